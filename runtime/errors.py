@@ -1,0 +1,33 @@
+"""Every failure that a caller of the runtime or the builder is expected to meet.
+
+One class for each thing a caller handles differently. A message says what was asked, what was found, and
+what to do. The command line prints it as one line and exits with status 2; nothing here knows of that.
+"""
+
+
+class AotError(Exception):
+    """Base of all expected failures."""
+
+
+class ArchiveError(AotError):
+    """An archive file cannot be trusted or read; `runtime.archive` names each way."""
+
+
+class RecordError(AotError):
+    """A function record is malformed or holds something this version does not know."""
+
+
+class ProgramError(AotError):
+    """A launch program cannot serve these extents: a guard failed, a loop ran away, a grid is out of range."""
+
+
+class ArgumentError(AotError):
+    """A caller's tensor or scalar does not fit the function's description."""
+
+
+class KernelMiss(AotError):
+    """The archive has no kernel for the request; the message names the nearest entries and why each was rejected."""
+
+
+class DeviceError(AotError):
+    """A driver call failed, or this GPU is not what the archive or the function was made for."""
