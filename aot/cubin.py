@@ -1,0 +1,104 @@
+"""What a cubin says of its kernels: symbols, registers, memory, and the layout of their parameters.
+
+A cubin is a 64-bit little-endian ELF file. Reads only sections of fixed meaning; knows nothing of code or launches.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from runtime.errors import AotError
+
+# Attributes of the .nv.info sections, as `cuobjdump -elf` names them.
+_FORMAT_SIZED = 4
+_REGCOUNT, _FRAME_SIZE, _PARAM_INFO = 0x2F, 0x11, 0x17
+
+
+class CubinError(AotError):
+    """A cubin that cannot be read."""
+
+
+@dataclass(frozen=True)
+class CubinKernel:
+    """One kernel: registers a thread, static shared memory and stack frame in bytes, and its parameters' sizes.
+
+    A frame that is not empty means that registers were spilled or an array went to local memory.
+    """
+
+    symbol: str
+    registers: int
+    shared_bytes: int
+    local_bytes: int
+    parameter_sizes: tuple[int, ...]
+
+
+def _text(table: bytes, offset: int) -> str:
+    return table[offset : table.index(b"\0", offset)].decode()
+
+
+def _attributes(section: bytes) -> list[tuple[int, bytes]]:
+    """The (attribute, payload) pairs of a .nv.info section."""
+    found, at = [], 0
+    while at < len(section):
+        form, attribute, size = struct.unpack_from("<BBH", section, at)
+        at += 4
+        if form == _FORMAT_SIZED:
+            found.append((attribute, section[at : at + size]))
+            at += size
+    return found
+
+
+def kernels(cubin: bytes) -> dict[str, CubinKernel]:
+    """The kernels of a cubin by symbol.
+
+    Raises:
+        CubinError: the bytes are no cubin.
+    """
+    try:
+        return _read(cubin)
+    except (struct.error, ValueError, IndexError, KeyError) as e:
+        raise CubinError(f"not a cubin that can be read: {e}") from e
+
+
+def _read(cubin: bytes) -> dict[str, CubinKernel]:
+    if cubin[:6] != b"\x7fELF\x02\x01":
+        raise CubinError("not a 64-bit little-endian ELF file")
+    header_offset = struct.unpack_from("<Q", cubin, 0x28)[0]
+    entry_size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, header_offset + i * entry_size) for i in range(count)]
+    # Of a section header: 0 name, 1 type (8 holds no bytes), 4 offset, 5 size, 6 link.
+    content = [cubin[h[4] : h[4] + h[5]] if h[1] != 8 else b"" for h in headers]
+    names = [_text(content[names_index], h[0]) for h in headers]
+    sections = dict(zip(names, content, strict=True))
+    sizes = {name: h[5] for name, h in zip(names, headers, strict=True)}
+    symbols = []
+    strings = content[headers[names.index(".symtab")][6]]
+    for at in range(0, len(sections[".symtab"]), 24):
+        name, info, _, _, _, _ = struct.unpack_from("<IBBHQQ", sections[".symtab"], at)
+        symbols.append((_text(strings, name), info & 15))
+    registers: dict[str, int] = {}
+    frames: dict[str, int] = {}
+    for attribute, payload in _attributes(sections.get(".nv.info", b"")):
+        if attribute in (_REGCOUNT, _FRAME_SIZE):
+            index, value = struct.unpack("<II", payload)
+            (registers if attribute == _REGCOUNT else frames)[symbols[index][0]] = value
+    found = {}
+    for symbol, kind in symbols:
+        if kind != 2 or f".nv.info.{symbol}" not in sections:  # 2 is a function
+            continue
+        parameters: dict[int, int] = {}
+        for attribute, payload in _attributes(sections[f".nv.info.{symbol}"]):
+            if attribute == _PARAM_INFO:
+                _, ordinal, _, word = struct.unpack("<IHHI", payload)
+                parameters[ordinal] = word >> 18
+        found[symbol] = CubinKernel(
+            symbol,
+            registers[symbol],
+            sizes.get(f".nv.shared.{symbol}", 0),
+            frames.get(symbol, 0),
+            tuple(parameters[i] for i in range(len(parameters))),
+        )
+    if not found:
+        raise CubinError("it holds no kernel")
+    return found

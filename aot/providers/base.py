@@ -1,0 +1,105 @@
+"""What a provider of kernels is.
+
+Knows nothing of any particular provider, and imports no compiler: `build` alone may, and runs in a worker process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from runtime.errors import AotError
+from runtime.signature import Signature
+
+from ..variants import Variant
+
+
+class ProviderError(AotError):
+    """A provider cannot make what a variant asks for, or the package it draws on is not the expected one."""
+
+
+@dataclass(frozen=True)
+class Buildable:
+    """What `cute.compile` needs for one variant, and the description of the arguments that the compiled function takes.
+
+    `function` is a `cute.jit` function and `arguments` the stand-ins to compile it with, in order. `tree` describes each argument
+    as a function record does, `symbols` each free extent and stride that the tree names.
+    """
+
+    function: Callable[..., None]
+    arguments: list[Any]
+    tree: list[dict[str, Any]]
+    symbols: dict[str, dict[str, int]]
+
+    @property
+    def argument_names(self) -> list[str]:
+        """The arguments' names, in order."""
+        return [node["name"] for node in self.tree]
+
+
+class Provider(Protocol):
+    """A source of kernels."""
+
+    name: str
+
+    def variants(self, target: str, signature: Signature) -> list[Variant]:
+        """Every legal GEMM variant for `signature` on `target`; cheap, and compiles nothing."""
+        ...
+
+    def functions(self, target: str) -> list[Variant]:
+        """Every legal variant for `target` that is not a GEMM; cheap, and compiles nothing."""
+        ...
+
+    def source_digest(self) -> str:
+        """SHA-256 over the sources and versions that decide what code a variant compiles to.
+
+        Covers neither the DSL nor its compiler: their versions are the compiler's to record.
+        """
+        ...
+
+    def build(self, variant: Variant) -> Buildable:
+        """Prepare `variant` for `cute.compile`. Called in a worker process that was told its architecture beforehand.
+
+        Raises:
+            ProviderError: the variant is illegal, or its kernel cannot be found.
+        """
+        ...
+
+
+def stand_ins(tree: list[dict[str, Any]], symbols: dict[str, dict[str, int]]) -> list[Any]:
+    """What to compile with for the arguments that `tree` describes: fake tensors and streams, and scalars of no matter what value.
+
+    Imports the DSL, so it belongs in a worker process.
+    """
+    import cutlass
+    from cutlass import cute
+    from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+    types = {"bf16": cutlass.BFloat16, "f16": cutlass.Float16, "f32": cutlass.Float32, "e4m3": cutlass.Float8E4M3FN}
+    free = {n: cute.sym_int(s["width"], divisibility=s["divisibility"], symbol=n) for n, s in symbols.items()}
+
+    def stand_in(node: dict[str, Any]) -> Any:
+        if node["kind"] == "tensor":
+            shape, strides = (tuple(free.get(e, e) for e in node[part]) for part in ("shape", "strides"))
+            return make_fake_tensor(types[node["dtype"]], shape, strides, assumed_align=node["alignment"])
+        if node["kind"] == "scalar":
+            return types[node["dtype"]](0)
+        if node["kind"] == "device":
+            return cutlass.Int32(1)
+        if node["kind"] == "stream":
+            return make_fake_stream()
+        raise ProviderError(f"no stand-in for an argument of kind {node['kind']!r}")
+
+    return [stand_in(node) for node in tree]
+
+
+def digest(items: Iterable[tuple[str, bytes]]) -> str:
+    """SHA-256 over named contents, in the order of their names; no content can pass for another's name."""
+    state = hashlib.sha256()
+    for name, content in sorted(items):
+        for part in (name.encode(), content):
+            state.update(len(part).to_bytes(8, "little"))
+            state.update(part)
+    return state.hexdigest()

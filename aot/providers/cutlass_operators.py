@@ -1,0 +1,272 @@
+"""GEMM kernels of NVIDIA's CUTLASS Operator API (nvidia-cutlass-operators).
+
+Finds the operator that a variant describes, and wraps it in a host function of our own: B as (N, K) rows as `torch.nn.Linear`
+stores it, every extent and leading stride free, and the number of clusters the device can hold as an argument. Enumerating
+imports nothing; only `build` imports the package, the DSL and torch. Nothing here asks for a GPU or touches the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from runtime.dtypes import DTYPES
+from runtime.signature import Signature
+
+from ..targets import TARGETS
+from ..variants import Variant, illegal, legal_variants
+from .base import Buildable, ProviderError, digest, stand_ins
+
+DISTRIBUTION = "nvidia-cutlass-operators"
+VERSION = "0.3.0"  # the version whose operators, arguments and limits were read
+
+# The operator class behind each family, and whether its kernel stores D with TMA.
+_OPERATORS = {
+    "sm80_tensorop": ("Sm80TensorOpGemmOperator", None),
+    "sm90_static_persistent": ("Sm90StaticPersistentGemmOperator", None),
+    "sm100_persistent": ("PersistentDenseGemmOperator", True),
+    "sm100_preferred_cluster": ("PersistentDenseGemmPreferredClusterOperator", True),
+    "sm100_tgv": ("TgvGemmOperator", False),
+}
+_SCHEDULERS = {
+    "clc": "CLCDynamicPersistentTileSchedulerMetadata",
+    "static": "StaticPersistentTileSchedulerMetadata",
+}
+_TORCH = {"bf16": "bfloat16", "f16": "float16", "e4m3": "float8_e4m3fn", "f32": "float32"}
+_ALIGNMENT_BYTES = 16
+
+
+class CutlassOperators:
+    """The dense GEMMs of the Operator API that need no scales, metadata or fused epilogue."""
+
+    name = "cutlass_operators"
+
+    def variants(self, target: str, signature: Signature) -> list[Variant]:
+        """Every legal GEMM variant for `signature` on `target`."""
+        return legal_variants(self.name, target, signature)
+
+    def functions(self, target: str) -> list[Variant]:
+        """None: the operators used here are GEMMs."""
+        return []
+
+    def source_digest(self) -> str:
+        """SHA-256 over this provider and the installed package's Python sources and version."""
+        found = metadata.distribution(DISTRIBUTION)
+        sources = [f for f in found.files or () if f.suffix == ".py"]
+        if not sources:
+            raise ProviderError(f"{DISTRIBUTION} {found.version} lists no sources; install it from its wheel")
+        items = [(f"installed/{f.as_posix()}", Path(str(f.locate())).read_bytes()) for f in sources]
+        items += [(f"provider/{p.name}", p.read_bytes()) for p in (Path(__file__), Path(inspect.getfile(digest)))]
+        return digest([*items, ("version", found.version.encode())])
+
+    def build(self, variant: Variant) -> Buildable:
+        """Prepare `variant` for `cute.compile`.
+
+        Raises:
+            ProviderError: the variant is illegal, or the installed package has no such operator.
+        """
+        if reason := illegal(variant):
+            raise ProviderError(f"cannot build {variant.name()}: {reason}")
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode():
+            args = _gemm_arguments(torch, variant)
+            operator = _find(variant, args)
+            if variant.family == "sm80_tensorop":
+                _set_tile(operator.impl, variant)
+            entry, values = _capture(operator, args, variant)
+        return _wrap(variant, entry, values, args)
+
+
+def _gemm_arguments(torch: Any, variant: Variant) -> Any:
+    """Operator API arguments of some extents that every variant accepts; the compiled kernel keeps none of them."""
+    import cutlass.operators as ops
+
+    a, b, d = (getattr(torch, _TORCH[t]) for t in (variant.a, variant.b, variant.d))
+    batch = (2,) if variant.batched else ()
+    m, n, k = 256, 512, 1024
+    return ops.GemmArguments(
+        A=torch.empty((*batch, m, k), dtype=a),
+        B=torch.empty((*batch, n, k), dtype=b).transpose(-1, -2),
+        out=torch.empty((*batch, m, n), dtype=d),
+        accumulator_type=getattr(torch, _TORCH[variant.accumulator]),
+    )
+
+
+def _find(variant: Variant, args: Any) -> Any:
+    """The one operator whose metadata says what `variant` says."""
+    import cutlass.operators as ops
+
+    installed = metadata.version(DISTRIBUTION)
+    if installed != VERSION:
+        raise ProviderError(f"{DISTRIBUTION} {installed} is installed, this provider was made for {VERSION}")
+    found = ops.get_operators(
+        args, metadata_filter=lambda m: _describes(m, variant), target_sm=variant.target.removeprefix("sm_")
+    )
+    if len(found) != 1:
+        names = [o.metadata.operator_name for o in found]
+        raise ProviderError(f"{DISTRIBUTION} {installed} has {len(found)} operators for {variant.name()}: {names}")
+    return found[0]
+
+
+def _describes(operator: Any, variant: Variant) -> bool:
+    """Whether operator metadata says what `variant` says, field by field."""
+    class_name, tma_store = _OPERATORS[variant.family]
+    design, options = operator.design, variant.options
+    tile = tuple(options[f"tile_{mode}"] for mode in "mnk")
+    if variant.family == "sm100_tgv":  # swap-AB: its first extent tiles the weights
+        tile = (tile[1], tile[0], tile[2])
+    if (
+        variant.family == "sm90_static_persistent"
+    ):  # its metadata says 64 for every type; the kernel derives the real one
+        tile = (*tile[:2], 64)
+    scheduler = _SCHEDULERS.get(str(options.get("scheduler")))
+    return (
+        operator.operator_class.__name__ == class_name
+        and design.tile_shape == tile
+        and design.cluster_shape == (options.get("cluster_m", 1), options.get("cluster_n", 1), 1)
+        and design.num_smem_stages == options.get("stages")
+        and getattr(design, "use_tma_store", None) == tma_store
+        and getattr(design, "use_2cta_mma", None) == options.get("two_cta", None if tma_store is None else False)
+        and getattr(design, "fallback_cluster_shape", None)
+        == ((options["fallback_m"], options["fallback_n"], 1) if "fallback_m" in options else None)
+        and (type(design.tile_scheduler).__name__ if getattr(design, "tile_scheduler", None) else None) == scheduler
+    )
+
+
+def _set_tile(kernel: Any, variant: Variant) -> None:
+    """Give an sm80 kernel the tile that its operator states: the operator's constructor drops it, and 128x128x32 results.
+
+    The kernel derives everything else from these attributes when it is traced.
+    """
+    tile = tuple(variant.integer(f"tile_{mode}") for mode in "mnk")
+    if kernel.cta_tiler != (128, 128, 32) or kernel.num_stages != variant.integer("stages"):
+        raise ProviderError(f"the sm80 kernel has an unexpected tile {kernel.cta_tiler}; expected 128x128x32")
+    kernel.cta_tiler = tile
+    kernel.bM, kernel.bN, kernel.bK = tile
+
+
+class _MaxActiveClusters(int):
+    """What the stand-in for the device answered, so that it can be found among an operator's compile arguments."""
+
+    cluster_size: int
+
+
+class _HardwareInfo:
+    """Stands in for `cutlass.utils.HardwareInfo`: answers for a target, with no driver."""
+
+    def __init__(self, multiprocessors: int) -> None:
+        self._multiprocessors = multiprocessors
+
+    def get_max_active_clusters(self, cluster_size: int) -> int:
+        """An estimate; compiled code takes the number as an argument and does not keep this one."""
+        answer = _MaxActiveClusters(self._multiprocessors // cluster_size)
+        answer.cluster_size = cluster_size
+        return answer
+
+
+@contextlib.contextmanager
+def _device_of(target: str) -> Iterator[None]:
+    """Answer questions about the device for `target`, in this process, for as long as the context lasts."""
+    import cutlass.utils
+
+    real = cutlass.utils.HardwareInfo
+    cutlass.utils.HardwareInfo = lambda *_: _HardwareInfo(TARGETS[target].multiprocessors)
+    try:
+        yield
+    finally:
+        cutlass.utils.HardwareInfo = real
+
+
+def _capture(operator: Any, args: Any, variant: Variant) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """The function and the argument values that `operator` would compile, taken just before it does."""
+    captured: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+
+    def cute_compile(entry: Callable[..., None], *values: Any, target_sm: Any = None) -> None:
+        captured.append((entry, values))
+
+    operator.cute_compile = cute_compile
+    with _device_of(variant.target):
+        operator.compile(args, target_sm=variant.target.removeprefix("sm_"))
+    if len(captured) != 1:
+        raise ProviderError(f"the operator for {variant.name()} compiles {len(captured)} functions, expected one")
+    return captured[0]
+
+
+def _wrap(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...], args: Any) -> Buildable:
+    """A host function over A (M, K), B (N, K), D (M, N), the device's cluster counts and a stream, calling `entry`."""
+    from cutlass import cute
+    from cutlass.cute.runtime import make_fake_stream
+
+    tensors = {id(args.A.tensor): "a", id(args.B.tensor): "b", id(args.out.tensor): "d"}
+    stream_type = type(make_fake_stream())
+    roles: list[str | None] = []
+    clusters: list[dict[str, Any]] = []
+    for value in values:
+        if id(value) in tensors:
+            roles.append(tensors[id(value)])
+        elif isinstance(value, _MaxActiveClusters):
+            roles.append(f"max_active_clusters_{value.cluster_size}")
+            clusters.append({
+                "kind": "device", "name": roles[-1], "property": "max_active_clusters", "cluster_size": value.cluster_size,
+            })  # fmt: skip
+        elif isinstance(value, stream_type):
+            roles.append("stream")
+        else:
+            roles.append(None)
+    if sorted(r for r in roles if r in ("a", "b", "d", "stream")) != ["a", "b", "d", "stream"]:
+        raise ProviderError(f"the operator for {variant.name()} takes unexpected arguments: {roles}")
+
+    symbols, tree = _tensors(variant)
+    tree += [*clusters, {"kind": "stream", "name": "stream"}]
+
+    def call(a: Any, b: Any, d: Any, stream: Any, counts: tuple[Any, ...]) -> None:
+        modes = [1, 0] if not variant.batched else [0, 2, 1]
+        b_as_k_by_n = cute.make_tensor(b.iterator, cute.select(b.layout, modes))
+        given = {"a": a, "b": b_as_k_by_n, "d": d, "stream": stream}
+        given |= {node["name"]: count for node, count in zip(clusters, counts, strict=True)}
+        entry(*(given[role] if role else value for role, value in zip(roles, values, strict=True)))
+
+    # The DSL reads a function's own parameters, so there is one function for each number of cluster counts.
+    @cute.jit
+    def gemm(a: Any, b: Any, d: Any, stream: Any) -> None:
+        call(a, b, d, stream, ())
+
+    @cute.jit
+    def gemm_clusters(a: Any, b: Any, d: Any, count: Any, stream: Any) -> None:
+        call(a, b, d, stream, (count,))
+
+    @cute.jit
+    def gemm_two_clusters(a: Any, b: Any, d: Any, count: Any, fallback_count: Any, stream: Any) -> None:
+        call(a, b, d, stream, (count, fallback_count))
+
+    function = (gemm, gemm_clusters, gemm_two_clusters)[len(clusters)]
+    return Buildable(function, stand_ins(tree, symbols), tree, symbols)
+
+
+def _tensors(variant: Variant) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]]]:
+    """The symbols of A, B and D, and their argument nodes."""
+    a, b, d = (_ALIGNMENT_BYTES // DTYPES[t].bytes for t in (variant.a, variant.b, variant.d))
+    extents = {"m": 1, "n": d, "k": max(a, b)}
+    symbols = {name: {"width": 32, "divisibility": divisibility} for name, divisibility in extents.items()}
+    if variant.batched:
+        symbols["l"] = {"width": 32, "divisibility": 1}
+    tree = []
+    for name, dtype, shape, divisibility in (
+        ("a", variant.a, ["m", "k"], a),
+        ("b", variant.b, ["n", "k"], b),
+        ("d", variant.d, ["m", "n"], d),
+    ):
+        strides: list[Any] = [f"ld{name}", 1]
+        if variant.batched:
+            shape, strides = ["l", *shape], [f"batch_stride_{name}", *strides]
+        symbols |= {s: {"width": 64, "divisibility": divisibility} for s in strides[:-1]}
+        tree.append({
+            "kind": "tensor", "name": name, "dtype": dtype, "shape": shape, "strides": strides, "alignment": _ALIGNMENT_BYTES,
+        })  # fmt: skip
+    return symbols, tree

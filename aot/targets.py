@@ -1,0 +1,52 @@
+"""The GPUs that kernels are compiled for, and the few numbers of them that kernels and rankings depend on.
+
+Knows nothing of kernels or providers. A target's name is the architecture that CuTe DSL compiles for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.errors import AotError
+
+
+@dataclass(frozen=True)
+class Target:
+    """One architecture to compile for.
+
+    `serves` lists the compute capabilities its cubins load on. `multiprocessors` is that of the common GPU: it orders
+    candidates and stands in for a device where a provider asks for one, and never reaches a kernel. `shared_bytes_per_block`
+    is the most shared memory a block may opt in to on every GPU that the target serves.
+    """
+
+    name: str
+    compute_capability: tuple[int, int]
+    serves: tuple[tuple[int, int], ...]
+    multiprocessors: int
+    shared_bytes_per_block: int
+
+
+# Shared memory: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": 163 KB on 8.0, 99 KB on 8.6, 8.9
+# and 12.0, 227 KB on 9.0, 10.0 and 10.3. A cubin for sm_80 also loads on 8.6 and 8.9, so the smaller limit holds for it.
+TARGETS = {
+    t.name: t
+    for t in (
+        Target("sm_80", (8, 0), ((8, 0), (8, 6), (8, 9)), 108, 99 << 10),  # A100 (Ampere whitepaper, table 1)
+        Target("sm_90a", (9, 0), ((9, 0),), 132, 227 << 10),  # H100 and H200 SXM5 (Hopper whitepaper, table 1)
+        Target("sm_100a", (10, 0), ((10, 0),), 148, 227 << 10),  # B200, as its driver reports
+        Target("sm_103a", (10, 3), ((10, 3),), 148, 227 << 10),  # B300 SXM6, as its driver reports; GB300 has more
+        Target("sm_120a", (12, 0), ((12, 0),), 170, 99 << 10),  # RTX 5090 (RTX Blackwell whitepaper, table 1)
+    )
+}
+
+
+def target(name: str) -> Target:
+    """The target called `name`.
+
+    Raises:
+        AotError: there is none.
+    """
+    try:
+        return TARGETS[name]
+    except KeyError:
+        raise AotError(f"unknown target {name!r}; the targets are {', '.join(TARGETS)}") from None

@@ -1,0 +1,566 @@
+"""The archive file, reading side: named blobs in compressed blocks, trusted only after they are checked.
+
+`docs/format.md` gives the layout and what it promises. Nothing here knows what a record, a cubin or a table means,
+and nothing that a file holds is ever executed. Digests prove integrity, not origin: whoever can write a file can
+also sign it, so a server opens only archives that it has reason to trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import stat
+import struct
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from itertools import accumulate, chain, repeat
+from types import MappingProxyType, TracebackType
+from typing import Any, NamedTuple
+
+import zstandard
+
+from . import canonical
+from .errors import ArchiveError
+
+MAGIC = b"CUTEAOT\0"
+FORMAT_VERSION = 1
+# magic, format version, index raw length, index offset, index length, SHA-256 of the index as stored
+HEADER = struct.Struct("<8sIIQQ32s")
+MAX_INDEX_RAW_BYTES = 64 << 20  # about 250,000 functions
+MAX_BLOCK_RAW_BYTES = 64 << 20
+CACHE_BYTES = 16 << 20  # eight blocks of the size that `aot.pack` writes
+RECORDS, TABLES = "records", "tables"
+MAX_NAME_LENGTH = 255
+TARGET = re.compile(r"sm_[0-9]{2,3}[a-z]?")
+
+_INDEX_KEYS = {"blocks", "functions", "tables"}
+_BLOCK_KEYS = {"blob_lengths", "blob_sha256s", "kind", "length", "sha256"}
+
+
+class FileUnreadable(ArchiveError):
+    """The file is missing, is not a regular file, or the system will not let it be read."""
+
+
+class NotAnArchive(ArchiveError):
+    """The file does not begin as archives do."""
+
+
+class UnsupportedVersion(ArchiveError):
+    """An archive of a format version that this reader does not know."""
+
+
+class Truncated(ArchiveError):
+    """The file ends before the header says it does."""
+
+
+class TrailingData(ArchiveError):
+    """The file goes on after the header says it ends."""
+
+
+class DigestMismatch(ArchiveError):
+    """Bytes that differ from what their SHA-256 was taken of."""
+
+
+class IndexMalformed(ArchiveError):
+    """The index is intact but breaks a rule of the format."""
+
+
+class BlockMalformed(ArchiveError):
+    """A block is intact but does not decompress to exactly what the index declares."""
+
+
+class DocumentMalformed(ArchiveError):
+    """A record or table is intact but is not the canonical JSON object that the index promises."""
+
+
+class SizeLimitExceeded(ArchiveError):
+    """A declared size above what this reader will allocate."""
+
+
+class UnknownEntry(ArchiveError):
+    """The archive holds no function or table of the name asked for."""
+
+
+class ArchiveClosed(ArchiveError):
+    """The archive was closed before this read."""
+
+
+class FunctionEntry(NamedTuple):
+    """A function's place in the index; `record` and `cubin` are numbers of blobs."""
+
+    name: str
+    target: str
+    record: int
+    cubin: int
+
+
+class Block(NamedTuple):
+    """A compressed block: `kind` is "records", "tables" or the target of its cubins; sizes in bytes."""
+
+    kind: str
+    offset: int
+    length: int
+    raw_length: int
+    sha256: str
+
+
+class Blob(NamedTuple):
+    """A blob: `offset` counts from the start of its decompressed block; sizes in bytes."""
+
+    sha256: str
+    length: int
+    block: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the blocks of one kind hold: `raw` bytes before compression, `stored` bytes in the file."""
+
+    blobs: int
+    raw: int
+    stored: int
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding of `Archive.verify`: what was looked at, whether it holds, and what was found."""
+
+    subject: str
+    ok: bool
+    detail: str
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` can name a function or a table: printable ASCII without spaces, 1 to 255 characters."""
+    return 0 < len(text) <= MAX_NAME_LENGTH and text.isascii() and text.isprintable() and " " not in text
+
+
+class Archive:
+    """An open archive. All methods may be called from any thread.
+
+    Opening reads the header and the index alone; a block is read, checked and decompressed when one of its blobs is
+    first asked for. A file replaced by rename stays readable here as it was; one cut short in place gives
+    `Truncated`, never a signal.
+    """
+
+    def __init__(self, file: io.FileIO, path: str) -> None:
+        """Read the header and index of `file`; `Archive.open` is the way in."""
+        self.path = path
+        self._file = file
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[int, bytes] = OrderedDict()
+        self._cached_bytes = 0
+        self.file_bytes = os.fstat(file.fileno()).st_size
+        self.digest, offset, raw_length, data = self._read_header()
+        try:
+            index = _parse_index(canonical.loads(_decompress(data, raw_length)), offset)
+        except ValueError as error:
+            raise IndexMalformed(f"{path}: the index: {error}; build the archive again") from None
+        except SizeLimitExceeded as error:
+            raise SizeLimitExceeded(f"{path}: {error}") from None
+        self.blocks = tuple(index.blocks)
+        self._blobs = index.blobs
+        self.functions: Mapping[str, FunctionEntry] = MappingProxyType(index.functions)
+        self.tables: Mapping[str, int] = MappingProxyType(index.tables)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Archive:
+        """Open the archive at `path`.
+
+        Raises:
+            ArchiveError: one of the subclasses in this module, which names the file and what is wrong with it.
+        """
+        name = os.fspath(path)
+        try:
+            file = open(name, "rb", buffering=0, opener=_open_without_waiting)  # noqa: SIM115
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise FileUnreadable(f"{name}: cannot be opened ({reason}); check the path and its permissions") from None
+        try:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise FileUnreadable(f"{name}: is not a regular file; give the path of an .aot file")
+            return cls(file, name)
+        except BaseException:
+            file.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file; what was read stays valid, the next read raises `ArchiveClosed`."""
+        with self._lock:
+            self._file.close()
+            self._cache.clear()
+            self._cached_bytes = 0
+
+    def __enter__(self) -> Archive:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The targets that have cubins here, sorted."""
+        return tuple(sorted({block.kind for block in self.blocks} - {RECORDS, TABLES}))
+
+    def sizes(self) -> dict[str, Size]:
+        """Sizes by kind of block: "records", "tables" and each target, sorted."""
+        counts = Counter(block for _, _, block, _ in self._blobs)
+        sizes = {kind: Size(0, 0, 0) for kind in sorted({block.kind for block in self.blocks})}
+        for number, block in enumerate(self.blocks):
+            blobs, raw, stored = astuple(sizes[block.kind])
+            sizes[block.kind] = Size(blobs + counts[number], raw + block.raw_length, stored + block.length)
+        return sizes
+
+    def entry(self, name: str) -> FunctionEntry:
+        """The index entry of function `name`.
+
+        Raises:
+            UnknownEntry: there is none.
+        """
+        try:
+            return self.functions[name]
+        except KeyError:
+            raise UnknownEntry(
+                f"{self.path}: has no function {name!r} among its {len(self.functions)}; `aot ls` lists them"
+            ) from None
+
+    def blob_entry(self, number: int) -> Blob:
+        """Where blob `number` is, and its digest."""
+        return Blob._make(self._blobs[number])
+
+    def record_bytes(self, name: str) -> bytes:
+        """The record of function `name` as stored, its digest checked; `record` also checks what it says."""
+        return self.blob(self.entry(name).record)
+
+    def record(self, name: str) -> dict[str, Any]:
+        """The record of function `name`: a JSON object whose name, target and cubin agree with the index."""
+        entry = self.entry(name)
+        return self._parse_record(entry, self.blob(entry.record))
+
+    def cubin(self, name: str) -> bytes:
+        """The cubin of function `name`, its digest checked."""
+        return self.blob(self.entry(name).cubin)
+
+    def table(self, name: str) -> dict[str, Any]:
+        """The table `name`, a JSON object.
+
+        Raises:
+            UnknownEntry: there is none.
+        """
+        if name not in self.tables:
+            held = ", ".join(self.tables) or "no table at all"
+            raise UnknownEntry(f"{self.path}: has no table {name!r}; it holds {held}")
+        return self._parse_object(f"table {name}", self.blob(self.tables[name]))
+
+    def blob(self, number: int) -> bytes:
+        """Blob `number`, its digest checked."""
+        blob = self.blob_entry(number)
+        with self._lock:
+            raw = self._cache.get(blob.block)
+            if raw is None:
+                raw = self._read_block(blob.block)
+                self._remember(blob.block, raw)
+            else:
+                self._cache.move_to_end(blob.block)
+        return self._extract(number, raw)
+
+    def verify(self) -> list[Check]:
+        """Read and check everything: each block, each blob, each function's record, each table."""
+        checks: list[Check] = []
+        documents = {entry.record: entry for entry in self.functions.values()}
+        tables: dict[int, list[str]] = {}
+        for name, number in self.tables.items():
+            tables.setdefault(number, []).append(name)
+        held: list[list[int]] = [[] for _ in self.blocks]
+        for number, (_, _, index, _) in enumerate(self._blobs):
+            held[index].append(number)
+        for index, block in enumerate(self.blocks):
+            subject = f"block {index} ({block.kind})"
+            try:
+                with self._lock:
+                    raw = self._read_block(index)
+                checks.append(Check(subject, True, f"{block.length} bytes, {block.raw_length} decompressed"))
+            except ArchiveClosed:
+                raise
+            except ArchiveError as error:
+                checks.append(Check(subject, False, str(error)))
+                raw = None
+            for number in held[index]:
+                data = self._verify_blob(number, raw, checks)
+                if number in documents:
+                    self._verify_document(documents[number], data, checks)
+                for name in tables.get(number, ()):
+                    self._verify_document(name, data, checks)
+        return checks
+
+    def _verify_blob(self, number: int, raw: bytes | None, checks: list[Check]) -> bytes | None:
+        blob = self.blob_entry(number)
+        subject = f"blob {number} ({self.blocks[blob.block].kind})"
+        if raw is None:
+            checks.append(Check(subject, False, f"block {blob.block} cannot be read"))
+            return None
+        try:
+            data = self._extract(number, raw)
+        except ArchiveError as error:
+            checks.append(Check(subject, False, str(error)))
+            return None
+        checks.append(Check(subject, True, f"{blob.length} bytes, sha256 {blob.sha256}"))
+        return data
+
+    def _verify_document(self, of: FunctionEntry | str, data: bytes | None, checks: list[Check]) -> None:
+        subject = f"table {of}" if isinstance(of, str) else f"record {of.name}"
+        if data is None:
+            checks.append(Check(subject, False, "its blob cannot be read"))
+            return
+        try:
+            obj = self._parse_object(subject, data) if isinstance(of, str) else self._parse_record(of, data)
+        except ArchiveError as error:
+            checks.append(Check(subject, False, str(error)))
+        else:
+            checks.append(Check(subject, True, f"a JSON object of {len(obj)} fields"))
+
+    def _parse_object(self, subject: str, data: bytes) -> dict[str, Any]:
+        try:
+            obj = canonical.loads(data)
+        except ValueError as error:
+            raise DocumentMalformed(f"{self.path}: {subject}: {error}; build the archive again") from None
+        if not isinstance(obj, dict):
+            raise DocumentMalformed(
+                f"{self.path}: {subject} is a JSON {type(obj).__name__}, not an object; build the archive again"
+            )
+        return obj
+
+    def _parse_record(self, entry: FunctionEntry, data: bytes) -> dict[str, Any]:
+        obj = self._parse_object(f"record {entry.name}", data)
+        expected = {"name": entry.name, "target": entry.target, "cubin": self.blob_entry(entry.cubin).sha256}
+        for key, value in expected.items():
+            if obj.get(key) != value:
+                raise DocumentMalformed(
+                    f"{self.path}: record {entry.name}: its {key} is {obj.get(key)!r} where the index has {value!r}; "
+                    "build the archive again"
+                )
+        return obj
+
+    def _extract(self, number: int, raw: bytes) -> bytes:
+        blob = self.blob_entry(number)
+        data = raw[blob.offset : blob.offset + blob.length]
+        found = hashlib.sha256(data).hexdigest()
+        if found != blob.sha256:
+            raise DigestMismatch(
+                f"{self.path}: blob {number} has SHA-256 {found}, the index has {blob.sha256}; build the archive again"
+            )
+        return data
+
+    def _read_block(self, index: int) -> bytes:
+        """Read, check and decompress one block; the caller holds the lock."""
+        block = self.blocks[index]
+        data = self._read(block.offset, block.length)
+        found = hashlib.sha256(data).hexdigest()
+        if found != block.sha256:
+            raise DigestMismatch(
+                f"{self.path}: block {index} has SHA-256 {found}, the index has {block.sha256}; copy the file again"
+            )
+        try:
+            return _decompress(data, block.raw_length)
+        except ValueError as error:
+            raise BlockMalformed(f"{self.path}: block {index}: {error}; build the archive again") from None
+
+    def _remember(self, index: int, raw: bytes) -> None:
+        if len(raw) > CACHE_BYTES:
+            return
+        self._cache[index] = raw
+        self._cached_bytes += len(raw)
+        while self._cached_bytes > CACHE_BYTES:
+            self._cached_bytes -= len(self._cache.popitem(last=False)[1])
+
+    def _read(self, offset: int, length: int) -> bytes:
+        """Read by position, not by memory map: a file cut short in place must not kill the process."""
+        if self._file.closed:
+            raise ArchiveClosed(f"{self.path}: was closed; open it again")
+        parts, end = [], offset + length
+        try:
+            while offset < end:
+                part = os.pread(self._file.fileno(), end - offset, offset)
+                if not part:
+                    raise Truncated(f"{self.path}: was cut short after it was opened, before byte {end}; copy it again")parts.append(part)
+                offset += len(part)
+        except OSError as error:
+            raise FileUnreadable(f"{self.path}: cannot be read ({error.strerror}); check the file system") from None
+        return b"".join(parts)
+
+    def _read_header(self) -> tuple[str, int, int, bytes]:
+        """The digest, offset, raw length and stored bytes of the index."""
+        path, size = self.path, self.file_bytes
+        head = self._read(0, min(size, HEADER.size))
+        if not MAGIC.startswith(head[: len(MAGIC)]):
+            raise NotAnArchive(f"{path}: begins with {head[: len(MAGIC)]!r}, not {MAGIC!r}; it is not an .aot file")
+        if size < HEADER.size:
+            raise Truncated(f"{path}: has {size} bytes, less than a header of {HEADER.size}; copy it again")
+        _, version, raw_length, offset, length, digest = HEADER.unpack(head)
+        if version != FORMAT_VERSION:
+            raise UnsupportedVersion(
+                f"{path}: has format version {version}, this cute-aot reads {FORMAT_VERSION}; "
+                "install the cute-aot that wrote it, or build the archive again"
+            )
+        if max(raw_length, length) > MAX_INDEX_RAW_BYTES:
+            raise SizeLimitExceeded(
+                f"{path}: declares an index of {max(raw_length, length)} bytes, the limit is {MAX_INDEX_RAW_BYTES}; "
+                "split the archive"
+            )
+        if size < offset + length:
+            raise Truncated(f"{path}: has {size} bytes, its header promises {offset + length}; copy it again")
+        if size > offset + length:
+            raise TrailingData(f"{path}: has {size} bytes, its header promises {offset + length}; copy it again")
+        data = self._read(offset, length)
+        if hashlib.sha256(data).digest() != digest:
+            raise DigestMismatch(f"{path}: the index does not match its SHA-256; copy the file again")
+        return digest.hex(), offset, raw_length, data
+
+
+class _Index(NamedTuple):
+    # Blobs are the fields of `Blob` as plain tuples: making 2,000 of the class would take a tenth of the time to open.
+    blocks: list[Block]
+    blobs: list[tuple[str, int, int, int]]
+    functions: dict[str, FunctionEntry]
+    tables: dict[str, int]
+
+
+def _parse_index(obj: Any, index_offset: int) -> _Index:
+    """Check every rule of the index that does not need the blocks themselves; a broken one is a ValueError.
+
+    Digests are checked a list at a time, not one by one: this runs at the start of every server.
+    """
+    if type(obj) is not dict or obj.keys() != _INDEX_KEYS:
+        raise ValueError(f"it must be an object with exactly the keys {sorted(_INDEX_KEYS)}")
+    blocks, blobs = _parse_blocks(obj["blocks"])
+    end = HEADER.size + sum(block.length for block in blocks)
+    if end != index_offset:
+        raise ValueError(f"its blocks end at byte {end}, but it begins at byte {index_offset}")
+    kinds = [blocks[block].kind for _, _, block, _ in blobs]
+    functions = _parse_functions(obj["functions"], kinds)
+    tables = _parse_tables(obj["tables"], kinds)
+    used = {entry.record for entry in functions.values()}
+    if len(used) != len(functions):
+        raise ValueError("two functions share a record")
+    used.update(entry.cubin for entry in functions.values())
+    used.update(tables.values())
+    if len(used) != len(blobs):
+        raise ValueError(f"nothing uses blob {min(set(range(len(blobs))) - used)}")
+    return _Index(blocks, blobs, functions, tables)
+
+
+def _parse_blocks(rows: Any) -> tuple[list[Block], list[tuple[str, int, int, int]]]:
+    if type(rows) is not list:
+        raise ValueError("its blocks must be a list")
+    blocks: list[Block] = []
+    blobs: list[tuple[str, int, int, int]] = []
+    seen: dict[str, set[str]] = {}
+    offset = HEADER.size
+    for number, row in enumerate(rows):
+        if type(row) is not dict or row.keys() != _BLOCK_KEYS:
+            raise ValueError(f"block {number} must be an object with exactly the keys {sorted(_BLOCK_KEYS)}")
+        kind, length, digest = row["kind"], row["length"], row["sha256"]
+        sizes, digests = row["blob_lengths"], row["blob_sha256s"]
+        if type(kind) is not str or not (kind in (RECORDS, TABLES) or TARGET.fullmatch(kind)):
+            raise ValueError(f"block {number} has kind {kind!r}")
+        if not _are_lengths([length]):
+            raise ValueError(f"block {number} has length {length!r}")
+        if not _are_digests([digest]):
+            raise ValueError(f"block {number} has SHA-256 {digest!r}")
+        if not _are_lengths(sizes):
+            raise ValueError(f"block {number} must list the length of each of its blobs, at least 1")
+        if not _are_digests(digests) or len(digests) != len(sizes):
+            raise ValueError(f"block {number} must list the SHA-256 of each of its blobs")
+        raw_length = sum(sizes)
+        if max(raw_length, length) > MAX_BLOCK_RAW_BYTES:
+            raise SizeLimitExceeded(
+                f"block {number} declares {max(raw_length, length)} bytes, the limit is {MAX_BLOCK_RAW_BYTES}; "
+                "build the archive again"
+            )
+        before = seen.setdefault(kind, set())
+        expected = len(before) + len(digests)
+        before.update(digests)
+        if len(before) != expected:
+            raise ValueError(f"block {number} holds a blob that its kind has already")
+        blobs.extend(zip(digests, sizes, repeat(number), accumulate(sizes, initial=0)))  # `sizes` ends it
+        blocks.append(Block(kind, offset, length, raw_length, digest))
+        offset += length
+    return blocks, blobs
+
+
+def _are_lengths(values: Any) -> bool:
+    return type(values) is list and set(map(type, values)) == {int} and min(values) >= 1
+
+
+def _are_digests(values: Any) -> bool:
+    if type(values) is not list or set(map(type, values)) != {str} or set(map(len, values)) != {64}:
+        return False
+    text = "".join(values)
+    try:
+        return bytes.fromhex(text).hex() == text  # six times as fast as a regular expression
+    except ValueError:
+        return False
+
+
+def _parse_functions(rows: Any, kinds: list[str]) -> dict[str, FunctionEntry]:
+    if type(rows) is not dict:
+        raise ValueError("its functions must be an object")
+    pairs = rows.values()
+    if set(map(type, pairs)) - {list} or set(map(len, pairs)) - {2}:
+        raise ValueError("each of its functions must be [record, cubin], two numbers of blobs")
+    _require_blobs("a function", list(chain.from_iterable(pairs)), len(kinds))
+    functions: dict[str, FunctionEntry] = {}
+    for name, (record, cubin) in rows.items():
+        if not is_name(name):
+            raise ValueError(f"{name!r} cannot name a function")
+        target = kinds[cubin]
+        if kinds[record] != RECORDS:
+            raise ValueError(f"function {name!r} has its record in blob {record}, which is of kind {kinds[record]!r}")
+        if target in (RECORDS, TABLES):
+            raise ValueError(f"function {name!r} has its cubin in blob {cubin}, which is of kind {target!r}")
+        functions[name] = FunctionEntry(name, target, record, cubin)
+    return functions
+
+
+def _parse_tables(rows: Any, kinds: list[str]) -> dict[str, int]:
+    if type(rows) is not dict:
+        raise ValueError("its tables must be an object")
+    _require_blobs("a table", list(rows.values()), len(kinds))
+    for name, number in rows.items():
+        if not is_name(name):
+            raise ValueError(f"{name!r} cannot name a table")
+        if kinds[number] != TABLES:
+            raise ValueError(f"table {name!r} is in blob {number}, which is of kind {kinds[number]!r}")
+    return rows
+
+
+def _require_blobs(user: str, numbers: list[Any], count: int) -> None:
+    if set(map(type, numbers)) - {int}:
+        raise ValueError(f"{user} gives something other than an integer as the number of a blob")
+    if numbers and not 0 <= min(numbers) <= max(numbers) < count:
+        raise ValueError(f"{user} gives a number of a blob outside 0 to {count - 1}")
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a named pipe would wait for a writer
+
+
+def _decompress(data: bytes, raw_length: int) -> bytes:
+    """Decompress one zstd frame that says it holds `raw_length` bytes and does; anything else is a ValueError."""
+    try:
+        frame = zstandard.get_frame_parameters(data)
+        if frame.content_size != raw_length or frame.dict_id:
+            raise ValueError(f"its zstd frame declares {frame.content_size} bytes, the archive {raw_length}")
+        raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=raw_length, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"it does not decompress ({error})") from None
+    if len(raw) != raw_length:
+        raise ValueError(f"it decompresses to {len(raw)} bytes, not {raw_length}")
+    return raw

@@ -1,0 +1,257 @@
+"""Launch programs: data that turns extents, strides and scalars into kernel launches.
+
+A program is what remains of a compiled function's host code: grid, block, cluster, shared memory, launch
+attributes and the bytes of every kernel parameter (TMA descriptors included), as integer arithmetic
+(`runtime.arithmetic`) over the function's inputs. Pointers are no inputs of that arithmetic: they appear only as
+*slots*, 8-byte places in the parameters, so that a plan made once for a shape serves every set of pointers.
+
+Knows nothing of tensors, GEMMs, archives or the driver.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .arithmetic import WIDTHS, NodeReader, Poison, Step, Values, exact_fields, exact_list, fail, is_int, signed
+from .errors import ProgramError
+
+# Kernel parameters: at most 32,764 bytes on compute capability 7.0 and later (CUDA C++ programming guide, 10.1).
+MAX_PARAMETER_BYTES = 32_764
+MAX_GRID = (2**31 - 1, 65_535, 65_535)
+MAX_BLOCK_THREADS = 1_024
+# The most a block may opt in to on any GPU so far is 227 KiB; anything above 256 KiB is a damaged record.
+MAX_SHARED_BYTES = 256 * 1024
+
+# Launch attributes by their CUlaunchAttributeID, with the number of 32-bit words of their value.
+COOPERATIVE, CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION, PREFERRED_CLUSTER_DIMENSION = 2, 4, 6, 11
+ATTRIBUTE_WORDS = {
+    COOPERATIVE: 1,
+    CLUSTER_DIMENSION: 3,
+    PROGRAMMATIC_STREAM_SERIALIZATION: 1,
+    PREFERRED_CLUSTER_DIMENSION: 3,
+}
+
+# A TMA descriptor's first word holds address bits 4 to 56: ((p >> 4) & (2^53 - 1)) << 4.
+_TMA_ADDRESS_MASK = ((1 << 53) - 1) << 4
+_MASK_64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Eight bytes at `offset` of a launch's parameter buffer that hold a pointer.
+
+    `tma`: the slot is word 0 of a TMA descriptor, else the plain address. `addend` is added to the pointer first.
+    """
+
+    offset: int
+    tma: bool
+    pointer: int
+    addend: int = 0
+
+    def encode(self, pointer: int) -> int:
+        """The 64-bit word for the address `pointer`."""
+        address = pointer + self.addend
+        return address & (_TMA_ADDRESS_MASK if self.tma else _MASK_64)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch for one shape: everything but the pointers, which `slots` say where to write.
+
+    `parameters` holds each kernel parameter at its `offsets` entry; `attributes` pairs a CUlaunchAttributeID
+    with the 32-bit words of its value. Grid counts CTAs, shared memory is dynamic, in bytes.
+    """
+
+    kernel: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    attributes: tuple[tuple[int, tuple[int, ...]], ...]
+    parameters: bytes
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    slots: tuple[Slot, ...]
+
+    def with_pointers(self, pointers: Sequence[int]) -> bytearray:
+        """A copy of the parameter bytes with every slot written."""
+        buffer = bytearray(self.parameters)
+        for slot in self.slots:
+            struct.pack_into("<Q", buffer, slot.offset, slot.encode(pointers[slot.pointer]))
+        return buffer
+
+
+@dataclass(frozen=True)
+class _LaunchShape:
+    """A launch before evaluation: value numbers in place of values."""
+
+    kernel: int
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared_bytes: int
+    attributes: tuple[tuple[int, tuple[int, ...]], ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    words: tuple[tuple[int, int, int], ...]
+    slots: tuple[tuple[int, bool, int, int | None], ...]
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """A checked launch program over the integer inputs `values` (name, width in bits) and the inputs `pointers`."""
+
+    values: tuple[tuple[str, int], ...]
+    pointers: tuple[str, ...]
+    kernels: int
+    launches: tuple[_LaunchShape, ...]
+    _steps: tuple[Step, ...] = field(repr=False)
+
+    @classmethod
+    def from_json(cls, obj: Any, kernels: int) -> Program:
+        """Check and read a program that launches kernels 0 to `kernels` - 1.
+
+        Raises:
+            RecordError: anything is missing, unknown, out of range or out of order.
+        """
+        obj = exact_fields(obj, {"values", "pointers", "nodes", "launches"}, "program")
+        values = []
+        for item in exact_list(obj["values"], "values"):
+            name, width = exact_list(item, "values", 2)
+            if not isinstance(name, str) or not name or width not in WIDTHS or type(width) is not int:
+                fail("values", f"needs [name, width], found {item!r:.200}")
+            values.append((name, width))
+        pointers = exact_list(obj["pointers"], "pointers")
+        if any(not isinstance(p, str) or not p for p in pointers):
+            fail("pointers", f"must be names, found {pointers!r:.200}")
+        for what, names in (("values", [n for n, _ in values]), ("pointers", pointers)):
+            if len(set(names)) != len(names):
+                fail(what, f"a name appears twice in {names!r:.200}")
+        reader = NodeReader([w for _, w in values])
+        steps = tuple(reader.node(n, f"node {i}") for i, n in enumerate(exact_list(obj["nodes"], "nodes")))
+        launches = exact_list(obj["launches"], "launches")
+        if not launches:
+            fail("launches", "there is none")
+        shapes = tuple(_read_launch(x, i, reader, len(pointers), kernels) for i, x in enumerate(launches))
+        if {s.kernel for s in shapes} != set(range(kernels)):
+            fail("launches", f"they must use each of the {kernels} kernels")
+        return cls(tuple(values), tuple(pointers), kernels, shapes, steps)
+
+    def plan(self, values: Sequence[int]) -> tuple[Launch, ...]:
+        """Evaluate for one shape; `values` in the order of `self.values`, signed or unsigned.
+
+        Raises:
+            ProgramError: a value does not fit its width, or these values make the launch undefined or illegal.
+        """
+        if len(values) != len(self.values):
+            raise ProgramError(f"this program takes {len(self.values)} values, {len(values)} were given")
+        v: Values = []
+        for x, (name, width) in zip(values, self.values, strict=True):
+            if not -(1 << (width - 1)) <= x < (1 << width):
+                raise ProgramError(f"{name} = {x} does not fit the {width} bits this kernel was compiled with")
+            v.append(x & ((1 << width) - 1))
+        append = v.append
+        for step in self._steps:
+            append(step(v))
+        return tuple(_evaluate_launch(shape, v) for shape in self.launches)
+
+
+def _evaluate_launch(shape: _LaunchShape, v: Values) -> Launch:
+    def number(ref: int) -> int:
+        value = v[ref]
+        if type(value) is Poison:
+            raise ProgramError(value.reason)
+        return int(value)
+
+    grid = (number(shape.grid[0]), number(shape.grid[1]), number(shape.grid[2]))
+    block = (number(shape.block[0]), number(shape.block[1]), number(shape.block[2]))
+    if any(not 1 <= g <= most for g, most in zip(grid, MAX_GRID, strict=True)):
+        raise ProgramError(f"the launch grid would be {grid}; each extent must be 1 to {MAX_GRID}")
+    if any(b < 1 for b in block) or block[0] * block[1] * block[2] > MAX_BLOCK_THREADS:
+        raise ProgramError(f"the launch block would be {block}; at most {MAX_BLOCK_THREADS} threads are possible")
+    shared_bytes = number(shape.shared_bytes)
+    if shared_bytes > MAX_SHARED_BYTES:
+        raise ProgramError(f"the launch would need {shared_bytes} bytes of shared memory")
+    parameters = bytearray(shape.total_bytes)
+    for offset, size, ref in shape.words:
+        parameters[offset : offset + size] = number(ref).to_bytes(8, "little")[:size]
+    return Launch(
+        kernel=shape.kernel,
+        grid=grid,
+        block=block,
+        shared_bytes=shared_bytes,
+        attributes=tuple((i, tuple(number(r) for r in refs)) for i, refs in shape.attributes),
+        parameters=bytes(parameters),
+        offsets=shape.offsets,
+        sizes=shape.sizes,
+        slots=tuple(
+            Slot(offset, tma, pointer, 0 if addend is None else signed(number(addend), 64))
+            for offset, tma, pointer, addend in shape.slots
+        ),
+    )
+
+
+def _read_launch(obj: Any, number: int, reader: NodeReader, pointers: int, kernels: int) -> _LaunchShape:
+    where = f"launch {number}"
+    obj = exact_fields(obj, {"kernel", "grid", "block", "shared_bytes", "attributes", "parameters"}, where)
+    if not is_int(obj["kernel"], 0, kernels - 1):
+        fail(where, f"kernel {obj['kernel']!r} is not one of {kernels}")
+    grid = tuple(reader.reference(r, where, 32) for r in exact_list(obj["grid"], where, 3))
+    block = tuple(reader.reference(r, where, 32) for r in exact_list(obj["block"], where, 3))
+    shared = reader.reference(obj["shared_bytes"], where, 64)
+    attributes = []
+    for item in exact_list(obj["attributes"], where):
+        identity, words = exact_list(item, where, 2)
+        if type(identity) is not int or identity not in ATTRIBUTE_WORDS:
+            fail(where, f"unknown launch attribute {identity!r}")
+        refs = exact_list(words, where, ATTRIBUTE_WORDS[identity])
+        attributes.append((identity, tuple(reader.reference(r, where, 32) for r in refs)))
+    if len({i for i, _ in attributes}) != len(attributes):
+        fail(where, "a launch attribute appears twice")
+    offsets, sizes, words_out, slots_out, total = [], [], [], [], 0
+    for index, item in enumerate(exact_list(obj["parameters"], where)):
+        here = f"{where} parameter {index}"
+        item = exact_fields(item, {"size", "words", "slots"}, here)
+        size = item["size"]
+        if not is_int(size, 1, MAX_PARAMETER_BYTES):
+            fail(here, f"size must be 1 to {MAX_PARAMETER_BYTES} bytes, found {size!r}")
+        taken: list[tuple[int, int]] = []
+        for word in exact_list(item["words"], here):
+            offset, count, ref = exact_list(word, here, 3)
+            if count not in (1, 2, 4, 8) or type(count) is not int or not is_int(offset, 0, size - count):
+                fail(here, f"word {word!r} does not fit {size} bytes")
+            ref = reader.reference(ref, here)
+            if reader.widths[ref] != (count * 8) and not (count == 1 and reader.widths[ref] == 1):
+                fail(here, f"word {word!r} takes a {reader.widths[ref]}-bit value")
+            taken.append((offset, count))
+            words_out.append((total + offset, count, ref))
+        for slot in exact_list(item["slots"], here):
+            offset, kind, pointer, addend = exact_list(slot, here, 4)
+            if kind not in ("raw", "tma") or not is_int(offset, 0, size - 8) or not is_int(pointer, 0, pointers - 1):
+                fail(here, f"slot {slot!r} is malformed")
+            addend = None if addend is None else reader.reference(addend, here, 64)
+            taken.append((offset, 8))
+            slots_out.append((total + offset, kind == "tma", pointer, addend))
+        taken.sort()
+        if any(o + c > following for (o, c), (following, _) in itertools.pairwise(taken)):
+            fail(here, "two words overlap")
+        offsets.append(total)
+        sizes.append(size)
+        total += -(-size // 16) * 16
+    if sum(sizes) > MAX_PARAMETER_BYTES:
+        fail(where, f"the parameters take more than {MAX_PARAMETER_BYTES} bytes")
+    return _LaunchShape(
+        obj["kernel"],
+        grid,
+        block,
+        shared,
+        tuple(attributes),
+        tuple(offsets),
+        tuple(sizes),
+        tuple(words_out),
+        tuple(slots_out),
+        total,
+    )

@@ -1,0 +1,347 @@
+"""Function records: what an archive says of one compiled CuTe DSL function, and how arguments are bound to it.
+
+A record is generic: a tree of arguments with the checks a caller owes (rank, element type, alignment,
+divisibility, static extents, extents shared between tensors), the kernels of its cubin, and a launch program.
+Knows nothing of GEMMs, frameworks, archives or the driver.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .arithmetic import exact_fields, exact_list, fail, is_int
+from .dtypes import DTYPES
+from .errors import ArgumentError
+from .program import Launch, Program
+
+MAX_RANK = 16
+SCALAR_DTYPES = ("i32", "i64", "f32")
+DEVICE_PROPERTIES = ("max_active_clusters",)
+
+
+class TensorView(NamedTuple):
+    """A tensor as the runtime sees it: device address, element type by short name, extents and strides in elements."""
+
+    pointer: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: int
+
+
+@dataclass(frozen=True)
+class TensorArgument:
+    """A tensor parameter; an extent or stride is a fixed integer or the name of a symbol. `alignment` in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    strides: tuple[int | str, ...]
+    alignment: int
+
+
+@dataclass(frozen=True)
+class ScalarArgument:
+    """A number the caller passes."""
+
+    name: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class DeviceArgument:
+    """A number the runtime asks the device for: how many clusters of `cluster_size` CTAs can be resident at once."""
+
+    name: str
+    property: str
+    cluster_size: int
+
+
+@dataclass(frozen=True)
+class StreamArgument:
+    """The stream; it reaches the launch and no arithmetic."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class NoneArgument:
+    """An argument that was None when the function was compiled, and must be again."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class TupleArgument:
+    """Several arguments passed as one."""
+
+    name: str
+    items: tuple[Argument, ...]
+
+
+Argument = TensorArgument | ScalarArgument | DeviceArgument | StreamArgument | NoneArgument | TupleArgument
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """An extent or stride fixed at launch: its width in bits and what it must be a multiple of."""
+
+    width: int
+    divisibility: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel in the function's cubin: registers per thread, static shared and local memory in bytes."""
+
+    symbol: str
+    registers: int
+    shared_bytes: int
+    local_bytes: int
+
+
+class Bound(NamedTuple):
+    """A function's inputs for one call, in its program's order: addresses, and integers."""
+
+    pointers: tuple[int, ...]
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One compiled function. `cubin` is the SHA-256 of its binary, in hexadecimal."""
+
+    name: str
+    target: str
+    family: str
+    arguments: tuple[Argument, ...]
+    symbols: Mapping[str, Symbol]
+    kernels: tuple[Kernel, ...]
+    program: Program
+    cubin: str
+
+    @classmethod
+    def from_json(cls, obj: Any) -> Record:
+        """Check and read a record.
+
+        Raises:
+            RecordError: anything is missing, unknown, out of range or inconsistent.
+        """
+        obj = exact_fields(
+            obj, {"name", "target", "family", "arguments", "symbols", "kernels", "program", "cubin"}, "record"
+        )
+        for field in ("name", "target", "family", "cubin"):
+            if not isinstance(obj[field], str) or not obj[field]:
+                fail("record", f"{field!r} must be a word, found {obj[field]!r:.200}")
+        where = f"function {obj['name']}"
+        symbols = _read_symbols(obj["symbols"], where)
+        arguments = tuple(_read_argument(a, symbols, where, 0) for a in exact_list(obj["arguments"], where))
+        kernels = tuple(_read_kernel(k, where) for k in exact_list(obj["kernels"], where))
+        if not kernels or len({k.symbol for k in kernels}) != len(kernels):
+            fail(where, "needs one or more kernels with distinct symbols")
+        program = Program.from_json(obj["program"], len(kernels))
+        record = cls(obj["name"], obj["target"], obj["family"], arguments, symbols, kernels, program, obj["cubin"])
+        record._check_inputs()
+        return record
+
+    def leaves(self) -> Iterator[Argument]:
+        """The arguments in order, tuples flattened."""
+
+        def walk(arguments: tuple[Argument, ...]) -> Iterator[Argument]:
+            for argument in arguments:
+                if isinstance(argument, TupleArgument):
+                    yield from walk(argument.items)
+                else:
+                    yield argument
+
+        return walk(self.arguments)
+
+    def device_arguments(self) -> tuple[DeviceArgument, ...]:
+        """What the runtime must ask the device before it binds."""
+        return tuple(a for a in self.leaves() if isinstance(a, DeviceArgument))
+
+    def _check_inputs(self) -> None:
+        """The program's inputs are the arguments' pointers, and values that the arguments define, each at its width."""
+        where = f"function {self.name}"
+        leaves = list(self.leaves())
+        names = [a.name for a in leaves]
+        if len(set(names)) != len(names):
+            fail(where, f"two arguments share a name in {names}")
+        pointers = tuple(a.name for a in leaves if isinstance(a, TensorArgument))
+        if self.program.pointers != pointers:
+            fail(where, f"the program's pointers are {self.program.pointers}, the tensors are {pointers}")
+        defined = {name: s.width for name, s in self.symbols.items()}
+        for a in leaves:
+            if isinstance(a, ScalarArgument | DeviceArgument):
+                if a.name in defined:
+                    fail(where, f"{a.name!r} names both a symbol and a scalar")
+                defined[a.name] = DTYPES[a.dtype].bits if isinstance(a, ScalarArgument) else 32
+        for name, width in self.program.values:
+            if defined.get(name) != width:
+                fail(where, f"the program's {width}-bit input {name!r} is no argument of that width")
+
+    def bind(self, arguments: Sequence[Any], device_values: Mapping[str, int]) -> Bound:
+        """Check a call's arguments against the description and put them in the program's order.
+
+        `arguments` holds what the caller passes, in order, without streams and device numbers: a `TensorView` for
+        a tensor, a number for a scalar, None, or a sequence for a tuple. `device_values` has each device argument.
+
+        Raises:
+            ArgumentError: an argument does not fit; the message names it, what it must be and what was found.
+        """
+        pointers: list[int] = []
+        values: dict[str, int] = dict(device_values)
+        owners: dict[str, str] = {}
+        self._bind_all(self.arguments, arguments, self.name, pointers, values, owners)
+        return Bound(tuple(pointers), tuple(values[name] for name, _ in self.program.values))
+
+    def _bind_all(
+        self,
+        described: tuple[Argument, ...],
+        given: Sequence[Any],
+        where: str,
+        pointers: list[int],
+        values: dict[str, int],
+        owners: dict[str, str],
+    ) -> None:
+        expected = [a for a in described if not isinstance(a, StreamArgument | DeviceArgument)]
+        if not isinstance(given, Sequence) or len(given) != len(expected):
+            found = len(given) if isinstance(given, Sequence) else repr(given)
+            raise ArgumentError(
+                f"{where} takes {len(expected)} arguments ({', '.join(a.name for a in expected)}), found {found}"
+            )
+        for argument, value in zip(expected, given, strict=True):
+            if isinstance(argument, TensorArgument):
+                pointers.append(self._bind_tensor(argument, value, values, owners))
+            elif isinstance(argument, ScalarArgument):
+                values[argument.name] = _scalar_bits(argument, value)
+            elif isinstance(argument, TupleArgument):
+                self._bind_all(argument.items, value, f"{where} argument {argument.name!r}", pointers, values, owners)
+            elif value is not None:
+                raise ArgumentError(f"{argument.name} must be None: it was None when this function was compiled")
+
+    def _bind_tensor(self, a: TensorArgument, t: TensorView, values: dict[str, int], owners: dict[str, str]) -> int:
+        if not isinstance(t, TensorView):
+            raise ArgumentError(f"{a.name} must be a tensor, found {type(t).__name__}")
+        if t.dtype != a.dtype:
+            raise ArgumentError(f"{a.name} must have element type {a.dtype}, found {t.dtype}")
+        if len(t.shape) != len(a.shape):
+            raise ArgumentError(f"{a.name} must have {len(a.shape)} dimensions, found shape {t.shape}")
+        for what, wanted, found in (("extent", a.shape, t.shape), ("stride", a.strides, t.strides)):
+            for i, (want, have) in enumerate(zip(wanted, found, strict=True)):
+                if what == "stride" and t.shape[i] == 1 and want != have:
+                    # The stride of an extent of 1 is never used; take one that satisfies the description.
+                    have = (
+                        want
+                        if isinstance(want, int)
+                        else -(-have // self.symbols[want].divisibility) * self.symbols[want].divisibility
+                    )
+                self._bind_number(f"{a.name}.{what}[{i}]", want, have, values, owners)
+        if t.pointer % a.alignment:
+            raise ArgumentError(
+                f"{a.name} must start at a multiple of {a.alignment} bytes, found address {t.pointer:#x}; "
+                f"copy it to a fresh allocation (for a torch tensor: .clone())"
+            )
+        return t.pointer
+
+    def _bind_number(
+        self, place: str, want: int | str, have: int, values: dict[str, int], owners: dict[str, str]
+    ) -> None:
+        if isinstance(want, int):
+            if have != want:
+                raise ArgumentError(f"{place} must be {want}, found {have}")
+            return
+        symbol = self.symbols[want]
+        if want in owners:
+            if values[want] != have:
+                raise ArgumentError(f"{place} must equal {owners[want]} = {values[want]}, found {have}")
+            return
+        if have % symbol.divisibility:
+            raise ArgumentError(f"{place} must be a multiple of {symbol.divisibility}, found {have}")
+        if not 0 <= have < 1 << (symbol.width - 1):
+            raise ArgumentError(f"{place} must be from 0 to 2^{symbol.width - 1} - 1, found {have}")
+        values[want] = have
+        owners[want] = place
+
+    def plan(self, values: Sequence[int]) -> tuple[Launch, ...]:
+        """The launches for one shape; see `Program.plan`."""
+        return self.program.plan(values)
+
+
+def _scalar_bits(a: ScalarArgument, value: Any) -> int:
+    """A scalar as the unsigned integer its bits make."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ArgumentError(f"{a.name} must be a number, found {type(value).__name__}")
+    if a.dtype == "f32":
+        return int(struct.unpack("<I", struct.pack("<f", value))[0])
+    bits = DTYPES[a.dtype].bits
+    if not isinstance(value, int) or not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
+        raise ArgumentError(f"{a.name} must be a {bits}-bit integer, found {value!r}")
+    return value & ((1 << bits) - 1)
+
+
+def _read_symbols(obj: Any, where: str) -> dict[str, Symbol]:
+    if not isinstance(obj, dict):
+        fail(where, f"'symbols' must be a dictionary, found {obj!r:.200}")
+    symbols = {}
+    for name, entry in obj.items():
+        entry = exact_fields(entry, {"width", "divisibility"}, f"{where} symbol {name!r}")
+        if entry["width"] not in (32, 64) or not is_int(entry["divisibility"], 1, 1 << 20):
+            fail(where, f"symbol {name!r} is malformed: {entry!r:.200}")
+        symbols[name] = Symbol(entry["width"], entry["divisibility"])
+    return symbols
+
+
+def _read_kernel(obj: Any, where: str) -> Kernel:
+    obj = exact_fields(obj, {"symbol", "registers", "shared_bytes", "local_bytes"}, f"{where} kernel")
+    if not isinstance(obj["symbol"], str) or not obj["symbol"] or not obj["symbol"].isascii():
+        fail(where, f"kernel symbol {obj['symbol']!r:.200} is malformed")
+    for field in ("registers", "shared_bytes", "local_bytes"):
+        if not is_int(obj[field], 0, 1 << 30):
+            fail(where, f"kernel {field} {obj[field]!r} is out of range")
+    return Kernel(**obj)
+
+
+def _read_argument(obj: Any, symbols: Mapping[str, Symbol], where: str, depth: int) -> Argument:
+    if not isinstance(obj, dict) or not isinstance(obj.get("name"), str) or not obj["name"]:
+        fail(where, f"an argument needs a kind and a name, found {obj!r:.200}")
+    name, kind = obj["name"], obj.get("kind")
+    here = f"{where} argument {name!r}"
+    if kind == "tensor":
+        exact_fields(obj, {"kind", "name", "dtype", "shape", "strides", "alignment"}, here)
+        if obj["dtype"] not in DTYPES:
+            fail(here, f"unknown element type {obj['dtype']!r:.50}")
+        shape, strides = exact_list(obj["shape"], here), exact_list(obj["strides"], here)
+        if len(shape) != len(strides) or len(shape) > MAX_RANK:
+            fail(here, f"shape {shape!r:.100} and strides {strides!r:.100} do not fit together")
+        for x in shape + strides:
+            if not is_int(x, 0, (1 << 63) - 1) and not (isinstance(x, str) and x in symbols):
+                fail(here, f"{x!r:.50} is neither an integer nor a symbol")
+        alignment = obj["alignment"]
+        if not is_int(alignment, 1, 4096) or alignment & (alignment - 1):
+            fail(here, f"alignment {alignment!r} is no power of two up to 4096")
+        return TensorArgument(name, obj["dtype"], tuple(shape), tuple(strides), alignment)
+    if kind == "scalar":
+        exact_fields(obj, {"kind", "name", "dtype"}, here)
+        if obj["dtype"] not in SCALAR_DTYPES:
+            fail(here, f"a scalar is one of {SCALAR_DTYPES}, found {obj['dtype']!r:.50}")
+        return ScalarArgument(name, obj["dtype"])
+    if kind == "device":
+        exact_fields(obj, {"kind", "name", "property", "cluster_size"}, here)
+        if obj["property"] not in DEVICE_PROPERTIES or not is_int(obj["cluster_size"], 1, 64):
+            fail(here, f"unknown device property {obj!r:.200}")
+        return DeviceArgument(name, obj["property"], obj["cluster_size"])
+    if kind == "stream":
+        exact_fields(obj, {"kind", "name"}, here)
+        return StreamArgument(name)
+    if kind == "none":
+        exact_fields(obj, {"kind", "name"}, here)
+        return NoneArgument(name)
+    if kind == "tuple" and depth < 4:
+        exact_fields(obj, {"kind", "name", "items"}, here)
+        items = exact_list(obj["items"], here)
+        return TupleArgument(name, tuple(_read_argument(i, symbols, here, depth + 1) for i in items))
+    fail(here, f"unknown kind {kind!r:.50}")

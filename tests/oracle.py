@@ -1,0 +1,152 @@
+"""The oracle: the compiler's own host code against the extracted launch program, byte for byte, with no GPU.
+
+`compiled.dump_to_object` gives the host object that the DSL would run. Linked against `oracle_shim.c`, which stands in
+for the CUDA calls and records what `_cudaLaunchKernelEx` is given, it says what a launch must be for any extents,
+strides, scalars and pointers. Every byte that the host code defines is compared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import re
+import struct
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aot.host_ir import HostProgram, _argument_inputs, extract, parse_function
+from aot.host_types import leaves, parse_type
+from aot.lower import Lowered
+from runtime.errors import ProgramError
+from runtime.program import Launch
+from runtime.record import Record
+
+SHIM = Path(__file__).with_name("oracle_shim.c")
+PREFIX = "oracle"
+_OFF_WHEN_ZERO = (2, 6)
+
+
+@dataclass(frozen=True)
+class NativeLaunch:
+    """What the compiler's host code passed to `_cudaLaunchKernelEx`."""
+
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared_bytes: int
+    stream: int
+    attributes: tuple[tuple[int, tuple[int, ...]], ...]
+    parameters: tuple[bytes, ...]
+
+
+class Oracle:
+    """The host object of one compiled function, and our program for the same function."""
+
+    def __init__(self, lowered: Lowered, directory: Path) -> None:
+        self.record = Record.from_json(lowered.record)
+        self.host: HostProgram = extract(lowered.host_text, lowered.record["arguments"], lowered.record["symbols"])
+        self.flat, _, _ = _argument_inputs(lowered.record["arguments"], lowered.record["symbols"])
+        entry = next(iter(parse_function(lowered.host_text).values()))
+        self.argument_types = [parse_type(t) for _, t in entry.arguments]
+        match = re.search(r'sym_name = "([^"]+)"', lowered.host_text)
+        assert match
+        object_file, library = directory / "host.o", directory / "host.so"
+        object_file.write_bytes(lowered.compiled.dump_to_object(PREFIX))
+        subprocess.run(
+            ["gcc", "-shared", "-fPIC", "-O1", "-Wl,-Bsymbolic", "-o", library, SHIM, object_file], check=True
+        )
+        self.library = ctypes.CDLL(str(library), mode=ctypes.RTLD_LOCAL)
+        self.function = getattr(self.library, f"_mlir_{PREFIX}_{match.group(1)}")
+        self.function.restype = None
+
+    def native(self, values: Mapping[str, int], pointers: Sequence[int], stream: int) -> list[NativeLaunch]:
+        """Run the compiler's host code on these inputs."""
+        lib, launches = self.library, self.record.program.launches
+        sizes = [size for launch in launches for size in launch.sizes]
+        counts = [len(launch.sizes) for launch in launches]
+        lib.oracle_reset((ctypes.c_int * len(counts))(*counts), (ctypes.c_int * len(sizes))(*sizes), len(counts))
+        buffers = []
+        inputs = iter(self.flat)
+        for t in self.argument_types:
+            raw = bytearray(max(t.bytes, 8))
+            for offset, scalar in leaves(t):
+                kind, what = next(inputs)
+                value = stream if kind == "stream" else pointers[what] if kind == "pointer" else values[what]
+                form = {1: "<B", 4: "<I", 8: "<Q"}[scalar.bytes]
+                struct.pack_into(form, raw, offset, value & ((1 << (8 * scalar.bytes)) - 1))
+            buffers.append((ctypes.c_char * len(raw)).from_buffer(raw))
+        result = ctypes.c_int(-1)
+        addresses = [ctypes.addressof(b) for b in buffers] + [ctypes.addressof(result)]
+        self.function((ctypes.c_void_p * len(addresses))(*addresses))
+        assert result.value == 0, f"the host function returned {result.value}"
+        assert lib.oracle_launches() == len(launches)
+        return [self._read(i, counts[i]) for i in range(len(launches))]
+
+    def _read(self, index: int, count: int) -> NativeLaunch:
+        lib = self.library
+        numbers = (ctypes.c_uint64 * 9)()
+        lib.oracle_config(index, numbers)
+        attributes = []
+        for i in range(numbers[8]):
+            words = (ctypes.c_uint32 * 4)()
+            lib.oracle_attribute(index, i, words)
+            identity, size = words[0], {2: 1, 6: 1}.get(words[0], 3)
+            if identity in _OFF_WHEN_ZERO and words[1] == 0:
+                continue
+            attributes.append((int(identity), tuple(int(w) for w in words[1 : 1 + size])))
+        parameters = []
+        for i in range(count):
+            size = self.record.program.launches[index].sizes[i]
+            raw = ctypes.create_string_buffer(size)
+            lib.oracle_parameter(index, i, raw)
+            parameters.append(raw.raw)
+        grid, block = tuple(numbers[0:3]), tuple(numbers[3:6])
+        return NativeLaunch(grid, block, numbers[6], numbers[7], tuple(sorted(attributes)), tuple(parameters))
+
+    def compare(self, values: Mapping[str, int], pointers: Sequence[int], stream: int = 0x5EA) -> bool:
+        """Check one case; an assertion fails on a difference. False if our program refuses the case as undefined."""
+        try:
+            ours = self.record.plan([values[name] for name, _ in self.record.program.values])
+        except ProgramError:
+            return False
+        native = self.native(values, pointers, stream)
+        for index, (a, b) in enumerate(zip(ours, native, strict=True)):
+            where = f"launch {index} with {dict(values)}"
+            assert (a.grid, a.block, a.shared_bytes) == (b.grid, b.block, b.shared_bytes), where
+            assert tuple(sorted(a.attributes)) == b.attributes, where
+            assert b.stream == stream, where
+            self._compare_parameters(a, b, pointers, self.host.defined[index], where)
+        return True
+
+    @staticmethod
+    def _compare_parameters(
+        a: Launch,
+        b: NativeLaunch,
+        pointers: Sequence[int],
+        defined: tuple[tuple[tuple[int, int], ...], ...],
+        where: str,
+    ) -> None:
+        buffer = a.with_pointers(pointers)
+        for number, (start, size, cells) in enumerate(zip(a.offsets, a.sizes, defined, strict=True)):
+            mine, theirs = buffer[start : start + size], b.parameters[number]
+            for offset, count in cells:
+                x, y = mine[offset : offset + count].hex(), theirs[offset : offset + count].hex()
+                assert x == y, f"{where}: parameter {number} byte {offset}: program {x}, compiler {y}"
+
+
+def random_case(record: Record, rng: random.Random) -> tuple[dict[str, int], list[int]]:
+    """Random inputs a caller could pass: symbols within their divisibility, aligned made-up device addresses."""
+    values: dict[str, int] = {}
+    for name, symbol in record.symbols.items():
+        top = rng.choice([1, 2, 8, 64, 512, 4096, 32768])
+        values[name] = symbol.divisibility * rng.randint(1, max(1, top))
+    multiprocessors = rng.choice([46, 78, 108, 114, 132, 148, 188])
+    for argument in record.device_arguments():
+        values[argument.name] = multiprocessors // argument.cluster_size
+    scalars: dict[str, Any] = dict(record.program.values)
+    for name, width in scalars.items():
+        values.setdefault(name, rng.getrandbits(width))
+    pointers = [rng.randrange(1 << 30, 1 << 47) & ~0xFF for _ in record.program.pointers]
+    return values, pointers

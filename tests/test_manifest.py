@@ -1,0 +1,444 @@
+"""Claims about manifests: what is accepted, what is refused and how it is said, and that writing and reading agree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aot import manifest as module
+from aot.manifest import Gemm, Manifest, ManifestError, Problem, dump, load, loads
+from aot.targets import TARGETS
+from runtime.signature import Signature
+
+SHIPPED = sorted((Path(__file__).resolve().parents[1] / "manifests").glob("*.yaml"))
+
+GOOD = """\
+format: 1
+model: tiny
+source: made up
+layers: 2
+tokens: [1, 16]
+targets: [sm_90a, sm_80]
+defaults:
+  dtypes: {a: bf16, b: bf16, d: bf16}
+gemms:
+  - {name: qkv, n: 96, k: 64}
+  - name: lm_head
+    n: 1000
+    k: 64
+    per: model
+    tokens: [1]
+"""
+
+BF16 = ("bf16", "bf16", "bf16", "f32", "none")
+
+
+def refused(text: str, where: str, *words: str) -> None:
+    """`text` is refused in one line that begins with `where`, after the path, and holds the words."""
+    with pytest.raises(ManifestError) as caught:
+        loads(text, "m.yaml")
+    message = str(caught.value)
+    assert message.startswith(f"m.yaml:{where}"), message
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def edited(old: str, new: str) -> str:
+    assert GOOD.count(old) == 1
+    return GOOD.replace(old, new)
+
+
+def test_manifest_reads_every_field() -> None:
+    assert loads(GOOD) == Manifest(
+        model="tiny",
+        source="made up",
+        layers=2,
+        tokens=(1, 16),
+        targets=("sm_90a", "sm_80"),
+        gemms=(
+            Gemm("qkv", Signature(*BF16, n=96, k=64), count=1, tokens=(1, 16)),
+            Gemm("lm_head", Signature(*BF16, n=1000, k=64), count=1, tokens=(1,), per="model"),
+        ),
+    )
+
+
+def test_manifest_gemm_overrides_defaults() -> None:
+    text = edited("{name: qkv, n: 96, k: 64}", "{name: qkv, n: 96, k: 64, dtypes: {a: f16, b: f16, d: f16}, batch: 3}")
+    assert loads(text).gemms[0].signature == Signature("f16", "f16", "f16", "f32", "none", 96, 64, 3)
+
+
+def test_manifest_default_tokens_stand_before_the_files() -> None:
+    assert loads(edited("defaults:\n", "defaults:\n  tokens: [7]\n")).gemms[0].tokens == (7,)
+
+
+def test_manifest_layers_default_to_one() -> None:
+    assert loads(edited("layers: 2\n", "")).layers == 1
+
+
+def test_manifest_accepts_a_byte_order_mark_and_windows_lines() -> None:
+    assert loads("\ufeff" + GOOD.replace("\n", "\r\n")) == loads(GOOD)
+
+
+def test_manifest_counts_calls_per_layer_and_per_model() -> None:
+    manifest = loads(edited("{name: qkv, ", "{name: qkv, count: 3, "))
+    assert [manifest.calls(g) for g in manifest.gemms] == [6, 1]
+
+
+def test_problems_merge_equal_signatures() -> None:
+    manifest = loads(edited("n: 1000", "n: 96"))
+    assert manifest.problems() == (Problem(Signature(*BF16, n=96, k=64), ("qkv", "lm_head"), (1, 16)),)
+
+
+def test_problems_keep_the_order_of_first_appearance() -> None:
+    assert [p.names for p in loads(GOOD).problems()] == [("qkv",), ("lm_head",)]
+
+
+def test_problems_keep_dtypes_apart() -> None:
+    text = edited("n: 1000\n", "n: 96\n    dtypes: {a: f16, b: f16, d: f16}\n")
+    assert len(loads(text).problems()) == 2
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
+def test_shipped_manifest_is_what_dump_writes_but_for_comments(path: Path) -> None:
+    written = [line for line in dump(load(path)).splitlines() if not line.startswith("#")]
+    assert written == [line for line in path.read_text().splitlines() if not line.startswith("#")]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
+def test_shipped_manifest_names_the_model_as_its_file(path: Path) -> None:
+    assert load(path).model == path.stem
+
+
+# What is refused: fields.
+
+
+@pytest.mark.parametrize("field", ["format", "model", "source", "tokens", "targets", "gemms"])
+def test_manifest_rejects_missing_field(field: str) -> None:
+    renamed = "\n".join(line for line in GOOD.splitlines() if not line.startswith(f"{field}:"))
+    if field == "gemms":
+        renamed = GOOD[: GOOD.index("gemms:")]
+    refused(renamed, f"1: field '{field}': missing; add `{field}:`")
+
+
+@pytest.mark.parametrize("field", ["name", "n", "k"])
+def test_manifest_rejects_gemm_without(field: str) -> None:
+    text = re.sub(rf"\b{field}: \w+,? ?", "", GOOD.splitlines()[9]).replace(", }", "}")
+    refused(edited(GOOD.splitlines()[9], text), f"10: field 'gemms[0].{field}': missing")
+
+
+def test_manifest_rejects_gemm_without_dtypes() -> None:
+    refused(
+        edited("defaults:\n  dtypes: {a: bf16, b: bf16, d: bf16}\n", ""), "8: field 'gemms[0].dtypes': missing; add"
+    )
+
+
+def test_manifest_rejects_dtypes_without_d() -> None:
+    refused(edited(", d: bf16", ""), "8: field 'defaults.dtypes.d': missing")
+
+
+def test_manifest_rejects_unknown_top_field() -> None:
+    refused(edited("targets:", "target:"), "6: field 'target': unknown; did you mean 'targets'?")
+
+
+def test_manifest_rejects_unknown_gemm_field() -> None:
+    refused(edited("per: model", "pre: model"), "14: field 'gemms[1].pre': unknown; did you mean 'per'?")
+
+
+@pytest.mark.parametrize("field", ["name", "n", "k"])
+def test_manifest_rejects_default_for_what_differs(field: str) -> None:
+    refused(edited("defaults:\n", f"defaults:\n  {field}: 8\n"), f"8: field 'defaults.{field}': unknown")
+
+
+def test_manifest_rejects_duplicate_top_key() -> None:
+    refused(edited("layers: 2\n", "layers: 2\nlayers: 2\n"), "5: field 'layers': given twice, first on line 4")
+
+
+def test_manifest_rejects_duplicate_gemm_key() -> None:
+    refused(edited("n: 96,", "n: 96, n: 96,"), "10: field 'gemms[0].n': given twice")
+
+
+def test_manifest_rejects_duplicate_gemm_name() -> None:
+    refused(edited("lm_head", "qkv"), "11: field 'gemms[1].name': 'qkv' is already taken")
+
+
+def test_manifest_rejects_a_key_that_is_no_word() -> None:
+    refused(edited("layers: 2", "yes: 2"), "4: the file: field names are words, found the boolean 'yes'")
+
+
+def test_manifest_rejects_a_key_that_is_a_list() -> None:
+    refused(edited("layers: 2", "[a]: 2"), "4: the file: field names are words, found a list")
+
+
+def test_manifest_rejects_merge_keys() -> None:
+    refused(edited("layers: 2", "<<: {layers: 2}"), "4: the file: field names are words")
+
+
+# What is refused: values.
+
+
+def test_manifest_rejects_unaligned_n() -> None:
+    refused(
+        edited("n: 1000", "n: 100"), "12: field 'gemms[1].n': must be a positive multiple of 8, found 100", "pad to 104"
+    )
+
+
+def test_manifest_rejects_unaligned_k_of_fp8() -> None:
+    text = GOOD.replace("{a: bf16, b: bf16", "{a: e4m3, b: e4m3").replace("k: 64}", "k: 72}")
+    refused(text, "10: field 'gemms[0].k': must be a positive multiple of 16, found 72", "pad to 80")
+
+
+@pytest.mark.parametrize("value", ["0", "-8", "99999999999", "9" * 5000, "0x60", "1_000", "010", "1:30"])
+def test_manifest_rejects_integer_out_of_range_or_not_decimal(value: str) -> None:
+    refused(edited("n: 1000", f"n: {value}"), "12: field 'gemms[1].n': must be an integer from 1 to 16777216, found")
+
+
+@pytest.mark.parametrize(
+    "value", ["'96'", "96.0", "true", "", "~", "[96]", "{a: 96}", "1e3", "0o140", "!!python/name:os.x"]
+)
+def test_manifest_rejects_what_is_not_an_integer(value: str) -> None:
+    refused(edited("n: 1000", f"n: {value}"), "12: field 'gemms[1].n': must be a positive integer, found")
+
+
+@pytest.mark.parametrize("value", ["1", "true", "~", "1.5", "[a]", "2020-01-01"])
+def test_manifest_rejects_what_is_not_text(value: str) -> None:
+    refused(edited("model: tiny", f"model: {value}"), "2: field 'model': must be text", "put quotes around text")
+
+
+@pytest.mark.parametrize("value", ['""', '"a\\nb"', '"\\e[31m"', '"\\uD800"', "x" * 3000])
+def test_manifest_rejects_text_that_is_not_one_printable_line(value: str) -> None:
+    refused(edited("model: tiny", f"model: {value}"), "2: field 'model': must be one line")
+
+
+@pytest.mark.parametrize("value", ["a b", "''", "a/b", "x" * 65, '"a\\n"'])
+def test_manifest_rejects_gemm_name(value: str) -> None:
+    refused(edited("name: lm_head", f"name: {value}"), "11: field 'gemms[1].name': must be 1 to 64 letters")
+
+
+@pytest.mark.parametrize("tokens", ["[16, 1]", "[1, 1, 16]"])
+def test_manifest_rejects_tokens_that_do_not_increase(tokens: str) -> None:
+    refused(edited("tokens: [1, 16]", f"tokens: {tokens}"), "5: field 'tokens': must increase strictly; write [1, 16]")
+
+
+def test_manifest_rejects_zero_tokens() -> None:
+    refused(edited("tokens: [1, 16]", "tokens: [1, 0]"), "5: field 'tokens[1]': must be an integer from 1")
+
+
+@pytest.mark.parametrize(("old", "field"), [("[1, 16]", "tokens"), ("[sm_90a, sm_80]", "targets")])
+def test_manifest_rejects_empty_list(old: str, field: str) -> None:
+    refused(edited(old, "[]"), f"{5 if field == 'tokens' else 6}: field '{field}': must hold 1 to 1000 items")
+
+
+def test_manifest_rejects_empty_gemms() -> None:
+    refused(GOOD[: GOOD.index("gemms:")] + "gemms: []\n", "9: field 'gemms': must hold 1 to")
+
+
+def test_manifest_rejects_too_many_items() -> None:
+    refused(edited("[1, 16]", str(list(range(1, 1002)))), "5: field 'tokens': must hold 1 to 1000 items, found 1001")
+
+
+def test_manifest_rejects_a_scalar_where_a_list_belongs() -> None:
+    refused(edited("tokens: [1, 16]", "tokens: 16"), "5: field 'tokens': must be a list, found the integer '16'")
+
+
+def test_manifest_rejects_a_gemm_that_is_no_mapping() -> None:
+    refused(edited("{name: qkv, n: 96, k: 64}", "qkv"), "10: field 'gemms[0]': must be a mapping")
+
+
+def test_manifest_rejects_unknown_target() -> None:
+    refused(edited("sm_90a, sm_80", "sm_90"), "6: field 'targets[0]': unknown value 'sm_90'; did you mean 'sm_90a'?")
+
+
+def test_manifest_rejects_target_given_twice() -> None:
+    refused(edited("sm_90a, sm_80", "sm_80, sm_80"), "6: field 'targets[1]': 'sm_80' is there twice")
+
+
+def test_manifest_rejects_unknown_dtype() -> None:
+    refused(edited("a: bf16", "a: bf61"), "8: field 'defaults.dtypes.a': unknown value 'bf61'; did you mean 'bf16'?")
+
+
+def test_manifest_rejects_unsupported_combination_of_dtypes() -> None:
+    refused(edited("d: bf16", "d: f16"), "10: field 'gemms[0].dtypes': the combination {a: bf16, b: bf16, d: f16}")
+
+
+@pytest.mark.parametrize(("field", "value"), [("accumulator", "f16"), ("epilogue", "relu"), ("per", "token")])
+def test_manifest_rejects_unknown_choice(field: str, value: str) -> None:
+    refused(edited("n: 96,", f"n: 96, {field}: {value},"), f"10: field 'gemms[0].{field}': unknown value '{value}'")
+
+
+@pytest.mark.parametrize("field", ["batch", "count"])
+def test_manifest_rejects_zero(field: str) -> None:
+    refused(edited("n: 96,", f"n: 96, {field}: 0,"), f"10: field 'gemms[0].{field}': must be an integer from 1")
+
+
+def test_manifest_checks_defaults_that_every_gemm_overrides() -> None:
+    refused(edited("defaults:\n", "defaults:\n  count: many\n"), "8: field 'defaults.count'")
+
+
+def test_manifest_rejects_newer_format_before_its_unknown_fields() -> None:
+    refused(edited("format: 1", "future: 1\nformat: 2"), "2: field 'format': found 2, this version reads 1")
+
+
+# What is refused: files.
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n", "---\n"])
+def test_manifest_rejects_empty_text(text: str) -> None:
+    refused(text, "")
+
+
+@pytest.mark.parametrize("text", ["- 1\n", "text\n", "12\n"])
+def test_manifest_rejects_a_root_that_is_no_mapping(text: str) -> None:
+    refused(text, "1: the file: must be a mapping")
+
+
+def test_manifest_rejects_tabs_and_says_so() -> None:
+    refused(edited("    n: 1000", "\tn: 1000"), "12: not a YAML manifest", "indent with spaces, not tabs")
+
+
+def test_manifest_rejects_broken_yaml_with_its_line() -> None:
+    refused(edited("tokens: [1, 16]", "tokens: [1, 16"), "6: not a YAML manifest")
+
+
+def test_manifest_rejects_two_documents() -> None:
+    refused(GOOD + "---\n" + GOOD, "16: not a YAML manifest")
+
+
+def test_manifest_rejects_control_characters_with_their_line() -> None:
+    refused(edited("made up", "made\x00up"), "3: the character U+0000 is not allowed")
+
+
+@pytest.mark.parametrize("value", ['"\\U7FFFFFFF"', "%", "@x", "!<%FF> x", '"\\xZZ"'])
+def test_manifest_rejects_absurd_escapes(value: str) -> None:
+    refused(edited("made up", value), "")
+
+
+def test_manifest_rejects_absurd_yaml_directive() -> None:
+    refused(f"%YAML {'9' * 5000}.1\n---\n{GOOD}", "")
+
+
+def test_manifest_rejects_anchors() -> None:
+    refused(edited("[1, 16]", "&t [1, 16]"), "5: not a YAML manifest: anchors and aliases are not allowed")
+
+
+def test_manifest_rejects_aliases() -> None:
+    refused(edited("[1, 16]", "*t"), "5: not a YAML manifest: anchors and aliases are not allowed")
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
+def test_manifest_rejects_deep_nesting(opening: str) -> None:
+    refused(opening * 10_000, "1: not a YAML manifest: nested deeper than 8 levels")
+
+
+def test_manifest_rejects_too_large_a_text() -> None:
+    refused(GOOD + "#" * module.MAX_FILE_BYTES, " larger than")
+
+
+def test_load_rejects_too_large_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text("#" * (module.MAX_FILE_BYTES + 1))
+    with pytest.raises(ManifestError, match="larger than"):
+        load(path)
+
+
+def test_load_rejects_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"m\.yaml: no such file"):
+        load(tmp_path / "m.yaml")
+
+
+def test_load_rejects_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="is a directory"):
+        load(tmp_path)
+
+
+def test_load_rejects_an_impossible_path() -> None:
+    with pytest.raises(ManifestError, match="cannot be read"):
+        load("a\0b")
+
+
+def test_load_rejects_bytes_that_are_not_utf8_with_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_bytes(GOOD.encode().replace(b"made", b"m\xff"))
+    with pytest.raises(ManifestError, match=r"m\.yaml:3: byte 0xff is not UTF-8"):
+        load(path)
+
+
+# Writing.
+
+
+def test_dump_rejects_an_unaligned_extent() -> None:
+    gemm = Gemm("odd", Signature(*BF16, n=7, k=64), 1, (1,))
+    with pytest.raises(ManifestError, match="positive multiple of 8, found 7"):
+        dump(Manifest("m", "s", (1,), ("sm_90a",), (gemm,)))
+
+
+def test_dump_rejects_text_that_would_not_read_back() -> None:
+    gemm = Gemm("one", Signature(*BF16, n=8, k=64), 1, (1,))
+    with pytest.raises(ManifestError, match="surrounding spaces"):
+        dump(Manifest(" m", "s", (1,), ("sm_90a",), (gemm,)))
+
+
+@pytest.mark.parametrize("line_break", ["\n", "\r", "\x85", "\u2028"])
+def test_dump_rejects_a_line_break_in_the_model(line_break: str) -> None:
+    gemm = Gemm("one", Signature(*BF16, n=8, k=64), 1, (1,))
+    with pytest.raises(ManifestError, match="manifest of "):
+        dump(Manifest(f"m{line_break}layers: 5", "s", (1,), ("sm_90a",), (gemm,)))
+
+
+texts = st.text(min_size=1, max_size=200).filter(lambda s: s.isprintable() and s == s.strip())
+tokens = st.sets(st.integers(1, module.MAX_TOKENS), min_size=1, max_size=6).map(lambda s: tuple(sorted(s)))
+extents = st.integers(1, module.MAX_EXTENT // 16).map(lambda i: 16 * i)
+signatures = st.builds(
+    lambda t, n, k, batch: Signature(t[0], t[1], t[2], "f32", "none", n, k, batch),
+    st.sampled_from(module.DTYPE_COMBINATIONS),
+    extents,
+    extents,
+    st.integers(1, module.MAX_COUNT),
+)
+counts = st.integers(1, module.MAX_COUNT)
+names = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True) | st.sampled_from(["no", "1", "1e5", "null", "-", "."])
+gemms = st.builds(Gemm, names, signatures, counts, tokens, st.sampled_from(module.PER))
+manifests = st.builds(
+    Manifest,
+    model=texts | st.sampled_from(["yes", "12", "a: b", "# x", "{}", "'", '"', "\\", "---"]),
+    source=texts,
+    tokens=tokens,
+    targets=st.lists(st.sampled_from(list(TARGETS)), min_size=1, unique=True).map(tuple),
+    gemms=st.lists(gemms, min_size=1, max_size=4, unique_by=lambda g: g.name).map(tuple),
+    layers=counts,
+)
+
+
+@given(manifests)
+def test_what_dump_writes_loads_back_equal(manifest: Manifest) -> None:
+    assert loads(dump(manifest)) == manifest
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
+@settings(max_examples=150)
+@given(data=st.data())
+def test_any_mutated_byte_loads_or_is_a_manifest_error(
+    path: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    original = path.read_bytes()
+    at = data.draw(st.integers(0, len(original) - 1))
+    mutated = bytearray(original)
+    mutated[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+    copy = tmp_path_factory.getbasetemp() / "mutated.yaml"
+    copy.write_bytes(mutated)
+    try:
+        manifest = load(copy)
+    except ManifestError:
+        return
+    assert loads(dump(manifest)) == manifest
+
+
+@settings(max_examples=300)
+@given(st.text(alphabet=st.sampled_from("{}[]:,-&*!|>'\"%@`#?\\ \n\tab1~<=.")))
+def test_any_text_of_yaml_signs_is_a_manifest_error(text: str) -> None:
+    with pytest.raises(ManifestError):
+        loads(text)

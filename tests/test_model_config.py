@@ -1,0 +1,316 @@
+"""Claims about reading Hugging Face configs, and the proof that the shipped manifests follow from published ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot.manifest import Manifest, ManifestError, dump, load, loads
+from aot.model_config import FAMILIES, load_config, manifest_from_config
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = ROOT / "tests" / "data" / "configs"
+TOKENS = (1, 16, 64, 256, 1024, 4096)
+TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
+
+# Manifest: (config, Hugging Face repository, tp, dtype, targets).
+SHIPPED: dict[str, tuple[str, str, int, str, tuple[str, ...]]] = {
+    "llama-3.1-8b": ("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 1, "bf16", TARGETS),
+    "llama-3.1-8b-fp8": ("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 1, "e4m3", ("sm_90a",)),
+    "llama-3.3-70b-tp8": ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct", 8, "bf16", TARGETS),
+    "qwen3-32b-tp2": ("qwen3-32b", "Qwen/Qwen3-32B", 2, "bf16", TARGETS),
+    "qwen3-30b-a3b": ("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", 1, "bf16", TARGETS),
+    "mistral-small-24b": ("mistral-small-24b", "mistralai/Mistral-Small-24B-Instruct-2501", 1, "bf16", TARGETS),
+    "gemma-3-27b": ("gemma-3-27b", "google/gemma-3-27b-it", 1, "bf16", TARGETS),
+}
+
+
+def from_fixture(name: str) -> Manifest:
+    config, source, tp, dtype, targets = SHIPPED[name]
+    loaded = load_config(CONFIGS / f"{config}.json")
+    return manifest_from_config(loaded, tp=tp, tokens=TOKENS, targets=targets, dtype=dtype, source=source, model=name)
+
+
+def config(name: str = "llama-3.1-8b", **changes: Any) -> dict[str, Any]:
+    merged = {**load_config(CONFIGS / f"{name}.json"), **changes}
+    return {field: value for field, value in merged.items() if value != "absent"}
+
+
+def manifest(config: dict[str, Any], tp: Any = 1, **arguments: Any) -> Manifest:
+    return manifest_from_config(config, **{"tp": tp, "tokens": (16,), "targets": ("sm_90a",), **arguments})
+
+
+def shapes(built: Manifest) -> dict[str, tuple[int, int]]:
+    return {g.name: (g.signature.n, g.signature.k) for g in built.gemms}
+
+
+def refused(config: dict[str, Any], *words: str, tp: Any = 1, **arguments: Any) -> None:
+    with pytest.raises(ManifestError) as caught:
+        manifest(config, tp, **{"source": "x/config.json", **arguments})
+    message = str(caught.value)
+    assert message.startswith("x/config.json: ")
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_manifest_equals_what_its_config_gives(name: str) -> None:
+    assert load(ROOT / "manifests" / f"{name}.yaml") == from_fixture(name)
+
+
+def test_every_shipped_manifest_is_proven() -> None:
+    assert {p.stem for p in (ROOT / "manifests").glob("*.yaml")} == set(SHIPPED)
+
+
+def test_llama_8b_shapes_are_the_known_ones() -> None:
+    assert shapes(manifest(config())) == {
+        "qkv": (6144, 4096),
+        "o": (4096, 4096),
+        "gate_up": (28672, 4096),
+        "down": (4096, 14336),
+        "lm_head": (128256, 4096),
+    }
+
+
+def test_llama_70b_shapes_on_8_ranks_are_the_known_ones() -> None:
+    assert shapes(manifest(config("llama-3.3-70b"), 8)) == {
+        "qkv": (1280, 8192),
+        "o": (8192, 1024),
+        "gate_up": (7168, 8192),
+        "down": (8192, 3584),
+        "lm_head": (16032, 8192),
+    }
+
+
+def test_kv_heads_are_replicated_when_tp_exceeds_them() -> None:
+    assert shapes(manifest(config(), 16))["qkv"] == ((2 + 2 * 1) * 128, 4096)
+
+
+def test_head_dim_need_not_be_hidden_size_over_heads() -> None:
+    assert shapes(manifest(config("qwen3-32b")))["o"] == (5120, 8192)
+
+
+def test_kv_heads_default_to_heads_in_llama() -> None:
+    assert shapes(manifest(config(num_key_value_heads="absent")))["qkv"] == (3 * 4096, 4096)
+
+
+def test_null_head_dim_counts_as_left_out() -> None:
+    assert manifest(config(head_dim=None)) == manifest(config())
+
+
+def test_gemma_3_takes_its_vocabulary_from_the_class_default() -> None:
+    assert shapes(manifest(config("gemma-3-27b")))["lm_head"] == (262208, 5376)
+
+
+def test_mistral3_reads_the_text_config() -> None:
+    text = config("mistral-small-24b", architectures="absent")
+    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": text}
+    assert shapes(manifest(outer)) == shapes(manifest(config("mistral-small-24b")))
+
+
+def test_vocabulary_is_padded_to_64_before_it_is_split() -> None:
+    built = manifest(config(vocab_size=32001), 2)
+    assert shapes(built)["lm_head"] == (16032, 4096)
+    assert "vocab_size 32001 (padded to 32064)" in built.source
+
+
+def test_moe_without_dense_layers_has_a_router_and_no_mlp() -> None:
+    assert list(shapes(manifest(config("qwen3-30b-a3b")))) == ["qkv", "o", "router", "lm_head"]
+
+
+def test_moe_with_dense_layers_counts_both_kinds() -> None:
+    built = manifest(config("qwen3-30b-a3b", mlp_only_layers=[0, 1, 2]))
+    calls = {g.name: built.calls(g) for g in built.gemms}
+    assert calls == {"qkv": 48, "o": 48, "gate_up": 3, "down": 3, "router": 45, "lm_head": 1}
+
+
+def test_moe_sparse_step_makes_the_other_layers_dense() -> None:
+    built = manifest(config("qwen3-30b-a3b", decoder_sparse_step=2))
+    assert {g.name: built.calls(g) for g in built.gemms}["gate_up"] == 24
+
+
+def test_router_is_not_split() -> None:
+    assert shapes(manifest(config("qwen3-30b-a3b"), 4))["router"] == (128, 2048)
+
+
+def test_fp8_keeps_lm_head_in_bf16() -> None:
+    types = {g.name: (g.signature.a, g.signature.b, g.signature.d) for g in manifest(config(), dtype="e4m3").gemms}
+    assert types["qkv"] == ("e4m3", "e4m3", "bf16")
+    assert types["lm_head"] == ("bf16", "bf16", "bf16")
+
+
+def test_tokens_are_sorted_and_made_distinct() -> None:
+    assert manifest(config(), tokens=[64, 1, 64]).tokens == (1, 64)
+
+
+def test_model_is_named_after_its_source() -> None:
+    assert manifest(config(), 8, source="meta-llama/Llama-3.1-8B", dtype="e4m3").model == "llama-3.1-8b-tp8-e4m3"
+    assert manifest(config(), source="models/Mine/config.json").model == "mine"
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_manifest_from_config_survives_a_file(tp: int) -> None:
+    built = manifest(config("qwen3-32b"), tp)
+    assert loads(dump(built)) == built
+
+
+def test_from_config_refuses_unknown_model_type_and_names_the_known() -> None:
+    refused(config(model_type="lama"), "'lama' is not supported", "did you mean 'llama'?", *FAMILIES)
+
+
+def test_from_config_refuses_missing_model_type() -> None:
+    refused(config(model_type="absent"), "'model_type' is missing", "known: llama")
+
+
+def test_from_config_refuses_unhashable_model_type() -> None:
+    refused(config(model_type=["llama"]), "'model_type'")
+
+
+def test_from_config_refuses_unknown_architecture() -> None:
+    refused(config(architectures=["LlamaForSequenceClassification"]), "'architectures'", "LlamaForCausalLM")
+
+
+@pytest.mark.parametrize("architectures", ["LlamaForCausalLM", [], [["x"]], 3, ["LlamaForCausalLM"] * 2])
+def test_from_config_refuses_malformed_architectures(architectures: Any) -> None:
+    refused(config(architectures=architectures), "'architectures'")
+
+
+@pytest.mark.parametrize(
+    "field", ["num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"]
+)
+def test_from_config_refuses_missing_field(field: str) -> None:
+    refused(config(**{field: "absent"}), f"'{field}' is missing")
+
+
+@pytest.mark.parametrize("value", [True, "4096", 4096.0, -4096, 0, [4096], {}, 2**40, float("nan")])
+def test_from_config_refuses_what_is_not_a_positive_integer(value: Any) -> None:
+    refused(config(hidden_size=value), "'hidden_size' must be an integer from 1 to")
+
+
+@pytest.mark.parametrize("value", [True, "8", 8.5, -8])
+def test_from_config_refuses_wrong_type_where_a_default_exists(value: Any) -> None:
+    refused(config(num_key_value_heads=value), "'num_key_value_heads' must be an integer")
+
+
+def test_from_config_names_the_field_inside_text_config() -> None:
+    outer = config("gemma-3-27b")
+    del outer["text_config"]["hidden_size"]
+    refused(outer, "'text_config.hidden_size' is missing")
+
+
+def test_from_config_refuses_missing_text_config() -> None:
+    refused(config("gemma-3-27b", text_config="absent"), "'text_config' must be an object")
+
+
+def test_from_config_refuses_another_family_inside() -> None:
+    text = {**config("gemma-3-27b")["text_config"], "model_type": "llama"}
+    refused(config("gemma-3-27b", text_config=text), "needs 'gemma3_text', found 'llama'")
+
+
+def test_from_config_refuses_quantised_weights() -> None:
+    refused(config(quantization_config={"quant_method": "fp8"}), "'quantization_config' is present")
+
+
+def test_from_config_refuses_quantised_weights_beside_text_config() -> None:
+    refused(config("gemma-3-27b", quantization_config={"quant_method": "awq"}), "'quantization_config' is present")
+
+
+def test_from_config_allows_a_null_quantization_config() -> None:
+    assert manifest(config(quantization_config=None)) == manifest(config())
+
+
+def test_from_config_refuses_latent_attention() -> None:
+    refused(config(kv_lora_rank=512), "'kv_lora_rank' is present", "MLA")
+
+
+def test_from_config_refuses_experts_in_a_dense_family() -> None:
+    refused(config(num_local_experts=8), "'num_local_experts' is present")
+
+
+def test_from_config_refuses_moe_without_num_experts() -> None:
+    refused(config("qwen3-30b-a3b", num_experts="absent"), "'num_experts' is missing")
+
+
+@pytest.mark.parametrize("layers", [3, ["0"], [48], [-1], [True]])
+def test_from_config_refuses_malformed_mlp_only_layers(layers: Any) -> None:
+    refused(config("qwen3-30b-a3b", mlp_only_layers=layers), "'mlp_only_layers'")
+
+
+def test_from_config_refuses_tp_that_does_not_divide_heads_and_lists_those_that_do() -> None:
+    refused(config(), "'num_attention_heads': 32", "tp 3", "fit this model: 1, 2, 4, 8, 16, 32", tp=3)
+
+
+def test_from_config_refuses_tp_that_does_not_divide_the_mlp() -> None:
+    refused(config(intermediate_size=8200), "'intermediate_size': 8200", "fit this model: 1", tp=16)
+
+
+def test_from_config_refuses_tp_that_neither_divides_nor_is_divided_by_kv_heads() -> None:
+    heads = config(num_attention_heads=36, num_key_value_heads=6, head_dim=128, intermediate_size=36 * 64)
+    refused({**heads, "vocab_size": 36 * 64}, "'num_key_value_heads': of 6 and tp 4", "1, 2, 3, 6", tp=4)
+
+
+def test_from_config_refuses_heads_that_are_no_multiple_of_kv_heads() -> None:
+    refused(config(num_key_value_heads=5), "'num_attention_heads' must be a multiple")
+
+
+def test_from_config_refuses_a_head_dim_it_would_have_to_round() -> None:
+    refused(config(hidden_size=4100), "'head_dim' is missing")
+
+
+def test_from_config_refuses_unaligned_shapes_by_gemm() -> None:
+    refused(config(hidden_size=4100, head_dim=128), "gemm 'qkv'", "k must be a positive multiple of 8", "none")
+
+
+@pytest.mark.parametrize("tp", [0, -1, True, "2", 2.0, 10**9])
+def test_from_config_refuses_malformed_tp(tp: Any) -> None:
+    refused(config(), "tp must be an integer", tp=tp)
+
+
+@pytest.mark.parametrize("tokens", [[], [0], [True], ["16"], [1.5], [2**40]])
+def test_from_config_refuses_malformed_tokens(tokens: Any) -> None:
+    refused(config(), "tokens must be integers", tokens=tokens)
+
+
+def test_from_config_refuses_unknown_target() -> None:
+    refused(config(), "did you mean 'sm_90a'?", targets=["sm_90"])
+
+
+def test_from_config_refuses_unknown_dtype() -> None:
+    refused(config(), "unknown dtype 'fp8'", "e4m3", dtype="fp8")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", "null", '"text"', "{'a': 1}", '{"a": 1, "a": 2}', "[" * 100_000, "9" * 5000]
+)
+def test_load_config_refuses_what_is_not_a_json_object(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ManifestError, match=r"config\.json"):
+        load_config(path)
+
+
+def test_load_config_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{\n"a": 1,\n}')
+    with pytest.raises(ManifestError, match=r"config\.json:3: not JSON"):
+        load_config(path)
+
+
+def test_load_config_refuses_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="is a directory"):
+        load_config(tmp_path)
+
+
+def test_load_config_refuses_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="no such file"):
+        load_config(tmp_path / "config.json")
+
+
+def test_load_config_ignores_fields_it_does_not_use(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config(), "rope_theta": 500000.0, "torch_dtype": "bfloat16"}))
+    assert manifest(load_config(path)) == manifest(config())
