@@ -389,7 +389,8 @@ class Archive:
             while offset < end:
                 part = os.pread(self._file.fileno(), end - offset, offset)
                 if not part:
-                    raise Truncated(f"{self.path}: was cut short after it was opened, before byte {end}; copy it again")parts.append(part)
+                    raise Truncated(f"{self.path}: was cut short after it was opened, before byte {end}; copy it again")
+                parts.append(part)
                 offset += len(part)
         except OSError as error:
             raise FileUnreadable(f"{self.path}: cannot be read ({error.strerror}); check the file system") from None

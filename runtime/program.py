@@ -52,10 +52,14 @@ class Slot:
     pointer: int
     addend: int = 0
 
+    @property
+    def mask(self) -> int:
+        """What the slot keeps of pointer + addend."""
+        return _TMA_ADDRESS_MASK if self.tma else _MASK_64
+
     def encode(self, pointer: int) -> int:
         """The 64-bit word for the address `pointer`."""
-        address = pointer + self.addend
-        return address & (_TMA_ADDRESS_MASK if self.tma else _MASK_64)
+        return (pointer + self.addend) & self.mask
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,21 @@
 `compiled.dump_to_object` gives the host object that the DSL would run. Linked against `oracle_shim.c`, which stands in
 for the CUDA calls and records what `_cudaLaunchKernelEx` is given, it says what a launch must be for any extents,
 strides, scalars and pointers. Every byte that the host code defines is compared.
+
+`python -m tests.oracle sm_90a` checks one target; a process can compile for one only.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
+import os
 import random
 import re
 import struct
 import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +25,13 @@ from typing import Any
 
 from aot.host_ir import HostProgram, _argument_inputs, extract, parse_function
 from aot.host_types import leaves, parse_type
-from aot.lower import Lowered
-from runtime.errors import ProgramError
+from aot.lower import Lowered, lower
+from aot.providers import PROVIDERS, provider
+from aot.variants import Variant
+from runtime.errors import ProgramError, RecordError
 from runtime.program import Launch
 from runtime.record import Record
+from runtime.signature import Signature
 
 SHIM = Path(__file__).with_name("oracle_shim.c")
 PREFIX = "oracle"
@@ -140,13 +149,88 @@ def random_case(record: Record, rng: random.Random) -> tuple[dict[str, int], lis
     """Random inputs a caller could pass: symbols within their divisibility, aligned made-up device addresses."""
     values: dict[str, int] = {}
     for name, symbol in record.symbols.items():
-        top = rng.choice([1, 2, 8, 64, 512, 4096, 32768])
+        top = rng.choice([1, 2, 8, 64, 512, 4096, 32768] + [1 << 28, 1 << 36] * (symbol.width == 64))
         values[name] = symbol.divisibility * rng.randint(1, max(1, top))
     multiprocessors = rng.choice([46, 78, 108, 114, 132, 148, 188])
-    for argument in record.device_arguments():
-        values[argument.name] = multiprocessors // argument.cluster_size
+    for device in record.device_arguments():
+        values[device.name] = multiprocessors // device.cluster_size
     scalars: dict[str, Any] = dict(record.program.values)
     for name, width in scalars.items():
         values.setdefault(name, rng.getrandbits(width))
     pointers = [rng.randrange(1 << 30, 1 << 47) & ~0xFF for _ in record.program.pointers]
     return values, pointers
+
+
+def sample(target: str) -> list[Variant]:
+    """One variant of every family, scheduler, element type and batching that the target has, and every non-GEMM."""
+    chosen: dict[tuple[Any, ...], Variant] = {}
+    for name in PROVIDERS:
+        for types in (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"), ("e4m3", "e4m3", "bf16")):
+            for batch in (1, 2):
+                signature = Signature(*types, "f32", "none", 4096, 4096, batch)
+                for v in provider(name).variants(target, signature):
+                    # Batching and the other element types change the host code of a family in the same way.
+                    plain = types[0] == "bf16" and batch == 1
+                    schedule = v.options.get("scheduler") if plain else None
+                    chosen.setdefault((name, v.family, types, batch, schedule), v)
+        for v in provider(name).functions(target):
+            chosen.setdefault((name, v.family, v.a, v.operation), v)
+    return list(chosen.values())
+
+
+def _mutate(variant: Variant, rng: random.Random) -> int:
+    """Change every constant of one program, one at a time; status 1 unless the oracle notices nearly all of them.
+
+    A few are beyond notice: the guard for 2^31 tiles, for instance, compares with a number no case reaches.
+    """
+    lowered = lower(variant)
+    with tempfile.TemporaryDirectory() as directory:
+        oracle = Oracle(lowered, Path(directory))
+        cases = [random_case(oracle.record, rng) for _ in range(40)]
+        nodes = lowered.record["program"]["nodes"]
+        constants = [node for node in nodes if node[0] == "const"]
+        unnoticed = []
+        for node in constants:
+            original, node[2] = node[2], node[2] ^ 1
+            try:
+                oracle.record = Record.from_json(lowered.record)
+                if all(oracle.compare(*case) for case in cases):
+                    unnoticed.append(original)
+            except (AssertionError, RecordError):
+                pass
+            node[2] = original
+    print(f"{len(constants) - len(unnoticed)} of {len(constants)} changed constants noticed; not: {unnoticed}")
+    return 1 if len(unnoticed) > len(constants) // 5 else 0
+
+
+def main() -> int:
+    """Check a sample of variants for one target; exit status 1 if any differs or cannot be checked."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("target")
+    parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mutate", action="store_true", help="change each program, and see the oracle notice")
+    options = parser.parse_args()
+    os.environ["CUTE_DSL_ARCH"] = options.target  # latched when the DSL is imported
+    rng, failures = random.Random(options.seed), 0
+    if options.mutate:
+        return _mutate(sample(options.target)[0], rng)
+    for variant in sample(options.target):
+        with tempfile.TemporaryDirectory() as directory:
+            checked, tried, problem = 0, 0, ""
+            try:
+                oracle = Oracle(lower(variant), Path(directory))
+                while checked < options.cases and tried < 2 * options.cases:
+                    tried += 1
+                    checked += oracle.compare(*random_case(oracle.record, rng))
+                if checked < options.cases:
+                    problem = f"only {checked} of {tried} random cases have defined behaviour"
+            except Exception as e:
+                problem = f"{type(e).__name__}: {e}"
+        failures += bool(problem)
+        print(f"{'FAIL' if problem else 'ok':5s}{checked:5d} cases  {variant.name()}  {problem}", flush=True)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

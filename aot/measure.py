@@ -1,0 +1,251 @@
+"""Check and time GEMM functions on the GPU: float32 references, poisoned outputs, CUDA-graph replays on cold L2.
+
+A measurement is one signature at one M. Needs torch and a GPU, and no compiler. Knows nothing of archives or of what
+is done with the figures.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from runtime.errors import AotError
+from runtime.signature import Signature
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn, "f32": torch.float32}
+
+# ||out - reference|| / ||reference|| allowed for each output type: rounding to nearest gives about 0.42 of a unit in
+# the last place, 1.7e-3 for bf16 and 2.1e-4 for f16; the rest is room for the order of summation.
+MAX_ERROR = {"bf16": 3e-3, "f16": 5e-4, "f32": 1e-4}
+# Hopper's fp8 tensor cores keep 14 bits of a partial sum (DeepSeek-V3 technical report, 3.3.2).
+MAX_ERROR_FP8 = 1e-2
+# A single wrong tile disappears in the norm of a large matrix, so no element may be off by more than its own
+# rounding (2^-8 for bf16) plus this share of the root mean square.
+MAX_ELEMENT_ERROR = 0.06
+_GUARD_ROWS = 8
+# Figures from a device that was idle between two replays would include its wake-up.
+_WARMUP_REPLAYS = 2
+
+Launch = Callable[["OperandSet"], None]
+
+
+class MeasureError(AotError):
+    """The machine cannot measure what was asked."""
+
+
+@dataclass(frozen=True)
+class OperandSet:
+    """One A, B and D of a GEMM."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    d: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of one launch: the median over replays, and (largest - smallest) / median."""
+
+    us: float
+    spread: float
+
+
+class Weights:
+    """Random B matrices of a signature, enough of them that using them in turn finds L2 cold."""
+
+    def __init__(self, signature: Signature, m: int, l2_bytes: int, seed: int) -> None:
+        self.signature = signature
+        self.generator = torch.Generator(device="cuda").manual_seed(seed)
+        self.count = max(1, math.ceil(3 * l2_bytes / signature.bytes(m)))
+        self.b = [self._random(signature.n, signature.b, signature.k**-0.5) for _ in range(self.count)]
+
+    def _random(self, rows: int, dtype: str, scale: float) -> torch.Tensor:
+        s = self.signature
+        shape = (s.batch, rows, s.k) if s.batch > 1 else (rows, s.k)
+        if dtype == "e4m3":  # a scale that uses the type's range; nothing underflows to a constant
+            scale = 1.0
+        values = torch.randn(shape, device="cuda", generator=self.generator, dtype=torch.bfloat16)
+        return values.mul_(scale).to(TORCH_DTYPES[dtype])
+
+    def operands(self, m: int) -> list[OperandSet]:
+        """Fresh random A matrices and poisoned outputs for `m` rows, one for each B."""
+        s = self.signature
+        shape = (s.batch, m, s.n) if s.batch > 1 else (m, s.n)
+        return [
+            OperandSet(
+                self._random(m, s.a, 1.0),
+                b,
+                torch.full(shape, float("nan"), dtype=TORCH_DTYPES[s.d], device="cuda"),
+            )
+            for b in self.b
+        ]
+
+
+def check(signature: Signature, m: int, weights: Weights, launches: Mapping[str, Launch]) -> dict[str, float | str]:
+    """Run each function once on fresh random inputs and compare it with float32.
+
+    The output starts as NaN with guard rows behind it. Returns for each function its relative error, or the reason
+    why it is wrong.
+    """
+    operands = weights.operands(m)[0]
+    a, b = operands.a.float(), operands.b.float()
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    reference = a @ b.transpose(-1, -2)
+    torch.backends.cuda.matmul.allow_tf32 = before
+    norm, rms = reference.norm().item(), reference.square().mean().sqrt().item()
+    limit = MAX_ERROR_FP8 if signature.a == "e4m3" else MAX_ERROR[signature.d]
+    results: dict[str, float | str] = {}
+    d = operands.d
+    rows = signature.batch * m
+    guarded = torch.empty((rows + _GUARD_ROWS, signature.n), dtype=d.dtype, device="cuda")
+    for name, launch in launches.items():
+        guarded.fill_(float("nan"))
+        out = guarded[:rows].view(d.shape)
+        launch(OperandSet(operands.a, operands.b, out))
+        torch.cuda.synchronize()
+        difference = out.float().sub_(reference)
+        error = difference.norm().item() / norm
+        worst = difference.abs_().sub_(reference.abs() * 2**-8).max().item() / rms
+        if not torch.isnan(guarded[rows:]).all():
+            results[name] = "it writes behind the output"
+        elif math.isnan(error):
+            results[name] = "it leaves part of the output unwritten, or writes NaN"
+        elif error > limit or worst > MAX_ELEMENT_ERROR:
+            results[name] = f"relative error {error:.2e} (limit {limit:.0e}), worst element {worst:.2f} rms"
+        else:
+            results[name] = error
+    return results
+
+
+def baseline(signature: Signature) -> tuple[str, Launch]:
+    """What torch runs for a signature (cuBLAS behind it), and its name."""
+    if signature.a == "e4m3":
+        one = torch.ones((), device="cuda")
+
+        def scaled(o: OperandSet) -> None:
+            torch._scaled_mm(o.a, o.b.t(), one, one, out_dtype=o.d.dtype, use_fast_accum=True, out=o.d)
+
+        return "torch._scaled_mm tensor-wise, fast accumulation", scaled
+    if signature.batch > 1:
+        return "torch.bmm", lambda o: torch.bmm(o.a, o.b.transpose(1, 2), out=o.d)
+    return "torch.mm", lambda o: torch.mm(o.a, o.b.t(), out=o.d)
+
+
+def expected_us(signature: Signature, m: int) -> float:
+    """A floor for sizing graphs only: 4 TB/s or 800 TFLOP/s (an H200's), whichever takes longer."""
+    return max(signature.bytes(m) / 4e6, signature.flops(m) / 800e6, 2.0)
+
+
+class Contender:
+    """One function captured into a CUDA graph of `count` launches over rotated operands."""
+
+    def __init__(self, launch: Launch, operands: Sequence[OperandSet], count: int, stream: torch.cuda.Stream) -> None:
+        self.count = count
+        self.stream = stream
+        self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        with torch.cuda.stream(stream):
+            launch(operands[0])
+            stream.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            self.graph.capture_begin()
+            try:
+                for i in range(count):
+                    launch(operands[i % len(operands)])
+            finally:
+                self.graph.capture_end()
+
+    def replay(self, timed: bool = True) -> None:
+        """Queue one replay."""
+        with torch.cuda.stream(self.stream):
+            if not timed:
+                self.graph.replay()
+                return
+            pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            pair[0].record(self.stream)
+            self.graph.replay()
+            pair[1].record(self.stream)
+            self.events.append(pair)
+
+    def timing(self) -> Timing:
+        """What the timed replays took; call after synchronising."""
+        samples = [a.elapsed_time(b) * 1e3 / self.count for a, b in self.events]
+        median = statistics.median(samples)
+        return Timing(median, (max(samples) - min(samples)) / median)
+
+
+def time_interleaved(
+    contenders: Mapping[str, Launch],
+    operands: Sequence[OperandSet],
+    floor_us: float,
+    repeats: int,
+    graph_us: float,
+) -> dict[str, Timing]:
+    """Time launches in turn, A B C A B C, each as a graph of about `graph_us`; `floor_us` is the least one can take."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    count = min(max(math.ceil(graph_us / floor_us), 2), 400)
+    graphs = {name: Contender(launch, operands, count, stream) for name, launch in contenders.items()}
+    for graph in graphs.values():
+        for _ in range(_WARMUP_REPLAYS):
+            graph.replay(timed=False)
+    for _ in range(repeats):
+        for graph in graphs.values():
+            graph.replay()
+    stream.synchronize()
+    return {name: graph.timing() for name, graph in graphs.items()}
+
+
+def environment() -> dict[str, Any]:
+    """The machine and the versions behind a measurement.
+
+    Raises:
+        MeasureError: there is no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise MeasureError("no CUDA GPU is available to measure on; run on a machine with one")
+    from cuda.bindings import driver
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    version = driver.cuDriverGetVersion()[1]
+    return {
+        "gpu": properties.name,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
+        "cuda_driver": f"{version // 1000}.{version % 1000 // 10}",
+        "driver": _driver_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cublas": _cublas_version(),
+    }
+
+
+def _driver_version() -> str:
+    """The kernel driver's version; it is in no driver API call."""
+    try:
+        with open("/proc/driver/nvidia/version") as f:
+            words = f.readline().split()
+    except OSError:
+        return "unknown"
+    return next((w for w in words if w[:1].isdigit() and "." in w), "unknown")
+
+
+def _cublas_version() -> str:
+    import ctypes
+
+    major_minor_patch = []
+    try:
+        library = ctypes.CDLL(f"libcublas.so.{str(torch.version.cuda).split('.')[0]}")
+        for part in range(3):
+            value = ctypes.c_int()
+            library.cublasGetProperty(part, ctypes.byref(value))
+            major_minor_patch.append(str(value.value))
+    except (OSError, AttributeError):
+        return "unknown"
+    return ".".join(major_minor_patch)

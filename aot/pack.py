@@ -1,0 +1,243 @@
+"""Write an archive: `docs/format.md` gives the layout, `runtime.archive` reads it.
+
+Knows of a record only its name, target, cubin digest and family; what functions and tables mean is not its subject.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import zstandard
+
+from runtime import canonical
+from runtime.archive import (
+    FORMAT_VERSION,
+    HEADER,
+    MAGIC,
+    MAX_BLOCK_RAW_BYTES,
+    MAX_INDEX_RAW_BYTES,
+    RECORDS,
+    TABLES,
+    TARGET,
+    Archive,
+    is_name,
+)
+from runtime.errors import AotError
+
+SOLID_BLOCK_BYTES = 2 << 20
+COMPRESSION_LEVEL = 19
+
+
+class PackError(AotError):
+    """What was given cannot go into an archive, or the archive cannot be written."""
+
+
+class _Function(NamedTuple):
+    target: str
+    family: str
+    record: bytes
+    cubin: str
+
+
+class _Blob(NamedTuple):
+    kind: str
+    sha256: str
+    data: bytes
+
+
+class Package:
+    """The functions and tables of an archive to be.
+
+    The same content gives the same bytes, in whatever order it was added, with the same version of zstd.
+    """
+
+    def __init__(self) -> None:
+        self._functions: dict[str, _Function] = {}
+        self._cubins: dict[str, bytes] = {}
+        self._tables: dict[str, bytes] = {}
+
+    def add_function(self, record: dict[str, Any], cubin: bytes) -> None:
+        """Add a function; the same one again changes nothing.
+
+        `record` is any JSON object with "name", "target" and "cubin", the SHA-256 of `cubin` in hexadecimal, and
+        perhaps "family", a string that puts similar cubins next to each other.
+
+        Raises:
+            PackError: the record does not fit this description or its cubin, or its name is taken.
+        """
+        data = _encode("a function's record", record)
+        name, target, family = record.get("name"), record.get("target"), record.get("family", "")
+        if not isinstance(name, str) or not is_name(name):
+            raise PackError(f"a function's name must be 1 to 255 printable ASCII characters, found {name!r}")
+        if not isinstance(target, str) or not TARGET.fullmatch(target):
+            raise PackError(f"function {name}: its target must be like 'sm_90a', found {target!r}")
+        if not isinstance(family, str):
+            raise PackError(f"function {name}: its family must be a string, found {family!r}")
+        _require_size(f"function {name}: its cubin", cubin)
+        digest = hashlib.sha256(cubin).hexdigest()
+        if record.get("cubin") != digest:
+            raise PackError(
+                f"function {name}: its record names cubin {record.get('cubin')!r}, "
+                f"but the cubin given has SHA-256 {digest}"
+            )
+        function = _Function(target, family, data, digest)
+        if self._functions.setdefault(name, function) != function:
+            raise PackError(f"function {name}: a different one of this name was added before; rename one")
+        self._cubins[digest] = bytes(cubin)
+
+    def set_table(self, name: str, obj: dict[str, Any]) -> None:
+        """Set table `name`, replacing what it was."""
+        if not is_name(name):
+            raise PackError(f"a table's name must be 1 to 255 printable ASCII characters, found {name!r}")
+        self._tables[name] = _encode(f"table {name}", obj)
+
+    def add_archive(self, archive: Archive, names: Iterable[str] | None = None) -> None:
+        """Add the functions `names` of an open archive, or all of them.
+
+        Tables stay behind: they speak of functions, and only their owner knows how to merge or prune them.
+        """
+        entries = [archive.entry(name) for name in (archive.functions if names is None else names)]
+        for entry in sorted(entries, key=lambda entry: entry.cubin):
+            self.add_function(archive.record(entry.name), archive.cubin(entry.name))
+
+    def write(self, path: str | os.PathLike[str], level: int = COMPRESSION_LEVEL) -> None:
+        """Write the archive to `path`, whole or not at all; a file that is already there is replaced.
+
+        Raises:
+            PackError: the file system refuses, or the index is larger than readers accept.
+        """
+        destination = Path(path)
+        blocks, index = self._encode(level)
+        try:
+            _write_atomically(destination, [_header(index, sum(map(len, blocks))), *blocks, index[1]])
+        except OSError as error:
+            raise PackError(
+                f"{destination}: cannot be written ({error.strerror}); check the folder and its space"
+            ) from None
+
+    def _encode(self, level: int) -> tuple[list[bytes], tuple[int, bytes]]:
+        """The compressed blocks, and the index as its raw length and its compressed bytes."""
+        functions = sorted(self._functions.items(), key=lambda item: (item[1].target, item[1].family, item[0]))
+        blobs = [
+            *(_blob(TABLES, data) for _, data in sorted(self._tables.items())),
+            *(_blob(RECORDS, function.record) for _, function in functions),
+            *(_Blob(f.target, f.cubin, self._cubins[f.cubin]) for _, f in functions),
+        ]
+        blobs = list({(blob.kind, blob.sha256): blob for blob in blobs}.values())
+        number = {(blob.kind, blob.sha256): i for i, blob in enumerate(blobs)}
+        blocks, rows = [], []
+        for group in _solid_blocks(blobs):
+            block = _compress(b"".join(blob.data for blob in group), level)
+            blocks.append(block)
+            rows.append(
+                {
+                    "kind": group[0].kind,
+                    "length": len(block),
+                    "sha256": hashlib.sha256(block).hexdigest(),
+                    "blob_lengths": [len(blob.data) for blob in group],
+                    "blob_sha256s": [blob.sha256 for blob in group],
+                }
+            )
+        index = canonical.dumps(
+            {
+                "blocks": rows,
+                "functions": {
+                    name: [number[RECORDS, _sha256(f.record)], number[f.target, f.cubin]] for name, f in functions
+                },
+                "tables": {name: number[TABLES, _sha256(data)] for name, data in self._tables.items()},
+            }
+        )
+        if len(index) > MAX_INDEX_RAW_BYTES:
+            raise PackError(
+                f"the index of {len(functions)} functions has {len(index)} bytes, the limit is "
+                f"{MAX_INDEX_RAW_BYTES}; split the archive"
+            )
+        return blocks, (len(index), _compress(index, level))
+
+
+def _encode(subject: str, obj: dict[str, Any]) -> bytes:
+    if not isinstance(obj, dict):
+        raise PackError(f"{subject} must be a dict, found {type(obj).__name__}")
+    try:
+        data = canonical.dumps(obj)
+    except (TypeError, ValueError) as error:
+        raise PackError(f"{subject} is not JSON: {error}") from None
+    _require_size(subject, data)
+    return data
+
+
+def _require_size(subject: str, data: bytes) -> None:
+    if not 0 < len(data) <= MAX_BLOCK_RAW_BYTES:
+        raise PackError(f"{subject} has {len(data)} bytes; it must have 1 to {MAX_BLOCK_RAW_BYTES}")
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _blob(kind: str, data: bytes) -> _Blob:
+    return _Blob(kind, _sha256(data), data)
+
+
+def _solid_blocks(blobs: list[_Blob]) -> Iterator[list[_Blob]]:
+    """Cut `blobs` into runs of one kind and at most SOLID_BLOCK_BYTES; a larger blob is a run by itself."""
+    group: list[_Blob] = []
+    size = 0
+    for blob in blobs:
+        if group and (blob.kind != group[0].kind or size + len(blob.data) > SOLID_BLOCK_BYTES):
+            yield group
+            group, size = [], 0
+        group.append(blob)
+        size += len(blob.data)
+    if group:
+        yield group
+
+
+def _compress(data: bytes, level: int) -> bytes:
+    """One zstd frame whose window is all of `data`, so that the last blob can refer to the first."""
+    window_log = max(10, (len(data) - 1).bit_length())
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        level, source_size=len(data), window_log=window_log, write_content_size=True
+    )
+    return zstandard.ZstdCompressor(compression_params=parameters).compress(data)
+
+
+def _header(index: tuple[int, bytes], blocks_bytes: int) -> bytes:
+    raw_length, data = index
+    digest = hashlib.sha256(data).digest()
+    return HEADER.pack(MAGIC, FORMAT_VERSION, raw_length, HEADER.size + blocks_bytes, len(data), digest)
+
+
+def _write_atomically(destination: Path, parts: list[bytes]) -> None:
+    temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        # "x" creates with mode 0o666 less the umask, as any new file; tempfile would give 0o600.
+        with open(temporary, "xb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        Archive.open(temporary).close()  # nothing that the reader refuses takes the place of a good file
+        os.replace(temporary, destination)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync_directory(destination.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # what file systems answer that cannot sync a directory
+            raise
+    finally:
+        os.close(descriptor)

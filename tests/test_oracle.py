@@ -1,0 +1,31 @@
+"""Every family on every target: the launch program says what the compiler's own host code says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aot.targets import TARGETS
+
+ROOT = Path(__file__).parent.parent
+
+
+def oracle(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.oracle", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_launch_programs_equal_the_compilers_host_code(target: str) -> None:
+    run = oracle(target, "--cases", "200")
+    print(run.stdout)
+    assert run.returncode == 0, run.stdout + run.stderr[-3000:]
+    assert run.stdout.count("ok") >= 3
+
+
+def test_the_oracle_notices_a_changed_program() -> None:
+    run = oracle("sm_90a", "--mutate")
+    assert run.returncode == 0, run.stdout + run.stderr[-3000:]
+    assert "changed constants noticed" in run.stdout

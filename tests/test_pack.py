@@ -1,0 +1,382 @@
+"""The writing side of the archive: the same content gives the same bytes, written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aot import pack
+from aot.pack import Package, PackError
+from runtime import canonical
+from runtime.archive import Archive
+
+
+def record(name: str, cubin: bytes, target: str = "sm_90a", **more: Any) -> dict[str, Any]:
+    return {"name": name, "target": target, "cubin": hashlib.sha256(cubin).hexdigest(), **more}
+
+
+def add(package: Package, name: str, cubin: bytes, target: str = "sm_90a", **more: Any) -> None:
+    package.add_function(record(name, cubin, target, **more), cubin)
+
+
+# Content
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    cubins=st.dictionaries(
+        st.text("abcXYZ019._:/-", min_size=1, max_size=12),
+        st.tuples(st.sampled_from(["sm_80", "sm_90a"]), st.sampled_from(["", "f", "g"]), st.binary(min_size=1)),
+        max_size=12,
+    ),
+    seed=st.integers(0, 999),
+)
+def test_shuffled_insertion_gives_identical_files_that_read_back(
+    tmp_path_factory: pytest.TempPathFactory, cubins: dict[str, tuple[str, str, bytes]], seed: int
+) -> None:
+    folder = tmp_path_factory.mktemp("shuffle")
+    items = list(cubins.items())
+    files = []
+    for path in (folder / "a.aot", folder / "b.aot"):
+        package = Package()
+        for name, (target, family, cubin) in items:
+            add(package, name, cubin, target, family=family)
+        tables = [("gemm", {"z": 1, "a": 2}), ("build", {})]
+        for table, obj in tables if path.name == "a.aot" else reversed(tables):
+            package.set_table(table, dict(sorted(obj.items())))
+        package.write(path, level=1)
+        files.append(path.read_bytes())
+        random.Random(seed).shuffle(items)
+    assert files[0] == files[1]
+    with Archive.open(folder / "a.aot") as archive:
+        assert list(archive.functions) == sorted(cubins)
+        for name, (target, _, cubin) in cubins.items():
+            assert (archive.functions[name].target, archive.cubin(name)) == (target, cubin)
+        assert all(check.ok for check in archive.verify())
+
+
+def test_insertion_order_of_keys_does_not_show(tmp_path: Path) -> None:
+    for path, items in ((tmp_path / "a", 1), (tmp_path / "b", -1)):
+        package = Package()
+        package.add_function(dict(list(record("f", b"cubin").items())[::items]), b"cubin")
+        package.write(path)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_equal_cubins_are_stored_once(tmp_path: Path) -> None:
+    package = Package()
+    for name in ("a", "b", "c"):
+        add(package, name, b"same")
+    package.write(tmp_path / "x.aot")
+    with Archive.open(tmp_path / "x.aot") as archive:
+        assert archive.sizes()["sm_90a"].blobs == 1
+        assert len({entry.cubin for entry in archive.functions.values()}) == 1
+
+
+def test_one_cubin_under_two_targets_reads_back(tmp_path: Path) -> None:
+    package = Package()
+    add(package, "a", b"same", "sm_80")
+    add(package, "b", b"same", "sm_90a")
+    package.write(tmp_path / "x.aot")
+    with Archive.open(tmp_path / "x.aot") as archive:
+        assert archive.targets == ("sm_80", "sm_90a")
+        assert archive.cubin("a") == archive.cubin("b") == b"same"
+
+
+def test_equal_tables_read_back_under_both_names(tmp_path: Path) -> None:
+    package = Package()
+    package.set_table("a", {"x": 1})
+    package.set_table("b", {"x": 1})
+    package.write(tmp_path / "x.aot")
+    with Archive.open(tmp_path / "x.aot") as archive:
+        assert archive.table("a") == archive.table("b") == {"x": 1}
+        assert [check.subject for check in archive.verify()][-2:] == ["table a", "table b"]
+
+
+def test_table_set_again_replaces_the_first(tmp_path: Path) -> None:
+    package = Package()
+    package.set_table("a", {"x": 1})
+    package.set_table("a", {"x": 2})
+    package.write(tmp_path / "x.aot")
+    with Archive.open(tmp_path / "x.aot") as archive:
+        assert archive.table("a") == {"x": 2}
+
+
+def test_families_are_neighbours(tmp_path: Path) -> None:
+    package = Package()
+    for name, family in (("a", "f"), ("b", "g"), ("c", "f")):
+        add(package, name, name.encode(), family=family)
+    package.write(tmp_path / "x.aot")
+    with Archive.open(tmp_path / "x.aot") as archive:
+        assert sorted(archive.functions, key=lambda name: archive.functions[name].cubin) == ["a", "c", "b"]
+
+
+def test_blocks_are_bounded_and_a_large_cubin_has_its_own(tmp_path: Path) -> None:
+    package = Package()
+    rng = random.Random(0)
+    for number, size in enumerate([900_000, 900_000, 900_000, 5_000_000, 10]):
+        add(package, f"f{number}", rng.randbytes(size))
+    package.write(tmp_path / "x.aot", level=1)
+    with Archive.open(tmp_path / "x.aot") as archive:
+        lengths = [block.raw_length for block in archive.blocks if block.kind == "sm_90a"]
+        assert lengths == [1_800_000, 900_000, 5_000_000, 10]
+        assert all(check.ok for check in archive.verify())
+
+
+def test_similar_cubins_share_their_bytes(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    base = rng.randbytes(100_000)
+    package = Package()
+    for number in range(20):
+        add(package, f"f{number}", base + rng.randbytes(100))
+    package.write(tmp_path / "x.aot")
+    with Archive.open(tmp_path / "x.aot") as archive:
+        assert archive.file_bytes < 110_000
+
+
+# Merging and pruning
+
+
+def test_merging_archives_keeps_every_function(tmp_path: Path) -> None:
+    merged = Package()
+    for file in ("a", "b"):
+        package = Package()
+        add(package, file, file.encode())
+        add(package, "common", b"common")
+        package.set_table("gemm", {"of": file})
+        package.write(tmp_path / file)
+        with Archive.open(tmp_path / file) as archive:
+            merged.add_archive(archive)
+    merged.write(tmp_path / "merged")
+    with Archive.open(tmp_path / "merged") as archive:
+        assert list(archive.functions) == ["a", "b", "common"]
+        assert not archive.tables
+
+
+def test_pruning_keeps_the_named_functions_alone(tmp_path: Path) -> None:
+    package = Package()
+    for name in "abc":
+        add(package, name, name.encode())
+    package.write(tmp_path / "x.aot")
+    pruned = Package()
+    with Archive.open(tmp_path / "x.aot") as archive:
+        pruned.add_archive(archive, ["c", "a"])
+        with pytest.raises(Exception, match="no function 'd'"):
+            pruned.add_archive(archive, ["d"])
+    pruned.write(tmp_path / "x.aot")
+    with Archive.open(tmp_path / "x.aot") as archive:
+        assert {name: archive.cubin(name) for name in archive.functions} == {"a": b"a", "c": b"c"}
+
+
+def test_copy_of_an_archive_is_the_same_file(tmp_path: Path) -> None:
+    package = Package()
+    for name in "abc":
+        add(package, name, name.encode() * 100, family=name)
+    package.write(tmp_path / "x.aot")
+    copy = Package()
+    with Archive.open(tmp_path / "x.aot") as archive:
+        copy.add_archive(archive)
+    copy.write(tmp_path / "y.aot")
+    assert (tmp_path / "x.aot").read_bytes() == (tmp_path / "y.aot").read_bytes()
+
+
+# Refusals
+
+
+def test_same_function_again_changes_nothing(tmp_path: Path) -> None:
+    package = Package()
+    add(package, "a", b"1")
+    add(package, "a", b"1")
+    package.write(tmp_path / "x.aot")
+
+
+@pytest.mark.parametrize("other", [{"cubin": b"2"}, {"cubin": b"1", "family": "g"}, {"cubin": b"1", "target": "sm_80"}])
+def test_pack_rejects_another_function_of_the_same_name(other: dict[str, Any]) -> None:
+    package = Package()
+    add(package, "a", b"1")
+    with pytest.raises(PackError, match="function a: a different one of this name"):
+        add(package, "a", **other)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"name": ""}, "a function's name must be"),
+        ({"name": "a b"}, "a function's name must be"),
+        ({"name": "a\x00"}, "a function's name must be"),
+        ({"name": "x" * 256}, "a function's name must be"),
+        ({"name": None}, "a function's name must be"),
+        ({"target": "records"}, "its target must be like"),
+        ({"target": "sm_90a\n"}, "its target must be like"),
+        ({"target": None}, "its target must be like"),
+        ({"family": 3}, "its family must be a string"),
+        ({"cubin": "0" * 64}, "but the cubin given has SHA-256"),
+        ({"extra": float("nan")}, "is not JSON"),
+        ({"extra": {1: 2}}, "a key of canonical JSON must be a string"),
+        ({"extra": b"bytes"}, "is not JSON"),
+        ({"extra": "\ud800"}, "is not JSON"),
+    ],
+)
+def test_pack_rejects_bad_record(change: dict[str, Any], match: str) -> None:
+    with pytest.raises(PackError, match=match):
+        Package().add_function({**record("a", b"1"), **change}, b"1")
+
+
+def test_pack_rejects_record_that_is_no_object() -> None:
+    with pytest.raises(PackError, match="must be a dict, found list"):
+        Package().add_function([], b"1")  # type: ignore[arg-type]
+
+
+def test_pack_rejects_empty_cubin() -> None:
+    with pytest.raises(PackError, match="its cubin has 0 bytes"):
+        add(Package(), "a", b"")
+
+
+def test_pack_rejects_oversized_cubin() -> None:
+    with pytest.raises(PackError, match="its cubin has 67108865 bytes"):
+        add(Package(), "a", bytes((64 << 20) + 1))
+
+
+def test_pack_rejects_bad_table_name() -> None:
+    with pytest.raises(PackError, match="a table's name must be"):
+        Package().set_table("a b", {})
+
+
+def test_pack_rejects_table_that_is_no_object() -> None:
+    with pytest.raises(PackError, match="table a must be a dict, found list"):
+        Package().set_table("a", [])  # type: ignore[arg-type]
+
+
+def test_pack_rejects_oversized_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "MAX_INDEX_RAW_BYTES", 10)
+    with pytest.raises(PackError, match="the index of 0 functions has 40 bytes"):
+        Package().write(tmp_path / "x.aot")
+
+
+# Writing
+
+
+def test_write_replaces_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.aot"
+    path.write_bytes(b"old")
+    Package().write(path)
+    Archive.open(path).close()
+    assert os.listdir(tmp_path) == ["x.aot"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_failed_write_keeps_the_old_file_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException
+) -> None:
+    def fail(*args: object) -> None:
+        raise error
+
+    path = tmp_path / "x.aot"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises((PackError, KeyboardInterrupt)):
+        Package().write(path)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x.aot"]
+
+
+def test_write_never_lets_an_unreadable_archive_take_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "FORMAT_VERSION", 9)
+    path = tmp_path / "x.aot"
+    path.write_bytes(b"old")
+    with pytest.raises(Exception, match="format version 9"):
+        Package().write(path)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x.aot"]
+
+
+def test_write_syncs_the_file_then_renames_then_syncs_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    fsync, replace = os.fsync, os.replace
+
+    def note_fsync(descriptor: int) -> None:
+        calls.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def note_replace(source: Path, destination: Path) -> None:
+        calls.append("replace")
+        assert source.parent == destination.parent
+        replace(source, destination)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    Package().write(tmp_path / "x.aot")
+    assert calls == ["file", "replace", "folder"]
+
+
+def test_write_into_a_missing_folder_says_so(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match=r"none/x\.aot: cannot be written \(No such file"):
+        Package().write(tmp_path / "none" / "x.aot")
+
+
+def test_write_onto_a_folder_says_so(tmp_path: Path) -> None:
+    (tmp_path / "x.aot").mkdir()
+    with pytest.raises(PackError, match="cannot be written"):
+        Package().write(tmp_path / "x.aot")
+    assert os.listdir(tmp_path) == ["x.aot"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_file_mode_respects_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        Package().write(tmp_path / "x.aot")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "x.aot").stat().st_mode) == mode
+
+
+# Canonical JSON
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text('aé\n"\\😀'),
+    lambda children: st.lists(children) | st.dictionaries(st.text("ab😀\ue000"), children),
+)
+
+
+@given(JSON)
+def test_canonical_json_reads_back(obj: Any) -> None:
+    assert canonical.loads(canonical.dumps(obj)) == obj
+
+
+def test_canonical_json_is_sorted_dense_utf8() -> None:
+    assert canonical.dumps({"b": [1, 2.5, (True, None)], "a": "é"}) == '{"a":"é","b":[1,2.5,[true,null]]}'.encode()
+
+
+def test_digest_is_the_sha256_of_the_canonical_bytes() -> None:
+    assert canonical.digest({"a": 1}) == hashlib.sha256(b'{"a":1}').hexdigest()
+
+
+@pytest.mark.parametrize("obj", [float("nan"), [float("inf")], {"a": "\ud800"}])
+def test_canonical_json_refuses_what_json_cannot_say(obj: Any) -> None:
+    with pytest.raises(ValueError):
+        canonical.dumps(obj)
+
+
+@pytest.mark.parametrize("obj", [{1: 2}, [{None: 1}], b"bytes", {1, 2}])
+def test_canonical_json_refuses_what_would_change(obj: Any) -> None:
+    with pytest.raises(TypeError):
+        canonical.dumps(obj)
+
+
+def test_canonical_json_refuses_a_value_inside_itself() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(ValueError):
+        canonical.dumps(loop)
