@@ -1,0 +1,117 @@
+"""A launch program evaluates to launches, and its reader refuses what it does not know."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from runtime.errors import ProgramError, RecordError
+from runtime.program import Program
+
+from .samples import record
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def program() -> dict[str, Any]:
+    return dict(record()["program"])
+
+
+def plan(m: int = 3, n: int = 64, ldx: int = 64, ldy: int = 64, clusters: int = 66) -> Any:
+    return Program.from_json(program(), 1).plan([m, n, ldx, ldy, 0x3F800000, clusters])[0]
+
+
+def test_a_launch_has_grid_block_shared_memory_and_attributes() -> None:
+    launch = plan()
+    assert (launch.grid, launch.block, launch.shared_bytes) == ((3, 1, 1), (128, 1, 1), 1024)
+    assert launch.attributes == ((4, (2, 1, 1)),)
+    assert launch.sizes == (8, 128, 8)
+
+
+def test_parameters_hold_the_evaluated_words_and_zeros_elsewhere() -> None:
+    launch = plan(m=3, n=64, ldy=72)
+    start = launch.offsets[1]
+    assert struct.unpack_from("<Q", launch.parameters, start + 8) == (144,)
+    assert struct.unpack_from("<II", launch.parameters, launch.offsets[2]) == (192, 0x3F800000)
+    assert launch.parameters[start + 16 : start + 128] == bytes(112)
+
+
+def test_pointers_go_into_their_slots_and_nowhere_else() -> None:
+    launch = plan()
+    buffer = launch.with_pointers([0x7F00_0000_1230, 0x7F00_0000_4567])
+    assert struct.unpack_from("<Q", buffer, launch.offsets[0]) == (0x7F00_0000_1230,)
+    assert struct.unpack_from("<Q", buffer, launch.offsets[1]) == (0x7F00_0000_4560,)  # a descriptor drops 4 bits
+    for slot in launch.slots:
+        buffer[slot.offset : slot.offset + 8] = bytes(8)
+    assert bytes(buffer) == launch.parameters
+
+
+def test_an_addend_is_added_to_the_pointer_modulo_2_to_the_57_in_a_descriptor() -> None:
+    changed = program()
+    changed["nodes"].append(["const", 64, (1 << 64) - (1 << 40)])
+    changed["launches"][0]["parameters"][1]["slots"] = [[0, "tma", 1, 14]]
+    launch = Program.from_json(changed, 1).plan([3, 64, 64, 64, 0, 66])[0]
+    word = struct.unpack_from("<Q", launch.with_pointers([0, 1 << 32]), launch.offsets[1])[0]
+    assert word == ((1 << 32) - (1 << 40)) % (1 << 57)
+
+
+def test_an_overflow_of_the_compiled_arithmetic_is_refused() -> None:
+    with pytest.raises(ProgramError, match="overflows the 32-bit arithmetic"):
+        plan(m=1 << 20, n=1 << 20)
+
+
+def test_no_rows_make_no_grid() -> None:
+    with pytest.raises(ProgramError, match="grid would be"):
+        plan(m=0)
+
+
+def test_a_value_too_wide_for_its_input_is_refused() -> None:
+    with pytest.raises(ProgramError, match="m = 4294967296 does not fit the 32 bits"):
+        plan(m=1 << 32)
+
+
+def set_launch(name: str, value: Any) -> Change:
+    return lambda p: p["launches"][0].__setitem__(name, value)
+
+
+def set_parameter(index: int, name: str, value: Any) -> Change:
+    return lambda p: p["launches"][0]["parameters"][index].__setitem__(name, value)
+
+
+MALFORMED: dict[str, Change] = {
+    "unknown field": lambda p: p.__setitem__("code", "import os"),
+    "missing field": lambda p: p.__delitem__("pointers"),
+    "no launches": lambda p: p.__setitem__("launches", []),
+    "value named twice": lambda p: p["values"].append(["m", 32]),
+    "value of an odd width": lambda p: p["values"].__setitem__(0, ["m", 33]),
+    "unknown operation": lambda p: p["nodes"].append(["exec", 32, 0, 1]),
+    "kernel that is not there": set_launch("kernel", 1),
+    "grid of two": set_launch("grid", [6, 6]),
+    "grid of the wrong width": set_launch("grid", [8, 6, 6]),
+    "grid beyond the nodes": set_launch("grid", [99, 6, 6]),
+    "unknown attribute": set_launch("attributes", [[5, [6]]]),
+    "attribute twice": set_launch("attributes", [[6, [6]], [6, [6]]]),
+    "attribute with too few words": set_launch("attributes", [[4, [6]]]),
+    "parameter of no size": set_parameter(0, "size", 0),
+    "parameter too large": set_parameter(0, "size", 1 << 20),
+    "word past the end": set_parameter(2, "words", [[6, 4, 9]]),
+    "word of three bytes": set_parameter(2, "words", [[0, 3, 9]]),
+    "word of the wrong width": set_parameter(2, "words", [[0, 8, 9]]),
+    "words that overlap": set_parameter(2, "words", [[0, 4, 9], [2, 4, 4]]),
+    "slot on a word": set_parameter(0, "words", [[4, 4, 9]]),
+    "slot past the end": set_parameter(0, "slots", [[1, "raw", 0, None]]),
+    "slot of an unknown kind": set_parameter(0, "slots", [[0, "handle", 0, None]]),
+    "slot of an unknown pointer": set_parameter(0, "slots", [[0, "raw", 2, None]]),
+    "addend of 32 bits": set_parameter(0, "slots", [[0, "raw", 0, 9]]),
+}
+
+
+@pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED)
+def test_reader_refuses(change: Change) -> None:
+    changed = program()
+    change(changed)
+    with pytest.raises(RecordError):
+        Program.from_json(changed, 1)
