@@ -15,8 +15,8 @@ class Target:
     """One architecture to compile for.
 
     `serves` lists the compute capabilities its cubins load on. `multiprocessors` is that of the common GPU: it orders
-    candidates and stands in for a device where a provider asks for one, and never reaches a kernel. `shared_bytes_per_block`
-    is the most shared memory a block may opt in to on every GPU that the target serves.
+    candidates and stands in for a device where a provider asks for one, and never reaches a kernel.
+    `shared_bytes_per_block` is the most shared memory a block may opt in to on every GPU that the target serves.
     """
 
     name: str
@@ -26,8 +26,9 @@ class Target:
     shared_bytes_per_block: int
 
 
-# Shared memory: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": 163 KB on 8.0, 99 KB on 8.6, 8.9
-# and 12.0, 227 KB on 9.0, 10.0 and 10.3. A cubin for sm_80 also loads on 8.6 and 8.9, so the smaller limit holds for it.
+# Shared memory: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": 163 KB on 8.0, 99 KB on
+# 8.6, 8.9 and 12.0, 227 KB on 9.0, 10.0 and 10.3. A cubin for sm_80 also loads on 8.6 and 8.9, so the smaller limit
+# holds for it.
 TARGETS = {
     t.name: t
     for t in (

@@ -16,6 +16,7 @@ import torch
 
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch, Entry
+from runtime.driver import Driver
 from runtime.errors import AotError
 from runtime.library import Library
 
@@ -89,7 +90,7 @@ def tune_archive(
                 f"{source}: this GPU has compute capability {capability[0]}.{capability[1]}, the archive has {there}; "
                 "build it for this GPU's target"
             )
-        library = Library(archive)
+        library = Library(archive, Driver())
         tuner = _Tuner(library, report, options)
         total = sum(len(e.candidates) for e in entries)
         results: dict[int, list[Measured]] = {}

@@ -1,17 +1,17 @@
 """One way to compute something on a target, as data, and which such ways exist.
 
-`FAMILIES` and `illegal` are the only source of that truth for enumerators, tuners and tests. Knows nothing of compilers, devices
-or the packages that kernels come from, and imports none of them.
+`FAMILIES` and `illegal` are the only source of that truth for enumerators, tuners and tests. Knows nothing of
+compilers, devices or the packages that kernels come from, and imports none of them.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
+from runtime import canonical
 from runtime.dtypes import DTYPES
 from runtime.errors import RecordError
 from runtime.signature import EPILOGUES, Signature
@@ -27,9 +27,9 @@ OPERATIONS = ("gemm", "rmsnorm")
 class Variant:
     """A kernel that could be compiled: where it comes from, for which target, with which choices.
 
-    `config` holds the family's choices as sorted pairs; `options` is the same as a dictionary. `a`, `b`, `d` are the element types
-    of the two inputs and the output: for "gemm" A, B and D, for "rmsnorm" x, weight and y. Kernels are dynamic in their extents,
-    so a variant holds none: one serves every signature of its types.
+    `config` holds the family's choices as sorted pairs; `options` is the same as a dictionary. `a`, `b`, `d` are the
+    element types of the two inputs and the output: for "gemm" A, B and D, for "rmsnorm" x, weight and y. Kernels are
+    dynamic in their extents, so a variant holds none: one serves every signature of its types.
     """
 
     provider: str
@@ -82,7 +82,7 @@ class Variant:
 
     def key(self) -> str:
         """Canonical JSON, the same for equal variants and only for them."""
-        return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return canonical.dumps(self.to_json()).decode()
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary that `from_json` reads."""
@@ -146,11 +146,9 @@ def _tile_k_rule(v: Variant) -> str | None:
 
 
 def _sm100_rule(v: Variant) -> str | None:
-    """`tile_m` is the MMA's, so two CTAs share it where `two_cta` holds, and then lie side by side along a cluster's M."""
-    two_cta, tile_m, cluster_m, cluster_n = (
-        v.options["two_cta"],
-        *(v.integer(o) for o in ("tile_m", "cluster_m", "cluster_n")),
-    )
+    """`tile_m` is the MMA's: where `two_cta` holds, two CTAs share it, side by side along a cluster's M."""
+    two_cta, tile_m = v.options["two_cta"], v.integer("tile_m")
+    cluster_m, cluster_n = v.integer("cluster_m"), v.integer("cluster_n")
     if tile_m not in ((128, 256) if two_cta else (64, 128)):
         return f"tile_m must be {'128 or 256 with' if two_cta else '64 or 128 without'} two_cta"
     if two_cta and cluster_m % 2:
@@ -187,8 +185,8 @@ _SM100_OPTIONS: dict[str, tuple[Option, ...]] = {
 }
 
 FAMILIES: dict[str, Family] = {
-    # Four warps with mma.sync, cp.async and one CTA a tile; any GPU since Ampere. The operator also states tile_n 64, which its
-    # kernel cannot compile for row-major D.
+    # Four warps with mma.sync, cp.async and one CTA a tile; any GPU since Ampere. The operator also states tile_n 64,
+    # which its kernel cannot compile for row-major D.
     "sm80_tensorop": Family(
         "cutlass_operators",
         "gemm",
@@ -197,7 +195,8 @@ FAMILIES: dict[str, Family] = {
         {"tile_m": (64, 128), "tile_n": (128,), "tile_k": (32,), "stages": (4,)},
         _sm80_rule,
     ),
-    # Warp-specialised and persistent: TMA, WGMMA, multicast within clusters.
+    # Warp-specialised and persistent: TMA, WGMMA, multicast within clusters. In e4m3 the sums stay in the tensor core
+    # over all of K, with its reduced precision, as cuBLAS's fast accumulation does.
     "sm90_static_persistent": Family(
         "cutlass_operators",
         "gemm",
@@ -220,6 +219,7 @@ FAMILIES: dict[str, Family] = {
         _sm100_preferred_cluster_rule,
     ),
     # Low latency for few tokens: swap-AB (weights on the MMA's M side, so tile_n is 64), one CTA a tile, direct stores.
+    # Right at any M up to 65535 tiles, which the grid holds; meant for M <= 64.
     "sm100_tgv": Family(
         "cutlass_operators",
         "gemm",
@@ -260,8 +260,9 @@ def illegal(variant: Variant) -> str | None:
 def unsuited(variant: Variant, signature: Signature) -> str | None:
     """Why `variant` cannot compute `signature`, or None if it can, at every M from 1 up.
 
-    Every family loads and stores rows of A, B and D in 16-byte pieces, so K and N must fill whole pieces. Tiles and clusters that
-    hang over the edge of D are no limit: loads past it give zeros and stores past it are dropped, in every family.
+    Every family loads and stores rows of A, B and D in 16-byte pieces, so K and N must fill whole pieces. Tiles and
+    clusters that hang over the edge of D are no limit: loads past it give zeros and stores past it are dropped, in
+    every family.
     """
     if variant.operation != "gemm":
         return f"{variant.family} is not a GEMM"

@@ -24,8 +24,8 @@ class ProviderError(AotError):
 class Buildable:
     """What `cute.compile` needs for one variant, and the description of the arguments that the compiled function takes.
 
-    `function` is a `cute.jit` function and `arguments` the stand-ins to compile it with, in order. `tree` describes each argument
-    as a function record does, `symbols` each free extent and stride that the tree names.
+    `function` is a `cute.jit` function and `arguments` the stand-ins to compile it with, in order. `tree` describes
+    each argument as a function record does, `symbols` each free extent and stride that the tree names.
     """
 
     function: Callable[..., None]
@@ -69,7 +69,8 @@ class Provider(Protocol):
 
 
 def stand_ins(tree: list[dict[str, Any]], symbols: dict[str, dict[str, int]]) -> list[Any]:
-    """What to compile with for the arguments that `tree` describes: fake tensors and streams, and scalars of no matter what value.
+    """What to compile with for the arguments that `tree` describes: fake tensors and streams, and scalars of no matter
+    what value.
 
     Imports the DSL, so it belongs in a worker process.
     """

@@ -1,8 +1,9 @@
 """GEMM kernels of NVIDIA's CUTLASS Operator API (nvidia-cutlass-operators).
 
-Finds the operator that a variant describes, and wraps it in a host function of our own: B as (N, K) rows as `torch.nn.Linear`
-stores it, every extent and leading stride free, and the number of clusters the device can hold as an argument. Enumerating
-imports nothing; only `build` imports the package, the DSL and torch. Nothing here asks for a GPU or touches the driver.
+Finds the operator that a variant describes, and wraps it in a host function of our own: B as (N, K) rows as
+`torch.nn.Linear` stores it, every extent and leading stride free, and the number of clusters the device can hold as an
+argument. Enumerating imports nothing; only `build` imports the package, the DSL and torch. Nothing here asks for a GPU
+or touches the driver.
 """
 
 from __future__ import annotations
@@ -32,7 +33,17 @@ _OPERATORS = {
     "sm100_preferred_cluster": ("PersistentDenseGemmPreferredClusterOperator", True),
     "sm100_tgv": ("TgvGemmOperator", False),
 }
-_SCHEDULERS = {
+_DESIGN = (
+    "tile_shape",
+    "cluster_shape",
+    "fallback_cluster_shape",
+    "num_smem_stages",
+    "use_2cta_mma",
+    "use_tma_store",
+    "tile_scheduler",
+)
+_SCHEDULERS: dict[Any, str] = {
+    None: "NoneType",
     "clc": "CLCDynamicPersistentTileSchedulerMetadata",
     "static": "StaticPersistentTileSchedulerMetadata",
 }
@@ -105,8 +116,9 @@ def _find(variant: Variant, args: Any) -> Any:
     installed = metadata.version(DISTRIBUTION)
     if installed != VERSION:
         raise ProviderError(f"{DISTRIBUTION} {installed} is installed, this provider was made for {VERSION}")
+    wanted = _wanted(variant)
     found = ops.get_operators(
-        args, metadata_filter=lambda m: _describes(m, variant), target_sm=variant.target.removeprefix("sm_")
+        args, metadata_filter=lambda m: _found(m) == wanted, target_sm=variant.target.removeprefix("sm_")
     )
     if len(found) != 1:
         names = [o.metadata.operator_name for o in found]
@@ -114,33 +126,31 @@ def _find(variant: Variant, args: Any) -> Any:
     return found[0]
 
 
-def _describes(operator: Any, variant: Variant) -> bool:
-    """Whether operator metadata says what `variant` says, field by field."""
+def _wanted(variant: Variant) -> tuple[Any, ...]:
+    """The operator that `variant` describes: its class, and its design in the order of `_DESIGN`."""
     class_name, tma_store = _OPERATORS[variant.family]
-    design, options = operator.design, variant.options
-    tile = tuple(options[f"tile_{mode}"] for mode in "mnk")
-    if variant.family == "sm100_tgv":  # swap-AB: its first extent tiles the weights
-        tile = (tile[1], tile[0], tile[2])
-    if (
-        variant.family == "sm90_static_persistent"
-    ):  # its metadata says 64 for every type; the kernel derives the real one
-        tile = (*tile[:2], 64)
-    scheduler = _SCHEDULERS.get(str(options.get("scheduler")))
-    return (
-        operator.operator_class.__name__ == class_name
-        and design.tile_shape == tile
-        and design.cluster_shape == (options.get("cluster_m", 1), options.get("cluster_n", 1), 1)
-        and design.num_smem_stages == options.get("stages")
-        and getattr(design, "use_tma_store", None) == tma_store
-        and getattr(design, "use_2cta_mma", None) == options.get("two_cta", None if tma_store is None else False)
-        and getattr(design, "fallback_cluster_shape", None)
-        == ((options["fallback_m"], options["fallback_n"], 1) if "fallback_m" in options else None)
-        and (type(design.tile_scheduler).__name__ if getattr(design, "tile_scheduler", None) else None) == scheduler
-    )
+    options = variant.options
+    m, n, k = (options[f"tile_{mode}"] for mode in "mnk")
+    tile = (m, n, k)
+    if variant.family == "sm100_tgv":
+        tile = (n, m, k)  # swap-AB: its first extent tiles the weights
+    if variant.family == "sm90_static_persistent":
+        tile = (m, n, 64)  # it says 64 for every element type; the kernel derives the real depth
+    cluster = (options.get("cluster_m", 1), options.get("cluster_n", 1), 1)
+    fallback = (options["fallback_m"], options["fallback_n"], 1) if "fallback_m" in options else None
+    two_cta = options.get("two_cta", None if tma_store is None else False)
+    scheduler = _SCHEDULERS[options.get("scheduler")]
+    return class_name, tile, cluster, fallback, options.get("stages"), two_cta, tma_store, scheduler
+
+
+def _found(operator: Any) -> tuple[Any, ...]:
+    """The same of an operator's metadata."""
+    design = [getattr(operator.design, name, None) for name in _DESIGN]
+    return operator.operator_class.__name__, *design[:-1], type(design[-1]).__name__
 
 
 def _set_tile(kernel: Any, variant: Variant) -> None:
-    """Give an sm80 kernel the tile that its operator states: the operator's constructor drops it, and 128x128x32 results.
+    """Give an sm80 kernel the tile that its operator states; the operator's constructor drops it and leaves 128x128x32.
 
     The kernel derives everything else from these attributes when it is traced.
     """
@@ -211,10 +221,10 @@ def _wrap(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...],
         if id(value) in tensors:
             roles.append(tensors[id(value)])
         elif isinstance(value, _MaxActiveClusters):
-            roles.append(f"max_active_clusters_{value.cluster_size}")
-            clusters.append({
-                "kind": "device", "name": roles[-1], "property": "max_active_clusters", "cluster_size": value.cluster_size,
-            })  # fmt: skip
+            size = value.cluster_size
+            node = {"kind": "device", "property": "max_active_clusters", "cluster_size": size}
+            clusters.append(node | {"name": f"max_active_clusters_{size}"})
+            roles.append(clusters[-1]["name"])
         elif isinstance(value, stream_type):
             roles.append("stream")
         else:
@@ -266,7 +276,6 @@ def _tensors(variant: Variant) -> tuple[dict[str, dict[str, int]], list[dict[str
         if variant.batched:
             shape, strides = ["l", *shape], [f"batch_stride_{name}", *strides]
         symbols |= {s: {"width": 64, "divisibility": divisibility} for s in strides[:-1]}
-        tree.append({
-            "kind": "tensor", "name": name, "dtype": dtype, "shape": shape, "strides": strides, "alignment": _ALIGNMENT_BYTES,
-        })  # fmt: skip
+        node = {"kind": "tensor", "name": name, "dtype": dtype, "alignment": _ALIGNMENT_BYTES}
+        tree.append(node | {"shape": shape, "strides": strides})
     return symbols, tree

@@ -1,0 +1,244 @@
+"""Orders GEMM variants for one problem, with no GPU.
+
+The order is nvidia-matmul-heuristics' estimate of each variant's time where that library can be loaded and knows the
+target and the element types, and a model of tiles and waves where not. Either is a guess that decides what gets
+compiled and measured; it never decides what is served. Knows nothing of compilers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Protocol
+
+from runtime.dtypes import DTYPES
+from runtime.signature import Signature
+
+from . import targets
+from .targets import Target
+from .variants import FAMILIES, Variant, unsuited
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Variants, best first, and what ordered them."""
+
+    variants: list[Variant]
+    source: str
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """The variants worth compiling for each (signature, m), best first, and what ordered them."""
+
+    candidates: dict[tuple[Signature, int], list[Variant]]
+    source: str
+
+    def variants(self) -> list[Variant]:
+        """Each variant of the list once, in a fixed order."""
+        return sorted({v for vs in self.candidates.values() for v in vs}, key=Variant.name)
+
+
+def rank(variants: Iterable[Variant], signature: Signature, m: int, target: str) -> Ranking:
+    """Order `variants` for `m` rows of `signature` on `target`. The same set always gives the same order."""
+    model = _model(targets.target(target), signature)
+    return Ranking(_order(variants, signature, m, model), model.source)
+
+
+def shortlist(
+    variants: Iterable[Variant], problems: Iterable[tuple[Signature, int]], target: str, limit: int
+) -> Shortlist:
+    """The best `limit` of `variants` for each problem, of those for `target` that suit it.
+
+    The best of each family comes along first, since estimates compare tiles well and families badly.
+    """
+    given = [v for v in variants if v.target == target]
+    candidates: dict[tuple[Signature, int], list[Variant]] = {}
+    models: dict[tuple[str, ...], _Model] = {}
+    for signature, m in problems:
+        elements = signature.a, signature.b, signature.d, signature.accumulator
+        if elements not in models:
+            models[elements] = _model(targets.target(target), signature)
+        model = models[elements]
+        suited = [v for v in given if unsuited(v, signature) is None]
+        order = _order(suited, signature, m, model)
+        seen: Counter[str] = Counter()
+        places = {}
+        for place, variant in enumerate(order):
+            places[variant] = (seen[variant.family] > 0, place)
+            seen[variant.family] += 1
+        kept = set(sorted(order, key=places.__getitem__)[:limit])
+        candidates[signature, m] = [v for v in order if v in kept]
+    return Shortlist(candidates, "; ".join(sorted({model.source for model in models.values()})))
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What models look at: the tile of one CTA in rows and columns of D, and the cluster."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    cluster_m: int
+    cluster_n: int
+
+    @classmethod
+    def of(cls, variant: Variant) -> _Shape:
+        ctas = 2 if variant.options.get("two_cta") else 1
+        tile_m, tile_n, tile_k = (variant.integer(f"tile_{mode}") for mode in "mnk")
+        return cls(tile_m // ctas, tile_n, tile_k, variant.integer("cluster_m"), variant.integer("cluster_n"))
+
+
+class _Model(Protocol):
+    source: str
+
+    def costs(self, variants: Sequence[Variant], signature: Signature, m: int) -> list[tuple[float, ...]]: ...
+
+
+def _order(variants: Iterable[Variant], signature: Signature, m: int, model: _Model) -> list[Variant]:
+    """Cheapest first; among equals one of each shape before a second of any, then the library's or family's order."""
+    families = list(FAMILIES)
+    given = sorted(
+        set(variants),
+        key=lambda v: (not v.options.get("two_cta", False), families.index(v.family), v.name()),
+    )
+    copies: Counter[_Shape] = Counter()
+    keys: dict[Variant, tuple[float, ...]] = {}
+    for variant, (cost, *rest) in zip(given, model.costs(given, signature, m), strict=True):
+        shape = _Shape.of(variant)
+        keys[variant] = (cost, copies[shape], *rest)
+        copies[shape] += 1
+    return sorted(given, key=keys.__getitem__)
+
+
+def _model(target: Target, signature: Signature) -> _Model:
+    """The best model there is, with the reason in its `source` where that is not the library."""
+    try:
+        return _MatmulHeuristics(target, signature)
+    except _Unknown as e:
+        return _TileWaves(target, f"tile-wave model ({e})")
+
+
+class _TileWaves:
+    """Waves of CTAs, times what one CTA does for a slice of K: multiply its tile, and load its share of A and B.
+
+    Counts what is wasted: rows and columns of tiles past the edge of D, CTAs that only fill a cluster, and the part of
+    the last wave that stays empty. Loads weigh 64 multiply columns each, about the ratio of tensor-core to L2
+    throughput in elements, and multicast within a cluster divides them.
+    """
+
+    _LOAD_WEIGHT = 64
+
+    def __init__(self, target: Target, source: str = "tile-wave model") -> None:
+        self._multiprocessors = target.multiprocessors
+        self.source = source
+
+    def costs(self, variants: Sequence[Variant], signature: Signature, m: int) -> list[tuple[float, ...]]:
+        return [(self._cost(_Shape.of(v), signature, m),) for v in variants]
+
+    def _cost(self, s: _Shape, signature: Signature, m: int) -> float:
+        clusters = -(-m // (s.tile_m * s.cluster_m)) * -(-signature.n // (s.tile_n * s.cluster_n))
+        in_flight = max(1, self._multiprocessors // (s.cluster_m * s.cluster_n))
+        waves = -(-clusters * signature.batch // in_flight)
+        loads = s.tile_m / s.cluster_n + s.tile_n / s.cluster_m
+        slices = -(-signature.k // s.tile_k) * s.tile_k * DTYPES[signature.a].bytes
+        return waves * slices * (s.tile_m * s.tile_n + self._LOAD_WEIGHT * loads)
+
+
+class _Unknown(Exception):
+    """The library is absent, or does not know what is asked."""
+
+
+_DISTRIBUTION = "nvidia-matmul-heuristics"
+# The library's device and code generator for a target: "CUTLASS" is the one without TMA and clusters.
+_DEVICES = {
+    "sm_80": ("A100_SXM_80GB", "CUTLASS"),
+    "sm_90a": ("H200_SXM", "CUTLASS3"),
+    "sm_100a": ("B200", "CUTLASS3"),
+    "sm_103a": ("GB300_NVL", "CUTLASS3"),
+    "sm_120a": ("RTX_5090", "CUTLASS"),
+}
+_LETTERS = {"f32": "S", "f16": "H", "bf16": "T", "e4m3": "Q", "e5m2": "R"}
+_SUGGESTIONS = 64  # more than it ever gives
+
+
+class _MatmulHeuristics:
+    """Estimated seconds of each variant, then its place among the library's suggestions, then the tile-wave model."""
+
+    def __init__(self, target: Target, signature: Signature) -> None:
+        if target.name not in _DEVICES:
+            raise _Unknown(f"{_DISTRIBUTION} does not know {target.name}")
+        self._precision = _precision(signature)
+        try:
+            import nvMatmulHeuristics as library
+
+            version = metadata.version(_DISTRIBUTION)
+            device, backend = _DEVICES[target.name]
+            self._interface = library.NvMatmulHeuristicsInterfaceEx(
+                backend=library.NvMatmulHeuristicsTarget[backend],
+                flags=library.NvMatmulHeuristicsFlags.PERF_MODEL_BASED_AUTO_TUNING,
+                gpu=library.NvMatmulHeuristicsNvidiaGpu[device],
+            )
+        except (ImportError, OSError, AssertionError, KeyError, AttributeError, RuntimeError) as e:
+            raise _Unknown(f"{_DISTRIBUTION} cannot be loaded: {e}") from e
+        self._library = library
+        self._waves = _TileWaves(target)
+        self.source = f"{_DISTRIBUTION} {version}"
+
+    def costs(self, variants: Sequence[Variant], signature: Signature, m: int) -> list[tuple[float, ...]]:
+        layouts = self._library.NvMatmulHeuristicsMatmulLayout
+        made = self._interface.makeNvMatmulHeuristicsProblem
+        straight = made(m, signature.n, signature.k, layouts.TN_ROW_MAJOR, signature.batch)
+        swapped = made(signature.n, m, signature.k, layouts.TN_COL_MAJOR, signature.batch)
+        places: dict[tuple[int, ...], int] = {}
+        for place, found in enumerate(self._interface.get(straight, _SUGGESTIONS, precision=self._precision)):
+            kernel = found["kernel"]
+            shape = kernel.cta_tile_m, kernel.cta_tile_n, kernel.cluster_m, kernel.cluster_n
+            places.setdefault(shape, place)
+        costs: list[tuple[float, ...]] = []
+        for variant, (waves,) in zip(variants, self._waves.costs(variants, signature, m), strict=True):
+            s = _Shape.of(variant)
+            if s.tile_m < 64:  # swap-AB: the MMA's M side holds the weights
+                seconds = self._estimate(swapped, variant, (s.tile_n, s.tile_m), (s.cluster_n, s.cluster_m))
+            else:
+                seconds = self._estimate(straight, variant, (s.tile_m, s.tile_n), (s.cluster_m, s.cluster_n))
+            place = places.get((s.tile_m, s.tile_n, s.cluster_m, s.cluster_n), _SUGGESTIONS)
+            costs.append((seconds, place, waves))
+        return costs
+
+    def _estimate(self, problem: Any, variant: Variant, tile: tuple[int, int], cluster: tuple[int, int]) -> float:
+        """Seconds, or infinity where the library has no estimate (it says 0).
+
+        The extents below a CTA's tile have no effect, but must divide it, or there is no estimate; nor is there one for
+        a tile narrower than 32. The library's own wrapper of this function calls one that does not exist.
+        """
+        tile_m, tile_n = tile[0], max(tile[1], 32)
+        instruction = (16, 8) if variant.family == "sm80_tensorop" else (64, 8)
+        config = self._interface.nvmmhKernelConfiguration()
+        config.cta[:] = tile_m, tile_n, variant.integer("tile_k")
+        config.warp[:] = min(64, tile_m), min(64, tile_n), variant.integer("tile_k")
+        config.instr[:] = *instruction, 32 // DTYPES[variant.a].bytes
+        config.cluster[:] = cluster
+        config.loadStages = variant.integer("stages", 4)
+        config.splitK = config.gridSwizzle = 1
+        seconds: float = self._interface.nvMatmulHeuristicsEstimateRuntime(
+            self._interface.handle,
+            self._precision.encode(),
+            ctypes.c_int(self._interface.target),
+            ctypes.byref(problem),
+            ctypes.byref(config),
+            self._interface.hardware_descriptor,
+        )
+        return seconds if seconds > 0 else float("inf")
+
+
+def _precision(signature: Signature) -> str:
+    """The library's word for a signature's types: A, accumulator, D; for 8-bit floats A, B, C, accumulator, D."""
+    try:
+        a, b, d, accumulator = (_LETTERS[t] for t in (signature.a, signature.b, signature.d, signature.accumulator))
+    except KeyError as e:
+        raise _Unknown(f"{_DISTRIBUTION} does not know the element type {e}") from None
+    return f"{a}{b}{d}{accumulator}{d}" if DTYPES[signature.a].bits == 8 else f"{a}{accumulator}{d}"

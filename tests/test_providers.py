@@ -1,0 +1,214 @@
+"""Providers: what they offer is what is installed, and builds with no GPU.
+
+A process compiles for one architecture, so compilations run in processes of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot.providers import PROVIDERS, ProviderError, cutlass_operators, provider
+from aot.providers.base import digest
+from aot.targets import TARGETS
+from aot.variants import Variant, illegal
+from runtime.errors import AotError
+from runtime.signature import Signature
+
+ROOT = Path(__file__).parents[1]
+TYPES = {"bf16": ("bf16",) * 3, "f16": ("f16",) * 3, "e4m3": ("e4m3", "e4m3", "bf16")}
+
+
+def signature(types: str = "bf16", batch: int = 1) -> Signature:
+    return Signature(*TYPES[types], "f32", "none", 4096, 4096, batch)
+
+
+def variant(target: str, family: str, types: str = "bf16", batch: int = 1, **options: Any) -> Variant:
+    for v in provider("cutlass_operators").variants(target, signature(types, batch)):
+        if v.family == family and options.items() <= v.options.items():
+            return v
+    raise AssertionError("no such variant")
+
+
+@pytest.mark.parametrize("target", list(TARGETS))
+@pytest.mark.parametrize("types", list(TYPES))
+def test_table_of_families_agrees_with_the_operator_api(target: str, types: str) -> None:
+    ops = pytest.importorskip("cutlass.operators")
+    torch = pytest.importorskip("torch")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    given = provider("cutlass_operators").variants(target, signature(types))
+    ours = [cutlass_operators._wanted(v) for v in given]
+    families = {name for name, _ in cutlass_operators._OPERATORS.values()}
+    if target not in ("sm_80", "sm_120a"):
+        families.remove("Sm80TensorOpGemmOperator")  # it runs there, far below what the GPU can do
+    with FakeTensorMode():
+        any_variant = Variant("", "", target, (), *TYPES[types])
+        found = ops.get_operators(
+            cutlass_operators._gemm_arguments(torch, any_variant), target_sm=target.removeprefix("sm_")
+        )
+    theirs = [cutlass_operators._found(o.metadata) for o in found]
+    # Its kernel cannot compile a tile_n of 64 for row-major D.
+    theirs = [o for o in theirs if o[0] in families and (o[0] != "Sm80TensorOpGemmOperator" or o[1][1] != 64)]
+    assert len(set(ours)) == len(ours)
+    assert sorted(map(str, ours)) == sorted(map(str, theirs))
+
+
+COMPILE = """
+import hashlib, json, os, sys
+target, variants = sys.argv[1], json.load(sys.stdin)
+os.environ["CUTE_DSL_ARCH"] = target
+from aot.providers import provider
+from aot.variants import Variant
+import cutlass.utils
+from cutlass import cute
+
+def no_driver(*_):
+    raise AssertionError("the device was asked")
+
+cutlass.utils.HardwareInfo = no_driver
+results = []
+for obj in variants:
+    variant = Variant.from_json(obj)
+    built = provider(variant.provider).build(variant)
+    options = cute.compile[cute.GPUArch(target), cute.KeepCUBIN(True)]
+    compiled = options(built.function, *built.arguments)
+    cubin = hashlib.sha256(compiled.__cubin__).hexdigest()
+    results.append([built.argument_names, built.tree, built.symbols, len(compiled.kernel_info), cubin])
+assert cutlass.utils.HardwareInfo is no_driver
+print("RESULT" + json.dumps(results))
+"""
+
+
+def compile_all(variants: list[Variant]) -> list[Any]:
+    """Argument names, tree, symbols, number of kernels and cubin digest of each, compiled in one fresh process."""
+    # The DSL leaves cubins in the directory that it was imported in.
+    with tempfile.TemporaryDirectory() as scratch:
+        done = subprocess.run(
+            [sys.executable, "-c", COMPILE, variants[0].target],
+            input=json.dumps([v.to_json() for v in variants]),
+            capture_output=True,
+            text=True,
+            cwd=scratch,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    results: list[Any] = json.loads(done.stdout.split("RESULT")[1])
+    return results
+
+
+CASES = {
+    "sm_80": [
+        variant("sm_80", "sm80_tensorop", tile_m=64),
+        variant("sm_80", "sm80_tensorop", tile_m=128),
+        variant("sm_80", "sm80_tensorop", "f16", 3, tile_m=64),
+    ],
+    "sm_90a": [
+        variant("sm_90a", "sm90_static_persistent", tile_m=128, tile_n=256, cluster_m=2),
+        variant("sm_90a", "sm90_static_persistent", "f16", tile_m=64, tile_n=64, cluster_m=1, cluster_n=1),
+        variant("sm_90a", "sm90_static_persistent", "e4m3", 4, tile_m=128, tile_n=128, cluster_m=2, cluster_n=2),
+    ],
+    "sm_100a": [
+        variant("sm_100a", "sm100_persistent", tile_m=256, tile_n=256, scheduler="clc", two_cta=True),
+        variant("sm_100a", "sm100_persistent", "e4m3", 2, scheduler="static", cluster_m=16),
+        variant("sm_100a", "sm100_preferred_cluster", "f16", scheduler="static", cluster_m=4, cluster_n=4),
+        variant("sm_100a", "sm100_tgv", tile_m=8),
+    ],
+    "sm_103a": [
+        variant("sm_103a", "sm100_preferred_cluster", "bf16", 2, scheduler="clc", two_cta=True),
+        variant("sm_103a", "sm100_tgv", "f16", 2, tile_m=32),
+    ],
+    "sm_120a": [variant("sm_120a", "sm80_tensorop", tile_m=64)],
+}
+
+
+@pytest.mark.parametrize("target", list(TARGETS))
+def test_variants_of_every_family_compile_with_no_device(target: str) -> None:
+    pytest.importorskip("cutlass")
+    norm = provider("own").functions(target)[0]
+    results = compile_all([*CASES[target], norm])
+    cubins = [cubin for *_, cubin in results]
+    assert len(set(cubins)) == len(cubins), "two variants compiled to the same kernel"
+    for names, tree, symbols, kernels, _ in results[:-1]:
+        assert names[:3] == ["a", "b", "d"]
+        assert names[-1] == "stream"
+        assert all(n.startswith("max_active_clusters_") for n in names[3:-1])
+        assert kernels == 1
+        assert_consistent(tree, symbols)
+    names, tree, symbols, kernels, _ = results[-1]
+    assert names == ["x", "weight", "y", "eps", "stream"]
+    assert kernels == 1
+    assert_consistent(tree, symbols)
+
+
+def assert_consistent(tree: list[dict[str, Any]], symbols: dict[str, dict[str, int]]) -> None:
+    used = {e for node in tree for part in ("shape", "strides") for e in node.get(part, []) if isinstance(e, str)}
+    assert used == set(symbols)
+    for node in tree:
+        if node["kind"] == "tensor":
+            assert len(node["shape"]) == len(node["strides"])
+            assert node["strides"][-1] == 1
+            for stride in node["strides"][:-1]:
+                assert symbols[stride]["width"] == 64
+                assert symbols[stride]["divisibility"] > 1
+
+
+def test_preferred_clusters_ask_for_both_counts() -> None:
+    pytest.importorskip("cutlass")
+    preferred = variant("sm_100a", "sm100_preferred_cluster", scheduler="static", cluster_m=4, cluster_n=2)
+    names, tree, *_ = compile_all([preferred])[0]
+    assert names == ["a", "b", "d", "max_active_clusters_8", "max_active_clusters_2", "stream"]
+    devices = [n for n in tree if n["kind"] == "device"]
+    assert [(n["property"], n["cluster_size"]) for n in devices] == [
+        ("max_active_clusters", 8),
+        ("max_active_clusters", 2),
+    ]
+
+
+def test_batched_tensors_have_batch_strides_of_their_own() -> None:
+    pytest.importorskip("cutlass")
+    _, tree, symbols, *_ = compile_all([variant("sm_90a", "sm90_static_persistent", "bf16", 3)])[0]
+    a, b, d = tree[:3]
+    assert (a["shape"], a["strides"]) == (["l", "m", "k"], ["batch_stride_a", "lda", 1])
+    assert (b["shape"], b["strides"]) == (["l", "n", "k"], ["batch_stride_b", "ldb", 1])
+    assert (d["shape"], d["strides"]) == (["l", "m", "n"], ["batch_stride_d", "ldd", 1])
+    assert symbols["k"] == {"width": 32, "divisibility": 8}
+    assert symbols["lda"] == {"width": 64, "divisibility": 8}
+
+
+def test_build_refuses_an_illegal_variant() -> None:
+    wrong = dataclasses.replace(variant("sm_90a", "sm90_static_persistent"), target="sm_80")
+    assert illegal(wrong)
+    with pytest.raises(ProviderError, match="not made for sm_80"):
+        provider("cutlass_operators").build(wrong)
+
+
+def test_unknown_provider_lists_the_known_ones() -> None:
+    with pytest.raises(AotError, match="cutlass_operators"):
+        provider("nobody")
+
+
+@pytest.mark.parametrize("name", list(PROVIDERS))
+def test_source_digest_is_the_same_in_another_process_and_directory(name: str, tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+        f"from aot.providers import provider; print(provider({name!r}).source_digest())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout.strip() == provider(name).source_digest()
+
+
+def test_digest_depends_on_every_name_and_byte_and_not_on_order() -> None:
+    items = [("a", b"12"), ("b", b"3")]
+    assert digest(items) == digest(items[::-1])
+    others = [[("a", b"12")], [("a", b"12"), ("b", b"4")], [("a", b"1"), ("2b", b"3")], [("ab", b"12"), ("", b"3")]]
+    assert digest(items) not in map(digest, others)

@@ -1,0 +1,118 @@
+"""Orderings of variants with no GPU."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aot.rank import rank, shortlist
+from aot.targets import TARGETS
+from aot.variants import Variant, legal_variants
+from runtime.signature import Signature
+
+SIGNATURE = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
+FP8 = Signature("e4m3", "e4m3", "bf16", "f32", "none", 6144, 4096)
+
+
+def variants(target: str, signature: Signature = SIGNATURE) -> list[Variant]:
+    return legal_variants("cutlass_operators", target, signature)
+
+
+@pytest.fixture
+def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvMatmulHeuristics", None)
+
+
+@pytest.mark.parametrize("target", list(TARGETS))
+@pytest.mark.parametrize("m", [1, 300])
+def test_ranking_keeps_every_variant_and_ignores_the_order_given(target: str, m: int) -> None:
+    given_ = variants(target)
+    ranking = rank(given_, SIGNATURE, m, target)
+    assert sorted(ranking.variants, key=Variant.name) == sorted(given_, key=Variant.name)
+    assert rank(given_[::-1], SIGNATURE, m, target) == ranking
+
+
+@pytest.mark.usefixtures("without_library")
+@given(st.randoms(use_true_random=False), st.integers(1, 1 << 17))
+@settings(max_examples=20, deadline=None)
+def test_fallback_ignores_the_order_given(rng: object, m: int) -> None:
+    given_ = variants("sm_90a")
+    shuffled = list(given_)
+    rng.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert rank(shuffled, SIGNATURE, m, "sm_90a") == rank(given_, SIGNATURE, m, "sm_90a")
+
+
+@pytest.mark.parametrize("target", list(TARGETS))
+def test_source_names_the_library_and_its_version(target: str) -> None:
+    pytest.importorskip("nvMatmulHeuristics")
+    assert rank(variants(target), SIGNATURE, 16, target).source.startswith("nvidia-matmul-heuristics 0.")
+
+
+@pytest.mark.usefixtures("without_library")
+def test_source_says_why_the_fallback_ordered() -> None:
+    source = rank(variants("sm_90a"), SIGNATURE, 16, "sm_90a").source
+    assert source.startswith("tile-wave model (nvidia-matmul-heuristics cannot be loaded:")
+
+
+def test_source_says_which_type_the_library_does_not_know() -> None:
+    odd = Signature("i8", "i8", "i32", "i32", "none", 6144, 4096)
+    source = rank(variants("sm_90a"), odd, 16, "sm_90a").source
+    assert source == "tile-wave model (nvidia-matmul-heuristics does not know the element type 'i8')"
+
+
+@pytest.mark.parametrize("library", [True, False])
+def test_few_rows_prefer_small_tiles_and_many_prefer_large(library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not library:
+        monkeypatch.setitem(sys.modules, "nvMatmulHeuristics", None)
+    for signature in (SIGNATURE, FP8):
+        few = rank(variants("sm_90a", signature), signature, 1, "sm_90a").variants[0].options
+        many = rank(variants("sm_90a", signature), signature, 8192, "sm_90a").variants[0].options
+        assert (few["tile_m"], few["tile_n"]) == (64, 64)
+        assert (many["tile_m"], many["tile_n"]) == (128, 256)
+
+
+def test_blackwell_prefers_two_cta_tiles_at_many_rows() -> None:
+    best = rank(variants("sm_100a"), SIGNATURE, 8192, "sm_100a").variants[0].options
+    assert best["two_cta"]
+    assert best["tile_n"] == 256
+
+
+@pytest.mark.parametrize(("target", "seconds"), [("sm_90a", 0.05), ("sm_100a", 0.5)])
+@pytest.mark.parametrize("library", [True, False])
+def test_ranking_is_fast(target: str, seconds: float, library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not library:
+        monkeypatch.setitem(sys.modules, "nvMatmulHeuristics", None)
+    given_ = variants(target)
+    rank(given_, SIGNATURE, 16, target)  # the first loads the library
+    start = time.perf_counter()
+    rank(given_, SIGNATURE, 17, target)
+    assert time.perf_counter() - start < seconds
+
+
+def test_shortlist_with_room_keeps_every_suited_variant() -> None:
+    given_ = variants("sm_90a") + variants("sm_90a", FP8)
+    found = shortlist(given_, [(SIGNATURE, 16), (FP8, 512)], "sm_90a", limit=len(given_))
+    assert set(found.candidates) == {(SIGNATURE, 16), (FP8, 512)}
+    assert set(found.candidates[SIGNATURE, 16]) == set(variants("sm_90a"))
+    assert set(found.candidates[FP8, 512]) == set(variants("sm_90a", FP8))
+    assert set(found.variants()) == set(given_)
+
+
+def test_shortlist_ignores_variants_of_other_targets() -> None:
+    found = shortlist(variants("sm_100a") + variants("sm_90a"), [(SIGNATURE, 16)], "sm_90a", limit=1000)
+    assert {v.target for v in found.variants()} == {"sm_90a"}
+
+
+def test_shortlist_keeps_the_best_of_every_family() -> None:
+    given_ = variants("sm_100a")
+    found = shortlist(given_, [(SIGNATURE, 4096)], "sm_100a", limit=10).candidates[SIGNATURE, 4096]
+    order = rank(given_, SIGNATURE, 4096, "sm_100a").variants
+    assert len(found) == 10
+    assert found[0] == order[0]
+    assert found == sorted(found, key=order.index)
+    for family in {v.family for v in given_}:
+        assert next(v for v in order if v.family == family) in found

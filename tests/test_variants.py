@@ -1,0 +1,211 @@
+"""Variants as data, and which of them are legal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aot.targets import TARGETS, target
+from aot.variants import FAMILIES, Variant, choices, illegal, legal_functions, legal_variants, unsuited
+from runtime.errors import AotError, RecordError
+from runtime.signature import Signature
+
+TYPES = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"), ("e4m3", "e4m3", "bf16"))
+
+
+def signature(types: tuple[str, str, str] = TYPES[0], n: int = 4096, k: int = 4096, batch: int = 1) -> Signature:
+    return Signature(*types, "f32", "none", n, k, batch)
+
+
+def all_variants() -> list[Variant]:
+    gemms = [
+        v
+        for t in TARGETS
+        for types in TYPES
+        for batch in (1, 2)
+        for v in legal_variants("cutlass_operators", t, signature(types, batch=batch))
+    ]
+    return gemms + [v for t in TARGETS for v in legal_functions("own", t)]
+
+
+ALL = all_variants()
+HOPPER = next(v for v in ALL if v.family == "sm90_static_persistent" and v.d == "bf16" and not v.batched)
+BLACKWELL = next(v for v in ALL if v.family == "sm100_persistent" and v.options["two_cta"])
+PREFERRED = next(v for v in ALL if v.family == "sm100_preferred_cluster")
+
+
+def with_options(variant: Variant, **options: int | str | bool) -> Variant:
+    return dataclasses.replace(variant, config=choices(**(variant.options | options)))
+
+
+def test_every_enumerated_variant_is_legal() -> None:
+    assert [v for v in ALL if illegal(v)] == []
+
+
+def test_names_and_keys_are_unique_over_all_targets() -> None:
+    assert len({v.name() for v in ALL}) == len({v.key() for v in ALL}) == len(set(ALL)) == len(ALL)
+
+
+def test_name_reads_as_a_choice_list() -> None:
+    variant = with_options(HOPPER, tile_m=128, tile_n=256, cluster_n=2)
+    assert (
+        variant.name() == "cutlass_operators.sm90_static_persistent.bf16_bf16_bf16_f32.tile128x256x64.cluster1x2.sm_90a"
+    )
+
+
+@pytest.mark.parametrize(
+    ("family_target", "types", "count"),
+    [
+        ("sm_80", TYPES[0], 2),
+        ("sm_80", TYPES[2], 0),
+        ("sm_90a", TYPES[1], 24),
+        ("sm_90a", TYPES[2], 24),
+        ("sm_100a", TYPES[0], 400 + 288 + 3),
+        ("sm_103a", TYPES[2], 400 + 288),
+        ("sm_120a", TYPES[0], 2),
+    ],
+)
+def test_each_target_offers_its_families(family_target: str, types: tuple[str, str, str], count: int) -> None:
+    assert len(legal_variants("cutlass_operators", family_target, signature(types))) == count
+
+
+@given(st.sampled_from(ALL))
+def test_json_round_trip_keeps_the_variant(variant: Variant) -> None:
+    assert Variant.from_json(json.loads(variant.key())) == variant
+
+
+@given(st.sampled_from(ALL), st.sampled_from(dataclasses.fields(Variant)))
+def test_key_depends_on_every_field(variant: Variant, field: dataclasses.Field[Any]) -> None:
+    value = getattr(variant, field.name)
+    other: Any = not value if field.name == "batched" else value[1:] if field.name == "config" else value + "x"
+    assert dataclasses.replace(variant, **{field.name: other}).key() != variant.key()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"colour": 1}, "exactly the fields"),
+        ({"a": 16}, "'a' must be a string"),
+        ({"batched": 0}, "'batched' must be true or false"),
+        ({"config": [["tile_m", 64]]}, "'config' must map"),
+        ({"config": {"tile_m": 64.0}}, "'config' must map"),
+        ({"config": {"tile_m": None}}, "'config' must map"),
+    ],
+)
+def test_from_json_rejects_wrong_fields(change: dict[str, object], message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        Variant.from_json(HOPPER.to_json() | change)
+
+
+def test_from_json_rejects_a_missing_field_and_a_non_object() -> None:
+    without = {k: v for k, v in HOPPER.to_json().items() if k != "d"}
+    wrong: list[Any] = [without, [], None, "x"]
+    for obj in wrong:
+        with pytest.raises(RecordError):
+            Variant.from_json(obj)
+
+
+def test_config_must_be_sorted() -> None:
+    with pytest.raises(ValueError, match="sorted"):
+        dataclasses.replace(HOPPER, config=HOPPER.config[::-1])
+
+
+@pytest.mark.parametrize(
+    ("variant", "reason"),
+    [
+        (dataclasses.replace(HOPPER, family="sm90_magic"), "no family"),
+        (dataclasses.replace(HOPPER, provider="own"), "no family"),
+        (dataclasses.replace(HOPPER, operation="rmsnorm"), "no family"),
+        (dataclasses.replace(HOPPER, target="sm_100a"), "not made for sm_100a"),
+        (dataclasses.replace(HOPPER, d="f16"), "does not compute"),
+        (dataclasses.replace(HOPPER, accumulator="f16"), "does not compute"),
+        (dataclasses.replace(HOPPER, epilogue="gelu"), "no epilogue"),
+        (dataclasses.replace(HOPPER, config=HOPPER.config[1:]), "exactly the choices"),
+        (with_options(HOPPER, stages=4), "exactly the choices"),
+        (with_options(HOPPER, tile_n=96), "tile_n must be one of"),
+        (with_options(HOPPER, cluster_m=True), "cluster_m must be one of"),
+        (with_options(HOPPER, tile_k=128), "tile_k must be 64"),
+        (with_options(BLACKWELL, tile_m=64), "128 or 256 with two_cta"),
+        (with_options(BLACKWELL, tile_m=256, two_cta=False), "64 or 128 without two_cta"),
+        (with_options(BLACKWELL, cluster_m=1), "must be even"),
+        (with_options(BLACKWELL, cluster_m=16, cluster_n=2), "exceeds 16"),
+        (with_options(PREFERRED, cluster_m=2, cluster_n=1), "larger multiple of fallback"),
+        (dataclasses.replace(legal_functions("own", "sm_80")[0], batched=True), "no batched form"),
+    ],
+)
+def test_illegal_names_the_reason(variant: Variant, reason: str) -> None:
+    assert reason in (illegal(variant) or "")
+
+
+def test_sm80_tiles_fit_the_smallest_shared_memory_of_the_gpus_served() -> None:
+    rule = FAMILIES["sm80_tensorop"].rule
+    largest = next(v for v in ALL if v.family == "sm80_tensorop" and v.options["tile_m"] == 128)
+    assert rule(largest) is None
+    assert rule(with_options(largest, stages=8)) == "needs 131072 bytes of shared memory, sm_80 has 101376"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        (signature(n=4100), "n = 4100 is not a multiple of 8"),
+        (signature(k=4100), "k = 4100 is not a multiple of 8"),
+        (signature(TYPES[2], k=4104), "k = 4104 is not a multiple of 16"),
+        (signature(TYPES[1]), "not f16"),
+        (signature(batch=4), "batched"),
+    ],
+)
+def test_unsuited_names_the_reason(wanted: Signature, reason: str) -> None:
+    variant = HOPPER
+    if wanted.a == "e4m3":
+        variant = dataclasses.replace(with_options(HOPPER, tile_k=128), a="e4m3", b="e4m3")
+    assert reason in (unsuited(variant, wanted) or "")
+
+
+def test_preferred_clusters_that_one_row_cannot_fill_are_not_offered() -> None:
+    static = with_options(PREFERRED, scheduler="static", cluster_m=16, cluster_n=1, tile_m=128, tile_n=256)
+    assert illegal(static) is None
+    assert "nothing would be launched" in (unsuited(static, signature(n=1024)) or "")
+    assert unsuited(static, signature(n=2048)) is None
+    assert unsuited(with_options(static, scheduler="clc"), signature(n=1024)) is None
+
+
+def test_functions_are_not_offered_as_gemms() -> None:
+    norm = legal_functions("own", "sm_90a")[0]
+    assert norm.operation == "rmsnorm"
+    assert unsuited(norm, signature()) is not None
+    assert legal_variants("own", "sm_90a", signature()) == []
+
+
+def test_targets_serve_themselves() -> None:
+    for t in TARGETS.values():
+        assert t.compute_capability in t.serves
+        assert t.name.rstrip("a") == f"sm_{t.compute_capability[0]}{t.compute_capability[1]}"
+    served = [c for t in TARGETS.values() for c in t.serves]
+    assert len(served) == len(set(served))
+
+
+def test_unknown_target_lists_the_known_ones() -> None:
+    with pytest.raises(AotError, match="sm_90a"):
+        target("sm_75")
+
+
+def test_enumerating_imports_no_compiler() -> None:
+    code = """
+import sys
+from aot.providers import PROVIDERS, provider
+from runtime.signature import Signature
+for name in PROVIDERS:
+    provider(name).variants("sm_100a", Signature("bf16", "bf16", "bf16", "f32", "none", 4096, 4096))
+    provider(name).functions("sm_100a")
+    provider(name).source_digest()
+heavy = {"torch", "cutlass", "numpy", "nvMatmulHeuristics", "cuda"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
