@@ -1,0 +1,28 @@
+"""Serve kernels that were compiled and tuned ahead of time: load an archive, look a GEMM up, launch it.
+
+Importing this package imports neither torch nor a compiler and does not touch the driver.
+"""
+
+from .errors import (
+    AotError,
+    ArchiveError,
+    ArgumentError,
+    DeviceError,
+    KernelMiss,
+    ProgramError,
+    RecordError,
+)
+from .library import Function, Library, load
+
+__all__ = [
+    "AotError",
+    "ArchiveError",
+    "ArgumentError",
+    "DeviceError",
+    "Function",
+    "KernelMiss",
+    "Library",
+    "ProgramError",
+    "RecordError",
+    "load",
+]

@@ -1,0 +1,591 @@
+"""An opened archive on one device: look a GEMM up, plan it for its shape once, and from then on only launch.
+
+The steady state of `Library.gemm` is one dictionary lookup, the pointers written into a prepared launch, and
+cuLaunchKernelEx. Everything else happens at the first call of a shape, or in `Library.preload`: nothing is ever
+compiled here. Knows nothing of how kernels were made, ranked or tuned.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .archive import Archive, ArchiveClosed, FunctionEntry
+from .dispatch import Dispatch, serves
+from .driver import LAST_DEFAULT_STREAM, Driver, PreparedLaunch
+from .dtypes import DTYPES
+from .errors import ArgumentError, DeviceError, KernelMiss, ProgramError, RecordError
+from .program import CLUSTER_DIMENSION, Launch
+from .record import Argument, DeviceArgument, Record, StreamArgument, TensorArgument, TensorView, TupleArgument
+from .signature import Signature
+from .tensor import (
+    TORCH_NAMES,
+    UNKNOWN_DEVICE,
+    flatten_rows,
+    is_torch,
+    overlaps_itself,
+    share_memory,
+    span_bytes,
+    stream_handle,
+    torch_current_device,
+    torch_current_stream,
+    view,
+)
+
+# Shapes whose plans are kept; the oldest goes first. A plan takes 2-4 KB.
+MAX_PLANS = 4096
+ON_MISS = ("error", "torch")
+_ALL_BITS = (1 << 64) - 1
+_log = logging.getLogger(__name__)
+
+
+class _Unfit(Exception):
+    """This device cannot run this function for this shape; another function may do."""
+
+
+class Plan:
+    """The launches of one function for one shape.
+
+    Prepared launches wait in a pool and are taken out of it while in use, so that no two threads write one buffer
+    and none waits for another; list.pop and list.append are atomic.
+    """
+
+    __slots__ = ("_driver", "_launches", "_pool")
+
+    def __init__(self, driver: Driver, launches: Sequence[tuple[Any, Launch]]) -> None:
+        self._driver = driver
+        self._launches = launches
+        self._pool = [self._prepare()]
+
+    def launch(self, pointers: tuple[int, ...], stream: int) -> None:
+        """Write the pointers and launch; they must have been checked."""
+        pool = self._pool
+        try:
+            ready = pool.pop()
+        except IndexError:
+            ready = self._prepare()
+        slots, launches = ready
+        for words, index, pointer, addend, mask in slots:
+            words[index] = (pointers[pointer] + addend) & mask
+        for launch in launches:
+            launch(stream)
+        pool.append(ready)
+
+    def _prepare(self) -> tuple[tuple[Any, ...], tuple[Callable[[int], None], ...]]:
+        prepared: list[PreparedLaunch] = [self._driver.prepare(k, launch) for k, launch in self._launches]
+        slots = []
+        for ready, (_, launch) in zip(prepared, self._launches, strict=True):
+            for slot in launch.slots:
+                if slot.offset % 8:
+                    raise RecordError(f"a pointer at parameter byte {slot.offset}, which is no multiple of 8")
+                mask = slot.encode(_ALL_BITS - slot.addend)  # encoding an address is to add, then to mask
+                slots.append((ready.words, slot.offset // 8, slot.pointer, slot.addend, mask))
+        return tuple(slots), tuple(ready.launch for ready in prepared)
+
+
+class _GemmPlan(NamedTuple):
+    """A plan with what the fast path of `gemm` needs to prove that it fits the call at hand."""
+
+    launch: Callable[[tuple[int, ...], int], None]
+    device: int
+    misaligned: int  # address bits that must be clear in every pointer
+    a_bytes: int
+    b_bytes: int
+    d_bytes: int
+    current_stream: Callable[[int], int] | None  # torch's, where the tensors are torch's
+    current_device: Callable[[], int] | None  # torch's, where a default stream may belong to another device
+    shape: tuple[int, ...]  # of `out`, as is the element type
+    dtype: Any
+    function: Function
+
+
+class Function:
+    """One function of an archive, on the library's device; call it with the arguments its record describes."""
+
+    def __init__(self, archive: Archive, driver: Driver, lock: threading.RLock, entry: FunctionEntry) -> None:
+        self.name, self.target = entry.name, entry.target
+        self._archive, self._driver, self._lock = archive, driver, lock
+        self._record: Record | None = None
+        self._module: Any = None
+        self._kernels: tuple[Any, ...] = ()
+        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._residency: dict[str, int] = {}
+        self._active_clusters: dict[Any, int] = {}
+
+    @property
+    def record(self) -> Record:
+        """What the archive says of this function."""
+        if self._record is None:
+            self._record = Record.from_json(self._archive.record(self.name))
+        return self._record
+
+    def __call__(self, *arguments: Any, stream: Any = None) -> None:
+        """Launch on `stream` (as `Library.gemm` takes it) with the record's arguments, less streams and device numbers.
+
+        Raises:
+            ArgumentError: an argument does not fit its description.
+            ProgramError: these extents cannot be served.
+            DeviceError: the driver refused, or this GPU cannot run the function.
+        """
+        self.load()
+        handle = _resolve_stream(stream, _flatten(arguments), self._driver)
+        views = self._view_all(self.record.arguments, arguments, handle)
+        pointers, values = self.record.bind(views, self._placeholders())
+        with self._driver.current():
+            plan = self._plans.get(values)
+            if plan is None:
+                with self._lock:
+                    try:
+                        plan = self.plan(views)
+                    except _Unfit as reason:
+                        raise DeviceError(f"{self.name}: {reason}") from None
+                    _remember(self._plans, values, plan)
+            plan.launch(pointers, handle)
+
+    def load(self) -> None:
+        """Load the kernels onto the device and check them against the record, if that has not been done.
+
+        Raises:
+            DeviceError: the GPU cannot run them, the driver refuses them, or they are not what the record says.
+        """
+        if self._kernels:
+            return
+        with self._lock:
+            if self._kernels:
+                return
+            capability = self._driver.compute_capability
+            if not serves(self.target, capability):
+                raise DeviceError(
+                    f"{self.name} is for {self.target}; this GPU has compute capability {capability[0]}.{capability[1]}"
+                )
+            cubin = self._archive.cubin(self.name)
+            with self._driver.current():
+                module = self._driver.load(cubin)
+                try:
+                    self._kernels = self._checked_kernels(module)
+                except BaseException:
+                    self._driver.unload(module)
+                    raise
+            self._module = module
+
+    def unload(self) -> None:
+        """Give the kernels back."""
+        with self._lock:
+            self._plans.clear()
+            self._kernels = ()
+            if self._module is not None:
+                self._driver.unload(self._module)
+                self._module = None
+
+    def plan(self, views: Sequence[Any]) -> Plan:
+        """Evaluate the launch program for these arguments; kernels must be loaded and the context current.
+
+        Raises:
+            ProgramError: the program cannot serve these extents.
+        """
+        record, driver = self.record, self._driver
+        asked = record.device_arguments()
+        residency = self._residency or self._placeholders()  # what held for the last shape mostly holds for this
+        for _ in range(3):
+            launches = record.plan(record.bind(views, residency).values)
+            for launch in launches:
+                needed = launch.shared_bytes + record.kernels[launch.kernel].shared_bytes
+                if needed > driver.max_shared_bytes:
+                    raise _Unfit(
+                        f"needs {needed} bytes of shared memory a block, this GPU has {driver.max_shared_bytes}"
+                    )
+            found = {a.name: self._max_active_clusters(a, launches) for a in asked}
+            if found == residency:
+                self._residency = residency
+                return Plan(driver, [(self._kernels[launch.kernel], launch) for launch in launches])
+            residency = found
+        raise ProgramError(f"{self.name}: its blocks depend on how many of them can be resident")
+
+    def check(self, views: Sequence[Any]) -> None:
+        """Raise ArgumentError if an argument does not fit the record."""
+        self.record.bind(views, self._placeholders())
+
+    def _placeholders(self) -> dict[str, int]:
+        """Stand-ins for device numbers, which tell shapes apart no less than the real ones do."""
+        return {a.name: 1 for a in self.record.device_arguments()}
+
+    def _max_active_clusters(self, argument: DeviceArgument, launches: tuple[Launch, ...]) -> int:
+        """Asked of the first launch with clusters of the argument's size, or else of the first launch."""
+        launch, cluster = launches[0], (argument.cluster_size, 1, 1)
+        for candidate in launches:
+            x, y, z = dict(candidate.attributes).get(CLUSTER_DIMENSION, (1, 1, 1))
+            if x * y * z == argument.cluster_size:
+                launch, cluster = candidate, (x, y, z)
+                break
+        question = (launch.kernel, cluster, launch.block, launch.shared_bytes)
+        if question not in self._active_clusters:
+            kernel = self._kernels[launch.kernel]
+            self._active_clusters[question] = self._driver.max_active_clusters(kernel, *question[1:])
+        count = self._active_clusters[question]
+        if count < 1:
+            raise _Unfit(f"a cluster of {cluster} blocks with {launch.shared_bytes} bytes each does not fit this GPU")
+        return count
+
+    def _checked_kernels(self, module: Any) -> tuple[Any, ...]:
+        record, driver = self.record, self._driver
+        count = driver.kernel_count(module)
+        if count != len(record.kernels):
+            raise DeviceError(
+                f"{self.name}: the cubin holds {count} kernels, its record describes {len(record.kernels)}; "
+                "build the archive again"
+            )
+        kernels = []
+        for number, described in enumerate(record.kernels):
+            kernel = driver.kernel(module, described.symbol)
+            found = driver.parameter_sizes(kernel)
+            for launch in record.program.launches:
+                if launch.kernel == number and launch.sizes != found:
+                    raise DeviceError(
+                        f"{self.name}: kernel {described.symbol} takes parameters of {found} bytes, its launch program "
+                        f"has {launch.sizes}; build the archive again"
+                    )
+            driver.set_attributes(kernel)
+            kernels.append(kernel)
+        return tuple(kernels)
+
+    def _view_all(self, described: tuple[Argument, ...], given: Sequence[Any], stream: int) -> Sequence[Any]:
+        """`given` with its tensors as views; what does not match is left for `Record.bind` to refuse."""
+        wanted = [a for a in described if not isinstance(a, StreamArgument | DeviceArgument)]
+        if not isinstance(given, Sequence) or len(given) != len(wanted):
+            return given
+        views: list[Any] = []
+        for argument, value in zip(wanted, given, strict=True):
+            if isinstance(argument, TensorArgument):
+                value = _view(value, argument.name, stream, self._driver)
+            elif isinstance(argument, TupleArgument):
+                value = self._view_all(argument.items, value, stream)
+            views.append(value)
+        return views
+
+
+class _Functions(dict[str, Function]):
+    """Functions by name; an unknown name is an `UnknownEntry`, which says what to run."""
+
+    def __init__(self, archive: Archive, functions: dict[str, Function]) -> None:
+        super().__init__(functions)
+        self._archive = archive
+
+    def __missing__(self, name: str) -> Function:
+        self._archive.entry(name)
+        raise KeyError(name)
+
+
+class Library:
+    """An open archive on one device. All methods may be called from any thread.
+
+    `functions` has every function of the archive by name. `misses` counts, by signature, the calls that fell back.
+    """
+
+    def __init__(self, archive: Archive, driver: Driver, on_miss: str = "error") -> None:
+        if on_miss not in ON_MISS:
+            raise ArgumentError(f"on_miss must be one of {ON_MISS}, found {on_miss!r}")
+        self._archive, self._driver, self._on_miss = archive, driver, on_miss
+        self._lock = threading.RLock()
+        self._plans: dict[Any, _GemmPlan] = {}
+        self._dispatch: Dispatch | None = None
+        self._closed = False
+        self.misses: dict[str, int] = {}
+        self.functions: Mapping[str, Function] = _Functions(
+            archive, {n: Function(archive, driver, self._lock, e) for n, e in archive.functions.items()}
+        )
+
+    def __enter__(self) -> Library:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unload the kernels and close the archive; no kernel may be running or in a CUDA graph that is still used."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._plans.clear()
+            for function in self.functions.values():
+                function.unload()
+            self._archive.close()
+
+    def preload(self) -> tuple[str, ...]:
+        """Load every kernel that the gemm table uses on this device, and return their functions' names.
+
+        After this a first call of a shape does no more than arithmetic before it launches, under stream capture too.
+        """
+        entries = self._gemm_table().entries_for(self._driver.compute_capability)
+        names = tuple(dict.fromkeys(name for entry in entries for _, name in entry.ranges))
+        for name in names:
+            self.functions[name].load()
+        return names
+
+    def gemm(self, a: Any, b: Any, *, out: Any = None, stream: Any = None) -> Any:
+        """D = A @ B^T, for b (N, K) as `torch.nn.Linear` stores its weight, and a (..., K); gives D (..., N).
+
+        With b (L, N, K) and a (L, M, K) it is batched. Tensors are torch's or any with DLPack or
+        `__cuda_array_interface__`. `out` is written and returned; without it a torch `a` gives a new torch tensor, of
+        a's element type (bf16 for 8-bit floats). `stream` is a handle or a stream object; None is torch's current
+        stream, or the legacy default stream where no torch tensor is involved. No gradient is recorded.
+
+        Raises:
+            KernelMiss: the archive has no kernel for this; the message names the nearest entries.
+            ArgumentError: a tensor is malformed, misaligned, on another device, or shares memory with `out`.
+            DeviceError: the driver refused, or the archive has nothing for this GPU.
+        """
+        # Each attribute of a torch tensor costs 40-90 ns and this is all of them: the key says everything about a call
+        # but its pointers, and those are checked below by integer arithmetic.
+        key: tuple[Any, ...]
+        try:
+            if out is None:
+                key = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, a.get_device(), b.get_device())
+            else:
+                key = (
+                    a.shape,
+                    a.stride(),
+                    a.dtype,
+                    b.shape,
+                    b.stride(),
+                    b.dtype,
+                    out.shape,
+                    out.stride(),
+                    out.dtype,
+                    a.get_device(),
+                    b.get_device(),
+                    out.get_device(),
+                )
+            found = self._plans.get(key)
+        except (AttributeError, TypeError):  # not torch's
+            found = None
+        if found is None:
+            return self._gemm(a, b, out, stream)
+        launch, device, misaligned, a_bytes, b_bytes, d_bytes, current_stream, current_device, shape, dtype, _ = found
+        result = out
+        if stream is None:
+            handle = current_stream(device)  # type: ignore[misc]
+            if out is None:
+                result = a.new_empty(shape, dtype=dtype)
+        elif out is None:
+            return self._gemm(a, b, out, stream)
+        else:
+            handle = stream if type(stream) is int else stream_handle(stream)
+        pa, pb, pd = a.data_ptr(), b.data_ptr(), result.data_ptr()
+        if (
+            (pa | pb | pd) & misaligned
+            or (pd < pa + a_bytes and pa < pd + d_bytes)
+            or (pd < pb + b_bytes and pb < pd + d_bytes)
+            or (current_device is not None and handle <= LAST_DEFAULT_STREAM and current_device() != device)
+        ):
+            return self._gemm(a, b, result, stream)
+        launch((pa, pb, pd), handle)
+        return result
+
+    def _gemm(self, a: Any, b: Any, out: Any, stream: Any) -> Any:
+        """The first call of a shape, calls from other frameworks, and calls that the fast path cannot vouch for."""
+        if self._closed:
+            raise ArchiveClosed(f"{self._archive.path}: this library was closed; load the archive again")
+        driver = self._driver
+        handle = _resolve_stream(stream, (a, b), driver)
+        av, bv = _view(a, "a", handle, driver), _view(b, "b", handle, driver)
+        a2, b2 = _matrices(av, bv)
+        allocated = out is None
+        shape = (*av.shape[:-1], bv.shape[-2])
+        if allocated:
+            out = _allocate(a, shape, _result_dtype(av.dtype), None if stream is None else handle)
+        dv = _view(out, "out", handle, driver, writable=True)
+        if dv.shape != shape:
+            raise ArgumentError(f"out must have shape {shape} for a {av.shape} and b {bv.shape}, found {dv.shape}")
+        if 0 in shape:
+            return out
+        d2 = flatten_rows(dv, "out") if len(a2.shape) == 2 else dv
+        for name, t in (("a", av), ("b", bv), ("out", dv)):
+            if t.strides[-1] != 1 < t.shape[-1]:
+                raise ArgumentError(f"{name} must be row-major, found strides {t.strides}; make it contiguous")
+        _check_memory(a2, b2, d2)
+        batch = a2.shape[0] if len(a2.shape) == 3 else 1
+        signature = Signature(a2.dtype, b2.dtype, d2.dtype, "f32", "none", b2.shape[-2], b2.shape[-1], batch)
+        torch_calls = all(is_torch(t) for t in (a, b, out))
+        key = (torch_calls, av[1:], bv[1:], dv[1:])
+        views = (a2, b2, d2)
+        with driver.current():
+            found = self._plans.get(key)
+            if found is None:
+                try:
+                    with self._lock:
+                        found = self._plan_gemm(signature, views, out, torch_calls)
+                        _remember(self._plans, key, found)
+                except KernelMiss as miss:
+                    if self._on_miss != "torch" or not torch_calls:
+                        raise
+                    return self._fall_back(miss, signature, a, b, out, None if stream is None else handle)
+            if torch_calls:
+                fast_key = _torch_key(a, b, None if allocated and stream is None else out)
+                if fast_key not in self._plans:
+                    with self._lock:
+                        _remember(self._plans, fast_key, found)
+            pointers = (a2.pointer, b2.pointer, d2.pointer)
+            if (a2.pointer | b2.pointer | d2.pointer) & found.misaligned:
+                found.function.check(views)
+            found.launch(pointers, handle)
+        return out
+
+    def _plan_gemm(self, signature: Signature, views: tuple[TensorView, ...], out: Any, torch_calls: bool) -> _GemmPlan:
+        """Choose the function for this shape, load it and plan it; runners-up serve where the best does not fit."""
+        driver = self._driver
+        m = views[0].shape[-2]
+        entry = self._gemm_table().lookup(signature, driver.compute_capability)
+        reasons = []
+        for name in entry.functions(m):
+            function = self.functions[name]
+            arguments = [a for a in function.record.arguments if not isinstance(a, StreamArgument | DeviceArgument)]
+            if len(arguments) != 3 or not all(isinstance(a, TensorArgument) for a in arguments):
+                raise RecordError(f"{name} is in the gemm table but does not take the three tensors of a GEMM")
+            function.load()
+            try:
+                plan = function.plan(views)
+            except (_Unfit, ProgramError) as error:
+                reasons.append(f"  {name}: {error}")
+                continue
+            return _GemmPlan(
+                launch=plan.launch,
+                function=function,
+                device=driver.device,
+                misaligned=max(a.alignment for a in arguments if isinstance(a, TensorArgument)) - 1,
+                a_bytes=span_bytes(views[0]),
+                b_bytes=span_bytes(views[1]),
+                d_bytes=span_bytes(views[2]),
+                shape=tuple(out.shape),
+                dtype=out.dtype if torch_calls else None,
+                current_stream=torch_current_stream() if torch_calls else None,
+                current_device=torch_current_device() if torch_calls and driver.device_count > 1 else None,
+            )
+        raise KernelMiss("\n".join([f"no kernel for {signature.key()} at M = {m} can run on this GPU:", *reasons]))
+
+    def _gemm_table(self) -> Dispatch:
+        if self._dispatch is None:
+            capability = self._driver.compute_capability
+            if not any(serves(target, capability) for target in self._archive.targets):
+                raise DeviceError(
+                    f"{self._archive.path} has kernels for {', '.join(self._archive.targets) or 'no target'}; this GPU "
+                    f"has compute capability {capability[0]}.{capability[1]}; build the archive for it too"
+                )
+            targets = {name: entry.target for name, entry in self._archive.functions.items()}
+            self._dispatch = Dispatch.from_json(self._archive.table("gemm"), targets)
+        return self._dispatch
+
+    def _fall_back(self, miss: KernelMiss, signature: Signature, a: Any, b: Any, out: Any, stream: int | None) -> Any:
+        if DTYPES[signature.a].bits < 16 or not signature.a == signature.b == signature.d:
+            raise miss
+        with self._lock:
+            count = self.misses[signature.key()] = self.misses.get(signature.key(), 0) + 1
+        if count == 1:
+            _log.warning("torch computes this from now on: %s", miss)
+        torch = sys.modules["torch"]
+        with torch.no_grad(), _torch_stream(stream, a):
+            torch.matmul(a, b.transpose(-1, -2), out=out)
+        return out
+
+
+def load(path: str | os.PathLike[str], device: int | None = None, on_miss: str = "error") -> Library:
+    """Open the archive at `path` for one device; nothing but the archive is touched before the first use.
+
+    `device` is an ordinal; None is the device that is current at the first use. `on_miss` says what happens when the
+    archive cannot serve a GEMM of torch tensors: "error" raises `KernelMiss`, "torch" lets torch compute it, counted
+    in `Library.misses` and logged once for each signature.
+
+    Raises:
+        ArchiveError: the file is not an archive that can be trusted.
+    """
+    if on_miss not in ON_MISS:
+        raise ArgumentError(f"on_miss must be one of {ON_MISS}, found {on_miss!r}")
+    return Library(Archive.open(path), Driver(device), on_miss)
+
+
+def _remember(plans: dict[Any, Any], key: Any, plan: Any) -> None:
+    """Keep a plan, at the price of the oldest; the caller holds the lock."""
+    while len(plans) >= MAX_PLANS:
+        del plans[next(iter(plans))]
+    plans[key] = plan
+
+
+def _torch_key(a: Any, b: Any, out: Any) -> tuple[Any, ...]:
+    """What `Library.gemm` looks up: everything a plan depends on but the pointers."""
+    inputs = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype)
+    devices = (a.get_device(), b.get_device())
+    if out is None:
+        return (*inputs, *devices)
+    return (*inputs, out.shape, out.stride(), out.dtype, *devices, out.get_device())
+
+
+def _view(x: Any, name: str, stream: int, driver: Driver, writable: bool = False) -> TensorView:
+    seen = view(x, name, stream=stream, driver=driver, writable=writable)
+    if seen.device not in (driver.device, UNKNOWN_DEVICE):
+        raise ArgumentError(
+            f"{name} is on device {seen.device}, this library serves device {driver.device}; "
+            f"load the archive with device={seen.device} as well"
+        )
+    return seen
+
+
+def _resolve_stream(stream: Any, arguments: Sequence[Any], driver: Driver) -> int:
+    if stream is not None:
+        return stream_handle(stream)
+    if any(is_torch(x) and x.device.type == "cuda" for x in arguments):
+        return int(torch_current_stream()(driver.device))
+    return 0
+
+
+def _flatten(arguments: Sequence[Any]) -> list[Any]:
+    flat = []
+    for argument in arguments:
+        flat += _flatten(argument) if isinstance(argument, tuple | list) else [argument]
+    return flat
+
+
+def _matrices(a: TensorView, b: TensorView) -> tuple[TensorView, TensorView]:
+    """A and B as a kernel takes them: 2-D, or both 3-D with a batch extent above 1."""
+    batched = len(b.shape) == 3
+    if batched and (len(a.shape) != 3 or a.shape[0] != b.shape[0]):
+        raise ArgumentError(f"b of shape {b.shape} needs a of shape ({b.shape[0]}, M, {b.shape[2]}), found {a.shape}")
+    if not batched and (len(b.shape) != 2 or not a.shape):
+        raise ArgumentError(f"gemm takes a (..., K) and b (N, K), or both batched; found {a.shape} and {b.shape}")
+    if a.shape[-1] != b.shape[-1] or a.shape[-1] == 0:
+        raise ArgumentError(
+            f"a {a.shape} and b {b.shape} must end in the same K, not 0: gemm computes a @ b.T, with b stored (N, K)"
+        )
+    if batched and b.shape[0] != 1:
+        return a, b
+    return flatten_rows(a, "a"), flatten_rows(b, "b")
+
+
+def _check_memory(a: TensorView, b: TensorView, d: TensorView) -> None:
+    if overlaps_itself(d):
+        raise ArgumentError(f"out of shape {d.shape} and strides {d.strides} names elements twice; pass a dense tensor")
+    for name, t in (("a", a), ("b", b)):
+        if share_memory(t, d):
+            raise ArgumentError(f"out shares memory with {name}; write to another tensor")
+
+
+def _result_dtype(dtype: str) -> str:
+    return "bf16" if dtype in ("e4m3", "e5m2") else dtype
+
+
+def _allocate(a: Any, shape: tuple[int, ...], dtype: str, stream: int | None) -> Any:
+    """A torch tensor, from the memory pool of `stream` if that is given, so that it is not reused too early."""
+    if not is_torch(a):
+        raise ArgumentError(f"out is needed: there is no allocating for a {type(a).__name__}")
+    torch = sys.modules["torch"]
+    with _torch_stream(stream, a):
+        return a.new_empty(shape, dtype=getattr(torch, TORCH_NAMES[dtype]))
+
+
+def _torch_stream(stream: int | None, a: Any) -> Any:
+    """A context in which `stream` is torch's current stream; None changes nothing."""
+    torch = sys.modules["torch"]
+    return torch.cuda.stream(None if stream is None else torch.cuda.ExternalStream(stream, device=a.device))

@@ -1,0 +1,364 @@
+"""Stand-ins for tests without a GPU: a driver that keeps a log, tensors that look like torch's, small records."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aot.pack import Package
+from runtime.driver import Driver, PreparedLaunch
+from runtime.errors import DeviceError
+from runtime.program import Launch
+from runtime.tensor import contiguous_strides
+
+
+@dataclass(frozen=True)
+class Launched:
+    symbol: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    attributes: tuple[tuple[int, tuple[int, ...]], ...]
+    parameters: tuple[bytes, ...]
+    stream: int
+
+
+@dataclass(eq=False)
+class RecordingDriver(Driver):
+    """A device that loads any cubin and launches nothing; `kernels` says what a cubin holds, `log` what was asked."""
+
+    kernels: dict[bytes, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    ordinal: int = 0
+    capability: tuple[int, int] = (9, 0)
+    shared_bytes: int = 227 << 10
+    devices: int = 1
+    active_clusters: int = 66
+    failing: str = ""
+    log: list[tuple[Any, ...]] = field(default_factory=list)
+    launches: list[Launched] = field(default_factory=list)
+    quiet: bool = False
+
+    @property
+    def device(self) -> int:
+        return self.ordinal
+
+    @property
+    def device_count(self) -> int:
+        return self.devices
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        self.log.append(("compute_capability",))
+        return self.capability
+
+    @property
+    def multiprocessors(self) -> int:
+        return 132
+
+    @property
+    def max_shared_bytes(self) -> int:
+        return self.shared_bytes
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        self.log.append(("push",))
+        yield
+        self.log.append(("pop",))
+
+    def pointer_device(self, pointer: int) -> int:
+        return self.ordinal
+
+    def order(self, earlier: int, later: int) -> None:
+        self.log.append(("order", earlier, later))
+
+    def load(self, cubin: bytes) -> Any:
+        self._maybe_fail("cuLibraryLoadData")
+        self.log.append(("load", cubin))
+        return cubin
+
+    def unload(self, library: Any) -> None:
+        self.log.append(("unload", library))
+
+    def kernel_count(self, library: Any) -> int:
+        return len(self.kernels[library])
+
+    def kernel(self, library: Any, symbol: str) -> Any:
+        if symbol not in self.kernels[library]:
+            raise DeviceError("cuLibraryGetKernel failed: CUDA_ERROR_NOT_FOUND (500)")
+        return library, symbol
+
+    def parameter_sizes(self, kernel: Any) -> tuple[int, ...]:
+        library, symbol = kernel
+        return self.kernels[library][symbol]
+
+    def set_attributes(self, kernel: Any) -> None:
+        self.log.append(("set_attributes", kernel[1]))
+
+    def max_active_clusters(
+        self, kernel: Any, cluster: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int
+    ) -> int:
+        self.log.append(("max_active_clusters", kernel[1], cluster, block, shared_bytes))
+        return self.active_clusters
+
+    def prepare(self, kernel: Any, launch: Launch) -> PreparedLaunch:
+        self.log.append(("prepare", kernel[1]))
+        buffer = bytearray(launch.parameters)
+
+        def run(stream: int) -> None:
+            if self.quiet:
+                return
+            self._maybe_fail("cuLaunchKernelEx")
+            parameters = tuple(bytes(buffer[o : o + s]) for o, s in zip(launch.offsets, launch.sizes, strict=True))
+            self.launches.append(
+                Launched(
+                    kernel[1],
+                    launch.grid,
+                    launch.block,
+                    launch.shared_bytes,
+                    launch.attributes,
+                    parameters,
+                    stream,
+                )
+            )
+
+        return PreparedLaunch(memoryview(buffer).cast("Q"), run)
+
+    def count(self, what: str) -> int:
+        return sum(entry[0] == what for entry in self.log)
+
+    def _maybe_fail(self, call: str) -> None:
+        if self.failing == call:
+            raise DeviceError(f"{call} failed: CUDA_ERROR_LAUNCH_FAILED (719), unspecified launch failure")
+
+
+# --- tensors ---
+
+
+class TorchDType:
+    """Compared and printed as a torch.dtype is."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"torch.{self.name}"
+
+
+DTYPES = {name: TorchDType(name) for name in ("bfloat16", "float16", "float32", "float8_e4m3fn", "float64")}
+_addresses = itertools.count(1 << 40, 1 << 30)
+
+
+class FakeTensor:
+    """What the runtime reads of a torch.Tensor, at an address that nobody owns."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: str = "bfloat16",
+        strides: tuple[int, ...] | None = None,
+        pointer: int | None = None,
+        device: int = 0,
+        device_type: str = "cuda",
+    ) -> None:
+        self.shape = shape
+        self.dtype = DTYPES[dtype]
+        self._strides = contiguous_strides(shape) if strides is None else strides
+        self.pointer = next(_addresses) if pointer is None else pointer
+        self.device = types.SimpleNamespace(type=device_type, index=device)
+        self.layout = "torch.strided"
+
+    def stride(self) -> tuple[int, ...]:
+        return self._strides
+
+    def data_ptr(self) -> int:
+        return self.pointer
+
+    def get_device(self) -> int:
+        return int(self.device.index)
+
+    def new_empty(self, shape: tuple[int, ...], dtype: TorchDType) -> FakeTensor:
+        return FakeTensor(tuple(shape), dtype.name, device=self.device.index)
+
+    def transpose(self, _i: int, _j: int) -> FakeTensor:
+        return self
+
+
+FakeTensor.__module__ = "torch.fake"
+
+
+class FakeTorch(types.ModuleType):
+    """The few names that the runtime uses of an imported torch."""
+
+    def __init__(self) -> None:
+        super().__init__("torch")
+        self.stream = 0
+        self.device = 0
+        self.matmuls = 0
+        self.entered: list[Any] = []
+        self._C = types.SimpleNamespace(
+            _cuda_getCurrentRawStream=lambda device: self.stream, _cuda_getDevice=lambda: self.device
+        )
+        self.cuda = types.SimpleNamespace(
+            stream=self._enter, ExternalStream=lambda handle, device: ("external", handle)
+        )
+        self.no_grad = contextlib.nullcontext
+        for name, dtype in DTYPES.items():
+            setattr(self, name, dtype)
+
+    @contextlib.contextmanager
+    def _enter(self, stream: Any) -> Iterator[None]:
+        self.entered.append(stream)
+        yield
+
+    def matmul(self, a: Any, b: Any, out: Any) -> None:
+        self.matmuls += 1
+
+
+# --- archives ---
+
+SIZES = (128, 8, 24)  # parameters of the kernels below: a TMA descriptor, a pointer, a struct
+
+
+def gemm_record(
+    name: str,
+    *,
+    target: str = "sm_90a",
+    tile_m: int = 64,
+    dtype: str = "bf16",
+    batched: bool = False,
+    shared_bytes: int = 98_304,
+    max_m: int | None = None,
+) -> dict[str, Any]:
+    """A made-up GEMM: A through a TMA descriptor, B as a pointer, and D, M, lda and the cluster count in a struct.
+
+    It divides by max_m - M + 1 where `max_m` is given, so that its program cannot serve M = max_m + 1.
+    """
+    values = ["m", "n", "k", "lda", "max_active_clusters"]
+    m, lda, clusters = 0, 3, 4
+    nodes: list[list[Any]] = []
+
+    def node(*fields: Any) -> int:
+        nodes.append(list(fields))
+        return len(values) + len(nodes) - 1
+
+    one, threads, cluster = node("const", 32, 1), node("const", 32, 384), node("const", 32, 2)
+    shared = node("const", 64, shared_bytes)
+    rounded = node("add", 32, m, node("const", 32, tile_m - 1))
+    tiles = node("udiv", 32, rounded, node("const", 32, tile_m))
+    grid = node("umin", 32, tiles, clusters)
+    if max_m is not None:
+        left = node("sub", 32, node("const", 32, max_m + 1), m)
+        grid = node("umin", 32, grid, node("udiv", 32, node("const", 32, 1 << 20), left))
+    batch = ["l"] if batched else []
+
+    def tensor(which: str, rows: str, columns: str) -> dict[str, Any]:
+        batch_stride = [f"batch_stride_{which}"] if batched else []
+        return {
+            "kind": "tensor",
+            "name": which,
+            "dtype": dtype,
+            "shape": [*batch, rows, columns],
+            "strides": [*batch_stride, f"ld{which}", 1],
+            "alignment": 16,
+        }
+
+    symbols: dict[str, Any] = {"m": {"width": 32, "divisibility": 1}}
+    symbols |= {s: {"width": 32, "divisibility": 8} for s in ("n", "k")}
+    symbols |= {f"ld{which}": {"width": 64, "divisibility": 8} for which in "abd"}
+    if batched:
+        symbols["l"] = {"width": 32, "divisibility": 1}
+        symbols |= {f"batch_stride_{which}": {"width": 64, "divisibility": 8} for which in "abd"}
+    return {
+        "name": name,
+        "target": target,
+        "family": "test",
+        "arguments": [
+            tensor("a", "m", "k"),
+            tensor("b", "n", "k"),
+            tensor("d", "m", "n"),
+            {
+                "kind": "device",
+                "name": "max_active_clusters",
+                "property": "max_active_clusters",
+                "cluster_size": 2,
+            },
+            {"kind": "stream", "name": "stream"},
+        ],
+        "symbols": symbols,
+        "kernels": [{"symbol": f"kernel_{name}", "registers": 168, "shared_bytes": 1024, "local_bytes": 0}],
+        "program": {
+            "values": [[v, 64 if v == "lda" else 32] for v in values],
+            "pointers": ["a", "b", "d"],
+            "nodes": nodes,
+            "launches": [
+                {
+                    "kernel": 0,
+                    "grid": [grid, cluster, one],
+                    "block": [threads, one, one],
+                    "shared_bytes": shared,
+                    "attributes": [[4, [one, cluster, one]]],
+                    "parameters": [
+                        {"size": 128, "words": [[16, 4, m]], "slots": [[0, "tma", 0, None]]},
+                        {"size": 8, "words": [], "slots": [[0, "raw", 1, None]]},
+                        {
+                            "size": 24,
+                            "words": [[8, 4, m], [12, 4, clusters], [16, 8, lda]],
+                            "slots": [[0, "raw", 2, None]],
+                        },
+                    ],
+                }
+            ],
+        },
+        "cubin": hashlib.sha256(cubin(name)).hexdigest(),
+    }
+
+
+def cubin(name: str) -> bytes:
+    return b"\x7fELF " + name.encode()
+
+
+def signature(n: int = 6144, k: int = 4096, batch: int = 1, dtype: str = "bf16", d: str = "") -> dict[str, Any]:
+    return {
+        "a": dtype,
+        "b": dtype,
+        "d": d or dtype,
+        "accumulator": "f32",
+        "epilogue": "none",
+        "n": n,
+        "k": k,
+        "batch": batch,
+    }
+
+
+def entry(
+    of: dict[str, Any],
+    ranges: list[tuple[int | None, str]],
+    candidates: list[Any] | None = None,
+    target: str = "sm_90a",
+) -> dict[str, Any]:
+    return {
+        "signature": of,
+        "target": target,
+        "state": "tuned",
+        "ranges": [{"m_max": m, "function": name} for m, name in ranges],
+        "candidates": candidates or [],
+        "timings": [],
+    }
+
+
+def write_archive(
+    path: Path, records: list[dict[str, Any]], entries: list[dict[str, Any]]
+) -> dict[bytes, dict[str, tuple[int, ...]]]:
+    """Write an archive of `records` with made-up cubins; what a driver would find in those."""
+    package = Package()
+    for record in records:
+        package.add_function(record, cubin(record["name"]))
+    package.set_table("gemm", {"entries": entries})
+    package.write(path)
+    return {cubin(r["name"]): {f"kernel_{r['name']}": SIZES} for r in records}

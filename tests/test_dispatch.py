@@ -1,0 +1,173 @@
+"""The gemm table: which function serves which M on which GPU, and what a miss says."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from runtime.dispatch import Dispatch, serves
+from runtime.errors import KernelMiss, RecordError
+from runtime.signature import Signature
+
+from .recording_driver import entry, signature
+
+HOPPER, AMPERE, ADA = (9, 0), (8, 0), (8, 9)
+WANTED = Signature.from_json(signature())
+TABLE = {
+    "entries": [
+        entry(
+            signature(),
+            [(16, "small"), (128, "medium"), (None, "large")],
+            candidates=[[1, ["small", "tiny"]], [256, ["large", "wide", "medium"]]],
+        ),
+        entry(signature(), [(None, "old")], target="sm_80"),
+        entry(signature(), [(None, "newer")], target="sm_86"),
+        entry(signature(n=4096), [(None, "square")]),
+        entry(signature(batch=4), [(None, "batched")]),
+        entry(signature(dtype="f16"), [(None, "half")]),
+    ]
+}
+TARGETS = {
+    **dict.fromkeys(
+        ("small", "medium", "large", "tiny", "wide", "square", "batched", "half"),
+        "sm_90a",
+    ),
+    "old": "sm_80",
+    "newer": "sm_86",
+}
+
+
+@pytest.fixture
+def dispatch() -> Dispatch:
+    return Dispatch.from_json(TABLE, TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("target", "capability", "answer"),
+    [
+        ("sm_80", (8, 0), True),
+        ("sm_80", (8, 6), True),
+        ("sm_80", (8, 9), True),
+        ("sm_86", (8, 0), False),
+        ("sm_80", (9, 0), False),
+        ("sm_90a", (9, 0), True),
+        ("sm_100a", (10, 0), True),
+        ("sm_100a", (10, 3), False),
+        ("sm_103a", (10, 3), True),
+        ("sm_120a", (12, 0), True),
+        ("sm_120a", (12, 1), False),
+        ("x86", (9, 0), False),
+    ],
+)
+def test_targets_serve_the_gpus_that_can_run_their_cubins(
+    target: str, capability: tuple[int, int], answer: bool
+) -> None:
+    assert serves(target, capability) is answer
+
+
+@pytest.mark.parametrize(
+    ("m", "name"),
+    [(1, "small"), (16, "small"), (17, "medium"), (128, "medium"), (129, "large"), (1 << 30, "large")],
+)
+def test_ranges_end_at_their_m_max(dispatch: Dispatch, m: int, name: str) -> None:
+    assert dispatch.find(WANTED, HOPPER, m) == name
+
+
+def test_nearest_target_is_preferred(dispatch: Dispatch) -> None:
+    assert dispatch.find(WANTED, AMPERE, 1) == "old"
+    assert dispatch.find(WANTED, ADA, 1) == "newer"
+
+
+def test_alternatives_are_the_candidates_of_the_nearest_m_then_the_other_ranges(dispatch: Dispatch) -> None:
+    chosen = dispatch.lookup(WANTED, HOPPER)
+    assert chosen.functions(3) == ("small", "tiny", "medium", "large")
+    assert chosen.functions(300) == ("large", "wide", "medium", "small")
+
+
+def test_entries_for_a_gpu_are_one_a_signature(dispatch: Dispatch) -> None:
+    assert [e.ranges[-1][1] for e in dispatch.entries_for(HOPPER)] == ["large", "square", "batched", "half"]
+    assert [e.ranges[-1][1] for e in dispatch.entries_for(ADA)] == ["newer"]
+    assert dispatch.entries_for((7, 0)) == ()
+
+
+def test_miss_orders_entries_by_distance_and_says_what_differs(dispatch: Dispatch) -> None:
+    with pytest.raises(KernelMiss) as miss:
+        dispatch.lookup(Signature.from_json(signature(n=4104)), HOPPER)
+    lines = str(miss.value).splitlines()
+    assert lines == [
+        "no kernel for bf16_bf16_bf16_f32_none_n4104_k4096 on compute capability 9.0",
+        "the nearest of 6 entries:",
+        "  bf16_bf16_bf16_f32_none_n4096_k4096 for sm_90a: N is 4096, wanted 4104",
+        "  bf16_bf16_bf16_f32_none_n6144_k4096 for sm_90a: N is 6144, wanted 4104",
+        "  bf16_bf16_bf16_f32_none_n6144_k4096 for sm_80: N is 6144, wanted 4104, "
+        "sm_80 does not run on compute capability 9.0",
+        "add the problem to the manifest and build the archive again",
+    ]
+
+
+def test_miss_of_another_gpu_names_the_target(dispatch: Dispatch) -> None:
+    with pytest.raises(KernelMiss, match=r"for sm_90a: sm_90a does not run on compute capability 10\.0"):
+        dispatch.lookup(WANTED, (10, 0))
+
+
+def test_miss_names_types_and_batch(dispatch: Dispatch) -> None:
+    with pytest.raises(KernelMiss, match="batch is 1, wanted 2"):
+        dispatch.lookup(Signature.from_json(signature(batch=2)), HOPPER)
+    with pytest.raises(KernelMiss, match="A is bf16, wanted e4m3, B is bf16, wanted e4m3"):
+        dispatch.lookup(Signature.from_json(signature(dtype="e4m3", d="bf16")), HOPPER)
+
+
+def test_miss_of_an_empty_table_says_so() -> None:
+    with pytest.raises(KernelMiss, match="has no entries"):
+        Dispatch.from_json({"entries": []}).lookup(WANTED, HOPPER)
+
+
+def damaged(path: list[Any], value: Any) -> dict[str, Any]:
+    table = copy.deepcopy(TABLE)
+    place: Any = table
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    return table
+
+
+FIRST = ["entries", 0]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (["entries"], {}, "must be a list"),
+        (["more"], 1, "exactly the fields"),
+        ([*FIRST, "more"], 1, "exactly the fields"),
+        ([*FIRST, "signature", "n"], 0, "positive integer"),
+        ([*FIRST, "target"], "hopper", "unknown target"),
+        ([*FIRST, "target"], "sm_80", "is for sm_90a, the entry is for sm_80"),
+        ([*FIRST, "state"], "fast", "state must be one of"),
+        ([*FIRST, "ranges"], [], "there is no range"),
+        ([*FIRST, "ranges", 2, "m_max"], 4096, "has m_max null"),
+        ([*FIRST, "ranges", 0, "m_max"], None, "has m_max null"),
+        ([*FIRST, "ranges", 1, "m_max"], 16, "ascending order, found 16 after 16"),
+        ([*FIRST, "ranges", 0, "m_max"], 0, "ascending order"),
+        ([*FIRST, "ranges", 0, "m_max"], 16.0, "ascending order"),
+        ([*FIRST, "ranges", 0, "m_max"], True, "ascending order"),
+        ([*FIRST, "ranges", 0, "function"], "gone", "'gone' is not in the archive"),
+        ([*FIRST, "ranges", 0, "function"], 7, "must be a word"),
+        ([*FIRST, "ranges", 0, "k"], 7, "exactly the fields"),
+        ([*FIRST, "candidates", 0], [1], "a row of candidates"),
+        ([*FIRST, "candidates", 1, 0], 1, "ascending order"),
+        ([*FIRST, "candidates", 0, 1], ["gone"], "'gone' is not in the archive"),
+        ([*FIRST, "timings"], None, "must be a list"),
+        (["entries", 3], TABLE["entries"][0], "two entries for"),
+    ],
+)
+def test_table_that_breaks_a_rule_is_refused(path: list[Any], value: Any, message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        Dispatch.from_json(damaged(path, value), TARGETS)
+
+
+def test_table_that_is_no_object_is_refused() -> None:
+    with pytest.raises(RecordError, match="exactly the fields"):
+        Dispatch.from_json([])

@@ -1,0 +1,336 @@
+"""The runtime on a real GPU, with an archive tuned for it: pytest -m gpu --archive model.aot."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runtime
+from runtime import ArgumentError, KernelMiss, Library
+from runtime.archive import Archive
+from runtime.dispatch import Dispatch
+from runtime.driver import Driver
+from runtime.signature import Signature
+from runtime.tensor import TORCH_NAMES
+
+pytestmark = pytest.mark.gpu
+
+RAGGED_M = (1, 3, 16, 17, 128, 333, 1000)
+# Relative error of a result against float64, by its element type: rounding once, and some for the order of summation.
+TOLERANCE = {"bf16": 5e-3, "f16": 1e-3, "f32": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def signatures(tuned_archive: Path) -> list[Signature]:
+    """What the archive's gemm table has for this GPU."""
+    with Archive.open(tuned_archive) as archive:
+        table = Dispatch.from_json(archive.table("gemm"))
+    found = [e.signature for e in table.entries_for(Driver().compute_capability)]
+    if not found:
+        pytest.skip("the archive has no GEMM for this GPU")
+    return found
+
+
+@pytest.fixture(scope="module")
+def signature(signatures: list[Signature]) -> Signature:
+    """The smallest problem without a batch."""
+    return min((s for s in signatures if s.batch == 1), key=lambda s: s.n * s.k)
+
+
+@pytest.fixture
+def library(tuned_archive: Path, torch: Any) -> Iterator[Library]:
+    torch.manual_seed(0)
+    with runtime.load(tuned_archive) as library:
+        yield library
+        torch.cuda.synchronize()
+
+
+class Problem:
+    """Random operands of a signature, an output full of NaN, and the error of what is in it."""
+
+    def __init__(self, torch: Any, s: Signature, m: int, seed: int = 0) -> None:
+        self.torch, self.signature = torch, s
+        lead = (s.batch,) if s.batch > 1 else ()
+        kinds = [getattr(torch, TORCH_NAMES[t]) for t in (s.a, s.b, s.d)]
+        self.a = torch.empty((*lead, m, s.k), device="cuda", dtype=kinds[0])
+        self.b = torch.empty((*lead, s.n, s.k), device="cuda", dtype=kinds[1])
+        self.out = torch.empty((*lead, m, s.n), device="cuda", dtype=kinds[2])
+        self.fill(seed)
+
+    def fill(self, seed: int) -> None:
+        generator = self.torch.Generator(device="cuda").manual_seed(seed)
+        for t in (self.a, self.b):
+            t.copy_(self.torch.randn(t.shape, device="cuda", generator=generator))
+        self.poison()
+
+    def poison(self) -> None:
+        self.out.fill_(float("nan"))
+
+    def check(self, found: Any = None) -> None:
+        found = self.out if found is None else found
+        reference = self.a.double() @ self.b.double().transpose(-1, -2)
+        error = (found.double() - reference).norm() / reference.norm()
+        assert error.item() < TOLERANCE[self.signature.d], f"{self.signature.key()}: relative error {error.item()}"
+
+
+class Exported:
+    """A tensor that shows one protocol and nothing else."""
+
+    def __init__(self, tensor: Any, protocol: str) -> None:
+        self.tensor = tensor
+        if protocol == "cuda_array":
+            self.__cuda_array_interface__ = tensor.__cuda_array_interface__
+
+
+class ExportedDLPack(Exported):
+    def __dlpack_device__(self) -> Any:
+        return self.tensor.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.tensor.__dlpack__(**options)
+
+
+# --- results ---
+
+
+def test_results_are_right_at_ragged_m(library: Library, signatures: list[Signature], torch: Any) -> None:
+    for s in signatures:
+        for m in RAGGED_M:
+            problem = Problem(torch, s, m, seed=m)
+            assert library.gemm(problem.a, problem.b, out=problem.out) is problem.out
+            problem.check()
+            problem.check(library.gemm(problem.a, problem.b))
+
+
+def test_results_do_not_touch_what_lies_behind_them(library: Library, signature: Signature, torch: Any) -> None:
+    for m in RAGGED_M:
+        problem = Problem(torch, signature, m)
+        whole = torch.full((m + 8, signature.n), 7.0, device="cuda", dtype=problem.out.dtype)
+        library.gemm(problem.a, problem.b, out=whole[:m])
+        problem.check(whole[:m])
+        assert bool((whole[m:] == 7.0).all())
+
+
+def test_row_strides_are_followed(library: Library, signature: Signature, torch: Any) -> None:
+    problem = Problem(torch, signature, 33)
+    wide = torch.zeros((33, signature.k + 64), device="cuda", dtype=problem.a.dtype)
+    wide[:, : signature.k] = problem.a
+    target = torch.full((33, signature.n + 64), 7.0, device="cuda", dtype=problem.out.dtype)
+    library.gemm(wide[:, : signature.k], problem.b, out=target[:, : signature.n])
+    problem.check(target[:, : signature.n])
+    assert bool((target[:, signature.n :] == 7.0).all())
+
+
+def test_leading_dimensions_are_rows(library: Library, signature: Signature, torch: Any) -> None:
+    problem = Problem(torch, signature, 32)
+    found = library.gemm(problem.a.view(4, 8, -1), problem.b)
+    assert found.shape == (4, 8, signature.n)
+    problem.check(found.view(32, -1))
+
+
+def test_no_rows_give_an_empty_result(library: Library, signature: Signature, torch: Any) -> None:
+    problem = Problem(torch, signature, 0)
+    assert library.gemm(problem.a, problem.b).shape == (0, signature.n)
+
+
+# --- streams, contexts, threads ---
+
+
+def test_work_is_ordered_on_the_current_stream(library: Library, signature: Signature, torch: Any) -> None:
+    problem = Problem(torch, signature, 64)
+    library.gemm(problem.a, problem.b, out=problem.out)
+    source = problem.a.clone()
+    problem.a.zero_()
+    problem.poison()
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # about 25 ms: an unordered launch would read the zeros
+        problem.a.copy_(source)
+        library.gemm(problem.a, problem.b, out=problem.out)
+    stream.synchronize()
+    problem.check()
+
+
+def test_stream_can_be_given_in_every_form(library: Library, signature: Signature, torch: Any) -> None:
+    from cuda.bindings import driver
+
+    problem = Problem(torch, signature, 64)
+    stream = torch.cuda.Stream()
+    for form in (stream, stream.cuda_stream, driver.CUstream(stream.cuda_stream)):
+        problem.poison()
+        stream.wait_stream(torch.cuda.current_stream())
+        library.gemm(problem.a, problem.b, out=problem.out, stream=form)
+        stream.synchronize()
+        problem.check()
+        result = library.gemm(problem.a, problem.b, stream=form)
+        stream.synchronize()
+        problem.check(result)
+
+
+def test_threads_share_one_shape(library: Library, signature: Signature, torch: Any) -> None:
+    problems = [Problem(torch, signature, 64, seed=i) for i in range(4)]
+    failures: list[BaseException] = []
+    torch.cuda.synchronize()
+
+    def work(problem: Problem) -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()) as _:
+                for _ in range(200):
+                    library.gemm(problem.a, problem.b, out=problem.out)
+                torch.cuda.current_stream().synchronize()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(p,)) for p in problems]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    for problem in problems:
+        problem.check()
+
+
+def test_thread_without_a_context_can_use_the_default_stream(
+    library: Library, signature: Signature, torch: Any
+) -> None:
+    problem = Problem(torch, signature, 64)
+    library.gemm(problem.a, problem.b, out=problem.out, stream=0)
+    problem.poison()
+    torch.cuda.synchronize()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            library.gemm(problem.a, problem.b, out=problem.out, stream=0)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert failures == []
+    problem.check()
+
+
+def test_other_devices_tensors_are_served_whatever_device_is_current(
+    tuned_archive: Path, signature: Signature, torch: Any
+) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    with torch.cuda.device(1):
+        problem = Problem(torch, signature, 64)
+        torch.cuda.synchronize()
+    with torch.cuda.device(0), runtime.load(tuned_archive, device=1) as library:
+        for _ in range(3):
+            problem.poison()
+            library.gemm(problem.a, problem.b, out=problem.out)
+            torch.cuda.synchronize(1)
+            problem.check()
+        with pytest.raises(ArgumentError, match="device 0"):
+            library.gemm(problem.a.to("cuda:0"), problem.b, out=problem.out)
+
+
+# --- CUDA graphs ---
+
+
+@pytest.mark.parametrize("warm", ["first call", "preload"])
+def test_captured_call_replays_with_new_inputs(library: Library, signature: Signature, torch: Any, warm: str) -> None:
+    problem = Problem(torch, signature, 64, seed=1)
+    if warm == "preload":
+        library.preload()
+    else:
+        library.gemm(problem.a, problem.b, out=problem.out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        library.gemm(problem.a, problem.b, out=problem.out)
+        allocated = library.gemm(problem.a, problem.b)
+    for seed in (2, 3):
+        problem.fill(seed)
+        allocated.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        problem.check()
+        problem.check(allocated)
+
+
+# --- other frameworks ---
+
+
+@pytest.mark.parametrize("stream", ["default", "given"])
+def test_dlpack_tensors_are_taken(library: Library, signature: Signature, torch: Any, stream: str) -> None:
+    problem = Problem(torch, signature, 64)
+    torch.cuda.synchronize()
+    given = torch.cuda.Stream() if stream == "given" else None
+    tensors = [ExportedDLPack(t, "dlpack") for t in (problem.a, problem.b, problem.out)]
+    for _ in range(2):
+        library.gemm(tensors[0], tensors[1], out=tensors[2], stream=given)
+    torch.cuda.synchronize()
+    problem.check()
+
+
+def test_cuda_array_interface_is_taken(library: Library, signatures: list[Signature], torch: Any) -> None:
+    half = [s for s in signatures if s.a == s.b == s.d == "f16" and s.batch == 1]
+    if not half:
+        pytest.skip("the archive has no f16 GEMM, and other types have no name in this protocol")
+    problem = Problem(torch, half[0], 64)
+    torch.cuda.synchronize()
+    tensors = [Exported(t, "cuda_array") for t in (problem.a, problem.b, problem.out)]
+    library.gemm(tensors[0], tensors[1], out=tensors[2])
+    torch.cuda.synchronize()
+    problem.check()
+
+
+# --- refusals ---
+
+
+def test_unknown_problem_is_a_miss(library: Library, signature: Signature, torch: Any) -> None:
+    a = torch.zeros((16, signature.k + 8), device="cuda", dtype=torch.bfloat16)
+    b = torch.zeros((signature.n, signature.k + 8), device="cuda", dtype=torch.bfloat16)
+    with pytest.raises(KernelMiss, match="the nearest of"):
+        library.gemm(a, b)
+
+
+def test_fallback_computes_what_the_archive_cannot(tuned_archive: Path, torch: Any) -> None:
+    s = Signature("bf16", "bf16", "bf16", "f32", "none", 72, 88)
+    with runtime.load(tuned_archive, on_miss="torch") as library:
+        problem = Problem(torch, s, 5)
+        problem.check(library.gemm(problem.a, problem.b))
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        library.gemm(problem.a, problem.b, out=problem.out, stream=stream)
+        stream.synchronize()
+        problem.check()
+        assert library.misses == {s.key(): 2}
+
+
+def test_misaligned_and_overlapping_tensors_are_refused(library: Library, signature: Signature, torch: Any) -> None:
+    problem = Problem(torch, signature, 16)
+    library.gemm(problem.a, problem.b, out=problem.out)
+    storage = torch.zeros(problem.a.numel() + 1, device="cuda", dtype=problem.a.dtype)
+    with pytest.raises(ArgumentError, match="must start at a multiple of"):
+        library.gemm(storage[1:].view(problem.a.shape), problem.b, out=problem.out)
+    with pytest.raises(ArgumentError, match="is on cpu"):
+        library.gemm(problem.a.cpu(), problem.b, out=problem.out)
+    if problem.b.dtype == problem.out.dtype and problem.b.numel() >= problem.out.numel():
+        with pytest.raises(ArgumentError, match="shares memory with b"):
+            library.gemm(problem.a, problem.b, out=problem.b.view(-1)[: problem.out.numel()].view(problem.out.shape))
+
+
+def test_every_function_of_this_gpu_loads_with_the_expected_parameters(library: Library) -> None:
+    names = library.preload()
+    assert names
+    for name in names:
+        assert library.functions[name].record.name == name

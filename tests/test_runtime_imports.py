@@ -1,0 +1,81 @@
+"""Importing `runtime` costs a server nothing: proved in fresh processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PROLOGUE = """
+import builtins, os, sys, threading
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise AssertionError("import of " + name)
+
+BLOCKED = {"torch", "cutlass", "aot", "numpy", "cupy", "tvm_ffi", "triton", "nvMatmulHeuristics"}
+sys.meta_path.insert(0, Refuse())
+sys.path.insert(0, ROOT)
+"""
+
+QUIET = """
+# What the standard library and zstandard do on import is not runtime's doing.
+import zstandard, ctypes, json, logging, hashlib, dataclasses, contextlib, concurrent.futures, struct, re, typing
+
+def refuse(what):
+    def call(*args, **kwargs):
+        raise AssertionError(what + repr(args))
+    return call
+
+real = os.environ
+class Watched(dict):
+    __getitem__ = get = __contains__ = __iter__ = refuse("environment read: ")
+
+os.environ = Watched()
+os.getenv = refuse("environment read: ")
+os.mkdir = os.makedirs = refuse("directory made: ")
+threading.Thread.start = refuse("thread started: ")
+before = set(sys.modules)
+import runtime
+os.environ = real
+loaded = set(sys.modules) - before
+assert not any(name == "cuda" or name.startswith("cuda.") for name in loaded), loaded
+assert threading.active_count() == 1
+assert "libcuda" not in open("/proc/self/maps").read() if os.path.exists("/proc/self/maps") else True
+"""
+
+WORKS = """
+import runtime
+from runtime import Library, load
+try:
+    load("/nonexistent.aot")
+except runtime.ArchiveError:
+    pass
+else:
+    raise AssertionError("opened a file that is not there")
+assert sys.modules.keys().isdisjoint(BLOCKED)
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    source = f"ROOT = {str(ROOT)!r}\n{PROLOGUE}\n{code}"
+    return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_import_needs_no_framework_and_no_compiler() -> None:
+    result = run(WORKS)
+    assert result.returncode == 0, result.stderr
+
+
+def test_import_has_no_side_effects() -> None:
+    result = run(QUIET)
+    assert result.returncode == 0, result.stderr
+
+
+def test_blocked_imports_are_noticed() -> None:
+    result = run("import torch")
+    assert result.returncode != 0
+    assert "import of torch" in result.stderr
