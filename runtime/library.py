@@ -11,20 +11,19 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from .archive import Archive, ArchiveClosed, FunctionEntry
+from .archive import Archive, ArchiveClosed
 from .dispatch import Dispatch, serves
-from .driver import LAST_DEFAULT_STREAM, Driver, PreparedLaunch
+from .driver import LAST_DEFAULT_STREAM, Driver
 from .dtypes import DTYPES
 from .errors import ArgumentError, DeviceError, KernelMiss, ProgramError, RecordError
-from .program import CLUSTER_DIMENSION, Launch
-from .record import Argument, DeviceArgument, Record, StreamArgument, TensorArgument, TensorView, TupleArgument
+from .function import Function, Unfit, device_view, remember, resolve_stream
+from .record import DeviceArgument, StreamArgument, TensorArgument, TensorView
 from .signature import Signature
 from .tensor import (
     TORCH_NAMES,
-    UNKNOWN_DEVICE,
     flatten_rows,
     is_torch,
     overlaps_itself,
@@ -33,58 +32,10 @@ from .tensor import (
     stream_handle,
     torch_current_device,
     torch_current_stream,
-    view,
 )
 
-# Shapes whose plans are kept; the oldest goes first. A plan takes 2-4 KB.
-MAX_PLANS = 4096
 ON_MISS = ("error", "torch")
-_ALL_BITS = (1 << 64) - 1
 _log = logging.getLogger(__name__)
-
-
-class _Unfit(Exception):
-    """This device cannot run this function for this shape; another function may do."""
-
-
-class Plan:
-    """The launches of one function for one shape.
-
-    Prepared launches wait in a pool and are taken out of it while in use, so that no two threads write one buffer
-    and none waits for another; list.pop and list.append are atomic.
-    """
-
-    __slots__ = ("_driver", "_launches", "_pool")
-
-    def __init__(self, driver: Driver, launches: Sequence[tuple[Any, Launch]]) -> None:
-        self._driver = driver
-        self._launches = launches
-        self._pool = [self._prepare()]
-
-    def launch(self, pointers: tuple[int, ...], stream: int) -> None:
-        """Write the pointers and launch; they must have been checked."""
-        pool = self._pool
-        try:
-            ready = pool.pop()
-        except IndexError:
-            ready = self._prepare()
-        slots, launches = ready
-        for words, index, pointer, addend, mask in slots:
-            words[index] = (pointers[pointer] + addend) & mask
-        for launch in launches:
-            launch(stream)
-        pool.append(ready)
-
-    def _prepare(self) -> tuple[tuple[Any, ...], tuple[Callable[[int], None], ...]]:
-        prepared: list[PreparedLaunch] = [self._driver.prepare(k, launch) for k, launch in self._launches]
-        slots = []
-        for ready, (_, launch) in zip(prepared, self._launches, strict=True):
-            for slot in launch.slots:
-                if slot.offset % 8:
-                    raise RecordError(f"a pointer at parameter byte {slot.offset}, which is no multiple of 8")
-                mask = slot.encode(_ALL_BITS - slot.addend)  # encoding an address is to add, then to mask
-                slots.append((ready.words, slot.offset // 8, slot.pointer, slot.addend, mask))
-        return tuple(slots), tuple(ready.launch for ready in prepared)
 
 
 class _GemmPlan(NamedTuple):
@@ -101,170 +52,6 @@ class _GemmPlan(NamedTuple):
     shape: tuple[int, ...]  # of `out`, as is the element type
     dtype: Any
     function: Function
-
-
-class Function:
-    """One function of an archive, on the library's device; call it with the arguments its record describes."""
-
-    def __init__(self, archive: Archive, driver: Driver, lock: threading.RLock, entry: FunctionEntry) -> None:
-        self.name, self.target = entry.name, entry.target
-        self._archive, self._driver, self._lock = archive, driver, lock
-        self._record: Record | None = None
-        self._module: Any = None
-        self._kernels: tuple[Any, ...] = ()
-        self._plans: dict[tuple[int, ...], Plan] = {}
-        self._residency: dict[str, int] = {}
-        self._active_clusters: dict[Any, int] = {}
-
-    @property
-    def record(self) -> Record:
-        """What the archive says of this function."""
-        if self._record is None:
-            self._record = Record.from_json(self._archive.record(self.name))
-        return self._record
-
-    def __call__(self, *arguments: Any, stream: Any = None) -> None:
-        """Launch on `stream` (as `Library.gemm` takes it) with the record's arguments, less streams and device numbers.
-
-        Raises:
-            ArgumentError: an argument does not fit its description.
-            ProgramError: these extents cannot be served.
-            DeviceError: the driver refused, or this GPU cannot run the function.
-        """
-        self.load()
-        handle = _resolve_stream(stream, _flatten(arguments), self._driver)
-        views = self._view_all(self.record.arguments, arguments, handle)
-        pointers, values = self.record.bind(views, self._placeholders())
-        with self._driver.current():
-            plan = self._plans.get(values)
-            if plan is None:
-                with self._lock:
-                    try:
-                        plan = self.plan(views)
-                    except _Unfit as reason:
-                        raise DeviceError(f"{self.name}: {reason}") from None
-                    _remember(self._plans, values, plan)
-            plan.launch(pointers, handle)
-
-    def load(self) -> None:
-        """Load the kernels onto the device and check them against the record, if that has not been done.
-
-        Raises:
-            DeviceError: the GPU cannot run them, the driver refuses them, or they are not what the record says.
-        """
-        if self._kernels:
-            return
-        with self._lock:
-            if self._kernels:
-                return
-            capability = self._driver.compute_capability
-            if not serves(self.target, capability):
-                raise DeviceError(
-                    f"{self.name} is for {self.target}; this GPU has compute capability {capability[0]}.{capability[1]}"
-                )
-            cubin = self._archive.cubin(self.name)
-            with self._driver.current():
-                module = self._driver.load(cubin)
-                try:
-                    self._kernels = self._checked_kernels(module)
-                except BaseException:
-                    self._driver.unload(module)
-                    raise
-            self._module = module
-
-    def unload(self) -> None:
-        """Give the kernels back."""
-        with self._lock:
-            self._plans.clear()
-            self._kernels = ()
-            if self._module is not None:
-                self._driver.unload(self._module)
-                self._module = None
-
-    def plan(self, views: Sequence[Any]) -> Plan:
-        """Evaluate the launch program for these arguments; kernels must be loaded and the context current.
-
-        Raises:
-            ProgramError: the program cannot serve these extents.
-        """
-        record, driver = self.record, self._driver
-        asked = record.device_arguments()
-        residency = self._residency or self._placeholders()  # what held for the last shape mostly holds for this
-        for _ in range(3):
-            launches = record.plan(record.bind(views, residency).values)
-            for launch in launches:
-                needed = launch.shared_bytes + record.kernels[launch.kernel].shared_bytes
-                if needed > driver.max_shared_bytes:
-                    raise _Unfit(
-                        f"needs {needed} bytes of shared memory a block, this GPU has {driver.max_shared_bytes}"
-                    )
-            found = {a.name: self._max_active_clusters(a, launches) for a in asked}
-            if found == residency:
-                self._residency = residency
-                return Plan(driver, [(self._kernels[launch.kernel], launch) for launch in launches])
-            residency = found
-        raise ProgramError(f"{self.name}: its blocks depend on how many of them can be resident")
-
-    def check(self, views: Sequence[Any]) -> None:
-        """Raise ArgumentError if an argument does not fit the record."""
-        self.record.bind(views, self._placeholders())
-
-    def _placeholders(self) -> dict[str, int]:
-        """Stand-ins for device numbers, which tell shapes apart no less than the real ones do."""
-        return {a.name: 1 for a in self.record.device_arguments()}
-
-    def _max_active_clusters(self, argument: DeviceArgument, launches: tuple[Launch, ...]) -> int:
-        """Asked of the first launch with clusters of the argument's size, or else of the first launch."""
-        launch, cluster = launches[0], (argument.cluster_size, 1, 1)
-        for candidate in launches:
-            x, y, z = dict(candidate.attributes).get(CLUSTER_DIMENSION, (1, 1, 1))
-            if x * y * z == argument.cluster_size:
-                launch, cluster = candidate, (x, y, z)
-                break
-        question = (launch.kernel, cluster, launch.block, launch.shared_bytes)
-        if question not in self._active_clusters:
-            kernel = self._kernels[launch.kernel]
-            self._active_clusters[question] = self._driver.max_active_clusters(kernel, *question[1:])
-        count = self._active_clusters[question]
-        if count < 1:
-            raise _Unfit(f"a cluster of {cluster} blocks with {launch.shared_bytes} bytes each does not fit this GPU")
-        return count
-
-    def _checked_kernels(self, module: Any) -> tuple[Any, ...]:
-        record, driver = self.record, self._driver
-        count = driver.kernel_count(module)
-        if count != len(record.kernels):
-            raise DeviceError(
-                f"{self.name}: the cubin holds {count} kernels, its record describes {len(record.kernels)}; "
-                "build the archive again"
-            )
-        kernels = []
-        for number, described in enumerate(record.kernels):
-            kernel = driver.kernel(module, described.symbol)
-            found = driver.parameter_sizes(kernel)
-            for launch in record.program.launches:
-                if launch.kernel == number and launch.sizes != found:
-                    raise DeviceError(
-                        f"{self.name}: kernel {described.symbol} takes parameters of {found} bytes, its launch program "
-                        f"has {launch.sizes}; build the archive again"
-                    )
-            driver.set_attributes(kernel)
-            kernels.append(kernel)
-        return tuple(kernels)
-
-    def _view_all(self, described: tuple[Argument, ...], given: Sequence[Any], stream: int) -> Sequence[Any]:
-        """`given` with its tensors as views; what does not match is left for `Record.bind` to refuse."""
-        wanted = [a for a in described if not isinstance(a, StreamArgument | DeviceArgument)]
-        if not isinstance(given, Sequence) or len(given) != len(wanted):
-            return given
-        views: list[Any] = []
-        for argument, value in zip(wanted, given, strict=True):
-            if isinstance(argument, TensorArgument):
-                value = _view(value, argument.name, stream, self._driver)
-            elif isinstance(argument, TupleArgument):
-                value = self._view_all(argument.items, value, stream)
-            views.append(value)
-        return views
 
 
 class _Functions(dict[str, Function]):
@@ -297,6 +84,11 @@ class Library:
         self.functions: Mapping[str, Function] = _Functions(
             archive, {n: Function(archive, driver, self._lock, e) for n, e in archive.functions.items()}
         )
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 that names the archive."""
+        return self._archive.digest
 
     def __enter__(self) -> Library:
         return self
@@ -391,14 +183,14 @@ class Library:
         if self._closed:
             raise ArchiveClosed(f"{self._archive.path}: this library was closed; load the archive again")
         driver = self._driver
-        handle = _resolve_stream(stream, (a, b), driver)
-        av, bv = _view(a, "a", handle, driver), _view(b, "b", handle, driver)
+        handle = resolve_stream(stream, (a, b), driver)
+        av, bv = device_view(a, "a", handle, driver), device_view(b, "b", handle, driver)
         a2, b2 = _matrices(av, bv)
         allocated = out is None
         shape = (*av.shape[:-1], bv.shape[-2])
         if allocated:
             out = _allocate(a, shape, _result_dtype(av.dtype), None if stream is None else handle)
-        dv = _view(out, "out", handle, driver, writable=True)
+        dv = device_view(out, "out", handle, driver, writable=True)
         if dv.shape != shape:
             raise ArgumentError(f"out must have shape {shape} for a {av.shape} and b {bv.shape}, found {dv.shape}")
         if 0 in shape:
@@ -419,7 +211,7 @@ class Library:
                 try:
                     with self._lock:
                         found = self._plan_gemm(signature, views, out, torch_calls)
-                        _remember(self._plans, key, found)
+                        remember(self._plans, key, found)
                 except KernelMiss as miss:
                     if self._on_miss != "torch" or not torch_calls:
                         raise
@@ -428,7 +220,7 @@ class Library:
                 fast_key = _torch_key(a, b, None if allocated and stream is None else out)
                 if fast_key not in self._plans:
                     with self._lock:
-                        _remember(self._plans, fast_key, found)
+                        remember(self._plans, fast_key, found)
             pointers = (a2.pointer, b2.pointer, d2.pointer)
             if (a2.pointer | b2.pointer | d2.pointer) & found.misaligned:
                 found.function.check(views)
@@ -449,7 +241,7 @@ class Library:
             function.load()
             try:
                 plan = function.plan(views)
-            except (_Unfit, ProgramError) as error:
+            except (Unfit, ProgramError) as error:
                 reasons.append(f"  {name}: {error}")
                 continue
             return _GemmPlan(
@@ -507,13 +299,6 @@ def load(path: str | os.PathLike[str], device: int | None = None, on_miss: str =
     return Library(Archive.open(path), Driver(device), on_miss)
 
 
-def _remember(plans: dict[Any, Any], key: Any, plan: Any) -> None:
-    """Keep a plan, at the price of the oldest; the caller holds the lock."""
-    while len(plans) >= MAX_PLANS:
-        del plans[next(iter(plans))]
-    plans[key] = plan
-
-
 def _torch_key(a: Any, b: Any, out: Any) -> tuple[Any, ...]:
     """What `Library.gemm` looks up: everything a plan depends on but the pointers."""
     inputs = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype)
@@ -521,31 +306,6 @@ def _torch_key(a: Any, b: Any, out: Any) -> tuple[Any, ...]:
     if out is None:
         return (*inputs, *devices)
     return (*inputs, out.shape, out.stride(), out.dtype, *devices, out.get_device())
-
-
-def _view(x: Any, name: str, stream: int, driver: Driver, writable: bool = False) -> TensorView:
-    seen = view(x, name, stream=stream, driver=driver, writable=writable)
-    if seen.device not in (driver.device, UNKNOWN_DEVICE):
-        raise ArgumentError(
-            f"{name} is on device {seen.device}, this library serves device {driver.device}; "
-            f"load the archive with device={seen.device} as well"
-        )
-    return seen
-
-
-def _resolve_stream(stream: Any, arguments: Sequence[Any], driver: Driver) -> int:
-    if stream is not None:
-        return stream_handle(stream)
-    if any(is_torch(x) and x.device.type == "cuda" for x in arguments):
-        return int(torch_current_stream()(driver.device))
-    return 0
-
-
-def _flatten(arguments: Sequence[Any]) -> list[Any]:
-    flat = []
-    for argument in arguments:
-        flat += _flatten(argument) if isinstance(argument, tuple | list) else [argument]
-    return flat
 
 
 def _matrices(a: TensorView, b: TensorView) -> tuple[TensorView, TensorView]:

@@ -478,7 +478,7 @@ def test_table_that_names_no_gemm_is_refused(tmp_path: Path, torch: FakeTorch) -
 
 
 def test_plans_are_bounded(library: Library, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.library.MAX_PLANS", 8)
+    monkeypatch.setattr("runtime.function.MAX_PLANS", 8)
     b = FakeTensor((N, K))
     for m in (*range(1, 30), 1):
         library.gemm(FakeTensor((m, K)), b)

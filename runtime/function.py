@@ -1,0 +1,263 @@
+"""One function of an archive on one device: its kernels loaded and checked, its plans, its launches.
+
+Knows nothing of GEMMs or of the table that chooses among functions.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .archive import Archive, FunctionEntry
+from .dispatch import serves
+from .driver import Driver, PreparedLaunch
+from .errors import ArgumentError, DeviceError, RecordError
+from .program import CLUSTER_DIMENSION, Launch
+from .record import Argument, DeviceArgument, Record, StreamArgument, TensorArgument, TensorView, TupleArgument
+from .tensor import UNKNOWN_DEVICE, is_torch, stream_handle, torch_current_stream, view
+
+# Shapes whose plans are kept; the oldest goes first. A plan takes 2-4 KB.
+MAX_PLANS = 4096
+
+
+class Unfit(Exception):
+    """This device cannot run this function for this shape; another function may do."""
+
+
+class Plan:
+    """The launches of one function for one shape.
+
+    Prepared launches wait in a pool and are taken out of it while in use, so that no two threads write one buffer
+    and none waits for another; list.pop and list.append are atomic.
+    """
+
+    __slots__ = ("_driver", "_launches", "_pool")
+
+    def __init__(self, driver: Driver, launches: Sequence[tuple[Any, Launch]]) -> None:
+        self._driver = driver
+        self._launches = launches
+        self._pool = [self._prepare()]
+
+    def launch(self, pointers: tuple[int, ...], stream: int) -> None:
+        """Write the pointers and launch; they must have been checked."""
+        pool = self._pool
+        try:
+            ready = pool.pop()
+        except IndexError:
+            ready = self._prepare()
+        slots, launches = ready
+        for words, index, pointer, addend, mask in slots:
+            words[index] = (pointers[pointer] + addend) & mask
+        for launch in launches:
+            launch(stream)
+        pool.append(ready)
+
+    def _prepare(self) -> tuple[tuple[Any, ...], tuple[Callable[[int], None], ...]]:
+        prepared: list[PreparedLaunch] = [self._driver.prepare(k, launch) for k, launch in self._launches]
+        slots = []
+        for ready, (_, launch) in zip(prepared, self._launches, strict=True):
+            for slot in launch.slots:
+                if slot.offset % 8:
+                    raise RecordError(f"a pointer at parameter byte {slot.offset}, which is no multiple of 8")
+                slots.append((ready.words, slot.offset // 8, slot.pointer, slot.addend, slot.mask))
+        return tuple(slots), tuple(ready.launch for ready in prepared)
+
+
+class Function:
+    """One function of an archive, on the library's device; call it with the arguments its record describes."""
+
+    def __init__(self, archive: Archive, driver: Driver, lock: threading.RLock, entry: FunctionEntry) -> None:
+        self.name, self.target = entry.name, entry.target
+        self._archive, self._driver, self._lock = archive, driver, lock
+        self._record: Record | None = None
+        self._module: Any = None
+        self._kernels: tuple[Any, ...] = ()
+        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._residency: dict[str, int] = {}
+        self._active_clusters: dict[Any, int] = {}
+
+    @property
+    def record(self) -> Record:
+        """What the archive says of this function."""
+        if self._record is None:
+            self._record = Record.from_json(self._archive.record(self.name))
+        return self._record
+
+    def __call__(self, *arguments: Any, stream: Any = None) -> None:
+        """Launch on `stream` (as `Library.gemm` takes it) with the record's arguments, less streams and device numbers.
+
+        Raises:
+            ArgumentError: an argument does not fit its description.
+            ProgramError: these extents cannot be served.
+            DeviceError: the driver refused, or this GPU cannot run the function.
+        """
+        self.load()
+        handle = resolve_stream(stream, flatten(arguments), self._driver)
+        views = self._view_all(self.record.arguments, arguments, handle)
+        pointers, values = self.record.bind(views, self._placeholders())
+        with self._driver.current():
+            plan = self._plans.get(values)
+            if plan is None:
+                with self._lock:
+                    try:
+                        plan = self.plan(views)
+                    except Unfit as reason:
+                        raise DeviceError(f"{self.name}: {reason}") from None
+                    remember(self._plans, values, plan)
+            plan.launch(pointers, handle)
+
+    def load(self) -> None:
+        """Load the kernels onto the device and check them against the record, if that has not been done.
+
+        Raises:
+            DeviceError: the GPU cannot run them, the driver refuses them, or they are not what the record says.
+        """
+        if self._kernels:
+            return
+        with self._lock:
+            if self._kernels:
+                return
+            capability = self._driver.compute_capability
+            if not serves(self.target, capability):
+                raise DeviceError(
+                    f"{self.name} is for {self.target}; this GPU has compute capability {capability[0]}.{capability[1]}"
+                )
+            cubin = self._archive.cubin(self.name)
+            with self._driver.current():
+                module = self._driver.load(cubin)
+                try:
+                    self._kernels = self._checked_kernels(module)
+                except BaseException:
+                    self._driver.unload(module)
+                    raise
+            self._module = module
+
+    def unload(self) -> None:
+        """Give the kernels back."""
+        with self._lock:
+            self._plans.clear()
+            self._kernels = ()
+            if self._module is not None:
+                self._driver.unload(self._module)
+                self._module = None
+
+    def plan(self, views: Sequence[Any]) -> Plan:
+        """Evaluate the launch program for these arguments; kernels must be loaded and the context current.
+
+        Raises:
+            ProgramError: the program cannot serve these extents.
+        """
+        record, driver = self.record, self._driver
+        asked = record.device_arguments()
+        residency = self._residency or self._placeholders()  # what held for the last shape mostly holds for this
+        for _ in range(3):
+            launches = record.plan(record.bind(views, residency).values)
+            for launch in launches:
+                needed = launch.shared_bytes + record.kernels[launch.kernel].shared_bytes
+                if needed > driver.max_shared_bytes:
+                    raise Unfit(
+                        f"needs {needed} bytes of shared memory a block, this GPU has {driver.max_shared_bytes}"
+                    )
+            found = {a.name: self._max_active_clusters(a, launches) for a in asked}
+            if found == residency:
+                self._residency = residency
+                return Plan(driver, [(self._kernels[launch.kernel], launch) for launch in launches])
+            residency = found
+        raise ProgramError(f"{self.name}: its blocks depend on how many of them can be resident")
+
+    def check(self, views: Sequence[Any]) -> None:
+        """Raise ArgumentError if an argument does not fit the record."""
+        self.record.bind(views, self._placeholders())
+
+    def _placeholders(self) -> dict[str, int]:
+        """Stand-ins for device numbers, which tell shapes apart no less than the real ones do."""
+        return {a.name: 1 for a in self.record.device_arguments()}
+
+    def _max_active_clusters(self, argument: DeviceArgument, launches: tuple[Launch, ...]) -> int:
+        """Asked of the first launch with clusters of the argument's size, or else of the first launch."""
+        launch, cluster = launches[0], (argument.cluster_size, 1, 1)
+        for candidate in launches:
+            x, y, z = dict(candidate.attributes).get(CLUSTER_DIMENSION, (1, 1, 1))
+            if x * y * z == argument.cluster_size:
+                launch, cluster = candidate, (x, y, z)
+                break
+        question = (launch.kernel, cluster, launch.block, launch.shared_bytes)
+        if question not in self._active_clusters:
+            kernel = self._kernels[launch.kernel]
+            self._active_clusters[question] = self._driver.max_active_clusters(kernel, *question[1:])
+        count = self._active_clusters[question]
+        if count < 1:
+            raise Unfit(f"a cluster of {cluster} blocks with {launch.shared_bytes} bytes each does not fit this GPU")
+        return count
+
+    def _checked_kernels(self, module: Any) -> tuple[Any, ...]:
+        record, driver = self.record, self._driver
+        count = driver.kernel_count(module)
+        if count != len(record.kernels):
+            raise DeviceError(
+                f"{self.name}: the cubin holds {count} kernels, its record describes {len(record.kernels)}; "
+                "build the archive again"
+            )
+        kernels = []
+        for number, described in enumerate(record.kernels):
+            kernel = driver.kernel(module, described.symbol)
+            found = driver.parameter_sizes(kernel)
+            for launch in record.program.launches:
+                if launch.kernel == number and launch.sizes != found:
+                    raise DeviceError(
+                        f"{self.name}: kernel {described.symbol} takes parameters of {found} bytes, its launch program "
+                        f"has {launch.sizes}; build the archive again"
+                    )
+            driver.set_attributes(kernel)
+            kernels.append(kernel)
+        return tuple(kernels)
+
+    def _view_all(self, described: tuple[Argument, ...], given: Sequence[Any], stream: int) -> Sequence[Any]:
+        """`given` with its tensors as views; what does not match is left for `Record.bind` to refuse."""
+        wanted = [a for a in described if not isinstance(a, StreamArgument | DeviceArgument)]
+        if not isinstance(given, Sequence) or len(given) != len(wanted):
+            return given
+        views: list[Any] = []
+        for argument, value in zip(wanted, given, strict=True):
+            if isinstance(argument, TensorArgument):
+                value = device_view(value, argument.name, stream, self._driver)
+            elif isinstance(argument, TupleArgument):
+                value = self._view_all(argument.items, value, stream)
+            views.append(value)
+        return views
+
+
+def remember(plans: dict[Any, Any], key: Any, plan: Any) -> None:
+    """Keep a plan, at the price of the oldest; the caller holds the lock."""
+    while len(plans) >= MAX_PLANS:
+        del plans[next(iter(plans))]
+    plans[key] = plan
+
+
+def device_view(x: Any, name: str, stream: int, driver: Driver, writable: bool = False) -> TensorView:
+    """`x` as a view, on the driver's device; raises ArgumentError if it is elsewhere."""
+    seen = view(x, name, stream=stream, driver=driver, writable=writable)
+    if seen.device not in (driver.device, UNKNOWN_DEVICE):
+        raise ArgumentError(
+            f"{name} is on device {seen.device}, this library serves device {driver.device}; "
+            f"load the archive with device={seen.device} as well"
+        )
+    return seen
+
+
+def resolve_stream(stream: Any, arguments: Sequence[Any], driver: Driver) -> int:
+    """The handle of `stream`; None is torch's current stream if any argument is a torch tensor on a GPU, else 0."""
+    if stream is not None:
+        return stream_handle(stream)
+    if any(is_torch(x) and x.device.type == "cuda" for x in arguments):
+        return int(torch_current_stream()(driver.device))
+    return 0
+
+
+def flatten(arguments: Sequence[Any]) -> list[Any]:
+    """Arguments in order, with those inside tuples and lists."""
+    flat = []
+    for argument in arguments:
+        flat += flatten(argument) if isinstance(argument, tuple | list) else [argument]
+    return flat

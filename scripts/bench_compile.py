@@ -1,0 +1,88 @@
+"""How fast `aot build` compiles: a cold build with a fresh cache, then the same again with nothing to do.
+
+Prints one line and writes it as JSON with its environment. Whole commands are timed, start-up and packing included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+_DISTRIBUTIONS = ("nvidia-cutlass-dsl", "nvidia-cutlass-operators", "nvidia-matmul-heuristics", "torch", "zstandard")
+
+
+def main() -> None:
+    """Build twice and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("manifests", nargs="*", type=Path, default=[ROOT / "manifests/llama-3.1-8b.yaml"])
+    parser.add_argument("--target", action="append", help="may be repeated; default: sm_90a")
+    parser.add_argument("--candidates", type=int, default=8)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--out", type=Path, help="write JSON here")
+    options = parser.parse_args()
+    targets = options.target or ["sm_90a"]
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder) / "bench.aot"
+        arguments = [*map(str, options.manifests), "-o", str(archive), "--cache", f"{folder}/cache", "--no-tune"]
+        arguments += ["--candidates", str(options.candidates), "--jobs", str(options.jobs), "--json"]
+        arguments += [part for target in targets for part in ("--target", target)]
+        cold_s, cold = _build(arguments)
+        rebuild_s, again = _build(arguments)
+    if again["compiled"]:
+        sys.exit(f"error: the second build compiled {again['compiled']} kernels again")
+    result = {
+        "manifests": [path.name for path in options.manifests],
+        "targets": targets,
+        "jobs": options.jobs,
+        "variants": cold["compiled"],
+        "failures": len(cold["failures"]),
+        "cold_s": round(cold_s, 2),
+        "variants_per_s_per_core": round(cold["compiled"] / cold_s / options.jobs, 3),
+        "rebuild_s": round(rebuild_s, 2),
+        "archive_bytes": cold["bytes"],
+        "bytes_per_kernel": round(cold["bytes"] / cold["functions"]),
+        "environment": _environment(),
+    }
+    print(
+        f"{result['variants']} variants  {cold_s:.1f} s  {result['variants_per_s_per_core']:.2f} variants/s/core  "
+        f"rebuild {rebuild_s:.2f} s  {result['bytes_per_kernel']:,} bytes a kernel  {result['failures']} failures"
+    )
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _build(arguments: list[str]) -> tuple[float, dict[str, Any]]:
+    """Seconds that one `aot build` took, and what it reported."""
+    begun = time.monotonic()
+    done = subprocess.run([sys.executable, "-m", "aot", "build", *arguments], cwd=ROOT, stdout=subprocess.PIPE)
+    if done.returncode:
+        sys.exit(done.returncode)
+    return time.monotonic() - begun, json.loads(done.stdout)
+
+
+def _environment() -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    return {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "commit": f"{commit}{' and changes' if changed else ''}",
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "versions": {name: metadata.version(name) for name in _DISTRIBUTIONS},
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Check and time an archive's GEMMs against cuBLAS, over the layers of real models; needs a GPU.
+
+Each line is one layer at one M: the median of interleaved CUDA-graph replays on cold L2, with what torch takes in the
+same run and what torch takes against itself (noise). Exit status 1 if any result is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from report import geomean, out_argument, write
+
+import runtime
+from aot import manifest as manifests
+from aot import measure
+from runtime.signature import Signature
+
+TOKENS = (1, 3, 16, 64, 333, 1024, 4096)
+REGIMES = (("M = 1..64", 1, 64), ("M = 65..511", 65, 511), ("M >= 512", 512, 1 << 30))
+
+
+def problems(paths: list[Path]) -> dict[Signature, str]:
+    """Distinct signatures of the manifests, each with the layers that have it."""
+    found: dict[Signature, list[str]] = {}
+    for path in paths:
+        for problem in manifests.load(path).problems():
+            found.setdefault(problem.signature, []).append(f"{path.stem}:{'+'.join(problem.names)}")
+    return {s: " ".join(names) for s, names in found.items()}
+
+
+def run(library: Any, signature: Signature, m: int, l2_bytes: int, repeats: int) -> dict[str, Any]:
+    """One signature at one M: correctness, then times."""
+
+    def launch(o: measure.OperandSet) -> None:
+        library.gemm(o.a, o.b, out=o.d)
+
+    weights = measure.Weights(signature, m, 0, seed=m)
+    error = measure.check(signature, m, weights, {"ours": launch})["ours"]
+    name, torch_launch = measure.baseline(signature)
+    operands = measure.Weights(signature, m, l2_bytes, seed=m).operands(m)
+    floor = measure.expected_us(signature, m)
+    contenders = {"ours": launch, "torch": torch_launch, "torch again": torch_launch}
+    times = measure.time_interleaved(contenders, operands, floor, repeats, graph_us=1000.0)
+    ours, theirs, again = (times[k] for k in contenders)
+    return {
+        "signature": signature.key(),
+        "m": m,
+        "error": error,
+        "us": round(ours.us, 3),
+        "spread": round(ours.spread, 4),
+        "torch": name,
+        "torch_us": round(theirs.us, 3),
+        "torch_spread": round(theirs.spread, 4),
+        "speedup": round(theirs.us / ours.us, 4),
+        "noise": round(again.us / theirs.us, 4),
+        "tflops": round(signature.flops(m) / ours.us / 1e6, 1),
+        "gb_per_s": round(signature.bytes(m) / ours.us / 1e3, 1),
+    }
+
+
+def main() -> int:
+    """Run and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("archive", type=Path)
+    parser.add_argument("manifest", type=Path, nargs="+")
+    parser.add_argument("--tokens", type=lambda t: [int(x) for x in t.split(",")], default=list(TOKENS))
+    parser.add_argument("--repeats", type=int, default=7)
+    out_argument(parser)
+    options = parser.parse_args()
+    environment = measure.environment() | {"runtime": "0.1.0", "archive_sha256": ""}
+    library = runtime.load(options.archive)
+    environment["archive_sha256"] = library.digest
+    print(" ".join(f"{k}={v}" for k, v in environment.items()))
+    print(
+        f"{'layer':52s} {'M':>5s} {'us':>9s} {'TFLOP/s':>8s} {'GB/s':>7s} {'torch us':>9s} {'x torch':>8s} {'error':>9s}"
+    )
+    results = []
+    for signature, label in problems(options.manifest).items():
+        for m in options.tokens:
+            try:
+                found = run(library, signature, m, environment["l2_bytes"], options.repeats) | {"layers": label}
+            except runtime.KernelMiss as miss:
+                print(f"{label[:52]:52s} {m:5d} {str(miss).splitlines()[0]}")
+                results.append({"signature": signature.key(), "m": m, "layers": label, "error": str(miss)})
+                continue
+            results.append(found)
+            error = found["error"]
+            print(
+                f"{label[:52]:52s} {m:5d} {found['us']:9.2f} {found['tflops']:8.1f} {found['gb_per_s']:7.0f} "
+                f"{found['torch_us']:9.2f} {found['speedup']:8.3f} {error if isinstance(error, str) else f'{error:9.2e}'}",
+                flush=True,
+            )
+    summary = summarise(results)
+    for line in summary:
+        print(" ".join(f"{k}={v}" for k, v in line.items()))
+    write(options.out, environment, summary=summary, results=results)
+    return 1 if any(isinstance(r["error"], str) for r in results) else 0
+
+
+def summarise(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Geomean, worst and best of the speedups over torch for each element type and range of M."""
+    lines = []
+    for types in sorted({r["signature"].split("_")[0] for r in results}):
+        for label, low, high in REGIMES:
+            picked = [
+                r for r in results if r["signature"].startswith(types) and low <= r["m"] <= high and "speedup" in r
+            ]
+            if picked:
+                ratios = [r["speedup"] for r in picked]
+                lines.append(
+                    {
+                        "types": types,
+                        "regime": label,
+                        "cases": len(picked),
+                        "geomean": round(geomean(ratios), 3),
+                        "worst": min(ratios),
+                        "best": max(ratios),
+                        "noise_geomean": round(geomean(r["noise"] for r in picked), 3),
+                        "largest_spread": max(r["spread"] for r in picked),
+                        "wrong": sum(isinstance(r["error"], str) for r in picked),
+                    }
+                )
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""What serving from an archive costs the host: opening, the first launch of a kernel, and a steady launch; needs a GPU.
+
+The steady-state figure is host time of `lib.gemm(a, b, out=...)` beside `torch.mm(..., out=...)` in the same process,
+in blocks that take turns; the device is far ahead, so that the queue never fills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from report import out_argument, write
+
+import runtime
+from aot import measure
+from runtime.archive import Archive
+from runtime.dispatch import serves
+
+BLOCK_LAUNCHES = 200
+
+
+def median_ms(action: Callable[[], Any], repeats: int) -> dict[str, float]:
+    """Median, smallest and largest wall time of an action in milliseconds."""
+    samples = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        action()
+        samples.append((time.perf_counter() - start) * 1e3)
+    return {
+        "median": round(statistics.median(samples), 4),
+        "min": round(min(samples), 4),
+        "max": round(max(samples), 4),
+    }
+
+
+def host_us(actions: dict[str, Callable[[], Any]], blocks: int) -> dict[str, dict[str, float]]:
+    """Host time of one call in microseconds, over blocks of calls that take turns."""
+    import torch
+
+    samples: dict[str, list[float]] = {name: [] for name in actions}
+    for _ in range(blocks):
+        for name, action in actions.items():
+            torch.cuda.synchronize()
+            for _ in range(10):
+                action()
+            start = time.perf_counter()
+            for _ in range(BLOCK_LAUNCHES):
+                action()
+            samples[name].append((time.perf_counter() - start) / BLOCK_LAUNCHES * 1e6)
+    torch.cuda.synchronize()
+    return {
+        n: {"median": round(statistics.median(s), 3), "min": round(min(s), 3), "max": round(max(s), 3)}
+        for n, s in samples.items()
+    }
+
+
+def bare_launch(library: Any, a: Any, b: Any, d: Any) -> Callable[[], Any]:
+    """cuLaunchKernelEx alone, with everything prepared: the floor for any Python launcher on this machine."""
+    import torch
+
+    library.gemm(a, b, out=d)
+    plan = next(iter(library._plans.values())).launch.__self__
+    slots, launches = plan._prepare()
+    pointers = (a.data_ptr(), b.data_ptr(), d.data_ptr())
+    for words, index, pointer, addend, mask in slots:
+        words[index] = (pointers[pointer] + addend) & mask
+    stream = torch.cuda.current_stream().cuda_stream
+    (launch,) = launches
+    return lambda: launch(stream)
+
+
+def main() -> int:
+    """Run and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("archive", type=Path, help="a tuned archive for this GPU")
+    parser.add_argument("--large", type=Path, help="an archive of 1,000 kernels, some of them for this GPU")
+    parser.add_argument("--blocks", type=int, default=15)
+    out_argument(parser)
+    options = parser.parse_args()
+    import torch
+
+    start = time.perf_counter()
+    import cuda.bindings.driver  # noqa: F401
+
+    environment = measure.environment() | {"import_cuda_bindings_ms": round((time.perf_counter() - start) * 1e3, 1)}
+    torch.zeros(1, device="cuda")
+    results: dict[str, Any] = {}
+    for label, path in (("tuned", options.archive), ("large", options.large)):
+        if path is None:
+            continue
+        with Archive.open(path) as archive:
+            functions, size = len(archive.functions), archive.file_bytes
+        results[f"open_{label}_ms"] = median_ms(lambda p=path: Archive.open(p).close(), 51)
+        results[f"{label}_functions"], results[f"{label}_bytes"] = functions, size
+    results |= first_launches(options.large or options.archive)
+    m, n, k = 16, 4096, 4096
+    library = runtime.load(options.archive)
+    a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+    d = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+    bt = b.t()
+    steady = host_us(
+        {
+            "lib.gemm(a, b, out=d)": lambda: library.gemm(a, b, out=d),
+            "torch.mm(a, b.t(), out=d)": lambda: torch.mm(a, bt, out=d),
+            "lib.gemm(a, b)": lambda: library.gemm(a, b),
+            "torch.mm(a, b.t())": lambda: torch.mm(a, bt),
+            "cuLaunchKernelEx, prepared": bare_launch(library, a, b, d),
+        },
+        options.blocks,
+    )
+    results["host_us"] = steady
+    ours, theirs = (steady[f]["median"] for f in ("lib.gemm(a, b, out=d)", "torch.mm(a, b.t(), out=d)"))
+    results["host_ratio"] = round(ours / theirs, 3)
+    fresh = iter(range(2000, 4000))
+
+    def new_shape() -> None:
+        rows = next(fresh)
+        library.gemm(a_large[:rows], b, out=d_large[:rows])
+
+    a_large = torch.randn(4096, k, device="cuda", dtype=torch.bfloat16)
+    d_large = torch.empty(4096, n, device="cuda", dtype=torch.bfloat16)
+    new_shape()
+    results["new_m_ms"] = median_ms(new_shape, 200)
+    for name, value in results.items():
+        print(f"{name:24s} {value}")
+    write(options.out, environment, results=results)
+    return 0
+
+
+def first_launches(path: Path) -> dict[str, Any]:
+    """Time the first launch of each GEMM kernel for this GPU, the library being open and the context there."""
+    import torch
+
+    library = runtime.load(path)
+    capability = torch.cuda.get_device_capability()
+    samples = []
+    for name, function in library.functions.items():
+        if "batched" in name or not serves(function.target, capability):
+            continue
+        tensors = [x for x in function.record.leaves() if hasattr(x, "strides")]
+        if [t.name for t in tensors] != ["a", "b", "d"]:
+            continue
+        shapes = {"a": (64, 4096), "b": (4096, 4096), "d": (64, 4096)}
+        given = [torch.zeros(shapes[t.name], device="cuda", dtype=measure.TORCH_DTYPES[t.dtype]) for t in tensors]
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        function(*given, stream=torch.cuda.current_stream())
+        samples.append((time.perf_counter() - start) * 1e3)
+    torch.cuda.synchronize()
+    library.close()
+    return {
+        "first_launch_ms": {
+            "median": round(statistics.median(samples), 3),
+            "max": round(max(samples), 3),
+            "kernels": len(samples),
+            "the_very_first": round(samples[0], 3),
+        }
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""What every benchmark script writes: one JSON file with the figures and everything needed to repeat them."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # scripts run from a checkout, installed or not
+
+
+def geomean(values: Iterable[float]) -> float:
+    """The geometric mean."""
+    logs = [math.log(v) for v in values]
+    return math.exp(sum(logs) / len(logs))
+
+
+def version(distribution: str) -> str:
+    """The installed version of a distribution, or "not installed"."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def commit() -> str:
+    """The checkout's commit, with a mark if files differ from it; "unknown" outside a checkout."""
+    given = ROOT / "COMMIT"  # for a copy of the tree that has no .git
+    if given.exists():
+        return given.read_text().strip()
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+        dirty = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
+
+
+def write(path: Path | None, environment: dict[str, Any], **content: Any) -> None:
+    """Write a result file; does nothing without a path."""
+    if path is None:
+        return
+    arguments = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    document = {
+        "command": "python scripts/" + shlex.join(arguments),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "commit": commit(),
+        "python": platform.python_version(),
+        "environment": environment,
+        **content,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def out_argument(parser: argparse.ArgumentParser) -> None:
+    """The option that every benchmark has."""
+    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
