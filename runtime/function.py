@@ -12,7 +12,7 @@ from typing import Any
 from .archive import Archive, FunctionEntry
 from .dispatch import serves
 from .driver import Driver, PreparedLaunch
-from .errors import ArgumentError, DeviceError, RecordError
+from .errors import ArgumentError, DeviceError, ProgramError, RecordError
 from .program import CLUSTER_DIMENSION, Launch
 from .record import Argument, DeviceArgument, Record, StreamArgument, TensorArgument, TensorView, TupleArgument
 from .tensor import UNKNOWN_DEVICE, is_torch, stream_handle, torch_current_stream, view

@@ -74,9 +74,8 @@ def main() -> int:
     library = runtime.load(options.archive)
     environment["archive_sha256"] = library.digest
     print(" ".join(f"{k}={v}" for k, v in environment.items()))
-    print(
-        f"{'layer':52s} {'M':>5s} {'us':>9s} {'TFLOP/s':>8s} {'GB/s':>7s} {'torch us':>9s} {'x torch':>8s} {'error':>9s}"
-    )
+    columns = ("us", "TFLOP/s", "GB/s", "torch us", "x torch", "error")
+    print(f"{'layer':52s} {'M':>5s} " + " ".join(f"{c:>9s}" for c in columns))
     results = []
     for signature, label in problems(options.manifest).items():
         for m in options.tokens:
@@ -87,10 +86,10 @@ def main() -> int:
                 results.append({"signature": signature.key(), "m": m, "layers": label, "error": str(miss)})
                 continue
             results.append(found)
-            error = found["error"]
+            error = found["error"] if isinstance(found["error"], str) else f"{found['error']:9.2e}"
             print(
-                f"{label[:52]:52s} {m:5d} {found['us']:9.2f} {found['tflops']:8.1f} {found['gb_per_s']:7.0f} "
-                f"{found['torch_us']:9.2f} {found['speedup']:8.3f} {error if isinstance(error, str) else f'{error:9.2e}'}",
+                f"{label[:52]:52s} {m:5d} {found['us']:9.2f} {found['tflops']:9.1f} {found['gb_per_s']:9.0f} "
+                f"{found['torch_us']:9.2f} {found['speedup']:9.3f} {error}",
                 flush=True,
             )
     summary = summarise(results)
