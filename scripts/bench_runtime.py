@@ -20,6 +20,7 @@ import runtime
 from aot import measure
 from runtime.archive import Archive
 from runtime.dispatch import serves
+from runtime.record import TensorArgument
 
 BLOCK_LAUNCHES = 200
 
@@ -143,7 +144,7 @@ def first_launches(path: Path) -> dict[str, Any]:
     for name, function in library.functions.items():
         if "batched" in name or not serves(function.target, capability):
             continue
-        tensors = [x for x in function.record.leaves() if hasattr(x, "strides")]
+        tensors = [x for x in function.record.leaves() if isinstance(x, TensorArgument)]
         if [t.name for t in tensors] != ["a", "b", "d"]:
             continue
         shapes = {"a": (64, 4096), "b": (4096, 4096), "d": (64, 4096)}

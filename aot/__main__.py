@@ -1,0 +1,5 @@
+"""`python -m aot`, the same as the command `aot`."""
+
+from .cli import main
+
+main()

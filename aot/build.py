@@ -1,0 +1,204 @@
+"""Manifests to an archive: problems, variants, a shortlist, kernels, and the tables that say what they are for.
+
+`plan` decides what to compile and is pure; `build` compiles and writes. The archive of a build is *ranked*: which
+function serves which M is an estimate, until `aot.tune` has measured its candidates. Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from runtime.dispatch import serves
+from runtime.driver import Driver
+from runtime.errors import AotError, DeviceError
+from runtime.signature import Signature
+
+from . import manifest, rank
+from .cache import Cache
+from .compiler import BuildReport, Event, compile_variants, toolchain
+from .manifest import Manifest
+from .pack import Package
+from .providers import PROVIDERS, provider
+from .select import ranges
+from .targets import target as target_named
+from .variants import Variant
+
+CANDIDATES = 8
+
+
+class BuildError(AotError):
+    """There is nothing to build, or nothing came of it."""
+
+
+@dataclass(frozen=True)
+class GemmCandidates:
+    """What to compile for one signature on one target: variants, best first, for each M, ascending."""
+
+    signature: Signature
+    target: str
+    by_tokens: tuple[tuple[int, tuple[Variant, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a build compiles, and why: `ranking` says for each target what ordered the candidates."""
+
+    manifests: tuple[Manifest, ...]
+    targets: tuple[str, ...]
+    gemms: tuple[GemmCandidates, ...]
+    functions: tuple[Variant, ...]
+    ranking: Mapping[str, str]
+    limit: int
+
+    def variants(self) -> list[Variant]:
+        """Each variant once, in a fixed order."""
+        found = {v for gemm in self.gemms for _, candidates in gemm.by_tokens for v in candidates}
+        return sorted(found | set(self.functions), key=lambda v: (v.target, v.name()))
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build did. `unserved` has (signature, target, reason) for what the archive cannot serve."""
+
+    report: BuildReport
+    unserved: tuple[tuple[Signature, str, str], ...]
+    archive_bytes: int
+
+
+def plan(
+    manifests: Sequence[Manifest],
+    targets: Sequence[str] = (),
+    limit: int = CANDIDATES,
+    functions: Sequence[str] = (),
+) -> Plan:
+    """Choose what to compile: for each signature, target and M the `limit` variants that rank best.
+
+    `targets` replaces those of the manifests. `functions` names further operations, such as "rmsnorm", of which every
+    variant is compiled.
+
+    Raises:
+        AotError: an unknown target or function, or no manifest.
+    """
+    if not manifests:
+        raise BuildError("there is nothing to build; name a manifest")
+    manifests = tuple(dict.fromkeys(manifests))
+    for name in targets:
+        target_named(name)
+    wanted: dict[tuple[str, Signature], set[int]] = {}
+    for m in manifests:
+        for name in targets or m.targets:
+            for problem in m.problems():
+                wanted.setdefault((name, problem.signature), set()).update(problem.tokens)
+    gemms: list[GemmCandidates] = []
+    ranking: dict[str, str] = {}
+    for name in dict.fromkeys(t for t, _ in wanted):
+        tokens = {signature: sorted(ms) for (t, signature), ms in wanted.items() if t == name}
+        variants = dict.fromkeys(v for p in PROVIDERS for s in tokens for v in provider(p).variants(name, s))
+        problems = [(s, m) for s, ms in tokens.items() for m in ms]
+        found = rank.shortlist(variants, problems, name, limit)
+        gemms += [
+            GemmCandidates(s, name, tuple((m, tuple(found.candidates[s, m])) for m in ms)) for s, ms in tokens.items()
+        ]
+        ranking[name] = found.source
+    chosen = tuple(ranking)
+    return Plan(manifests, chosen, tuple(gemms), _functions(functions, chosen), ranking, limit)
+
+
+def _functions(names: Iterable[str], targets: Sequence[str]) -> tuple[Variant, ...]:
+    known = [v for t in targets for p in PROVIDERS for v in provider(p).functions(t)]
+    for name in names:
+        if not any(v.operation == name for v in known):
+            hint = manifest.did_you_mean(name, sorted({v.operation for v in known}))
+            raise BuildError(f"unknown function {name!r} on {', '.join(targets)}; {hint}")
+    return tuple(v for v in known if v.operation in names)
+
+
+def build(
+    work: Plan,
+    destination: str | os.PathLike[str],
+    cache: Cache,
+    jobs: int | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Built:
+    """Compile what `work` says and write the archive. What fails is left out, and reported.
+
+    Raises:
+        AotError: nothing could be compiled, or the cache or the archive cannot be written.
+    """
+    destination = Path(destination)
+    if not destination.parent.is_dir():
+        raise BuildError(f"{destination}: its folder does not exist; make it, or name another output")
+    report = compile_variants(work.variants(), cache, jobs, on_event)
+    if not report.kernels:
+        if reasons := sorted(set(report.failures.values())):
+            raise BuildError(f"none of {len(report.failures)} kernels compiled; the first reason: {reasons[0]}")
+        raise BuildError(f"no kernel is known for any of these problems on {', '.join(work.targets)}")
+    package = Package()
+    for kernel in report.kernels.values():
+        package.add_function(kernel.record, kernel.cubin)
+    entries, unserved = _gemm_entries(work, report)
+    package.set_table("gemm", {"entries": entries})
+    package.set_table("build", _build_table(work, report, unserved))
+    package.write(destination)
+    return Built(report, tuple(unserved), destination.stat().st_size)
+
+
+def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[dict[str, Any]], list[tuple[Signature, str, str]]]:
+    """The rows of the gemm table (`runtime.dispatch` reads them), and what no kernel is there for."""
+    entries, unserved = [], []
+    for gemm in work.gemms:
+        compiled = [(m, [v.name() for v in variants if v in report.kernels]) for m, variants in gemm.by_tokens]
+        ranked = [(m, names) for m, names in compiled if names]
+        if not ranked:
+            failed = any(variants for _, variants in gemm.by_tokens)
+            reason = "every candidate failed to compile" if failed else "no kernel family computes it"
+            unserved.append((gemm.signature, gemm.target, reason))
+            continue
+        entries.append(
+            {
+                "signature": gemm.signature.to_json(),
+                "target": gemm.target,
+                "state": "ranked",
+                "ranges": ranges([(m, names[0]) for m, names in ranked]),
+                "candidates": [[m, names] for m, names in ranked],
+                "timings": [],
+            }
+        )
+    return entries, unserved
+
+
+def _build_table(work: Plan, report: BuildReport, unserved: list[tuple[Signature, str, str]]) -> dict[str, Any]:
+    """Where the archive comes from; nothing in it depends on when, where or by whom it was built."""
+    providers = {v.provider for v in work.variants()}
+    return {
+        "models": [
+            {
+                "model": m.model,
+                "source": m.source,
+                "manifest": sha256(manifest.dump(m).encode()).hexdigest(),
+                "gemms": [{"name": g.name, "signature": g.signature.key(), "calls": m.calls(g)} for g in m.gemms],
+            }
+            for m in work.manifests
+        ],
+        "targets": list(work.targets),
+        "ranking": dict(work.ranking),
+        "candidates": work.limit,
+        "tools": toolchain(),
+        "providers": {name: provider(name).source_digest() for name in sorted(providers)},
+        "failures": [[v.name(), reason] for v, reason in report.failures.items()],
+        "unserved": [[s.key(), t, reason] for s, t, reason in unserved],
+    }
+
+
+def tunable(targets: Iterable[str]) -> bool:
+    """Whether this machine has a GPU that runs one of `targets`; without a driver it has none."""
+    try:
+        capability = Driver().compute_capability
+    except (DeviceError, ImportError):
+        return False
+    return any(serves(name, capability) for name in targets)

@@ -1,0 +1,178 @@
+"""How the command line prints: a progress bar, warnings, and the objects of `aot.describe` for people to read."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_PROGRESS_AFTER_S = 2.0
+
+
+class Progress:
+    """A bar on standard error, for work that lasts: only where that is a terminal, and only after two seconds."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._due = time.monotonic() + _PROGRESS_AFTER_S
+        self._wanted = sys.stderr.isatty()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def update(self, done: int, total: int, detail: str = "") -> None:
+        """Say that `done` of `total` steps are behind us, and what comes next."""
+        if not self._wanted or time.monotonic() < self._due:
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            title = TextColumn("{task.description}", markup=False)
+            columns = title, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task(self._title, total=total)
+            self._bar.start()
+        self._bar.update(self._task, completed=done, total=total, description=f"{self._title} {detail}".strip())
+
+    def warn(self, message: str) -> None:
+        """Print a warning above the bar."""
+        if self._bar is None:
+            warn(message)
+        else:
+            self._bar.console.print(f"warning: {message}", markup=False, highlight=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        """Take the bar away, for good."""
+        self._wanted = False
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def warn(message: str) -> None:
+    """Print a warning on standard error."""
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def print_json(obj: Any) -> None:
+    """Print an object as indented JSON."""
+    print(json.dumps(obj, indent=2))
+
+
+def print_listing(found: dict[str, Any]) -> None:
+    """What `aot ls` prints."""
+    rows = [
+        [
+            entry["signature"],
+            ",".join(entry["gemms"]),
+            entry["target"],
+            entry["state"],
+            _interval(row),
+            "" if row["us"] is None else f"{row['us']:.1f}",
+            "" if row["ratio"] is None else f"{row['ratio']:.2f}x",
+            row["function"],
+        ]
+        for entry in found["entries"]
+        for row in entry["ranges"]
+    ]
+    if rows:
+        _print_table(["signature", "gemms", "target", "state", "M", "us", "ratio", "function"], rows, right={4, 5, 6})
+        print()
+    if found["functions"]:
+        _print_table(["target", "other function"], [[f["target"], f["name"]] for f in found["functions"]])
+        print()
+    totals = found["totals"]
+    each = f", {totals['bytes_per_function']:,} a function" if totals["functions"] else ""
+    print(
+        f"{totals['functions']} functions for {', '.join(totals['targets']) or 'no target'}: "
+        f"{totals['raw_bytes']:,} bytes raw, {totals['file_bytes']:,} in the file{each}"
+    )
+
+
+def print_gemm(gemm: dict[str, Any]) -> None:
+    """What `aot show` prints for an entry of the gemm table."""
+    print(f"{gemm['key']} on {gemm['target']}: {gemm['state']}")
+    if gemm["gemms"]:
+        print(f"gemms: {', '.join(gemm['gemms'])}")
+    print()
+    _print_table(["M", "function"], [[_interval(row), row["function"]] for row in gemm["ranges"]], right={0})
+    if gemm["timings"]:
+        rows = [
+            [str(t["m"]), f"{t['us']:.1f}", f"{t['baseline_us']:.1f}", f"{t['ratio']:.2f}x", t["function"]]
+            for t in gemm["timings"]
+        ]
+        print()
+        _print_table(["M", "us", "baseline us", "ratio", "function"], rows, right=range(4))
+    for row in gemm["candidates"]:
+        print(f"\ncandidates at M = {row['m']}, best first:")
+        for name in row["functions"]:
+            print(f"  {name}")
+
+
+def print_function(function: dict[str, Any]) -> None:
+    """What `aot show` prints for a function."""
+    cubin, program = function["cubin"], function["program"]
+    print(function["name"])
+    print(f"family   {function['family']}")
+    print(f"target   {function['target']}")
+    print(f"cubin    {cubin['bytes']:,} bytes, sha256 {cubin['sha256']}")
+    print(f"program  {program['nodes']} nodes, {program['bytes']:,} bytes of JSON\n")
+    _print_table(["argument", "kind", "type", "shape", "strides", "must be"], list(_arguments(function["arguments"])))
+    if function["symbols"]:
+        print()
+        rows = [[n, f"i{s['width']}", f"a multiple of {s['divisibility']}"] for n, s in function["symbols"].items()]
+        _print_table(["symbol", "type", "must be"], rows)
+    for launch in function["launches"]:
+        kernel = function["kernels"][launch["kernel"]]
+        registers, static, local = (kernel[what] for what in ("registers", "shared_bytes", "local_bytes"))
+        dynamic = _extents([launch["shared_bytes"]])
+        sizes = launch["parameter_bytes"]
+        print(f"\nlaunches {kernel['symbol']}")
+        print(f"  {registers} registers a thread, {local} bytes of local memory")
+        print(f"  grid {_extents(launch['grid'])}, block {_extents(launch['block'])}")
+        print(f"  {static} bytes of static shared memory, {dynamic} dynamic")
+        print(f"  {len(sizes)} parameters of {sum(sizes)} bytes, {launch['tma_descriptors']} TMA descriptors")
+        for name, words in launch["attributes"].items():
+            print(f"  {name} {_extents(words)}")
+
+
+def _arguments(arguments: Iterable[dict[str, Any]], prefix: str = "") -> Iterable[list[str]]:
+    """The rows of an argument table, tuples followed by their items."""
+    for a in arguments:
+        name = prefix + a["name"]
+        shape, strides = (f"({', '.join(map(str, a[part]))})" if part in a else "" for part in ("shape", "strides"))
+        owed = {
+            "tensor": f"aligned to {a.get('alignment')} bytes",
+            "device": f"{a.get('property')} for clusters of {a.get('cluster_size')}, which the runtime asks the device",
+            "none": "None",
+        }
+        yield [name, a["kind"], a.get("dtype", ""), shape, strides, owed.get(a["kind"], "")]
+        yield from _arguments(a.get("items", ()), f"{name}.")
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> None:
+    """Print columns two spaces apart, those numbered in `right` aligned to the right; leave out empty columns."""
+    kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
+    widths = {i: max(len(row[i]) for row in [header, *rows]) for i in kept}
+    to_right = set(right)
+    for row in [header, *rows]:
+        cells = [row[i].rjust(widths[i]) if i in to_right else row[i].ljust(widths[i]) for i in kept]
+        print("  ".join(cells).rstrip())
+
+
+def _interval(row: dict[str, Any]) -> str:
+    low, high = row["m_min"], row["m_max"]
+    return f"{low}-" if high is None else str(low) if low == high else f"{low}-{high}"
+
+
+def _extents(values: Iterable[int | None]) -> str:
+    """Numbers with an x between them; a question mark for what depends on the arguments."""
+    return "x".join("?" if value is None else str(value) for value in values)

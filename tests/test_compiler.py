@@ -1,0 +1,334 @@
+import ast
+import hashlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot import compiler
+from aot.cache import Cache
+from aot.compiler import SOURCES, BuildReport, CompileError, Event, compile_variants
+from aot.providers import provider
+from aot.variants import Variant, choices
+from runtime.record import Record
+from runtime.signature import Signature
+
+ROOT = Path(__file__).resolve().parents[1]
+SIGNATURE = Signature("bf16", "bf16", "bf16", "f32", "none", 512, 512)
+
+# Stands in for aot.lower in workers; a variant's config says what is to happen.
+FAKE = """
+import os, signal, sys, time
+from types import SimpleNamespace
+from runtime.errors import AotError
+
+def lower(variant):
+    print("some noise on", "standard output", flush=True)
+    match variant.options["do"]:
+        case "refuse": raise AotError("this cannot be")
+        case "raise": raise ValueError("a long story\\n  whose end matters  \\n\\n")
+        case "leave": sys.exit("no reason")
+        case "exit": os._exit(7)
+        case "crash":
+            print("Fatal: the wings fell off", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "hang": time.sleep(600)
+        case "temporary":
+            import tempfile
+            raise ValueError("cannot write " + tempfile.mkdtemp() + "/x")
+    environment = {n: v for n, v in os.environ.items() if n.startswith("CU")}
+    record = {"name": variant.name(), "pid": os.getpid(), "environment": environment}
+    return SimpleNamespace(record=record, cubin=variant.key().encode())
+"""
+
+Compile = Callable[..., BuildReport]
+
+
+def fake(do: str = "well", number: int = 0, target: str = "sm_90a") -> Variant:
+    return Variant("own", "fake", target, choices(do=do, number=number), "bf16", "bf16", "bf16")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def compile_fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
+    """`compile_variants` with FAKE in the workers."""
+    (tmp_path / "fake_lowering.py").write_text(FAKE)
+    monkeypatch.syspath_prepend(tmp_path)
+    cache = Cache(tmp_path / "cache")
+
+    def run(variants: list[Variant], jobs: int = 1, cache: Cache = cache, **options: Any) -> BuildReport:
+        return compile_variants(variants, cache, jobs, lowering="fake_lowering", **options)
+
+    return run
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# --- the real compiler ---
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Variant], Cache, BuildReport]:
+    variants = provider("cutlass_operators").variants("sm_90a", SIGNATURE)[:2]
+    cache = Cache(tmp_path_factory.mktemp("real") / "cache")
+    return variants, cache, compile_variants(variants, cache, jobs=2)
+
+
+def test_variants_compile_in_workers(real: tuple[list[Variant], Cache, BuildReport]) -> None:
+    variants, _, report = real
+    assert report.failures == {}
+    assert (report.compiled, report.cached) == (2, 0)
+    assert list(report.kernels) == variants
+    for variant, kernel in report.kernels.items():
+        assert Record.from_json(kernel.record).name == variant.name()
+        assert hashlib.sha256(kernel.cubin).hexdigest() == kernel.record["cubin"]
+
+
+def test_a_rebuild_compiles_nothing(real: tuple[list[Variant], Cache, BuildReport]) -> None:
+    variants, cache, report = real
+    again = compile_variants(variants, cache, lowering="no_such_module")
+    assert (again.compiled, again.cached, again.failures) == (0, 2, {})
+    assert again.kernels == report.kernels
+
+
+def test_an_illegal_variant_is_reported_and_stops_nobody(real: tuple[list[Variant], Cache, BuildReport]) -> None:
+    variants, cache, _ = real
+    illegal = Variant(**{**vars(variants[0]), "config": choices(tile_m=7)})
+    report = compile_variants([illegal, *variants], cache, jobs=1)
+    assert list(report.kernels) == variants
+    assert list(report.failures) == [illegal]
+    assert report.failures[illegal].startswith("cannot build ")
+
+
+# --- the key ---
+
+
+def test_the_key_follows_wheels_providers_sources_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    def key() -> str:
+        return compiler._key_maker()(fake())
+
+    keys = [key()]
+    monkeypatch.setattr(compiler, "toolchain", lambda: {"nvidia-cutlass-dsl": "0"})
+    keys.append(key())
+    monkeypatch.setattr(compiler.lower, "COMPILE_OPTIONS", ("Other",))
+    keys.append(key())
+    monkeypatch.setattr(compiler.host_ir, "EXTRACTION_VERSION", 999)
+    keys.append(key())
+    monkeypatch.setattr(compiler, "SOURCES", SOURCES[1:])
+    keys.append(key())
+    monkeypatch.setattr("aot.providers.own.Own.source_digest", lambda self: "other")
+    keys.append(key())
+    assert len(set(keys)) == len(keys)
+
+
+def _imports(file: Path) -> set[Path]:
+    """The files of this project that `file` imports anywhere in it."""
+    package = file.parent.relative_to(ROOT).parts
+    names = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = list(package[: len(package) + 1 - node.level]) if node.level else []
+            base += node.module.split(".") if node.module else []
+            names += [base, *([*base, alias.name] for alias in node.names)]
+    return {path for name in names if (path := ROOT.joinpath(*name).with_suffix(".py")).is_file()}
+
+
+def test_every_file_of_this_project_that_a_worker_runs_is_in_the_key() -> None:
+    found, new = set[Path](), {ROOT / "aot/lower.py"}
+    while new:
+        found |= new
+        new = {imported for file in new for imported in _imports(file)} - found
+    names = {file.relative_to(ROOT).as_posix() for file in found}
+    assert {name for name in names if not name.startswith("aot/providers/")} - {"runtime/errors.py"} == set(SOURCES)
+
+
+def test_every_wheel_that_generates_code_is_named() -> None:
+    found = compiler.toolchain()
+    assert "nvidia-cutlass-dsl" in found
+    assert any(name.startswith("nvidia-cutlass-dsl-libs") for name in found)
+
+
+def test_without_the_dsl_nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiler.metadata, "distributions", lambda: [])
+    with pytest.raises(CompileError, match="pip install"):
+        compile_variants([fake()], Cache(tmp_path))
+
+
+# --- workers ---
+
+
+def test_workers_know_their_architecture_and_see_no_gpu(
+    compile_fakes: Compile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUTE_DSL_LINEINFO", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    variants = [fake(target=t) for t in ("sm_90a", "sm_100a")]
+    report = compile_fakes(variants)
+    for variant, kernel in report.kernels.items():
+        environment = kernel.record["environment"]
+        assert environment["CUTE_DSL_ARCH"] == variant.target
+        assert environment["CUDA_VISIBLE_DEVICES"] == ""
+        assert "CUTE_DSL_LINEINFO" not in environment
+
+
+def test_a_worker_compiles_for_one_target_only(compile_fakes: Compile) -> None:
+    variants = [fake(number=i, target=t) for t in ("sm_80", "sm_90a", "sm_100a") for i in range(8)]
+    report = compile_fakes(variants, jobs=2)
+    assert list(report.kernels) == variants
+    pids: dict[str, set[int]] = {}
+    for variant, kernel in report.kernels.items():
+        pids.setdefault(variant.target, set()).add(kernel.record["pid"])
+    assert not any(a & b for a, b in itertools.combinations(pids.values(), 2))
+    assert sum(map(len, pids.values())) <= 6  # a worker starts only where it is worth its start
+
+
+def test_a_variant_given_twice_is_compiled_once(compile_fakes: Compile) -> None:
+    assert compile_fakes([fake(), fake()]).compiled == 1
+
+
+@pytest.mark.parametrize(
+    ("do", "reason"),
+    [
+        ("refuse", "this cannot be"),
+        ("raise", "ValueError: whose end matters"),
+        ("leave", "SystemExit: no reason"),
+        ("exit", "its worker ended with exit status 7; its last words: some noise on standard output"),
+        ("crash", "its worker was killed by SIGSEGV; its last words: Fatal: the wings fell off"),
+        ("temporary", "ValueError: cannot write ..."),
+    ],
+)
+def test_what_goes_wrong_with_a_variant_is_its_own_affair(compile_fakes: Compile, do: str, reason: str) -> None:
+    variants = [fake(number=0), fake(do), fake(number=1)]
+    report = compile_fakes(variants)
+    assert list(report.kernels) == [variants[0], variants[2]]
+    assert list(report.failures) == [variants[1]]
+    assert report.failures[variants[1]].startswith(reason)
+
+
+def test_a_hanging_variant_is_given_up(compile_fakes: Compile) -> None:
+    report = compile_fakes([fake("hang"), fake()], timeout_s=1.0)
+    assert list(report.kernels) == [fake()]
+    assert report.failures[fake("hang")].startswith("no result after 1 s")
+
+
+def test_failures_are_tried_again_next_time(compile_fakes: Compile) -> None:
+    assert compile_fakes([fake("refuse")]).failures
+    assert compile_fakes([fake("refuse")]).failures
+
+
+def test_a_refusal_costs_no_worker_and_a_crash_costs_one(compile_fakes: Compile) -> None:
+    def pids(do: str) -> set[int]:
+        variants = [fake(number=1), fake(do), fake(number=2)]
+        return {k.record["pid"] for k in compile_fakes(variants, cache=Cache(f"{do}-cache")).kernels.values()}
+
+    assert len(pids("refuse")) == 1
+    assert len(pids("raise")) == 2
+
+
+def test_a_damaged_entry_is_reported_and_compiled_again(compile_fakes: Compile, tmp_path: Path) -> None:
+    first = compile_fakes([fake(), fake(number=1)])
+    path = sorted((tmp_path / "cache").rglob("*.kernel"))[0]
+    path.write_bytes(path.read_bytes()[:-1])
+    events: list[Event] = []
+    again = compile_fakes([fake(), fake(number=1)], on_event=events.append)
+    assert (again.compiled, again.cached) == (1, 1)
+    assert {v: k.cubin for v, k in again.kernels.items()} == {v: k.cubin for v, k in first.kernels.items()}
+    assert sorted(e.outcome for e in events) == ["cached", "compiled", "damaged"]
+    assert compile_fakes([fake(), fake(number=1)]).cached == 2
+
+
+def test_every_variant_ends_in_one_event(compile_fakes: Compile) -> None:
+    compile_fakes([fake()])
+    events: list[Event] = []
+    compile_fakes([fake(), fake(number=1), fake("raise")], on_event=events.append)
+    assert {e.variant: e.outcome for e in events} == {
+        fake(): "cached",
+        fake(number=1): "compiled",
+        fake("raise"): "failed",
+    }
+
+
+def test_two_builders_may_share_a_cache(compile_fakes: Compile, tmp_path: Path) -> None:
+    variants = [fake(number=i) for i in range(10)]
+    reports: list[BuildReport] = []
+    builders = [threading.Thread(target=lambda: reports.append(compile_fakes(variants))) for _ in range(2)]
+    for builder in builders:
+        builder.start()
+    for builder in builders:
+        builder.join()
+    assert [list(r.kernels) for r in reports] == [variants, variants]
+    assert {p.suffix for p in (tmp_path / "cache").rglob("*") if p.is_file()} == {".kernel"}
+    assert compile_fakes(variants).cached == 10
+
+
+def test_an_interrupted_build_keeps_what_it_has_and_leaves_no_process(compile_fakes: Compile) -> None:
+    variants = [fake(number=i) for i in range(6)]
+    finished: list[Variant] = []
+
+    def interrupt(event: Event) -> None:
+        finished.append(event.variant)
+        if len(finished) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_fakes(variants, on_event=interrupt)
+    report = compile_fakes(variants)
+    assert report.cached >= 3
+    assert list(report.kernels) == variants
+    pids = {k.record["pid"] for k in report.kernels.values()}
+    assert not any(_alive(pid) for pid in pids)
+
+
+def test_control_c_ends_a_build_at_once(tmp_path: Path) -> None:
+    (tmp_path / "fake_lowering.py").write_text(FAKE)
+    program = f"""
+        import sys
+        sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]
+        from tests.test_compiler import fake
+        from aot.cache import Cache
+        from aot.compiler import compile_variants
+        variants = [fake(), fake("hang"), fake("hang", 1)]
+        say = lambda event: print(event.outcome, flush=True)
+        compile_variants(variants, Cache("cache"), 2, say, lowering="fake_lowering")
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "compiled\n"
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=20)
+        assert time.monotonic() - begun < 2.0
+        assert process.returncode == -signal.SIGINT
+    assert len(list((tmp_path / "cache").rglob("*.kernel"))) == 1
+
+
+def test_the_builder_itself_imports_neither_torch_nor_the_dsl() -> None:
+    program = (
+        "import sys, aot.cli, aot.build, aot.compiler, aot.describe; "
+        "print([m for m in ('torch', 'cutlass', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
