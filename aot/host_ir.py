@@ -412,7 +412,9 @@ class Walk:
             return self._address_arithmetic(op, operands)
         if not all(isinstance(x, Node) for x in operands):
             raise HostIRError(f"{o.name} on a pointer")
-        if op in ("zext", "sext", "trunc", "select"):
+        if op in ("zext", "sext", "trunc"):
+            if o.integer("overflowFlags") or "nonNeg" in split_types(o.attributes):
+                raise HostIRError(f"{o.name} with flags {o.attributes}")
             return self.graph.op(op, width, *operands)
         if op in ("ctlz", "abs"):
             flag = o.attribute("is_zero_poison" if op == "ctlz" else "is_int_min_poison")
@@ -426,8 +428,7 @@ class Walk:
         for flag in unit:
             if flag not in ("isExact", "isDisjoint"):
                 raise HostIRError(f"{o.name} with unknown flag {flag}")
-        if "isExact" in unit:
-            flags.append("exact")
+        flags += [name for flag, name in (("isExact", "exact"), ("isDisjoint", "disjoint")) if flag in unit]
         return self.graph.op(op, width, *operands, flags=tuple(flags))
 
     def _address_arithmetic(self, op: str, operands: list[Any]) -> Address:

@@ -223,6 +223,7 @@ _COMPARE: dict[str, Callable[[int, int, int], Step]] = {
 _CAST: dict[str, Callable[[int, int, int], Step]] = {"trunc": _trunc, "zext": _zext, "sext": _sext}
 _UNARY_FLAGGED: dict[str, Callable[[int, int, int], Any]] = {"ctlz": _ctlz, "abs": _abs}
 _FLAGS = {
+    "disjoint": ("or",),
     "nsw": ("add", "sub", "mul", "shl"),
     "nuw": ("add", "sub", "mul", "shl"),
     "exact": ("udiv", "sdiv", "lshr", "ashr"),
@@ -264,6 +265,9 @@ def _with_flags(op: str, w: int, a: int, b: int, flags: Sequence[str], step: Ste
             elif flag == "nuw":
                 if exact_integer[op](x, y) != result:
                     return Poison(f"{x} {op} {y} overflows the {w}-bit arithmetic this kernel was compiled with")
+            elif flag == "disjoint":
+                if x & y:
+                    return Poison(f"{x} and {y} share bits")
             elif op.endswith("div"):
                 if x % y:
                     return Poison(f"{x} is not a multiple of {y}")

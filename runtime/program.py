@@ -99,9 +99,9 @@ class _LaunchShape:
     attributes: tuple[tuple[int, tuple[int, ...]], ...]
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
+    template: bytes  # the parameters, with every constant word in place
     words: tuple[tuple[int, int, int], ...]
     slots: tuple[tuple[int, bool, int, int | None], ...]
-    total_bytes: int
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ class Program:
     pointers: tuple[str, ...]
     kernels: int
     launches: tuple[_LaunchShape, ...]
-    _steps: tuple[Step, ...] = field(repr=False)
+    _constants: tuple[int | None, ...] = field(repr=False)  # what each value is where that is known from the start
+    _steps: tuple[tuple[int, Step], ...] = field(repr=False)  # how the others are computed, in order
 
     @classmethod
     def from_json(cls, obj: Any, kernels: int) -> Program:
@@ -135,14 +136,17 @@ class Program:
             if len(set(names)) != len(names):
                 fail(what, f"a name appears twice in {names!r:.200}")
         reader = NodeReader([w for _, w in values])
-        steps = tuple(reader.node(n, f"node {i}") for i, n in enumerate(exact_list(obj["nodes"], "nodes")))
+        nodes = exact_list(obj["nodes"], "nodes")
+        steps = [(len(values) + i, reader.node(n, f"node {i}")) for i, n in enumerate(nodes)]
+        constants = (*(None for _ in values), *(n[2] if n[0] == "const" else None for n in nodes))
         launches = exact_list(obj["launches"], "launches")
         if not launches:
             fail("launches", "there is none")
-        shapes = tuple(_read_launch(x, i, reader, len(pointers), kernels) for i, x in enumerate(launches))
+        shapes = tuple(_read_launch(x, i, reader, constants, len(pointers), kernels) for i, x in enumerate(launches))
         if {s.kernel for s in shapes} != set(range(kernels)):
             fail("launches", f"they must use each of the {kernels} kernels")
-        return cls(tuple(values), tuple(pointers), kernels, shapes, steps)
+        steps = [(number, step) for number, step in steps if constants[number] is None]
+        return cls(tuple(values), tuple(pointers), kernels, shapes, constants, tuple(steps))
 
     def plan(self, values: Sequence[int]) -> tuple[Launch, ...]:
         """Evaluate for one shape; `values` in the order of `self.values`, signed or unsigned.
@@ -152,14 +156,13 @@ class Program:
         """
         if len(values) != len(self.values):
             raise ProgramError(f"this program takes {len(self.values)} values, {len(values)} were given")
-        v: Values = []
-        for x, (name, width) in zip(values, self.values, strict=True):
+        v: Values = list(self._constants)
+        for number, (x, (name, width)) in enumerate(zip(values, self.values, strict=True)):
             if not -(1 << (width - 1)) <= x < (1 << width):
                 raise ProgramError(f"{name} = {x} does not fit the {width} bits this kernel was compiled with")
-            v.append(x & ((1 << width) - 1))
-        append = v.append
-        for step in self._steps:
-            append(step(v))
+            v[number] = x & ((1 << width) - 1)
+        for number, step in self._steps:
+            v[number] = step(v)
         return tuple(_evaluate_launch(shape, v) for shape in self.launches)
 
 
@@ -179,7 +182,7 @@ def _evaluate_launch(shape: _LaunchShape, v: Values) -> Launch:
     shared_bytes = number(shape.shared_bytes)
     if shared_bytes > MAX_SHARED_BYTES:
         raise ProgramError(f"the launch would need {shared_bytes} bytes of shared memory")
-    parameters = bytearray(shape.total_bytes)
+    parameters = bytearray(shape.template)
     for offset, size, ref in shape.words:
         parameters[offset : offset + size] = number(ref).to_bytes(8, "little")[:size]
     return Launch(
@@ -198,7 +201,9 @@ def _evaluate_launch(shape: _LaunchShape, v: Values) -> Launch:
     )
 
 
-def _read_launch(obj: Any, number: int, reader: NodeReader, pointers: int, kernels: int) -> _LaunchShape:
+def _read_launch(
+    obj: Any, number: int, reader: NodeReader, constants: Sequence[int | None], pointers: int, kernels: int
+) -> _LaunchShape:
     where = f"launch {number}"
     obj = exact_fields(obj, {"kernel", "grid", "block", "shared_bytes", "attributes", "parameters"}, where)
     if not is_int(obj["kernel"], 0, kernels - 1):
@@ -247,6 +252,9 @@ def _read_launch(obj: Any, number: int, reader: NodeReader, pointers: int, kerne
         total += -(-size // 16) * 16
     if sum(sizes) > MAX_PARAMETER_BYTES:
         fail(where, f"the parameters take more than {MAX_PARAMETER_BYTES} bytes")
+    template = bytearray(total)
+    for offset, count, ref in words_out:
+        template[offset : offset + count] = (constants[ref] or 0).to_bytes(count, "little")
     return _LaunchShape(
         obj["kernel"],
         grid,
@@ -255,7 +263,7 @@ def _read_launch(obj: Any, number: int, reader: NodeReader, pointers: int, kerne
         tuple(attributes),
         tuple(offsets),
         tuple(sizes),
-        tuple(words_out),
+        bytes(template),
+        tuple(w for w in words_out if constants[w[2]] is None),
         tuple(slots_out),
-        total,
     )

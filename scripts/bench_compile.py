@@ -10,16 +10,16 @@ import json
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from report import ROOT, out_argument, version, write
+
 _DISTRIBUTIONS = ("nvidia-cutlass-dsl", "nvidia-cutlass-operators", "nvidia-matmul-heuristics", "torch", "zstandard")
 
 
@@ -30,7 +30,8 @@ def main() -> None:
     parser.add_argument("--target", action="append", help="may be repeated; default: sm_90a")
     parser.add_argument("--candidates", type=int, default=8)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--out", type=Path, help="write JSON here")
+    parser.add_argument("--keep", type=Path, help="copy the archive here")
+    out_argument(parser)
     options = parser.parse_args()
     targets = options.target or ["sm_90a"]
     with tempfile.TemporaryDirectory() as folder:
@@ -41,11 +42,13 @@ def main() -> None:
         cold_s, cold = _build(arguments)
         cpu_s = _cpu_s()  # tells a slow build from one that shared its cores
         rebuild_s, again = _build(arguments)
+        if options.keep:
+            shutil.copyfile(archive, options.keep)
     if again["compiled"]:
         sys.exit(f"error: the second build compiled {again['compiled']} kernels again")
     result = {
-        "manifests": [path.name for path in options.manifests],
-        "targets": targets,
+        "manifests": " ".join(path.name for path in options.manifests),
+        "targets": " ".join(targets),
         "jobs": options.jobs,
         "variants": cold["compiled"],
         "failures": len(cold["failures"]),
@@ -55,15 +58,14 @@ def main() -> None:
         "rebuild_s": round(rebuild_s, 2),
         "archive_bytes": cold["bytes"],
         "bytes_per_kernel": round(cold["bytes"] / cold["functions"]),
-        "environment": _environment(),
     }
     print(
         f"{result['variants']} variants  {cold_s:.1f} s ({cpu_s:.1f} s of CPU)  "
         f"{result['variants_per_s_per_core']:.2f} variants/s/core  rebuild {rebuild_s:.2f} s  "
         f"{result['bytes_per_kernel']:,} bytes a kernel  {result['failures']} failures"
     )
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+    environment = {"machine": platform.machine(), "cores": len(os.sched_getaffinity(0))}
+    write(options.out, environment | {name: version(name) for name in _DISTRIBUTIONS}, results=result)
 
 
 def _build(arguments: list[str]) -> tuple[float, dict[str, Any]]:
@@ -79,19 +81,6 @@ def _cpu_s() -> float:
     """Seconds of CPU that finished child processes took, theirs included."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
-
-
-def _environment() -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    return {
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "commit": f"{commit}{' and changes' if changed else ''}",
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "versions": {name: metadata.version(name) for name in _DISTRIBUTIONS},
-    }
 
 
 if __name__ == "__main__":

@@ -1,0 +1,139 @@
+"""Write docs/benchmarks.md from the JSON files in benchmarks/results/; the page holds no figure typed by hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+INTRO = """# Benchmarks
+
+Made by `python scripts/render_benchmarks.py` from `benchmarks/results/*.json`; each section names the command, date
+and commit behind it. Device times are medians of CUDA-graph replays over operands that together exceed three times L2
+(cold weights), interleaved with torch (cuBLAS) in one process; *spread* is (largest - smallest) / median over the
+replays, and *noise* is torch against itself in the same run. Below 1.00x this archive is slower than cuBLAS.
+"""
+
+
+def load(name: str) -> dict[str, Any] | None:
+    """A result file, or None if there is none."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def table(header: list[str], rows: list[list[Any]]) -> list[str]:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    return lines + ["| " + " | ".join(str(x) for x in row) + " |" for row in rows]
+
+
+def origin(result: dict[str, Any]) -> list[str]:
+    """Where the figures of a section come from."""
+    environment = ", ".join(f"{k} {v}" for k, v in result["environment"].items() if v not in ("", "unknown"))
+    return [f"`{result['command']}`, {result['date']}, commit {result['commit'][:12]}; {environment}.", ""]
+
+
+def gemm(result: dict[str, Any]) -> list[str]:
+    """Speed and correctness of the tuned archive."""
+    lines = ["## GEMM on an H200, against cuBLAS", "", *origin(result)]
+    summary = result["summary"]
+    lines += table(
+        ["inputs", "M", "cases", "geomean", "worst", "best", "noise", "largest spread", "wrong"],
+        [
+            [
+                s["types"],
+                s["regime"].removeprefix("M = ").replace("M >= ", ">= "),
+                s["cases"],
+                f"**{s['geomean']:.3f}x**",
+                f"{s['worst']:.2f}x",
+                f"{s['best']:.2f}x",
+                f"{s['noise_geomean']:.3f}x",
+                f"{100 * s['largest_spread']:.0f}%",
+                s["wrong"],
+            ]
+            for s in summary
+        ],
+    )
+    tokens = sorted({r["m"] for r in result["results"]})
+    cells: dict[str, dict[int, dict[str, Any]]] = {}
+    labels = {}
+    for r in result["results"]:
+        cells.setdefault(r["signature"], {})[r["m"]] = r
+        labels[r["signature"]] = r["layers"]
+    rows = []
+    for signature, by_m in cells.items():
+        row = [
+            labels[signature].replace("_", "\\_"),
+            signature.split("_none_")[1].replace("_", " "),
+            signature[:4].strip("_"),
+        ]
+        for m in tokens:
+            r = by_m.get(m, {})
+            row.append(f"{r['us']:.1f} ({r['speedup']:.2f}x)" if "speedup" in r else "miss")
+        rows.append(row)
+    lines += ["", "Microseconds, and times cuBLAS, at each M:", ""]
+    lines += table(["layers", "shape", "type", *(f"M={m}" for m in tokens)], rows)
+    errors = [r["error"] for r in result["results"] if isinstance(r["error"], float)]
+    wrong = len(result["results"]) - len(errors)
+    lines += [
+        "",
+        f"Correctness in the same run: {len(result['results'])} cases on fresh random inputs with poisoned outputs, "
+        f"{wrong} wrong; the largest relative error against float32 is {max(errors):.2e}.",
+        "",
+    ]
+    return lines
+
+
+def host(result: dict[str, Any]) -> list[str]:
+    """Host costs."""
+    r = result["results"]
+    lines = ["## Host costs of serving, on the machine with the H200", "", *origin(result)]
+    rows: list[list[Any]] = []
+    for key in ("open_large_ms", "open_tuned_ms"):
+        if key in r:
+            count = r[key.split("_")[1] + "_functions"]
+            rows.append([f"open an archive of {count} functions", f"{r[key]['median']} ms", f"{r[key]['max']} ms"])
+    first = r["first_launch_ms"]
+    rows.append(
+        [f"first launch of a kernel ({first['kernels']} kernels)", f"{first['median']} ms", f"{first['max']} ms"]
+    )
+    rows.append(["first launch at a new M", f"{r['new_m_ms']['median']} ms", f"{r['new_m_ms']['max']} ms"])
+    rows += [[f"`{name}`", f"{t['median']} us", f"{t['max']} us"] for name, t in r["host_us"].items()]
+    lines += table(["", "median", "max"], rows)
+    lines += [
+        "",
+        f"`lib.gemm(a, b, out=d)` takes **{r['host_ratio']}x** the host time of `torch.mm(a, b.t(), out=d)`.",
+        "",
+    ]
+    return lines
+
+
+def build(title: str, result: dict[str, Any]) -> list[str]:
+    """Build throughput and archive size."""
+    lines = [f"## {title}", "", *origin(result)]
+    return lines + table(["", ""], [[k.replace("_", " "), v] for k, v in result["results"].items()]) + [""]
+
+
+def main() -> int:
+    """Render the page."""
+    lines = [INTRO]
+    sections = {
+        "gemm_h200": gemm,
+        "runtime_h200": host,
+        "compile_llama": lambda r: build("Building Llama-3.1-8B for five targets", r),
+        "compile_thousand": lambda r: build("Building a thousand kernels", r),
+    }
+    for name, render in sections.items():
+        result = load(name)
+        if result is not None:
+            lines += render(result)
+    PAGE.write_text("\n".join(lines).rstrip() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
