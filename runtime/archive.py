@@ -32,11 +32,12 @@ FORMAT_VERSION = 1
 HEADER = struct.Struct("<8sIIQQ32s")
 MAX_INDEX_RAW_BYTES = 64 << 20  # about 250,000 functions
 MAX_BLOCK_RAW_BYTES = 64 << 20
-CACHE_BYTES = 16 << 20  # eight blocks of the size that `aot.pack` writes
+CACHE_BYTES = 32 << 20  # four blocks of the size that `aot.pack` writes
 RECORDS, TABLES = "records", "tables"
 MAX_NAME_LENGTH = 255
-TARGET = re.compile(r"sm_[0-9]{2,3}[a-z]?")
+TARGET = re.compile(r"(sm_[0-9]{1,2})[0-9][af]?")
 
+_GENERATION = re.compile(r"sm_[0-9]{1,2}x")
 _INDEX_KEYS = {"blocks", "functions", "tables"}
 _BLOCK_KEYS = {"blob_lengths", "blob_sha256s", "kind", "length", "sha256"}
 
@@ -99,7 +100,7 @@ class FunctionEntry(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A compressed block: `kind` is "records", "tables" or the target of its cubins; sizes in bytes."""
+    """A compressed block: `kind` is "records", "tables" or the generation of its cubins; sizes in bytes."""
 
     kind: str
     offset: int
@@ -138,6 +139,18 @@ class Check:
 def is_name(text: str) -> bool:
     """Whether `text` can name a function or a table: printable ASCII without spaces, 1 to 255 characters."""
     return 0 < len(text) <= MAX_NAME_LENGTH and text.isascii() and text.isprintable() and " " not in text
+
+
+def generation(target: str) -> str:
+    """The architecture generation of a target, the kind of block that its cubins go to: "sm_10x" of "sm_103a".
+
+    Raises:
+        ValueError: `target` is not like "sm_90a".
+    """
+    match = TARGET.fullmatch(target)
+    if match is None:
+        raise ValueError(f"{target!r} is not a target like 'sm_90a'")
+    return f"{match[1]}x"
 
 
 class Archive:
@@ -206,11 +219,11 @@ class Archive:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The targets that have cubins here, sorted."""
-        return tuple(sorted({block.kind for block in self.blocks} - {RECORDS, TABLES}))
+        """The targets that have functions here, sorted."""
+        return tuple(sorted({entry.target for entry in self.functions.values()}))
 
     def sizes(self) -> dict[str, Size]:
-        """Sizes by kind of block: "records", "tables" and each target, sorted."""
+        """Sizes by kind of block: "records", "tables" and each generation, sorted."""
         counts = Counter(block for _, _, block, _ in self._blobs)
         sizes = {kind: Size(0, 0, 0) for kind in sorted({block.kind for block in self.blocks})}
         for number, block in enumerate(self.blocks):
@@ -469,7 +482,7 @@ def _parse_blocks(rows: Any) -> tuple[list[Block], list[tuple[str, int, int, int
             raise ValueError(f"block {number} must be an object with exactly the keys {sorted(_BLOCK_KEYS)}")
         kind, length, digest = row["kind"], row["length"], row["sha256"]
         sizes, digests = row["blob_lengths"], row["blob_sha256s"]
-        if type(kind) is not str or not (kind in (RECORDS, TABLES) or TARGET.fullmatch(kind)):
+        if type(kind) is not str or not (kind in (RECORDS, TABLES) or _GENERATION.fullmatch(kind)):
             raise ValueError(f"block {number} has kind {kind!r}")
         if not _are_lengths([length]):
             raise ValueError(f"block {number} has length {length!r}")
@@ -513,19 +526,24 @@ def _are_digests(values: Any) -> bool:
 def _parse_functions(rows: Any, kinds: list[str]) -> dict[str, FunctionEntry]:
     if type(rows) is not dict:
         raise ValueError("its functions must be an object")
-    pairs = rows.values()
-    if set(map(type, pairs)) - {list} or set(map(len, pairs)) - {2}:
-        raise ValueError("each of its functions must be [record, cubin], two numbers of blobs")
-    _require_blobs("a function", list(chain.from_iterable(pairs)), len(kinds))
+    triples = rows.values()
+    if set(map(type, triples)) - {list} or set(map(len, triples)) - {3}:
+        raise ValueError("each of its functions must be [target, record, cubin], the last two numbers of blobs")
+    targets = [target for target, _, _ in triples]
+    if set(map(type, targets)) - {str}:
+        raise ValueError("a function gives something other than a string as its target")
+    _require_blobs("a function", list(chain.from_iterable(triple[1:] for triple in triples)), len(kinds))
+    generations = {target: generation(target) for target in set(targets)}
     functions: dict[str, FunctionEntry] = {}
-    for name, (record, cubin) in rows.items():
+    for name, (target, record, cubin) in rows.items():
         if not is_name(name):
             raise ValueError(f"{name!r} cannot name a function")
-        target = kinds[cubin]
         if kinds[record] != RECORDS:
             raise ValueError(f"function {name!r} has its record in blob {record}, which is of kind {kinds[record]!r}")
-        if target in (RECORDS, TABLES):
-            raise ValueError(f"function {name!r} has its cubin in blob {cubin}, which is of kind {target!r}")
+        if kinds[cubin] != generations[target]:
+            raise ValueError(
+                f"function {name!r} for {target} has its cubin in blob {cubin}, which is of kind {kinds[cubin]!r}"
+            )
         functions[name] = FunctionEntry(name, target, record, cubin)
     return functions
 

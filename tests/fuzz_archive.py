@@ -92,7 +92,7 @@ def make_sample(rng: random.Random, folder: Path, functions: int = 6) -> Sample:
     package = Package()
     cubins = {}
     for number in range(functions):
-        target = rng.choice(["sm_90a", "sm_100a"])
+        target = rng.choice(["sm_90a", "sm_100a", "sm_103a"])
         cubin = rng.randbytes(64) * rng.randrange(1, 9) + target.encode()
         name = f"function{number}"
         record = {"name": name, "target": target, "cubin": hashlib.sha256(cubin).hexdigest(), "symbols": {"m": 16}}
@@ -109,7 +109,24 @@ def make_sample(rng: random.Random, folder: Path, functions: int = 6) -> Sample:
 
 
 ATOMS: list[Any] = [-1, 0, 1, 2, 63, 2**31, 2**32, 2**63, 2**64, 10**400, True, None, 0.5, 1.0, "", "a", "sm_90a"]
-ATOMS += ["records", "tables", "x" * 300, "\x00", "é", [], {}, [0], [0, 0], "0" * 64, "A" * 64]
+ATOMS += [
+    "sm_100a",
+    "sm_103a",
+    "sm_101a",
+    "sm_10x",
+    "sm_9x",
+    "records",
+    "tables",
+    "x" * 300,
+    "\x00",
+    "é",
+    [],
+    {},
+    [0],
+    [0, 0],
+    "0" * 64,
+    "A" * 64,
+]
 
 
 def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
@@ -229,7 +246,8 @@ def read_everything(path: Path, samples: list[Sample]) -> str:
                 except ArchiveError as error:
                     wrong.append(type(error).__name__)
                     continue
-                assert record["name"] == name
+                assert (record["name"], record["target"]) == (name, archive.functions[name].target)
+                assert record["target"] in archive.targets
                 assert record["cubin"] == hashlib.sha256(cubin).hexdigest()
                 if samples:
                     pair = archive.record_bytes(name), cubin

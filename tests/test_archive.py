@@ -27,8 +27,8 @@ from runtime.archive import Archive
 from .fuzz_archive import HOWS, Parts, assemble, disassemble, encode, fuzz, mutate_bytes, read_everything, sign_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
-CUBINS = {"alpha": b"A" * 100, "beta": b"B" * 50, "gamma": b"C" * 10}
-TARGETS = {"alpha": "sm_90a", "beta": "sm_90a", "gamma": "sm_100a"}
+CUBINS = {"alpha": b"A" * 100, "beta": b"B" * 50, "gamma": b"C" * 10, "gamma2": b"D" * 10}
+TARGETS = {"alpha": "sm_90a", "beta": "sm_90a", "gamma": "sm_100a", "gamma2": "sm_103a"}
 
 
 def record(name: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def row_of(parts: Parts, kind: str) -> int:
 
 def test_reader_returns_what_was_packed(path: Path) -> None:
     with Archive.open(path) as archive:
-        assert list(archive.functions) == ["alpha", "beta", "gamma"]
+        assert list(archive.functions) == ["alpha", "beta", "gamma", "gamma2"]
         assert {name: entry.target for name, entry in archive.functions.items()} == TARGETS
         for name, cubin in CUBINS.items():
             assert archive.cubin(name) == cubin
@@ -85,12 +85,12 @@ def test_reader_returns_what_was_packed(path: Path) -> None:
 
 def test_reader_describes_the_file(path: Path) -> None:
     with Archive.open(path) as archive:
-        assert archive.targets == ("sm_100a", "sm_90a")
+        assert archive.targets == ("sm_100a", "sm_103a", "sm_90a")
         assert archive.file_bytes == path.stat().st_size
         assert archive.digest == path.read_bytes()[32:64].hex()
         sizes = archive.sizes()
-        assert list(sizes) == ["records", "sm_100a", "sm_90a", "tables"]
-        assert (sizes["sm_90a"].blobs, sizes["sm_90a"].raw) == (2, 150)
+        assert list(sizes) == ["records", "sm_10x", "sm_9x", "tables"]
+        assert (sizes["sm_9x"].blobs, sizes["sm_9x"].raw) == (2, 150)
         assert sum(size.stored for size in sizes.values()) == archive.blocks[-1].offset + archive.blocks[-1].length - 64
         assert archive.blob_entry(archive.entry("gamma").cubin).length == 10
 
@@ -377,7 +377,8 @@ Edit = Callable[[Any], Any]
         (lambda index: index.update(tables=[]), "tables must be an object"),
         (lambda index: index["blocks"].__setitem__(0, []), "block 0 must be an object with exactly"),
         (lambda index: index["blocks"][0].update(extra=1), "block 0 must be an object with exactly"),
-        (lambda index: index["blocks"][0].update(kind="sm_90a/../.."), "has kind"),
+        (lambda index: index["blocks"][0].update(kind="sm_9x/../.."), "has kind"),
+        (lambda index: index["blocks"][0].update(kind="sm_90a"), "has kind 'sm_90a'"),
         (lambda index: index["blocks"][0].update(kind=["tables"]), "has kind"),
         (lambda index: index["blocks"][0].update(length=True), "has length True"),
         (lambda index: index["blocks"][0].update(length=-1), "has length -1"),
@@ -393,18 +394,30 @@ Edit = Callable[[Any], Any]
         (lambda index: index["blocks"][0]["blob_sha256s"].__setitem__(0, "é" * 64), "the SHA-256 of each"),
         (lambda index: index["blocks"][0]["blob_sha256s"].__setitem__(0, None), "the SHA-256 of each"),
         (lambda index: index["blocks"][0]["blob_sha256s"].append("0" * 64), "the SHA-256 of each"),
-        (lambda index: index["functions"].update(alpha=[0]), "must be .record, cubin."),
-        (lambda index: index["functions"].update(alpha="ab"), "must be .record, cubin."),
+        (lambda index: index["functions"].update(alpha=[2, 3]), "must be .target, record, cubin."),
+        (lambda index: index["functions"].update(alpha="abc"), "must be .target, record, cubin."),
+        (lambda index: index["functions"]["alpha"].__setitem__(0, 9), "a function gives something other than a string"),
+        (lambda index: index["functions"]["alpha"].__setitem__(0, ["sm_90a"]), "something other than a string"),
+        (lambda index: index["functions"]["alpha"].__setitem__(0, "sm_9x"), "'sm_9x' is not a target"),
+        (lambda index: index["functions"]["alpha"].__setitem__(0, "sm_90a\n"), "is not a target"),
+        (lambda index: index["functions"]["alpha"].__setitem__(0, "records"), "'records' is not a target"),
         (
-            lambda index: index["functions"]["alpha"].__setitem__(0, False),
+            lambda index: index["functions"]["alpha"].__setitem__(0, "sm_100a"),
+            "for sm_100a has its cubin in blob ., which is of kind 'sm_9x'",
+        ),
+        (
+            lambda index: index["functions"]["alpha"].__setitem__(1, False),
             "a function gives something other than an int",
         ),
-        (lambda index: index["functions"]["alpha"].__setitem__(1, 2.0), "a function gives something other than an int"),
-        (lambda index: index["functions"]["alpha"].__setitem__(1, -1), "a function gives a number of a blob outside"),
-        (lambda index: index["functions"]["alpha"].__setitem__(1, 8), "a function gives a number of a blob outside"),
-        (lambda index: index["functions"]["alpha"].__setitem__(1, 10**30), "a number of a blob outside"),
-        (lambda index: index["functions"]["alpha"].reverse(), "has its record in blob"),
-        (lambda index: index["functions"]["alpha"].__setitem__(1, 0), "has its cubin in blob 0, which is of kind"),
+        (lambda index: index["functions"]["alpha"].__setitem__(2, 2.0), "a function gives something other than an int"),
+        (lambda index: index["functions"]["alpha"].__setitem__(2, -1), "a function gives a number of a blob outside"),
+        (lambda index: index["functions"]["alpha"].__setitem__(2, 10), "a function gives a number of a blob outside"),
+        (lambda index: index["functions"]["alpha"].__setitem__(2, 10**30), "a number of a blob outside"),
+        (
+            lambda index: index["functions"]["alpha"].__setitem__(1, index["functions"]["alpha"][2]),
+            "has its record in blob",
+        ),
+        (lambda index: index["functions"]["alpha"].__setitem__(2, 0), "has its cubin in blob 0, which is of kind"),
         (lambda index: index["functions"].update(beta=index["functions"]["alpha"]), "two functions share a record"),
         (lambda index: index["functions"].pop("alpha"), "nothing uses blob"),
         (lambda index: index["tables"].pop("gemm"), "nothing uses blob"),
@@ -439,7 +452,7 @@ def test_reader_rejects_unsorted_functions(path: Path, parts: Parts) -> None:
 
 
 def test_reader_rejects_duplicate_blob(path: Path, parts: Parts) -> None:
-    digests = parts.index["blocks"][row_of(parts, "sm_90a")]["blob_sha256s"]
+    digests = parts.index["blocks"][row_of(parts, "sm_9x")]["blob_sha256s"]
     digests[1] = digests[0]
     refuse_index(path, parts, "holds a blob that its kind has already")
 
@@ -479,14 +492,14 @@ def replace_block(path: Path, parts: Parts, kind: str, edit: Callable[[bytes], b
 
 def test_reader_rejects_flipped_bit_in_block(path: Path, parts: Parts) -> None:
     with (
-        replace_block(path, parts, "sm_90a", lambda block: block[:-1] + bytes([block[-1] ^ 1]), sign=False) as archive,
+        replace_block(path, parts, "sm_9x", lambda block: block[:-1] + bytes([block[-1] ^ 1]), sign=False) as archive,
         pytest.raises(reader.DigestMismatch, match=r"block . has SHA-256"),
     ):
         archive.cubin("alpha")
 
 
 def test_reader_serves_intact_blocks_beside_a_broken_one(path: Path, parts: Parts) -> None:
-    with replace_block(path, parts, "sm_90a", lambda block: bytes(len(block)), sign=False) as archive:
+    with replace_block(path, parts, "sm_9x", lambda block: bytes(len(block)), sign=False) as archive:
         assert archive.cubin("gamma") == CUBINS["gamma"]
 
 
@@ -506,7 +519,7 @@ def test_reader_serves_intact_blocks_beside_a_broken_one(path: Path, parts: Part
 )
 def test_reader_rejects_block_that_is_not_its_blobs_exactly(path: Path, parts: Parts, edit: Edit, match: str) -> None:
     with (
-        replace_block(path, parts, "sm_90a", edit) as archive,
+        replace_block(path, parts, "sm_9x", edit) as archive,
         pytest.raises(reader.BlockMalformed, match=match),
     ):
         archive.cubin("alpha")
@@ -519,10 +532,10 @@ def test_reader_rejects_frame_that_holds_more_than_it_declares(path: Path, parts
         frame[at : at + 2] = (300 - 256).to_bytes(2, "little")
         return bytes(frame)
 
-    number = row_of(parts, "sm_90a")
+    number = row_of(parts, "sm_9x")
     parts.index["blocks"][number]["blob_lengths"] = [200, 100]
     with (
-        replace_block(path, parts, "sm_90a", understate) as archive,
+        replace_block(path, parts, "sm_9x", understate) as archive,
         pytest.raises(reader.BlockMalformed, match="does not decompress"),
     ):
         archive.cubin("alpha")
@@ -530,7 +543,7 @@ def test_reader_rejects_frame_that_holds_more_than_it_declares(path: Path, parts
 
 def test_reader_rejects_changed_cubin_in_signed_block(path: Path, parts: Parts) -> None:
     with (
-        replace_block(path, parts, "sm_90a", lambda block: zstandard.compress(b"X" * 150)) as archive,
+        replace_block(path, parts, "sm_9x", lambda block: zstandard.compress(b"X" * 150)) as archive,
         pytest.raises(reader.DigestMismatch, match=r"blob . has SHA-256"),
     ):
         archive.cubin("alpha")
@@ -581,7 +594,7 @@ def test_reader_rejects_table_that_is_no_canonical_object(path: Path, parts: Par
 @pytest.mark.parametrize(("data", "match"), DOCUMENTS)
 def test_reader_rejects_record_that_is_no_canonical_object(path: Path, parts: Parts, data: bytes, match: str) -> None:
     with (
-        replace_document(path, parts, "records", parts.index["functions"]["alpha"][0] - 2, data) as archive,
+        replace_document(path, parts, "records", parts.index["functions"]["alpha"][1] - 2, data) as archive,
         pytest.raises(reader.DocumentMalformed, match=match),
     ):
         archive.record("alpha")
@@ -591,7 +604,7 @@ def test_reader_rejects_record_that_is_no_canonical_object(path: Path, parts: Pa
 def test_reader_rejects_record_that_disagrees_with_the_index(path: Path, parts: Parts, key: str) -> None:
     data = encode({**record("alpha"), key: "other"})
     with (
-        replace_document(path, parts, "records", parts.index["functions"]["alpha"][0] - 2, data) as archive,
+        replace_document(path, parts, "records", parts.index["functions"]["alpha"][1] - 2, data) as archive,
         pytest.raises(reader.DocumentMalformed, match=f"its {key} is 'other' where the index has"),
     ):
         archive.record("alpha")
@@ -599,17 +612,43 @@ def test_reader_rejects_record_that_disagrees_with_the_index(path: Path, parts: 
 
 def test_reader_rejects_swapped_cubins(path: Path, parts: Parts) -> None:
     alpha, beta = parts.index["functions"]["alpha"], parts.index["functions"]["beta"]
-    alpha[1], beta[1] = beta[1], alpha[1]
+    alpha[2], beta[2] = beta[2], alpha[2]
     path.write_bytes(assemble(parts.index, parts.blocks))
     with Archive.open(path) as archive, pytest.raises(reader.DocumentMalformed, match="its cubin is"):
         archive.record("alpha")
 
 
+def test_reader_rejects_another_target_of_the_same_generation(path: Path, parts: Parts) -> None:
+    parts.index["functions"]["gamma"][0] = "sm_103a"
+    path.write_bytes(assemble(parts.index, parts.blocks))
+    with (
+        Archive.open(path) as archive,
+        pytest.raises(reader.DocumentMalformed, match="its target is 'sm_100a' where the index has 'sm_103a'"),
+    ):
+        archive.record("gamma")
+
+
 # Wrong calls
 
 
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [("sm_80", "sm_8x"), ("sm_90a", "sm_9x"), ("sm_100a", "sm_10x"), ("sm_103a", "sm_10x"), ("sm_120a", "sm_12x")],
+)
+def test_generation_of_a_target(target: str, kind: str) -> None:
+    assert reader.generation(target) == kind
+
+
+@pytest.mark.parametrize(
+    "text", ["", "records", "sm_9x", "sm_10x", "sm_9", "sm_90a\n", "sm_1000", "sm_90ab", "SM_90", "sm_९०"]
+)
+def test_generation_rejects_what_is_no_target(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a target"):
+        reader.generation(text)
+
+
 def test_reader_rejects_unknown_function(path: Path) -> None:
-    with Archive.open(path) as archive, pytest.raises(reader.UnknownEntry, match="no function 'delta' among its 3"):
+    with Archive.open(path) as archive, pytest.raises(reader.UnknownEntry, match="no function 'delta' among its 4"):
         archive.cubin("delta")
 
 
@@ -640,21 +679,21 @@ def test_verify_covers_every_block_blob_record_and_table(path: Path) -> None:
         checks = archive.verify()
     assert all(check.ok for check in checks)
     subjects = [check.subject for check in checks]
-    assert len(subjects) == len(set(subjects)) == 4 + 8 + 3 + 2
-    assert {"block 0 (tables)", "blob 7 (sm_90a)", "record alpha", "table gemm"} <= set(subjects)
+    assert len(subjects) == len(set(subjects)) == 4 + 10 + 4 + 2
+    assert {"block 0 (tables)", "blob 9 (sm_9x)", "record alpha", "table gemm"} <= set(subjects)
 
 
 def test_verify_names_what_is_broken_and_goes_on(path: Path, parts: Parts) -> None:
     with replace_block(path, parts, "records", lambda block: b"garbage") as archive:
         failed = [check.subject for check in archive.verify() if not check.ok]
-    blobs = [f"blob {number} (records)" for number in (2, 3, 4)]
-    assert sorted(failed) == sorted(["block 1 (records)", *blobs, "record alpha", "record beta", "record gamma"])
+    blobs = [f"blob {number} (records)" for number in (2, 3, 4, 5)]
+    assert sorted(failed) == sorted(["block 1 (records)", *blobs, *(f"record {name}" for name in CUBINS)])
 
 
 def test_verify_finds_a_changed_blob(path: Path, parts: Parts) -> None:
-    with replace_block(path, parts, "sm_100a", lambda block: zstandard.compress(bytes(10))) as archive:
+    with replace_block(path, parts, "sm_10x", lambda block: zstandard.compress(b"C" * 10 + bytes(10))) as archive:
         failed = [check for check in archive.verify() if not check.ok]
-    assert [check.subject for check in failed] == ["blob 5 (sm_100a)"]
+    assert [check.subject for check in failed] == ["blob 7 (sm_10x)"]
     assert "SHA-256" in failed[0].detail
 
 
