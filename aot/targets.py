@@ -26,17 +26,22 @@ class Target:
     shared_bytes_per_block: int
 
 
-# Shared memory: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": 163 KB on 8.0, 99 KB on
-# 8.6, 8.9 and 12.0, 227 KB on 9.0, 10.0 and 10.3. A cubin for sm_80 also loads on 8.6 and 8.9, so the smaller limit
-# holds for it.
+# Shared memory: what an SM has, less the 1 KB that CUDA reserves for each block. NVIDIA states it in cuda/__device/
+# arch_traits.h of CCCL and in SMEM_CAPACITY_MAP of nvidia-cutlass-dsl 4.8.1: 164 KB on 8.0, 100 KB on 8.6, 8.9 and
+# 12.0, 228 KB on 9.0, 10.0 and 10.3. A cubin for sm_80 also loads on 8.6 and 8.9, so the smaller limit holds for it.
+#
+# Multiprocessors of Blackwell: a B200 has 74 of 80 on each of its two dies
+# (https://chipsandcheese.com/p/nvidias-b200-keeping-the-cuda-juggernaut). The 148 of a B300 SXM6 is what those who
+# measured on one state, and unverified; NVIDIA states the 160 of the full chip only
+# (https://developer.nvidia.com/blog/inside-nvidia-blackwell-ultra-the-chip-powering-the-ai-factory-era).
 TARGETS = {
     t.name: t
     for t in (
         Target("sm_80", (8, 0), ((8, 0), (8, 6), (8, 9)), 108, 99 << 10),  # A100 (Ampere whitepaper, table 1)
-        Target("sm_90a", (9, 0), ((9, 0),), 132, 227 << 10),  # H100 and H200 SXM5 (Hopper whitepaper, table 1)
-        Target("sm_100a", (10, 0), ((10, 0),), 148, 227 << 10),  # B200, as its driver reports
-        Target("sm_103a", (10, 3), ((10, 3),), 148, 227 << 10),  # B300 SXM6, as its driver reports; GB300 has more
-        Target("sm_120a", (12, 0), ((12, 0),), 170, 99 << 10),  # RTX 5090 (RTX Blackwell whitepaper, table 1)
+        Target("sm_90a", (9, 0), ((9, 0),), 132, 227 << 10),  # H100 and H200 SXM; so says an H200's driver
+        Target("sm_100a", (10, 0), ((10, 0),), 148, 227 << 10),  # B200
+        Target("sm_103a", (10, 3), ((10, 3),), 148, 227 << 10),  # B300 SXM6
+        Target("sm_120a", (12, 0), ((12, 0),), 170, 99 << 10),  # RTX 5090 (RTX Blackwell whitepaper)
     )
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import cache, cached_property
 from typing import Any, TypeAlias
 
 from runtime import canonical
@@ -49,8 +50,8 @@ class Variant:
         if names != sorted(set(names)):
             raise ValueError(f"a variant's config must be sorted by name, each name once; found {names}")
 
-    @property
-    def options(self) -> dict[str, Option]:
+    @cached_property
+    def options(self) -> Mapping[str, Option]:
         """The choices by name."""
         return dict(self.config)
 
@@ -68,7 +69,7 @@ class Variant:
             parts.append(self.epilogue)
         if self.batched:
             parts.append("batched")
-        options = self.options
+        options = dict(self.config)
         for prefix in ("tile", "cluster", "fallback"):
             extents = [options.pop(f"{prefix}_{mode}", None) for mode in "mnk"]
             if extents[0] is not None:
@@ -86,7 +87,7 @@ class Variant:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary that `from_json` reads."""
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"config": self.options}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"config": dict(self.config)}
 
     @classmethod
     def from_json(cls, obj: Any) -> Variant:
@@ -304,7 +305,10 @@ def legal_functions(provider: str, target: str) -> list[Variant]:
     ]
 
 
-def _legal(provider: str, operation: str, target: str, elements: tuple[str, str, str], batched: bool) -> list[Variant]:
+@cache
+def _legal(
+    provider: str, operation: str, target: str, elements: tuple[str, str, str], batched: bool
+) -> tuple[Variant, ...]:
     """Every legal variant with the given types, family by family."""
     variants = []
     for name, family in FAMILIES.items():
@@ -315,4 +319,4 @@ def _legal(provider: str, operation: str, target: str, elements: tuple[str, str,
             variant = Variant(provider, name, target, config, *elements, batched=batched, operation=operation)
             if illegal(variant) is None:
                 variants.append(variant)
-    return variants
+    return tuple(variants)

@@ -1,4 +1,5 @@
 import ast
+import dataclasses
 import hashlib
 import itertools
 import os
@@ -112,7 +113,7 @@ def test_a_rebuild_compiles_nothing(real: tuple[list[Variant], Cache, BuildRepor
 
 def test_an_illegal_variant_is_reported_and_stops_nobody(real: tuple[list[Variant], Cache, BuildReport]) -> None:
     variants, cache, _ = real
-    illegal = Variant(**{**vars(variants[0]), "config": choices(tile_m=7)})
+    illegal = dataclasses.replace(variants[0], config=choices(tile_m=7))
     report = compile_variants([illegal, *variants], cache, jobs=1)
     assert list(report.kernels) == variants
     assert list(report.failures) == [illegal]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -42,7 +43,7 @@ PREFERRED = next(v for v in ALL if v.family == "sm100_preferred_cluster")
 
 
 def with_options(variant: Variant, **options: int | str | bool) -> Variant:
-    return dataclasses.replace(variant, config=choices(**(variant.options | options)))
+    return dataclasses.replace(variant, config=choices(**{**variant.options, **options}))
 
 
 def test_every_enumerated_variant_is_legal() -> None:
@@ -79,6 +80,14 @@ def test_each_target_offers_its_families(family_target: str, types: tuple[str, s
 @given(st.sampled_from(ALL))
 def test_json_round_trip_keeps_the_variant(variant: Variant) -> None:
     assert Variant.from_json(json.loads(variant.key())) == variant
+
+
+@given(st.sampled_from(ALL))
+def test_reading_the_options_changes_nothing_else(variant: Variant) -> None:
+    fresh, read = dataclasses.replace(variant), dataclasses.replace(variant)
+    assert dict(read.options) == dict(variant.config)
+    assert (read, hash(read), read.key(), read.name()) == (fresh, hash(fresh), fresh.key(), fresh.name())
+    assert pickle.loads(pickle.dumps(read)) == fresh  # as it travels to a worker
 
 
 @given(st.sampled_from(ALL), st.sampled_from(dataclasses.fields(Variant)))
