@@ -62,7 +62,6 @@ class TuneReport:
     environment: dict[str, Any]
     measured: list[tuple[str, Measured]] = field(default_factory=list)
     rejected: dict[str, str] = field(default_factory=dict)
-    skipped: list[str] = field(default_factory=list)
 
 
 Progress = Callable[[int, int, str], None]
@@ -92,13 +91,13 @@ def tune_archive(
             )
         library = Library(archive, Driver())
         tuner = _Tuner(library, report, options)
-        total = sum(len(e.candidates) for e in entries)
+        total = sum(len(points([m for m, _ in e.candidates])) for e in entries)
         results: dict[int, list[Measured]] = {}
         done = 0
         for entry in entries:
             results[id(entry)] = []
             tuner.check(entry)
-            for m, _ in entry.candidates:
+            for m in points([m for m, _ in entry.candidates]):
                 if progress:
                     progress(done, total, f"{entry.signature.key()} M={m}")
                 results[id(entry)].append(tuner.measure(entry, m))
@@ -107,6 +106,16 @@ def tune_archive(
             progress(done, total, "writing")
         _write(archive, dispatch, {e: results[id(e)] for e in entries}, report, destination)
     return report
+
+
+def points(tokens: Sequence[int]) -> list[int]:
+    """The M values to measure: the given ones, and powers of two and their 1.5-folds between the first and the last.
+
+    A function serves the range below the M it was chosen at, and the right tile changes within a factor of two: on an
+    H200, what is best at M = 1024 took 1.6 times as long as cuBLAS at M = 333.
+    """
+    between = {x for i in range(3, 31) for x in (1 << i, 3 << (i - 1) if i >= 6 else 1 << i)}
+    return sorted({*tokens, *(x for x in between if min(tokens) < x < max(tokens))})
 
 
 class _Tuner:

@@ -210,7 +210,7 @@ class Library:
             if found is None:
                 try:
                     with self._lock:
-                        found = self._plan_gemm(signature, views, out, torch_calls)
+                        found = self._plan_gemm(signature, views, shape, out.dtype if torch_calls else None)
                         remember(self._plans, key, found)
                 except KernelMiss as miss:
                     if self._on_miss != "torch" or not torch_calls:
@@ -227,8 +227,13 @@ class Library:
             found.launch(pointers, handle)
         return out
 
-    def _plan_gemm(self, signature: Signature, views: tuple[TensorView, ...], out: Any, torch_calls: bool) -> _GemmPlan:
-        """Choose the function for this shape, load it and plan it; runners-up serve where the best does not fit."""
+    def _plan_gemm(
+        self, signature: Signature, views: tuple[TensorView, ...], shape: tuple[int, ...], torch_dtype: Any
+    ) -> _GemmPlan:
+        """Choose the function for this shape, load it and plan it; runners-up serve where the best does not fit.
+
+        `shape` is that of the caller's output, `torch_dtype` its element type where all tensors are torch's.
+        """
         driver = self._driver
         m = views[0].shape[-2]
         entry = self._gemm_table().lookup(signature, driver.compute_capability)
@@ -252,10 +257,10 @@ class Library:
                 a_bytes=span_bytes(views[0]),
                 b_bytes=span_bytes(views[1]),
                 d_bytes=span_bytes(views[2]),
-                shape=tuple(out.shape),
-                dtype=out.dtype if torch_calls else None,
-                current_stream=torch_current_stream() if torch_calls else None,
-                current_device=torch_current_device() if torch_calls and driver.device_count > 1 else None,
+                shape=shape,
+                dtype=torch_dtype,
+                current_stream=torch_current_stream() if torch_dtype else None,
+                current_device=torch_current_device() if torch_dtype and driver.device_count > 1 else None,
             )
         raise KernelMiss("\n".join([f"no kernel for {signature.key()} at M = {m} can run on this GPU:", *reasons]))
 

@@ -339,18 +339,34 @@ def test_tensor_on_another_device_is_refused_with_the_fix(library: Library) -> N
         library.gemm(a, FakeTensor((N, K), device=1), out=out)
 
 
-def test_missing_output_for_no_torch_tensor_is_refused(library: Library) -> None:
-    class Array:
-        def __init__(self, *shape: int) -> None:
-            self.__cuda_array_interface__ = {
-                "shape": shape,
-                "typestr": "<f2",
-                "data": (1 << 40, False),
-                "version": 3,
-            }
+class Array:
+    """Shows `__cuda_array_interface__` and nothing else."""
 
+    def __init__(self, *shape: int, address: int = 1 << 40) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": shape,
+            "typestr": "<f2",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def test_missing_output_for_no_torch_tensor_is_refused(library: Library) -> None:
     with pytest.raises(ArgumentError, match="out is needed"):
         library.gemm(Array(16, K), Array(N, K))
+
+
+def test_tensors_that_show_only_a_protocol_are_served(tmp_path: Path, torch: FakeTorch) -> None:
+    write_archive(
+        tmp_path / "half.aot",
+        [gemm_record("half", dtype="f16")],
+        [entry(signature(N, K, dtype="f16"), [(None, "half")])],
+    )
+    driver = RecordingDriver(kernels={cubin("half"): {"kernel_half": (128, 8, 24)}})
+    with Library(Archive.open(tmp_path / "half.aot"), driver) as library:
+        a, b, out = Array(16, K), Array(N, K, address=2 << 40), Array(16, N, address=3 << 40)
+        assert library.gemm(a, b, out=out) is out
+    assert len(driver.launches) == 1
 
 
 # --- misses ---

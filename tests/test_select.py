@@ -1,0 +1,36 @@
+"""From measurements to ranges: pure functions of the tuner. `aot.tune` itself needs torch, which CPU machines have."""
+
+from __future__ import annotations
+
+import pytest
+
+from aot.select import ranges
+from aot.tune import points
+
+
+def test_a_function_serves_the_range_below_its_m_and_the_last_everything_above() -> None:
+    assert ranges([(1, "a"), (64, "b"), (256, "c")]) == [
+        {"m_max": 1, "function": "a"},
+        {"m_max": 64, "function": "b"},
+        {"m_max": None, "function": "c"},
+    ]
+
+
+def test_neighbours_with_one_function_become_one_range() -> None:
+    assert ranges([(1, "a"), (16, "a"), (64, "b"), (256, "a")]) == [
+        {"m_max": 16, "function": "a"},
+        {"m_max": 64, "function": "b"},
+        {"m_max": None, "function": "a"},
+    ]
+
+
+@pytest.mark.parametrize("best", [[], [(16, "a"), (1, "b")], [(16, "a"), (16, "b")]])
+def test_ranges_need_ascending_m(best: list[tuple[int, str]]) -> None:
+    with pytest.raises(ValueError, match="ascending"):
+        ranges(best)
+
+
+def test_points_fill_the_gaps_between_the_manifests_tokens() -> None:
+    assert points([1, 333, 1024]) == [1, 8, 16, 32, 64, 96, 128, 192, 256, 333, 384, 512, 768, 1024]
+    assert points([16]) == [16]
+    assert points([4096, 1])[-3:] == [2048, 3072, 4096]
