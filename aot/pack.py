@@ -10,6 +10,8 @@ import errno
 import hashlib
 import os
 import secrets
+import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,13 +27,9 @@ from runtime.archive import (
     MAGIC,
     MAX_BLOCK_RAW_BYTES,
     MAX_INDEX_RAW_BYTES,
-    RECORDS,
-    TABLES,
-    TARGET,
     Archive,
-    generation,
-    is_name,
 )
+from runtime.archive_index import RECORDS, TABLES, TARGET, generation, is_name
 from runtime.errors import AotError
 
 SOLID_BLOCK_BYTES = 8 << 20
@@ -128,36 +126,37 @@ class Package:
 
     def _encode(self, level: int) -> tuple[list[bytes], tuple[int, bytes]]:
         """The compressed blocks, and the index as its raw length and its compressed bytes."""
-        functions = sorted(self._functions.items(), key=_order)
+        functions = sorted(self._functions.items(), key=lambda item: (item[1].target, item[0]))
+        cubins = {(generation(f.target), f.cubin): None for _, f in sorted(functions, key=_order)}
         blobs = [
-            *(_blob(TABLES, data) for _, data in sorted(self._tables.items())),
             *(_blob(RECORDS, function.record) for _, function in functions),
-            *(_Blob(generation(f.target), f.cubin, self._cubins[f.cubin]) for _, f in functions),
+            *(_Blob(kind, digest, self._cubins[digest]) for kind, digest in cubins),
+            *(_blob(TABLES, data) for _, data in sorted(self._tables.items())),
         ]
-        blobs = list({(blob.kind, blob.sha256): blob for blob in blobs}.values())
-        number = {(blob.kind, blob.sha256): i for i, blob in enumerate(blobs)}
         groups = list(_solid_blocks(blobs))
         with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
             blocks = list(pool.map(partial(_compress_blobs, level=level), groups))
-        rows = [
-            {
-                "kind": group[0].kind,
-                "length": len(block),
-                "sha256": _sha256(block),
-                "blob_lengths": [len(blob.data) for blob in group],
-                "blob_sha256s": [blob.sha256 for blob in group],
-            }
-            for group, block in zip(groups, blocks, strict=True)
+        head = {
+            "blocks": [
+                {"blobs": len(group), "kind": group[0].kind, "length": len(block)}
+                for group, block in zip(groups, blocks, strict=True)
+            ],
+            "functions": Counter(function.target for _, function in functions),
+            "tables": sorted(self._tables),
+        }
+        number = {cubin: i for i, cubin in enumerate(cubins, start=len(functions))}
+        columns = [
+            *(len(blob.data) for blob in blobs),
+            *(number[generation(function.target), function.cubin] for _, function in functions),
         ]
-        index = canonical.dumps(
-            {
-                "blocks": rows,
-                "functions": {
-                    name: [f.target, number[RECORDS, _sha256(f.record)], number[generation(f.target), f.cubin]]
-                    for name, f in functions
-                },
-                "tables": {name: number[TABLES, _sha256(data)] for name, data in self._tables.items()},
-            }
+        digests = [*map(_sha256, blocks), *(blob.sha256 for blob in blobs)]
+        index = b"".join(
+            [
+                canonical.dumps(head) + b"\n",
+                " ".join(name for name, _ in functions).encode() + b"\n",
+                struct.pack(f"<{len(columns)}I", *columns),
+                bytes.fromhex("".join(digests)),
+            ]
         )
         if len(index) > MAX_INDEX_RAW_BYTES:
             raise PackError(

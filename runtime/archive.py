@@ -10,36 +10,27 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import re
 import stat
 import struct
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass
-from itertools import accumulate, chain, repeat
-from types import MappingProxyType, TracebackType
+from collections import OrderedDict
+from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import zstandard
 
 from . import canonical
+from .archive_index import RECORDS, TABLES, Blob, Block, FunctionEntry, Index, generation, is_name  # noqa: F401
 from .errors import ArchiveError
 
 MAGIC = b"CUTEAOT\0"
 FORMAT_VERSION = 1
 # magic, format version, index raw length, index offset, index length, SHA-256 of the index as stored
 HEADER = struct.Struct("<8sIIQQ32s")
-MAX_INDEX_RAW_BYTES = 64 << 20  # about 250,000 functions
+MAX_INDEX_RAW_BYTES = 64 << 20  # about 350,000 functions
 MAX_BLOCK_RAW_BYTES = 64 << 20
 CACHE_BYTES = 32 << 20  # four blocks of the size that `aot.pack` writes
-RECORDS, TABLES = "records", "tables"
-MAX_NAME_LENGTH = 255
-TARGET = re.compile(r"(sm_[0-9]{1,2})[0-9][af]?")
-
-_GENERATION = re.compile(r"sm_[0-9]{1,2}x")
-_INDEX_KEYS = {"blocks", "functions", "tables"}
-_BLOCK_KEYS = {"blob_lengths", "blob_sha256s", "kind", "length", "sha256"}
 
 
 class FileUnreadable(ArchiveError):
@@ -90,34 +81,6 @@ class ArchiveClosed(ArchiveError):
     """The archive was closed before this read."""
 
 
-class FunctionEntry(NamedTuple):
-    """A function's place in the index; `record` and `cubin` are numbers of blobs."""
-
-    name: str
-    target: str
-    record: int
-    cubin: int
-
-
-class Block(NamedTuple):
-    """A compressed block: `kind` is "records", "tables" or the generation of its cubins; sizes in bytes."""
-
-    kind: str
-    offset: int
-    length: int
-    raw_length: int
-    sha256: str
-
-
-class Blob(NamedTuple):
-    """A blob: `offset` counts from the start of its decompressed block; sizes in bytes."""
-
-    sha256: str
-    length: int
-    block: int
-    offset: int
-
-
 @dataclass(frozen=True)
 class Size:
     """What the blocks of one kind hold: `raw` bytes before compression, `stored` bytes in the file."""
@@ -127,30 +90,12 @@ class Size:
     stored: int
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """One finding of `Archive.verify`: what was looked at, whether it holds, and what was found."""
 
     subject: str
     ok: bool
     detail: str
-
-
-def is_name(text: str) -> bool:
-    """Whether `text` can name a function or a table: printable ASCII without spaces, 1 to 255 characters."""
-    return 0 < len(text) <= MAX_NAME_LENGTH and text.isascii() and text.isprintable() and " " not in text
-
-
-def generation(target: str) -> str:
-    """The architecture generation of a target, the kind of block that its cubins go to: "sm_10x" of "sm_103a".
-
-    Raises:
-        ValueError: `target` is not like "sm_90a".
-    """
-    match = TARGET.fullmatch(target)
-    if match is None:
-        raise ValueError(f"{target!r} is not a target like 'sm_90a'")
-    return f"{match[1]}x"
 
 
 class Archive:
@@ -171,15 +116,21 @@ class Archive:
         self.file_bytes = os.fstat(file.fileno()).st_size
         self.digest, offset, raw_length, data = self._read_header()
         try:
-            index = _parse_index(canonical.loads(_decompress(data, raw_length)), offset)
+            self._index = Index(_decompress(data, raw_length), HEADER.size)
         except ValueError as error:
             raise IndexMalformed(f"{path}: the index: {error}; build the archive again") from None
-        except SizeLimitExceeded as error:
-            raise SizeLimitExceeded(f"{path}: {error}") from None
-        self.blocks = tuple(index.blocks)
-        self._blobs = index.blobs
-        self.functions: Mapping[str, FunctionEntry] = MappingProxyType(index.functions)
-        self.tables: Mapping[str, int] = MappingProxyType(index.tables)
+        self.blocks, self.functions, self.tables = self._index.blocks, self._index.functions, self._index.tables
+        if self._index.end != offset:
+            raise IndexMalformed(
+                f"{path}: the index: its blocks end at byte {self._index.end}, but it begins at byte {offset}; "
+                "build the archive again"
+            )
+        for number, block in enumerate(self.blocks):
+            if max(block.raw_length, block.length) > MAX_BLOCK_RAW_BYTES:
+                raise SizeLimitExceeded(
+                    f"{path}: block {number} declares {max(block.raw_length, block.length)} bytes, the limit is "
+                    f"{MAX_BLOCK_RAW_BYTES}; build the archive again"
+                )
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Archive:
@@ -220,15 +171,15 @@ class Archive:
     @property
     def targets(self) -> tuple[str, ...]:
         """The targets that have functions here, sorted."""
-        return tuple(sorted({entry.target for entry in self.functions.values()}))
+        return self.functions.targets
 
     def sizes(self) -> dict[str, Size]:
         """Sizes by kind of block: "records", "tables" and each generation, sorted."""
-        counts = Counter(block for _, _, block, _ in self._blobs)
-        sizes = {kind: Size(0, 0, 0) for kind in sorted({block.kind for block in self.blocks})}
-        for number, block in enumerate(self.blocks):
-            blobs, raw, stored = astuple(sizes[block.kind])
-            sizes[block.kind] = Size(blobs + counts[number], raw + block.raw_length, stored + block.length)
+        sizes = {}
+        for kind in sorted({block.kind for block in self.blocks}):
+            blocks = [block for block in self.blocks if block.kind == kind]
+            columns = ((len(block.blobs), block.raw_length, block.length) for block in blocks)
+            sizes[kind] = Size(*map(sum, zip(*columns, strict=True)))
         return sizes
 
     def entry(self, name: str) -> FunctionEntry:
@@ -246,7 +197,7 @@ class Archive:
 
     def blob_entry(self, number: int) -> Blob:
         """Where blob `number` is, and its digest."""
-        return Blob._make(self._blobs[number])
+        return self._index.blob(number)
 
     def record_bytes(self, name: str) -> bytes:
         """The record of function `name` as stored, its digest checked; `record` also checks what it says."""
@@ -287,13 +238,8 @@ class Archive:
     def verify(self) -> list[Check]:
         """Read and check everything: each block, each blob, each function's record, each table."""
         checks: list[Check] = []
-        documents = {entry.record: entry for entry in self.functions.values()}
-        tables: dict[int, list[str]] = {}
-        for name, number in self.tables.items():
-            tables.setdefault(number, []).append(name)
-        held: list[list[int]] = [[] for _ in self.blocks]
-        for number, (_, _, index, _) in enumerate(self._blobs):
-            held[index].append(number)
+        documents: dict[int, FunctionEntry | str] = {entry.record: entry for entry in self.functions.values()}
+        documents |= {number: name for name, number in self.tables.items()}
         for index, block in enumerate(self.blocks):
             subject = f"block {index} ({block.kind})"
             try:
@@ -305,12 +251,10 @@ class Archive:
             except ArchiveError as error:
                 checks.append(Check(subject, False, str(error)))
                 raw = None
-            for number in held[index]:
+            for number in block.blobs:
                 data = self._verify_blob(number, raw, checks)
                 if number in documents:
                     self._verify_document(documents[number], data, checks)
-                for name in tables.get(number, ()):
-                    self._verify_document(name, data, checks)
         return checks
 
     def _verify_blob(self, number: int, raw: bytes | None, checks: list[Check]) -> bytes | None:
@@ -436,135 +380,6 @@ class Archive:
         if hashlib.sha256(data).digest() != digest:
             raise DigestMismatch(f"{path}: the index does not match its SHA-256; copy the file again")
         return digest.hex(), offset, raw_length, data
-
-
-class _Index(NamedTuple):
-    # Blobs are the fields of `Blob` as plain tuples: making 2,000 of the class would take a tenth of the time to open.
-    blocks: list[Block]
-    blobs: list[tuple[str, int, int, int]]
-    functions: dict[str, FunctionEntry]
-    tables: dict[str, int]
-
-
-def _parse_index(obj: Any, index_offset: int) -> _Index:
-    """Check every rule of the index that does not need the blocks themselves; a broken one is a ValueError.
-
-    Digests are checked a list at a time, not one by one: this runs at the start of every server.
-    """
-    if type(obj) is not dict or obj.keys() != _INDEX_KEYS:
-        raise ValueError(f"it must be an object with exactly the keys {sorted(_INDEX_KEYS)}")
-    blocks, blobs = _parse_blocks(obj["blocks"])
-    end = HEADER.size + sum(block.length for block in blocks)
-    if end != index_offset:
-        raise ValueError(f"its blocks end at byte {end}, but it begins at byte {index_offset}")
-    kinds = [blocks[block].kind for _, _, block, _ in blobs]
-    functions = _parse_functions(obj["functions"], kinds)
-    tables = _parse_tables(obj["tables"], kinds)
-    used = {entry.record for entry in functions.values()}
-    if len(used) != len(functions):
-        raise ValueError("two functions share a record")
-    used.update(entry.cubin for entry in functions.values())
-    used.update(tables.values())
-    if len(used) != len(blobs):
-        raise ValueError(f"nothing uses blob {min(set(range(len(blobs))) - used)}")
-    return _Index(blocks, blobs, functions, tables)
-
-
-def _parse_blocks(rows: Any) -> tuple[list[Block], list[tuple[str, int, int, int]]]:
-    if type(rows) is not list:
-        raise ValueError("its blocks must be a list")
-    blocks: list[Block] = []
-    blobs: list[tuple[str, int, int, int]] = []
-    seen: dict[str, set[str]] = {}
-    offset = HEADER.size
-    for number, row in enumerate(rows):
-        if type(row) is not dict or row.keys() != _BLOCK_KEYS:
-            raise ValueError(f"block {number} must be an object with exactly the keys {sorted(_BLOCK_KEYS)}")
-        kind, length, digest = row["kind"], row["length"], row["sha256"]
-        sizes, digests = row["blob_lengths"], row["blob_sha256s"]
-        if type(kind) is not str or not (kind in (RECORDS, TABLES) or _GENERATION.fullmatch(kind)):
-            raise ValueError(f"block {number} has kind {kind!r}")
-        if not _are_lengths([length]):
-            raise ValueError(f"block {number} has length {length!r}")
-        if not _are_digests([digest]):
-            raise ValueError(f"block {number} has SHA-256 {digest!r}")
-        if not _are_lengths(sizes):
-            raise ValueError(f"block {number} must list the length of each of its blobs, at least 1")
-        if not _are_digests(digests) or len(digests) != len(sizes):
-            raise ValueError(f"block {number} must list the SHA-256 of each of its blobs")
-        raw_length = sum(sizes)
-        if max(raw_length, length) > MAX_BLOCK_RAW_BYTES:
-            raise SizeLimitExceeded(
-                f"block {number} declares {max(raw_length, length)} bytes, the limit is {MAX_BLOCK_RAW_BYTES}; "
-                "build the archive again"
-            )
-        before = seen.setdefault(kind, set())
-        expected = len(before) + len(digests)
-        before.update(digests)
-        if len(before) != expected:
-            raise ValueError(f"block {number} holds a blob that its kind has already")
-        blobs.extend(zip(digests, sizes, repeat(number), accumulate(sizes, initial=0)))  # `sizes` ends it
-        blocks.append(Block(kind, offset, length, raw_length, digest))
-        offset += length
-    return blocks, blobs
-
-
-def _are_lengths(values: Any) -> bool:
-    return type(values) is list and set(map(type, values)) == {int} and min(values) >= 1
-
-
-def _are_digests(values: Any) -> bool:
-    if type(values) is not list or set(map(type, values)) != {str} or set(map(len, values)) != {64}:
-        return False
-    text = "".join(values)
-    try:
-        return bytes.fromhex(text).hex() == text  # six times as fast as a regular expression
-    except ValueError:
-        return False
-
-
-def _parse_functions(rows: Any, kinds: list[str]) -> dict[str, FunctionEntry]:
-    if type(rows) is not dict:
-        raise ValueError("its functions must be an object")
-    triples = rows.values()
-    if set(map(type, triples)) - {list} or set(map(len, triples)) - {3}:
-        raise ValueError("each of its functions must be [target, record, cubin], the last two numbers of blobs")
-    targets = [target for target, _, _ in triples]
-    if set(map(type, targets)) - {str}:
-        raise ValueError("a function gives something other than a string as its target")
-    _require_blobs("a function", list(chain.from_iterable(triple[1:] for triple in triples)), len(kinds))
-    generations = {target: generation(target) for target in set(targets)}
-    functions: dict[str, FunctionEntry] = {}
-    for name, (target, record, cubin) in rows.items():
-        if not is_name(name):
-            raise ValueError(f"{name!r} cannot name a function")
-        if kinds[record] != RECORDS:
-            raise ValueError(f"function {name!r} has its record in blob {record}, which is of kind {kinds[record]!r}")
-        if kinds[cubin] != generations[target]:
-            raise ValueError(
-                f"function {name!r} for {target} has its cubin in blob {cubin}, which is of kind {kinds[cubin]!r}"
-            )
-        functions[name] = FunctionEntry(name, target, record, cubin)
-    return functions
-
-
-def _parse_tables(rows: Any, kinds: list[str]) -> dict[str, int]:
-    if type(rows) is not dict:
-        raise ValueError("its tables must be an object")
-    _require_blobs("a table", list(rows.values()), len(kinds))
-    for name, number in rows.items():
-        if not is_name(name):
-            raise ValueError(f"{name!r} cannot name a table")
-        if kinds[number] != TABLES:
-            raise ValueError(f"table {name!r} is in blob {number}, which is of kind {kinds[number]!r}")
-    return rows
-
-
-def _require_blobs(user: str, numbers: list[Any], count: int) -> None:
-    if set(map(type, numbers)) - {int}:
-        raise ValueError(f"{user} gives something other than an integer as the number of a blob")
-    if numbers and not 0 <= min(numbers) <= max(numbers) < count:
-        raise ValueError(f"{user} gives a number of a blob outside 0 to {count - 1}")
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import random
 import struct
@@ -33,49 +34,85 @@ from runtime.errors import ArchiveError
 
 @dataclass(frozen=True)
 class Parts:
-    """An archive taken apart: its index as a JSON value and its blocks as stored."""
+    """An archive taken apart: the head of its index, its names and columns, and its blocks as stored."""
 
-    index: Any
+    head: Any
+    names: list[str]
+    lengths: list[int]
+    cubins: list[int]
+    block_digests: list[bytes]
+    blob_digests: list[bytes]
     blocks: list[bytes]
+
+    def blobs_of(self, number: int) -> slice:
+        """Where the blobs of block `number` are in the columns."""
+        counts = [row["blobs"] for row in self.head["blocks"]]
+        return slice(sum(counts[:number]), sum(counts[: number + 1]))
+
+    def documents_of(self, number: int) -> list[bytes]:
+        """The blobs of block `number`."""
+        raw = io.BytesIO(zstandard.decompress(self.blocks[number]))
+        return [raw.read(length) for length in self.lengths[self.blobs_of(number)]]
 
 
 def disassemble(data: bytes) -> Parts:
     offset, length = struct.unpack_from("<QQ", data, 16)
-    index = json.loads(zstandard.decompress(data[offset : offset + length]))
-    blocks, position = [], 64
-    for row in index["blocks"]:
-        blocks.append(data[position : position + row["length"]])
-        position += row["length"]
-    return Parts(index, blocks)
+    head, names, columns = zstandard.decompress(data[offset : offset + length]).split(b"\n", 2)
+    obj, file, rest = json.loads(head), io.BytesIO(data[64:]), io.BytesIO(columns)
+    blobs, functions = sum(row["blobs"] for row in obj["blocks"]), sum(obj["functions"].values())
+    return Parts(
+        obj,
+        names.decode().split(),
+        list(struct.unpack(f"<{blobs}I", rest.read(4 * blobs))),
+        list(struct.unpack(f"<{functions}I", rest.read(4 * functions))),
+        [rest.read(32) for _ in obj["blocks"]],
+        [rest.read(32) for _ in range(blobs)],
+        [file.read(row["length"]) for row in obj["blocks"]],
+    )
 
 
-def encode(index: Any) -> bytes:
-    return json.dumps(index, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+def encode(obj: Any) -> bytes:
+    return json.dumps(obj, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def assemble(index: Any, blocks: list[bytes], **header: Any) -> bytes:
-    """Put an archive together, its digest right; `index` may be text already, `header` overrides fields."""
-    raw = index if isinstance(index, bytes) else encode(index)
-    stored = header.get("stored", zstandard.compress(raw))
+def encode_index(parts: Parts) -> bytes:
+    numbers = parts.lengths + parts.cubins
+    columns = [struct.pack(f"<{len(numbers)}I", *numbers), *parts.block_digests, *parts.blob_digests]
+    return b"\n".join([encode(parts.head), " ".join(parts.names).encode(), b"".join(columns)])
+
+
+def assemble(parts: Parts, **changes: Any) -> bytes:
+    """Put an archive together, its digest right; `changes` overrides the index or fields of the header."""
+    raw = changes.pop("raw", None)
+    raw = encode_index(parts) if raw is None else raw
+    stored = changes.pop("stored", None)
+    stored = zstandard.compress(raw) if stored is None else stored
     fields = {
         "magic": b"CUTEAOT\0",
         "version": 1,
         "raw_length": len(raw),
-        "offset": 64 + sum(map(len, blocks)),
+        "offset": 64 + sum(map(len, parts.blocks)),
         "length": len(stored),
         "digest": hashlib.sha256(stored).digest(),
     }
-    fields.update((key, value) for key, value in header.items() if key != "stored")
-    return struct.pack("<8sIIQQ32s", *fields.values()) + b"".join(blocks) + stored
+    return struct.pack("<8sIIQQ32s", *(fields | changes).values()) + b"".join(parts.blocks) + stored
 
 
 def sign_blocks(parts: Parts) -> Parts:
     """Make the index agree with the lengths and digests of the blocks as they are now."""
-    index = json.loads(json.dumps(parts.index))
-    for row, block in zip(index["blocks"], parts.blocks, strict=True):
-        row["length"] = len(block)
-        row["sha256"] = hashlib.sha256(block).hexdigest()
-    return Parts(index, parts.blocks)
+    rows = [row | {"length": len(block)} for row, block in zip(parts.head["blocks"], parts.blocks, strict=True)]
+    digests = [hashlib.sha256(block).digest() for block in parts.blocks]
+    return replace(parts, head=parts.head | {"blocks": rows}, block_digests=digests)
+
+
+def replace_documents(parts: Parts, number: int, documents: list[bytes]) -> Parts:
+    """Give block `number` other blobs, as many as before, and sign them all the way up."""
+    where, copy = parts.blobs_of(number), replace(parts, lengths=parts.lengths[:], blob_digests=parts.blob_digests[:])
+    copy.lengths[where] = map(len, documents)
+    copy.blob_digests[where] = (hashlib.sha256(document).digest() for document in documents)
+    blocks = parts.blocks[:]
+    blocks[number] = zstandard.compress(b"".join(documents))
+    return sign_blocks(replace(copy, blocks=blocks))
 
 
 @dataclass(frozen=True)
@@ -175,29 +212,44 @@ def mutate_value(rng: random.Random, value: Any) -> Any:
     return rng.choice(ATOMS)
 
 
-HOWS = ["bytes", "splice", "index bytes", "index value", "block bytes", "block frame", "block content", "document"]
+HOWS = ["bytes", "splice", "index bytes", "head", "column", "block bytes", "block frame", "block content", "document"]
+
+
+def mutate_column(rng: random.Random, parts: Parts) -> Parts:
+    """Change the names or a column of numbers or digests; numbers stay what 32 bits can hold."""
+    field = rng.choice(["names", "lengths", "cubins", "block_digests", "blob_digests"])
+    column: list[Any] = list(getattr(parts, field))
+    atoms: list[Any] = [0, 1, 2, 63, 64 << 20, 2**31, 2**32 - 1]
+    if field == "names":
+        atoms = ["", "a", "a b", "\n", "\x7f", "é", "x" * 256, "function0"]
+    elif field.endswith("digests"):
+        atoms = [b"", bytes(31), bytes(32), bytes(33), rng.randbytes(32)]
+    for _ in range(rng.choice([1, 1, 2])):
+        at, choice = rng.randrange(len(column)) if column else 0, rng.randrange(6)
+        if choice == 0 or not column:
+            column.insert(at, rng.choice(atoms + column))
+        elif choice == 1:
+            del column[at]
+        elif choice == 2:
+            rng.shuffle(column)
+        elif choice == 3 and type(column[at]) is int:
+            column[at] = max(0, column[at] + rng.choice([-2, -1, 1, 2]))
+        else:
+            column[at] = rng.choice(atoms + column)
+    changed: dict[str, Any] = {field: column}
+    return replace(parts, **changed)
 
 
 def mutate_document(rng: random.Random, parts: Parts) -> Parts:
     """Change a record or table and sign it all the way up, as a hostile writer would."""
-    numbers = [n for n, row in enumerate(parts.index["blocks"]) if row["kind"] in ("records", "tables")]
-    number = rng.choice(numbers)
-    row = parts.index["blocks"][number]
-    raw = zstandard.decompress(parts.blocks[number])
-    documents = []
-    for length in row["blob_lengths"]:
-        documents.append(raw[:length])
-        raw = raw[length:]
+    number = rng.choice([n for n, row in enumerate(parts.head["blocks"]) if row["kind"] in ("records", "tables")])
+    documents = parts.documents_of(number)
     at = rng.randrange(len(documents))
     if rng.random() < 0.5:
         documents[at] = encode(mutate_value(rng, json.loads(documents[at])))
     else:
         documents[at] = mutate_bytes(rng, documents[at]) or b" "
-    row["blob_lengths"] = [len(document) for document in documents]
-    row["blob_sha256s"] = [hashlib.sha256(document).hexdigest() for document in documents]
-    blocks = list(parts.blocks)
-    blocks[number] = zstandard.compress(b"".join(documents))
-    return sign_blocks(replace(parts, blocks=blocks))
+    return replace_documents(parts, number, documents)
 
 
 def mutate(rng: random.Random, sample: Sample, other: Sample) -> tuple[str, bytes]:
@@ -210,15 +262,19 @@ def mutate(rng: random.Random, sample: Sample, other: Sample) -> tuple[str, byte
         at = rng.randrange(len(sample.data))
         return how, sample.data[:at] + other.data[rng.choice([at, rng.randrange(len(other.data))]) :]
     if how == "index bytes":
-        return how, assemble(mutate_bytes(rng, encode(parts.index)), parts.blocks)
-    if how == "index value":
-        index = parts.index
+        return how, assemble(parts, raw=mutate_bytes(rng, encode_index(parts)))
+    if how == "head":
+        head = parts.head
         for _ in range(rng.choice([1, 1, 2, 3])):
-            index = mutate_value(rng, index)
-        return how, assemble(encode(index) if rng.random() < 0.9 else json.dumps(index).encode(), parts.blocks)
+            head = mutate_value(rng, head)
+        raw = encode_index(replace(parts, head=head))
+        if rng.random() < 0.1:
+            raw = json.dumps(head).encode() + b"\n" + raw.split(b"\n", 1)[1]
+        return how, assemble(parts, raw=raw)
+    if how == "column":
+        return how, assemble(mutate_column(rng, parts))
     if how == "document":
-        parts = mutate_document(rng, parts)
-        return how, assemble(parts.index, parts.blocks)
+        return how, assemble(mutate_document(rng, parts))
     number = rng.randrange(len(parts.blocks))
     blocks = list(parts.blocks)
     if how == "block bytes":
@@ -229,8 +285,7 @@ def mutate(rng: random.Random, sample: Sample, other: Sample) -> tuple[str, byte
         raw = mutate_bytes(rng, zstandard.decompress(blocks[number]))
         sizes = rng.choice([True, False])
         blocks[number] = zstandard.ZstdCompressor(write_content_size=sizes).compress(raw)
-    parts = sign_blocks(replace(parts, blocks=blocks))
-    return how, assemble(parts.index, parts.blocks)
+    return how, assemble(sign_blocks(replace(parts, blocks=blocks)))
 
 
 def read_everything(path: Path, samples: list[Sample]) -> str:
