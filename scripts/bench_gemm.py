@@ -70,7 +70,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=7)
     out_argument(parser)
     options = parser.parse_args()
-    environment = measure.environment() | {"runtime": "0.1.0", "archive_sha256": ""}
+    environment = measure.environment()
     library = runtime.load(options.archive)
     environment["archive_sha256"] = library.digest
     print(" ".join(f"{k}={v}" for k, v in environment.items()))
