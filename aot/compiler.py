@@ -49,6 +49,7 @@ SOURCES = (
     "aot/cubin.py",
     "aot/expressions.py",
     "aot/host_ir.py",
+    "aot/host_text.py",
     "aot/host_types.py",
     "aot/lower.py",
     "aot/targets.py",

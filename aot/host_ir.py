@@ -22,6 +22,7 @@ from runtime.arithmetic import OPERATIONS
 from runtime.program import ATTRIBUTE_WORDS, COOPERATIVE, PROGRAMMATIC_STREAM_SERIALIZATION
 
 from .expressions import Graph, Loop, Node, Writer
+from .host_text import Block, Operation, parse_function
 from .host_types import POINTER, Aggregate, HostIRError, Scalar, Type, leaves, parse_type, split_types
 
 # Raised whenever extraction changes what it writes for the same function: it is part of every cache key.
@@ -81,97 +82,6 @@ class Stream:
 
 
 UNDEFINED = object()
-
-
-# --- the text of the IR ---
-
-
-@dataclass
-class Operation:
-    """One operation, as printed in MLIR's generic form."""
-
-    name: str
-    results: list[str]
-    operands: list[str]
-    successors: list[str]
-    attributes: str
-    operand_types: list[str]
-    result_types: list[str]
-
-    def attribute(self, name: str) -> str | None:
-        """The text of an attribute, or None."""
-        for part in split_types(self.attributes):
-            key, _, value = part.partition(" = ")
-            if key.strip() == name:
-                return value.strip()
-        return None
-
-    def integers(self, name: str) -> list[int]:
-        """The integers of an `array<...>` attribute."""
-        text = self.attribute(name) or ""
-        match = re.fullmatch(r"array<i\d+(?::\s*(.*))?>", text)
-        if not match:
-            raise HostIRError(f"{self.name}: cannot read attribute {name} = {text!r}")
-        return [int(x) for x in (match.group(1) or "").split(",") if x.strip()]
-
-    def integer(self, name: str, default: int = 0) -> int:
-        """An integer attribute."""
-        text = self.attribute(name)
-        return default if text is None else int(text.split(":")[0])
-
-
-@dataclass
-class Block:
-    """A basic block: its arguments (name, type) and operations."""
-
-    arguments: list[tuple[str, str]]
-    operations: list[Operation]
-
-
-_OPERATION = re.compile(
-    r'(?:(?P<results>%[\w, %:]+?) = )?"(?P<name>[\w.]+)"\((?P<operands>[^)]*)\)'
-    r"(?:\[(?P<successors>[^\]]*)\])?(?: <\{(?P<attributes>.*)\}>)?"
-    r"(?: \{(?P<discardable>.*)\})? : \((?P<types>.*)\) -> (?P<result_types>.*)$"
-)
-
-
-def parse_function(text: str) -> dict[str, Block]:
-    """Read a function printed in generic form into its blocks; the first is the entry.
-
-    Raises:
-        HostIRError: a line is not understood.
-    """
-    blocks: dict[str, Block] = {}
-    current: Block | None = None
-    for line in text.splitlines()[1:]:
-        line = line.strip()
-        if not line or line.startswith("})"):
-            continue
-        if line.startswith("^"):
-            match = re.match(r"\^(\w+)(?:\((.*)\))?:", line)
-            if not match:
-                raise HostIRError(f"cannot read the block header {line[:200]!r}")
-            arguments = [tuple(a.split(": ", 1)) for a in split_types(match.group(2) or "")]
-            current = blocks[match.group(1)] = Block([(n, t) for n, t in arguments], [])
-            continue
-        match = _OPERATION.match(line)
-        if not match or current is None:
-            raise HostIRError(f"cannot read the operation {line[:300]!r}")
-        result_types = match["result_types"].strip()
-        if result_types.startswith("("):
-            result_types = result_types[1:-1]
-        current.operations.append(
-            Operation(
-                match["name"],
-                [r.strip() for r in (match["results"] or "").split(",") if r.strip()],
-                [o.strip() for o in match["operands"].split(",") if o.strip()],
-                [s.strip().lstrip("^") for s in (match["successors"] or "").split(",") if s.strip()],
-                match["attributes"] or "",
-                split_types(match["types"]),
-                split_types(result_types),
-            )
-        )
-    return blocks
 
 
 # --- the walk ---
@@ -752,15 +662,10 @@ class _ProgramWriter:
 
 @dataclass(frozen=True)
 class HostProgram:
-    """What `extract` found: kernel symbols, the launch program as data, and what the host code defines.
-
-    `defined` has, for each launch and each of its parameters, the (offset, bytes) places that the host code writes;
-    everything else is padding.
-    """
+    """What `extract` found: kernel symbols, and the launch program as data."""
 
     kernels: tuple[str, ...]
     program: dict[str, Any]
-    defined: tuple[tuple[tuple[tuple[int, int], ...], ...], ...]
 
 
 def extract(function_text: str, tree: list[dict[str, Any]], symbols: Mapping[str, Mapping[str, int]]) -> HostProgram:
@@ -796,11 +701,7 @@ def extract(function_text: str, tree: list[dict[str, Any]], symbols: Mapping[str
         "nodes": writer.writer.nodes,
         "launches": launches,
     }
-    defined = tuple(
-        tuple(tuple(sorted((offset, cell[0]) for offset, cell in p.cells.items())) for p in launch.parameters)
-        for launch in walk.launches
-    )
-    return HostProgram(tuple(n.removeprefix("kernels_") for n in names), program, defined)
+    return HostProgram(tuple(n.removeprefix("kernels_") for n in names), program)
 
 
 def host_function_text(module: Any) -> str:

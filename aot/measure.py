@@ -6,6 +6,7 @@ is done with the figures.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -107,7 +108,11 @@ def check(signature: Signature, m: int, weights: Weights, launches: Mapping[str,
     for name, launch in launches.items():
         guarded.fill_(float("nan"))
         out = guarded[:rows].view(d.shape)
-        launch(OperandSet(operands.a, operands.b, out))
+        try:
+            launch(OperandSet(operands.a, operands.b, out))
+        except AotError as failure:  # this function's own; a failure of the device itself ends the run
+            results[name] = f"{type(failure).__name__}: {failure}"
+            continue
         torch.cuda.synchronize()
         difference = out.float().sub_(reference)
         error = difference.norm().item() / norm
@@ -186,11 +191,17 @@ def time_interleaved(
     repeats: int,
     graph_us: float,
 ) -> dict[str, Timing]:
-    """Time launches in turn, A B C A B C, each as a graph of about `graph_us`; `floor_us` is the least one can take."""
+    """Time launches in turn, A B C A B C, each as a graph of about `graph_us`; `floor_us` is the least one can take.
+
+    A contender that cannot be launched at this shape (an `AotError`) is left out of the result.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     count = min(max(math.ceil(graph_us / floor_us), 2), 400)
-    graphs = {name: Contender(launch, operands, count, stream) for name, launch in contenders.items()}
+    graphs = {}
+    for name, launch in contenders.items():
+        with contextlib.suppress(AotError):
+            graphs[name] = Contender(launch, operands, count, stream)
     for graph in graphs.values():
         for _ in range(_WARMUP_REPLAYS):
             graph.replay(timed=False)

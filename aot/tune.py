@@ -7,7 +7,7 @@ one archive can be tuned on one machine after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from runtime.dispatch import Dispatch, Entry
 from runtime.driver import Driver
 from runtime.errors import AotError
 from runtime.library import Library
+from runtime.signature import Signature
 
 from . import measure
 from .measure import Launch, OperandSet, Timing, Weights
@@ -57,14 +58,21 @@ class Measured:
 
 @dataclass
 class TuneReport:
-    """What tuning did: (signature key, measured) pairs in order, and functions that computed something wrong."""
+    """What tuning did: (signature key, measured) pairs in order, and functions that computed something wrong.
+
+    `unserved` has signatures with no correct function left, which are no longer in the archive; `interrupted` is set
+    where Ctrl-C came first: what was measured by then is written, and tuning the result goes on with the rest.
+    """
 
     environment: dict[str, Any]
     measured: list[tuple[str, Measured]] = field(default_factory=list)
     rejected: dict[str, str] = field(default_factory=dict)
+    unserved: list[str] = field(default_factory=list)
+    interrupted: bool = False
 
 
 Progress = Callable[[int, int, str], None]
+Results = dict[tuple[Signature, str], list[Measured]]  # by signature and target
 
 
 def tune_archive(
@@ -72,8 +80,10 @@ def tune_archive(
 ) -> TuneReport:
     """Tune the entries of `source` that this GPU runs and write the result to `destination`.
 
+    Entries without candidates were tuned before, and stay as they are.
+
     Raises:
-        TuneError: no entry is for this GPU, or a signature has no correct function left.
+        TuneError: no entry is for this GPU, or all of them are tuned.
         AotError: the archive cannot be read, there is no GPU, or a launch fails.
     """
     options = options or TuneOptions()
@@ -81,31 +91,47 @@ def tune_archive(
     with Archive.open(source) as archive:
         targets = {name: entry.target for name, entry in archive.functions.items()}
         dispatch = Dispatch.from_json(archive.table("gemm"), targets)
-        capability = torch.cuda.get_device_capability()
-        entries = dispatch.entries_for(capability)
-        if not entries:
-            there = ", ".join(sorted({e.target for e in dispatch.entries})) or "nothing"
-            raise TuneError(
-                f"{source}: this GPU has compute capability {capability[0]}.{capability[1]}, the archive has {there}; "
-                "build it for this GPU's target"
-            )
-        library = Library(archive, Driver())
-        tuner = _Tuner(library, report, options)
-        total = sum(len(points([m for m, _ in e.candidates])) for e in entries)
-        results: dict[int, list[Measured]] = {}
-        done = 0
-        for entry in entries:
-            results[id(entry)] = []
-            tuner.check(entry)
-            for m in points([m for m, _ in entry.candidates]):
-                if progress:
-                    progress(done, total, f"{entry.signature.key()} M={m}")
-                results[id(entry)].append(tuner.measure(entry, m))
-                done += 1
-        if progress:
-            progress(done, total, "writing")
-        _write(archive, dispatch, {e: results[id(e)] for e in entries}, report, destination)
+        entries = _entries_to_tune(source, dispatch)
+        tuner = _Tuner(Library(archive, Driver()), report, options)
+        results: Results = {}
+        try:
+            _measure_all(tuner, entries, results, progress or (lambda done, total, what: None))
+        except KeyboardInterrupt:
+            report.interrupted = True
+        _write(archive, dispatch, results, report, destination)
     return report
+
+
+def _entries_to_tune(source: Path, dispatch: Dispatch) -> list[Entry]:
+    capability = torch.cuda.get_device_capability()
+    entries = dispatch.entries_for(capability)
+    if not entries:
+        there = ", ".join(sorted({e.target for e in dispatch.entries})) or "nothing"
+        raise TuneError(
+            f"{source}: this GPU has compute capability {capability[0]}.{capability[1]}, the archive has {there}; "
+            "build it for this GPU's target"
+        )
+    waiting = [e for e in entries if e.candidates]
+    if not waiting:
+        raise TuneError(f"{source}: its {len(entries)} entries for this GPU are tuned; build it again to tune it again")
+    return waiting
+
+
+def _measure_all(tuner: _Tuner, entries: Sequence[Entry], results: Results, progress: Progress) -> None:
+    """Check and measure entry after entry; one is in `results` when it is complete."""
+    total = sum(len(points([m for m, _ in e.candidates])) for e in entries)
+    done = 0
+    for entry in entries:
+        tuner.check(entry)
+        measured = []
+        for m in points([m for m, _ in entry.candidates]):
+            progress(done, total, f"{entry.signature.key()} M={m}")
+            found = tuner.measure(entry, m)
+            if found:
+                measured.append(found)
+            done += 1
+        results[entry.signature, entry.target] = measured
+    progress(done, total, "writing")
 
 
 def points(tokens: Sequence[int]) -> list[int]:
@@ -144,16 +170,16 @@ class _Tuner:
                 if isinstance(result, str):
                     self.report.rejected[name] = f"{signature.key()} M={m}: {result}"
 
-    def measure(self, entry: Entry, m: int) -> Measured:
-        """Time all candidates briefly, then the best of them in turn with the baseline."""
+    def measure(self, entry: Entry, m: int) -> Measured | None:
+        """Time all candidates briefly, then the best in turn with the baseline; None if none can be launched."""
         signature, launches = entry.signature, self._launches(entry)
-        if not launches:
-            raise TuneError(f"{signature.key()} on {entry.target}: no candidate computes the right result")
         operands = Weights(signature, m, self.l2_bytes, self.options.seed).operands(m)
         floor = measure.expected_us(signature, m)
         name, launch = measure.baseline(signature)
         screen = measure.time_interleaved(launches, operands, floor, _SCREEN_REPEATS, _SCREEN_GRAPH_US)
         best = sorted(screen, key=lambda n: screen[n].us)[: self.options.finalists]
+        if not best:
+            return None
         final = {n: launches[n] for n in best} | {name: launch}
         times = measure.time_interleaved(final, operands, floor, self.options.repeats, _FINAL_GRAPH_US)
         found = Measured(
@@ -170,14 +196,21 @@ class _Tuner:
 def _write(
     archive: Archive,
     dispatch: Dispatch,
-    tuned: dict[Entry, list[Measured]],
+    results: Results,
     report: TuneReport,
     destination: Path,
 ) -> None:
-    """Keep the winners, what other targets' entries name, and every function that is no candidate of a GEMM."""
-    entries = [_tuned_entry(e, tuned[e], report) if e in tuned else _untouched(e) for e in dispatch.entries]
-    candidates = {n for e in dispatch.entries for n in _names(_untouched(e))}
-    keep = {n for entry in entries for n in _names(entry)} | (set(archive.functions) - candidates)
+    """Keep the winners, what the other entries name, and every function that is no candidate of a GEMM."""
+    entries = []
+    for entry in dispatch.entries:
+        measured = results.get((entry.signature, entry.target))
+        row = _untouched(entry, report.rejected) if measured is None else _tuned_entry(entry, measured, report)
+        if row is None:
+            report.unserved.append(f"{entry.signature.key()} on {entry.target}")
+        else:
+            entries.append(row)
+    of_gemms = {n for e in dispatch.entries for n in _names(_as_json(e))}
+    keep = {n for entry in entries for n in _names(entry)} | (set(archive.functions) - of_gemms)
     package = Package()
     package.add_archive(archive, sorted(keep))
     for name in archive.tables:
@@ -194,7 +227,7 @@ def _names(entry: dict[str, Any]) -> set[str]:
     return {r["function"] for r in entry["ranges"]} | {n for _, names in entry["candidates"] for n in names}
 
 
-def _untouched(entry: Entry) -> dict[str, Any]:
+def _as_json(entry: Entry) -> dict[str, Any]:
     return {
         "signature": entry.signature.to_json(),
         "target": entry.target,
@@ -205,13 +238,28 @@ def _untouched(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _tuned_entry(entry: Entry, measured: Sequence[Measured], report: TuneReport) -> dict[str, Any]:
+def _untouched(entry: Entry, rejected: Mapping[str, str]) -> dict[str, Any] | None:
+    """An entry that was not measured, without the functions that turned out wrong; None if that leaves nothing."""
+    row = _as_json(entry)
+    if not _names(row) & rejected.keys():
+        return row
+    candidates = [(m, [n for n in names if n not in rejected]) for m, names in entry.candidates]
+    if not candidates or not all(names for _, names in candidates):
+        return None
+    return row | {
+        "candidates": [[m, names] for m, names in candidates],
+        "ranges": ranges([(m, names[0]) for m, names in candidates]),
+    }
+
+
+def _tuned_entry(entry: Entry, measured: Sequence[Measured], report: TuneReport) -> dict[str, Any] | None:
+    """The entry with its winners; None if no M has a function that is right everywhere."""
     best: list[tuple[int, str]] = []
     timings = []
     for found in measured:
         times = [(n, t) for n, t in found.times if n not in report.rejected]
         if not times:
-            raise TuneError(f"{entry.signature.key()} M={found.m}: every finalist turned out to be wrong elsewhere")
+            continue
         (winner, time), *others = times
         best.append((found.m, winner))
         timings.append(
@@ -228,6 +276,8 @@ def _tuned_entry(entry: Entry, measured: Sequence[Measured], report: TuneReport)
                 "candidates": found.candidates,
             }
         )
+    if not best:
+        return None
     return {
         "signature": entry.signature.to_json(),
         "target": entry.target,

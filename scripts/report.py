@@ -50,7 +50,9 @@ def write(path: Path | None, environment: dict[str, Any], **content: Any) -> Non
     """Write a result file; does nothing without a path."""
     if path is None:
         return
-    arguments = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    # The file goes to benchmarks/results/ in the end, wherever this machine wrote it.
+    arguments = [f"benchmarks/results/{path.name}" if a == str(path) else a for a in sys.argv[1:]]
+    arguments = [Path(sys.argv[0]).name, *arguments]
     document = {
         "command": "python scripts/" + shlex.join(arguments),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),

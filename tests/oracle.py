@@ -2,7 +2,8 @@
 
 `compiled.dump_to_object` gives the host object that the DSL would run. Linked against `oracle_shim.c`, which stands in
 for the CUDA calls and records what `_cudaLaunchKernelEx` is given, it says what a launch must be for any extents,
-strides, scalars and pointers. Every byte that the host code defines is compared.
+strides, scalars and pointers. Every byte that the host code defines is compared; which those are is seen by running it
+twice over a stack filled with different bytes.
 
 `python -m tests.oracle sm_90a` checks one target; a process can compile for one only.
 """
@@ -23,14 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aot.host_ir import HostProgram, _argument_inputs, extract, parse_function
+from aot.host_ir import _argument_inputs
+from aot.host_text import parse_function
 from aot.host_types import leaves, parse_type
 from aot.lower import Lowered, lower
 from aot.providers import PROVIDERS, provider
 from aot.variants import Variant
 from runtime.errors import ProgramError, RecordError
 from runtime.program import Launch
-from runtime.record import Record
+from runtime.record import Record, TensorArgument
 from runtime.signature import Signature
 
 SHIM = Path(__file__).with_name("oracle_shim.c")
@@ -55,7 +57,6 @@ class Oracle:
 
     def __init__(self, lowered: Lowered, directory: Path) -> None:
         self.record = Record.from_json(lowered.record)
-        self.host: HostProgram = extract(lowered.host_text, lowered.record["arguments"], lowered.record["symbols"])
         self.flat, _, _ = _argument_inputs(lowered.record["arguments"], lowered.record["symbols"])
         entry = next(iter(parse_function(lowered.host_text).values()))
         self.argument_types = [parse_type(t) for _, t in entry.arguments]
@@ -70,8 +71,8 @@ class Oracle:
         self.function = getattr(self.library, f"_mlir_{PREFIX}_{match.group(1)}")
         self.function.restype = None
 
-    def native(self, values: Mapping[str, int], pointers: Sequence[int], stream: int) -> list[NativeLaunch]:
-        """Run the compiler's host code on these inputs."""
+    def native(self, values: Mapping[str, int], pointers: Sequence[int], stream: int, fill: int) -> list[NativeLaunch]:
+        """Run the compiler's host code on these inputs, over a stack filled with `fill`."""
         lib, launches = self.library, self.record.program.launches
         sizes = [size for launch in launches for size in launch.sizes]
         counts = [len(launch.sizes) for launch in launches]
@@ -88,7 +89,7 @@ class Oracle:
             buffers.append((ctypes.c_char * len(raw)).from_buffer(raw))
         result = ctypes.c_int(-1)
         addresses = [ctypes.addressof(b) for b in buffers] + [ctypes.addressof(result)]
-        self.function((ctypes.c_void_p * len(addresses))(*addresses))
+        lib.oracle_run(self.function, (ctypes.c_void_p * len(addresses))(*addresses), fill)
         assert result.value == 0, f"the host function returned {result.value}"
         assert lib.oracle_launches() == len(launches)
         return [self._read(i, counts[i]) for i in range(len(launches))]
@@ -120,29 +121,25 @@ class Oracle:
             ours = self.record.plan([values[name] for name, _ in self.record.program.values])
         except ProgramError:
             return False
-        native = self.native(values, pointers, stream)
-        for index, (a, b) in enumerate(zip(ours, native, strict=True)):
+        runs = [self.native(values, pointers, stream, fill) for fill in (0x00, 0xA5, 0xFF)]
+        for index, a in enumerate(ours):
             where = f"launch {index} with {dict(values)}"
+            b = runs[0][index]
             assert (a.grid, a.block, a.shared_bytes) == (b.grid, b.block, b.shared_bytes), where
             assert tuple(sorted(a.attributes)) == b.attributes, where
             assert b.stream == stream, where
-            self._compare_parameters(a, b, pointers, self.host.defined[index], where)
+            self._compare_parameters(a, [run[index] for run in runs], pointers, where)
         return True
 
     @staticmethod
-    def _compare_parameters(
-        a: Launch,
-        b: NativeLaunch,
-        pointers: Sequence[int],
-        defined: tuple[tuple[tuple[int, int], ...], ...],
-        where: str,
-    ) -> None:
+    def _compare_parameters(a: Launch, runs: list[NativeLaunch], pointers: Sequence[int], where: str) -> None:
         buffer = a.with_pointers(pointers)
-        for number, (start, size, cells) in enumerate(zip(a.offsets, a.sizes, defined, strict=True)):
-            mine, theirs = buffer[start : start + size], b.parameters[number]
-            for offset, count in cells:
-                x, y = mine[offset : offset + count].hex(), theirs[offset : offset + count].hex()
-                assert x == y, f"{where}: parameter {number} byte {offset}: program {x}, compiler {y}"
+        for number, (start, size) in enumerate(zip(a.offsets, a.sizes, strict=True)):
+            for offset, theirs in enumerate(zip(*(run.parameters[number] for run in runs), strict=True)):
+                if len(set(theirs)) == 1:  # otherwise it shows the filling: nobody writes it
+                    mine = buffer[start + offset]
+                    assert mine == theirs[0], f"{where}: parameter {number} byte {offset}: {mine} is not {theirs[0]}"
+            assert size == len(runs[0].parameters[number])
 
 
 def random_case(record: Record, rng: random.Random) -> tuple[dict[str, int], list[int]]:
@@ -157,7 +154,8 @@ def random_case(record: Record, rng: random.Random) -> tuple[dict[str, int], lis
     scalars: dict[str, Any] = dict(record.program.values)
     for name, width in scalars.items():
         values.setdefault(name, rng.getrandbits(width))
-    pointers = [rng.randrange(1 << 30, 1 << 47) & ~0xFF for _ in record.program.pointers]
+    tensors = [a for a in record.leaves() if isinstance(a, TensorArgument)]
+    pointers = [a.alignment * rng.randrange(1 << 26, (1 << 47) // a.alignment) for a in tensors]
     return values, pointers
 
 
@@ -199,7 +197,8 @@ def _mutate(variant: Variant, rng: random.Random) -> int:
             except (AssertionError, RecordError):
                 pass
             node[2] = original
-    print(f"{len(constants) - len(unnoticed)} of {len(constants)} changed constants noticed; not: {unnoticed}")
+    noticed = len(constants) - len(unnoticed)
+    print(f"{noticed} of {len(constants)} changed constants noticed, not {unnoticed}  {variant.name()}", flush=True)
     return 1 if len(unnoticed) > len(constants) // 5 else 0
 
 
@@ -214,13 +213,14 @@ def main() -> int:
     os.environ["CUTE_DSL_ARCH"] = options.target  # latched when the DSL is imported
     rng, failures = random.Random(options.seed), 0
     if options.mutate:
-        return _mutate(sample(options.target)[0], rng)
+        firsts = {v.family: v for v in reversed(sample(options.target))}
+        return max(_mutate(v, rng) for v in firsts.values())
     for variant in sample(options.target):
         with tempfile.TemporaryDirectory() as directory:
             checked, tried, problem = 0, 0, ""
             try:
                 oracle = Oracle(lower(variant), Path(directory))
-                while checked < options.cases and tried < 2 * options.cases:
+                while checked < options.cases and tried < options.cases * 5 // 4:
                     tried += 1
                     checked += oracle.compare(*random_case(oracle.record, rng))
                 if checked < options.cases:

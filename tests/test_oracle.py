@@ -25,7 +25,8 @@ def test_launch_programs_equal_the_compilers_host_code(target: str) -> None:
     assert run.stdout.count("ok") >= 3
 
 
-def test_the_oracle_notices_a_changed_program() -> None:
-    run = oracle("sm_90a", "--mutate")
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_the_oracle_notices_a_changed_program(target: str) -> None:
+    run = oracle(target, "--mutate")
     assert run.returncode == 0, run.stdout + run.stderr[-3000:]
     assert "changed constants noticed" in run.stdout

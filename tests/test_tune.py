@@ -1,0 +1,122 @@
+"""What tuning writes, with the GPU replaced by canned measurements: winners, rejections, interruptions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot import measure, tune
+from aot.measure import Timing
+from aot.tune import Measured, TuneError, TuneReport, tune_archive
+from runtime.archive import Archive
+from runtime.dispatch import Dispatch, Entry
+
+from .recording_driver import entry, gemm_record, signature, write_archive
+
+NAMES = ["slow", "quick", "wrong"]
+
+
+class CannedTuner:
+    """Stands in for the tuner: "quick" beats "slow", "wrong" would beat both and is rejected at the second entry."""
+
+    interrupt_at = ""
+
+    def __init__(self, library: Any, report: TuneReport, options: Any) -> None:
+        self.report = report
+
+    def check(self, entry: Entry) -> None:
+        if entry.signature.n == 1024:
+            self.report.rejected["wrong"] = "relative error 1.0"
+        if entry.signature.key().endswith(self.interrupt_at or "no such"):
+            raise KeyboardInterrupt
+
+    def measure(self, entry: Entry, m: int) -> Measured | None:
+        times = {"wrong": 1.0, "quick": 2.0, "slow": 3.0} if m < 512 else {"wrong": 1.0, "slow": 2.0, "quick": 3.0}
+        times = {n: us for n, us in times.items() if n in dict(entry.candidates)[16]}
+        found = Measured(
+            m, tuple((n, Timing(us, 0.01)) for n, us in times.items()), "torch.mm", Timing(2.5, 0.02), len(times)
+        )
+        self.report.measured.append((entry.signature.key(), found))
+        return found
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    candidates = [[16, NAMES], [512, NAMES]]
+    rows = [
+        entry(signature(n, 512), [(None, "wrong")], candidates=candidates) | {"state": "ranked"}
+        for n in (512, 1024, 2048)
+    ]
+    path = tmp_path / "candidates.aot"
+    write_archive(path, [gemm_record(n) for n in [*NAMES, "no_candidate"]], rows)
+    monkeypatch.setattr(tune, "_Tuner", CannedTuner)
+    monkeypatch.setattr(measure, "environment", lambda: {"gpu": "made up", "l2_bytes": 1})
+    monkeypatch.setattr(tune.torch.cuda, "get_device_capability", lambda: (9, 0))
+    return path
+
+
+def table(path: Path) -> dict[int, dict[str, Any]]:
+    with Archive.open(path) as archive:
+        rows = archive.table("gemm")["entries"]
+        Dispatch.from_json({"entries": rows}, {n: e.target for n, e in archive.functions.items()})
+        return {row["signature"]["n"]: row for row in rows}
+
+
+def test_the_fastest_right_function_wins_each_range(source: Path, tmp_path: Path) -> None:
+    tune_archive(source, tmp_path / "tuned.aot")
+    row = table(tmp_path / "tuned.aot")[512]
+    assert row["state"] == "tuned"
+    assert row["ranges"] == [{"m_max": 384, "function": "quick"}, {"m_max": None, "function": "slow"}]
+    first = row["timings"][0]
+    assert (first["m"], first["function"], first["us"], first["runner_up"]) == (16, "quick", 2.0, "slow")
+    assert (first["baseline"], first["baseline_us"], first["baseline_spread"]) == ("torch.mm", 2.5, 0.02)
+
+
+def test_a_function_rejected_once_is_in_no_entry_and_not_in_the_archive(source: Path, tmp_path: Path) -> None:
+    report = tune_archive(source, tmp_path / "tuned.aot")
+    assert report.rejected == {"wrong": "relative error 1.0"}
+    with Archive.open(tmp_path / "tuned.aot") as archive:
+        assert set(archive.functions) == {"slow", "quick", "no_candidate"}
+        assert archive.table("tuning")["environments"][0]["rejected"] == report.rejected
+
+
+def test_interrupted_tuning_keeps_what_was_measured_and_goes_on_later(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CannedTuner, "interrupt_at", "n2048_k512")
+    assert tune_archive(source, tmp_path / "half.aot").interrupted
+    rows = table(tmp_path / "half.aot")
+    assert [rows[n]["state"] for n in (512, 1024, 2048)] == ["tuned", "tuned", "ranked"]
+    # The rest waits with what is known by now: "wrong" is out of its candidates and ranges.
+    assert rows[2048]["candidates"] == [[16, ["slow", "quick"]], [512, ["slow", "quick"]]]
+    assert rows[2048]["ranges"] == [{"m_max": None, "function": "slow"}]
+    monkeypatch.setattr(CannedTuner, "interrupt_at", "")
+    report = tune_archive(tmp_path / "half.aot", tmp_path / "whole.aot")
+    assert {key for key, _ in report.measured} == {"bf16_bf16_bf16_f32_none_n2048_k512"}
+    assert {row["state"] for row in table(tmp_path / "whole.aot").values()} == {"tuned"}
+    with Archive.open(tmp_path / "whole.aot") as archive:
+        assert len(archive.table("tuning")["environments"]) == 2
+    with pytest.raises(TuneError, match="are tuned; build it again"):
+        tune_archive(tmp_path / "whole.aot", tmp_path / "again.aot")
+
+
+def test_a_signature_without_a_right_function_is_dropped_and_named(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(self: CannedTuner, entry: Entry) -> None:
+        if entry.signature.n == 1024:
+            self.report.rejected |= dict.fromkeys(NAMES, "wrong here")
+
+    monkeypatch.setattr(CannedTuner, "check", check)
+    monkeypatch.setattr(CannedTuner, "measure", lambda self, entry, m: None)
+    report = tune_archive(source, tmp_path / "tuned.aot")
+    assert "bf16_bf16_bf16_f32_none_n1024_k512 on sm_90a" in report.unserved
+    assert 1024 not in table(tmp_path / "tuned.aot")
+
+
+def test_another_gpu_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune.torch.cuda, "get_device_capability", lambda: (10, 0))
+    with pytest.raises(TuneError, match=r"compute capability 10\.0, the archive has sm_90a"):
+        tune_archive(source, tmp_path / "tuned.aot")
