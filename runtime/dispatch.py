@@ -1,6 +1,7 @@
 """The gemm table of an archive: signature and M in, the name of the best function out.
 
-Also the rule of which GPUs run which targets. Knows nothing of tensors, records, kernels or the driver.
+Also the rules of which GPUs run which targets, and of which records can be what an entry says. Knows nothing of callers'
+tensors, cubins or the driver.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from .errors import KernelMiss, RecordError
+from .record import DeviceArgument, Record, StreamArgument, TensorArgument
 from .signature import Signature
 
 STATES = ("tuned", "ranked")
@@ -40,6 +42,44 @@ def preference(target: str) -> tuple[int, bool]:
     """Sorts targets that serve one GPU, best last: the nearest minor version, then the architecture-specific one."""
     match = _TARGET.fullmatch(target)
     return (int(match[2]), bool(match[3])) if match else (-1, False)
+
+
+def gemm_mismatch(signature: Signature, record: Record) -> str | None:
+    """Why the function of `record` cannot compute `signature`, as the end of a sentence; None where it can.
+
+    It must take exactly A (M, K), B (N, K) and D (M, N) in this order, or all with one leading batch extent where the
+    signature has a batch, of the signature's element types and with innermost strides of 1. M is a symbol, the others
+    are symbols or the signature's own extents; what is one extent in the signature, and only that, is one symbol. What
+    a record does not show (accumulator, epilogue, the arithmetic itself) is not looked at.
+    """
+    tensors = [a for a in record.arguments if not isinstance(a, DeviceArgument | StreamArgument)]
+    if len(tensors) != 3 or not all(isinstance(a, TensorArgument) for a in tensors):
+        return f"does not take the three tensors of a GEMM but ({', '.join(a.name for a in tensors)})"
+    batch = ("batch",) if signature.batch > 1 else ()
+    axes = ((*batch, "M", "K"), (*batch, "N", "K"), (*batch, "M", "N"))
+    extents: dict[str, int | str] = {}
+    for which, dtype, axis_names, tensor in zip(
+        "ABD", (signature.a, signature.b, signature.d), axes, tensors, strict=True
+    ):
+        assert isinstance(tensor, TensorArgument)
+        shape = f"({', '.join(map(str, tensor.shape))})"
+        if tensor.dtype != dtype:
+            return f"takes {which} as {tensor.dtype}, not {dtype}"
+        if len(tensor.shape) != len(axis_names):
+            return f"takes {which} of shape {shape}, not ({', '.join(axis_names)})"
+        if tensor.strides[-1] != 1:
+            return f"takes {which} with innermost stride {tensor.strides[-1]}, not 1"
+        for axis, extent in zip(axis_names, tensor.shape, strict=True):
+            if extents.setdefault(axis, extent) != extent:
+                return f"takes {which} of shape {shape}, not ({', '.join(axis_names)}): {axis} is {extents[axis]}"
+    known = {"batch": signature.batch, "N": signature.n, "K": signature.k}
+    for axis, extent in extents.items():
+        if isinstance(extent, int) and extent != known.get(axis):
+            return f"has {axis} fixed at {extent}, not {known.get(axis, 'any number of rows')}"
+    symbols = [extent for extent in extents.values() if isinstance(extent, str)]
+    if len(set(symbols)) != len(symbols):
+        return "has one symbol for two of " + ", ".join(f"{axis} ({extent})" for axis, extent in extents.items())
+    return None
 
 
 @dataclass(frozen=True)

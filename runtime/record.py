@@ -22,6 +22,17 @@ SCALAR_DTYPES = ("i32", "i64", "f32")
 DEVICE_PROPERTIES = ("max_active_clusters",)
 
 
+class LayoutError(ArgumentError):
+    """The tensor is right but not where or how it lies in memory; a copy, or another function, may do.
+
+    `reason` says in few words what is wrong, and is the same for all addresses and strides that are so.
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class TensorView(NamedTuple):
     """A tensor as the runtime sees it: device address, element type by short name, extents and strides in elements."""
 
@@ -190,6 +201,7 @@ class Record:
         a tensor, a number for a scalar, None, or a sequence for a tuple. `device_values` has each device argument.
 
         Raises:
+            LayoutError: a tensor's address or strides are not what the function was compiled for.
             ArgumentError: an argument does not fit; the message names it, what it must be and what was found.
         """
         pointers: list[int] = []
@@ -230,45 +242,63 @@ class Record:
             raise ArgumentError(f"{a.name} must have element type {a.dtype}, found {t.dtype}")
         if len(t.shape) != len(a.shape):
             raise ArgumentError(f"{a.name} must have {len(a.shape)} dimensions, found shape {t.shape}")
-        for what, wanted, found in (("extent", a.shape, t.shape), ("stride", a.strides, t.strides)):
-            for i, (want, have) in enumerate(zip(wanted, found, strict=True)):
-                if what == "stride" and t.shape[i] == 1 and want != have:
-                    # The stride of an extent of 1 is never used; take one that satisfies the description.
-                    have = (
-                        want
-                        if isinstance(want, int)
-                        else -(-have // self.symbols[want].divisibility) * self.symbols[want].divisibility
-                    )
-                self._bind_number(f"{a.name}.{what}[{i}]", want, have, values, owners)
+        for i, (want, have) in enumerate(zip(a.shape, t.shape, strict=True)):
+            self._bind_number(a.name, "extent", i, want, have, values, owners)
+        for i, (want, have) in enumerate(zip(a.strides, t.strides, strict=True)):
+            if t.shape[i] == 1 and want != have:
+                # The stride of an extent of 1 is never used; take one that satisfies the description.
+                step = 1 if isinstance(want, int) else self.symbols[want].divisibility
+                have = want if isinstance(want, int) else max(-(-have // step), 1) * step
+            elif have == 0 != want and t.shape[i]:
+                raise LayoutError(
+                    f"{a.name}.stride[{i}] is 0: all {t.shape[i]} indices name one element, which this function was "
+                    "not compiled for; make it contiguous (for a torch tensor: .contiguous())",
+                    f"strides of {a.name}",
+                )
+            self._bind_number(a.name, "stride", i, want, have, values, owners)
+        check_address(a.name, t)
         if t.pointer % a.alignment:
-            raise ArgumentError(
+            raise LayoutError(
                 f"{a.name} must start at a multiple of {a.alignment} bytes, found address {t.pointer:#x}; "
-                f"copy it to a fresh allocation (for a torch tensor: .clone())"
+                "copy it to a fresh allocation (for a torch tensor: .clone())",
+                f"address of {a.name}",
             )
         return t.pointer
 
     def _bind_number(
-        self, place: str, want: int | str, have: int, values: dict[str, int], owners: dict[str, str]
+        self, name: str, what: str, i: int, want: int | str, have: int, values: dict[str, int], owners: dict[str, str]
     ) -> None:
+        """Hold one extent or stride against its description; a symbol takes the first number it meets."""
         if isinstance(want, int):
-            if have != want:
-                raise ArgumentError(f"{place} must be {want}, found {have}")
-            return
-        symbol = self.symbols[want]
-        if want in owners:
-            if values[want] != have:
-                raise ArgumentError(f"{place} must equal {owners[want]} = {values[want]}, found {have}")
-            return
-        if have % symbol.divisibility:
-            raise ArgumentError(f"{place} must be a multiple of {symbol.divisibility}, found {have}")
-        if not 0 <= have < 1 << (symbol.width - 1):
-            raise ArgumentError(f"{place} must be from 0 to 2^{symbol.width - 1} - 1, found {have}")
-        values[want] = have
-        owners[want] = place
+            if have == want:
+                return
+            wanted = f"be {want}"
+        elif want in owners:
+            if have == values[want]:
+                return
+            wanted = f"equal {owners[want]} = {values[want]}"
+        else:
+            symbol = self.symbols[want]
+            if have % symbol.divisibility:
+                wanted = f"be a multiple of {symbol.divisibility}"
+            elif not 0 <= have < 1 << (symbol.width - 1):
+                wanted = f"be from 0 to 2^{symbol.width - 1} - 1"
+            else:
+                values[want] = have
+                owners[want] = f"{name}.{what}[{i}]"
+                return
+        message = f"{name}.{what}[{i}] must {wanted}, found {have}"
+        raise LayoutError(message, f"strides of {name}") if what == "stride" else ArgumentError(message)
 
     def plan(self, values: Sequence[int]) -> tuple[Launch, ...]:
         """The launches for one shape; see `Program.plan`."""
         return self.program.plan(values)
+
+
+def check_address(name: str, t: TensorView) -> None:
+    """Raise ArgumentError if `t` has elements but no memory, as a torch tensor whose storage was freed."""
+    if not t.pointer and 0 not in t.shape:
+        raise ArgumentError(f"{name} of shape {t.shape} has no memory behind it (its address is 0); allocate it first")
 
 
 def _scalar_bits(a: ScalarArgument, value: Any) -> int:
@@ -276,7 +306,10 @@ def _scalar_bits(a: ScalarArgument, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ArgumentError(f"{a.name} must be a number, found {type(value).__name__}")
     if a.dtype == "f32":
-        return int(struct.unpack("<I", struct.pack("<f", value))[0])
+        try:
+            return int(struct.unpack("<I", struct.pack("<f", value))[0])
+        except OverflowError:
+            raise ArgumentError(f"{a.name} must fit a 32-bit float, found {value!r:.50}") from None
     bits = DTYPES[a.dtype].bits
     if not isinstance(value, int) or not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
         raise ArgumentError(f"{a.name} must be a {bits}-bit integer, found {value!r}")

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from .dtypes import DTYPES
 from .errors import ArgumentError
-from .record import TensorView
+from .record import LayoutError, TensorView
 
 _TORCH_DTYPES = {
     "torch.float32": "f32",
@@ -43,11 +43,12 @@ _DLPACK_DTYPES = {
     (1, 8): "u8",
 }
 _DLPACK_CUDA, _DLPACK_CUDA_MANAGED = 2, 13
-_DLPACK_DEVICES = {1: "the CPU", 3: "pinned host memory", 10: "a ROCm device"}
+_DLPACK_DEVICES = {1: "host memory", 3: "pinned host memory", 10: "the memory of a ROCm device"}
 _DLPACK_VERSION = (1, 1)
 _DLPACK_READ_ONLY = 1
 _MAX_RANK = 64
 LEGACY_STREAM = 1  # CU_STREAM_LEGACY: how protocols that forbid 0 name the legacy default stream
+LAST_STREAM = (1 << 64) - 1  # a handle is a pointer
 UNKNOWN_DEVICE = -1
 
 
@@ -99,7 +100,10 @@ def _from_torch(x: Any, name: str) -> TensorView:
     dtype = _TORCH_DTYPES.get(str(x.dtype))
     if dtype is None:
         raise ArgumentError(f"{name} has element type {x.dtype}; it must be one of {sorted(_TORCH_DTYPES)}")
-    return TensorView(x.data_ptr(), dtype, tuple(x.shape), tuple(x.stride()), x.device.index)
+    pointer = x.data_ptr()
+    if pointer and x.storage_offset() and not x.untyped_storage().nbytes():
+        pointer = 0  # its storage was freed: what data_ptr gave is its offset from nothing
+    return TensorView(pointer, dtype, tuple(x.shape), tuple(x.stride()), x.device.index)
 
 
 # --- __cuda_array_interface__, version 3 ---
@@ -277,7 +281,7 @@ def flatten_rows(t: TensorView, name: str) -> TensorView:
     """`t` with all dimensions but the last made one, without a copy.
 
     Raises:
-        ArgumentError: the strides do not allow it.
+        LayoutError: the strides do not allow it.
     """
     rows = math.prod(t.shape[:-1])
     if len(t.shape) == 2:
@@ -290,9 +294,10 @@ def flatten_rows(t: TensorView, name: str) -> TensorView:
         if stride is None:
             stride = step
         elif step != expected and rows:
-            raise ArgumentError(
+            raise LayoutError(
                 f"{name} of shape {t.shape} and strides {t.strides} cannot be seen as a matrix of {rows} rows; "
-                "make it contiguous (for a torch tensor: .contiguous())"
+                "make it contiguous (for a torch tensor: .contiguous())",
+                f"strides of {name}",
             )
         expected = step * extent
     row_stride = t.shape[-1] if stride is None else stride
@@ -335,23 +340,24 @@ def share_memory(x: TensorView, y: TensorView) -> bool:
 
 def stream_handle(stream: Any) -> int:
     """The CUstream behind an integer, a torch stream, a `cuda.bindings` stream or anything with `__cuda_stream__`."""
-    if isinstance(stream, int) and not isinstance(stream, bool):
-        return stream
-    handle = getattr(stream, "cuda_stream", None)
-    if isinstance(handle, int):
-        return handle
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if callable(protocol):
-        version, handle = protocol()
-        if version != 0:
-            raise ArgumentError(f"stream speaks version {version} of __cuda_stream__; this runtime knows 0")
-        return int(handle)
-    if type(stream).__name__ == "CUstream":
-        return int(stream)
-    raise ArgumentError(
-        "stream must be an integer handle, a torch.cuda.Stream, a CUstream or have __cuda_stream__; "
-        f"found {type(stream).__name__}"
-    )
+    handle = stream if isinstance(stream, int) else getattr(stream, "cuda_stream", None)
+    if not isinstance(handle, int):
+        protocol = getattr(stream, "__cuda_stream__", None)
+        if callable(protocol):
+            version, handle = protocol()
+            if version != 0:
+                raise ArgumentError(f"stream speaks version {version} of __cuda_stream__; this runtime knows 0")
+            handle = int(handle)
+        elif type(stream).__name__ == "CUstream":
+            handle = int(stream)
+    if not isinstance(handle, int) or isinstance(handle, bool):
+        raise ArgumentError(
+            "stream must be an integer handle, a torch.cuda.Stream, a CUstream or have __cuda_stream__; "
+            f"found {type(stream).__name__}"
+        )
+    if not 0 <= handle <= LAST_STREAM:
+        raise ArgumentError(f"stream must be a handle from 0 to 2^64 - 1, found {handle}")
+    return handle
 
 
 def torch_current_stream() -> Callable[[int], int]:
