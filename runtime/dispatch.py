@@ -1,7 +1,7 @@
 """The gemm table of an archive: signature and M in, the name of the best function out.
 
-Also the rules of which GPUs run which targets, and of which records can be what an entry says. Knows nothing of callers'
-tensors, cubins or the driver.
+Also the rules of which GPUs run which targets, and of which records can be what an entry says. Knows nothing of the
+tensors of a call, cubins or the driver.
 """
 
 from __future__ import annotations

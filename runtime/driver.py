@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Driver:
     Its context is the one that is current at first use, or else the device's primary context, which the frameworks
     of a process share and which is never given up. `device` is an ordinal; None means that of the current context,
     or 0 if there is none. Methods may be called from any thread, inside `with driver.current()` where they touch
-    the context.
+    the context; in a process forked after the first use none may, as CUDA wants it.
     """
 
     def __init__(self, device: int | None = None) -> None:
@@ -61,6 +62,8 @@ class Driver:
         self._cuda: Any = None
         self._device: Any = None
         self._context: Any = None
+        self._count: int | None = None
+        self._process = 0
 
     # --- the device ---
 
@@ -74,7 +77,9 @@ class Driver:
     def device_count(self) -> int:
         """How many devices this process sees."""
         self._open()
-        return int(self._call("cuDeviceGetCount"))
+        if self._count is None:
+            self._count = int(self._call("cuDeviceGetCount"))
+        return self._count
 
     @property
     def compute_capability(self) -> tuple[int, int]:
@@ -129,6 +134,8 @@ class Driver:
 
     def unload(self, library: Any) -> None:
         """Unload what `load` gave; its kernels must not be running or launched again."""
+        if os.getpid() != self._process:
+            return  # in a forked child: they are the parent's
         self._call("cuLibraryUnload", library)
         self._binaries.pop(int(library), None)
 
@@ -217,6 +224,7 @@ class Driver:
 
     def _open(self) -> None:
         if self._context is not None:
+            self._check_process()
             return
         with self._lock:
             if self._context is not None:
@@ -225,7 +233,7 @@ class Driver:
                 from cuda.bindings import driver as cuda
             except ImportError as error:
                 raise DeviceError(f"cuda.bindings cannot be imported ({error}); run: pip install cuda-python") from None
-            self._cuda = cuda
+            self._cuda, self._process = cuda, os.getpid()
             self._pointer_attribute = cuda.CUpointer_attribute(_POINTER_DEVICE_ORDINAL)
             try:
                 cuda_init = cuda.cuInit(0)
@@ -242,6 +250,13 @@ class Driver:
             if ordinal is None:
                 self._call("cuCtxSetCurrent", context)
             self._context = context
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise DeviceError(
+                f"the GPU was first used in process {self._process}, and this is a process forked from it, which CUDA "
+                "does not allow; fork before the first use, or start processes by spawning them"
+            )
 
     def _attribute(self, number: int) -> int:
         if number not in self._attributes:
@@ -296,6 +311,7 @@ class Driver:
             self._fail(name, error, detail)
 
     def _fail(self, name: str, error: Any, detail: str) -> NoReturn:
+        self._check_process()
         text = self._cuda.cuGetErrorString(error)[1]
         said = text.decode() if isinstance(text, bytes) else "the driver has no text for it"
         raise DeviceError(f"{name}{detail} failed: {getattr(error, 'name', error)} ({int(error)}), {said}")

@@ -87,9 +87,14 @@ class Function:
     def __call__(self, *arguments: Any, stream: Any = None) -> None:
         """Launch on `stream` (as `Library.gemm` takes it) with the record's arguments, less streams and device numbers.
 
+        A record does not say which tensors are written, so here the caller owes what `Library.gemm` checks: a tensor
+        that is written is writable (read-only arrays are not refused), names no element twice, and shares memory with
+        another argument only if the function was written for that. A call with nothing to compute is the caller's to
+        skip.
+
         Raises:
             ArgumentError: an argument does not fit its description.
-            ProgramError: these extents cannot be served.
+            ProgramError: these extents cannot be served; with an extent of 0 mostly none can.
             DeviceError: the driver refused, or this GPU cannot run the function.
         """
         self.load()
@@ -104,6 +109,13 @@ class Function:
                         plan = self.plan(views)
                     except Unfit as reason:
                         raise DeviceError(f"{self.name}: {reason}") from None
+                    except ProgramError as reason:
+                        if not _any_empty(views):
+                            raise
+                        raise ProgramError(
+                            f"{self.name}: a tensor with an extent of 0 cannot be launched on; the caller skips such a "
+                            f"call ({reason})"
+                        ) from None
                     remember(self._plans, values, plan)
             plan.launch(pointers, handle)
 
@@ -150,7 +162,8 @@ class Function:
         """
         record, driver = self.record, self._driver
         asked = record.device_arguments()
-        residency = self._residency or self._placeholders()  # what held for the last shape mostly holds for this
+        # A guess, confirmed below: what held for the last shape, or one block on each multiprocessor.
+        residency = self._residency or {a.name: max(driver.multiprocessors // a.cluster_size, 1) for a in asked}
         for _ in range(3):
             launches = record.plan(record.bind(views, residency).values)
             for launch in launches:
@@ -253,6 +266,13 @@ def resolve_stream(stream: Any, arguments: Sequence[Any], driver: Driver) -> int
     if any(is_torch(x) and x.device.type == "cuda" for x in arguments):
         return int(torch_current_stream()(driver.device))
     return 0
+
+
+def _any_empty(views: Sequence[Any]) -> bool:
+    """Whether a tensor among these, or in a tuple of them, has no elements."""
+    return any(
+        0 in v.shape if isinstance(v, TensorView) else isinstance(v, tuple | list) and _any_empty(v) for v in views
+    )
 
 
 def flatten(arguments: Sequence[Any]) -> list[Any]:

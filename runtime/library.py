@@ -15,14 +15,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .archive import Archive, ArchiveClosed
-from .dispatch import Dispatch, serves
+from .dispatch import Dispatch, Entry, gemm_mismatch, serves
 from .driver import LAST_DEFAULT_STREAM, Driver
 from .dtypes import DTYPES
 from .errors import ArgumentError, DeviceError, KernelMiss, ProgramError, RecordError
 from .function import Function, Unfit, device_view, remember, resolve_stream
-from .record import DeviceArgument, StreamArgument, TensorArgument, TensorView
+from .record import LayoutError, TensorArgument, TensorView, check_address
 from .signature import Signature
 from .tensor import (
+    LAST_STREAM,
     TORCH_NAMES,
     flatten_rows,
     is_torch,
@@ -35,6 +36,7 @@ from .tensor import (
 )
 
 ON_MISS = ("error", "torch")
+REQUIRE = (None, "tuned")
 _log = logging.getLogger(__name__)
 
 
@@ -69,16 +71,18 @@ class _Functions(dict[str, Function]):
 class Library:
     """An open archive on one device. All methods may be called from any thread.
 
-    `functions` has every function of the archive by name. `misses` counts, by signature, the calls that fell back.
+    `functions` has every function of the archive by name. `misses` counts the calls that fell back, by the key of their
+    signature, with what was wrong (", strides of a") where that was how a tensor lies in memory.
     """
 
-    def __init__(self, archive: Archive, driver: Driver, on_miss: str = "error") -> None:
-        if on_miss not in ON_MISS:
-            raise ArgumentError(f"on_miss must be one of {ON_MISS}, found {on_miss!r}")
-        self._archive, self._driver, self._on_miss = archive, driver, on_miss
+    def __init__(self, archive: Archive, driver: Driver, on_miss: str = "error", *, require: str | None = None) -> None:
+        _check_options(on_miss, require)
+        self._archive, self._driver, self._on_miss, self._require = archive, driver, on_miss, require
         self._lock = threading.RLock()
         self._plans: dict[Any, _GemmPlan] = {}
         self._dispatch: Dispatch | None = None
+        self._matched: set[tuple[Signature, str]] = set()  # functions held against the entries that name them
+        self._warned = False
         self._closed = False
         self.misses: dict[str, int] = {}
         self.functions: Mapping[str, Function] = _Functions(
@@ -110,13 +114,19 @@ class Library:
     def preload(self) -> tuple[str, ...]:
         """Load every kernel that the gemm table uses on this device, and return their functions' names.
 
+        Entries that `require` refuses are left out.
         After this a first call of a shape does no more than arithmetic before it launches, under stream capture too.
         """
         entries = self._gemm_table().entries_for(self._driver.compute_capability)
-        names = tuple(dict.fromkeys(name for entry in entries for _, name in entry.ranges))
-        for name in names:
-            self.functions[name].load()
-        return names
+        entries = tuple(e for e in entries if self._require in (None, e.state))
+        loaded = {}
+        for entry in entries:
+            self._accept(entry)
+            for _, name in entry.ranges:
+                loaded[name] = self._function(entry, name)
+        for function in loaded.values():
+            function.load()
+        return tuple(loaded)
 
     def gemm(self, a: Any, b: Any, *, out: Any = None, stream: Any = None) -> Any:
         """D = A @ B^T, for b (N, K) as `torch.nn.Linear` stores its weight, and a (..., K); gives D (..., N).
@@ -128,7 +138,8 @@ class Library:
 
         Raises:
             KernelMiss: the archive has no kernel for this; the message names the nearest entries.
-            ArgumentError: a tensor is malformed, misaligned, on another device, or shares memory with `out`.
+            LayoutError: an ArgumentError: a tensor is misaligned, or has strides that kernels do not take.
+            ArgumentError: a tensor is malformed, on another device, without memory, or shares memory with `out`.
             DeviceError: the driver refused, or the archive has nothing for this GPU.
         """
         # Each attribute of a torch tensor costs 40-90 ns and this is all of them: the key says everything about a call
@@ -166,10 +177,11 @@ class Library:
         elif out is None:
             return self._gemm(a, b, out, stream)
         else:
-            handle = stream if type(stream) is int else stream_handle(stream)
+            handle = stream if type(stream) is int and 0 <= stream <= LAST_STREAM else stream_handle(stream)
         pa, pb, pd = a.data_ptr(), b.data_ptr(), result.data_ptr()
         if (
             (pa | pb | pd) & misaligned
+            or not (pa and pb and pd)
             or (pd < pa + a_bytes and pa < pd + d_bytes)
             or (pd < pb + b_bytes and pb < pd + d_bytes)
             or (current_device is not None and handle <= LAST_DEFAULT_STREAM and current_device() != device)
@@ -185,7 +197,7 @@ class Library:
         driver = self._driver
         handle = resolve_stream(stream, (a, b), driver)
         av, bv = device_view(a, "a", handle, driver), device_view(b, "b", handle, driver)
-        a2, b2 = _matrices(av, bv)
+        _check_shapes(av, bv)
         allocated = out is None
         shape = (*av.shape[:-1], bv.shape[-2])
         if allocated:
@@ -195,54 +207,53 @@ class Library:
             raise ArgumentError(f"out must have shape {shape} for a {av.shape} and b {bv.shape}, found {dv.shape}")
         if 0 in shape:
             return out
-        d2 = flatten_rows(dv, "out") if len(a2.shape) == 2 else dv
-        for name, t in (("a", av), ("b", bv), ("out", dv)):
-            if t.strides[-1] != 1 < t.shape[-1]:
-                raise ArgumentError(f"{name} must be row-major, found strides {t.strides}; make it contiguous")
-        _check_memory(a2, b2, d2)
-        batch = a2.shape[0] if len(a2.shape) == 3 else 1
-        signature = Signature(a2.dtype, b2.dtype, d2.dtype, "f32", "none", b2.shape[-2], b2.shape[-1], batch)
-        torch_calls = all(is_torch(t) for t in (a, b, out))
+        torch_calls = is_torch(a) and is_torch(b) and is_torch(out)
+        batch = bv.shape[0] if len(bv.shape) == 3 else 1
+        signature = Signature(av.dtype, bv.dtype, dv.dtype, "f32", "none", bv.shape[-2], bv.shape[-1], batch)
+        try:
+            views, unfit = _matrices(av, bv, dv), None
+        except LayoutError as error:
+            views, unfit = (av, bv, dv), error
+        _check_memory(*views)
         key = (torch_calls, av[1:], bv[1:], dv[1:])
-        views = (a2, b2, d2)
         with driver.current():
-            found = self._plans.get(key)
-            if found is None:
-                try:
+            try:
+                if unfit is not None:
+                    raise unfit
+                found = self._plans.get(key)
+                if found is None:
                     with self._lock:
                         found = self._plan_gemm(signature, views, shape, out.dtype if torch_calls else None)
                         remember(self._plans, key, found)
-                except KernelMiss as miss:
-                    if self._on_miss != "torch" or not torch_calls:
-                        raise
-                    return self._fall_back(miss, signature, a, b, out, None if stream is None else handle)
+                pointers = (views[0].pointer, views[1].pointer, views[2].pointer)
+                if (pointers[0] | pointers[1] | pointers[2]) & found.misaligned:
+                    found.function.check(views)
+            except (KernelMiss, LayoutError) as reason:
+                if self._on_miss != "torch" or not torch_calls:
+                    raise
+                return self._fall_back(reason, signature, a, b, out, None if stream is None else handle)
             if torch_calls:
                 fast_key = _torch_key(a, b, None if allocated and stream is None else out)
                 if fast_key not in self._plans:
                     with self._lock:
                         remember(self._plans, fast_key, found)
-            pointers = (a2.pointer, b2.pointer, d2.pointer)
-            if (a2.pointer | b2.pointer | d2.pointer) & found.misaligned:
-                found.function.check(views)
             found.launch(pointers, handle)
         return out
 
     def _plan_gemm(
         self, signature: Signature, views: tuple[TensorView, ...], shape: tuple[int, ...], torch_dtype: Any
     ) -> _GemmPlan:
-        """Choose the function for this shape, load it and plan it; runners-up serve where the best does not fit.
+        """Choose the function for this shape, load it and plan it; runners-up serve where the best cannot run.
 
         `shape` is that of the caller's output, `torch_dtype` its element type where all tensors are torch's.
         """
         driver = self._driver
         m = views[0].shape[-2]
         entry = self._gemm_table().lookup(signature, driver.compute_capability)
+        self._accept(entry)
         reasons = []
         for name in entry.functions(m):
-            function = self.functions[name]
-            arguments = [a for a in function.record.arguments if not isinstance(a, StreamArgument | DeviceArgument)]
-            if len(arguments) != 3 or not all(isinstance(a, TensorArgument) for a in arguments):
-                raise RecordError(f"{name} is in the gemm table but does not take the three tensors of a GEMM")
+            function = self._function(entry, name)
             function.load()
             try:
                 plan = function.plan(views)
@@ -253,7 +264,7 @@ class Library:
                 launch=plan.launch,
                 function=function,
                 device=driver.device,
-                misaligned=max(a.alignment for a in arguments if isinstance(a, TensorArgument)) - 1,
+                misaligned=max(a.alignment for a in function.record.arguments if isinstance(a, TensorArgument)) - 1,
                 a_bytes=span_bytes(views[0]),
                 b_bytes=span_bytes(views[1]),
                 d_bytes=span_bytes(views[2]),
@@ -263,6 +274,34 @@ class Library:
                 current_device=torch_current_device() if torch_dtype and driver.device_count > 1 else None,
             )
         raise KernelMiss("\n".join([f"no kernel for {signature.key()} at M = {m} can run on this GPU:", *reasons]))
+
+    def _accept(self, entry: Entry) -> None:
+        """Refuse an entry that was never tuned, or warn of the first."""
+        if entry.state == "tuned":
+            return
+        what = (
+            f"{self._archive.path}: {entry.signature.key()} on {entry.target} is {entry.state}: its kernels were "
+            "chosen by estimate and were never run or checked on a GPU; run: aot tune"
+        )
+        if self._require is not None:
+            raise KernelMiss(f"{what} (this library was loaded with require={self._require!r})")
+        with self._lock:
+            if not self._warned:
+                self._warned = True
+                _log.warning("%s (said once for this archive)", what)
+
+    def _function(self, entry: Entry, name: str) -> Function:
+        """The function `name`, which `entry` names, if its record can be what the entry says."""
+        function = self.functions[name]
+        if (entry.signature, name) not in self._matched:
+            mismatch = gemm_mismatch(entry.signature, function.record)
+            if mismatch is not None:
+                raise RecordError(
+                    f"{self._archive.path}: the gemm table has {name} for {entry.signature.key()}, but it {mismatch}; "
+                    "build the archive again"
+                )
+            self._matched.add((entry.signature, name))
+        return function
 
     def _gemm_table(self) -> Dispatch:
         if self._dispatch is None:
@@ -276,11 +315,14 @@ class Library:
             self._dispatch = Dispatch.from_json(self._archive.table("gemm"), targets)
         return self._dispatch
 
-    def _fall_back(self, miss: KernelMiss, signature: Signature, a: Any, b: Any, out: Any, stream: int | None) -> Any:
+    def _fall_back(
+        self, miss: KernelMiss | LayoutError, signature: Signature, a: Any, b: Any, out: Any, stream: int | None
+    ) -> Any:
         if DTYPES[signature.a].bits < 16 or not signature.a == signature.b == signature.d:
             raise miss
+        key = signature.key() if isinstance(miss, KernelMiss) else f"{signature.key()}, {miss.reason}"
         with self._lock:
-            count = self.misses[signature.key()] = self.misses.get(signature.key(), 0) + 1
+            count = self.misses[key] = self.misses.get(key, 0) + 1
         if count == 1:
             _log.warning("torch computes this from now on: %s", miss)
         torch = sys.modules["torch"]
@@ -289,19 +331,36 @@ class Library:
         return out
 
 
-def load(path: str | os.PathLike[str], device: int | None = None, on_miss: str = "error") -> Library:
+def load(
+    path: str | os.PathLike[str], device: int | None = None, on_miss: str = "error", *, require: str | None = None
+) -> Library:
     """Open the archive at `path` for one device; nothing but the archive is touched before the first use.
 
     `device` is an ordinal; None is the device that is current at the first use. `on_miss` says what happens when the
-    archive cannot serve a GEMM of torch tensors: "error" raises `KernelMiss`, "torch" lets torch compute it, counted
-    in `Library.misses` and logged once for each signature.
+    archive cannot serve a GEMM of torch tensors, because it has no kernel or because of how a tensor lies in memory
+    (alignment, strides): "error" raises `KernelMiss` or `LayoutError`, "torch" lets torch compute it, counted in
+    `Library.misses` and logged once for each signature. Calls that are wrong (shapes that do not fit, another device,
+    shared or missing memory) raise `ArgumentError` in any case, and 8-bit floats, which torch.matmul
+    does not take, never fall back.
+
+    `require="tuned"` treats entries of the archive that were never tuned on a GPU as missing; by default the first that
+    is used is logged as a warning.
+
+    A library may be opened before a fork and used after it by every child, but its first use (any call that needs the
+    device) must come after the fork, as with CUDA itself.
 
     Raises:
         ArchiveError: the file is not an archive that can be trusted.
     """
+    _check_options(on_miss, require)
+    return Library(Archive.open(path), Driver(device), on_miss, require=require)
+
+
+def _check_options(on_miss: str, require: str | None) -> None:
     if on_miss not in ON_MISS:
         raise ArgumentError(f"on_miss must be one of {ON_MISS}, found {on_miss!r}")
-    return Library(Archive.open(path), Driver(device), on_miss)
+    if require not in REQUIRE:
+        raise ArgumentError(f"require must be one of {REQUIRE}, found {require!r}")
 
 
 def _torch_key(a: Any, b: Any, out: Any) -> tuple[Any, ...]:
@@ -313,8 +372,8 @@ def _torch_key(a: Any, b: Any, out: Any) -> tuple[Any, ...]:
     return (*inputs, out.shape, out.stride(), out.dtype, *devices, out.get_device())
 
 
-def _matrices(a: TensorView, b: TensorView) -> tuple[TensorView, TensorView]:
-    """A and B as a kernel takes them: 2-D, or both 3-D with a batch extent above 1."""
+def _check_shapes(a: TensorView, b: TensorView) -> None:
+    """Whether a @ b.T is meant by these shapes: b is 2-D, or both are 3-D with one batch extent."""
     batched = len(b.shape) == 3
     if batched and (len(a.shape) != 3 or a.shape[0] != b.shape[0]):
         raise ArgumentError(f"b of shape {b.shape} needs a of shape ({b.shape[0]}, M, {b.shape[2]}), found {a.shape}")
@@ -324,12 +383,27 @@ def _matrices(a: TensorView, b: TensorView) -> tuple[TensorView, TensorView]:
         raise ArgumentError(
             f"a {a.shape} and b {b.shape} must end in the same K, not 0: gemm computes a @ b.T, with b stored (N, K)"
         )
-    if batched and b.shape[0] != 1:
-        return a, b
-    return flatten_rows(a, "a"), flatten_rows(b, "b")
+
+
+def _matrices(a: TensorView, b: TensorView, d: TensorView) -> tuple[TensorView, TensorView, TensorView]:
+    """A, B and D as a kernel takes them, row-major: 2-D, or all 3-D with a batch extent above 1.
+
+    Raises:
+        LayoutError: a tensor cannot be seen so without a copy.
+    """
+    for name, t in (("a", a), ("b", b), ("out", d)):
+        if t.strides[-1] != 1 < t.shape[-1]:
+            raise LayoutError(
+                f"{name} must be row-major, found strides {t.strides}; make it contiguous", f"strides of {name}"
+            )
+    if len(b.shape) == 3 and b.shape[0] != 1:
+        return a, b, d
+    return flatten_rows(a, "a"), flatten_rows(b, "b"), flatten_rows(d, "out")
 
 
 def _check_memory(a: TensorView, b: TensorView, d: TensorView) -> None:
+    for name, t in (("a", a), ("b", b), ("out", d)):
+        check_address(name, t)
     if overlaps_itself(d):
         raise ArgumentError(f"out of shape {d.shape} and strides {d.strides} names elements twice; pass a dense tensor")
     for name, t in (("a", a), ("b", b)):

@@ -114,6 +114,9 @@ class Kernel:
     local_bytes: int
 
 
+_Place = tuple[str, str, int]  # a tensor, "extent" or "stride", and which
+
+
 class Bound(NamedTuple):
     """A function's inputs for one call, in its program's order: addresses, and integers."""
 
@@ -206,7 +209,7 @@ class Record:
         """
         pointers: list[int] = []
         values: dict[str, int] = dict(device_values)
-        owners: dict[str, str] = {}
+        owners: dict[str, _Place] = {}
         self._bind_all(self.arguments, arguments, self.name, pointers, values, owners)
         return Bound(tuple(pointers), tuple(values[name] for name, _ in self.program.values))
 
@@ -217,7 +220,7 @@ class Record:
         where: str,
         pointers: list[int],
         values: dict[str, int],
-        owners: dict[str, str],
+        owners: dict[str, _Place],
     ) -> None:
         expected = [a for a in described if not isinstance(a, StreamArgument | DeviceArgument)]
         if not isinstance(given, Sequence) or len(given) != len(expected):
@@ -235,7 +238,7 @@ class Record:
             elif value is not None:
                 raise ArgumentError(f"{argument.name} must be None: it was None when this function was compiled")
 
-    def _bind_tensor(self, a: TensorArgument, t: TensorView, values: dict[str, int], owners: dict[str, str]) -> int:
+    def _bind_tensor(self, a: TensorArgument, t: TensorView, values: dict[str, int], owners: dict[str, _Place]) -> int:
         if not isinstance(t, TensorView):
             raise ArgumentError(f"{a.name} must be a tensor, found {type(t).__name__}")
         if t.dtype != a.dtype:
@@ -266,7 +269,14 @@ class Record:
         return t.pointer
 
     def _bind_number(
-        self, name: str, what: str, i: int, want: int | str, have: int, values: dict[str, int], owners: dict[str, str]
+        self,
+        name: str,
+        what: str,
+        i: int,
+        want: int | str,
+        have: int,
+        values: dict[str, int],
+        owners: dict[str, _Place],
     ) -> None:
         """Hold one extent or stride against its description; a symbol takes the first number it meets."""
         if isinstance(want, int):
@@ -276,7 +286,7 @@ class Record:
         elif want in owners:
             if have == values[want]:
                 return
-            wanted = f"equal {owners[want]} = {values[want]}"
+            wanted = "equal {}.{}[{}] = {}".format(*owners[want], values[want])
         else:
             symbol = self.symbols[want]
             if have % symbol.divisibility:
@@ -285,7 +295,7 @@ class Record:
                 wanted = f"be from 0 to 2^{symbol.width - 1} - 1"
             else:
                 values[want] = have
-                owners[want] = f"{name}.{what}[{i}]"
+                owners[want] = (name, what, i)
                 return
         message = f"{name}.{what}[{i}] must {wanted}, found {have}"
         raise LayoutError(message, f"strides of {name}") if what == "stride" else ArgumentError(message)
@@ -308,7 +318,7 @@ def _scalar_bits(a: ScalarArgument, value: Any) -> int:
     if a.dtype == "f32":
         try:
             return int(struct.unpack("<I", struct.pack("<f", value))[0])
-        except OverflowError:
+        except (OverflowError, struct.error):
             raise ArgumentError(f"{a.name} must fit a 32-bit float, found {value!r:.50}") from None
     bits = DTYPES[a.dtype].bits
     if not isinstance(value, int) or not -(1 << (bits - 1)) <= value < 1 << (bits - 1):

@@ -172,12 +172,20 @@ class FakeTensor:
         self.pointer = next(_addresses) if pointer is None else pointer
         self.device = types.SimpleNamespace(type=device_type, index=device)
         self.layout = "torch.strided"
+        self.offset = 0
+        self.storage_bytes = 1 << 30
 
     def stride(self) -> tuple[int, ...]:
         return self._strides
 
     def data_ptr(self) -> int:
         return self.pointer
+
+    def storage_offset(self) -> int:
+        return self.offset
+
+    def untyped_storage(self) -> Any:
+        return types.SimpleNamespace(nbytes=lambda: self.storage_bytes)
 
     def get_device(self) -> int:
         return int(self.device.index)
@@ -341,11 +349,12 @@ def entry(
     ranges: list[tuple[int | None, str]],
     candidates: list[Any] | None = None,
     target: str = "sm_90a",
+    state: str = "tuned",
 ) -> dict[str, Any]:
     return {
         "signature": of,
         "target": target,
-        "state": "tuned",
+        "state": state,
         "ranges": [{"m_max": m, "function": name} for m, name in ranges],
         "candidates": candidates or [],
         "timings": [],

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from runtime.dispatch import Dispatch, serves
+from runtime.dispatch import Dispatch, gemm_mismatch, serves
 from runtime.errors import KernelMiss, RecordError
+from runtime.record import Record
 from runtime.signature import Signature
 
-from .recording_driver import entry, signature
+from .recording_driver import entry, gemm_record, signature
 
 HOPPER, AMPERE, ADA = (9, 0), (8, 0), (8, 9)
 WANTED = Signature.from_json(signature())
@@ -171,3 +172,65 @@ def test_table_that_breaks_a_rule_is_refused(path: list[Any], value: Any, messag
 def test_table_that_is_no_object_is_refused() -> None:
     with pytest.raises(RecordError, match="exactly the fields"):
         Dispatch.from_json([])
+
+
+# --- entries and records ---
+
+
+def mismatch(changes: dict[str, dict[str, Any]], *, batched: bool = False, **wanted: Any) -> str | None:
+    """What is said of a GEMM's record after changes to its arguments."""
+    obj = gemm_record("g", batched=batched)
+    for argument in obj["arguments"]:
+        argument |= changes.get(argument["name"], {})
+    return gemm_mismatch(Signature.from_json(signature(**wanted)), Record.from_json(obj))
+
+
+def test_gemm_of_the_entrys_types_is_accepted() -> None:
+    assert mismatch({}) is None
+    assert mismatch({}, n=4096, k=4096) is None
+    assert mismatch({}, batched=True, batch=3) is None
+
+
+def test_extents_may_be_fixed_at_the_entrys() -> None:
+    fixed: dict[str, Any] = {"a": {"shape": ["m", 4096]}, "b": {"shape": [6144, 4096]}, "d": {"shape": ["m", 6144]}}
+    assert mismatch(fixed) is None
+    assert mismatch(fixed, n=4096) == "has N fixed at 6144, not 4096"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"b": {"shape": ["k", "n"]}}, "takes B of shape (k, n), not (N, K): K is k"),
+        ({"a": {"shape": ["k", "m"]}}, "takes B of shape (n, k), not (N, K): K is m"),
+        ({"d": {"shape": ["n", "m"]}}, "takes D of shape (n, m), not (M, N): M is m"),
+        ({"a": {"shape": ["m", "n"]}, "b": {"shape": ["n", "n"]}}, "one symbol for two of M (m), K (n), N (n)"),
+        ({"a": {"shape": [16, "k"]}, "d": {"shape": [16, "n"]}}, "has M fixed at 16, not any number of rows"),
+        ({"a": {"shape": ["m", 64]}, "b": {"shape": ["n", 64]}}, "has K fixed at 64, not 4096"),
+        ({"b": {"shape": ["n"], "strides": [1]}}, "takes B of shape (n), not (N, K)"),
+        ({"b": {"strides": [1, "ldb"]}}, "takes B with innermost stride ldb, not 1"),
+        ({"d": {"strides": ["ldd", 2]}}, "takes D with innermost stride 2, not 1"),
+        ({"a": {"dtype": "f16"}}, "takes A as f16, not bf16"),
+        ({"d": {"dtype": "f32"}}, "takes D as f32, not bf16"),
+    ],
+)
+def test_record_that_is_not_the_entrys_gemm_is_told_apart(changes: dict[str, Any], message: str) -> None:
+    found = mismatch(changes)
+    assert found is not None
+    assert message in found
+
+
+@pytest.mark.parametrize(
+    "more", [{"kind": "none", "name": "bias"}, {"kind": "scalar", "name": "alpha", "dtype": "f32"}]
+)
+def test_record_with_more_arguments_is_no_gemm(more: dict[str, Any]) -> None:
+    obj = gemm_record("g")
+    obj["arguments"].append(more)
+    found = gemm_mismatch(WANTED, Record.from_json(obj))
+    assert found == f"does not take the three tensors of a GEMM but (a, b, d, {more['name']})"
+
+
+def test_batches_are_for_batched_entries_and_only_those() -> None:
+    assert mismatch({}, batch=3) == "takes A of shape (m, k), not (batch, M, K)"
+    assert mismatch({}, batched=True) == "takes A of shape (l, m, k), not (M, K)"
+    apart = {"b": {"shape": ["ldb", "n", "k"]}}
+    assert mismatch(apart, batched=True, batch=3) == "takes B of shape (ldb, n, k), not (batch, N, K): batch is l"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import runtime
-from runtime import ArgumentError, KernelMiss, Library
+from runtime import ArgumentError, DeviceError, KernelMiss, Library
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch, serves
 from runtime.driver import Driver
@@ -314,6 +315,51 @@ def test_fallback_computes_what_the_archive_cannot(tuned_archive: Path, torch: A
         stream.synchronize()
         problem.check()
         assert library.misses == {s.key(): 2}
+
+
+def test_fallback_computes_layouts_that_kernels_do_not_take(
+    tuned_archive: Path, signature: Signature, torch: Any
+) -> None:
+    with runtime.load(tuned_archive, on_miss="torch") as library:
+        problem = Problem(torch, signature, 16)
+        shifted = torch.empty(problem.a.numel() + 1, device="cuda", dtype=problem.a.dtype)[1:].view(problem.a.shape)
+        shifted.copy_(problem.a)
+        columns = problem.out.t().contiguous().t()
+        for a, out, reason in (
+            (shifted, problem.out, "address of a"),
+            (problem.a.t().contiguous().t(), problem.out, "strides of a"),
+            (problem.a, columns, "strides of out"),
+        ):
+            out.fill_(float("nan"))
+            problem.check(library.gemm(a, problem.b, out=out))
+            assert library.misses.pop(f"{signature.key()}, {reason}") == 1
+        rows = problem.a[:1].expand(16, -1)
+        problem.check(library.gemm(problem.a, problem.b))
+        assert bool((library.gemm(rows, problem.b) == library.gemm(rows, problem.b)[:1]).all())
+
+
+def test_tensors_whose_storage_was_freed_are_refused(library: Library, signature: Signature, torch: Any) -> None:
+    problem = Problem(torch, signature, 16)
+    library.gemm(problem.a, problem.b, out=problem.out)
+    problem.a.untyped_storage().resize_(0)
+    with pytest.raises(ArgumentError, match=r"a of shape .* has no memory"):
+        library.gemm(problem.a, problem.b, out=problem.out)
+
+
+def test_forked_child_is_told_why_it_cannot_use_the_gpu(library: Library, signature: Signature, torch: Any) -> None:
+    problem = Problem(torch, signature, 16)
+    library.gemm(problem.a, problem.b, out=problem.out, stream=0)
+    torch.cuda.synchronize()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            library.gemm(problem.a, problem.b, out=problem.out, stream=0)
+        except DeviceError as error:
+            status = 0 if "forked" in str(error) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_misaligned_and_overlapping_tensors_are_refused(library: Library, signature: Signature, torch: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import runtime
-from runtime import ArchiveError, ArgumentError, DeviceError, KernelMiss, Library, RecordError
+from runtime import ArchiveError, ArgumentError, DeviceError, KernelMiss, Library, ProgramError, RecordError
 from runtime.archive import Archive
 from runtime.driver import Driver
 from runtime.program import Launch
@@ -308,6 +308,31 @@ def test_columns_of_one_matrix_may_be_input_and_output(library: Library, driver:
     assert len(driver.launches) == 2
 
 
+@pytest.mark.parametrize("which", ["a", "b", "out"])
+def test_tensor_without_memory_is_refused_on_every_call(library: Library, driver: RecordingDriver, which: str) -> None:
+    for _ in range(2):
+        tensors = dict(zip(("a", "b", "out"), operands(16), strict=True))
+        tensors[which].pointer = 0
+        with pytest.raises(ArgumentError, match=rf"{which} of shape .* has no memory behind it"):
+            library.gemm(**tensors)
+        library.gemm(*operands(16)[:2], out=operands(16)[2])
+    assert len(driver.launches) == 2
+
+
+@pytest.mark.parametrize("stream", [-1, 1 << 64])
+def test_stream_that_is_no_handle_is_refused_on_every_call(library: Library, stream: int) -> None:
+    a, b, out = operands(16)
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="a handle from 0 to"):
+            library.gemm(a, b, out=out, stream=stream)
+        library.gemm(a, b, out=out)
+
+
+def test_rows_that_are_all_one_are_refused(library: Library) -> None:
+    with pytest.raises(ArgumentError, match=r"a\.stride\[0\] is 0.*make it contiguous"):
+        library.gemm(FakeTensor((16, K), strides=(0, 1)), FakeTensor((N, K)))
+
+
 def test_output_that_names_elements_twice_is_refused(library: Library) -> None:
     a, b, _ = operands(16)
     with pytest.raises(ArgumentError, match="names elements twice"):
@@ -435,6 +460,93 @@ def test_fallback_does_not_take_what_torch_cannot_multiply(archive_path: Path, d
         library.gemm(FakeTensor((16, 8), "float8_e4m3fn"), FakeTensor((8, 8), "float8_e4m3fn"))
 
 
+@pytest.fixture
+def falling_back(archive_path: Path, driver: RecordingDriver) -> Library:
+    return Library(Archive.open(archive_path), driver, on_miss="torch")
+
+
+def test_fallback_takes_layouts_that_kernels_do_not(
+    falling_back: Library, driver: RecordingDriver, torch: FakeTorch
+) -> None:
+    key = "bf16_bf16_bf16_f32_none_n6144_k4096"
+    a, b, out = operands(16)
+    falling_back.gemm(a, b, out=out)
+    columns = FakeTensor((16, K), strides=(1, 16))
+    for x, y, z, reason in (
+        (FakeTensor((16, K), pointer=a.pointer + 8), b, out, "address of a"),
+        (FakeTensor((16, K), strides=(K + 1, 1)), b, out, "strides of a"),
+        (FakeTensor((16, K), strides=(0, 1)), b, out, "strides of a"),
+        (columns, b, out, "strides of a"),
+        (a, FakeTensor((N, K), strides=(1, N)), out, "strides of b"),
+        (a, b, FakeTensor((16, N), strides=(1, 16)), "strides of out"),
+        (FakeTensor((2, 8, K), strides=(K, 4 * K, 1)), b, FakeTensor((2, 8, N)), "strides of a"),
+    ):
+        before = falling_back.misses.get(f"{key}, {reason}", 0)
+        assert falling_back.gemm(x, y, out=z) is z
+        assert falling_back.misses[f"{key}, {reason}"] == before + 1
+    assert torch.matmuls == sum(falling_back.misses.values()) == 7
+    assert len(driver.launches) == 1
+
+
+def test_fallback_hides_no_wrong_call(falling_back: Library, torch: FakeTorch) -> None:
+    a, b, out = operands(16)
+    columns = FakeTensor((16, K), strides=(1, 16))
+    for arguments, message in (
+        ((a, FakeTensor((N, K + 8)), out), "same K"),
+        ((columns, b, FakeTensor((8, N))), "out must have shape"),
+        ((columns, b, FakeTensor((16, N), pointer=columns.pointer)), "out shares memory with a"),
+        ((columns, b, FakeTensor((16, N), strides=(0, 1))), "names elements twice"),
+        ((columns, FakeTensor((N, K), device=1), out), "b is on device 1"),
+        ((columns, FakeTensor((N, K), pointer=0), out), "b of shape .* has no memory"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            falling_back.gemm(arguments[0], arguments[1], out=arguments[2])
+    assert torch.matmuls == 0
+
+
+# --- entries that were never tuned ---
+
+
+@pytest.fixture
+def ranked(tmp_path: Path, torch: FakeTorch) -> tuple[Path, RecordingDriver]:
+    entries = [
+        entry(signature(N, K), [(None, "small")]),
+        entry(signature(512, 512), [(None, "medium")], state="ranked"),
+        entry(signature(1024, 512), [(None, "medium")], state="ranked"),
+    ]
+    kernels = write_archive(tmp_path / "ranked.aot", [gemm_record("small"), gemm_record("medium")], entries)
+    return tmp_path / "ranked.aot", RecordingDriver(kernels=kernels)
+
+
+def test_first_ranked_entry_is_logged_once(
+    ranked: tuple[Path, RecordingDriver], caplog: pytest.LogCaptureFixture
+) -> None:
+    library = Library(Archive.open(ranked[0]), ranked[1])
+    library.gemm(*operands(16)[:2])
+    assert caplog.records == []
+    for n in (512, 1024, 512):
+        library.gemm(*operands(16, n, 512)[:2])
+    (said,) = caplog.messages
+    assert "bf16_bf16_bf16_f32_none_n512_k512 on sm_90a is ranked" in said
+    assert "never run or checked on a GPU; run: aot tune" in said
+
+
+def test_ranked_entries_are_a_miss_where_tuned_ones_are_required(
+    ranked: tuple[Path, RecordingDriver], caplog: pytest.LogCaptureFixture
+) -> None:
+    library = Library(Archive.open(ranked[0]), ranked[1], require="tuned")
+    library.gemm(*operands(16)[:2])
+    with pytest.raises(KernelMiss, match=r"is ranked: .*run: aot tune .*require='tuned'"):
+        library.gemm(*operands(16, 512, 512)[:2])
+    assert library.preload() == ("small",)
+    assert caplog.records == []
+
+
+def test_requiring_anything_else_is_refused(archive_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="require must be one of"):
+        runtime.load(archive_path, require="fast")
+
+
 # --- devices and damage ---
 
 
@@ -489,8 +601,18 @@ def test_table_that_names_no_gemm_is_refused(tmp_path: Path, torch: FakeTorch) -
     record["arguments"].append({"kind": "scalar", "name": "alpha", "dtype": "f32"})
     kernels = write_archive(tmp_path / "x.aot", [record], [entry(signature(), [(None, "odd")])])
     library = Library(Archive.open(tmp_path / "x.aot"), RecordingDriver(kernels=kernels))
-    with pytest.raises(RecordError, match="odd is in the gemm table but does not take"):
+    with pytest.raises(RecordError, match=r"has odd for bf16_.*_n6144_k4096, but it does not take"):
         library.gemm(*operands(16)[:2])
+
+
+def test_function_that_multiplies_by_b_untransposed_is_refused(tmp_path: Path, torch: FakeTorch) -> None:
+    record = gemm_record("plain")
+    record["arguments"][1]["shape"] = ["k", "n"]
+    kernels = write_archive(tmp_path / "x.aot", [record], [entry(signature(K, K), [(None, "plain")])])
+    library = Library(Archive.open(tmp_path / "x.aot"), RecordingDriver(kernels=kernels))
+    for call in (lambda: library.gemm(*operands(16, K, K)[:2]), library.preload):
+        with pytest.raises(RecordError, match=r"has plain for .*, but it takes B of shape \(k, n\), not \(N, K\)"):
+            call()
 
 
 def test_plans_are_bounded(library: Library, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -573,6 +695,22 @@ def test_function_refuses_other_arguments(library: Library) -> None:
         function(a, b, FakeTensor((99, N)))
     with pytest.raises(ArgumentError, match="a is on device 1"):
         function(FakeTensor((100, K), device=1), b, out)
+
+
+def test_function_without_rows_says_that_the_caller_skips_the_call(library: Library) -> None:
+    a, b, out = operands(0)
+    with pytest.raises(ProgramError, match=r"large: .* extent of 0 cannot be launched on; the caller skips"):
+        library.functions["large"](a, b, out)
+    a, b, out = operands(1000, 1024, 512)
+    with pytest.raises(ProgramError, match=r"^(?!.*skips)"):
+        library.functions["bounded"](a, b, out)
+
+
+def test_function_refuses_tensors_without_memory(library: Library) -> None:
+    a, b, out = operands(100)
+    out.pointer = 0
+    with pytest.raises(ArgumentError, match=r"d of shape .* has no memory"):
+        library.functions["large"](a, b, out)
 
 
 def test_function_too_large_for_this_gpu_says_so(library: Library, driver: RecordingDriver) -> None:
@@ -768,3 +906,25 @@ def test_machine_without_a_driver_is_a_device_error(cuda: StandInCuda) -> None:
     cuda.cuInit = missing  # type: ignore[attr-defined]
     with pytest.raises(DeviceError, match="no CUDA driver was found"):
         Driver().device  # noqa: B018
+
+
+def test_use_in_a_forked_child_is_refused(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    module = driver.load(b"cubin")
+    ready = driver.prepare(cuda.real.CUkernel(1), LAUNCH)
+    monkeypatch.setattr("os.getpid", lambda: driver._process + 1)
+    message = rf"first used in process {driver._process}, and this is a process forked from it"
+    with pytest.raises(DeviceError, match=message):
+        driver.device  # noqa: B018
+    cuda.launch_errors = [3]
+    with pytest.raises(DeviceError, match=message):
+        ready.launch(5)
+    driver.unload(module)  # the parent's to unload
+    assert "cuLibraryUnload" not in {name for name, *_ in cuda.calls}
+
+
+def test_driver_may_be_made_before_a_fork(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    monkeypatch.setattr("os.getpid", lambda: 7)
+    assert driver.device == 0
+    assert driver.device == 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import ArgumentError, RecordError
-from runtime.record import Record, TensorView
+from runtime.record import LayoutError, Record, TensorView
 
 from .samples import record
 
@@ -32,6 +32,43 @@ def test_the_stride_of_a_single_row_is_free() -> None:
     assert bind(x, y).values[:2] == (1, 64)
 
 
+@pytest.mark.parametrize("stride", [0, -64])
+def test_a_stride_that_is_never_used_becomes_one_that_can_be(stride: int) -> None:
+    x, y = X._replace(shape=(1, 64), strides=(stride, 1)), Y._replace(shape=(1, 64))
+    assert bind(x, y).values[2] == 8
+
+
+def test_tensors_without_elements_need_no_memory() -> None:
+    assert bind(X._replace(shape=(0, 64), pointer=0), Y._replace(shape=(0, 64), pointer=0)).pointers == (0, 0)
+
+
+@pytest.mark.parametrize(("value", "bits"), [(float("inf"), 0x7F800000), (float("nan"), 0x7FC00000)])
+def test_scalars_may_be_infinite_or_nan(value: float, bits: int) -> None:
+    assert bind(scale=value).values[4] == bits
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        (X._replace(pointer=0x1008), "address of x"),
+        (X._replace(strides=(68, 1)), "strides of x"),
+        (X._replace(strides=(64, 3)), "strides of x"),
+        (X._replace(strides=(0, 1)), "strides of x"),
+    ],
+)
+def test_what_a_copy_would_mend_is_a_layout_error(x: TensorView, reason: str) -> None:
+    with pytest.raises(LayoutError) as error:
+        bind(x)
+    assert error.value.reason == reason
+
+
+def test_what_no_copy_would_mend_is_no_layout_error() -> None:
+    for x in (X._replace(pointer=0), X._replace(dtype="f16"), X._replace(shape=(3, 60))):
+        with pytest.raises(ArgumentError) as error:
+            bind(x)
+        assert type(error.value) is ArgumentError
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -49,6 +86,10 @@ def test_the_stride_of_a_single_row_is_free() -> None:
         ({"scale": "1"}, "scale must be a number"),
         ({"scale": True}, "scale must be a number"),
         ({"bias": X}, "bias must be None"),
+        ({"x": X._replace(strides=(0, 1))}, "x.stride\\[0\\] is 0.*make it contiguous"),
+        ({"x": X._replace(pointer=0)}, "x of shape \\(3, 64\\) has no memory behind it"),
+        ({"scale": 1e300}, "scale must fit a 32-bit float, found 1e\\+300"),
+        ({"scale": 10**400}, "scale must fit a 32-bit float"),
     ],
 )
 def test_bind_refuses(changed: dict[str, Any], message: str) -> None:

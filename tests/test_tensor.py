@@ -37,6 +37,23 @@ def test_torch_tensor_is_read_through_its_methods() -> None:
     assert view(t) == TensorView(ADDRESS, "bf16", (4, 8), (16, 1), 3)
 
 
+def test_torch_tensor_whose_storage_was_freed_has_no_address() -> None:
+    t = FakeTensor((4, 8), pointer=64)  # what data_ptr gives is the offset from address 0
+    t.offset = 32
+    assert view(t).pointer == 64
+    t.storage_bytes = 0
+    assert view(t).pointer == 0
+
+
+def test_real_torch_tensor_whose_storage_was_freed_is_as_expected() -> None:
+    torch = pytest.importorskip("torch")
+    t = torch.zeros(8, 8)
+    rows = t[2:]
+    t.untyped_storage().resize_(0)
+    assert (t.data_ptr(), rows.data_ptr()) == (0, 64)
+    assert (rows.storage_offset(), rows.untyped_storage().nbytes()) == (16, 0)
+
+
 def test_torch_subclasses_elsewhere_are_torch_tensors() -> None:
     class Mine(FakeTensor):
         pass
@@ -164,7 +181,7 @@ def test_cuda_array_stream_is_waited_for(producer: int | None, stream: int, orde
 
 def test_host_array_is_refused() -> None:
     numpy = pytest.importorskip("numpy")
-    with pytest.raises(ArgumentError, match="is in the CPU; copy it to the GPU"):
+    with pytest.raises(ArgumentError, match="is in host memory; copy it to the GPU"):
         view(numpy.zeros(3, dtype=numpy.float32))
     with pytest.raises(ArgumentError, match="in host memory"):
         view(SimpleNamespace(__array_interface__={}))
@@ -325,7 +342,7 @@ def test_dlpack_of_absurd_rank_is_refused() -> None:
         view(Producer(ndim=1_000_000))
 
 
-@pytest.mark.parametrize(("device", "place"), [((1, 0), "the CPU"), ((3, 0), "pinned host"), ((10, 0), "ROCm")])
+@pytest.mark.parametrize(("device", "place"), [((1, 0), "in host memory"), ((3, 0), "pinned host"), ((10, 0), "ROCm")])
 def test_dlpack_elsewhere_is_refused_before_export(device: tuple[int, int], place: str) -> None:
     producer = Producer(device=device)
     with pytest.raises(ArgumentError, match=place):
@@ -447,6 +464,14 @@ def test_cuda_bindings_stream_is_a_stream() -> None:
 def test_what_is_no_stream_is_refused(stream: Any) -> None:
     with pytest.raises(ArgumentError, match="stream must be an integer handle"):
         stream_handle(stream)
+
+
+@pytest.mark.parametrize("handle", [-1, 1 << 64])
+def test_handles_that_are_no_pointers_are_refused(handle: int) -> None:
+    for stream in (handle, SimpleNamespace(cuda_stream=handle), SimpleNamespace(__cuda_stream__=lambda: (0, handle))):
+        with pytest.raises(ArgumentError, match="a handle from 0 to 2\\^64 - 1"):
+            stream_handle(stream)
+    assert stream_handle((1 << 64) - 1) == (1 << 64) - 1
 
 
 def test_stream_protocol_of_another_version_is_refused() -> None:
