@@ -9,6 +9,7 @@ from .errors import (
     ArgumentError,
     DeviceError,
     KernelMiss,
+    LayoutError,
     ProgramError,
     RecordError,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "DeviceError",
     "Function",
     "KernelMiss",
+    "LayoutError",
     "Library",
     "ProgramError",
     "RecordError",

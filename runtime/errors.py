@@ -25,6 +25,17 @@ class ArgumentError(AotError):
     """A caller's tensor or scalar does not fit the function's description."""
 
 
+class LayoutError(ArgumentError):
+    """The tensor is right but not where or how it lies in memory; a copy, or another function, may do.
+
+    `reason` says in few words what is wrong, and is the same for all addresses and strides that are so.
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class KernelMiss(AotError):
     """The archive has no kernel for the request; the message names the nearest entries and why each was rejected."""
 

@@ -18,9 +18,9 @@ from .archive import Archive, ArchiveClosed
 from .dispatch import Dispatch, Entry, gemm_mismatch, serves
 from .driver import LAST_DEFAULT_STREAM, Driver
 from .dtypes import DTYPES
-from .errors import ArgumentError, DeviceError, KernelMiss, ProgramError, RecordError
+from .errors import ArgumentError, DeviceError, KernelMiss, LayoutError, ProgramError, RecordError
 from .function import Function, Unfit, device_view, remember, resolve_stream
-from .record import LayoutError, TensorArgument, TensorView, check_address
+from .record import TensorArgument, TensorView, check_address
 from .signature import Signature
 from .tensor import (
     LAST_STREAM,

@@ -14,23 +14,12 @@ from typing import Any, NamedTuple
 
 from .arithmetic import exact_fields, exact_list, fail, is_int
 from .dtypes import DTYPES
-from .errors import ArgumentError
+from .errors import ArgumentError, LayoutError
 from .program import Launch, Program
 
 MAX_RANK = 16
 SCALAR_DTYPES = ("i32", "i64", "f32")
 DEVICE_PROPERTIES = ("max_active_clusters",)
-
-
-class LayoutError(ArgumentError):
-    """The tensor is right but not where or how it lies in memory; a copy, or another function, may do.
-
-    `reason` says in few words what is wrong, and is the same for all addresses and strides that are so.
-    """
-
-    def __init__(self, message: str, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class TensorView(NamedTuple):

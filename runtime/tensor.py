@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from .dtypes import DTYPES
-from .errors import ArgumentError
-from .record import LayoutError, TensorView
+from .errors import ArgumentError, LayoutError
+from .record import TensorView
 
 _TORCH_DTYPES = {
     "torch.float32": "f32",

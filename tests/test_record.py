@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import ArgumentError, RecordError
-from runtime.record import LayoutError, Record, TensorView
+from runtime.errors import ArgumentError, LayoutError, RecordError
+from runtime.record import Record, TensorView
 
 from .samples import record
 
