@@ -31,8 +31,9 @@ from runtime.dtypes import DTYPES
 from runtime.signature import Signature
 
 from . import targets
+from .providers import PROVIDERS, families
 from .targets import Target
-from .variants import FAMILIES, Variant, unsuited
+from .variants import Variant, family_of, unsuited
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,9 @@ def shortlist(
 
 def _best(order: list[Variant], limit: int) -> list[Variant]:
     """The first of each family, then the first of the rest: `limit` in all, in the order given."""
-    leaders: dict[str, int] = {}
+    leaders: dict[tuple[str, str], int] = {}
     for place, variant in enumerate(order):
-        leaders.setdefault(variant.family, place)
+        leaders.setdefault((variant.provider, variant.family), place)
     first = list(leaders.values())
     rest = [place for place in range(len(order)) if place not in first]
     return [order[place] for place in sorted([*first, *rest][:limit])]
@@ -90,7 +91,9 @@ def _best(order: list[Variant], limit: int) -> list[Variant]:
 
 class _Shape(NamedTuple):
     """All that models look at, so variants of a shape cost the same. The tile is that of one CTA, in rows of D by
-    columns of D by K; `instruction` has the rows and columns of an MMA instruction.
+    columns of D by K, and each of `split_k` parts of K has its own; `instruction_m` is the rows of an MMA instruction.
+
+    What neither a variant's choices nor its family's traits say is taken to be common, so that any family has a place.
     """
 
     tile_m: int
@@ -99,19 +102,27 @@ class _Shape(NamedTuple):
     cluster_m: int
     cluster_n: int
     stages: int
-    instruction: tuple[int, int]
+    split_k: int
+    instruction_m: int
 
     @classmethod
     def of(cls, variant: Variant) -> _Shape:
-        ctas = 2 if variant.options.get("two_cta") else 1
+        family = family_of(variant)
+        said = {**(family.traits if family else {}), **variant.options}
+
+        def extent(name: str, common: int) -> int:
+            value = said.get(name)
+            return value if type(value) is int and value > 0 else common
+
         return cls(
-            tile_m=variant.integer("tile_m") // ctas,
-            tile_n=variant.integer("tile_n"),
-            tile_k=variant.integer("tile_k"),
-            cluster_m=variant.integer("cluster_m"),
-            cluster_n=variant.integer("cluster_n"),
-            stages=variant.integer("stages", 4),
-            instruction=(16, 8) if variant.family == "sm80_tensorop" else (64, 8),
+            tile_m=-(-extent("tile_m", 128) // (2 if said.get("two_cta") else 1)),
+            tile_n=extent("tile_n", 128),
+            tile_k=extent("tile_k", 128 // DTYPES[variant.a].bytes),
+            cluster_m=extent("cluster_m", 1),
+            cluster_n=extent("cluster_n", 1),
+            stages=extent("stages", 4),
+            split_k=extent("split_k", 1),
+            instruction_m=extent("instruction_m", 64),
         )
 
 
@@ -127,10 +138,15 @@ class _Model(Protocol):
 
 def _shapes(variants: Iterable[Variant]) -> _Shapes:
     """Each variant once, with its shape, in the order that stands where models see no difference."""
-    families = list(FAMILIES)
+    known = [(provider, family) for provider in PROVIDERS for family in families(provider)]
+    places = {family: place for place, family in enumerate(known)}
     order = sorted(
         set(variants),
-        key=lambda v: (not v.options.get("two_cta", False), families.index(v.family), v.name()),
+        key=lambda v: (
+            not v.options.get("two_cta", False),
+            places.get((v.provider, v.family), len(places)),
+            v.name(),
+        ),
     )
     return [(v, _Shape.of(v)) for v in order]
 
@@ -160,7 +176,7 @@ class _TileWaves:
 
     Counts what is wasted: rows and columns of tiles past the edge of D, CTAs that only fill a cluster, and the part of
     the last wave that stays empty. Loads weigh 64 multiply columns each, about the ratio of tensor-core to L2
-    throughput in elements, and multicast within a cluster divides them.
+    throughput in elements, and multicast within a cluster divides them. To add up the parts of a split K costs nothing.
     """
 
     _LOAD_WEIGHT = 64
@@ -175,9 +191,9 @@ class _TileWaves:
     def cost(self, s: _Shape, signature: Signature, m: int) -> float:
         clusters = -(-m // (s.tile_m * s.cluster_m)) * -(-signature.n // (s.tile_n * s.cluster_n))
         in_flight = max(1, self._multiprocessors // (s.cluster_m * s.cluster_n))
-        waves = -(-clusters * signature.batch // in_flight)
+        waves = -(-clusters * s.split_k * signature.batch // in_flight)
         loads = s.tile_m / s.cluster_n + s.tile_n / s.cluster_m
-        slices = -(-signature.k // s.tile_k) * s.tile_k * DTYPES[signature.a].bytes
+        slices = -(-signature.k // (s.tile_k * s.split_k)) * s.tile_k * DTYPES[signature.a].bytes
         return waves * slices * (s.tile_m * s.tile_n + self._LOAD_WEIGHT * loads)
 
 
@@ -252,10 +268,13 @@ class _MatmulHeuristics:
         config = self._interface.nvmmhKernelConfiguration()
         config.cta[:] = tile_m, tile_n, s.tile_k
         config.warp[:] = min(64, tile_m), min(64, tile_n), s.tile_k
-        config.instr[:] = *s.instruction, self._instruction_k
+        config.instr[:] = s.instruction_m, 8, self._instruction_k
         config.cluster[:] = cluster
         config.loadStages = s.stages
-        config.splitK = config.gridSwizzle = 1
+        config.splitK = s.split_k
+        config.gridSwizzle = 1
+        if (*config.cta, *config.cluster, config.splitK) != (tile_m, tile_n, s.tile_k, *cluster, s.split_k):
+            return float("inf")  # a field is too narrow for its value, and the library divides by what is left
         seconds: float = self._interface.nvMatmulHeuristicsEstimateRuntime(
             self._interface.handle,
             self._precision.encode(),

@@ -1,14 +1,15 @@
-"""One way to compute something on a target, as data, and which such ways exist.
+"""One way to compute something on a target, as data, and which such ways are legal.
 
-`FAMILIES` and `illegal` are the only source of that truth for enumerators, tuners and tests. Knows nothing of
-compilers, devices or the packages that kernels come from, and imports none of them.
+Providers say which families they have; `illegal` and `unsuited` are the only source of truth about a variant for
+enumerators, tuners and tests. Knows no provider by name, and nothing of compilers, devices or the packages that kernels
+come from.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from typing import Any, TypeAlias
 
@@ -17,11 +18,9 @@ from runtime.dtypes import DTYPES
 from runtime.errors import RecordError
 from runtime.signature import EPILOGUES, Signature
 
-from .targets import TARGETS
+from .targets import target as target_named
 
 Option: TypeAlias = int | str | bool
-
-OPERATIONS = ("gemm", "rmsnorm")
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,8 @@ class Variant:
             parts.append("batched")
         options = dict(self.config)
         for prefix in ("tile", "cluster", "fallback"):
-            extents = [options.pop(f"{prefix}_{mode}", None) for mode in "mnk"]
-            if extents[0] is not None:
+            if f"{prefix}_m" in options:
+                extents = [options.pop(f"{prefix}_{mode}", None) for mode in "mnk"]
                 parts.append(prefix + "x".join(str(e) for e in extents if e is not None))
         for option, value in options.items():
             if isinstance(value, str):
@@ -119,131 +118,62 @@ def choices(**options: Option) -> tuple[tuple[str, Option], ...]:
     return tuple(sorted(options.items()))
 
 
-@dataclass(frozen=True)
-class Family:
-    """Variants that differ in their choices only: what each may be, and what combinations `rule` forbids."""
-
-    provider: str
-    operation: str
-    targets: tuple[str, ...]
-    elements: tuple[tuple[str, str, str], ...]  # (a, b, d)
-    options: Mapping[str, tuple[Option, ...]]
-    rule: Callable[[Variant], str | None]
-    batched: tuple[bool, ...] = (False, True)
-
-
-def _sm80_rule(v: Variant) -> str | None:
-    """All stages of A and B share the block's memory with the output tile, which takes their place at the end."""
-    tile_m, tile_n, tile_k = (v.integer(f"tile_{mode}") for mode in "mnk")
-    stages_bytes = v.integer("stages") * (tile_m + tile_n) * tile_k * DTYPES[v.a].bytes
-    used, most = max(stages_bytes, tile_m * tile_n * DTYPES[v.d].bytes), TARGETS[v.target].shared_bytes_per_block
-    return f"needs {used} bytes of shared memory, {v.target} has {most}" if used > most else None
-
-
-def _tile_k_rule(v: Variant) -> str | None:
-    """A stage is four MMA instructions deep along K, which is 128 bytes for every element type."""
-    depth = 128 // DTYPES[v.a].bytes
-    return None if v.integer("tile_k") == depth else f"tile_k must be {depth} for {v.a}"
-
-
-def _sm100_rule(v: Variant) -> str | None:
-    """`tile_m` is the MMA's: where `two_cta` holds, two CTAs share it, side by side along a cluster's M."""
-    two_cta, tile_m = v.options["two_cta"], v.integer("tile_m")
-    cluster_m, cluster_n = v.integer("cluster_m"), v.integer("cluster_n")
-    if tile_m not in ((128, 256) if two_cta else (64, 128)):
-        return f"tile_m must be {'128 or 256 with' if two_cta else '64 or 128 without'} two_cta"
-    if two_cta and cluster_m % 2:
-        return "cluster_m must be even with two_cta"
-    if cluster_m * cluster_n > 16:
-        return f"a cluster of {cluster_m * cluster_n} CTAs exceeds 16"
-    return _tile_k_rule(v)
-
-
-def _sm100_preferred_cluster_rule(v: Variant) -> str | None:
-    """The preferred cluster is made of whole fallback clusters."""
-    preferred = v.integer("cluster_m"), v.integer("cluster_n")
-    fallback = v.integer("fallback_m"), v.integer("fallback_n")
-    if preferred == fallback or preferred[0] % fallback[0] or preferred[1] % fallback[1]:
-        return "cluster must be a larger multiple of fallback"
-    return _sm100_rule(v)
-
-
 def _no_rule(v: Variant) -> str | None:
     return None
 
 
-_SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
-_DENSE = (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"))
-_POWERS = (1, 2, 4, 8, 16)
-_SM100_OPTIONS: dict[str, tuple[Option, ...]] = {
-    "tile_m": (64, 128, 256),
-    "tile_n": (32, 64, 128, 256),
-    "tile_k": (64, 128),
-    "cluster_m": _POWERS,
-    "cluster_n": _POWERS,
-    "scheduler": ("clc", "static"),
-    "two_cta": (False, True),
-}
+def _no_limit(v: Variant, signature: Signature) -> str | None:
+    return None
 
-FAMILIES: dict[str, Family] = {
-    # Four warps with mma.sync, cp.async and one CTA a tile; any GPU since Ampere. The operator also states tile_n 64,
-    # which its kernel cannot compile for row-major D.
-    "sm80_tensorop": Family(
-        "cutlass_operators",
-        "gemm",
-        ("sm_80", "sm_120a"),
-        _SAME_16_BIT,
-        {"tile_m": (64, 128), "tile_n": (128,), "tile_k": (32,), "stages": (4,)},
-        _sm80_rule,
-    ),
-    # Warp-specialised and persistent: TMA, WGMMA, multicast within clusters. In e4m3 the sums stay in the tensor core
-    # over all of K, with its reduced precision, as cuBLAS's fast accumulation does.
-    "sm90_static_persistent": Family(
-        "cutlass_operators",
-        "gemm",
-        ("sm_90a",),
-        _DENSE,
-        {"tile_m": (64, 128), "tile_n": (64, 128, 256), "tile_k": (64, 128), "cluster_m": (1, 2), "cluster_n": (1, 2)},
-        _tile_k_rule,
-    ),
-    # Warp-specialised and persistent: TMA, tcgen05.mma of one or two CTAs, static or cluster-launch-control scheduling.
-    "sm100_persistent": Family(
-        "cutlass_operators", "gemm", ("sm_100a", "sm_103a"), _DENSE, _SM100_OPTIONS, _sm100_rule
-    ),
-    # The same with two cluster shapes in one launch: the smaller fills what the larger leaves.
-    "sm100_preferred_cluster": Family(
-        "cutlass_operators",
-        "gemm",
-        ("sm_100a", "sm_103a"),
-        _DENSE,
-        _SM100_OPTIONS | {"fallback_m": (2,), "fallback_n": (1,)},
-        _sm100_preferred_cluster_rule,
-    ),
-    # Low latency for few tokens: swap-AB (weights on the MMA's M side, so tile_n is 64), one CTA a tile, direct stores.
-    # Right at any M up to 65535 tiles, which the grid holds; meant for M <= 64.
-    "sm100_tgv": Family(
-        "cutlass_operators",
-        "gemm",
-        ("sm_100a", "sm_103a"),
-        _SAME_16_BIT,
-        {"tile_m": (8, 16, 32), "tile_n": (64,), "tile_k": (128,), "stages": (8,)},
-        _no_rule,
-    ),
-    # One block a row, `threads` threads a block.
-    "rmsnorm_row": Family(
-        "own", "rmsnorm", tuple(TARGETS), _SAME_16_BIT, {"threads": (128, 256, 512)}, _no_rule, (False,)
-    ),
-}
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Variants of one provider that differ in their choices only: what each may be, and which combinations are illegal.
+
+    Of a GEMM's choices, `aot.rank` reads those that are called tile_m, tile_n and tile_k (rows of D, columns of D and
+    depth), cluster_m, cluster_n, stages, split_k and two_cta (two CTAs share the tile, side by side along M), and does
+    without those that are missing. `traits` states by the same names what is no choice; instruction_m, the rows of an
+    MMA instruction, can only be stated there.
+    """
+
+    operation: str  # "gemm", or the name of a function that no table dispatches
+    targets: tuple[str, ...]
+    elements: tuple[tuple[str, str, str], ...]  # (a, b, d)
+    options: Mapping[str, tuple[Option, ...]]
+    rule: Callable[[Variant], str | None] = _no_rule  # why choices that are allowed one by one are illegal together
+    batched: tuple[bool, ...] = (False, True)
+    accumulator: str = "f32"
+    access_bytes: int = 16  # rows of A, B and D are loaded and stored in whole pieces of this size
+    limit: Callable[[Variant, Signature], str | None] = _no_limit  # why a legal GEMM cannot compute a signature
+    traits: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.targets:
+            target_named(name)
+        unknown = {self.accumulator, *itertools.chain(*self.elements)} - set(DTYPES)
+        if unknown:
+            raise ValueError(f"unknown element types {sorted(unknown)}; the element types are {', '.join(DTYPES)}")
+
+
+def family_of(variant: Variant) -> Family | None:
+    """What its provider says of a variant's family, or None if there is no such provider or family here."""
+    return _families(variant.provider).get(variant.family)
+
+
+def _families(provider: str) -> Mapping[str, Family]:
+    from .providers import families  # providers describe themselves in this module's terms, so they import it first
+
+    return families(provider)
 
 
 def illegal(variant: Variant) -> str | None:
     """Why `variant` cannot be compiled, or None if it can. Pure: asks no device and imports no compiler."""
-    family = FAMILIES.get(variant.family)
-    if family is None or family.provider != variant.provider or family.operation != variant.operation:
+    family = family_of(variant)
+    if family is None or family.operation != variant.operation:
         return f"no family {variant.family!r} of {variant.operation!r} in provider {variant.provider!r}"
     if variant.target not in family.targets:
         return f"{variant.family} is not made for {variant.target}, only for {', '.join(family.targets)}"
-    if (variant.a, variant.b, variant.d) not in family.elements or variant.accumulator != "f32":
+    if (variant.a, variant.b, variant.d) not in family.elements or variant.accumulator != family.accumulator:
         return f"{variant.family} does not compute {variant.a} x {variant.b} -> {variant.d} in {variant.accumulator}"
     if variant.epilogue not in EPILOGUES:
         return f"{variant.family} has no epilogue {variant.epilogue!r}"
@@ -261,9 +191,9 @@ def illegal(variant: Variant) -> str | None:
 def unsuited(variant: Variant, signature: Signature) -> str | None:
     """Why `variant` cannot compute `signature`, or None if it can, at every M from 1 up.
 
-    Every family loads and stores rows of A, B and D in 16-byte pieces, so K and N must fill whole pieces. Tiles and
-    clusters that hang over the edge of D are no limit: loads past it give zeros and stores past it are dropped, in
-    every family.
+    Rows of A, B and D are loaded and stored in pieces, so K and N must fill whole pieces. Tiles and clusters that hang
+    over the edge of D are no limit, unless the family's own says so: loads past it give zeros and stores past it are
+    dropped. A family unknown here has the limits that are common; that it cannot be compiled is for `illegal` to say.
     """
     if variant.operation != "gemm":
         return f"{variant.family} is not a GEMM"
@@ -272,25 +202,25 @@ def unsuited(variant: Variant, signature: Signature) -> str | None:
         return f"{variant.family} computes {variant.a} x {variant.b} -> {variant.d}, not {signature.key()}"
     if variant.batched != (signature.batch > 1):
         return "a batched signature needs a batched kernel, and no other does"
+    family = family_of(variant)
+    access_bytes = family.access_bytes if family else Family.access_bytes
     for extent, value, element in (("n", signature.n, signature.d), ("k", signature.k, signature.a)):
-        divisibility = 16 // DTYPES[element].bytes
+        divisibility = max(1, access_bytes // DTYPES[element].bytes)
         if value % divisibility:
-            return f"{extent} = {value} is not a multiple of {divisibility}, which 16-byte access to {element} needs"
-    if variant.family == "sm100_preferred_cluster" and variant.options["scheduler"] == "static":
-        # The grid is the CTAs that fallback clusters would take, in whole preferred clusters: none, if those are fewer.
-        tiles_n = -(-signature.n // variant.integer("tile_n"))
-        ctas = variant.integer("fallback_m") * tiles_n * signature.batch
-        cluster = variant.integer("cluster_m") * variant.integer("cluster_n")
-        if ctas < cluster:
-            return f"at m = 1 its {ctas} CTAs do not fill one cluster of {cluster}, and nothing would be launched"
-    return None
+            need = f"which {access_bytes}-byte access to {element} needs"
+            return f"{extent} = {value} is not a multiple of {divisibility}, {need}"
+    return family.limit(variant, signature) if family else None
 
 
 def legal_variants(provider: str, target: str, signature: Signature) -> list[Variant]:
     """Every legal GEMM variant of `provider` that computes `signature` on `target`, in a fixed order."""
     elements = (signature.a, signature.b, signature.d)
     return [
-        v for v in _legal(provider, "gemm", target, elements, signature.batch > 1) if unsuited(v, signature) is None
+        v
+        for name, family in _families(provider).items()
+        if family.operation == "gemm"
+        for v in _legal(provider, name, family, target, elements, signature.batch > 1)
+        if unsuited(v, signature) is None
     ]
 
 
@@ -298,25 +228,34 @@ def legal_functions(provider: str, target: str) -> list[Variant]:
     """Every legal variant of `provider` for `target` that is not a GEMM, in a fixed order."""
     return [
         v
-        for operation in OPERATIONS
-        if operation != "gemm"
-        for elements in _SAME_16_BIT
-        for v in _legal(provider, operation, target, elements, False)
+        for name, family in _families(provider).items()
+        if family.operation != "gemm"
+        for elements in family.elements
+        for batched in family.batched
+        for v in _legal(provider, name, family, target, elements, batched)
     ]
 
 
 @cache
 def _legal(
-    provider: str, operation: str, target: str, elements: tuple[str, str, str], batched: bool
+    provider: str, name: str, family: Family, target: str, elements: tuple[str, str, str], batched: bool
 ) -> tuple[Variant, ...]:
-    """Every legal variant with the given types, family by family."""
+    """Every legal variant of a family with the given types."""
+    if target not in family.targets:
+        return ()
     variants = []
-    for name, family in FAMILIES.items():
-        if (family.provider, family.operation) != (provider, operation) or target not in family.targets:
-            continue
-        for values in itertools.product(*family.options.values()):
-            config = choices(**dict(zip(family.options, values, strict=True)))
-            variant = Variant(provider, name, target, config, *elements, batched=batched, operation=operation)
-            if illegal(variant) is None:
-                variants.append(variant)
+    for values in itertools.product(*family.options.values()):
+        config = choices(**dict(zip(family.options, values, strict=True)))
+        variant = Variant(
+            provider,
+            name,
+            target,
+            config,
+            *elements,
+            accumulator=family.accumulator,
+            batched=batched,
+            operation=family.operation,
+        )
+        if illegal(variant) is None:
+            variants.append(variant)
     return tuple(variants)

@@ -12,14 +12,17 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from aot.build import plan
+from aot.manifest import Gemm, Manifest
 from aot.providers import PROVIDERS, ProviderError, cutlass_operators, provider
 from aot.providers.base import digest
 from aot.targets import TARGETS
-from aot.variants import Variant, illegal
+from aot.variants import Family, Variant, choices, illegal, legal_functions, legal_variants, unsuited
 from runtime.errors import AotError
 from runtime.signature import Signature
 
@@ -212,3 +215,100 @@ def test_digest_depends_on_every_name_and_byte_and_not_on_order() -> None:
     assert digest(items) == digest(items[::-1])
     others = [[("a", b"12")], [("a", b"12"), ("b", b"4")], [("a", b"1"), ("2b", b"3")], [("ab", b"12"), ("", b"3")]]
     assert digest(items) not in map(digest, others)
+
+
+def _made_up_rule(v: Variant) -> str | None:
+    return "split_k needs tile_n 64" if v.integer("split_k") > 1 and v.integer("tile_n") > 64 else None
+
+
+def _made_up_limit(v: Variant, s: Signature) -> str | None:
+    return "K is too short to split" if s.k < 128 * v.integer("split_k") else None
+
+
+MADE_UP: dict[str, Family] = {
+    "swap_ab": Family(
+        "gemm",
+        ("sm_90a",),
+        (TYPES["bf16"],),
+        {"tile_n": (64, 128), "tile_m": (8, 16), "split_k": (1, 2)},
+        _made_up_rule,
+        limit=_made_up_limit,
+        access_bytes=4,
+        traits={"tile_k": 128},
+    ),
+    "one_size": Family("gemm", ("sm_80", "sm_90a"), (TYPES["bf16"],), {"warps": (4, 8)}, batched=(False,)),
+    "integers": Family("gemm", ("sm_90a",), (("i8", "i8", "i32"),), {"tile_m": (64,)}, accumulator="i32"),
+    "softmax": Family("softmax", ("sm_90a",), (("f32", "f32", "f32"),), {"threads": (128,)}, batched=(True,)),
+}
+
+
+class MadeUp:
+    """All that a new provider has to say before it builds anything."""
+
+    name = "made_up"
+    families = MADE_UP
+
+    def variants(self, target: str, signature: Signature) -> list[Variant]:
+        return legal_variants(self.name, target, signature)
+
+    def functions(self, target: str) -> list[Variant]:
+        return legal_functions(self.name, target)
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
+    """A new provider: one module and one line of registration."""
+    module = ModuleType("aot.providers.made_up")
+    module.MadeUp = MadeUp  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(PROVIDERS, "made_up", "MadeUp")
+    return MadeUp()
+
+
+def test_a_new_provider_has_its_legal_variants_enumerated_and_named(made_up: MadeUp) -> None:
+    gemms = provider("made_up").variants("sm_90a", signature())
+    functions = provider("made_up").functions("sm_90a")
+    assert [v.name().removeprefix("made_up.") for v in gemms + functions] == [
+        "swap_ab.bf16_bf16_bf16_f32.tile8x64.split_k1.sm_90a",
+        "swap_ab.bf16_bf16_bf16_f32.tile8x64.split_k2.sm_90a",
+        "swap_ab.bf16_bf16_bf16_f32.tile16x64.split_k1.sm_90a",
+        "swap_ab.bf16_bf16_bf16_f32.tile16x64.split_k2.sm_90a",
+        "swap_ab.bf16_bf16_bf16_f32.tile8x128.split_k1.sm_90a",
+        "swap_ab.bf16_bf16_bf16_f32.tile16x128.split_k1.sm_90a",
+        "one_size.bf16_bf16_bf16_f32.warps4.sm_90a",
+        "one_size.bf16_bf16_bf16_f32.warps8.sm_90a",
+        "softmax.f32_f32_f32_f32.batched.threads128.sm_90a",
+    ]
+    assert [illegal(v) for v in gemms + functions] == [None] * 9
+    assert [Variant.from_json(json.loads(v.key())) for v in gemms + functions] == gemms + functions
+    assert {v.family for v in made_up.variants("sm_90a", signature(batch=3))} == {"swap_ab"}
+    integers = Signature("i8", "i8", "i32", "i32", "none", 4096, 4096)
+    assert [(v.family, v.accumulator) for v in made_up.variants("sm_90a", integers)] == [("integers", "i32")]
+
+
+def test_rules_and_limits_of_a_new_provider_are_asked(made_up: MadeUp) -> None:
+    split = made_up.variants("sm_90a", signature())[1]
+    assert illegal(dataclasses.replace(split, config=choices(tile_m=8, tile_n=128, split_k=2))) == (
+        "split_k needs tile_n 64"
+    )
+    assert unsuited(split, dataclasses.replace(signature(), k=128)) == "K is too short to split"
+    assert unsuited(split, dataclasses.replace(signature(), n=4098)) is None
+    assert unsuited(split, dataclasses.replace(signature(), n=4097)) == (
+        "n = 4097 is not a multiple of 2, which 4-byte access to bf16 needs"
+    )
+
+
+@pytest.mark.parametrize("library", [True, False])
+@pytest.mark.usefixtures("made_up")
+def test_a_new_provider_is_ranked_and_planned_beside_the_others(library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not library:
+        monkeypatch.setitem(sys.modules, "nvMatmulHeuristics", None)
+    everything = {v for name in PROVIDERS for v in provider(name).variants("sm_90a", signature())}
+    manifest = Manifest("m", "s", (1, 512), ("sm_90a",), (Gemm("g", signature(), 1, (1, 512)),))
+    planned = plan([manifest], limit=len(everything), functions=["softmax"])
+    assert [v.family for v in planned.functions] == ["softmax"]
+    for _, candidates in planned.gemms[0].by_tokens:
+        assert set(candidates) == everything
+    short = plan([manifest], limit=3)
+    for _, candidates in short.gemms[0].by_tokens:
+        assert {v.family for v in candidates} == {"sm90_static_persistent", "swap_ab", "one_size"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aot.rank import rank, shortlist
 from aot.targets import TARGETS
-from aot.variants import Variant, legal_variants
+from aot.variants import Option, Variant, choices, legal_variants
 from runtime.signature import Signature
 
 SIGNATURE = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
@@ -141,3 +141,47 @@ def test_shortlist_keeps_the_best_of_every_family() -> None:
     assert found == sorted(found, key=order.index)
     for family in {v.family for v in given_}:
         assert next(v for v in order if v.family == family) in found
+
+
+ANY_OPTION: st.SearchStrategy[Option] = st.one_of(
+    st.integers(-1, 600), st.sampled_from([1 << 16, 70_000, 1 << 33]), st.booleans(), st.just("auto")
+)
+ANY_CONFIG = st.dictionaries(
+    st.sampled_from(["tile_m", "tile_n", "tile_k", "cluster_m", "cluster_n", "stages", "split_k", "two_cta", "warps"]),
+    ANY_OPTION,
+)
+
+
+@pytest.mark.parametrize("library", [True, False])
+@given(configs=st.lists(ANY_CONFIG, min_size=1, max_size=8), target=st.sampled_from(list(TARGETS)))
+@settings(max_examples=100, deadline=None)
+def test_variants_of_an_unknown_family_have_a_place_whatever_their_choices(
+    library: bool, configs: list[dict[str, Option]], target: str
+) -> None:
+    strangers = {Variant("elsewhere", "new", target, choices(**c), "bf16", "bf16", "bf16") for c in configs}
+    given_ = [*variants(target), *strangers]
+    with pytest.MonkeyPatch.context() as patch:
+        if not library:
+            patch.setitem(sys.modules, "nvMatmulHeuristics", None)
+        found = shortlist(given_, [(SIGNATURE, 16)], target, limit=len(given_)).candidates[SIGNATURE, 16]
+        assert set(found) == set(given_)
+        assert found == rank(given_[::-1], SIGNATURE, 16, target).variants
+
+
+@pytest.mark.usefixtures("without_library")
+def test_families_of_the_same_name_from_two_providers_both_reach_the_shortlist() -> None:
+    ours = variants("sm_90a")
+    theirs = [dataclasses.replace(v, provider="elsewhere") for v in ours]
+    found = shortlist(ours + theirs, [(SIGNATURE, 16)], "sm_90a", limit=2).candidates[SIGNATURE, 16]
+    assert [v.provider for v in found] == ["cutlass_operators", "elsewhere"]
+
+
+@pytest.mark.usefixtures("without_library")
+def test_splitting_k_pays_where_tiles_leave_multiprocessors_idle_and_not_where_they_do_not() -> None:
+    whole, split = (
+        Variant("elsewhere", "new", "sm_90a", choices(tile_m=64, tile_n=64, split_k=parts), "bf16", "bf16", "bf16")
+        for parts in (1, 3)
+    )
+    narrow = dataclasses.replace(SIGNATURE, n=512)
+    assert rank([whole, split], narrow, 16, "sm_90a").variants == [split, whole]
+    assert rank([whole, split], SIGNATURE, 8192, "sm_90a").variants == [whole, split]

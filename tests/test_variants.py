@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aot.providers import cutlass_operators
 from aot.targets import TARGETS, target
-from aot.variants import FAMILIES, Variant, choices, illegal, legal_functions, legal_variants, unsuited
+from aot.variants import Family, Variant, choices, illegal, legal_functions, legal_variants, unsuited
 from runtime.errors import AotError, RecordError
 from runtime.signature import Signature
 
@@ -59,6 +60,11 @@ def test_name_reads_as_a_choice_list() -> None:
     assert (
         variant.name() == "cutlass_operators.sm90_static_persistent.bf16_bf16_bf16_f32.tile128x256x64.cluster1x2.sm_90a"
     )
+
+
+def test_name_keeps_a_tile_that_has_no_rows() -> None:
+    variant = Variant("elsewhere", "new", "sm_90a", choices(tile_n=64, tile_k=32), "f32", "f32", "f32")
+    assert variant.name() == "elsewhere.new.f32_f32_f32_f32.tile_k32.tile_n64.sm_90a"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +160,7 @@ def test_illegal_names_the_reason(variant: Variant, reason: str) -> None:
 
 
 def test_sm80_tiles_fit_the_smallest_shared_memory_of_the_gpus_served() -> None:
-    rule = FAMILIES["sm80_tensorop"].rule
+    rule = cutlass_operators.FAMILIES["sm80_tensorop"].rule
     largest = next(v for v in ALL if v.family == "sm80_tensorop" and v.options["tile_m"] == 128)
     assert rule(largest) is None
     assert rule(with_options(largest, stages=8)) == "needs 131072 bytes of shared memory, sm_80 has 101376"
@@ -183,6 +189,20 @@ def test_preferred_clusters_that_one_row_cannot_fill_are_not_offered() -> None:
     assert "nothing would be launched" in (unsuited(static, signature(n=1024)) or "")
     assert unsuited(static, signature(n=2048)) is None
     assert unsuited(with_options(static, scheduler="clc"), signature(n=1024)) is None
+
+
+def test_a_variant_of_a_foreign_provider_reads_well_and_is_illegal() -> None:
+    foreign = Variant.from_json(HOPPER.to_json() | {"provider": "elsewhere"})
+    assert foreign.to_json() == HOPPER.to_json() | {"provider": "elsewhere"}
+    assert illegal(foreign) == "no family 'sm90_static_persistent' of 'gemm' in provider 'elsewhere'"
+    assert legal_variants("elsewhere", "sm_90a", signature()) == legal_functions("elsewhere", "sm_90a") == []
+
+
+def test_a_family_names_targets_and_element_types_that_exist() -> None:
+    with pytest.raises(AotError, match="unknown target 'sm_91'"):
+        Family("gemm", ("sm_91",), (), {})
+    with pytest.raises(ValueError, match=r"unknown element types \['bfloat16'\]"):
+        Family("gemm", ("sm_90a",), (("bf16", "bfloat16", "bf16"),), {})
 
 
 def test_functions_are_not_offered_as_gemms() -> None:

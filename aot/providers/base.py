@@ -6,14 +6,14 @@ Knows nothing of any particular provider, and imports no compiler: `build` alone
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from runtime.errors import AotError
 from runtime.signature import Signature
 
-from ..variants import Variant
+from ..variants import Family, Variant
 
 
 class ProviderError(AotError):
@@ -43,6 +43,11 @@ class Provider(Protocol):
     """A source of kernels."""
 
     name: str
+
+    @property
+    def families(self) -> Mapping[str, Family]:
+        """What `aot.variants` and `aot.rank` must know of its variants, by family, in the order that breaks ties."""
+        ...
 
     def variants(self, target: str, signature: Signature) -> list[Variant]:
         """Every legal GEMM variant for `signature` on `target`; cheap, and compiles nothing."""

@@ -19,7 +19,7 @@ from runtime.dtypes import DTYPES
 from runtime.signature import Signature
 
 from ..targets import TARGETS
-from ..variants import Variant, illegal, legal_variants
+from ..variants import Family, Option, Variant, illegal, legal_variants
 from .base import Buildable, ProviderError, digest, stand_ins
 
 DISTRIBUTION = "nvidia-cutlass-operators"
@@ -51,10 +51,116 @@ _TORCH = {"bf16": "bfloat16", "f16": "float16", "e4m3": "float8_e4m3fn", "f32": 
 _ALIGNMENT_BYTES = 16
 
 
+def _sm80_rule(v: Variant) -> str | None:
+    """All stages of A and B share the block's memory with the output tile, which takes their place at the end."""
+    tile_m, tile_n, tile_k = (v.integer(f"tile_{mode}") for mode in "mnk")
+    stages_bytes = v.integer("stages") * (tile_m + tile_n) * tile_k * DTYPES[v.a].bytes
+    used, most = max(stages_bytes, tile_m * tile_n * DTYPES[v.d].bytes), TARGETS[v.target].shared_bytes_per_block
+    return f"needs {used} bytes of shared memory, {v.target} has {most}" if used > most else None
+
+
+def _tile_k_rule(v: Variant) -> str | None:
+    """A stage is four MMA instructions deep along K, which is 128 bytes for every element type."""
+    depth = 128 // DTYPES[v.a].bytes
+    return None if v.integer("tile_k") == depth else f"tile_k must be {depth} for {v.a}"
+
+
+def _sm100_rule(v: Variant) -> str | None:
+    """`tile_m` is the MMA's: where `two_cta` holds, two CTAs share it, side by side along a cluster's M."""
+    two_cta, tile_m = v.options["two_cta"], v.integer("tile_m")
+    cluster_m, cluster_n = v.integer("cluster_m"), v.integer("cluster_n")
+    if tile_m not in ((128, 256) if two_cta else (64, 128)):
+        return f"tile_m must be {'128 or 256 with' if two_cta else '64 or 128 without'} two_cta"
+    if two_cta and cluster_m % 2:
+        return "cluster_m must be even with two_cta"
+    if cluster_m * cluster_n > 16:
+        return f"a cluster of {cluster_m * cluster_n} CTAs exceeds 16"
+    return _tile_k_rule(v)
+
+
+def _sm100_preferred_cluster_rule(v: Variant) -> str | None:
+    """The preferred cluster is made of whole fallback clusters."""
+    preferred = v.integer("cluster_m"), v.integer("cluster_n")
+    fallback = v.integer("fallback_m"), v.integer("fallback_n")
+    if preferred == fallback or preferred[0] % fallback[0] or preferred[1] % fallback[1]:
+        return "cluster must be a larger multiple of fallback"
+    return _sm100_rule(v)
+
+
+def _sm100_preferred_cluster_limit(v: Variant, signature: Signature) -> str | None:
+    """The static grid is the CTAs that fallback clusters would take, in whole preferred clusters: none, if those are
+    fewer.
+    """
+    if v.options["scheduler"] != "static":
+        return None
+    tiles_n = -(-signature.n // v.integer("tile_n"))
+    ctas = v.integer("fallback_m") * tiles_n * signature.batch
+    cluster = v.integer("cluster_m") * v.integer("cluster_n")
+    if ctas < cluster:
+        return f"at m = 1 its {ctas} CTAs do not fill one cluster of {cluster}, and nothing would be launched"
+    return None
+
+
+_SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
+_DENSE = (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"))
+_POWERS = (1, 2, 4, 8, 16)
+_SM100_OPTIONS: dict[str, tuple[Option, ...]] = {
+    "tile_m": (64, 128, 256),
+    "tile_n": (32, 64, 128, 256),
+    "tile_k": (64, 128),
+    "cluster_m": _POWERS,
+    "cluster_n": _POWERS,
+    "scheduler": ("clc", "static"),
+    "two_cta": (False, True),
+}
+
+FAMILIES: dict[str, Family] = {
+    # Four warps with mma.sync, cp.async and one CTA a tile; any GPU since Ampere. The operator also states tile_n 64,
+    # which its kernel cannot compile for row-major D.
+    "sm80_tensorop": Family(
+        "gemm",
+        ("sm_80", "sm_120a"),
+        _SAME_16_BIT,
+        {"tile_m": (64, 128), "tile_n": (128,), "tile_k": (32,), "stages": (4,)},
+        _sm80_rule,
+        traits={"instruction_m": 16},
+    ),
+    # Warp-specialised and persistent: TMA, WGMMA, multicast within clusters. In e4m3 the sums stay in the tensor core
+    # over all of K, with its reduced precision, as cuBLAS's fast accumulation does.
+    "sm90_static_persistent": Family(
+        "gemm",
+        ("sm_90a",),
+        _DENSE,
+        {"tile_m": (64, 128), "tile_n": (64, 128, 256), "tile_k": (64, 128), "cluster_m": (1, 2), "cluster_n": (1, 2)},
+        _tile_k_rule,
+    ),
+    # Warp-specialised and persistent: TMA, tcgen05.mma of one or two CTAs, static or cluster-launch-control scheduling.
+    "sm100_persistent": Family("gemm", ("sm_100a", "sm_103a"), _DENSE, _SM100_OPTIONS, _sm100_rule),
+    # The same with two cluster shapes in one launch: the smaller fills what the larger leaves.
+    "sm100_preferred_cluster": Family(
+        "gemm",
+        ("sm_100a", "sm_103a"),
+        _DENSE,
+        _SM100_OPTIONS | {"fallback_m": (2,), "fallback_n": (1,)},
+        _sm100_preferred_cluster_rule,
+        limit=_sm100_preferred_cluster_limit,
+    ),
+    # Low latency for few tokens: swap-AB (weights on the MMA's M side, so tile_n is 64), one CTA a tile, direct stores.
+    # Right at any M up to 65535 tiles, which the grid holds; meant for M <= 64.
+    "sm100_tgv": Family(
+        "gemm",
+        ("sm_100a", "sm_103a"),
+        _SAME_16_BIT,
+        {"tile_m": (8, 16, 32), "tile_n": (64,), "tile_k": (128,), "stages": (8,)},
+    ),
+}
+
+
 class CutlassOperators:
     """The dense GEMMs of the Operator API that need no scales, metadata or fused epilogue."""
 
     name = "cutlass_operators"
+    families = FAMILIES
 
     def variants(self, target: str, signature: Signature) -> list[Variant]:
         """Every legal GEMM variant for `signature` on `target`."""

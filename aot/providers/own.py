@@ -11,14 +11,27 @@ from typing import Any
 
 from runtime.signature import Signature
 
-from ..variants import Variant, illegal, legal_functions, legal_variants
+from ..targets import TARGETS
+from ..variants import Family, Variant, illegal, legal_functions, legal_variants
 from .base import Buildable, ProviderError, digest, stand_ins
+
+FAMILIES: dict[str, Family] = {
+    # One block a row, `threads` threads a block.
+    "rmsnorm_row": Family(
+        "rmsnorm",
+        tuple(TARGETS),
+        (("bf16", "bf16", "bf16"), ("f16", "f16", "f16")),
+        {"threads": (128, 256, 512)},
+        batched=(False,),
+    ),
+}
 
 
 class Own:
     """What `aot/kernels/` holds."""
 
     name = "own"
+    families = FAMILIES
 
     def variants(self, target: str, signature: Signature) -> list[Variant]:
         """Every legal GEMM variant for `signature` on `target`."""
