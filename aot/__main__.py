@@ -1,5 +1,48 @@
-"""`python -m aot`, the same as the command `aot`."""
+"""The command `aot`, also as `python -m aot`: runs `aot.cli`, or says what to install for it.
 
-from .cli import main
+A plain install is the runtime alone, so what the command line imports may be missing.
+"""
 
-main()
+from __future__ import annotations
+
+import os
+import sys
+
+# The extras of this distribution that bring a package, by the name it is imported by or that of its distribution.
+_TUNE = "pip install 'cute-aot[build]' (or 'cute-aot[tune]', which has no compiler)"
+_BUILD = "pip install 'cute-aot[build]'"
+_MISSING = {
+    "typer": _TUNE,
+    "rich": _TUNE,
+    "yaml": _TUNE,
+    "torch": _TUNE,
+    "cutlass": _BUILD,
+    "nvidia-cutlass-dsl": _BUILD,
+    "nvidia-cutlass-operators": _BUILD,
+    "nvMatmulHeuristics": _BUILD,
+    "nvidia-matmul-heuristics": _BUILD,
+    "cuda": "pip install cute-aot",
+    "zstandard": "pip install cute-aot",
+}
+
+
+def main() -> None:
+    """Run the command line and end the process."""
+    if sys.stderr is None:  # closed by the caller; print() would take standard output in its place
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # for as long as the process lasts
+    try:
+        from .cli import main as run
+
+        run()
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _MISSING:
+            raise
+        print(f"error: {package} is not installed; {_MISSING[package]}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:  # `cli.main` has its own way; this is what comes before and after it
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

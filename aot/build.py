@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
+from importlib import metadata
 from typing import Any
 
 from runtime.dispatch import serves
@@ -18,11 +18,10 @@ from runtime.driver import Driver
 from runtime.errors import AotError, DeviceError
 from runtime.signature import Signature
 
-from . import manifest, rank
+from . import manifest, pack, rank
 from .cache import Cache
 from .compiler import BuildReport, Event, compile_variants, toolchain
 from .manifest import Manifest
-from .pack import Package
 from .providers import PROVIDERS, provider
 from .select import ranges
 from .targets import target as target_named
@@ -124,28 +123,29 @@ def build(
     cache: Cache,
     jobs: int | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
+    on_start: Callable[[int, int], None] = lambda kernels, processes: None,
 ) -> Built:
     """Compile what `work` says and write the archive. What fails is left out, and reported.
+
+    `on_event` and `on_start` are those of `aot.compiler.compile_variants`.
 
     Raises:
         AotError: nothing could be compiled, or the cache or the archive cannot be written.
     """
-    destination = Path(destination)
-    if not destination.parent.is_dir():
-        raise BuildError(f"{destination}: its folder does not exist; make it, or name another output")
-    report = compile_variants(work.variants(), cache, jobs, on_event)
+    pack.destination(destination)  # before the work, not after it
+    report = compile_variants(work.variants(), cache, jobs, on_event, on_start=on_start)
     if not report.kernels:
         if reasons := sorted(set(report.failures.values())):
             raise BuildError(f"none of {len(report.failures)} kernels compiled; the first reason: {reasons[0]}")
         raise BuildError(f"no kernel is known for any of these problems on {', '.join(work.targets)}")
-    package = Package()
+    package = pack.Package()
     for kernel in report.kernels.values():
         package.add_function(kernel.record, kernel.cubin)
     entries, unserved = _gemm_entries(work, report)
     package.set_table("gemm", {"entries": entries})
     package.set_table("build", _build_table(work, report, unserved))
     package.write(destination)
-    return Built(report, tuple(unserved), destination.stat().st_size)
+    return Built(report, tuple(unserved), os.stat(destination).st_size)
 
 
 def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[dict[str, Any]], list[tuple[Signature, str, str]]]:
@@ -188,11 +188,19 @@ def _build_table(work: Plan, report: BuildReport, unserved: list[tuple[Signature
         "targets": list(work.targets),
         "ranking": dict(work.ranking),
         "candidates": work.limit,
-        "tools": toolchain(),
+        "tools": toolchain() | {"cute-aot": version()},
         "providers": {name: provider(name).source_digest() for name in sorted(providers)},
         "failures": [[v.name(), reason] for v, reason in report.failures.items()],
         "unserved": [[s.key(), t, reason] for s, t, reason in unserved],
     }
+
+
+def version() -> str:
+    """The version of this distribution, or "unknown" where it runs from its source tree."""
+    try:
+        return metadata.version("cute-aot")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def tunable(targets: Iterable[str]) -> bool:

@@ -98,6 +98,8 @@ class Cache:
     """A directory of entries. Making this object touches no file; the directory appears with the first entry."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
+        if not os.fspath(directory):
+            raise CacheError("the cache directory has no name; name a directory")
         self.directory = Path(directory)
 
     def path(self, key: str) -> Path:

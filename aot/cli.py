@@ -1,25 +1,30 @@
 """The command `aot`: reads arguments, calls the modules that do the work, prints what they return.
 
-Exit status: 0; 1 where a check fails or part of what was asked could not be built; 2 where the call is wrong;
-130 after Ctrl-C. Imports neither torch nor the DSL before it needs one.
+Exit status: 0; 1 where a check fails or part of what was asked could not be built; 2 where the call is wrong or its
+output cannot be written; 130 after Ctrl-C, 143 after SIGTERM. Imports neither torch nor the DSL before it needs one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
 import os
+import signal
 import sys
 import time
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from runtime.archive import Archive, Check, FileUnreadable
 from runtime.errors import AotError, ArchiveError
 
-from .console import Progress, print_function, print_gemm, print_json, print_listing, warn
+from .console import Progress, print_checks, print_function, print_gemm, print_json, print_listing, printable, warn
+from .pack import destination
 from .targets import TARGETS
 
 if TYPE_CHECKING:
@@ -38,23 +43,88 @@ app.add_typer(manifest_app, name="manifest")
 ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="An .aot file.")]
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="The .aot file to write.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_INTERRUPTED = 128 + signal.SIGINT
+_OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
 Targets = Annotated[
     list[str] | None, typer.Option("--target", metavar="T", help=f"May be repeated: {', '.join(TARGETS)}.")
 ]
 
 
+_UsageError = cast(type[Exception], typer.BadParameter.__base__)  # click's, or that of typer's own copy of click
+
+
+class _Stop(AotError):
+    """The end of a command, with an exit status of its own."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 def main() -> None:
-    """Run the command line."""
+    """Run the command line and end the process."""
+    terminated = []
+
+    def terminate(*_: object) -> None:
+        terminated.append(True)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, terminate)  # so that workers end, and nothing stays in /tmp
     try:
+        status, message = _run()
         try:
-            app(prog_name="aot")
-        finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except OSError as error:
+            status, message = _output_failed(error)
+    except KeyboardInterrupt:
+        status, message = _INTERRUPTED, ""
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+    if message:
+        print(printable(f"error: {message}"), file=sys.stderr)
+    sys.exit(128 + signal.SIGTERM if terminated and status == _INTERRUPTED else status)
+
+
+def _run() -> tuple[int, str]:
+    """Run the command; the exit status, and what there is to say on standard error."""
+    if sys.stdout is None:
+        return 2, "standard output is closed; redirect it to a file or /dev/null"
+    try:
+        return app(prog_name="aot", standalone_mode=False) or 0, ""
+    except _Stop as stop:
+        return stop.status, str(stop)
     except AotError as error:
-        _quit(str(error), 2)
-    except BrokenPipeError:  # the reader has seen enough, as in `aot ls | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        return 2, str(error)
+    except _UsageError as error:
+        return 2, _usage(error)
+    except typer.Abort:
+        return _INTERRUPTED, ""
+    except OSError as error:
+        return _output_failed(error)
+
+
+def _usage(error: Any) -> str:
+    """A wrong call in a line; the help where there was no command at all."""
+    said = str(error.format_message())
+    if "\n" in said:
+        print(said, file=sys.stderr)
+        return ""
+    command = error.ctx.command_path if error.ctx else "aot"
+    return f"{said.rstrip('.')}{'' if said.endswith('?') else ';'} `{command} --help` shows how to call it"
+
+
+def _output_failed(error: OSError) -> tuple[int, str]:
+    """What an OSError means that no module expected: a file, where it names one, or else standard output."""
+    if error.filename is not None:
+        return 2, f"{error.filename}: {error.strerror}; check the path and its permissions"
+    if error.errno not in _OUTPUT_ERRORS:
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes there
+    if error.errno == errno.EPIPE:  # the reader has seen enough, as in `aot ls | head`
+        return 1, ""
+    return 2, f"standard output cannot be written ({error.strerror}); redirect it elsewhere"
 
 
 def _version(wanted: bool) -> None:
@@ -89,7 +159,7 @@ def _build(
     candidates: Annotated[int, typer.Option(min=1, help="Kernels to compile for each problem and M.")] = 8,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes that compile. Default: usable cores.")] = None,
     cache: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Build cache. Default: $XDG_CACHE_HOME or ~/.cache, cute-aot.")
+        str | None, typer.Option(metavar="DIR", help="Build cache. Default: $XDG_CACHE_HOME or ~/.cache, cute-aot.")
     ] = None,
     no_tune: Annotated[bool, typer.Option("--no-tune", help="Do not tune, though a GPU is here.")] = False,
     as_json: Json = False,
@@ -99,6 +169,8 @@ def _build(
     from .cache import Cache
 
     begun = time.monotonic()
+    _refuse_inputs(output, manifests)
+    compiled = Cache(_cache_directory() if cache is None else cache)
     work = build.plan([manifest.load(path) for path in manifests], target or (), candidates, function or ())
     total = len(work.variants())
     finished = 0
@@ -113,15 +185,18 @@ def _build(
             finished += 1
             progress.update(finished, total)
 
+        def on_start(missing: int, processes: int) -> None:
+            progress.note(f"compiling {_count(missing, 'kernel')} in {_count(processes, 'process', 'processes')}")
+
         try:
-            built = build.build(work, output, Cache(cache or _cache_directory()), jobs, on_event)
+            built = build.build(work, output, compiled, jobs, on_event, on_start)
         except KeyboardInterrupt:
-            progress.stop()
-            _quit(f"interrupted with {finished} of {total} kernels done; the same command continues there", 130)
+            done = f"interrupted with {finished} of {total} kernels done; the same command continues there"
+            raise _Stop(done, _INTERRUPTED) from None
     for signature, name, reason in built.unserved:
         warn(f"{signature.key()} on {name}: {reason}; the archive cannot serve it")
     report = built.report
-    summary = {
+    summary: dict[str, Any] = {
         "archive": str(output),
         "bytes": built.archive_bytes,
         "functions": len(report.kernels),
@@ -133,15 +208,16 @@ def _build(
         "tuning": None,
     }
     if not as_json:
-        print(
-            f"{output}: {len(report.kernels)} kernels ({report.compiled} compiled, {report.cached} from the cache, "
-            f"{len(report.failures)} failed), {built.archive_bytes:,} bytes, {summary['seconds']:.1f} s"
+        made = (
+            f"{_count(len(report.kernels), 'kernel')} ({report.compiled} compiled, {report.cached} from the cache, "
+            f"{len(report.failures)} failed)"
         )
+        print(f"{output}: {made}, {built.archive_bytes:,} bytes, {summary['seconds']:.1f} s")
     if not no_tune and build.tunable(work.targets):
         summary["tuning"] = _tune(output, output, {}, as_json)
     if as_json:
         print_json(summary)
-    if built.unserved:
+    if built.unserved or (summary["tuning"] or {}).get("unserved"):
         raise typer.Exit(1)
 
 
@@ -155,10 +231,14 @@ def _tune_command(
     as_json: Json = False,
 ) -> None:
     """Measure the candidates of an archive on this machine's GPU and write an archive that uses the fastest."""
+    _refuse_inputs(output, [source])
+    destination(output)  # before the work, not after it
     given = {"finalists": finalists, "repeats": repeats, "seed": seed}
     report = _tune(source, output, {name: value for name, value in given.items() if value is not None}, as_json)
     if as_json:
         print_json({"archive": str(output), "tuning": report})
+    if report["unserved"]:
+        raise typer.Exit(1)
 
 
 def _tune(source: Path, destination: Path, options: dict[str, int], as_json: bool) -> dict[str, Any]:
@@ -168,12 +248,16 @@ def _tune(source: Path, destination: Path, options: dict[str, int], as_json: boo
         try:
             report = tune_archive(source, destination, TuneOptions(**options), progress.update)
         except KeyboardInterrupt:
-            progress.stop()
-            _quit(f"interrupted; nothing of the tuning was kept, {destination} is what it was", 130)
+            raise _Stop(f"interrupted; {destination} is what it was", _INTERRUPTED) from None
     ratios = [found.baseline_time.us / found.times[0][1].us for _, found in report.measured if found.times]
     geomean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else None
     for name, reason in report.rejected.items():
         warn(f"{name}: rejected: {reason}")
+    for entry in report.unserved:
+        warn(f"{entry}: no candidate computes the right result; the archive cannot serve it")
+    if report.interrupted:
+        done = f"interrupted; {destination} has what was measured, and tuning it goes on with the rest"
+        raise _Stop(done, _INTERRUPTED)
     if not as_json:
         result = f", {geomean:.3f}x the baseline in the geometric mean" if geomean else ""
         print(f"{destination}: tuned at {len(report.measured)} points{result}; `aot ls {destination}` lists them")
@@ -181,6 +265,7 @@ def _tune(source: Path, destination: Path, options: dict[str, int], as_json: boo
         "points": len(report.measured),
         "geomean": geomean,
         "rejected": report.rejected,
+        "unserved": report.unserved,
         "environment": report.environment,
     }
 
@@ -239,13 +324,9 @@ def _verify(archive: ArchivePath, as_json: Json = False) -> None:
             {"ok": not failed, "checks": [{"subject": c.subject, "ok": c.ok, "detail": c.detail} for c in checks]}
         )
     else:
-        for check in failed:
-            print(f"{check.subject}: {check.detail}")
-        print(
-            f"{archive}: {len(failed)} of {len(checks)} checks failed"
-            if failed
-            else f"{archive}: {len(checks)} checks, all good"
-        )
+        print_checks(describe.causes(checks))
+        found = f"{len(failed)} of {len(checks)} checks failed" if failed else f"{len(checks)} checks, all good"
+        print(f"{archive}: {found}")
     if failed:
         raise typer.Exit(1)
 
@@ -260,13 +341,13 @@ def _from_config(
     tokens: Annotated[str, typer.Option(metavar="M,M,...", help="The M values to tune for, such as 1,16,1024.")],
     target: Targets = None,
     dtype: Annotated[str, typer.Option(help="bf16, f16 or e4m3.")] = "bf16",
-    model: Annotated[str | None, typer.Option(help="The model's name. Default: from --source.")] = None,
-    source: Annotated[str | None, typer.Option(help="Where the config is from. Default: its path.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name. Default: from --source or CONFIG.")] = None,
+    source: Annotated[str | None, typer.Option(help="Where the config is from. Default: the file's name.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: print it.")] = None,
 ) -> None:
     """Write the manifest of a model's linear layers from its config.json."""
     from .manifest import dump
-    from .model_config import load_config, manifest_from_config
+    from .model_config import default_targets, load_config, manifest_from_config, model_name
 
     try:
         counts = [int(part) for part in tokens.split(",")]
@@ -274,15 +355,17 @@ def _from_config(
         raise typer.BadParameter(
             f"{tokens!r} is no list of integers such as 1,16,1024", param_hint="--tokens"
         ) from None
+    if output is not None:
+        _refuse_inputs(output, [config])
     text = dump(
         manifest_from_config(
             load_config(config),
             tp=tp,
             tokens=counts,
-            targets=target or tuple(TARGETS),
+            targets=target or default_targets(dtype),
             dtype=dtype,
-            source=source or str(config),
-            model=model,
+            source=source or config.name,
+            model=model or model_name(source or str(config.resolve()), tp, dtype),
         )
     )
     if output is None:
@@ -302,6 +385,13 @@ def _cache_directory() -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "cute-aot"
 
 
-def _quit(message: str, status: int) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(status)
+def _refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:
+    """Keep a command from writing over what it reads."""
+    for path in inputs:
+        with contextlib.suppress(OSError):
+            if output.samefile(path):
+                raise AotError(f"{output}: is an input too, which would be lost; name another output")
+
+
+def _count(number: int, one: str, more: str = "") -> str:
+    return f"{number} {one if number == 1 else more or one + 's'}"

@@ -125,11 +125,13 @@ def compile_variants(
     jobs: int | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     *,
+    on_start: Callable[[int, int], None] = lambda kernels, processes: None,
     timeout_s: float = TIMEOUT_S,
     lowering: str = LOWERING,
 ) -> BuildReport:
     """Compile each variant that is not in `cache`, in up to `jobs` processes (default: one for each usable core).
 
+    `on_start` hears once how many kernels are to be compiled, in how many processes at most, if there are any;
     `timeout_s` bounds one variant. `lowering` names the module whose `lower(variant)` workers call.
 
     Raises:
@@ -153,7 +155,10 @@ def compile_variants(
     cached = len(kernels)
     failures: dict[Variant, str] = {}
     missing = [v for v in wanted if v not in kernels]
-    with contextlib.closing(_compile_all(missing, jobs or usable_cores(), timeout_s, lowering)) as answers:
+    processes = min(jobs or usable_cores(), len(missing))
+    if missing:
+        on_start(len(missing), processes)
+    with contextlib.closing(_compile_all(missing, processes, timeout_s, lowering)) as answers:
         for variant, answer in answers:
             if isinstance(answer, Compiled):
                 cache.put(keys[variant], Entry(answer.record, answer.cubin))

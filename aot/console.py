@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from runtime.archive import Check
+
 _PROGRESS_AFTER_S = 2.0
 
 
@@ -42,12 +44,18 @@ class Progress:
             self._bar.start()
         self._bar.update(self._task, completed=done, total=total, description=f"{self._title} {detail}".strip())
 
+    def note(self, message: str) -> None:
+        """Print a line on standard error, where no bar will show."""
+        if not self._wanted:
+            print(printable(message), file=sys.stderr, flush=True)
+
     def warn(self, message: str) -> None:
         """Print a warning above the bar."""
         if self._bar is None:
             warn(message)
         else:
-            self._bar.console.print(f"warning: {message}", markup=False, highlight=False, soft_wrap=True)
+            text = printable(f"warning: {message}")
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def stop(self) -> None:
         """Take the bar away, for good."""
@@ -59,7 +67,25 @@ class Progress:
 
 def warn(message: str) -> None:
     """Print a warning on standard error."""
-    print(f"warning: {message}", file=sys.stderr)
+    print(printable(f"warning: {message}"), file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """`text` with escapes in place of what a terminal might obey: control characters, but for the ends of lines."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def _cleaned(obj: Any) -> Any:
+    """A JSON object with every text of it as `printable` has it, in one line."""
+    if isinstance(obj, str):
+        return printable(obj).replace("\n", "\\n")
+    if isinstance(obj, list):
+        return [_cleaned(item) for item in obj]
+    if isinstance(obj, dict):
+        return {_cleaned(name): _cleaned(item) for name, item in obj.items()}
+    return obj
 
 
 def print_json(obj: Any) -> None:
@@ -69,6 +95,7 @@ def print_json(obj: Any) -> None:
 
 def print_listing(found: dict[str, Any]) -> None:
     """What `aot ls` prints."""
+    found = _cleaned(found)
     rows = [
         [
             entry["signature"],
@@ -89,6 +116,8 @@ def print_listing(found: dict[str, Any]) -> None:
     if found["functions"]:
         _print_table(["target", "other function"], [[f["target"], f["name"]] for f in found["functions"]])
         print()
+    for environment in found["tuning"]:
+        print(_environment(environment))
     totals = found["totals"]
     each = f", {totals['bytes_per_function']:,} a function" if totals["functions"] else ""
     print(
@@ -99,18 +128,18 @@ def print_listing(found: dict[str, Any]) -> None:
 
 def print_gemm(gemm: dict[str, Any]) -> None:
     """What `aot show` prints for an entry of the gemm table."""
+    gemm = _cleaned(gemm)
     print(f"{gemm['key']} on {gemm['target']}: {gemm['state']}")
     if gemm["gemms"]:
         print(f"gemms: {', '.join(gemm['gemms'])}")
+    for environment in gemm["tuning"]:
+        print(_environment(environment))
     print()
     _print_table(["M", "function"], [[_interval(row), row["function"]] for row in gemm["ranges"]], right={0})
     if gemm["timings"]:
-        rows = [
-            [str(t["m"]), f"{t['us']:.1f}", f"{t['baseline_us']:.1f}", f"{t['ratio']:.2f}x", t["function"]]
-            for t in gemm["timings"]
-        ]
         print()
-        _print_table(["M", "us", "baseline us", "ratio", "function"], rows, right=range(4))
+        header = ["M", "us", "spread", "baseline us", "spread", "ratio", "runner-up us", "function", "runner-up"]
+        _print_table(header, [_timing(row) for row in gemm["timings"]], right=range(7))
     for row in gemm["candidates"]:
         print(f"\ncandidates at M = {row['m']}, best first:")
         for name in row["functions"]:
@@ -119,6 +148,7 @@ def print_gemm(gemm: dict[str, Any]) -> None:
 
 def print_function(function: dict[str, Any]) -> None:
     """What `aot show` prints for a function."""
+    function = _cleaned(function)
     cubin, program = function["cubin"], function["program"]
     print(function["name"])
     print(f"family   {function['family']}")
@@ -142,6 +172,45 @@ def print_function(function: dict[str, Any]) -> None:
         print(f"  {len(sizes)} parameters of {sum(sizes)} bytes, {launch['tma_descriptors']} TMA descriptors")
         for name, words in launch["attributes"].items():
             print(f"  {name} {_extents(words)}")
+
+
+def print_checks(causes: Iterable[tuple[Check, int]]) -> None:
+    """What `aot verify` prints of checks that failed: each cause, and how many others it brought down."""
+    for check, others in causes:
+        print(printable(f"{check.subject}: {check.detail}"))
+        if others:
+            print(f"  and {others} checks that need it" if others > 1 else "  and 1 check that needs it")
+
+
+def _environment(environment: dict[str, Any]) -> str:
+    """Where timings are from, in a line."""
+    labels = {
+        "driver": "driver",
+        "cuda": "CUDA",
+        "torch": "torch",
+        "cublas": "cuBLAS",
+        "cute_aot": "cute-aot",
+    }
+    versions = [f"{label} {environment[name]}" for name, label in labels.items() if environment.get(name)]
+    return ", ".join([f"tuned on {environment['gpu']}", *versions])
+
+
+def _timing(row: dict[str, Any]) -> list[str]:
+    return [
+        str(row["m"]),
+        f"{row['us']:.1f}",
+        _percent(row.get("spread")),
+        f"{row['baseline_us']:.1f}",
+        _percent(row.get("baseline_spread")),
+        f"{row['ratio']:.2f}x",
+        "" if row.get("runner_up_us") is None else f"{row['runner_up_us']:.1f}",
+        row["function"],
+        row.get("runner_up") or "",
+    ]
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f}%"
 
 
 def _arguments(arguments: Iterable[dict[str, Any]], prefix: str = "") -> Iterable[list[str]]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from runtime import canonical
 from runtime.archive import RECORDS, TABLES, Archive, Check
-from runtime.dispatch import Dispatch, Entry
+from runtime.dispatch import Dispatch, Entry, gemm_mismatch, serves
 from runtime.errors import AotError, RecordError
 from runtime.program import (
     CLUSTER_DIMENSION,
@@ -22,6 +22,7 @@ from runtime.program import (
 )
 from runtime.record import Record
 
+from . import cubin, tables
 from .manifest import did_you_mean
 
 _ATTRIBUTES = {
@@ -37,7 +38,7 @@ class UnknownName(AotError):
 
 
 def listing(archive: Archive) -> dict[str, Any]:
-    """Every entry of the gemm table with its ranges, the functions outside it, and sizes in total.
+    """Every entry of the gemm table with its ranges, the functions outside it, sizes in total, where it was tuned.
 
     A range's `us` and `ratio` (baseline time / its own; above 1 is faster) are those at the largest M it was measured
     at, None where it was not; `measured` counts such M.
@@ -59,7 +60,13 @@ def listing(archive: Archive) -> dict[str, Any]:
             }
         )
     others = [{"name": e.name, "target": e.target} for e in archive.functions.values() if e.name not in used]
-    return {"entries": entries, "functions": others, "totals": _totals(archive)}
+    return {
+        "entries": entries,
+        "functions": others,
+        "totals": _totals(archive),
+        "tools": tables.tools(archive),
+        "tuning": tables.environments(archive),
+    }
 
 
 def show(archive: Archive, name: str) -> dict[str, Any]:
@@ -79,14 +86,51 @@ def show(archive: Archive, name: str) -> dict[str, Any]:
         raise UnknownName(
             f"{archive.path}: has no function, signature or gemm {name!r}; {near}`aot ls {archive.path}` lists them"
         )
-    return {"gemm": [_entry(e, gemms) for e in chosen]}
+    environments = tables.environments(archive)
+    return {"gemm": [_entry(e, gemms, environments) for e in chosen]}
 
 
 def verify(archive: Archive) -> list[Check]:
-    """Check everything: each digest, each record as a server reads it, each table, and that their names agree."""
+    """Check everything: each digest, each record as a server reads it and as its cubin has it, each table.
+
+    Of the tables also that they agree with the records they name.
+    """
+
+    @cache
+    def record(name: str) -> Record:
+        return Record.from_json(archive.record(name))
+
     checks = archive.verify()
-    checks += [_check(f"function {name}", partial(_read, archive, name)) for name in archive.functions]
-    return [*checks, _check("gemm table", lambda: f"{len(listing(archive)['entries'])} entries")]
+    checks += [_check(f"function {name}", partial(_compare, archive, name, record)) for name in archive.functions]
+    checks.append(
+        _check("build table", lambda: f"{len(tables.gemms(archive))} gemms, {len(tables.tools(archive))} tools")
+    )
+    checks.append(_check("tuning table", lambda: f"{len(tables.environments(archive))} environments"))
+    checks.append(_check("gemm table", lambda: f"{len(_dispatch(archive).entries)} entries"))
+    if checks[-1].ok:
+        for entry in _dispatch(archive).entries:
+            subject = f"gemm {entry.signature.key()} on {entry.target}"
+            checks.append(_check(subject, partial(_compare_entry, entry, record)))
+    return checks
+
+
+def causes(checks: Iterable[Check]) -> list[tuple[Check, int]]:
+    """The failed checks that are no mere consequence of another, each with how many others failed because of it.
+
+    A consequence says so, or says the same: what needs a damaged block repeats what is wrong with the block.
+    """
+    found: dict[str, tuple[Check, int]] = {}
+    cause = ""
+    for check in checks:
+        if check.ok:
+            continue
+        if check.detail not in found and not (cause and check.detail.endswith(" cannot be read")):
+            found[check.detail] = check, 0
+            cause = check.detail
+            continue
+        of = check.detail if check.detail in found else cause
+        found[of] = found[of][0], found[of][1] + 1
+    return list(found.values())
 
 
 def _check(subject: str, look: Callable[[], str]) -> Check:
@@ -96,9 +140,37 @@ def _check(subject: str, look: Callable[[], str]) -> Check:
         return Check(subject, False, str(error))
 
 
-def _read(archive: Archive, name: str) -> str:
-    record = Record.from_json(archive.record(name))
+def _compare(archive: Archive, name: str, read: Callable[[str], Record]) -> str:
+    """Hold a function's record against its cubin."""
+    record = read(name)
+    found = cubin.kernels(archive.cubin(name))
+    if set(found) != {kernel.symbol for kernel in record.kernels}:
+        stated = ", ".join(kernel.symbol for kernel in record.kernels)
+        raise RecordError(f"function {name}: its record has the kernels {stated}, its cubin {', '.join(found)}")
+    for kernel in record.kernels:
+        for field in ("registers", "shared_bytes", "local_bytes"):
+            _require_same(
+                name, f"{kernel.symbol}: {field}", getattr(kernel, field), getattr(found[kernel.symbol], field)
+            )
+    for launch in archive.record(name)["program"]["launches"]:
+        symbol = record.kernels[launch["kernel"]].symbol
+        sizes = tuple(parameter["size"] for parameter in launch["parameters"])
+        _require_same(name, f"{symbol}: sizes of parameters", sizes, found[symbol].parameter_sizes)
     return f"{len(record.kernels)} kernels, {len(record.program.launches)} launches"
+
+
+def _require_same(name: str, what: str, stated: Any, held: Any) -> None:
+    if stated != held:
+        raise RecordError(f"function {name}: {what}: {stated} in its record, {held} in its cubin; build it again")
+
+
+def _compare_entry(entry: Entry, read: Callable[[str], Record]) -> str:
+    """Hold an entry against the records of its functions, and read its timings."""
+    names = sorted(_functions_of(entry))
+    for name in names:
+        if mismatch := gemm_mismatch(entry.signature, read(name)):
+            raise RecordError(f"function {name} {mismatch}; build the archive again")
+    return f"{len(names)} functions, {len(tables.timings(entry))} timings"
 
 
 # --- the gemm table ---
@@ -113,15 +185,8 @@ def _dispatch(archive: Archive) -> Dispatch:
 def _gemm_names(archive: Archive) -> dict[str, list[str]]:
     """The gemms of the models that the archive was built for, by signature; an archive need not say."""
     names: dict[str, list[str]] = {}
-    table = archive.table("build") if "build" in archive.tables else {"models": []}
-    try:
-        gemms = [(gemm["signature"], gemm["name"]) for model in table["models"] for gemm in model["gemms"]]
-        for signature, name in dict.fromkeys(gemms):
-            names.setdefault(signature, []).append(name)
-    except (KeyError, TypeError) as error:
-        raise RecordError(
-            f"{archive.path}: table build: no list of models ({error!r}); build the archive again"
-        ) from None
+    for signature, name in dict.fromkeys(tables.gemms(archive)):
+        names.setdefault(signature, []).append(name)
     return names
 
 
@@ -132,7 +197,7 @@ def _functions_of(entry: Entry) -> set[str]:
 def _ranges(entry: Entry) -> list[dict[str, Any]]:
     rows = []
     above = 0
-    timings = _timings(entry)
+    timings = tables.timings(entry)
     for m_max, function in entry.ranges:
         measured = [t for t in timings if t["m"] > above and (m_max is None or t["m"] <= m_max)]
         last = measured[-1] if measured else {"us": None, "ratio": None}
@@ -142,22 +207,7 @@ def _ranges(entry: Entry) -> list[dict[str, Any]]:
     return rows
 
 
-def _timings(entry: Entry) -> list[dict[str, Any]]:
-    """The rows that `aot.tune` wrote, as they are, each with its `ratio`."""
-    rows = []
-    for row in entry.timings:
-        try:
-            m, us, baseline_us, function = (row[name] for name in ("m", "us", "baseline_us", "function"))
-            if type(m) is not int or not isinstance(function, str) or not us > 0:
-                raise TypeError("wrong types")
-            rows.append(row | {"ratio": round(baseline_us / us, 3)})
-        except (KeyError, TypeError) as error:
-            where = f"gemm table, {entry.signature.key()} on {entry.target}"
-            raise RecordError(f"{where}: unreadable timings ({error!r}); tune the archive again") from None
-    return rows
-
-
-def _entry(entry: Entry, gemms: Mapping[str, list[str]]) -> dict[str, Any]:
+def _entry(entry: Entry, gemms: Mapping[str, list[str]], environments: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "signature": entry.signature.to_json(),
         "key": entry.signature.key(),
@@ -165,7 +215,8 @@ def _entry(entry: Entry, gemms: Mapping[str, list[str]]) -> dict[str, Any]:
         "target": entry.target,
         "state": entry.state,
         "ranges": _ranges(entry),
-        "timings": _timings(entry),
+        "timings": tables.timings(entry),
+        "tuning": [e for e in environments if entry.timings and serves(entry.target, tables.capability(e))],
         "candidates": [{"m": m, "functions": list(ranked)} for m, ranked in entry.candidates],
     }
 

@@ -66,7 +66,8 @@ _GEMM_FIELDS = ("name", "n", "k", *_DEFAULT_FIELDS)
 
 _TAG = "tag:yaml.org,2002:"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,18})")
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
+_MAX_DIGITS = 19
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 
 
@@ -200,10 +201,8 @@ def read_text(path: str, max_bytes: int = MAX_FILE_BYTES) -> str:
 
 def signature_problem(signature: Signature) -> tuple[str, str] | None:
     """Why no manifest may hold this signature, as (field, complaint with its fix), or None when it may."""
-    if (signature.a, signature.b, signature.d) not in DTYPE_COMBINATIONS:
-        known = "; ".join(_dtypes(*c) for c in DTYPE_COMBINATIONS)
-        found = _dtypes(signature.a, signature.b, signature.d)
-        return "dtypes", f"the combination {found} is not supported; use one of {known}"
+    if problem := _dtypes_problem(signature.a, signature.b, signature.d):
+        return "dtypes", problem
     for field, extent, dtype in (("n", signature.n, signature.d), ("k", signature.k, signature.a)):
         multiple = ROW_ALIGNMENT_BYTES // DTYPES[dtype].bytes
         if extent < 1 or extent % multiple:
@@ -216,6 +215,13 @@ def signature_problem(signature: Signature) -> tuple[str, str] | None:
         if extent > MAX_EXTENT:
             return field, f"must be at most {MAX_EXTENT}, found {extent}; check the shape"
     return None
+
+
+def _dtypes_problem(a: str, b: str, d: str) -> str | None:
+    if (a, b, d) in DTYPE_COMBINATIONS:
+        return None
+    known = "; ".join(_dtypes(*c) for c in DTYPE_COMBINATIONS)
+    return f"the combination {_dtypes(a, b, d)} is not supported; use one of {known}"
 
 
 def did_you_mean(found: str, known: Iterable[str]) -> str:
@@ -335,7 +341,14 @@ class _Reader:
             return self.tokens(node, where)
         if field == "dtypes":
             parts = self.mapping(node, where, ("a", "b", "d"), ("a", "b", "d"))
-            return tuple(self.choice(parts[p], f"{where}.{p}", tuple(DTYPES)) for p in ("a", "b", "d"))
+            known = zip(*DTYPE_COMBINATIONS, strict=True)
+            a, b, d = (
+                self.choice(parts[part], f"{where}.{part}", tuple(dict.fromkeys(types)))
+                for part, types in zip("abd", known, strict=True)
+            )
+            if problem := _dtypes_problem(a, b, d):
+                self.fail(node, where, problem)
+            return a, b, d
         return self.choice(node, where, {"accumulator": ACCUMULATORS, "epilogue": EPILOGUES, "per": PER}[field])
 
     def format(self, node: yaml.Node) -> None:
@@ -397,10 +410,10 @@ class _Reader:
     def integer(self, node: yaml.Node, where: str, most: int) -> int:
         if not isinstance(node, yaml.ScalarNode) or node.tag != _TAG + "int":
             self.fail(node, where, f"must be a positive integer, found {_describe(node)}; write plain digits")
-        if not _INTEGER.fullmatch(node.value) or not 1 <= int(node.value) <= most:
-            self.fail(
-                node, where, f"must be an integer from 1 to {most}, found {_short(node.value)}; write plain digits"
-            )
+        plain = _INTEGER.fullmatch(node.value) is not None
+        if not plain or len(node.value) > _MAX_DIGITS or not 1 <= int(node.value) <= most:
+            fix = "check the value" if plain else "write plain digits"
+            self.fail(node, where, f"must be an integer from 1 to {most}, found {_short(node.value)}; {fix}")
         return int(node.value)
 
     def string(self, node: yaml.Node, where: str) -> str:

@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -231,10 +232,18 @@ def environment() -> dict[str, Any]:
         "l2_bytes": properties.L2_cache_size,
         "cuda_driver": f"{version // 1000}.{version % 1000 // 10}",
         "driver": _driver_version(),
+        "cute_aot": _own_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cublas": _cublas_version(),
     }
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version("cute-aot")
+    except metadata.PackageNotFoundError:  # running from its source tree
+        return "unknown"
 
 
 def _driver_version() -> str:

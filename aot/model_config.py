@@ -38,6 +38,7 @@ from .manifest import (
     read_text,
     signature_problem,
 )
+from .providers import PROVIDERS, provider
 from .targets import TARGETS
 
 # What `dtype` means for A, B and D. The router and lm_head stay in the type of D, as fp8 checkpoints keep them.
@@ -139,7 +140,7 @@ def manifest_from_config(
 
     `source` says where the config came from, a Hugging Face repository or a path; it opens every message and the
     manifest's own `source`, which also lists the values used. `model` is the manifest's name for it, by default
-    the last part of `source` in lower case, with the tp and dtype where they are not the usual ones.
+    `model_name`.
 
     Raises:
         ManifestError: the config is of an unknown kind, a field is missing or wrong, or `tp` does not divide it.
@@ -154,12 +155,29 @@ def manifest_from_config(
         reader.fail(f"{obstacle}; tp values that fit this model: {', '.join(map(str, valid)) or 'none'}")
     ms = tuple(sorted(set(tokens)))
     gemms = [Gemm(name, s, count, ms, per) for name, s, count, per in _gemms(fields, experts, tp, dtype)]
-    if model is None:
-        stem = source.removesuffix("config.json").rstrip("/").rsplit("/", 1)[-1].lower() or "model"
-        model = stem + (f"-tp{tp}" if tp > 1 else "") + ("" if dtype == "bf16" else f"-{dtype}")
     return Manifest(
-        model, _source(source, fields, experts, tp), ms, tuple(targets), tuple(gemms), fields["num_hidden_layers"]
+        model or model_name(source, tp, dtype),
+        _source(source, fields, experts, tp),
+        ms,
+        tuple(targets),
+        tuple(gemms),
+        fields["num_hidden_layers"],
     )
+
+
+def model_name(source: str, tp: int, dtype: str) -> str:
+    """What to call a model that came from `source`: the last part in lower case, with what is unusual about it."""
+    stem = source.removesuffix("config.json").rstrip("/").rsplit("/", 1)[-1].lower().removesuffix(".json") or "model"
+    return stem + (f"-tp{tp}" if tp > 1 else "") + ("" if dtype == "bf16" else f"-{dtype}")
+
+
+def default_targets(dtype: str) -> tuple[str, ...]:
+    """The targets that have kernels for the layers of a model in `dtype`; all, where it is unknown."""
+    if dtype not in DTYPES:
+        return tuple(TARGETS)
+    a, b, d = DTYPES[dtype]
+    layers = [Signature(*types, "f32", "none", 1024, 1024) for types in ((a, b, d), (d, d, d))]
+    return tuple(t for t in TARGETS if all(any(provider(p).variants(t, layer) for p in PROVIDERS) for layer in layers))
 
 
 @dataclass(frozen=True)

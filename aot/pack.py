@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 import secrets
+import stat
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -39,6 +40,32 @@ MAX_THREADS = 8  # each may take 100 MB at this level
 
 class PackError(AotError):
     """What was given cannot go into an archive, or the archive cannot be written."""
+
+
+def destination(path: str | os.PathLike[str]) -> Path:
+    """The file that an archive written to `path` makes or replaces: the one behind symbolic links, if it is one.
+
+    Raises:
+        PackError: there is something that is no regular file, such as a folder or a device, or no folder to write to.
+    """
+    name = os.fspath(path)
+    if not name:
+        raise PackError("the output has no name; name a file")
+    try:
+        found = Path(os.path.realpath(name))
+        kind = stat.S_IFMT(os.stat(name).st_mode) if os.path.lexists(found) else None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise PackError(f"{name}: cannot be written ({reason}); name another output") from None
+    if kind == stat.S_IFDIR or name.endswith(os.sep):
+        raise PackError(f"{name}: cannot be written: it is a folder; name a file in it")
+    if kind not in (None, stat.S_IFREG):
+        raise PackError(f"{name}: cannot be written: it is there and no regular file; name another output")
+    if not found.parent.is_dir():
+        raise PackError(f"{name}: cannot be written: its folder does not exist; make it, or name another output")
+    if not os.access(found.parent, os.W_OK):
+        raise PackError(f"{name}: cannot be written: its folder is read-only; name another output")
+    return found
 
 
 class _Function(NamedTuple):
@@ -113,16 +140,14 @@ class Package:
         """Write the archive to `path`, whole or not at all; a file that is already there is replaced.
 
         Raises:
-            PackError: the file system refuses, or the index is larger than readers accept.
+            PackError: `destination` or the file system refuses, or the index is larger than readers accept.
         """
-        destination = Path(path)
+        target = destination(path)
         blocks, index = self._encode(level)
         try:
-            _write_atomically(destination, [_header(index, sum(map(len, blocks))), *blocks, index[1]])
+            _write_atomically(target, [_header(index, sum(map(len, blocks))), *blocks, index[1]])
         except OSError as error:
-            raise PackError(
-                f"{destination}: cannot be written ({error.strerror}); check the folder and its space"
-            ) from None
+            raise PackError(f"{path}: cannot be written ({error.strerror}); check the folder and its space") from None
 
     def _encode(self, level: int) -> tuple[list[bytes], tuple[int, bytes]]:
         """The compressed blocks, and the index as its raw length and its compressed bytes."""

@@ -21,7 +21,7 @@ from runtime.errors import AotError
 from runtime.library import Library
 from runtime.signature import Signature
 
-from . import measure
+from . import measure, tables
 from .measure import Launch, OperandSet, Timing, Weights
 from .pack import Package
 from .select import ranges
@@ -217,9 +217,8 @@ def _write(
         if name not in ("gemm", "tuning"):
             package.set_table(name, archive.table(name))
     package.set_table("gemm", {"entries": entries})
-    environments = archive.table("tuning")["environments"] if "tuning" in archive.tables else []
     environment = report.environment | {"rejected": report.rejected}
-    package.set_table("tuning", {"environments": [*environments, environment]})
+    package.set_table("tuning", {"environments": [*tables.environments(archive), environment]})
     package.write(destination)
 
 

@@ -121,6 +121,11 @@ def test_a_key_is_hexadecimal(cache: Cache, key: str) -> None:
         cache.get(key)
 
 
+def test_a_directory_without_a_name_is_an_error() -> None:
+    with pytest.raises(CacheError, match="no name"):
+        Cache("")
+
+
 def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CacheError, match="cannot be written"):

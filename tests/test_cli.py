@@ -68,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([*COMMAND, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert re.fullmatch(r"compiling \d+ kernels? in \d+ process(es)?\n", done.stderr)
     return folder
 
 
@@ -110,7 +110,7 @@ def test_the_build_table_says_where_an_archive_is_from_and_not_when_or_where_it_
     assert table["models"][0]["model"] == "tiny"
     assert [g["name"] for g in table["models"][0]["gemms"]] == ["up", "down"]
     assert set(table["ranking"]) == {"sm_90a"}
-    assert "nvidia-cutlass-dsl" in table["tools"]
+    assert {"nvidia-cutlass-dsl", "cute-aot"} <= set(table["tools"])
     assert list(table["providers"]) == ["cutlass_operators"]
     assert (table["failures"], table["unserved"]) == ([], [])
     assert str(archive.parent) not in json.dumps(table)
@@ -225,9 +225,193 @@ def test_control_c_says_how_far_it_came_and_keeps_it(folder: Path, tmp_path: Pat
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=10)
     assert (process.returncode, out) == (130, "")
-    assert re.fullmatch(r"error: interrupted with \d+ of \d+ kernels done; the same command continues there\n", err)
+    first, last = err.splitlines()
+    assert first.startswith("compiling ")
+    assert re.fullmatch(r"error: interrupted with \d+ of \d+ kernels done; the same command continues there", last)
     assert list(tmp_path.rglob("*.kernel"))
     assert not (tmp_path / "x.aot").exists()
+
+
+def test_termination_is_like_control_c_and_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    arguments = ["build", str(folder / "tiny.yaml"), "-o", str(tmp_path / "x.aot"), "--cache", str(tmp_path / "cache")]
+    environment = os.environ | {"TMPDIR": str(tmp_path / "scratch")}
+    with subprocess.Popen([*COMMAND, *arguments], cwd=ROOT, env=environment, stderr=subprocess.PIPE) as process:
+        while process.poll() is None and not list(tmp_path.rglob("worker-*.log")):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=10)
+    assert process.returncode == 143
+    assert b"error: interrupted with " in err
+    assert b"Traceback" not in err
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "message"),
+    [
+        ({"interrupted": True}, 130, "error: interrupted; "),
+        ({"unserved": ["s on sm_90a"]}, 1, "warning: s on sm_90a: no candidate computes the right result"),
+        ({}, 0, ""),
+    ],
+)
+def test_tune_says_what_is_missing_from_its_result(
+    run: Run,
+    archive: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    found: dict[str, Any],
+    status: int,
+    message: str,
+) -> None:
+    tune = pytest.importorskip("aot.tune")
+    monkeypatch.setattr(tune, "tune_archive", lambda *_: tune.TuneReport({}, **found))
+    result = run("tune", archive, "-o", tmp_path / "tuned.aot")
+    assert result.status == status
+    assert result.err.startswith(message)
+
+
+def test_control_c_while_planning_is_quiet(build_again: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "plan", plan)
+    assert build_again() == (130, "", "")
+
+
+def _with_import_hook(action: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command where importing one of some packages does what `action` says."""
+    program = (
+        "import sys\n"
+        "class Hook:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        {action}\n"
+        "sys.meta_path.insert(0, Hook())\n"
+        f"sys.argv = {['aot', *arguments]!r}\n"
+        "from aot.__main__ import main\n"
+        "main()\n"
+    )
+    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_control_c_while_importing_is_quiet() -> None:
+    done = _with_import_hook("if name == 'typer': raise KeyboardInterrupt", "ls", "x.aot")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "extra"),
+    [
+        ("typer", ["--version"], "[tune]"),
+        ("yaml", ["build", "manifests/llama-3.1-8b.yaml", "-o", "/tmp/never-written.aot"], "[tune]"),
+        ("torch", ["tune", "in.aot", "-o", "/tmp/never-written.aot"], "[tune]"),
+    ],
+)
+def test_a_missing_package_is_one_line_that_says_what_to_install(
+    package: str, arguments: list[str], extra: str
+) -> None:
+    action = f"if name == {package!r}: raise ModuleNotFoundError(name, name=name)"
+    done = _with_import_hook(action, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {package} is not installed; pip install 'cute-aot[build]'")
+    assert extra in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_extra_that_builds_holds_the_one_that_tunes() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    assert re.search(r"build = \[\s*\"cute-aot\[tune\]\"", text)
+    assert 'aot = "aot.__main__:main"' in text
+
+
+# --- outputs ---
+
+
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither compiling nor measuring is reached."""
+
+    def reached(*_: object, **__: object) -> None:
+        raise AssertionError("the work has begun")
+
+    monkeypatch.setattr(build, "compile_variants", reached)
+    monkeypatch.setattr(cli, "_tune", reached)
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("command", ["build", "tune"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (".", "is a folder"),
+        ("", "is a folder"),
+        ("/", "is a folder"),
+        ("pipe", "no regular file"),
+        ("none/x.aot", "its folder does not exist"),
+    ],
+)
+def test_an_output_that_cannot_be_is_refused_before_the_work(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, name: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    source = folder / ("tiny.yaml" if command == "build" else "tiny.aot")
+    result = run(command, source, "-o", name)
+    assert (result.status, result.out) == (2, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+@pytest.mark.usefixtures("no_work")
+def test_an_output_that_is_an_input_is_refused(run: Run, archive: Path, tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(MANIFEST)
+    (tmp_path / "link.yaml").symlink_to("m.yaml")
+    (tmp_path / "link.aot").symlink_to(archive)
+    (tmp_path / "config.json").write_bytes((ROOT / "tests/data/configs/llama-3.1-8b.json").read_bytes())
+    before = archive.read_bytes(), (tmp_path / "config.json").read_bytes()
+    for arguments in (
+        ["build", tmp_path / "m.yaml", "-o", tmp_path / "m.yaml"],
+        ["build", tmp_path / "m.yaml", "-o", tmp_path / "link.yaml"],
+        ["tune", archive, "-o", archive],
+        ["tune", archive, "-o", tmp_path / "link.aot"],
+        ["manifest", "from-config", tmp_path / "config.json", "--tp", 1, "--tokens", 1, "-o", tmp_path / "config.json"],
+    ):
+        result = run(*arguments)
+        assert (result.status, result.out) == (2, "")
+        assert "is an input too" in result.err
+    assert (tmp_path / "m.yaml").read_text() == MANIFEST
+    assert (archive.read_bytes(), (tmp_path / "config.json").read_bytes()) == before
+
+
+def test_a_cache_without_a_name_is_refused(run: Run, folder: Path, tmp_path: Path) -> None:
+    result = run("build", folder / "tiny.yaml", "-o", tmp_path / "x.aot", "--cache", "")
+    assert (result.status, result.out) == (2, "")
+    assert "the cache directory has no name" in result.err
+
+
+@pytest.mark.parametrize("command", [["ls"], ["ls", "--json"], ["verify"]])
+def test_a_full_disk_behind_standard_output_is_one_line(archive: Path, command: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        arguments = [*COMMAND, command[0], str(archive), *command[1:]]
+        done = subprocess.run(arguments, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: standard output cannot be written (No space left on device); redirect it elsewhere\n"
+    )
+
+
+def test_a_closed_standard_output_is_one_line(archive: Path) -> None:
+    command = f"{sys.executable} -m aot ls {archive} >&-"
+    done = subprocess.run(command, shell=True, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: standard output is closed")
+
+
+def test_a_closed_standard_error_keeps_errors_out_of_the_output(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m aot ls {tmp_path}/none.aot 2>&-"
+    done = subprocess.run(command, shell=True, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 # --- ls, show, verify ---
@@ -252,36 +436,125 @@ def test_ls_as_json_agrees_with_the_archive(run: Run, archive: Path) -> None:
         assert entry["ranges"][-1]["m_max"] is None
 
 
-def _with_timings(archive: Path, destination: Path, timings: list[Any]) -> Path:
+def _with_timings(archive: Path, destination: Path, timings: list[Any], **tables: Any) -> Path:
     with Archive.open(archive) as opened:
         package = Package()
         package.add_archive(opened)
         table = opened.table("gemm")
         table["entries"][0] |= {"state": "tuned", "timings": timings}
         package.set_table("gemm", table)
+        for name, obj in tables.items():
+            package.set_table(name, obj)
         package.write(destination)
     return destination
 
 
+TIMINGS = [
+    {"m": 16, "function": "f", "us": 5.0, "baseline_us": 10.0, "spread": 0.012, "runner_up": "g", "runner_up_us": 5.5},
+    {"m": 256, "function": "g", "us": 8.0, "baseline_us": 10.0},
+]
+H200 = {
+    "gpu": "NVIDIA H200",
+    "compute_capability": "9.0",
+    "driver": "580.1",
+    "cuda": "13.0",
+    "torch": "2.11",
+    "cublas": "13.1",
+}
+
+
 def test_ls_and_show_give_times_of_what_was_tuned(run: Run, archive: Path, tmp_path: Path) -> None:
-    timings = [
-        {"m": 16, "function": "f", "us": 5.0, "baseline_us": 10.0},
-        {"m": 256, "function": "g", "us": 8.0, "baseline_us": 10.0},
-    ]
-    tuned = _with_timings(archive, tmp_path / "tuned.aot", timings)
+    tuned = _with_timings(archive, tmp_path / "tuned.aot", TIMINGS)
     last = json.loads(run("ls", tuned, "--json").out)["entries"][0]["ranges"][-1]
     assert (last["us"], last["ratio"]) == (8.0, 1.25)
     assert "1.25x" in run("ls", tuned).out
-    assert "2.00x" in run("show", tuned, UP).out
+    shown = run("show", tuned, UP).out
+    assert "2.00x" in shown
+    assert "1.2%" in shown
+    assert "5.5" in shown
 
 
-@pytest.mark.parametrize("timings", [[1], [{"m": 16}], [{"m": 16, "function": "f", "us": 0, "baseline_us": 1}]])
+def test_ls_and_show_say_where_times_are_from(run: Run, archive: Path, tmp_path: Path) -> None:
+    other = H200 | {"gpu": "NVIDIA B200", "compute_capability": "10.0"}
+    tuning = {"environments": [H200 | {"cute_aot": "0.1.0", "rejected": {}}, other]}
+    tuned = _with_timings(archive, tmp_path / "tuned.aot", TIMINGS, tuning=tuning)
+    line = "tuned on NVIDIA H200, driver 580.1, CUDA 13.0, torch 2.11, cuBLAS 13.1, cute-aot 0.1.0\n"
+    listed, shown = run("ls", tuned).out, run("show", tuned, UP).out
+    assert line in listed
+    assert "NVIDIA B200" in listed
+    assert line in shown
+    assert "NVIDIA B200" not in shown
+    assert json.loads(run("ls", tuned, "--json").out)["tuning"] == tuning["environments"]
+    assert json.loads(run("show", tuned, UP, "--json").out)["gemm"][0]["tuning"] == tuning["environments"][:1]
+    assert "NVIDIA" not in run("show", tuned, DOWN).out
+    assert run("verify", tuned).status == 0
+
+
+GOOD_TIMING = {"m": 16, "function": "f", "us": 5.0, "baseline_us": 10.0}
+
+
+@pytest.mark.parametrize(
+    "timings",
+    [
+        [1],
+        [{"m": 16}],
+        [GOOD_TIMING | {"us": 0}],
+        [GOOD_TIMING | {"us": 10**400}],
+        [GOOD_TIMING | {"baseline_us": 10**400}],
+        [GOOD_TIMING | {"us": 1e-300}],
+        [GOOD_TIMING | {"us": "5"}],
+        [GOOD_TIMING | {"m": True}],
+        [GOOD_TIMING | {"function": 5}],
+        [GOOD_TIMING | {"spread": "wide"}],
+        [GOOD_TIMING | {"runner_up": 5}],
+        [GOOD_TIMING, GOOD_TIMING],
+    ],
+)
 def test_timings_that_make_no_sense_are_an_error(run: Run, archive: Path, tmp_path: Path, timings: list[Any]) -> None:
     odd = _with_timings(archive, tmp_path / "odd.aot", timings)
+    for command in (["ls", odd], ["show", odd, UP]):
+        result = run(*command)
+        assert result.status == 2
+        assert "unreadable timings" in result.err
+    result = run("verify", odd)
+    assert (result.status, result.err) == (1, "")
+    assert f"gemm {UP} on sm_90a: gemm table" in result.out
+
+
+@pytest.mark.parametrize(
+    ("table", "obj"),
+    [
+        ("build", {"models": 5}),
+        ("build", {"models": [{"gemms": 5}]}),
+        ("build", {"models": [{"gemms": [{"name": 5, "signature": UP}]}]}),
+        ("build", {"models": [{"gemms": [{"name": "up", "signature": [UP]}]}]}),
+        ("build", {"models": [], "tools": {"cute-aot": 1}}),
+        ("tuning", {}),
+        ("tuning", {"environments": 5}),
+        ("tuning", {"environments": [5]}),
+        ("tuning", {"environments": [{"gpu": "x"}]}),
+        ("tuning", {"environments": [H200 | {"compute_capability": "9"}]}),
+        ("tuning", {"environments": [H200 | {"torch": 2}]}),
+        ("tuning", {"environments": [H200 | {"rejected": 5}]}),
+    ],
+)
+def test_tables_that_make_no_sense_are_an_error(run: Run, archive: Path, tmp_path: Path, table: str, obj: Any) -> None:
+    odd = _with_timings(archive, tmp_path / "odd.aot", [], **{table: obj})
     result = run("ls", odd)
-    assert result.status == 2
-    assert "unreadable timings" in result.err
-    assert run("verify", odd).status == 1
+    assert (result.status, result.out) == (2, "")
+    assert f"table {table}: " in result.err
+    result = run("verify", odd)
+    assert (result.status, result.err) == (1, "")
+    assert f"{table} table: " in result.out
+
+
+def test_names_reach_no_terminal_with_control_characters(run: Run, archive: Path, tmp_path: Path) -> None:
+    models = [{"gemms": [{"name": "\x1b[31mup\n", "signature": UP}]}]
+    tuning = {"environments": [H200 | {"gpu": "\x1b]0;H200\x07"}]}
+    odd = _with_timings(archive, tmp_path / "odd.aot", TIMINGS, build={"models": models}, tuning=tuning)
+    for result in (run("ls", odd), run("show", odd, UP), run("show", odd, "none"), run("verify", odd)):
+        assert all(c.isprintable() or c == "\n" for c in result.out + result.err)
+    assert "\\x1b[31mup\\n" in run("ls", odd).out
 
 
 @pytest.mark.parametrize("name", ["up", UP])
@@ -322,6 +595,8 @@ def test_verify_of_a_good_archive_succeeds(run: Run, archive: Path) -> None:
         "record",
         "table",
         "function",
+        "build",
+        "tuning",
         "gemm",
     }
 
@@ -333,6 +608,8 @@ def test_verify_of_a_damaged_archive_has_status_1(run: Run, archive: Path, tmp_p
     result = run("verify", tmp_path / "bad.aot")
     assert (result.status, result.err) == (1, "")
     assert "checks failed" in result.out
+    assert result.out.count("\n") == 3
+    assert re.search(r"\n  and \d+ checks that need it\n", result.out)
     assert not json.loads(run("verify", tmp_path / "bad.aot", "--json").out)["ok"]
 
 
@@ -350,6 +627,55 @@ def test_verify_notices_a_record_that_no_server_would_read(run: Run, archive: Pa
     result = run("verify", tmp_path / "odd.aot")
     assert result.status == 1
     assert f"function {name}" in result.out
+
+
+def _repacked(archive: Path, destination: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A copy of an archive with every record changed."""
+    with Archive.open(archive) as opened:
+        package = Package()
+        for name in opened.functions:
+            record = opened.record(name)
+            change(record)
+            package.add_function(record, opened.cubin(name))
+        package.set_table("gemm", opened.table("gemm"))
+    package.write(destination)
+    return destination
+
+
+@pytest.mark.parametrize("field", ["registers", "shared_bytes", "local_bytes"])
+def test_verify_holds_records_against_cubins(run: Run, archive: Path, tmp_path: Path, field: str) -> None:
+    def change(record: dict[str, Any]) -> None:
+        record["kernels"][0][field] += 8
+
+    result = run("verify", _repacked(archive, tmp_path / "odd.aot", change))
+    assert (result.status, result.err) == (1, "")
+    assert f": {field}: " in result.out
+
+
+def test_verify_notices_kernels_and_parameters_that_a_cubin_does_not_have(
+    run: Run, archive: Path, tmp_path: Path
+) -> None:
+    def rename(record: dict[str, Any]) -> None:
+        record["kernels"][0]["symbol"] = "other"
+
+    def grow(record: dict[str, Any]) -> None:
+        record["program"]["launches"][0]["parameters"][-1]["size"] += 8
+
+    assert "its record has the kernels other" in run("verify", _repacked(archive, tmp_path / "a.aot", rename)).out
+    assert "sizes of parameters" in run("verify", _repacked(archive, tmp_path / "b.aot", grow)).out
+
+
+def test_verify_holds_gemm_entries_against_the_records_they_name(run: Run, archive: Path, tmp_path: Path) -> None:
+    with Archive.open(archive) as opened:
+        package = Package()
+        package.add_archive(opened)
+        table = opened.table("gemm")
+    table["entries"][0]["signature"] |= {"a": "f16", "b": "f16"}
+    package.set_table("gemm", table)
+    package.write(tmp_path / "odd.aot")
+    result = run("verify", tmp_path / "odd.aot")
+    assert result.status == 1
+    assert "takes A as bf16, not f16" in result.out
 
 
 def test_verify_notices_a_table_that_names_a_function_that_is_not_there(
@@ -389,6 +715,22 @@ def test_from_config_writes_a_manifest(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "m.yaml").read_text() == result.out
 
 
+def test_from_config_keeps_the_machines_path_out_and_names_the_model(run: Run, tmp_path: Path) -> None:
+    config = ROOT / "tests/data/configs/llama-3.1-8b.json"
+    (tmp_path / "Mine").mkdir()
+    (tmp_path / "Mine" / "config.json").write_bytes(config.read_bytes())
+    for path, model in ((config, "llama-3.1-8b-tp8"), (tmp_path / "Mine" / "config.json", "mine-tp8")):
+        written = manifest.loads(run("manifest", "from-config", path, "--tp", 8, "--tokens", 1).out)
+        assert written.model == model
+        assert written.source.startswith(f"{path.name} at tp 8: ")
+
+
+def test_from_config_targets_what_has_kernels_of_the_type(run: Run) -> None:
+    config = ROOT / "tests/data/configs/llama-3.1-8b.json"
+    result = run("manifest", "from-config", config, "--tp", 1, "--tokens", 1, "--dtype", "e4m3")
+    assert manifest.loads(result.out).targets == ("sm_90a", "sm_100a", "sm_103a")
+
+
 def test_a_mistake_in_a_manifest_is_named_by_file_and_line(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(MANIFEST.replace("n: 1024, k: 512", "n: 1023, k: 512"))
@@ -416,6 +758,9 @@ def test_a_wrong_call_has_status_2(run: Run, arguments: list[str]) -> None:
     result = run(*arguments)
     assert result.status == 2
     assert "Traceback" not in result.err
+    if arguments:
+        assert result.err.startswith("error: ")
+        assert result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

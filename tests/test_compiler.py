@@ -270,6 +270,15 @@ def test_every_variant_ends_in_one_event(compile_fakes: Compile) -> None:
     }
 
 
+def test_a_build_says_once_what_it_will_compile(compile_fakes: Compile) -> None:
+    said: list[tuple[int, int]] = []
+    variants = [fake(number=i) for i in range(3)]
+    for _ in range(2):
+        compile_fakes(variants, jobs=2, on_start=lambda *numbers: said.append(numbers))
+    compile_fakes([*variants, fake(number=4)], jobs=2, on_start=lambda *numbers: said.append(numbers))
+    assert said == [(3, 2), (1, 1)]
+
+
 def test_two_builders_may_share_a_cache(compile_fakes: Compile, tmp_path: Path) -> None:
     variants = [fake(number=i) for i in range(10)]
     reports: list[BuildReport] = []

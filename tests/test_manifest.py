@@ -262,7 +262,34 @@ def test_manifest_rejects_unknown_dtype() -> None:
 
 
 def test_manifest_rejects_unsupported_combination_of_dtypes() -> None:
-    refused(edited("d: bf16", "d: f16"), "10: field 'gemms[0].dtypes': the combination {a: bf16, b: bf16, d: f16}")
+    text = edited("{name: qkv, n: 96, k: 64}", "{name: qkv, n: 96, k: 64, dtypes: {a: f16, b: f16, d: bf16}}")
+    refused(text, "10: field 'gemms[0].dtypes': the combination {a: f16, b: f16, d: bf16}")
+
+
+def test_manifest_rejects_unsupported_combination_in_defaults_at_its_own_line() -> None:
+    refused(edited("d: bf16", "d: f16"), "8: field 'defaults.dtypes': the combination {a: bf16, b: bf16, d: f16}")
+
+
+@pytest.mark.parametrize("dtype", ["i64", "u8", "f32"])
+def test_manifest_names_as_known_only_element_types_that_a_gemm_takes(dtype: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        loads(edited("a: bf16", f"a: {dtype}"))
+    assert str(caught.value).endswith("known: bf16, f16, e4m3")
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"),
+    [
+        ("0", "check the value"),
+        ("-8", "check the value"),
+        ("9" * 5000, "check the value"),
+        ("0x60", "write plain digits"),
+    ],
+)
+def test_manifest_fix_for_an_integer_fits_the_mistake(value: str, fix: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        loads(edited("n: 1000", f"n: {value}"))
+    assert str(caught.value).endswith(f"; {fix}")
 
 
 @pytest.mark.parametrize(("field", "value"), [("accumulator", "f16"), ("epilogue", "relu"), ("per", "token")])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aot.manifest import Manifest, ManifestError, dump, load, loads
-from aot.model_config import FAMILIES, load_config, manifest_from_config
+from aot.model_config import FAMILIES, default_targets, load_config, manifest_from_config
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "tests" / "data" / "configs"
@@ -150,6 +150,12 @@ def test_tokens_are_sorted_and_made_distinct() -> None:
 def test_model_is_named_after_its_source() -> None:
     assert manifest(config(), 8, source="meta-llama/Llama-3.1-8B", dtype="e4m3").model == "llama-3.1-8b-tp8-e4m3"
     assert manifest(config(), source="models/Mine/config.json").model == "mine"
+    assert manifest(config(), 8, source="Llama-3.1-8B.json").model == "llama-3.1-8b-tp8"
+
+
+def test_default_targets_are_those_with_kernels_for_every_layer() -> None:
+    assert default_targets("bf16") == TARGETS
+    assert default_targets("e4m3") == ("sm_90a", "sm_100a", "sm_103a")
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])

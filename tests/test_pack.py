@@ -358,7 +358,7 @@ def test_write_syncs_the_file_then_renames_then_syncs_the_folder(
 
 
 def test_write_into_a_missing_folder_says_so(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match=r"none/x\.aot: cannot be written \(No such file"):
+    with pytest.raises(PackError, match=r"none/x\.aot: cannot be written: its folder does not exist"):
         Package().write(tmp_path / "none" / "x.aot")
 
 
@@ -367,6 +367,68 @@ def test_write_onto_a_folder_says_so(tmp_path: Path) -> None:
     with pytest.raises(PackError, match="cannot be written"):
         Package().write(tmp_path / "x.aot")
     assert os.listdir(tmp_path) == ["x.aot"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", "x/", "a\0b"])
+def test_write_rejects_what_names_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PackError, match=r"the output has no name|it is a folder|null byte"):
+        Package().write(name)
+    assert os.listdir(tmp_path) == []
+
+
+def test_write_leaves_a_named_pipe_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PackError, match="no regular file"):
+        Package().write(tmp_path / "pipe")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFBLK, stat.S_IFSOCK])
+def test_destination_rejects_devices_and_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
+    path = tmp_path / "node"
+    path.touch()
+    found = os.stat(path)
+    real = os.stat
+
+    def as_node(name: Any, **options: Any) -> os.stat_result:
+        return os.stat_result((kind | 0o666, *found[1:])) if name == str(path) else real(name, **options)
+
+    monkeypatch.setattr(pack.os, "stat", as_node)
+    with pytest.raises(PackError, match="no regular file"):
+        pack.destination(path)
+
+
+def test_write_follows_a_symbolic_link_to_its_file(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    real, link = tmp_path / "there" / "real.aot", tmp_path / "link.aot"
+    real.write_bytes(b"old")
+    link.symlink_to(real)
+    Package().write(link)
+    assert link.is_symlink()
+    Archive.open(real).close()
+    assert os.listdir(tmp_path / "there") == ["real.aot"]
+
+
+def test_write_makes_the_file_that_a_symbolic_link_promises(tmp_path: Path) -> None:
+    (tmp_path / "link.aot").symlink_to("real.aot")
+    Package().write(tmp_path / "link.aot")
+    Archive.open(tmp_path / "real.aot").close()
+
+
+def test_write_rejects_a_circle_of_symbolic_links(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(PackError, match="cannot be written"):
+        Package().write(tmp_path / "a")
+
+
+def test_write_rejects_a_symbolic_link_to_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link.aot").symlink_to("pipe")
+    with pytest.raises(PackError, match="no regular file"):
+        Package().write(tmp_path / "link.aot")
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])

@@ -52,7 +52,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "candidates.aot"
     write_archive(path, [gemm_record(n) for n in [*NAMES, "no_candidate"]], rows)
     monkeypatch.setattr(tune, "_Tuner", CannedTuner)
-    monkeypatch.setattr(measure, "environment", lambda: {"gpu": "made up", "l2_bytes": 1})
+    monkeypatch.setattr(measure, "environment", lambda: {"gpu": "made up", "compute_capability": "9.0", "l2_bytes": 1})
     monkeypatch.setattr(tune.torch.cuda, "get_device_capability", lambda: (9, 0))
     return path
 
