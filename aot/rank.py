@@ -6,7 +6,7 @@ compiled and measured; it never decides what is served. Knows nothing of compile
 
 How good a guess, where it could be checked: `scripts/check_ranking.py` looks up the winners that tuning measured, among
 the 24 variants of sm_90a. On an H200, of 476 winners (28 bf16 signatures at 17 values of M) the order by
-nvidia-matmul-heuristics 0.1.0.27 has 23 % in the first place, 73 % in the first 4 and 95 % in the first 8; by chance it
+nvidia-matmul-heuristics 0.1.0.27 has 28 % in the first place, 75 % in the first 4 and 94 % in the first 8; by chance it
 would be 4 %, 17 % and 33 %. `benchmarks/results/ranking_h200.json` has more.
 """
 
