@@ -37,8 +37,8 @@ class SmallM:
         self.threads = self.consumers + _WARP
         self.mma_rows = self.warpgroups * _WGMMA_ROWS
         self.tokens_per_cta = self.tile_m // split_k
-        self.rotate = "r" in options
-        self.evict_first = "e" in options
+        self.share_a = next((int(c) for c in options if c.isdigit()), 1)
+        self.cluster = split_k * self.share_a
         self.pdl = "p" in options
 
     @cute.jit
@@ -69,18 +69,19 @@ class SmallM:
         b_mma_layout = cute.make_composed_layout(b_layout.inner, 0, outer)
 
         load = cpasync.CopyBulkTensorTileG2SOp()
+        load_a = cpasync.CopyBulkTensorTileG2SMulticastOp() if self.share_a > 1 else load
         a_atom, a_tma = cpasync.make_tiled_tma_atom(
-            load, a, cute.slice_(a_layout, (None, None, 0)), (self.tile_m, self.tile_k)
+            load_a, a, cute.select(a_layout, [0, 1]), (self.tile_m, self.tile_k), self.share_a
         )
         b_atom, b_tma = cpasync.make_tiled_tma_atom(
-            load, b, cute.slice_(b_layout, (None, None, 0)), (self.tile_n, self.tile_k)
+            load, b, cute.select(b_layout, [0, 1]), (self.tile_n, self.tile_k)
         )
         tiles_m = cute.ceil_div(cute.size(d, mode=[0]), self.tile_m)
-        tiles_n = cute.ceil_div(cute.size(d, mode=[1]), self.tile_n)
+        tiles_n = cute.round_up(cute.ceil_div(cute.size(d, mode=[1]), self.tile_n), self.share_a)
         self.kernel(a_atom, a_tma, b_atom, b_tma, d, tiled_mma, a_layout, b_layout, b_mma_layout).launch(
             grid=[tiles_n * self.split_k, tiles_m, 1],
             block=[self.threads, 1, 1],
-            cluster=[self.split_k, 1, 1],
+            cluster=[self.cluster, 1, 1],
             stream=stream,
             use_pdl=self.pdl,
         )
@@ -102,7 +103,9 @@ class SmallM:
         thread, _, _ = cute.arch.thread_idx()
         block_n, block_m, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        tile, rank = block_n // self.split_k, block_n % self.split_k
+        # Neighbours along K, then those that share rows of A.
+        rank, tile = block_n % self.split_k, block_n // self.split_k
+        member = tile % self.share_a
         element = d.element_type
 
         smem = cutlass.memory.SmemAllocator()
@@ -127,27 +130,28 @@ class SmallM:
             with cute.arch.elect_one():
                 for stage in cutlass.range_constexpr(self.stages):
                     cute.arch.mbarrier_init(full + stage, 1)
-                    cute.arch.mbarrier_init(empty + stage, self.consumers // _WARP)
+                    cute.arch.mbarrier_init(empty + stage, self.share_a * (self.consumers // _WARP))
                 cute.arch.mbarrier_init(arrived, 1)
                 cute.arch.mbarrier_init_fence()
                 if cutlass.const_expr(self.split_k > 1):
                     mine = cutlass.min(cutlass.max(tokens - rank * self.tokens_per_cta, 0), self.tokens_per_cta)
                     cute.arch.mbarrier_arrive_and_expect_tx(arrived, mine * (self.split_k * self.tile_n * 4))
         cute.arch.sync_threads()
-        if cutlass.const_expr(self.split_k > 1):
+        if cutlass.const_expr(self.cluster > 1):
             cute.arch.cluster_arrive_relaxed()
         if cutlass.const_expr(self.pdl):
             cute.arch.griddepcontrol_launch_dependents()
 
         if warp == self.consumers // _WARP:
-            self._feed(a_atom, a, b_atom, b, shared_a, shared_b, full, empty, (tile, block_m, first_k, count_k))
-            if cutlass.const_expr(self.split_k > 1):
-                cute.arch.cluster_wait()
+            self._feed(a_atom, a, b_atom, b, shared_a, shared_b, full, empty, (tile, block_m, member, rank, first_k, count_k))
         else:
-            accumulator = self._multiply(tiled_mma, shared_a, shared_b_mma, full, empty, count_k, warp)
+            if cutlass.const_expr(self.cluster > 1):
+                cute.arch.cluster_wait()  # the barriers of every CTA of the cluster are ready
+            peers = tuple(rank + other * self.split_k for other in range(self.share_a))
+            accumulator = self._multiply(tiled_mma, shared_a, shared_b_mma, full, empty, count_k, peers, warp)
             if cutlass.const_expr(self.pdl):
                 cute.arch.griddepcontrol_wait()
-            self._push(tiled_mma, accumulator, partial, arrived, rank, tokens, thread)
+            self._push(tiled_mma, accumulator, partial, arrived, (member, rank), tokens, thread)
             self._store(d, partial, tile, block_m, rank, thread)
 
     @cute.jit
@@ -164,58 +168,58 @@ class SmallM:
         where: Any,
     ) -> None:
         """The loading warp: keep every stage full."""
-        tile, block_m, first_k, count_k = where
+        tile, block_m, member, rank, first_k, count_k = where
         # (rows, K, tiles of K)
         tiled_a = cute.local_tile(a, (self.tile_m, self.tile_k), (block_m, None))
         tiled_b = cute.local_tile(b, (self.tile_n, self.tile_k), (tile, None))
-        one = cute.make_layout(1)
         to_a, from_a = cpasync.tma_partition(
-            a_atom, 0, one, cute.group_modes(shared_a, 0, 2), cute.group_modes(tiled_a, 0, 2)
+            a_atom,
+            member,
+            cute.make_layout(self.share_a),
+            cute.group_modes(shared_a, 0, 2),
+            cute.group_modes(tiled_a, 0, 2),
         )
         to_b, from_b = cpasync.tma_partition(
-            b_atom, 0, one, cute.group_modes(shared_b, 0, 2), cute.group_modes(tiled_b, 0, 2)
+            b_atom, 0, cute.make_layout(1), cute.group_modes(shared_b, 0, 2), cute.group_modes(tiled_b, 0, 2)
         )
         stage_bytes = (self.tile_m + self.tile_n) * self.tile_k * shared_a.element_type.width // 8
-        policy = cutlass.Int64(_EVICT_FIRST) if cutlass.const_expr(self.evict_first) else None
+        policy = cutlass.Int64(_EVICT_FIRST)
+        mask = None
+        if cutlass.const_expr(self.share_a > 1):
+            mask = cutlass.Int16(sum(1 << (other * self.split_k) for other in range(self.share_a))) << cutlass.Int16(rank)
 
-        early = cutlass.Int32(0)
+        # The first stages' weights wait for nobody: neither for the kernel before this one, which may still be
+        # writing A, nor for the other CTAs of the cluster, whose barriers A arrives at.
+        depth = self.stages if self.pdl else 2 if self.share_a > 1 else 0
+        early = cutlass.min(count_k, depth)
+        for i in cutlass.range(early, unroll=1):
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(full + i, stage_bytes)
+            cute.copy(b_atom, from_b[None, first_k + i], to_b[None, i], tma_bar_ptr=full + i, cache_policy=policy)
+        if cutlass.const_expr(self.share_a > 1):
+            cute.arch.cluster_wait()
         if cutlass.const_expr(self.pdl):
-            # Weights do not depend on the kernel before this one: fill the pipeline with them while it ends.
-            early = cutlass.min(count_k, self.stages)
-            for i in cutlass.range(early, unroll=1):
-                with cute.arch.elect_one():
-                    cute.arch.mbarrier_arrive_and_expect_tx(full + i, stage_bytes)
-                cute.copy(
-                    b_atom, from_b[None, first_k + i], to_b[None, i], tma_bar_ptr=full + i, cache_policy=policy
-                )
             cute.arch.griddepcontrol_wait()
-            for i in cutlass.range(early, unroll=1):
-                cute.copy(a_atom, from_a[None, first_k + i], to_a[None, i], tma_bar_ptr=full + i)
+        for i in cutlass.range(early, unroll=1):
+            cute.copy(a_atom, from_a[None, first_k + i], to_a[None, i], tma_bar_ptr=full + i, mcast_mask=mask)
 
-        shift = cutlass.Int32(0)
-        if cutlass.const_expr(self.rotate):
-            shift = tile % cutlass.max(count_k, 1)
-        stage = cutlass.Int32(0)
-        phase = cutlass.Int32(1)
-        if cutlass.const_expr(self.pdl):
-            if early == self.stages:
-                phase = cutlass.Int32(0)
+        stage, phase = early, cutlass.Int32(1)
+        if stage == self.stages:
+            stage, phase = cutlass.Int32(0), cutlass.Int32(0)
         for i in cutlass.range(early, count_k, unroll=1):
-            k = i + shift
-            if k >= count_k:
-                k -= count_k
-            k += first_k
             cute.arch.mbarrier_wait(empty + stage, phase)
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(full + stage, stage_bytes)
-            cute.copy(
-                b_atom, from_b[None, k], to_b[None, stage], tma_bar_ptr=full + stage, cache_policy=policy
-            )
-            cute.copy(a_atom, from_a[None, k], to_a[None, stage], tma_bar_ptr=full + stage)
+            bar = full + stage
+            k = first_k + i
+            cute.copy(b_atom, from_b[None, k], to_b[None, stage], tma_bar_ptr=bar, cache_policy=policy)
+            cute.copy(a_atom, from_a[None, k], to_a[None, stage], tma_bar_ptr=bar, mcast_mask=mask)
             stage += 1
             if stage == self.stages:
                 stage = cutlass.Int32(0)
                 phase ^= 1
+        if cutlass.const_expr(self.cluster > 1 and self.share_a == 1):
+            cute.arch.cluster_wait()
 
     @cute.jit
     def _multiply(
@@ -226,6 +230,7 @@ class SmallM:
         full: cute.Pointer,
         empty: cute.Pointer,
         count_k: cutlass.Int32,
+        peers: Any,
         warp: cutlass.Int32,
     ) -> cute.Tensor:
         """The multiplying warpgroups: D^T's partial sums in registers, WGMMA's layout."""
@@ -249,9 +254,14 @@ class SmallM:
                 cute.gemm(tiled_mma, accumulator, weights[at], tokens[at], accumulator)
             warpgroup.commit_group()
             warpgroup.wait_group(1)
-            if i > 0:
+            # Say so only where the stage is filled again: a CTA that waits for nothing more may be gone.
+            if i > 0 and i - 1 + self.stages < count_k:
                 with cute.arch.elect_one():
-                    cute.arch.mbarrier_arrive(empty + previous)
+                    if cutlass.const_expr(self.share_a > 1):
+                        for peer in cutlass.range_constexpr(self.share_a):
+                            cute.arch.mbarrier_arrive(empty + previous, peers[peer])
+                    else:
+                        cute.arch.mbarrier_arrive(empty + previous)
             previous = stage
             stage += 1
             if stage == self.stages:
@@ -267,7 +277,7 @@ class SmallM:
         accumulator: cute.Tensor,
         partial: cute.Pointer,
         arrived: cute.Pointer,
-        rank: cutlass.Int32,
+        place: Any,
         tokens: cutlass.Int32,
         thread: cutlass.Int32,
     ) -> None:
@@ -275,15 +285,14 @@ class SmallM:
         pitch = self.tile_n + _PAD
         places = tiled_mma.get_slice(thread).partition_C(cute.make_identity_tensor((self.mma_rows, self.tile_m)))
         words = cute.recast_tensor(accumulator, cutlass.Int32)
-        if cutlass.const_expr(self.split_k > 1):
-            cute.arch.cluster_wait()  # the barriers of every CTA of the cluster are ready
+        member, rank = place
         for i in cutlass.range_constexpr(cute.size(accumulator)):
             row, token = places[i]
             if token < tokens and (cutlass.const_expr(self.mma_rows == self.tile_n) or row < self.tile_n):
                 if cutlass.const_expr(self.split_k > 1):
                     owner = token // self.tokens_per_cta
                     slot = rank * self.tokens_per_cta + token % self.tokens_per_cta
-                    cute.arch.store_async_dsmem(partial + (slot * pitch + row), words[i], arrived, owner)
+                    cute.arch.store_async_dsmem(partial + (slot * pitch + row), words[i], arrived, member * self.split_k + owner)
                 else:
                     cute.make_tensor(partial + (token * pitch + row), cute.make_layout(1))[0] = accumulator[i]
         if cutlass.const_expr(self.split_k > 1):
