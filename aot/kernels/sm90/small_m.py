@@ -23,6 +23,7 @@ _ATOM_BYTES = 128
 _WGMMA_ROWS = 64
 _VECTOR = 8  # 16-bit elements in 16 bytes
 _PAD = 4  # f32 elements between rows of partial sums: eight rows and four tokens of a warp meet 32 different banks
+_FULL_READY, _EMPTY_READY, _STAGED = 1, 2, 3  # named barriers
 _EVICT_FIRST = 0x12F0000000000000  # createpolicy's encoding of L2::evict_first over everything
 
 
@@ -39,7 +40,7 @@ class SmallM:
         self.tokens_per_cta = self.tile_m // split_k
         self.share_a = next((int(c) for c in options if c.isdigit()), 1)
         self.cluster = split_k * self.share_a
-        self.pdl = "p" in options
+        self.overlap = "weights" if "p" in options else "launch" if "q" in options else "none"
 
     @cute.jit
     def __call__(self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, stream: Any) -> None:
@@ -83,7 +84,7 @@ class SmallM:
             block=[self.threads, 1, 1],
             cluster=[self.cluster, 1, 1],
             stream=stream,
-            use_pdl=self.pdl,
+            use_pdl=self.overlap != "none",
         )
 
     @cute.kernel
@@ -112,7 +113,10 @@ class SmallM:
         shared_b = smem.allocate_tensor(element, b_layout.outer, 1024, b_layout.inner)
         shared_a = smem.allocate_tensor(element, a_layout.outer, 1024, a_layout.inner)
         pitch = self.tile_n + _PAD
-        partial = smem.allocate_array(cutlass.Float32, self.tile_m * pitch, byte_alignment=16)
+        staging = smem.allocate_array(cutlass.Float32, self.tile_m * pitch, byte_alignment=16)
+        partial = staging
+        if cutlass.const_expr(self.split_k > 1):
+            partial = smem.allocate_array(cutlass.Float32, self.tile_m * pitch, byte_alignment=16)
         full = smem.allocate_array(cutlass.Int64, self.stages, byte_alignment=8)
         empty = smem.allocate_array(cutlass.Int64, self.stages, byte_alignment=8)
         arrived = smem.allocate_array(cutlass.Int64, 1, byte_alignment=8)
@@ -130,28 +134,40 @@ class SmallM:
             with cute.arch.elect_one():
                 for stage in cutlass.range_constexpr(self.stages):
                     cute.arch.mbarrier_init(full + stage, 1)
-                    cute.arch.mbarrier_init(empty + stage, self.share_a * (self.consumers // _WARP))
-                cute.arch.mbarrier_init(arrived, 1)
                 cute.arch.mbarrier_init_fence()
-                if cutlass.const_expr(self.split_k > 1):
-                    mine = cutlass.min(cutlass.max(tokens - rank * self.tokens_per_cta, 0), self.tokens_per_cta)
-                    cute.arch.mbarrier_arrive_and_expect_tx(arrived, mine * (self.split_k * self.tile_n * 4))
-        cute.arch.sync_threads()
-        if cutlass.const_expr(self.cluster > 1):
-            cute.arch.cluster_arrive_relaxed()
-        if cutlass.const_expr(self.pdl):
-            cute.arch.griddepcontrol_launch_dependents()
-
-        if warp == self.consumers // _WARP:
+            if cutlass.const_expr(self.cluster > 1):
+                cute.arch.cluster_arrive_relaxed()
+            else:
+                cute.arch.barrier_arrive(barrier_id=_FULL_READY, number_of_threads=self.threads)
+            if cutlass.const_expr(self.overlap != "none"):
+                cute.arch.griddepcontrol_launch_dependents()
             self._feed(a_atom, a, b_atom, b, shared_a, shared_b, full, empty, (tile, block_m, member, rank, first_k, count_k))
         else:
+            if warp == 0:
+                with cute.arch.elect_one():
+                    for stage in cutlass.range_constexpr(self.stages):
+                        cute.arch.mbarrier_init(empty + stage, self.share_a * (self.consumers // _WARP))
+                    if cutlass.const_expr(self.split_k > 1):
+                        cute.arch.mbarrier_init(arrived, 1)
+                    cute.arch.mbarrier_init_fence()
+                    if cutlass.const_expr(self.split_k > 1):
+                        mine = cutlass.min(
+                            cutlass.max(tokens - rank * self.tokens_per_cta, 0), self.tokens_per_cta
+                        )
+                        cute.arch.mbarrier_arrive_and_expect_tx(arrived, mine * (self.split_k * self.tile_n * 4))
             if cutlass.const_expr(self.cluster > 1):
-                cute.arch.cluster_wait()  # the barriers of every CTA of the cluster are ready
+                cute.arch.cluster_arrive_relaxed()
+                cute.arch.cluster_wait()
+            else:
+                cute.arch.barrier_arrive(barrier_id=_EMPTY_READY, number_of_threads=self.threads)
+                cute.arch.barrier(barrier_id=_FULL_READY, number_of_threads=self.threads)
             peers = tuple(rank + other * self.split_k for other in range(self.share_a))
             accumulator = self._multiply(tiled_mma, shared_a, shared_b_mma, full, empty, count_k, peers, warp)
-            if cutlass.const_expr(self.pdl):
+            self._stage(tiled_mma, accumulator, staging, tokens, thread)
+            if cutlass.const_expr(self.split_k > 1):
+                self._push(staging, partial, arrived, (member, rank), tokens, thread)
+            if cutlass.const_expr(self.overlap != "none"):
                 cute.arch.griddepcontrol_wait()
-            self._push(tiled_mma, accumulator, partial, arrived, (member, rank), tokens, thread)
             self._store(d, partial, tile, block_m, rank, thread)
 
     @cute.jit
@@ -188,20 +204,28 @@ class SmallM:
         if cutlass.const_expr(self.share_a > 1):
             mask = cutlass.Int16(sum(1 << (other * self.split_k) for other in range(self.share_a))) << cutlass.Int16(rank)
 
-        # The first stages' weights wait for nobody: neither for the kernel before this one, which may still be
-        # writing A, nor for the other CTAs of the cluster, whose barriers A arrives at.
-        depth = self.stages if self.pdl else 2 if self.share_a > 1 else 0
+        # The first stages need no barrier but `full`. Their weights wait for nobody: neither for the kernel before
+        # this one, which may still be writing A, nor for the other CTAs of the cluster, whose barriers A arrives at.
+        if cutlass.const_expr(self.overlap == "launch"):
+            cute.arch.griddepcontrol_wait()
+        apart = cutlass.const_expr(self.overlap == "weights" or self.share_a > 1)
+        depth = 2 if cutlass.const_expr(self.overlap != "weights" and self.share_a > 1) else self.stages
         early = cutlass.min(count_k, depth)
         for i in cutlass.range(early, unroll=1):
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(full + i, stage_bytes)
             cute.copy(b_atom, from_b[None, first_k + i], to_b[None, i], tma_bar_ptr=full + i, cache_policy=policy)
-        if cutlass.const_expr(self.share_a > 1):
+            if cutlass.const_expr(not apart):
+                cute.copy(a_atom, from_a[None, first_k + i], to_a[None, i], tma_bar_ptr=full + i)
+        if cutlass.const_expr(self.cluster > 1):
             cute.arch.cluster_wait()
-        if cutlass.const_expr(self.pdl):
+        else:
+            cute.arch.barrier(barrier_id=_EMPTY_READY, number_of_threads=self.threads)
+        if cutlass.const_expr(self.overlap == "weights"):
             cute.arch.griddepcontrol_wait()
-        for i in cutlass.range(early, unroll=1):
-            cute.copy(a_atom, from_a[None, first_k + i], to_a[None, i], tma_bar_ptr=full + i, mcast_mask=mask)
+        if cutlass.const_expr(apart):
+            for i in cutlass.range(early, unroll=1):
+                cute.copy(a_atom, from_a[None, first_k + i], to_a[None, i], tma_bar_ptr=full + i, mcast_mask=mask)
 
         stage, phase = early, cutlass.Int32(1)
         if stage == self.stages:
@@ -218,9 +242,6 @@ class SmallM:
             if stage == self.stages:
                 stage = cutlass.Int32(0)
                 phase ^= 1
-        if cutlass.const_expr(self.cluster > 1 and self.share_a == 1):
-            cute.arch.cluster_wait()
-
     @cute.jit
     def _multiply(
         self,
@@ -271,34 +292,57 @@ class SmallM:
         return accumulator
 
     @cute.jit
-    def _push(
+    def _stage(
         self,
         tiled_mma: cute.TiledMma,
         accumulator: cute.Tensor,
+        staging: cute.Pointer,
+        tokens: cutlass.Int32,
+        thread: cutlass.Int32,
+    ) -> None:
+        """Write the sums to shared memory, a row a token."""
+        places = tiled_mma.get_slice(thread).partition_C(cute.make_identity_tensor((self.mma_rows, self.tile_m)))
+        sums = cute.make_tensor(
+            staging, cute.make_layout((self.tile_n, self.tile_m), stride=(1, self.tile_n + _PAD))
+        )
+        for i in cutlass.range_constexpr(cute.size(accumulator)):
+            row, token = places[i]
+            if token < tokens and (cutlass.const_expr(self.mma_rows == self.tile_n) or row < self.tile_n):
+                sums[row, token] = accumulator[i]
+        cute.arch.barrier(barrier_id=_STAGED, number_of_threads=self.consumers)
+
+    @cute.jit
+    def _push(
+        self,
+        staging: cute.Pointer,
         partial: cute.Pointer,
         arrived: cute.Pointer,
         place: Any,
         tokens: cutlass.Int32,
         thread: cutlass.Int32,
     ) -> None:
-        """Give each CTA of the cluster the partial sums of its share of the tokens; return when its own are here."""
-        pitch = self.tile_n + _PAD
-        places = tiled_mma.get_slice(thread).partition_C(cute.make_identity_tensor((self.mma_rows, self.tile_m)))
-        words = cute.recast_tensor(accumulator, cutlass.Int32)
+        """Give each CTA of the cluster the sums of its share of the tokens; return when its own are here."""
         member, rank = place
-        for i in cutlass.range_constexpr(cute.size(accumulator)):
-            row, token = places[i]
-            if token < tokens and (cutlass.const_expr(self.mma_rows == self.tile_n) or row < self.tile_n):
-                if cutlass.const_expr(self.split_k > 1):
-                    owner = token // self.tokens_per_cta
-                    slot = rank * self.tokens_per_cta + token % self.tokens_per_cta
-                    cute.arch.store_async_dsmem(partial + (slot * pitch + row), words[i], arrived, member * self.split_k + owner)
-                else:
-                    cute.make_tensor(partial + (token * pitch + row), cute.make_layout(1))[0] = accumulator[i]
-        if cutlass.const_expr(self.split_k > 1):
-            cute.arch.mbarrier_wait(arrived, 0)
-        else:
-            cute.arch.barrier(barrier_id=1, number_of_threads=self.consumers)
+        vectors = self.tile_n // 4
+        layout = cute.make_layout((4, vectors, self.tile_m), stride=(1, 4, self.tile_n + _PAD))
+        mine, theirs = cute.make_tensor(staging, layout), cute.make_tensor(partial, layout)
+        load = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), cutlass.Float32, num_bits_per_copy=128)
+        values = cute.make_rmem_tensor((4,), cutlass.Float32)
+        words = cute.recast_tensor(values, cutlass.Int32)
+        items = vectors * self.tile_m
+        for step in cutlass.range_constexpr(-(-items // self.consumers)):
+            item = thread + step * self.consumers
+            vector, token = item % vectors, item // vectors
+            if item < items and token < tokens:
+                cute.copy(load, mine[None, vector, token], values)
+                slot = rank * self.tokens_per_cta + token % self.tokens_per_cta
+                cute.arch.store_async_dsmem(
+                    theirs[None, vector, slot].iterator,
+                    (words[0], words[1], words[2], words[3]),
+                    arrived,
+                    member * self.split_k + token // self.tokens_per_cta,
+                )
+        cute.arch.mbarrier_wait(arrived, 0)
 
     @cute.jit
     def _store(
