@@ -50,6 +50,7 @@ SOURCES = (
     "aot/expressions.py",
     "aot/host_ir.py",
     "aot/host_types.py",
+    "aot/kernels/sm90/small_m_choices.py",
     "aot/lower.py",
     "aot/targets.py",
     "aot/variants.py",

@@ -31,6 +31,7 @@ from runtime.dtypes import DTYPES
 from runtime.signature import Signature
 
 from . import targets
+from .kernels.sm90 import small_m_choices
 from .targets import Target
 from .variants import FAMILIES, Variant, unsuited
 
@@ -115,6 +116,9 @@ class _Shape(NamedTuple):
         )
 
 
+# Our kernel for few tokens beats every other family up to its largest token tile and reads B again beyond it.
+_FEW_TOKENS, _FEW_TOKENS_FAMILY = 64, "sm90_small_m"
+
 _Shapes: TypeAlias = list[tuple[Variant, _Shape]]
 _Costs: TypeAlias = dict[_Shape, tuple[float, ...]]
 
@@ -136,7 +140,15 @@ def _shapes(variants: Iterable[Variant]) -> _Shapes:
 
 
 def _order(shapes: _Shapes, signature: Signature, m: int, model: _Model) -> list[Variant]:
-    """Cheapest first; among equals one of each shape before a second of any, then the library's or the given order."""
+    """Cheapest first; among equals one of each shape before a second of any, then the library's or the given order.
+
+    The family for few tokens has a model of its own and goes first or last as a whole.
+    """
+    few = [v for v, _ in shapes if v.family == _FEW_TOKENS_FAMILY]
+    if few:
+        few.sort(key=lambda v: small_m_choices.estimate_us(v.options, m, signature.n, signature.k))
+        others = _order([s for s in shapes if s[0].family != _FEW_TOKENS_FAMILY], signature, m, model)
+        return few + others if m <= _FEW_TOKENS else others + few
     costs = model.costs(dict.fromkeys(shape for _, shape in shapes), signature, m)
     copies: Counter[_Shape] = Counter()
     keyed: list[tuple[tuple[float, ...], Variant]] = []

@@ -17,6 +17,7 @@ from runtime.dtypes import DTYPES
 from runtime.errors import RecordError
 from runtime.signature import EPILOGUES, Signature
 
+from .kernels.sm90 import small_m_choices
 from .targets import TARGETS
 
 Option: TypeAlias = int | str | bool
@@ -71,8 +72,8 @@ class Variant:
             parts.append("batched")
         options = dict(self.config)
         for prefix in ("tile", "cluster", "fallback"):
-            extents = [options.pop(f"{prefix}_{mode}", None) for mode in "mnk"]
-            if extents[0] is not None:
+            if f"{prefix}_m" in options:
+                extents = [options.pop(f"{prefix}_{mode}", None) for mode in "mnk"]
                 parts.append(prefix + "x".join(str(e) for e in extents if e is not None))
         for option, value in options.items():
             if isinstance(value, str):
@@ -168,6 +169,10 @@ def _sm100_preferred_cluster_rule(v: Variant) -> str | None:
     return _sm100_rule(v)
 
 
+def _small_m_rule(v: Variant) -> str | None:
+    return small_m_choices.rule(v.options)
+
+
 def _no_rule(v: Variant) -> str | None:
     return None
 
@@ -229,6 +234,9 @@ FAMILIES: dict[str, Family] = {
         {"tile_m": (8, 16, 32), "tile_n": (64,), "tile_k": (128,), "stages": (8,)},
         _no_rule,
     ),
+    # Few tokens on Hopper: weights on WGMMA's M side, K split over a cluster. Right at any M up to 65535 tiles, which
+    # the grid holds; meant for M <= 64.
+    "sm90_small_m": Family("own", "gemm", ("sm_90a",), _SAME_16_BIT, small_m_choices.OPTIONS, _small_m_rule, (False,)),
     # One block a row, `threads` threads a block.
     "rmsnorm_row": Family(
         "own", "rmsnorm", tuple(TARGETS), _SAME_16_BIT, {"threads": (128, 256, 512)}, _no_rule, (False,)
@@ -276,6 +284,8 @@ def unsuited(variant: Variant, signature: Signature) -> str | None:
         divisibility = 16 // DTYPES[element].bytes
         if value % divisibility:
             return f"{extent} = {value} is not a multiple of {divisibility}, which 16-byte access to {element} needs"
+    if variant.family == "sm90_small_m" and (reason := small_m_choices.limit(variant.options)):
+        return reason
     if variant.family == "sm100_preferred_cluster" and variant.options["scheduler"] == "static":
         # The grid is the CTAs that fallback clusters would take, in whole preferred clusters: none, if those are fewer.
         tiles_n = -(-signature.n // variant.integer("tile_n"))

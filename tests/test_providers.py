@@ -32,7 +32,7 @@ def signature(types: str = "bf16", batch: int = 1) -> Signature:
 
 
 def variant(target: str, family: str, types: str = "bf16", batch: int = 1, **options: Any) -> Variant:
-    for v in provider("cutlass_operators").variants(target, signature(types, batch)):
+    for v in (v for name in PROVIDERS for v in provider(name).variants(target, signature(types, batch))):
         if v.family == family and options.items() <= v.options.items():
             return v
     raise AssertionError("no such variant")
@@ -116,6 +116,9 @@ CASES = {
         variant("sm_90a", "sm90_static_persistent", tile_m=128, tile_n=256, cluster_m=2),
         variant("sm_90a", "sm90_static_persistent", "f16", tile_m=64, tile_n=64, cluster_m=1, cluster_n=1),
         variant("sm_90a", "sm90_static_persistent", "e4m3", 4, tile_m=128, tile_n=128, cluster_m=2, cluster_n=2),
+        variant("sm_90a", "sm90_small_m", tile_m=8, tile_n=48, split_k=8, overlap="serial"),
+        variant("sm_90a", "sm90_small_m", "f16", tile_m=64, tile_n=112, split_k=1, cluster_n=4, overlap="launch"),
+        variant("sm_90a", "sm90_small_m", tile_m=32, tile_n=56, split_k=2, cluster_n=2, overlap="launch"),
     ],
     "sm_100a": [
         variant("sm_100a", "sm100_persistent", tile_m=256, tile_n=256, scheduler="clc", two_cta=True),
