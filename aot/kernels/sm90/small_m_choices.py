@@ -12,6 +12,7 @@ from typing import Any
 SHARED_BYTES_PER_SM = 228 << 10
 SHARED_BYTES_PER_CTA = 227 << 10
 RESERVED_BYTES_PER_CTA = 1 << 10  # what CUDA keeps of an SM's shared memory for each CTA
+_STATIC_BYTES = 1 << 10  # of a CTA's, what every kernel of the DSL declares
 _BARRIER_BYTES = 1 << 10  # room for every mbarrier, and for aligning what comes before them
 _ELEMENT_BYTES = 2
 _PAD = 4  # f32 elements between rows of sums: eight rows and four tokens of a warp meet 32 different banks
@@ -46,7 +47,7 @@ def stages(options: Mapping[str, Any]) -> int:
     ctas = options["ctas_per_sm"]
     memory = min(SHARED_BYTES_PER_CTA, SHARED_BYTES_PER_SM // ctas - RESERVED_BYTES_PER_CTA)
     sums = (1 if options["split_k"] == 1 else 2) * tile_m * sums_pitch(tile_n) * 4
-    left: int = memory - sums - _BARRIER_BYTES
+    left: int = memory - _STATIC_BYTES - _BARRIER_BYTES - sums
     return min(_MOST_STAGES, left // ((tile_m + tile_n) * tile_k * _ELEMENT_BYTES))
 
 
