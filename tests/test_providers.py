@@ -19,7 +19,7 @@ import pytest
 from aot.providers import PROVIDERS, ProviderError, cutlass_operators, provider
 from aot.providers.base import digest
 from aot.targets import TARGETS
-from aot.variants import Variant, illegal
+from aot.variants import Variant, choices, illegal
 from runtime.errors import AotError
 from runtime.signature import Signature
 
@@ -106,6 +106,7 @@ def compile_all(variants: list[Variant]) -> list[Any]:
     return results
 
 
+SMALL_M = variant("sm_90a", "sm90_small_m", tile_m=24, tile_n=56, split_k=4)
 CASES = {
     "sm_80": [
         variant("sm_80", "sm80_tensorop", tile_m=64),
@@ -113,12 +114,16 @@ CASES = {
         variant("sm_80", "sm80_tensorop", "f16", 3, tile_m=64),
     ],
     "sm_90a": [
+        *(
+            dataclasses.replace(SMALL_M, config=choices(**{**SMALL_M.options, "overlap": overlap}))
+            for overlap in ("launch", "weights")
+        ),
         variant("sm_90a", "sm90_static_persistent", tile_m=128, tile_n=256, cluster_m=2),
         variant("sm_90a", "sm90_static_persistent", "f16", tile_m=64, tile_n=64, cluster_m=1, cluster_n=1),
         variant("sm_90a", "sm90_static_persistent", "e4m3", 4, tile_m=128, tile_n=128, cluster_m=2, cluster_n=2),
-        variant("sm_90a", "sm90_small_m", tile_m=8, tile_n=48, split_k=8, overlap="serial"),
-        variant("sm_90a", "sm90_small_m", "f16", tile_m=64, tile_n=112, split_k=1, cluster_n=4, overlap="launch"),
-        variant("sm_90a", "sm90_small_m", tile_m=32, tile_n=56, split_k=2, cluster_n=2, overlap="launch"),
+        variant("sm_90a", "sm90_small_m", tile_m=8, tile_n=48, split_k=8),
+        variant("sm_90a", "sm90_small_m", "f16", tile_m=64, tile_n=112, split_k=1, cluster_n=4),
+        variant("sm_90a", "sm90_small_m", tile_m=32, tile_n=56, split_k=2, cluster_n=2),
     ],
     "sm_100a": [
         variant("sm_100a", "sm100_persistent", tile_m=256, tile_n=256, scheduler="clc", two_cta=True),

@@ -151,7 +151,8 @@ def test_config_must_be_sorted() -> None:
         (with_options(PREFERRED, cluster_m=2, cluster_n=1), "larger multiple of fallback"),
         (dataclasses.replace(legal_functions("own", "sm_80")[0], batched=True), "no batched form"),
         (with_options(SMALL_M, tile_m=16, split_k=8, cluster_n=2), "a cluster of 16 CTAs exceeds 8"),
-        (with_options(SMALL_M, tile_m=8, cluster_n=2), "tile_m has too few"),
+        (with_options(SMALL_M, tile_m=8, cluster_n=2), "groups of 8 tokens, and tile_m has no such share"),
+        (with_options(SMALL_M, tile_m=24, cluster_n=2), "groups of 8 tokens, and tile_m has no such share"),
         (with_options(SMALL_M, tile_m=64, cluster_n=2, ctas_per_sm=2), "made for one CTA an SM"),
         (with_options(SMALL_M, tile_m=64, tile_n=128, ctas_per_sm=2), "holds 1 stages, fewer than 3"),
     ],
@@ -203,10 +204,11 @@ def test_small_m_fills_the_shared_memory_of_an_sm_and_no_more() -> None:
         assert for_a_cta - stage - 1024 < a_cta <= for_a_cta, v.name()
 
 
-def test_weights_are_read_early_only_where_a_signature_says_that_they_are_constant() -> None:
-    early = with_options(SMALL_M, overlap="weights")
-    assert illegal(early) is None
-    assert "no signature says that B is constant" in (unsuited(early, signature()) or "")
+def test_small_m_overlaps_nothing_where_no_signature_says_what_runs_before() -> None:
+    early = {o: with_options(SMALL_M, overlap=o) for o in ("weights", "launch")}
+    assert [illegal(v) for v in early.values()] == [None, None]
+    assert "no signature says that B is constant" in (unsuited(early["weights"], signature()) or "")
+    assert "no signature says what runs before" in (unsuited(early["launch"], signature()) or "")
 
 
 def test_functions_are_not_offered_as_gemms() -> None:
