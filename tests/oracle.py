@@ -169,8 +169,8 @@ def sample(target: str) -> list[Variant]:
                 for v in provider(name).variants(target, signature):
                     # Batching and the other element types change the host code of a family in the same way.
                     plain = types[0] == "bf16" and batch == 1
-                    schedule = v.options.get("scheduler") if plain else None
-                    chosen.setdefault((name, v.family, types, batch, schedule), v)
+                    hosts = [v.options.get(o) if plain else None for o in ("scheduler", "split_k", "overlap")]
+                    chosen.setdefault((name, v.family, types, batch, *hosts), v)
         for v in provider(name).functions(target):
             chosen.setdefault((name, v.family, v.a, v.operation), v)
     return list(chosen.values())

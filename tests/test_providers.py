@@ -35,7 +35,7 @@ def signature(types: str = "bf16", batch: int = 1) -> Signature:
 
 
 def variant(target: str, family: str, types: str = "bf16", batch: int = 1, **options: Any) -> Variant:
-    for v in provider("cutlass_operators").variants(target, signature(types, batch)):
+    for v in (v for name in PROVIDERS for v in provider(name).variants(target, signature(types, batch))):
         if v.family == family and options.items() <= v.options.items():
             return v
     raise AssertionError("no such variant")
@@ -109,6 +109,7 @@ def compile_all(variants: list[Variant]) -> list[Any]:
     return results
 
 
+SMALL_M = variant("sm_90a", "sm90_small_m", tile_m=24, tile_n=56, split_k=4)
 CASES = {
     "sm_80": [
         variant("sm_80", "sm80_tensorop", tile_m=64),
@@ -116,9 +117,16 @@ CASES = {
         variant("sm_80", "sm80_tensorop", "f16", 3, tile_m=64),
     ],
     "sm_90a": [
+        *(
+            dataclasses.replace(SMALL_M, config=choices(**{**SMALL_M.options, "overlap": overlap}))
+            for overlap in ("launch", "weights")
+        ),
         variant("sm_90a", "sm90_static_persistent", tile_m=128, tile_n=256, cluster_m=2),
         variant("sm_90a", "sm90_static_persistent", "f16", tile_m=64, tile_n=64, cluster_m=1, cluster_n=1),
         variant("sm_90a", "sm90_static_persistent", "e4m3", 4, tile_m=128, tile_n=128, cluster_m=2, cluster_n=2),
+        variant("sm_90a", "sm90_small_m", tile_m=8, tile_n=48, split_k=8),
+        variant("sm_90a", "sm90_small_m", "f16", tile_m=64, tile_n=112, split_k=1, cluster_n=4),
+        variant("sm_90a", "sm90_small_m", tile_m=32, tile_n=56, split_k=2, cluster_n=2),
     ],
     "sm_100a": [
         variant("sm_100a", "sm100_persistent", tile_m=256, tile_n=256, scheduler="clc", two_cta=True),
@@ -309,6 +317,6 @@ def test_a_new_provider_is_ranked_and_planned_beside_the_others(library: bool, m
     assert [v.family for v in planned.functions] == ["softmax"]
     for _, candidates in planned.gemms[0].by_tokens:
         assert set(candidates) == everything
-    short = plan([manifest], limit=3)
+    short = plan([manifest], limit=4)
     for _, candidates in short.gemms[0].by_tokens:
-        assert {v.family for v in candidates} == {"sm90_static_persistent", "swap_ab", "one_size"}
+        assert {v.family for v in candidates} == {"sm90_static_persistent", "sm90_small_m", "swap_ab", "one_size"}

@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from runtime.dtypes import DTYPES
 from runtime.errors import AotError
 from runtime.signature import Signature
 
 from ..variants import Family, Variant
+
+_ALIGNMENT_BYTES = 16
 
 
 class ProviderError(AotError):
@@ -71,6 +74,28 @@ class Provider(Protocol):
             ProviderError: the variant is illegal, or its kernel cannot be found.
         """
         ...
+
+
+def gemm_tensors(variant: Variant) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]]]:
+    """The symbols of a GEMM's A, B and D, and their argument nodes: every extent and leading stride free."""
+    a, b, d = (_ALIGNMENT_BYTES // DTYPES[t].bytes for t in (variant.a, variant.b, variant.d))
+    extents = {"m": 1, "n": d, "k": max(a, b)}
+    symbols = {name: {"width": 32, "divisibility": divisibility} for name, divisibility in extents.items()}
+    if variant.batched:
+        symbols["l"] = {"width": 32, "divisibility": 1}
+    tree = []
+    for name, dtype, shape, divisibility in (
+        ("a", variant.a, ["m", "k"], a),
+        ("b", variant.b, ["n", "k"], b),
+        ("d", variant.d, ["m", "n"], d),
+    ):
+        strides: list[Any] = [f"ld{name}", 1]
+        if variant.batched:
+            shape, strides = ["l", *shape], [f"batch_stride_{name}", *strides]
+        symbols |= {s: {"width": 64, "divisibility": divisibility} for s in strides[:-1]}
+        node = {"kind": "tensor", "name": name, "dtype": dtype, "alignment": _ALIGNMENT_BYTES}
+        tree.append(node | {"shape": shape, "strides": strides})
+    return symbols, tree
 
 
 def stand_ins(tree: list[dict[str, Any]], symbols: dict[str, dict[str, int]]) -> list[Any]:

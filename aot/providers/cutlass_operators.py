@@ -20,7 +20,7 @@ from runtime.signature import Signature
 
 from ..targets import TARGETS
 from ..variants import Family, Option, Variant, illegal, legal_variants
-from .base import Buildable, ProviderError, digest, stand_ins
+from .base import Buildable, ProviderError, digest, gemm_tensors, stand_ins
 
 DISTRIBUTION = "nvidia-cutlass-operators"
 VERSION = "0.3.0"  # the version whose operators, arguments and limits were read
@@ -48,7 +48,6 @@ _SCHEDULERS: dict[Any, str] = {
     "static": "StaticPersistentTileSchedulerMetadata",
 }
 _TORCH = {"bf16": "bfloat16", "f16": "float16", "e4m3": "float8_e4m3fn", "f32": "float32"}
-_ALIGNMENT_BYTES = 16
 
 
 def _sm80_rule(v: Variant) -> str | None:
@@ -337,7 +336,7 @@ def _wrap(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...],
     if sorted(r for r in roles if r in ("a", "b", "d", "stream")) != ["a", "b", "d", "stream"]:
         raise ProviderError(f"the operator for {variant.name()} takes unexpected arguments: {roles}")
 
-    symbols, tree = _tensors(variant)
+    symbols, tree = gemm_tensors(variant)
     tree += [*clusters, {"kind": "stream", "name": "stream"}]
 
     def call(a: Any, b: Any, d: Any, stream: Any, counts: tuple[Any, ...]) -> None:
@@ -362,25 +361,3 @@ def _wrap(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...],
 
     function = (gemm, gemm_clusters, gemm_two_clusters)[len(clusters)]
     return Buildable(function, stand_ins(tree, symbols), tree, symbols)
-
-
-def _tensors(variant: Variant) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]]]:
-    """The symbols of A, B and D, and their argument nodes."""
-    a, b, d = (_ALIGNMENT_BYTES // DTYPES[t].bytes for t in (variant.a, variant.b, variant.d))
-    extents = {"m": 1, "n": d, "k": max(a, b)}
-    symbols = {name: {"width": 32, "divisibility": divisibility} for name, divisibility in extents.items()}
-    if variant.batched:
-        symbols["l"] = {"width": 32, "divisibility": 1}
-    tree = []
-    for name, dtype, shape, divisibility in (
-        ("a", variant.a, ["m", "k"], a),
-        ("b", variant.b, ["n", "k"], b),
-        ("d", variant.d, ["m", "n"], d),
-    ):
-        strides: list[Any] = [f"ld{name}", 1]
-        if variant.batched:
-            shape, strides = ["l", *shape], [f"batch_stride_{name}", *strides]
-        symbols |= {s: {"width": 64, "divisibility": divisibility} for s in strides[:-1]}
-        node = {"kind": "tensor", "name": name, "dtype": dtype, "alignment": _ALIGNMENT_BYTES}
-        tree.append(node | {"shape": shape, "strides": strides})
-    return symbols, tree

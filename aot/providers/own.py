@@ -5,22 +5,39 @@ Importing this imports no compiler; `build` does.
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from runtime.signature import Signature
 
+from ..kernels.sm90 import small_m_choices
 from ..targets import TARGETS
 from ..variants import Family, Variant, illegal, legal_functions, legal_variants
-from .base import Buildable, ProviderError, digest, stand_ins
+from .base import Buildable, ProviderError, digest, gemm_tensors, stand_ins
+
+_HERE = Path(__file__)
+_KERNELS = _HERE.parents[1] / "kernels"
+_SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
 
 FAMILIES: dict[str, Family] = {
+    # Few tokens on Hopper: weights on WGMMA's M side, K split over a cluster. Right at any M up to 65535 tiles, which
+    # the grid holds; meant for M <= 64.
+    "sm90_small_m": Family(
+        "gemm",
+        ("sm_90a",),
+        _SAME_16_BIT,
+        small_m_choices.OPTIONS,
+        lambda v: small_m_choices.rule(v.options),
+        batched=(False,),
+        limit=lambda v, _: small_m_choices.limit(v.options),
+        estimate_us=lambda v, s, m: small_m_choices.estimate_us(v.options, m, s.n, s.k),
+        best_up_to_m=small_m_choices.BEST_UP_TO_M,
+    ),
     # One block a row, `threads` threads a block.
     "rmsnorm_row": Family(
         "rmsnorm",
         tuple(TARGETS),
-        (("bf16", "bf16", "bf16"), ("f16", "f16", "f16")),
+        _SAME_16_BIT,
         {"threads": (128, 256, 512)},
         batched=(False,),
     ),
@@ -43,10 +60,9 @@ class Own:
 
     def source_digest(self) -> str:
         """SHA-256 over this provider and every kernel of this project."""
-        kernels = resources.files("aot.kernels")
-        items = [(f"kernels/{k.name}", k.read_bytes()) for k in kernels.iterdir() if k.name.endswith(".py")]
-        here = Path(__file__)
-        return digest([*items, *((f"provider/{n}", (here.parent / n).read_bytes()) for n in (here.name, "base.py"))])
+        kernels = ((f"kernels/{k.relative_to(_KERNELS).as_posix()}", k) for k in _KERNELS.rglob("*.py"))
+        provider = ((f"provider/{name}", _HERE.parent / name) for name in (_HERE.name, "base.py"))
+        return digest((name, path.read_bytes()) for name, path in (*kernels, *provider))
 
     def build(self, variant: Variant) -> Buildable:
         """Prepare `variant` for `cute.compile`.
@@ -56,7 +72,23 @@ class Own:
         """
         if reason := illegal(variant):
             raise ProviderError(f"cannot build {variant.name()}: {reason}")
-        return _rmsnorm(variant)
+        return _BUILDERS[variant.family](variant)
+
+
+def _small_m(variant: Variant) -> Buildable:
+    """A GEMM over A (M, K), B (N, K), D (M, N) and a stream."""
+    from ..kernels.sm90.small_m import SmallM
+
+    kernel = SmallM(
+        tile=(variant.integer("tile_m"), variant.integer("tile_n"), variant.integer("tile_k")),
+        split_k=variant.integer("split_k"),
+        cluster_n=variant.integer("cluster_n"),
+        stages=small_m_choices.stages(variant.options),
+        overlap=str(variant.options["overlap"]),
+    )
+    symbols, tree = gemm_tensors(variant)
+    tree.append({"kind": "stream", "name": "stream"})
+    return Buildable(kernel, stand_ins(tree, symbols), tree, symbols)
 
 
 def _rmsnorm(variant: Variant) -> Buildable:
@@ -79,3 +111,6 @@ def _rmsnorm(variant: Variant) -> Buildable:
     ]
     tree += [{"kind": "scalar", "name": "eps", "dtype": "f32"}, {"kind": "stream", "name": "stream"}]
     return Buildable(RmsNorm(variant.integer("threads")), stand_ins(tree, symbols), tree, symbols)
+
+
+_BUILDERS = {"rmsnorm_row": _rmsnorm, "sm90_small_m": _small_m}
