@@ -7,7 +7,7 @@ one archive can be tuned on one machine after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,14 +144,20 @@ def points(tokens: Sequence[int]) -> list[int]:
     return sorted({*tokens, *(x for x in between if min(tokens) < x < max(tokens))})
 
 
+def candidates_at(ranked: Sequence[tuple[int, Sequence[str]]], m: int) -> list[str]:
+    """The candidates for `m`: those ranked for the next M below and for the next above, each of which may be `m`."""
+    below = [names for tokens, names in ranked if tokens <= m][-1:]
+    above = [names for tokens, names in ranked if tokens >= m][:1]
+    return list(dict.fromkeys(name for names in (*below, *above) for name in names))
+
+
 class _Tuner:
     def __init__(self, library: Library, report: TuneReport, options: TuneOptions) -> None:
         self.library, self.report, self.options = library, report, options
         self.l2_bytes = report.environment["l2_bytes"]
 
-    def _launches(self, entry: Entry) -> dict[str, Launch]:
-        names = dict.fromkeys(name for _, ranked in entry.candidates for name in ranked)
-        return {name: self._launch(name) for name in names if name not in self.report.rejected}
+    def _launches(self, names: Iterable[str]) -> dict[str, Launch]:
+        return {name: self._launch(name) for name in dict.fromkeys(names) if name not in self.report.rejected}
 
     def _launch(self, name: str) -> Launch:
         function = self.library.functions[name]
@@ -163,16 +169,16 @@ class _Tuner:
 
     def check(self, entry: Entry) -> None:
         """Reject every candidate that is wrong at any M; what is rejected once is out of the whole archive."""
-        signature = entry.signature
+        signature, names = entry.signature, [name for _, ranked in entry.candidates for name in ranked]
         for m in sorted({*CHECK_TOKENS, *(m for m, _ in entry.candidates)}):
             weights = Weights(signature, m, 0, self.options.seed + m)
-            for name, result in measure.check(signature, m, weights, self._launches(entry)).items():
+            for name, result in measure.check(signature, m, weights, self._launches(names)).items():
                 if isinstance(result, str):
                     self.report.rejected[name] = f"{signature.key()} M={m}: {result}"
 
     def measure(self, entry: Entry, m: int) -> Measured | None:
         """Time all candidates briefly, then the best in turn with the baseline; None if none can be launched."""
-        signature, launches = entry.signature, self._launches(entry)
+        signature, launches = entry.signature, self._launches(candidates_at(entry.candidates, m))
         operands = Weights(signature, m, self.l2_bytes, self.options.seed).operands(m)
         floor = measure.expected_us(signature, m)
         name, launch = measure.baseline(signature)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aot.select import ranges
-from aot.tune import points
+from aot.tune import candidates_at, points
 
 
 def test_a_function_serves_the_range_below_its_m_and_the_last_everything_above() -> None:
@@ -34,3 +34,11 @@ def test_points_fill_the_gaps_between_the_manifests_tokens() -> None:
     assert points([1, 333, 1024]) == [1, 8, 16, 32, 64, 96, 128, 192, 256, 333, 384, 512, 768, 1024]
     assert points([16]) == [16]
     assert points([4096, 1])[-3:] == [2048, 3072, 4096]
+
+
+def test_candidates_between_two_tokens_are_those_of_both() -> None:
+    ranked = [(1, ["a", "b"]), (64, ["b", "c"]), (256, ["d"])]
+    assert candidates_at(ranked, 64) == ["b", "c"]
+    assert candidates_at(ranked, 96) == ["b", "c", "d"]
+    assert candidates_at(ranked, 1) == ["a", "b"]
+    assert candidates_at(ranked, 512) == ["d"]
