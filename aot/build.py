@@ -23,7 +23,7 @@ from .cache import Cache
 from .compiler import BuildReport, Event, compile_variants, toolchain
 from .manifest import Manifest
 from .providers import PROVIDERS, provider
-from .select import ranges
+from .select import points, ranges
 from .targets import target as target_named
 from .variants import Variant
 
@@ -77,6 +77,8 @@ def plan(
 ) -> Plan:
     """Choose what to compile: for each signature, target and M the `limit` variants that rank best.
 
+    At the M values between the manifest's where a choice may change (`select.points`), a quarter as many.
+
     `targets` replaces those of the manifests. `functions` names further operations, such as "rmsnorm", of which every
     variant is compiled.
 
@@ -98,11 +100,12 @@ def plan(
     for name in dict.fromkeys(t for t, _ in wanted):
         tokens = {signature: sorted(ms) for (t, signature), ms in wanted.items() if t == name}
         variants = dict.fromkeys(v for p in PROVIDERS for s in tokens for v in provider(p).variants(name, s))
-        problems = [(s, m) for s, ms in tokens.items() for m in ms]
+        problems = [(s, m) for s, ms in tokens.items() for m in points(ms)]
         found = rank.shortlist(variants, problems, name, limit)
-        gemms += [
-            GemmCandidates(s, name, tuple((m, tuple(found.candidates[s, m])) for m in ms)) for s, ms in tokens.items()
-        ]
+        few = max(1, limit // 4)
+        for s, ms in tokens.items():
+            ranked = ((m, found.candidates[s, m][: limit if m in ms else few]) for m in points(ms))
+            gemms.append(GemmCandidates(s, name, tuple((m, tuple(variants)) for m, variants in ranked)))
         ranking[name] = found.source
     chosen = tuple(ranking)
     return Plan(manifests, chosen, tuple(gemms), _functions(functions, chosen), ranking, limit)

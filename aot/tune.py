@@ -24,7 +24,7 @@ from runtime.signature import Signature
 from . import measure, tables
 from .measure import Launch, OperandSet, Timing, Weights
 from .pack import Package
-from .select import ranges
+from .select import points, ranges
 
 # Every function is checked at these M besides those it is timed at: one row, fewer than any tile, and ragged.
 CHECK_TOKENS = (1, 3, 17, 333)
@@ -134,21 +134,12 @@ def _measure_all(tuner: _Tuner, entries: Sequence[Entry], results: Results, prog
     progress(done, total, "writing")
 
 
-def points(tokens: Sequence[int]) -> list[int]:
-    """The M values to measure: the given ones, and powers of two and their 1.5-folds between the first and the last.
-
-    A function serves the range below the M it was chosen at, and the right tile changes within a factor of two: on an
-    H200, what is best at M = 1024 took 1.6 times as long as cuBLAS at M = 333.
-    """
-    between = {x for i in range(3, 31) for x in (1 << i, 3 << (i - 1) if i >= 6 else 1 << i)}
-    return sorted({*tokens, *(x for x in between if min(tokens) < x < max(tokens))})
-
-
 def candidates_at(ranked: Sequence[tuple[int, Sequence[str]]], m: int) -> list[str]:
-    """The candidates for `m`: those ranked for the next M below and for the next above, each of which may be `m`."""
-    below = [names for tokens, names in ranked if tokens <= m][-1:]
-    above = [names for tokens, names in ranked if tokens >= m][:1]
-    return list(dict.fromkeys(name for names in (*below, *above) for name in names))
+    """The candidates for `m`: those ranked for it, and for M values within a factor of four, the nearest first."""
+    near = sorted((max(m, tokens) / min(m, tokens), tokens) for tokens, _ in ranked)
+    names = dict(ranked)
+    kept = [tokens for factor, tokens in near if factor <= 4] or [near[0][1]]
+    return list(dict.fromkeys(name for tokens in kept for name in names[tokens]))
 
 
 class _Tuner:

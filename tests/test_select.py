@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aot.select import ranges
-from aot.tune import candidates_at, points
+from aot.select import points, ranges
+from aot.tune import candidates_at
 
 
 def test_a_function_serves_the_range_below_its_m_and_the_last_everything_above() -> None:
@@ -36,9 +36,9 @@ def test_points_fill_the_gaps_between_the_manifests_tokens() -> None:
     assert points([4096, 1])[-3:] == [2048, 3072, 4096]
 
 
-def test_candidates_between_two_tokens_are_those_of_both() -> None:
+def test_candidates_for_an_m_are_those_ranked_near_it() -> None:
     ranked = [(1, ["a", "b"]), (64, ["b", "c"]), (256, ["d"])]
-    assert candidates_at(ranked, 64) == ["b", "c"]
-    assert candidates_at(ranked, 96) == ["b", "c", "d"]
+    assert candidates_at(ranked, 64) == ["b", "c", "d"]
+    assert candidates_at(ranked, 192) == ["d", "b", "c"]
     assert candidates_at(ranked, 1) == ["a", "b"]
-    assert candidates_at(ranked, 512) == ["d"]
+    assert candidates_at(ranked, 8192) == ["d"]

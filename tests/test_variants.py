@@ -160,7 +160,7 @@ def test_config_must_be_sorted() -> None:
         (with_options(SMALL_M, tile_m=8, cluster_n=2), "groups of 8 tokens, and tile_m has no such share"),
         (with_options(SMALL_M, tile_m=24, cluster_n=2), "groups of 8 tokens, and tile_m has no such share"),
         (with_options(SMALL_M, tile_m=64, cluster_n=2, ctas_per_sm=2), "made for one CTA an SM"),
-        (with_options(SMALL_M, tile_m=64, tile_n=128, ctas_per_sm=2), "holds 1 stages, fewer than 3"),
+        (with_options(SMALL_M, tile_m=64, tile_n=112, ctas_per_sm=2), "holds 1 stages, fewer than 3"),
     ],
 )
 def test_illegal_names_the_reason(variant: Variant, reason: str) -> None:
