@@ -315,8 +315,8 @@ def test_a_new_provider_is_ranked_and_planned_beside_the_others(library: bool, m
     manifest = Manifest("m", "s", (1, 512), ("sm_90a",), (Gemm("g", signature(), 1, (1, 512)),))
     planned = plan([manifest], limit=len(everything), functions=["softmax"])
     assert [v.family for v in planned.functions] == ["softmax"]
-    for _, candidates in planned.gemms[0].by_tokens:
-        assert set(candidates) == everything
-    short = plan([manifest], limit=4)
-    for _, candidates in short.gemms[0].by_tokens:
+    by_tokens = dict(planned.gemms[0].by_tokens)
+    assert all(set(by_tokens[m]) == everything for m in manifest.tokens)
+    short = dict(plan([manifest], limit=4).gemms[0].by_tokens)
+    for candidates in (short[m] for m in manifest.tokens):
         assert {v.family for v in candidates} == {"sm90_static_persistent", "sm90_small_m", "swap_ab", "one_size"}
