@@ -139,6 +139,7 @@ def _shapes(variants: Iterable[Variant]) -> _Shapes:
             not v.options.get("two_cta", False),
             places.get((v.provider, v.family), len(places)),
             v.name(),
+            repr(v.config),  # a choice of False leaves no trace in the name
         ),
     )
     return [(v, _Shape.of(v)) for v in order]

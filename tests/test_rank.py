@@ -168,6 +168,13 @@ def test_variants_of_an_unknown_family_have_a_place_whatever_their_choices(
         assert found == rank(given_[::-1], SIGNATURE, 16, target).variants
 
 
+def test_variants_of_one_name_keep_one_order() -> None:
+    twins = [Variant("elsewhere", "new", "sm_120a", c, "bf16", "bf16", "bf16") for c in ((), choices(tile_n=False))]
+    assert twins[0].name() == twins[1].name()
+    orders = [rank(given_, SIGNATURE, 16, "sm_120a").variants for given_ in (twins, twins[::-1])]
+    assert orders[0] == orders[1]
+
+
 @pytest.mark.usefixtures("without_library")
 def test_families_of_the_same_name_from_two_providers_both_reach_the_shortlist() -> None:
     ours = variants("sm_90a")
