@@ -16,6 +16,10 @@ Made by `python scripts/render_benchmarks.py` from `benchmarks/results/*.json`; 
 and commit behind it. Device times are medians of CUDA-graph replays over operands that together exceed three times L2
 (cold weights), interleaved with torch (cuBLAS) in one process; *spread* is (largest - smallest) / median over the
 replays, and *noise* is torch against itself in the same run. Below 1.00x this archive is slower than cuBLAS.
+
+The archives: `aot build manifests/*.yaml --target sm_90a --candidates 16 --function rmsnorm -o build/candidates.aot`
+and, on the GPU, `aot tune build/candidates.aot -o build/tuned.aot`; `build/thousand.aot` as `benchmarks/thousand.yaml`
+says.
 """
 
 
