@@ -115,6 +115,10 @@ def peers(title: str, result: dict[str, Any]) -> list[str]:
         rows.append([r["kind"], r["layer"].replace("_", "\\_"), r["m"], *cells])
     lines += ["", "Microseconds, and times as long as this archive takes:", ""]
     lines += table(["kind", "layer", "M", *names], rows)
+    imprecise = sorted({name for r in result["results"] for name, c in r["contenders"].items() if "imprecise" in c})
+    if imprecise:
+        what = "let the tensor core sum over all of K, with a larger error than this archive's kernels may have"
+        lines += ["", f"Less precise: {', '.join(imprecise)} {what}."]
     left_out = len(result["left_out"])
     if left_out:
         lines += ["", f"{left_out} case{'s were' if left_out > 1 else ' was'} left out for want of time."]

@@ -144,9 +144,10 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         failed = {n: attempt(x) for n, x in launches.items()}
         return {n: failed[n] or ("it is wrong" if "wrong" in n else 1e-3) for n in launches}
 
-    for name, value in {"Weights": Weights, "check": check, "time_interleaved": time_interleaved}.items():
-        monkeypatch.setattr(measure, name, value)
-    monkeypatch.setattr(measure, "baseline", lambda signature: ("torch.mm", lambda o: None))
+    monkeypatch.setattr(measure, "check", check)
+    monkeypatch.setattr(measure, "time_interleaved", time_interleaved)
+    monkeypatch.setattr(bench_peers, "Weights", Weights)
+    monkeypatch.setattr(bench_peers, "baseline", lambda signature, example: ("torch.mm", lambda o: None))
 
 
 def run_case(kind: str, library: Any = None) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import Protocol
 import torch
 from report import version
 
-from aot.measure import Launch, OperandSet
+from aot.measure import Launch
+from aot.operands import OperandSet
 from runtime.errors import AotError
 from runtime.signature import Signature
 

@@ -14,7 +14,8 @@ import cutlass.utils
 import torch
 from cutlass import cute
 
-from aot.measure import TORCH_DTYPES, Launch, OperandSet
+from aot.measure import Launch
+from aot.operands import TORCH_DTYPES, OperandSet
 from runtime.signature import Signature
 
 from .base import Problem, Settings, versions_of

@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from aot.measure import TORCH_DTYPES, Launch, OperandSet
+from aot.measure import Launch
+from aot.operands import OperandSet, Weights
 from runtime.signature import Signature
 
 from .base import Problem, Settings, versions_of
@@ -160,15 +159,5 @@ def _name(c: Any) -> str:
 
 
 def _small_operands(s: Signature, device: str) -> OperandSet:
-    """Zeros of 64 rows: only their layout matters, since nothing that uses them is timed."""
-    m = 64
-    a, b, d = (TORCH_DTYPES[t] for t in (s.a, s.b, s.d))
-    extras = {}
-    if s.scaling == "row_column":
-        extras = {"scale_a": torch.ones(m, device=device), "scale_b": torch.ones(s.n, device=device)}
-    return OperandSet(
-        torch.zeros((m, s.k), device=device, dtype=torch.bfloat16).to(a),
-        torch.zeros((s.n, s.k), device=device, dtype=torch.bfloat16).to(b),
-        torch.zeros((m, s.columns), device=device, dtype=d),
-        extras,
-    )
+    """Operands of 64 rows: only their layout matters, since nothing that uses them is timed."""
+    return Weights(s, 64, 0, seed=0, device=device).operands(64)[0]
