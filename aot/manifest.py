@@ -349,7 +349,7 @@ class _Reader:
             if problem := _dtypes_problem(a, b, d):
                 self.fail(node, where, problem)
             return a, b, d
-        return self.choice(node, where, {"accumulator": ACCUMULATORS, "epilogue": EPILOGUES, "per": PER}[field])
+        return self.choice(node, where, {"accumulator": ACCUMULATORS, "epilogue": tuple(EPILOGUES), "per": PER}[field])
 
     def format(self, node: yaml.Node) -> None:
         found = self.integer(node, "format", MAX_COUNT)

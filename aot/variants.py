@@ -11,12 +11,12 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from runtime import canonical
 from runtime.dtypes import DTYPES
 from runtime.errors import RecordError
-from runtime.signature import EPILOGUES, Signature
+from runtime.signature import Signature
 
 from .targets import target as target_named
 
@@ -29,7 +29,8 @@ class Variant:
 
     `config` holds the family's choices as sorted pairs; `options` is the same as a dictionary. `a`, `b`, `d` are the
     element types of the two inputs and the output: for "gemm" A, B and D, for "rmsnorm" x, weight and y. Kernels are
-    dynamic in their extents, so a variant holds none: one serves every signature of its types.
+    dynamic in their extents, so a variant holds none: one serves every signature of its types, scaling, order of B and
+    epilogue (`runtime.signature` says what these are).
     """
 
     provider: str
@@ -43,6 +44,8 @@ class Variant:
     epilogue: str = "none"
     batched: bool = False
     operation: str = "gemm"
+    scaling: str = "none"
+    b_major: str = "k"
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.config]
@@ -66,6 +69,10 @@ class Variant:
         parts = [self.provider, self.family, f"{self.a}_{self.b}_{self.d}_{self.accumulator}"]
         if self.epilogue != "none":
             parts.append(self.epilogue)
+        if self.scaling != "none":
+            parts.append(f"{self.scaling}_scaled")
+        if self.b_major != "k":
+            parts.append(f"b_{self.b_major}_major")
         if self.batched:
             parts.append("batched")
         options = dict(self.config)
@@ -142,6 +149,9 @@ class Family:
     options: Mapping[str, tuple[Option, ...]]
     rule: Callable[[Variant], str | None] = _no_rule  # why choices that are allowed one by one are illegal together
     batched: tuple[bool, ...] = (False, True)
+    scalings: tuple[str, ...] = ("none",)
+    b_majors: tuple[str, ...] = ("k",)
+    epilogues: frozenset[str] = frozenset(("none",))
     accumulator: str = "f32"
     access_bytes: int = 16  # rows of A, B and D are loaded and stored in whole pieces of this size
     limit: Callable[[Variant, Signature], str | None] = _no_limit  # why a legal GEMM cannot compute a signature
@@ -179,8 +189,12 @@ def illegal(variant: Variant) -> str | None:
         return f"{variant.family} is not made for {variant.target}, only for {', '.join(family.targets)}"
     if (variant.a, variant.b, variant.d) not in family.elements or variant.accumulator != family.accumulator:
         return f"{variant.family} does not compute {variant.a} x {variant.b} -> {variant.d} in {variant.accumulator}"
-    if variant.epilogue not in EPILOGUES:
+    if variant.epilogue not in family.epilogues:
         return f"{variant.family} has no epilogue {variant.epilogue!r}"
+    if variant.scaling not in family.scalings:
+        return f"{variant.family} has no scaling {variant.scaling!r}"
+    if variant.b_major not in family.b_majors:
+        return f"{variant.family} takes B {'-major or '.join(family.b_majors)}-major, not {variant.b_major}-major"
     if variant.batched not in family.batched:
         return f"{variant.family} has no {'batched' if variant.batched else 'unbatched'} form"
     options = variant.options
@@ -201,14 +215,19 @@ def unsuited(variant: Variant, signature: Signature) -> str | None:
     """
     if variant.operation != "gemm":
         return f"{variant.family} is not a GEMM"
-    wanted = (signature.a, signature.b, signature.d, signature.accumulator, signature.epilogue)
-    if (variant.a, variant.b, variant.d, variant.accumulator, variant.epilogue) != wanted:
-        return f"{variant.family} computes {variant.a} x {variant.b} -> {variant.d}, not {signature.key()}"
+    for name in ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major"):
+        if getattr(variant, name) != getattr(signature, name):
+            return f"{variant.family}: {name} is {getattr(variant, name)}, not {getattr(signature, name)}"
     if variant.batched != (signature.batch > 1):
         return "a batched signature needs a batched kernel, and no other does"
     family = family_of(variant)
     access_bytes = family.access_bytes if family else Family.access_bytes
-    for extent, value, element in (("n", signature.n, signature.d), ("k", signature.k, signature.a)):
+    rows = ("n", signature.n, signature.b) if signature.b_major == "n" else ("n", signature.n, signature.d)
+    for extent, value, element in (
+        rows,
+        ("columns of D", signature.columns, signature.d),
+        ("k", signature.k, signature.a),
+    ):
         divisibility = max(1, access_bytes // DTYPES[element].bytes)
         if value % divisibility:
             need = f"which {access_bytes}-byte access to {element} needs"
@@ -218,12 +237,18 @@ def unsuited(variant: Variant, signature: Signature) -> str | None:
 
 def legal_variants(provider: str, target: str, signature: Signature) -> list[Variant]:
     """Every legal GEMM variant of `provider` that computes `signature` on `target`, in a fixed order."""
-    elements = (signature.a, signature.b, signature.d)
+    wanted = _Form(
+        (signature.a, signature.b, signature.d),
+        signature.batch > 1,
+        signature.scaling,
+        signature.b_major,
+        signature.epilogue,
+    )
     return [
         v
         for name, family in _families(provider).items()
         if family.operation == "gemm"
-        for v in _legal(provider, name, family, target, elements, signature.batch > 1)
+        for v in _legal(provider, name, family, target, wanted)
         if unsuited(v, signature) is None
     ]
 
@@ -236,15 +261,23 @@ def legal_functions(provider: str, target: str) -> list[Variant]:
         if family.operation != "gemm"
         for elements in family.elements
         for batched in family.batched
-        for v in _legal(provider, name, family, target, elements, batched)
+        for v in _legal(provider, name, family, target, _Form(elements, batched))
     ]
 
 
+class _Form(NamedTuple):
+    """What all variants that compute one signature have in common."""
+
+    elements: tuple[str, str, str]
+    batched: bool
+    scaling: str = "none"
+    b_major: str = "k"
+    epilogue: str = "none"
+
+
 @cache
-def _legal(
-    provider: str, name: str, family: Family, target: str, elements: tuple[str, str, str], batched: bool
-) -> tuple[Variant, ...]:
-    """Every legal variant of a family with the given types."""
+def _legal(provider: str, name: str, family: Family, target: str, form: _Form) -> tuple[Variant, ...]:
+    """Every legal variant of a family of the given form."""
     if target not in family.targets:
         return ()
     variants = []
@@ -255,10 +288,13 @@ def _legal(
             name,
             target,
             config,
-            *elements,
+            *form.elements,
             accumulator=family.accumulator,
-            batched=batched,
+            epilogue=form.epilogue,
+            batched=form.batched,
             operation=family.operation,
+            scaling=form.scaling,
+            b_major=form.b_major,
         )
         if illegal(variant) is None:
             variants.append(variant)

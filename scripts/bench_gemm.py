@@ -16,6 +16,8 @@ from report import geomean, out_argument, write
 import runtime
 from aot import manifest as manifests
 from aot import measure
+from aot.baseline import baseline
+from aot.operands import OperandSet, Weights
 from runtime.signature import Signature
 
 TOKENS = (1, 3, 16, 64, 333, 1024, 4096)
@@ -34,19 +36,23 @@ def problems(paths: list[Path]) -> dict[Signature, str]:
 def run(library: Any, signature: Signature, m: int, l2_bytes: int, repeats: int) -> dict[str, Any]:
     """One signature at one M: correctness, then times."""
 
-    def launch(o: measure.OperandSet) -> None:
-        library.gemm(o.a, o.b, out=o.d)
+    words: dict[str, Any] = {"epilogue": signature.parts.activation_word, "overlap": signature.overlap}
+    plain = words == {"epilogue": "none", "overlap": "serial"}
 
-    weights = measure.Weights(signature, m, 0, seed=m)
+    def launch(o: OperandSet) -> None:
+        library.gemm(o.a, o.b, out=o.d, **o.extras, **({} if plain else words))
+
+    weights = Weights(signature, m, 0, seed=m)
     error = measure.check(signature, m, weights, {"ours": launch})["ours"]
-    name, torch_launch = measure.baseline(signature)
-    operands = measure.Weights(signature, m, l2_bytes, seed=m).operands(m)
+    operands = Weights(signature, m, l2_bytes, seed=m).operands(m)
+    name, torch_launch = baseline(signature, operands[0])
     floor = measure.expected_us(signature, m)
     contenders = {"ours": launch, "torch": torch_launch, "torch again": torch_launch}
     times = measure.time_interleaved(contenders, operands, floor, repeats, graph_us=1000.0)
     ours, theirs, again = (times[k] for k in contenders)
     return {
         "signature": signature.key(),
+        "types": kind(signature),
         "m": m,
         "error": error,
         "us": round(ours.us, 3),
@@ -99,14 +105,22 @@ def main() -> int:
     return 1 if any(isinstance(r["error"], str) for r in results) else 0
 
 
+def kind(signature: Signature) -> str:
+    """What figures of signatures may be averaged over: A's element type, and what is unusual."""
+    usual = {"d": "bf16" if signature.a == "e4m3" else signature.a, "epilogue": "none", "scaling": "none"}
+    usual |= {"b_major": "k", "overlap": "serial"}
+    return " ".join(
+        [signature.a, *(getattr(signature, f) for f, word in usual.items() if getattr(signature, f) != word)]
+    )
+
+
 def summarise(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Geomean, worst and best of the speedups over torch for each element type and range of M."""
+    """Geomean, worst and best of the speedups over torch for each kind of signature and range of M."""
     lines = []
-    for types in sorted({r["signature"].split("_")[0] for r in results}):
+    measured = [r for r in results if "speedup" in r]
+    for types in sorted({r["types"] for r in measured}):
         for label, low, high in REGIMES:
-            picked = [
-                r for r in results if r["signature"].startswith(types) and low <= r["m"] <= high and "speedup" in r
-            ]
+            picked = [r for r in measured if r["types"] == types and low <= r["m"] <= high]
             if picked:
                 ratios = [r["speedup"] for r in picked]
                 lines.append(

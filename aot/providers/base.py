@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from runtime.dtypes import DTYPES
 from runtime.errors import AotError
-from runtime.signature import Signature
+from runtime.signature import Epilogue, Operand, Signature, extra_operands
 
 from ..variants import Family, Variant
 
@@ -77,23 +77,54 @@ class Provider(Protocol):
 
 
 def gemm_tensors(variant: Variant) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]]]:
-    """The symbols of a GEMM's A, B and D, and their argument nodes: every extent and leading stride free."""
-    a, b, d = (_ALIGNMENT_BYTES // DTYPES[t].bytes for t in (variant.a, variant.b, variant.d))
-    extents = {"m": 1, "n": d, "k": max(a, b)}
-    symbols = {name: {"width": 32, "divisibility": divisibility} for name, divisibility in extents.items()}
-    if variant.batched:
-        symbols["l"] = {"width": 32, "divisibility": 1}
+    """The symbols of a GEMM's tensors, and their argument nodes: every extent and leading stride free.
+
+    A, B and D, then what `runtime.signature.extra_operands` lists. Extents are m, n, k, l (batch), p (columns of D
+    where the epilogue is gated), kb and nb (blocks of 128 of K and N); leading strides lda, ldb and so on. scale_a of
+    block scaling has both strides free.
+    """
+    gated = Epilogue.of(variant.epilogue).gated
+    batch = ("batch",) if variant.batched else ()
+    operands = (
+        Operand("a", variant.a, (*batch, "M", "K")),
+        Operand("b", variant.b, (*batch, "N", "K")),
+        Operand("d", variant.d, (*batch, "M", "P" if gated else "N")),
+        *extra_operands(variant.d, variant.scaling, variant.epilogue, variant.batched),
+    )
+    whole = {t: _ALIGNMENT_BYTES // DTYPES[t].bytes for t in DTYPES}  # elements in an access
+    columns = whole[variant.d]
+    if variant.b_major == "n":
+        columns = max(columns, whole[variant.b])
+    divisibility = {"m": 1, "n": columns, "k": max(whole[variant.a], whole[variant.b]), "l": 1, "kb": 1, "nb": 1}
+    divisibility["p"] = whole[variant.d]
+    names: dict[str, str | int] = {
+        "batch": "l",
+        "M": "m",
+        "N": "n",
+        "K": "k",
+        "P": "p",
+        "K/128": "kb",
+        "N/128": "nb",
+        "1": 1,
+    }
+    symbols: dict[str, dict[str, int]] = {}
     tree = []
-    for name, dtype, shape, divisibility in (
-        ("a", variant.a, ["m", "k"], a),
-        ("b", variant.b, ["n", "k"], b),
-        ("d", variant.d, ["m", "n"], d),
-    ):
-        strides: list[Any] = [f"ld{name}", 1]
-        if variant.batched:
-            shape, strides = ["l", *shape], [f"batch_stride_{name}", *strides]
-        symbols |= {s: {"width": 64, "divisibility": divisibility} for s in strides[:-1]}
-        node = {"kind": "tensor", "name": name, "dtype": dtype, "alignment": _ALIGNMENT_BYTES}
+    for operand in operands:
+        shape: list[Any] = [names[axis] for axis in operand.axes]
+        symbols |= {e: {"width": 32, "divisibility": divisibility[e]} for e in shape if isinstance(e, str)}
+        by_one = operand.name.startswith("scale") and operand.axes != ("N",)  # read one by one, not in whole pieces
+        leading = f"ld{operand.name}"
+        strides: list[Any] = [leading, 1][-len(shape) :]
+        if operand.name == "b" and variant.b_major == "n":
+            strides = [1, leading]
+        elif operand.name == "scale_a" and len(shape) == 2:
+            strides = [leading, "step_scale_a"]
+        if len(shape) == 3:
+            strides = [f"batch_stride_{operand.name}", *strides]
+        pieces = 1 if by_one else whole[operand.dtype]
+        symbols |= {s: {"width": 64, "divisibility": pieces} for s in strides if isinstance(s, str)}
+        node: dict[str, Any] = {"kind": "tensor", "name": operand.name, "dtype": operand.dtype}
+        node["alignment"] = DTYPES[operand.dtype].bytes if by_one else _ALIGNMENT_BYTES
         tree.append(node | {"shape": shape, "strides": strides})
     return symbols, tree
 

@@ -91,6 +91,12 @@ def _small_m(variant: Variant) -> Buildable:
     return Buildable(kernel, stand_ins(tree, symbols), tree, symbols)
 
 
+def _gemm_arguments(tree: list[dict[str, Any]], symbols: dict[str, dict[str, int]]) -> list[Any]:
+    """Stand-ins for a GEMM's whole list of arguments, None for each that `tree` does without."""
+    found = dict(zip((node["name"] for node in tree), stand_ins(tree, symbols), strict=True))
+    return [found.get(name) for name in _GEMM_ARGUMENTS]
+
+
 def _rmsnorm(variant: Variant) -> Buildable:
     """RMSNorm over x (M, N), weight (N), y (M, N), an f32 eps and a stream; rows of x and y may lie apart."""
     from ..kernels.rmsnorm import RmsNorm
@@ -113,4 +119,6 @@ def _rmsnorm(variant: Variant) -> Buildable:
     return Buildable(RmsNorm(variant.integer("threads")), stand_ins(tree, symbols), tree, symbols)
 
 
+# In the order that kernels take them.
+_GEMM_ARGUMENTS = ("a", "b", "d", "scale_a", "scale_b", "bias", "residual", "scale_d", "max_active_clusters", "stream")
 _BUILDERS = {"rmsnorm_row": _rmsnorm, "sm90_small_m": _small_m}
