@@ -727,8 +727,17 @@ def test_from_config_keeps_the_machines_path_out_and_names_the_model(run: Run, t
 
 def test_from_config_targets_what_has_kernels_of_the_type(run: Run) -> None:
     config = ROOT / "tests/data/configs/llama-3.1-8b.json"
-    result = run("manifest", "from-config", config, "--tp", 1, "--tokens", 1, "--dtype", "e4m3")
+    result = run("manifest", "from-config", config, "--tp", 1, "--tokens", 1, "--dtype", "e4m3", "--scaling", "none")
     assert manifest.loads(result.out).targets == ("sm_90a", "sm_100a", "sm_103a")
+
+
+def test_from_config_fuses_and_scales(run: Run) -> None:
+    config = ROOT / "tests/data/configs/llama-3.1-8b.json"
+    arguments = ["--tp", 1, "--tokens", 1, "--target", "sm_90a", "--dtype", "e4m3", "--scaling", "block", "--fuse"]
+    written = manifest.loads(run("manifest", "from-config", config, *arguments).out)
+    assert written.model == "llama-3.1-8b-e4m3-fused"
+    assert [g.signature.epilogue for g in written.gemms] == ["none", "residual", "swiglu", "residual", "none"]
+    assert {g.signature.scaling for g in written.gemms} == {"block", "none"}
 
 
 def test_a_mistake_in_a_manifest_is_named_by_file_and_line(run: Run, tmp_path: Path) -> None:
