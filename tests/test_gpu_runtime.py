@@ -114,10 +114,11 @@ class ExportedDLPack(Exported):
 # --- results ---
 
 
-def arguments(s: Signature, o: Any) -> dict[str, Any]:
+def arguments(s: Signature, o: Any) -> Any:
     """What `gemm` takes by keyword for this signature and these operands."""
-    words = {"epilogue": s.parts.activation_word, "overlap": s.overlap}
-    return {**o.extras, **{k: w for k, w in words.items() if w not in ("none", "serial")}}
+    from aot.operands import gemm_options
+
+    return gemm_options(s, o)
 
 
 def made(s: Signature, m: int, seed: int = 0) -> Any:
