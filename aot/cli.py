@@ -341,6 +341,12 @@ def _from_config(
     tokens: Annotated[str, typer.Option(metavar="M,M,...", help="The M values to tune for, such as 1,16,1024.")],
     target: Targets = None,
     dtype: Annotated[str, typer.Option(help="bf16, f16 or e4m3.")] = "bf16",
+    scaling: Annotated[
+        str | None, typer.Option(help="Of e4m3 layers: none, tensor, row_column or block. Default: row_column.")
+    ] = None,
+    fuse: Annotated[
+        bool, typer.Option("--fuse", help="Take the MLP's activation into gate_up, residuals into o and down.")
+    ] = False,
     model: Annotated[str | None, typer.Option(help="The model's name. Default: from --source or CONFIG.")] = None,
     source: Annotated[str | None, typer.Option(help="Where the config is from. Default: the file's name.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: print it.")] = None,
@@ -362,10 +368,12 @@ def _from_config(
             load_config(config),
             tp=tp,
             tokens=counts,
-            targets=target or default_targets(dtype),
+            targets=target or default_targets(dtype, scaling),
             dtype=dtype,
+            scaling=scaling,
+            fuse=fuse,
             source=source or config.name,
-            model=model or model_name(source or str(config.resolve()), tp, dtype),
+            model=model or model_name(source or str(config.resolve()), tp, dtype, fuse),
         )
     )
     if output is None:

@@ -132,6 +132,10 @@ def print_gemm(gemm: dict[str, Any]) -> None:
     print(f"{gemm['key']} on {gemm['target']}: {gemm['state']}")
     if gemm["gemms"]:
         print(f"gemms: {', '.join(gemm['gemms'])}")
+    print(f"takes: {', '.join(_operand(o) for o in gemm['operands'])}")
+    said = {name: gemm["signature"][name] for name in ("epilogue", "scaling", "overlap")}
+    if unusual := [f"{name} {word}" for name, word in said.items() if word not in ("none", "serial")]:
+        print(f"with: {', '.join(unusual)}")
     for environment in gemm["tuning"]:
         print(_environment(environment))
     print()
@@ -193,6 +197,12 @@ def _environment(environment: dict[str, Any]) -> str:
     }
     versions = [f"{label} {environment[name]}" for name, label in labels.items() if environment.get(name)]
     return ", ".join([f"tuned on {environment['gpu']}", *versions])
+
+
+def _operand(operand: dict[str, Any]) -> str:
+    """A tensor, such as "bias bf16 (4096)"."""
+    shape = ", ".join(map(str, operand["shape"]))
+    return f"{operand['name']} {operand['dtype']} ({shape}){' transposed' if operand['transposed'] else ''}"
 
 
 def _timing(row: dict[str, Any]) -> list[str]:

@@ -21,6 +21,7 @@ from runtime.program import (
     PROGRAMMATIC_STREAM_SERIALIZATION,
 )
 from runtime.record import Record
+from runtime.signature import Operand, Signature
 
 from . import cubin, tables
 from .manifest import did_you_mean
@@ -211,6 +212,7 @@ def _entry(entry: Entry, gemms: Mapping[str, list[str]], environments: list[dict
     return {
         "signature": entry.signature.to_json(),
         "key": entry.signature.key(),
+        "operands": [_operand(o, entry.signature) for o in entry.signature.operands()],
         "gemms": gemms.get(entry.signature.key(), []),
         "target": entry.target,
         "state": entry.state,
@@ -219,6 +221,14 @@ def _entry(entry: Entry, gemms: Mapping[str, list[str]], environments: list[dict
         "tuning": [e for e in environments if entry.timings and serves(entry.target, tables.capability(e))],
         "candidates": [{"m": m, "functions": list(ranked)} for m, ranked in entry.candidates],
     }
+
+
+def _operand(operand: Operand, signature: Signature) -> dict[str, Any]:
+    """A tensor of the call; M stays a word."""
+    extents = signature.extents()
+    shape = [extents.get(axis, axis) for axis in operand.axes]
+    transposed = operand.name == "b" and signature.b_major == "n"
+    return {"name": operand.name, "dtype": operand.dtype, "shape": shape, "transposed": transposed}
 
 
 # --- functions ---

@@ -9,9 +9,11 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 
+from runtime.call import GemmOptions
 from runtime.fallback import apply_activation
 from runtime.signature import SCALE_BLOCK, Operand, Signature
 
@@ -109,6 +111,16 @@ class Weights:
 
     def _scales(self, shape: tuple[int, ...]) -> torch.Tensor:
         return self._normal(shape).mul_(0.5).exp_()
+
+
+def gemm_options(signature: Signature, operands: OperandSet) -> GemmOptions:
+    """What `Library.gemm` takes by keyword for a signature and these operands; nothing where it is plain."""
+    options: dict[str, Any] = dict(operands.extras)
+    if signature.parts.activation != "none":
+        options["epilogue"] = signature.parts.activation_word
+    if signature.overlap != "serial":
+        options["overlap"] = signature.overlap
+    return cast(GemmOptions, options)
 
 
 def poisoned(shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
