@@ -23,7 +23,17 @@ import typer
 from runtime.archive import Archive, Check, FileUnreadable
 from runtime.errors import AotError, ArchiveError
 
-from .console import Progress, print_checks, print_function, print_gemm, print_json, print_listing, printable, warn
+from .console import (
+    Progress,
+    print_checks,
+    print_function,
+    print_gemm,
+    print_json,
+    print_listing,
+    printable,
+    resources_line,
+    warn,
+)
 from .pack import destination
 from .targets import TARGETS
 
@@ -162,11 +172,13 @@ def _build(
         str | None, typer.Option(metavar="DIR", help="Build cache. Default: $XDG_CACHE_HOME or ~/.cache, cute-aot.")
     ] = None,
     no_tune: Annotated[bool, typer.Option("--no-tune", help="Do not tune, though a GPU is here.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print what each kernel takes of an SM.")] = False,
     as_json: Json = False,
 ) -> None:
     """Compile the kernels that MANIFESTs need and write an archive; then tune it, where there is a GPU to tune on."""
     from . import build, manifest
     from .cache import Cache
+    from .describe import resources
 
     begun = time.monotonic()
     _refuse_inputs(output, manifests)
@@ -182,6 +194,8 @@ def _build(
                 return progress.warn(f"cache: {event.detail}")
             if event.outcome == "failed":
                 progress.warn(f"{event.variant.name()}: {event.detail}")
+            if verbose and event.record is not None:
+                progress.line(resources_line(event.variant.name(), resources(event.record)))
             finished += 1
             progress.update(finished, total)
 
@@ -202,6 +216,7 @@ def _build(
         "functions": len(report.kernels),
         "compiled": report.compiled,
         "cached": report.cached,
+        "kernels": {v.name(): resources(kernel.record) for v, kernel in report.kernels.items()},
         "failures": {v.name(): reason for v, reason in report.failures.items()},
         "unserved": [{"signature": s.key(), "target": t, "reason": reason} for s, t, reason in built.unserved],
         "seconds": round(time.monotonic() - begun, 3),

@@ -49,13 +49,16 @@ class Progress:
         if not self._wanted:
             print(printable(message), file=sys.stderr, flush=True)
 
+    def line(self, message: str) -> None:
+        """Print a line on standard error, above the bar if there is one."""
+        if self._bar is None:
+            print(printable(message), file=sys.stderr)
+        else:
+            self._bar.console.print(printable(message), markup=False, highlight=False, soft_wrap=True)
+
     def warn(self, message: str) -> None:
         """Print a warning above the bar."""
-        if self._bar is None:
-            warn(message)
-        else:
-            text = printable(f"warning: {message}")
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.line(f"warning: {message}")
 
     def stop(self) -> None:
         """Take the bar away, for good."""
@@ -75,6 +78,16 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def resources_line(name: str, launches: Iterable[dict[str, Any]]) -> str:
+    """A kernel's name and what `aot.describe.resources` says of it."""
+    said = [
+        f"{_extents([r['threads']])} threads, {r['registers']} registers, "
+        f"{_extents([r['shared_bytes']])} bytes of shared memory, {r['local_bytes']} spilled"
+        for r in launches
+    ]
+    return f"{name}: {'; '.join(said)}"
 
 
 def _cleaned(obj: Any) -> Any:

@@ -5,6 +5,7 @@ Every result is a JSON object or made of such; times are microseconds, sizes byt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import cache, partial
@@ -249,6 +250,29 @@ def _function(archive: Archive, name: str) -> dict[str, Any]:
         "program": {"nodes": len(program["nodes"]), "bytes": len(canonical.dumps(program))},
         "cubin": {"sha256": record.cubin, "bytes": len(archive.cubin(name))},
     }
+
+
+def resources(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each launch of a function record takes of an SM: threads, registers a thread, bytes of memory.
+
+    `shared_bytes` is what its CTA has of shared memory, static and dynamic, `local_bytes` what each thread spills;
+    None where it depends on the arguments.
+    """
+    found = []
+    for launch in record["program"]["launches"]:
+        kernel, what = record["kernels"][launch["kernel"]], _launch(launch, record["program"])
+        threads = None if None in what["block"] else math.prod(what["block"])
+        dynamic = what["shared_bytes"]
+        shared = None if dynamic is None else kernel["shared_bytes"] + dynamic
+        found.append(
+            {
+                "threads": threads,
+                "registers": kernel["registers"],
+                "shared_bytes": shared,
+                "local_bytes": kernel["local_bytes"],
+            }
+        )
+    return found
 
 
 def _launch(launch: dict[str, Any], program: dict[str, Any]) -> dict[str, Any]:

@@ -148,6 +148,21 @@ def test_a_build_says_what_it_did_in_one_line(build_again: Run) -> None:
     assert result.err == ""
 
 
+def test_a_build_says_what_each_kernel_takes_of_an_sm(build_again: Run) -> None:
+    result = build_again("--no-tune", "--verbose")
+    assert result.status == 0
+    kernels = json.loads(build_again("--no-tune", "--json").out)["kernels"]
+    assert len(result.err.splitlines()) == len(kernels) > 0
+    for line in result.err.splitlines():
+        said = re.fullmatch(r"(\S+): (\d+) threads, (\d+) registers, ([\d?]+) bytes of shared memory, 0 spilled", line)
+        assert said, line
+        (launch,) = kernels[said[1]]
+        assert (str(launch["threads"]), str(launch["registers"])) == (said[2], said[3])
+        assert launch["registers"] > 0
+        assert launch["threads"] >= 128
+        assert launch["shared_bytes"] > 1024
+
+
 def test_manifests_of_several_models_share_an_archive(run: Run, folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(MANIFEST.replace("tiny", "other").replace("name: up", "name: wide").replace("[1]", "[1, 8]"))
