@@ -20,8 +20,13 @@ from aot.baseline import baseline
 from aot.operands import OperandSet, Weights, gemm_options
 from runtime.signature import Signature
 
-TOKENS = (1, 3, 16, 64, 333, 1024, 4096)
-REGIMES = (("M = 1..64", 1, 64), ("M = 65..511", 65, 511), ("M >= 512", 512, 1 << 30))
+TOKENS = (1, 3, 16, 64, 128, 256, 333, 512, 1024, 2048, 4096, 8192)
+REGIMES = (  # all from 128 up is counted twice, since that is what 8-bit inputs are judged by
+    ("M = 1..64", 1, 64),
+    ("M = 65..511", 65, 511),
+    ("M >= 512", 512, 1 << 30),
+    ("M >= 128", 128, 1 << 30),
+)
 
 
 def problems(paths: list[Path]) -> dict[Signature, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,16 +65,17 @@ def gemm(result: dict[str, Any]) -> list[str]:
     )
     tokens = sorted({r["m"] for r in result["results"]})
     cells: dict[str, dict[int, dict[str, Any]]] = {}
-    labels = {}
+    labels, kinds = {}, {}
     for r in result["results"]:
+        kinds[r["signature"]] = r.get("types", "")
         cells.setdefault(r["signature"], {})[r["m"]] = r
         labels[r["signature"]] = r["layers"]
     rows = []
     for signature, by_m in cells.items():
         row = [
             labels[signature].replace("_", "\\_"),
-            signature.split("_none_")[1].replace("_", " "),
-            signature[:4].strip("_"),
+            re.sub(r".*_(?=n\d)", "", signature).replace("_", " "),
+            kinds[signature],
         ]
         for m in tokens:
             r = by_m.get(m, {})

@@ -13,7 +13,7 @@ from aot.model_config import FAMILIES, default_targets, load_config, manifest_fr
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "tests" / "data" / "configs"
-TOKENS = (1, 16, 64, 256, 1024, 4096)
+TOKENS = (1, 16, 64, 256, 1024, 4096, 8192)
 TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
 
 # Manifest: (config, Hugging Face repository, tp, dtype, targets).
