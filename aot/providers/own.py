@@ -10,7 +10,7 @@ from typing import Any
 
 from runtime.signature import Signature
 
-from ..kernels.sm90 import small_m_choices
+from ..kernels.sm90 import persistent_choices, small_m_choices
 from ..targets import TARGETS
 from ..variants import Family, Variant, illegal, legal_functions, legal_variants
 from .base import Buildable, ProviderError, digest, gemm_tensors, stand_ins
@@ -32,6 +32,14 @@ FAMILIES: dict[str, Family] = {
         limit=lambda v, _: small_m_choices.limit(v.options),
         estimate_us=lambda v, s, m: small_m_choices.estimate_us(v.options, m, s.n, s.k),
         best_up_to_m=small_m_choices.BEST_UP_TO_M,
+    ),
+    # More tokens on Hopper: warp-specialised and persistent, cooperative or pingpong.
+    "sm90_persistent": Family(
+        "gemm",
+        ("sm_90a",),
+        _SAME_16_BIT,
+        persistent_choices.OPTIONS,
+        lambda v: persistent_choices.rule(v.options, v.epilogue, v.d),
     ),
     # One block a row, `threads` threads a block.
     "rmsnorm_row": Family(
@@ -91,6 +99,17 @@ def _small_m(variant: Variant) -> Buildable:
     return Buildable(kernel, stand_ins(tree, symbols), tree, symbols)
 
 
+def _persistent(variant: Variant) -> Buildable:
+    """A GEMM over all operands that its form has, the number of clusters that the device holds, and a stream."""
+    from ..kernels.sm90.persistent import Persistent
+
+    plan = persistent_choices.Plan.of(variant.options, variant.epilogue, variant.d)
+    symbols, tree = gemm_tensors(variant)
+    clusters = {"kind": "device", "name": "max_active_clusters", "property": "max_active_clusters"}
+    tree += [clusters | {"cluster_size": plan.cluster}, {"kind": "stream", "name": "stream"}]
+    return Buildable(Persistent(plan), _gemm_arguments(tree, symbols), tree, symbols)
+
+
 def _gemm_arguments(tree: list[dict[str, Any]], symbols: dict[str, dict[str, int]]) -> list[Any]:
     """Stand-ins for a GEMM's whole list of arguments, None for each that `tree` does without."""
     found = dict(zip((node["name"] for node in tree), stand_ins(tree, symbols), strict=True))
@@ -121,4 +140,4 @@ def _rmsnorm(variant: Variant) -> Buildable:
 
 # In the order that kernels take them.
 _GEMM_ARGUMENTS = ("a", "b", "d", "scale_a", "scale_b", "bias", "residual", "scale_d", "max_active_clusters", "stream")
-_BUILDERS = {"rmsnorm_row": _rmsnorm, "sm90_small_m": _small_m}
+_BUILDERS = {"rmsnorm_row": _rmsnorm, "sm90_persistent": _persistent, "sm90_small_m": _small_m}
