@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from runtime.signature import Signature
+from runtime.signature import EPILOGUES, MAJORS, SCALINGS, Signature
 
 from ..kernels.sm90 import persistent_choices, small_m_choices
 from ..targets import TARGETS
@@ -18,6 +18,12 @@ from .base import Buildable, ProviderError, digest, gemm_tensors, stand_ins
 _HERE = Path(__file__)
 _KERNELS = _HERE.parents[1] / "kernels"
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
+_FP8 = (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"))
+
+
+def _form(v: Variant) -> persistent_choices.Form:
+    return persistent_choices.Form(v.a, v.d, v.scaling, v.epilogue, v.b_major)
+
 
 FAMILIES: dict[str, Family] = {
     # Few tokens on Hopper: weights on WGMMA's M side, K split over a cluster. Right at any M up to 65535 tiles, which
@@ -37,9 +43,13 @@ FAMILIES: dict[str, Family] = {
     "sm90_persistent": Family(
         "gemm",
         ("sm_90a",),
-        _SAME_16_BIT,
+        (*_SAME_16_BIT, *_FP8),
         persistent_choices.OPTIONS,
-        lambda v: persistent_choices.rule(v.options, v.epilogue, v.d),
+        lambda v: persistent_choices.rule(v.options, _form(v)),
+        scalings=SCALINGS,
+        b_majors=MAJORS,
+        epilogues=frozenset(EPILOGUES),
+        limit=lambda v, s: persistent_choices.limit(_form(v), s.n),
     ),
     # One block a row, `threads` threads a block.
     "rmsnorm_row": Family(
@@ -103,7 +113,7 @@ def _persistent(variant: Variant) -> Buildable:
     """A GEMM over all operands that its form has, the number of clusters that the device holds, and a stream."""
     from ..kernels.sm90.persistent import Persistent
 
-    plan = persistent_choices.Plan.of(variant.options, variant.epilogue, variant.d)
+    plan = persistent_choices.Plan.of(variant.options, _form(variant))
     symbols, tree = gemm_tensors(variant)
     clusters = {"kind": "device", "name": "max_active_clusters", "property": "max_active_clusters"}
     tree += [clusters | {"cluster_size": plan.cluster}, {"kind": "stream", "name": "stream"}]

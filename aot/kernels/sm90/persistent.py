@@ -5,15 +5,20 @@ One warp feeds TMA, two warpgroups multiply with WGMMA and store with TMA. "coop
 "pingpong": each takes every other tile, so that one's epilogue runs under the other's products. The CTAs of a cluster
 that read the same rows of A or B load a share each and multicast it. Ragged M, N and K are TMA's: zeros past the
 edge, no stores there.
+
+Rows and columns in this file are those of WGMMA's two sides: A's and B's rows, or with `swap` B's and A's, where D is
+stored transposed. 8-bit products are summed by the tensor core for a few stages only, and then in f32 registers.
 """
 
 from typing import Any
 
 import cutlass
 from cutlass import cute
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
-from .persistent_choices import STORE_BUFFERS, WARPGROUPS, WGMMA_ROWS, Plan
+from .persistent_choices import STAGE_BYTES_OF_K, STORE_BUFFERS, WARPGROUPS, WGMMA_ROWS, Plan
+from .persistent_epilogue import Fused, store_tile
+from .persistent_promotion import Blocks, add_promoted
 
 _WARP = 32
 _WARPGROUP = 128
@@ -21,7 +26,7 @@ _CONSUMERS = WARPGROUPS * _WARPGROUP
 _THREADS = _CONSUMERS + _WARPGROUP
 _LOADING_WARP = _CONSUMERS // _WARP
 _LOAD_REGISTERS, _MULTIPLY_REGISTERS = 40, 232
-_TURN, _STORE = 1, 3  # named barriers, one for each warpgroup
+_READY, _TURN = 1, 2  # named barriers; the second one for each warpgroup, and the epilogue's follow
 
 
 class Persistent:
@@ -47,46 +52,37 @@ class Persistent:
         """Launch over A ([L,] M, K), B ([L,] N, K), D ([L,] M, columns) and what else `runtime.signature` says."""
         plan = self.plan
         self.element, self.element_d = element, element_d = a.element_type, d.element_type
-        tile_k = 1024 // element.width
-        a, b, d = _batch_last(a), _batch_last(b), _batch_last(d)
-        tiled_mma = _tiled_mma(element, (plan.parts_m, plan.parts_n), plan.tile_n // plan.parts_n)
-        store_mma = _tiled_mma(element, (1, 1), plan.store_columns)
+        a, b, d, residual = _batch_last(a), _batch_last(b), _batch_last(d), _batch_last(residual)
+        extents = (cute.size(d, mode=[0]), cute.size(b, mode=[0]))
+        if cutlass.const_expr(plan.form.gated):
+            b = _gate_beside_up(b, "_interleaved" in plan.form.epilogue)
+        rows, columns, out = a, b, d
+        if cutlass.const_expr(plan.swap):
+            rows, columns, out = b, a, cute.make_tensor(d.iterator, cute.select(d.layout, [1, 0, 2][: cute.rank(d)]))
 
-        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, element)
-        a_layout = cute.tile_to_shape(atom, (plan.tile_m, tile_k, plan.stages), (0, 1, 2))
-        b_layout = cute.tile_to_shape(atom, (plan.tile_n, tile_k, plan.stages), (0, 1, 2))
-        d_layout = _store_layout(plan.store_columns, element_d)
+        of_rows = self._operand(rows, plan.rows, plan.cluster_columns, OperandMajorMode.K)
+        major = OperandMajorMode.MN if plan.form.b_major == "n" else OperandMajorMode.K
+        of_columns = self._operand(columns, plan.columns, plan.cluster_rows, major)
+        piece = (WGMMA_ROWS, plan.piece_columns)
+        out_layout = _piece_layout(piece, element_d, plan.swap)
+        store = cpasync.CopyBulkTensorTileS2GOp()
+        out_atom, out_tma = cpasync.make_tiled_tma_atom(store, out, cute.select(out_layout, [0, 1]), piece)
 
-        load = cpasync.CopyBulkTensorTileG2SOp()
-        multicast = cpasync.CopyBulkTensorTileG2SMulticastOp()
-        a_atom, a_tma = cpasync.make_tiled_tma_atom(
-            multicast if plan.cluster_n > 1 else load,
-            a,
-            cute.select(a_layout, [0, 1]),
-            (plan.tile_m, tile_k),
-            plan.cluster_n,
-        )
-        b_atom, b_tma = cpasync.make_tiled_tma_atom(
-            multicast if plan.cluster_m > 1 else load,
-            b,
-            cute.select(b_layout, [0, 1]),
-            (plan.tile_n, tile_k),
-            plan.cluster_m,
-        )
-        d_atom, d_tma = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileS2GOp(), d, cute.select(d_layout, [0, 1]), (WGMMA_ROWS, plan.store_columns)
-        )
-        tiles_m = cute.ceil_div(cute.size(d, mode=[0]), plan.tile_m * plan.cluster_m)
-        tiles_n = cute.ceil_div(cute.size(d, mode=[1]), plan.tile_columns * plan.cluster_n)
+        tiles_rows = cute.ceil_div(cute.size(out, mode=[0]), plan.rows * plan.cluster_rows)
+        tiles_columns = cute.ceil_div(cute.size(out, mode=[1]), plan.out_columns * plan.cluster_columns)
         batches = cute.size(d, mode=[2]) if cutlass.const_expr(cute.rank(d) == 3) else 1
-        clusters = cutlass.min(tiles_m * tiles_n * batches, max_active_clusters)
+        tiles = tiles_rows * tiles_columns * batches
+        count_k = cute.ceil_div(cute.size(a, mode=[1]), STAGE_BYTES_OF_K * 8 // element.width)
+        clusters = cutlass.min(tiles, max_active_clusters)
         self.kernel(
-            (a_atom, a_tma, a_layout),
-            (b_atom, b_tma, b_layout),
-            (d_atom, d_tma, d_layout),
-            (tiles_m, tiles_n, tiles_m * tiles_n * batches, cute.ceil_div(cute.size(a, mode=[1]), tile_k)),
-            tiled_mma,
-            store_mma,
+            of_rows,
+            of_columns,
+            (out_atom, out_tma, out_layout),
+            (tiles_rows, tiles_columns, tiles, count_k),
+            extents,
+            (scale_a, scale_b, bias, residual, scale_d),
+            _tiled_mma(element, plan.parts, plan.columns // plan.parts[1], major),
+            _tiled_mma(element, (1, 1), plan.piece_columns, OperandMajorMode.K),
         ).launch(
             grid=[clusters * plan.cluster, 1, 1],
             block=[_THREADS, 1, 1],
@@ -95,26 +91,60 @@ class Persistent:
             min_blocks_per_mp=1,
         )
 
+    @cute.jit
+    def _operand(
+        self,
+        x: cute.Tensor,
+        extent: cutlass.Constexpr,
+        sharers: cutlass.Constexpr,
+        major: cutlass.Constexpr,
+    ) -> Any:
+        """The TMA atom, the tensor and the stages in shared memory of an operand that `sharers` CTAs load together."""
+        tile_k = STAGE_BYTES_OF_K * 8 // self.element.width
+        kinds = warpgroup.SmemLayoutAtomKind
+        k_major = major == OperandMajorMode.K
+        atom = warpgroup.make_smem_layout_atom(kinds.K_SW128 if k_major else kinds.MN_SW128, self.element)
+        shape = (extent, tile_k, self.plan.stages)
+        layout = cute.tile_to_shape(atom, shape, (0, 1, 2) if k_major else (1, 0, 2))
+        load = cpasync.CopyBulkTensorTileG2SMulticastOp() if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp()
+        tma_atom, tma = cpasync.make_tiled_tma_atom(
+            load, x, cute.select(layout, [0, 1]), (extent, tile_k), sharers
+        )
+        return tma_atom, tma, layout
+
     @cute.kernel
-    def kernel(self, of_a: Any, of_b: Any, of_d: Any, tiles: Any, tiled_mma: Any, store_mma: Any) -> None:
-        """Every tile of D that falls to this cluster. An operand is its TMA atom, its tensor and its layout."""
+    def kernel(
+        self,
+        of_rows: Any,
+        of_columns: Any,
+        of_out: Any,
+        tiles: Any,
+        extents: Any,
+        extras: Any,
+        tiled_mma: cute.TiledMma,
+        piece_mma: cute.TiledMma,
+    ) -> None:
+        """Every tile of D that falls to this cluster.
+
+        `tiles` counts clusters' tiles along rows and columns, in all, and stages along K. `extents` is M and N.
+        """
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        a_atom, a, a_layout = of_a
-        b_atom, b, b_layout = of_b
-        d_atom, d, d_layout = of_d
+        rows_atom, rows, rows_layout = of_rows
+        columns_atom, columns, columns_layout = of_columns
+        out_atom, out, out_layout = of_out
 
         smem = cutlass.memory.SmemAllocator()
-        shared_a = smem.allocate_tensor(self.element, a_layout.outer, 1024, a_layout.inner)
-        shared_b = smem.allocate_tensor(self.element, b_layout.outer, 1024, b_layout.inner)
-        shared_d = smem.allocate_tensor(self.element_d, d_layout.outer, 1024, d_layout.inner)
+        shared_rows = smem.allocate_tensor(self.element, rows_layout.outer, 1024, rows_layout.inner)
+        shared_columns = smem.allocate_tensor(self.element, columns_layout.outer, 1024, columns_layout.inner)
+        shared_out = smem.allocate_tensor(self.element_d, out_layout.outer, 1024, out_layout.inner)
         full = smem.allocate_array(cutlass.Int64, plan.stages, byte_alignment=8)
         empty = smem.allocate_array(cutlass.Int64, plan.stages, byte_alignment=8)
 
         if warp_index == _LOADING_WARP:
-            for descriptor in (a_atom, b_atom, d_atom):
+            for descriptor in (rows_atom, columns_atom, out_atom):
                 cpasync.prefetch_descriptor(descriptor)
             with cute.arch.elect_one():
                 for stage in cutlass.range_constexpr(plan.stages):
@@ -124,19 +154,30 @@ class Persistent:
         if cutlass.const_expr(plan.cluster > 1):
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
-        else:
-            cute.arch.sync_threads()
+        elif warp_index == _LOADING_WARP:
+            cute.arch.barrier_arrive(barrier_id=_READY, number_of_threads=_CONSUMERS + _WARP)
 
         rank = block % plan.cluster
-        member = (rank % plan.cluster_m, rank // plan.cluster_m)
+        member = (rank % plan.cluster_rows, rank // plan.cluster_rows)
         if warp_index >= _LOADING_WARP:
             cute.arch.setmaxregister_decrease(_LOAD_REGISTERS)
             if warp_index == _LOADING_WARP:
-                self._feed((a_atom, a, shared_a), (b_atom, b, shared_b), (full, empty), tiles, member)
+                self._feed(
+                    (rows_atom, rows, shared_rows), (columns_atom, columns, shared_columns), (full, empty), tiles, member
+                )
         else:
             cute.arch.setmaxregister_increase(_MULTIPLY_REGISTERS)
+            if cutlass.const_expr(plan.cluster == 1):
+                cute.arch.barrier(barrier_id=_READY, number_of_threads=_CONSUMERS + _WARP)
+            fused = Fused(plan, extents, extras, thread)
             self._consume(
-                (tiled_mma, store_mma), (shared_a, shared_b), (d_atom, d, shared_d), (full, empty), tiles, member, thread
+                (tiled_mma, piece_mma),
+                (shared_rows, shared_columns),
+                (out_atom, out, shared_out),
+                (full, empty),
+                (tiles, member),
+                fused,
+                thread,
             )
         if cutlass.const_expr(plan.cluster > 1):  # nobody leaves while another may still write to it
             cute.arch.cluster_arrive_relaxed()
@@ -144,68 +185,73 @@ class Persistent:
 
     @cute.jit
     def _place(self, index: cutlass.Int32, tiles: Any, member: Any) -> Any:
-        """This CTA's tile of D as (m, n, batch), in the cluster's tile number `index`."""
+        """This CTA's tile of D as (rows, columns, batch), in the cluster's tile number `index`."""
         plan = self.plan
-        tiles_m, tiles_n, _, _ = tiles
-        per_batch = tiles_m * tiles_n
+        tiles_rows, tiles_columns, _, _ = tiles
+        per_batch = tiles_rows * tiles_columns
         batch = index // per_batch
         rest = index - batch * per_batch
-        along, across = (tiles_m, tiles_n) if cutlass.const_expr(plan.raster == "m") else (tiles_n, tiles_m)
+        by_rows = plan.raster == "rows"
+        along, across = (tiles_rows, tiles_columns) if cutlass.const_expr(by_rows) else (tiles_columns, tiles_rows)
         band = rest // (plan.group * across)
         rest -= band * (plan.group * across)
         width = cutlass.min(along - band * plan.group, plan.group)
         second = rest // width
         first = band * plan.group + rest - second * width
-        m, n = (first, second) if cutlass.const_expr(plan.raster == "m") else (second, first)
-        return m * plan.cluster_m + member[0], n * plan.cluster_n + member[1], batch
+        row, column = (first, second) if cutlass.const_expr(by_rows) else (second, first)
+        return row * plan.cluster_rows + member[0], column * plan.cluster_columns + member[1], batch
 
     @cute.jit
-    def _feed(self, load_a: Any, load_b: Any, barriers: Any, tiles: Any, member: Any) -> None:
-        """The loading warp: keep every stage full."""
+    def _feed(self, load_rows: Any, load_columns: Any, barriers: Any, tiles: Any, member: Any) -> None:
+        """The loading warp: keep every stage full. An operand is its TMA atom, its tensor and its shared memory."""
         plan = self.plan
-        a_atom, a, shared_a = load_a
-        b_atom, b, shared_b = load_b
+        rows_atom, rows, shared_rows = load_rows
+        columns_atom, columns, shared_columns = load_columns
         full, empty = barriers
-        cta_m, cta_n = member
-        tile_k = cute.size(shared_a, mode=[1])
-        tiled_a = cute.local_tile(a, (plan.tile_m, tile_k), (None,) * cute.rank(a))
-        tiled_b = cute.local_tile(b, (plan.tile_n, tile_k), (None,) * cute.rank(b))
-        to_a, from_a = cpasync.tma_partition(
-            a_atom,
-            cta_n,
-            cute.make_layout(plan.cluster_n),
-            cute.group_modes(shared_a, 0, 2),
-            cute.group_modes(tiled_a, 0, 2),
+        tile_k = cute.size(shared_rows, mode=[1])
+        tail_modes = (None,) * (cute.rank(rows) - 2)
+        tiled_rows = cute.local_tile(rows, (plan.rows, tile_k), (None, None, *tail_modes))
+        tiled_columns = cute.local_tile(columns, (plan.columns, tile_k), (None, None, *tail_modes))
+        to_rows, from_rows = cpasync.tma_partition(
+            rows_atom,
+            member[1],
+            cute.make_layout(plan.cluster_columns),
+            cute.group_modes(shared_rows, 0, 2),
+            cute.group_modes(tiled_rows, 0, 2),
         )
-        to_b, from_b = cpasync.tma_partition(
-            b_atom,
-            cta_m,
-            cute.make_layout(plan.cluster_m),
-            cute.group_modes(shared_b, 0, 2),
-            cute.group_modes(tiled_b, 0, 2),
+        to_columns, from_columns = cpasync.tma_partition(
+            columns_atom,
+            member[0],
+            cute.make_layout(plan.cluster_rows),
+            cute.group_modes(shared_columns, 0, 2),
+            cute.group_modes(tiled_columns, 0, 2),
         )
-        mask_a, mask_b = None, None
-        if cutlass.const_expr(plan.cluster_n > 1):
-            mask_a = cutlass.Int16(sum(1 << (n * plan.cluster_m) for n in range(plan.cluster_n))) << cutlass.Int16(cta_m)
-        if cutlass.const_expr(plan.cluster_m > 1):
-            mask_b = cutlass.Int16((1 << plan.cluster_m) - 1) << cutlass.Int16(cta_n * plan.cluster_m)
+        # Who shares these rows is in the same row of the cluster's grid of CTAs, which counts rows first.
+        rows_mask, columns_mask = None, None
+        if cutlass.const_expr(plan.cluster_columns > 1):
+            every = sum(1 << (other * plan.cluster_rows) for other in range(plan.cluster_columns))
+            rows_mask = cutlass.Int16(every) << cutlass.Int16(member[0])
+        if cutlass.const_expr(plan.cluster_rows > 1):
+            every = (1 << plan.cluster_rows) - 1
+            columns_mask = cutlass.Int16(every) << cutlass.Int16(member[1] * plan.cluster_rows)
 
-        stage_bytes = (plan.tile_m + plan.tile_n) * tile_k * self.element.width // 8
-        count_k = tiles[3]
+        stage_bytes = (plan.rows + plan.columns) * STAGE_BYTES_OF_K
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         stage = cutlass.Int32(0)
         phase = cutlass.Int32(1)  # the first round finds every stage empty
         for index in cutlass.range(block // plan.cluster, tiles[2], blocks // plan.cluster, unroll=1):
-            m, n, batch = self._place(index, tiles, member)
-            tail = (batch,) if cutlass.const_expr(cute.rank(a) == 3) else ()
-            for k in cutlass.range(count_k, unroll=1):
+            row, column, batch = self._place(index, tiles, member)
+            tail = (batch,) if cutlass.const_expr(cute.rank(rows) == 3) else ()
+            for k in cutlass.range(tiles[3], unroll=1):
                 cute.arch.mbarrier_wait(empty + stage, phase)
                 with cute.arch.elect_one():
                     cute.arch.mbarrier_arrive_and_expect_tx(full + stage, stage_bytes)
                 bar = full + stage
-                cute.copy(a_atom, from_a[(None, m, k, *tail)], to_a[None, stage], tma_bar_ptr=bar, mcast_mask=mask_a)
-                cute.copy(b_atom, from_b[(None, n, k, *tail)], to_b[None, stage], tma_bar_ptr=bar, mcast_mask=mask_b)
+                source = from_rows[(None, row, k, *tail)]
+                cute.copy(rows_atom, source, to_rows[None, stage], tma_bar_ptr=bar, mcast_mask=rows_mask)
+                source = from_columns[(None, column, k, *tail)]
+                cute.copy(columns_atom, source, to_columns[None, stage], tma_bar_ptr=bar, mcast_mask=columns_mask)
                 stage += 1
                 if stage == plan.stages:
                     stage = cutlass.Int32(0)
@@ -213,22 +259,31 @@ class Persistent:
 
     @cute.jit
     def _consume(
-        self, mmas: Any, shared: Any, of_d: Any, barriers: Any, tiles: Any, member: Any, thread: cutlass.Int32
+        self,
+        mmas: Any,
+        shared: Any,
+        of_out: Any,
+        barriers: Any,
+        work: Any,
+        fused: Any,
+        thread: cutlass.Int32,
     ) -> None:
         """A multiplying warpgroup: every tile that falls to it."""
         plan = self.plan
-        tiled_mma, store_mma = mmas
-        shared_a, shared_b = shared
+        tiled_mma, piece_mma = mmas
+        tiles, member = work
+        count_k = tiles[3]
         group = cute.arch.make_warp_uniform(thread // _WARPGROUP)
         # Descriptors are the warpgroup's, so its first thread stands for all.
-        mine = tiled_mma.get_slice(group * _WARPGROUP if cutlass.const_expr(not plan.pingpong) else 0)
-        rows = tiled_mma.make_fragment_A(mine.partition_A(shared_a))
-        columns = tiled_mma.make_fragment_B(mine.partition_B(shared_b))
-        shape = tiled_mma.partition_shape_C((plan.tile_m, plan.tile_n))
+        mine = tiled_mma.get_slice(0 if cutlass.const_expr(plan.pingpong) else group * _WARPGROUP)
+        rows = tiled_mma.make_fragment_A(mine.partition_A(shared[0]))
+        columns = tiled_mma.make_fragment_B(mine.partition_B(shared[1]))
+        shape = tiled_mma.partition_shape_C((plan.rows, plan.columns))
         sums = cute.make_rmem_tensor(shape, cutlass.Float32)
-        tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+        partial = sums
+        if cutlass.const_expr(plan.promotion > 0):
+            partial = cute.make_rmem_tensor(shape, cutlass.Float32)
 
-        count_k = tiles[3]
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         first, step = block // plan.cluster, blocks // plan.cluster
@@ -244,114 +299,140 @@ class Persistent:
         for index in cutlass.range(first, tiles[2], step, unroll=1):
             place = self._place(index, tiles, member)
             sums.fill(0.0)
+            # A stage's barrier tells two rounds apart and no more, so nobody may wait for one before its turn.
             if cutlass.const_expr(plan.pingpong):
                 cute.arch.barrier(barrier_id=_TURN + group, number_of_threads=_CONSUMERS)
+            if cutlass.const_expr(plan.promotion > 0):
+                stage, phase = self._multiply_promoted(
+                    tiled_mma, (rows, columns), (sums, partial), barriers, (stage, phase, count_k), (place, member), fused
+                )
+            else:
+                stage, phase = self._multiply(
+                    tiled_mma, (rows, columns), sums, barriers, (stage, phase, count_k), member
+                )
+            if cutlass.const_expr(plan.pingpong):
+                if index + step // 2 < tiles[2]:
+                    cute.arch.barrier_arrive(barrier_id=_TURN + 1 - group, number_of_threads=_CONSUMERS)
+            if cutlass.const_expr(plan.promotion == 0):
+                warpgroup.wait_group(0)
+                previous = stage - 1 if stage > 0 else cutlass.Int32(plan.stages - 1)
+                self._release(barriers[1] + previous, member)
+            store_tile(plan, piece_mma, sums, of_out, place, fused)
+            if cutlass.const_expr(plan.pingpong):  # pass over the other warpgroup's tile
+                stage += count_k
+                phase ^= (stage // plan.stages) & 1
+                stage = stage % plan.stages
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def _multiply(
+        self, tiled_mma: cute.TiledMma, operands: Any, sums: cute.Tensor, barriers: Any, at: Any, member: Any
+    ) -> Any:
+        """Add up a tile's products. The last stage is still being read on return."""
+        plan = self.plan
+        stage, phase, count_k = at
+        previous = stage
+        tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+        for k in cutlass.range(count_k, unroll=1):
+            cute.arch.mbarrier_wait(barriers[0] + stage, phase)
+            warpgroup.fence()
+            for block_k in cutlass.range_constexpr(cute.size(operands[0], mode=[2])):
+                where = (None, None, block_k, stage)
+                cute.gemm(tiled_mma, sums, operands[0][where], operands[1][where], sums)
+            warpgroup.commit_group()
+            warpgroup.wait_group(1)
+            if k > 0:
+                self._release(barriers[1] + previous, member)
             previous = stage
-            for k in cutlass.range(count_k, unroll=1):
+            stage += 1
+            if stage == plan.stages:
+                stage = cutlass.Int32(0)
+                phase ^= 1
+        return stage, phase
+
+    @cute.jit
+    def _multiply_promoted(
+        self, tiled_mma: cute.TiledMma, operands: Any, sums: Any, barriers: Any, at: Any, work: Any, fused: Any
+    ) -> Any:
+        """Add up a tile's products, `promotion` stages at a time in the tensor core."""
+        plan = self.plan
+        total, partial = sums
+        stage, phase, count_k = at
+        place, member = work
+        for first in cutlass.range(0, count_k, plan.promotion, unroll=1):
+            scales = Blocks(plan, fused, place, first)
+            count = 1 if cutlass.const_expr(plan.promotion == 1) else cutlass.min(count_k - first, plan.promotion)
+            previous = stage
+            for k in cutlass.range(count, unroll=1):
                 cute.arch.mbarrier_wait(barriers[0] + stage, phase)
                 warpgroup.fence()
-                for block_k in cutlass.range_constexpr(cute.size(rows, mode=[2])):
-                    at = (None, None, block_k, stage)
-                    cute.gemm(tiled_mma, sums, rows[at], columns[at], sums)
+                for block_k in cutlass.range_constexpr(cute.size(operands[0], mode=[2])):
+                    where = (None, None, block_k, stage)
+                    tiled_mma.set(warpgroup.Field.ACCUMULATE, k > 0 if cutlass.const_expr(block_k == 0) else True)
+                    cute.gemm(tiled_mma, partial, operands[0][where], operands[1][where], partial)
                 warpgroup.commit_group()
-                warpgroup.wait_group(1)
-                if k > 0:
-                    self._release(barriers[1] + previous, member)
+                if cutlass.const_expr(plan.promotion > 1):
+                    warpgroup.wait_group(1)
+                    if k > 0:
+                        self._release(barriers[1] + previous, member)
                 previous = stage
                 stage += 1
                 if stage == plan.stages:
                     stage = cutlass.Int32(0)
                     phase ^= 1
-            if cutlass.const_expr(plan.pingpong):
-                if index + step // 2 < tiles[2]:
-                    cute.arch.barrier_arrive(barrier_id=_TURN + 1 - group, number_of_threads=_CONSUMERS)
-                stage += count_k
-                phase ^= (stage // plan.stages) & 1
-                stage = stage % plan.stages
             warpgroup.wait_group(0)
             self._release(barriers[1] + previous, member)
-            self._store(store_mma, sums, of_d, place, group, thread % _WARPGROUP)
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
+            add_promoted(plan, total, partial, scales)
+        return stage, phase
 
     @cute.jit
     def _release(self, empty: cute.Pointer, member: Any) -> None:
         """Say, to all CTAs that write this stage here, that this warp has read it."""
         plan = self.plan
-        cta_m, cta_n = member
         with cute.arch.elect_one():
             if cutlass.const_expr(plan.cluster == 1):
                 cute.arch.mbarrier_arrive(empty)
-            for m in cutlass.range_constexpr(plan.cluster_m if plan.cluster_m > 1 else 0):
-                cute.arch.mbarrier_arrive(empty, cta_n * plan.cluster_m + m)
-            for n in cutlass.range_constexpr(plan.cluster_n if plan.cluster_n > 1 else 0):
-                cute.arch.mbarrier_arrive(empty, n * plan.cluster_m + cta_m)
-
-    @cute.jit
-    def _store(
-        self, store_mma: Any, sums: cute.Tensor, of_d: Any, place: Any, group: cutlass.Int32, thread: cutlass.Int32
-    ) -> None:
-        """Write a warpgroup's sums to D, a piece at a time: registers, shared memory, TMA."""
-        plan = self.plan
-        d_atom, d, shared_d = of_d
-        m, n, batch = place
-        element = self.element_d
-        tail = (batch,) if cutlass.const_expr(cute.rank(d) == 3) else ()
-        tiled_d = cute.local_tile(d, (WGMMA_ROWS, plan.store_columns), (None,) * cute.rank(d))
-        from_d, to_d = cpasync.tma_partition(
-            d_atom, 0, cute.make_layout(1), cute.group_modes(shared_d, 0, 2), cute.group_modes(tiled_d, 0, 2)
-        )
-        copy = cute.make_tiled_copy_C(cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), element), store_mma)
-        mine = copy.get_slice(thread)
-        staged = mine.partition_D(shared_d)
-        shape = store_mma.partition_shape_C((WGMMA_ROWS, plan.store_columns))
-        values = cute.make_rmem_tensor(shape, cutlass.Float32)
-        piece = cute.make_rmem_tensor(shape, element)
-        each = cute.size(piece)
-        blocks_m = plan.tile_m // WGMMA_ROWS // plan.parts_m
-        pieces = plan.tile_columns // plan.parts_n // plan.store_columns
-        group_m = group if cutlass.const_expr(plan.parts_m > 1) else 0
-        group_n = group if cutlass.const_expr(plan.parts_n > 1) else 0
-        for block in cutlass.range_constexpr(blocks_m):
-            row = (m * blocks_m + block) * plan.parts_m + group_m
-            for column in cutlass.range_constexpr(pieces):
-                number = block * pieces + column
-                for i in cutlass.range_constexpr(each):
-                    values[i] = sums[number * each + i]
-                piece.store(values.load().to(element))
-                buffer = group * STORE_BUFFERS + number % STORE_BUFFERS
-                cute.arch.cp_async_bulk_wait_group(STORE_BUFFERS - 1, read=True)
-                cute.arch.barrier(barrier_id=_STORE + group, number_of_threads=_WARPGROUP)
-                cute.copy(copy, mine.retile(piece), staged[None, None, None, buffer])
-                cute.arch.fence_proxy("async.shared", space="cta")
-                cute.arch.barrier(barrier_id=_STORE + group, number_of_threads=_WARPGROUP)
-                if thread < _WARP:
-                    at = (None, row, (n * plan.parts_n + group_n) * pieces + column, *tail)
-                    cute.copy(d_atom, from_d[None, buffer], to_d[at])
-                    cute.arch.cp_async_bulk_commit_group()
+            for row in cutlass.range_constexpr(plan.cluster_rows if plan.cluster_rows > 1 else 0):
+                cute.arch.mbarrier_arrive(empty, member[1] * plan.cluster_rows + row)
+            for column in cutlass.range_constexpr(plan.cluster_columns if plan.cluster_columns > 1 else 0):
+                cute.arch.mbarrier_arrive(empty, column * plan.cluster_rows + member[0])
 
 
-def _batch_last(x: cute.Tensor) -> cute.Tensor:
-    """A tensor with its batch, if it has one, as the last mode."""
-    if cute.rank(x) == 2:
+def _batch_last(x: Any) -> Any:
+    """A tensor, if there is one, with its batch, if it has one, as the last mode."""
+    if x is None or cute.rank(x) == 2:
         return x
     return cute.make_tensor(x.iterator, cute.select(x.layout, [1, 2, 0]))
 
 
-def _tiled_mma(element: Any, parts: tuple[int, int], columns: int) -> cute.TiledMma:
-    """WGMMA by `parts` warpgroups along M and N, `columns` wide each."""
+def _gate_beside_up(b: cute.Tensor, interleaved: bool) -> cute.Tensor:
+    """B with its rows in another order: by turns 8 that make gates and the 8 that make what they gate.
+
+    WGMMA then leaves a gate and its partner to the same thread.
+    """
+    row = b.stride[0]
+    extent = cute.size(b, mode=[0])
+    strides = (2 * row, row, 16 * row) if interleaved else (row, extent // 2 * row, 8 * row)
+    shape = ((8, 2, extent // 16), *b.shape[1:])
+    return cute.make_tensor(b.iterator, cute.make_layout(shape, stride=(strides, *b.stride[1:])))
+
+
+def _tiled_mma(element: Any, parts: tuple[int, int], columns: int, major: OperandMajorMode) -> cute.TiledMma:
+    """WGMMA by `parts` warpgroups along rows and columns, `columns` wide each."""
     k = OperandMajorMode.K
     if element.width == 8:
         shape = (WGMMA_ROWS, columns, 32)
         op = warpgroup.MmaF8Op(element, element, cutlass.Float32, shape, warpgroup.OperandSource.SMEM, k, k)
     else:
         shape = (WGMMA_ROWS, columns, 16)
-        op = warpgroup.MmaF16BF16Op(element, cutlass.Float32, shape, warpgroup.OperandSource.SMEM, k, k)
+        op = warpgroup.MmaF16BF16Op(element, cutlass.Float32, shape, warpgroup.OperandSource.SMEM, k, major)
     return cute.make_tiled_mma(cute.make_mma_atom(op), (*parts, 1))
 
 
-def _store_layout(columns: int, element: Any) -> cute.ComposedLayout:
-    """The pieces of D in shared memory: (rows, columns, buffers of all warpgroups)."""
+def _piece_layout(piece: tuple[int, int], element: Any, transposed: bool) -> cute.ComposedLayout:
+    """Pieces of D in shared memory: (rows, columns, buffers of all warpgroups)."""
     kinds = warpgroup.SmemLayoutAtomKind
-    kind = {128: kinds.K_SW128, 64: kinds.K_SW64, 32: kinds.K_SW32}[columns * element.width // 8]
-    atom = warpgroup.make_smem_layout_atom(kind, element)
-    return cute.tile_to_shape(atom, (WGMMA_ROWS, columns, WARPGROUPS * STORE_BUFFERS), (0, 1, 2))
+    contiguous_bytes = piece[0 if transposed else 1] * element.width // 8
+    swizzles = {128: (kinds.K_SW128, kinds.MN_SW128), 64: (kinds.K_SW64, kinds.MN_SW64), 32: (kinds.K_SW32, None)}
+    atom = warpgroup.make_smem_layout_atom(swizzles[contiguous_bytes][transposed], element)
+    return cute.tile_to_shape(atom, (*piece, WARPGROUPS * STORE_BUFFERS), (0, 1, 2))

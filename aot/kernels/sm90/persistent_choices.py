@@ -1,6 +1,6 @@
 """Which forms of `persistent.Persistent` exist, as pure arithmetic: options, rules, pipeline depth, a guess at the time.
 
-Imports no compiler.
+A *form* is what all variants for a signature share: element types, scaling, epilogue, order of B. Imports no compiler.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.dtypes import DTYPES
-from runtime.signature import Epilogue
+from runtime.signature import SCALE_BLOCK, Epilogue
 
 SHARED_BYTES_PER_CTA = 227 << 10
 _STATIC_BYTES = 1 << 10  # of a CTA's, what every kernel of the DSL declares
@@ -18,112 +18,178 @@ _BARRIER_BYTES = 1 << 10  # room for every mbarrier, and for aligning what comes
 STAGE_BYTES_OF_K = 128  # a swizzle atom of K
 WARPGROUPS = 2
 WGMMA_ROWS = 64
-STORE_BUFFERS = 2  # of `WGMMA_ROWS` x `store_columns`, for each warpgroup
+STORE_BUFFERS = 2  # pieces of D in shared memory, for each warpgroup
+_MOST_PIECE_COLUMNS = 64  # where D is stored transposed, and any number would do
 _FEWEST_STAGES = 3
 # What a thread has for sums, of the 232 registers that it is given: the rest holds addresses, coordinates and counters.
 _MOST_SUMS = 200
 
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "schedule": ("cooperative", "pingpong"),
-    "tile_m": (64, 128, 192, 256),
-    "tile_n": (64, 96, 128, 160, 192, 224, 256),
+    "swap": (False, True),  # rows of B on WGMMA's M side, whose extent is a multiple of 64, and tokens on its N side
+    "tile_m": (64, 80, 96, 112, 128, 144, 160, 168, 176, 192, 256),
+    "tile_n": (64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256),
     "cluster_m": (1, 2),
     "cluster_n": (1, 2),
     "raster": ("m", "n"),
-    "group": (8,),
+    "group": (4, 8, 16),
+    # Stages of K after which f32 registers take over what the tensor core summed up: its accumulator is short in fp8.
+    # 0 is never.
+    "promotion": (0, 1, 2, 4, 8),
 }
 
 
-def split(options: Mapping[str, Any]) -> tuple[int, int]:
-    """How the warpgroups that share a tile divide it: parts along M, parts along N."""
-    if options["schedule"] == "pingpong":
-        return 1, 1
-    return (2, 1) if options["tile_m"] % (2 * WGMMA_ROWS) == 0 else (1, 2)
+@dataclass(frozen=True)
+class Form:
+    """What a kernel computes, as far as code depends on it."""
 
+    a: str = "bf16"
+    d: str = "bf16"
+    scaling: str = "none"
+    epilogue: str = "none"
+    b_major: str = "k"
 
-def tile_columns(options: Mapping[str, Any], epilogue: str) -> int:
-    """Columns of D that a tile has."""
-    columns: int = options["tile_n"] // (2 if Epilogue.of(epilogue).gated else 1)
-    return columns
-
-
-def store_columns(options: Mapping[str, Any], epilogue: str, d: str) -> int:
-    """Columns of D that are stored at once: as much as a swizzle atom holds and a warpgroup's part divides into."""
-    part = tile_columns(options, epilogue) // split(options)[1]
-    widest = 128 // DTYPES[d].bytes
-    return next((c for c in (widest, widest // 2, widest // 4) if part % c == 0), 0)
-
-
-def sums(options: Mapping[str, Any]) -> int:
-    """F32 sums that a thread holds."""
-    parts_m, parts_n = split(options)
-    return int(options["tile_m"] * options["tile_n"] // (parts_m * parts_n) // 128)
-
-
-def stages(options: Mapping[str, Any], epilogue: str, d: str) -> int:
-    """How many stages fill the shared memory of a CTA."""
-    store = WARPGROUPS * STORE_BUFFERS * WGMMA_ROWS * store_columns(options, epilogue, d) * DTYPES[d].bytes
-    left: int = SHARED_BYTES_PER_CTA - _STATIC_BYTES - _BARRIER_BYTES - store
-    return left // ((options["tile_m"] + options["tile_n"]) * STAGE_BYTES_OF_K)
-
-
-def rule(options: Mapping[str, Any], epilogue: str = "none", d: str = "bf16") -> str | None:
-    """Why options that are allowed one by one are not together, or None."""
-    if options["cluster_m"] * options["cluster_n"] > 2:
-        return "clusters have at most two CTAs"
-    if store_columns(options, epilogue, d) == 0:
-        return "the tile does not divide into pieces that TMA can store"
-    held = sums(options)
-    if held > _MOST_SUMS:
-        return f"{held} sums a thread exceed {_MOST_SUMS}"
-    found = stages(options, epilogue, d)
-    if found < _FEWEST_STAGES:
-        return f"shared memory holds {found} stages, fewer than {_FEWEST_STAGES}"
-    return None
+    @property
+    def gated(self) -> bool:
+        """Whether two columns become one."""
+        return Epilogue.of(self.epilogue).gated
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a kernel is specialised on."""
+    """All that a kernel is specialised on. Rows and columns are WGMMA's: those of D, or exchanged where `swap`."""
 
-    tile_m: int
-    tile_n: int
-    tile_columns: int  # of D
-    store_columns: int
-    parts_m: int
-    parts_n: int
-    cluster_m: int
-    cluster_n: int
-    raster: str
+    form: Form
+    swap: bool
+    rows: int  # of a tile, as WGMMA multiplies it
+    columns: int
+    parts: tuple[int, int]  # how the warpgroups that share a tile divide it
+    cluster_rows: int
+    cluster_columns: int
+    raster: str  # along which of "rows" and "columns" neighbours in a group lie
     group: int
-    stages: int
     pingpong: bool
+    promotion: int
+    piece_columns: int  # of D, by 64 rows, stored at once
+    stages: int
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], epilogue: str = "none", d: str = "bf16") -> Plan:
-        """What `options` come to for an epilogue and an output."""
-        parts_m, parts_n = split(options)
+    def of(cls, options: Mapping[str, Any], form: Form) -> Plan:
+        """What `options` come to for a form."""
+        swap, pingpong = options["swap"], options["schedule"] == "pingpong"
+        by_mode = (options["tile_m"], options["tile_n"]), (options["cluster_m"], options["cluster_n"])
+        (rows, columns), cluster = (pair[::-1] if swap else pair for pair in by_mode)
+        parts = (1, 1) if pingpong else (2, 1) if rows % (2 * WGMMA_ROWS) == 0 else (1, 2)
+        piece = _piece_columns(columns // (2 if form.gated else 1) // parts[1], swap, form.d)
+        store = WARPGROUPS * STORE_BUFFERS * WGMMA_ROWS * piece * DTYPES[form.d].bytes
+        left = SHARED_BYTES_PER_CTA - _STATIC_BYTES - _BARRIER_BYTES - store
         return cls(
-            tile_m=options["tile_m"],
-            tile_n=options["tile_n"],
-            tile_columns=tile_columns(options, epilogue),
-            store_columns=store_columns(options, epilogue, d),
-            parts_m=parts_m,
-            parts_n=parts_n,
-            cluster_m=options["cluster_m"],
-            cluster_n=options["cluster_n"],
-            raster=options["raster"],
+            form=form,
+            swap=swap,
+            rows=rows,
+            columns=columns,
+            parts=parts,
+            cluster_rows=cluster[0],
+            cluster_columns=cluster[1],
+            raster="rows" if (options["raster"] == "m") != swap else "columns",
             group=options["group"],
-            stages=stages(options, epilogue, d),
-            pingpong=options["schedule"] == "pingpong",
+            pingpong=pingpong,
+            promotion=options["promotion"],
+            piece_columns=piece,
+            stages=left // ((rows + columns) * STAGE_BYTES_OF_K),
         )
 
     @property
     def cluster(self) -> int:
         """CTAs of a cluster."""
-        return self.cluster_m * self.cluster_n
+        return self.cluster_rows * self.cluster_columns
 
     @property
     def releases(self) -> int:
         """Warps, of all CTAs, that say of a stage that they have read it."""
-        return (self.cluster_m + self.cluster_n - 1) * 4 * (1 if self.pingpong else WARPGROUPS)
+        return (self.cluster_rows + self.cluster_columns - 1) * 4 * (1 if self.pingpong else WARPGROUPS)
+
+    @property
+    def blocks(self) -> int:
+        """Of `WGMMA_ROWS` rows, in a warpgroup's part of a tile."""
+        return self.rows // WGMMA_ROWS // self.parts[0]
+
+    @property
+    def out_columns(self) -> int:
+        """Columns of D in a tile, along WGMMA's columns."""
+        return self.columns // (2 if self.form.gated else 1)
+
+    @property
+    def pieces(self) -> int:
+        """Across a warpgroup's part of a tile."""
+        return self.out_columns // self.parts[1] // self.piece_columns
+
+    @property
+    def registers(self) -> int:
+        """What a thread needs for sums."""
+        sums = self.rows * self.columns // (self.parts[0] * self.parts[1]) // 128
+        return sums * (2 if self.promotion else 1)
+
+
+def _piece_columns(part: int, swap: bool, d: str) -> int:
+    """The widest piece that divides a warpgroup's columns of D, or 0.
+
+    Pieces are rows of a swizzle atom, 128, 64 or 32 bytes; of D stored transposed, any number of such rows.
+    """
+    if swap:
+        return next((c for c in range(_MOST_PIECE_COLUMNS, 0, -8) if part % c == 0), 0)
+    widest = 128 // DTYPES[d].bytes
+    return next((c for c in (widest, widest // 2, widest // 4) if part % c == 0), 0)
+
+
+def rule(options: Mapping[str, Any], form: Form) -> str | None:
+    """Why options that are allowed one by one are not together, or None."""
+    plan = Plan.of(options, form)
+    if plan.cluster > 2:
+        return "clusters have at most two CTAs"
+    if plan.rows % WGMMA_ROWS or plan.rows == 0:
+        return f"WGMMA's M side needs whole blocks of {WGMMA_ROWS}, {plan.rows} are none"
+    if plan.columns % (16 * plan.parts[1]) and not plan.swap:
+        return "columns must divide into parts of 16"
+    if plan.columns // plan.parts[1] > 256:
+        return "WGMMA's N side has at most 256"
+    if (plan.columns // plan.cluster_rows) % 8 or (plan.rows // plan.cluster_columns) % 8:
+        return "each CTA of a cluster loads as many whole groups of 8 rows"
+    if plan.piece_columns == 0:
+        return "the tile does not divide into pieces that TMA can store"
+    if (DTYPES[form.a].bits == 8) != (plan.promotion > 0):
+        return "8-bit sums are promoted, others are not"
+    return _rule_of_form(plan, form) or _rule_of_room(plan)
+
+
+def limit(form: Form, n: int) -> str | None:
+    """Why a form cannot be computed for B of `n` rows, or None."""
+    if form.gated and n % 16:
+        return "gates and what they gate are loaded 8 rows at a time"
+    if form.scaling == "block" and form.gated and "_interleaved" not in form.epilogue and n % (2 * SCALE_BLOCK):
+        return "a block of B holds gates and what they gate"
+    return None
+
+
+def _rule_of_form(plan: Plan, form: Form) -> str | None:
+    if plan.swap and (form.gated or DTYPES[form.d].bits == 8 or form.scaling == "block"):
+        return "swapped operands have no gated epilogue, 8-bit output or block scaling"
+    if form.b_major == "n":
+        if plan.swap or form.gated or DTYPES[form.a].bits == 8:
+            return "N-major B is for 16-bit types, unswapped and not gated"
+        if plan.columns % 64:
+            return "N-major B needs columns in whole swizzle atoms of 64"
+    if form.scaling == "block":
+        if plan.promotion != 1:
+            return "each block of K has its scales"
+        if SCALE_BLOCK % plan.columns:
+            return "a tile's columns must lie within one block of B"
+    return None
+
+
+def _rule_of_room(plan: Plan) -> str | None:
+    if plan.registers > _MOST_SUMS:
+        return f"{plan.registers} registers for sums exceed {_MOST_SUMS}"
+    if plan.stages < _FEWEST_STAGES:
+        return f"shared memory holds {plan.stages} stages, fewer than {_FEWEST_STAGES}"
+    return None
