@@ -18,7 +18,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from .persistent_choices import STAGE_BYTES_OF_K, STORE_BUFFERS, WARPGROUPS, WGMMA_ROWS, Plan
 from .persistent_epilogue import Fused, store_tile
-from .persistent_promotion import Blocks, add_promoted
+from .persistent_promotion import Blocks, promote
 
 _WARP = 32
 _WARPGROUP = 128
@@ -26,6 +26,7 @@ _CONSUMERS = WARPGROUPS * _WARPGROUP
 _THREADS = _CONSUMERS + _WARPGROUP
 _LOADING_WARP = _CONSUMERS // _WARP
 _LOAD_REGISTERS, _MULTIPLY_REGISTERS = 40, 232
+_LEAD = 2  # stages: the products of two warpgroups take about as long as a tile's epilogue
 _READY, _TURN = 1, 2  # named barriers; the second one for each warpgroup, and the epilogue's follow
 
 
@@ -276,73 +277,119 @@ class Persistent:
         group = cute.arch.make_warp_uniform(thread // _WARPGROUP)
         # Descriptors are the warpgroup's, so its first thread stands for all.
         mine = tiled_mma.get_slice(0 if cutlass.const_expr(plan.pingpong) else group * _WARPGROUP)
-        rows = tiled_mma.make_fragment_A(mine.partition_A(shared[0]))
-        columns = tiled_mma.make_fragment_B(mine.partition_B(shared[1]))
-        shape = tiled_mma.partition_shape_C((plan.rows, plan.columns))
-        sums = cute.make_rmem_tensor(shape, cutlass.Float32)
-        partial = sums
-        if cutlass.const_expr(plan.promotion > 0):
-            partial = cute.make_rmem_tensor(shape, cutlass.Float32)
-
+        operands = (
+            tiled_mma.make_fragment_A(mine.partition_A(shared[0])),
+            tiled_mma.make_fragment_B(mine.partition_B(shared[1])),
+        )
+        sums = cute.make_rmem_tensor(tiled_mma.partition_shape_C((plan.rows, plan.columns)), cutlass.Float32)
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         first, step = block // plan.cluster, blocks // plan.cluster
-        stage = cutlass.Int32(0)
-        phase = cutlass.Int32(0)
-        if cutlass.const_expr(plan.pingpong):
-            if group == 1:
-                cute.arch.barrier_arrive(barrier_id=_TURN, number_of_threads=_CONSUMERS)
-                stage = count_k % plan.stages
-                phase = (count_k // plan.stages) & 1
-            first += group * step
-            step *= 2
-        for index in cutlass.range(first, tiles[2], step, unroll=1):
-            place = self._place(index, tiles, member)
-            sums.fill(0.0)
-            # A stage's barrier tells two rounds apart and no more, so nobody may wait for one before its turn.
+        if cutlass.const_expr(plan.promotion > 0):
+            self._consume_promoted(
+                (tiled_mma, piece_mma), operands, sums, of_out, barriers, work, (first, step, group), fused
+            )
+        else:
+            stage = cutlass.Int32(0)
+            phase = cutlass.Int32(0)
             if cutlass.const_expr(plan.pingpong):
-                cute.arch.barrier(barrier_id=_TURN + group, number_of_threads=_CONSUMERS)
-            if cutlass.const_expr(plan.promotion > 0):
-                stage, phase = self._multiply_promoted(
-                    tiled_mma, (rows, columns), (sums, partial), barriers, (stage, phase, count_k), (place, member), fused
-                )
-            else:
-                stage, phase = self._multiply(
-                    tiled_mma, (rows, columns), sums, barriers, (stage, phase, count_k), member
-                )
-            if cutlass.const_expr(plan.pingpong):
-                if index + step // 2 < tiles[2]:
-                    cute.arch.barrier_arrive(barrier_id=_TURN + 1 - group, number_of_threads=_CONSUMERS)
-            if cutlass.const_expr(plan.promotion == 0):
-                warpgroup.wait_group(0)
-                previous = stage - 1 if stage > 0 else cutlass.Int32(plan.stages - 1)
-                self._release(barriers[1] + previous, member)
-            store_tile(plan, piece_mma, sums, of_out, place, fused)
-            if cutlass.const_expr(plan.pingpong):  # pass over the other warpgroup's tile
-                stage += count_k
-                phase ^= (stage // plan.stages) & 1
-                stage = stage % plan.stages
+                if group == 1:
+                    cute.arch.barrier_arrive(barrier_id=_TURN, number_of_threads=_CONSUMERS)
+                    stage = count_k % plan.stages
+                    phase = (count_k // plan.stages) & 1
+                first += group * step
+                step *= 2
+            for index in cutlass.range(first, tiles[2], step, unroll=1):
+                # A stage's barrier tells two rounds apart and no more, so nobody may wait for one before its turn.
+                if cutlass.const_expr(plan.pingpong):
+                    cute.arch.barrier(barrier_id=_TURN + group, number_of_threads=_CONSUMERS)
+                at = (stage, phase, count_k)
+                stage, phase = self._multiply(tiled_mma, operands, sums, barriers, at, member, False)
+                if cutlass.const_expr(plan.pingpong):
+                    if index + step // 2 < tiles[2]:
+                        cute.arch.barrier_arrive(barrier_id=_TURN + 1 - group, number_of_threads=_CONSUMERS)
+                self._finish(barriers, stage, member, 1)
+                store_tile(plan, piece_mma, sums, of_out, self._place(index, tiles, member), fused)
+                if cutlass.const_expr(plan.pingpong):  # pass over the other warpgroup's tile
+                    stage += count_k
+                    phase ^= (stage // plan.stages) & 1
+                    stage = stage % plan.stages
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
-    def _multiply(
-        self, tiled_mma: cute.TiledMma, operands: Any, sums: cute.Tensor, barriers: Any, at: Any, member: Any
-    ) -> Any:
-        """Add up a tile's products. The last stage is still being read on return."""
+    def _consume_promoted(
+        self,
+        mmas: Any,
+        operands: Any,
+        sums: cute.Tensor,
+        of_out: Any,
+        barriers: Any,
+        work: Any,
+        share: Any,
+        fused: Any,
+    ) -> None:
+        """The same where the tensor core sums up `promotion` stages at a time.
+
+        A tile's first such sums need no other registers, so those of `_LEAD` stages are under way while the tile before
+        is stored. The second warpgroup's are of one stage less: one promotes while the other multiplies.
+        """
         plan = self.plan
-        stage, phase, count_k = at
+        tiled_mma, piece_mma = mmas
+        tiles, member = work
+        first, step, group = share
+        count_k = tiles[3]
+        partial = cute.make_rmem_tensor(sums.shape, cutlass.Float32)
+        lead = cutlass.Int32(1)
+        if cutlass.const_expr(plan.promotion > 1):
+            lead = cutlass.min(count_k, _LEAD - group)
+        at = (cutlass.Int32(0), cutlass.Int32(0), lead)
+        stage, phase = self._multiply(tiled_mma, operands, partial, barriers, at, member, True)
+        for index in cutlass.range(first, tiles[2], step, unroll=1):
+            place = self._place(index, tiles, member)
+            first_scales = Blocks(plan, fused, place, 0)
+            self._finish(barriers, stage, member, lead)
+            promote(plan, sums, partial, first_scales, True)
+            for block_k in cutlass.range(lead, count_k, plan.promotion, unroll=1):
+                later_scales = Blocks(plan, fused, place, block_k)
+                count = cutlass.min(count_k - block_k, plan.promotion)
+                at = (stage, phase, count)
+                stage, phase = self._multiply(tiled_mma, operands, partial, barriers, at, member, False)
+                self._finish(barriers, stage, member, 1)
+                promote(plan, sums, partial, later_scales, False)
+            if index + step < tiles[2]:
+                at = (stage, phase, lead)
+                stage, phase = self._multiply(tiled_mma, operands, partial, barriers, at, member, True)
+            store_tile(plan, piece_mma, sums, of_out, place, fused)
+
+    @cute.jit
+    def _multiply(
+        self,
+        tiled_mma: cute.TiledMma,
+        operands: Any,
+        sums: cute.Tensor,
+        barriers: Any,
+        at: Any,
+        member: Any,
+        hold: cutlass.Constexpr,
+    ) -> Any:
+        """Sum up the products of some stages, from zero. The last stage, or if `hold` any, may be in use on return."""
+        plan = self.plan
+        stage, phase, count = at
+        if cutlass.const_expr(plan.promotion == 1):
+            count = 1
         previous = stage
-        tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
-        for k in cutlass.range(count_k, unroll=1):
+        for k in cutlass.range(count, unroll=1):
             cute.arch.mbarrier_wait(barriers[0] + stage, phase)
             warpgroup.fence()
             for block_k in cutlass.range_constexpr(cute.size(operands[0], mode=[2])):
                 where = (None, None, block_k, stage)
+                tiled_mma.set(warpgroup.Field.ACCUMULATE, k > 0 if cutlass.const_expr(block_k == 0) else True)
                 cute.gemm(tiled_mma, sums, operands[0][where], operands[1][where], sums)
             warpgroup.commit_group()
-            warpgroup.wait_group(1)
-            if k > 0:
-                self._release(barriers[1] + previous, member)
+            if cutlass.const_expr(not hold and plan.promotion != 1):
+                warpgroup.wait_group(1)
+                if k > 0:
+                    self._release(barriers[1] + previous, member)
             previous = stage
             stage += 1
             if stage == plan.stages:
@@ -351,43 +398,18 @@ class Persistent:
         return stage, phase
 
     @cute.jit
-    def _multiply_promoted(
-        self, tiled_mma: cute.TiledMma, operands: Any, sums: Any, barriers: Any, at: Any, work: Any, fused: Any
-    ) -> Any:
-        """Add up a tile's products, `promotion` stages at a time in the tensor core."""
-        plan = self.plan
-        total, partial = sums
-        stage, phase, count_k = at
-        place, member = work
-        for first in cutlass.range(0, count_k, plan.promotion, unroll=1):
-            scales = Blocks(plan, fused, place, first)
-            count = 1 if cutlass.const_expr(plan.promotion == 1) else cutlass.min(count_k - first, plan.promotion)
-            previous = stage
-            for k in cutlass.range(count, unroll=1):
-                cute.arch.mbarrier_wait(barriers[0] + stage, phase)
-                warpgroup.fence()
-                for block_k in cutlass.range_constexpr(cute.size(operands[0], mode=[2])):
-                    where = (None, None, block_k, stage)
-                    tiled_mma.set(warpgroup.Field.ACCUMULATE, k > 0 if cutlass.const_expr(block_k == 0) else True)
-                    cute.gemm(tiled_mma, partial, operands[0][where], operands[1][where], partial)
-                warpgroup.commit_group()
-                if cutlass.const_expr(plan.promotion > 1):
-                    warpgroup.wait_group(1)
-                    if k > 0:
-                        self._release(barriers[1] + previous, member)
-                previous = stage
-                stage += 1
-                if stage == plan.stages:
-                    stage = cutlass.Int32(0)
-                    phase ^= 1
-            warpgroup.wait_group(0)
-            self._release(barriers[1] + previous, member)
-            add_promoted(plan, total, partial, scales)
-        return stage, phase
+    def _finish(self, barriers: Any, stage: cutlass.Int32, member: Any, held: Any) -> None:
+        """Wait for all products, and release the last `held` stages before `stage`."""
+        warpgroup.wait_group(0)
+        for i in cutlass.range(held, unroll=1):
+            last = stage - 1 - i
+            if last < 0:
+                last += self.plan.stages
+            self._release(barriers[1] + last, member)
 
     @cute.jit
     def _release(self, empty: cute.Pointer, member: Any) -> None:
-        """Say, to all CTAs that write this stage here, that this warp has read it."""
+        """Say, to all CTAs that write this stage here, that this warp has read it; twice to this one, if in two ways."""
         plan = self.plan
         with cute.arch.elect_one():
             if cutlass.const_expr(plan.cluster == 1):

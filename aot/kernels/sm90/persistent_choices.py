@@ -24,13 +24,15 @@ _FEWEST_STAGES = 3
 # What a thread has for sums, of the 232 registers that it is given: the rest holds addresses, coordinates and counters.
 _MOST_SUMS = 200
 
+_SUMS_BESIDE_WIDE_PIECES = 96  # an epilogue with more of them needs the registers of half a piece
+
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "schedule": ("cooperative", "pingpong"),
     "swap": (False, True),  # rows of B on WGMMA's M side, whose extent is a multiple of 64, and tokens on its N side
     "tile_m": (64, 80, 96, 112, 128, 144, 160, 168, 176, 192, 256),
     "tile_n": (64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256),
-    "cluster_m": (1, 2),
-    "cluster_n": (1, 2),
+    "cluster_m": (1, 2, 4),
+    "cluster_n": (1, 2, 4),
     "raster": ("m", "n"),
     "group": (4, 8, 16),
     # Stages of K after which f32 registers take over what the tensor core summed up: its accumulator is short in fp8.
@@ -70,6 +72,7 @@ class Plan:
     group: int
     pingpong: bool
     promotion: int
+    registers: int  # that a thread needs for sums
     piece_columns: int  # of D, by 64 rows, stored at once
     stages: int
 
@@ -80,7 +83,9 @@ class Plan:
         by_mode = (options["tile_m"], options["tile_n"]), (options["cluster_m"], options["cluster_n"])
         (rows, columns), cluster = (pair[::-1] if swap else pair for pair in by_mode)
         parts = (1, 1) if pingpong else (2, 1) if rows % (2 * WGMMA_ROWS) == 0 else (1, 2)
-        piece = _piece_columns(columns // (2 if form.gated else 1) // parts[1], swap, form.d)
+        sums = rows * columns // (parts[0] * parts[1]) // 128 * (2 if options["promotion"] else 1)
+        narrow = form.epilogue != "none" and sums > _SUMS_BESIDE_WIDE_PIECES
+        piece = _piece_columns(columns // (2 if form.gated else 1) // parts[1], swap, form.d, narrow)
         store = WARPGROUPS * STORE_BUFFERS * WGMMA_ROWS * piece * DTYPES[form.d].bytes
         left = SHARED_BYTES_PER_CTA - _STATIC_BYTES - _BARRIER_BYTES - store
         return cls(
@@ -95,6 +100,7 @@ class Plan:
             group=options["group"],
             pingpong=pingpong,
             promotion=options["promotion"],
+            registers=sums,
             piece_columns=piece,
             stages=left // ((rows + columns) * STAGE_BYTES_OF_K),
         )
@@ -107,7 +113,8 @@ class Plan:
     @property
     def releases(self) -> int:
         """Warps, of all CTAs, that say of a stage that they have read it."""
-        return (self.cluster_rows + self.cluster_columns - 1) * 4 * (1 if self.pingpong else WARPGROUPS)
+        sharers = sum(extent for extent in (self.cluster_rows, self.cluster_columns) if extent > 1) or 1
+        return sharers * 4 * (1 if self.pingpong else WARPGROUPS)
 
     @property
     def blocks(self) -> int:
@@ -124,29 +131,24 @@ class Plan:
         """Across a warpgroup's part of a tile."""
         return self.out_columns // self.parts[1] // self.piece_columns
 
-    @property
-    def registers(self) -> int:
-        """What a thread needs for sums."""
-        sums = self.rows * self.columns // (self.parts[0] * self.parts[1]) // 128
-        return sums * (2 if self.promotion else 1)
 
-
-def _piece_columns(part: int, swap: bool, d: str) -> int:
-    """The widest piece that divides a warpgroup's columns of D, or 0.
+def _piece_columns(part: int, swap: bool, d: str, narrow: bool) -> int:
+    """The widest piece that divides a warpgroup's columns of D, or 0; half as wide at most if `narrow`.
 
     Pieces are rows of a swizzle atom, 128, 64 or 32 bytes; of D stored transposed, any number of such rows.
     """
+    share = 2 if narrow else 1
     if swap:
-        return next((c for c in range(_MOST_PIECE_COLUMNS, 0, -8) if part % c == 0), 0)
+        return next((c for c in range(_MOST_PIECE_COLUMNS // share, 0, -8) if part % c == 0), 0)
     widest = 128 // DTYPES[d].bytes
-    return next((c for c in (widest, widest // 2, widest // 4) if part % c == 0), 0)
+    return next((c for c in (widest, widest // 2, widest // 4)[share - 1 :] if part % c == 0), 0)
 
 
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
     """Why options that are allowed one by one are not together, or None."""
     plan = Plan.of(options, form)
-    if plan.cluster > 2:
-        return "clusters have at most two CTAs"
+    if plan.cluster > 4:
+        return "clusters have at most four CTAs"
     if plan.rows % WGMMA_ROWS or plan.rows == 0:
         return f"WGMMA's M side needs whole blocks of {WGMMA_ROWS}, {plan.rows} are none"
     if plan.columns % (16 * plan.parts[1]) and not plan.swap:
@@ -159,6 +161,8 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
         return "the tile does not divide into pieces that TMA can store"
     if (DTYPES[form.a].bits == 8) != (plan.promotion > 0):
         return "8-bit sums are promoted, others are not"
+    if plan.promotion and plan.pingpong:
+        return "promotion leaves no registers to alternate with"
     return _rule_of_form(plan, form) or _rule_of_room(plan)
 
 

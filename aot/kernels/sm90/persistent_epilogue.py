@@ -200,7 +200,8 @@ def store_tile(
             values[i] = computed[i]
         piece.store(values.load().to(element))
         buffer = fused.group * STORE_BUFFERS + number % STORE_BUFFERS
-        cute.arch.cp_async_bulk_wait_group(STORE_BUFFERS - 1, read=True)
+        # The last tile's last piece may have had this buffer too, and was stored long ago.
+        cute.arch.cp_async_bulk_wait_group(STORE_BUFFERS - 1 if number > 0 else 0, read=True)
         cute.arch.barrier(barrier_id=_STORED + fused.group, number_of_threads=_WARPGROUP)
         cute.copy(atom, mine.retile(piece), staged[None, None, None, buffer])
         cute.arch.fence_proxy("async.shared", space="cta")

@@ -43,11 +43,11 @@ def _load(plan: Plan, fused: Any, place: Any, block_k: Any) -> tuple[list[list[A
     return rows, columns
 
 
-def add_promoted(plan: Plan, total: cute.Tensor, partial: cute.Tensor, scales: Blocks) -> None:
-    """Add partial sums to the total, each times its scales if there are any."""
+def promote(plan: Plan, total: cute.Tensor, partial: cute.Tensor, scales: Blocks, first: bool) -> None:
+    """Add partial sums to the total, each times its scales if there are any, or begin the total with them."""
     if not scales.of_rows:
         for i in range(cute.size(total)):
-            total[i] = total[i] + partial[i]
+            total[i] = partial[i] if first else total[i] + partial[i]
         return
     by_gate = plan.form.gated and "_interleaved" not in plan.form.epilogue
     width = plan.columns // plan.parts[1]
@@ -56,4 +56,5 @@ def add_promoted(plan: Plan, total: cute.Tensor, partial: cute.Tensor, scales: B
         both = [[row * column for column in scales.of_columns] for row in scales.of_rows[block]]
         for i in range(each):
             column = i // 4 % 2 if by_gate else i // 4 * 8 // SCALE_BLOCK
-            total[block * each + i] = total[block * each + i] + partial[block * each + i] * both[i // 2 % 2][column]
+            scaled = partial[block * each + i] * both[i // 2 % 2][column]
+            total[block * each + i] = scaled if first else total[block * each + i] + scaled
