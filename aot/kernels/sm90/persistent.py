@@ -26,7 +26,6 @@ _CONSUMERS = WARPGROUPS * _WARPGROUP
 _THREADS = _CONSUMERS + _WARPGROUP
 _LOADING_WARP = _CONSUMERS // _WARP
 _LOAD_REGISTERS, _MULTIPLY_REGISTERS = 40, 232
-_LEAD = 2  # stages: the products of two warpgroups take about as long as a tile's epilogue
 _READY, _TURN = 1, 2  # named barriers; the second one for each warpgroup, and the epilogue's follow
 
 
@@ -62,8 +61,7 @@ class Persistent:
             rows, columns, out = b, a, cute.make_tensor(d.iterator, cute.select(d.layout, [1, 0, 2][: cute.rank(d)]))
 
         of_rows = self._operand(rows, plan.rows, plan.cluster_columns, OperandMajorMode.K)
-        major = OperandMajorMode.MN if plan.form.b_major == "n" else OperandMajorMode.K
-        of_columns = self._operand(columns, plan.columns, plan.cluster_rows, major)
+        of_columns = self._operand(columns, plan.columns, plan.cluster_rows, _major(plan))
         piece = (WGMMA_ROWS, plan.piece_columns)
         out_layout = _piece_layout(piece, element_d, plan.swap)
         store = cpasync.CopyBulkTensorTileS2GOp()
@@ -74,6 +72,8 @@ class Persistent:
         batches = cute.size(d, mode=[2]) if cutlass.const_expr(cute.rank(d) == 3) else 1
         tiles = tiles_rows * tiles_columns * batches
         count_k = cute.ceil_div(cute.size(a, mode=[1]), STAGE_BYTES_OF_K * 8 // element.width)
+        if cutlass.const_expr(plan.lead > 1):  # what is not there is zeros
+            count_k = cutlass.max(count_k, plan.lead)
         clusters = cutlass.min(tiles, max_active_clusters)
         self.kernel(
             of_rows,
@@ -82,8 +82,6 @@ class Persistent:
             (tiles_rows, tiles_columns, tiles, count_k),
             extents,
             (scale_a, scale_b, bias, residual, scale_d),
-            _tiled_mma(element, plan.parts, plan.columns // plan.parts[1], major),
-            _tiled_mma(element, (1, 1), plan.piece_columns, OperandMajorMode.K),
         ).launch(
             grid=[clusters * plan.cluster, 1, 1],
             block=[_THREADS, 1, 1],
@@ -108,9 +106,7 @@ class Persistent:
         shape = (extent, tile_k, self.plan.stages)
         layout = cute.tile_to_shape(atom, shape, (0, 1, 2) if k_major else (1, 0, 2))
         load = cpasync.CopyBulkTensorTileG2SMulticastOp() if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp()
-        tma_atom, tma = cpasync.make_tiled_tma_atom(
-            load, x, cute.select(layout, [0, 1]), (extent, tile_k), sharers
-        )
+        tma_atom, tma = cpasync.make_tiled_tma_atom(load, x, cute.select(layout, [0, 1]), (extent, tile_k), sharers)
         return tma_atom, tma, layout
 
     @cute.kernel
@@ -122,8 +118,6 @@ class Persistent:
         tiles: Any,
         extents: Any,
         extras: Any,
-        tiled_mma: cute.TiledMma,
-        piece_mma: cute.TiledMma,
     ) -> None:
         """Every tile of D that falls to this cluster.
 
@@ -164,7 +158,11 @@ class Persistent:
             cute.arch.setmaxregister_decrease(_LOAD_REGISTERS)
             if warp_index == _LOADING_WARP:
                 self._feed(
-                    (rows_atom, rows, shared_rows), (columns_atom, columns, shared_columns), (full, empty), tiles, member
+                    (rows_atom, rows, shared_rows),
+                    (columns_atom, columns, shared_columns),
+                    (full, empty),
+                    tiles,
+                    member,
                 )
         else:
             cute.arch.setmaxregister_increase(_MULTIPLY_REGISTERS)
@@ -172,7 +170,6 @@ class Persistent:
                 cute.arch.barrier(barrier_id=_READY, number_of_threads=_CONSUMERS + _WARP)
             fused = Fused(plan, extents, extras, thread)
             self._consume(
-                (tiled_mma, piece_mma),
                 (shared_rows, shared_columns),
                 (out_atom, out, shared_out),
                 (full, empty),
@@ -261,7 +258,6 @@ class Persistent:
     @cute.jit
     def _consume(
         self,
-        mmas: Any,
         shared: Any,
         of_out: Any,
         barriers: Any,
@@ -271,7 +267,7 @@ class Persistent:
     ) -> None:
         """A multiplying warpgroup: every tile that falls to it."""
         plan = self.plan
-        tiled_mma, piece_mma = mmas
+        tiled_mma = self._tiled_mma()
         tiles, member = work
         count_k = tiles[3]
         group = cute.arch.make_warp_uniform(thread // _WARPGROUP)
@@ -286,9 +282,7 @@ class Persistent:
         blocks, _, _ = cute.arch.grid_dim()
         first, step = block // plan.cluster, blocks // plan.cluster
         if cutlass.const_expr(plan.promotion > 0):
-            self._consume_promoted(
-                (tiled_mma, piece_mma), operands, sums, of_out, barriers, work, (first, step, group), fused
-            )
+            self._consume_promoted(operands, sums, of_out, barriers, work, (first, step, group), fused)
         else:
             stage = cutlass.Int32(0)
             phase = cutlass.Int32(0)
@@ -304,12 +298,12 @@ class Persistent:
                 if cutlass.const_expr(plan.pingpong):
                     cute.arch.barrier(barrier_id=_TURN + group, number_of_threads=_CONSUMERS)
                 at = (stage, phase, count_k)
-                stage, phase = self._multiply(tiled_mma, operands, sums, barriers, at, member, False)
+                stage, phase = self._multiply(operands, sums, barriers, at, member)
                 if cutlass.const_expr(plan.pingpong):
                     if index + step // 2 < tiles[2]:
                         cute.arch.barrier_arrive(barrier_id=_TURN + 1 - group, number_of_threads=_CONSUMERS)
                 self._finish(barriers, stage, member, 1)
-                store_tile(plan, piece_mma, sums, of_out, self._place(index, tiles, member), fused)
+                store_tile(plan, sums, of_out, self._place(index, tiles, member), fused)
                 if cutlass.const_expr(plan.pingpong):  # pass over the other warpgroup's tile
                     stage += count_k
                     phase ^= (stage // plan.stages) & 1
@@ -319,7 +313,6 @@ class Persistent:
     @cute.jit
     def _consume_promoted(
         self,
-        mmas: Any,
         operands: Any,
         sums: cute.Tensor,
         of_out: Any,
@@ -330,63 +323,56 @@ class Persistent:
     ) -> None:
         """The same where the tensor core sums up `promotion` stages at a time.
 
-        A tile's first such sums need no other registers, so those of `_LEAD` stages are under way while the tile before
-        is stored. The second warpgroup's are of one stage less: one promotes while the other multiplies.
+        A tile's first sums, of `lead` stages, need no other registers, so they are under way while the tile before is
+        stored. The second warpgroup's next ones are over half as many stages, so that one promotes while the other
+        multiplies.
         """
         plan = self.plan
-        tiled_mma, piece_mma = mmas
         tiles, member = work
         first, step, group = share
         count_k = tiles[3]
         partial = cute.make_rmem_tensor(sums.shape, cutlass.Float32)
-        lead = cutlass.Int32(1)
-        if cutlass.const_expr(plan.promotion > 1):
-            lead = cutlass.min(count_k, _LEAD - group)
-        at = (cutlass.Int32(0), cutlass.Int32(0), lead)
-        stage, phase = self._multiply(tiled_mma, operands, partial, barriers, at, member, True)
+        zero = cutlass.Int32(0)
+        stage, phase = self._lead(operands, partial, barriers, (zero, zero))
         for index in cutlass.range(first, tiles[2], step, unroll=1):
             place = self._place(index, tiles, member)
             first_scales = Blocks(plan, fused, place, 0)
-            self._finish(barriers, stage, member, lead)
+            self._finish(barriers, stage, member, plan.lead)
             promote(plan, sums, partial, first_scales, True)
-            for block_k in cutlass.range(lead, count_k, plan.promotion, unroll=1):
-                later_scales = Blocks(plan, fused, place, block_k)
-                count = cutlass.min(count_k - block_k, plan.promotion)
+            for until in cutlass.range(plan.lead - group * (plan.promotion // 2), count_k, plan.promotion, unroll=1):
+                later_scales = Blocks(plan, fused, place, until)
+                count = cutlass.min(count_k, until + plan.promotion) - cutlass.max(until, plan.lead)
                 at = (stage, phase, count)
-                stage, phase = self._multiply(tiled_mma, operands, partial, barriers, at, member, False)
+                stage, phase = self._multiply(operands, partial, barriers, at, member)
                 self._finish(barriers, stage, member, 1)
                 promote(plan, sums, partial, later_scales, False)
             if index + step < tiles[2]:
-                at = (stage, phase, lead)
-                stage, phase = self._multiply(tiled_mma, operands, partial, barriers, at, member, True)
-            store_tile(plan, piece_mma, sums, of_out, place, fused)
+                stage, phase = self._lead(operands, partial, barriers, (stage, phase))
+            store_tile(plan, sums, of_out, place, fused)
 
     @cute.jit
-    def _multiply(
-        self,
-        tiled_mma: cute.TiledMma,
-        operands: Any,
-        sums: cute.Tensor,
-        barriers: Any,
-        at: Any,
-        member: Any,
-        hold: cutlass.Constexpr,
-    ) -> Any:
-        """Sum up the products of some stages, from zero. The last stage, or if `hold` any, may be in use on return."""
+    def _lead(self, operands: Any, sums: cute.Tensor, barriers: Any, at: Any) -> Any:
+        """Begin to sum up the products of `lead` stages, from zero. No branches: the compiler would wait at each."""
+        stage, phase = at
+        for k in cutlass.range_constexpr(self.plan.lead):
+            self._multiply_stage(operands, sums, barriers, (stage, phase), k > 0)
+            stage += 1
+            around = stage == self.plan.stages
+            stage = cutlass.Int32(0) if around else stage
+            phase = phase ^ 1 if around else phase
+        return stage, phase
+
+    @cute.jit
+    def _multiply(self, operands: Any, sums: cute.Tensor, barriers: Any, at: Any, member: Any) -> Any:
+        """Sum up the products of some stages, from zero. The last stage is still being read on return."""
         plan = self.plan
         stage, phase, count = at
         if cutlass.const_expr(plan.promotion == 1):
             count = 1
         previous = stage
         for k in cutlass.range(count, unroll=1):
-            cute.arch.mbarrier_wait(barriers[0] + stage, phase)
-            warpgroup.fence()
-            for block_k in cutlass.range_constexpr(cute.size(operands[0], mode=[2])):
-                where = (None, None, block_k, stage)
-                tiled_mma.set(warpgroup.Field.ACCUMULATE, k > 0 if cutlass.const_expr(block_k == 0) else True)
-                cute.gemm(tiled_mma, sums, operands[0][where], operands[1][where], sums)
-            warpgroup.commit_group()
-            if cutlass.const_expr(not hold and plan.promotion != 1):
+            self._multiply_stage(operands, sums, barriers, (stage, phase), k > 0)
+            if cutlass.const_expr(plan.promotion != 1):
                 warpgroup.wait_group(1)
                 if k > 0:
                     self._release(barriers[1] + previous, member)
@@ -398,14 +384,39 @@ class Persistent:
         return stage, phase
 
     @cute.jit
-    def _finish(self, barriers: Any, stage: cutlass.Int32, member: Any, held: Any) -> None:
+    def _multiply_stage(self, operands: Any, sums: cute.Tensor, barriers: Any, at: Any, accumulate: Any) -> None:
+        """Begin to multiply what a stage holds, when it is there."""
+        stage, phase = at
+        tiled_mma = self._tiled_mma()  # of its own: what is set here must not outlive a loop's or a branch's body
+        cute.arch.mbarrier_wait(barriers[0] + stage, phase)
+        warpgroup.fence()
+        for block_k in cutlass.range_constexpr(cute.size(operands[0], mode=[2])):
+            where = (None, None, block_k, stage)
+            tiled_mma.set(warpgroup.Field.ACCUMULATE, accumulate if cutlass.const_expr(block_k == 0) else True)
+            cute.gemm(tiled_mma, sums, operands[0][where], operands[1][where], sums)
+        warpgroup.commit_group()
+
+    @cute.jit
+    def _finish(self, barriers: Any, stage: cutlass.Int32, member: Any, held: cutlass.Constexpr) -> None:
         """Wait for all products, and release the last `held` stages before `stage`."""
         warpgroup.wait_group(0)
-        for i in cutlass.range(held, unroll=1):
+        for i in cutlass.range_constexpr(held):
             last = stage - 1 - i
             if last < 0:
                 last += self.plan.stages
             self._release(barriers[1] + last, member)
+
+    def _tiled_mma(self) -> cute.TiledMma:
+        """WGMMA by the warpgroups that share a tile, for this form's types."""
+        plan, element = self.plan, self.element
+        k, smem = OperandMajorMode.K, warpgroup.OperandSource.SMEM
+        columns = plan.columns // plan.parts[1]
+        if element.width == 8:
+            op = warpgroup.MmaF8Op(element, element, cutlass.Float32, (WGMMA_ROWS, columns, 32), smem, k, k)
+        else:
+            major = _major(plan)
+            op = warpgroup.MmaF16BF16Op(element, cutlass.Float32, (WGMMA_ROWS, columns, 16), smem, k, major)
+        return cute.make_tiled_mma(cute.make_mma_atom(op), (*plan.parts, 1))
 
     @cute.jit
     def _release(self, empty: cute.Pointer, member: Any) -> None:
@@ -418,6 +429,11 @@ class Persistent:
                 cute.arch.mbarrier_arrive(empty, member[1] * plan.cluster_rows + row)
             for column in cutlass.range_constexpr(plan.cluster_columns if plan.cluster_columns > 1 else 0):
                 cute.arch.mbarrier_arrive(empty, column * plan.cluster_rows + member[0])
+
+
+def _major(plan: Plan) -> OperandMajorMode:
+    """How the operand on WGMMA's N side lies in memory."""
+    return OperandMajorMode.MN if plan.form.b_major == "n" else OperandMajorMode.K
 
 
 def _batch_last(x: Any) -> Any:
@@ -437,18 +453,6 @@ def _gate_beside_up(b: cute.Tensor, interleaved: bool) -> cute.Tensor:
     strides = (2 * row, row, 16 * row) if interleaved else (row, extent // 2 * row, 8 * row)
     shape = ((8, 2, extent // 16), *b.shape[1:])
     return cute.make_tensor(b.iterator, cute.make_layout(shape, stride=(strides, *b.stride[1:])))
-
-
-def _tiled_mma(element: Any, parts: tuple[int, int], columns: int, major: OperandMajorMode) -> cute.TiledMma:
-    """WGMMA by `parts` warpgroups along rows and columns, `columns` wide each."""
-    k = OperandMajorMode.K
-    if element.width == 8:
-        shape = (WGMMA_ROWS, columns, 32)
-        op = warpgroup.MmaF8Op(element, element, cutlass.Float32, shape, warpgroup.OperandSource.SMEM, k, k)
-    else:
-        shape = (WGMMA_ROWS, columns, 16)
-        op = warpgroup.MmaF16BF16Op(element, cutlass.Float32, shape, warpgroup.OperandSource.SMEM, k, major)
-    return cute.make_tiled_mma(cute.make_mma_atom(op), (*parts, 1))
 
 
 def _piece_layout(piece: tuple[int, int], element: Any, transposed: bool) -> cute.ComposedLayout:

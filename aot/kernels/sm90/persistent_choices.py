@@ -21,6 +21,7 @@ WGMMA_ROWS = 64
 STORE_BUFFERS = 2  # pieces of D in shared memory, for each warpgroup
 _MOST_PIECE_COLUMNS = 64  # where D is stored transposed, and any number would do
 _FEWEST_STAGES = 3
+_LEAD = 2  # stages whose products, of two warpgroups, take about as long as a tile's epilogue
 # What a thread has for sums, of the 232 registers that it is given: the rest holds addresses, coordinates and counters.
 _MOST_SUMS = 200
 
@@ -115,6 +116,11 @@ class Plan:
         """Warps, of all CTAs, that say of a stage that they have read it."""
         sharers = sum(extent for extent in (self.cluster_rows, self.cluster_columns) if extent > 1) or 1
         return sharers * 4 * (1 if self.pingpong else WARPGROUPS)
+
+    @property
+    def lead(self) -> int:
+        """Stages of a tile whose products run under the epilogue of the tile before, where sums are promoted."""
+        return min(self.promotion, _LEAD)
 
     @property
     def blocks(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import cutlass
 from cutlass import cute
-from cutlass.cute.nvgpu import cpasync, warp
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
 
 from runtime.signature import SCALE_BLOCK, Epilogue
 
@@ -164,9 +164,7 @@ def piece_values(fused: Fused, sums: cute.Tensor, place: Any, block: int, piece:
 
 
 @cute.jit
-def store_tile(
-    plan: cutlass.Constexpr, piece_mma: cute.TiledMma, sums: cute.Tensor, of_out: Any, place: Any, fused: Any
-) -> None:
+def store_tile(plan: cutlass.Constexpr, sums: cute.Tensor, of_out: Any, place: Any, fused: Any) -> None:
     """Write a warpgroup's part of a tile to D, a piece at a time: registers, shared memory, TMA."""
     out_atom, out, shared_out = of_out
     element = shared_out.element_type
@@ -177,6 +175,10 @@ def store_tile(
     from_out, to_out = cpasync.tma_partition(
         out_atom, 0, cute.make_layout(1), cute.group_modes(shared_out, 0, 2), cute.group_modes(tiled_out, 0, 2)
     )
+    # What a piece's sums are to WGMMA, whatever was multiplied.
+    smem, k = warpgroup.OperandSource.SMEM, OperandMajorMode.K
+    wgmma = warpgroup.MmaF16BF16Op(cutlass.BFloat16, cutlass.Float32, (WGMMA_ROWS, plan.piece_columns, 16), smem, k, k)
+    piece_mma = cute.make_tiled_mma(cute.make_mma_atom(wgmma))
     if cutlass.const_expr(element.width == 16):
         matrices = 4 if plan.piece_columns % 16 == 0 else 2
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(plan.swap, matrices), element)
