@@ -189,14 +189,11 @@ class Persistent:
         per_batch = tiles_rows * tiles_columns
         batch = index // per_batch
         rest = index - batch * per_batch
-        by_rows = plan.raster == "rows"
-        along, across = (tiles_rows, tiles_columns) if cutlass.const_expr(by_rows) else (tiles_columns, tiles_rows)
-        band = rest // (plan.group * across)
-        rest -= band * (plan.group * across)
-        width = cutlass.min(along - band * plan.group, plan.group)
-        second = rest // width
-        first = band * plan.group + rest - second * width
-        row, column = (first, second) if cutlass.const_expr(by_rows) else (second, first)
+        band = rest // (plan.band * tiles_columns)
+        rest -= band * (plan.band * tiles_columns)
+        height = cutlass.min(tiles_rows - band * plan.band, plan.band)
+        column = rest // height
+        row = band * plan.band + rest - column * height
         return row * plan.cluster_rows + member[0], column * plan.cluster_columns + member[1], batch
 
     @cute.jit
@@ -300,7 +297,8 @@ class Persistent:
                 at = (stage, phase, count_k)
                 stage, phase = self._multiply(operands, sums, barriers, at, member)
                 if cutlass.const_expr(plan.pingpong):
-                    if index + step // 2 < tiles[2]:
+                    other_has_one = index + step // 2 < tiles[2]
+                    if other_has_one:
                         cute.arch.barrier_arrive(barrier_id=_TURN + 1 - group, number_of_threads=_CONSUMERS)
                 self._finish(barriers, stage, member, 1)
                 store_tile(plan, sums, of_out, self._place(index, tiles, member), fused)
@@ -339,7 +337,8 @@ class Persistent:
             first_scales = Blocks(plan, fused, place, 0)
             self._finish(barriers, stage, member, plan.lead)
             promote(plan, sums, partial, first_scales, True)
-            for until in cutlass.range(plan.lead - group * (plan.promotion // 2), count_k, plan.promotion, unroll=1):
+            start = plan.lead - group * (plan.promotion // 2) if count_k > plan.lead else count_k
+            for until in cutlass.range(start, count_k, plan.promotion, unroll=1):
                 later_scales = Blocks(plan, fused, place, until)
                 count = cutlass.min(count_k, until + plan.promotion) - cutlass.max(until, plan.lead)
                 at = (stage, phase, count)
@@ -420,7 +419,7 @@ class Persistent:
 
     @cute.jit
     def _release(self, empty: cute.Pointer, member: Any) -> None:
-        """Say, to all CTAs that write this stage here, that this warp has read it; twice to this one, if in two ways."""
+        """Say, to all CTAs that write this stage here, that this warp has read it."""
         plan = self.plan
         with cute.arch.elect_one():
             if cutlass.const_expr(plan.cluster == 1):

@@ -1,4 +1,4 @@
-"""Which forms of `persistent.Persistent` exist, as pure arithmetic: options, rules, pipeline depth, a guess at the time.
+"""Which forms of `persistent.Persistent` exist, as pure arithmetic: options, rules, depth, a guess at the time.
 
 A *form* is what all variants for a signature share: element types, scaling, epilogue, order of B. Imports no compiler.
 """
@@ -21,24 +21,24 @@ WGMMA_ROWS = 64
 STORE_BUFFERS = 2  # pieces of D in shared memory, for each warpgroup
 _MOST_PIECE_COLUMNS = 64  # where D is stored transposed, and any number would do
 _FEWEST_STAGES = 3
+_BAND_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster than 1024 or 512 on an H200
 _LEAD = 2  # stages whose products, of two warpgroups, take about as long as a tile's epilogue
 # What a thread has for sums, of the 232 registers that it is given: the rest holds addresses, coordinates and counters.
 _MOST_SUMS = 200
 
 _SUMS_BESIDE_WIDE_PIECES = 96  # an epilogue with more of them needs the registers of half a piece
 
+# What won somewhere, of wider choices, over the layers and M of docs/kernels.md on an H200.
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "schedule": ("cooperative", "pingpong"),
     "swap": (False, True),  # rows of B on WGMMA's M side, whose extent is a multiple of 64, and tokens on its N side
     "tile_m": (64, 80, 96, 112, 128, 144, 160, 168, 176, 192, 256),
-    "tile_n": (64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256),
-    "cluster_m": (1, 2, 4),
-    "cluster_n": (1, 2, 4),
-    "raster": ("m", "n"),
-    "group": (4, 8, 16),
+    "tile_n": (64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
+    "cluster_m": (1, 2),
+    "cluster_n": (1, 2),
     # Stages of K after which f32 registers take over what the tensor core summed up: its accumulator is short in fp8.
     # 0 is never.
-    "promotion": (0, 1, 2, 4, 8),
+    "promotion": (0, 1, 4),
 }
 
 
@@ -69,8 +69,7 @@ class Plan:
     parts: tuple[int, int]  # how the warpgroups that share a tile divide it
     cluster_rows: int
     cluster_columns: int
-    raster: str  # along which of "rows" and "columns" neighbours in a group lie
-    group: int
+    band: int  # clusters' tiles, of one column, that follow each other
     pingpong: bool
     promotion: int
     registers: int  # that a thread needs for sums
@@ -97,8 +96,7 @@ class Plan:
             parts=parts,
             cluster_rows=cluster[0],
             cluster_columns=cluster[1],
-            raster="rows" if (options["raster"] == "m") != swap else "columns",
-            group=options["group"],
+            band=max(1, _BAND_ROWS // (rows * cluster[0])),
             pingpong=pingpong,
             promotion=options["promotion"],
             registers=sums,
@@ -153,10 +151,10 @@ def _piece_columns(part: int, swap: bool, d: str, narrow: bool) -> int:
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
     """Why options that are allowed one by one are not together, or None."""
     plan = Plan.of(options, form)
-    if plan.cluster > 4:
-        return "clusters have at most four CTAs"
-    if plan.rows % WGMMA_ROWS or plan.rows == 0:
-        return f"WGMMA's M side needs whole blocks of {WGMMA_ROWS}, {plan.rows} are none"
+    if plan.cluster > 2:
+        return "clusters of four leave SMs idle"
+    if plan.rows not in ((64, 128) if plan.swap or plan.pingpong else (64, 128, 256)):
+        return f"{plan.rows} rows on WGMMA's M side never won"
     if plan.columns % (16 * plan.parts[1]) and not plan.swap:
         return "columns must divide into parts of 16"
     if plan.columns // plan.parts[1] > 256:

@@ -109,7 +109,7 @@ def _pair(vector: cute.Tensor, number: Any, convert: bool = True) -> list[Any]:
 
 
 def _channel_pairs(fused: Fused, tensor: Any, column: Any) -> list[list[Any]]:
-    """Of two neighbouring columns of D, the elements of `tensor` for the sums, or for the gates and for their partners."""
+    """Of two neighbouring columns of D, the elements of `tensor` for their sums, or their gates and then partners."""
     if fused.parts.interleaved:
         first, second = (fused.of_channels(tensor, 2 * column + 2 * i, 1) for i in range(2))
         return [[first[0], second[0]], [first[1], second[1]]]
