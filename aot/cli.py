@@ -23,7 +23,17 @@ import typer
 from runtime.archive import Archive, Check, FileUnreadable
 from runtime.errors import AotError, ArchiveError
 
-from .console import Progress, print_checks, print_function, print_gemm, print_json, print_listing, printable, warn
+from .console import (
+    Progress,
+    print_checks,
+    print_function,
+    print_gemm,
+    print_json,
+    print_listing,
+    printable,
+    resources_line,
+    warn,
+)
 from .pack import destination
 from .targets import TARGETS
 
@@ -162,11 +172,13 @@ def _build(
         str | None, typer.Option(metavar="DIR", help="Build cache. Default: $XDG_CACHE_HOME or ~/.cache, cute-aot.")
     ] = None,
     no_tune: Annotated[bool, typer.Option("--no-tune", help="Do not tune, though a GPU is here.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print what each kernel takes of an SM.")] = False,
     as_json: Json = False,
 ) -> None:
     """Compile the kernels that MANIFESTs need and write an archive; then tune it, where there is a GPU to tune on."""
     from . import build, manifest
     from .cache import Cache
+    from .describe import resources
 
     begun = time.monotonic()
     _refuse_inputs(output, manifests)
@@ -182,6 +194,8 @@ def _build(
                 return progress.warn(f"cache: {event.detail}")
             if event.outcome == "failed":
                 progress.warn(f"{event.variant.name()}: {event.detail}")
+            if verbose and event.record is not None:
+                progress.line(resources_line(event.variant.name(), resources(event.record)))
             finished += 1
             progress.update(finished, total)
 
@@ -202,6 +216,7 @@ def _build(
         "functions": len(report.kernels),
         "compiled": report.compiled,
         "cached": report.cached,
+        "kernels": {v.name(): resources(kernel.record) for v, kernel in report.kernels.items()},
         "failures": {v.name(): reason for v, reason in report.failures.items()},
         "unserved": [{"signature": s.key(), "target": t, "reason": reason} for s, t, reason in built.unserved],
         "seconds": round(time.monotonic() - begun, 3),
@@ -341,6 +356,12 @@ def _from_config(
     tokens: Annotated[str, typer.Option(metavar="M,M,...", help="The M values to tune for, such as 1,16,1024.")],
     target: Targets = None,
     dtype: Annotated[str, typer.Option(help="bf16, f16 or e4m3.")] = "bf16",
+    scaling: Annotated[
+        str | None, typer.Option(help="Of e4m3 layers: none, tensor, row_column or block. Default: row_column.")
+    ] = None,
+    fuse: Annotated[
+        bool, typer.Option("--fuse", help="Take the MLP's activation into gate_up, residuals into o and down.")
+    ] = False,
     model: Annotated[str | None, typer.Option(help="The model's name. Default: from --source or CONFIG.")] = None,
     source: Annotated[str | None, typer.Option(help="Where the config is from. Default: the file's name.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: print it.")] = None,
@@ -362,10 +383,12 @@ def _from_config(
             load_config(config),
             tp=tp,
             tokens=counts,
-            targets=target or default_targets(dtype),
+            targets=target or default_targets(dtype, scaling),
             dtype=dtype,
+            scaling=scaling,
+            fuse=fuse,
             source=source or config.name,
-            model=model or model_name(source or str(config.resolve()), tp, dtype),
+            model=model or model_name(source or str(config.resolve()), tp, dtype, fuse),
         )
     )
     if output is None:

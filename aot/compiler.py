@@ -78,11 +78,15 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a variant: one of "cached", "compiled" and "failed"; before it perhaps "damaged", its entry."""
+    """What happened to a variant: one of "cached", "compiled" and "failed"; before it perhaps "damaged", its entry.
+
+    `record` is there for the first two, `detail` for the others.
+    """
 
     variant: Variant
     outcome: str
     detail: str = ""
+    record: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,7 @@ def compile_variants(
             continue
         if entry is not None:
             kernels[variant] = Kernel(variant, *entry)
-            on_event(Event(variant, "cached"))
+            on_event(Event(variant, "cached", record=entry.record))
     cached = len(kernels)
     failures: dict[Variant, str] = {}
     missing = [v for v in wanted if v not in kernels]
@@ -163,7 +167,7 @@ def compile_variants(
             if isinstance(answer, Compiled):
                 cache.put(keys[variant], Entry(answer.record, answer.cubin))
                 kernels[variant] = Kernel(variant, answer.record, answer.cubin)
-                on_event(Event(variant, "compiled"))
+                on_event(Event(variant, "compiled", record=answer.record))
             else:
                 failures[variant] = answer.reason
                 on_event(Event(variant, "failed", answer.reason))

@@ -49,13 +49,16 @@ class Progress:
         if not self._wanted:
             print(printable(message), file=sys.stderr, flush=True)
 
+    def line(self, message: str) -> None:
+        """Print a line on standard error, above the bar if there is one."""
+        if self._bar is None:
+            print(printable(message), file=sys.stderr)
+        else:
+            self._bar.console.print(printable(message), markup=False, highlight=False, soft_wrap=True)
+
     def warn(self, message: str) -> None:
         """Print a warning above the bar."""
-        if self._bar is None:
-            warn(message)
-        else:
-            text = printable(f"warning: {message}")
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.line(f"warning: {message}")
 
     def stop(self) -> None:
         """Take the bar away, for good."""
@@ -75,6 +78,16 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def resources_line(name: str, launches: Iterable[dict[str, Any]]) -> str:
+    """A kernel's name and what `aot.describe.resources` says of it."""
+    said = [
+        f"{_extents([r['threads']])} threads, {r['registers']} registers, "
+        f"{_extents([r['shared_bytes']])} bytes of shared memory, {r['local_bytes']} spilled"
+        for r in launches
+    ]
+    return f"{name}: {'; '.join(said)}"
 
 
 def _cleaned(obj: Any) -> Any:
@@ -132,6 +145,10 @@ def print_gemm(gemm: dict[str, Any]) -> None:
     print(f"{gemm['key']} on {gemm['target']}: {gemm['state']}")
     if gemm["gemms"]:
         print(f"gemms: {', '.join(gemm['gemms'])}")
+    print(f"takes: {', '.join(_operand(o) for o in gemm['operands'])}")
+    said = {name: gemm["signature"][name] for name in ("epilogue", "scaling", "overlap")}
+    if unusual := [f"{name} {word}" for name, word in said.items() if word not in ("none", "serial")]:
+        print(f"with: {', '.join(unusual)}")
     for environment in gemm["tuning"]:
         print(_environment(environment))
     print()
@@ -193,6 +210,12 @@ def _environment(environment: dict[str, Any]) -> str:
     }
     versions = [f"{label} {environment[name]}" for name, label in labels.items() if environment.get(name)]
     return ", ".join([f"tuned on {environment['gpu']}", *versions])
+
+
+def _operand(operand: dict[str, Any]) -> str:
+    """A tensor, such as "bias bf16 (4096)"."""
+    shape = ", ".join(map(str, operand["shape"]))
+    return f"{operand['name']} {operand['dtype']} ({shape}){' transposed' if operand['transposed'] else ''}"
 
 
 def _timing(row: dict[str, Any]) -> list[str]:

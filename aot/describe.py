@@ -5,6 +5,7 @@ Every result is a JSON object or made of such; times are microseconds, sizes byt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import cache, partial
@@ -21,6 +22,7 @@ from runtime.program import (
     PROGRAMMATIC_STREAM_SERIALIZATION,
 )
 from runtime.record import Record
+from runtime.signature import Operand, Signature
 
 from . import cubin, tables
 from .manifest import did_you_mean
@@ -211,6 +213,7 @@ def _entry(entry: Entry, gemms: Mapping[str, list[str]], environments: list[dict
     return {
         "signature": entry.signature.to_json(),
         "key": entry.signature.key(),
+        "operands": [_operand(o, entry.signature) for o in entry.signature.operands()],
         "gemms": gemms.get(entry.signature.key(), []),
         "target": entry.target,
         "state": entry.state,
@@ -219,6 +222,14 @@ def _entry(entry: Entry, gemms: Mapping[str, list[str]], environments: list[dict
         "tuning": [e for e in environments if entry.timings and serves(entry.target, tables.capability(e))],
         "candidates": [{"m": m, "functions": list(ranked)} for m, ranked in entry.candidates],
     }
+
+
+def _operand(operand: Operand, signature: Signature) -> dict[str, Any]:
+    """A tensor of the call; M stays a word."""
+    extents = signature.extents()
+    shape = [extents.get(axis, axis) for axis in operand.axes]
+    transposed = operand.name == "b" and signature.b_major == "n"
+    return {"name": operand.name, "dtype": operand.dtype, "shape": shape, "transposed": transposed}
 
 
 # --- functions ---
@@ -239,6 +250,29 @@ def _function(archive: Archive, name: str) -> dict[str, Any]:
         "program": {"nodes": len(program["nodes"]), "bytes": len(canonical.dumps(program))},
         "cubin": {"sha256": record.cubin, "bytes": len(archive.cubin(name))},
     }
+
+
+def resources(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each launch of a function record takes of an SM: threads, registers a thread, bytes of memory.
+
+    `shared_bytes` is what its CTA has of shared memory, static and dynamic, `local_bytes` what each thread spills;
+    None where it depends on the arguments.
+    """
+    found = []
+    for launch in record["program"]["launches"]:
+        kernel, what = record["kernels"][launch["kernel"]], _launch(launch, record["program"])
+        threads = None if None in what["block"] else math.prod(what["block"])
+        dynamic = what["shared_bytes"]
+        shared = None if dynamic is None else kernel["shared_bytes"] + dynamic
+        found.append(
+            {
+                "threads": threads,
+                "registers": kernel["registers"],
+                "shared_bytes": shared,
+                "local_bytes": kernel["local_bytes"],
+            }
+        )
+    return found
 
 
 def _launch(launch: dict[str, Any], program: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -63,6 +64,8 @@ def lower(variant: Variant) -> Lowered:
         raise LoweringError(
             f"{variant.name()}: the host launches {sorted(host.kernels)}, the cubin has {sorted(found)}"
         )
+    if reason := _spills(found.values()):
+        raise LoweringError(f"{variant.name()}: {reason}")
     for launch in host.program["launches"]:
         kernel = found[host.kernels[launch["kernel"]]]
         sizes = tuple(p["size"] for p in launch["parameters"])
@@ -91,3 +94,14 @@ def lower(variant: Variant) -> Lowered:
     }
     Record.from_json(record)  # what the reader would refuse is never written
     return Lowered(record, binary, compiled, text)
+
+
+def _spills(kernels: Iterable[cubins.CubinKernel]) -> str | None:
+    """Why a cubin is too slow to be shipped whatever it computes: local memory, which is where registers spill to."""
+    for kernel in kernels:
+        if kernel.local_bytes:
+            return (
+                f"{kernel.symbol} keeps {kernel.local_bytes} bytes a thread in local memory beside its "
+                f"{kernel.registers} registers; kernels that spill are not shipped, choose a smaller tile"
+            )
+    return None

@@ -10,12 +10,16 @@
       dtypes: {a: bf16, b: bf16, d: bf16}
     gemms:
       - {name: qkv, n: 6144, k: 4096}
+      - {name: gate_up, n: 28672, k: 4096, epilogue: swiglu}
       - {name: lm_head, n: 128256, k: 4096, per: model}
 
-A gemm is D = A @ B^T with A (M, k), B (n, k) and D (M, n), all row-major. Its fields:
+A gemm is D = epilogue(scale(A @ B^T)) with A (M, k), B (n, k) and D (M, n), or (M, n/2) where a gated epilogue makes
+one column of two. Its fields:
 `name`, unique in the file; `n` and `k`, such that rows are a multiple of 16 bytes; `dtypes`, one of
-`DTYPE_COMBINATIONS`; `accumulator` (f32); `epilogue` (none); `batch` (1); `count` (1), how many times it runs
-`per` (layer) layer or model; `tokens`, in place of the file's.
+`DTYPE_COMBINATIONS`; `accumulator` (f32); `epilogue` (none), such as silu or bias+swiglu+residual+scale; `scaling`
+(none) of 8-bit A and B: tensor, row_column or block; `b_major` (k), n where B is stored transposed; `overlap` (serial),
+what is promised about the kernel before; `batch` (1); `count` (1), how many times it runs `per` (layer) layer or model;
+`tokens`, in place of the file's. `runtime.signature` says what the words mean.
 
 Every mistake is a `ManifestError` that names the file, the line, the field and the fix. A file cannot make the
 reader run code, follow an alias, or build more than the limits below allow.
@@ -39,14 +43,22 @@ import yaml
 
 from runtime.dtypes import DTYPES
 from runtime.errors import AotError
-from runtime.signature import EPILOGUES, Signature
+from runtime.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, SCALINGS, Signature
 
 from .targets import TARGETS
 
 FORMAT = 1
 ACCUMULATORS = ("f32",)
 PER = ("layer", "model")
-DTYPE_COMBINATIONS = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"), ("e4m3", "e4m3", "bf16"))  # a, b, d
+DTYPE_COMBINATIONS = (  # a, b, d
+    ("bf16", "bf16", "bf16"),
+    ("f16", "f16", "f16"),
+    ("e4m3", "e4m3", "bf16"),
+    ("e4m3", "e4m3", "f16"),
+    ("e4m3", "e4m3", "e4m3"),
+    ("bf16", "bf16", "e4m3"),
+    ("f16", "f16", "e4m3"),
+)
 
 # TMA and vectorised copies need rows that start on this boundary.
 ROW_ALIGNMENT_BYTES = 16
@@ -61,7 +73,16 @@ MAX_ITEMS = 1_000
 MAX_TEXT_CHARACTERS = 2_000
 
 _TOP_FIELDS = ("format", "model", "source", "layers", "tokens", "targets", "defaults", "gemms")
-_DEFAULT_FIELDS = ("dtypes", "accumulator", "epilogue", "batch", "count", "per", "tokens")
+_WORDS = {
+    "accumulator": ACCUMULATORS,
+    "scaling": SCALINGS,
+    "b_major": MAJORS,
+    "overlap": OVERLAPS,
+    "per": PER,
+}
+# What a gemm has that says nothing.
+_USUAL = {"accumulator": "f32", "epilogue": "none", "scaling": "none", "b_major": "k", "overlap": "serial", "batch": 1}
+_DEFAULT_FIELDS = ("dtypes", *_USUAL, "count", "per", "tokens")
 _GEMM_FIELDS = ("name", "n", "k", *_DEFAULT_FIELDS)
 
 _TAG = "tag:yaml.org,2002:"
@@ -149,8 +170,8 @@ def dump(manifest: Manifest) -> str:
     Raises:
         ManifestError: the manifest holds what no file may hold, such as an unaligned extent.
     """
-    dtypes = Counter((g.signature.a, g.signature.b, g.signature.d) for g in manifest.gemms)
-    common = dtypes.most_common(1)[0][0] if dtypes else DTYPE_COMBINATIONS[0]
+    kinds = Counter(((g.signature.a, g.signature.b, g.signature.d), g.signature.scaling) for g in manifest.gemms)
+    common, scaling = kinds.most_common(1)[0][0] if kinds else (DTYPE_COMBINATIONS[0], "none")
     model = _scalar(manifest.model)
     lines = [
         f"# The GEMMs of {model}, D = A @ B^T: A is (tokens, k), B (n, k), D (tokens, n).",
@@ -162,9 +183,10 @@ def dump(manifest: Manifest) -> str:
         f"targets: {_flow(manifest.targets)}",
         "defaults:",
         f"  dtypes: {_dtypes(*common)}",
+        *([f"  scaling: {scaling}"] if scaling != "none" else []),
         "gemms:",
     ]
-    lines += [f"  - {{{_gemm_fields(g, common, manifest.tokens)}}}" for g in manifest.gemms]
+    lines += [f"  - {{{_gemm_fields(g, common, scaling, manifest.tokens)}}}" for g in manifest.gemms]
     text = "\n".join(lines) + "\n"
     if loads(text, f"manifest of {model}") != manifest:
         raise ManifestError(
@@ -203,11 +225,39 @@ def signature_problem(signature: Signature) -> tuple[str, str] | None:
     """Why no manifest may hold this signature, as (field, complaint with its fix), or None when it may."""
     if problem := _dtypes_problem(signature.a, signature.b, signature.d):
         return "dtypes", problem
-    for field, extent, dtype in (("n", signature.n, signature.d), ("k", signature.k, signature.a)):
-        multiple = ROW_ALIGNMENT_BYTES // DTYPES[dtype].bytes
+    return _words_problem(signature) or _extents_problem(signature)
+
+
+def _words_problem(signature: Signature) -> tuple[str, str] | None:
+    """What does not go together, whatever the extents."""
+    s = signature
+    if s.scaling != "none" and s.a != "e4m3":
+        return "scaling", f"{s.scaling} is for A and B in e4m3, found {s.a}; write `scaling: none`"
+    if s.b_major == "n" and s.b == "e4m3":
+        return "b_major", "n is for B of 16 bits, and e4m3 is K-major; write `b_major: k`"
+    if s.d == "e4m3" and not s.parts.scale:
+        fixed = "scale" if s.epilogue == "none" else f"{s.epilogue}+scale"
+        return "epilogue", f"D in e4m3 needs a scale, found {s.epilogue}; write `epilogue: {fixed}`"
+    if s.batch > 1:
+        for field in ("scaling", "epilogue", "overlap"):
+            found = getattr(s, field)
+            if found != _USUAL[field]:
+                return field, f"{found} is not for a batch, found {s.batch}; write `{field}: {_USUAL[field]}`"
+    return None
+
+
+def _extents_problem(signature: Signature) -> tuple[str, str] | None:
+    """Which extent does not fill rows, or is absurd."""
+    s = signature
+    whole = {t: ROW_ALIGNMENT_BYTES // DTYPES[t].bytes for t in (s.a, s.b, s.d)}
+    rows = [("n", s.n, "D", s.d, whole[s.d]), ("k", s.k, "A and B", s.a, whole[s.a])]
+    if s.parts.gated:
+        rows[0] = ("n", s.n, "D, n/2 columns,", s.d, 2 * whole[s.d])
+    if s.b_major == "n":
+        rows.insert(1, ("n", s.n, "an N-major B", s.b, whole[s.b]))
+    for field, extent, operand, dtype, multiple in rows:
         if extent < 1 or extent % multiple:
             near = max(extent + -extent % multiple, multiple)
-            operand = "D" if field == "n" else "A and B"
             return field, (
                 f"must be a positive multiple of {multiple}, found {extent}; rows of {operand} in {dtype} must be "
                 f"multiples of {ROW_ALIGNMENT_BYTES} bytes: pad to {near}"
@@ -222,6 +272,14 @@ def _dtypes_problem(a: str, b: str, d: str) -> str | None:
         return None
     known = "; ".join(_dtypes(*c) for c in DTYPE_COMBINATIONS)
     return f"the combination {_dtypes(a, b, d)} is not supported; use one of {known}"
+
+
+def _known_epilogues(found: str) -> str:
+    """As `did_you_mean`, of words that are too many to list."""
+    near = difflib.get_close_matches(found, EPILOGUES, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    activations = "|".join((*ACTIVATIONS[1:], *(f"{name}[_interleaved]" for name in GATED)))
+    return f"{hint}known: none, or of bias+({activations})+residual+scale some parts, in this order"
 
 
 def did_you_mean(found: str, known: Iterable[str]) -> str:
@@ -316,14 +374,11 @@ class _Reader:
         own = self.mapping(node, where, _GEMM_FIELDS, ("name", "n", "k"))
         if "dtypes" not in own and "dtypes" not in defaults:
             self.fail(node, f"{where}.dtypes", "missing; add `dtypes: {a: bf16, b: bf16, d: bf16}` here or in defaults")
-        values: dict[str, Any] = {"accumulator": "f32", "epilogue": "none", "batch": 1, "count": 1, "per": "layer"}
-        values["tokens"] = tokens
+        values: dict[str, Any] = {**_USUAL, "count": 1, "per": "layer", "tokens": tokens}
         for field, value in (defaults | own).items():
             values[field] = self.value(field, value, f"{where}.{field}")
         a, b, d = values["dtypes"]
-        signature = Signature(
-            a, b, d, values["accumulator"], values["epilogue"], values["n"], values["k"], values["batch"]
-        )
+        signature = Signature(a, b, d, n=values["n"], k=values["k"], **{field: values[field] for field in _USUAL})
         problem = signature_problem(signature)
         if problem:
             self.fail(own.get(problem[0], node), f"{where}.{problem[0]}", problem[1])
@@ -349,7 +404,12 @@ class _Reader:
             if problem := _dtypes_problem(a, b, d):
                 self.fail(node, where, problem)
             return a, b, d
-        return self.choice(node, where, {"accumulator": ACCUMULATORS, "epilogue": tuple(EPILOGUES), "per": PER}[field])
+        if field == "epilogue":
+            word = self.string(node, where)
+            if word not in EPILOGUES:
+                self.fail(node, where, f"unknown value {_short(repr(word))}; {_known_epilogues(word[:64])}")
+            return word
+        return self.choice(node, where, _WORDS[field])
 
     def format(self, node: yaml.Node) -> None:
         found = self.integer(node, "format", MAX_COUNT)
@@ -490,13 +550,13 @@ def _dtypes(a: str, b: str, d: str) -> str:
     return f"{{a: {a}, b: {b}, d: {d}}}"
 
 
-def _gemm_fields(gemm: Gemm, dtypes: tuple[str, str, str], tokens: tuple[int, ...]) -> str:
+def _gemm_fields(gemm: Gemm, dtypes: tuple[str, str, str], scaling: str, tokens: tuple[int, ...]) -> str:
     """The fields of one gemm that differ from what the reader would fill in."""
     s = gemm.signature
     fields: dict[str, Any] = {"name": _scalar(gemm.name), "n": s.n, "k": s.k}
     if (s.a, s.b, s.d) != dtypes:
         fields["dtypes"] = _dtypes(s.a, s.b, s.d)
-    usual = {"accumulator": "f32", "epilogue": "none", "batch": 1}
+    usual = _USUAL | {"scaling": scaling}
     fields |= {name: getattr(s, name) for name, value in usual.items() if getattr(s, name) != value}
     if gemm.count != 1:
         fields["count"] = gemm.count

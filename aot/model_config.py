@@ -11,7 +11,8 @@ A rank of a tensor-parallel group runs, as vLLM and SGLang lay the weights out:
     lm_head  n = vocabulary/tp, k = hidden
 
 KV heads are replicated where tp exceeds them, the router of a mixture of experts is on every rank, and the
-vocabulary is padded to a multiple of 64.
+vocabulary is padded to a multiple of 64. Fused, gate_up takes in the activation of the MLP, its weight being gate and
+up one after the other, and o and down the residual, where nothing lies between: no all-reduce and no norm.
 
 Expert GEMMs are grouped GEMMs and vision towers are other models: neither is covered. Biases change no shape and
 are not part of a gemm. What is not understood is refused by name; nothing is guessed.
@@ -25,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from runtime.signature import Signature
+from runtime.signature import SCALINGS, Epilogue, Signature
 
 from .manifest import (
     MAX_COUNT,
@@ -44,6 +45,9 @@ from .targets import TARGETS
 # What `dtype` means for A, B and D. The router and lm_head stay in the type of D, as fp8 checkpoints keep them.
 DTYPES = {"bf16": ("bf16", "bf16", "bf16"), "f16": ("f16", "f16", "f16"), "e4m3": ("e4m3", "e4m3", "bf16")}
 
+# What a gated MLP computes, by the `hidden_act` of its config.
+GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
+
 # vLLM's and SGLang's DEFAULT_VOCAB_PADDING_SIZE, in rows.
 VOCABULARY_PADDING = 64
 
@@ -56,13 +60,17 @@ class Family:
     """One `model_type`: its architectures, and the fields that a config may leave out.
 
     `defaults` holds numbers, or the name of a rule in `_RULES`; they are those of the transformers config class.
-    `text` is the model type of the `text_config` inside, where the shapes are.
+    `text` is the model type of the `text_config` inside, where the shapes are. `activation` is the field that names
+    the MLP's activation and what it is where that is left out. `post_norms` says that a norm comes between o or down
+    and the residual.
     """
 
     architectures: tuple[str, ...]
     defaults: tuple[tuple[str, int | str], ...] = ()
     experts: bool = False
     text: str | None = None
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    post_norms: bool = False
 
 
 _RULES = {
@@ -70,6 +78,7 @@ _RULES = {
     "hidden_size / heads": lambda fields: fields["hidden_size"] // fields["num_attention_heads"],
 }
 _SPLIT_HEAD = ("head_dim", "hidden_size / heads")
+_GEMMA_ACTIVATION = ("hidden_activation", "gelu_pytorch_tanh")
 
 FAMILIES = {
     "llama": Family(("LlamaForCausalLM",), (("num_key_value_heads", "heads"), _SPLIT_HEAD)),
@@ -78,11 +87,13 @@ FAMILIES = {
     "qwen2": Family(("Qwen2ForCausalLM",), (_SPLIT_HEAD,)),
     "qwen3": Family(("Qwen3ForCausalLM",)),
     "qwen3_moe": Family(("Qwen3MoeForCausalLM",), experts=True),
-    "gemma2": Family(("Gemma2ForCausalLM",)),
+    "gemma2": Family(("Gemma2ForCausalLM",), activation=_GEMMA_ACTIVATION, post_norms=True),
     # Published Gemma 3 configs leave out whatever equals transformers' Gemma3TextConfig.
     "gemma3_text": Family(
         ("Gemma3ForCausalLM",),
         (("vocab_size", 262208), ("num_attention_heads", 8), ("num_key_value_heads", 4), ("head_dim", 256)),
+        activation=_GEMMA_ACTIVATION,
+        post_norms=True,
     ),
     "gemma3": Family(("Gemma3ForConditionalGeneration",), text="gemma3_text"),
 }
@@ -133,6 +144,8 @@ def manifest_from_config(
     tokens: Sequence[int],
     targets: Sequence[str],
     dtype: str = "bf16",
+    scaling: str | None = None,
+    fuse: bool = False,
     source: str = "config.json",
     model: str | None = None,
 ) -> Manifest:
@@ -140,24 +153,32 @@ def manifest_from_config(
 
     `source` says where the config came from, a Hugging Face repository or a path; it opens every message and the
     manifest's own `source`, which also lists the values used. `model` is the manifest's name for it, by default
-    `model_name`.
+    `model_name`. `scaling` is that of layers in 8 bits, by default `default_scaling`. `fuse` takes elementwise work
+    into the layers, as the module's docstring says.
 
     Raises:
         ManifestError: the config is of an unknown kind, a field is missing or wrong, or `tp` does not divide it.
     """
     reader = _Config(source)
-    reader.arguments(tp, tokens, targets, dtype)
-    fields, experts = reader.shapes(config)
-    obstacle = _obstacle(fields, experts, tp, dtype)
+    scaling = default_scaling(dtype) if scaling is None else scaling
+    reader.arguments(tp, tokens, targets, dtype, scaling)
+    family, text, where = reader.text(config)
+    fields, experts = reader.shapes(family, text, where)
+    layers = _Layers(DTYPES[dtype], scaling)
+    activation = reader.activation(family, text, where) if fuse else None
+    if activation:
+        residual = Epilogue(residual=tp == 1 and not family.post_norms)
+        layers = _Layers(DTYPES[dtype], scaling, GATES[activation], residual.word())
+    obstacle = _obstacle(fields, experts, tp, layers)
     if obstacle:
         most = min(fields["num_attention_heads"], MAX_TENSOR_PARALLEL)
-        valid = [t for t in range(1, most + 1) if _obstacle(fields, experts, t, dtype) is None]
+        valid = [t for t in range(1, most + 1) if _obstacle(fields, experts, t, layers) is None]
         reader.fail(f"{obstacle}; tp values that fit this model: {', '.join(map(str, valid)) or 'none'}")
     ms = tuple(sorted(set(tokens)))
-    gemms = [Gemm(name, s, count, ms, per) for name, s, count, per in _gemms(fields, experts, tp, dtype)]
+    gemms = [Gemm(name, s, count, ms, per) for name, s, count, per in _gemms(fields, experts, tp, layers)]
     return Manifest(
-        model or model_name(source, tp, dtype),
-        _source(source, fields, experts, tp),
+        model or model_name(source, tp, dtype, fuse),
+        _source(source, fields, experts, tp) + (f", {family.activation[0]} {activation}" if activation else ""),
         ms,
         tuple(targets),
         tuple(gemms),
@@ -165,19 +186,39 @@ def manifest_from_config(
     )
 
 
-def model_name(source: str, tp: int, dtype: str) -> str:
+def model_name(source: str, tp: int, dtype: str, fuse: bool = False) -> str:
     """What to call a model that came from `source`: the last part in lower case, with what is unusual about it."""
     stem = source.removesuffix("config.json").rstrip("/").rsplit("/", 1)[-1].lower().removesuffix(".json") or "model"
-    return stem + (f"-tp{tp}" if tp > 1 else "") + ("" if dtype == "bf16" else f"-{dtype}")
+    unusual = (f"-tp{tp}" if tp > 1 else "") + ("" if dtype == "bf16" else f"-{dtype}") + ("-fused" if fuse else "")
+    return stem + unusual
 
 
-def default_targets(dtype: str) -> tuple[str, ...]:
-    """The targets that have kernels for the layers of a model in `dtype`; all, where it is unknown."""
+def default_scaling(dtype: str) -> str:
+    """The scaling of layers in `dtype` where none is asked for: for 8 bits a scale a token and an output channel."""
+    return "row_column" if dtype == "e4m3" else "none"
+
+
+def default_targets(dtype: str, scaling: str | None = None) -> tuple[str, ...]:
+    """The targets that have kernels for the layers of a model in `dtype`, not fused; all, where it is unknown."""
     if dtype not in DTYPES:
         return tuple(TARGETS)
     a, b, d = DTYPES[dtype]
-    layers = [Signature(*types, "f32", "none", 1024, 1024) for types in ((a, b, d), (d, d, d))]
+    scaled = Signature(a, b, d, "f32", "none", 1024, 1024, scaling=scaling or default_scaling(dtype))
+    layers = [scaled, Signature(d, d, d, "f32", "none", 1024, 1024)]
     return tuple(t for t in TARGETS if all(any(provider(p).variants(t, layer) for p in PROVIDERS) for layer in layers))
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """What the layers compute besides their shapes: element types of A, B and D, scaling, and epilogues.
+
+    The router and lm_head are plain, in the type of D.
+    """
+
+    dtypes: tuple[str, str, str]
+    scaling: str
+    gate_up: str = "none"
+    adding: str = "none"  # of o and down
 
 
 @dataclass(frozen=True)
@@ -197,21 +238,27 @@ class _Config:
     def fail(self, complaint: str) -> NoReturn:
         raise ManifestError(f"{self.source}: {complaint}")
 
-    def arguments(self, tp: int, tokens: Sequence[int], targets: Sequence[str], dtype: str) -> None:
+    def arguments(self, tp: int, tokens: Sequence[int], targets: Sequence[str], dtype: str, scaling: str) -> None:
         if not _is_integer(tp, MAX_TENSOR_PARALLEL):
             self.fail(f"tp must be an integer from 1 to {MAX_TENSOR_PARALLEL}, found {_short(tp)}")
         if not tokens or not all(_is_integer(m, MAX_TOKENS) for m in tokens):
             self.fail(f"tokens must be integers from 1 to {MAX_TOKENS}, at least one, found {_short(list(tokens))}")
-        if not targets or len(set(targets)) != len(targets):
-            self.fail(f"targets must be different and at least one, found {_short(list(targets))}")
+        if not targets:
+            self.fail(f"no target is named, and none has kernels for every layer in {dtype}, {scaling}; name targets")
+        if len(set(targets)) != len(targets):
+            self.fail(f"targets must be different, found {_short(list(targets))}")
         for target in targets:
             if target not in TARGETS:
                 self.fail(f"unknown target {_short(target)}; {did_you_mean(target, TARGETS)}")
         if dtype not in DTYPES:
             self.fail(f"unknown dtype {_short(dtype)}; {did_you_mean(dtype, DTYPES)}")
+        if scaling not in SCALINGS:
+            self.fail(f"unknown scaling {_short(scaling)}; {did_you_mean(scaling, SCALINGS)}")
+        if scaling != "none" and dtype != "e4m3":
+            self.fail(f"scaling {scaling} is for dtype e4m3, found {dtype}; leave it out")
 
-    def shapes(self, config: Mapping[str, Any]) -> tuple[dict[str, int], _Experts | None]:
-        """The numbers that the GEMMs follow from."""
+    def text(self, config: Mapping[str, Any]) -> tuple[Family, Mapping[str, Any], str]:
+        """The part of the config that describes the text model, its family, and where it is."""
         name = self.model_type(config, "")
         family = FAMILIES[name]
         text, where = config, ""
@@ -226,6 +273,18 @@ class _Config:
             self.refuse(config, "", FAMILIES[family.text])
             family = FAMILIES[family.text]
         self.refuse(text, where, family)
+        return family, text, where
+
+    def activation(self, family: Family, text: Mapping[str, Any], where: str) -> str:
+        """What the MLP does to its gate."""
+        field, default = family.activation
+        found = default if text.get(field) is None else text[field]
+        if not isinstance(found, str) or found not in GATES:
+            self.fail(f"field '{where}{field}': {_short(found)} cannot be fused; known: {', '.join(GATES)}")
+        return found
+
+    def shapes(self, family: Family, text: Mapping[str, Any], where: str) -> tuple[dict[str, int], _Experts | None]:
+        """The numbers that the GEMMs follow from."""
         fields: dict[str, int] = {}
         defaults = dict(family.defaults)
         for field in _FIELDS:
@@ -286,33 +345,36 @@ class _Config:
 
 
 def _gemms(
-    fields: Mapping[str, int], experts: _Experts | None, tp: int, dtype: str
+    fields: Mapping[str, int], experts: _Experts | None, tp: int, layers: _Layers
 ) -> list[tuple[str, Signature, int, str]]:
     """(name, signature, count, per) of every GEMM of one rank; `tp` must divide, see `_obstacle`."""
-    a, b, d = DTYPES[dtype]
-    hidden, layers = fields["hidden_size"], fields["num_hidden_layers"]
+    d = layers.dtypes[2]
+    hidden, depth = fields["hidden_size"], fields["num_hidden_layers"]
     heads = fields["num_attention_heads"] // tp
     kv_heads = max(fields["num_key_value_heads"] // tp, 1)
     intermediate = fields["intermediate_size"] // tp
-    dense = experts.dense_layers if experts else layers
+    dense = experts.dense_layers if experts else depth
 
-    def gemm(name: str, n: int, k: int, count: int, layer_type: bool = True) -> tuple[str, Signature, int, str]:
-        types = (a, b, d) if layer_type else (d, d, d)
-        return (name, Signature(*types, "f32", "none", n, k), *((1, "layer") if count == layers else (count, "model")))
+    def gemm(name: str, n: int, k: int, count: int, epilogue: str = "none") -> tuple[str, Signature, int, str]:
+        signature = Signature(*layers.dtypes, "f32", epilogue, n, k, scaling=layers.scaling)
+        if name == "router":
+            signature = Signature(d, d, d, "f32", "none", n, k)
+        return (name, signature, *((1, "layer") if count == depth else (count, "model")))
 
     gemms = [
-        gemm("qkv", (heads + 2 * kv_heads) * fields["head_dim"], hidden, layers),
-        gemm("o", hidden, heads * fields["head_dim"], layers),
+        gemm("qkv", (heads + 2 * kv_heads) * fields["head_dim"], hidden, depth),
+        gemm("o", hidden, heads * fields["head_dim"], depth, layers.adding),
     ]
     if dense:
-        gemms += [gemm("gate_up", 2 * intermediate, hidden, dense), gemm("down", hidden, intermediate, dense)]
-    if experts and dense < layers:
-        gemms.append(gemm("router", experts.count, hidden, layers - dense, layer_type=False))
+        gemms.append(gemm("gate_up", 2 * intermediate, hidden, dense, layers.gate_up))
+        gemms.append(gemm("down", hidden, intermediate, dense, layers.adding))
+    if experts and dense < depth:
+        gemms.append(gemm("router", experts.count, hidden, depth - dense))
     vocabulary = _padded(fields["vocab_size"]) // tp
     return [*gemms, ("lm_head", Signature(d, d, d, "f32", "none", vocabulary, hidden), 1, "model")]
 
 
-def _obstacle(fields: Mapping[str, int], experts: _Experts | None, tp: int, dtype: str) -> str | None:
+def _obstacle(fields: Mapping[str, int], experts: _Experts | None, tp: int, layers: _Layers) -> str | None:
     """Why this model cannot be split over `tp` ranks, naming the field; None when it can."""
     divided = {"num_attention_heads": fields["num_attention_heads"]}
     if experts is None or experts.dense_layers:
@@ -325,7 +387,7 @@ def _obstacle(fields: Mapping[str, int], experts: _Experts | None, tp: int, dtyp
         return f"field 'num_key_value_heads': of {kv_heads} and tp {tp} neither divides the other"
     if _padded(fields["vocab_size"]) % tp:
         return f"field 'vocab_size': {_padded(fields['vocab_size'])} (padded) does not divide by tp {tp}"
-    for name, signature, _, _ in _gemms(fields, experts, tp, dtype):
+    for name, signature, _, _ in _gemms(fields, experts, tp, layers):
         problem = signature_problem(signature)
         if problem:
             return f"gemm {name!r} at tp {tp}: {problem[0]} {problem[1]}"

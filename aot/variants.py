@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from runtime import canonical
 from runtime.dtypes import DTYPES
 from runtime.errors import RecordError
-from runtime.signature import Signature
+from runtime.signature import OVERLAPS, Signature
 
 from .targets import target as target_named
 
@@ -211,7 +211,8 @@ def unsuited(variant: Variant, signature: Signature) -> str | None:
 
     Rows of A, B and D are loaded and stored in pieces, so K and N must fill whole pieces. Tiles and clusters that hang
     over the edge of D are no limit, unless the family's own says so: loads past it give zeros and stores past it are
-    dropped. A family unknown here has the limits that are common; that it cannot be compiled is for `illegal` to say.
+    dropped. A choice called overlap may rely on no more than the signature promises. A family unknown here has the
+    limits that are common; that it cannot be compiled is for `illegal` to say.
     """
     if variant.operation != "gemm":
         return f"{variant.family} is not a GEMM"
@@ -220,6 +221,9 @@ def unsuited(variant: Variant, signature: Signature) -> str | None:
             return f"{variant.family}: {name} is {getattr(variant, name)}, not {getattr(signature, name)}"
     if variant.batched != (signature.batch > 1):
         return "a batched signature needs a batched kernel, and no other does"
+    relied = str(variant.options.get("overlap", "serial"))
+    if relied in OVERLAPS and OVERLAPS.index(relied) > OVERLAPS.index(signature.overlap):
+        return f"{variant.family}: relies on overlap {relied}, promised is {signature.overlap}"
     family = family_of(variant)
     access_bytes = family.access_bytes if family else Family.access_bytes
     rows = ("n", signature.n, signature.b) if signature.b_major == "n" else ("n", signature.n, signature.d)

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from .errors import KernelMiss, RecordError
 from .record import DeviceArgument, Record, StreamArgument, TensorArgument
-from .signature import Signature
+from .signature import Operand, Signature
 
 STATES = ("tuned", "ranked")
 _TARGET = re.compile(r"sm_([0-9]+)([0-9])([af]?)")
@@ -47,38 +47,56 @@ def preference(target: str) -> tuple[int, bool]:
 def gemm_mismatch(signature: Signature, record: Record) -> str | None:
     """Why the function of `record` cannot compute `signature`, as the end of a sentence; None where it can.
 
-    It must take exactly A (M, K), B (N, K) and D (M, N) in this order, or all with one leading batch extent where the
-    signature has a batch, of the signature's element types and with innermost strides of 1. M is a symbol, the others
-    are symbols or the signature's own extents; what is one extent in the signature, and only that, is one symbol. What
-    a record does not show (accumulator, epilogue, the arithmetic itself) is not looked at.
+    It must take exactly `signature.operands()` in this order, of their element types and, after D, by their names.
+    Their innermost strides are 1, but for B where that is N-major (then the stride of N is) and for the scales of
+    blocks of A (both free). M is a symbol, the other extents are symbols or what the signature makes of them; what is
+    one extent in the signature, and only that, is one symbol. What a record does not show (accumulator, epilogue, the
+    arithmetic itself) is not looked at.
     """
+    operands = signature.operands()
     tensors = [a for a in record.arguments if not isinstance(a, DeviceArgument | StreamArgument)]
-    if len(tensors) != 3 or not all(isinstance(a, TensorArgument) for a in tensors):
-        return f"does not take the three tensors of a GEMM but ({', '.join(a.name for a in tensors)})"
-    batch = ("batch",) if signature.batch > 1 else ()
-    axes = ((*batch, "M", "K"), (*batch, "N", "K"), (*batch, "M", "N"))
+    if len(tensors) != len(operands) or not all(isinstance(a, TensorArgument) for a in tensors):
+        wanted, found = (", ".join(x.name for x in xs) for xs in (operands, tensors))
+        return f"does not take the tensors of this GEMM ({wanted}) but ({found})"
     extents: dict[str, int | str] = {}
-    for which, dtype, axis_names, tensor in zip(
-        "ABD", (signature.a, signature.b, signature.d), axes, tensors, strict=True
-    ):
+    for operand, tensor in zip(operands, tensors, strict=True):
         assert isinstance(tensor, TensorArgument)
-        shape = f"({', '.join(map(str, tensor.shape))})"
-        if tensor.dtype != dtype:
-            return f"takes {which} as {tensor.dtype}, not {dtype}"
-        if len(tensor.shape) != len(axis_names):
-            return f"takes {which} of shape {shape}, not ({', '.join(axis_names)})"
-        if tensor.strides[-1] != 1:
-            return f"takes {which} with innermost stride {tensor.strides[-1]}, not 1"
-        for axis, extent in zip(axis_names, tensor.shape, strict=True):
-            if extents.setdefault(axis, extent) != extent:
-                return f"takes {which} of shape {shape}, not ({', '.join(axis_names)}): {axis} is {extents[axis]}"
-    known = {"batch": signature.batch, "N": signature.n, "K": signature.k}
+        if problem := _operand_mismatch(signature, operand, tensor, extents):
+            return problem
+    known = signature.extents()
     for axis, extent in extents.items():
         if isinstance(extent, int) and extent != known.get(axis):
             return f"has {axis} fixed at {extent}, not {known.get(axis, 'any number of rows')}"
     symbols = [extent for extent in extents.values() if isinstance(extent, str)]
     if len(set(symbols)) != len(symbols):
         return "has one symbol for two of " + ", ".join(f"{axis} ({extent})" for axis, extent in extents.items())
+    return None
+
+
+def _operand_mismatch(
+    signature: Signature, operand: Operand, tensor: TensorArgument, extents: dict[str, int | str]
+) -> str | None:
+    """Why `tensor` cannot be `operand`; collects the extent of each axis."""
+    in_place = {"a": "A", "b": "B", "d": "D"}  # told by their place; what follows them, by name
+    which = in_place.get(operand.name, operand.name)
+    if operand.name not in in_place and tensor.name != operand.name:
+        return f"takes {tensor.name} where {operand.name} belongs"
+    shape, axes = f"({', '.join(map(str, tensor.shape))})", f"({', '.join(operand.axes)})"
+    if tensor.dtype != operand.dtype:
+        return f"takes {which} as {tensor.dtype}, not {operand.dtype}"
+    if len(tensor.shape) != len(operand.axes):
+        return f"takes {which} of shape {shape}, not {axes}"
+    if operand.name == "b" and signature.b_major == "n":
+        if tensor.strides[-2] != 1:
+            return f"takes B with stride {tensor.strides[-2]} of N, not 1"
+    elif tensor.strides[-1] != 1 and not (operand.name == "scale_a" and len(operand.axes) == 2):
+        return f"takes {which} with innermost stride {tensor.strides[-1]}, not 1"
+    for axis, extent in zip(operand.axes, tensor.shape, strict=True):
+        if axis == "1":
+            if extent != 1:
+                return f"takes {which} of shape {shape}, not {axes}"
+        elif extents.setdefault(axis, extent) != extent:
+            return f"takes {which} of shape {shape}, not {axes}: {axis} is {extents[axis]}"
     return None
 
 
@@ -184,9 +202,12 @@ def _differences(entry: Entry, wanted: Signature, capability: Capability) -> lis
             ("d", "D"),
             ("accumulator", "accumulator"),
             ("epilogue", "epilogue"),
+            ("scaling", "scaling"),
+            ("b_major", "major of B"),
             ("n", "N"),
             ("k", "K"),
             ("batch", "batch"),
+            ("overlap", "overlap"),
         )
         if getattr(have, field) != getattr(wanted, field)
     ]
@@ -196,12 +217,14 @@ def _differences(entry: Entry, wanted: Signature, capability: Capability) -> lis
 
 
 def _distance(entry: Entry, wanted: Signature, capability: Capability) -> tuple[float, str, str]:
-    """How far an entry is from what was wanted: types before batch before extents; ties by name."""
+    """How far an entry is from what was wanted: types and words before batch, overlap and extents; ties by name."""
     have = entry.signature
-    types = sum(getattr(have, f) != getattr(wanted, f) for f in ("a", "b", "d", "accumulator", "epilogue"))
+    words = ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major")
+    types = sum(getattr(have, f) != getattr(wanted, f) for f in words)
     extents = abs(math.log2(have.n / wanted.n)) + abs(math.log2(have.k / wanted.k))
-    batch, target = have.batch != wanted.batch, not serves(entry.target, capability)
-    return 1000.0 * types + 100.0 * batch + 10.0 * target + extents, have.key(), entry.target
+    batch, overlap = have.batch != wanted.batch, have.overlap != wanted.overlap
+    target = not serves(entry.target, capability)
+    return 1000.0 * types + 100.0 * batch + 10.0 * (target + overlap) + extents, have.key(), entry.target
 
 
 # --- reading ---

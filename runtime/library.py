@@ -12,28 +12,41 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .archive import Archive, ArchiveClosed
+from .call import (
+    EXTRAS,
+    Call,
+    GemmOptions,
+    check_memory,
+    check_shapes,
+    epilogue_of,
+    matrices,
+    result_shape,
+    same_elements,
+    signature_of,
+)
 from .dispatch import Dispatch, Entry, gemm_mismatch, serves
 from .driver import LAST_DEFAULT_STREAM, Driver
 from .dtypes import DTYPES
 from .errors import ArgumentError, DeviceError, KernelMiss, LayoutError, ProgramError, RecordError
+from .fallback import allocate, on_stream, result_dtype, torch_gemm
 from .function import Function, Unfit, device_view, remember, resolve_stream
-from .record import TensorArgument, TensorView, check_address
+from .record import TensorArgument, TensorView
 from .signature import Signature
 from .tensor import (
     LAST_STREAM,
-    TORCH_NAMES,
-    flatten_rows,
+    dtype_name,
     is_torch,
-    overlaps_itself,
-    share_memory,
     span_bytes,
     stream_handle,
     torch_current_device,
     torch_current_stream,
 )
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 ON_MISS = ("error", "torch")
 REQUIRE = (None, "tuned")
@@ -45,7 +58,7 @@ class _GemmPlan(NamedTuple):
 
     launch: Callable[[tuple[int, ...], int], None]
     device: int
-    misaligned: int  # address bits that must be clear in every pointer
+    misaligned: int  # address bits that must be clear in the pointers of A, B and D
     a_bytes: int
     b_bytes: int
     d_bytes: int
@@ -54,6 +67,7 @@ class _GemmPlan(NamedTuple):
     shape: tuple[int, ...]  # of `out`, as is the element type
     dtype: Any
     function: Function
+    extras: tuple[tuple[int, int, bool], ...]  # of each operand after D: such bits, bytes, whether it may be D itself
 
 
 class _Functions(dict[str, Function]):
@@ -128,13 +142,31 @@ class Library:
             function.load()
         return tuple(loaded)
 
-    def gemm(self, a: Any, b: Any, *, out: Any = None, stream: Any = None) -> Any:
-        """D = A @ B^T, for b (N, K) as `torch.nn.Linear` stores its weight, and a (..., K); gives D (..., N).
+    def gemm(
+        self,
+        a: Any,
+        b: Any,
+        *,
+        out: Any = None,
+        stream: Any = None,
+        **more: Unpack[GemmOptions],
+    ) -> Any:
+        """D = epilogue(scale(A @ B^T)), for b (N, K) as `torch.nn.Linear` stores its weight, and a (..., K).
 
-        With b (L, N, K) and a (L, M, K) it is batched. Tensors are torch's or any with DLPack or
-        `__cuda_array_interface__`. `out` is written and returned; without it a torch `a` gives a new torch tensor, of
-        a's element type (bf16 for 8-bit floats). `stream` is a handle or a stream object; None is torch's current
-        stream, or the legacy default stream where no torch tensor is involved. No gradient is recorded.
+        Gives D (..., N). With b (L, N, K) and a (L, M, K) it is batched. b may also be N-major, that is, the transpose
+        of a row-major (K, N). Tensors are torch's or any with DLPack or `__cuda_array_interface__`. `out` is written
+        and returned; without it a torch `a` gives a new torch tensor of `dtype`, by default a's element type (bf16 for
+        8-bit floats). `stream` is a handle or a stream object; None is torch's current stream, or the legacy default
+        stream where no torch tensor is involved. No gradient is recorded. By keyword also:
+
+        - scale_a, scale_b: f32 factors of the products: one element each; or (...) or (..., 1) and (N), (1, N) or
+          (N, 1); or (..., ceil(K/128)) and (ceil(N/128), ceil(K/128)), for blocks of 1 x 128 and 128 x 128;
+        - bias (N), added to every row; then `epilogue`, "none" or an activation of `runtime.signature`, of which the
+          gated ones ("swiglu", "swiglu_interleaved" ...) halve the columns: D is (..., N/2);
+        - residual, of D's shape, added next; it may be `out` itself. bias and residual have D's element type, or bf16
+          where that has 8 bits;
+        - scale_d, one f32 element, multiplied in before D is converted; conversion to 8 bits saturates;
+        - overlap, what the caller promises about the kernel before this one (`runtime.signature.Signature`).
 
         Raises:
             KernelMiss: the archive has no kernel for this; the message names the nearest entries.
@@ -142,6 +174,8 @@ class Library:
             ArgumentError: a tensor is malformed, on another device, without memory, or shares memory with `out`.
             DeviceError: the driver refused, or the archive has nothing for this GPU.
         """
+        if more:
+            return self._gemm_more(a, b, out, stream, **more)
         # Each attribute of a torch tensor costs 40-90 ns and this is all of them: the key says everything about a call
         # but its pointers, and those are checked below by integer arithmetic.
         key: tuple[Any, ...]
@@ -167,15 +201,17 @@ class Library:
         except (AttributeError, TypeError):  # not torch's
             found = None
         if found is None:
-            return self._gemm(a, b, out, stream)
-        launch, device, misaligned, a_bytes, b_bytes, d_bytes, current_stream, current_device, shape, dtype, _ = found
+            return self._gemm(Call(a, b, out, stream))
+        launch, device, misaligned, a_bytes, b_bytes, d_bytes, current_stream, current_device, shape, dtype, _, _ = (
+            found
+        )
         result = out
         if stream is None:
             handle = current_stream(device)  # type: ignore[misc]
             if out is None:
                 result = a.new_empty(shape, dtype=dtype)
         elif out is None:
-            return self._gemm(a, b, out, stream)
+            return self._gemm(Call(a, b, out, stream))
         else:
             handle = stream if type(stream) is int and 0 <= stream <= LAST_STREAM else stream_handle(stream)
         pa, pb, pd = a.data_ptr(), b.data_ptr(), result.data_ptr()
@@ -186,36 +222,99 @@ class Library:
             or (pd < pb + b_bytes and pb < pd + d_bytes)
             or (current_device is not None and handle <= LAST_DEFAULT_STREAM and current_device() != device)
         ):
-            return self._gemm(a, b, result, stream)
+            return self._gemm(Call(a, b, result, stream))
         launch((pa, pb, pd), handle)
         return result
 
-    def _gemm(self, a: Any, b: Any, out: Any, stream: Any) -> Any:
-        """The first call of a shape, calls from other frameworks, and calls that the fast path cannot vouch for."""
+    def _gemm_more(
+        self,
+        a: Any,
+        b: Any,
+        out: Any,
+        stream: Any,
+        *,
+        bias: Any = None,
+        residual: Any = None,
+        scale_a: Any = None,
+        scale_b: Any = None,
+        scale_d: Any = None,
+        epilogue: str = "none",
+        overlap: str = "serial",
+        dtype: Any = None,
+    ) -> Any:
+        """`gemm` with more than a and b; once a shape is planned, the same work for a few more tensors."""
+        operands = (scale_a, scale_b, bias, residual, scale_d)
+        call = Call(a, b, out, stream, operands, epilogue, overlap, dtype, False)
+        try:
+            found = self._plans.get(call.key())
+        except (AttributeError, TypeError):  # not torch's
+            found = None
+        if found is None or (out is None and stream is not None):
+            return self._gemm(call)
+        result = out
+        if stream is None:
+            handle = found.current_stream(found.device)  # type: ignore[misc]
+            if out is None:
+                result = a.new_empty(found.shape, dtype=found.dtype)
+        else:
+            handle = stream if type(stream) is int and 0 <= stream <= LAST_STREAM else stream_handle(stream)
+        pa, pb, pd = a.data_ptr(), b.data_ptr(), result.data_ptr()
+        end = pd + found.d_bytes
+        bad = (
+            (pa | pb | pd) & found.misaligned
+            or not (pa and pb and pd)
+            or (pd < pa + found.a_bytes and pa < end)
+            or (pd < pb + found.b_bytes and pb < end)
+        )
+        if found.current_device is not None and handle <= LAST_DEFAULT_STREAM:
+            bad = bad or found.current_device() != found.device
+        pointers = [pa, pb, pd]
+        given = [x for x in operands if x is not None]
+        for (misaligned, size, may_be_d), operand in zip(found.extras, given, strict=True):
+            pointer = operand.data_ptr()
+            pointers.append(pointer)
+            overlaps = pd < pointer + size and pointer < end and not (may_be_d and pointer == pd)
+            bad = bad or overlaps or not pointer or pointer & misaligned
+        if bad:
+            return self._gemm(call._replace(out=result))
+        found.launch(tuple(pointers), handle)
+        return result
+
+    def _gemm(self, call: Call) -> Any:
+        """The first call of a shape, calls from other frameworks, and calls that the fast paths cannot vouch for."""
         if self._closed:
             raise ArchiveClosed(f"{self._archive.path}: this library was closed; load the archive again")
         driver = self._driver
-        handle = resolve_stream(stream, (a, b), driver)
-        av, bv = device_view(a, "a", handle, driver), device_view(b, "b", handle, driver)
-        _check_shapes(av, bv)
+        a, b, out, stream = call.a, call.b, call.out, call.stream
+        given = {"a": a, "b": b} | {n: x for n, x in zip(EXTRAS, call.operands, strict=True) if x is not None}
+        handle = resolve_stream(stream, tuple(given.values()), driver)
+        seen = {name: device_view(x, name, handle, driver) for name, x in given.items()}
+        check_shapes(seen["a"], seen["b"])
+        epilogue = epilogue_of(call.epilogue, seen)
+        shape = result_shape(seen["a"], seen["b"], epilogue)
+        wanted = None if call.dtype is None else dtype_name(call.dtype)
         allocated = out is None
-        shape = (*av.shape[:-1], bv.shape[-2])
         if allocated:
-            out = _allocate(a, shape, _result_dtype(av.dtype), None if stream is None else handle)
+            out = allocate(a, shape, wanted or result_dtype(seen["a"].dtype), None if stream is None else handle)
         dv = device_view(out, "out", handle, driver, writable=True)
         if dv.shape != shape:
-            raise ArgumentError(f"out must have shape {shape} for a {av.shape} and b {bv.shape}, found {dv.shape}")
+            raise ArgumentError(
+                f"out must have shape {shape} for a {seen['a'].shape} and b {seen['b'].shape}, found {dv.shape}"
+            )
+        if wanted not in (None, dv.dtype):
+            raise ArgumentError(f"out has element type {dv.dtype}, dtype says {wanted}; pass one of them")
+        seen = {"a": seen.pop("a"), "b": seen.pop("b"), "d": dv} | seen
+        signature = signature_of(seen, epilogue, call.overlap)
         if 0 in shape:
             return out
-        torch_calls = is_torch(a) and is_torch(b) and is_torch(out)
-        batch = bv.shape[0] if len(bv.shape) == 3 else 1
-        signature = Signature(av.dtype, bv.dtype, dv.dtype, "f32", "none", bv.shape[-2], bv.shape[-1], batch)
+        torch_calls = all(is_torch(x) for x in (*given.values(), out))
+        unfit = None
         try:
-            views, unfit = _matrices(av, bv, dv), None
+            views = matrices(signature, seen)
         except LayoutError as error:
-            views, unfit = (av, bv, dv), error
-        _check_memory(*views)
-        key = (torch_calls, av[1:], bv[1:], dv[1:])
+            views, unfit = tuple(seen.values()), error
+        check_memory(dict(zip(seen, views, strict=True)))
+        key = (torch_calls, signature.epilogue, signature.overlap, *(v[1:] for v in seen.values()))
         with driver.current():
             try:
                 if unfit is not None:
@@ -225,19 +324,19 @@ class Library:
                     with self._lock:
                         found = self._plan_gemm(signature, views, shape, out.dtype if torch_calls else None)
                         remember(self._plans, key, found)
-                pointers = (views[0].pointer, views[1].pointer, views[2].pointer)
-                if (pointers[0] | pointers[1] | pointers[2]) & found.misaligned:
+                masks = (*[found.misaligned] * 3, *(mask for mask, _, _ in found.extras))
+                if any(v.pointer & mask for v, mask in zip(views, masks, strict=True)):
                     found.function.check(views)
             except (KernelMiss, LayoutError) as reason:
                 if self._on_miss != "torch" or not torch_calls:
                     raise
-                return self._fall_back(reason, signature, a, b, out, None if stream is None else handle)
+                return self._fall_back(reason, signature, given, out, None if stream is None else handle)
             if torch_calls:
-                fast_key = _torch_key(a, b, None if allocated and stream is None else out)
+                fast_key = call._replace(out=None if allocated and stream is None else out).key()
                 if fast_key not in self._plans:
                     with self._lock:
                         remember(self._plans, fast_key, found)
-            found.launch(pointers, handle)
+            found.launch(tuple(v.pointer for v in views), handle)
         return out
 
     def _plan_gemm(
@@ -252,6 +351,7 @@ class Library:
         entry = self._gemm_table().lookup(signature, driver.compute_capability)
         self._accept(entry)
         reasons = []
+        d = views[2]
         for name in entry.functions(m):
             function = self._function(entry, name)
             function.load()
@@ -260,11 +360,13 @@ class Library:
             except (Unfit, ProgramError) as error:
                 reasons.append(f"  {name}: {error}")
                 continue
+            masks = [a.alignment - 1 for a in function.record.arguments if isinstance(a, TensorArgument)]
+            names = [operand.name for operand in signature.operands()]
             return _GemmPlan(
                 launch=plan.launch,
                 function=function,
                 device=driver.device,
-                misaligned=max(a.alignment for a in function.record.arguments if isinstance(a, TensorArgument)) - 1,
+                misaligned=max(masks[:3]),
                 a_bytes=span_bytes(views[0]),
                 b_bytes=span_bytes(views[1]),
                 d_bytes=span_bytes(views[2]),
@@ -272,6 +374,10 @@ class Library:
                 dtype=torch_dtype,
                 current_stream=torch_current_stream() if torch_dtype else None,
                 current_device=torch_current_device() if torch_dtype and driver.device_count > 1 else None,
+                extras=tuple(
+                    (mask, span_bytes(view), name == "residual" and same_elements(view, d))
+                    for name, mask, view in list(zip(names, masks, views, strict=True))[3:]
+                ),
             )
         raise KernelMiss("\n".join([f"no kernel for {signature.key()} at M = {m} can run on this GPU:", *reasons]))
 
@@ -316,9 +422,18 @@ class Library:
         return self._dispatch
 
     def _fall_back(
-        self, miss: KernelMiss | LayoutError, signature: Signature, a: Any, b: Any, out: Any, stream: int | None
+        self,
+        miss: KernelMiss | LayoutError,
+        signature: Signature,
+        given: Mapping[str, Any],
+        out: Any,
+        stream: int | None,
     ) -> Any:
-        if DTYPES[signature.a].bits < 16 or not signature.a == signature.b == signature.d:
+        if (
+            DTYPES[signature.a].bits < 16
+            or not signature.a == signature.b == signature.d
+            or signature.scaling != "none"
+        ):
             raise miss
         key = signature.key() if isinstance(miss, KernelMiss) else f"{signature.key()}, {miss.reason}"
         with self._lock:
@@ -326,8 +441,8 @@ class Library:
         if count == 1:
             _log.warning("torch computes this from now on: %s", miss)
         torch = sys.modules["torch"]
-        with torch.no_grad(), _torch_stream(stream, a):
-            torch.matmul(a, b.transpose(-1, -2), out=out)
+        with torch.no_grad(), on_stream(stream, given["a"]):
+            torch_gemm(torch, signature.parts, given, out)
         return out
 
 
@@ -361,70 +476,3 @@ def _check_options(on_miss: str, require: str | None) -> None:
         raise ArgumentError(f"on_miss must be one of {ON_MISS}, found {on_miss!r}")
     if require not in REQUIRE:
         raise ArgumentError(f"require must be one of {REQUIRE}, found {require!r}")
-
-
-def _torch_key(a: Any, b: Any, out: Any) -> tuple[Any, ...]:
-    """What `Library.gemm` looks up: everything a plan depends on but the pointers."""
-    inputs = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype)
-    devices = (a.get_device(), b.get_device())
-    if out is None:
-        return (*inputs, *devices)
-    return (*inputs, out.shape, out.stride(), out.dtype, *devices, out.get_device())
-
-
-def _check_shapes(a: TensorView, b: TensorView) -> None:
-    """Whether a @ b.T is meant by these shapes: b is 2-D, or both are 3-D with one batch extent."""
-    batched = len(b.shape) == 3
-    if batched and (len(a.shape) != 3 or a.shape[0] != b.shape[0]):
-        raise ArgumentError(f"b of shape {b.shape} needs a of shape ({b.shape[0]}, M, {b.shape[2]}), found {a.shape}")
-    if not batched and (len(b.shape) != 2 or not a.shape):
-        raise ArgumentError(f"gemm takes a (..., K) and b (N, K), or both batched; found {a.shape} and {b.shape}")
-    if a.shape[-1] != b.shape[-1] or a.shape[-1] == 0:
-        raise ArgumentError(
-            f"a {a.shape} and b {b.shape} must end in the same K, not 0: gemm computes a @ b.T, with b stored (N, K)"
-        )
-
-
-def _matrices(a: TensorView, b: TensorView, d: TensorView) -> tuple[TensorView, TensorView, TensorView]:
-    """A, B and D as a kernel takes them, row-major: 2-D, or all 3-D with a batch extent above 1.
-
-    Raises:
-        LayoutError: a tensor cannot be seen so without a copy.
-    """
-    for name, t in (("a", a), ("b", b), ("out", d)):
-        if t.strides[-1] != 1 < t.shape[-1]:
-            raise LayoutError(
-                f"{name} must be row-major, found strides {t.strides}; make it contiguous", f"strides of {name}"
-            )
-    if len(b.shape) == 3 and b.shape[0] != 1:
-        return a, b, d
-    return flatten_rows(a, "a"), flatten_rows(b, "b"), flatten_rows(d, "out")
-
-
-def _check_memory(a: TensorView, b: TensorView, d: TensorView) -> None:
-    for name, t in (("a", a), ("b", b), ("out", d)):
-        check_address(name, t)
-    if overlaps_itself(d):
-        raise ArgumentError(f"out of shape {d.shape} and strides {d.strides} names elements twice; pass a dense tensor")
-    for name, t in (("a", a), ("b", b)):
-        if share_memory(t, d):
-            raise ArgumentError(f"out shares memory with {name}; write to another tensor")
-
-
-def _result_dtype(dtype: str) -> str:
-    return "bf16" if dtype in ("e4m3", "e5m2") else dtype
-
-
-def _allocate(a: Any, shape: tuple[int, ...], dtype: str, stream: int | None) -> Any:
-    """A torch tensor, from the memory pool of `stream` if that is given, so that it is not reused too early."""
-    if not is_torch(a):
-        raise ArgumentError(f"out is needed: there is no allocating for a {type(a).__name__}")
-    torch = sys.modules["torch"]
-    with _torch_stream(stream, a):
-        return a.new_empty(shape, dtype=getattr(torch, TORCH_NAMES[dtype]))
-
-
-def _torch_stream(stream: int | None, a: Any) -> Any:
-    """A context in which `stream` is torch's current stream; None changes nothing."""
-    torch = sys.modules["torch"]
-    return torch.cuda.stream(None if stream is None else torch.cuda.ExternalStream(stream, device=a.device))

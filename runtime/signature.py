@@ -43,10 +43,14 @@ class Epilogue:
         """Whether two columns become one."""
         return self.activation in GATED
 
+    @property
+    def activation_word(self) -> str:
+        """The activation alone, such as "none", "silu" or "swiglu_interleaved"."""
+        return self.activation + (_INTERLEAVED if self.interleaved else "")
+
     def word(self) -> str:
         """One readable word, such as "none", "silu" or "bias+swiglu_interleaved+residual"."""
-        activation = self.activation + (_INTERLEAVED if self.interleaved else "")
-        parts = ["bias"] * self.bias + [activation] * (activation != "none")
+        parts = ["bias"] * self.bias + [self.activation_word] * (self.activation != "none")
         parts += ["residual"] * self.residual + ["scale"] * self.scale
         return "+".join(parts) or "none"
 
@@ -145,6 +149,18 @@ class Signature:
             Operand("d", self.d, (*batch, "M", columns)),
         )
         return plain + extra_operands(self.d, self.scaling, self.epilogue, self.batch > 1)
+
+    def extents(self) -> dict[str, int]:
+        """The extent of each axis of `operands` but M."""
+        return {
+            "batch": self.batch,
+            "N": self.n,
+            "K": self.k,
+            "P": self.columns,
+            "K/128": -(-self.k // SCALE_BLOCK),
+            "N/128": -(-self.n // SCALE_BLOCK),
+            "1": 1,
+        }
 
     def flops(self, m: int) -> int:
         """Floating-point operations at `m` rows: 2 M N K for each batch."""

@@ -327,12 +327,23 @@ def share_memory(x: TensorView, y: TensorView) -> bool:
     if x.pointer >= y.pointer + span_bytes(y) or y.pointer >= x.pointer + span_bytes(x):
         return False
     wx, wy = DTYPES[x.dtype].bytes, DTYPES[y.dtype].bytes
-    pitch = x.strides[0] * wx
-    if len(x.shape) == len(y.shape) == 2 and pitch and pitch == y.strides[0] * wy:
+    if len(x.shape) == len(y.shape) == 2 and (pitch := x.strides[0] * wx) and pitch == y.strides[0] * wy:
         row_x, row_y = (span_bytes(t._replace(shape=(1, t.shape[1]))) for t in (x, y))
         gap = (y.pointer - x.pointer) % pitch
         return not (row_x <= gap and gap + row_y <= pitch)
     return True
+
+
+def dtype_name(dtype: Any) -> str:
+    """The short name of an element type that is given by that, or as a torch dtype.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+    found = dtype if isinstance(dtype, str) and dtype in TORCH_NAMES else _TORCH_DTYPES.get(str(dtype))
+    if found is None:
+        raise ArgumentError(f"dtype must be a torch dtype or one of {', '.join(TORCH_NAMES)}, found {dtype!r:.50}")
+    return found
 
 
 # --- streams ---

@@ -19,6 +19,7 @@ from report import out_argument, write
 
 import runtime
 from aot import measure
+from aot.operands import TORCH_DTYPES
 from runtime.archive import Archive
 from runtime.dispatch import serves
 from runtime.record import TensorArgument
@@ -154,7 +155,7 @@ def first_launches(path: Path) -> dict[str, Any]:
         if [t.name for t in tensors] != ["a", "b", "d"]:
             continue
         shapes = {"a": (64, 4096), "b": (4096, 4096), "d": (64, 4096)}
-        given = [torch.zeros(shapes[t.name], device="cuda", dtype=measure.TORCH_DTYPES[t.dtype]) for t in tensors]
+        given = [torch.zeros(shapes[t.name], device="cuda", dtype=TORCH_DTYPES[t.dtype]) for t in tensors]
         torch.cuda.synchronize()
         start = time.perf_counter()
         function(*given, stream=torch.cuda.current_stream())

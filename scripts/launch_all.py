@@ -15,11 +15,21 @@ import report  # noqa: F401  # puts the checkout on the path
 import torch
 
 import runtime
-from aot.measure import TORCH_DTYPES
+from aot.operands import TORCH_DTYPES
 from runtime.dispatch import serves
 from runtime.record import TensorArgument
 
-EXTENTS = {"m": (3, 77), "n": (264,), "k": (528,), "l": (2,)}
+EXTENTS = {"m": (3, 77), "n": (288,), "p": (144,), "k": (528,), "kb": (5,), "nb": (3,), "l": (2,)}
+
+
+def operand(t: TensorArgument, m: int) -> torch.Tensor:
+    """A random tensor that fits the description, for `m` rows."""
+    shape = [m if e == "m" else EXTENTS[e][0] if isinstance(e, str) else e for e in t.shape]
+    transposed = len(shape) > 1 and t.strides[-2] == 1  # an N-major B
+    if transposed:
+        shape[-2:] = reversed(shape[-2:])
+    values = torch.randn(shape, device="cuda").to(TORCH_DTYPES[t.dtype])
+    return values.transpose(-1, -2) if transposed else values
 
 
 def main() -> int:
@@ -34,12 +44,7 @@ def main() -> int:
             continue
         tensors = [a for a in function.record.leaves() if isinstance(a, TensorArgument)]
         for m in EXTENTS["m"]:
-            given: list[object] = [
-                torch.randn(
-                    [m if e == "m" else EXTENTS[e][0] if isinstance(e, str) else e for e in t.shape], device="cuda"
-                ).to(TORCH_DTYPES[t.dtype])
-                for t in tensors
-            ]
+            given: list[object] = [operand(t, m) for t in tensors]
             given += [1e-5] if "rmsnorm" in function.name else []
             function(*given)
             launched += 1

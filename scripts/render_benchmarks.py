@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,16 +65,17 @@ def gemm(result: dict[str, Any]) -> list[str]:
     )
     tokens = sorted({r["m"] for r in result["results"]})
     cells: dict[str, dict[int, dict[str, Any]]] = {}
-    labels = {}
+    labels, kinds = {}, {}
     for r in result["results"]:
+        kinds[r["signature"]] = r.get("types", "")
         cells.setdefault(r["signature"], {})[r["m"]] = r
         labels[r["signature"]] = r["layers"]
     rows = []
     for signature, by_m in cells.items():
         row = [
             labels[signature].replace("_", "\\_"),
-            signature.split("_none_")[1].replace("_", " "),
-            signature[:4].strip("_"),
+            re.sub(r".*_(?=n\d)", "", signature).replace("_", " "),
+            kinds[signature],
         ]
         for m in tokens:
             r = by_m.get(m, {})
@@ -90,6 +92,57 @@ def gemm(result: dict[str, Any]) -> list[str]:
         "",
     ]
     return lines
+
+
+def peers(title: str, result: dict[str, Any]) -> list[str]:
+    """This archive against other libraries: who took part, summaries, and every case."""
+    lines = [f"## {title}", "", *origin(result)]
+    for name, said in result["peers"].items():
+        if "absent" in said:
+            lines.append(f"- {name}: absent ({said['absent']}).")
+        else:
+            versions = ", ".join(f"{k} {v}" for k, v in said["versions"].items())
+            lines.append(f"- {name}: {versions}; of {said['search']}, the fastest that is right.")
+    lines += ["", "Times as long as this archive takes:", ""]
+    columns = ("kind", "regime", "against", "cases", "geomean", "worst", "best", "noise_geomean", "largest_spread")
+    lines += table(
+        ["kind", "M", "against", "cases", "geomean", "worst", "best", "noise", "largest spread"],
+        [[_peers_cell(column, s[column]) for column in columns] for s in result["summary"]],
+    )
+    names = list(dict.fromkeys(name for r in result["results"] for name in r["contenders"]))
+    rows = []
+    for r in result["results"]:
+        ours = r["contenders"]["ours"].get("us")
+        cells = [_peers_time(r["contenders"].get(name, {}), None if name == "ours" else ours) for name in names]
+        rows.append([r["kind"], r["layer"].replace("_", "\\_"), r["m"], *cells])
+    lines += ["", "Microseconds, and times as long as this archive takes:", ""]
+    lines += table(["kind", "layer", "M", *names], rows)
+    imprecise = sorted({name for r in result["results"] for name, c in r["contenders"].items() if "imprecise" in c})
+    if imprecise:
+        what = "let the tensor core sum over all of K, with a larger error than this archive's kernels may have"
+        lines += ["", f"Less precise: {', '.join(imprecise)} {what}."]
+    left_out = len(result["left_out"])
+    if left_out:
+        lines += ["", f"{left_out} case{'s were' if left_out > 1 else ' was'} left out for want of time."]
+    return [*lines, ""]
+
+
+def _peers_cell(column: str, value: Any) -> str:
+    if column == "largest_spread":
+        return f"{100 * value:.0f}%"
+    if column == "regime":
+        return str(value).removeprefix("M = ").removeprefix("M ").replace(" M", "")
+    if column == "geomean":
+        return f"**{value:.3f}x**"
+    return f"{value:.2f}x" if column in ("worst", "best", "noise_geomean") else str(value)
+
+
+def _peers_time(found: dict[str, Any], ours: float | None) -> str:
+    """What a contender took, or the reason why it has no time in one word."""
+    if "us" not in found:
+        return next((word for word in ("unsupported", "failed", "wrong") if word in found), "")
+    ratio = f" ({found['us'] / ours:.2f}x)" if ours else ""
+    return f"{found['us']:.1f}{ratio}"
 
 
 def host(result: dict[str, Any]) -> list[str]:
@@ -127,6 +180,10 @@ def main() -> int:
     lines = [INTRO]
     sections = {
         "gemm_h200": gemm,
+        "peers_bf16": lambda r: peers("bf16 GEMM on an H200, against other libraries", r),
+        "peers_fp8": lambda r: peers("e4m3 GEMM with row and column scales on an H200, against other libraries", r),
+        "peers_swiglu": lambda r: peers("gate_up with SwiGLU on an H200, against other libraries", r),
+        "peers_triton": lambda r: peers("Triton max-autotune on an H200", r),
         "runtime_h200": host,
         "compile_llama": lambda r: build("Building Llama-3.1-8B for five targets", r),
         "compile_thousand": lambda r: build("Building a thousand kernels", r),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import os
 import random
 import re
@@ -19,8 +20,8 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ from aot.host_ir import _argument_inputs
 from aot.host_text import parse_function
 from aot.host_types import leaves, parse_type
 from aot.lower import Lowered, lower
+from aot.manifest import signature_problem
 from aot.providers import PROVIDERS, provider
-from aot.variants import Variant
+from aot.variants import Family, Variant
 from runtime.errors import ProgramError, RecordError
 from runtime.program import Launch
 from runtime.record import Record, TensorArgument
@@ -160,20 +162,43 @@ def random_case(record: Record, rng: random.Random) -> tuple[dict[str, int], lis
 
 
 def sample(target: str) -> list[Variant]:
-    """One variant of every family, scheduler, element type and batching that the target has, and every non-GEMM."""
+    """One variant of every family, scheduler, element type and form that the target has, and every non-GEMM."""
     chosen: dict[tuple[Any, ...], Variant] = {}
     for name in PROVIDERS:
-        for types in (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"), ("e4m3", "e4m3", "bf16")):
-            for batch in (1, 2):
-                signature = Signature(*types, "f32", "none", 4096, 4096, batch)
-                for v in provider(name).variants(target, signature):
-                    # Batching and the other element types change the host code of a family in the same way.
-                    plain = types[0] == "bf16" and batch == 1
-                    hosts = [v.options.get(o) if plain else None for o in ("scheduler", "split_k", "overlap")]
-                    chosen.setdefault((name, v.family, types, batch, *hosts), v)
+        gemms = {family: f for family, f in provider(name).families.items() if f.operation == "gemm"}
+        for family, signature in ((family, s) for family, f in gemms.items() for s in _forms(f)):
+            types = (signature.a, signature.b, signature.d)
+            form = (types, signature.batch, signature.scaling, signature.b_major, signature.epilogue)
+            # Batching, other element types and operands change the host code of a family in the same way.
+            plain = form == (("bf16", "bf16", "bf16"), 1, "none", "k", "none")
+            for v in provider(name).variants(target, signature):
+                if v.family == family:
+                    options = ("scheduler", "schedule", "split_k", "overlap")
+                    hosts = [v.options.get(o) if plain else None for o in options]
+                    chosen.setdefault((name, family, form, *hosts), v)
         for v in provider(name).functions(target):
             chosen.setdefault((name, v.family, v.a, v.operation), v)
     return list(chosen.values())
+
+
+def _forms(family: Family) -> Iterator[Signature]:
+    """Signatures that between them have every element type, scaling, order of B and batching of a family.
+
+    Plain ones, and with the epilogue of the most parts; of what is neither plain nor the first, the latter alone.
+    """
+    for types, scaling, b_major, batched in itertools.product(
+        family.elements, family.scalings, family.b_majors, family.batched
+    ):
+        plain = Signature(*types, "f32", "none", 4096, 4096, 2 if batched else 1, scaling, b_major)
+        if not batched:
+            plain = replace(plain, overlap="weights")  # which suits variants that rely on less too
+        possible = [replace(plain, epilogue=epilogue) for epilogue in family.epilogues]
+        legal = sorted(
+            (s for s in possible if signature_problem(s) is None), key=lambda s: (s.epilogue.count("+"), s.epilogue)
+        )
+        plainest = [s for s in legal if s.epilogue == "none"]
+        first = types == family.elements[0] and (scaling, b_major) == (family.scalings[0], family.b_majors[0])
+        yield from dict.fromkeys(plainest + legal[-1:] if first else legal[-1:])
 
 
 def _mutate(variant: Variant, rng: random.Random) -> int:

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from aot.pack import Package
+from aot.providers.base import gemm_tensors
+from aot.variants import Variant
 from runtime.driver import Driver, PreparedLaunch
 from runtime.errors import DeviceError
 from runtime.program import Launch
+from runtime.signature import Signature
 from runtime.tensor import contiguous_strides
 
 
@@ -230,8 +233,6 @@ class FakeTorch(types.ModuleType):
 
 # --- archives ---
 
-SIZES = (128, 8, 24)  # parameters of the kernels below: a TMA descriptor, a pointer, a struct
-
 
 def gemm_record(
     name: str,
@@ -327,11 +328,54 @@ def gemm_record(
     }
 
 
+def operands_record(name: str, of: dict[str, Any], target: str = "sm_90a") -> dict[str, Any]:
+    """A made-up GEMM with all operands of the signature `of`, as providers describe them, of any extents.
+
+    Its kernel takes a pointer for each operand, in their order, and then M.
+    """
+    signature = Signature.from_json(of)
+    fields = ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major")
+    variant = Variant("test", "test", target, (), batched=signature.batch > 1, **{f: of[f] for f in fields})
+    symbols, tree = gemm_tensors(variant)
+    pointers = [node["name"] for node in tree]
+    parameters: list[dict[str, Any]] = [
+        {"size": 8, "words": [], "slots": [[0, "raw", i, None]]} for i in range(len(pointers))
+    ]
+    parameters.append({"size": 4, "words": [[0, 4, 0]], "slots": []})
+    return {
+        "name": name,
+        "target": target,
+        "family": "test",
+        "arguments": [*tree, {"kind": "stream", "name": "stream"}],
+        "symbols": symbols,
+        "kernels": [{"symbol": f"kernel_{name}", "registers": 168, "shared_bytes": 1024, "local_bytes": 0}],
+        "program": {
+            "values": [["m", 32]],
+            "pointers": pointers,
+            "nodes": [["const", 32, 1], ["const", 64, 0]],
+            "launches": [
+                {
+                    "kernel": 0,
+                    "grid": [1, 1, 1],
+                    "block": [1, 1, 1],
+                    "shared_bytes": 2,
+                    "attributes": [],
+                    "parameters": parameters,
+                }
+            ],
+        },
+        "cubin": hashlib.sha256(cubin(name)).hexdigest(),
+    }
+
+
 def cubin(name: str) -> bytes:
     return b"\x7fELF " + name.encode()
 
 
-def signature(n: int = 6144, k: int = 4096, batch: int = 1, dtype: str = "bf16", d: str = "") -> dict[str, Any]:
+def signature(
+    n: int = 6144, k: int = 4096, batch: int = 1, dtype: str = "bf16", d: str = "", **more: str
+) -> dict[str, Any]:
+    """A signature's JSON; `more` has epilogue, scaling, b_major and overlap."""
     return {
         "a": dtype,
         "b": dtype,
@@ -341,6 +385,10 @@ def signature(n: int = 6144, k: int = 4096, batch: int = 1, dtype: str = "bf16",
         "n": n,
         "k": k,
         "batch": batch,
+        "scaling": "none",
+        "b_major": "k",
+        "overlap": "serial",
+        **more,
     }
 
 
@@ -370,4 +418,7 @@ def write_archive(
         package.add_function(record, cubin(record["name"]))
     package.set_table("gemm", {"entries": entries})
     package.write(path)
-    return {cubin(r["name"]): {f"kernel_{r['name']}": SIZES} for r in records}
+    return {
+        cubin(r["name"]): {f"kernel_{r['name']}": tuple(p["size"] for p in r["program"]["launches"][0]["parameters"])}
+        for r in records
+    }

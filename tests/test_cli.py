@@ -17,6 +17,9 @@ from aot.pack import Package
 from aot.targets import TARGETS
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch
+from runtime.signature import Signature
+
+from . import recording_driver
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-m", "aot"]
@@ -143,6 +146,21 @@ def test_a_build_says_what_it_did_in_one_line(build_again: Run) -> None:
     assert result.out.count("\n") == 1
     assert "0 compiled, " in result.out
     assert result.err == ""
+
+
+def test_a_build_says_what_each_kernel_takes_of_an_sm(build_again: Run) -> None:
+    result = build_again("--no-tune", "--verbose")
+    assert result.status == 0
+    kernels = json.loads(build_again("--no-tune", "--json").out)["kernels"]
+    assert len(result.err.splitlines()) == len(kernels) > 0
+    for line in result.err.splitlines():
+        said = re.fullmatch(r"(\S+): (\d+) threads, (\d+) registers, ([\d?]+) bytes of shared memory, 0 spilled", line)
+        assert said, line
+        (launch,) = kernels[said[1]]
+        assert (str(launch["threads"]), str(launch["registers"])) == (said[2], said[3])
+        assert launch["registers"] > 0
+        assert launch["threads"] >= 128
+        assert launch["shared_bytes"] > 1024
 
 
 def test_manifests_of_several_models_share_an_archive(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -565,6 +583,27 @@ def test_show_finds_a_gemm_by_name_and_by_signature(run: Run, archive: Path, nam
     assert json.loads(run("show", archive, name, "--json").out)["gemm"][0]["key"] == UP
 
 
+def test_show_lists_the_operands_of_a_gemm(run: Run, archive: Path) -> None:
+    out = run("show", archive, "up").out
+    assert "\ntakes: a bf16 (M, 512), b bf16 (1024, 512), d bf16 (M, 1024)\n" in out
+    assert "\nwith: " not in out
+
+
+def test_show_says_what_a_fused_gemm_takes(run: Run, tmp_path: Path) -> None:
+    of = recording_driver.signature(
+        512, 256, dtype="e4m3", d="bf16", scaling="block", epilogue="swiglu+residual", overlap="launch"
+    )
+    record, row = recording_driver.operands_record("f", of), recording_driver.entry(of, [(None, "f")])
+    recording_driver.write_archive(tmp_path / "fused.aot", [record], [row])
+    key = Signature.from_json(of).key()
+    out = run("show", tmp_path / "fused.aot", key).out
+    assert (
+        "takes: a e4m3 (M, 256), b e4m3 (512, 256), d bf16 (M, 256), scale_a f32 (M, 2), scale_b f32 (4, 2), "
+        "residual bf16 (M, 256)\nwith: epilogue swiglu+residual, scaling block, overlap launch\n"
+    ) in out
+    assert key in run("ls", tmp_path / "fused.aot").out
+
+
 def test_show_describes_a_function(run: Run, archive: Path) -> None:
     with Archive.open(archive) as opened:
         name = next(iter(opened.functions))
@@ -727,8 +766,17 @@ def test_from_config_keeps_the_machines_path_out_and_names_the_model(run: Run, t
 
 def test_from_config_targets_what_has_kernels_of_the_type(run: Run) -> None:
     config = ROOT / "tests/data/configs/llama-3.1-8b.json"
-    result = run("manifest", "from-config", config, "--tp", 1, "--tokens", 1, "--dtype", "e4m3")
+    result = run("manifest", "from-config", config, "--tp", 1, "--tokens", 1, "--dtype", "e4m3", "--scaling", "none")
     assert manifest.loads(result.out).targets == ("sm_90a", "sm_100a", "sm_103a")
+
+
+def test_from_config_fuses_and_scales(run: Run) -> None:
+    config = ROOT / "tests/data/configs/llama-3.1-8b.json"
+    arguments = ["--tp", 1, "--tokens", 1, "--target", "sm_90a", "--dtype", "e4m3", "--scaling", "block", "--fuse"]
+    written = manifest.loads(run("manifest", "from-config", config, *arguments).out)
+    assert written.model == "llama-3.1-8b-e4m3-fused"
+    assert [g.signature.epilogue for g in written.gemms] == ["none", "residual", "swiglu", "residual", "none"]
+    assert {g.signature.scaling for g in written.gemms} == {"block", "none"}
 
 
 def test_a_mistake_in_a_manifest_is_named_by_file_and_line(run: Run, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from runtime.errors import KernelMiss, RecordError
 from runtime.record import Record
 from runtime.signature import Signature
 
-from .recording_driver import entry, gemm_record, signature
+from .recording_driver import entry, gemm_record, operands_record, signature
 
 HOPPER, AMPERE, ADA = (9, 0), (8, 0), (8, 9)
 WANTED = Signature.from_json(signature())
@@ -226,7 +226,94 @@ def test_record_with_more_arguments_is_no_gemm(more: dict[str, Any]) -> None:
     obj = gemm_record("g")
     obj["arguments"].append(more)
     found = gemm_mismatch(WANTED, Record.from_json(obj))
-    assert found == f"does not take the three tensors of a GEMM but (a, b, d, {more['name']})"
+    assert found == f"does not take the tensors of this GEMM (a, b, d) but (a, b, d, {more['name']})"
+
+
+# A GEMM with every operand there is, and one with scales of blocks.
+FUSED: dict[str, Any] = {
+    "epilogue": "bias+swiglu+residual+scale",
+    "scaling": "row_column",
+    "dtype": "e4m3",
+    "d": "bf16",
+}
+BLOCKED = {"scaling": "block", "dtype": "e4m3", "d": "bf16"}
+N_MAJOR = {"b_major": "n"}
+
+
+def generic(wanted: dict[str, Any], changes: dict[str, dict[str, Any]] | None = None, **extents: int) -> str | None:
+    """What is said of a GEMM's record as providers describe it, after changes to its arguments."""
+    obj = operands_record("g", signature(**wanted))
+    for argument in obj["arguments"]:
+        argument |= (changes or {}).get(argument["name"], {})
+    obj["program"]["pointers"] = [a["name"] for a in obj["arguments"] if a["kind"] == "tensor"]
+    return gemm_mismatch(Signature.from_json(signature(**(wanted | extents))), Record.from_json(obj))
+
+
+@pytest.mark.parametrize(
+    "wanted", [FUSED, BLOCKED, N_MAJOR, {"epilogue": "relu+scale"}, BLOCKED | {"scaling": "tensor"}]
+)
+def test_gemm_with_all_operands_of_its_signature_is_accepted(wanted: dict[str, Any]) -> None:
+    assert generic(wanted) is None
+    assert generic(wanted, n=4096, k=4096) is None
+
+
+def test_extents_of_blocks_and_columns_may_be_fixed_at_the_entrys() -> None:
+    blocks: dict[str, Any] = {"scale_a": {"shape": ["m", 33]}, "scale_b": {"shape": [48, 33]}}
+    assert generic(BLOCKED, blocks, k=4112) is None
+    assert generic(BLOCKED, blocks) == "has K/128 fixed at 33, not 32"
+    columns: dict[str, Any] = {"d": {"shape": ["m", 3072]}, "residual": {"shape": ["m", 3072]}}
+    assert generic(FUSED, columns) is None
+    assert generic(FUSED, columns, n=512) == "has P fixed at 3072, not 256"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "changes", "message"),
+    [
+        (FUSED, {"bias": {"name": "residual"}, "residual": {"name": "bias"}}, "takes residual where bias belongs"),
+        (FUSED, {"bias": {"dtype": "f32"}}, "takes bias as f32, not bf16"),
+        (FUSED, {"bias": {"shape": ["p"]}}, "takes bias of shape (p), not (N): N is n"),
+        (FUSED, {"bias": {"strides": [2]}}, "takes bias with innermost stride 2, not 1"),
+        (FUSED, {"residual": {"shape": ["m", "n"]}}, "takes residual of shape (m, n), not (M, P): P is p"),
+        (FUSED, {"residual": {"strides": [1, "ldresidual"]}}, "takes residual with innermost stride ldresidual, not 1"),
+        (FUSED, {"d": {"shape": ["m", "n"]}, "residual": {"shape": ["m", "n"]}}, "has one symbol for two of"),
+        (FUSED, {"scale_a": {"shape": ["n"]}}, "takes scale_a of shape (n), not (M): M is m"),
+        (FUSED, {"scale_d": {"shape": ["m"]}}, "takes scale_d of shape (m), not (1)"),
+        (FUSED, {"scale_d": {"shape": [2]}}, "takes scale_d of shape (2), not (1)"),
+        (BLOCKED, {"scale_b": {"shape": ["kb", "nb"]}}, "takes scale_b of shape (kb, nb), not (N/128, K/128): K/128"),
+        (BLOCKED, {"scale_b": {"strides": [1, "ldscale_b"]}}, "takes scale_b with innermost stride ldscale_b, not 1"),
+        (BLOCKED, {"scale_a": {"shape": ["m", 1]}, "scale_b": {"shape": ["nb", 1]}}, "has K/128 fixed at 1, not 32"),
+        (N_MAJOR, {"b": {"strides": ["ldb", 1]}}, "takes B with stride ldb of N, not 1"),
+    ],
+)
+def test_record_whose_operands_are_not_the_entrys_is_told_apart(
+    wanted: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    found = generic(wanted, changes)
+    assert found is not None
+    assert message in found
+
+
+def test_record_for_other_operands_is_no_gemm_of_the_entry() -> None:
+    obj = operands_record("g", signature(**FUSED))
+    names = ("(a, b, d)", "(a, b, d, scale_a, scale_b, bias, residual, scale_d)")
+    found = gemm_mismatch(Signature.from_json(signature(dtype="e4m3", d="bf16")), Record.from_json(obj))
+    assert found == f"does not take the tensors of this GEMM {names[0]} but {names[1]}"
+    plain = Record.from_json(gemm_record("g", dtype="e4m3"))
+    assert gemm_mismatch(Signature.from_json(signature(**FUSED)), plain) == (
+        f"does not take the tensors of this GEMM {names[1]} but {names[0]}"
+    )
+
+
+def test_miss_names_words_that_differ_and_prefers_another_overlap(dispatch: Dispatch) -> None:
+    with pytest.raises(KernelMiss, match="epilogue is none, wanted silu"):
+        dispatch.lookup(Signature.from_json(signature(epilogue="silu")), HOPPER)
+    with pytest.raises(KernelMiss, match="scaling is none, wanted row_column"):
+        dispatch.lookup(Signature.from_json(signature(scaling="row_column")), HOPPER)
+    with pytest.raises(KernelMiss, match="major of B is k, wanted n"):
+        dispatch.lookup(Signature.from_json(signature(b_major="n")), HOPPER)
+    with pytest.raises(KernelMiss) as miss:
+        dispatch.lookup(Signature.from_json(signature(overlap="weights")), HOPPER)
+    assert str(miss.value).splitlines()[2].endswith("n6144_k4096 for sm_90a: overlap is serial, wanted weights")
 
 
 def test_batches_are_for_batched_entries_and_only_those() -> None:

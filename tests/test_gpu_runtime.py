@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from runtime.tensor import TORCH_NAMES
 pytestmark = pytest.mark.gpu
 
 RAGGED_M = (1, 3, 16, 17, 128, 333, 1000)
+REPEATS = 5
+CHAIN = 16
 # Relative error of a result against float64, by its element type: rounding once, and some for the order of summation.
 TOLERANCE = {"bf16": 5e-3, "f16": 1e-3, "f32": 1e-3}
 
@@ -41,10 +44,18 @@ def signatures(tuned_archive: Path) -> list[Signature]:
     return found
 
 
+def is_plain(s: Signature) -> bool:
+    """Whether A and B are all there is to it, and there is no batch."""
+    return s == Signature(s.a, s.b, s.d, s.accumulator, "none", s.n, s.k)
+
+
 @pytest.fixture(scope="module")
 def signature(signatures: list[Signature]) -> Signature:
-    """The smallest problem without a batch."""
-    return min((s for s in signatures if s.batch == 1), key=lambda s: s.n * s.k)
+    """The smallest plain problem."""
+    plain = [s for s in signatures if is_plain(s)]
+    if not plain:
+        pytest.skip("the archive has no plain GEMM for this GPU")
+    return min(plain, key=lambda s: s.n * s.k)
 
 
 @pytest.fixture
@@ -103,13 +114,124 @@ class ExportedDLPack(Exported):
 # --- results ---
 
 
+def arguments(s: Signature, o: Any) -> Any:
+    """What `gemm` takes by keyword for this signature and these operands."""
+    from aot.operands import gemm_options
+
+    return gemm_options(s, o)
+
+
+def made(s: Signature, m: int, seed: int = 0) -> Any:
+    from aot.operands import Weights
+
+    return Weights(s, m, 0, seed).operands(m)[0]
+
+
 def test_results_are_right_at_ragged_m(library: Library, signatures: list[Signature], torch: Any) -> None:
+    from aot import measure
+    from aot.operands import Weights
+
     for s in signatures:
+
+        def launch(o: Any, s: Signature = s) -> None:
+            assert library.gemm(o.a, o.b, out=o.d, **arguments(s, o)) is o.d
+
         for m in RAGGED_M:
-            problem = Problem(torch, s, m, seed=m)
-            assert library.gemm(problem.a, problem.b, out=problem.out) is problem.out
-            problem.check()
-            problem.check(library.gemm(problem.a, problem.b))
+            found = measure.check(s, m, Weights(s, m, 0, m), {"gemm": launch})["gemm"]
+            assert isinstance(found, float), f"{s.key()} at M = {m}: {found}"
+
+
+def bits(torch: Any, t: Any) -> Any:
+    """The bits of a dense tensor, which compare equal where NaN does not."""
+    return t.contiguous().view(torch.uint8)
+
+
+def test_results_are_the_same_bits_every_time(library: Library, signatures: list[Signature], torch: Any) -> None:
+    for s in signatures:
+        for m in (1, 64, 333):
+            o = made(s, m)
+            library.gemm(o.a, o.b, out=o.d, **arguments(s, o))
+            first = o.d.clone()
+            for _ in range(REPEATS - 1):
+                o.d.fill_(float("nan"))
+                library.gemm(o.a, o.b, out=o.d, **arguments(s, o))
+                assert torch.equal(bits(torch, o.d), bits(torch, first)), f"{s.key()} at M = {m}"
+            again = library.gemm(o.a, o.b, dtype=s.d, **arguments(s, o))
+            assert torch.equal(bits(torch, again), bits(torch, first)), f"{s.key()} at M = {m}"
+
+
+def test_residual_may_be_the_output(library: Library, signatures: list[Signature], torch: Any) -> None:
+    having = [s for s in signatures if s.parts.residual and s.d != "e4m3"]
+    if not having:
+        pytest.skip("the archive has no GEMM that adds a residual of D's type")
+    for s in having:
+        for m in RAGGED_M:
+            o = made(s, m)
+            library.gemm(o.a, o.b, out=o.d, **arguments(s, o))
+            x = o.extras["residual"].clone()
+            library.gemm(o.a, o.b, out=x, **(arguments(s, o) | {"residual": x}))
+            assert torch.equal(bits(torch, x), bits(torch, o.d)), f"{s.key()} at M = {m}"
+
+
+def test_operands_may_be_strided(library: Library, signatures: list[Signature], torch: Any) -> None:
+    """Rows that lie apart, in a residual and in scales of blocks; scales either way round."""
+    for s in (s for s in signatures if s.batch == 1 and not is_plain(s)):
+        o = made(s, 77)
+        library.gemm(o.a, o.b, out=o.d, **arguments(s, o))
+        extras = dict(o.extras)
+        if "residual" in extras:
+            wide = torch.zeros(77, s.columns + 64, device="cuda", dtype=extras["residual"].dtype)
+            wide[:, : s.columns] = extras["residual"]
+            extras["residual"] = wide[:, : s.columns]
+        if s.scaling == "block":
+            extras["scale_a"] = extras["scale_a"].contiguous()
+            extras["scale_b"] = extras["scale_b"].contiguous()
+        target = torch.full((77, s.columns + 64), 7.0, device="cuda").to(o.d.dtype)
+        library.gemm(o.a, o.b, out=target[:, : s.columns], **(arguments(s, o) | extras))
+        assert torch.equal(bits(torch, target[:, : s.columns]), bits(torch, o.d)), s.key()
+        assert bool((target[:, s.columns :].float() == 7.0).all()), s.key()
+
+
+@pytest.mark.parametrize("m", [1, 16, 333])
+def test_launches_that_overlap_wait_for_what_they_read(
+    library: Library, signatures: list[Signature], torch: Any, m: int
+) -> None:
+    """A captured chain in which each launch reads what the one before wrote, against one launch at a time."""
+    chained = [s for s in signatures if s.overlap != "serial" and s.batch == 1 and s.a == s.d]
+    if not chained:
+        pytest.skip("the archive has no GEMM that overlaps and reads what it writes")
+    for s in chained:
+        o = made(s, m)
+        width = max(s.k, s.columns)
+        start = [torch.randn(m, width, device="cuda").to(o.a.dtype) for _ in range(CHAIN + 1)]
+        values = [torch.empty_like(x) for x in start]
+
+        def run(after: Any, values: list[Any] = values, s: Signature = s, o: Any = o) -> None:
+            for x, y in itertools.pairwise(values):
+                more = arguments(s, o)
+                if s.parts.residual:
+                    more["residual"] = x[:, : s.columns]
+                library.gemm(x[:, : s.k], o.b, out=y[:, : s.columns], **more)
+                after()
+
+        def reset(values: list[Any] = values, start: list[Any] = start) -> None:
+            for x, y in zip(values, start, strict=True):
+                x.copy_(y)
+
+        reset()
+        run(torch.cuda.synchronize)
+        expected = [x.clone() for x in values]
+        assert bool(expected[-1].float().isfinite().all())
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run(lambda: None)
+        for _ in range(3):
+            reset()
+            graph.replay()
+            torch.cuda.synchronize()
+            for i, (x, y) in enumerate(zip(values, expected, strict=True)):
+                assert torch.equal(bits(torch, x), bits(torch, y)), f"{s.key()} at M = {m}: launch {i}"
 
 
 def test_results_do_not_touch_what_lies_behind_them(library: Library, signature: Signature, torch: Any) -> None:
@@ -283,7 +405,7 @@ def test_dlpack_tensors_are_taken(library: Library, signature: Signature, torch:
 
 
 def test_cuda_array_interface_is_taken(library: Library, signatures: list[Signature], torch: Any) -> None:
-    half = [s for s in signatures if s.a == s.b == s.d == "f16" and s.batch == 1]
+    half = [s for s in signatures if s.a == s.b == s.d == "f16" and is_plain(s)]
     if not half:
         pytest.skip("the archive has no f16 GEMM, and other types have no name in this protocol")
     problem = Problem(torch, half[0], 64)

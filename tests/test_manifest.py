@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aot import manifest as module
 from aot.manifest import Gemm, Manifest, ManifestError, Problem, dump, load, loads
 from aot.targets import TARGETS
-from runtime.signature import Signature
+from runtime.signature import EPILOGUES, MAJORS, OVERLAPS, SCALINGS, Signature
 
 SHIPPED = sorted((Path(__file__).resolve().parents[1] / "manifests").glob("*.yaml"))
 
@@ -292,9 +292,86 @@ def test_manifest_fix_for_an_integer_fits_the_mistake(value: str, fix: str) -> N
     assert str(caught.value).endswith(f"; {fix}")
 
 
-@pytest.mark.parametrize(("field", "value"), [("accumulator", "f16"), ("epilogue", "relu"), ("per", "token")])
-def test_manifest_rejects_unknown_choice(field: str, value: str) -> None:
-    refused(edited("n: 96,", f"n: 96, {field}: {value},"), f"10: field 'gemms[0].{field}': unknown value '{value}'")
+@pytest.mark.parametrize(
+    ("field", "value", "near"),
+    [
+        ("accumulator", "f16", "f32"),
+        ("epilogue", "swigul", "swiglu"),
+        ("epilogue", "residual+bias", "some parts, in this order"),
+        ("scaling", "row_colum", "row_column"),
+        ("b_major", "m", "known: k, n"),
+        ("overlap", "weight", "weights"),
+        ("per", "token", "known: layer, model"),
+    ],
+)
+def test_manifest_rejects_unknown_choice(field: str, value: str, near: str) -> None:
+    where = f"10: field 'gemms[0].{field}': unknown value '{value}'"
+    refused(edited("n: 96,", f"n: 96, {field}: {value},"), where, near)
+
+
+def test_manifest_does_not_list_a_hundred_epilogues() -> None:
+    with pytest.raises(ManifestError) as caught:
+        loads(edited("n: 96,", "n: 96, epilogue: swigul,"))
+    assert len(str(caught.value)) < 300
+    assert "gelu_tanh|silu|swiglu[_interleaved]|" in str(caught.value)
+
+
+FP8 = "dtypes: {a: e4m3, b: e4m3, d: bf16}"
+
+
+def test_manifest_reads_the_words_of_a_gemm() -> None:
+    words = "epilogue: bias+swiglu+residual, overlap: weights, b_major: n"
+    found = loads(edited("n: 96,", f"n: 96, {words},")).gemms[0].signature
+    assert found == Signature("bf16", "bf16", "bf16", "f32", "bias+swiglu+residual", 96, 64, 1, "none", "n", "weights")
+    scaled = loads(edited("n: 96,", f"n: 96, scaling: block, {FP8},")).gemms[0].signature
+    assert (scaled.scaling, scaled.a) == ("block", "e4m3")
+
+
+def test_manifest_takes_words_from_defaults() -> None:
+    text = edited("defaults:\n", "defaults:\n  epilogue: silu\n  overlap: launch\n")
+    assert {(g.signature.epilogue, g.signature.overlap) for g in loads(text).gemms} == {("silu", "launch")}
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "message"),
+    [
+        ("scaling: tensor", "scaling", "tensor is for A and B in e4m3, found bf16; write `scaling: none`"),
+        (f"b_major: n, {FP8}", "b_major", "write `b_major: k`"),
+        ("dtypes: {a: bf16, b: bf16, d: e4m3}", "epilogue", "needs a scale, found none; write `epilogue: scale`"),
+        ("dtypes: {a: f16, b: f16, d: e4m3}, epilogue: silu", "epilogue", "write `epilogue: silu+scale`"),
+        ("batch: 2, epilogue: silu", "epilogue", "silu is not for a batch, found 2; write `epilogue: none`"),
+        ("batch: 2, overlap: launch", "overlap", "write `overlap: serial`"),
+        (f"batch: 2, scaling: block, {FP8}", "scaling", "write `scaling: none`"),
+    ],
+)
+def test_manifest_rejects_words_that_do_not_go_together(words: str, field: str, message: str) -> None:
+    refused(edited("n: 96,", f"n: 96, {words},"), f"10: field 'gemms[0].{field}': ", message)
+
+
+@pytest.mark.parametrize(
+    ("words", "multiple"),
+    [
+        ("epilogue: swiglu", 16),
+        ("dtypes: {a: bf16, b: bf16, d: e4m3}, epilogue: swiglu+scale", 32),
+        ("dtypes: {a: bf16, b: bf16, d: e4m3}, epilogue: scale", 16),
+    ],
+)
+def test_manifest_rejects_columns_of_d_that_fill_no_row(words: str, multiple: int) -> None:
+    n = 96 + multiple // 2
+    refused(
+        edited("n: 96,", f"n: {n}, {words},"),
+        f"10: field 'gemms[0].n': must be a positive multiple of {multiple}, found {n}",
+        f"pad to {96 + multiple}",
+    )
+
+
+def test_dump_says_a_common_scaling_once() -> None:
+    rows = Signature("e4m3", "e4m3", "bf16", "f32", "none", 64, 64, 1, "row_column")
+    plain = Signature(*BF16, n=64, k=64)
+    gemms = tuple(Gemm(name, s, 1, (1,)) for name, s in (("a", rows), ("b", rows), ("c", plain)))
+    text = dump(Manifest("m", "s", (1,), ("sm_90a",), gemms))
+    assert text.count("scaling: row_column") == 1
+    assert text.count("scaling: none") == 1
 
 
 @pytest.mark.parametrize("field", ["batch", "count"])
@@ -418,14 +495,18 @@ def test_dump_rejects_a_line_break_in_the_model(line_break: str) -> None:
 
 texts = st.text(min_size=1, max_size=200).filter(lambda s: s.isprintable() and s == s.strip())
 tokens = st.sets(st.integers(1, module.MAX_TOKENS), min_size=1, max_size=6).map(lambda s: tuple(sorted(s)))
-extents = st.integers(1, module.MAX_EXTENT // 16).map(lambda i: 16 * i)
+extents = st.integers(1, module.MAX_EXTENT // 32).map(lambda i: 32 * i)
 signatures = st.builds(
-    lambda t, n, k, batch: Signature(t[0], t[1], t[2], "f32", "none", n, k, batch),
+    lambda t, n, k, batch, epilogue, words: Signature(
+        t[0], t[1], t[2], "f32", epilogue, n, k, batch, words[0], words[1], words[2]
+    ),
     st.sampled_from(module.DTYPE_COMBINATIONS),
     extents,
     extents,
-    st.integers(1, module.MAX_COUNT),
-)
+    st.integers(1, module.MAX_COUNT) | st.just(1),
+    st.sampled_from(list(EPILOGUES)),
+    st.tuples(st.sampled_from(SCALINGS), st.sampled_from(MAJORS), st.sampled_from(OVERLAPS)),
+).filter(lambda s: module.signature_problem(s) is None)
 counts = st.integers(1, module.MAX_COUNT)
 names = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True) | st.sampled_from(["no", "1", "1e5", "null", "-", "."])
 gemms = st.builds(Gemm, names, signatures, counts, tokens, st.sampled_from(module.PER))

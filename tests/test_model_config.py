@@ -13,13 +13,14 @@ from aot.model_config import FAMILIES, default_targets, load_config, manifest_fr
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "tests" / "data" / "configs"
-TOKENS = (1, 16, 64, 256, 1024, 4096)
+TOKENS = (1, 16, 64, 256, 1024, 4096, 8192)
 TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
 
 # Manifest: (config, Hugging Face repository, tp, dtype, targets).
 SHIPPED: dict[str, tuple[str, str, int, str, tuple[str, ...]]] = {
     "llama-3.1-8b": ("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 1, "bf16", TARGETS),
     "llama-3.1-8b-fp8": ("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 1, "e4m3", ("sm_90a",)),
+    "llama-3.1-8b-fused": ("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 1, "bf16", ("sm_90a",)),
     "llama-3.3-70b-tp8": ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct", 8, "bf16", TARGETS),
     "qwen3-32b-tp2": ("qwen3-32b", "Qwen/Qwen3-32B", 2, "bf16", TARGETS),
     "qwen3-30b-a3b": ("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", 1, "bf16", TARGETS),
@@ -31,7 +32,16 @@ SHIPPED: dict[str, tuple[str, str, int, str, tuple[str, ...]]] = {
 def from_fixture(name: str) -> Manifest:
     config, source, tp, dtype, targets = SHIPPED[name]
     loaded = load_config(CONFIGS / f"{config}.json")
-    return manifest_from_config(loaded, tp=tp, tokens=TOKENS, targets=targets, dtype=dtype, source=source, model=name)
+    return manifest_from_config(
+        loaded,
+        tp=tp,
+        tokens=TOKENS,
+        targets=targets,
+        dtype=dtype,
+        fuse=name.endswith("-fused"),
+        source=source,
+        model=name,
+    )
 
 
 def config(name: str = "llama-3.1-8b", **changes: Any) -> dict[str, Any]:
@@ -143,6 +153,68 @@ def test_fp8_keeps_lm_head_in_bf16() -> None:
     assert types["lm_head"] == ("bf16", "bf16", "bf16")
 
 
+def test_fp8_layers_have_row_and_column_scales_unless_asked_otherwise() -> None:
+    scalings = {g.name: g.signature.scaling for g in manifest(config(), dtype="e4m3").gemms}
+    assert scalings == dict.fromkeys(("qkv", "o", "gate_up", "down"), "row_column") | {"lm_head": "none"}
+    assert manifest(config(), dtype="e4m3", scaling="block").gemms[0].signature.scaling == "block"
+    assert manifest(config(), dtype="e4m3", scaling="none").gemms[0].signature.scaling == "none"
+
+
+def epilogues(built: Manifest) -> dict[str, str]:
+    return {g.name: g.signature.epilogue for g in built.gemms if g.signature.epilogue != "none"}
+
+
+def test_fused_layers_take_in_the_activation_and_the_residual() -> None:
+    built = manifest(config(), fuse=True)
+    assert epilogues(built) == {"gate_up": "swiglu", "o": "residual", "down": "residual"}
+    assert built.source.endswith(", hidden_act silu")
+    assert shapes(built) == shapes(manifest(config()))
+    assert loads(dump(built)) == built
+
+
+def test_no_residual_is_fused_before_an_all_reduce() -> None:
+    assert epilogues(manifest(config(), 2, fuse=True)) == {"gate_up": "swiglu"}
+
+
+def test_no_residual_is_fused_before_a_norm() -> None:
+    assert epilogues(manifest(config("gemma-3-27b"), fuse=True)) == {"gate_up": "geglu_tanh"}
+
+
+def test_fused_fp8_layers_keep_their_scales() -> None:
+    found = manifest(config(), fuse=True, dtype="e4m3").gemms[2].signature
+    assert (found.epilogue, found.scaling, found.d) == ("swiglu", "row_column", "bf16")
+
+
+@pytest.mark.parametrize(("name", "gate"), [("silu", "swiglu"), ("gelu", "geglu"), ("gelu_pytorch_tanh", "geglu_tanh")])
+def test_activation_follows_from_the_config(name: str, gate: str) -> None:
+    assert epilogues(manifest(config(hidden_act=name), fuse=True))["gate_up"] == gate
+
+
+def test_activation_that_the_config_leaves_out_is_the_familys() -> None:
+    assert epilogues(manifest(config("qwen3-32b"), fuse=True))["gate_up"] == "swiglu"
+
+
+@pytest.mark.parametrize("name", ["relu2", 3, ["silu"]])
+def test_from_config_refuses_to_fuse_an_unknown_activation(name: Any) -> None:
+    refused(config(hidden_act=name), "field 'hidden_act'", "cannot be fused; known: silu, gelu", fuse=True)
+    manifest(config(hidden_act=name))
+
+
+def test_from_config_refuses_scalings_that_do_not_fit() -> None:
+    refused(config(), "unknown scaling 'rows'", dtype="e4m3", scaling="rows")
+    refused(config(), "scaling tensor is for dtype e4m3, found bf16", scaling="tensor")
+
+
+def test_from_config_refuses_no_targets() -> None:
+    refused(
+        config(),
+        "none has kernels for every layer in e4m3, block; name targets",
+        targets=(),
+        dtype="e4m3",
+        scaling="block",
+    )
+
+
 def test_tokens_are_sorted_and_made_distinct() -> None:
     assert manifest(config(), tokens=[64, 1, 64]).tokens == (1, 64)
 
@@ -150,12 +222,13 @@ def test_tokens_are_sorted_and_made_distinct() -> None:
 def test_model_is_named_after_its_source() -> None:
     assert manifest(config(), 8, source="meta-llama/Llama-3.1-8B", dtype="e4m3").model == "llama-3.1-8b-tp8-e4m3"
     assert manifest(config(), source="models/Mine/config.json").model == "mine"
+    assert manifest(config(), source="models/Mine/config.json", fuse=True).model == "mine-fused"
     assert manifest(config(), 8, source="Llama-3.1-8B.json").model == "llama-3.1-8b-tp8"
 
 
 def test_default_targets_are_those_with_kernels_for_every_layer() -> None:
     assert default_targets("bf16") == TARGETS
-    assert default_targets("e4m3") == ("sm_90a", "sm_100a", "sm_103a")
+    assert default_targets("e4m3", "none") == ("sm_90a", "sm_100a", "sm_103a")
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])

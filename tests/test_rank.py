@@ -192,3 +192,12 @@ def test_splitting_k_pays_where_tiles_leave_multiprocessors_idle_and_not_where_t
     narrow = dataclasses.replace(SIGNATURE, n=512)
     assert rank([whole, split], narrow, 16, "sm_90a").variants == [split, whole]
     assert rank([whole, split], SIGNATURE, 8192, "sm_90a").variants == [whole, split]
+
+
+@pytest.mark.parametrize("types", [("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"), ("bf16", "bf16", "e4m3")])
+def test_ranking_takes_every_element_type_and_word(types: tuple[str, str, str]) -> None:
+    a, b, d = types
+    wanted = dataclasses.replace(SIGNATURE, a=a, b=b, d=d, epilogue="swiglu+residual+scale", overlap="weights")
+    given_ = [dataclasses.replace(v, a=a, b=b, d=d, epilogue=wanted.epilogue) for v in variants("sm_90a")]
+    assert sorted(rank(given_, wanted, 16, "sm_90a").variants, key=Variant.name) == sorted(given_, key=Variant.name)
+    assert len(shortlist(given_, [(wanted, 16)], "sm_90a", 4).candidates[wanted, 16]) == 4

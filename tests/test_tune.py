@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aot import measure, tune
 from aot.measure import Timing
+from aot.operands import OperandSet
 from aot.tune import Measured, TuneError, TuneReport, tune_archive
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch, Entry
 
 from .recording_driver import entry, gemm_record, signature, write_archive
 
+REAL_TUNER: Any = tune._Tuner
 NAMES = ["slow", "quick", "wrong"]
 
 
@@ -55,6 +58,16 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(measure, "environment", lambda: {"gpu": "made up", "compute_capability": "9.0", "l2_bytes": 1})
     monkeypatch.setattr(tune.torch.cuda, "get_device_capability", lambda: (9, 0))
     return path
+
+
+def test_a_function_is_called_with_all_operands_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune.torch.cuda, "current_stream", lambda: 7)
+    calls = []
+    functions = {"f": lambda *given, stream: calls.append((given, stream))}
+    tuner = REAL_TUNER(SimpleNamespace(functions=functions), TuneReport({"l2_bytes": 1}), tune.TuneOptions())
+    extras = {"scale_a": "sa", "scale_b": "sb", "bias": "c"}
+    tuner._launch("f")(OperandSet("a", "b", "d", extras))
+    assert calls == [(("a", "b", "d", "sa", "sb", "c"), 7)]
 
 
 def table(path: Path) -> dict[int, dict[str, Any]]:

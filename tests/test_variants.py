@@ -224,11 +224,11 @@ def test_small_m_fills_the_shared_memory_of_an_sm_and_no_more() -> None:
         assert for_a_cta - stage - 1024 < a_cta <= for_a_cta, v.name()
 
 
-def test_small_m_overlaps_nothing_where_no_signature_says_what_runs_before() -> None:
-    early = {o: with_options(SMALL_M, overlap=o) for o in ("weights", "launch")}
-    assert [illegal(v) for v in early.values()] == [None, None]
-    assert "no signature says that B is constant" in (unsuited(early["weights"], signature()) or "")
-    assert "no signature says what runs before" in (unsuited(early["launch"], signature()) or "")
+def test_small_m_overlaps_nothing_that_no_signature_promises() -> None:
+    for overlap in ("weights", "launch"):
+        early = with_options(SMALL_M, overlap=overlap)
+        assert illegal(early) is None
+        assert f"relies on overlap {overlap}, promised is serial" in (unsuited(early, signature()) or "")
 
 
 def test_functions_are_not_offered_as_gemms() -> None:
@@ -264,3 +264,43 @@ heavy = {"torch", "cutlass", "numpy", "nvMatmulHeuristics", "cuda"} & set(sys.mo
 assert not heavy, heavy
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- scalings, epilogues, and what is promised ---
+
+
+@pytest.mark.parametrize(
+    ("relied", "promised", "suits"),
+    [
+        ("serial", "serial", True),
+        ("serial", "weights", True),
+        ("launch", "serial", False),
+        ("launch", "launch", True),
+        ("weights", "launch", False),
+        ("weights", "weights", True),
+    ],
+)
+def test_variant_may_rely_on_no_more_overlap_than_is_promised(relied: str, promised: str, suits: bool) -> None:
+    variant = Variant("elsewhere", "new", "sm_90a", choices(overlap=relied), *TYPES[0])
+    reason = unsuited(variant, dataclasses.replace(signature(), overlap=promised))
+    assert reason == (None if suits else f"new: relies on overlap {relied}, promised is {promised}")
+
+
+@pytest.mark.parametrize(("field", "value"), [("epilogue", "silu"), ("scaling", "row_column"), ("b_major", "n")])
+def test_variant_computes_what_its_words_say_and_nothing_else(field: str, value: str) -> None:
+    variant = Variant("elsewhere", "new", "sm_90a", (), *TYPES[0])
+    other: dict[str, Any] = {field: value}
+    wanted = dataclasses.replace(signature(), **other)
+    assert unsuited(variant, signature()) is None
+    assert f"{field} is " in (unsuited(variant, wanted) or "")
+    assert f"{field} is " in (unsuited(dataclasses.replace(variant, **other), signature()) or "")
+    assert unsuited(dataclasses.replace(variant, **other), wanted) is None
+    assert dataclasses.replace(variant, **other).name() != variant.name()
+    assert f"no {field}" in (illegal(dataclasses.replace(HOPPER, **other)) or "") or field == "b_major"
+
+
+def test_columns_of_a_gated_result_must_fill_whole_accesses() -> None:
+    variant = Variant("elsewhere", "new", "sm_90a", (), *TYPES[0], epilogue="swiglu")
+    assert unsuited(variant, dataclasses.replace(signature(n=4112), epilogue="swiglu")) is None
+    reason = unsuited(variant, dataclasses.replace(signature(n=4104), epilogue="swiglu"))
+    assert reason == "columns of D = 2052 is not a multiple of 8, which 16-byte access to bf16 needs"

@@ -79,9 +79,9 @@ class Provider(Protocol):
 def gemm_tensors(variant: Variant) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]]]:
     """The symbols of a GEMM's tensors, and their argument nodes: every extent and leading stride free.
 
-    A, B and D, then what `runtime.signature.extra_operands` lists. Extents are m, n, k, l (batch), p (columns of D where
-    the epilogue is gated), kb and nb (blocks of 128 of K and N); leading strides lda, ldb and so on. scale_a of block
-    scaling has both strides free.
+    A, B and D, then what `runtime.signature.extra_operands` lists. Extents are m, n, k, l (batch), p (columns of D
+    where the epilogue is gated), kb and nb (blocks of 128 of K and N); leading strides lda, ldb and so on. scale_a of
+    block scaling has both strides free.
     """
     gated = Epilogue.of(variant.epilogue).gated
     batch = ("batch",) if variant.batched else ()
@@ -97,7 +97,16 @@ def gemm_tensors(variant: Variant) -> tuple[dict[str, dict[str, int]], list[dict
         columns = max(columns, whole[variant.b])
     divisibility = {"m": 1, "n": columns, "k": max(whole[variant.a], whole[variant.b]), "l": 1, "kb": 1, "nb": 1}
     divisibility["p"] = whole[variant.d]
-    names = {"batch": "l", "M": "m", "N": "n", "K": "k", "P": "p", "K/128": "kb", "N/128": "nb", "1": 1}
+    names: dict[str, str | int] = {
+        "batch": "l",
+        "M": "m",
+        "N": "n",
+        "K": "k",
+        "P": "p",
+        "K/128": "kb",
+        "N/128": "nb",
+        "1": 1,
+    }
     symbols: dict[str, dict[str, int]] = {}
     tree = []
     for operand in operands:
@@ -114,7 +123,7 @@ def gemm_tensors(variant: Variant) -> tuple[dict[str, dict[str, int]], list[dict
             strides = [f"batch_stride_{operand.name}", *strides]
         pieces = 1 if by_one else whole[operand.dtype]
         symbols |= {s: {"width": 64, "divisibility": pieces} for s in strides if isinstance(s, str)}
-        node = {"kind": "tensor", "name": operand.name, "dtype": operand.dtype}
+        node: dict[str, Any] = {"kind": "tensor", "name": operand.name, "dtype": operand.dtype}
         node["alignment"] = DTYPES[operand.dtype].bytes if by_one else _ALIGNMENT_BYTES
         tree.append(node | {"shape": shape, "strides": strides})
     return symbols, tree

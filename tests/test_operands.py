@@ -1,0 +1,230 @@
+"""Random operands, references and baselines on the CPU: against loops written out, and against what must be noticed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from aot import measure
+from aot.operands import TORCH_DTYPES, OperandSet, Weights, reference
+from runtime.dtypes import DTYPES
+from runtime.errors import ProgramError
+from runtime.fallback import torch_gemm
+from runtime.signature import Signature
+
+torch = pytest.importorskip("torch")
+
+from aot.baseline import baseline  # noqa: E402  # needs torch
+
+PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 144, 160)
+FP8 = dataclasses.replace(PLAIN, a="e4m3", b="e4m3")
+SAMPLES = [
+    PLAIN,
+    dataclasses.replace(PLAIN, b_major="n"),
+    dataclasses.replace(PLAIN, batch=3),
+    dataclasses.replace(PLAIN, batch=3, b_major="n"),
+    *(dataclasses.replace(PLAIN, epilogue=e) for e in ("bias", "relu", "gelu", "gelu_tanh", "silu", "residual")),
+    *(
+        dataclasses.replace(PLAIN, epilogue=e)
+        for e in ("swiglu", "geglu_interleaved", "bias+geglu_tanh+residual+scale")
+    ),
+    dataclasses.replace(PLAIN, a="f16", b="f16", d="f16", epilogue="bias+swiglu_interleaved+residual"),
+    dataclasses.replace(PLAIN, d="e4m3", epilogue="silu+scale"),
+    FP8,
+    *(dataclasses.replace(FP8, scaling=s) for s in ("tensor", "row_column", "block")),
+    dataclasses.replace(FP8, scaling="block", d="f16", epilogue="bias+silu+residual"),
+    dataclasses.replace(FP8, scaling="row_column", d="e4m3", epilogue="swiglu+scale"),
+]
+
+
+def by_name(s: Signature) -> str:
+    return s.key()
+
+
+def made(s: Signature, m: int = 5, seed: int = 0) -> OperandSet:
+    return Weights(s, m, 0, seed, device="cpu").operands(m)[0]
+
+
+def activation(name: str, x: float) -> float:
+    return {
+        "none": lambda: x,
+        "relu": lambda: max(x, 0.0),
+        "silu": lambda: x / (1 + math.exp(-x)),
+        "gelu": lambda: x * (1 + math.erf(x / math.sqrt(2))) / 2,
+        "gelu_tanh": lambda: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    }[name]()
+
+
+def element(s: Signature, o: OperandSet, m: int, column: int) -> float:
+    """One element of D, as the docstrings of `runtime.signature` have it."""
+    x = {name: t.double() for name, t in o.extras.items()}
+
+    def total(n: int) -> float:
+        value = 0.0
+        for k in range(s.k):
+            product = float(o.a[m, k]) * float(o.b[n, k])
+            if s.scaling == "block":
+                product *= float(x["scale_a"][m, k // 128] * x["scale_b"][n // 128, k // 128])
+            value += product
+        if s.scaling == "tensor":
+            value *= float(x["scale_a"][0] * x["scale_b"][0])
+        if s.scaling == "row_column":
+            value *= float(x["scale_a"][m] * x["scale_b"][n])
+        return value + (float(x["bias"][n]) if s.parts.bias else 0.0)
+
+    if s.parts.gated:
+        gate, up = (2 * column, 2 * column + 1) if s.parts.interleaved else (column, s.n // 2 + column)
+        name = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}[s.parts.activation]
+        value = activation(name, total(gate)) * total(up)
+    else:
+        value = activation(s.parts.activation, total(column))
+    if s.parts.residual:
+        value += float(x["residual"][m, column])
+    if s.parts.scale:
+        value *= float(x["scale_d"][0])
+    return max(-448.0, min(448.0, value)) if s.d == "e4m3" else value
+
+
+@pytest.mark.parametrize("s", [s for s in SAMPLES if s.batch == 1], ids=by_name)
+def test_reference_is_what_the_signature_says(s: Signature) -> None:
+    o = made(s)
+    found = reference(s, o)
+    assert found.shape == (5, s.columns)
+    for m, column in ((0, 0), (4, s.columns - 1), (2, 17), (3, 70)):
+        assert float(found[m, column]) == pytest.approx(element(s, o, m, column), rel=1e-9, abs=1e-9)
+
+
+def test_reference_of_a_batch_is_that_of_each() -> None:
+    s = dataclasses.replace(PLAIN, batch=3)
+    o = made(s)
+    found = reference(s, o)
+    for i in range(3):
+        assert torch.equal(found[i], reference(PLAIN, OperandSet(o.a[i], o.b[i], o.d[i])))
+
+
+@pytest.mark.parametrize("s", SAMPLES, ids=by_name)
+def test_operands_are_those_of_the_signature(s: Signature) -> None:
+    o = made(s)
+    extents = s.extents() | {"M": 5}
+    wanted = [(p.dtype, tuple(extents[a] for a in p.axes)) for p in s.operands()]
+    shorts = {dtype: short for short, dtype in TORCH_DTYPES.items()}
+    assert [(shorts[t.dtype], tuple(t.shape)) for t in o.tensors()] == wanted
+    assert list(o.extras) == [p.name for p in s.operands()[3:]]
+    assert (o.b.stride(-1), o.b.stride(-2)) == ((1, s.k) if s.b_major == "k" else (s.n, 1))
+    for name, t in o.extras.items():
+        assert t.numel() == 1 or t.float().unique().numel() > t.numel() // 8, name
+    assert bool(torch.isnan(o.d.float()).all())
+    rms = reference(s, o).square().mean().sqrt().item()
+    assert 0.1 < rms / (s.k**0.5 if s.a == "e4m3" and s.scaling == "none" else 1.0) < 200
+
+
+def rounded(s: Signature, o: OperandSet) -> Any:
+    """A right result."""
+    return reference(s, o).to(o.d.dtype)
+
+
+@pytest.mark.parametrize("s", SAMPLES, ids=by_name)
+def test_check_accepts_right_results_only(s: Signature) -> None:
+    weights = Weights(s, 17, 0, 1, device="cpu")
+
+    def failing(o: OperandSet) -> None:
+        raise ProgramError("no")
+
+    def without(name: str) -> measure.Launch:
+        def launch(o: OperandSet) -> None:
+            gone = torch.ones_like if name.startswith("scale") else torch.zeros_like
+            o.d.copy_(rounded(s, dataclasses.replace(o, extras={**o.extras, name: gone(o.extras[name])})))
+
+        return launch
+
+    def one_wrong_element(o: OperandSet) -> None:
+        o.d.copy_(rounded(s, o))
+        o.d.view(-1)[7:8] = (o.d.view(-1)[7:8].float() + 0.3 * reference(s, o).square().mean().sqrt()).to(o.d.dtype)
+
+    launches: dict[str, measure.Launch] = {
+        "right": lambda o: o.d.copy_(rounded(s, o)),
+        "unwritten": lambda o: None,
+        "one element": one_wrong_element,
+        "failing": failing,
+        "behind": lambda o: o.d.as_strided((1,), (1,), o.d.numel()).copy_(torch.zeros(1)),
+        **{name: without(name) for name in made(s).extras},
+    }
+    found = measure.check(s, 17, weights, launches)
+    assert isinstance(found.pop("right"), float), found
+    assert found.pop("failing") == "ProgramError: no"
+    assert found.pop("behind") == "it writes behind the output"
+    assert found.pop("unwritten") == "it leaves part of the output unwritten, or writes NaN"
+    for name, reason in found.items():
+        assert isinstance(reason, str), name
+        assert reason.startswith("relative error"), name
+
+
+def test_limits_are_those_of_the_output_and_of_how_sums_are_kept() -> None:
+    found = {s.key(): measure.max_error(s) for s in SAMPLES}
+    assert found[PLAIN.key()] == 3e-3
+    assert found[FP8.key()] == 1e-2
+    assert {found[dataclasses.replace(FP8, scaling=s).key()] for s in ("row_column", "block")} == {3e-3}
+    assert {measure.max_error(s) for s in SAMPLES if s.d == "e4m3"} == {4e-2}
+    assert {measure.max_error(s) for s in SAMPLES if s.a == s.d == "f16"} == {5e-4}
+
+
+@pytest.mark.parametrize("s", [s for s in SAMPLES if DTYPES[s.a].bits == 16 and s.a == s.d], ids=by_name)
+def test_fallback_of_the_runtime_computes_the_signature(s: Signature) -> None:
+    o = made(s, 17)
+    torch_gemm(torch, s.parts, {"a": o.a, "b": o.b, **o.extras}, o.d)
+    error = (o.d.double() - reference(s, o)).norm() / reference(s, o).norm()
+    assert float(error) < 2 * measure.MAX_ERROR[s.d]
+
+
+def test_fallback_takes_the_residual_in_place() -> None:
+    s = dataclasses.replace(PLAIN, epilogue="residual")
+    o = made(s)
+    expected = reference(s, o)
+    x = o.extras["residual"].clone()
+    torch_gemm(torch, s.parts, {"a": o.a, "b": o.b, "residual": x}, x)
+    assert float((x.double() - expected).norm() / expected.norm()) < 2 * measure.MAX_ERROR["bf16"]
+
+
+# --- baselines; on the CPU torch has less, so names differ from a GPU's ---
+
+
+@pytest.mark.parametrize("s", [s for s in SAMPLES if s.a != "e4m3" or s.scaling == "block"], ids=by_name)
+def test_baseline_computes_the_signature_at_other_m_too(s: Signature, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend="eager", **options))
+    name, launch = baseline(s, made(s, 8))
+    assert "in torch.compile" not in name
+    assert ("torch.compile'd" in name) == (s.epilogue not in ("none", "bias"))
+    for m in (8, 3, 1, 17):
+        o = made(s, m, seed=m)
+        launch(o)
+        expected = reference(s, o)
+        assert float((o.d.double() - expected).norm() / expected.norm()) < 2.5 * measure.MAX_ERROR[s.d], name
+
+
+def test_baseline_says_where_torch_compile_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile(f: Any, **options: Any) -> Any:
+        def run(*arguments: Any) -> None:
+            raise OSError("no compiler")
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile)
+    s = dataclasses.replace(PLAIN, epilogue="swiglu")
+    name, launch = baseline(s, made(s))
+    assert name == "torch.mm, eager swiglu (OSError in torch.compile)"
+    o = made(s)
+    launch(o)
+    assert not torch.isnan(o.d.float()).any()
+
+
+def test_baseline_names_what_torch_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("not on this GPU\nand more")
+
+    monkeypatch.setattr(torch, "_scaled_mm", refuse)
+    with pytest.raises(measure.MeasureError, match=r"torch cannot compute .*row-wise: not on this GPU; "):
+        baseline(dataclasses.replace(FP8, scaling="row_column"), made(FP8))
