@@ -50,6 +50,8 @@ FAMILIES: dict[str, Family] = {
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
         limit=lambda v, s: persistent_choices.limit(_form(v), s.n),
+        estimate_us=lambda v, s, m: persistent_choices.estimate_us(v.options, _form(v), (m, s.n, s.k), s.batch),
+        best_up_to_m=persistent_choices.BEST_UP_TO_M,
     ),
     # One block a row, `threads` threads a block.
     "rmsnorm_row": Family(
