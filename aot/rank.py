@@ -148,15 +148,25 @@ def _shapes(variants: Iterable[Variant]) -> _Shapes:
 def _order(shapes: _Shapes, signature: Signature, m: int, model: _Model) -> list[Variant]:
     """Cheapest first; among equals one of each shape before a second of any, then the library's or the given order.
 
-    A family with an estimate of its own is put in order by that, before the others or after them (see `Family`).
+    Variants whose families estimate times themselves are put in order by those times, all of them together, before the
+    others or after them (see `Family`).
     """
-    families_of = [family_of(v) for v, _ in shapes]
-    special = next((f for f in families_of if f is not None and f.estimate_us is not None), None)
-    if special is not None and (estimate := special.estimate_us) is not None:
-        pairs = list(zip(shapes, families_of, strict=True))
-        own = sorted((v for (v, _), f in pairs if f is special), key=lambda v: estimate(v, signature, m))
-        others = _order([s for s, f in pairs if f is not special], signature, m, model)
-        return own + others if m <= special.best_up_to_m else others + own
+    first: list[tuple[float, Variant]] = []
+    last: list[tuple[float, Variant]] = []
+    others: _Shapes = []
+    for variant, shape in shapes:
+        family = family_of(variant)
+        if family is None or family.estimate_us is None:
+            others.append((variant, shape))
+        else:
+            place = first if m <= family.best_up_to_m else last
+            place.append((family.estimate_us(variant, signature, m), variant))
+    before, after = ([variant for _, variant in sorted(part, key=itemgetter(0))] for part in (first, last))
+    return [*before, *_by_model(others, signature, m, model), *after]
+
+
+def _by_model(shapes: _Shapes, signature: Signature, m: int, model: _Model) -> list[Variant]:
+    """Cheapest first by `model`; among equals one of each shape before a second of any."""
     costs = model.costs(dict.fromkeys(shape for _, shape in shapes), signature, m)
     copies: Counter[_Shape] = Counter()
     keyed: list[tuple[tuple[float, ...], Variant]] = []

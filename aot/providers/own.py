@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from runtime.signature import Signature
+from runtime.signature import EPILOGUES, MAJORS, SCALINGS, Signature
 
-from ..kernels.sm90 import small_m_choices
+from ..kernels.sm90 import persistent_choices, small_m_choices
 from ..targets import TARGETS
 from ..variants import Family, Variant, illegal, legal_functions, legal_variants
 from .base import Buildable, ProviderError, digest, gemm_tensors, stand_ins
@@ -18,6 +18,12 @@ from .base import Buildable, ProviderError, digest, gemm_tensors, stand_ins
 _HERE = Path(__file__)
 _KERNELS = _HERE.parents[1] / "kernels"
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
+_FP8 = (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"))
+
+
+def _form(v: Variant) -> persistent_choices.Form:
+    return persistent_choices.Form(v.a, v.d, v.scaling, v.epilogue, v.b_major)
+
 
 FAMILIES: dict[str, Family] = {
     # Few tokens on Hopper: weights on WGMMA's M side, K split over a cluster. Right at any M up to 65535 tiles, which
@@ -32,6 +38,20 @@ FAMILIES: dict[str, Family] = {
         limit=lambda v, _: small_m_choices.limit(v.options),
         estimate_us=lambda v, s, m: small_m_choices.estimate_us(v.options, m, s.n, s.k),
         best_up_to_m=small_m_choices.BEST_UP_TO_M,
+    ),
+    # More tokens on Hopper: warp-specialised and persistent, cooperative or pingpong.
+    "sm90_persistent": Family(
+        "gemm",
+        ("sm_90a",),
+        (*_SAME_16_BIT, *_FP8),
+        persistent_choices.OPTIONS,
+        lambda v: persistent_choices.rule(v.options, _form(v)),
+        scalings=SCALINGS,
+        b_majors=MAJORS,
+        epilogues=frozenset(EPILOGUES),
+        limit=lambda v, s: persistent_choices.limit(_form(v), s.n),
+        estimate_us=lambda v, s, m: persistent_choices.estimate_us(v.options, _form(v), (m, s.n, s.k), s.batch),
+        best_up_to_m=persistent_choices.BEST_UP_TO_M,
     ),
     # One block a row, `threads` threads a block.
     "rmsnorm_row": Family(
@@ -91,6 +111,17 @@ def _small_m(variant: Variant) -> Buildable:
     return Buildable(kernel, stand_ins(tree, symbols), tree, symbols)
 
 
+def _persistent(variant: Variant) -> Buildable:
+    """A GEMM over all operands that its form has, the number of clusters that the device holds, and a stream."""
+    from ..kernels.sm90.persistent import Persistent
+
+    plan = persistent_choices.Plan.of(variant.options, _form(variant))
+    symbols, tree = gemm_tensors(variant)
+    clusters = {"kind": "device", "name": "max_active_clusters", "property": "max_active_clusters"}
+    tree += [clusters | {"cluster_size": plan.cluster}, {"kind": "stream", "name": "stream"}]
+    return Buildable(Persistent(plan), _gemm_arguments(tree, symbols), tree, symbols)
+
+
 def _gemm_arguments(tree: list[dict[str, Any]], symbols: dict[str, dict[str, int]]) -> list[Any]:
     """Stand-ins for a GEMM's whole list of arguments, None for each that `tree` does without."""
     found = dict(zip((node["name"] for node in tree), stand_ins(tree, symbols), strict=True))
@@ -121,4 +152,4 @@ def _rmsnorm(variant: Variant) -> Buildable:
 
 # In the order that kernels take them.
 _GEMM_ARGUMENTS = ("a", "b", "d", "scale_a", "scale_b", "bias", "residual", "scale_d", "max_active_clusters", "stream")
-_BUILDERS = {"rmsnorm_row": _rmsnorm, "sm90_small_m": _small_m}
+_BUILDERS = {"rmsnorm_row": _rmsnorm, "sm90_persistent": _persistent, "sm90_small_m": _small_m}

@@ -1,0 +1,463 @@
+"""GEMM for many tokens on Hopper: D = epilogue(scale(A (M, K) @ B (N, K)^T)), sums in f32.
+
+A persistent grid: each cluster takes tile after tile of D, in an order that keeps neighbours' rows and columns in L2.
+One warp feeds TMA, two warpgroups multiply with WGMMA and store with TMA. "cooperative": both share each tile.
+"pingpong": each takes every other tile, so that one's epilogue runs under the other's products. The CTAs of a cluster
+that read the same rows of A or B load a share each and multicast it. Ragged M, N and K are TMA's: zeros past the
+edge, no stores there.
+
+Rows and columns in this file are those of WGMMA's two sides: A's and B's rows, or with `swap` B's and A's, where D is
+stored transposed. 8-bit products are summed by the tensor core for a few stages only, and then in f32 registers.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import cute
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+
+from .persistent_choices import STAGE_BYTES_OF_K, STORE_BUFFERS, WARPGROUPS, WGMMA_ROWS, Plan
+from .persistent_epilogue import Fused, store_tile
+from .persistent_promotion import Blocks, promote
+
+_WARP = 32
+_WARPGROUP = 128
+_CONSUMERS = WARPGROUPS * _WARPGROUP
+_THREADS = _CONSUMERS + _WARPGROUP
+_LOADING_WARP = _CONSUMERS // _WARP
+_LOAD_REGISTERS, _MULTIPLY_REGISTERS = 40, 232
+_READY, _TURN = 1, 2  # named barriers; the second one for each warpgroup, and the epilogue's follow
+
+
+class Persistent:
+    """The kernel for one plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    @cute.jit
+    def __call__(
+        self,
+        a: cute.Tensor,
+        b: cute.Tensor,
+        d: cute.Tensor,
+        scale_a: Any,
+        scale_b: Any,
+        bias: Any,
+        residual: Any,
+        scale_d: Any,
+        max_active_clusters: cutlass.Int32,
+        stream: Any,
+    ) -> None:
+        """Launch over A ([L,] M, K), B ([L,] N, K), D ([L,] M, columns) and what else `runtime.signature` says."""
+        plan = self.plan
+        self.element, self.element_d = element, element_d = a.element_type, d.element_type
+        a, b, d, residual = _batch_last(a), _batch_last(b), _batch_last(d), _batch_last(residual)
+        extents = (cute.size(d, mode=[0]), cute.size(b, mode=[0]))
+        if cutlass.const_expr(plan.form.gated):
+            b = _gate_beside_up(b, "_interleaved" in plan.form.epilogue)
+        rows, columns, out = a, b, d
+        if cutlass.const_expr(plan.swap):
+            rows, columns, out = b, a, cute.make_tensor(d.iterator, cute.select(d.layout, [1, 0, 2][: cute.rank(d)]))
+
+        of_rows = self._operand(rows, plan.rows, plan.cluster_columns, OperandMajorMode.K)
+        of_columns = self._operand(columns, plan.columns, plan.cluster_rows, _major(plan))
+        piece = (WGMMA_ROWS, plan.piece_columns)
+        out_layout = _piece_layout(piece, element_d, plan.swap)
+        store = cpasync.CopyBulkTensorTileS2GOp()
+        out_atom, out_tma = cpasync.make_tiled_tma_atom(store, out, cute.select(out_layout, [0, 1]), piece)
+
+        tiles_rows = cute.ceil_div(cute.size(out, mode=[0]), plan.rows * plan.cluster_rows)
+        tiles_columns = cute.ceil_div(cute.size(out, mode=[1]), plan.out_columns * plan.cluster_columns)
+        batches = cute.size(d, mode=[2]) if cutlass.const_expr(cute.rank(d) == 3) else 1
+        tiles = tiles_rows * tiles_columns * batches
+        count_k = cute.ceil_div(cute.size(a, mode=[1]), STAGE_BYTES_OF_K * 8 // element.width)
+        if cutlass.const_expr(plan.lead > 1):  # what is not there is zeros
+            count_k = cutlass.max(count_k, plan.lead)
+        clusters = cutlass.min(tiles, max_active_clusters)
+        self.kernel(
+            of_rows,
+            of_columns,
+            (out_atom, out_tma, out_layout),
+            (tiles_rows, tiles_columns, tiles, count_k),
+            extents,
+            (scale_a, scale_b, bias, residual, scale_d),
+        ).launch(
+            grid=[clusters * plan.cluster, 1, 1],
+            block=[_THREADS, 1, 1],
+            cluster=[plan.cluster, 1, 1],
+            stream=stream,
+            min_blocks_per_mp=1,
+        )
+
+    @cute.jit
+    def _operand(
+        self,
+        x: cute.Tensor,
+        extent: cutlass.Constexpr,
+        sharers: cutlass.Constexpr,
+        major: cutlass.Constexpr,
+    ) -> Any:
+        """The TMA atom, the tensor and the stages in shared memory of an operand that `sharers` CTAs load together."""
+        tile_k = STAGE_BYTES_OF_K * 8 // self.element.width
+        kinds = warpgroup.SmemLayoutAtomKind
+        k_major = major == OperandMajorMode.K
+        atom = warpgroup.make_smem_layout_atom(kinds.K_SW128 if k_major else kinds.MN_SW128, self.element)
+        shape = (extent, tile_k, self.plan.stages)
+        layout = cute.tile_to_shape(atom, shape, (0, 1, 2) if k_major else (1, 0, 2))
+        load = cpasync.CopyBulkTensorTileG2SMulticastOp() if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp()
+        tma_atom, tma = cpasync.make_tiled_tma_atom(load, x, cute.select(layout, [0, 1]), (extent, tile_k), sharers)
+        return tma_atom, tma, layout
+
+    @cute.kernel
+    def kernel(
+        self,
+        of_rows: Any,
+        of_columns: Any,
+        of_out: Any,
+        tiles: Any,
+        extents: Any,
+        extras: Any,
+    ) -> None:
+        """Every tile of D that falls to this cluster.
+
+        `tiles` counts clusters' tiles along rows and columns, in all, and stages along K. `extents` is M and N.
+        """
+        plan = self.plan
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        rows_atom, rows, rows_layout = of_rows
+        columns_atom, columns, columns_layout = of_columns
+        out_atom, out, out_layout = of_out
+
+        smem = cutlass.memory.SmemAllocator()
+        shared_rows = smem.allocate_tensor(self.element, rows_layout.outer, 1024, rows_layout.inner)
+        shared_columns = smem.allocate_tensor(self.element, columns_layout.outer, 1024, columns_layout.inner)
+        shared_out = smem.allocate_tensor(self.element_d, out_layout.outer, 1024, out_layout.inner)
+        full = smem.allocate_array(cutlass.Int64, plan.stages, byte_alignment=8)
+        empty = smem.allocate_array(cutlass.Int64, plan.stages, byte_alignment=8)
+
+        if warp_index == _LOADING_WARP:
+            for descriptor in (rows_atom, columns_atom, out_atom):
+                cpasync.prefetch_descriptor(descriptor)
+            with cute.arch.elect_one():
+                for stage in cutlass.range_constexpr(plan.stages):
+                    cute.arch.mbarrier_init(full + stage, 1)
+                    cute.arch.mbarrier_init(empty + stage, plan.releases)
+                cute.arch.mbarrier_init_fence()
+        if cutlass.const_expr(plan.cluster > 1):
+            cute.arch.cluster_arrive_relaxed()
+            cute.arch.cluster_wait()
+        elif warp_index == _LOADING_WARP:
+            cute.arch.barrier_arrive(barrier_id=_READY, number_of_threads=_CONSUMERS + _WARP)
+
+        rank = block % plan.cluster
+        member = (rank % plan.cluster_rows, rank // plan.cluster_rows)
+        if warp_index >= _LOADING_WARP:
+            cute.arch.setmaxregister_decrease(_LOAD_REGISTERS)
+            if warp_index == _LOADING_WARP:
+                self._feed(
+                    (rows_atom, rows, shared_rows),
+                    (columns_atom, columns, shared_columns),
+                    (full, empty),
+                    tiles,
+                    member,
+                )
+        else:
+            cute.arch.setmaxregister_increase(_MULTIPLY_REGISTERS)
+            if cutlass.const_expr(plan.cluster == 1):
+                cute.arch.barrier(barrier_id=_READY, number_of_threads=_CONSUMERS + _WARP)
+            fused = Fused(plan, extents, extras, thread)
+            self._consume(
+                (shared_rows, shared_columns),
+                (out_atom, out, shared_out),
+                (full, empty),
+                (tiles, member),
+                fused,
+                thread,
+            )
+        if cutlass.const_expr(plan.cluster > 1):  # nobody leaves while another may still write to it
+            cute.arch.cluster_arrive_relaxed()
+            cute.arch.cluster_wait()
+
+    @cute.jit
+    def _place(self, index: cutlass.Int32, tiles: Any, member: Any) -> Any:
+        """This CTA's tile of D as (rows, columns, batch), in the cluster's tile number `index`."""
+        plan = self.plan
+        tiles_rows, tiles_columns, _, _ = tiles
+        per_batch = tiles_rows * tiles_columns
+        batch = index // per_batch
+        rest = index - batch * per_batch
+        band = rest // (plan.band * tiles_columns)
+        rest -= band * (plan.band * tiles_columns)
+        height = cutlass.min(tiles_rows - band * plan.band, plan.band)
+        column = rest // height
+        row = band * plan.band + rest - column * height
+        return row * plan.cluster_rows + member[0], column * plan.cluster_columns + member[1], batch
+
+    @cute.jit
+    def _feed(self, load_rows: Any, load_columns: Any, barriers: Any, tiles: Any, member: Any) -> None:
+        """The loading warp: keep every stage full. An operand is its TMA atom, its tensor and its shared memory."""
+        plan = self.plan
+        rows_atom, rows, shared_rows = load_rows
+        columns_atom, columns, shared_columns = load_columns
+        full, empty = barriers
+        tile_k = cute.size(shared_rows, mode=[1])
+        tail_modes = (None,) * (cute.rank(rows) - 2)
+        tiled_rows = cute.local_tile(rows, (plan.rows, tile_k), (None, None, *tail_modes))
+        tiled_columns = cute.local_tile(columns, (plan.columns, tile_k), (None, None, *tail_modes))
+        to_rows, from_rows = cpasync.tma_partition(
+            rows_atom,
+            member[1],
+            cute.make_layout(plan.cluster_columns),
+            cute.group_modes(shared_rows, 0, 2),
+            cute.group_modes(tiled_rows, 0, 2),
+        )
+        to_columns, from_columns = cpasync.tma_partition(
+            columns_atom,
+            member[0],
+            cute.make_layout(plan.cluster_rows),
+            cute.group_modes(shared_columns, 0, 2),
+            cute.group_modes(tiled_columns, 0, 2),
+        )
+        # Who shares these rows is in the same row of the cluster's grid of CTAs, which counts rows first.
+        rows_mask, columns_mask = None, None
+        if cutlass.const_expr(plan.cluster_columns > 1):
+            every = sum(1 << (other * plan.cluster_rows) for other in range(plan.cluster_columns))
+            rows_mask = cutlass.Int16(every) << cutlass.Int16(member[0])
+        if cutlass.const_expr(plan.cluster_rows > 1):
+            every = (1 << plan.cluster_rows) - 1
+            columns_mask = cutlass.Int16(every) << cutlass.Int16(member[1] * plan.cluster_rows)
+
+        stage_bytes = (plan.rows + plan.columns) * STAGE_BYTES_OF_K
+        block, _, _ = cute.arch.block_idx()
+        blocks, _, _ = cute.arch.grid_dim()
+        stage = cutlass.Int32(0)
+        phase = cutlass.Int32(1)  # the first round finds every stage empty
+        for index in cutlass.range(block // plan.cluster, tiles[2], blocks // plan.cluster, unroll=1):
+            row, column, batch = self._place(index, tiles, member)
+            tail = (batch,) if cutlass.const_expr(cute.rank(rows) == 3) else ()
+            for k in cutlass.range(tiles[3], unroll=1):
+                cute.arch.mbarrier_wait(empty + stage, phase)
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive_and_expect_tx(full + stage, stage_bytes)
+                bar = full + stage
+                source = from_rows[(None, row, k, *tail)]
+                cute.copy(rows_atom, source, to_rows[None, stage], tma_bar_ptr=bar, mcast_mask=rows_mask)
+                source = from_columns[(None, column, k, *tail)]
+                cute.copy(columns_atom, source, to_columns[None, stage], tma_bar_ptr=bar, mcast_mask=columns_mask)
+                stage += 1
+                if stage == plan.stages:
+                    stage = cutlass.Int32(0)
+                    phase ^= 1
+
+    @cute.jit
+    def _consume(
+        self,
+        shared: Any,
+        of_out: Any,
+        barriers: Any,
+        work: Any,
+        fused: Any,
+        thread: cutlass.Int32,
+    ) -> None:
+        """A multiplying warpgroup: every tile that falls to it."""
+        plan = self.plan
+        tiled_mma = self._tiled_mma()
+        tiles, member = work
+        count_k = tiles[3]
+        group = cute.arch.make_warp_uniform(thread // _WARPGROUP)
+        # Descriptors are the warpgroup's, so its first thread stands for all.
+        mine = tiled_mma.get_slice(0 if cutlass.const_expr(plan.pingpong) else group * _WARPGROUP)
+        operands = (
+            tiled_mma.make_fragment_A(mine.partition_A(shared[0])),
+            tiled_mma.make_fragment_B(mine.partition_B(shared[1])),
+        )
+        sums = cute.make_rmem_tensor(tiled_mma.partition_shape_C((plan.rows, plan.columns)), cutlass.Float32)
+        block, _, _ = cute.arch.block_idx()
+        blocks, _, _ = cute.arch.grid_dim()
+        first, step = block // plan.cluster, blocks // plan.cluster
+        if cutlass.const_expr(plan.promotion > 0):
+            self._consume_promoted(operands, sums, of_out, barriers, work, (first, step, group), fused)
+        else:
+            stage = cutlass.Int32(0)
+            phase = cutlass.Int32(0)
+            if cutlass.const_expr(plan.pingpong):
+                if group == 1:
+                    cute.arch.barrier_arrive(barrier_id=_TURN, number_of_threads=_CONSUMERS)
+                    stage = count_k % plan.stages
+                    phase = (count_k // plan.stages) & 1
+                first += group * step
+                step *= 2
+            for index in cutlass.range(first, tiles[2], step, unroll=1):
+                # A stage's barrier tells two rounds apart and no more, so nobody may wait for one before its turn.
+                if cutlass.const_expr(plan.pingpong):
+                    cute.arch.barrier(barrier_id=_TURN + group, number_of_threads=_CONSUMERS)
+                at = (stage, phase, count_k)
+                stage, phase = self._multiply(operands, sums, barriers, at, member)
+                if cutlass.const_expr(plan.pingpong):
+                    other_has_one = index + step // 2 < tiles[2]
+                    if other_has_one:
+                        cute.arch.barrier_arrive(barrier_id=_TURN + 1 - group, number_of_threads=_CONSUMERS)
+                self._finish(barriers, stage, member, 1)
+                store_tile(plan, sums, of_out, self._place(index, tiles, member), fused)
+                if cutlass.const_expr(plan.pingpong):  # pass over the other warpgroup's tile
+                    stage += count_k
+                    phase ^= (stage // plan.stages) & 1
+                    stage = stage % plan.stages
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def _consume_promoted(
+        self,
+        operands: Any,
+        sums: cute.Tensor,
+        of_out: Any,
+        barriers: Any,
+        work: Any,
+        share: Any,
+        fused: Any,
+    ) -> None:
+        """The same where the tensor core sums up `promotion` stages at a time.
+
+        A tile's first sums, of `lead` stages, need no other registers, so they are under way while the tile before is
+        stored. The second warpgroup's next ones are over half as many stages, so that one promotes while the other
+        multiplies.
+        """
+        plan = self.plan
+        tiles, member = work
+        first, step, group = share
+        count_k = tiles[3]
+        partial = cute.make_rmem_tensor(sums.shape, cutlass.Float32)
+        zero = cutlass.Int32(0)
+        stage, phase = self._lead(operands, partial, barriers, (zero, zero))
+        for index in cutlass.range(first, tiles[2], step, unroll=1):
+            place = self._place(index, tiles, member)
+            first_scales = Blocks(plan, fused, place, 0)
+            self._finish(barriers, stage, member, plan.lead)
+            promote(plan, sums, partial, first_scales, True)
+            start = plan.lead - group * (plan.promotion // 2) if count_k > plan.lead else count_k
+            for until in cutlass.range(start, count_k, plan.promotion, unroll=1):
+                later_scales = Blocks(plan, fused, place, until)
+                count = cutlass.min(count_k, until + plan.promotion) - cutlass.max(until, plan.lead)
+                at = (stage, phase, count)
+                stage, phase = self._multiply(operands, partial, barriers, at, member)
+                self._finish(barriers, stage, member, 1)
+                promote(plan, sums, partial, later_scales, False)
+            if index + step < tiles[2]:
+                stage, phase = self._lead(operands, partial, barriers, (stage, phase))
+            store_tile(plan, sums, of_out, place, fused)
+
+    @cute.jit
+    def _lead(self, operands: Any, sums: cute.Tensor, barriers: Any, at: Any) -> Any:
+        """Begin to sum up the products of `lead` stages, from zero. No branches: the compiler would wait at each."""
+        stage, phase = at
+        for k in cutlass.range_constexpr(self.plan.lead):
+            self._multiply_stage(operands, sums, barriers, (stage, phase), k > 0)
+            stage += 1
+            around = stage == self.plan.stages
+            stage = cutlass.Int32(0) if around else stage
+            phase = phase ^ 1 if around else phase
+        return stage, phase
+
+    @cute.jit
+    def _multiply(self, operands: Any, sums: cute.Tensor, barriers: Any, at: Any, member: Any) -> Any:
+        """Sum up the products of some stages, from zero. The last stage is still being read on return."""
+        plan = self.plan
+        stage, phase, count = at
+        if cutlass.const_expr(plan.promotion == 1):
+            count = 1
+        previous = stage
+        for k in cutlass.range(count, unroll=1):
+            self._multiply_stage(operands, sums, barriers, (stage, phase), k > 0)
+            if cutlass.const_expr(plan.promotion != 1):
+                warpgroup.wait_group(1)
+                if k > 0:
+                    self._release(barriers[1] + previous, member)
+            previous = stage
+            stage += 1
+            if stage == plan.stages:
+                stage = cutlass.Int32(0)
+                phase ^= 1
+        return stage, phase
+
+    @cute.jit
+    def _multiply_stage(self, operands: Any, sums: cute.Tensor, barriers: Any, at: Any, accumulate: Any) -> None:
+        """Begin to multiply what a stage holds, when it is there."""
+        stage, phase = at
+        tiled_mma = self._tiled_mma()  # of its own: what is set here must not outlive a loop's or a branch's body
+        cute.arch.mbarrier_wait(barriers[0] + stage, phase)
+        warpgroup.fence()
+        for block_k in cutlass.range_constexpr(cute.size(operands[0], mode=[2])):
+            where = (None, None, block_k, stage)
+            tiled_mma.set(warpgroup.Field.ACCUMULATE, accumulate if cutlass.const_expr(block_k == 0) else True)
+            cute.gemm(tiled_mma, sums, operands[0][where], operands[1][where], sums)
+        warpgroup.commit_group()
+
+    @cute.jit
+    def _finish(self, barriers: Any, stage: cutlass.Int32, member: Any, held: cutlass.Constexpr) -> None:
+        """Wait for all products, and release the last `held` stages before `stage`."""
+        warpgroup.wait_group(0)
+        for i in cutlass.range_constexpr(held):
+            last = stage - 1 - i
+            if last < 0:
+                last += self.plan.stages
+            self._release(barriers[1] + last, member)
+
+    def _tiled_mma(self) -> cute.TiledMma:
+        """WGMMA by the warpgroups that share a tile, for this form's types."""
+        plan, element = self.plan, self.element
+        k, smem = OperandMajorMode.K, warpgroup.OperandSource.SMEM
+        columns = plan.columns // plan.parts[1]
+        if element.width == 8:
+            op = warpgroup.MmaF8Op(element, element, cutlass.Float32, (WGMMA_ROWS, columns, 32), smem, k, k)
+        else:
+            major = _major(plan)
+            op = warpgroup.MmaF16BF16Op(element, cutlass.Float32, (WGMMA_ROWS, columns, 16), smem, k, major)
+        return cute.make_tiled_mma(cute.make_mma_atom(op), (*plan.parts, 1))
+
+    @cute.jit
+    def _release(self, empty: cute.Pointer, member: Any) -> None:
+        """Say, to all CTAs that write this stage here, that this warp has read it."""
+        plan = self.plan
+        with cute.arch.elect_one():
+            if cutlass.const_expr(plan.cluster == 1):
+                cute.arch.mbarrier_arrive(empty)
+            for row in cutlass.range_constexpr(plan.cluster_rows if plan.cluster_rows > 1 else 0):
+                cute.arch.mbarrier_arrive(empty, member[1] * plan.cluster_rows + row)
+            for column in cutlass.range_constexpr(plan.cluster_columns if plan.cluster_columns > 1 else 0):
+                cute.arch.mbarrier_arrive(empty, column * plan.cluster_rows + member[0])
+
+
+def _major(plan: Plan) -> OperandMajorMode:
+    """How the operand on WGMMA's N side lies in memory."""
+    return OperandMajorMode.MN if plan.form.b_major == "n" else OperandMajorMode.K
+
+
+def _batch_last(x: Any) -> Any:
+    """A tensor, if there is one, with its batch, if it has one, as the last mode."""
+    if x is None or cute.rank(x) == 2:
+        return x
+    return cute.make_tensor(x.iterator, cute.select(x.layout, [1, 2, 0]))
+
+
+def _gate_beside_up(b: cute.Tensor, interleaved: bool) -> cute.Tensor:
+    """B with its rows in another order: by turns 8 that make gates and the 8 that make what they gate.
+
+    WGMMA then leaves a gate and its partner to the same thread.
+    """
+    row = b.stride[0]
+    extent = cute.size(b, mode=[0])
+    strides = (2 * row, row, 16 * row) if interleaved else (row, extent // 2 * row, 8 * row)
+    shape = ((8, 2, extent // 16), *b.shape[1:])
+    return cute.make_tensor(b.iterator, cute.make_layout(shape, stride=(strides, *b.stride[1:])))
+
+
+def _piece_layout(piece: tuple[int, int], element: Any, transposed: bool) -> cute.ComposedLayout:
+    """Pieces of D in shared memory: (rows, columns, buffers of all warpgroups)."""
+    kinds = warpgroup.SmemLayoutAtomKind
+    contiguous_bytes = piece[0 if transposed else 1] * element.width // 8
+    swizzles = {128: (kinds.K_SW128, kinds.MN_SW128), 64: (kinds.K_SW64, kinds.MN_SW64), 32: (kinds.K_SW32, None)}
+    atom = warpgroup.make_smem_layout_atom(swizzles[contiguous_bytes][transposed], element)
+    return cute.tile_to_shape(atom, (*piece, WARPGROUPS * STORE_BUFFERS), (0, 1, 2))

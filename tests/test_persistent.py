@@ -1,0 +1,105 @@
+"""The persistent Hopper GEMM: which forms exist, what they take of an SM, and on a GPU what they compute."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from aot.kernels.sm90 import persistent_choices
+from aot.kernels.sm90.persistent_choices import Form, Plan
+from aot.rank import rank
+from aot.variants import Variant, legal_variants, unsuited
+from runtime.dtypes import DTYPES
+from runtime.signature import EPILOGUES, Signature
+
+FAMILY = "sm90_persistent"
+PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
+FP8 = Signature("e4m3", "e4m3", "bf16", "f32", "none", 6144, 4096, scaling="row_column")
+BLOCK = Signature("e4m3", "e4m3", "bf16", "f32", "swiglu", 6144, 4096, scaling="block")
+SIGNATURES = (
+    PLAIN,
+    FP8,
+    BLOCK,
+    Signature("f16", "f16", "f16", "f32", "bias+gelu+residual+scale", 4096, 4096),
+    Signature("bf16", "bf16", "bf16", "f32", "bias+swiglu_interleaved", 4096, 4096),
+    Signature("bf16", "bf16", "bf16", "f32", "none", 4096, 4096, batch=3),
+    Signature("bf16", "bf16", "bf16", "f32", "none", 4096, 4096, b_major="n"),
+    Signature("e4m3", "e4m3", "e4m3", "f32", "geglu+scale", 4096, 4096, scaling="tensor"),
+)
+
+
+def variants(signature: Signature) -> list[Variant]:
+    return [v for v in legal_variants("own", "sm_90a", signature) if v.family == FAMILY]
+
+
+def form(signature: Signature) -> Form:
+    return Form(signature.a, signature.d, signature.scaling, signature.epilogue, signature.b_major)
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
+def test_every_form_has_variants_and_not_too_many(signature: Signature) -> None:
+    assert 8 <= len(variants(signature)) <= 400
+
+
+def test_every_epilogue_has_variants() -> None:
+    for word, a in itertools.product(EPILOGUES, ("bf16", "e4m3")):
+        assert variants(Signature(a, a, "bf16", "f32", word, 4096, 4096, scaling="none")), (word, a)
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
+def test_stages_and_pieces_fit_the_shared_memory_of_a_block(signature: Signature) -> None:
+    for v in variants(signature):
+        plan = Plan.of(v.options, form(signature))
+        stages = plan.stages * (plan.rows + plan.columns) * 128
+        pieces = 4 * 64 * plan.piece_columns * DTYPES[signature.d].bytes
+        assert stages + pieces + 16 * plan.stages + 2048 <= 227 << 10
+        assert plan.stages >= 3
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
+def test_pieces_and_warpgroups_cover_a_tile_once(signature: Signature) -> None:
+    for v in variants(signature):
+        plan = Plan.of(v.options, form(signature))
+        assert plan.blocks * plan.parts[0] * 64 == plan.rows
+        assert plan.pieces * plan.parts[1] * plan.piece_columns == plan.out_columns
+        assert {plan.rows, plan.columns} == {v.integer("tile_m"), v.integer("tile_n")}
+
+
+def test_sums_of_8_bit_products_and_no_others_are_promoted() -> None:
+    assert {v.integer("promotion") for v in variants(PLAIN)} == {0}
+    assert {v.integer("promotion") for v in variants(FP8)} == {1, 4}
+    assert {v.integer("promotion") for v in variants(BLOCK)} == {1}
+
+
+def test_tiles_of_block_scaling_lie_within_a_block_of_b() -> None:
+    assert {v.integer("tile_n") for v in variants(BLOCK)} <= {64, 128}
+
+
+def test_gates_that_share_a_block_of_b_with_what_they_gate_are_unsuited() -> None:
+    v = variants(BLOCK)[0]
+    assert unsuited(v, BLOCK) is None
+    assert unsuited(v, Signature("e4m3", "e4m3", "bf16", "f32", "swiglu", 6144 + 32, 4096, scaling="block"))
+
+
+@pytest.mark.parametrize("m", [100, 333, 4096])
+def test_estimates_grow_with_every_extent(m: int) -> None:
+    for v in variants(PLAIN):
+        times = [
+            persistent_choices.estimate_us(v.options, form(PLAIN), extents)
+            for extents in ((m, 4096, 4096), (m, 4096, 8192), (m, 8192, 8192), (2 * m, 8192, 8192))
+        ]
+        assert times == sorted(times)
+        assert times[0] > 0
+
+
+def test_few_tokens_leave_the_lead_to_the_kernel_for_them() -> None:
+    everything = legal_variants("own", "sm_90a", PLAIN)
+    assert rank(everything, PLAIN, 8, "sm_90a").variants[0].family == "sm90_small_m"
+    assert rank(everything, PLAIN, 4096, "sm_90a").variants[0].family == FAMILY
+
+
+def test_token_tiles_follow_the_tokens() -> None:
+    """333 tokens are two tiles of 168, and 384 rows in tiles of 64 or 128."""
+    best = rank(variants(PLAIN), PLAIN, 333, "sm_90a").variants[:8]
+    assert any(v.integer("tile_m") in (112, 168, 176) for v in best)
