@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from runtime.signature import Signature
+from runtime.dtypes import DTYPES
+from runtime.signature import EPILOGUES, MAJORS, SCALINGS, Signature
 
 from ..kernels.sm90 import small_m_choices
 from ..targets import TARGETS
@@ -25,23 +26,30 @@ FAMILIES: dict[str, Family] = {
     "sm90_small_m": Family(
         "gemm",
         ("sm_90a",),
-        _SAME_16_BIT,
+        (*_SAME_16_BIT, ("bf16", "bf16", "e4m3"), *(("e4m3", "e4m3", d) for d in ("bf16", "f16", "e4m3"))),
         small_m_choices.OPTIONS,
-        lambda v: small_m_choices.rule(v.options),
-        batched=(False,),
-        limit=lambda v, _: small_m_choices.limit(v.options),
-        estimate_us=lambda v, s, m: small_m_choices.estimate_us(v.options, m, s.n, s.k),
+        lambda v: small_m_choices.rule(v.options, _form(v)),
+        scalings=SCALINGS,
+        b_majors=MAJORS,
+        epilogues=frozenset(EPILOGUES),
+        limit=lambda v, s: small_m_choices.limit(v.options, s.overlap),
+        estimate_us=lambda v, s, m: small_m_choices.estimate_us(v.options, _form(v), m, s.n, s.k),
         best_up_to_m=small_m_choices.BEST_UP_TO_M,
     ),
-    # One block a row, `threads` threads a block.
+    # One block a row, `threads` threads a block; `overlap` with the kernels before and after, which Ampere cannot.
     "rmsnorm_row": Family(
         "rmsnorm",
         tuple(TARGETS),
         _SAME_16_BIT,
-        {"threads": (128, 256, 512)},
+        {"threads": (128, 256, 512), "overlap": (False, True)},
+        lambda v: _no_overlap(v.target) if v.options["overlap"] else None,
         batched=(False,),
     ),
 }
+
+
+def _no_overlap(name: str) -> str | None:
+    return None if TARGETS[name].compute_capability >= (9, 0) else "kernels overlap from Hopper on"
 
 
 class Own:
@@ -76,19 +84,21 @@ class Own:
 
 
 def _small_m(variant: Variant) -> Buildable:
-    """A GEMM over A (M, K), B (N, K), D (M, N) and a stream."""
+    """A GEMM for few tokens, over the tensors of its form and a stream."""
     from ..kernels.sm90.small_m import SmallM
 
-    kernel = SmallM(
-        tile=(variant.integer("tile_m"), variant.integer("tile_n"), variant.integer("tile_k")),
-        split_k=variant.integer("split_k"),
-        cluster_n=variant.integer("cluster_n"),
-        stages=small_m_choices.stages(variant.options),
-        overlap=str(variant.options["overlap"]),
-    )
     symbols, tree = gemm_tensors(variant)
     tree.append({"kind": "stream", "name": "stream"})
-    return Buildable(kernel, stand_ins(tree, symbols), tree, symbols)
+    arguments = _gemm_arguments(tree, symbols)
+    del arguments[_GEMM_ARGUMENTS.index("max_active_clusters")]  # it is not persistent
+    return Buildable(SmallM(variant.options, _form(variant)), arguments, tree, symbols)
+
+
+def _form(variant: Variant) -> small_m_choices.Form:
+    """What of a variant, besides its choices, the few-token GEMM depends on."""
+    return small_m_choices.Form(
+        DTYPES[variant.a].bytes, variant.scaling, variant.b_major, variant.epilogue, variant.batched
+    )
 
 
 def _gemm_arguments(tree: list[dict[str, Any]], symbols: dict[str, dict[str, int]]) -> list[Any]:
@@ -116,7 +126,9 @@ def _rmsnorm(variant: Variant) -> Buildable:
         )
     ]
     tree += [{"kind": "scalar", "name": "eps", "dtype": "f32"}, {"kind": "stream", "name": "stream"}]
-    return Buildable(RmsNorm(variant.integer("threads")), stand_ins(tree, symbols), tree, symbols)
+    return Buildable(
+        RmsNorm(variant.integer("threads"), bool(variant.options["overlap"])), stand_ins(tree, symbols), tree, symbols
+    )
 
 
 # In the order that kernels take them.

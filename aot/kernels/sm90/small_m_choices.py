@@ -1,4 +1,4 @@
-"""Which forms of `small_m.SmallM` exist, as pure arithmetic: options, rules, pipeline depth, a guess at the time.
+"""Which forms of `small_m.SmallM` exist, as pure arithmetic: options, rules, shared memory, a guess at the time.
 
 Imports no compiler.
 """
@@ -7,79 +7,183 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from runtime.signature import OVERLAPS, SCALE_BLOCK, Epilogue
 
 SHARED_BYTES_PER_SM = 228 << 10
 SHARED_BYTES_PER_CTA = 227 << 10
 RESERVED_BYTES_PER_CTA = 1 << 10  # what CUDA keeps of an SM's shared memory for each CTA
 _STATIC_BYTES = 1 << 10  # of a CTA's, what every kernel of the DSL declares
 _BARRIER_BYTES = 1 << 10  # room for every mbarrier, and for aligning what comes before them
-_ELEMENT_BYTES = 2
-_PAD = 4  # f32 elements between rows of sums: eight rows and four tokens of a warp meet 32 different banks
 _MOST_STAGES = 32
 _FEWEST_STAGES = 3  # with two, loads stop while a stage is multiplied: up to 4 times as slow on an H200
 _PORTABLE_CLUSTER = 8
 _ATOM_ROWS = 8
+_ATOM_BYTES = 128
+_WGMMA_ROWS = 64
+_FEW_TOKENS, _FEW_WEIGHTS = 64, 128  # tiles up to which weights take WGMMA's M side, which comes in 64 rows
+_WARP, _WARPGROUP = 32, 128
+_REGISTERS_PER_SM, _MOST_REGISTERS = 1 << 16, 255
+_OTHER_REGISTERS = 40  # of a multiplying thread, besides its sums
+_GROUP = 16  # rows of B that a gated epilogue takes together: eight gates, eight ups
 
 # What won somewhere, of wider choices, over 11 layers at seven M from 1 to 64 on an H200 (docs/kernels.md).
 # tile_n need not divide N, nor be a multiple of WGMMA's 64 rows.
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
-    "tile_m": (8, 16, 24, 32, 48, 64),  # tokens; rows past M are not free: docs/kernels.md
-    "tile_n": (48, 56, 64, 112),  # rows of B
-    "tile_k": (128,),
+    "tile_m": (8, 16, 24, 32, 48, 64, 96, 128, 256),  # tokens; rows past M are not free: docs/kernels.md
+    "tile_n": (48, 56, 64, 80, 88, 96, 112, 128, 144, 224),  # rows of B
+    "tile_k": (64, 128, 256),
     "split_k": (1, 2, 4, 8),  # CTAs of a cluster that share a tile of D
     "cluster_n": (1, 2, 4),  # tiles of D whose CTAs, in one cluster, share the loads of A
     "ctas_per_sm": (1, 2),  # how many fit, by shared memory
     # What may happen before the kernel before this one ends: nothing ("serial"), all but reading ("launch"), or
     # reading B too ("weights"), which is right only where that kernel does not write B.
-    "overlap": ("serial", "launch", "weights"),
+    "overlap": OVERLAPS,
 }
 
 
-BEST_UP_TO_M = 64  # beyond, each further token tile reads B again
+BEST_UP_TO_M = 256
 
 
-def sums_pitch(tile_n: int) -> int:
-    """F32 elements from one token's sums to the next in shared memory."""
-    return tile_n + _PAD
+@dataclass(frozen=True)
+class Form:
+    """What a kernel computes, of all that decides its code: the width of A and B, and words of a signature."""
+
+    element_bytes: int = 2
+    scaling: str = "none"
+    b_major: str = "k"
+    epilogue: str = "none"
+    batched: bool = False
+
+    @property
+    def gated(self) -> bool:
+        """Whether two columns become one."""
+        return Epilogue.of(self.epilogue).gated
 
 
-def stages(options: Mapping[str, Any]) -> int:
-    """How many stages fill the shared memory of a CTA, if `ctas_per_sm` of them share an SM."""
-    tile_m, tile_n, tile_k = (options[f"tile_{mode}"] for mode in "mnk")
-    ctas = options["ctas_per_sm"]
-    memory = min(SHARED_BYTES_PER_CTA, SHARED_BYTES_PER_SM // ctas - RESERVED_BYTES_PER_CTA)
-    sums = (1 if options["split_k"] == 1 else 2) * tile_m * sums_pitch(tile_n) * 4
-    left: int = memory - _STATIC_BYTES - _BARRIER_BYTES - sums
-    return min(_MOST_STAGES, left // ((tile_m + tile_n) * tile_k * _ELEMENT_BYTES))
+class Memory(NamedTuple):
+    """Shared memory of a CTA: how many stages, and bytes of each part.
+
+    `staging` and, where `apart` is 0, `partial` lie over the stages, which are done with by then; `apart` follows them.
+    """
+
+    stages: int
+    left: int  # one stage of the operand on WGMMA's M side
+    right: int
+    staging: int
+    partial: int
+    apart: int
+    block: int  # stages, what lies over them, and `apart`
 
 
-def rule(options: Mapping[str, Any]) -> str | None:
-    """Why options that are allowed one by one are not together, or None."""
-    cluster = options["split_k"] * options["cluster_n"]
-    if cluster > _PORTABLE_CLUSTER:
-        return f"a cluster of {cluster} CTAs exceeds {_PORTABLE_CLUSTER}"
-    if options["tile_m"] % (options["cluster_n"] * _ATOM_ROWS):
-        return f"each of cluster_n CTAs loads as many whole groups of {_ATOM_ROWS} tokens, and tile_m has no such share"
-    if options["tile_m"] % options["split_k"]:
-        return "each of split_k CTAs adds up as many tokens, and tile_m has no such share"
-    if options["cluster_n"] > 1 and options["ctas_per_sm"] > 1:
-        return "cluster_n above 1 is made for one CTA an SM"
-    found = stages(options)
-    if found < _FEWEST_STAGES:
-        return f"shared memory holds {found} stages, fewer than {_FEWEST_STAGES}"
+def swapped(options: Mapping[str, Any]) -> bool:
+    """Whether weights take WGMMA's M side, and tokens its N side, and not the other way round."""
+    return bool(options["tile_m"] <= _FEW_TOKENS and options["tile_n"] <= _FEW_WEIGHTS)
+
+
+def sides(options: Mapping[str, Any]) -> tuple[int, int]:
+    """Rows of a tile on WGMMA's M and N sides."""
+    tile_m, tile_n = options["tile_m"], options["tile_n"]
+    return (tile_n, tile_m) if swapped(options) else (tile_m, tile_n)
+
+
+def warpgroups(options: Mapping[str, Any]) -> int:
+    """How many multiply: one for each 64 rows of WGMMA's M side, up to three."""
+    blocks = math.ceil(sides(options)[0] / _WGMMA_ROWS)
+    return blocks if blocks < 4 else 2
+
+
+def sums_pitch(options: Mapping[str, Any]) -> int:
+    """F32 elements from one token's sums to the next in shared memory, so that a warp's stores meet different banks.
+
+    Swapped, a warp stores eight rows of four tokens at a time; else pairs of columns of four tokens.
+    """
+    tile_n: int = options["tile_n"]
+    return tile_n + 4 if swapped(options) else tile_n + 8 * (tile_n % 16 == 0)
+
+
+def memory(options: Mapping[str, Any], form: Form) -> Memory:
+    """What fits the shared memory of a CTA, if `ctas_per_sm` of them share an SM."""
+    tile_m, split_k, ctas = (options[o] for o in ("tile_m", "split_k", "ctas_per_sm"))
+    left, right = (rows * options["tile_k"] * form.element_bytes for rows in sides(options))
+    pitch_bytes = sums_pitch(options) * 4
+    staging = tile_m * pitch_bytes
+    partial = (split_k - 1) * (tile_m // split_k) * pitch_bytes
+    apart = partial if swapped(options) else 0
+    free = min(SHARED_BYTES_PER_CTA, SHARED_BYTES_PER_SM // ctas - RESERVED_BYTES_PER_CTA)
+    free -= _STATIC_BYTES + _BARRIER_BYTES + terms(options, form) * 4 + apart
+    scales = tile_m * 4 if form.scaling == "block" else 0
+    stages = min(_MOST_STAGES, free // (left + right + scales))
+    over = staging + partial - apart
+    return Memory(
+        stages if over <= free else 0, left, right, staging, partial, apart, max(stages * (left + right), over) + apart
+    )
+
+
+def terms(options: Mapping[str, Any], form: Form) -> int:
+    """F32 elements of what a tile's epilogue keeps: scales of its tokens and rows of B, and bias."""
+    scales = options["tile_m"] + options["tile_n"] if form.scaling == "row_column" else 0
+    bias = options["tile_n"] if Epilogue.of(form.epilogue).bias else 0
+    return int(scales + bias)
+
+
+def rule(options: Mapping[str, Any], form: Form) -> str | None:
+    """Why options that are allowed one by one are not together in a kernel of this form, or None."""
+    return _rule_of_form(options, form) or _rule_of_tiles(options, form)
+
+
+def _rule_of_form(options: Mapping[str, Any], form: Form) -> str | None:
+    if form.scaling != "none" and form.element_bytes != 1:
+        return "scales are for 8-bit inputs"
+    if form.scaling in ("row_column", "block") and form.batched:
+        return "scales have no batch"
+    if form.gated and form.b_major != "k":
+        return "a gated epilogue takes rows of B eight by eight, which TMA cannot where N is contiguous"
+    if form.gated and options["tile_n"] % _GROUP:
+        return f"a gated epilogue needs tile_n in multiples of {_GROUP}"
+    if form.b_major != "k" and (form.element_bytes != 2 or options["tile_n"] % _WGMMA_ROWS):
+        return f"N-major B needs 16-bit elements, and tile_n in multiples of {_WGMMA_ROWS}"
+    if form.scaling == "block" and not (swapped(options) and options["tile_k"] == SCALE_BLOCK):
+        return f"scales of blocks need tile_k = {SCALE_BLOCK} and at most {_FEW_TOKENS} x {_FEW_WEIGHTS}"
     return None
 
 
-def limit(options: Mapping[str, Any]) -> str | None:
-    """Why no signature can be computed this way as yet, or None.
+def _rule_of_tiles(options: Mapping[str, Any], form: Form) -> str | None:
+    tile_m, split_k, cluster_n = (options[o] for o in ("tile_m", "split_k", "cluster_n"))
+    if split_k * cluster_n > _PORTABLE_CLUSTER:
+        return f"a cluster of {split_k * cluster_n} CTAs exceeds {_PORTABLE_CLUSTER}"
+    if tile_m % (cluster_n * _ATOM_ROWS):
+        return f"each of cluster_n CTAs loads as many whole groups of {_ATOM_ROWS} tokens, and tile_m has no such share"
+    if tile_m % split_k:
+        return "each of split_k CTAs adds up as many tokens, and tile_m has no such share"
+    if cluster_n > 1 and options["ctas_per_sm"] > 1:
+        return "cluster_n above 1 is made for one CTA an SM"
+    if options["tile_k"] * form.element_bytes not in (_ATOM_BYTES, 2 * _ATOM_BYTES):
+        return f"a row of a stage has {_ATOM_BYTES} bytes, or twice as many"
+    found = memory(options, form)
+    if found.stages < _FEWEST_STAGES:
+        return f"shared memory holds {found.stages} stages, fewer than {_FEWEST_STAGES}"
+    left, right = sides(options)
+    if -left % _WGMMA_ROWS * _ATOM_BYTES > found.stages * found.right:
+        return "WGMMA would read past the stages"
+    threads = warpgroups(options) * _WARPGROUP
+    sums = math.ceil(left / _WGMMA_ROWS) * _WGMMA_ROWS * right // threads * (2 if form.element_bytes == 1 else 1)
+    registers = min(_MOST_REGISTERS, _REGISTERS_PER_SM // (threads + _WARP) // 8 * 8)
+    if sums + _OTHER_REGISTERS > registers:
+        return f"{sums} sums of a thread leave fewer than {_OTHER_REGISTERS} of {registers} registers"
+    return None
+
+
+def limit(options: Mapping[str, Any], overlap: str) -> str | None:
+    """Why a signature that promises `overlap` cannot be computed this way, or None.
 
     Overlap gains 3-10% behind a kernel that lets the next begin early, and costs 5-9% behind any other.
     """
-    if options["overlap"] == "weights":
-        return "it reads B before the kernel before it ends, and no signature says that B is constant"
-    if options["overlap"] == "launch":
-        return "it gains only behind a kernel that lets it begin early, and no signature says what runs before"
+    wanted = str(options["overlap"])
+    if OVERLAPS.index(wanted) > OVERLAPS.index(overlap):
+        return f"it overlaps the kernel before it ({wanted}), and the signature promises no more than {overlap!r}"
     return None
 
 
@@ -93,7 +197,7 @@ _TAIL = 1.4
 _CTAS_IN_CLUSTERS = {1: (132, 264), 2: (132, 264), 4: (120, 248), 8: (120, 240)}
 
 
-def estimate_us(options: Mapping[str, Any], m: int, n: int, k: int) -> float:
+def estimate_us(options: Mapping[str, Any], form: Form, m: int, n: int, k: int) -> float:
     """A guess at the time on an H200, good for putting the choices for one problem in order and for nothing else.
 
     The slowest of three flows (memory to L2, L2 to the SMs, and into the busiest SM with what it keeps in flight), a
@@ -106,21 +210,22 @@ def estimate_us(options: Mapping[str, Any], m: int, n: int, k: int) -> float:
     tiles_m, tokens = math.ceil(m / tile_m), min(m, tile_m)
     tiles_n = math.ceil(n / tile_n / cluster_n) * cluster_n
     ctas = tiles_m * tiles_n * split_k
-    cta_bytes = (tile_n + tokens) * math.ceil(k / tile_k / split_k) * tile_k * _ELEMENT_BYTES
+    cta_bytes = (tile_n + tokens) * math.ceil(k / tile_k / split_k) * tile_k * form.element_bytes
 
-    b_bytes = tiles_m * n * k * _ELEMENT_BYTES
-    memory = b_bytes / _MEMORY_BYTES_PER_US
-    a_bytes = tiles_m * tiles_n * tokens * k * _ELEMENT_BYTES / cluster_n
+    b_bytes = tiles_m * n * k * form.element_bytes
+    memory_us = b_bytes / _MEMORY_BYTES_PER_US
+    a_bytes = tiles_m * tiles_n * tokens * k * form.element_bytes / cluster_n
     l2 = (b_bytes + a_bytes) / _L2_BYTES_PER_US
 
     waves = ctas / _CTAS_IN_CLUSTERS[split_k * cluster_n][per_sm - 1]
     busiest = min(per_sm, math.ceil(ctas / _CTAS_IN_CLUSTERS[1][0]))
-    in_flight = busiest * stages(options) * (tile_n + tokens) * tile_k * _ELEMENT_BYTES
+    stages = memory(options, form).stages
+    in_flight = busiest * stages * (tile_n + tokens) * tile_k * form.element_bytes
     cta_us = cta_bytes / min(_SM_BYTES_PER_US, in_flight / _LATENCY_US)
     sm = busiest * cta_us if waves <= 1 else (waves * busiest + _TAIL * (math.ceil(waves) - waves)) * cta_us
 
-    slowest = max(memory, l2, sm)
-    flows = slowest + 0.05 * (memory + l2 + sm - slowest)
+    slowest = max(memory_us, l2, sm)
+    flows = slowest + 0.05 * (memory_us + l2 + sm - slowest)
     starts = _START_US + math.ceil(waves) * _START_OF_CTA_US / per_sm
     spare = (tile_m - tokens) / cluster_n * k / split_k * _SPARE_TOKEN_US
     meeting = spare + _SPLIT_US * (split_k > 1) + _MULTICAST_US * (cluster_n > 1)
