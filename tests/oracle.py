@@ -159,20 +159,42 @@ def random_case(record: Record, rng: random.Random) -> tuple[dict[str, int], lis
     return values, pointers
 
 
+# Besides plain GEMMs: types, scaling, order of B and epilogue.
+FORMS = (
+    *((t, "none", "n", "bias+silu+residual+scale") for t in ("bf16", "f16")),
+    *(("bf16", "none", "k", e) for e in ("bias+gelu+residual", "swiglu", "bias+geglu_interleaved+residual")),
+    *(("e4m3", s, "k", e) for s in ("tensor", "row_column", "block") for e in ("none", "bias+swiglu+residual+scale")),
+)
+
+
+def signatures() -> list[Signature]:
+    """What the families of a target are asked for, with every overlap allowed."""
+    plain = [
+        Signature(a, a, d, "f32", "none", 4096, 4096, batch, overlap="weights")
+        for a, d in (("bf16", "bf16"), ("f16", "f16"), ("e4m3", "bf16"))
+        for batch in (1, 2)
+    ]
+    forms = [
+        Signature(a, a, d, "f32", epilogue, 4096, 4096, 1, scaling, b_major, "weights")
+        for a, scaling, b_major, epilogue in FORMS
+        for d in (("e4m3", "bf16") if epilogue.endswith("scale") and a == "e4m3" else (a if a != "e4m3" else "bf16",))
+    ]
+    return plain + forms
+
+
 def sample(target: str) -> list[Variant]:
-    """One variant of every family, scheduler, element type and batching that the target has, and every non-GEMM."""
+    """One variant of every family, scheduler, form and batching that the target has, and every non-GEMM."""
     chosen: dict[tuple[Any, ...], Variant] = {}
     for name in PROVIDERS:
-        for types in (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"), ("e4m3", "e4m3", "bf16")):
-            for batch in (1, 2):
-                signature = Signature(*types, "f32", "none", 4096, 4096, batch)
-                for v in provider(name).variants(target, signature):
-                    # Batching and the other element types change the host code of a family in the same way.
-                    plain = types[0] == "bf16" and batch == 1
-                    hosts = [v.options.get(o) if plain else None for o in ("scheduler", "split_k", "overlap")]
-                    chosen.setdefault((name, v.family, types, batch, *hosts), v)
+        for s in signatures():
+            form = s.a, s.d, s.batch, s.scaling, s.b_major, s.epilogue
+            for v in provider(name).variants(target, s):
+                # Forms other than the plain one change the host code of a family in the same way.
+                plain = form == ("bf16", "bf16", 1, "none", "k", "none")
+                hosts = [v.options.get(o) if plain else None for o in ("scheduler", "split_k", "overlap")]
+                chosen.setdefault((name, v.family, form, *hosts), v)
         for v in provider(name).functions(target):
-            chosen.setdefault((name, v.family, v.a, v.operation), v)
+            chosen.setdefault((name, v.family, v.a, v.operation, v.options.get("overlap")), v)
     return list(chosen.values())
 
 

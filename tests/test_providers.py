@@ -109,7 +109,7 @@ def compile_all(variants: list[Variant]) -> list[Any]:
     return results
 
 
-SMALL_M = variant("sm_90a", "sm90_small_m", tile_m=24, tile_n=56, split_k=4)
+SMALL_M = variant("sm_90a", "sm90_small_m", tile_m=32, tile_n=48, split_k=4)
 CASES = {
     "sm_80": [
         variant("sm_80", "sm80_tensorop", tile_m=64),
@@ -124,9 +124,9 @@ CASES = {
         variant("sm_90a", "sm90_static_persistent", tile_m=128, tile_n=256, cluster_m=2),
         variant("sm_90a", "sm90_static_persistent", "f16", tile_m=64, tile_n=64, cluster_m=1, cluster_n=1),
         variant("sm_90a", "sm90_static_persistent", "e4m3", 4, tile_m=128, tile_n=128, cluster_m=2, cluster_n=2),
-        variant("sm_90a", "sm90_small_m", tile_m=8, tile_n=48, split_k=8),
-        variant("sm_90a", "sm90_small_m", "f16", tile_m=64, tile_n=112, split_k=1, cluster_n=4),
-        variant("sm_90a", "sm90_small_m", tile_m=32, tile_n=56, split_k=2, cluster_n=2),
+        variant("sm_90a", "sm90_small_m", tile_m=8, tile_n=96, split_k=8),
+        variant("sm_90a", "sm90_small_m", "f16", tile_m=64, tile_n=128, split_k=1, cluster_n=4),
+        variant("sm_90a", "sm90_small_m", tile_m=128, tile_n=104, split_k=2, cluster_n=4),
     ],
     "sm_100a": [
         variant("sm_100a", "sm100_persistent", tile_m=256, tile_n=256, scheduler="clc", two_cta=True),

@@ -21,8 +21,8 @@ _KERNELS = _HERE.parents[1] / "kernels"
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
 
 FAMILIES: dict[str, Family] = {
-    # Few tokens on Hopper: weights on WGMMA's M side, K split over a cluster. Right at any M up to 65535 tiles, which
-    # the grid holds; meant for M <= 64.
+    # Few tokens on Hopper: B is read once, K split over a cluster. Right at any M up to 65535 tiles, which the grid
+    # holds; meant for M <= 256.
     "sm90_small_m": Family(
         "gemm",
         ("sm_90a",),

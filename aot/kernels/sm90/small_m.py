@@ -26,7 +26,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from runtime.signature import SCALE_BLOCK
 
-from .small_m_choices import Form, memory, sides, swapped, warpgroups
+from .small_m_choices import Form, memory, row_of_b, sides, swapped, tile_k, warpgroups
 from .small_m_output import Output
 from .small_m_rows import Rows
 
@@ -46,7 +46,7 @@ class SmallM:
     """The kernel for one set of choices (`small_m_choices.OPTIONS`) and one form."""
 
     def __init__(self, options: Mapping[str, Any], form: Form) -> None:
-        self.tile_m, self.tile_n, self.tile_k = (options[f"tile_{mode}"] for mode in "mnk")
+        self.tile_m, self.tile_n, self.tile_k = options["tile_m"], options["tile_n"], tile_k(options, form)
         self.split_k, self.cluster_n, self.overlap = (options[o] for o in ("split_k", "cluster_n", "overlap"))
         self.form, self.memory, self.swapped = form, memory(options, form), swapped(options)
         self.stages = self.memory.stages
@@ -419,7 +419,8 @@ class SmallM:
                     row = (
                         thread // _WARP * 16 + thread % _WARP // 4 + half * 8 + block * (_WGMMA_ROWS * self.warpgroups)
                     )
-                    at = cutlass.min(self.rows.row(tile, row, extent_n), extent_n - 1) // SCALE_BLOCK
+                    at = row_of_b(self.tile_n, self.form, tile, row, extent_n)
+                    at = cutlass.min(at, extent_n - 1) // SCALE_BLOCK
                     of_weights = scale_b[at, k]
                     for group in cutlass.range_constexpr(groups):
                         for token in cutlass.range_constexpr(2):

@@ -13,8 +13,7 @@ from cutlass import cute
 from runtime.signature import Epilogue
 
 from .epilogue import activate, gate
-from .small_m_choices import Form, Memory, sums_pitch, swapped, terms
-from .small_m_rows import Rows
+from .small_m_choices import Form, Memory, row_of_b, sums_pitch, swapped, terms
 
 _COLUMNS = 8  # of D that a thread makes at a time
 _STAGED, _PREPARED = 4, 5  # named barriers
@@ -27,7 +26,6 @@ class Output:
         self.tile_m, self.tile_n, self.split_k = (options[o] for o in ("tile_m", "tile_n", "split_k"))
         self.form, self.consumers, self.swapped = form, consumers, swapped(options)
         self.epilogue = Epilogue.of(form.epilogue)
-        self.rows = Rows(self.tile_n, form)
         self.pitch = sums_pitch(options)
         self.share = self.tile_m // self.split_k  # tokens that a CTA adds up
         # Where sums of others lie, in f32 elements: behind the stages, or behind this CTA's own.
@@ -56,7 +54,7 @@ class Output:
         if cutlass.const_expr(self.terms > 0):
             for step in cutlass.range_constexpr(-(-self.tile_n // self.consumers)):
                 slot = thread + step * self.consumers
-                row = self.rows.row(tile, slot, extent_n)
+                row = row_of_b(self.tile_n, self.form, tile, slot, extent_n)
                 if slot < self.tile_n and row < extent_n:
                     if cutlass.const_expr(self.form.scaling == "row_column"):
                         values[self.tile_m + slot] = scale_b[row]

@@ -12,9 +12,8 @@ from cutlass import cute
 
 from runtime.signature import Epilogue
 
+from .small_m_choices import HALF_GROUP as _HALF
 from .small_m_choices import Form
-
-_HALF = 8  # gates, or ups, of a group
 
 
 class Rows:
@@ -54,11 +53,3 @@ class Rows:
         if not self.gated:
             return cute.group_modes(cute.local_tile(b, (self.tile_n, tile_k), (tile, None, *batch)), 0, 2)
         return cute.group_modes(cute.local_tile(b, self.tiler(tile_k), (0, 0, tile, None, *batch)), 0, 4)
-
-    def row(self, tile: cutlass.Int32, position: Any, extent_n: cutlass.Int32) -> cutlass.Int32:
-        """Which row of B is at `position` in a tile; past N where there is none."""
-        if not self.gated:
-            return tile * self.tile_n + position
-        group, half, column = position // (2 * _HALF), position // _HALF % 2, position % _HALF
-        pair = (tile * self.groups + group) * _HALF + column
-        return 2 * pair + half if self.interleaved else pair + half * (extent_n // 2)
