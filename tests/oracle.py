@@ -20,7 +20,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -166,25 +166,30 @@ def sample(target: str) -> list[Variant]:
     chosen: dict[tuple[Any, ...], Variant] = {}
     for name in PROVIDERS:
         gemms = {family: f for family, f in provider(name).families.items() if f.operation == "gemm"}
-        for family, signature in ((family, s) for family, f in gemms.items() for s in _forms(f)):
-            types = (signature.a, signature.b, signature.d)
-            form = (types, signature.batch, signature.scaling, signature.b_major, signature.epilogue)
-            # Batching, other element types and operands change the host code of a family in the same way.
-            plain = form == (("bf16", "bf16", "bf16"), 1, "none", "k", "none")
-            for v in provider(name).variants(target, signature):
-                if v.family == family:
-                    options = ("scheduler", "schedule", "split_k", "overlap")
+        for family, f in gemms.items():
+            for variants in _forms(f, lambda s, n=name, of=family: _of_family(n, of, target, s)):
+                for v in variants:
+                    form = (v.a, v.b, v.d, v.batched, v.scaling, v.b_major, v.epilogue)
+                    # Batching, other element types and operands change the host code of a family in the same way.
+                    plain = form == ("bf16", "bf16", "bf16", False, "none", "k", "none")
+                    options = ("scheduler", "schedule", "split_k", "overlap", "swap")
                     hosts = [v.options.get(o) if plain else None for o in options]
                     chosen.setdefault((name, family, form, *hosts), v)
         for v in provider(name).functions(target):
-            chosen.setdefault((name, v.family, v.a, v.operation), v)
+            chosen.setdefault((name, v.family, v.a, v.operation, v.options.get("overlap")), v)
     return list(chosen.values())
 
 
-def _forms(family: Family) -> Iterator[Signature]:
-    """Signatures that between them have every element type, scaling, order of B and batching of a family.
+def _of_family(name: str, family: str, target: str, signature: Signature) -> list[Variant]:
+    return [v for v in provider(name).variants(target, signature) if v.family == family]
 
-    Plain ones, and with the epilogue of the most parts; of what is neither plain nor the first, the latter alone.
+
+def _forms(family: Family, serving: Callable[[Signature], list[Variant]]) -> Iterator[list[Variant]]:
+    """Variants that between them have every element type, scaling, order of B and batching of a family.
+
+    `serving` finds those for a signature. Plain ones, and with the epilogue of the most parts that there is, which has
+    gate and up interleaved if it is gated; the first form also with gates before all that they gate. Of what is neither
+    plain nor the first, that with the most parts alone.
     """
     for types, scaling, b_major, batched in itertools.product(
         family.elements, family.scalings, family.b_majors, family.batched
@@ -193,12 +198,11 @@ def _forms(family: Family) -> Iterator[Signature]:
         if not batched:
             plain = replace(plain, overlap="weights")  # which suits variants that rely on less too
         possible = [replace(plain, epilogue=epilogue) for epilogue in family.epilogues]
-        legal = sorted(
-            (s for s in possible if signature_problem(s) is None), key=lambda s: (s.epilogue.count("+"), s.epilogue)
-        )
-        plainest = [s for s in legal if s.epilogue == "none"]
-        first = types == family.elements[0] and (scaling, b_major) == (family.scalings[0], family.b_majors[0])
-        yield from dict.fromkeys(plainest + legal[-1:] if first else legal[-1:])
+        legal = [s for s in possible if signature_problem(s) is None]
+        legal.sort(key=lambda s: (s.epilogue.count("+"), s.epilogue), reverse=True)
+        yield next((found for found in map(serving, legal) if found), [])
+        if types == family.elements[0] and (scaling, b_major) == (family.scalings[0], family.b_majors[0]):
+            yield from (serving(s) for s in legal if s.epilogue in ("none", "swiglu"))
 
 
 def _mutate(variant: Variant, rng: random.Random) -> int:

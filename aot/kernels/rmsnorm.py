@@ -3,6 +3,9 @@
 One block a row, 16-byte loads and stores, sums and products in f32. Any M, any N that is a multiple of 8, any leading
 strides that are. A row is read twice; the second time it comes from a cache unless it is longer than that. Any GPU
 since Ampere.
+
+With `overlap`, from Hopper on, blocks start while the kernel before this one on the stream ends, where that kernel lets
+them, and let the next kernel start at once. Nothing is read or written before the kernel before has ended.
 """
 
 from typing import Any
@@ -17,14 +20,17 @@ _WARP = 32
 class RmsNorm:
     """The kernel for blocks of `threads` threads, a multiple of the warp size."""
 
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
+    def __init__(self, threads: int, overlap: bool = False) -> None:
+        self.threads, self.overlap = threads, overlap
 
     @cute.jit
     def __call__(self, x: cute.Tensor, weight: cute.Tensor, y: cute.Tensor, eps: cutlass.Float32, stream: Any) -> None:
         """Launch over x (M, N), weight (N), y (M, N)."""
         self.kernel(x, weight, y, eps).launch(
-            grid=[cute.size(x, mode=[0]), 1, 1], block=[self.threads, 1, 1], stream=stream
+            grid=[cute.size(x, mode=[0]), 1, 1],
+            block=[self.threads, 1, 1],
+            stream=stream,
+            use_pdl=self.overlap,
         )
 
     @cute.kernel
@@ -33,6 +39,9 @@ class RmsNorm:
         thread, _, _ = cute.arch.thread_idx()
         row, _, _ = cute.arch.block_idx()
         extent = cute.size(x, mode=[1])
+        if cutlass.const_expr(self.overlap):
+            cute.arch.griddepcontrol_launch_dependents()
+            cute.arch.griddepcontrol_wait()
 
         # (vector, number of vectors)
         x_row = cute.zipped_divide(x[row, None], (_VECTOR,))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from runtime.dtypes import DTYPES
 from runtime.signature import EPILOGUES, MAJORS, SCALINGS, Signature
 
 from ..kernels.sm90 import persistent_choices, small_m_choices
@@ -21,22 +22,24 @@ _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
 _FP8 = (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"))
 
 
-def _form(v: Variant) -> persistent_choices.Form:
+def _persistent_form(v: Variant) -> persistent_choices.Form:
     return persistent_choices.Form(v.a, v.d, v.scaling, v.epilogue, v.b_major)
 
 
 FAMILIES: dict[str, Family] = {
-    # Few tokens on Hopper: weights on WGMMA's M side, K split over a cluster. Right at any M up to 65535 tiles, which
-    # the grid holds; meant for M <= 64.
+    # Few tokens on Hopper: B is read once, K split over a cluster. Right at any M up to 65535 tiles, which the grid
+    # holds; meant for M <= 256.
     "sm90_small_m": Family(
         "gemm",
         ("sm_90a",),
-        _SAME_16_BIT,
+        (*_SAME_16_BIT, ("bf16", "bf16", "e4m3"), *(("e4m3", "e4m3", d) for d in ("bf16", "f16", "e4m3"))),
         small_m_choices.OPTIONS,
-        lambda v: small_m_choices.rule(v.options),
-        batched=(False,),
-        limit=lambda v, _: small_m_choices.limit(v.options),
-        estimate_us=lambda v, s, m: small_m_choices.estimate_us(v.options, m, s.n, s.k),
+        lambda v: small_m_choices.rule(v.options, _small_m_form(v)),
+        scalings=SCALINGS,
+        b_majors=MAJORS,
+        epilogues=frozenset(EPILOGUES),
+        limit=lambda v, s: small_m_choices.limit(v.options, s.overlap),
+        estimate_us=lambda v, s, m: small_m_choices.estimate_us(v.options, _small_m_form(v), m, s.n, s.k),
         best_up_to_m=small_m_choices.BEST_UP_TO_M,
     ),
     # More tokens on Hopper: warp-specialised and persistent, cooperative or pingpong.
@@ -45,23 +48,30 @@ FAMILIES: dict[str, Family] = {
         ("sm_90a",),
         (*_SAME_16_BIT, *_FP8),
         persistent_choices.OPTIONS,
-        lambda v: persistent_choices.rule(v.options, _form(v)),
+        lambda v: persistent_choices.rule(v.options, _persistent_form(v)),
         scalings=SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
-        limit=lambda v, s: persistent_choices.limit(_form(v), s.n),
-        estimate_us=lambda v, s, m: persistent_choices.estimate_us(v.options, _form(v), (m, s.n, s.k), s.batch),
+        limit=lambda v, s: persistent_choices.limit(_persistent_form(v), s.n),
+        estimate_us=lambda v, s, m: persistent_choices.estimate_us(
+            v.options, _persistent_form(v), (m, s.n, s.k), s.batch
+        ),
         best_up_to_m=persistent_choices.BEST_UP_TO_M,
     ),
-    # One block a row, `threads` threads a block.
+    # One block a row, `threads` threads a block; `overlap` with the kernels before and after, which Ampere cannot.
     "rmsnorm_row": Family(
         "rmsnorm",
         tuple(TARGETS),
         _SAME_16_BIT,
-        {"threads": (128, 256, 512)},
+        {"threads": (128, 256, 512), "overlap": (False, True)},
+        lambda v: _no_overlap(v.target) if v.options["overlap"] else None,
         batched=(False,),
     ),
 }
+
+
+def _no_overlap(name: str) -> str | None:
+    return None if TARGETS[name].compute_capability >= (9, 0) else "kernels overlap from Hopper on"
 
 
 class Own:
@@ -96,26 +106,28 @@ class Own:
 
 
 def _small_m(variant: Variant) -> Buildable:
-    """A GEMM over A (M, K), B (N, K), D (M, N) and a stream."""
+    """A GEMM for few tokens, over the tensors of its form and a stream."""
     from ..kernels.sm90.small_m import SmallM
 
-    kernel = SmallM(
-        tile=(variant.integer("tile_m"), variant.integer("tile_n"), variant.integer("tile_k")),
-        split_k=variant.integer("split_k"),
-        cluster_n=variant.integer("cluster_n"),
-        stages=small_m_choices.stages(variant.options),
-        overlap=str(variant.options["overlap"]),
-    )
     symbols, tree = gemm_tensors(variant)
     tree.append({"kind": "stream", "name": "stream"})
-    return Buildable(kernel, stand_ins(tree, symbols), tree, symbols)
+    arguments = _gemm_arguments(tree, symbols)
+    del arguments[_GEMM_ARGUMENTS.index("max_active_clusters")]  # it is not persistent
+    return Buildable(SmallM(variant.options, _small_m_form(variant)), arguments, tree, symbols)
+
+
+def _small_m_form(variant: Variant) -> small_m_choices.Form:
+    """What of a variant, besides its choices, the few-token GEMM depends on."""
+    return small_m_choices.Form(
+        DTYPES[variant.a].bytes, variant.scaling, variant.b_major, variant.epilogue, variant.batched
+    )
 
 
 def _persistent(variant: Variant) -> Buildable:
     """A GEMM over all operands that its form has, the number of clusters that the device holds, and a stream."""
     from ..kernels.sm90.persistent import Persistent
 
-    plan = persistent_choices.Plan.of(variant.options, _form(variant))
+    plan = persistent_choices.Plan.of(variant.options, _persistent_form(variant))
     symbols, tree = gemm_tensors(variant)
     clusters = {"kind": "device", "name": "max_active_clusters", "property": "max_active_clusters"}
     tree += [clusters | {"cluster_size": plan.cluster}, {"kind": "stream", "name": "stream"}]
@@ -147,7 +159,9 @@ def _rmsnorm(variant: Variant) -> Buildable:
         )
     ]
     tree += [{"kind": "scalar", "name": "eps", "dtype": "f32"}, {"kind": "stream", "name": "stream"}]
-    return Buildable(RmsNorm(variant.integer("threads")), stand_ins(tree, symbols), tree, symbols)
+    return Buildable(
+        RmsNorm(variant.integer("threads"), bool(variant.options["overlap"])), stand_ins(tree, symbols), tree, symbols
+    )
 
 
 # In the order that kernels take them.

@@ -1,0 +1,70 @@
+"""The few-token GEMM for Hopper: which forms exist, and what of its arithmetic needs no compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from aot.kernels.sm90 import small_m_choices as few
+from aot.providers import provider
+from aot.targets import TARGETS
+from aot.variants import Variant, choices, illegal, unsuited
+from runtime.signature import EPILOGUES, OVERLAPS, Signature
+
+PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 4096, 4096)
+SCALED = Signature("e4m3", "e4m3", "bf16", "f32", "none", 4096, 4096, scaling="row_column")
+
+
+def variants(signature: Signature) -> list[Variant]:
+    return [v for v in provider("own").variants("sm_90a", signature) if v.family == "sm90_small_m"]
+
+
+@pytest.mark.parametrize("signature", [PLAIN, SCALED], ids=lambda s: s.a)
+def test_stages_fill_the_shared_memory_of_an_sm_and_no_more(signature: Signature) -> None:
+    form = few.Form(element_bytes=2 if signature.a == "bf16" else 1, scaling=signature.scaling)
+    for v in variants(signature):
+        found = few.memory(v.options, form)
+        stage = found.left + found.right
+        a_cta = 2048 + found.block + 4 * few.terms(v.options, form)  # 1 KB static, 1 KB for barriers
+        for_a_cta = TARGETS["sm_90a"].shared_bytes_per_block if v.integer("ctas_per_sm") == 1 else (228 << 9) - 1024
+        assert a_cta <= for_a_cta, v.name()
+        assert a_cta + stage > for_a_cta or found.stages == 32, v.name()
+        assert found.staging + found.partial <= found.block, v.name()
+
+
+def test_a_variant_overlaps_no_more_than_the_signature_promises() -> None:
+    one = variants(dataclasses.replace(PLAIN, overlap="weights"))[0]
+    for promised, overlap in ((p, o) for p in OVERLAPS for o in OVERLAPS):
+        v = dataclasses.replace(one, config=choices(**{**one.options, "overlap": overlap}))
+        reason = unsuited(v, dataclasses.replace(PLAIN, overlap=promised))
+        assert (reason is None) == (OVERLAPS.index(overlap) <= OVERLAPS.index(promised)), (promised, overlap, reason)
+
+
+@pytest.mark.parametrize("epilogue", ["swiglu", "geglu_interleaved"])
+@pytest.mark.parametrize(("n", "tile_n"), [(4096, 112), (208, 64), (16, 48)])
+def test_tiles_of_a_gated_gemm_have_every_gate_eight_rows_before_its_up(epilogue: str, n: int, tile_n: int) -> None:
+    form, found = few.Form(epilogue=epilogue), []
+    for tile in range(-(-n // tile_n)):
+        for position in (p for p in range(tile_n) if p // few.HALF_GROUP % 2 == 0):
+            gate, up = (few.row_of_b(tile_n, form, tile, p, n) for p in (position, position + few.HALF_GROUP))
+            assert up - gate == (1 if EPILOGUES[epilogue].interleaved else n // 2)
+            found.append(gate)
+    column = 2 if EPILOGUES[epilogue].interleaved else 1
+    assert found[: n // 2] == [column * i for i in range(n // 2)]
+
+
+def test_forms_that_the_kernel_does_not_have_say_why() -> None:
+    one = variants(PLAIN)[0]
+    for change, reason in (
+        ({"scaling": "row_column"}, "scales are for 8-bit inputs"),
+        ({"b_major": "n", "epilogue": "swiglu"}, "eight by eight"),
+        ({"a": "e4m3", "b": "e4m3", "b_major": "n"}, "needs 16-bit elements"),
+        ({"a": "e4m3", "b": "e4m3", "scaling": "block", "batched": True}, "no batch"),
+    ):
+        assert reason in (illegal(dataclasses.replace(one, **change)) or ""), change
+
+
+def test_no_form_has_so_many_variants_that_listing_them_takes_long() -> None:
+    assert 100 < len(variants(PLAIN)) < 350
+    assert 100 < len(variants(dataclasses.replace(SCALED, epilogue="swiglu"))) < 350
