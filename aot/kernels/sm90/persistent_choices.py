@@ -158,7 +158,8 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
     plan = Plan.of(options, form)
     if plan.cluster > 2:
         return "clusters of four leave SMs idle"
-    if plan.rows not in ((64, 128) if plan.swap or plan.pingpong else (64, 128, 256)):
+    taller = 192 if plan.pingpong and plan.swap else 256 if not plan.pingpong else 128
+    if plan.rows not in (64, 128, taller):
         return f"{plan.rows} rows on WGMMA's M side never won"
     if plan.columns % (16 * plan.parts[1]) and not plan.swap:
         return "columns must divide into parts of 16"
