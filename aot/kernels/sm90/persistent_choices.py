@@ -158,7 +158,8 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
     plan = Plan.of(options, form)
     if plan.cluster > 2:
         return "clusters of four leave SMs idle"
-    if plan.rows not in ((64, 128) if plan.swap or plan.pingpong else (64, 128, 256)):
+    taller = 192 if plan.pingpong and plan.swap else 256 if not plan.pingpong else 128
+    if plan.rows not in (64, 128, taller):
         return f"{plan.rows} rows on WGMMA's M side never won"
     if plan.columns % (16 * plan.parts[1]) and not plan.swap:
         return "columns must divide into parts of 16"
@@ -227,7 +228,7 @@ class _Rates:
 
 
 _RATES = {
-    2: _Rates(1.04, 3.12e6, 3.33e6, 0.151e6, 10.6e6, 1.65, 0.304, 4.03, 0.0),
+    2: _Rates(1.04, 3.12e6, 3.33e6, 0.151e6, 13.0e6, 1.65, 0.304, 8.0, 0.0),
     1: _Rates(2.43, 5.70e6, 6.98e6, 0.121e6, 10.9e6, 5.25, 9.59, 0.0, 0.075),
 }
 _MEMORY_BYTES_PER_US = 4.3e6
@@ -239,9 +240,9 @@ def estimate_us(options: Mapping[str, Any], form: Form, extents: tuple[int, int,
     """A guess at the time on an H200 for `extents` M, N and K, good for putting the choices for a problem in order.
 
     The slowest of five flows (products at the clock and at the power that there is, into an SM, out of L2, out of
-    memory), a little of the others, the time to start, and the epilogues that nothing hides. Of 5,384 times in bf16, 74
-    choices at M = 512 to 8192 and 51 from M = 128, its first choice took 3.9% longer than the best on average (16% at
-    worst), the best of its first eight 0.8% (6%); of 3,680 times in e4m3 10.6% (26%) and 1.6% (11%).
+    memory), a little of the others, the time to start, and the epilogues that nothing hides. In bf16 and M = 512 to 8192
+    (74 choices) its first choice took 5.4% longer than the best on average, the best of its first eight 0.7% (6% at
+    worst); at M = 128, 256 and 333 (264 choices) 15.7% and 2.6% (18%). In e4m3 10.6% and 1.6% (11%).
     """
     plan, rates, size = Plan.of(options, form), _RATES[DTYPES[form.a].bytes], DTYPES[form.a].bytes
     m, n, k = extents
