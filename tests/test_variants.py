@@ -157,7 +157,6 @@ def test_config_must_be_sorted() -> None:
         (dataclasses.replace(legal_functions("own", "sm_80")[0], batched=True), "no batched form"),
         (with_options(SMALL_M, tile_m=16, split_k=8, cluster_n=2), "a cluster of 16 CTAs exceeds 8"),
         (with_options(SMALL_M, tile_m=8, cluster_n=2), "groups of 8 tokens, and tile_m has no such share"),
-        (with_options(SMALL_M, tile_m=24, cluster_n=2), "groups of 8 tokens, and tile_m has no such share"),
         (
             with_options(SMALL_M, tile_m=64, tile_n=64, cluster_n=2, ctas_per_sm=2),
             "with 64 tokens, (split_k, cluster_n",

@@ -4,7 +4,8 @@ A CTA owns `tile_n` rows of B (weights), `tile_m` tokens and one of `split_k` sl
 are swapped: weights take WGMMA's M side and tokens its N side, so a tile of 8 tokens wastes nothing. Above, tokens take
 the M side, and weights need not fill 64 rows. The CTAs of a cluster that differ in the slice only add up a share of the
 tokens each, in the order of the slices, from sums that the others push into its shared memory: the result is always the
-same, and there is no workspace. `cluster_n` neighbours along N load a share of A each and multicast it.
+same, and there is no workspace. `cluster_n` neighbours along N load a share of A each and multicast it. A is loaded in
+pieces of 8 or 16 rows, and those past M are left out.
 
 One warp feeds TMA, one or more warpgroups multiply. Either tile may be any multiple of 8, so that bytes can be spread
 evenly over the SMs: WGMMA then reads rows past the tile, whose products nobody looks at. K tails and rows past M and N
@@ -26,7 +27,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from runtime.signature import SCALE_BLOCK
 
-from .small_m_choices import Form, memory, row_of_b, sides, swapped, tile_k, warpgroups
+from .small_m_choices import Form, memory, piece, row_of_b, sides, swapped, tile_k, warpgroups
 from .small_m_output import Output
 from .small_m_rows import Rows
 
@@ -60,6 +61,7 @@ class SmallM:
         self.full_arrivals = 1 + _WARP * (form.scaling == "block")
         exact_k = SCALE_BLOCK if form.scaling == "block" else _EXACT_K
         self.exact_stages = exact_k // self.tile_k if form.element_bytes == 1 else 0
+        self.piece = piece(options)
         self.rows = Rows(self.tile_n, form)
         self.output = Output(options, form, self.memory, self.consumers)
 
@@ -82,19 +84,18 @@ class SmallM:
         element = a.element_type
         left_layout, left_mma = self._layouts(element, self.left_rows, self.mma_rows, self.swapped)
         right_layout, _ = self._layouts(element, self.right_rows, self.right_rows, not self.swapped)
-        a_layout, b_layout = (right_layout, left_layout) if self.swapped else (left_layout, right_layout)
+        b_layout = left_layout if self.swapped else right_layout
         load = cpasync.CopyBulkTensorTileG2SOp()
         load_a = cpasync.CopyBulkTensorTileG2SMulticastOp() if self.cluster_n > 1 else load
-        a_atom, a_tma = cpasync.make_tiled_tma_atom(
-            load_a, a, cute.select(a_layout, [0, 1]), (self.tile_m, self.tile_k), self.cluster_n
-        )
+        pieces = self._pieces(element)
+        a_atom, a_tma = cpasync.make_tiled_tma_atom(load_a, a, cute.select(pieces, [0, 1]), (self.piece, self.tile_k))
         b_atom, b_tma = cpasync.make_tiled_tma_atom(
             load, self.rows.view(b), self.rows.shared(b_layout, self.tile_k), self.rows.tiler(self.tile_k)
         )
         tiles_m = cute.ceil_div(cute.size(a, mode=[0]), self.tile_m)
         tiles_n = cute.round_up(cute.ceil_div(cute.size(b, mode=[0]), self.tile_n), self.cluster_n)
         extras = (scale_a, scale_b, bias, residual, scale_d)
-        layouts = (left_layout, left_mma, right_layout)
+        layouts = (left_layout, left_mma, right_layout, pieces)
         self.kernel((a_atom, a_tma), (b_atom, b_tma), b, d, extras, self._tiled_mma(element), layouts).launch(
             grid=[tiles_n * self.split_k, tiles_m, cute.size(a, mode=[2]) if self.form.batched else 1],
             block=[self.threads, 1, 1],
@@ -142,6 +143,18 @@ class SmallM:
         )
         return layout, cute.make_composed_layout(layout.inner, 0, outer)
 
+    def _pieces(self, element: Any) -> Any:
+        """(rows, tile_k, pieces, stages) of A in shared memory, in the pieces that are loaded at a time."""
+        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, element)
+        atom_k = _ATOM_BYTES * 8 // element.width
+        by_row = cute.make_layout((_ATOM_ROWS, self.piece // _ATOM_ROWS), stride=(atom_k, _ATOM_ROWS * atom_k))
+        by_k = cute.make_layout((atom_k, self.tile_k // atom_k), stride=(1, self.tile_m * atom_k))
+        outer = cute.make_layout(
+            (by_row.shape, by_k.shape, self.tile_m // self.piece, self.stages),
+            stride=(by_row.stride, by_k.stride, self.piece * atom_k, self.tile_m * self.tile_k),
+        )
+        return cute.make_composed_layout(atom.inner, 0, outer)
+
     @cute.kernel
     def kernel(
         self, load_a: Any, load_b: Any, b: cute.Tensor, d: cute.Tensor, extras: Any, tiled_mma: Any, layouts: Any
@@ -164,7 +177,7 @@ class SmallM:
 
         smem = cutlass.memory.SmemAllocator()
         block = smem.allocate_array(cutlass.Uint8, self.memory.block, byte_alignment=1024)
-        left_layout, left_mma, right_layout = layouts
+        left_layout, left_mma, right_layout, pieces = layouts
         left_pointer = cute.recast_ptr(block, left_layout.inner, element)
         right_pointer = cute.recast_ptr(block + self.stages * self.memory.left, right_layout.inner, element)
         left = cute.make_tensor(left_pointer, left_layout.outer)
@@ -199,7 +212,8 @@ class SmallM:
             if cutlass.const_expr(self.overlap != "serial"):
                 cute.arch.griddepcontrol_launch_dependents()
             shared_a, shared_b = (right, left) if self.swapped else (left, right)
-            place = (tile, block_m, batch, member, rank, first_k, count_k)
+            shared_a = cute.make_tensor(shared_a.iterator, pieces.outer)
+            place = (tile, block_m, batch, member, rank, first_k, count_k, tokens)
             feed_a, feed_b = (a_atom, a, shared_a, scale_a, scales), (b_atom, b_tma, shared_b)
             self._feed(feed_a, feed_b, full, empty, place)
         else:
@@ -243,23 +257,23 @@ class SmallM:
         """The loading warp: keep every stage full. An operand is its TMA atom, its tensor and its shared memory."""
         a_atom, a, shared_a, scale_a, scales = load_a
         b_atom, b, shared_b = load_b
-        tile, block_m, batch, member, rank, first_k, count_k = place
-        tiled_a = cute.local_tile(a, (self.tile_m, self.tile_k), (block_m, None, *batch))  # (rows, K, tiles of K)
+        tile, block_m, batch, member, rank, first_k, count_k, tokens = place
+        # (rows, K, pieces of M, tiles of K)
+        tiled_a = cute.local_tile(a, (self.piece, self.tile_k), (None, None, *batch))
         to_a, from_a = cpasync.tma_partition(
-            a_atom,
-            member,
-            cute.make_layout(self.cluster_n),
-            cute.group_modes(shared_a, 0, 2),
-            cute.group_modes(tiled_a, 0, 2),
+            a_atom, 0, cute.make_layout(1), cute.group_modes(shared_a, 0, 2), cute.group_modes(tiled_a, 0, 2)
         )
         tiled_b = self.rows.tiles(b, self.tile_k, tile, batch)
         to_b, from_b = cpasync.tma_partition(b_atom, 0, cute.make_layout(1), cute.group_modes(shared_b, 0, 2), tiled_b)
-        stage_bytes = self.memory.left + self.memory.right
+        pieces = cutlass.min(cute.ceil_div(tokens, self.piece), self.tile_m // self.piece)
+        row_bytes = self.tile_k * shared_b.element_type.width // 8
+        stage_bytes = pieces * (self.piece * row_bytes) + self.tile_n * row_bytes
         policy = cutlass.Int64(_EVICT_FIRST)
         mask = None
         if cutlass.const_expr(self.cluster_n > 1):
             every_member = sum(1 << (other * self.split_k) for other in range(self.cluster_n))
             mask = cutlass.Int16(every_member) << cutlass.Int16(rank)
+        feed_a = (a_atom, from_a, to_a, (block_m, member, pieces), mask)
 
         # The first stages need no barrier but `full`. Their weights wait for nobody: neither for the kernel before
         # this one, which may still be writing A, nor for the other CTAs of the cluster, whose barriers A arrives at.
@@ -273,7 +287,7 @@ class SmallM:
                 cute.arch.mbarrier_arrive_and_expect_tx(full + i, stage_bytes)
             cute.copy(b_atom, from_b[None, first_k + i], to_b[None, i], tma_bar_ptr=full + i, cache_policy=policy)
             if cutlass.const_expr(not apart):
-                cute.copy(a_atom, from_a[None, first_k + i], to_a[None, i], tma_bar_ptr=full + i)
+                self._feed_a(feed_a, first_k + i, i, full + i)
                 self._feed_scales(scale_a, scales, block_m, first_k + i, i, full + i)
         if cutlass.const_expr(self.cluster > 1):
             cute.arch.cluster_wait()
@@ -283,7 +297,7 @@ class SmallM:
             cute.arch.griddepcontrol_wait()
         if cutlass.const_expr(apart):
             for i in cutlass.range(early, unroll=1):
-                cute.copy(a_atom, from_a[None, first_k + i], to_a[None, i], tma_bar_ptr=full + i, mcast_mask=mask)
+                self._feed_a(feed_a, first_k + i, i, full + i)
                 self._feed_scales(scale_a, scales, block_m, first_k + i, i, full + i)
 
         stage, phase = early, cutlass.Int32(1)
@@ -296,12 +310,23 @@ class SmallM:
             bar = full + stage
             k = first_k + i
             cute.copy(b_atom, from_b[None, k], to_b[None, stage], tma_bar_ptr=bar, cache_policy=policy)
-            cute.copy(a_atom, from_a[None, k], to_a[None, stage], tma_bar_ptr=bar, mcast_mask=mask)
+            self._feed_a(feed_a, k, stage, bar)
             self._feed_scales(scale_a, scales, block_m, k, stage, bar)
             stage += 1
             if stage == self.stages:
                 stage = cutlass.Int32(0)
                 phase ^= 1
+
+    @cute.jit
+    def _feed_a(self, feed: Any, k: cutlass.Int32, stage: cutlass.Int32, bar: cute.Pointer) -> None:
+        """This CTA's share of the pieces of A that go with tile `k` of K, to all that multiply them."""
+        a_atom, from_a, to_a, (block_m, member, pieces), mask = feed
+        share = self.tile_m // self.piece // self.cluster_n
+        for i in cutlass.range_constexpr(share):
+            at = member * share + i
+            if at < pieces:
+                source = from_a[None, block_m * (self.tile_m // self.piece) + at, k]
+                cute.copy(a_atom, source, to_a[None, at, stage], tma_bar_ptr=bar, mcast_mask=mask)
 
     @cute.jit
     def _feed_scales(

@@ -31,9 +31,7 @@ _WARPGROUP = 128
 _TILES_N: dict[int, tuple[int, ...]] = {
     8: (48, 56, 64, 96, 112, 144, 224),
     16: (48, 56, 64, 96, 112, 128, 144),
-    24: (48, 64),
     32: (48, 64, 128, 144, 224),
-    48: (48, 64, 224),
     64: (48, 56, 64, 128, 144, 224),
     96: (64, 88, 104, 128, 144),
     128: (56, 64, 72, 88, 96, 104, 120, 128, 176, 224),
@@ -52,7 +50,7 @@ _OTHER_REGISTERS = 40  # of a multiplying thread, besides its sums
 HALF_GROUP = 8  # gates, or ups, of the 16 rows of B that a gated epilogue takes together
 
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
-    "tile_m": tuple(_TILES_N),  # tokens; rows past M are not free: docs/kernels.md
+    "tile_m": tuple(_TILES_N),  # tokens
     "tile_n": tuple(sorted({n for tiles in _TILES_N.values() for n in tiles})),  # rows of B
     "split_k": (1, 2, 4, 8),  # CTAs of a cluster that share a tile of D
     "cluster_n": (1, 2, 4),  # tiles of D whose CTAs, in one cluster, share the loads of A
@@ -129,6 +127,11 @@ def tile_k(options: Mapping[str, Any], form: Form) -> int:
         return SCALE_BLOCK
     few = options["tile_m"] <= _FEW_TOKENS
     return (2 if few else 1) * _ATOM_BYTES // form.element_bytes
+
+
+def piece(options: Mapping[str, Any]) -> int:
+    """Rows of A in one load. Rows past M take longer to load than others, so pieces wholly past it are left out."""
+    return 16 if options["tile_m"] // options["cluster_n"] % 16 == 0 else _ATOM_ROWS
 
 
 def row_of_b(tile_n: int, form: Form, tile: Any, position: Any, extent_n: Any) -> Any:
@@ -242,7 +245,7 @@ _READ_AGAIN = 1.2  # what another row of tiles of D costs, in reads of B
 _CYCLES_PER_US = 1800
 _EXACT = 1.05  # for moving the sums of 8-bit products to f32 registers
 _SPLIT_US, _SPLIT_SUM_US, _STORE_SUM_US = 0.33, 1.07e-4, 6.5e-5  # a CTA, and each of its sums
-_SPARE_TOKEN_US = 1.4e-5  # for each row past M and each column of A that a CTA loads
+_SPARE_TOKEN_US = 1.4e-5  # for each row past M that a CTA loads, and each column of A
 _LATENCY_US = 1.7  # of a load while the memory is busy
 _TAIL = 1.5
 _REST = 0.08
@@ -281,7 +284,7 @@ def estimate_us(options: Mapping[str, Any], form: Form, m: int, n: int, k: int) 
     slowest = max(memory_us, l2, sm)
     flows = slowest + _REST * (memory_us + l2 + sm - slowest)
     starts = _START_US + math.ceil(waves) * _START_OF_CTA_US / per_sm
-    spare = (tile_m - tokens) / cluster_n * k / split_k * _SPARE_TOKEN_US
+    spare = -m % piece(options) / cluster_n * k / split_k * _SPARE_TOKEN_US
     sums = tokens * tile_n
     meeting = spare + (_SPLIT_US + sums * _SPLIT_SUM_US) * (split_k > 1) + sums * _STORE_SUM_US
     return flows + starts + meeting - _OVERLAP_US * (options["overlap"] != "serial")
