@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def sample(target: str) -> list[Variant]:
     for name in PROVIDERS:
         gemms = {family: f for family, f in provider(name).families.items() if f.operation == "gemm"}
         for family, f in gemms.items():
-            for variants in _forms(f, lambda s, n=name, of=family: _of_family(n, of, target, s)):
+            for variants in _forms(f, partial(_of_family, name, family, target)):
                 for v in variants:
                     form = (v.a, v.b, v.d, v.batched, v.scaling, v.b_major, v.epilogue)
                     # Batching, other element types and operands change the host code of a family in the same way.
