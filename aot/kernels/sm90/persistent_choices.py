@@ -240,9 +240,9 @@ def estimate_us(options: Mapping[str, Any], form: Form, extents: tuple[int, int,
     """A guess at the time on an H200 for `extents` M, N and K, good for putting the choices for a problem in order.
 
     The slowest of five flows (products at the clock and at the power that there is, into an SM, out of L2, out of
-    memory), a little of the others, the time to start, and the epilogues that nothing hides. In bf16 and M = 512 to 8192
-    (74 choices) its first choice took 5.4% longer than the best on average, the best of its first eight 0.7% (6% at
-    worst); at M = 128, 256 and 333 (264 choices) 15.7% and 2.6% (18%). In e4m3 10.6% and 1.6% (11%).
+    memory), a little of the others, the time to start, and the epilogues that nothing hides. In bf16 and M = 512 to
+    8192 (74 choices) its first choice took 5.4% longer than the best on average, the best of its first eight 0.7% (6%
+    at worst); at M = 128, 256 and 333 (264 choices) 15.7% and 2.6% (18%). In e4m3 10.6% and 1.6% (11%).
     """
     plan, rates, size = Plan.of(options, form), _RATES[DTYPES[form.a].bytes], DTYPES[form.a].bytes
     m, n, k = extents
