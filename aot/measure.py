@@ -19,7 +19,7 @@ import torch
 from runtime.errors import AotError
 from runtime.signature import Signature
 
-from .operands import OperandSet, Weights, poisoned, reference
+from .operands import MOST_LAUNCHES, OperandSet, Weights, poisoned, reference
 
 # ||out - reference|| / ||reference|| allowed for each output type: rounding to nearest gives about 0.42 of a unit in
 # the last place, 1.7e-3 for bf16, 2.1e-4 for f16 and 2.6e-2 for e4m3; the rest is room for the order of summation.
@@ -155,7 +155,7 @@ def time_interleaved(
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    count = min(max(math.ceil(graph_us / floor_us), 2), 400)
+    count = min(max(math.ceil(graph_us / floor_us), 2), MOST_LAUNCHES)
     graphs = {}
     for name, launch in contenders.items():
         with contextlib.suppress(AotError):

@@ -22,6 +22,8 @@ E4M3_MAX = 448.0
 
 # Up to this many elements a reference is computed in float64: 80 MiB for each of these, and milliseconds.
 _FLOAT64_ELEMENTS = 10 << 20
+# A graph has no more launches than this, and needs no more operands.
+MOST_LAUNCHES = 400
 # cuBLAS wants scales of blocks in rows of a multiple of 4, and as many rows of A (`aot.baseline`); we take any.
 _SCALE_ALIGNMENT = 4
 
@@ -50,7 +52,7 @@ class Weights:
     def __init__(self, signature: Signature, m: int, l2_bytes: int, seed: int, device: str = "cuda") -> None:
         self.signature, self.device = signature, device
         self.generator = torch.Generator(device=device).manual_seed(seed)
-        self.count = max(1, math.ceil(3 * l2_bytes / signature.bytes(m)))
+        self.count = min(max(1, math.ceil(3 * l2_bytes / signature.bytes(m))), MOST_LAUNCHES)
         self.b = [self._b() for _ in range(self.count)]
 
     def operands(self, m: int) -> list[OperandSet]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aot import measure
-from aot.operands import TORCH_DTYPES, OperandSet, Weights, reference
+from aot.operands import MOST_LAUNCHES, TORCH_DTYPES, OperandSet, Weights, reference
 from runtime.dtypes import DTYPES
 from runtime.errors import ProgramError
 from runtime.fallback import torch_gemm
@@ -86,6 +86,15 @@ def element(s: Signature, o: OperandSet, m: int, column: int) -> float:
     if s.parts.scale:
         value *= float(x["scale_d"][0])
     return max(-448.0, min(448.0, value)) if s.d == "e4m3" else value
+
+
+def test_sets_of_operands_exceed_l2_three_times_but_no_graph() -> None:
+    l2_bytes = 1 << 20
+    s = Signature("bf16", "bf16", "bf16", "f32", "none", 256, 512)
+    weights = Weights(s, 16, l2_bytes, 0, "cpu")
+    assert 3 * l2_bytes <= len(weights.b) * s.bytes(16) < 3 * l2_bytes + s.bytes(16)
+    tiny = Signature("bf16", "bf16", "bf16", "f32", "none", 8, 8)
+    assert len(Weights(tiny, 1, l2_bytes, 0, "cpu").b) == MOST_LAUNCHES
 
 
 @pytest.mark.parametrize("s", [s for s in SAMPLES if s.batch == 1], ids=by_name)
