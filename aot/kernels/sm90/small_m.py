@@ -205,6 +205,7 @@ class SmallM:
                 for stage in cutlass.range_constexpr(self.stages):
                     cute.arch.mbarrier_init(full + stage, self.full_arrivals)
                 cute.arch.mbarrier_init_fence()
+            cute.arch.sync_warp()  # the lane that arrives at them may be another
             if cutlass.const_expr(self.cluster > 1):
                 cute.arch.cluster_arrive_relaxed()
             else:
@@ -224,7 +225,9 @@ class SmallM:
                     if cutlass.const_expr(self.split_k > 1):
                         cute.arch.mbarrier_init(arrived, 1)
                     cute.arch.mbarrier_init_fence()
-                    if cutlass.const_expr(self.split_k > 1):
+                if cutlass.const_expr(self.split_k > 1):
+                    cute.arch.sync_warp()
+                    with cute.arch.elect_one():
                         cute.arch.mbarrier_arrive_and_expect_tx(arrived, self.output.pushed_bytes(rank, tokens))
             if cutlass.const_expr(self.cluster > 1):
                 cute.arch.cluster_arrive_relaxed()
