@@ -37,7 +37,7 @@ _ATOM_ROWS = 8  # rows of a 128-byte swizzle atom
 _ATOM_BYTES = 128
 _WGMMA_ROWS = 64
 _WGMMA_BYTES = 32  # of K in an instruction
-_EXACT_K = 512  # columns whose 8-bit products are added in the tensor cores' own precision: docs/kernels.md
+_EXACT_K = 256  # columns whose 8-bit products are added in the tensor cores' own precision: docs/kernels.md
 _EARLY_STAGES = 2  # loads of B that go ahead of those of A, while the cluster meets
 _FULL_READY, _EMPTY_READY, _DRAINED = 1, 2, 3  # named barriers
 _EVICT_FIRST = 0x12F0000000000000  # what createpolicy makes of L2::evict_first for everything
@@ -205,6 +205,7 @@ class SmallM:
                 for stage in cutlass.range_constexpr(self.stages):
                     cute.arch.mbarrier_init(full + stage, self.full_arrivals)
                 cute.arch.mbarrier_init_fence()
+            cute.arch.sync_warp()  # the lane that arrives at them may be another
             if cutlass.const_expr(self.cluster > 1):
                 cute.arch.cluster_arrive_relaxed()
             else:
@@ -224,7 +225,9 @@ class SmallM:
                     if cutlass.const_expr(self.split_k > 1):
                         cute.arch.mbarrier_init(arrived, 1)
                     cute.arch.mbarrier_init_fence()
-                    if cutlass.const_expr(self.split_k > 1):
+                if cutlass.const_expr(self.split_k > 1):
+                    cute.arch.sync_warp()
+                    with cute.arch.elect_one():
                         cute.arch.mbarrier_arrive_and_expect_tx(arrived, self.output.pushed_bytes(rank, tokens))
             if cutlass.const_expr(self.cluster > 1):
                 cute.arch.cluster_arrive_relaxed()

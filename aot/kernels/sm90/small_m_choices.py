@@ -239,16 +239,16 @@ def limit(options: Mapping[str, Any], overlap: str) -> str | None:
 
 
 # Fitted to times on an H200 (132 SMs; November 2026): microseconds, bytes, cycles.
-_START_US, _START_OF_CTA_US, _OVERLAP_US = 0.9, 1.7, 0.7
-_MEMORY_BYTES_PER_US, _L2_BYTES_PER_US, _SM_BYTES_PER_US = 4.5e6, 12.5e6, 0.135e6
-_READ_AGAIN = 1.2  # what another row of tiles of D costs, in reads of B
-_CYCLES_PER_US = 1800
-_EXACT = 1.05  # for moving the sums of 8-bit products to f32 registers
-_SPLIT_US, _SPLIT_SUM_US, _STORE_SUM_US = 0.33, 1.07e-4, 6.5e-5  # a CTA, and each of its sums
-_SPARE_TOKEN_US = 1.4e-5  # for each row past M that a CTA loads, and each column of A
-_LATENCY_US = 1.7  # of a load while the memory is busy
-_TAIL = 1.5
-_REST = 0.08
+_START_US, _START_OF_CTA_US, _OVERLAP_US = 0.84, 1.6, 0.7
+_MEMORY_BYTES_PER_US, _L2_BYTES_PER_US, _SM_BYTES_PER_US = 4.46e6, 12.4e6, 0.109e6
+_READ_AGAIN = 0.8  # what another row of tiles of D costs, in reads of B
+_CYCLES_PER_US = 2000
+_EXACT = 1.08  # for moving the sums of 8-bit products to f32 registers
+_SPLIT_US, _SPLIT_SUM_US, _STORE_SUM_US = 0.33, 1.8e-4, 7.4e-5  # a CTA, and each of its sums
+_SPARE_TOKEN_US = 1.35e-5  # for each row past M that a CTA loads, and each column of A
+_LATENCY_US = 1.27  # of a load while the memory is busy
+_TAIL = 2.15
+_REST = 0.074
 # Clusters of 4 and 8 CTAs do not fill every GPC: how many CTAs fit with one and with two an SM, of 132 and 264.
 _CTAS_IN_CLUSTERS = {1: (132, 264), 2: (132, 264), 4: (120, 248), 8: (120, 240)}
 
@@ -258,8 +258,8 @@ def estimate_us(options: Mapping[str, Any], form: Form, m: int, n: int, k: int) 
 
     The slowest of three flows (memory to L2, L2 to the SMs, and what the busiest SM takes in, with what it keeps in
     flight, and multiplies), a little of the other two, and the time to start, add up and store. For 11 layers at 17 M
-    from 1 to 256, of 16 and 8 bits (2,218 times, those it is fitted to), its first choice took 1.6% longer than the
-    best on average (19% at worst), the best of its first six 0.1% (4%).
+    from 1 to 256, of 16 and 8 bits (4,692 times, those it is fitted to), its first choice took 1.9% longer than the
+    best on average (20% at worst), the best of its first six 0.2% (5%), of its first eight 0.1% (4%).
     """
     tile_m, tile_n, depth, bytes_ = options["tile_m"], options["tile_n"], tile_k(options, form), form.element_bytes
     split_k, cluster_n, per_sm = options["split_k"], options["cluster_n"], options["ctas_per_sm"]
