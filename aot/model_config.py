@@ -48,6 +48,9 @@ DTYPES = {"bf16": ("bf16", "bf16", "bf16"), "f16": ("f16", "f16", "f16"), "e4m3"
 # What a gated MLP computes, by the `hidden_act` of its config.
 GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
 
+# Logits are wanted for the last token of each sequence of a batch, so lm_head sees no more rows than that.
+MOST_LOGITS = 256
+
 # vLLM's and SGLang's DEFAULT_VOCAB_PADDING_SIZE, in rows.
 VOCABULARY_PADDING = 64
 
@@ -175,7 +178,11 @@ def manifest_from_config(
         valid = [t for t in range(1, most + 1) if _obstacle(fields, experts, t, layers) is None]
         reader.fail(f"{obstacle}; tp values that fit this model: {', '.join(map(str, valid)) or 'none'}")
     ms = tuple(sorted(set(tokens)))
-    gemms = [Gemm(name, s, count, ms, per) for name, s, count, per in _gemms(fields, experts, tp, layers)]
+    few = tuple(m for m in ms if m <= MOST_LOGITS) or ms[:1]
+    gemms = [
+        Gemm(name, s, count, few if name == "lm_head" else ms, per)
+        for name, s, count, per in _gemms(fields, experts, tp, layers)
+    ]
     return Manifest(
         model or model_name(source, tp, dtype, fuse),
         _source(source, fields, experts, tp) + (f", {family.activation[0]} {activation}" if activation else ""),

@@ -28,7 +28,7 @@ from .operands import OperandSet, Weights
 from .pack import Package
 from .select import points, ranges
 
-# Every function is checked at these M besides those it is timed at: one row, fewer than any tile, and ragged.
+# Every candidate is checked at these M besides those it is timed at: one row, fewer than any tile, and ragged.
 CHECK_TOKENS = (1, 3, 17, 333)
 _SCREEN_REPEATS, _SCREEN_GRAPH_US = 2, 200.0
 _FINAL_GRAPH_US = 1_000.0
@@ -137,10 +137,10 @@ def _measure_all(tuner: _Tuner, entries: Sequence[Entry], results: Results, prog
 
 
 def candidates_at(ranked: Sequence[tuple[int, Sequence[str]]], m: int) -> list[str]:
-    """The candidates for `m`: those ranked for it, and for M values within a factor of four, the nearest first."""
+    """The candidates for `m`: those ranked for it, and for M values within a factor of two, the nearest first."""
     near = sorted((max(m, tokens) / min(m, tokens), tokens) for tokens, _ in ranked)
     names = dict(ranked)
-    kept = [tokens for factor, tokens in near if factor <= 4] or [near[0][1]]
+    kept = [tokens for factor, tokens in near if factor <= 2] or [near[0][1]]
     return list(dict.fromkeys(name for tokens in kept for name in names[tokens]))
 
 
@@ -162,11 +162,12 @@ class _Tuner:
         return launch
 
     def check(self, entry: Entry) -> None:
-        """Reject every candidate that is wrong at any M; what is rejected once is out of the whole archive."""
+        """Reject every candidate that is wrong, at `CHECK_TOKENS` or where it is timed, from the whole archive."""
         signature, names = entry.signature, [name for _, ranked in entry.candidates for name in ranked]
         for m in sorted({*CHECK_TOKENS, *(m for m, _ in entry.candidates)}):
             weights = Weights(signature, m, 0, self.options.seed + m)
-            for name, result in measure.check(signature, m, weights, self._launches(names)).items():
+            launches = self._launches(names if m in CHECK_TOKENS else candidates_at(entry.candidates, m))
+            for name, result in measure.check(signature, m, weights, launches).items():
                 if isinstance(result, str):
                     self.report.rejected[name] = f"{signature.key()} M={m}: {result}"
 

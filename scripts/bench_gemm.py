@@ -29,13 +29,15 @@ REGIMES = (  # all from 128 up is counted twice, since that is what 8-bit inputs
 )
 
 
-def problems(paths: list[Path]) -> dict[Signature, str]:
-    """Distinct signatures of the manifests, each with the layers that have it."""
-    found: dict[Signature, list[str]] = {}
+def problems(paths: list[Path]) -> dict[Signature, tuple[str, int]]:
+    """Distinct signatures of the manifests, each with the layers that have it and the largest M that any asks for."""
+    found: dict[Signature, tuple[str, int]] = {}
     for path in paths:
         for problem in manifests.load(path).problems():
-            found.setdefault(problem.signature, []).append(f"{path.stem}:{'+'.join(problem.names)}")
-    return {s: " ".join(names) for s, names in found.items()}
+            names, most = found.get(problem.signature, ("", 0))
+            names = f"{names} {path.stem}:{'+'.join(problem.names)}".strip()
+            found[problem.signature] = names, max(most, *problem.tokens)
+    return found
 
 
 def run(
@@ -92,8 +94,8 @@ def main() -> int:
     print(f"{'layer':52s} {'M':>5s} " + " ".join(f"{c:>9s}" for c in columns))
     results = []
     peers: dict[Signature, Any] = {}
-    for signature, label in problems(options.manifest).items():
-        for m in options.tokens:
+    for signature, (label, most) in problems(options.manifest).items():
+        for m in (m for m in options.tokens if m <= most):
             try:
                 found = run(library, signature, m, environment["l2_bytes"], options.repeats, peers)
                 found["layers"] = label
