@@ -151,7 +151,8 @@ def time_interleaved(
 ) -> dict[str, Timing]:
     """Time launches in turn, A B C A B C, each as a graph of about `graph_us`; `floor_us` is the least one can take.
 
-    Graphs hold two launches or more, unless one finds L2 cold without a second set of operands. A contender that cannot be launched at this shape (an `AotError`) is left out of the result.
+    Graphs hold two launches or more, unless one finds L2 cold without a second set of operands. A contender that cannot
+    be launched at this shape (an `AotError`) is left out of the result.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
