@@ -99,9 +99,10 @@ class Signature:
     - "row_column": scale_a (M), one a token, and scale_b (N), one an output channel;
     - "block": scale_a (M, K/128), one for each 1 x 128 of A, and scale_b (N/128, K/128), one for each 128 x 128 of B.
 
-    `overlap` is what the caller promises about the kernel before this one on the stream: "serial" nothing, "launch"
-    that it may still run when this one begins, "weights" also that it does not write B or any operand but A and
-    residual.
+    `overlap` is what the caller promises about the kernels before this one on the stream: "serial" nothing, "launch"
+    that this one may begin, though not read, while they still run; "weights" also that none that may still run writes
+    B, scale_b or bias. That is not the kernel before alone: one that lets this one begin early may itself have begun
+    before its predecessor ended, and so on back to the last kernel that overlaps nothing. Constant weights are safe.
     """
 
     a: str

@@ -23,7 +23,7 @@ def activate(name: cutlass.Constexpr, x: cutlass.Float32) -> cutlass.Float32:
     """The activation `name`, one of `runtime.signature.ACTIVATIONS`, of one number."""
     y = x
     if cutlass.const_expr(name == "relu"):
-        y = cutlass.max(x, cutlass.Float32(0.0))
+        y = cutlass.Float32(0.0) if x < 0.0 else x  # what is no number stays none
     elif cutlass.const_expr(name == "silu"):
         y = x * _sigmoid(x)
     elif cutlass.const_expr(name == "gelu_tanh"):
