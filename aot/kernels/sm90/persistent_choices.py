@@ -41,6 +41,8 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     # Stages of K after which f32 registers take over what the tensor core summed up: its accumulator is short in fp8.
     # 0 is never.
     "promotion": (0, 1, 4),
+    # CTAs of a cluster that take slices of K of the same tile, each of which then adds up some pieces of D.
+    "split_k": (1, 2, 4),
 }
 
 
@@ -75,6 +77,7 @@ class Plan:
     cluster_rows: int
     cluster_columns: int
     band: int  # clusters' tiles, of one column, that follow each other
+    split_k: int
     pingpong: bool
     promotion: int
     registers: int  # that a thread needs for sums
@@ -90,7 +93,8 @@ class Plan:
         parts = (1, 1) if pingpong else (2, 1) if rows % (2 * WGMMA_ROWS) == 0 else (1, 2)
         sums = rows * columns // (parts[0] * parts[1]) // 128 * (2 if options["promotion"] else 1)
         narrow = form.epilogue != "none" and sums > _SUMS_BESIDE_WIDE_PIECES
-        piece = _piece_columns(columns // (2 if form.gated else 1) // parts[1], swap, form.d, narrow)
+        turns = options["split_k"] // math.gcd(options["split_k"], max(1, rows // WGMMA_ROWS // parts[0]))
+        piece = _piece_columns(columns // (2 if form.gated else 1) // parts[1], swap, form.d, narrow, turns)
         store = WARPGROUPS * STORE_BUFFERS * WGMMA_ROWS * piece * DTYPES[form.d].bytes
         left = SHARED_BYTES_PER_CTA - _STATIC_BYTES - _BARRIER_BYTES - store
         return cls(
@@ -102,6 +106,7 @@ class Plan:
             cluster_rows=cluster[0],
             cluster_columns=cluster[1],
             band=max(1, _BAND_ROWS // (rows * cluster[0])),
+            split_k=options["split_k"],
             pingpong=pingpong,
             promotion=options["promotion"],
             registers=sums,
@@ -112,7 +117,28 @@ class Plan:
     @property
     def cluster(self) -> int:
         """CTAs of a cluster."""
-        return self.cluster_rows * self.cluster_columns
+        return self.cluster_rows * self.cluster_columns * self.split_k
+
+    @property
+    def multicasts(self) -> bool:
+        """Whether CTAs load for each other."""
+        return self.cluster_rows * self.cluster_columns > 1
+
+    @property
+    def piece_sums(self) -> int:
+        """A thread's sums behind a piece of D."""
+        return self.piece_columns * (2 if self.form.gated else 1) // 2
+
+    @property
+    def pushed_bytes(self) -> int:
+        """What a CTA gets from the others of its cluster, which is sums of the pieces that it adds up."""
+        share = self.blocks * self.pieces // self.split_k
+        return (self.split_k - 1) * share * self.piece_sums * WARPGROUPS * 128 * 4
+
+    @property
+    def least_k(self) -> int:
+        """Stages along K that there must be, with zeros if need be."""
+        return max(self.lead, 1) * self.split_k
 
     @property
     def releases(self) -> int:
@@ -141,23 +167,26 @@ class Plan:
         return self.out_columns // self.parts[1] // self.piece_columns
 
 
-def _piece_columns(part: int, swap: bool, d: str, narrow: bool) -> int:
-    """The widest piece that divides a warpgroup's columns of D, or 0; half as wide at most if `narrow`.
+def _piece_columns(part: int, swap: bool, d: str, narrow: bool, turns: int) -> int:
+    """The widest piece that divides a warpgroup's columns of D into multiples of `turns`, or 0; half as wide at most if
+    `narrow`.
 
     Pieces are rows of a swizzle atom, 128, 64 or 32 bytes; of D stored transposed, any number of such rows.
     """
     share = 2 if narrow else 1
     if swap:
-        return next((c for c in range(_MOST_PIECE_COLUMNS // share, 0, -8) if part % c == 0), 0)
+        return next((c for c in range(_MOST_PIECE_COLUMNS // share, 0, -8) if part % (c * turns) == 0), 0)
     widest = 128 // DTYPES[d].bytes
-    return next((c for c in (widest, widest // 2, widest // 4)[share - 1 :] if part % c == 0), 0)
+    return next((c for c in (widest, widest // 2, widest // 4)[share - 1 :] if part % (c * turns) == 0), 0)
 
 
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
     """Why options that are allowed one by one are not together, or None."""
     plan = Plan.of(options, form)
-    if plan.cluster > 2:
+    if plan.cluster_rows * plan.cluster_columns > 2:
         return "clusters of four leave SMs idle"
+    if plan.split_k > 1 and (plan.pingpong or plan.multicasts):
+        return "slices of K belong to both warpgroups of CTAs that share nothing else"
     taller = 192 if plan.pingpong and plan.swap else 256 if not plan.pingpong else 128
     if plan.rows not in (64, 128, taller):
         return f"{plan.rows} rows on WGMMA's M side never won"
@@ -207,6 +236,8 @@ def _rule_of_room(plan: Plan) -> str | None:
         most = _MOST_SUMS_RESIDUAL_SWAPPED if plan.swap else _MOST_SUMS_RESIDUAL
     if plan.registers > most:
         return f"{plan.registers} registers for sums exceed {most}, and the compiler would spill"
+    if plan.pushed_bytes > plan.stages * (plan.rows + plan.columns) * STAGE_BYTES_OF_K:
+        return "others' sums must fit where stages were"
     if plan.stages < _FEWEST_STAGES:
         return f"shared memory holds {plan.stages} stages, fewer than {_FEWEST_STAGES}"
     return None
