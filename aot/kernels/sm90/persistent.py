@@ -28,6 +28,7 @@ _THREADS = _CONSUMERS + _WARPGROUP
 _LOADING_WARP = _CONSUMERS // _WARP
 _LOAD_REGISTERS, _MULTIPLY_REGISTERS = 40, 232
 _READY, _TURN = 1, 2  # named barriers; the second one for each warpgroup, and the epilogue's follow
+_BEYOND = 1 << 20  # a stage that no K has
 _ADDED = 6  # and last, where K is split: all that others sent has been read
 
 
@@ -74,7 +75,10 @@ class Persistent:
         batches = cute.size(d, mode=[2]) if cutlass.const_expr(cute.rank(d) == 3) else 1
         tiles = tiles_rows * tiles_columns * batches
         count_k = cute.ceil_div(cute.size(a, mode=[1]), STAGE_BYTES_OF_K * 8 // element.width)
-        if cutlass.const_expr(plan.least_k > 1):  # what is not there is zeros
+        # What is not there is zeros.
+        if cutlass.const_expr(plan.unit_k > 1):
+            count_k = cute.ceil_div(count_k, plan.unit_k)
+        if cutlass.const_expr(plan.least_k > 1):
             count_k = cutlass.max(count_k, plan.least_k)
         clusters = cutlass.min(tiles, max_active_clusters)
         self.kernel(
@@ -123,7 +127,7 @@ class Persistent:
     ) -> None:
         """Every tile of D that falls to this cluster.
 
-        `tiles` counts clusters' tiles along rows and columns, in all, and stages along K. `extents` is M and N.
+        `tiles` counts clusters' tiles along rows and columns, in all, and along K units of stages. `extents` is M and N.
         """
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
@@ -194,12 +198,12 @@ class Persistent:
             cute.arch.cluster_wait()
 
     def _slice(self, count_k: Any, slice_k: Any) -> tuple[Any, Any]:
-        """Of `count_k` stages along K, how many a slice has and the first of them."""
-        split = self.plan.split_k
+        """Of `count_k` units along K, how many stages a slice has and the first of them."""
+        split, unit = self.plan.split_k, self.plan.unit_k
         if split == 1:
-            return count_k, 0
+            return count_k * unit, 0
         first = count_k * slice_k // split
-        return count_k * (slice_k + 1) // split - first, first
+        return (count_k * (slice_k + 1) // split - first) * unit, first * unit
 
     @cute.jit
     def _attend(self, tiles: cutlass.Int32) -> None:
@@ -232,7 +236,6 @@ class Persistent:
         plan = self.plan
         rows_atom, rows, shared_rows = load_rows
         columns_atom, columns, shared_columns = load_columns
-        full, empty = barriers
         tile_k = cute.size(shared_rows, mode=[1])
         tail_modes = (None,) * (cute.rank(rows) - 2)
         tiled_rows = cute.local_tile(rows, (plan.rows, tile_k), (None, None, *tail_modes))
@@ -260,7 +263,7 @@ class Persistent:
             every = (1 << plan.cluster_rows) - 1
             columns_mask = cutlass.Int16(every) << cutlass.Int16(member[1] * plan.cluster_rows)
 
-        stage_bytes = (plan.rows + plan.columns) * STAGE_BYTES_OF_K
+        operands = (rows_atom, from_rows, to_rows, rows_mask), (columns_atom, from_columns, to_columns, columns_mask)
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         stage = cutlass.Int32(0)
@@ -268,23 +271,34 @@ class Persistent:
         for index in cutlass.range(block // plan.cluster, tiles[2], blocks // plan.cluster, unroll=1):
             row, column, batch = self._place(index, tiles, member)
             tail = (batch,) if cutlass.const_expr(cute.rank(rows) == 3) else ()
-            for k in cutlass.range(tiles[3], unroll=1):
-                cute.arch.mbarrier_wait(empty + stage, phase)
-                with cute.arch.elect_one():
-                    cute.arch.mbarrier_arrive_and_expect_tx(full + stage, stage_bytes)
-                bar = full + stage
-                source = from_rows[(None, row, tiles[4] + k, *tail)]
-                cute.copy(rows_atom, source, to_rows[None, stage], tma_bar_ptr=bar, mcast_mask=rows_mask)
-                source = from_columns[(None, column, tiles[4] + k, *tail)]
-                cute.copy(columns_atom, source, to_columns[None, stage], tma_bar_ptr=bar, mcast_mask=columns_mask)
-                stage += 1
-                if stage == plan.stages:
-                    stage = cutlass.Int32(0)
-                    phase ^= 1
+            for k in cutlass.range(tiles[3] + (plan.spare if plan.split_k > 1 else 0), unroll=1):
+                at = (row, column, tiles[4] + k, *tail)
+                stage, phase = self._load(operands, barriers, (stage, phase), at)
             if cutlass.const_expr(plan.split_k > 1):
                 cute.arch.cluster_arrive_relaxed()
                 cute.arch.cluster_wait()
                 cute.arch.barrier(barrier_id=_ADDED, number_of_threads=_CONSUMERS + _WARP)
+        if cutlass.const_expr(plan.split_k == 1):
+            for k in cutlass.range_constexpr(plan.spare):
+                tail = (0,) if cutlass.const_expr(cute.rank(rows) == 3) else ()
+                stage, phase = self._load(operands, barriers, (stage, phase), (0, 0, _BEYOND, *tail))
+
+    @cute.jit
+    def _load(self, operands: Any, barriers: Any, at: Any, place: Any) -> Any:
+        """Fill a stage with what `place` (rows, columns, K[, batch]) counts in tiles; return the next one."""
+        (rows_atom, from_rows, to_rows, rows_mask), (columns_atom, from_columns, to_columns, columns_mask) = operands
+        full, empty = barriers
+        stage, phase = at
+        row, column, *rest = place
+        cute.arch.mbarrier_wait(empty + stage, phase)
+        bar = full + stage
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(bar, (self.plan.rows + self.plan.columns) * STAGE_BYTES_OF_K)
+        source = from_rows[(None, row, *rest)]
+        cute.copy(rows_atom, source, to_rows[None, stage], tma_bar_ptr=bar, mcast_mask=rows_mask)
+        source = from_columns[(None, column, *rest)]
+        cute.copy(columns_atom, source, to_columns[None, stage], tma_bar_ptr=bar, mcast_mask=columns_mask)
+        return self._next(stage, phase)
 
     @cute.jit
     def _consume(
@@ -366,32 +380,72 @@ class Persistent:
         tiles, member, slices = work
         first, step, group = share
         count_k = tiles[3]
-        partial = cute.make_rmem_tensor(sums.shape, cutlass.Float32)
+        partials = [cute.make_rmem_tensor(sums.shape, cutlass.Float32) for _ in range(plan.sets)]
+        partial = partials[0]
         stage, phase, turn = cutlass.Int32(0), cutlass.Int32(0), cutlass.Int32(0)
         thread = group * _WARPGROUP + fused.thread
         if cutlass.const_expr(plan.split_k == 1):
-            stage, phase = self._lead(operands, partial, barriers, (stage, phase))
+            stage, phase = self._multiply_interval(operands, partial, barriers, (stage, phase))
         for index in cutlass.range(first, tiles[2], step, unroll=1):
             place = self._place(index, tiles, member)
             if cutlass.const_expr(plan.split_k > 1):
-                stage, phase = self._lead(operands, partial, barriers, (stage, phase))
-            first_scales = Blocks(plan, fused, place, tiles[4])
-            self._finish(barriers, stage, member, plan.lead)
-            promote(plan, sums, partial, first_scales, True)
-            start = plan.lead - group * (plan.promotion // 2) if count_k > plan.lead else count_k
-            for until in cutlass.range(start, count_k, plan.promotion, unroll=1):
-                later_scales = Blocks(plan, fused, place, tiles[4] + until)
-                count = cutlass.min(count_k, until + plan.promotion) - cutlass.max(until, plan.lead)
-                at = (stage, phase, count)
-                stage, phase = self._multiply(operands, partial, barriers, at, member)
-                self._finish(barriers, stage, member, 1)
-                promote(plan, sums, partial, later_scales, False)
-            if cutlass.const_expr(plan.split_k == 1):
+                partial.fill(0.0)
+                stage, phase = self._multiply_interval(operands, partial, barriers, (stage, phase))
+            if cutlass.const_expr(plan.sets > 1):
+                stage, phase = self._alternate(
+                    operands, (sums, *partials), barriers, (stage, phase, count_k, tiles[4]), member, (fused, place)
+                )
+            else:
+                first_scales = Blocks(plan, fused, place, tiles[4])
+                self._finish(barriers, stage, member, plan.lead)
+                promote(plan, sums, partial, first_scales, True)
+                start = plan.lead - group * (plan.promotion // 2) if count_k > plan.lead else count_k
+                for until in cutlass.range(start, count_k, plan.promotion, unroll=1):
+                    later_scales = Blocks(plan, fused, place, tiles[4] + until)
+                    count = cutlass.min(count_k, until + plan.promotion) - cutlass.max(until, plan.lead)
+                    at = (stage, phase, count)
+                    stage, phase = self._multiply(operands, partial, barriers, at, member)
+                    self._finish(barriers, stage, member, 1)
+                    promote(plan, sums, partial, later_scales, False)
+            if cutlass.const_expr(plan.sets == 1 and plan.split_k == 1):
                 if index + step < tiles[2]:
-                    stage, phase = self._lead(operands, partial, barriers, (stage, phase))
+                    stage, phase = self._multiply_interval(operands, partial, barriers, (stage, phase))
             turn = self._exchange(sums, slices, turn, thread)
             store_tile(plan, sums, of_out, place, fused, slices)
             self._exchanged()
+        warpgroup.wait_group(0)
+
+    @cute.jit
+    def _alternate(self, operands: Any, sums: Any, barriers: Any, at: Any, member: Any, scaled: Any) -> Any:
+        """All products of a tile in two sets of partial sums by turns. Its first ones are under way before, the next
+        tile's after: of spare stages, if there is none, so that nothing here needs a branch."""
+        plan = self.plan
+        total, even, odd = sums
+        stage, phase, count_k, first_k = at
+        fused, place = scaled
+        step = plan.promotion
+        total.fill(0.0)
+        odd.fill(0.0)  # WGMMA would ignore what is there, but the compiler keep it through the epilogue before
+        for k in cutlass.range(first_k, first_k + count_k, plan.unit_k, unroll=1):
+            scales = [Blocks(plan, fused, place, k + i * step) for i in range(plan.unit_k // step)]
+            # Sums are read behind a loop's edge only where no others are under way: ptxas would let none overlap.
+            self._finish(barriers, stage, member, step)
+            for i in cutlass.range_constexpr(plan.unit_k // step):
+                new, old = (even, odd) if cutlass.const_expr(i % 2) else (odd, even)
+                stage, phase = self._multiply_interval(operands, new, barriers, (stage, phase))
+                if cutlass.const_expr(i > 0):
+                    warpgroup.wait_group(step)
+                    self._release_before(barriers, stage, member, 2 * step, step)
+                promote(plan, total, old, scales[i], False)
+        if cutlass.const_expr(plan.split_k > 1):
+            self._finish(barriers, stage, member, plan.spare)
+        return stage, phase
+
+    def _next(self, stage: cutlass.Int32, phase: cutlass.Int32) -> Any:
+        """The stage after this one, without a branch."""
+        stage = stage + 1
+        around = stage == self.plan.stages
+        return cutlass.select_(around, cutlass.Int32(0), stage), cutlass.select_(around, phase ^ 1, phase)
 
     @cute.jit
     def _exchange(self, sums: cute.Tensor, slices: Any, turn: cutlass.Int32, thread: cutlass.Int32) -> Any:
@@ -416,15 +470,12 @@ class Persistent:
             cute.arch.barrier_arrive(barrier_id=_ADDED, number_of_threads=_CONSUMERS + _WARP)
 
     @cute.jit
-    def _lead(self, operands: Any, sums: cute.Tensor, barriers: Any, at: Any) -> Any:
+    def _multiply_interval(self, operands: Any, sums: cute.Tensor, barriers: Any, at: Any) -> Any:
         """Begin to sum up the products of `lead` stages, from zero. No branches: the compiler would wait at each."""
         stage, phase = at
         for k in cutlass.range_constexpr(self.plan.lead):
             self._multiply_stage(operands, sums, barriers, (stage, phase), k > 0)
-            stage += 1
-            around = stage == self.plan.stages
-            stage = cutlass.Int32(0) if around else stage
-            phase = phase ^ 1 if around else phase
+            stage, phase = self._next(stage, phase)
         return stage, phase
 
     @cute.jit
@@ -465,11 +516,17 @@ class Persistent:
     def _finish(self, barriers: Any, stage: cutlass.Int32, member: Any, held: cutlass.Constexpr) -> None:
         """Wait for all products, and release the last `held` stages before `stage`."""
         warpgroup.wait_group(0)
-        for i in cutlass.range_constexpr(held):
-            last = stage - 1 - i
-            if last < 0:
-                last += self.plan.stages
-            self._release(barriers[1] + last, member)
+        self._release_before(barriers, stage, member, held, held)
+
+    @cute.jit
+    def _release_before(
+        self, barriers: Any, stage: cutlass.Int32, member: Any, back: cutlass.Constexpr, count: cutlass.Constexpr
+    ) -> None:
+        """Release `count` stages, from the one `back` stages before `stage` on."""
+        for i in cutlass.range_constexpr(count):
+            at = stage - back + i
+            at = at + self.plan.stages if at < 0 else at
+            self._release(barriers[1] + at, member)
 
     def _tiled_mma(self) -> cute.TiledMma:
         """WGMMA by the warpgroups that share a tile, for this form's types."""

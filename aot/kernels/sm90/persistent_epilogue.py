@@ -54,11 +54,18 @@ class Fused:
 
     def scale_a_of_block(self, row: Any, block_k: Any) -> Any:
         """The scale of a row of A in a block of K."""
-        return self.scale_a[cutlass.min(row, self.extents[0] - 1), block_k]
+        return self.scale_a[cutlass.min(row, self.extents[0] - 1), self._inside(self.scale_a, block_k)]
 
     def scale_b_of_block(self, row: Any, block_k: Any) -> Any:
         """The scale of the block of B that holds a row of it."""
-        return self.scale_b[cutlass.min(row, self.extents[1] - 1) // SCALE_BLOCK, block_k]
+        row = cutlass.min(row, self.extents[1] - 1)
+        return self.scale_b[row // SCALE_BLOCK, self._inside(self.scale_b, block_k)]
+
+    def _inside(self, scales: cute.Tensor, block_k: Any) -> Any:
+        """A block of K, or the last one for blocks of zeros behind it."""
+        if self.plan.unit_k * self.plan.least_k == 1:
+            return block_k
+        return cutlass.min(block_k, cute.size(scales, mode=[1]) - 1)
 
     def of_tokens(self, first: Any, step: int) -> list[Any]:
         """What multiplies the sums of two tokens `step` apart, where each token has its scale."""
@@ -165,9 +172,7 @@ def piece_values(fused: Fused, sums: cute.Tensor, place: Any, block: int, piece:
 
 
 @cute.jit
-def store_tile(
-    plan: cutlass.Constexpr, sums: cute.Tensor, of_out: Any, place: Any, fused: Any, slices: Any
-) -> None:
+def store_tile(plan: cutlass.Constexpr, sums: cute.Tensor, of_out: Any, place: Any, fused: Any, slices: Any) -> None:
     """Write a warpgroup's part of a tile to D, or what of it falls to this slice of K, a piece at a time: registers,
     shared memory, TMA."""
     out_atom, out, shared_out = of_out
@@ -216,16 +221,14 @@ def _add_and_store(
     """Write a piece of D whose sums are spread over the cluster."""
     place, number, stages = which
     block, column = number // plan.pieces, number % plan.pieces
-    residual = fused.residual_of(place, block, column) if cutlass.const_expr(fused.parts.residual) else []
     gather(plan, sums, stages, number, fused.group * _WARPGROUP + fused.thread)
+    residual = fused.residual_of(place, block, column) if cutlass.const_expr(fused.parts.residual) else []
     computed = piece_values(fused, sums, place, block, column, residual)
     _store_piece(plan, computed, registers, stores, (place, number), fused)
 
 
 @cute.jit
-def _store_piece(
-    plan: cutlass.Constexpr, computed: Any, registers: Any, stores: Any, which: Any, fused: Any
-) -> None:
+def _store_piece(plan: cutlass.Constexpr, computed: Any, registers: Any, stores: Any, which: Any, fused: Any) -> None:
     """Write the f32 values of a piece of D."""
     values, piece = registers
     atom, mine, staged, out_atom, from_out, to_out = stores
