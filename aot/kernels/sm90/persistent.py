@@ -127,7 +127,8 @@ class Persistent:
     ) -> None:
         """Every tile of D that falls to this cluster.
 
-        `tiles` counts clusters' tiles along rows and columns, in all, and along K units of stages. `extents` is M and N.
+        `tiles` counts clusters' tiles along rows and columns, in all, and units of stages along K. `extents`
+        is M and N.
         """
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
@@ -279,7 +280,7 @@ class Persistent:
                 cute.arch.cluster_wait()
                 cute.arch.barrier(barrier_id=_ADDED, number_of_threads=_CONSUMERS + _WARP)
         if cutlass.const_expr(plan.split_k == 1):
-            for k in cutlass.range_constexpr(plan.spare):
+            for _ in cutlass.range_constexpr(plan.spare):
                 tail = (0,) if cutlass.const_expr(cute.rank(rows) == 3) else ()
                 stage, phase = self._load(operands, barriers, (stage, phase), (0, 0, _BEYOND, *tail))
 
@@ -407,7 +408,7 @@ class Persistent:
                     stage, phase = self._multiply(operands, partial, barriers, at, member)
                     self._finish(barriers, stage, member, 1)
                     promote(plan, sums, partial, later_scales, False)
-            if cutlass.const_expr(plan.sets == 1 and plan.split_k == 1):
+            if cutlass.const_expr(plan.sets == 1 and plan.split_k == 1):  # noqa: SIM102  # the other is of run time
                 if index + step < tiles[2]:
                     stage, phase = self._multiply_interval(operands, partial, barriers, (stage, phase))
             turn = self._exchange(sums, slices, turn, thread)

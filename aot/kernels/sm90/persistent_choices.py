@@ -206,11 +206,15 @@ def _piece_columns(part: int, swap: bool, d: str, narrow: bool, turns: int) -> i
 
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
     """Why options that are allowed one by one are not together, or None."""
+    # First what most combinations fail by, for the time that a plan takes.
+    if (DTYPES[form.a].bits == 8) != (options["promotion"] > 0):
+        return "8-bit sums are promoted, others are not"
+    multicasts = options["cluster_m"] * options["cluster_n"] > 1
+    if options["split_k"] > 1 and (options["schedule"] == "pingpong" or multicasts):
+        return "slices of K belong to both warpgroups of CTAs that share nothing else"
     plan = Plan.of(options, form)
     if plan.cluster_rows * plan.cluster_columns > 2:
         return "clusters of four leave SMs idle"
-    if plan.split_k > 1 and (plan.pingpong or plan.multicasts):
-        return "slices of K belong to both warpgroups of CTAs that share nothing else"
     taller = 192 if plan.pingpong and plan.swap else 256 if not plan.pingpong else 128
     if plan.rows not in (64, 128, taller):
         return f"{plan.rows} rows on WGMMA's M side never won"
@@ -222,8 +226,6 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
         return "each CTA of a cluster loads as many whole groups of 8 rows"
     if plan.piece_columns == 0:
         return "the tile does not divide into pieces that TMA can store"
-    if (DTYPES[form.a].bits == 8) != (plan.promotion > 0):
-        return "8-bit sums are promoted, others are not"
     if plan.promotion and plan.pingpong:
         return "promotion leaves no registers to alternate with"
     return _rule_of_form(plan, form) or _rule_of_room(plan)

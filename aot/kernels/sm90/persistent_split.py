@@ -1,7 +1,8 @@
 """How the CTAs of a cluster that multiplied slices of K of one tile add up their sums, for `persistent.Persistent`.
 
 The pieces of each warpgroup's part of D fall to the slices by turns. The same thread of every CTA has the same sums, so
-they go from registers straight to where their reader finds them, 16 bytes a thread, and are added in the order of slices.
+they go from registers straight to where their reader finds them, 16 bytes a thread, and are added in the order of
+slices.
 """
 
 from typing import Any
