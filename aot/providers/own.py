@@ -46,7 +46,7 @@ FAMILIES: dict[str, Family] = {
     "sm90_persistent": Family(
         "gemm",
         ("sm_90a",),
-        (*_SAME_16_BIT, *_FP8),
+        (*_SAME_16_BIT, *_FP8, ("bf16", "bf16", "e4m3"), ("f16", "f16", "e4m3")),
         persistent_choices.OPTIONS,
         lambda v: persistent_choices.rule(v.options, _persistent_form(v)),
         scalings=SCALINGS,

@@ -4,7 +4,7 @@ A persistent grid: each cluster takes tile after tile of D, in an order that kee
 One warp feeds TMA, two warpgroups multiply with WGMMA and store with TMA. "cooperative": both share each tile.
 "pingpong": each takes every other tile, so that one's epilogue runs under the other's products. The CTAs of a cluster
 that read the same rows of A or B load a share each and multicast it. Ragged M, N and K are TMA's: zeros past the
-edge, no stores there.
+edge, no stores there. With `split_k` a cluster's CTAs multiply slices of K of one tile and add up pieces of D.
 
 Rows and columns in this file are those of WGMMA's two sides: A's and B's rows, or with `swap` B's and A's, where D is
 stored transposed. 8-bit products are summed by the tensor core for a few stages only, and then in f32 registers.
@@ -19,6 +19,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from .persistent_choices import STAGE_BYTES_OF_K, STORE_BUFFERS, WARPGROUPS, WGMMA_ROWS, Plan
 from .persistent_epilogue import Fused, store_tile
 from .persistent_promotion import Blocks, promote
+from .persistent_split import push
 
 _WARP = 32
 _WARPGROUP = 128
@@ -27,6 +28,8 @@ _THREADS = _CONSUMERS + _WARPGROUP
 _LOADING_WARP = _CONSUMERS // _WARP
 _LOAD_REGISTERS, _MULTIPLY_REGISTERS = 40, 232
 _READY, _TURN = 1, 2  # named barriers; the second one for each warpgroup, and the epilogue's follow
+_BEYOND = 1 << 20  # a stage that no K has
+_ADDED = 6  # and last, where K is split: all that others sent has been read
 
 
 class Persistent:
@@ -72,8 +75,11 @@ class Persistent:
         batches = cute.size(d, mode=[2]) if cutlass.const_expr(cute.rank(d) == 3) else 1
         tiles = tiles_rows * tiles_columns * batches
         count_k = cute.ceil_div(cute.size(a, mode=[1]), STAGE_BYTES_OF_K * 8 // element.width)
-        if cutlass.const_expr(plan.lead > 1):  # what is not there is zeros
-            count_k = cutlass.max(count_k, plan.lead)
+        # What is not there is zeros.
+        if cutlass.const_expr(plan.unit_k > 1):
+            count_k = cute.ceil_div(count_k, plan.unit_k)
+        if cutlass.const_expr(plan.least_k > 1):
+            count_k = cutlass.max(count_k, plan.least_k)
         clusters = cutlass.min(tiles, max_active_clusters)
         self.kernel(
             of_rows,
@@ -121,7 +127,8 @@ class Persistent:
     ) -> None:
         """Every tile of D that falls to this cluster.
 
-        `tiles` counts clusters' tiles along rows and columns, in all, and stages along K. `extents` is M and N.
+        `tiles` counts clusters' tiles along rows and columns, in all, and units of stages along K. `extents`
+        is M and N.
         """
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
@@ -132,11 +139,15 @@ class Persistent:
         out_atom, out, out_layout = of_out
 
         smem = cutlass.memory.SmemAllocator()
-        shared_rows = smem.allocate_tensor(self.element, rows_layout.outer, 1024, rows_layout.inner)
-        shared_columns = smem.allocate_tensor(self.element, columns_layout.outer, 1024, columns_layout.inner)
+        of_rows_bytes, of_columns_bytes = (plan.stages * e * STAGE_BYTES_OF_K for e in (plan.rows, plan.columns))
+        stages = smem.allocate_array(cutlass.Uint8, of_rows_bytes + of_columns_bytes, byte_alignment=1024)
+        shared_rows = cute.make_tensor(cute.recast_ptr(stages, rows_layout.inner, self.element), rows_layout.outer)
+        columns_at = cute.recast_ptr(stages + of_rows_bytes, columns_layout.inner, self.element)
+        shared_columns = cute.make_tensor(columns_at, columns_layout.outer)
         shared_out = smem.allocate_tensor(self.element_d, out_layout.outer, 1024, out_layout.inner)
         full = smem.allocate_array(cutlass.Int64, plan.stages, byte_alignment=8)
         empty = smem.allocate_array(cutlass.Int64, plan.stages, byte_alignment=8)
+        arrived = smem.allocate_array(cutlass.Int64, 1, byte_alignment=8) if plan.split_k > 1 else None
 
         if warp_index == _LOADING_WARP:
             for descriptor in (rows_atom, columns_atom, out_atom):
@@ -145,6 +156,8 @@ class Persistent:
                 for stage in cutlass.range_constexpr(plan.stages):
                     cute.arch.mbarrier_init(full + stage, 1)
                     cute.arch.mbarrier_init(empty + stage, plan.releases)
+                if cutlass.const_expr(plan.split_k > 1):
+                    cute.arch.mbarrier_init(arrived, 1)
                 cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(plan.cluster > 1):
             cute.arch.cluster_arrive_relaxed()
@@ -152,8 +165,10 @@ class Persistent:
         elif warp_index == _LOADING_WARP:
             cute.arch.barrier_arrive(barrier_id=_READY, number_of_threads=_CONSUMERS + _WARP)
 
-        rank = block % plan.cluster
+        slice_k = block % plan.split_k if cutlass.const_expr(plan.split_k > 1) else 0
+        rank = block % plan.cluster // plan.split_k
         member = (rank % plan.cluster_rows, rank // plan.cluster_rows)
+        tiles = (*tiles[:3], *self._slice(tiles[3], slice_k))
         if warp_index >= _LOADING_WARP:
             cute.arch.setmaxregister_decrease(_LOAD_REGISTERS)
             if warp_index == _LOADING_WARP:
@@ -164,6 +179,8 @@ class Persistent:
                     tiles,
                     member,
                 )
+            elif cutlass.const_expr(plan.split_k > 1):
+                self._attend(tiles[2])
         else:
             cute.arch.setmaxregister_increase(_MULTIPLY_REGISTERS)
             if cutlass.const_expr(plan.cluster == 1):
@@ -173,11 +190,29 @@ class Persistent:
                 (shared_rows, shared_columns),
                 (out_atom, out, shared_out),
                 (full, empty),
-                (tiles, member),
+                (tiles, member, (stages, arrived, slice_k)),
                 fused,
                 thread,
             )
-        if cutlass.const_expr(plan.cluster > 1):  # nobody leaves while another may still write to it
+        if cutlass.const_expr(plan.multicasts):  # nobody leaves while another may still write to it
+            cute.arch.cluster_arrive_relaxed()
+            cute.arch.cluster_wait()
+
+    def _slice(self, count_k: Any, slice_k: Any) -> tuple[Any, Any]:
+        """Of `count_k` units along K, how many stages a slice has and the first of them."""
+        split, unit = self.plan.split_k, self.plan.unit_k
+        if split == 1:
+            return count_k * unit, 0
+        first = count_k * slice_k // split
+        return (count_k * (slice_k + 1) // split - first) * unit, first * unit
+
+    @cute.jit
+    def _attend(self, tiles: cutlass.Int32) -> None:
+        """A warp without work: a cluster's CTAs meet with all their threads."""
+        block, _, _ = cute.arch.block_idx()
+        blocks, _, _ = cute.arch.grid_dim()
+        cluster = self.plan.cluster
+        for _ in cutlass.range(block // cluster, tiles, blocks // cluster, unroll=1):
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
 
@@ -185,7 +220,7 @@ class Persistent:
     def _place(self, index: cutlass.Int32, tiles: Any, member: Any) -> Any:
         """This CTA's tile of D as (rows, columns, batch), in the cluster's tile number `index`."""
         plan = self.plan
-        tiles_rows, tiles_columns, _, _ = tiles
+        tiles_rows, tiles_columns = tiles[0], tiles[1]
         per_batch = tiles_rows * tiles_columns
         batch = index // per_batch
         rest = index - batch * per_batch
@@ -202,7 +237,6 @@ class Persistent:
         plan = self.plan
         rows_atom, rows, shared_rows = load_rows
         columns_atom, columns, shared_columns = load_columns
-        full, empty = barriers
         tile_k = cute.size(shared_rows, mode=[1])
         tail_modes = (None,) * (cute.rank(rows) - 2)
         tiled_rows = cute.local_tile(rows, (plan.rows, tile_k), (None, None, *tail_modes))
@@ -230,7 +264,7 @@ class Persistent:
             every = (1 << plan.cluster_rows) - 1
             columns_mask = cutlass.Int16(every) << cutlass.Int16(member[1] * plan.cluster_rows)
 
-        stage_bytes = (plan.rows + plan.columns) * STAGE_BYTES_OF_K
+        operands = (rows_atom, from_rows, to_rows, rows_mask), (columns_atom, from_columns, to_columns, columns_mask)
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         stage = cutlass.Int32(0)
@@ -238,19 +272,34 @@ class Persistent:
         for index in cutlass.range(block // plan.cluster, tiles[2], blocks // plan.cluster, unroll=1):
             row, column, batch = self._place(index, tiles, member)
             tail = (batch,) if cutlass.const_expr(cute.rank(rows) == 3) else ()
-            for k in cutlass.range(tiles[3], unroll=1):
-                cute.arch.mbarrier_wait(empty + stage, phase)
-                with cute.arch.elect_one():
-                    cute.arch.mbarrier_arrive_and_expect_tx(full + stage, stage_bytes)
-                bar = full + stage
-                source = from_rows[(None, row, k, *tail)]
-                cute.copy(rows_atom, source, to_rows[None, stage], tma_bar_ptr=bar, mcast_mask=rows_mask)
-                source = from_columns[(None, column, k, *tail)]
-                cute.copy(columns_atom, source, to_columns[None, stage], tma_bar_ptr=bar, mcast_mask=columns_mask)
-                stage += 1
-                if stage == plan.stages:
-                    stage = cutlass.Int32(0)
-                    phase ^= 1
+            for k in cutlass.range(tiles[3] + (plan.spare if plan.split_k > 1 else 0), unroll=1):
+                at = (row, column, tiles[4] + k, *tail)
+                stage, phase = self._load(operands, barriers, (stage, phase), at)
+            if cutlass.const_expr(plan.split_k > 1):
+                cute.arch.cluster_arrive_relaxed()
+                cute.arch.cluster_wait()
+                cute.arch.barrier(barrier_id=_ADDED, number_of_threads=_CONSUMERS + _WARP)
+        if cutlass.const_expr(plan.split_k == 1):
+            for _ in cutlass.range_constexpr(plan.spare):
+                tail = (0,) if cutlass.const_expr(cute.rank(rows) == 3) else ()
+                stage, phase = self._load(operands, barriers, (stage, phase), (0, 0, _BEYOND, *tail))
+
+    @cute.jit
+    def _load(self, operands: Any, barriers: Any, at: Any, place: Any) -> Any:
+        """Fill a stage with what `place` (rows, columns, K[, batch]) counts in tiles; return the next one."""
+        (rows_atom, from_rows, to_rows, rows_mask), (columns_atom, from_columns, to_columns, columns_mask) = operands
+        full, empty = barriers
+        stage, phase = at
+        row, column, *rest = place
+        cute.arch.mbarrier_wait(empty + stage, phase)
+        bar = full + stage
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(bar, (self.plan.rows + self.plan.columns) * STAGE_BYTES_OF_K)
+        source = from_rows[(None, row, *rest)]
+        cute.copy(rows_atom, source, to_rows[None, stage], tma_bar_ptr=bar, mcast_mask=rows_mask)
+        source = from_columns[(None, column, *rest)]
+        cute.copy(columns_atom, source, to_columns[None, stage], tma_bar_ptr=bar, mcast_mask=columns_mask)
+        return self._next(stage, phase)
 
     @cute.jit
     def _consume(
@@ -265,7 +314,7 @@ class Persistent:
         """A multiplying warpgroup: every tile that falls to it."""
         plan = self.plan
         tiled_mma = self._tiled_mma()
-        tiles, member = work
+        tiles, member, slices = work
         count_k = tiles[3]
         group = cute.arch.make_warp_uniform(thread // _WARPGROUP)
         # Descriptors are the warpgroup's, so its first thread stands for all.
@@ -283,6 +332,7 @@ class Persistent:
         else:
             stage = cutlass.Int32(0)
             phase = cutlass.Int32(0)
+            turn = cutlass.Int32(0)
             if cutlass.const_expr(plan.pingpong):
                 if group == 1:
                     cute.arch.barrier_arrive(barrier_id=_TURN, number_of_threads=_CONSUMERS)
@@ -301,7 +351,9 @@ class Persistent:
                     if other_has_one:
                         cute.arch.barrier_arrive(barrier_id=_TURN + 1 - group, number_of_threads=_CONSUMERS)
                 self._finish(barriers, stage, member, 1)
-                store_tile(plan, sums, of_out, self._place(index, tiles, member), fused)
+                turn = self._exchange(sums, slices, turn, thread)
+                store_tile(plan, sums, of_out, self._place(index, tiles, member), fused, slices)
+                self._exchanged()
                 if cutlass.const_expr(plan.pingpong):  # pass over the other warpgroup's tile
                     stage += count_k
                     phase ^= (stage // plan.stages) & 1
@@ -326,39 +378,105 @@ class Persistent:
         multiplies.
         """
         plan = self.plan
-        tiles, member = work
+        tiles, member, slices = work
         first, step, group = share
         count_k = tiles[3]
-        partial = cute.make_rmem_tensor(sums.shape, cutlass.Float32)
-        zero = cutlass.Int32(0)
-        stage, phase = self._lead(operands, partial, barriers, (zero, zero))
+        partials = [cute.make_rmem_tensor(sums.shape, cutlass.Float32) for _ in range(plan.sets)]
+        partial = partials[0]
+        stage, phase, turn = cutlass.Int32(0), cutlass.Int32(0), cutlass.Int32(0)
+        thread = group * _WARPGROUP + fused.thread
+        if cutlass.const_expr(plan.split_k == 1):
+            stage, phase = self._multiply_interval(operands, partial, barriers, (stage, phase))
         for index in cutlass.range(first, tiles[2], step, unroll=1):
             place = self._place(index, tiles, member)
-            first_scales = Blocks(plan, fused, place, 0)
-            self._finish(barriers, stage, member, plan.lead)
-            promote(plan, sums, partial, first_scales, True)
-            start = plan.lead - group * (plan.promotion // 2) if count_k > plan.lead else count_k
-            for until in cutlass.range(start, count_k, plan.promotion, unroll=1):
-                later_scales = Blocks(plan, fused, place, until)
-                count = cutlass.min(count_k, until + plan.promotion) - cutlass.max(until, plan.lead)
-                at = (stage, phase, count)
-                stage, phase = self._multiply(operands, partial, barriers, at, member)
-                self._finish(barriers, stage, member, 1)
-                promote(plan, sums, partial, later_scales, False)
-            if index + step < tiles[2]:
-                stage, phase = self._lead(operands, partial, barriers, (stage, phase))
-            store_tile(plan, sums, of_out, place, fused)
+            if cutlass.const_expr(plan.split_k > 1):
+                partial.fill(0.0)
+                stage, phase = self._multiply_interval(operands, partial, barriers, (stage, phase))
+            if cutlass.const_expr(plan.sets > 1):
+                stage, phase = self._alternate(
+                    operands, (sums, *partials), barriers, (stage, phase, count_k, tiles[4]), member, (fused, place)
+                )
+            else:
+                first_scales = Blocks(plan, fused, place, tiles[4])
+                self._finish(barriers, stage, member, plan.lead)
+                promote(plan, sums, partial, first_scales, True)
+                start = plan.lead - group * (plan.promotion // 2) if count_k > plan.lead else count_k
+                for until in cutlass.range(start, count_k, plan.promotion, unroll=1):
+                    later_scales = Blocks(plan, fused, place, tiles[4] + until)
+                    count = cutlass.min(count_k, until + plan.promotion) - cutlass.max(until, plan.lead)
+                    at = (stage, phase, count)
+                    stage, phase = self._multiply(operands, partial, barriers, at, member)
+                    self._finish(barriers, stage, member, 1)
+                    promote(plan, sums, partial, later_scales, False)
+            if cutlass.const_expr(plan.sets == 1 and plan.split_k == 1):  # noqa: SIM102  # the other is of run time
+                if index + step < tiles[2]:
+                    stage, phase = self._multiply_interval(operands, partial, barriers, (stage, phase))
+            turn = self._exchange(sums, slices, turn, thread)
+            store_tile(plan, sums, of_out, place, fused, slices)
+            self._exchanged()
+        warpgroup.wait_group(0)
 
     @cute.jit
-    def _lead(self, operands: Any, sums: cute.Tensor, barriers: Any, at: Any) -> Any:
+    def _alternate(self, operands: Any, sums: Any, barriers: Any, at: Any, member: Any, scaled: Any) -> Any:
+        """All products of a tile in two sets of partial sums by turns. Its first ones are under way before, the next
+        tile's after: of spare stages, if there is none, so that nothing here needs a branch."""
+        plan = self.plan
+        total, even, odd = sums
+        stage, phase, count_k, first_k = at
+        fused, place = scaled
+        step = plan.promotion
+        total.fill(0.0)
+        odd.fill(0.0)  # WGMMA would ignore what is there, but the compiler keep it through the epilogue before
+        for k in cutlass.range(first_k, first_k + count_k, plan.unit_k, unroll=1):
+            scales = [Blocks(plan, fused, place, k + i * step) for i in range(plan.unit_k // step)]
+            # Sums are read behind a loop's edge only where no others are under way: ptxas would let none overlap.
+            self._finish(barriers, stage, member, step)
+            for i in cutlass.range_constexpr(plan.unit_k // step):
+                new, old = (even, odd) if cutlass.const_expr(i % 2) else (odd, even)
+                stage, phase = self._multiply_interval(operands, new, barriers, (stage, phase))
+                if cutlass.const_expr(i > 0):
+                    warpgroup.wait_group(step)
+                    self._release_before(barriers, stage, member, 2 * step, step)
+                promote(plan, total, old, scales[i], False)
+        if cutlass.const_expr(plan.split_k > 1):
+            self._finish(barriers, stage, member, plan.spare)
+        return stage, phase
+
+    def _next(self, stage: cutlass.Int32, phase: cutlass.Int32) -> Any:
+        """The stage after this one, without a branch."""
+        stage = stage + 1
+        around = stage == self.plan.stages
+        return cutlass.select_(around, cutlass.Int32(0), stage), cutlass.select_(around, phase ^ 1, phase)
+
+    @cute.jit
+    def _exchange(self, sums: cute.Tensor, slices: Any, turn: cutlass.Int32, thread: cutlass.Int32) -> Any:
+        """Where K is split, give the other CTAs the sums of their pieces of D and wait for one's own; return the next
+        turn. Stages are where they go, so no CTA of the cluster may have any left."""
+        plan = self.plan
+        if cutlass.const_expr(plan.split_k > 1):
+            stages, arrived, slice_k = slices
+            if thread == 0:
+                cute.arch.mbarrier_arrive_and_expect_tx(arrived, plan.pushed_bytes)
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+            push(plan, sums, stages, arrived, slice_k, thread)
+            cute.arch.mbarrier_wait(arrived, turn)
+        return turn ^ 1
+
+    @cute.jit
+    def _exchanged(self) -> None:
+        """Let the loading warp have the stages back."""
+        if cutlass.const_expr(self.plan.split_k > 1):
+            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.barrier_arrive(barrier_id=_ADDED, number_of_threads=_CONSUMERS + _WARP)
+
+    @cute.jit
+    def _multiply_interval(self, operands: Any, sums: cute.Tensor, barriers: Any, at: Any) -> Any:
         """Begin to sum up the products of `lead` stages, from zero. No branches: the compiler would wait at each."""
         stage, phase = at
         for k in cutlass.range_constexpr(self.plan.lead):
             self._multiply_stage(operands, sums, barriers, (stage, phase), k > 0)
-            stage += 1
-            around = stage == self.plan.stages
-            stage = cutlass.Int32(0) if around else stage
-            phase = phase ^ 1 if around else phase
+            stage, phase = self._next(stage, phase)
         return stage, phase
 
     @cute.jit
@@ -399,11 +517,17 @@ class Persistent:
     def _finish(self, barriers: Any, stage: cutlass.Int32, member: Any, held: cutlass.Constexpr) -> None:
         """Wait for all products, and release the last `held` stages before `stage`."""
         warpgroup.wait_group(0)
-        for i in cutlass.range_constexpr(held):
-            last = stage - 1 - i
-            if last < 0:
-                last += self.plan.stages
-            self._release(barriers[1] + last, member)
+        self._release_before(barriers, stage, member, held, held)
+
+    @cute.jit
+    def _release_before(
+        self, barriers: Any, stage: cutlass.Int32, member: Any, back: cutlass.Constexpr, count: cutlass.Constexpr
+    ) -> None:
+        """Release `count` stages, from the one `back` stages before `stage` on."""
+        for i in cutlass.range_constexpr(count):
+            at = stage - back + i
+            at = at + self.plan.stages if at < 0 else at
+            self._release(barriers[1] + at, member)
 
     def _tiled_mma(self) -> cute.TiledMma:
         """WGMMA by the warpgroups that share a tile, for this form's types."""
@@ -422,7 +546,7 @@ class Persistent:
         """Say, to all CTAs that write this stage here, that this warp has read it."""
         plan = self.plan
         with cute.arch.elect_one():
-            if cutlass.const_expr(plan.cluster == 1):
+            if cutlass.const_expr(not plan.multicasts):
                 cute.arch.mbarrier_arrive(empty)
             for row in cutlass.range_constexpr(plan.cluster_rows if plan.cluster_rows > 1 else 0):
                 cute.arch.mbarrier_arrive(empty, member[1] * plan.cluster_rows + row)

@@ -23,10 +23,12 @@ STORE_BUFFERS = 2  # pieces of D in shared memory, for each warpgroup
 _MOST_PIECE_COLUMNS = 64  # where D is stored transposed, and any number would do
 _FEWEST_STAGES = 3
 _BAND_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster than 1024 or 512 on an H200
+_UNIT_K = 4  # stages of a loop's body where two sets of sums alternate
 _LEAD = 2  # stages whose products, of two warpgroups, take about as long as a tile's epilogue
 # What a thread has for sums, of the 232 registers that it is given: the rest holds addresses, coordinates and counters.
 # Above these the compiler spills.
 _MOST_SUMS, _MOST_SUMS_FUSED, _MOST_SUMS_RESIDUAL, _MOST_SUMS_RESIDUAL_SWAPPED = 200, 144, 144, 96
+_MOST_SUMS_SPLIT = 120  # all sets of them
 
 _SUMS_BESIDE_WIDE_PIECES = 80  # an epilogue with more of them needs the registers of half a piece
 
@@ -40,7 +42,9 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "cluster_n": (1, 2),
     # Stages of K after which f32 registers take over what the tensor core summed up: its accumulator is short in fp8.
     # 0 is never.
-    "promotion": (0, 1, 4),
+    "promotion": (0, 1, 2),
+    # CTAs of a cluster that take slices of K of the same tile, each of which then adds up some pieces of D.
+    "split_k": (1, 2, 4),
 }
 
 
@@ -75,6 +79,7 @@ class Plan:
     cluster_rows: int
     cluster_columns: int
     band: int  # clusters' tiles, of one column, that follow each other
+    split_k: int
     pingpong: bool
     promotion: int
     registers: int  # that a thread needs for sums
@@ -89,8 +94,9 @@ class Plan:
         (rows, columns), cluster = (pair[::-1] if swap else pair for pair in by_mode)
         parts = (1, 1) if pingpong else (2, 1) if rows % (2 * WGMMA_ROWS) == 0 else (1, 2)
         sums = rows * columns // (parts[0] * parts[1]) // 128 * (2 if options["promotion"] else 1)
-        narrow = form.epilogue != "none" and sums > _SUMS_BESIDE_WIDE_PIECES
-        piece = _piece_columns(columns // (2 if form.gated else 1) // parts[1], swap, form.d, narrow)
+        narrow = (form.epilogue != "none" or options["split_k"] > 1) and sums > _SUMS_BESIDE_WIDE_PIECES
+        turns = options["split_k"] // math.gcd(options["split_k"], max(1, rows // WGMMA_ROWS // parts[0]))
+        piece = _piece_columns(columns // (2 if form.gated else 1) // parts[1], swap, form.d, narrow, turns)
         store = WARPGROUPS * STORE_BUFFERS * WGMMA_ROWS * piece * DTYPES[form.d].bytes
         left = SHARED_BYTES_PER_CTA - _STATIC_BYTES - _BARRIER_BYTES - store
         return cls(
@@ -102,6 +108,7 @@ class Plan:
             cluster_rows=cluster[0],
             cluster_columns=cluster[1],
             band=max(1, _BAND_ROWS // (rows * cluster[0])),
+            split_k=options["split_k"],
             pingpong=pingpong,
             promotion=options["promotion"],
             registers=sums,
@@ -112,7 +119,50 @@ class Plan:
     @property
     def cluster(self) -> int:
         """CTAs of a cluster."""
-        return self.cluster_rows * self.cluster_columns
+        return self.cluster_rows * self.cluster_columns * self.split_k
+
+    @property
+    def multicasts(self) -> bool:
+        """Whether CTAs load for each other."""
+        return self.cluster_rows * self.cluster_columns > 1
+
+    @property
+    def piece_sums(self) -> int:
+        """A thread's sums behind a piece of D."""
+        return self.piece_columns * (2 if self.form.gated else 1) // 2
+
+    @property
+    def pushed_bytes(self) -> int:
+        """What a CTA gets from the others of its cluster, which is sums of the pieces that it adds up."""
+        share = self.blocks * self.pieces // self.split_k
+        return (self.split_k - 1) * share * self.piece_sums * WARPGROUPS * 128 * 4
+
+    @property
+    def sets(self) -> int:
+        """Of registers that the tensor core sums up into, so that it fills one while another is promoted."""
+        if not self.promotion:
+            return 0
+        return 2 if self.sums * 3 <= _MOST_SUMS else 1
+
+    @property
+    def sums(self) -> int:
+        """Of a thread, for a tile."""
+        return self.registers // (2 if self.promotion else 1)
+
+    @property
+    def unit_k(self) -> int:
+        """Stages along K go by so many to a slice of it, the last ones zeros if need be."""
+        return _UNIT_K if self.sets > 1 else 1
+
+    @property
+    def spare(self) -> int:
+        """Stages that are loaded behind the last ones for products that nobody needs."""
+        return self.promotion if self.sets > 1 else 0
+
+    @property
+    def least_k(self) -> int:
+        """Such units that there must be."""
+        return -(-max(self.lead, 1) // self.unit_k) * self.split_k
 
     @property
     def releases(self) -> int:
@@ -141,22 +191,29 @@ class Plan:
         return self.out_columns // self.parts[1] // self.piece_columns
 
 
-def _piece_columns(part: int, swap: bool, d: str, narrow: bool) -> int:
-    """The widest piece that divides a warpgroup's columns of D, or 0; half as wide at most if `narrow`.
+def _piece_columns(part: int, swap: bool, d: str, narrow: bool, turns: int) -> int:
+    """The widest piece that divides a warpgroup's columns of D into multiples of `turns`, or 0; half as wide at most if
+    `narrow`.
 
     Pieces are rows of a swizzle atom, 128, 64 or 32 bytes; of D stored transposed, any number of such rows.
     """
     share = 2 if narrow else 1
     if swap:
-        return next((c for c in range(_MOST_PIECE_COLUMNS // share, 0, -8) if part % c == 0), 0)
+        return next((c for c in range(_MOST_PIECE_COLUMNS // share, 0, -8) if part % (c * turns) == 0), 0)
     widest = 128 // DTYPES[d].bytes
-    return next((c for c in (widest, widest // 2, widest // 4)[share - 1 :] if part % c == 0), 0)
+    return next((c for c in (widest, widest // 2, widest // 4)[share - 1 :] if part % (c * turns) == 0), 0)
 
 
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
     """Why options that are allowed one by one are not together, or None."""
+    # First what most combinations fail by, for the time that a plan takes.
+    if (DTYPES[form.a].bits == 8) != (options["promotion"] > 0):
+        return "8-bit sums are promoted, others are not"
+    multicasts = options["cluster_m"] * options["cluster_n"] > 1
+    if options["split_k"] > 1 and (options["schedule"] == "pingpong" or multicasts):
+        return "slices of K belong to both warpgroups of CTAs that share nothing else"
     plan = Plan.of(options, form)
-    if plan.cluster > 2:
+    if plan.cluster_rows * plan.cluster_columns > 2:
         return "clusters of four leave SMs idle"
     taller = 192 if plan.pingpong and plan.swap else 256 if not plan.pingpong else 128
     if plan.rows not in (64, 128, taller):
@@ -169,8 +226,6 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
         return "each CTA of a cluster loads as many whole groups of 8 rows"
     if plan.piece_columns == 0:
         return "the tile does not divide into pieces that TMA can store"
-    if (DTYPES[form.a].bits == 8) != (plan.promotion > 0):
-        return "8-bit sums are promoted, others are not"
     if plan.promotion and plan.pingpong:
         return "promotion leaves no registers to alternate with"
     return _rule_of_form(plan, form) or _rule_of_room(plan)
@@ -205,8 +260,12 @@ def _rule_of_room(plan: Plan) -> str | None:
     most = _MOST_SUMS if plan.form.epilogue == "none" else _MOST_SUMS_FUSED
     if Epilogue.of(plan.form.epilogue).residual:
         most = _MOST_SUMS_RESIDUAL_SWAPPED if plan.swap else _MOST_SUMS_RESIDUAL
+    if plan.split_k > 1 and plan.sums * (1 + plan.sets) > _MOST_SUMS_SPLIT:
+        return "adding up others' sums needs registers"
     if plan.registers > most:
         return f"{plan.registers} registers for sums exceed {most}, and the compiler would spill"
+    if plan.pushed_bytes > plan.stages * (plan.rows + plan.columns) * STAGE_BYTES_OF_K:
+        return "others' sums must fit where stages were"
     if plan.stages < _FEWEST_STAGES:
         return f"shared memory holds {plan.stages} stages, fewer than {_FEWEST_STAGES}"
     return None
@@ -224,15 +283,17 @@ class _Rates:
     epilogue_us: float  # of 128 x 128 sums by one warpgroup
     spare_columns: float  # what a tile costs besides, as so many more rows and columns
     spare_rows: float
-    early_promotion: float  # what promoting after each stage costs
 
 
 _RATES = {
-    2: _Rates(1.04, 3.12e6, 3.33e6, 0.151e6, 13.0e6, 1.65, 0.304, 8.0, 0.0),
-    1: _Rates(2.43, 5.70e6, 6.98e6, 0.121e6, 10.9e6, 5.25, 9.59, 0.0, 0.075),
+    2: _Rates(1.04, 3.12e6, 3.33e6, 0.151e6, 13.0e6, 1.65, 0.304, 8.0),
+    1: _Rates(2.43, 5.70e6, 6.98e6, 0.121e6, 10.9e6, 5.25, 9.59, 0.0),
 }
 _MEMORY_BYTES_PER_US = 4.3e6
 _MULTIPROCESSORS = 132
+_CLUSTERS = {1: 132, 2: 66, 4: 30}  # that run at a time, by CTAs
+_MEETING_US = 0.6  # of a cluster's CTAs, before they push sums
+_PUSHED_BYTES_PER_US = 0.1e6
 _HIDDEN = 0.3  # what is left to see of an epilogue that runs under the next tile's first products
 
 
@@ -248,18 +309,19 @@ def estimate_us(options: Mapping[str, Any], form: Form, extents: tuple[int, int,
     m, n, k = extents
     clusters = math.ceil(m / (options["tile_m"] * options["cluster_m"])) * batch
     clusters *= math.ceil(n / (options["tile_n"] * options["cluster_n"]))
-    waves = math.ceil(clusters / (_MULTIPROCESSORS // plan.cluster))
+    waves = math.ceil(clusters / _CLUSTERS[plan.cluster])
     tiles = clusters * plan.cluster
-    products = plan.rows * plan.columns * k
-    loads = (plan.rows / plan.cluster_columns + plan.columns / plan.cluster_rows) * k * size
+    products = plan.rows * plan.columns * k / plan.split_k
+    loads = (plan.rows / plan.cluster_columns + plan.columns / plan.cluster_rows) * k * size / plan.split_k
     busy = waves * max(products / rates.clock, loads / rates.sm_bytes)
     power = tiles * products / _MULTIPROCESSORS / rates.power
     power *= 1 + rates.spare_columns / plan.columns + rates.spare_rows / plan.rows
     memory = batch * (n * k * size + m * k * size + m * n * DTYPES[form.d].bytes) / _MEMORY_BYTES_PER_US
     flows = (busy, power, tiles * loads / rates.l2_bytes, memory)
     body = 0.9 * max(flows) + 0.1 * sum(flows)
-    if plan.promotion == 1:
-        body *= 1 + rates.early_promotion
     epilogue = rates.epilogue_us * plan.rows * plan.columns / 128**2 / (1 if plan.pingpong else WARPGROUPS)
-    seen = 0.0 if plan.pingpong else _HIDDEN if plan.promotion else 1.0
+    epilogue /= plan.split_k
+    if plan.split_k > 1:
+        epilogue += _MEETING_US + plan.pushed_bytes / _PUSHED_BYTES_PER_US
+    seen = 0.0 if plan.pingpong else _HIDDEN if plan.promotion and plan.split_k == 1 else 1.0
     return rates.start_us + body + epilogue * (1 + (waves - 1) * seen)

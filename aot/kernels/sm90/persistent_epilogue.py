@@ -15,6 +15,7 @@ from runtime.signature import SCALE_BLOCK, Epilogue
 
 from .epilogue import activate, gate
 from .persistent_choices import STORE_BUFFERS, WGMMA_ROWS, Plan
+from .persistent_split import gather
 
 _WARP = 32
 _WARPGROUP = 128
@@ -53,11 +54,18 @@ class Fused:
 
     def scale_a_of_block(self, row: Any, block_k: Any) -> Any:
         """The scale of a row of A in a block of K."""
-        return self.scale_a[cutlass.min(row, self.extents[0] - 1), block_k]
+        return self.scale_a[cutlass.min(row, self.extents[0] - 1), self._inside(self.scale_a, block_k)]
 
     def scale_b_of_block(self, row: Any, block_k: Any) -> Any:
         """The scale of the block of B that holds a row of it."""
-        return self.scale_b[cutlass.min(row, self.extents[1] - 1) // SCALE_BLOCK, block_k]
+        row = cutlass.min(row, self.extents[1] - 1)
+        return self.scale_b[row // SCALE_BLOCK, self._inside(self.scale_b, block_k)]
+
+    def _inside(self, scales: cute.Tensor, block_k: Any) -> Any:
+        """A block of K, or the last one for blocks of zeros behind it."""
+        if self.plan.unit_k * self.plan.least_k == 1:
+            return block_k
+        return cutlass.min(block_k, cute.size(scales, mode=[1]) - 1)
 
     def of_tokens(self, first: Any, step: int) -> list[Any]:
         """What multiplies the sums of two tokens `step` apart, where each token has its scale."""
@@ -164,12 +172,12 @@ def piece_values(fused: Fused, sums: cute.Tensor, place: Any, block: int, piece:
 
 
 @cute.jit
-def store_tile(plan: cutlass.Constexpr, sums: cute.Tensor, of_out: Any, place: Any, fused: Any) -> None:
-    """Write a warpgroup's part of a tile to D, a piece at a time: registers, shared memory, TMA."""
+def store_tile(plan: cutlass.Constexpr, sums: cute.Tensor, of_out: Any, place: Any, fused: Any, slices: Any) -> None:
+    """Write a warpgroup's part of a tile to D, or what of it falls to this slice of K, a piece at a time: registers,
+    shared memory, TMA."""
     out_atom, out, shared_out = of_out
     element = shared_out.element_type
     batched = cute.rank(out) == 3
-    tail = (place[2],) if cutlass.const_expr(batched) else ()
     tail_modes = (None,) if cutlass.const_expr(batched) else ()
     tiled_out = cute.local_tile(out, (WGMMA_ROWS, plan.piece_columns), (None, None, *tail_modes))
     from_out, to_out = cpasync.tma_partition(
@@ -189,27 +197,56 @@ def store_tile(plan: cutlass.Constexpr, sums: cute.Tensor, of_out: Any, place: A
     shape = piece_mma.partition_shape_C((WGMMA_ROWS, plan.piece_columns))
     values = cute.make_rmem_tensor(shape, cutlass.Float32)
     piece = cute.make_rmem_tensor(shape, element)
+    stores = (atom, mine, staged, out_atom, from_out, to_out)
     # What a piece adds is on its way while the one before it is stored.
-    residual = fused.residual_of(place, 0, 0) if cutlass.const_expr(fused.parts.residual) else []
+    ahead = cutlass.const_expr(fused.parts.residual and plan.split_k == 1)
+    residual = fused.residual_of(place, 0, 0) if ahead else []
     for number in cutlass.range_constexpr(plan.blocks * plan.pieces):
-        block, column = number // plan.pieces, number % plan.pieces
-        ahead = []
-        if cutlass.const_expr(fused.parts.residual and number + 1 < plan.blocks * plan.pieces):
-            ahead = fused.residual_of(place, (number + 1) // plan.pieces, (number + 1) % plan.pieces)
-        computed = piece_values(fused, sums, place, block, column, residual)
-        residual = ahead
-        for i in cutlass.range_constexpr(len(computed)):
-            values[i] = computed[i]
-        piece.store(values.load().to(element))
-        buffer = fused.group * STORE_BUFFERS + number % STORE_BUFFERS
-        # The last tile's last piece may have had this buffer too, and was stored long ago.
-        cute.arch.cp_async_bulk_wait_group(STORE_BUFFERS - 1 if number > 0 else 0, read=True)
-        cute.arch.barrier(barrier_id=_STORED + fused.group, number_of_threads=_WARPGROUP)
-        cute.copy(atom, mine.retile(piece), staged[None, None, None, buffer])
-        cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.barrier(barrier_id=_STORED + fused.group, number_of_threads=_WARPGROUP)
-        source, target = from_out[None, buffer], to_out[(None, *fused.piece_at(place, block, column), *tail)]
-        stores = fused.thread < _WARP
-        if stores:
-            cute.copy(out_atom, source, target)
-            cute.arch.cp_async_bulk_commit_group()
+        if cutlass.const_expr(plan.split_k > 1):
+            if slices[2] == number % plan.split_k:
+                _add_and_store(plan, sums, (values, piece), stores, (place, number, slices[0]), fused)
+        else:
+            later = []
+            if cutlass.const_expr(ahead and number + 1 < plan.blocks * plan.pieces):
+                later = fused.residual_of(place, (number + 1) // plan.pieces, (number + 1) % plan.pieces)
+            computed = piece_values(fused, sums, place, number // plan.pieces, number % plan.pieces, residual)
+            residual = later
+            _store_piece(plan, computed, (values, piece), stores, (place, number), fused)
+
+
+@cute.jit
+def _add_and_store(
+    plan: cutlass.Constexpr, sums: cute.Tensor, registers: Any, stores: Any, which: Any, fused: Any
+) -> None:
+    """Write a piece of D whose sums are spread over the cluster."""
+    place, number, stages = which
+    block, column = number // plan.pieces, number % plan.pieces
+    gather(plan, sums, stages, number, fused.group * _WARPGROUP + fused.thread)
+    residual = fused.residual_of(place, block, column) if cutlass.const_expr(fused.parts.residual) else []
+    computed = piece_values(fused, sums, place, block, column, residual)
+    _store_piece(plan, computed, registers, stores, (place, number), fused)
+
+
+@cute.jit
+def _store_piece(plan: cutlass.Constexpr, computed: Any, registers: Any, stores: Any, which: Any, fused: Any) -> None:
+    """Write the f32 values of a piece of D."""
+    values, piece = registers
+    atom, mine, staged, out_atom, from_out, to_out = stores
+    place, number = which
+    for i in cutlass.range_constexpr(len(computed)):
+        values[i] = computed[i]
+    piece.store(values.load().to(piece.element_type))
+    turn = number // plan.split_k
+    buffer = fused.group * STORE_BUFFERS + turn % STORE_BUFFERS
+    # The last tile's last piece may have had this buffer too, and was stored long ago.
+    cute.arch.cp_async_bulk_wait_group(STORE_BUFFERS - 1 if turn > 0 else 0, read=True)
+    cute.arch.barrier(barrier_id=_STORED + fused.group, number_of_threads=_WARPGROUP)
+    cute.copy(atom, mine.retile(piece), staged[None, None, None, buffer])
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.barrier(barrier_id=_STORED + fused.group, number_of_threads=_WARPGROUP)
+    at = fused.piece_at(place, number // plan.pieces, number % plan.pieces)
+    tail = (place[2],) if cutlass.const_expr(cute.rank(to_out) == 4) else ()
+    source, target = from_out[None, buffer], to_out[(None, *at, *tail)]
+    if fused.thread < _WARP:
+        cute.copy(out_atom, source, target)
+        cute.arch.cp_async_bulk_commit_group()

@@ -5,7 +5,10 @@ Hopper's tensor core keeps about 14 bits of a sum of 8-bit products, so it sums 
 
 from typing import Any
 
+import cutlass
 from cutlass import cute
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
 
 from runtime.signature import SCALE_BLOCK
 
@@ -45,9 +48,10 @@ def _load(plan: Plan, fused: Any, place: Any, block_k: Any) -> tuple[list[list[A
 
 def promote(plan: Plan, total: cute.Tensor, partial: cute.Tensor, scales: Blocks, first: bool) -> None:
     """Add partial sums to the total, each times its scales if there are any, or begin the total with them."""
+    add = _add_here if plan.sets > 1 else _add
     if not scales.of_rows:
         for i in range(cute.size(total)):
-            total[i] = partial[i] if first else total[i] + partial[i]
+            total[i] = partial[i] if first else add(total[i], partial[i], None)
         return
     by_gate = plan.form.gated and "_interleaved" not in plan.form.epilogue
     width = plan.columns // plan.parts[1]
@@ -56,5 +60,19 @@ def promote(plan: Plan, total: cute.Tensor, partial: cute.Tensor, scales: Blocks
         both = [[row * column for column in scales.of_columns] for row in scales.of_rows[block]]
         for i in range(each):
             column = i // 4 % 2 if by_gate else i // 4 * 8 // SCALE_BLOCK
-            scaled = partial[block * each + i] * both[i // 2 % 2][column]
-            total[block * each + i] = scaled if first else total[block * each + i] + scaled
+            at, scale = block * each + i, both[i // 2 % 2][column]
+            total[at] = partial[at] * scale if first else add(total[at], partial[at], scale)
+
+
+def _add(total: Any, partial: Any, scale: Any) -> Any:
+    """A partial sum, perhaps times a scale, added to the total."""
+    return total + (partial if scale is None else partial * scale)
+
+
+def _add_here(total: Any, partial: Any, scale: Any) -> Any:
+    """The same, and before any WGMMA that follows: else the compiler moves it behind those that reuse the registers of
+    `partial`, copies these for it, and ptxas lets no products overlap."""
+    operands = [cutlass.Float32(x).ir_value() for x in (total, partial, scale) if x is not None]
+    code = "add.f32 $0, $1, $2;" if scale is None else "fma.rn.f32 $0, $2, $3, $1;"
+    constraints = ",".join(["=f"] + ["f"] * len(operands))
+    return cutlass.Float32(llvm.inline_asm(T.f32(), operands, code, constraints, has_side_effects=True))
