@@ -140,7 +140,9 @@ def build(
     if not report.kernels:
         if reasons := sorted(set(report.failures.values())):
             raise BuildError(f"none of {len(report.failures)} kernels compiled; the first reason: {reasons[0]}")
-        raise BuildError(f"no kernel is known for any of these problems on {', '.join(work.targets)}")
+        first, *more = (f"{g.signature.key()} on {g.target}" for g in work.gemms)
+        others = f", nor for the other {len(more)}" if more else ""
+        raise BuildError(f"no kernel family computes {first}{others}; choose another target, or a plainer problem")
     package = pack.Package()
     for kernel in report.kernels.values():
         package.add_function(kernel.record, kernel.cubin)

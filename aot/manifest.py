@@ -235,6 +235,8 @@ def _words_problem(signature: Signature) -> tuple[str, str] | None:
         return "scaling", f"{s.scaling} is for A and B in e4m3, found {s.a}; write `scaling: none`"
     if s.b_major == "n" and s.b == "e4m3":
         return "b_major", "n is for B of 16 bits, and e4m3 is K-major; write `b_major: k`"
+    if s.b_major == "n" and s.parts.gated:
+        return "b_major", f"n is not for gates, found {s.epilogue}; write `b_major: k` and store B (N, K)"
     if s.d == "e4m3" and not s.parts.scale:
         fixed = "scale" if s.epilogue == "none" else f"{s.epilogue}+scale"
         return "epilogue", f"D in e4m3 needs a scale, found {s.epilogue}; write `epilogue: {fixed}`"

@@ -166,7 +166,7 @@ class Library:
         - residual, of D's shape, added next; it may be `out` itself. bias and residual have D's element type, or bf16
           where that has 8 bits;
         - scale_d, one f32 element, multiplied in before D is converted; conversion to 8 bits saturates;
-        - overlap, what the caller promises about the kernel before this one (`runtime.signature.Signature`).
+        - overlap, what the caller promises about the kernels before this one (`runtime.signature.Signature`).
 
         Raises:
             KernelMiss: the archive has no kernel for this; the message names the nearest entries.

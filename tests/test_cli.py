@@ -824,6 +824,15 @@ def test_what_cannot_be_built_has_status_2(build_again: Run, options: list[str],
     assert message in result.err
 
 
+def test_a_build_that_can_serve_nothing_names_what_and_where(run: Run, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "fused.yaml").write_text(MANIFEST.replace("defaults:\n", "defaults:\n  epilogue: swiglu\n"))
+    arguments = ["-o", tmp_path / "x.aot", "--target", "sm_80", "--cache", folder / "cache"]
+    result = run("build", tmp_path / "fused.yaml", *arguments)
+    assert (result.status, result.out) == (2, "")
+    assert "error: no kernel family computes bf16_bf16_bf16_f32_swiglu_" in result.err
+    assert "on sm_80, nor for the other 1; choose another target" in result.err
+
+
 def test_a_reader_that_leaves_is_no_error(archive: Path) -> None:
     with subprocess.Popen(
         [*COMMAND, "ls", str(archive), "--json"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -320,9 +320,9 @@ FP8 = "dtypes: {a: e4m3, b: e4m3, d: bf16}"
 
 
 def test_manifest_reads_the_words_of_a_gemm() -> None:
-    words = "epilogue: bias+swiglu+residual, overlap: weights, b_major: n"
+    words = "epilogue: bias+silu+residual, overlap: weights, b_major: n"
     found = loads(edited("n: 96,", f"n: 96, {words},")).gemms[0].signature
-    assert found == Signature("bf16", "bf16", "bf16", "f32", "bias+swiglu+residual", 96, 64, 1, "none", "n", "weights")
+    assert found == Signature("bf16", "bf16", "bf16", "f32", "bias+silu+residual", 96, 64, 1, "none", "n", "weights")
     scaled = loads(edited("n: 96,", f"n: 96, scaling: block, {FP8},")).gemms[0].signature
     assert (scaled.scaling, scaled.a) == ("block", "e4m3")
 
@@ -337,6 +337,7 @@ def test_manifest_takes_words_from_defaults() -> None:
     [
         ("scaling: tensor", "scaling", "tensor is for A and B in e4m3, found bf16; write `scaling: none`"),
         (f"b_major: n, {FP8}", "b_major", "write `b_major: k`"),
+        ("b_major: n, epilogue: bias+geglu", "b_major", "n is not for gates, found bias+geglu; write `b_major: k`"),
         ("dtypes: {a: bf16, b: bf16, d: e4m3}", "epilogue", "needs a scale, found none; write `epilogue: scale`"),
         ("dtypes: {a: f16, b: f16, d: e4m3}, epilogue: silu", "epilogue", "write `epilogue: silu+scale`"),
         ("batch: 2, epilogue: silu", "epilogue", "silu is not for a batch, found 2; write `epilogue: none`"),
