@@ -18,9 +18,9 @@ and commit behind it. Device times are medians of CUDA-graph replays over operan
 (cold weights), interleaved with torch (cuBLAS) in one process; *spread* is (largest - smallest) / median over the
 replays, and *noise* is torch against itself in the same run. Below 1.00x this archive is slower than cuBLAS.
 
-The archives: `aot build manifests/*.yaml --target sm_90a --candidates 16 --function rmsnorm -o build/candidates.aot`
-and, on the GPU, `aot tune build/candidates.aot -o build/tuned.aot`; `build/thousand.aot` as `benchmarks/thousand.yaml`
-says.
+The archives: `aot build benchmarks/layers.yaml manifests/*.yaml --target sm_90a --candidates 12 --function rmsnorm -o
+build/candidates.aot` and, on the GPU, `aot tune build/candidates.aot -o build/tuned.aot` (931 kernels, 740 points,
+183 s); `build/thousand.aot` as `benchmarks/thousand.yaml` says.
 """
 
 
@@ -78,8 +78,8 @@ def gemm(result: dict[str, Any]) -> list[str]:
             kinds[signature],
         ]
         for m in tokens:
-            r = by_m.get(m, {})
-            row.append(f"{r['us']:.1f} ({r['speedup']:.2f}x)" if "speedup" in r else "miss")
+            r = by_m.get(m)
+            row.append("" if r is None else f"{r['us']:.1f} ({r['speedup']:.2f}x)" if "speedup" in r else "miss")
         rows.append(row)
     lines += ["", "Microseconds, and times cuBLAS, at each M:", ""]
     lines += table(["layers", "shape", "type", *(f"M={m}" for m in tokens)], rows)
@@ -119,7 +119,7 @@ def peers(title: str, result: dict[str, Any]) -> list[str]:
     lines += table(["kind", "layer", "M", *names], rows)
     imprecise = sorted({name for r in result["results"] for name, c in r["contenders"].items() if "imprecise" in c})
     if imprecise:
-        what = "let the tensor core sum over all of K, with a larger error than this archive's kernels may have"
+        what = "let the tensor core sum over all of K, or round twice, and err by more than this archive's kernels may"
         lines += ["", f"Less precise: {', '.join(imprecise)} {what}."]
     left_out = len(result["left_out"])
     if left_out:

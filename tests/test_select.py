@@ -31,14 +31,16 @@ def test_ranges_need_ascending_m(best: list[tuple[int, str]]) -> None:
 
 
 def test_points_fill_the_gaps_between_the_manifests_tokens() -> None:
-    assert points([1, 333, 1024]) == [1, 8, 16, 32, 64, 96, 128, 192, 256, 333, 384, 512, 768, 1024]
+    every_32 = [128, 160, 192, 224, 256, 288, 320, 333, 352, 384, 416, 448, 480, 512]
+    assert points([1, 333, 1024]) == [1, 8, 16, 32, 64, 96, *every_32, 768, 1024]
     assert points([16]) == [16]
     assert points([4096, 1])[-3:] == [2048, 3072, 4096]
 
 
 def test_candidates_for_an_m_are_those_ranked_near_it() -> None:
     ranked = [(1, ["a", "b"]), (64, ["b", "c"]), (256, ["d"])]
-    assert candidates_at(ranked, 64) == ["b", "c", "d"]
-    assert candidates_at(ranked, 192) == ["d", "b", "c"]
+    assert candidates_at(ranked, 64) == ["b", "c"]
+    assert candidates_at(ranked, 128) == ["b", "c", "d"]
+    assert candidates_at(ranked, 192) == ["d"]
     assert candidates_at(ranked, 1) == ["a", "b"]
     assert candidates_at(ranked, 8192) == ["d"]
