@@ -187,16 +187,12 @@ def illegal(variant: Variant) -> str | None:
         return f"no family {variant.family!r} of {variant.operation!r} in provider {variant.provider!r}"
     if variant.target not in family.targets:
         return f"{variant.family} is not made for {variant.target}, only for {', '.join(family.targets)}"
-    if (variant.a, variant.b, variant.d) not in family.elements or variant.accumulator != family.accumulator:
-        return f"{variant.family} does not compute {variant.a} x {variant.b} -> {variant.d} in {variant.accumulator}"
-    if variant.epilogue not in family.epilogues:
-        return f"{variant.family} has no epilogue {variant.epilogue!r}"
-    if variant.scaling not in family.scalings:
-        return f"{variant.family} has no scaling {variant.scaling!r}"
-    if variant.b_major not in family.b_majors:
-        return f"{variant.family} takes B {'-major or '.join(family.b_majors)}-major, not {variant.b_major}-major"
-    if variant.batched not in family.batched:
-        return f"{variant.family} has no {'batched' if variant.batched else 'unbatched'} form"
+    if variant.accumulator != family.accumulator:
+        return f"{variant.family} does not compute in {variant.accumulator}, only in {family.accumulator}"
+    elements = variant.a, variant.b, variant.d
+    form = _Form(elements, variant.batched, variant.scaling, variant.b_major, variant.epilogue)
+    if reason := _formless(variant.family, family, form):
+        return reason
     options = variant.options
     if set(options) != set(family.options):
         return f"{variant.family} needs exactly the choices {sorted(family.options)}, found {sorted(options)}"
@@ -204,6 +200,32 @@ def illegal(variant: Variant) -> str | None:
         if not any(type(value) is type(allowed) and value == allowed for allowed in family.options[name]):
             return f"{variant.family}: {name} must be one of {family.options[name]}, found {value!r}"
     return family.rule(variant)
+
+
+class _Form(NamedTuple):
+    """What all variants that compute one signature have in common."""
+
+    elements: tuple[str, str, str]
+    batched: bool
+    scaling: str = "none"
+    b_major: str = "k"
+    epilogue: str = "none"
+
+
+def _formless(name: str, family: Family, form: _Form) -> str | None:
+    """Why a family has no variant at all of this form, whatever the choices, or None."""
+    a, b, d = form.elements
+    if form.elements not in family.elements:
+        return f"{name} does not compute {a} x {b} -> {d}"
+    if form.epilogue not in family.epilogues:
+        return f"{name} has no epilogue {form.epilogue!r}"
+    if form.scaling not in family.scalings:
+        return f"{name} has no scaling {form.scaling!r}"
+    if form.b_major not in family.b_majors:
+        return f"{name} takes B {'-major or '.join(family.b_majors)}-major, not {form.b_major}-major"
+    if form.batched not in family.batched:
+        return f"{name} has no {'batched' if form.batched else 'unbatched'} form"
+    return None
 
 
 def unsuited(variant: Variant, signature: Signature) -> str | None:
@@ -269,20 +291,10 @@ def legal_functions(provider: str, target: str) -> list[Variant]:
     ]
 
 
-class _Form(NamedTuple):
-    """What all variants that compute one signature have in common."""
-
-    elements: tuple[str, str, str]
-    batched: bool
-    scaling: str = "none"
-    b_major: str = "k"
-    epilogue: str = "none"
-
-
 @cache
 def _legal(provider: str, name: str, family: Family, target: str, form: _Form) -> tuple[Variant, ...]:
     """Every legal variant of a family of the given form."""
-    if target not in family.targets:
+    if target not in family.targets or _formless(name, family, form):
         return ()
     variants = []
     for values in itertools.product(*family.options.values()):
@@ -300,6 +312,6 @@ def _legal(provider: str, name: str, family: Family, target: str, form: _Form) -
             scaling=form.scaling,
             b_major=form.b_major,
         )
-        if illegal(variant) is None:
+        if family.rule(variant) is None:  # its choices are the family's own, so `illegal` has nothing else to ask
             variants.append(variant)
     return tuple(variants)
