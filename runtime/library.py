@@ -157,7 +157,8 @@ class Library:
         of a row-major (K, N). Tensors are torch's or any with DLPack or `__cuda_array_interface__`. `out` is written
         and returned; without it a torch `a` gives a new torch tensor of `dtype`, by default a's element type (bf16 for
         8-bit floats). `stream` is a handle or a stream object; None is torch's current stream, or the legacy default
-        stream where no torch tensor is involved. No gradient is recorded. By keyword also:
+        stream where no torch tensor is involved. No gradient is recorded. That a view at an offset lost its storage is
+        noticed in the first call of a shape only: keep what you pass. By keyword also:
 
         - scale_a, scale_b: f32 factors of the products: one element each; or (...) or (..., 1) and (N), (1, N) or
           (N, 1); or (..., ceil(K/128)) and (ceil(N/128), ceil(K/128)), for blocks of 1 x 128 and 128 x 128;
