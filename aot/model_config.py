@@ -250,6 +250,12 @@ class _Config:
             self.fail(f"tp must be an integer from 1 to {MAX_TENSOR_PARALLEL}, found {_short(tp)}")
         if not tokens or not all(_is_integer(m, MAX_TOKENS) for m in tokens):
             self.fail(f"tokens must be integers from 1 to {MAX_TOKENS}, at least one, found {_short(list(tokens))}")
+        if dtype not in DTYPES:
+            self.fail(f"unknown dtype {_short(dtype)}; {did_you_mean(dtype, DTYPES)}")
+        if scaling not in SCALINGS:
+            self.fail(f"unknown scaling {_short(scaling)}; {did_you_mean(scaling, SCALINGS)}")
+        if scaling != "none" and dtype != "e4m3":
+            self.fail(f"scaling {scaling} is for dtype e4m3, found {dtype}; leave it out")
         if not targets:
             self.fail(f"no target is named, and none has kernels for every layer in {dtype}, {scaling}; name targets")
         if len(set(targets)) != len(targets):
@@ -257,12 +263,6 @@ class _Config:
         for target in targets:
             if target not in TARGETS:
                 self.fail(f"unknown target {_short(target)}; {did_you_mean(target, TARGETS)}")
-        if dtype not in DTYPES:
-            self.fail(f"unknown dtype {_short(dtype)}; {did_you_mean(dtype, DTYPES)}")
-        if scaling not in SCALINGS:
-            self.fail(f"unknown scaling {_short(scaling)}; {did_you_mean(scaling, SCALINGS)}")
-        if scaling != "none" and dtype != "e4m3":
-            self.fail(f"scaling {scaling} is for dtype e4m3, found {dtype}; leave it out")
 
     def text(self, config: Mapping[str, Any]) -> tuple[Family, Mapping[str, Any], str]:
         """The part of the config that describes the text model, its family, and where it is."""
