@@ -1,0 +1,115 @@
+"""Every GEMM function of an archive on a real GPU, also those that dispatch prefers nowhere: pytest -m gpu --archive X.
+
+Archives that were not tuned hold all candidates: tests/data/coverage.yaml has a problem of every form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import runtime
+from runtime import Library
+from runtime.archive import Archive
+from runtime.dispatch import Dispatch
+from runtime.driver import Driver
+from runtime.signature import SCALE_BLOCK, Signature
+
+pytestmark = pytest.mark.gpu
+
+REPEATS = 5
+EXAMPLES = 300
+DEEP_K = 28_672  # the deepest of the models in manifests/ but two, and a multiple of everything
+
+
+@pytest.fixture(scope="module")
+def library(tuned_archive: Path) -> Iterator[Library]:
+    torch = pytest.importorskip("torch")
+    with runtime.load(tuned_archive) as library:
+        yield library
+        torch.cuda.synchronize()
+
+
+@pytest.fixture(scope="module")
+def functions(tuned_archive: Path) -> list[tuple[str, Signature]]:
+    """Each GEMM function that this GPU runs, with a signature that names it."""
+    with Archive.open(tuned_archive) as archive:
+        table = Dispatch.from_json(archive.table("gemm"))
+    found: dict[str, Signature] = {}
+    for entry in table.entries_for(Driver().compute_capability):
+        for m in (1, *(m for m, _ in entry.candidates)):
+            for name in entry.functions(m):
+                found.setdefault(name, entry.signature)
+    if not found:
+        pytest.skip("the archive has no GEMM for this GPU")
+    return sorted(found.items())
+
+
+def steps(s: Signature) -> tuple[int, int]:
+    """What N and K must be multiples of for a function that serves `s`."""
+    k = 16 if s.a == "e4m3" else 8
+    n = 16 if s.d == "e4m3" else 8
+    if s.parts.gated:
+        n *= 2
+        if s.scaling == "block" and not s.parts.interleaved:  # a block of B holds gates or what they gate
+            n = 2 * SCALE_BLOCK
+    return n, k
+
+
+def launcher(library: Library, name: str) -> Callable[[Any], None]:
+    import torch
+
+    function = library.functions[name]
+    return lambda o: function(*o.tensors(), stream=torch.cuda.current_stream())
+
+
+def failures(library: Library, name: str, s: Signature, m: int) -> str | None:
+    """What is wrong with a function at these extents, on random operands, poisoned output and guard rows."""
+    from aot import measure
+    from aot.operands import Weights
+
+    found = measure.check(s, m, Weights(s, m, 0, m + s.n + s.k), {name: launcher(library, name)})[name]
+    return None if isinstance(found, float) else f"{name} at M = {m}, N = {s.n}, K = {s.k}: {found}"
+
+
+@given(data=st.data())
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+def test_functions_are_right_at_any_extents(
+    library: Library, functions: list[tuple[str, Signature]], data: st.DataObject
+) -> None:
+    name, s = data.draw(st.sampled_from(functions))
+    n_step, k_step = steps(s)
+    m = data.draw(st.integers(1, 700) | st.sampled_from((1, 8, 64, 65, 128, 2049)))
+    n = n_step * data.draw(st.integers(1, max(1, 1400 // n_step)))
+    k = data.draw(st.integers(1, 2000 // k_step).map(lambda i: i * k_step) | st.just(DEEP_K))
+    assert failures(library, name, dataclasses.replace(s, n=n, k=k), m) is None
+
+
+def test_every_function_is_right_at_its_own_extents(library: Library, functions: list[tuple[str, Signature]]) -> None:
+    wrong = [failures(library, name, s, m) for name, s in functions for m in (1, 65, 333)]
+    assert [w for w in wrong if w] == []
+
+
+def test_every_function_gives_the_same_bits_every_time(
+    library: Library, functions: list[tuple[str, Signature]]
+) -> None:
+    import torch
+
+    from aot.operands import Weights
+
+    for name, s in functions:
+        launch = launcher(library, name)
+        for m in (1, 77, 333):
+            o = Weights(s, m, 0, seed=m).operands(m)[0]
+            launch(o)
+            first = o.d.clone().view(torch.uint8)
+            for _ in range(REPEATS - 1):
+                o.d.fill_(float("nan"))
+                launch(o)
+                assert torch.equal(o.d.view(torch.uint8), first), f"{name} at M = {m}"
