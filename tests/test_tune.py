@@ -81,7 +81,7 @@ def test_the_fastest_right_function_wins_each_range(source: Path, tmp_path: Path
     tune_archive(source, tmp_path / "tuned.aot")
     row = table(tmp_path / "tuned.aot")[512]
     assert row["state"] == "tuned"
-    assert row["ranges"] == [{"m_max": 384, "function": "quick"}, {"m_max": None, "function": "slow"}]
+    assert row["ranges"] == [{"m_max": 480, "function": "quick"}, {"m_max": None, "function": "slow"}]
     first = row["timings"][0]
     assert (first["m"], first["function"], first["us"], first["runner_up"]) == (16, "quick", 2.0, "slow")
     assert (first["baseline"], first["baseline_us"], first["baseline_spread"]) == ("torch.mm", 2.5, 0.02)
