@@ -26,7 +26,7 @@ from runtime.signature import Signature
 from . import targets
 from .providers import PROVIDERS, families
 from .targets import Target
-from .variants import Variant, family_of, unsuited
+from .variants import Family, Variant, family_of, unsuited
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,12 @@ def _order(shapes: _Shapes, signature: Signature, m: int, model: _Model) -> list
     first: list[tuple[float, Variant]] = []
     last: list[tuple[float, Variant]] = []
     others: _Shapes = []
+    families_of: dict[tuple[str, str], Family | None] = {}  # there are many variants, and few families
     for variant, shape in shapes:
-        family = family_of(variant)
+        key = variant.provider, variant.family
+        if key not in families_of:
+            families_of[key] = family_of(variant)
+        family = families_of[key]
         if family is None or family.estimate_us is None:
             others.append((variant, shape))
         else:
