@@ -121,10 +121,19 @@ def peers(title: str, result: dict[str, Any]) -> list[str]:
     if imprecise:
         what = "let the tensor core sum over all of K, or round twice, and err by more than this archive's kernels may"
         lines += ["", f"Less precise: {', '.join(imprecise)} {what}."]
+    for name in names:
+        reasons = [f"{v}: {why}" for r in result["results"] for v, why in _wrong(r["contenders"].get(name, {}))]
+        if reasons:
+            lines += ["", f"{name} counts as wrong and is not timed in {len(reasons)} cases, first for {reasons[0]}."]
     left_out = len(result["left_out"])
     if left_out:
         lines += ["", f"{left_out} case{'s were' if left_out > 1 else ' was'} left out for want of time."]
     return [*lines, ""]
+
+
+def _wrong(contender: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a contender that was not timed computed wrong: variants and how."""
+    return [] if "us" in contender else list(contender.get("wrong", {}).items())
 
 
 def _peers_cell(column: str, value: Any) -> str:
