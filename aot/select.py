@@ -29,8 +29,8 @@ def points(tokens: Sequence[int]) -> list[int]:
     """The M values to measure: the given ones, and more between the first and the last.
 
     Powers of two, from 64 up their 1.5-folds too, and every 32 from 128 to 512. A function serves the range below the M
-    it was chosen at, and the right tile changes quickly where few tiles cover M: on an H200 what is best at M = 384
-    took 1.16 times as long as cuBLAS at M = 333, where tiles of 168 tokens fit twice.
+    it was chosen at, and the right tile changes quickly where few tiles cover M: on an H200 what was chosen at M = 384
+    took 1.16 times as long as cuBLAS at M = 333, where its last tile is half empty.
     """
     between = {x for i in range(3, 31) for x in (1 << i, 3 << (i - 1) if i >= 6 else 1 << i)} | set(range(128, 512, 32))
     return sorted({*tokens, *(x for x in between if min(tokens) < x < max(tokens))})

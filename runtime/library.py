@@ -184,20 +184,10 @@ class Library:
             if out is None:
                 key = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, a.get_device(), b.get_device())
             else:
-                key = (
-                    a.shape,
-                    a.stride(),
-                    a.dtype,
-                    b.shape,
-                    b.stride(),
-                    b.dtype,
-                    out.shape,
-                    out.stride(),
-                    out.dtype,
-                    a.get_device(),
-                    b.get_device(),
-                    out.get_device(),
-                )
+                # fmt: off
+                key = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, out.shape, out.stride(), out.dtype,
+                       a.get_device(), b.get_device(), out.get_device())
+                # fmt: on
             found = self._plans.get(key)
         except (AttributeError, TypeError):  # not torch's
             found = None

@@ -8,8 +8,6 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from runtime.signature import GATED
-
 _SQRT_2_OVER_PI = 0.7978845608028654
 _GELU_CUBE = 0.044715  # of the tanh form: Hendrycks and Gimpel, Gaussian Error Linear Units, 2016
 # erf(x) = 1 - (a1 t + ... + a5 t^5) exp(-x^2), t = 1 / (1 + p x), x >= 0, within 1.5e-7: Abramowitz and Stegun, 7.1.26
@@ -37,11 +35,6 @@ def activate(name: cutlass.Constexpr, x: cutlass.Float32) -> cutlass.Float32:
 def gate(name: cutlass.Constexpr, x: cutlass.Float32, up: cutlass.Float32) -> cutlass.Float32:
     """act(x) * up for one of `runtime.signature.GATED`."""
     return activate(_GATES[name], x) * up
-
-
-def is_gated(name: str) -> bool:
-    """Whether two columns become one."""
-    return name in GATED
 
 
 @cute.jit

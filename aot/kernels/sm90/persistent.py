@@ -125,10 +125,9 @@ class Persistent:
         extents: Any,
         extras: Any,
     ) -> None:
-        """Every tile of D that falls to this cluster.
+        """Every tile of D that falls to this cluster. `extents` is M and N.
 
-        `tiles` counts clusters' tiles along rows and columns, in all, and units of stages along K. `extents`
-        is M and N.
+        `tiles` counts clusters' tiles along rows and columns, in all, and units of stages along K.
         """
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()

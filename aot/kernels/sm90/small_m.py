@@ -160,7 +160,6 @@ class SmallM:
         self, load_a: Any, load_b: Any, b: cute.Tensor, d: cute.Tensor, extras: Any, tiled_mma: Any, layouts: Any
     ) -> None:
         """One tile of D, or one slice of its sums."""
-        thread, _, _ = cute.arch.thread_idx()
         block_n, block_m, item = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         # Neighbours along K, then those that share rows of A.
@@ -218,42 +217,63 @@ class SmallM:
             feed_a, feed_b = (a_atom, a, shared_a, scale_a, scales), (b_atom, b_tma, shared_b)
             self._feed(feed_a, feed_b, full, empty, place)
         else:
-            if warp == 0:
-                with cute.arch.elect_one():
-                    for stage in cutlass.range_constexpr(self.stages):
-                        cute.arch.mbarrier_init(empty + stage, self.cluster_n * (self.consumers // _WARP))
-                    if cutlass.const_expr(self.split_k > 1):
-                        cute.arch.mbarrier_init(arrived, 1)
-                    cute.arch.mbarrier_init_fence()
-                if cutlass.const_expr(self.split_k > 1):
-                    cute.arch.sync_warp()
-                    with cute.arch.elect_one():
-                        cute.arch.mbarrier_arrive_and_expect_tx(arrived, self.output.pushed_bytes(rank, tokens))
-            if cutlass.const_expr(self.cluster > 1):
-                cute.arch.cluster_arrive_relaxed()
-            else:
-                cute.arch.barrier_arrive(barrier_id=_EMPTY_READY, number_of_threads=self.threads)
-            if cutlass.const_expr(self.overlap != "serial"):
-                cute.arch.griddepcontrol_wait()
-            self.output.prepare(terms, (scale_a, scale_b, bias), (tile, block_m, thread), d, b)
-            if cutlass.const_expr(self.cluster > 1):
-                cute.arch.cluster_wait()
-            else:
-                cute.arch.barrier(barrier_id=_FULL_READY, number_of_threads=self.threads)
             scaling = (scales, scale_b, cute.size(b, mode=[0]))
-            slices = (tile, rank, first_k, count_k)
-            accumulator = self._multiply(tiled_mma, multiplied, (full, empty), slices, thread, scaling)
+            outputs = (d, residual, scale_d, terms, (scale_a, scale_b, bias), scaling)
+            slices = (tile, block_m, member, rank, first_k, count_k, tokens)
+            self._consume(tiled_mma, multiplied, b, outputs, sums, (full, empty, arrived), slices)
 
-            # The stages of this CTA are done with, so sums can take their place.
-            cute.arch.barrier(barrier_id=_DRAINED, number_of_threads=self.consumers)
-            if cutlass.const_expr(self.split_k > 1 and self.memory.apart == 0):
-                cute.arch.cluster_arrive()
-            self.output.stage(tiled_mma, accumulator, sums, tokens, thread)
+    @cute.jit
+    def _consume(
+        self,
+        tiled_mma: cute.TiledMma,
+        multiplied: Any,
+        b: cute.Tensor,
+        outputs: Any,
+        sums: cute.Pointer,
+        barriers: Any,
+        place: Any,
+    ) -> None:
+        """The multiplying warpgroups: sums, what others have of them, and D."""
+        thread, _, _ = cute.arch.thread_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        full, empty, arrived = barriers
+        d, residual, scale_d, terms, (scale_a, scale_b, bias), scaling = outputs
+        tile, block_m, member, rank, first_k, count_k, tokens = place
+        if warp == 0:
+            with cute.arch.elect_one():
+                for stage in cutlass.range_constexpr(self.stages):
+                    cute.arch.mbarrier_init(empty + stage, self.cluster_n * (self.consumers // _WARP))
+                if cutlass.const_expr(self.split_k > 1):
+                    cute.arch.mbarrier_init(arrived, 1)
+                cute.arch.mbarrier_init_fence()
             if cutlass.const_expr(self.split_k > 1):
-                if cutlass.const_expr(self.memory.apart == 0):
-                    cute.arch.cluster_wait()
-                self.output.push(sums, arrived, (member, rank), tokens, thread)
-            self.output.store(d, sums, (terms, residual, scale_a, scale_b, scale_d), (tile, block_m, rank), thread)
+                cute.arch.sync_warp()
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive_and_expect_tx(arrived, self.output.pushed_bytes(rank, tokens))
+        if cutlass.const_expr(self.cluster > 1):
+            cute.arch.cluster_arrive_relaxed()
+        else:
+            cute.arch.barrier_arrive(barrier_id=_EMPTY_READY, number_of_threads=self.threads)
+        if cutlass.const_expr(self.overlap != "serial"):
+            cute.arch.griddepcontrol_wait()
+        self.output.prepare(terms, (scale_a, scale_b, bias), (tile, block_m, thread), d, b)
+        if cutlass.const_expr(self.cluster > 1):
+            cute.arch.cluster_wait()
+        else:
+            cute.arch.barrier(barrier_id=_FULL_READY, number_of_threads=self.threads)
+        slices = (tile, rank, first_k, count_k)
+        accumulator = self._multiply(tiled_mma, multiplied, (full, empty), slices, thread, scaling)
+
+        # The stages of this CTA are done with, so sums can take their place.
+        cute.arch.barrier(barrier_id=_DRAINED, number_of_threads=self.consumers)
+        if cutlass.const_expr(self.split_k > 1 and self.memory.apart == 0):
+            cute.arch.cluster_arrive()
+        self.output.stage(tiled_mma, accumulator, sums, tokens, thread)
+        if cutlass.const_expr(self.split_k > 1):
+            if cutlass.const_expr(self.memory.apart == 0):
+                cute.arch.cluster_wait()
+            self.output.push(sums, arrived, (member, rank), tokens, thread)
+        self.output.store(d, sums, (terms, residual, scale_a, scale_b, scale_d), (tile, block_m, rank), thread)
 
     @cute.jit
     def _feed(self, load_a: Any, load_b: Any, full: cute.Pointer, empty: cute.Pointer, place: Any) -> None:
