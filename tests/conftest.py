@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from .command_line import COMMAND, MANIFEST, ROOT, Result, Run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,3 +41,37 @@ def tuned_archive(request: pytest.FixtureRequest) -> Path:
     if path is None:
         pytest.skip("needs --archive PATH, an archive tuned for this GPU")
     return Path(path)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command line in this process."""
+
+    def call(*arguments: object) -> Result:
+        from aot import cli
+
+        monkeypatch.setattr(sys, "argv", ["aot", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        return Result(int(exit.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with tiny.yaml, the archive tiny.aot built from it, and the cache of that build."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "tiny.yaml").write_text(MANIFEST)
+    arguments = ["build", "tiny.yaml", "-o", "tiny.aot", "--candidates", "1", "--cache", "cache", "--no-tune"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*COMMAND, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"compiling \d+ kernels? in \d+ process(es)?\n", done.stderr)
+    return folder
+
+
+@pytest.fixture
+def archive(folder: Path) -> Path:
+    return folder / "tiny.aot"

@@ -1,0 +1,32 @@
+"""What tests of the command line share: how it is called, and a small manifest. Its fixtures are in conftest.py."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMAND = [sys.executable, "-m", "aot"]
+
+MANIFEST = """\
+format: 1
+model: tiny
+source: made up
+tokens: [16, 256]
+targets: [sm_90a]
+defaults:
+  dtypes: {a: bf16, b: bf16, d: bf16}
+gemms:
+  - {name: up, n: 1024, k: 512}
+  - {name: down, n: 512, k: 1024, tokens: [1]}
+"""
+UP, DOWN = "bf16_bf16_bf16_f32_none_n1024_k512", "bf16_bf16_bf16_f32_none_n512_k1024"
+
+
+class Result(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
