@@ -234,6 +234,30 @@ class FakeTorch(types.ModuleType):
 # --- archives ---
 
 
+def _gemm_tensors(dtype: str, batched: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The nodes of A, B and D, and the symbols in them."""
+    batch = ["l"] if batched else []
+
+    def tensor(which: str, rows: str, columns: str) -> dict[str, Any]:
+        batch_stride = [f"batch_stride_{which}"] if batched else []
+        return {
+            "kind": "tensor",
+            "name": which,
+            "dtype": dtype,
+            "shape": [*batch, rows, columns],
+            "strides": [*batch_stride, f"ld{which}", 1],
+            "alignment": 16,
+        }
+
+    symbols: dict[str, Any] = {"m": {"width": 32, "divisibility": 1}}
+    symbols |= {s: {"width": 32, "divisibility": 8} for s in ("n", "k")}
+    symbols |= {f"ld{which}": {"width": 64, "divisibility": 8} for which in "abd"}
+    if batched:
+        symbols["l"] = {"width": 32, "divisibility": 1}
+        symbols |= {f"batch_stride_{which}": {"width": 64, "divisibility": 8} for which in "abd"}
+    return [tensor("a", "m", "k"), tensor("b", "n", "k"), tensor("d", "m", "n")], symbols
+
+
 def gemm_record(
     name: str,
     *,
@@ -264,33 +288,13 @@ def gemm_record(
     if max_m is not None:
         left = node("sub", 32, node("const", 32, max_m + 1), m)
         grid = node("umin", 32, grid, node("udiv", 32, node("const", 32, 1 << 20), left))
-    batch = ["l"] if batched else []
-
-    def tensor(which: str, rows: str, columns: str) -> dict[str, Any]:
-        batch_stride = [f"batch_stride_{which}"] if batched else []
-        return {
-            "kind": "tensor",
-            "name": which,
-            "dtype": dtype,
-            "shape": [*batch, rows, columns],
-            "strides": [*batch_stride, f"ld{which}", 1],
-            "alignment": 16,
-        }
-
-    symbols: dict[str, Any] = {"m": {"width": 32, "divisibility": 1}}
-    symbols |= {s: {"width": 32, "divisibility": 8} for s in ("n", "k")}
-    symbols |= {f"ld{which}": {"width": 64, "divisibility": 8} for which in "abd"}
-    if batched:
-        symbols["l"] = {"width": 32, "divisibility": 1}
-        symbols |= {f"batch_stride_{which}": {"width": 64, "divisibility": 8} for which in "abd"}
+    tensors, symbols = _gemm_tensors(dtype, batched)
     return {
         "name": name,
         "target": target,
         "family": "test",
         "arguments": [
-            tensor("a", "m", "k"),
-            tensor("b", "n", "k"),
-            tensor("d", "m", "n"),
+            *tensors,
             {
                 "kind": "device",
                 "name": "max_active_clusters",

@@ -38,7 +38,6 @@ FAMILIES: dict[str, Family] = {
         scalings=SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
-        limit=lambda v, s: small_m_choices.limit(v.options, s.overlap),
         estimate_us=lambda v, s, m: small_m_choices.estimate_us(v.options, _small_m_form(v), m, s.n, s.k),
         best_up_to_m=small_m_choices.BEST_UP_TO_M,
     ),

@@ -227,17 +227,6 @@ def _rule_of_resources(options: Mapping[str, Any], form: Form) -> str | None:
     return None
 
 
-def limit(options: Mapping[str, Any], overlap: str) -> str | None:
-    """Why a signature that promises `overlap` cannot be computed this way, or None.
-
-    Overlap gains 3-10% behind a kernel that lets the next begin early, and costs 5-9% behind any other.
-    """
-    wanted = str(options["overlap"])
-    if OVERLAPS.index(wanted) > OVERLAPS.index(overlap):
-        return f"it overlaps the kernel before it ({wanted}), and the signature promises no more than {overlap!r}"
-    return None
-
-
 # Fitted to times on an H200 (132 SMs; November 2026): microseconds, bytes, cycles.
 _START_US, _START_OF_CTA_US, _OVERLAP_US = 0.84, 1.6, 0.7
 _MEMORY_BYTES_PER_US, _L2_BYTES_PER_US, _SM_BYTES_PER_US = 4.46e6, 12.4e6, 0.109e6
