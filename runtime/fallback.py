@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .errors import ArgumentError
-from .signature import Epilogue
+from .signature import GATES, Epilogue
 from .tensor import TORCH_NAMES, is_torch
-
-_GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 
 
 def torch_gemm(torch: Any, epilogue: Epilogue, operands: Mapping[str, Any], out: Any) -> None:
@@ -45,7 +43,7 @@ def apply_activation(torch: Any, epilogue: Epilogue, value: Any) -> Any:
         gate, up = value[..., 0::2], value[..., 1::2]
     else:
         gate, up = value.chunk(2, dim=-1)
-    return _activate(torch, _GATES[name], gate) * up
+    return _activate(torch, GATES[name], gate) * up
 
 
 def _activate(torch: Any, name: str, value: Any) -> Any:

@@ -15,7 +15,8 @@ from .errors import RecordError
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 # Two columns into one: act(gate) * up, with silu, erf gelu or tanh gelu.
-GATED = ("swiglu", "geglu", "geglu_tanh")
+GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+GATED = tuple(GATES)
 SCALINGS = ("none", "tensor", "row_column", "block")
 MAJORS = ("k", "n")
 OVERLAPS = ("serial", "launch", "weights")

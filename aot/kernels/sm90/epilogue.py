@@ -8,12 +8,13 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
+from runtime.signature import GATES
+
 _SQRT_2_OVER_PI = 0.7978845608028654
 _GELU_CUBE = 0.044715  # of the tanh form: Hendrycks and Gimpel, Gaussian Error Linear Units, 2016
 # erf(x) = 1 - (a1 t + ... + a5 t^5) exp(-x^2), t = 1 / (1 + p x), x >= 0, within 1.5e-7: Abramowitz and Stegun, 7.1.26
 _ERF_P = 0.3275911
 _ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
-_GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 
 
 @cute.jit
@@ -33,8 +34,8 @@ def activate(name: cutlass.Constexpr, x: cutlass.Float32) -> cutlass.Float32:
 
 @cute.jit
 def gate(name: cutlass.Constexpr, x: cutlass.Float32, up: cutlass.Float32) -> cutlass.Float32:
-    """act(x) * up for one of `runtime.signature.GATED`."""
-    return activate(_GATES[name], x) * up
+    """act(x) * up for one of `runtime.signature.GATES`."""
+    return activate(GATES[name], x) * up
 
 
 @cute.jit
