@@ -389,6 +389,28 @@ def test_captured_call_replays_with_new_inputs(library: Library, signature: Sign
         problem.check(allocated)
 
 
+def test_every_form_can_be_captured_and_runs_on_any_stream(
+    library: Library, signatures: list[Signature], torch: Any
+) -> None:
+    for s in signatures:
+        o = made(s, 77)
+        library.gemm(o.a, o.b, out=o.d, **arguments(s, o))
+        torch.cuda.synchronize()
+        expected = o.d.clone()
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.graph(graph):
+            library.gemm(o.a, o.b, out=o.d, **arguments(s, o))
+        for replayed in (True, False):
+            o.d.fill_(float("nan"))
+            torch.cuda.synchronize()
+            if replayed:
+                graph.replay()
+            else:
+                library.gemm(o.a, o.b, out=o.d, stream=side, **arguments(s, o))
+            torch.cuda.synchronize()
+            assert torch.equal(bits(torch, o.d), bits(torch, expected)), s.key()
+
+
 # --- other frameworks ---
 
 
