@@ -156,10 +156,8 @@ class Family:
     access_bytes: int = 16  # rows of A, B and D are loaded and stored in whole pieces of this size
     limit: Callable[[Variant, Signature], str | None] = _no_limit  # why a legal GEMM cannot compute a signature
     traits: Mapping[str, int] = field(default_factory=dict)
-    # A family that knows its own times: microseconds for a signature at M, to order its variants, with those of
-    # other such families. They come before all other families' up to `best_up_to_m`, and after them beyond.
+    # Microseconds for a signature at M, by which variants of all families that have it are put in order, before others.
     estimate_us: Callable[[Variant, Signature, int], float] | None = None
-    best_up_to_m: int = 0
 
     def __post_init__(self) -> None:
         for name in self.targets:

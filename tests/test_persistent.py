@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
 
-from aot.kernels.sm90 import persistent_choices
 from aot.kernels.sm90.persistent_choices import Form, Plan
+from aot.providers import sm90_estimate
 from aot.rank import rank
 from aot.variants import Variant, legal_variants, unsuited
 from runtime.dtypes import DTYPES
@@ -84,11 +85,11 @@ def test_gates_that_share_a_block_of_b_with_what_they_gate_are_unsuited() -> Non
 
 
 @pytest.mark.parametrize("m", [100, 333, 4096])
-def test_estimates_grow_with_every_extent(m: int) -> None:
+def test_estimates_grow_with_n_and_k(m: int) -> None:
     for v in variants(PLAIN):
         times = [
-            persistent_choices.estimate_us(v.options, form(PLAIN), extents)
-            for extents in ((m, 4096, 4096), (m, 4096, 8192), (m, 8192, 8192), (2 * m, 8192, 8192))
+            sm90_estimate.of_own(v, form(PLAIN), dataclasses.replace(PLAIN, n=n, k=k), m)
+            for n, k in ((4096, 4096), (4096, 8192), (8192, 8192))
         ]
         assert times == sorted(times)
         assert times[0] > 0

@@ -14,6 +14,7 @@ from runtime.signature import EPILOGUES, MAJORS, SCALINGS, Signature
 from ..kernels.sm90 import persistent_choices, small_m_choices
 from ..targets import TARGETS
 from ..variants import Family, Variant, illegal, legal_functions, legal_variants
+from . import sm90_estimate
 from .base import Buildable, ProviderError, digest, gemm_tensors, stand_ins
 
 _HERE = Path(__file__)
@@ -39,7 +40,6 @@ FAMILIES: dict[str, Family] = {
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
         estimate_us=lambda v, s, m: small_m_choices.estimate_us(v.options, _small_m_form(v), m, s.n, s.k),
-        best_up_to_m=small_m_choices.BEST_UP_TO_M,
     ),
     # More tokens on Hopper: warp-specialised and persistent, cooperative or pingpong.
     "sm90_persistent": Family(
@@ -52,10 +52,7 @@ FAMILIES: dict[str, Family] = {
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
         limit=lambda v, s: persistent_choices.limit(_persistent_form(v), s.n),
-        estimate_us=lambda v, s, m: persistent_choices.estimate_us(
-            v.options, _persistent_form(v), (m, s.n, s.k), s.batch
-        ),
-        best_up_to_m=persistent_choices.BEST_UP_TO_M,
+        estimate_us=lambda v, s, m: sm90_estimate.of_own(v, _persistent_form(v), s, m),
     ),
     # One block a row, `threads` threads a block; `overlap` with the kernels before and after, which Ampere cannot.
     "rmsnorm_row": Family(

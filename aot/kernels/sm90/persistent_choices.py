@@ -1,4 +1,4 @@
-"""Which forms of `persistent.Persistent` exist, as pure arithmetic: options, rules, depth, a guess at the time.
+"""Which forms of `persistent.Persistent` exist, as pure arithmetic: options, rules, depth.
 
 A *form* is what all variants for a signature share: element types, scaling, epilogue, order of B. Imports no compiler.
 """
@@ -46,9 +46,6 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     # CTAs of a cluster that take slices of K of the same tile, each of which then adds up some pieces of D.
     "split_k": (1, 2, 4),
 }
-
-
-BEST_UP_TO_M = 1 << 31  # and its estimates say where others are better
 
 
 @dataclass(frozen=True)
@@ -269,59 +266,3 @@ def _rule_of_room(plan: Plan) -> str | None:
     if plan.stages < _FEWEST_STAGES:
         return f"shared memory holds {plan.stages} stages, fewer than {_FEWEST_STAGES}"
     return None
-
-
-@dataclass(frozen=True)
-class _Rates:
-    """Fitted to times on an H200 (132 SMs, power-limited; November 2026), per microsecond."""
-
-    start_us: float
-    power: float  # multiply-adds of an SM while all are busy
-    clock: float  # multiply-adds of an SM while few are
-    sm_bytes: float
-    l2_bytes: float
-    epilogue_us: float  # of 128 x 128 sums by one warpgroup
-    spare_columns: float  # what a tile costs besides, as so many more rows and columns
-    spare_rows: float
-
-
-_RATES = {
-    2: _Rates(1.04, 3.12e6, 3.33e6, 0.151e6, 13.0e6, 1.65, 0.304, 8.0),
-    1: _Rates(2.43, 5.70e6, 6.98e6, 0.121e6, 10.9e6, 5.25, 9.59, 0.0),
-}
-_MEMORY_BYTES_PER_US = 4.3e6
-_MULTIPROCESSORS = 132
-_CLUSTERS = {1: 132, 2: 66, 4: 30}  # that run at a time, by CTAs
-_MEETING_US = 0.6  # of a cluster's CTAs, before they push sums
-_PUSHED_BYTES_PER_US = 0.1e6
-_HIDDEN = 0.3  # what is left to see of an epilogue that runs under the next tile's first products
-
-
-def estimate_us(options: Mapping[str, Any], form: Form, extents: tuple[int, int, int], batch: int = 1) -> float:
-    """A guess at the time on an H200 for `extents` M, N and K, good for putting the choices for a problem in order.
-
-    The slowest of five flows (products at the clock and at the power that there is, into an SM, out of L2, out of
-    memory), a little of the others, the time to start, and the epilogues that nothing hides. In bf16 and M = 512 to
-    8192 (74 choices) its first choice took 5.4% longer than the best on average, the best of its first eight 0.7% (6%
-    at worst); at M = 128, 256 and 333 (264 choices) 15.7% and 2.6% (18%). In e4m3 10.6% and 1.6% (11%).
-    """
-    plan, rates, size = Plan.of(options, form), _RATES[DTYPES[form.a].bytes], DTYPES[form.a].bytes
-    m, n, k = extents
-    clusters = math.ceil(m / (options["tile_m"] * options["cluster_m"])) * batch
-    clusters *= math.ceil(n / (options["tile_n"] * options["cluster_n"]))
-    waves = math.ceil(clusters / _CLUSTERS[plan.cluster])
-    tiles = clusters * plan.cluster
-    products = plan.rows * plan.columns * k / plan.split_k
-    loads = (plan.rows / plan.cluster_columns + plan.columns / plan.cluster_rows) * k * size / plan.split_k
-    busy = waves * max(products / rates.clock, loads / rates.sm_bytes)
-    power = tiles * products / _MULTIPROCESSORS / rates.power
-    power *= 1 + rates.spare_columns / plan.columns + rates.spare_rows / plan.rows
-    memory = batch * (n * k * size + m * k * size + m * n * DTYPES[form.d].bytes) / _MEMORY_BYTES_PER_US
-    flows = (busy, power, tiles * loads / rates.l2_bytes, memory)
-    body = 0.9 * max(flows) + 0.1 * sum(flows)
-    epilogue = rates.epilogue_us * plan.rows * plan.columns / 128**2 / (1 if plan.pingpong else WARPGROUPS)
-    epilogue /= plan.split_k
-    if plan.split_k > 1:
-        epilogue += _MEETING_US + plan.pushed_bytes / _PUSHED_BYTES_PER_US
-    seen = 0.0 if plan.pingpong else _HIDDEN if plan.promotion and plan.split_k == 1 else 1.0
-    return rates.start_us + body + epilogue * (1 + (waves - 1) * seen)

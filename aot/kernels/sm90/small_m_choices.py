@@ -61,9 +61,6 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
 }
 
 
-BEST_UP_TO_M = 128
-
-
 @dataclass(frozen=True)
 class Form:
     """What a kernel computes, of all that decides its code: the width of A and B, and words of a signature."""
@@ -228,16 +225,17 @@ def _rule_of_resources(options: Mapping[str, Any], form: Form) -> str | None:
 
 
 # Fitted to times on an H200 (132 SMs; November 2026): microseconds, bytes, cycles.
-_START_US, _START_OF_CTA_US, _OVERLAP_US = 0.84, 1.6, 0.7
-_MEMORY_BYTES_PER_US, _L2_BYTES_PER_US, _SM_BYTES_PER_US = 4.46e6, 12.4e6, 0.109e6
-_READ_AGAIN = 0.8  # what another row of tiles of D costs, in reads of B
-_CYCLES_PER_US = 2000
-_EXACT = 1.08  # for moving the sums of 8-bit products to f32 registers
-_SPLIT_US, _SPLIT_SUM_US, _STORE_SUM_US = 0.33, 1.8e-4, 7.4e-5  # a CTA, and each of its sums
-_SPARE_TOKEN_US = 1.35e-5  # for each row past M that a CTA loads, and each column of A
-_LATENCY_US = 1.27  # of a load while the memory is busy
-_TAIL = 2.15
-_REST = 0.074
+_START_US, _START_OF_CTA_US, _OVERLAP_US = 1.0, 1.68, 0.7
+_MEMORY_BYTES_PER_US, _L2_BYTES_PER_US = 4.57e6, 11.7e6
+_READ_AGAIN = 0.63  # what another row of tiles of D costs, in reads of B
+_CYCLES_PER_US = 2200
+_POWER = {2: 2.4e6, 1: 4.0e6}  # multiply-adds of an SM, a microsecond, while all are busy; by bytes of an element
+_EXACT = 1.12  # for moving the sums of 8-bit products to f32 registers
+_SPLIT_US, _SPLIT_SUM_US, _STORE_SUM_US = 0.23, 1.4e-4, 9.2e-5  # a CTA, and each of its sums
+_SPARE_TOKEN_US = 4e-6  # for each row past M that a CTA loads, and each column of A
+_LATENCY_US = 1.51  # of a load while the memory is busy
+_TAIL = 1.34
+_REST = 0.08
 # Clusters of 4 and 8 CTAs do not fill every GPC: how many CTAs fit with one and with two an SM, of 132 and 264.
 _CTAS_IN_CLUSTERS = {1: (132, 264), 2: (132, 264), 4: (120, 248), 8: (120, 240)}
 
@@ -246,9 +244,8 @@ def estimate_us(options: Mapping[str, Any], form: Form, m: int, n: int, k: int) 
     """A guess at the time on an H200, good for putting the choices for one problem in order and for nothing else.
 
     The slowest of three flows (memory to L2, L2 to the SMs, and what the busiest SM takes in, with what it keeps in
-    flight, and multiplies), a little of the other two, and the time to start, add up and store. For 11 layers at 17 M
-    from 1 to 256, of 16 and 8 bits (4,692 times, those it is fitted to), its first choice took 1.9% longer than the
-    best on average (20% at worst), the best of its first six 0.2% (5%), of its first eight 0.1% (4%).
+    flight, and multiplies), a little of the other two, and the time to start, add up and store. How well it orders
+    variants is in `aot.rank`.
     """
     tile_m, tile_n, depth, bytes_ = options["tile_m"], options["tile_n"], tile_k(options, form), form.element_bytes
     split_k, cluster_n, per_sm = options["split_k"], options["cluster_n"], options["ctas_per_sm"]
@@ -265,13 +262,15 @@ def estimate_us(options: Mapping[str, Any], form: Form, m: int, n: int, k: int) 
     waves = ctas / _CTAS_IN_CLUSTERS[split_k * cluster_n][per_sm - 1]
     busiest = min(per_sm, math.ceil(ctas / _CTAS_IN_CLUSTERS[1][0]))
     in_flight = busiest * memory(options, form).stages * (tile_n + tokens) * depth * bytes_
-    load_us = (tile_n + tokens) * columns * bytes_ / min(_SM_BYTES_PER_US, in_flight / _LATENCY_US)
+    load_us = (tile_n + tokens) * columns * bytes_ * _LATENCY_US / in_flight
     cycles = _wgmma_cycles(options) * (_EXACT if bytes_ == 1 else 1) * columns * bytes_ / 32
     cta_us = max(load_us, cycles / _CYCLES_PER_US)
     sm = busiest * cta_us if waves <= 1 else (waves * busiest + _TAIL * (math.ceil(waves) - waves)) * cta_us
 
+    power = tiles_m * tile_m * n * k / _CTAS_IN_CLUSTERS[1][0] / _POWER[bytes_]
+
     slowest = max(memory_us, l2, sm)
-    flows = slowest + _REST * (memory_us + l2 + sm - slowest)
+    flows = max(slowest + _REST * (memory_us + l2 + sm - slowest), power)
     starts = _START_US + math.ceil(waves) * _START_OF_CTA_US / per_sm
     spare = -m % piece(options) / cluster_n * k / split_k * _SPARE_TOKEN_US
     sums = tokens * tile_n

@@ -1,0 +1,141 @@
+"""How long a persistent Hopper GEMM takes: a guess from its tiles, for putting the choices for a problem in order.
+
+Pure arithmetic over numbers that any such kernel has, whoever wrote it. It stands apart from the kernels, whose sources
+name what is compiled, so that a better guess compiles nothing anew. Imports no compiler.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from runtime.dtypes import DTYPES
+from runtime.signature import Signature
+
+from ..kernels.sm90.persistent_choices import Form, Plan
+from ..variants import Variant
+
+_MULTIPROCESSORS = 132
+_CLUSTERS = {1: 132, 2: 66, 4: 30}  # that run at a time, by CTAs
+_SHARING = 1.07  # what multicast costs a tile, in lockstep with another CTA
+_SHARING_START_US = 0.65
+_MEETING_US = 1.07  # of CTAs that split K, before they push sums
+_PUSHED_BYTES_PER_US = 0.0395e6
+_MEMORY_BYTES_PER_US = 8.3e6  # beside other flows, of which some is hidden
+_FLOOR_BYTES_PER_US = 3.9e6  # where there is nothing else
+_SPARE_TOKEN_US = 1.35e-5  # for each row past M that a CTA loads, and each column of A
+_ORDER = 3  # of the norm that makes one time of four
+_WGMMA_ROWS = 64
+_OPERATOR_PIECES = 4  # or so, of NVIDIA's kernels
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How D (M, N) and K fall into tiles. Bytes are those of an element; `pushed_bytes` go from CTA to CTA where K is
+    split; `swap` has rows of B on WGMMA's M side."""
+
+    tile_m: int
+    tile_n: int
+    cluster_m: int
+    cluster_n: int
+    split_k: int = 1
+    swap: bool = False
+    pingpong: bool = False
+    bytes_in: int = 2
+    bytes_out: int = 2
+    pushed_bytes: int = 0
+    pieces: int = 0  # of D, that a warpgroup stores one after the other
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """Fitted to times on an H200 (132 SMs, power-limited; November 2026), per microsecond."""
+
+    start_us: float
+    power: float  # multiply-adds of an SM while all are busy
+    clock: float  # multiply-adds of an SM while few are
+    shared_bytes: float  # of an SM's shared memory, that WGMMA reads and TMA writes
+    l2_bytes: float
+    epilogue_us: float  # of 128 x 128 sums by one warpgroup
+    piece_us: float  # of each piece of it
+    seen: float  # of it, and of all that a tile costs besides, where no other warpgroup multiplies
+    between_us: float  # tiles, where no other warpgroup multiplies
+    pingpong: float  # power that pingpong takes, against cooperative
+
+
+_RATES = {
+    2: _Rates(2.47, 4.63e6, 3.58e6, 0.287e6, 12.1e6, 0.43, 0.0, 1.93, 0.28, 0.92),
+    1: _Rates(3.59, 7.86e6, 7.2e6, 0.271e6, 13.3e6, 1.48, 0.24, 1.23, 0.05, 1.0),
+}
+
+
+def of_own(v: Variant, form: Form, signature: Signature, m: int) -> float:
+    """Microseconds for a variant of sm90_persistent; see `estimate_us`."""
+    o, plan = v.options, Plan.of(v.options, form)
+    tiling = Tiling(
+        v.integer("tile_m"),
+        v.integer("tile_n"),
+        v.integer("cluster_m"),
+        v.integer("cluster_n"),
+        plan.split_k,
+        bool(o["swap"]),
+        plan.pingpong,
+        DTYPES[v.a].bytes,
+        DTYPES[v.d].bytes,
+        plan.pushed_bytes,
+        plan.blocks * plan.pieces,
+    )
+    return estimate_us(tiling, (m, signature.n, signature.k), signature.batch)
+
+
+def of_operator(v: Variant, signature: Signature, m: int) -> float:
+    """Microseconds for a variant of the Operator API's sm90_static_persistent; see `estimate_us`.
+
+    Taken for a cooperative one of our own, whose times stand for it within a few percent.
+    """
+    tiling = Tiling(
+        v.integer("tile_m"),
+        v.integer("tile_n"),
+        v.integer("cluster_m"),
+        v.integer("cluster_n"),
+        bytes_in=DTYPES[v.a].bytes,
+        bytes_out=DTYPES[v.d].bytes,
+        pieces=_OPERATOR_PIECES,
+    )
+    return estimate_us(tiling, (m, signature.n, signature.k), signature.batch)
+
+
+def estimate_us(t: Tiling, extents: tuple[int, int, int], batch: int = 1) -> float:
+    """A guess at the time on an H200 for `extents` M, N and K.
+
+    A norm of four flows (tile after tile through the busiest SM, products at the power that there is, bytes out of L2,
+    bytes out of memory), the time to start, and the epilogues that nothing hides. How well it orders variants is in
+    `aot.rank`.
+    """
+    m, n, k = extents
+    rates = _RATES[t.bytes_in]
+    cluster = t.cluster_m * t.cluster_n * t.split_k
+    clusters = math.ceil(m / (t.tile_m * t.cluster_m)) * math.ceil(n / (t.tile_n * t.cluster_n)) * batch
+    waves = math.ceil(clusters / _CLUSTERS[cluster])
+    tiles = clusters * cluster
+    rows, columns = (t.tile_n, t.tile_m) if t.swap else (t.tile_m, t.tile_n)
+    depth = k / t.split_k
+    products = rows * columns * depth
+    # WGMMA reads 64 rows and all columns for each 64 rows; TMA writes both.
+    moved = (rows / _WGMMA_ROWS * (_WGMMA_ROWS + columns) + rows + columns) * depth * t.bytes_in
+    tile_us = max(products / rates.clock, moved / rates.shared_bytes)
+    if t.cluster_m * t.cluster_n > 1:
+        tile_us *= _SHARING
+    busy_us = waves * (tile_us + (0.0 if t.pingpong else rates.between_us))
+    power_us = tiles * products / _MULTIPROCESSORS / rates.power * (rates.pingpong if t.pingpong else 1.0)
+    loads = (t.tile_m / t.cluster_n + t.tile_n / t.cluster_m) * depth * t.bytes_in
+    memory = batch * (n * k * t.bytes_in + m * k * t.bytes_in + m * n * t.bytes_out)
+    flows = (busy_us, power_us, tiles * loads / rates.l2_bytes, memory / _MEMORY_BYTES_PER_US)
+    body_us = max(sum(flow**_ORDER for flow in flows) ** (1 / _ORDER), memory / _FLOOR_BYTES_PER_US)
+    epilogue_us = rates.epilogue_us * rows * columns / 128**2 / (1 if t.pingpong else 2) / t.split_k
+    epilogue_us += rates.piece_us * t.pieces / t.split_k
+    if t.split_k > 1:
+        epilogue_us += _MEETING_US + t.pushed_bytes / _PUSHED_BYTES_PER_US
+    spare_us = -m % t.tile_m / t.cluster_n * depth * _SPARE_TOKEN_US
+    shown = 1 + (waves - 1) * (0.0 if t.pingpong else rates.seen)
+    return rates.start_us + body_us + spare_us + epilogue_us * shown + (_SHARING_START_US if cluster > 1 else 0.0)
