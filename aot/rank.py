@@ -7,7 +7,7 @@ compilers.
 
 How good a guess, for sm_90a: of some 540 variants in bf16 and 340 in row-scaled e4m3, all timed on an H200 over eight
 layers at M from 1 to 8192, the best of the first 12 takes 0.3 % longer than the best of all in bf16 (112 problems; 5 %
-at worst) and 0.5 % in e4m3 (96 problems; 8 %), the first one alone 4 % and 3 %. The estimates were fitted to these times.
+at worst) and 0.5 % in e4m3 (96 problems; 8 %), the first one alone 4 % and 3 %. The estimates are fitted to these.
 """
 
 from __future__ import annotations
