@@ -3,12 +3,17 @@
 compute-sanitizer --tool memcheck --report-api-errors no python scripts/launch_all.py build/coverage.aot
 
 (API errors: the runtime asks the driver for one kernel parameter past the last, to see that it is the last.)
+
+compute-sanitizer --tool racecheck --report-api-errors no python scripts/launch_all.py --schedules build/coverage.aot
+
+takes one function of each schedule, as racecheck is slow.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import report  # noqa: F401  # puts the checkout on the path
@@ -19,6 +24,7 @@ from aot.operands import TORCH_DTYPES
 from runtime.dispatch import serves
 from runtime.record import TensorArgument
 
+SCHEDULES = ("cooperative", "pingpong", "swap", "stream_k", "launch", "weights", "overlap", "block_scaled")
 EXTENTS = {"m": (3, 77), "n": (288,), "p": (144,), "k": (528,), "kb": (5,), "nb": (3,), "l": (2,)}
 
 
@@ -32,14 +38,44 @@ def operand(t: TensorArgument, m: int) -> torch.Tensor:
     return values.transpose(-1, -2) if transposed else values
 
 
+def schedule(name: str) -> str:
+    """What of a function's name says how its threads work together: neither extents nor what D becomes.
+
+    Of extents it is whether CTAs share what they load and split K, and whether there are many tokens; of scales those
+    of blocks, which are loaded on the way.
+    """
+    provider, family, types, *words, _ = name.split(".")
+    kept = [provider, family, "8" if types.startswith("e") else "16"]
+    for word in words:
+        if word.startswith("tile"):
+            kept += ["many"] if family == "sm90_small_m" and int(word[4:].split("x")[0]) > 64 else []
+        elif word.startswith("cluster"):
+            kept += ["shared"] if any(c in "248" for c in word) else []
+        elif word.startswith("split_k"):
+            kept += ["split"] if word != "split_k1" else []
+        elif word in SCHEDULES or word.startswith("promotion"):
+            kept.append(word)
+    return ".".join(kept)
+
+
+def one_of_each(names: Iterable[str]) -> list[str]:
+    """The first function of each schedule."""
+    found: dict[str, str] = {}
+    for name in sorted(names):
+        found.setdefault(schedule(name), name)
+    return list(found.values())
+
+
 def main() -> int:
     """Launch, and count."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("archive", type=Path)
+    parser.add_argument("--schedules", action="store_true", help="one function of each schedule, and name it")
     options = parser.parse_args()
     library = runtime.load(options.archive)
     launched = 0
-    for function in library.functions.values():
+    names = one_of_each(library.functions) if options.schedules else list(library.functions)
+    for function in (library.functions[name] for name in names):
         if not serves(function.target, torch.cuda.get_device_capability()):
             continue
         tensors = [a for a in function.record.leaves() if isinstance(a, TensorArgument)]
@@ -48,8 +84,11 @@ def main() -> int:
             given += [1e-5] if "rmsnorm" in function.name else []
             function(*given)
             launched += 1
+        if options.schedules:
+            torch.cuda.synchronize()
+            print(function.name, flush=True)
     torch.cuda.synchronize()
-    print(f"{launched} launches of {len(library.functions)} functions")
+    print(f"{launched} launches of {len(names)} functions")
     return 0
 
 
