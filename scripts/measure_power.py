@@ -1,0 +1,121 @@
+"""What clock and power a GEMM settles at, ours and torch's, launched without pause: what bounds large ones.
+
+A GPU at its power limit lowers its clock until it fits. So where two kernels draw the same power at that limit and both
+keep the tensor cores busy, the faster one is the one that takes less energy an operation, and neither gets past it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from report import out_argument, write
+
+import runtime
+from aot import measure
+from aot.baseline import baseline
+from aot.measure import Launch
+from aot.operands import OperandSet, Weights, gemm_options
+from runtime.archive import Archive
+from runtime.dispatch import Dispatch
+from runtime.signature import Signature
+
+FIELDS = ("clocks.sm", "power.draw.instant", "clocks_event_reasons.sw_power_cap", "temperature.gpu")
+LIMITS = ("clocks.max.sm", "enforced.power.limit")
+_SETTLE_S = 0.4
+_QUEUED = 8  # graphs in flight, so that the GPU never waits for Python
+
+
+def query(fields: tuple[str, ...]) -> list[str]:
+    """What nvidia-smi says of these fields."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "-i", "0"]
+    return [x.strip() for x in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split(",")]
+
+
+def settle(launch: Launch, operands: list[OperandSet], flops: int, seconds: float) -> dict[str, Any]:
+    """Launch for `seconds`, and say what the GPU did after the first `_SETTLE_S` of them."""
+    graph = torch.cuda.CUDAGraph()
+    launch(operands[0])
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for o in operands:
+            launch(o)
+    samples: list[list[str]] = []
+    done = threading.Event()
+
+    def sample() -> None:
+        time.sleep(_SETTLE_S)
+        while not done.is_set():
+            samples.append(query(FIELDS))
+
+    watcher = threading.Thread(target=sample)
+    watcher.start()
+    events: list[torch.cuda.Event] = []
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        graph.replay()
+        events.append(torch.cuda.Event(enable_timing=True))
+        events[-1].record()
+        if len(events) > _QUEUED:
+            events[-_QUEUED].synchronize()
+    torch.cuda.synchronize()
+    done.set()
+    watcher.join()
+    first = next(i for i, e in enumerate(events) if events[0].elapsed_time(e) > 1e3 * _SETTLE_S)
+    launches = (len(events) - 1 - first) * len(operands)
+    us = events[first].elapsed_time(events[-1]) * 1e3 / launches
+
+    def middle(column: int) -> float:
+        values = sorted(float(s[column]) for s in samples)
+        return values[len(values) // 2]
+
+    return {
+        "us": round(us, 2),
+        "tflops": round(flops / us / 1e6, 1),
+        "clock_mhz": middle(0),
+        "power_w": middle(1),
+        "power_capped": sum(s[2] == "Active" for s in samples) / len(samples),
+        "samples": len(samples),
+    }
+
+
+def main() -> int:
+    """Run and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("archive", type=Path)
+    parser.add_argument("signature", nargs="+", help="keys of signatures in the archive")
+    parser.add_argument("--tokens", type=lambda t: [int(x) for x in t.split(",")], default=[4096])
+    parser.add_argument("--seconds", type=float, default=1.5, help="for each kernel")
+    out_argument(parser)
+    options = parser.parse_args()
+    environment = measure.environment() | dict(zip(LIMITS, query(LIMITS), strict=True))
+    library = runtime.load(options.archive)
+    with Archive.open(options.archive) as archive:
+        entries = Dispatch.from_json(archive.table("gemm")).entries
+    there = {e.signature.key(): e.signature for e in entries}
+    results = []
+    for key in options.signature:
+        signature = there[key]
+        for m in options.tokens:
+            operands = Weights(signature, m, environment["l2_bytes"], seed=0).operands(m)
+
+            def ours(o: OperandSet, s: Signature = signature) -> None:
+                library.gemm(o.a, o.b, out=o.d, **gemm_options(s, o))
+
+            name, theirs = baseline(signature, operands[0])
+            for who, launch in (("ours", ours), (name, theirs)):
+                found = settle(launch, operands, signature.flops(m), options.seconds)
+                results.append({"signature": key, "m": m, "who": who} | found)
+                print(" ".join(f"{k}={v}" for k, v in results[-1].items()), flush=True)
+    write(options.out, environment, results=results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
