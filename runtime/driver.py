@@ -128,14 +128,15 @@ class Driver:
     # --- memory that kernels need besides their operands ---
 
     def stream_key(self, stream: int) -> tuple[int, int]:
-        """What no other stream of this process ever has, and of the capture that the stream is in, or 0.
+        """What no other stream of this process ever has: the capture that it is in, or -1, and what it is there.
 
-        The context is current.
+        That is the handle in a capture, which does not survive a question for the identity. The context is current.
         """
         handle = self._cuda.CUstream(stream)
-        identity = int(self._call("cuStreamGetId", handle))
         status, capture, *_ = self._call("cuStreamGetCaptureInfo", handle)
-        return identity, int(capture) if int(status) == _CAPTURE_ACTIVE else 0
+        if int(status) == _CAPTURE_ACTIVE:
+            return int(capture), stream
+        return -1, int(self._call("cuStreamGetId", handle))
 
     def allocate(self, size: int, zeroed: bool) -> int:
         """The address of `size` bytes of device memory, zero on return if `zeroed`; the context is current.

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from .driver import Driver
 
+_Key = tuple[int, int]  # see `Driver.stream_key`
+
 
 class Need(NamedTuple):
     """One workspace of a function: see `runtime.record.WorkspaceArgument`."""
@@ -29,25 +31,25 @@ class Workspaces:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._lock = threading.Lock()
-        self._held: dict[tuple[int, int, bool, int], tuple[int, int]] = {}  # by use: address and bytes, the largest
-        self._found: dict[tuple[int, int, tuple[Need, ...]], tuple[int, ...]] = {}
+        self._held: dict[tuple[_Key, bool, int], tuple[int, int]] = {}  # by use: address and bytes of the largest
+        self._found: dict[tuple[_Key, tuple[Need, ...]], tuple[int, ...]] = {}
         self._allocated: list[int] = []
 
     def pointers(self, stream: int, needs: tuple[Need, ...]) -> tuple[int, ...]:
         """The addresses of what a launch on `stream` needs, allocated if they are not there."""
         with self._driver.current():
-            identity, capture = self._driver.stream_key(stream)
-            found = self._found.get((identity, capture, needs))
+            key = self._driver.stream_key(stream)
+            found = self._found.get((key, needs))
             if found is None:
                 with self._lock:
-                    found = self._find(identity, capture, needs)
-                    self._found[identity, capture, needs] = found
+                    found = self._find(key, needs)
+                    self._found[key, needs] = found
         return found
 
-    def _find(self, identity: int, capture: int, needs: tuple[Need, ...]) -> tuple[int, ...]:
+    def _find(self, key: _Key, needs: tuple[Need, ...]) -> tuple[int, ...]:
         pointers = []
         for number, need in enumerate(needs):
-            use = identity, capture, need.zeroed, sum(other.zeroed == need.zeroed for other in needs[:number])
+            use = key, need.zeroed, sum(other.zeroed == need.zeroed for other in needs[:number])
             pointer, size = self._held.get(use, (0, 0))
             if size < need.bytes:
                 pointer = self._driver.allocate(need.bytes, need.zeroed)

@@ -83,7 +83,8 @@ class RecordingDriver(Driver):
         self.log.append(("order", earlier, later))
 
     def stream_key(self, stream: int) -> tuple[int, int]:
-        return stream + 1000, self.captures.get(stream, 0)
+        self.log.append(("stream_key", stream))
+        return self.captures.get(stream, -1), stream
 
     def allocate(self, size: int, zeroed: bool) -> int:
         self._maybe_fail("cuMemAlloc")

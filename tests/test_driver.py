@@ -207,7 +207,8 @@ def test_stream_is_known_by_its_identity_and_its_capture(cuda: StandInCuda) -> N
     capturing = cuda.real.CUstreamCaptureStatus
     answers = iter([(capturing(0), 99, 0), (capturing(1), 99, 0)])
     cuda.cuStreamGetCaptureInfo = lambda stream: (cuda.real.CUresult(0), *next(answers))  # type: ignore[attr-defined]
-    assert [driver.stream_key(0x77), driver.stream_key(0x77)] == [(17, 0), (17, 99)]
+    assert [driver.stream_key(0x77), driver.stream_key(0x77)] == [(-1, 17), (99, 0x77)]
+    assert [name for name, *_ in cuda.calls].count("cuStreamGetId") == 1, "a question that ends a capture"
 
 
 def test_memory_is_zeroed_on_a_stream_of_its_own_out_of_a_captures_way(cuda: StandInCuda) -> None:

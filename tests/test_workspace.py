@@ -88,7 +88,7 @@ def test_launches_of_a_stream_share_a_workspace_and_streams_do_not(library: Libr
 
 def test_every_capture_has_workspaces_of_its_own(library: Library, driver: RecordingDriver) -> None:
     used = []
-    for capture in (0, 1, 2, 0):
+    for capture in (-1, 1, 2, -1):
         driver.captures[5] = capture
         gemm(library, "small", 5)
         used.append(tuple(spaces(driver)))

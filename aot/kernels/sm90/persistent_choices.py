@@ -23,6 +23,8 @@ STORE_BUFFERS = 2  # pieces of D in shared memory, for each warpgroup
 _MOST_PIECE_COLUMNS = 64  # where D is stored transposed, and any number would do
 _FEWEST_STAGES = 3
 _BAND_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster than 1024 or 512 on an H200
+_LEAST_SLICE, _MOST_SLICES = 4, 12  # stages of K, and how many to a tile
+COUNTER_BYTES = 32  # a sector of L2
 _UNIT_K = 4  # stages of a loop's body where two sets of sums alternate
 _LEAD = 2  # stages whose products, of two warpgroups, take about as long as a tile's epilogue
 # What a thread has for sums, of the 232 registers that it is given: the rest holds addresses, coordinates and counters.
@@ -30,6 +32,7 @@ _LEAD = 2  # stages whose products, of two warpgroups, take about as long as a t
 _MOST_SUMS, _MOST_SUMS_FUSED, _MOST_SUMS_RESIDUAL, _MOST_SUMS_RESIDUAL_SWAPPED = 200, 144, 144, 96
 _MOST_SUMS_SPLIT = 120  # all sets of them
 
+_FEW_SUMS = 64  # whose pieces must be small for there to be one for each of many slices of K
 _SUMS_BESIDE_WIDE_PIECES = 80  # an epilogue with more of them needs the registers of half a piece
 
 # What won somewhere, of wider choices, over the layers and M of docs/kernels.md on an H200.
@@ -45,8 +48,13 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "promotion": (0, 1, 2),
     # CTAs of a cluster that take slices of K of the same tile, each of which then adds up some pieces of D.
     "split_k": (1, 2, 4),
+    # Tiles of the last wave, where they are too few for all SMs, are cut along K and shared by these.
+    "stream_k": (False, True),
 }
 
+
+# Of which K is shared: swap, tile_m, tile_n.
+_SHARED_TILES = {(False, 128, 128), (True, 128, 128), (True, 168, 128)}
 
 BEST_UP_TO_M = 1 << 31  # and its estimates say where others are better
 
@@ -80,6 +88,7 @@ class Plan:
     cluster_columns: int
     band: int  # clusters' tiles, of one column, that follow each other
     split_k: int
+    stream_k: bool
     pingpong: bool
     promotion: int
     registers: int  # that a thread needs for sums
@@ -95,8 +104,9 @@ class Plan:
         parts = (1, 1) if pingpong else (2, 1) if rows % (2 * WGMMA_ROWS) == 0 else (1, 2)
         sums = rows * columns // (parts[0] * parts[1]) // 128 * (2 if options["promotion"] else 1)
         narrow = (form.epilogue != "none" or options["split_k"] > 1) and sums > _SUMS_BESIDE_WIDE_PIECES
+        share = (4 if sums <= _FEW_SUMS else 2) if options["stream_k"] else 2 if narrow else 1
         turns = options["split_k"] // math.gcd(options["split_k"], max(1, rows // WGMMA_ROWS // parts[0]))
-        piece = _piece_columns(columns // (2 if form.gated else 1) // parts[1], swap, form.d, narrow, turns)
+        piece = _piece_columns(columns // (2 if form.gated else 1) // parts[1], swap, form.d, share, turns)
         store = WARPGROUPS * STORE_BUFFERS * WGMMA_ROWS * piece * DTYPES[form.d].bytes
         left = SHARED_BYTES_PER_CTA - _STATIC_BYTES - _BARRIER_BYTES - store
         return cls(
@@ -109,6 +119,7 @@ class Plan:
             cluster_columns=cluster[1],
             band=max(1, _BAND_ROWS // (rows * cluster[0])),
             split_k=options["split_k"],
+            stream_k=options["stream_k"],
             pingpong=pingpong,
             promotion=options["promotion"],
             registers=sums,
@@ -136,6 +147,38 @@ class Plan:
         """What a CTA gets from the others of its cluster, which is sums of the pieces that it adds up."""
         share = self.blocks * self.pieces // self.split_k
         return (self.split_k - 1) * share * self.piece_sums * WARPGROUPS * 128 * 4
+
+    @property
+    def slices(self) -> tuple[int, ...]:
+        """Of K, into which `stream_k` may cut a tile: with a piece of D for each, and room for a CTA's share."""
+        pieces = self.blocks * self.pieces
+        room = self.stages * (self.rows + self.columns) * STAGE_BYTES_OF_K
+        each = self.piece_sums * WARPGROUPS * 128 * 4
+        most = min(pieces, _MOST_SLICES)
+        return tuple(s for s in range(2, most + 1) if -(-pieces // s) * s * each <= room)
+
+    @property
+    def least_slice(self) -> int:
+        """Stages of K that such a slice has at least."""
+        return _LEAST_SLICE
+
+    def slices_of(self, tiles: int, clusters: int, count_k: int) -> tuple[int, int]:
+        """Into how many slices of K the tiles of the last wave are cut, and how many these are."""
+        rest = tiles % clusters
+        if not self.stream_k or rest == 0:
+            return 1, rest
+        most = min(clusters // rest, count_k // self.least_slice)
+        return max((s for s in self.slices if s <= most), default=1), rest
+
+    @property
+    def partials_bytes(self) -> int:
+        """Of the workspace that `stream_k` needs for sums, for each cluster."""
+        return self.cluster * WARPGROUPS * 128 * self.sums * 4
+
+    @property
+    def counters_bytes(self) -> int:
+        """And of the one for counters, which is left zero."""
+        return self.cluster * WARPGROUPS * COUNTER_BYTES
 
     @property
     def sets(self) -> int:
@@ -191,17 +234,16 @@ class Plan:
         return self.out_columns // self.parts[1] // self.piece_columns
 
 
-def _piece_columns(part: int, swap: bool, d: str, narrow: bool, turns: int) -> int:
-    """The widest piece that divides a warpgroup's columns of D into multiples of `turns`, or 0; half as wide at most if
-    `narrow`.
+def _piece_columns(part: int, swap: bool, d: str, share: int, turns: int) -> int:
+    """The widest piece that divides a warpgroup's columns of D into multiples of `turns`, or 0; a half or a quarter as
+    wide at most if `share` is 2 or 4.
 
     Pieces are rows of a swizzle atom, 128, 64 or 32 bytes; of D stored transposed, any number of such rows.
     """
-    share = 2 if narrow else 1
     if swap:
         return next((c for c in range(_MOST_PIECE_COLUMNS // share, 0, -8) if part % (c * turns) == 0), 0)
     widest = 128 // DTYPES[d].bytes
-    return next((c for c in (widest, widest // 2, widest // 4)[share - 1 :] if part % (c * turns) == 0), 0)
+    return next((c for c in (widest, widest // 2, widest // 4) if c * share <= widest and part % (c * turns) == 0), 0)
 
 
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
@@ -212,6 +254,8 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
     multicasts = options["cluster_m"] * options["cluster_n"] > 1
     if options["split_k"] > 1 and (options["schedule"] == "pingpong" or multicasts):
         return "slices of K belong to both warpgroups of CTAs that share nothing else"
+    if options["stream_k"] and (reason := _rule_of_sharing(options)):
+        return reason
     plan = Plan.of(options, form)
     if plan.cluster_rows * plan.cluster_columns > 2:
         return "clusters of four leave SMs idle"
@@ -237,6 +281,14 @@ def limit(form: Form, n: int) -> str | None:
         return "gates and what they gate are loaded 8 rows at a time"
     if form.scaling == "block" and form.gated and "_interleaved" not in form.epilogue and n % (2 * SCALE_BLOCK):
         return "a block of B holds gates and what they gate"
+    return None
+
+
+def _rule_of_sharing(options: Mapping[str, Any]) -> str | None:
+    if options["schedule"] == "pingpong" or options["split_k"] > 1 or options["promotion"]:
+        return "a shared tile's sums are both warpgroups', of 16-bit types, and not shared by a cluster as well"
+    if options["cluster_n"] > 1 or (options["swap"], options["tile_m"], options["tile_n"]) not in _SHARED_TILES:
+        return "other tiles never won by being shared"
     return None
 
 
@@ -293,6 +345,8 @@ _MEMORY_BYTES_PER_US = 4.3e6
 _MULTIPROCESSORS = 132
 _CLUSTERS = {1: 132, 2: 66, 4: 30}  # that run at a time, by CTAs
 _MEETING_US = 0.6  # of a cluster's CTAs, before they push sums
+_SHARING_US = 0.8  # of the CTAs that share a tile through memory
+_SHARED_BYTES_PER_US = 5.5e6  # written and read back by all of them
 _PUSHED_BYTES_PER_US = 0.1e6
 _HIDDEN = 0.3  # what is left to see of an epilogue that runs under the next tile's first products
 
@@ -310,10 +364,11 @@ def estimate_us(options: Mapping[str, Any], form: Form, extents: tuple[int, int,
     clusters = math.ceil(m / (options["tile_m"] * options["cluster_m"])) * batch
     clusters *= math.ceil(n / (options["tile_n"] * options["cluster_n"]))
     waves = math.ceil(clusters / _CLUSTERS[plan.cluster])
+    slices, rest = plan.slices_of(clusters, _CLUSTERS[plan.cluster], math.ceil(k * size / STAGE_BYTES_OF_K))
     tiles = clusters * plan.cluster
     products = plan.rows * plan.columns * k / plan.split_k
     loads = (plan.rows / plan.cluster_columns + plan.columns / plan.cluster_rows) * k * size / plan.split_k
-    busy = waves * max(products / rates.clock, loads / rates.sm_bytes)
+    busy = (waves - 1 + 1 / slices) * max(products / rates.clock, loads / rates.sm_bytes)
     power = tiles * products / _MULTIPROCESSORS / rates.power
     power *= 1 + rates.spare_columns / plan.columns + rates.spare_rows / plan.rows
     memory = batch * (n * k * size + m * k * size + m * n * DTYPES[form.d].bytes) / _MEMORY_BYTES_PER_US
@@ -323,5 +378,8 @@ def estimate_us(options: Mapping[str, Any], form: Form, extents: tuple[int, int,
     epilogue /= plan.split_k
     if plan.split_k > 1:
         epilogue += _MEETING_US + plan.pushed_bytes / _PUSHED_BYTES_PER_US
+    shared = 0.0
+    if slices > 1:
+        shared = _SHARING_US + 2 * (slices - 1) * rest * plan.partials_bytes / _SHARED_BYTES_PER_US
     seen = 0.0 if plan.pingpong else _HIDDEN if plan.promotion and plan.split_k == 1 else 1.0
-    return rates.start_us + body + epilogue * (1 + (waves - 1) * seen)
+    return rates.start_us + body + shared + epilogue * (1 + (waves - 1) * seen)
