@@ -84,7 +84,11 @@ def test_gates_that_share_a_block_of_b_with_what_they_gate_are_unsuited() -> Non
 
 
 def shared(signature: Signature) -> list[Plan]:
-    return [Plan.of(v.options, form(signature)) for v in variants(signature) if v.options["stream_k"]]
+    """The forms that share tiles, whether or not they are offered."""
+    choices = persistent_choices.OPTIONS | {"stream_k": (True,)}
+    combinations = (dict(zip(choices, c, strict=True)) for c in itertools.product(*choices.values()))
+    of = form(signature)
+    return [Plan.of(o, of) for o in combinations if persistent_choices.rule(o, of) is None]
 
 
 def test_tiles_are_shared_where_types_have_16_bits() -> None:
@@ -125,8 +129,6 @@ def test_tiles_of_a_last_wave_are_cut_as_often_as_clusters_are_there() -> None:
 @pytest.mark.parametrize("m", [100, 333, 4096])
 def test_estimates_grow_with_every_extent(m: int) -> None:
     for v in variants(PLAIN):
-        if v.options["stream_k"]:  # more tiles may be fewer to a wave
-            continue
         times = [
             persistent_choices.estimate_us(v.options, form(PLAIN), extents)
             for extents in ((m, 4096, 4096), (m, 4096, 8192), (m, 8192, 8192), (2 * m, 8192, 8192))

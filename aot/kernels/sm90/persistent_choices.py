@@ -48,8 +48,9 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "promotion": (0, 1, 2),
     # CTAs of a cluster that take slices of K of the same tile, each of which then adds up some pieces of D.
     "split_k": (1, 2, 4),
-    # Tiles of the last wave, where they are too few for all SMs, are cut along K and shared by these.
-    "stream_k": (False, True),
+    # Tiles of the last wave, where they are too few for all SMs, are cut along K and shared by these. True is right and
+    # wins (docs/kernels.md), and is not offered before its cooperative launch has been run and sanitized.
+    "stream_k": (False,),
 }
 
 
