@@ -244,10 +244,16 @@ def _arguments(arguments: Iterable[dict[str, Any]], prefix: str = "") -> Iterabl
         owed = {
             "tensor": f"aligned to {a.get('alignment')} bytes",
             "device": f"{a.get('property')} for clusters of {a.get('cluster_size')}, which the runtime asks the device",
+            "workspace": f"{a.get('bytes')} bytes{_each(a)}, which the runtime provides",
             "none": "None",
         }
         yield [name, a["kind"], a.get("dtype", ""), shape, strides, owed.get(a["kind"], "")]
         yield from _arguments(a.get("items", ()), f"{name}.")
+
+
+def _each(workspace: dict[str, Any]) -> str:
+    zeros = " of zeros" if workspace.get("zeroed") else ""
+    return zeros if workspace.get("each") is None else f"{zeros} for each of {workspace['each']}"
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> None:

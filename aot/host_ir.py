@@ -563,6 +563,9 @@ def _argument_inputs(
                 flat.append(("pointer", len(pointers)))
                 pointers.append(node["name"])
                 flat.extend(("value", x) for x in node["shape"] + node["strides"] if isinstance(x, str))
+            elif kind == "workspace":
+                flat.append(("pointer", len(pointers)))
+                pointers.append(node["name"])
             elif kind in ("scalar", "device"):
                 bits = {"i64": 64}.get(node.get("dtype", "i32"), 32)
                 values[node["name"]] = bits

@@ -148,6 +148,8 @@ class Family:
     elements: tuple[tuple[str, str, str], ...]  # (a, b, d)
     options: Mapping[str, tuple[Option, ...]]
     rule: Callable[[Variant], str | None] = _no_rule  # why choices that are allowed one by one are illegal together
+    # Whether `rule` refuses all that begins with these choices, the first of `options`: enumeration goes no further.
+    hopeless: Callable[[Mapping[str, Option]], bool] | None = None
     batched: tuple[bool, ...] = (False, True)
     scalings: tuple[str, ...] = ("none",)
     b_majors: tuple[str, ...] = ("k",)
@@ -289,19 +291,28 @@ def legal_functions(provider: str, target: str) -> list[Variant]:
     ]
 
 
+def _combinations(family: Family) -> list[dict[str, Option]]:
+    """Every combination of a family's choices but those that are hopeless."""
+    found: list[dict[str, Option]] = [{}]
+    for option, values in family.options.items():
+        found = [known | {option: value} for known in found for value in values]
+        if family.hopeless is not None:
+            found = [known for known in found if not family.hopeless(known)]
+    return found
+
+
 @cache
 def _legal(provider: str, name: str, family: Family, target: str, form: _Form) -> tuple[Variant, ...]:
     """Every legal variant of a family of the given form."""
     if target not in family.targets or _formless(name, family, form):
         return ()
     variants = []
-    for values in itertools.product(*family.options.values()):
-        config = choices(**dict(zip(family.options, values, strict=True)))
+    for combination in _combinations(family):
         variant = Variant(
             provider,
             name,
             target,
-            config,
+            choices(**combination),
             *form.elements,
             accumulator=family.accumulator,
             epilogue=form.epilogue,

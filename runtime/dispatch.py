@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from .errors import KernelMiss, RecordError
-from .record import DeviceArgument, Record, StreamArgument, TensorArgument
+from .record import Record, SuppliedArgument, TensorArgument
 from .signature import Operand, Signature
 
 STATES = ("tuned", "ranked")
@@ -54,7 +54,7 @@ def gemm_mismatch(signature: Signature, record: Record) -> str | None:
     arithmetic itself) is not looked at.
     """
     operands = signature.operands()
-    tensors = [a for a in record.arguments if not isinstance(a, DeviceArgument | StreamArgument)]
+    tensors = [a for a in record.arguments if not isinstance(a, SuppliedArgument)]
     if len(tensors) != len(operands) or not all(isinstance(a, TensorArgument) for a in tensors):
         wanted, found = (", ".join(x.name for x in xs) for xs in (operands, tensors))
         return f"does not take the tensors of this GEMM ({wanted}) but ({found})"

@@ -26,6 +26,8 @@ _MULTIPROCESSOR_COUNT, _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _MAX_SHARED_BYTES_O
 _STATIC_SHARED_BYTES, _MAX_DYNAMIC_SHARED_BYTES, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 1, 8, 14
 _POINTER_DEVICE_ORDINAL = 9
 _EVENT_DISABLE_TIMING = 2
+_STREAM_NON_BLOCKING = 1
+_CAPTURE_ACTIVE, _CAPTURE_RELAXED = 1, 2  # of CUstreamCaptureStatus, of CUstreamCaptureMode
 
 # NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD mean a stream of whichever context is current.
 LAST_DEFAULT_STREAM = 2
@@ -122,6 +124,46 @@ class Driver:
             self._call("cuStreamWaitEvent", self._cuda.CUstream(later), event, 0)
         finally:
             self._call("cuEventDestroy", event)
+
+    # --- memory that kernels need besides their operands ---
+
+    def stream_key(self, stream: int) -> tuple[int, int]:
+        """What no other stream of this process ever has: the capture that it is in, or -1, and what it is there.
+
+        That is the handle in a capture, which does not survive a question for the identity. The context is current.
+        """
+        handle = self._cuda.CUstream(stream)
+        status, capture, *_ = self._call("cuStreamGetCaptureInfo", handle)
+        if int(status) == _CAPTURE_ACTIVE:
+            return int(capture), stream
+        return -1, int(self._call("cuStreamGetId", handle))
+
+    def allocate(self, size: int, zeroed: bool) -> int:
+        """The address of `size` bytes of device memory, zero on return if `zeroed`; the context is current.
+
+        The calling thread may be capturing a stream: nothing of this gets into that graph, or stands in its way.
+        """
+        cuda = self._cuda
+        before = self._call("cuThreadExchangeStreamCaptureMode", cuda.CUstreamCaptureMode(_CAPTURE_RELAXED))
+        try:
+            pointer = self._call("cuMemAlloc", size)
+            if zeroed:
+                stream = self._call("cuStreamCreate", _STREAM_NON_BLOCKING)
+                try:
+                    self._call("cuMemsetD8Async", pointer, 0, size, stream)
+                    self._call("cuStreamSynchronize", stream)
+                finally:
+                    self._call("cuStreamDestroy", stream)
+        finally:
+            self._call("cuThreadExchangeStreamCaptureMode", before)
+        return int(pointer)
+
+    def free(self, pointer: int) -> None:
+        """Give back what `allocate` gave; nothing that uses it may be running or launched again."""
+        if os.getpid() != self._process:
+            return  # in a forked child: it is the parent's
+        with self.current():
+            self._call("cuMemFree", pointer)
 
     # --- kernels ---
 

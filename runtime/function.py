@@ -14,8 +14,9 @@ from .dispatch import serves
 from .driver import Driver, PreparedLaunch
 from .errors import ArgumentError, DeviceError, ProgramError, RecordError
 from .program import CLUSTER_DIMENSION, Launch
-from .record import Argument, DeviceArgument, Record, StreamArgument, TensorArgument, TensorView, TupleArgument
+from .record import Argument, DeviceArgument, Record, SuppliedArgument, TensorArgument, TensorView, TupleArgument
 from .tensor import UNKNOWN_DEVICE, is_torch, stream_handle, torch_current_stream, view
+from .workspace import Need, Workspaces
 
 # Shapes whose plans are kept; the oldest goes first. A plan takes 2-4 KB.
 MAX_PLANS = 4096
@@ -64,12 +65,35 @@ class Plan:
         return tuple(slots), tuple(ready.launch for ready in prepared)
 
 
+class WorkspacePlan(Plan):
+    """A plan whose launches need workspaces, which depend on the stream: their pointers follow the tensors'."""
+
+    __slots__ = ("_needs", "_workspaces")
+
+    def __init__(
+        self, driver: Driver, launches: Sequence[tuple[Any, Launch]], workspaces: Workspaces, needs: tuple[Need, ...]
+    ) -> None:
+        super().__init__(driver, launches)
+        self._workspaces, self._needs = workspaces, needs
+
+    def launch(self, pointers: tuple[int, ...], stream: int) -> None:
+        """Find the stream's workspaces, write the pointers and launch."""
+        super().launch((*pointers, *self._workspaces.pointers(stream, self._needs)), stream)
+
+
 class Function:
     """One function of an archive, on the library's device; call it with the arguments its record describes."""
 
-    def __init__(self, archive: Archive, driver: Driver, lock: threading.RLock, entry: FunctionEntry) -> None:
+    def __init__(
+        self,
+        archive: Archive,
+        driver: Driver,
+        lock: threading.RLock,
+        entry: FunctionEntry,
+        workspaces: Workspaces,
+    ) -> None:
         self.name, self.target = entry.name, entry.target
-        self._archive, self._driver, self._lock = archive, driver, lock
+        self._archive, self._driver, self._lock, self._workspaces = archive, driver, lock, workspaces
         self._record: Record | None = None
         self._module: Any = None
         self._kernels: tuple[Any, ...] = ()
@@ -85,7 +109,7 @@ class Function:
         return self._record
 
     def __call__(self, *arguments: Any, stream: Any = None) -> None:
-        """Launch on `stream` (as `Library.gemm` takes it) with the record's arguments, less streams and device numbers.
+        """Launch on `stream` (as `Library.gemm` takes it) with the record's arguments, less what the runtime supplies.
 
         A record does not say which tensors are written, so here the caller owes what `Library.gemm` checks: a tensor
         that is written is writable (read-only arrays are not refused), names no element twice, and shares memory with
@@ -175,7 +199,12 @@ class Function:
             found = {a.name: self._max_active_clusters(a, launches) for a in asked}
             if found == residency:
                 self._residency = residency
-                return Plan(driver, [(self._kernels[launch.kernel], launch) for launch in launches])
+                ready = [(self._kernels[launch.kernel], launch) for launch in launches]
+                needs = tuple(
+                    Need(a.bytes * (1 if a.each is None else found[a.each]), a.zeroed)
+                    for a in record.workspace_arguments()
+                )
+                return WorkspacePlan(driver, ready, self._workspaces, needs) if needs else Plan(driver, ready)
             residency = found
         raise ProgramError(f"{self.name}: its blocks depend on how many of them can be resident")
 
@@ -228,7 +257,7 @@ class Function:
 
     def _view_all(self, described: tuple[Argument, ...], given: Sequence[Any], stream: int) -> Sequence[Any]:
         """`given` with its tensors as views; what does not match is left for `Record.bind` to refuse."""
-        wanted = [a for a in described if not isinstance(a, StreamArgument | DeviceArgument)]
+        wanted = [a for a in described if not isinstance(a, SuppliedArgument)]
         if not isinstance(given, Sequence) or len(given) != len(wanted):
             return given
         views: list[Any] = []

@@ -44,6 +44,7 @@ from .tensor import (
     torch_current_device,
     torch_current_stream,
 )
+from .workspace import Workspaces
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -93,6 +94,7 @@ class Library:
         _check_options(on_miss, require)
         self._archive, self._driver, self._on_miss, self._require = archive, driver, on_miss, require
         self._lock = threading.RLock()
+        self._workspaces = Workspaces(driver)
         self._plans: dict[Any, _GemmPlan] = {}
         self._dispatch: Dispatch | None = None
         self._matched: set[tuple[Signature, str]] = set()  # functions held against the entries that name them
@@ -100,7 +102,8 @@ class Library:
         self._closed = False
         self.misses: dict[str, int] = {}
         self.functions: Mapping[str, Function] = _Functions(
-            archive, {n: Function(archive, driver, self._lock, e) for n, e in archive.functions.items()}
+            archive,
+            {n: Function(archive, driver, self._lock, e, self._workspaces) for n, e in archive.functions.items()},
         )
 
     @property
@@ -115,7 +118,10 @@ class Library:
         self.close()
 
     def close(self) -> None:
-        """Unload the kernels and close the archive; no kernel may be running or in a CUDA graph that is still used."""
+        """Unload the kernels, free their workspaces and close the archive.
+
+        No kernel may be running or in a CUDA graph that is still used.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -123,13 +129,15 @@ class Library:
             self._plans.clear()
             for function in self.functions.values():
                 function.unload()
+            self._workspaces.close()
             self._archive.close()
 
     def preload(self) -> tuple[str, ...]:
         """Load every kernel that the gemm table uses on this device, and return their functions' names.
 
         Entries that `require` refuses are left out.
-        After this a first call of a shape does no more than arithmetic before it launches, under stream capture too.
+        After this a first call of a shape does no more than arithmetic before it launches, under stream capture too;
+        but a kernel that needs a workspace still allocates that at its first launch on a stream, or in a capture.
         """
         entries = self._gemm_table().entries_for(self._driver.compute_capability)
         entries = tuple(e for e in entries if self._require in (None, e.state))

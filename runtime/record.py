@@ -18,6 +18,7 @@ from .errors import ArgumentError, LayoutError
 from .program import Launch, Program
 
 MAX_RANK = 16
+MAX_WORKSPACE_BYTES = 1 << 30  # for each cluster; anything above is a damaged record
 SCALAR_DTYPES = ("i32", "i64", "f32")
 DEVICE_PROPERTIES = ("max_active_clusters",)
 
@@ -61,6 +62,20 @@ class DeviceArgument:
 
 
 @dataclass(frozen=True)
+class WorkspaceArgument:
+    """Device memory that the runtime provides and nobody else touches while the launches run: `bytes` of it, for each
+    of the count that the device argument `each` is, or in all where that is None.
+
+    `zeroed`: it is zero before the launches and they leave it zero; else it may hold anything.
+    """
+
+    name: str
+    bytes: int
+    each: str | None
+    zeroed: bool
+
+
+@dataclass(frozen=True)
 class StreamArgument:
     """The stream; it reaches the launch and no arithmetic."""
 
@@ -82,7 +97,8 @@ class TupleArgument:
     items: tuple[Argument, ...]
 
 
-Argument = TensorArgument | ScalarArgument | DeviceArgument | StreamArgument | NoneArgument | TupleArgument
+SuppliedArgument = DeviceArgument | WorkspaceArgument | StreamArgument  # by the runtime, not the caller
+Argument = TensorArgument | ScalarArgument | SuppliedArgument | NoneArgument | TupleArgument
 
 
 @dataclass(frozen=True)
@@ -109,7 +125,7 @@ _Place = tuple[str, str, int]  # a tensor, "extent" or "stride", and which
 class Bound(NamedTuple):
     """A function's inputs for one call, in its program's order: addresses, and integers."""
 
-    pointers: tuple[int, ...]
+    pointers: tuple[int, ...]  # but for those of workspaces
     values: tuple[int, ...]
 
 
@@ -166,6 +182,10 @@ class Record:
         """What the runtime must ask the device before it binds."""
         return tuple(a for a in self.leaves() if isinstance(a, DeviceArgument))
 
+    def workspace_arguments(self) -> tuple[WorkspaceArgument, ...]:
+        """What the runtime must provide at each launch; their pointers follow the tensors' in the program's order."""
+        return tuple(a for a in self.leaves() if isinstance(a, WorkspaceArgument))
+
     def _check_inputs(self) -> None:
         """The program's inputs are the arguments' pointers, and values that the arguments define, each at its width."""
         where = f"function {self.name}"
@@ -173,9 +193,14 @@ class Record:
         names = [a.name for a in leaves]
         if len(set(names)) != len(names):
             fail(where, f"two arguments share a name in {names}")
-        pointers = tuple(a.name for a in leaves if isinstance(a, TensorArgument))
+        kinds = TensorArgument, WorkspaceArgument
+        pointers = tuple(a.name for kind in kinds for a in leaves if isinstance(a, kind))
         if self.program.pointers != pointers:
-            fail(where, f"the program's pointers are {self.program.pointers}, the tensors are {pointers}")
+            fail(where, f"the program's pointers are {self.program.pointers}, the tensors and workspaces {pointers}")
+        devices = {a.name for a in leaves if isinstance(a, DeviceArgument)}
+        for a in leaves:
+            if isinstance(a, WorkspaceArgument) and a.each is not None and a.each not in devices:
+                fail(where, f"the workspace {a.name!r} is for each of {a.each!r:.50}, which is no device argument")
         defined = {name: s.width for name, s in self.symbols.items()}
         for a in leaves:
             if isinstance(a, ScalarArgument | DeviceArgument):
@@ -189,8 +214,9 @@ class Record:
     def bind(self, arguments: Sequence[Any], device_values: Mapping[str, int]) -> Bound:
         """Check a call's arguments against the description and put them in the program's order.
 
-        `arguments` holds what the caller passes, in order, without streams and device numbers: a `TensorView` for
-        a tensor, a number for a scalar, None, or a sequence for a tuple. `device_values` has each device argument.
+        `arguments` holds what the caller passes, in order, without streams, workspaces and device numbers: a
+        `TensorView` for a tensor, a number for a scalar, None, or a sequence for a tuple. `device_values` has each
+        device argument.
 
         Raises:
             LayoutError: a tensor's address or strides are not what the function was compiled for.
@@ -211,7 +237,7 @@ class Record:
         values: dict[str, int],
         owners: dict[str, _Place],
     ) -> None:
-        expected = [a for a in described if not isinstance(a, StreamArgument | DeviceArgument)]
+        expected = [a for a in described if not isinstance(a, SuppliedArgument)]
         if not isinstance(given, Sequence) or len(given) != len(expected):
             found = len(given) if isinstance(given, Sequence) else repr(given)
             raise ArgumentError(
@@ -366,6 +392,13 @@ def _read_argument(obj: Any, symbols: Mapping[str, Symbol], where: str, depth: i
         if obj["property"] not in DEVICE_PROPERTIES or not is_int(obj["cluster_size"], 1, 64):
             fail(here, f"unknown device property {obj!r:.200}")
         return DeviceArgument(name, obj["property"], obj["cluster_size"])
+    if kind == "workspace":
+        exact_fields(obj, {"kind", "name", "bytes", "each", "zeroed"}, here)
+        if not is_int(obj["bytes"], 1, MAX_WORKSPACE_BYTES) or type(obj["zeroed"]) is not bool:
+            fail(here, f"a workspace of {obj['bytes']!r:.50} bytes, zeroed {obj['zeroed']!r:.50}")
+        if obj["each"] is not None and not isinstance(obj["each"], str):
+            fail(here, f"a workspace is for each of a device argument or null, found {obj['each']!r:.50}")
+        return WorkspaceArgument(name, obj["bytes"], obj["each"], obj["zeroed"])
     if kind == "stream":
         exact_fields(obj, {"kind", "name"}, here)
         return StreamArgument(name)

@@ -157,8 +157,9 @@ def random_case(record: Record, rng: random.Random) -> tuple[dict[str, int], lis
     scalars: dict[str, Any] = dict(record.program.values)
     for name, width in scalars.items():
         values.setdefault(name, rng.getrandbits(width))
-    tensors = [a for a in record.leaves() if isinstance(a, TensorArgument)]
-    pointers = [a.alignment * rng.randrange(1 << 26, (1 << 47) // a.alignment) for a in tensors]
+    tensors = [a.alignment for a in record.leaves() if isinstance(a, TensorArgument)]
+    workspaces = [128 for _ in record.workspace_arguments()]
+    pointers = [alignment * rng.randrange(1 << 26, (1 << 47) // alignment) for alignment in tensors + workspaces]
     return values, pointers
 
 
@@ -173,7 +174,7 @@ def sample(target: str) -> list[Variant]:
                     form = (v.a, v.b, v.d, v.batched, v.scaling, v.b_major, v.epilogue)
                     # Batching, other element types and operands change the host code of a family in the same way.
                     plain = form == ("bf16", "bf16", "bf16", False, "none", "k", "none")
-                    options = ("scheduler", "schedule", "split_k", "overlap", "swap")
+                    options = ("scheduler", "schedule", "split_k", "stream_k", "overlap", "swap")
                     hosts = [v.options.get(o) if plain else None for o in options]
                     chosen.setdefault((name, family, form, *hosts), v)
         for v in provider(name).functions(target):

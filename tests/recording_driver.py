@@ -43,6 +43,8 @@ class RecordingDriver(Driver):
     devices: int = 1
     active_clusters: int = 66
     failing: str = ""
+    captures: dict[int, int] = field(default_factory=dict)  # by stream, the id of the capture that it is in
+    allocated: dict[int, tuple[int, bool]] = field(default_factory=dict)
     log: list[tuple[Any, ...]] = field(default_factory=list)
     launches: list[Launched] = field(default_factory=list)
     quiet: bool = False
@@ -79,6 +81,19 @@ class RecordingDriver(Driver):
 
     def order(self, earlier: int, later: int) -> None:
         self.log.append(("order", earlier, later))
+
+    def stream_key(self, stream: int) -> tuple[int, int]:
+        self.log.append(("stream_key", stream))
+        return self.captures.get(stream, -1), stream
+
+    def allocate(self, size: int, zeroed: bool) -> int:
+        self._maybe_fail("cuMemAlloc")
+        pointer = (1 << 45) + (len(self.allocated) << 30)
+        self.allocated[pointer] = size, zeroed
+        return pointer
+
+    def free(self, pointer: int) -> None:
+        self.log.append(("free", pointer))
 
     def load(self, cubin: bytes) -> Any:
         self._maybe_fail("cuLibraryLoadData")
@@ -267,8 +282,11 @@ def gemm_record(
     batched: bool = False,
     shared_bytes: int = 98_304,
     max_m: int | None = None,
+    workspaces: tuple[tuple[int, str | None, bool], ...] = (),
 ) -> dict[str, Any]:
     """A made-up GEMM: A through a TMA descriptor, B as a pointer, and D, M, lda and the cluster count in a struct.
+
+    Then a pointer for each of `workspaces`, which are (bytes, each, zeroed).
 
     It divides by max_m - M + 1 where `max_m` is given, so that its program cannot serve M = max_m + 1.
     """
@@ -289,6 +307,10 @@ def gemm_record(
         left = node("sub", 32, node("const", 32, max_m + 1), m)
         grid = node("umin", 32, grid, node("udiv", 32, node("const", 32, 1 << 20), left))
     tensors, symbols = _gemm_tensors(dtype, batched)
+    spaces: list[dict[str, Any]] = [
+        {"kind": "workspace", "name": f"space{i}", "bytes": size, "each": each, "zeroed": zeroed}
+        for i, (size, each, zeroed) in enumerate(workspaces)
+    ]
     return {
         "name": name,
         "target": target,
@@ -301,13 +323,14 @@ def gemm_record(
                 "property": "max_active_clusters",
                 "cluster_size": 2,
             },
+            *spaces,
             {"kind": "stream", "name": "stream"},
         ],
         "symbols": symbols,
         "kernels": [{"symbol": f"kernel_{name}", "registers": 168, "shared_bytes": 1024, "local_bytes": 0}],
         "program": {
             "values": [[v, 64 if v == "lda" else 32] for v in values],
-            "pointers": ["a", "b", "d"],
+            "pointers": ["a", "b", "d", *(space["name"] for space in spaces)],
             "nodes": nodes,
             "launches": [
                 {
@@ -324,6 +347,7 @@ def gemm_record(
                             "words": [[8, 4, m], [12, 4, clusters], [16, 8, lda]],
                             "slots": [[0, "raw", 2, None]],
                         },
+                        *({"size": 8, "words": [], "slots": [[0, "raw", 3 + i, None]]} for i in range(len(spaces))),
                     ],
                 }
             ],

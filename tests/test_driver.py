@@ -200,6 +200,40 @@ def test_machine_without_a_driver_is_a_device_error(cuda: StandInCuda) -> None:
         Driver().device  # noqa: B018
 
 
+def test_stream_is_known_by_its_identity_and_its_capture(cuda: StandInCuda) -> None:
+    driver = Driver()
+    assert driver.device == 0
+    cuda.answers["cuStreamGetId"] = 17
+    capturing = cuda.real.CUstreamCaptureStatus
+    answers = iter([(capturing(0), 99, 0), (capturing(1), 99, 0)])
+    cuda.cuStreamGetCaptureInfo = lambda stream: (cuda.real.CUresult(0), *next(answers))  # type: ignore[attr-defined]
+    assert [driver.stream_key(0x77), driver.stream_key(0x77)] == [(-1, 17), (99, 0x77)]
+    assert [name for name, *_ in cuda.calls].count("cuStreamGetId") == 1, "a question that ends a capture"
+
+
+def test_memory_is_zeroed_on_a_stream_of_its_own_out_of_a_captures_way(cuda: StandInCuda) -> None:
+    driver = Driver()
+    assert driver.device == 0
+    cuda.calls.clear()
+    cuda.answers |= {"cuMemAlloc": 0xA000, "cuStreamCreate": 0x51, "cuThreadExchangeStreamCaptureMode": "before"}
+    assert driver.allocate(64, zeroed=True) == 0xA000
+    relaxed = cuda.real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    assert cuda.calls == [
+        ("cuThreadExchangeStreamCaptureMode", relaxed),
+        ("cuMemAlloc", 64),
+        ("cuStreamCreate", 1),
+        ("cuMemsetD8Async", 0xA000, 0, 64, 0x51),
+        ("cuStreamSynchronize", 0x51),
+        ("cuStreamDestroy", 0x51),
+        ("cuThreadExchangeStreamCaptureMode", "before"),
+    ]
+    cuda.calls.clear()
+    driver.allocate(64, zeroed=False)
+    assert [name for name, *_ in cuda.calls][1:-1] == ["cuMemAlloc"]
+    driver.free(0xA000)
+    assert cuda.calls[-1] == ("cuMemFree", 0xA000)
+
+
 def test_use_in_a_forked_child_is_refused(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     module = driver.load(b"cubin")

@@ -96,6 +96,66 @@ def test_every_function_is_right_at_its_own_extents(library: Library, functions:
     assert [w for w in wrong if w] == []
 
 
+@pytest.fixture
+def sharing(library: Library, functions: list[tuple[str, Signature]]) -> list[tuple[str, Signature]]:
+    """The functions that keep sums in a workspace."""
+    found = [(name, s) for name, s in functions if library.functions[name].record.workspace_arguments()]
+    if not found:
+        pytest.skip("no function of the archive needs a workspace")
+    return found
+
+
+def four_times(library: Library, name: str, s: Signature) -> tuple[list[Any], list[Any]]:
+    """Four sets of operands with poisoned outputs for extents whose tiles are few, and what they must become."""
+    import torch
+
+    from aot.operands import Weights
+
+    wide = dataclasses.replace(s, n=1280, k=4096)
+    sets = [Weights(wide, 200, 0, seed=i).operands(200)[0] for i in range(4)]
+    expected = []
+    for o in sets:
+        launcher(library, name)(o)
+        expected.append(o.d.clone().view(torch.uint8))
+        o.d.fill_(float("nan"))
+    torch.cuda.synchronize()
+    return sets, expected
+
+
+def test_streams_do_not_share_a_workspace(library: Library, sharing: list[tuple[str, Signature]]) -> None:
+    import torch
+
+    for name, s in sharing:
+        sets, expected = four_times(library, name, s)
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        for i in range(100):
+            with torch.cuda.stream(streams[i % 2]):
+                launcher(library, name)(sets[i % 4])
+        torch.cuda.synchronize()
+        assert all(torch.equal(o.d.view(torch.uint8), e) for o, e in zip(sets, expected, strict=True)), name
+
+
+def test_graphs_captured_on_one_stream_may_be_replayed_on_two(
+    library: Library, sharing: list[tuple[str, Signature]]
+) -> None:
+    import torch
+
+    for name, s in sharing:
+        sets, expected = four_times(library, name, s)
+        streams = [torch.cuda.Stream() for _ in range(3)]
+        graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+        for i, graph in enumerate(graphs):
+            with torch.cuda.graph(graph, stream=streams[2]):
+                for o in sets[2 * i : 2 * i + 2] * 10:
+                    launcher(library, name)(o)
+        for _ in range(10):
+            for graph, stream in zip(graphs, streams, strict=False):
+                with torch.cuda.stream(stream):
+                    graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(o.d.view(torch.uint8), e) for o, e in zip(sets, expected, strict=True)), name
+
+
 def test_every_function_gives_the_same_bits_every_time(
     library: Library, functions: list[tuple[str, Signature]]
 ) -> None:

@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 
+from aot.kernels.sm90 import persistent_choices
 from aot.kernels.sm90.persistent_choices import Form, Plan
 from aot.providers import sm90_estimate
 from aot.rank import rank
@@ -40,7 +41,15 @@ def form(signature: Signature) -> Form:
 
 @pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
 def test_every_form_has_variants_and_not_too_many(signature: Signature) -> None:
-    assert 8 <= len(variants(signature)) <= 400
+    assert 8 <= len(variants(signature)) <= 450
+
+
+@pytest.mark.parametrize("signature", [PLAIN, BLOCK], ids=Signature.key)
+def test_what_enumeration_leaves_out_early_is_illegal(signature: Signature) -> None:
+    options = persistent_choices.OPTIONS
+    everything = (dict(zip(options, values, strict=True)) for values in itertools.product(*options.values()))
+    legal = [o for o in everything if persistent_choices.rule(o, form(signature)) is None]
+    assert legal == [{name: v.options[name] for name in options} for v in variants(signature)]
 
 
 def test_every_activation_has_variants_alone_and_with_all_other_parts() -> None:
@@ -82,6 +91,46 @@ def test_gates_that_share_a_block_of_b_with_what_they_gate_are_unsuited() -> Non
     v = variants(BLOCK)[0]
     assert unsuited(v, BLOCK) is None
     assert unsuited(v, Signature("e4m3", "e4m3", "bf16", "f32", "swiglu", 6144 + 32, 4096, scaling="block"))
+
+
+def shared(signature: Signature) -> list[Plan]:
+    """Those that share tiles."""
+    return [Plan.of(v.options, form(signature)) for v in variants(signature) if v.options["stream_k"]]
+
+
+def test_tiles_are_shared_where_types_have_16_bits() -> None:
+    for signature in SIGNATURES:
+        plans = shared(signature)
+        assert bool(plans) == (signature.a != "e4m3"), signature.key()
+        assert len(plans) <= 6
+        assert all(not plan.pingpong and plan.split_k == 1 for plan in plans)
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
+def test_every_slice_of_a_shared_tile_has_a_piece_and_room_for_what_others_send(signature: Signature) -> None:
+    for plan in shared(signature):
+        assert plan.slices
+        for slices in plan.slices:
+            most = -(-plan.blocks * plan.pieces // slices)
+            assert plan.blocks * plan.pieces // slices >= 1
+            assert most * slices * plan.piece_sums * 256 * 4 <= plan.stages * (plan.rows + plan.columns) * 128
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
+def test_workspace_holds_all_sums_and_two_counters_of_every_cta(signature: Signature) -> None:
+    for plan in shared(signature):
+        assert plan.partials_bytes == plan.cluster * plan.rows * plan.columns * 4
+        assert plan.counters_bytes == plan.cluster * 2 * 32
+
+
+def test_tiles_of_a_last_wave_are_cut_as_often_as_clusters_are_there() -> None:
+    plan = shared(PLAIN)[0]
+    assert plan.slices_of(40, 132, 128) == (3, 40)
+    assert plan.slices_of(132 + 40, 132, 128) == (3, 40)
+    assert plan.slices_of(132, 132, 128) == (1, 0)
+    assert plan.slices_of(80, 132, 128) == (1, 80), "there is less than a cluster more for each"
+    assert plan.slices_of(40, 132, 9) == (2, 40), "a slice has a few stages"
+    assert plan.slices_of(1, 132, 1024) == (plan.slices[-1], 1)
 
 
 @pytest.mark.parametrize("m", [100, 333, 4096])

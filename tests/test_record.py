@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import ArgumentError, LayoutError, RecordError
-from runtime.record import Record, TensorView
+from runtime.record import Record, TensorView, WorkspaceArgument
 
 from .samples import record
 
@@ -102,6 +102,19 @@ def test_bind_refuses_another_number_of_arguments() -> None:
         Record.from_json(record()).bind([X], {"clusters": 66})
 
 
+def workspace(**changed: Any) -> dict[str, Any]:
+    return {"kind": "workspace", "name": "sums", "bytes": 64, "each": "clusters", "zeroed": False} | changed
+
+
+def test_workspaces_follow_the_tensors_and_are_no_callers_to_pass() -> None:
+    changed = record()
+    changed["arguments"].insert(2, workspace())
+    changed["program"]["pointers"].append("sums")
+    read = Record.from_json(changed)
+    assert read.workspace_arguments() == (WorkspaceArgument("sums", 64, "clusters", False),)
+    assert read.bind([X, Y, 1.0, None], {"clusters": 66}).pointers == (0x1000, 0x2000)
+
+
 Change = Callable[[dict[str, Any]], None]
 MALFORMED: dict[str, Change] = {
     "unknown field": lambda r: r.__setitem__("hook", "x"),
@@ -119,6 +132,10 @@ MALFORMED: dict[str, Change] = {
     "no kernels": lambda r: r.__setitem__("kernels", []),
     "kernel symbol of bytes": lambda r: r["kernels"][0].__setitem__("symbol", "caf\u00e9"),
     "negative registers": lambda r: r["kernels"][0].__setitem__("registers", -1),
+    "workspace of no bytes": lambda r: r["arguments"].append(workspace(bytes=0)),
+    "workspace for each of what is no device argument": lambda r: r["arguments"].append(workspace(each="scale")),
+    "workspace that may be zero": lambda r: r["arguments"].append(workspace(zeroed=1)),
+    "workspace that the program does not take": lambda r: r["arguments"].append(workspace()),
     "unknown device property": lambda r: r["arguments"][3].__setitem__("property", "serial_number"),
 }
 

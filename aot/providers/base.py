@@ -17,6 +17,7 @@ from runtime.signature import Epilogue, Operand, Signature, extra_operands
 from ..variants import Family, Variant
 
 _ALIGNMENT_BYTES = 16
+_WORKSPACE_ALIGNMENT_BYTES = 128  # cuMemAlloc gives at least that
 
 
 class ProviderError(AotError):
@@ -130,14 +131,14 @@ def gemm_tensors(variant: Variant) -> tuple[dict[str, dict[str, int]], list[dict
 
 
 def stand_ins(tree: list[dict[str, Any]], symbols: dict[str, dict[str, int]]) -> list[Any]:
-    """What to compile with for the arguments that `tree` describes: fake tensors and streams, and scalars of no matter
-    what value.
+    """What to compile with for the arguments that `tree` describes: fake tensors, pointers and streams, and scalars of
+    no matter what value.
 
     Imports the DSL, so it belongs in a worker process.
     """
     import cutlass
     from cutlass import cute
-    from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+    from cutlass.cute.runtime import make_fake_stream, make_fake_tensor, make_ptr
 
     types = {"bf16": cutlass.BFloat16, "f16": cutlass.Float16, "f32": cutlass.Float32, "e4m3": cutlass.Float8E4M3FN}
     free = {n: cute.sym_int(s["width"], divisibility=s["divisibility"], symbol=n) for n, s in symbols.items()}
@@ -150,6 +151,8 @@ def stand_ins(tree: list[dict[str, Any]], symbols: dict[str, dict[str, int]]) ->
             return types[node["dtype"]](0)
         if node["kind"] == "device":
             return cutlass.Int32(1)
+        if node["kind"] == "workspace":
+            return make_ptr(cutlass.Uint8, 0, cute.AddressSpace.gmem, assumed_align=_WORKSPACE_ALIGNMENT_BYTES)
         if node["kind"] == "stream":
             return make_fake_stream()
         raise ProviderError(f"no stand-in for an argument of kind {node['kind']!r}")

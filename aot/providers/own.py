@@ -48,6 +48,7 @@ FAMILIES: dict[str, Family] = {
         (*_SAME_16_BIT, *_FP8, ("bf16", "bf16", "e4m3"), ("f16", "f16", "e4m3")),
         persistent_choices.OPTIONS,
         lambda v: persistent_choices.rule(v.options, _persistent_form(v)),
+        persistent_choices.hopeless,
         scalings=SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
@@ -108,7 +109,8 @@ def _small_m(variant: Variant) -> Buildable:
     symbols, tree = gemm_tensors(variant)
     tree.append({"kind": "stream", "name": "stream"})
     arguments = _gemm_arguments(tree, symbols)
-    del arguments[_GEMM_ARGUMENTS.index("max_active_clusters")]  # it is not persistent
+    for persistent in ("max_active_clusters", "counters", "partials"):
+        del arguments[_GEMM_ARGUMENTS.index(persistent)]
     return Buildable(SmallM(variant.options, _small_m_form(variant)), arguments, tree, symbols)
 
 
@@ -126,6 +128,10 @@ def _persistent(variant: Variant) -> Buildable:
     plan = persistent_choices.Plan.of(variant.options, _persistent_form(variant))
     symbols, tree = gemm_tensors(variant)
     clusters = {"kind": "device", "name": "max_active_clusters", "property": "max_active_clusters"}
+    if plan.stream_k:
+        space = {"kind": "workspace", "each": "max_active_clusters"}
+        tree.append(space | {"name": "partials", "bytes": plan.partials_bytes, "zeroed": False})
+        tree.append(space | {"name": "counters", "bytes": plan.counters_bytes, "zeroed": True})
     tree += [clusters | {"cluster_size": plan.cluster}, {"kind": "stream", "name": "stream"}]
     return Buildable(Persistent(plan), _gemm_arguments(tree, symbols), tree, symbols)
 
@@ -161,5 +167,8 @@ def _rmsnorm(variant: Variant) -> Buildable:
 
 
 # In the order that kernels take them.
-_GEMM_ARGUMENTS = ("a", "b", "d", "scale_a", "scale_b", "bias", "residual", "scale_d", "max_active_clusters", "stream")
+_GEMM_ARGUMENTS = (
+    *("a", "b", "d", "scale_a", "scale_b", "bias", "residual", "scale_d"),
+    *("partials", "counters", "max_active_clusters", "stream"),
+)
 _BUILDERS = {"rmsnorm_row": _rmsnorm, "sm90_persistent": _persistent, "sm90_small_m": _small_m}

@@ -12,15 +12,19 @@ from dataclasses import dataclass
 from runtime.dtypes import DTYPES
 from runtime.signature import Signature
 
-from ..kernels.sm90.persistent_choices import Form, Plan
+from ..kernels.sm90.persistent_choices import STAGE_BYTES_OF_K, Form, Plan
 from ..variants import Variant
 
 _MULTIPROCESSORS = 132
-_CLUSTERS = {1: 132, 2: 66, 4: 30}  # that run at a time, by CTAs
+_RESIDENT = {1: 132, 2: 66, 4: 30}  # clusters that run at a time, by CTAs
 _SHARING = 1.07  # what multicast costs a tile, in lockstep with another CTA
 _SHARING_START_US = 0.65
 _MEETING_US = 1.07  # of CTAs that split K, before they push sums
 _PUSHED_BYTES_PER_US = 0.0395e6
+_SHARED_TILES_US = 0.8  # of the CTAs that share a tile through memory
+_EXCHANGED_BYTES_PER_US = 5.5e6  # that they write and read back
+# By how much orders of tiles were faster than by rows, on average of the shapes where they were tried.
+_ORDERS = {"rows": 1.0, "two_rows": 0.95, "columns": 0.98}
 _MEMORY_BYTES_PER_US = 8.3e6  # beside other flows, of which some is hidden
 _FLOOR_BYTES_PER_US = 3.9e6  # where there is nothing else
 _SPARE_TOKEN_US = 1.35e-5  # for each row past M that a CTA loads, and each column of A
@@ -45,6 +49,7 @@ class Tiling:
     bytes_out: int = 2
     pushed_bytes: int = 0
     pieces: int = 0  # of D, that a warpgroup stores one after the other
+    order: str = "rows"  # of tiles; see `persistent_choices.OPTIONS`
 
 
 @dataclass(frozen=True)
@@ -84,8 +89,17 @@ def of_own(v: Variant, form: Form, signature: Signature, m: int) -> float:
         DTYPES[v.d].bytes,
         plan.pushed_bytes,
         plan.blocks * plan.pieces,
+        str(v.options["order"]),
     )
-    return estimate_us(tiling, (m, signature.n, signature.k), signature.batch)
+    extents = m, signature.n, signature.k
+    if not plan.stream_k:
+        return estimate_us(tiling, extents, signature.batch)
+    clusters = _clusters(tiling, m, signature.n) * signature.batch
+    stages = math.ceil(signature.k * tiling.bytes_in / STAGE_BYTES_OF_K)
+    slices, shared = plan.slices_of(clusters, _RESIDENT[plan.cluster], stages)
+    exchanged = 2 * (slices - 1) * shared * plan.partials_bytes
+    exchange_us = _SHARED_TILES_US + exchanged / _EXCHANGED_BYTES_PER_US if slices > 1 else 0.0
+    return estimate_us(tiling, extents, signature.batch, slices) + exchange_us
 
 
 def of_operator(v: Variant, signature: Signature, m: int) -> float:
@@ -105,8 +119,13 @@ def of_operator(v: Variant, signature: Signature, m: int) -> float:
     return estimate_us(tiling, (m, signature.n, signature.k), signature.batch)
 
 
-def estimate_us(t: Tiling, extents: tuple[int, int, int], batch: int = 1) -> float:
-    """A guess at the time on an H200 for `extents` M, N and K.
+def _clusters(t: Tiling, m: int, n: int) -> int:
+    """Tiles of D, as a cluster takes them at a time."""
+    return math.ceil(m / (t.tile_m * t.cluster_m)) * math.ceil(n / (t.tile_n * t.cluster_n))
+
+
+def estimate_us(t: Tiling, extents: tuple[int, int, int], batch: int = 1, slices: int = 1) -> float:
+    """A guess at the time on an H200 for `extents` M, N and K, with the last wave's tiles cut into `slices` of K.
 
     A norm of four flows (tile after tile through the busiest SM, products at the power that there is, bytes out of L2,
     bytes out of memory), the time to start, and the epilogues that nothing hides. How well it orders variants is in
@@ -115,8 +134,8 @@ def estimate_us(t: Tiling, extents: tuple[int, int, int], batch: int = 1) -> flo
     m, n, k = extents
     rates = _RATES[t.bytes_in]
     cluster = t.cluster_m * t.cluster_n * t.split_k
-    clusters = math.ceil(m / (t.tile_m * t.cluster_m)) * math.ceil(n / (t.tile_n * t.cluster_n)) * batch
-    waves = math.ceil(clusters / _CLUSTERS[cluster])
+    clusters = _clusters(t, m, n) * batch
+    waves = math.ceil(clusters / _RESIDENT[cluster])
     tiles = clusters * cluster
     rows, columns = (t.tile_n, t.tile_m) if t.swap else (t.tile_m, t.tile_n)
     depth = k / t.split_k
@@ -126,7 +145,7 @@ def estimate_us(t: Tiling, extents: tuple[int, int, int], batch: int = 1) -> flo
     tile_us = max(products / rates.clock, moved / rates.shared_bytes)
     if t.cluster_m * t.cluster_n > 1:
         tile_us *= _SHARING
-    busy_us = waves * (tile_us + (0.0 if t.pingpong else rates.between_us))
+    busy_us = (waves - 1 + 1 / slices) * (tile_us + (0.0 if t.pingpong else rates.between_us))
     power_us = tiles * products / _MULTIPROCESSORS / rates.power * (rates.pingpong if t.pingpong else 1.0)
     loads = (t.tile_m / t.cluster_n + t.tile_n / t.cluster_m) * depth * t.bytes_in
     memory = batch * (n * k * t.bytes_in + m * k * t.bytes_in + m * n * t.bytes_out)
@@ -138,4 +157,5 @@ def estimate_us(t: Tiling, extents: tuple[int, int, int], batch: int = 1) -> flo
         epilogue_us += _MEETING_US + t.pushed_bytes / _PUSHED_BYTES_PER_US
     spare_us = -m % t.tile_m / t.cluster_n * depth * _SPARE_TOKEN_US
     shown = 1 + (waves - 1) * (0.0 if t.pingpong else rates.seen)
+    body_us *= _ORDERS[t.order]
     return rates.start_us + body_us + spare_us + epilogue_us * shown + (_SHARING_START_US if cluster > 1 else 0.0)

@@ -4,7 +4,8 @@ A persistent grid: each cluster takes tile after tile of D, in an order that kee
 One warp feeds TMA, two warpgroups multiply with WGMMA and store with TMA. "cooperative": both share each tile.
 "pingpong": each takes every other tile, so that one's epilogue runs under the other's products. The CTAs of a cluster
 that read the same rows of A or B load a share each and multicast it. Ragged M, N and K are TMA's: zeros past the
-edge, no stores there. With `split_k` a cluster's CTAs multiply slices of K of one tile and add up pieces of D.
+edge, no stores there. With `split_k` a cluster's CTAs multiply slices of K of one tile and add up pieces of D; with
+`stream_k` any clusters do, and with the tiles of the last wave only.
 
 Rows and columns in this file are those of WGMMA's two sides: A's and B's rows, or with `swap` B's and A's, where D is
 stored transposed. 8-bit products are summed by the tensor core for a few stages only, and then in f32 registers.
@@ -20,6 +21,7 @@ from .persistent_choices import STAGE_BYTES_OF_K, STORE_BUFFERS, WARPGROUPS, WGM
 from .persistent_epilogue import Fused, store_tile
 from .persistent_promotion import Blocks, promote
 from .persistent_split import push
+from .persistent_stream import finish, item, shares
 
 _WARP = 32
 _WARPGROUP = 128
@@ -49,6 +51,8 @@ class Persistent:
         bias: Any,
         residual: Any,
         scale_d: Any,
+        partials: Any,
+        counters: Any,
         max_active_clusters: cutlass.Int32,
         stream: Any,
     ) -> None:
@@ -80,12 +84,16 @@ class Persistent:
             count_k = cute.ceil_div(count_k, plan.unit_k)
         if cutlass.const_expr(plan.least_k > 1):
             count_k = cutlass.max(count_k, plan.least_k)
+        streamed: tuple[Any, ...] = ()
+        if cutlass.const_expr(plan.stream_k):
+            tiles, whole, slices = shares(plan, tiles, max_active_clusters, count_k)
+            streamed = (whole, slices, partials, counters)
         clusters = cutlass.min(tiles, max_active_clusters)
         self.kernel(
             of_rows,
             of_columns,
             (out_atom, out_tma, out_layout),
-            (tiles_rows, tiles_columns, tiles, count_k),
+            (tiles_rows, tiles_columns, tiles, count_k, *streamed),
             extents,
             (scale_a, scale_b, bias, residual, scale_d),
         ).launch(
@@ -94,6 +102,7 @@ class Persistent:
             cluster=[plan.cluster, 1, 1],
             stream=stream,
             min_blocks_per_mp=1,
+            cooperative=plan.stream_k,  # CTAs that wait for each other must all get an SM, whatever else runs
         )
 
     @cute.jit
@@ -167,7 +176,8 @@ class Persistent:
         slice_k = block % plan.split_k if cutlass.const_expr(plan.split_k > 1) else 0
         rank = block % plan.cluster // plan.split_k
         member = (rank % plan.cluster_rows, rank // plan.cluster_rows)
-        tiles = (*tiles[:3], *self._slice(tiles[3], slice_k))
+        streamed, spaces = tiles[4:6], tiles[6:]
+        tiles = (*tiles[:3], *self._slice(tiles[3], slice_k), *streamed)
         if warp_index >= _LOADING_WARP:
             cute.arch.setmaxregister_decrease(_LOAD_REGISTERS)
             if warp_index == _LOADING_WARP:
@@ -189,7 +199,7 @@ class Persistent:
                 (shared_rows, shared_columns),
                 (out_atom, out, shared_out),
                 (full, empty),
-                (tiles, member, (stages, arrived, slice_k)),
+                (tiles, member, (stages, arrived, slice_k, *spaces)),
                 fused,
                 thread,
             )
@@ -204,6 +214,12 @@ class Persistent:
             return count_k * unit, 0
         first = count_k * slice_k // split
         return (count_k * (slice_k + 1) // split - first) * unit, first * unit
+
+    def _item(self, index: Any, tiles: Any) -> tuple[Any, Any, Any, Any]:
+        """A cluster's item of work as a tile's number, its first stage along K, how many, and what `finish` takes."""
+        if self.plan.stream_k:
+            return item(index, tiles)
+        return index, tiles[4], tiles[3], None
 
     @cute.jit
     def _attend(self, tiles: cutlass.Int32) -> None:
@@ -223,12 +239,19 @@ class Persistent:
         per_batch = tiles_rows * tiles_columns
         batch = index // per_batch
         rest = index - batch * per_batch
-        band = rest // (plan.band * tiles_columns)
-        rest -= band * (plan.band * tiles_columns)
-        height = cutlass.min(tiles_rows - band * plan.band, plan.band)
-        column = rest // height
-        row = band * plan.band + rest - column * height
+        if cutlass.const_expr(plan.along_columns):
+            row, column = self._in_band(rest, tiles_columns, tiles_rows)[::-1]
+        else:
+            row, column = self._in_band(rest, tiles_rows, tiles_columns)
         return row * plan.cluster_rows + member[0], column * plan.cluster_columns + member[1], batch
+
+    def _in_band(self, index: Any, tiles: Any, others: Any) -> tuple[Any, Any]:
+        """Tile `index` of `tiles` by `others`, a band of the former at a time, which change first."""
+        band = index // (self.plan.band * others)
+        index -= band * (self.plan.band * others)
+        height = cutlass.min(tiles - band * self.plan.band, self.plan.band)
+        other = index // height
+        return band * self.plan.band + index - other * height, other
 
     @cute.jit
     def _feed(self, load_rows: Any, load_columns: Any, barriers: Any, tiles: Any, member: Any) -> None:
@@ -269,10 +292,11 @@ class Persistent:
         stage = cutlass.Int32(0)
         phase = cutlass.Int32(1)  # the first round finds every stage empty
         for index in cutlass.range(block // plan.cluster, tiles[2], blocks // plan.cluster, unroll=1):
-            row, column, batch = self._place(index, tiles, member)
+            tile, first_k, count_k, _ = self._item(index, tiles)
+            row, column, batch = self._place(tile, tiles, member)
             tail = (batch,) if cutlass.const_expr(cute.rank(rows) == 3) else ()
-            for k in cutlass.range(tiles[3] + (plan.spare if plan.split_k > 1 else 0), unroll=1):
-                at = (row, column, tiles[4] + k, *tail)
+            for k in cutlass.range(count_k + (plan.spare if plan.split_k > 1 else 0), unroll=1):
+                at = (row, column, first_k + k, *tail)
                 stage, phase = self._load(operands, barriers, (stage, phase), at)
             if cutlass.const_expr(plan.split_k > 1):
                 cute.arch.cluster_arrive_relaxed()
@@ -343,7 +367,8 @@ class Persistent:
                 # A stage's barrier tells two rounds apart and no more, so nobody may wait for one before its turn.
                 if cutlass.const_expr(plan.pingpong):
                     cute.arch.barrier(barrier_id=_TURN + group, number_of_threads=_CONSUMERS)
-                at = (stage, phase, count_k)
+                tile, _, stages_k, share = self._item(index, tiles)
+                at = (stage, phase, stages_k)
                 stage, phase = self._multiply(operands, sums, barriers, at, member)
                 if cutlass.const_expr(plan.pingpong):
                     other_has_one = index + step // 2 < tiles[2]
@@ -351,7 +376,11 @@ class Persistent:
                         cute.arch.barrier_arrive(barrier_id=_TURN + 1 - group, number_of_threads=_CONSUMERS)
                 self._finish(barriers, stage, member, 1)
                 turn = self._exchange(sums, slices, turn, thread)
-                store_tile(plan, sums, of_out, self._place(index, tiles, member), fused, slices)
+                if cutlass.const_expr(plan.stream_k):
+                    spaces = (slices[0], slices[3], slices[4])
+                    finish(plan, sums, of_out, self._place(tile, tiles, member), fused, share, spaces)
+                else:
+                    store_tile(plan, sums, of_out, self._place(tile, tiles, member), fused, slices)
                 self._exchanged()
                 if cutlass.const_expr(plan.pingpong):  # pass over the other warpgroup's tile
                     stage += count_k

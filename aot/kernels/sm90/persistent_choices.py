@@ -23,6 +23,9 @@ STORE_BUFFERS = 2  # pieces of D in shared memory, for each warpgroup
 _MOST_PIECE_COLUMNS = 64  # where D is stored transposed, and any number would do
 _FEWEST_STAGES = 3
 _BAND_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster than 1024 or 512 on an H200
+_BANDS = {"two_rows": 2, "columns": 8}
+_LEAST_SLICE, _MOST_SLICES = 4, 12  # stages of K, and how many to a tile
+COUNTER_BYTES = 32  # a sector of L2
 _UNIT_K = 4  # stages of a loop's body where two sets of sums alternate
 _LEAD = 2  # stages whose products, of two warpgroups, take about as long as a tile's epilogue
 # What a thread has for sums, of the 232 registers that it is given: the rest holds addresses, coordinates and counters.
@@ -30,6 +33,7 @@ _LEAD = 2  # stages whose products, of two warpgroups, take about as long as a t
 _MOST_SUMS, _MOST_SUMS_FUSED, _MOST_SUMS_RESIDUAL, _MOST_SUMS_RESIDUAL_SWAPPED = 200, 144, 144, 96
 _MOST_SUMS_SPLIT = 120  # all sets of them
 
+_FEW_SUMS = 64  # whose pieces must be small for there to be one for each of many slices of K
 _SUMS_BESIDE_WIDE_PIECES = 80  # an epilogue with more of them needs the registers of half a piece
 
 # What won somewhere, of wider choices, over the layers and M of docs/kernels.md on an H200.
@@ -45,7 +49,16 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "promotion": (0, 1, 2),
     # CTAs of a cluster that take slices of K of the same tile, each of which then adds up some pieces of D.
     "split_k": (1, 2, 4),
+    # Tiles of the last wave, where they are too few for all SMs, are cut along K and shared by these.
+    "stream_k": (False, True),
+    # Of tiles: down the rows of a band of `_BAND_ROWS` rows, of two clusters' rows, or along a band of eight clusters'
+    # columns. What L2 serves at a time depends on it, and on which pairs of SMs ask together.
+    "order": ("rows", "two_rows", "columns"),
 }
+
+
+# Of which K is shared: swap, tile_m, tile_n.
+_SHARED_TILES = {(False, 128, 128), (True, 128, 128), (True, 168, 128)}
 
 
 @dataclass(frozen=True)
@@ -75,8 +88,10 @@ class Plan:
     parts: tuple[int, int]  # how the warpgroups that share a tile divide it
     cluster_rows: int
     cluster_columns: int
-    band: int  # clusters' tiles, of one column, that follow each other
+    band: int  # clusters' tiles, of one column or row, that follow each other
+    along_columns: bool  # they are of one row
     split_k: int
+    stream_k: bool
     pingpong: bool
     promotion: int
     registers: int  # that a thread needs for sums
@@ -92,8 +107,9 @@ class Plan:
         parts = (1, 1) if pingpong else (2, 1) if rows % (2 * WGMMA_ROWS) == 0 else (1, 2)
         sums = rows * columns // (parts[0] * parts[1]) // 128 * (2 if options["promotion"] else 1)
         narrow = (form.epilogue != "none" or options["split_k"] > 1) and sums > _SUMS_BESIDE_WIDE_PIECES
+        share = (4 if sums <= _FEW_SUMS else 2) if options["stream_k"] else 2 if narrow else 1
         turns = options["split_k"] // math.gcd(options["split_k"], max(1, rows // WGMMA_ROWS // parts[0]))
-        piece = _piece_columns(columns // (2 if form.gated else 1) // parts[1], swap, form.d, narrow, turns)
+        piece = _piece_columns(columns // (2 if form.gated else 1) // parts[1], swap, form.d, share, turns)
         store = WARPGROUPS * STORE_BUFFERS * WGMMA_ROWS * piece * DTYPES[form.d].bytes
         left = SHARED_BYTES_PER_CTA - _STATIC_BYTES - _BARRIER_BYTES - store
         return cls(
@@ -104,8 +120,10 @@ class Plan:
             parts=parts,
             cluster_rows=cluster[0],
             cluster_columns=cluster[1],
-            band=max(1, _BAND_ROWS // (rows * cluster[0])),
+            band=_BANDS.get(options["order"]) or max(1, _BAND_ROWS // (rows * cluster[0])),
+            along_columns=options["order"] == "columns",
             split_k=options["split_k"],
+            stream_k=options["stream_k"],
             pingpong=pingpong,
             promotion=options["promotion"],
             registers=sums,
@@ -133,6 +151,38 @@ class Plan:
         """What a CTA gets from the others of its cluster, which is sums of the pieces that it adds up."""
         share = self.blocks * self.pieces // self.split_k
         return (self.split_k - 1) * share * self.piece_sums * WARPGROUPS * 128 * 4
+
+    @property
+    def slices(self) -> tuple[int, ...]:
+        """Of K, into which `stream_k` may cut a tile: with a piece of D for each, and room for a CTA's share."""
+        pieces = self.blocks * self.pieces
+        room = self.stages * (self.rows + self.columns) * STAGE_BYTES_OF_K
+        each = self.piece_sums * WARPGROUPS * 128 * 4
+        most = min(pieces, _MOST_SLICES)
+        return tuple(s for s in range(2, most + 1) if -(-pieces // s) * s * each <= room)
+
+    @property
+    def least_slice(self) -> int:
+        """Stages of K that such a slice has at least."""
+        return _LEAST_SLICE
+
+    def slices_of(self, tiles: int, clusters: int, count_k: int) -> tuple[int, int]:
+        """Into how many slices of K the tiles of the last wave are cut, and how many these are."""
+        rest = tiles % clusters
+        if not self.stream_k or rest == 0:
+            return 1, rest
+        most = min(clusters // rest, count_k // self.least_slice)
+        return max((s for s in self.slices if s <= most), default=1), rest
+
+    @property
+    def partials_bytes(self) -> int:
+        """Of the workspace that `stream_k` needs for sums, for each cluster."""
+        return self.cluster * WARPGROUPS * 128 * self.sums * 4
+
+    @property
+    def counters_bytes(self) -> int:
+        """And of the one for counters, which is left zero."""
+        return self.cluster * WARPGROUPS * COUNTER_BYTES
 
     @property
     def sets(self) -> int:
@@ -188,17 +238,16 @@ class Plan:
         return self.out_columns // self.parts[1] // self.piece_columns
 
 
-def _piece_columns(part: int, swap: bool, d: str, narrow: bool, turns: int) -> int:
-    """The widest piece that divides a warpgroup's columns of D into multiples of `turns`, or 0; half as wide at most if
-    `narrow`.
+def _piece_columns(part: int, swap: bool, d: str, share: int, turns: int) -> int:
+    """The widest piece that divides a warpgroup's columns of D into multiples of `turns`, or 0; a half or a quarter as
+    wide at most if `share` is 2 or 4.
 
     Pieces are rows of a swizzle atom, 128, 64 or 32 bytes; of D stored transposed, any number of such rows.
     """
-    share = 2 if narrow else 1
     if swap:
         return next((c for c in range(_MOST_PIECE_COLUMNS // share, 0, -8) if part % (c * turns) == 0), 0)
     widest = 128 // DTYPES[d].bytes
-    return next((c for c in (widest, widest // 2, widest // 4)[share - 1 :] if part % (c * turns) == 0), 0)
+    return next((c for c in (widest, widest // 2, widest // 4) if c * share <= widest and part % (c * turns) == 0), 0)
 
 
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
@@ -206,15 +255,10 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
     # First what most combinations fail by, for the time that a plan takes.
     if (DTYPES[form.a].bits == 8) != (options["promotion"] > 0):
         return "8-bit sums are promoted, others are not"
-    multicasts = options["cluster_m"] * options["cluster_n"] > 1
-    if options["split_k"] > 1 and (options["schedule"] == "pingpong" or multicasts):
-        return "slices of K belong to both warpgroups of CTAs that share nothing else"
+    for rule_of_choice in _RULES_OF_CHOICES.values():
+        if reason := rule_of_choice(options):
+            return reason
     plan = Plan.of(options, form)
-    if plan.cluster_rows * plan.cluster_columns > 2:
-        return "clusters of four leave SMs idle"
-    taller = 192 if plan.pingpong and plan.swap else 256 if not plan.pingpong else 128
-    if plan.rows not in (64, 128, taller):
-        return f"{plan.rows} rows on WGMMA's M side never won"
     if plan.columns % (16 * plan.parts[1]) and not plan.swap:
         return "columns must divide into parts of 16"
     if plan.columns // plan.parts[1] > 256:
@@ -235,6 +279,65 @@ def limit(form: Form, n: int) -> str | None:
     if form.scaling == "block" and form.gated and "_interleaved" not in form.epilogue and n % (2 * SCALE_BLOCK):
         return "a block of B holds gates and what they gate"
     return None
+
+
+def hopeless(options: Mapping[str, Any]) -> bool:
+    """Whether no form admits these choices, which are the first of `OPTIONS`, whatever the others are."""
+    *_, last = options
+    rule_of_choice = _RULES_OF_CHOICES.get(last)
+    return rule_of_choice is not None and rule_of_choice(options) is not None
+
+
+def _rule_of_rows(options: Mapping[str, Any]) -> str | None:
+    rows, pingpong = options["tile_n" if options["swap"] else "tile_m"], options["schedule"] == "pingpong"
+    taller = 192 if pingpong and options["swap"] else 128 if pingpong else 256
+    return None if rows in (64, 128, taller) else f"{rows} rows on WGMMA's M side never won"
+
+
+def _rule_of_cluster(options: Mapping[str, Any]) -> str | None:
+    return "clusters of four leave SMs idle" if options["cluster_m"] * options["cluster_n"] > 2 else None
+
+
+def _rule_of_split(options: Mapping[str, Any]) -> str | None:
+    if options["split_k"] > 1 and (
+        options["schedule"] == "pingpong" or options["cluster_m"] * options["cluster_n"] > 1
+    ):
+        return "slices of K belong to both warpgroups of CTAs that share nothing else"
+    return None
+
+
+def _rule_of_sharing(options: Mapping[str, Any]) -> str | None:
+    if not options["stream_k"]:
+        return None
+    if options["schedule"] == "pingpong" or options["split_k"] > 1 or options["promotion"]:
+        return "a shared tile's sums are both warpgroups', of 16-bit types, and not shared by a cluster as well"
+    if options["cluster_n"] > 1 or (options["swap"], options["tile_m"], options["tile_n"]) not in _SHARED_TILES:
+        return "other tiles never won by being shared"
+    return None
+
+
+def _rule_of_order(options: Mapping[str, Any]) -> str | None:
+    if options["order"] == "rows":
+        return None
+    if options["swap"] or options["promotion"] or options["split_k"] > 1 or options["stream_k"]:
+        return "other orders were seen to win for plain tiles of 16-bit types only"
+    if options["order"] == "columns" and options["cluster_n"] == 1:
+        return "orders along columns win where CTAs side by side load rows together"
+    if options["order"] == "two_rows" and (
+        options["cluster_m"] == 1 or options["tile_m"] * options["tile_n"] >= 128**2
+    ):
+        return "two rows at a time win where CTAs of small tiles, one above the other, load columns together"
+    return None
+
+
+# What needs to be known of a combination, by the last choice that it looks at.
+_RULES_OF_CHOICES = {
+    "tile_n": _rule_of_rows,
+    "cluster_n": _rule_of_cluster,
+    "split_k": _rule_of_split,
+    "stream_k": _rule_of_sharing,
+    "order": _rule_of_order,
+}
 
 
 def _rule_of_form(plan: Plan, form: Form) -> str | None:

@@ -124,12 +124,17 @@ def _channel_pairs(fused: Fused, tensor: Any, column: Any) -> list[list[Any]]:
     return [fused.of_channels(tensor, channel, 1) for channel in fused.channels_of(column)]
 
 
-def piece_values(fused: Fused, sums: cute.Tensor, place: Any, block: int, piece: int, residual: list[Any]) -> list[Any]:
-    """The f32 values of a piece of D, in the order of the sums of WGMMA for as many columns."""
+def piece_values(
+    fused: Fused, sums: cute.Tensor, place: Any, block: Any, piece: Any, residual: list[Any], first: int | None = None
+) -> list[Any]:
+    """The f32 values of a piece of D, in the order of the sums of WGMMA for as many columns.
+
+    `sums` are those of a tile, or those that begin at `first` are the piece's.
+    """
     plan, parts, scaling = fused.plan, fused.parts, fused.plan.form.scaling
     width = plan.columns // plan.parts[1]
     lanes = 2 if parts.gated else 1
-    base = block * width // 2 + piece * plan.piece_columns * lanes // 2
+    base = block * width // 2 + piece * plan.piece_columns * lanes // 2 if first is None else first
     row = fused.first_row(place, block)
     by_row: list[Any] = [None, None]  # scale and bias of the thread's two rows
     bias_by_row: list[Any] = [None, None]
@@ -175,6 +180,25 @@ def piece_values(fused: Fused, sums: cute.Tensor, place: Any, block: int, piece:
 def store_tile(plan: cutlass.Constexpr, sums: cute.Tensor, of_out: Any, place: Any, fused: Any, slices: Any) -> None:
     """Write a warpgroup's part of a tile to D, or what of it falls to this slice of K, a piece at a time: registers,
     shared memory, TMA."""
+    stores, registers = prepare_stores(plan, of_out, fused)
+    # What a piece adds is on its way while the one before it is stored.
+    ahead = cutlass.const_expr(fused.parts.residual and plan.split_k == 1)
+    residual = fused.residual_of(place, 0, 0) if ahead else []
+    for number in cutlass.range_constexpr(plan.blocks * plan.pieces):
+        if cutlass.const_expr(plan.split_k > 1):
+            if slices[2] == number % plan.split_k:
+                _add_and_store(plan, sums, registers, stores, (place, number, slices[0]), fused)
+        else:
+            later = []
+            if cutlass.const_expr(ahead and number + 1 < plan.blocks * plan.pieces):
+                later = fused.residual_of(place, (number + 1) // plan.pieces, (number + 1) % plan.pieces)
+            computed = piece_values(fused, sums, place, number // plan.pieces, number % plan.pieces, residual)
+            residual = later
+            _store_turn(plan, computed, registers, stores, (place, number), fused)
+
+
+def prepare_stores(plan: Plan, of_out: Any, fused: Any) -> tuple[Any, Any]:
+    """What `store_piece` needs besides a piece: how it goes to D, and registers on its way."""
     out_atom, out, shared_out = of_out
     element = shared_out.element_type
     batched = cute.rank(out) == 3
@@ -197,21 +221,7 @@ def store_tile(plan: cutlass.Constexpr, sums: cute.Tensor, of_out: Any, place: A
     shape = piece_mma.partition_shape_C((WGMMA_ROWS, plan.piece_columns))
     values = cute.make_rmem_tensor(shape, cutlass.Float32)
     piece = cute.make_rmem_tensor(shape, element)
-    stores = (atom, mine, staged, out_atom, from_out, to_out)
-    # What a piece adds is on its way while the one before it is stored.
-    ahead = cutlass.const_expr(fused.parts.residual and plan.split_k == 1)
-    residual = fused.residual_of(place, 0, 0) if ahead else []
-    for number in cutlass.range_constexpr(plan.blocks * plan.pieces):
-        if cutlass.const_expr(plan.split_k > 1):
-            if slices[2] == number % plan.split_k:
-                _add_and_store(plan, sums, (values, piece), stores, (place, number, slices[0]), fused)
-        else:
-            later = []
-            if cutlass.const_expr(ahead and number + 1 < plan.blocks * plan.pieces):
-                later = fused.residual_of(place, (number + 1) // plan.pieces, (number + 1) % plan.pieces)
-            computed = piece_values(fused, sums, place, number // plan.pieces, number % plan.pieces, residual)
-            residual = later
-            _store_piece(plan, computed, (values, piece), stores, (place, number), fused)
+    return (atom, mine, staged, out_atom, from_out, to_out), (values, piece)
 
 
 @cute.jit
@@ -224,28 +234,36 @@ def _add_and_store(
     gather(plan, sums, stages, number, fused.group * _WARPGROUP + fused.thread)
     residual = fused.residual_of(place, block, column) if cutlass.const_expr(fused.parts.residual) else []
     computed = piece_values(fused, sums, place, block, column, residual)
-    _store_piece(plan, computed, registers, stores, (place, number), fused)
+    _store_turn(plan, computed, registers, stores, (place, number), fused)
+
+
+def _store_turn(plan: Plan, computed: Any, registers: Any, stores: Any, which: Any, fused: Any) -> None:
+    """Write the f32 values of piece `number` of a tile to D."""
+    place, number = which
+    turn = number // plan.split_k
+    at = fused.piece_at(place, number // plan.pieces, number % plan.pieces)
+    # The last tile's last piece may have had this buffer too, and was stored long ago.
+    turns = turn % STORE_BUFFERS, STORE_BUFFERS - 1 if turn > 0 else 0
+    store_piece(computed, registers, stores, turns, (at, place[2]), fused)
 
 
 @cute.jit
-def _store_piece(plan: cutlass.Constexpr, computed: Any, registers: Any, stores: Any, which: Any, fused: Any) -> None:
-    """Write the f32 values of a piece of D."""
+def store_piece(computed: Any, registers: Any, stores: Any, turns: Any, where: Any, fused: Any) -> None:
+    """Write the f32 values of the piece `where` says to D, through one of the warpgroup's buffers; `turns` says which,
+    and how many stores from the others may be under way."""
     values, piece = registers
     atom, mine, staged, out_atom, from_out, to_out = stores
-    place, number = which
+    buffer, under_way = fused.group * STORE_BUFFERS + turns[0], turns[1]
     for i in cutlass.range_constexpr(len(computed)):
         values[i] = computed[i]
     piece.store(values.load().to(piece.element_type))
-    turn = number // plan.split_k
-    buffer = fused.group * STORE_BUFFERS + turn % STORE_BUFFERS
-    # The last tile's last piece may have had this buffer too, and was stored long ago.
-    cute.arch.cp_async_bulk_wait_group(STORE_BUFFERS - 1 if turn > 0 else 0, read=True)
+    cute.arch.cp_async_bulk_wait_group(under_way, read=True)
     cute.arch.barrier(barrier_id=_STORED + fused.group, number_of_threads=_WARPGROUP)
     cute.copy(atom, mine.retile(piece), staged[None, None, None, buffer])
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier(barrier_id=_STORED + fused.group, number_of_threads=_WARPGROUP)
-    at = fused.piece_at(place, number // plan.pieces, number % plan.pieces)
-    tail = (place[2],) if cutlass.const_expr(cute.rank(to_out) == 4) else ()
+    at, batch = where
+    tail = (batch,) if cutlass.const_expr(cute.rank(to_out) == 4) else ()
     source, target = from_out[None, buffer], to_out[(None, *at, *tail)]
     if fused.thread < _WARP:
         cute.copy(out_atom, source, target)
