@@ -24,7 +24,6 @@ _MOST_PIECE_COLUMNS = 64  # where D is stored transposed, and any number would d
 _FEWEST_STAGES = 3
 _BAND_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster than 1024 or 512 on an H200
 _UNIT_K = 4  # stages of a loop's body where two sets of sums alternate
-_LEAD = 2  # stages whose products, of two warpgroups, take about as long as a tile's epilogue
 # What a thread has for sums, of the 232 registers that it is given: the rest holds addresses, coordinates and counters.
 # Above these the compiler spills.
 _MOST_SUMS, _MOST_SUMS_FUSED, _MOST_SUMS_RESIDUAL, _MOST_SUMS_RESIDUAL_SWAPPED = 200, 144, 144, 96
@@ -41,7 +40,7 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "cluster_m": (1, 2),
     "cluster_n": (1, 2),
     # Stages of K after which f32 registers take over what the tensor core summed up: its accumulator is short in fp8.
-    # 0 is never.
+    # 0 is never, 1 where each has scales of its own.
     "promotion": (0, 1, 2),
     # CTAs of a cluster that take slices of K of the same tile, each of which then adds up some pieces of D.
     "split_k": (1, 2, 4),
@@ -82,7 +81,7 @@ class Plan:
     split_k: int
     pingpong: bool
     promotion: int
-    registers: int  # that a thread needs for sums
+    registers: int  # that a thread needs for sums while it stores a tile
     piece_columns: int  # of D, by 64 rows, stored at once
     stages: int
 
@@ -93,12 +92,15 @@ class Plan:
         by_mode = (options["tile_m"], options["tile_n"]), (options["cluster_m"], options["cluster_n"])
         (rows, columns), cluster = (pair[::-1] if swap else pair for pair in by_mode)
         parts = (1, 1) if pingpong else (2, 1) if rows % (2 * WGMMA_ROWS) == 0 else (1, 2)
-        sums = rows * columns // (parts[0] * parts[1]) // 128 * (2 if options["promotion"] else 1)
+        sums = rows * columns // (parts[0] * parts[1]) // 128
+        if options["promotion"]:
+            sums += sums if form.scaling == "block" else sums // (rows // WGMMA_ROWS // parts[0])
         narrow = (form.epilogue != "none" or options["split_k"] > 1) and sums > _SUMS_BESIDE_WIDE_PIECES
         turns = options["split_k"] // math.gcd(options["split_k"], max(1, rows // WGMMA_ROWS // parts[0]))
         piece = _piece_columns(columns // (2 if form.gated else 1) // parts[1], swap, form.d, narrow, turns)
         store = WARPGROUPS * STORE_BUFFERS * WGMMA_ROWS * piece * DTYPES[form.d].bytes
-        left = SHARED_BYTES_PER_CTA - _STATIC_BYTES - _BARRIER_BYTES - store
+        scales = WARPGROUPS * columns // parts[1] * 4 if form.scaling == "row_column" else 0
+        left = SHARED_BYTES_PER_CTA - _STATIC_BYTES - _BARRIER_BYTES - store - scales
         return cls(
             form=form,
             swap=swap,
@@ -139,41 +141,38 @@ class Plan:
 
     @property
     def sets(self) -> int:
-        """Of registers that the tensor core sums up into, so that it fills one while another is promoted."""
+        """Of registers that the tensor core sums up into: one, for 64 rows, where the warpgroups take turns to multiply
+        and to promote. Scaling blocks takes longer than the other's turn, so there are two, for all rows, and a
+        warpgroup promotes one while the tensor core fills the other."""
         if not self.promotion:
             return 0
-        return 2 if self.sums * 3 <= _MOST_SUMS else 1
+        return 2 if self.form.scaling == "block" else 1
 
     @property
     def sums(self) -> int:
         """Of a thread, for a tile."""
-        return self.registers // (2 if self.promotion else 1)
+        return self.rows * self.columns // (self.parts[0] * self.parts[1]) // 128
+
+    @property
+    def shared_scales(self) -> int:
+        """Scales of a warpgroup's columns, which wait for their sums in shared memory."""
+        return self.columns // self.parts[1] if self.form.scaling == "row_column" else 0
 
     @property
     def unit_k(self) -> int:
         """Stages along K go by so many to a slice of it, the last ones zeros if need be."""
-        return _UNIT_K if self.sets > 1 else 1
+        return _UNIT_K if self.sets > 1 else max(1, self.promotion)
 
     @property
     def spare(self) -> int:
         """Stages that are loaded behind the last ones for products that nobody needs."""
-        return self.promotion if self.sets > 1 else 0
-
-    @property
-    def least_k(self) -> int:
-        """Such units that there must be."""
-        return -(-max(self.lead, 1) // self.unit_k) * self.split_k
+        return 1 if self.sets > 1 else 0
 
     @property
     def releases(self) -> int:
         """Warps, of all CTAs, that say of a stage that they have read it."""
         sharers = sum(extent for extent in (self.cluster_rows, self.cluster_columns) if extent > 1) or 1
         return sharers * 4 * (1 if self.pingpong else WARPGROUPS)
-
-    @property
-    def lead(self) -> int:
-        """Stages of a tile whose products run under the epilogue of the tile before, where sums are promoted."""
-        return min(self.promotion, _LEAD)
 
     @property
     def blocks(self) -> int:
@@ -207,8 +206,8 @@ def _piece_columns(part: int, swap: bool, d: str, narrow: bool, turns: int) -> i
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
     """Why options that are allowed one by one are not together, or None."""
     # First what most combinations fail by, for the time that a plan takes.
-    if (DTYPES[form.a].bits == 8) != (options["promotion"] > 0):
-        return "8-bit sums are promoted, others are not"
+    if options["promotion"] != (0 if DTYPES[form.a].bits > 8 else 1 if form.scaling == "block" else 2):
+        return "8-bit sums are promoted after 256 columns of K, or where each 128 have their scales; others are not"
     multicasts = options["cluster_m"] * options["cluster_n"] > 1
     if options["split_k"] > 1 and (options["schedule"] == "pingpong" or multicasts):
         return "slices of K belong to both warpgroups of CTAs that share nothing else"
@@ -249,8 +248,8 @@ def _rule_of_form(plan: Plan, form: Form) -> str | None:
         if plan.columns % 64:
             return "N-major B needs columns in whole swizzle atoms of 64"
     if form.scaling == "block":
-        if plan.promotion != 1:
-            return "each block of K has its scales"
+        if plan.blocks > 1:
+            return "two sets of partial sums and four blocks' scales leave no registers for more rows"
         if SCALE_BLOCK % plan.columns:
             return "a tile's columns must lie within one block of B"
     return None
@@ -287,14 +286,14 @@ class _Rates:
 
 _RATES = {
     2: _Rates(1.04, 3.12e6, 3.33e6, 0.151e6, 13.0e6, 1.65, 0.304, 8.0),
-    1: _Rates(2.43, 5.70e6, 6.98e6, 0.121e6, 10.9e6, 5.25, 9.59, 0.0),
+    1: _Rates(3.66, 7.09e6, 6.78e6, 0.098e6, 10.8e6, 1.89, 9.2, 2.4),
 }
+_SCALED_BLOCKS = 1.15  # how much longer products take whose blocks have scales
 _MEMORY_BYTES_PER_US = 4.3e6
 _MULTIPROCESSORS = 132
 _CLUSTERS = {1: 132, 2: 66, 4: 30}  # that run at a time, by CTAs
 _MEETING_US = 0.6  # of a cluster's CTAs, before they push sums
 _PUSHED_BYTES_PER_US = 0.1e6
-_HIDDEN = 0.3  # what is left to see of an epilogue that runs under the next tile's first products
 
 
 def estimate_us(options: Mapping[str, Any], form: Form, extents: tuple[int, int, int], batch: int = 1) -> float:
@@ -303,7 +302,8 @@ def estimate_us(options: Mapping[str, Any], form: Form, extents: tuple[int, int,
     The slowest of five flows (products at the clock and at the power that there is, into an SM, out of L2, out of
     memory), a little of the others, the time to start, and the epilogues that nothing hides. In bf16 and M = 512 to
     8192 (74 choices) its first choice took 5.4% longer than the best on average, the best of its first eight 0.7% (6%
-    at worst); at M = 128, 256 and 333 (264 choices) 15.7% and 2.6% (18%). In e4m3 10.6% and 1.6% (11%).
+    at worst); at M = 128, 256 and 333 (264 choices) 15.7% and 2.6% (18%). In e4m3 with scales by row and column and M =
+    128 to 4096 (some 28 choices for each of 56 problems, to which it was fitted) 4.6% and 0.4% (11%).
     """
     plan, rates, size = Plan.of(options, form), _RATES[DTYPES[form.a].bytes], DTYPES[form.a].bytes
     m, n, k = extents
@@ -311,7 +311,7 @@ def estimate_us(options: Mapping[str, Any], form: Form, extents: tuple[int, int,
     clusters *= math.ceil(n / (options["tile_n"] * options["cluster_n"]))
     waves = math.ceil(clusters / _CLUSTERS[plan.cluster])
     tiles = clusters * plan.cluster
-    products = plan.rows * plan.columns * k / plan.split_k
+    products = plan.rows * plan.columns * k / plan.split_k * (_SCALED_BLOCKS if form.scaling == "block" else 1)
     loads = (plan.rows / plan.cluster_columns + plan.columns / plan.cluster_rows) * k * size / plan.split_k
     busy = waves * max(products / rates.clock, loads / rates.sm_bytes)
     power = tiles * products / _MULTIPROCESSORS / rates.power
@@ -323,5 +323,4 @@ def estimate_us(options: Mapping[str, Any], form: Form, extents: tuple[int, int,
     epilogue /= plan.split_k
     if plan.split_k > 1:
         epilogue += _MEETING_US + plan.pushed_bytes / _PUSHED_BYTES_PER_US
-    seen = 0.0 if plan.pingpong else _HIDDEN if plan.promotion and plan.split_k == 1 else 1.0
-    return rates.start_us + body + epilogue * (1 + (waves - 1) * seen)
+    return rates.start_us + body + epilogue * (1 if plan.pingpong else waves)
