@@ -64,7 +64,9 @@ def test_stages_and_pieces_fit_the_shared_memory_of_a_block(signature: Signature
         plan = Plan.of(v.options, form(signature))
         stages = plan.stages * (plan.rows + plan.columns) * 128
         pieces = 4 * 64 * plan.piece_columns * DTYPES[signature.d].bytes
-        assert stages + pieces + 16 * plan.stages + 2048 <= 227 << 10
+        scales = 2 * plan.shared_scales * 4
+        assert stages + pieces + scales + 2048 <= 227 << 10  # 1 KiB of them is static, the other for mbarriers
+        assert 16 * plan.stages + 8 <= 1024
         assert plan.stages >= 3
 
 
@@ -77,13 +79,31 @@ def test_pieces_and_warpgroups_cover_a_tile_once(signature: Signature) -> None:
         assert {plan.rows, plan.columns} == {v.integer("tile_m"), v.integer("tile_n")}
 
 
-def test_sums_of_8_bit_products_and_no_others_are_promoted() -> None:
+def test_sums_of_8_bit_products_and_no_others_are_promoted_every_256_columns_or_block_of_scales() -> None:
     assert {v.integer("promotion") for v in variants(PLAIN)} == {0}
-    assert {v.integer("promotion") for v in variants(FP8)} == {1, 2}
+    assert {v.integer("promotion") for v in variants(FP8)} == {2}
     assert {v.integer("promotion") for v in variants(BLOCK)} == {1}
 
 
-def test_tiles_of_block_scaling_lie_within_a_block_of_b() -> None:
+@pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
+def test_partial_sums_are_of_one_block_of_rows_or_two_sets_of_all(signature: Signature) -> None:
+    for v in variants(signature):
+        plan = Plan.of(v.options, form(signature))
+        assert plan.sets == (0 if signature.a != "e4m3" else 2 if signature.scaling == "block" else 1)
+        partial = plan.sums if plan.sets == 2 else plan.sums // plan.blocks
+        assert plan.sums + plan.sets * partial <= 200
+
+
+def test_scales_of_columns_wait_in_shared_memory_for_each_part_of_a_tile() -> None:
+    for signature in SIGNATURES:
+        for v in variants(signature):
+            plan = Plan.of(v.options, form(signature))
+            expected = plan.columns // plan.parts[1] if signature.scaling == "row_column" else 0
+            assert plan.shared_scales == expected
+
+
+def test_tiles_of_block_scaling_lie_within_a_block_of_b_and_have_few_rows() -> None:
+    assert all(Plan.of(v.options, form(BLOCK)).blocks == 1 for v in variants(BLOCK))
     assert {v.integer("tile_n") for v in variants(BLOCK)} <= {64, 128}
 
 

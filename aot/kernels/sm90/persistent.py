@@ -8,7 +8,7 @@ edge, no stores there. With `split_k` a cluster's CTAs multiply slices of K of o
 `stream_k` any clusters do, and with the tiles of the last wave only.
 
 Rows and columns in this file are those of WGMMA's two sides: A's and B's rows, or with `swap` B's and A's, where D is
-stored transposed. 8-bit products are summed by the tensor core for a few stages only, and then in f32 registers.
+stored transposed. 8-bit products are summed by the tensor core for a stage or two only, and then in f32 registers.
 """
 
 from typing import Any
@@ -19,7 +19,8 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from .persistent_choices import STAGE_BYTES_OF_K, STORE_BUFFERS, WARPGROUPS, WGMMA_ROWS, Plan
 from .persistent_epilogue import Fused, store_tile
-from .persistent_promotion import Blocks, promote
+from .persistent_promotion import fetch, promote, scales_of_blocks, take_over
+from .persistent_scales import Scales, allocate
 from .persistent_split import push
 from .persistent_stream import finish, item, shares
 
@@ -82,8 +83,8 @@ class Persistent:
         # What is not there is zeros.
         if cutlass.const_expr(plan.unit_k > 1):
             count_k = cute.ceil_div(count_k, plan.unit_k)
-        if cutlass.const_expr(plan.least_k > 1):
-            count_k = cutlass.max(count_k, plan.least_k)
+        if cutlass.const_expr(plan.split_k > 1):
+            count_k = cutlass.max(count_k, plan.split_k)
         streamed: tuple[Any, ...] = ()
         if cutlass.const_expr(plan.stream_k):
             tiles, whole, slices = shares(plan, tiles, max_active_clusters, count_k)
@@ -156,6 +157,7 @@ class Persistent:
         full = smem.allocate_array(cutlass.Int64, plan.stages, byte_alignment=8)
         empty = smem.allocate_array(cutlass.Int64, plan.stages, byte_alignment=8)
         arrived = smem.allocate_array(cutlass.Int64, 1, byte_alignment=8) if plan.split_k > 1 else None
+        scales = allocate(plan, smem)
 
         if warp_index == _LOADING_WARP:
             for descriptor in (rows_atom, columns_atom, out_atom):
@@ -194,7 +196,7 @@ class Persistent:
             cute.arch.setmaxregister_increase(_MULTIPLY_REGISTERS)
             if cutlass.const_expr(plan.cluster == 1):
                 cute.arch.barrier(barrier_id=_READY, number_of_threads=_CONSUMERS + _WARP)
-            fused = Fused(plan, extents, extras, thread)
+            fused = Fused(plan, extents, extras, thread, scales)
             self._consume(
                 (shared_rows, shared_columns),
                 (out_atom, out, shared_out),
@@ -374,13 +376,15 @@ class Persistent:
                     other_has_one = index + step // 2 < tiles[2]
                     if other_has_one:
                         cute.arch.barrier_arrive(barrier_id=_TURN + 1 - group, number_of_threads=_CONSUMERS)
-                self._finish(barriers, stage, member, 1)
+                self._finish(barriers, stage, member)
                 turn = self._exchange(sums, slices, turn, thread)
+                place = self._place(tile, tiles, member)
+                given = fused, Scales(plan, fused, place)
                 if cutlass.const_expr(plan.stream_k):
                     spaces = (slices[0], slices[3], slices[4])
-                    finish(plan, sums, of_out, self._place(tile, tiles, member), fused, share, spaces)
+                    finish(plan, sums, of_out, place, given, share, spaces)
                 else:
-                    store_tile(plan, sums, of_out, self._place(tile, tiles, member), fused, slices)
+                    store_tile(plan, sums, of_out, place, given, slices)
                 self._exchanged()
                 if cutlass.const_expr(plan.pingpong):  # pass over the other warpgroup's tile
                     stage += count_k
@@ -401,48 +405,112 @@ class Persistent:
     ) -> None:
         """The same where the tensor core sums up `promotion` stages at a time.
 
-        A tile's first sums, of `lead` stages, need no other registers, so they are under way while the tile before is
-        stored. The second warpgroup's next ones are over half as many stages, so that one promotes while the other
-        multiplies.
+        A tile's first sums need no other registers, so they are under way while the tile before is stored.
         """
         plan = self.plan
         tiles, member, slices = work
         first, step, group = share
         count_k = tiles[3]
-        partials = [cute.make_rmem_tensor(sums.shape, cutlass.Float32) for _ in range(plan.sets)]
-        partial = partials[0]
+        block = self._tiled_mma().partition_shape_C((WGMMA_ROWS * plan.parts[0], plan.columns))
+        shape = sums.shape if plan.sets > 1 else block
+        partials = [cute.make_rmem_tensor(shape, cutlass.Float32) for _ in range(plan.sets)]
         stage, phase, turn = cutlass.Int32(0), cutlass.Int32(0), cutlass.Int32(0)
         thread = group * _WARPGROUP + fused.thread
+        if cutlass.const_expr(plan.sets == 1):  # noqa: SIM102  # the other is of run time
+            if group == 1:
+                cute.arch.barrier_arrive(barrier_id=_TURN, number_of_threads=_CONSUMERS)
         if cutlass.const_expr(plan.split_k == 1):
-            stage, phase = self._multiply_interval(operands, partial, barriers, (stage, phase))
+            stage, phase = self._begin_tile(operands, partials[0], barriers, (stage, phase), group)
         for index in cutlass.range(first, tiles[2], step, unroll=1):
             place = self._place(index, tiles, member)
+            tile_scales = Scales(plan, fused, place)
             if cutlass.const_expr(plan.split_k > 1):
-                partial.fill(0.0)
-                stage, phase = self._multiply_interval(operands, partial, barriers, (stage, phase))
+                partials[0].fill(0.0)
+                stage, phase = self._begin_tile(operands, partials[0], barriers, (stage, phase), group)
+            at = (stage, phase, count_k, tiles[4])
             if cutlass.const_expr(plan.sets > 1):
-                stage, phase = self._alternate(
-                    operands, (sums, *partials), barriers, (stage, phase, count_k, tiles[4]), member, (fused, place)
-                )
+                stage, phase = self._alternate(operands, (sums, *partials), barriers, at, member, (fused, place))
             else:
-                first_scales = Blocks(plan, fused, place, tiles[4])
-                self._finish(barriers, stage, member, plan.lead)
-                promote(plan, sums, partial, first_scales, True)
-                start = plan.lead - group * (plan.promotion // 2) if count_k > plan.lead else count_k
-                for until in cutlass.range(start, count_k, plan.promotion, unroll=1):
-                    later_scales = Blocks(plan, fused, place, tiles[4] + until)
-                    count = cutlass.min(count_k, until + plan.promotion) - cutlass.max(until, plan.lead)
-                    at = (stage, phase, count)
-                    stage, phase = self._multiply(operands, partial, barriers, at, member)
-                    self._finish(barriers, stage, member, 1)
-                    promote(plan, sums, partial, later_scales, False)
+                stage, phase = self._take_turns(operands, (sums, *partials), barriers, at, member, group)
             if cutlass.const_expr(plan.sets == 1 and plan.split_k == 1):  # noqa: SIM102  # the other is of run time
                 if index + step < tiles[2]:
-                    stage, phase = self._multiply_interval(operands, partial, barriers, (stage, phase))
+                    stage, phase = self._begin_tile(operands, partials[0], barriers, (stage, phase), group)
             turn = self._exchange(sums, slices, turn, thread)
-            store_tile(plan, sums, of_out, place, fused, slices)
+            store_tile(plan, sums, of_out, place, (fused, tile_scales), slices)
             self._exchanged()
         warpgroup.wait_group(0)
+        if cutlass.const_expr(plan.sets == 1):  # noqa: SIM102
+            if group == 0:  # the last turn that the other passed on
+                cute.arch.barrier(barrier_id=_TURN, number_of_threads=_CONSUMERS)
+
+    @cute.jit
+    def _begin_tile(self, operands: Any, partial: cute.Tensor, barriers: Any, at: Any, group: cutlass.Int32) -> Any:
+        """Begin to sum up a tile's first products."""
+        stage, phase = at
+        if cutlass.const_expr(self.plan.sets > 1):
+            self._multiply_stage(operands, partial, barriers, at, False)
+            stage, phase = self._next(stage, phase)
+        else:
+            self._begin_block(operands, partial, barriers, at, (0, group))
+        return stage, phase
+
+    @cute.jit
+    def _take_turns(self, operands: Any, sums: Any, barriers: Any, at: Any, member: Any, group: cutlass.Int32) -> Any:
+        """All products of a tile in one set of partial sums of 64 rows, by turns with the other warpgroup: one promotes
+        while the other multiplies. The first ones are under way before."""
+        plan = self.plan
+        total, partial = sums
+        stage, phase, count_k, first_k = at
+        for block in cutlass.range_constexpr(plan.blocks):
+            if cutlass.const_expr(block > 0):
+                self._begin_block(operands, partial, barriers, (stage, phase), (block, group))
+            self._finish_block(barriers, stage, member, block)
+            promote(plan, total, partial, None, range(block, block + 1), True)
+        stage, phase = self._after(stage, phase)
+        for _ in cutlass.range(first_k + plan.promotion, first_k + count_k, plan.promotion, unroll=1):
+            for block in cutlass.range_constexpr(plan.blocks):
+                self._begin_block(operands, partial, barriers, (stage, phase), (block, group))
+                self._finish_block(barriers, stage, member, block)
+                promote(plan, total, partial, None, range(block, block + 1), False)
+            stage, phase = self._after(stage, phase)
+        return stage, phase
+
+    def _after(self, stage: cutlass.Int32, phase: cutlass.Int32) -> Any:
+        """The stage after an interval."""
+        for _ in range(self.plan.promotion):
+            stage, phase = self._next(stage, phase)
+        return stage, phase
+
+    @cute.jit
+    def _begin_block(self, operands: Any, partial: cute.Tensor, barriers: Any, at: Any, which: Any) -> None:
+        """Begin to sum up an interval's products for a block of 64 rows, when it is this warpgroup's turn."""
+        stage, phase = at
+        block, group = which
+        for k in cutlass.range_constexpr(self.plan.promotion):
+            tiled_mma = self._tiled_mma()
+            cute.arch.mbarrier_wait(barriers[0] + stage, phase)
+            if cutlass.const_expr(k == 0):
+                cute.arch.barrier(barrier_id=_TURN + group, number_of_threads=_CONSUMERS)
+            warpgroup.fence()
+            for block_k in cutlass.range_constexpr(cute.size(operands[0], mode=[2])):
+                tiled_mma.set(warpgroup.Field.ACCUMULATE, k > 0 or block_k > 0)
+                a = cute.append_ones(operands[0][(None, block, block_k, stage)], up_to_rank=2)
+                cute.gemm(tiled_mma, partial, a, operands[1][(None, None, block_k, stage)], partial)
+            warpgroup.commit_group()
+            stage, phase = self._next(stage, phase)
+        cute.arch.barrier_arrive(barrier_id=_TURN + 1 - group, number_of_threads=_CONSUMERS)
+
+    @cute.jit
+    def _finish_block(self, barriers: Any, stage: cutlass.Int32, member: Any, block: cutlass.Constexpr) -> None:
+        """Wait for an interval's products for a block of 64 rows, and release its stages after the last block's."""
+        plan = self.plan
+        if cutlass.const_expr(block < plan.blocks - 1):
+            warpgroup.wait_group(0)
+        else:
+            for k in cutlass.range_constexpr(plan.promotion):
+                warpgroup.wait_group(plan.promotion - 1 - k)
+                self._release(barriers[1] + stage, member)
+                stage = self._next(stage, cutlass.Int32(0))[0]
 
     @cute.jit
     def _alternate(self, operands: Any, sums: Any, barriers: Any, at: Any, member: Any, scaled: Any) -> Any:
@@ -451,23 +519,26 @@ class Persistent:
         plan = self.plan
         total, even, odd = sums
         stage, phase, count_k, first_k = at
-        fused, place = scaled
-        step = plan.promotion
+        scales, later = scales_of_blocks(plan, plan.unit_k)
+        fetch(plan, later, scaled, first_k)
+        take_over(plan, scales, later)
         total.fill(0.0)
         odd.fill(0.0)  # WGMMA would ignore what is there, but the compiler keep it through the epilogue before
         for k in cutlass.range(first_k, first_k + count_k, plan.unit_k, unroll=1):
-            scales = [Blocks(plan, fused, place, k + i * step) for i in range(plan.unit_k // step)]
+            fetch(plan, later, scaled, k + plan.unit_k)
             # Sums are read behind a loop's edge only where no others are under way: ptxas would let none overlap.
-            self._finish(barriers, stage, member, step)
-            for i in cutlass.range_constexpr(plan.unit_k // step):
+            self._finish(barriers, stage, member)
+            for i in cutlass.range_constexpr(plan.unit_k):
                 new, old = (even, odd) if cutlass.const_expr(i % 2) else (odd, even)
-                stage, phase = self._multiply_interval(operands, new, barriers, (stage, phase))
+                self._multiply_stage(operands, new, barriers, (stage, phase), False)
+                stage, phase = self._next(stage, phase)
                 if cutlass.const_expr(i > 0):
-                    warpgroup.wait_group(step)
-                    self._release_before(barriers, stage, member, 2 * step, step)
-                promote(plan, total, old, scales[i], False)
+                    warpgroup.wait_group(1)
+                    self._release_before(barriers, stage, member, 2)
+                promote(plan, total, old, scales[i], range(plan.blocks), False)
+            take_over(plan, scales, later)
         if cutlass.const_expr(plan.split_k > 1):
-            self._finish(barriers, stage, member, plan.spare)
+            self._finish(barriers, stage, member)
         return stage, phase
 
     def _next(self, stage: cutlass.Int32, phase: cutlass.Int32) -> Any:
@@ -499,28 +570,16 @@ class Persistent:
             cute.arch.barrier_arrive(barrier_id=_ADDED, number_of_threads=_CONSUMERS + _WARP)
 
     @cute.jit
-    def _multiply_interval(self, operands: Any, sums: cute.Tensor, barriers: Any, at: Any) -> Any:
-        """Begin to sum up the products of `lead` stages, from zero. No branches: the compiler would wait at each."""
-        stage, phase = at
-        for k in cutlass.range_constexpr(self.plan.lead):
-            self._multiply_stage(operands, sums, barriers, (stage, phase), k > 0)
-            stage, phase = self._next(stage, phase)
-        return stage, phase
-
-    @cute.jit
     def _multiply(self, operands: Any, sums: cute.Tensor, barriers: Any, at: Any, member: Any) -> Any:
         """Sum up the products of some stages, from zero. The last stage is still being read on return."""
         plan = self.plan
         stage, phase, count = at
-        if cutlass.const_expr(plan.promotion == 1):
-            count = 1
         previous = stage
         for k in cutlass.range(count, unroll=1):
             self._multiply_stage(operands, sums, barriers, (stage, phase), k > 0)
-            if cutlass.const_expr(plan.promotion != 1):
-                warpgroup.wait_group(1)
-                if k > 0:
-                    self._release(barriers[1] + previous, member)
+            warpgroup.wait_group(1)
+            if k > 0:
+                self._release(barriers[1] + previous, member)
             previous = stage
             stage += 1
             if stage == plan.stages:
@@ -542,20 +601,17 @@ class Persistent:
         warpgroup.commit_group()
 
     @cute.jit
-    def _finish(self, barriers: Any, stage: cutlass.Int32, member: Any, held: cutlass.Constexpr) -> None:
-        """Wait for all products, and release the last `held` stages before `stage`."""
+    def _finish(self, barriers: Any, stage: cutlass.Int32, member: Any) -> None:
+        """Wait for all products, and release the last stage before `stage`."""
         warpgroup.wait_group(0)
-        self._release_before(barriers, stage, member, held, held)
+        self._release_before(barriers, stage, member, 1)
 
     @cute.jit
-    def _release_before(
-        self, barriers: Any, stage: cutlass.Int32, member: Any, back: cutlass.Constexpr, count: cutlass.Constexpr
-    ) -> None:
-        """Release `count` stages, from the one `back` stages before `stage` on."""
-        for i in cutlass.range_constexpr(count):
-            at = stage - back + i
-            at = at + self.plan.stages if at < 0 else at
-            self._release(barriers[1] + at, member)
+    def _release_before(self, barriers: Any, stage: cutlass.Int32, member: Any, back: cutlass.Constexpr) -> None:
+        """Release the stage `back` stages before `stage`."""
+        at = stage - back
+        at = at + self.plan.stages if at < 0 else at
+        self._release(barriers[1] + at, member)
 
     def _tiled_mma(self) -> cute.TiledMma:
         """WGMMA by the warpgroups that share a tile, for this form's types."""

@@ -27,7 +27,6 @@ _BANDS = {"two_rows": 2, "columns": 8}
 _LEAST_SLICE, _MOST_SLICES = 4, 12  # stages of K, and how many to a tile
 COUNTER_BYTES = 32  # a sector of L2
 _UNIT_K = 4  # stages of a loop's body where two sets of sums alternate
-_LEAD = 2  # stages whose products, of two warpgroups, take about as long as a tile's epilogue
 # What a thread has for sums, of the 232 registers that it is given: the rest holds addresses, coordinates and counters.
 # Above these the compiler spills.
 _MOST_SUMS, _MOST_SUMS_FUSED, _MOST_SUMS_RESIDUAL, _MOST_SUMS_RESIDUAL_SWAPPED = 200, 144, 144, 96
@@ -45,7 +44,7 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "cluster_m": (1, 2),
     "cluster_n": (1, 2),
     # Stages of K after which f32 registers take over what the tensor core summed up: its accumulator is short in fp8.
-    # 0 is never.
+    # 0 is never, 1 where each has scales of its own.
     "promotion": (0, 1, 2),
     # CTAs of a cluster that take slices of K of the same tile, each of which then adds up some pieces of D.
     "split_k": (1, 2, 4),
@@ -94,7 +93,7 @@ class Plan:
     stream_k: bool
     pingpong: bool
     promotion: int
-    registers: int  # that a thread needs for sums
+    registers: int  # that a thread needs for sums while it stores a tile
     piece_columns: int  # of D, by 64 rows, stored at once
     stages: int
 
@@ -105,13 +104,16 @@ class Plan:
         by_mode = (options["tile_m"], options["tile_n"]), (options["cluster_m"], options["cluster_n"])
         (rows, columns), cluster = (pair[::-1] if swap else pair for pair in by_mode)
         parts = (1, 1) if pingpong else (2, 1) if rows % (2 * WGMMA_ROWS) == 0 else (1, 2)
-        sums = rows * columns // (parts[0] * parts[1]) // 128 * (2 if options["promotion"] else 1)
+        sums = rows * columns // (parts[0] * parts[1]) // 128
+        if options["promotion"]:
+            sums += sums if form.scaling == "block" else sums // (rows // WGMMA_ROWS // parts[0])
         narrow = (form.epilogue != "none" or options["split_k"] > 1) and sums > _SUMS_BESIDE_WIDE_PIECES
         share = (4 if sums <= _FEW_SUMS else 2) if options["stream_k"] else 2 if narrow else 1
         turns = options["split_k"] // math.gcd(options["split_k"], max(1, rows // WGMMA_ROWS // parts[0]))
         piece = _piece_columns(columns // (2 if form.gated else 1) // parts[1], swap, form.d, share, turns)
         store = WARPGROUPS * STORE_BUFFERS * WGMMA_ROWS * piece * DTYPES[form.d].bytes
-        left = SHARED_BYTES_PER_CTA - _STATIC_BYTES - _BARRIER_BYTES - store
+        scales = WARPGROUPS * columns // parts[1] * 4 if form.scaling == "row_column" else 0
+        left = SHARED_BYTES_PER_CTA - _STATIC_BYTES - _BARRIER_BYTES - store - scales
         return cls(
             form=form,
             swap=swap,
@@ -186,41 +188,38 @@ class Plan:
 
     @property
     def sets(self) -> int:
-        """Of registers that the tensor core sums up into, so that it fills one while another is promoted."""
+        """Of registers that the tensor core sums up into: one, for 64 rows, where the warpgroups take turns to multiply
+        and to promote. Scaling blocks takes longer than the other's turn, so there are two, for all rows, and a
+        warpgroup promotes one while the tensor core fills the other."""
         if not self.promotion:
             return 0
-        return 2 if self.sums * 3 <= _MOST_SUMS else 1
+        return 2 if self.form.scaling == "block" else 1
 
     @property
     def sums(self) -> int:
         """Of a thread, for a tile."""
-        return self.registers // (2 if self.promotion else 1)
+        return self.rows * self.columns // (self.parts[0] * self.parts[1]) // 128
+
+    @property
+    def shared_scales(self) -> int:
+        """Scales of a warpgroup's columns, which wait for their sums in shared memory."""
+        return self.columns // self.parts[1] if self.form.scaling == "row_column" else 0
 
     @property
     def unit_k(self) -> int:
         """Stages along K go by so many to a slice of it, the last ones zeros if need be."""
-        return _UNIT_K if self.sets > 1 else 1
+        return _UNIT_K if self.sets > 1 else max(1, self.promotion)
 
     @property
     def spare(self) -> int:
         """Stages that are loaded behind the last ones for products that nobody needs."""
-        return self.promotion if self.sets > 1 else 0
-
-    @property
-    def least_k(self) -> int:
-        """Such units that there must be."""
-        return -(-max(self.lead, 1) // self.unit_k) * self.split_k
+        return 1 if self.sets > 1 else 0
 
     @property
     def releases(self) -> int:
         """Warps, of all CTAs, that say of a stage that they have read it."""
         sharers = sum(extent for extent in (self.cluster_rows, self.cluster_columns) if extent > 1) or 1
         return sharers * 4 * (1 if self.pingpong else WARPGROUPS)
-
-    @property
-    def lead(self) -> int:
-        """Stages of a tile whose products run under the epilogue of the tile before, where sums are promoted."""
-        return min(self.promotion, _LEAD)
 
     @property
     def blocks(self) -> int:
@@ -253,8 +252,8 @@ def _piece_columns(part: int, swap: bool, d: str, share: int, turns: int) -> int
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
     """Why options that are allowed one by one are not together, or None."""
     # First what most combinations fail by, for the time that a plan takes.
-    if (DTYPES[form.a].bits == 8) != (options["promotion"] > 0):
-        return "8-bit sums are promoted, others are not"
+    if options["promotion"] != (0 if DTYPES[form.a].bits > 8 else 1 if form.scaling == "block" else 2):
+        return "8-bit sums are promoted after 256 columns of K, or where each 128 have their scales; others are not"
     for rule_of_choice in _RULES_OF_CHOICES.values():
         if reason := rule_of_choice(options):
             return reason
@@ -349,8 +348,8 @@ def _rule_of_form(plan: Plan, form: Form) -> str | None:
         if plan.columns % 64:
             return "N-major B needs columns in whole swizzle atoms of 64"
     if form.scaling == "block":
-        if plan.promotion != 1:
-            return "each block of K has its scales"
+        if plan.blocks > 1:
+            return "two sets of partial sums and four blocks' scales leave no registers for more rows"
         if SCALE_BLOCK % plan.columns:
             return "a tile's columns must lie within one block of B"
     return None

@@ -15,6 +15,7 @@ from runtime.signature import SCALE_BLOCK, Epilogue
 
 from .epilogue import activate, gate
 from .persistent_choices import STORE_BUFFERS, WGMMA_ROWS, Plan
+from .persistent_scales import Scales
 from .persistent_split import gather
 
 _WARP = 32
@@ -25,8 +26,8 @@ _STORED = 4  # named barriers, one for each warpgroup
 class Fused:
     """What is read from memory besides A and B, as one thread sees it."""
 
-    def __init__(self, plan: Plan, extents: Any, extras: Any, thread: cutlass.Int32) -> None:
-        self.plan, self.extents = plan, extents
+    def __init__(self, plan: Plan, extents: Any, extras: Any, thread: cutlass.Int32, shared: Any) -> None:
+        self.plan, self.extents, self.shared = plan, extents, shared
         self.scale_a, self.scale_b, self.bias, self.residual, self.scale_d = extras
         self.parts = Epilogue.of(plan.form.epilogue)
         self.group = cute.arch.make_warp_uniform(thread // _WARPGROUP)
@@ -63,8 +64,6 @@ class Fused:
 
     def _inside(self, scales: cute.Tensor, block_k: Any) -> Any:
         """A block of K, or the last one for blocks of zeros behind it."""
-        if self.plan.unit_k * self.plan.least_k == 1:
-            return block_k
         return cutlass.min(block_k, cute.size(scales, mode=[1]) - 1)
 
     def of_tokens(self, first: Any, step: int) -> list[Any]:
@@ -125,32 +124,35 @@ def _channel_pairs(fused: Fused, tensor: Any, column: Any) -> list[list[Any]]:
 
 
 def piece_values(
-    fused: Fused, sums: cute.Tensor, place: Any, block: Any, piece: Any, residual: list[Any], first: int | None = None
+    fused: Fused,
+    scales: Scales,
+    sums: cute.Tensor,
+    place: Any,
+    block: Any,
+    piece: Any,
+    residual: list[Any],
+    first: int | None = None,
 ) -> list[Any]:
     """The f32 values of a piece of D, in the order of the sums of WGMMA for as many columns.
 
     `sums` are those of a tile, or those that begin at `first` are the piece's.
     """
-    plan, parts, scaling = fused.plan, fused.parts, fused.plan.form.scaling
+    plan, parts = fused.plan, fused.parts
     width = plan.columns // plan.parts[1]
     lanes = 2 if parts.gated else 1
     base = block * width // 2 + piece * plan.piece_columns * lanes // 2 if first is None else first
-    row = fused.first_row(place, block)
-    by_row: list[Any] = [None, None]  # scale and bias of the thread's two rows
+    # Scale and bias of the thread's two rows.
+    by_row: list[Any] = scales.of_rows[block] if scales.of_rows else [None, None]
     bias_by_row: list[Any] = [None, None]
-    if scaling == "row_column":
-        by_row = fused.of_channels(fused.scale_b, row, 8) if plan.swap else fused.of_tokens(row, 8)
-    if scaling == "tensor":
-        by_row = [fused.scale_a[0] * fused.scale_b[0]] * 2
     if parts.bias and plan.swap:
-        bias_by_row = fused.of_channels(fused.bias, row, 8)
+        bias_by_row = fused.of_channels(fused.bias, fused.first_row(place, block), 8)
     values: list[Any] = []
     for j in range(plan.piece_columns // 8):
         column = fused.piece_column(place, piece) * plan.piece_columns + 8 * j + fused.column
-        scales: Any = None
+        by_column: Any = None
         bias: Any = None
-        if scaling == "row_column":
-            scales = [fused.of_tokens(column, 1)] if plan.swap else _channel_pairs(fused, fused.scale_b, column)
+        if scales.of_columns is not None:
+            by_column = scales.of_pair(piece * plan.piece_columns // 2 + 4 * j + fused.column // 2)
         if parts.bias and not plan.swap:
             bias = _channel_pairs(fused, fused.bias, column)
         for half in range(2):
@@ -160,8 +162,8 @@ def piece_values(
                     x = sums[base + 4 * (j * lanes + lane) + 2 * half + i]
                     if by_row[half] is not None:
                         x = x * by_row[half]
-                    if scales is not None:
-                        x = x * scales[lane][i]
+                    if by_column is not None:
+                        x = x * by_column[lane][i]
                     if bias is not None:
                         x = x + bias[lane][i]
                     if bias_by_row[half] is not None:
@@ -177,22 +179,25 @@ def piece_values(
 
 
 @cute.jit
-def store_tile(plan: cutlass.Constexpr, sums: cute.Tensor, of_out: Any, place: Any, fused: Any, slices: Any) -> None:
+def store_tile(plan: cutlass.Constexpr, sums: cute.Tensor, of_out: Any, place: Any, given: Any, slices: Any) -> None:
     """Write a warpgroup's part of a tile to D, or what of it falls to this slice of K, a piece at a time: registers,
-    shared memory, TMA."""
+    shared memory, TMA. `given` is what is read from memory, and the scales of this tile."""
+    fused, scales = given
     stores, registers = prepare_stores(plan, of_out, fused)
+    scales.arrive(_STORED + fused.group)
     # What a piece adds is on its way while the one before it is stored.
     ahead = cutlass.const_expr(fused.parts.residual and plan.split_k == 1)
     residual = fused.residual_of(place, 0, 0) if ahead else []
     for number in cutlass.range_constexpr(plan.blocks * plan.pieces):
         if cutlass.const_expr(plan.split_k > 1):
             if slices[2] == number % plan.split_k:
-                _add_and_store(plan, sums, registers, stores, (place, number, slices[0]), fused)
+                _add_and_store(plan, sums, registers, stores, (place, number, slices[0]), given)
         else:
             later = []
             if cutlass.const_expr(ahead and number + 1 < plan.blocks * plan.pieces):
                 later = fused.residual_of(place, (number + 1) // plan.pieces, (number + 1) % plan.pieces)
-            computed = piece_values(fused, sums, place, number // plan.pieces, number % plan.pieces, residual)
+            at = number // plan.pieces, number % plan.pieces
+            computed = piece_values(fused, scales, sums, place, *at, residual)
             residual = later
             _store_turn(plan, computed, registers, stores, (place, number), fused)
 
@@ -226,14 +231,15 @@ def prepare_stores(plan: Plan, of_out: Any, fused: Any) -> tuple[Any, Any]:
 
 @cute.jit
 def _add_and_store(
-    plan: cutlass.Constexpr, sums: cute.Tensor, registers: Any, stores: Any, which: Any, fused: Any
+    plan: cutlass.Constexpr, sums: cute.Tensor, registers: Any, stores: Any, which: Any, given: Any
 ) -> None:
     """Write a piece of D whose sums are spread over the cluster."""
+    fused, scales = given
     place, number, stages = which
     block, column = number // plan.pieces, number % plan.pieces
     gather(plan, sums, stages, number, fused.group * _WARPGROUP + fused.thread)
     residual = fused.residual_of(place, block, column) if cutlass.const_expr(fused.parts.residual) else []
-    computed = piece_values(fused, sums, place, block, column, residual)
+    computed = piece_values(fused, scales, sums, place, block, column, residual)
     _store_turn(plan, computed, registers, stores, (place, number), fused)
 
 

@@ -10,69 +10,70 @@ from cutlass import cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
-from runtime.signature import SCALE_BLOCK
-
-from .persistent_choices import WGMMA_ROWS, Plan
+from .persistent_choices import Plan
 
 
-class Blocks:
-    """The scales of one block of K for a thread's rows and columns, where scaling is "block"; else nothing."""
-
-    def __init__(self, plan: Plan, fused: Any, place: Any, block_k: Any) -> None:
-        self.of_rows: list[list[Any]] = []
-        self.of_columns: list[Any] = []
-        if plan.form.scaling == "block":
-            self.of_rows, self.of_columns = _load(plan, fused, place, block_k)
+def scales_of_blocks(plan: Plan, count: int) -> tuple[list[Any], list[Any]]:
+    """Registers for what scales the products of `count` blocks of K: products of scales, for each block of 64 rows and
+    each half of it, of each of `_first_columns`; and the scales themselves, rows' and then columns'."""
+    columns = 2 if _by_gate(plan) else 1
+    products = [cute.make_rmem_tensor((columns, 2, plan.blocks), cutlass.Float32) for _ in range(count)]
+    return products, [cute.make_rmem_tensor((2 * plan.blocks + columns,), cutlass.Float32) for _ in range(count)]
 
 
-def _load(plan: Plan, fused: Any, place: Any, block_k: Any) -> tuple[list[list[Any]], list[Any]]:
-    """Scales of a thread's two rows of each block of 64, and of each block of B that the tile has.
+def fetch(plan: Plan, later: list[Any], scaled: Any, first_k: Any) -> None:
+    """Begin to load the scales of blocks of K, from `first_k` on. `scaled` is what is read from memory, and the tile's
+    place."""
+    fused, place = scaled
+    for k, held in enumerate(later):
+        for block in range(plan.blocks):
+            for half in range(2):
+                row = fused.first_row(place, block) + 8 * half
+                held[2 * block + half] = fused.scale_a_of_block(row, first_k + k)
+        for i, column in enumerate(_first_columns(plan, fused, place)):
+            held[2 * plan.blocks + i] = fused.scale_b_of_block(column, first_k + k)
 
-    A tile's columns lie within one block of B, or are whole blocks. With gates concatenated before what they gate
-    there are two: the gates' block, and the other one.
-    """
-    rows = []
-    for block in range(plan.blocks):
-        first = fused.first_row(place, block)
-        rows.append([fused.scale_a_of_block(first + 8 * half, block_k) for half in range(2)])
-    columns = []
-    first = place[1] * plan.columns
-    if plan.form.gated and "_interleaved" not in plan.form.epilogue:
+
+def take_over(plan: Plan, products: list[Any], later: list[Any]) -> None:
+    """Multiply what was loaded, here and not before."""
+    for product, held in zip(products, later, strict=True):
+        for block in range(plan.blocks):
+            for half in range(2):
+                for i in range(cute.size(product, mode=[0])):
+                    factors = held[2 * block + half], held[2 * plan.blocks + i]
+                    product[i, half, block] = _here("mul.f32 $0, $1, $2;", *factors)
+
+
+def _by_gate(plan: Plan) -> bool:
+    """Whether gates are of another block of B than what they gate."""
+    return plan.form.gated and "_interleaved" not in plan.form.epilogue
+
+
+def _first_columns(plan: Plan, fused: Any, place: Any) -> list[Any]:
+    """A column of each block of B that the tile has: one, or the gates' and the other one."""
+    if _by_gate(plan):
         first = place[1] * plan.out_columns
-        columns = [fused.scale_b_of_block(start, block_k) for start in (first, fused.extents[1] // 2 + first)]
-    else:
-        for start in range(0, plan.columns, SCALE_BLOCK):
-            columns.append(fused.scale_b_of_block(first + start, block_k))
-    return rows, columns
+        return [first, fused.extents[1] // 2 + first]
+    return [place[1] * plan.columns]
 
 
-def promote(plan: Plan, total: cute.Tensor, partial: cute.Tensor, scales: Blocks, first: bool) -> None:
-    """Add partial sums to the total, each times its scales if there are any, or begin the total with them."""
-    add = _add_here if plan.sets > 1 else _add
-    if not scales.of_rows:
-        for i in range(cute.size(total)):
-            total[i] = partial[i] if first else add(total[i], partial[i], None)
-        return
-    by_gate = plan.form.gated and "_interleaved" not in plan.form.epilogue
-    width = plan.columns // plan.parts[1]
-    each = WGMMA_ROWS * width // 128
-    for block in range(plan.blocks):
-        both = [[row * column for column in scales.of_columns] for row in scales.of_rows[block]]
+def promote(plan: Plan, total: cute.Tensor, partial: cute.Tensor, scales: Any, blocks: range, first: bool) -> None:
+    """Add partial sums of `blocks` of 64 rows to the total, each times its scales if there are any, or begin it."""
+    each = cute.size(total) // plan.blocks
+    for block in blocks:
         for i in range(each):
-            column = i // 4 % 2 if by_gate else i // 4 * 8 // SCALE_BLOCK
-            at, scale = block * each + i, both[i // 2 % 2][column]
-            total[at] = partial[at] * scale if first else add(total[at], partial[at], scale)
+            at, x = block * each + i, partial[(block - blocks.start) * each + i]
+            old = 0.0 if first else total[at]
+            if scales is None:
+                total[at] = _here("add.f32 $0, $1, $2;", old, x)
+            else:  # gates come by turns with what they gate
+                scale = scales[i // 4 % cute.size(scales, mode=[0]), i // 2 % 2, block]
+                total[at] = _here("fma.rn.f32 $0, $2, $3, $1;", old, x, scale)
 
 
-def _add(total: Any, partial: Any, scale: Any) -> Any:
-    """A partial sum, perhaps times a scale, added to the total."""
-    return total + (partial if scale is None else partial * scale)
-
-
-def _add_here(total: Any, partial: Any, scale: Any) -> Any:
-    """The same, and before any WGMMA that follows: else the compiler moves it behind those that reuse the registers of
-    `partial`, copies these for it, and ptxas lets no products overlap."""
-    operands = [cutlass.Float32(x).ir_value() for x in (total, partial, scale) if x is not None]
-    code = "add.f32 $0, $1, $2;" if scale is None else "fma.rn.f32 $0, $2, $3, $1;"
-    constraints = ",".join(["=f"] + ["f"] * len(operands))
-    return cutlass.Float32(llvm.inline_asm(T.f32(), operands, code, constraints, has_side_effects=True))
+def _here(code: str, *operands: Any) -> Any:
+    """An instruction on f32 numbers that stays before any WGMMA that follows: else the compiler moves it behind those
+    that reuse the registers of partial sums, copies these for it, and ptxas lets no products overlap."""
+    values = [cutlass.Float32(x).ir_value() for x in operands]
+    constraints = ",".join(["=f"] + ["f"] * len(values))
+    return cutlass.Float32(llvm.inline_asm(T.f32(), values, code, constraints, has_side_effects=True))

@@ -55,20 +55,21 @@ def item(index: Any, tiles: Any) -> tuple[Any, Any, Any, Any]:
 
 @cute.jit
 def finish(
-    plan: cutlass.Constexpr, sums: cute.Tensor, of_out: Any, place: Any, fused: Any, share: Any, spaces: Any
+    plan: cutlass.Constexpr, sums: cute.Tensor, of_out: Any, place: Any, given: Any, share: Any, spaces: Any
 ) -> None:
     """Write a warpgroup's part of a tile to D, or what of it falls to this slice of K."""
     _, _, slices = share
     if slices == 1:
-        store_tile(plan, sums, of_out, place, fused, (None, None, 0))
+        store_tile(plan, sums, of_out, place, given, (None, None, 0))
     else:
-        _share(plan, sums, of_out, place, fused, share, spaces)
+        _share(plan, sums, of_out, place, given, share, spaces)
 
 
 @cute.jit
 def _share(
-    plan: cutlass.Constexpr, sums: cute.Tensor, of_out: Any, place: Any, fused: Any, share: Any, spaces: Any
+    plan: cutlass.Constexpr, sums: cute.Tensor, of_out: Any, place: Any, given: Any, share: Any, spaces: Any
 ) -> None:
+    fused = given[0]
     stages, partials, counters = spaces
     shared, here, slices = share
     block, _, _ = cute.arch.block_idx()
@@ -130,20 +131,21 @@ def _share(
                 cute.copy(store, local[None, thread, vector, number - here + other], values)
                 for i in cutlass.range_constexpr(4):
                     total[4 * vector + i] = total[4 * vector + i] + values[i]
-        _write(plan, total, (registers, stores), (place, number, turn), fused)
+        _write(plan, total, (registers, stores), (place, number, turn), given)
         turn += 1
     if left == (slices - 1) * _SEEN + slices:
         cute.arch.store(counter, cutlass.Int32(0), sem="relaxed", scope="gpu")
 
 
 @cute.jit
-def _write(plan: cutlass.Constexpr, total: cute.Tensor, to: Any, which: Any, fused: Any) -> None:
+def _write(plan: cutlass.Constexpr, total: cute.Tensor, to: Any, which: Any, given: Any) -> None:
     """Write a piece of D whose sums are complete."""
+    fused, scales = given
     registers, stores = to
     place, number, turn = which
     block, column = number // plan.pieces, number % plan.pieces
     residual = fused.residual_of(place, block, column) if cutlass.const_expr(fused.parts.residual) else []
-    computed = piece_values(fused, total, place, block, column, residual, 0)
+    computed = piece_values(fused, scales, total, place, block, column, residual, 0)
     at = fused.piece_at(place, block, column)
     store_piece(computed, registers, stores, (turn & 1, STORE_BUFFERS - 1), (at, place[2]), fused)
 
