@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 from runtime.dtypes import DTYPES
 from runtime.signature import Signature
@@ -70,27 +71,13 @@ class _Rates:
 
 _RATES = {
     2: _Rates(2.47, 4.63e6, 3.58e6, 0.287e6, 12.1e6, 0.43, 0.0, 1.93, 0.28, 0.92),
-    1: _Rates(3.59, 7.86e6, 7.2e6, 0.271e6, 13.3e6, 1.48, 0.24, 1.23, 0.05, 1.0),
+    1: _Rates(2.63, 10.1e6, 7.2e6, 0.288e6, 13.7e6, 1.31, 0.086, 1.15, 0.19, 1.0),
 }
 
 
 def of_own(v: Variant, form: Form, signature: Signature, m: int) -> float:
     """Microseconds for a variant of sm90_persistent; see `estimate_us`."""
-    o, plan = v.options, Plan.of(v.options, form)
-    tiling = Tiling(
-        v.integer("tile_m"),
-        v.integer("tile_n"),
-        v.integer("cluster_m"),
-        v.integer("cluster_n"),
-        plan.split_k,
-        bool(o["swap"]),
-        plan.pingpong,
-        DTYPES[v.a].bytes,
-        DTYPES[v.d].bytes,
-        plan.pushed_bytes,
-        plan.blocks * plan.pieces,
-        str(v.options["order"]),
-    )
+    tiling, plan = _own(v, form)
     extents = m, signature.n, signature.k
     if not plan.stream_k:
         return estimate_us(tiling, extents, signature.batch)
@@ -100,6 +87,27 @@ def of_own(v: Variant, form: Form, signature: Signature, m: int) -> float:
     exchanged = 2 * (slices - 1) * shared * plan.partials_bytes
     exchange_us = _SHARED_TILES_US + exchanged / _EXCHANGED_BYTES_PER_US if slices > 1 else 0.0
     return estimate_us(tiling, extents, signature.batch, slices) + exchange_us
+
+
+@cache
+def _own(v: Variant, form: Form) -> tuple[Tiling, Plan]:
+    """A variant's tiles, which a ranking asks for at every M."""
+    plan = Plan.of(v.options, form)
+    tiling = Tiling(
+        v.integer("tile_m"),
+        v.integer("tile_n"),
+        v.integer("cluster_m"),
+        v.integer("cluster_n"),
+        plan.split_k,
+        plan.swap,
+        plan.pingpong,
+        DTYPES[v.a].bytes,
+        DTYPES[v.d].bytes,
+        plan.pushed_bytes,
+        plan.blocks * plan.pieces,
+        str(v.options["order"]),
+    )
+    return tiling, plan
 
 
 def of_operator(v: Variant, signature: Signature, m: int) -> float:
