@@ -149,7 +149,7 @@ def build(
     entries, unserved = _gemm_entries(work, report)
     package.set_table("gemm", {"entries": entries})
     package.set_table("build", _build_table(work, report, unserved))
-    package.write(destination)
+    package.write(destination, cache=cache)
     return Built(report, tuple(unserved), os.stat(destination).st_size)
 
 

@@ -33,9 +33,13 @@ from runtime.archive import (
 from runtime.archive_index import RECORDS, TABLES, TARGET, generation, is_name
 from runtime.errors import AotError
 
+from .cache import Cache, DamagedEntry
+from .cache import Entry as CacheEntry
+
 SOLID_BLOCK_BYTES = 8 << 20
 COMPRESSION_LEVEL = 19
 MAX_THREADS = 8  # each may take 100 MB at this level
+_BLOCK_SCHEMA = 1  # raised when the way from blobs to a compressed block changes
 
 
 class PackError(AotError):
@@ -136,20 +140,23 @@ class Package:
         for entry in sorted(entries, key=lambda entry: entry.cubin):
             self.add_function(archive.record(entry.name), archive.cubin(entry.name))
 
-    def write(self, path: str | os.PathLike[str], level: int = COMPRESSION_LEVEL) -> None:
+    def write(self, path: str | os.PathLike[str], level: int = COMPRESSION_LEVEL, cache: Cache | None = None) -> None:
         """Write the archive to `path`, whole or not at all; a file that is already there is replaced.
+
+        With a build cache, blocks that were compressed before are taken from it, and others kept there.
 
         Raises:
             PackError: `destination` or the file system refuses, or the index is larger than readers accept.
+            CacheError: the cache cannot be read or written.
         """
         target = destination(path)
-        blocks, index = self._encode(level)
+        blocks, index = self._encode(level, cache)
         try:
             _write_atomically(target, [_header(index, sum(map(len, blocks))), *blocks, index[1]])
         except OSError as error:
             raise PackError(f"{path}: cannot be written ({error.strerror}); check the folder and its space") from None
 
-    def _encode(self, level: int) -> tuple[list[bytes], tuple[int, bytes]]:
+    def _encode(self, level: int, cache: Cache | None) -> tuple[list[bytes], tuple[int, bytes]]:
         """The compressed blocks, and the index as its raw length and its compressed bytes."""
         functions = sorted(self._functions.items(), key=lambda item: (item[1].target, item[0]))
         cubins = {(generation(f.target), f.cubin): None for _, f in sorted(functions, key=_order)}
@@ -160,7 +167,7 @@ class Package:
         ]
         groups = list(_solid_blocks(blobs))
         with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
-            blocks = list(pool.map(partial(_compress_blobs, level=level), groups))
+            blocks = list(pool.map(partial(_compress_blobs, level=level, cache=cache), groups))
         head = {
             "blocks": [
                 {"blobs": len(group), "kind": group[0].kind, "length": len(block)}
@@ -235,8 +242,17 @@ def _solid_blocks(blobs: list[_Blob]) -> Iterator[list[_Blob]]:
         yield group
 
 
-def _compress_blobs(blobs: list[_Blob], level: int) -> bytes:
-    return _compress(b"".join(blob.data for blob in blobs), level)
+def _compress_blobs(blobs: list[_Blob], level: int, cache: Cache | None) -> bytes:
+    if cache is None:
+        return _compress(b"".join(blob.data for blob in blobs), level)
+    fields = {"block": _BLOCK_SCHEMA, "zstd": list(zstandard.ZSTD_VERSION), "level": level}
+    key = canonical.digest(fields | {"blobs": [blob.sha256 for blob in blobs]})
+    with contextlib.suppress(DamagedEntry):  # it is gone, and what follows replaces it
+        if found := cache.get(key):
+            return found.cubin
+    compressed = _compress(b"".join(blob.data for blob in blobs), level)
+    cache.put(key, CacheEntry(fields, compressed))
+    return compressed
 
 
 def _compress(data: bytes, level: int) -> bytes:

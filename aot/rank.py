@@ -58,17 +58,21 @@ def shortlist(
 
     The best of each family comes along first, since estimates compare tiles well and families badly.
     """
-    given = _shapes(v for v in variants if v.target == target)
+    by_form: dict[tuple[Any, ...], _Shapes] = {}  # what signatures differ in most, so that few are asked one by one
+    for v, shape in _shapes(v for v in variants if v.target == target):
+        by_form.setdefault((v.a, v.b, v.d, v.epilogue, v.scaling, v.b_major, v.batched), []).append((v, shape))
     models: dict[tuple[str, ...], _Model] = {}
     suited: dict[Signature, _Shapes] = {}
     candidates: dict[tuple[Signature, int], list[Variant]] = {}
     sources = set()
     for signature, m in problems:
-        elements = signature.a, signature.b, signature.d, signature.accumulator
+        s = signature
+        elements = s.a, s.b, s.d, s.accumulator
         if elements not in models:
             models[elements] = _model(targets.target(target), signature)
         if signature not in suited:
-            suited[signature] = [(v, shape) for v, shape in given if unsuited(v, signature) is None]
+            alike = by_form.get((s.a, s.b, s.d, s.epilogue, s.scaling, s.b_major, s.batch > 1), [])
+            suited[signature] = [(v, shape) for v, shape in alike if unsuited(v, signature) is None]
             sources.add(_source(suited[signature], models[elements]))
         candidates[signature, m] = _best(_order(suited[signature], signature, m, models[elements]), limit)
     return Shortlist(candidates, "; ".join(sorted(sources)))

@@ -243,10 +243,14 @@ def unsuited(variant: Variant, signature: Signature) -> str | None:
             return f"{variant.family}: {name} is {getattr(variant, name)}, not {getattr(signature, name)}"
     if variant.batched != (signature.batch > 1):
         return "a batched signature needs a batched kernel, and no other does"
+    return _unsuited_alike(variant, family_of(variant), signature)
+
+
+def _unsuited_alike(variant: Variant, family: Family | None, signature: Signature) -> str | None:
+    """The same for a variant of the signature's form."""
     relied = str(variant.options.get("overlap", "serial"))
     if relied in OVERLAPS and OVERLAPS.index(relied) > OVERLAPS.index(signature.overlap):
         return f"{variant.family}: relies on overlap {relied}, promised is {signature.overlap}"
-    family = family_of(variant)
     access_bytes = family.access_bytes if family else Family.access_bytes
     rows = ("n", signature.n, signature.b) if signature.b_major == "n" else ("n", signature.n, signature.d)
     for extent, value, element in (
@@ -273,9 +277,9 @@ def legal_variants(provider: str, target: str, signature: Signature) -> list[Var
     return [
         v
         for name, family in _families(provider).items()
-        if family.operation == "gemm"
+        if family.operation == "gemm" and family.accumulator == signature.accumulator
         for v in _legal(provider, name, family, target, wanted)
-        if unsuited(v, signature) is None
+        if _unsuited_alike(v, family, signature) is None
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from aot.kernels.sm90 import persistent_choices
 from aot.kernels.sm90.persistent_choices import Form, Plan
-from aot.providers import sm90_estimate
+from aot.providers import estimate_persistent
 from aot.rank import rank
 from aot.variants import Variant, legal_variants, unsuited
 from runtime.dtypes import DTYPES
@@ -37,6 +37,10 @@ def variants(signature: Signature) -> list[Variant]:
 
 def form(signature: Signature) -> Form:
     return Form(signature.a, signature.d, signature.scaling, signature.epilogue, signature.b_major)
+
+
+def plain_form(_: Variant) -> Form:
+    return form(PLAIN)
 
 
 @pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
@@ -157,7 +161,7 @@ def test_tiles_of_a_last_wave_are_cut_as_often_as_clusters_are_there() -> None:
 def test_estimates_grow_with_n_and_k(m: int) -> None:
     for v in variants(PLAIN):
         times = [
-            sm90_estimate.of_own(v, form(PLAIN), dataclasses.replace(PLAIN, n=n, k=k), m)
+            estimate_persistent.of_own(v, plain_form, dataclasses.replace(PLAIN, n=n, k=k), m)
             for n, k in ((4096, 4096), (4096, 8192), (8192, 8192))
         ]
         assert times == sorted(times)

@@ -20,7 +20,7 @@ from runtime.signature import Signature
 
 from ..targets import TARGETS
 from ..variants import Family, Option, Variant, illegal, legal_variants
-from . import sm90_estimate
+from . import estimate_persistent
 from .base import Buildable, ProviderError, digest, gemm_tensors, stand_ins
 
 DISTRIBUTION = "nvidia-cutlass-operators"
@@ -133,7 +133,7 @@ FAMILIES: dict[str, Family] = {
         _DENSE,
         {"tile_m": (64, 128), "tile_n": (64, 128, 256), "tile_k": (64, 128), "cluster_m": (1, 2), "cluster_n": (1, 2)},
         _tile_k_rule,
-        estimate_us=sm90_estimate.of_operator,
+        estimate_us=estimate_persistent.of_operator,
     ),
     # Warp-specialised and persistent: TMA, tcgen05.mma of one or two CTAs, static or cluster-launch-control scheduling.
     "sm100_persistent": Family("gemm", ("sm_100a", "sm_103a"), _DENSE, _SM100_OPTIONS, _sm100_rule),

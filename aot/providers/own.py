@@ -14,7 +14,7 @@ from runtime.signature import EPILOGUES, MAJORS, SCALINGS, Signature
 from ..kernels.sm90 import persistent_choices, small_m_choices
 from ..targets import TARGETS
 from ..variants import Family, Variant, illegal, legal_functions, legal_variants
-from . import sm90_estimate
+from . import estimate_persistent, estimate_small_m
 from .base import Buildable, ProviderError, digest, gemm_tensors, stand_ins
 
 _HERE = Path(__file__)
@@ -39,7 +39,7 @@ FAMILIES: dict[str, Family] = {
         scalings=SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
-        estimate_us=lambda v, s, m: small_m_choices.estimate_us(v.options, _small_m_form(v), m, s.n, s.k),
+        estimate_us=lambda v, s, m: estimate_small_m.estimate_us(v, _small_m_form, s, m),
     ),
     # More tokens on Hopper: warp-specialised and persistent, cooperative or pingpong.
     "sm90_persistent": Family(
@@ -53,7 +53,7 @@ FAMILIES: dict[str, Family] = {
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
         limit=lambda v, s: persistent_choices.limit(_persistent_form(v), s.n),
-        estimate_us=lambda v, s, m: sm90_estimate.of_own(v, _persistent_form(v), s, m),
+        estimate_us=lambda v, s, m: estimate_persistent.of_own(v, _persistent_form, s, m),
     ),
     # One block a row, `threads` threads a block; `overlap` with the kernels before and after, which Ampere cannot.
     "rmsnorm_row": Family(

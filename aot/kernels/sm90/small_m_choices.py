@@ -1,4 +1,4 @@
-"""Which forms of `small_m.SmallM` exist, as pure arithmetic: options, rules, shared memory, a guess at the time.
+"""Which forms of `small_m.SmallM` exist, as pure arithmetic: options, rules, shared memory.
 
 Imports no compiler.
 """
@@ -222,68 +222,3 @@ def _rule_of_resources(options: Mapping[str, Any], form: Form) -> str | None:
     if sums + _OTHER_REGISTERS > registers:
         return f"{sums} sums of a thread leave fewer than {_OTHER_REGISTERS} of {registers} registers"
     return None
-
-
-# Fitted to times on an H200 (132 SMs; November 2026): microseconds, bytes, cycles.
-_START_US, _START_OF_CTA_US, _OVERLAP_US = 1.0, 1.68, 0.7
-_MEMORY_BYTES_PER_US, _L2_BYTES_PER_US = 4.57e6, 11.7e6
-_READ_AGAIN = 0.63  # what another row of tiles of D costs, in reads of B
-_CYCLES_PER_US = 2200
-_POWER = {2: 2.4e6, 1: 4.0e6}  # multiply-adds of an SM, a microsecond, while all are busy; by bytes of an element
-_EXACT = 1.12  # for moving the sums of 8-bit products to f32 registers
-_SPLIT_US, _SPLIT_SUM_US, _STORE_SUM_US = 0.23, 1.4e-4, 9.2e-5  # a CTA, and each of its sums
-_SPARE_TOKEN_US = 4e-6  # for each row past M that a CTA loads, and each column of A
-_LATENCY_US = 1.51  # of a load while the memory is busy
-_TAIL = 1.34
-_REST = 0.08
-# Clusters of 4 and 8 CTAs do not fill every GPC: how many CTAs fit with one and with two an SM, of 132 and 264.
-_CTAS_IN_CLUSTERS = {1: (132, 264), 2: (132, 264), 4: (120, 248), 8: (120, 240)}
-
-
-def estimate_us(options: Mapping[str, Any], form: Form, m: int, n: int, k: int) -> float:
-    """A guess at the time on an H200, good for putting the choices for one problem in order and for nothing else.
-
-    The slowest of three flows (memory to L2, L2 to the SMs, and what the busiest SM takes in, with what it keeps in
-    flight, and multiplies), a little of the other two, and the time to start, add up and store. How well it orders
-    variants is in `aot.rank`.
-    """
-    tile_m, tile_n, depth, bytes_ = options["tile_m"], options["tile_n"], tile_k(options, form), form.element_bytes
-    split_k, cluster_n, per_sm = options["split_k"], options["cluster_n"], options["ctas_per_sm"]
-    tiles_m, tokens = math.ceil(m / tile_m), min(m, tile_m)
-    tiles_n = math.ceil(n / tile_n / cluster_n) * cluster_n
-    ctas = tiles_m * tiles_n * split_k
-    columns = math.ceil(k / depth / split_k) * depth  # of K, for a CTA
-
-    b_bytes = n * k * bytes_
-    memory_us = b_bytes * (1 + _READ_AGAIN * (tiles_m - 1)) / _MEMORY_BYTES_PER_US
-    a_bytes = tiles_m * tiles_n * tokens * k * bytes_ / cluster_n
-    l2 = (b_bytes * tiles_m + a_bytes) / _L2_BYTES_PER_US
-
-    waves = ctas / _CTAS_IN_CLUSTERS[split_k * cluster_n][per_sm - 1]
-    busiest = min(per_sm, math.ceil(ctas / _CTAS_IN_CLUSTERS[1][0]))
-    in_flight = busiest * memory(options, form).stages * (tile_n + tokens) * depth * bytes_
-    load_us = (tile_n + tokens) * columns * bytes_ * _LATENCY_US / in_flight
-    cycles = _wgmma_cycles(options) * (_EXACT if bytes_ == 1 else 1) * columns * bytes_ / 32
-    cta_us = max(load_us, cycles / _CYCLES_PER_US)
-    sm = busiest * cta_us if waves <= 1 else (waves * busiest + _TAIL * (math.ceil(waves) - waves)) * cta_us
-
-    power = tiles_m * tile_m * n * k / _CTAS_IN_CLUSTERS[1][0] / _POWER[bytes_]
-
-    slowest = max(memory_us, l2, sm)
-    flows = max(slowest + _REST * (memory_us + l2 + sm - slowest), power)
-    starts = _START_US + math.ceil(waves) * _START_OF_CTA_US / per_sm
-    spare = -m % piece(options) / cluster_n * k / split_k * _SPARE_TOKEN_US
-    sums = tokens * tile_n
-    meeting = spare + (_SPLIT_US + sums * _SPLIT_SUM_US) * (split_k > 1) + sums * _STORE_SUM_US
-    return flows + starts + meeting - _OVERLAP_US * (options["overlap"] != "serial")
-
-
-def _wgmma_cycles(options: Mapping[str, Any]) -> float:
-    """For a tile and 32 bytes of K, of the tensor cores or of shared memory, whichever takes longer.
-
-    An instruction multiplies 64 rows by the whole other side, in half as many cycles as that has rows, and reads both
-    from shared memory, at 128 bytes a cycle, of which TMA's writes have their share.
-    """
-    left, right = sides(options)
-    blocks = math.ceil(left / _WGMMA_ROWS)
-    return max(blocks * right / 2, (blocks * (_WGMMA_ROWS + right) + left + right) * 32 / 128)

@@ -7,6 +7,7 @@ name what is compiled, so that a better guess compiles nothing anew. Imports no 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -27,7 +28,7 @@ _EXCHANGED_BYTES_PER_US = 5.5e6  # that they write and read back
 # By how much orders of tiles were faster than by rows, on average of the shapes where they were tried.
 _ORDERS = {"rows": 1.0, "two_rows": 0.95, "columns": 0.98}
 _MEMORY_BYTES_PER_US = 8.3e6  # beside other flows, of which some is hidden
-_FLOOR_BYTES_PER_US = 3.9e6  # where there is nothing else
+_FLOOR_BYTES_PER_US = 3.3e6  # where there is nothing else
 _SPARE_TOKEN_US = 1.35e-5  # for each row past M that a CTA loads, and each column of A
 _ORDER = 3  # of the norm that makes one time of four
 _WGMMA_ROWS = 64
@@ -75,9 +76,9 @@ _RATES = {
 }
 
 
-def of_own(v: Variant, form: Form, signature: Signature, m: int) -> float:
+def of_own(v: Variant, form_of: Callable[[Variant], Form], signature: Signature, m: int) -> float:
     """Microseconds for a variant of sm90_persistent; see `estimate_us`."""
-    tiling, plan = _own(v, form)
+    tiling, plan = _own(v, form_of)
     extents = m, signature.n, signature.k
     if not plan.stream_k:
         return estimate_us(tiling, extents, signature.batch)
@@ -90,9 +91,9 @@ def of_own(v: Variant, form: Form, signature: Signature, m: int) -> float:
 
 
 @cache
-def _own(v: Variant, form: Form) -> tuple[Tiling, Plan]:
+def _own(v: Variant, form_of: Callable[[Variant], Form]) -> tuple[Tiling, Plan]:
     """A variant's tiles, which a ranking asks for at every M."""
-    plan = Plan.of(v.options, form)
+    plan = Plan.of(v.options, form_of(v))
     tiling = Tiling(
         v.integer("tile_m"),
         v.integer("tile_n"),

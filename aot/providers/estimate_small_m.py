@@ -1,0 +1,123 @@
+"""How long sm90_small_m takes: a guess from its tiles, for putting the choices for a problem in order.
+
+It stands apart from the kernels, whose sources name what is compiled, so that a better guess compiles nothing anew.
+Imports no compiler.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+from runtime.signature import Signature
+
+from ..kernels.sm90 import small_m_choices as choices
+from ..variants import Variant
+
+# Fitted to times on an H200 (132 SMs; November 2026): microseconds, bytes, cycles.
+_START_US, _START_OF_CTA_US, _OVERLAP_US = 1.0, 1.68, 0.7
+_MEMORY_BYTES_PER_US, _L2_BYTES_PER_US = 4.57e6, 11.7e6
+_READ_AGAIN = 0.63  # what another row of tiles of D costs, in reads of B
+_CYCLES_PER_US = 2200
+_POWER = {2: 2.4e6, 1: 4.0e6}  # multiply-adds of an SM, a microsecond, while all are busy; by bytes of an element
+_EXACT = 1.12  # for moving the sums of 8-bit products to f32 registers
+_SPLIT_US, _SPLIT_SUM_US, _STORE_SUM_US = 0.23, 1.4e-4, 9.2e-5  # a CTA, and each of its sums
+_SPARE_TOKEN_US = 4e-6  # for each row past M that a CTA loads, and each column of A
+_LATENCY_US = 1.51  # of a load while the memory is busy
+_TAIL = 1.34
+_REST = 0.08
+# Clusters of 4 and 8 CTAs do not fill every GPC: how many CTAs fit with one and with two an SM, of 132 and 264.
+_CTAS_IN_CLUSTERS = {1: (132, 264), 2: (132, 264), 4: (120, 248), 8: (120, 240)}
+_MULTIPROCESSORS = _CTAS_IN_CLUSTERS[1][0]
+_WGMMA_ROWS = 64
+_MANY_TOKENS = 1024  # from here on power is all that counts
+
+
+class _Tile(NamedTuple):
+    """What of a variant does not depend on the problem."""
+
+    tile_m: int
+    tile_n: int
+    split_k: int
+    cluster_n: int
+    per_sm: int
+    depth: int  # elements of K in a stage
+    bytes: int  # of an element
+    stages: int
+    cycles: float  # for a tile and 32 bytes of K
+    piece: int
+    resident: int  # CTAs
+    overlap_us: float
+
+
+@cache
+def _tile(v: Variant, form_of: Callable[[Variant], choices.Form]) -> _Tile:
+    form, o = form_of(v), v.options
+    tile_m, tile_n, split_k, cluster_n, per_sm = (
+        v.integer(name) for name in ("tile_m", "tile_n", "split_k", "cluster_n", "ctas_per_sm")
+    )
+    return _Tile(
+        tile_m,
+        tile_n,
+        split_k,
+        cluster_n,
+        per_sm,
+        choices.tile_k(o, form),
+        form.element_bytes,
+        choices.memory(o, form).stages,
+        _wgmma_cycles(*choices.sides(o)) * (_EXACT if form.element_bytes == 1 else 1),
+        choices.piece(o),
+        _CTAS_IN_CLUSTERS[split_k * cluster_n][per_sm - 1],
+        _OVERLAP_US if o["overlap"] != "serial" else 0.0,
+    )
+
+
+def estimate_us(v: Variant, form_of: Callable[[Variant], choices.Form], signature: Signature, m: int) -> float:
+    """A guess at the time on an H200, good for putting the choices for one problem in order and for nothing else.
+
+    The slowest of three flows (memory to L2, L2 to the SMs, and what the busiest SM takes in, with what it keeps in
+    flight, and multiplies), a little of the other two, and the time to start, add up and store; or what power allows.
+    How well it orders variants is in `aot.rank`.
+    """
+    t, n, k, batch = _tile(v, form_of), signature.n, signature.k, signature.batch
+    tiles_m = math.ceil(m / t.tile_m)
+    power_us = batch * tiles_m * t.tile_m * n * k / _MULTIPROCESSORS / _POWER[t.bytes]
+    if m > _MANY_TOKENS:
+        return power_us
+    tokens = min(m, t.tile_m)
+    tiles_n = math.ceil(n / t.tile_n / t.cluster_n) * t.cluster_n
+    ctas = batch * tiles_m * tiles_n * t.split_k
+    columns = math.ceil(k / t.depth / t.split_k) * t.depth  # of K, for a CTA
+
+    b_bytes = batch * n * k * t.bytes
+    memory_us = b_bytes * (1 + _READ_AGAIN * (tiles_m - 1)) / _MEMORY_BYTES_PER_US
+    a_bytes = batch * tiles_m * tiles_n * tokens * k * t.bytes / t.cluster_n
+    l2_us = (b_bytes * tiles_m + a_bytes) / _L2_BYTES_PER_US
+
+    waves = ctas / t.resident
+    busiest = min(t.per_sm, math.ceil(ctas / _MULTIPROCESSORS))
+    in_flight = busiest * t.stages * (t.tile_n + tokens) * t.depth * t.bytes
+    load_us = (t.tile_n + tokens) * columns * t.bytes * _LATENCY_US / in_flight
+    cta_us = max(load_us, t.cycles * columns * t.bytes / 32 / _CYCLES_PER_US)
+    sm_us = busiest * cta_us if waves <= 1 else (waves * busiest + _TAIL * (math.ceil(waves) - waves)) * cta_us
+
+    slowest = max(memory_us, l2_us, sm_us)
+    flows = max(slowest + _REST * (memory_us + l2_us + sm_us - slowest), power_us)
+    starts = _START_US + math.ceil(waves) * _START_OF_CTA_US / t.per_sm
+    spare = -m % t.piece / t.cluster_n * k / t.split_k * _SPARE_TOKEN_US
+    sums = tokens * t.tile_n
+    meeting = spare + (_SPLIT_US + sums * _SPLIT_SUM_US) * (t.split_k > 1) + sums * _STORE_SUM_US
+    return flows + starts + meeting - t.overlap_us
+
+
+def _wgmma_cycles(left: int, right: int) -> float:
+    """For a tile of so many rows on WGMMA's two sides and 32 bytes of K, of the tensor cores or of shared memory,
+    whichever takes longer.
+
+    An instruction multiplies 64 rows by the whole other side, in half as many cycles as that has rows, and reads both
+    from shared memory, at 128 bytes a cycle, of which TMA's writes have their share.
+    """
+    blocks = math.ceil(left / _WGMMA_ROWS)
+    return max(blocks * right / 2, (blocks * (_WGMMA_ROWS + right) + left + right) * 32 / 128)
