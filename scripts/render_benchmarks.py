@@ -19,9 +19,9 @@ and commit behind it. Device times are medians of CUDA-graph replays over operan
 replays, and *noise* is torch against itself in the same run. Below 1.00x this archive is slower than cuBLAS.
 
 The archives: `aot build benchmarks/layers.yaml manifests/*.yaml --target sm_90a --candidates 16 --function rmsnorm -o
-build/candidates.aot` and, on the GPU, `aot tune build/candidates.aot -o build/tuned.aot --finalists 3 --repeats 4` (1,289
-kernels), interrupted after 205 s with 37 of 48 signatures tuned: all of `benchmarks/layers.yaml`, and the rest as ranked. The
-sections of quack and the Operator API are of an archive of the day before; `build/thousand.aot` as
+build/candidates.aot` and, on the GPU, `aot tune build/candidates.aot -o build/tuned.aot --finalists 3 --repeats 4`
+(1,289 kernels), interrupted after 205 s with 37 of 48 signatures tuned: all of `benchmarks/layers.yaml`, and the rest
+as ranked. The sections of quack and the Operator API are of an archive of the day before; `build/thousand.aot` as
 `benchmarks/thousand.yaml` says.
 """
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aot import pack
+from aot.cache import Cache
 from aot.pack import Package, PackError
 from runtime import canonical
 from runtime.archive import Archive
@@ -223,6 +225,51 @@ def test_copy_of_an_archive_is_the_same_file(tmp_path: Path) -> None:
         copy.add_archive(archive)
     copy.write(tmp_path / "y.aot")
     assert (tmp_path / "x.aot").read_bytes() == (tmp_path / "y.aot").read_bytes()
+
+
+def cached_twice(tmp_path: Path, between: Callable[[Cache], None]) -> tuple[bytes, bytes, list[bytes]]:
+    """A package written without a cache, and again with one after `between`; and what was compressed then."""
+    package, cache, compressed = Package(), Cache(tmp_path / "cache"), []
+    for name in "abc":
+        add(package, name, name.encode() * 100, family=name)
+    package.write(tmp_path / "x.aot")
+    package.write(tmp_path / "y.aot", cache=cache)
+    between(cache)
+    compress = pack._compress
+
+    def counted(data: bytes, level: int) -> bytes:
+        compressed.append(data)
+        return compress(data, level)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pack, "_compress", counted)
+        package.write(tmp_path / "y.aot", cache=cache)
+    return (tmp_path / "x.aot").read_bytes(), (tmp_path / "y.aot").read_bytes(), compressed
+
+
+def test_cached_blocks_are_not_compressed_again_and_do_not_show(tmp_path: Path) -> None:
+    without, with_cache, compressed = cached_twice(tmp_path, lambda cache: None)
+    assert without == with_cache
+    assert len(compressed) == 1, "the index, which is not kept"
+
+
+def test_damaged_cached_block_is_compressed_again(tmp_path: Path) -> None:
+    def damage(cache: Cache) -> None:
+        for path in cache.directory.rglob("*.kernel"):
+            path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+    without, with_cache, compressed = cached_twice(tmp_path, damage)
+    assert without == with_cache
+    assert len(compressed) > 1
+
+
+def test_level_of_compression_names_another_cached_block(tmp_path: Path) -> None:
+    package, cache = Package(), Cache(tmp_path / "cache")
+    add(package, "a", bytes(range(256)) * 400)
+    for level in (1, 19):
+        package.write(tmp_path / "cached.aot", level, cache)
+        package.write(tmp_path / "plain.aot", level)
+        assert (tmp_path / "cached.aot").read_bytes() == (tmp_path / "plain.aot").read_bytes()
 
 
 # Refusals
