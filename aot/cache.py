@@ -1,4 +1,4 @@
-"""The build cache: compiled kernels on disk, named by everything that decided them.
+"""The build cache: compiled kernels and compressed blocks on disk, named by everything that decided them.
 
 A key is the SHA-256 of labelled fields, so whatever is not among `KeyFields` must not change what is compiled. An entry
 carries a digest of itself and of its key: a damaged or misplaced one is dropped and never served. Entries are written

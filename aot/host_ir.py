@@ -13,6 +13,7 @@ this file does not know.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -576,6 +577,9 @@ def _argument_inputs(
                 walk(node["items"])
 
     walk(tree)
+    spaces = {node["name"] for node in tree if node["kind"] == "workspace"}
+    if any(a in spaces and b not in spaces for a, b in itertools.pairwise(pointers)):
+        raise HostIRError("workspaces must follow all tensors, as their pointers do in a record")
     return flat, list(values.items()), pointers
 
 

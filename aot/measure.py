@@ -6,7 +6,6 @@ is done with the figures.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 
-from runtime.errors import AotError
+from runtime.errors import AotError, WorkspaceError
 from runtime.signature import Signature
 
 from .operands import MOST_LAUNCHES, OperandSet, Weights, poisoned, reference
@@ -75,6 +74,8 @@ def check(signature: Signature, m: int, weights: Weights, launches: Mapping[str,
         out = guarded[:rows].view(operands.d.shape)
         try:
             launch(replace(operands, d=out))
+        except WorkspaceError:
+            raise  # there is no memory left, which is not this function's fault
         except AotError as failure:  # this function's own; a failure of the device itself ends the run
             results[name] = f"{type(failure).__name__}: {failure}"
             continue
@@ -159,8 +160,12 @@ def time_interleaved(
     count = min(max(math.ceil(graph_us / floor_us), min(len(operands), 2)), MOST_LAUNCHES)
     graphs = {}
     for name, launch in contenders.items():
-        with contextlib.suppress(AotError):
+        try:
             graphs[name] = Contender(launch, operands, count, stream)
+        except WorkspaceError:
+            raise
+        except AotError:
+            continue
     for graph in graphs.values():
         for _ in range(_WARMUP_REPLAYS):
             graph.replay(timed=False)

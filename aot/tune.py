@@ -193,6 +193,7 @@ class _Tuner:
             len(launches),
         )
         self.report.measured.append((signature.key(), found))
+        self.library.forget_captures()  # their graphs are gone
         return found
 
 

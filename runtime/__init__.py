@@ -12,6 +12,7 @@ from .errors import (
     LayoutError,
     ProgramError,
     RecordError,
+    WorkspaceError,
 )
 from .library import Function, Library, load
 
@@ -26,5 +27,6 @@ __all__ = [
     "Library",
     "ProgramError",
     "RecordError",
+    "WorkspaceError",
     "load",
 ]

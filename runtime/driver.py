@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from . import program
-from .errors import DeviceError
+from .errors import DeviceError, WorkspaceError
 
 # CUresult, CUdevice_attribute and CUfunction_attribute values of cuda.h; part of its ABI.
 _SUCCESS, _INVALID_VALUE, _INVALID_CONTEXT = 0, 1, 201
@@ -26,7 +26,9 @@ _MULTIPROCESSOR_COUNT, _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _MAX_SHARED_BYTES_O
 _STATIC_SHARED_BYTES, _MAX_DYNAMIC_SHARED_BYTES, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 1, 8, 14
 _POINTER_DEVICE_ORDINAL = 9
 _EVENT_DISABLE_TIMING = 2
+_OUT_OF_MEMORY = 2  # of CUresult
 _STREAM_NON_BLOCKING = 1
+NO_CAPTURE = -1  # in `Driver.stream_key`
 _CAPTURE_ACTIVE, _CAPTURE_RELAXED = 1, 2  # of CUstreamCaptureStatus, of CUstreamCaptureMode
 
 # NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD mean a stream of whichever context is current.
@@ -128,7 +130,7 @@ class Driver:
     # --- memory that kernels need besides their operands ---
 
     def stream_key(self, stream: int) -> tuple[int, int]:
-        """What no other stream of this process ever has: the capture that it is in, or -1, and what it is there.
+        """What no other stream of this process ever has: its capture, or `NO_CAPTURE`, and what it is there.
 
         That is the handle in a capture, which does not survive a question for the identity. The context is current.
         """
@@ -136,27 +138,43 @@ class Driver:
         status, capture, *_ = self._call("cuStreamGetCaptureInfo", handle)
         if int(status) == _CAPTURE_ACTIVE:
             return int(capture), stream
-        return -1, int(self._call("cuStreamGetId", handle))
+        return NO_CAPTURE, int(self._call("cuStreamGetId", handle))
 
     def allocate(self, size: int, zeroed: bool) -> int:
         """The address of `size` bytes of device memory, zero on return if `zeroed`; the context is current.
 
         The calling thread may be capturing a stream: nothing of this gets into that graph, or stands in its way.
+
+        Raises:
+            WorkspaceError: there is not so much memory.
         """
         cuda = self._cuda
         before = self._call("cuThreadExchangeStreamCaptureMode", cuda.CUstreamCaptureMode(_CAPTURE_RELAXED))
         try:
-            pointer = self._call("cuMemAlloc", size)
+            error, pointer = cuda.cuMemAlloc(size)
+            if int(error) == _OUT_OF_MEMORY:
+                raise WorkspaceError(
+                    f"device {self.device} has no {size} bytes left for a workspace, of which each stream and each "
+                    "capture has its own; free memory, or call Library.forget_captures() where captured graphs are gone"
+                )
+            self._check("cuMemAlloc", error)
             if zeroed:
-                stream = self._call("cuStreamCreate", _STREAM_NON_BLOCKING)
                 try:
-                    self._call("cuMemsetD8Async", pointer, 0, size, stream)
-                    self._call("cuStreamSynchronize", stream)
-                finally:
-                    self._call("cuStreamDestroy", stream)
+                    self._clear(pointer, size)
+                except BaseException:
+                    self._call("cuMemFree", pointer)
+                    raise
         finally:
             self._call("cuThreadExchangeStreamCaptureMode", before)
         return int(pointer)
+
+    def _clear(self, pointer: Any, size: int) -> None:
+        stream = self._call("cuStreamCreate", _STREAM_NON_BLOCKING)
+        try:
+            self._call("cuMemsetD8Async", pointer, 0, size, stream)
+            self._call("cuStreamSynchronize", stream)
+        finally:
+            self._call("cuStreamDestroy", stream)
 
     def free(self, pointer: int) -> None:
         """Give back what `allocate` gave; nothing that uses it may be running or launched again."""

@@ -42,3 +42,7 @@ class KernelMiss(AotError):
 
 class DeviceError(AotError):
     """A driver call failed, or this GPU is not what the archive or the function was made for."""
+
+
+class WorkspaceError(DeviceError):
+    """There is no device memory left for a workspace: the function is right, and may be launched when there is."""

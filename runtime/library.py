@@ -127,10 +127,20 @@ class Library:
                 return
             self._closed = True
             self._plans.clear()
-            for function in self.functions.values():
-                function.unload()
-            self._workspaces.close()
-            self._archive.close()
+            try:
+                for function in self.functions.values():
+                    function.unload()
+                self._workspaces.close()
+            finally:
+                self._archive.close()
+
+    def forget_captures(self) -> None:
+        """Free the workspaces that CUDA graphs were captured with, of which each capture has its own.
+
+        Those graphs may not be replayed again, and no capture may be under way. Only kernels that share tiles through
+        memory (`stream_k`) have any.
+        """
+        self._workspaces.forget_captures()
 
     def preload(self) -> tuple[str, ...]:
         """Load every kernel that the gemm table uses on this device, and return their functions' names.

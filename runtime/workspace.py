@@ -7,9 +7,11 @@ several at once. Knows nothing of what kernels keep there.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
-from .driver import Driver
+from .driver import NO_CAPTURE, Driver
+from .errors import DeviceError
 
 _Key = tuple[int, int]  # see `Driver.stream_key`
 
@@ -25,7 +27,8 @@ class Workspaces:
     """The workspaces of a library. All methods may be called from any thread.
 
     Functions share them: one that may hold anything is of no use to the next launch, and one that is left zero is zero.
-    A function that needs more than there is gets another; what launches or graphs may still use is kept until `close`.
+    A function that needs more than there is gets another; what launches or graphs may still use is kept until `close`,
+    or until `forget_captures`.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -33,15 +36,23 @@ class Workspaces:
         self._lock = threading.Lock()
         self._held: dict[tuple[_Key, bool, int], tuple[int, int]] = {}  # by use: address and bytes of the largest
         self._found: dict[tuple[_Key, tuple[Need, ...]], tuple[int, ...]] = {}
-        self._allocated: list[int] = []
+        self._allocated: dict[int, _Key] = {}  # every address, and whose it is
+        self._closed = False
 
     def pointers(self, stream: int, needs: tuple[Need, ...]) -> tuple[int, ...]:
-        """The addresses of what a launch on `stream` needs, allocated if they are not there."""
+        """The addresses of what a launch on `stream` needs, allocated if they are not there.
+
+        Raises:
+            WorkspaceError: there is not so much memory.
+            DeviceError: the driver refused, or this was closed.
+        """
         with self._driver.current():
             key = self._driver.stream_key(stream)
             found = self._found.get((key, needs))
             if found is None:
                 with self._lock:
+                    if self._closed:
+                        raise DeviceError("the library whose kernels these are was closed; load the archive again")
                     found = self._find(key, needs)
                     self._found[key, needs] = found
         return found
@@ -53,16 +64,32 @@ class Workspaces:
             pointer, size = self._held.get(use, (0, 0))
             if size < need.bytes:
                 pointer = self._driver.allocate(need.bytes, need.zeroed)
-                self._allocated.append(pointer)
+                self._allocated[pointer] = key
                 self._held[use] = pointer, need.bytes
             pointers.append(pointer)
         return tuple(pointers)
 
+    def forget_captures(self) -> None:
+        """Free those of captures, whose graphs are never replayed again; none may be under way."""
+        with self._lock:
+            self._free(lambda key: key[0] != NO_CAPTURE)
+
     def close(self) -> None:
         """Free them all; nothing that uses them may be running, launched or replayed again."""
         with self._lock:
-            for pointer in self._allocated:
+            self._closed = True
+            self._free(lambda key: True)
+
+    def _free(self, chosen: Callable[[_Key], bool]) -> None:
+        """Free what belongs to these keys, all of it; then raise what the driver said of the first that failed."""
+        self._found = {where: found for where, found in self._found.items() if not chosen(where[0])}
+        self._held = {use: held for use, held in self._held.items() if not chosen(use[0])}
+        failure: DeviceError | None = None
+        for pointer in [pointer for pointer, key in self._allocated.items() if chosen(key)]:
+            del self._allocated[pointer]
+            try:
                 self._driver.free(pointer)
-            self._allocated.clear()
-            self._held.clear()
-            self._found.clear()
+            except DeviceError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure

@@ -99,6 +99,7 @@ def main() -> int:
                 break
             found = variants(signature, library.functions)
             results.append(sweep(library, signature, m, found, environment["l2_bytes"]))
+            library.forget_captures()
             us = dict(results[-1]["best"])
             torch_us = us.pop("torch")
             best = min(us, key=lambda name: us[name])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aot.providers import PROVIDERS
 from aot.rank import rank, shortlist
 from aot.targets import TARGETS
 from aot.variants import Option, Variant, choices, legal_variants
@@ -67,6 +68,14 @@ def test_source_says_which_type_the_library_does_not_know() -> None:
     odd = Signature("i8", "i8", "i32", "i32", "none", 6144, 4096)
     source = rank(variants("sm_100a"), odd, 16, "sm_100a").source
     assert source == "tile-wave model (nvidia-matmul-heuristics does not know the element type 'i8')"
+
+
+@pytest.mark.parametrize("types", [("bf16", "none"), ("e4m3", "none"), ("e4m3", "row_column")])
+@pytest.mark.parametrize(("n", "k", "m"), [(128, 2048, 8192), (512, 512, 4096), (8192, 1024, 2048)])
+def test_many_rows_leave_the_kernel_for_few_behind(types: tuple[str, str], n: int, k: int, m: int) -> None:
+    signature = Signature(types[0], types[0], "bf16", "f32", "none", n, k, scaling=types[1])
+    everything = [v for p in PROVIDERS for v in legal_variants(p, "sm_90a", signature)]
+    assert rank(everything, signature, m, "sm_90a").variants[0].family != "sm90_small_m"
 
 
 @pytest.mark.parametrize("library", [True, False])

@@ -140,6 +140,48 @@ def test_memory_that_is_not_there_is_named_and_asked_for_again(library: Library,
     assert len(driver.launches) == 1
 
 
+def test_forgetting_captures_frees_theirs_and_no_others(library: Library, driver: RecordingDriver) -> None:
+    for capture in (-1, 1, 2):
+        driver.captures[5] = capture
+        gemm(library, "small", 5)
+    streams, of_captures = [*driver.allocated][:2], [*driver.allocated][2:]
+    library.forget_captures()
+    assert [e[1] for e in driver.log if e[0] == "free"] == of_captures
+    driver.captures[5] = -1
+    gemm(library, "small", 5)
+    assert spaces(driver) == streams
+    driver.captures[5] = 2
+    gemm(library, "small", 5)
+    assert not set(spaces(driver)) & set(of_captures)
+
+
+def test_one_that_cannot_be_freed_keeps_no_others(driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspaces = Workspaces(driver)
+    first, second = (workspaces.pointers(stream, (Need(64, True),))[0] for stream in (5, 7))
+    freed: list[int] = []
+
+    def free(pointer: int) -> None:
+        freed.append(pointer)
+        if pointer == first:
+            raise DeviceError("refused")
+
+    monkeypatch.setattr(driver, "free", free)
+    with pytest.raises(DeviceError, match="refused"):
+        workspaces.close()
+    workspaces.close()
+    assert freed == [first, second]
+    with pytest.raises(DeviceError, match="closed"):
+        workspaces.pointers(5, (Need(64, True),))
+
+
+def test_workspace_and_overlapping_launches_do_not_go_together() -> None:
+    changed = gemm_record("both", workspaces=((64, None, True),))
+    launch = changed["program"]["launches"][0]
+    launch["attributes"].append([6, [launch["grid"][2]]])
+    with pytest.raises(RecordError, match="overlap"):
+        Record.from_json(changed)
+
+
 def test_threads_that_need_one_workspace_at_once_get_one(driver: RecordingDriver) -> None:
     workspaces = Workspaces(driver)
     found = []

@@ -32,7 +32,8 @@ _REST = 0.08
 _CTAS_IN_CLUSTERS = {1: (132, 264), 2: (132, 264), 4: (120, 248), 8: (120, 240)}
 _MULTIPROCESSORS = _CTAS_IN_CLUSTERS[1][0]
 _WGMMA_ROWS = 64
-_MANY_TOKENS = 1024  # from here on power is all that counts
+# Beyond twice the M that the kernel is meant for nothing was fitted, and kernels for many tokens are to be tried first.
+_FITTED_M, _BEYOND = 512, 1.3
 
 
 class _Tile(NamedTuple):
@@ -82,15 +83,12 @@ def estimate_us(v: Variant, form_of: Callable[[Variant], choices.Form], signatur
     How well it orders variants is in `aot.rank`.
     """
     t, n, k, batch = _tile(v, form_of), signature.n, signature.k, signature.batch
-    tiles_m = math.ceil(m / t.tile_m)
-    power_us = batch * tiles_m * t.tile_m * n * k / _MULTIPROCESSORS / _POWER[t.bytes]
-    if m > _MANY_TOKENS:
-        return power_us
-    tokens = min(m, t.tile_m)
+    tiles_m, tokens = math.ceil(m / t.tile_m), min(m, t.tile_m)
     tiles_n = math.ceil(n / t.tile_n / t.cluster_n) * t.cluster_n
     ctas = batch * tiles_m * tiles_n * t.split_k
     columns = math.ceil(k / t.depth / t.split_k) * t.depth  # of K, for a CTA
 
+    power_us = batch * tiles_m * t.tile_m * tiles_n * t.tile_n * k / _MULTIPROCESSORS / _POWER[t.bytes]
     b_bytes = batch * n * k * t.bytes
     memory_us = b_bytes * (1 + _READ_AGAIN * (tiles_m - 1)) / _MEMORY_BYTES_PER_US
     a_bytes = batch * tiles_m * tiles_n * tokens * k * t.bytes / t.cluster_n
@@ -109,7 +107,8 @@ def estimate_us(v: Variant, form_of: Callable[[Variant], choices.Form], signatur
     spare = -m % t.piece / t.cluster_n * k / t.split_k * _SPARE_TOKEN_US
     sums = tokens * t.tile_n
     meeting = spare + (_SPLIT_US + sums * _SPLIT_SUM_US) * (t.split_k > 1) + sums * _STORE_SUM_US
-    return flows + starts + meeting - t.overlap_us
+    us = flows + starts + meeting - t.overlap_us
+    return us * _BEYOND if m > _FITTED_M else us
 
 
 def _wgmma_cycles(left: int, right: int) -> float:

@@ -340,6 +340,8 @@ _RULES_OF_CHOICES = {
 
 
 def _rule_of_form(plan: Plan, form: Form) -> str | None:
+    if form.scaling != "none" and DTYPES[form.a].bits != 8:
+        return "scales are for 8-bit inputs"
     if plan.swap and (form.gated or DTYPES[form.d].bits == 8 or form.scaling == "block"):
         return "swapped operands have no gated epilogue, 8-bit output or block scaling"
     if form.b_major == "n":
