@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime import DeviceError
+from runtime import DeviceError, WorkspaceError
 from runtime.driver import Driver
 from runtime.program import Launch
 
@@ -232,6 +232,25 @@ def test_memory_is_zeroed_on_a_stream_of_its_own_out_of_a_captures_way(cuda: Sta
     assert [name for name, *_ in cuda.calls][1:-1] == ["cuMemAlloc"]
     driver.free(0xA000)
     assert cuda.calls[-1] == ("cuMemFree", 0xA000)
+
+
+def test_no_memory_for_a_workspace_says_whose_they_are_and_what_helps(
+    cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver()
+    monkeypatch.setattr(cuda, "cuMemAlloc", lambda size: (cuda.real.CUresult(2), None), raising=False)
+    with pytest.raises(WorkspaceError, match="device 0 has no 64 bytes left for a workspace.*forget_captures"):
+        driver.allocate(64, zeroed=True)
+    assert cuda.calls[-1][0] == "cuThreadExchangeStreamCaptureMode"
+
+
+def test_memory_that_cannot_be_cleared_is_given_back(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    cuda.answers |= {"cuMemAlloc": 0xA000}
+    monkeypatch.setattr(cuda, "cuStreamCreate", lambda flags: (cuda.real.CUresult(999), None), raising=False)
+    with pytest.raises(DeviceError, match="cuStreamCreate"):
+        driver.allocate(64, zeroed=True)
+    assert ("cuMemFree", 0xA000) in cuda.calls
 
 
 def test_use_in_a_forked_child_is_refused(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from aot import measure
 from aot.operands import MOST_LAUNCHES, TORCH_DTYPES, OperandSet, Weights, reference
 from runtime.dtypes import DTYPES
-from runtime.errors import ProgramError
+from runtime.errors import ProgramError, WorkspaceError
 from runtime.fallback import torch_gemm
 from runtime.signature import Signature
 
@@ -169,6 +169,16 @@ def test_check_accepts_right_results_only(s: Signature) -> None:
     for name, reason in found.items():
         assert isinstance(reason, str), name
         assert reason.startswith("relative error"), name
+
+
+def test_no_memory_for_a_workspace_is_not_the_functions_fault() -> None:
+    s = Signature("bf16", "bf16", "bf16", "f32", "none", 16, 16)
+
+    def launch(_: OperandSet) -> None:
+        raise WorkspaceError("no memory")
+
+    with pytest.raises(WorkspaceError):
+        measure.check(s, 3, Weights(s, 3, 0, 0, device="cpu"), {"right": launch})
 
 
 def test_limits_are_those_of_the_output_and_of_how_sums_are_kept() -> None:
