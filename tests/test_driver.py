@@ -238,14 +238,16 @@ def test_no_memory_for_a_workspace_says_whose_they_are_and_what_helps(
     cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Driver()
+    assert driver.device == 0
     monkeypatch.setattr(cuda, "cuMemAlloc", lambda size: (cuda.real.CUresult(2), None), raising=False)
-    with pytest.raises(WorkspaceError, match="device 0 has no 64 bytes left for a workspace.*forget_captures"):
+    with pytest.raises(WorkspaceError, match=r"device 0 has no 64 bytes left for a workspace.*forget_captures"):
         driver.allocate(64, zeroed=True)
     assert cuda.calls[-1][0] == "cuThreadExchangeStreamCaptureMode"
 
 
 def test_memory_that_cannot_be_cleared_is_given_back(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
+    assert driver.device == 0
     cuda.answers |= {"cuMemAlloc": 0xA000}
     monkeypatch.setattr(cuda, "cuStreamCreate", lambda flags: (cuda.real.CUresult(999), None), raising=False)
     with pytest.raises(DeviceError, match="cuStreamCreate"):
