@@ -88,7 +88,7 @@ def _require_fingerprint(label: str, value: Any) -> None:
 
 
 class Entry(NamedTuple):
-    """A compiled kernel: its record, and its binary."""
+    """A compiled kernel: its record, and its binary. Or a block of an archive: how it was compressed, and its bytes."""
 
     record: dict[str, Any]
     cubin: bytes

@@ -66,16 +66,15 @@ def shortlist(
     suited: dict[Signature, _Shapes] = {}
     candidates: dict[tuple[Signature, int], list[Variant]] = {}
     sources = set()
-    for signature, m in problems:
-        s = signature
+    for s, m in problems:
         elements = s.a, s.b, s.d, s.accumulator
         if elements not in models:
-            models[elements] = _model(targets.target(target), signature)
-        if signature not in suited:
+            models[elements] = _model(targets.target(target), s)
+        if s not in suited:
             alike = by_form.get((s.a, s.b, s.d, s.epilogue, s.scaling, s.b_major, s.batch > 1), [])
-            suited[signature] = [(v, shape) for v, shape in alike if unsuited(v, signature) is None]
-            sources.add(_source(suited[signature], models[elements]))
-        candidates[signature, m] = _best(_order(suited[signature], signature, m, models[elements]), limit)
+            suited[s] = [(v, shape) for v, shape in alike if unsuited(v, s) is None]
+            sources.add(_source(suited[s], models[elements]))
+        candidates[s, m] = _best(_order(suited[s], s, m, models[elements]), limit)
     return Shortlist(candidates, "; ".join(sorted(sources)))
 
 

@@ -53,7 +53,7 @@ def schedule(name: str) -> str:
             kept += ["shared"] if any(c in "248" for c in word) else []
         elif word.startswith("split_k"):
             kept += ["split"] if word != "split_k1" else []
-        elif word in SCHEDULES or word.startswith("promotion"):
+        elif word in SCHEDULES:
             kept.append(word)
     return ".".join(kept)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 
@@ -84,9 +85,7 @@ def test_pieces_and_warpgroups_cover_a_tile_once(signature: Signature) -> None:
 
 
 def test_sums_of_8_bit_products_and_no_others_are_promoted_every_256_columns_or_block_of_scales() -> None:
-    assert {v.integer("promotion") for v in variants(PLAIN)} == {0}
-    assert {v.integer("promotion") for v in variants(FP8)} == {2}
-    assert {v.integer("promotion") for v in variants(BLOCK)} == {1}
+    assert [form(s).promotion for s in (PLAIN, FP8, BLOCK)] == [0, 2, 1]
 
 
 @pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
@@ -166,6 +165,13 @@ def test_estimates_grow_with_n_and_k(m: int) -> None:
         ]
         assert times == sorted(times)
         assert times[0] > 0
+
+
+def test_estimates_grow_with_m_where_tiles_are_full() -> None:
+    full = 2 * math.lcm(*{v.integer("tile_m") for v in variants(PLAIN)})  # and clusters of two
+    for v in variants(PLAIN):
+        once, twice = (estimate_persistent.of_own(v, plain_form, PLAIN, m) for m in (full, 2 * full))
+        assert once < twice
 
 
 def test_few_tokens_leave_the_lead_to_the_kernel_for_them() -> None:

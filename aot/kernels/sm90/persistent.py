@@ -126,15 +126,7 @@ class Persistent:
         return tma_atom, tma, layout
 
     @cute.kernel
-    def kernel(
-        self,
-        of_rows: Any,
-        of_columns: Any,
-        of_out: Any,
-        tiles: Any,
-        extents: Any,
-        extras: Any,
-    ) -> None:
+    def kernel(self, of_rows: Any, of_columns: Any, of_out: Any, tiles: Any, extents: Any, extras: Any) -> None:
         """Every tile of D that falls to this cluster. `extents` is M and N.
 
         `tiles` counts clusters' tiles along rows and columns, in all, and units of stages along K.

@@ -43,9 +43,6 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "tile_n": (64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
     "cluster_m": (1, 2),
     "cluster_n": (1, 2),
-    # Stages of K after which f32 registers take over what the tensor core summed up: its accumulator is short in fp8.
-    # 0 is never, 1 where each has scales of its own.
-    "promotion": (0, 1, 2),
     # CTAs of a cluster that take slices of K of the same tile, each of which then adds up some pieces of D.
     "split_k": (1, 2, 4),
     # Tiles of the last wave, where they are too few for all SMs, are cut along K and shared by these.
@@ -75,6 +72,14 @@ class Form:
         """Whether two columns become one."""
         return Epilogue.of(self.epilogue).gated
 
+    @property
+    def promotion(self) -> int:
+        """Stages of K after which f32 registers take over what the tensor core summed up, or 0 for never.
+
+        Its accumulator is short in fp8: two stages at most, one where each has scales of its own.
+        """
+        return 0 if DTYPES[self.a].bits > 8 else 1 if self.scaling == "block" else 2
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -92,7 +97,6 @@ class Plan:
     split_k: int
     stream_k: bool
     pingpong: bool
-    promotion: int
     registers: int  # that a thread needs for sums while it stores a tile
     piece_columns: int  # of D, by 64 rows, stored at once
     stages: int
@@ -105,7 +109,7 @@ class Plan:
         (rows, columns), cluster = (pair[::-1] if swap else pair for pair in by_mode)
         parts = (1, 1) if pingpong else (2, 1) if rows % (2 * WGMMA_ROWS) == 0 else (1, 2)
         sums = rows * columns // (parts[0] * parts[1]) // 128
-        if options["promotion"]:
+        if form.promotion:
             sums += sums if form.scaling == "block" else sums // (rows // WGMMA_ROWS // parts[0])
         narrow = (form.epilogue != "none" or options["split_k"] > 1) and sums > _SUMS_BESIDE_WIDE_PIECES
         share = (4 if sums <= _FEW_SUMS else 2) if options["stream_k"] else 2 if narrow else 1
@@ -127,7 +131,6 @@ class Plan:
             split_k=options["split_k"],
             stream_k=options["stream_k"],
             pingpong=pingpong,
-            promotion=options["promotion"],
             registers=sums,
             piece_columns=piece,
             stages=left // ((rows + columns) * STAGE_BYTES_OF_K),
@@ -185,6 +188,11 @@ class Plan:
     def counters_bytes(self) -> int:
         """And of the one for counters, which is left zero."""
         return self.cluster * WARPGROUPS * COUNTER_BYTES
+
+    @property
+    def promotion(self) -> int:
+        """See `Form.promotion`."""
+        return self.form.promotion
 
     @property
     def sets(self) -> int:
@@ -252,8 +260,8 @@ def _piece_columns(part: int, swap: bool, d: str, share: int, turns: int) -> int
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
     """Why options that are allowed one by one are not together, or None."""
     # First what most combinations fail by, for the time that a plan takes.
-    if options["promotion"] != (0 if DTYPES[form.a].bits > 8 else 1 if form.scaling == "block" else 2):
-        return "8-bit sums are promoted after 256 columns of K, or where each 128 have their scales; others are not"
+    if form.promotion and (options["stream_k"] or options["order"] != "rows"):
+        return "sharing tiles and other orders of them were seen to win for 16-bit types only"
     for rule_of_choice in _RULES_OF_CHOICES.values():
         if reason := rule_of_choice(options):
             return reason
@@ -308,8 +316,8 @@ def _rule_of_split(options: Mapping[str, Any]) -> str | None:
 def _rule_of_sharing(options: Mapping[str, Any]) -> str | None:
     if not options["stream_k"]:
         return None
-    if options["schedule"] == "pingpong" or options["split_k"] > 1 or options["promotion"]:
-        return "a shared tile's sums are both warpgroups', of 16-bit types, and not shared by a cluster as well"
+    if options["schedule"] == "pingpong" or options["split_k"] > 1:
+        return "a shared tile's sums are both warpgroups', and not shared by a cluster as well"
     if options["cluster_n"] > 1 or (options["swap"], options["tile_m"], options["tile_n"]) not in _SHARED_TILES:
         return "other tiles never won by being shared"
     return None
@@ -318,8 +326,8 @@ def _rule_of_sharing(options: Mapping[str, Any]) -> str | None:
 def _rule_of_order(options: Mapping[str, Any]) -> str | None:
     if options["order"] == "rows":
         return None
-    if options["swap"] or options["promotion"] or options["split_k"] > 1 or options["stream_k"]:
-        return "other orders were seen to win for plain tiles of 16-bit types only"
+    if options["swap"] or options["split_k"] > 1 or options["stream_k"]:
+        return "other orders were seen to win for plain tiles only"
     if options["order"] == "columns" and options["cluster_n"] == 1:
         return "orders along columns win where CTAs side by side load rows together"
     if options["order"] == "two_rows" and (
