@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from .command_line import COMMAND, MANIFEST, ROOT, Result, Run
+from .recording_driver import FakeTorch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,6 +42,14 @@ def tuned_archive(request: pytest.FixtureRequest) -> Path:
     if path is None:
         pytest.skip("needs --archive PATH, an archive tuned for this GPU")
     return Path(path)
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
+    """What the runtime finds where it looks for torch."""
+    fake = FakeTorch()
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    return fake
 
 
 @pytest.fixture

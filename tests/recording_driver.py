@@ -317,12 +317,7 @@ def gemm_record(
         "family": "test",
         "arguments": [
             *tensors,
-            {
-                "kind": "device",
-                "name": "max_active_clusters",
-                "property": "max_active_clusters",
-                "cluster_size": 2,
-            },
+            {"kind": "device", "name": values[clusters], "property": "max_active_clusters", "cluster_size": 2},
             *spaces,
             {"kind": "stream", "name": "stream"},
         ],

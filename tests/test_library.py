@@ -45,13 +45,6 @@ ENTRIES = [
 ]
 
 
-@pytest.fixture
-def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
-    fake = FakeTorch()
-    monkeypatch.setitem(sys.modules, "torch", fake)
-    return fake
-
-
 @pytest.fixture(scope="session")
 def archive_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("archive") / "model.aot"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,6 @@ SIGNATURES: dict[str, dict[str, Any]] = {
     "n_major": {"b_major": "n"},
     "interleaved": {"epilogue": "geglu_tanh_interleaved"},
 }
-
-
-@pytest.fixture
-def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
-    fake = FakeTorch()
-    monkeypatch.setitem(sys.modules, "torch", fake)
-    return fake
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from pathlib import Path
 
@@ -33,13 +32,6 @@ RECORDS = [
 ]
 ENTRIES = [entry(signature(1024 * (i + 1), 512), [(None, r["name"])]) for i, r in enumerate(RECORDS)]
 CLUSTERS = 66
-
-
-@pytest.fixture
-def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
-    fake = FakeTorch()
-    monkeypatch.setitem(sys.modules, "torch", fake)
-    return fake
 
 
 @pytest.fixture
