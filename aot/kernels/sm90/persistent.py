@@ -30,7 +30,7 @@ _CONSUMERS = WARPGROUPS * _WARPGROUP
 _THREADS = _CONSUMERS + _WARPGROUP
 _LOADING_WARP = _CONSUMERS // _WARP
 _LOAD_REGISTERS, _MULTIPLY_REGISTERS = 40, 232
-_READY, _TURN = 1, 2  # named barriers; the second one for each warpgroup, and the epilogue's follow
+_TURN = 2  # a named barrier for each warpgroup, and the epilogue's follow
 _BEYOND = 1 << 20  # a stage that no K has
 _ADDED = 6  # and last, where K is split: all that others sent has been read
 
@@ -164,8 +164,8 @@ class Persistent:
         if cutlass.const_expr(plan.cluster > 1):
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
-        elif warp_index == _LOADING_WARP:
-            cute.arch.barrier_arrive(barrier_id=_READY, number_of_threads=_CONSUMERS + _WARP)
+        else:
+            cute.arch.sync_threads()
 
         slice_k = block % plan.split_k if cutlass.const_expr(plan.split_k > 1) else 0
         rank = block % plan.cluster // plan.split_k
@@ -186,8 +186,6 @@ class Persistent:
                 self._attend(tiles[2])
         else:
             cute.arch.setmaxregister_increase(_MULTIPLY_REGISTERS)
-            if cutlass.const_expr(plan.cluster == 1):
-                cute.arch.barrier(barrier_id=_READY, number_of_threads=_CONSUMERS + _WARP)
             fused = Fused(plan, extents, extras, thread, scales)
             self._consume(
                 (shared_rows, shared_columns),
