@@ -243,12 +243,15 @@ def _tune_command(
     finalists: Annotated[int | None, typer.Option(min=1, help="Functions that reach the last comparison.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Repeats of the last comparison.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the random inputs.")] = None,
+    sustained: Annotated[
+        bool, typer.Option(help="Compare large problems at the clock that their power leaves them too.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Measure the candidates of an archive on this machine's GPU and write an archive that uses the fastest."""
     _refuse_inputs(output, [source])
     destination(output)  # before the work, not after it
-    given = {"finalists": finalists, "repeats": repeats, "seed": seed}
+    given = {"finalists": finalists, "repeats": repeats, "seed": seed, "sustained": sustained}
     report = _tune(source, output, {name: value for name, value in given.items() if value is not None}, as_json)
     if as_json:
         print_json({"archive": str(output), "tuning": report})
@@ -256,7 +259,7 @@ def _tune_command(
         raise typer.Exit(1)
 
 
-def _tune(source: Path, destination: Path, options: dict[str, int], as_json: bool) -> dict[str, Any]:
+def _tune(source: Path, destination: Path, options: dict[str, Any], as_json: bool) -> dict[str, Any]:
     from .tune import TuneOptions, tune_archive
 
     with Progress("tuning") as progress:

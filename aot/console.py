@@ -155,8 +155,9 @@ def print_gemm(gemm: dict[str, Any]) -> None:
     _print_table(["M", "function"], [[_interval(row), row["function"]] for row in gemm["ranges"]], right={0})
     if gemm["timings"]:
         print()
-        header = ["M", "us", "spread", "baseline us", "spread", "ratio", "runner-up us", "function", "runner-up"]
-        _print_table(header, [_timing(row) for row in gemm["timings"]], right=range(7))
+        header = ["M", "us", "spread", "baseline us", "spread", "ratio", "sustained", "runner-up us"]
+        header += ["function", "runner-up"]
+        _print_table(header, [_timing(row) for row in gemm["timings"]], right=range(8))
     for row in gemm["candidates"]:
         print(f"\ncandidates at M = {row['m']}, best first:")
         for name in row["functions"]:
@@ -226,6 +227,7 @@ def _timing(row: dict[str, Any]) -> list[str]:
         f"{row['baseline_us']:.1f}",
         _percent(row.get("baseline_spread")),
         f"{row['ratio']:.2f}x",
+        "" if row["sustained_ratio"] is None else f"{row['sustained_ratio']:.2f}x",
         "" if row.get("runner_up_us") is None else f"{row['runner_up_us']:.1f}",
         row["function"],
         row.get("runner_up") or "",

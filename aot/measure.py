@@ -35,6 +35,8 @@ _ROUNDING = {"bf16": 2**-8, "f16": 2**-11, "e4m3": 2**-4, "f32": 2**-24}
 _GUARD_ROWS = 8
 # Figures from a device that was idle between two replays would include its wake-up.
 _WARMUP_REPLAYS = 2
+# An H200 lowers its clock 30 to 100 ms after a load begins that takes more power than it may, and then stays there.
+_SETTLE_US, _SUSTAINED_US, _SUSTAINED_SAMPLES = 110e3, 40e3, 4
 
 Launch = Callable[[OperandSet], Any]
 
@@ -106,13 +108,18 @@ def expected_us(signature: Signature, m: int) -> float:
     return max(signature.bytes(m) / 4e6, signature.flops(m) / 800e6, 2.0)
 
 
+def power_bound(signature: Signature, m: int) -> bool:
+    """Whether operations take so much longer than memory that power decides, by the rates of `expected_us`."""
+    return signature.flops(m) / 800e6 > 2 * signature.bytes(m) / 4e6
+
+
 class Contender:
     """One function captured into a CUDA graph of `count` launches over rotated operands."""
 
     def __init__(self, launch: Launch, operands: Sequence[OperandSet], count: int, stream: torch.cuda.Stream) -> None:
         self.count = count
         self.stream = stream
-        self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self.events: list[tuple[torch.cuda.Event, torch.cuda.Event, int]] = []
         with torch.cuda.stream(stream):
             launch(operands[0])
             stream.synchronize()
@@ -124,21 +131,20 @@ class Contender:
             finally:
                 self.graph.capture_end()
 
-    def replay(self, timed: bool = True) -> None:
-        """Queue one replay."""
+    def replay(self, times: int = 1, timed: bool = True) -> None:
+        """Queue `times` replays, as one sample."""
         with torch.cuda.stream(self.stream):
-            if not timed:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record(self.stream)
+            for _ in range(times):
                 self.graph.replay()
-                return
-            pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            pair[0].record(self.stream)
-            self.graph.replay()
-            pair[1].record(self.stream)
-            self.events.append(pair)
+            end.record(self.stream)
+            if timed:
+                self.events.append((start, end, times))
 
     def timing(self) -> Timing:
         """What the timed replays took; call after synchronising."""
-        samples = [a.elapsed_time(b) * 1e3 / self.count for a, b in self.events]
+        samples = [start.elapsed_time(end) * 1e3 / (self.count * times) for start, end, times in self.events]
         median = statistics.median(samples)
         return Timing(median, (max(samples) - min(samples)) / median)
 
@@ -155,6 +161,36 @@ def time_interleaved(
     Graphs hold two launches or more, unless one finds L2 cold without a second set of operands. A contender that cannot
     be launched at this shape (an `AotError`) is left out of the result.
     """
+    graphs = _capture(contenders, operands, floor_us, graph_us)
+    for graph in graphs.values():
+        for _ in range(_WARMUP_REPLAYS):
+            graph.replay(timed=False)
+    for _ in range(repeats):
+        for graph in graphs.values():
+            graph.replay()
+    torch.cuda.synchronize()
+    return {name: graph.timing() for name, graph in graphs.items()}
+
+
+def time_sustained(
+    contenders: Mapping[str, Launch], operands: Sequence[OperandSet], floor_us: float
+) -> dict[str, Timing]:
+    """Time launches as `time_interleaved` does, each without pause for long enough to meet the clock that its own power
+    leaves it. In turns of a millisecond all share one clock, and what takes more energy an operation does not show."""
+    graphs = _capture(contenders, operands, floor_us, _SUSTAINED_US / _SUSTAINED_SAMPLES / 4)
+    for graph in graphs.values():
+        least_us = graph.count * floor_us
+        graph.replay(math.ceil(_SETTLE_US / least_us), timed=False)
+        for _ in range(_SUSTAINED_SAMPLES):
+            graph.replay(math.ceil(_SUSTAINED_US / _SUSTAINED_SAMPLES / least_us))
+        torch.cuda.synchronize()
+    return {name: graph.timing() for name, graph in graphs.items()}
+
+
+def _capture(
+    contenders: Mapping[str, Launch], operands: Sequence[OperandSet], floor_us: float, graph_us: float
+) -> dict[str, Contender]:
+    """Each contender's graph, without those that cannot be launched."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     count = min(max(math.ceil(graph_us / floor_us), min(len(operands), 2)), MOST_LAUNCHES)
@@ -166,14 +202,7 @@ def time_interleaved(
             raise
         except AotError:
             continue
-    for graph in graphs.values():
-        for _ in range(_WARMUP_REPLAYS):
-            graph.replay(timed=False)
-    for _ in range(repeats):
-        for graph in graphs.values():
-            graph.replay()
-    stream.synchronize()
-    return {name: graph.timing() for name, graph in graphs.items()}
+    return graphs
 
 
 def environment() -> dict[str, Any]:

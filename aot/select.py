@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+_WHOLE_TILES = (240, 336, 400, 640)  # of 80 and 120 tokens, 112 and 168, 80, 128
+
 
 def ranges(best: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
     """The ranges of a gemm table entry, given the function chosen at each M, ascending.
@@ -28,9 +30,11 @@ def ranges(best: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
 def points(tokens: Sequence[int]) -> list[int]:
     """The M values to measure: the given ones, and more between the first and the last.
 
-    Powers of two, from 64 up their 1.5-folds too, and every 32 from 128 to 512. A function serves the range below the M
-    it was chosen at, and the right tile changes quickly where few tiles cover M: on an H200 what was chosen at M = 384
-    took 1.16 times as long as cuBLAS at M = 333, where its last tile is half empty.
+    Powers of two, from 64 up their 1.5-folds too, every 32 from 128 to 512, and `_WHOLE_TILES`. A function serves the
+    range below the M it was chosen at, and the right tile changes quickly where few tiles cover M: on an H200 what was
+    chosen at M = 352 took 1.35 times as long as cuBLAS at M = 333 for N = 5376 and K = 4096, where three tiles of 112
+    tokens would have done and it has four.
     """
-    between = {x for i in range(3, 31) for x in (1 << i, 3 << (i - 1) if i >= 6 else 1 << i)} | set(range(128, 512, 32))
+    between = {x for i in range(3, 31) for x in (1 << i, 3 << (i - 1) if i >= 6 else 1 << i)}
+    between |= {*range(128, 512, 32), *_WHOLE_TILES}
     return sorted({*tokens, *(x for x in between if min(tokens) < x < max(tokens))})

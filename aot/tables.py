@@ -74,7 +74,8 @@ def capability(environment: dict[str, Any]) -> Capability:
 
 
 def timings(entry: Entry) -> list[dict[str, Any]]:
-    """The rows that `aot.tune` wrote for an entry, each with its `ratio`: the baseline's time over its own.
+    """The rows that `aot.tune` wrote for an entry, each with its `ratio`, the baseline's time over its own, and
+    `sustained_ratio`, that under sustained load or None where it was not measured.
 
     Raises:
         RecordError: a row lacks a time or has an absurd one, or they are out of order.
@@ -87,7 +88,10 @@ def timings(entry: Entry) -> list[dict[str, Any]]:
         if row["m"] <= above:
             _fail(where, f"m must increase, found {row['m']} after {above}")
         above = row["m"]
-        rows.append(row | {"ratio": round(row["baseline_us"] / row["us"], 3)})
+        ratio, sustained = row["baseline_us"] / row["us"], None
+        if "sustained_us" in row and "baseline_sustained_us" in row:
+            sustained = round(row["baseline_sustained_us"] / row["sustained_us"], 3)
+        rows.append(row | {"ratio": round(ratio, 3), "sustained_ratio": sustained})
     return rows
 
 
@@ -131,6 +135,8 @@ _OPTIONAL_TIMING: dict[str, Test] = {
     "baseline_spread": _is_spread,
     "runner_up": _is_text_or_none,
     "runner_up_us": _is_us_or_none,
+    "sustained_us": _is_us,
+    "baseline_sustained_us": _is_us,
 }
 
 

@@ -40,22 +40,29 @@ class TuneError(AotError):
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """How thoroughly to measure: functions that reach the interleaved comparison, and its repeats."""
+    """How thoroughly to measure: functions that reach the interleaved comparison, its repeats, and whether those that
+    power bounds are compared under sustained load too."""
 
     finalists: int = 4
     repeats: int = 5
     seed: int = 0
+    sustained: bool = True
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found for one signature at one M; `times` has the finalists, best first, without the baseline."""
+    """What was found for one signature at one M; `times` has the finalists, best first, without the baseline.
+
+    `sustained` has times under sustained load of the finalists and the baseline by name, where they were taken. Best is
+    then the least product of both times: a server may be busy for milliseconds or for minutes.
+    """
 
     m: int
     times: tuple[tuple[str, Timing], ...]
     baseline: str
     baseline_time: Timing
     candidates: int
+    sustained: Mapping[str, Timing] = field(default_factory=dict)
 
 
 @dataclass
@@ -185,13 +192,11 @@ class _Tuner:
             return None
         final = {n: launches[n] for n in best} | {name: launch}
         times = measure.time_interleaved(final, operands, floor, self.options.repeats, _FINAL_GRAPH_US)
-        found = Measured(
-            m,
-            tuple(sorted(((n, times[n]) for n in best), key=lambda x: x[1].us)),
-            name,
-            times[name],
-            len(launches),
-        )
+        sustained: dict[str, Timing] = {}
+        if self.options.sustained and measure.power_bound(signature, m):
+            sustained = measure.time_sustained(final, operands, floor)
+        best.sort(key=lambda n: times[n].us * (sustained[n].us if sustained else 1.0))
+        found = Measured(m, tuple((n, times[n]) for n in best), name, times[name], len(launches), sustained)
         self.report.measured.append((signature.key(), found))
         self.library.forget_captures()  # their graphs are gone
         return found
@@ -278,6 +283,7 @@ def _tuned_entry(entry: Entry, measured: Sequence[Measured], report: TuneReport)
                 "runner_up_us": round(others[0][1].us, 3) if others else None,
                 "candidates": found.candidates,
             }
+            | _sustained(found, winner)
         )
     if not best:
         return None
@@ -289,3 +295,11 @@ def _tuned_entry(entry: Entry, measured: Sequence[Measured], report: TuneReport)
         "candidates": [],
         "timings": timings,
     }
+
+
+def _sustained(found: Measured, winner: str) -> dict[str, float]:
+    """The sustained times of a row of timings, if they were taken."""
+    if not found.sustained:
+        return {}
+    ours, theirs = found.sustained[winner], found.sustained[found.baseline]
+    return {"sustained_us": round(ours.us, 3), "baseline_sustained_us": round(theirs.us, 3)}

@@ -41,7 +41,13 @@ def problems(paths: list[Path]) -> dict[Signature, tuple[str, int]]:
 
 
 def run(
-    library: Any, signature: Signature, m: int, l2_bytes: int, repeats: int, peers: dict[Signature, Any]
+    library: Any,
+    signature: Signature,
+    m: int,
+    l2_bytes: int,
+    repeats: int,
+    sustained: bool,
+    peers: dict[Signature, Any],
 ) -> dict[str, Any]:
     """One signature at one M: correctness, then times. `peers` keeps what torch runs: to compile it takes seconds."""
 
@@ -60,7 +66,7 @@ def run(
     contenders = {"ours": launch, "torch": torch_launch, "torch again": torch_launch}
     times = measure.time_interleaved(contenders, operands, floor, repeats, graph_us=1000.0)
     ours, theirs, again = (times[k] for k in contenders)
-    return {
+    found = {
         "signature": signature.key(),
         "types": kind(signature),
         "m": m,
@@ -75,6 +81,16 @@ def run(
         "tflops": round(signature.flops(m) / ours.us / 1e6, 1),
         "gb_per_s": round(signature.bytes(m) / ours.us / 1e3, 1),
     }
+    if sustained and measure.power_bound(signature, m):
+        del contenders["torch again"]
+        ours, theirs = measure.time_sustained(contenders, operands, floor).values()
+        found |= {
+            "sustained_us": round(ours.us, 3),
+            "sustained_spread": round(ours.spread, 4),
+            "torch_sustained_us": round(theirs.us, 3),
+            "sustained_speedup": round(theirs.us / ours.us, 4),
+        }
+    return found
 
 
 def main() -> int:
@@ -84,11 +100,13 @@ def main() -> int:
     parser.add_argument("manifest", type=Path, nargs="+")
     parser.add_argument("--tokens", type=lambda t: [int(x) for x in t.split(",")], default=list(TOKENS))
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--sustained", action="store_true", help="time what power bounds under sustained load too")
     out_argument(parser)
     options = parser.parse_args()
     environment = measure.environment()
     library = runtime.load(options.archive)
     environment["archive_sha256"] = library.digest
+    l2_bytes = environment["l2_bytes"]
     print(" ".join(f"{k}={v}" for k, v in environment.items()))
     columns = ("us", "TFLOP/s", "GB/s", "torch us", "x torch", "error")
     print(f"{'layer':52s} {'M':>5s} " + " ".join(f"{c:>9s}" for c in columns))
@@ -97,7 +115,7 @@ def main() -> int:
     for signature, (label, most) in problems(options.manifest).items():
         for m in (m for m in options.tokens if m <= most):
             try:
-                found = run(library, signature, m, environment["l2_bytes"], options.repeats, peers)
+                found = run(library, signature, m, l2_bytes, options.repeats, options.sustained, peers)
                 found["layers"] = label
             except runtime.KernelMiss as miss:
                 print(f"{label[:52]:52s} {m:5d} {str(miss).splitlines()[0]}")
@@ -135,6 +153,7 @@ def summarise(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
             picked = [r for r in measured if r["types"] == types and low <= r["m"] <= high]
             if picked:
                 ratios = [r["speedup"] for r in picked]
+                sustained = [r["sustained_speedup"] for r in picked if "sustained_speedup" in r]
                 lines.append(
                     {
                         "types": types,
@@ -146,6 +165,9 @@ def summarise(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
                         "noise_geomean": round(geomean(r["noise"] for r in picked), 3),
                         "largest_spread": max(r["spread"] for r in picked),
                         "wrong": sum(isinstance(r["error"], str) for r in picked),
+                        "sustained_cases": len(sustained),
+                        "sustained_geomean": round(geomean(sustained), 3) if sustained else None,
+                        "sustained_worst": min(sustained, default=None),
                     }
                 )
     return lines

@@ -50,7 +50,7 @@ def _with_timings(archive: Path, destination: Path, timings: list[Any], **tables
 
 TIMINGS = [
     {"m": 16, "function": "f", "us": 5.0, "baseline_us": 10.0, "spread": 0.012, "runner_up": "g", "runner_up_us": 5.5},
-    {"m": 256, "function": "g", "us": 8.0, "baseline_us": 10.0},
+    {"m": 256, "function": "g", "us": 8.0, "baseline_us": 10.0, "sustained_us": 9.0, "baseline_sustained_us": 9.9},
 ]
 H200 = {
     "gpu": "NVIDIA H200",
@@ -71,6 +71,7 @@ def test_ls_and_show_give_times_of_what_was_tuned(run: Run, archive: Path, tmp_p
     assert "2.00x" in shown
     assert "1.2%" in shown
     assert "5.5" in shown
+    assert "1.10x" in shown
 
 
 def test_ls_and_show_say_where_times_are_from(run: Run, archive: Path, tmp_path: Path) -> None:
@@ -102,6 +103,7 @@ GOOD_TIMING = {"m": 16, "function": "f", "us": 5.0, "baseline_us": 10.0}
         [GOOD_TIMING | {"baseline_us": 10**400}],
         [GOOD_TIMING | {"us": 1e-300}],
         [GOOD_TIMING | {"us": "5"}],
+        [GOOD_TIMING | {"sustained_us": -1}],
         [GOOD_TIMING | {"m": True}],
         [GOOD_TIMING | {"function": 5}],
         [GOOD_TIMING | {"spread": "wide"}],

@@ -31,8 +31,8 @@ def test_ranges_need_ascending_m(best: list[tuple[int, str]]) -> None:
 
 
 def test_points_fill_the_gaps_between_the_manifests_tokens() -> None:
-    every_32 = [128, 160, 192, 224, 256, 288, 320, 333, 352, 384, 416, 448, 480, 512]
-    assert points([1, 333, 1024]) == [1, 8, 16, 32, 64, 96, *every_32, 768, 1024]
+    every_32 = [128, 160, 192, 224, 240, 256, 288, 320, 333, 336, 352, 384, 400, 416, 448, 480, 512]
+    assert points([1, 333, 1024]) == [1, 8, 16, 32, 64, 96, *every_32, 640, 768, 1024]
     assert points([16]) == [16]
     assert points([4096, 1])[-3:] == [2048, 3072, 4096]
 

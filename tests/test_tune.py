@@ -70,6 +70,39 @@ def test_a_function_is_called_with_all_operands_in_order(monkeypatch: pytest.Mon
     assert calls == [(("a", "b", "d", "sa", "sb", "c"), 7)]
 
 
+@pytest.mark.parametrize(("sustained", "first"), [(True, "lean"), (False, "quick")])
+def test_under_sustained_load_the_least_product_of_both_times_wins(
+    monkeypatch: pytest.MonkeyPatch, sustained: bool, first: str
+) -> None:
+    """The quick one is 2% faster in turns of a millisecond, and takes so much power that it is 5% slower for long."""
+    short = {"quick": 100.0, "lean": 102.0, "torch.mm": 103.0}
+    long = {"quick": 126.0, "lean": 120.0, "torch.mm": 121.0}
+    weights = SimpleNamespace(operands=lambda m: [OperandSet("a", "b", "d", {})])
+    monkeypatch.setattr(tune, "Weights", lambda *given: weights)
+    monkeypatch.setattr(tune, "baseline", lambda *given: ("torch.mm", None))
+    monkeypatch.setattr(measure, "time_interleaved", lambda c, *rest: {n: Timing(short[n], 0.01) for n in c})
+    monkeypatch.setattr(measure, "time_sustained", lambda c, *rest: {n: Timing(long[n], 0.01) for n in c})
+    library = SimpleNamespace(functions={"quick": None, "lean": None}, forget_captures=lambda: None)
+    tuner = REAL_TUNER(library, TuneReport({"l2_bytes": 1}), tune.TuneOptions(sustained=sustained))
+    row = entry(signature(8192, 8192), [(None, "quick")], candidates=[[4096, ["quick", "lean"]]])
+    ranked = Dispatch.from_json({"entries": [row]}).entries[0]
+    found = tuner.measure(ranked, 4096)
+    assert found.times[0][0] == first
+    assert set(found.sustained) == (set(long) if sustained else set())
+    tuned = tune._tuned_entry(ranked, [found], tuner.report)
+    assert tuned is not None
+    (timing,) = tuned["timings"]
+    if sustained:
+        assert (timing["sustained_us"], timing["baseline_sustained_us"]) == (120.0, 121.0)
+    else:
+        assert "sustained_us" not in timing
+
+
+def test_power_bounds_large_problems_only() -> None:
+    large = Dispatch.from_json({"entries": [entry(signature(8192, 8192), [(None, "f")])]}).entries[0].signature
+    assert [m for m in (16, 128, 512, 4096) if measure.power_bound(large, m)] == [512, 4096]
+
+
 def table(path: Path) -> dict[int, dict[str, Any]]:
     with Archive.open(path) as archive:
         rows = archive.table("gemm")["entries"]
