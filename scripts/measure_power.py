@@ -7,6 +7,8 @@ keep the tensor cores busy, the faster one is the one that takes less energy an 
 from __future__ import annotations
 
 import argparse
+import itertools
+import statistics
 import subprocess
 import sys
 import threading
@@ -29,6 +31,7 @@ from runtime.signature import Signature
 FIELDS = ("clocks.sm", "power.draw.instant", "clocks_event_reasons.sw_power_cap", "temperature.gpu")
 LIMITS = ("clocks.max.sm", "enforced.power.limit")
 _SETTLE_S = 0.4
+_PARTS = 8  # of the time after that, whose medians and spread are given
 _QUEUED = 8  # graphs in flight, so that the GPU never waits for Python
 
 
@@ -68,8 +71,13 @@ def settle(launch: Launch, operands: list[OperandSet], flops: int, seconds: floa
     done.set()
     watcher.join()
     first = next(i for i, e in enumerate(events) if events[0].elapsed_time(e) > 1e3 * _SETTLE_S)
-    launches = (len(events) - 1 - first) * len(operands)
-    us = events[first].elapsed_time(events[-1]) * 1e3 / launches
+    parts = [first + (len(events) - 1 - first) * i // _PARTS for i in range(_PARTS + 1)]
+    times = [
+        events[a].elapsed_time(events[b]) * 1e3 / ((b - a) * len(operands))
+        for a, b in itertools.pairwise(parts)
+        if b > a
+    ]
+    us = statistics.median(times)
 
     def middle(column: int) -> float:
         values = sorted(float(s[column]) for s in samples)
@@ -77,6 +85,7 @@ def settle(launch: Launch, operands: list[OperandSet], flops: int, seconds: floa
 
     return {
         "us": round(us, 2),
+        "spread": round((max(times) - min(times)) / us, 4),
         "tflops": round(flops / us / 1e6, 1),
         "clock_mhz": middle(0),
         "power_w": middle(1),

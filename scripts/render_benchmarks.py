@@ -49,7 +49,7 @@ def gemm(result: dict[str, Any]) -> list[str]:
     lines = ["## GEMM on an H200, against cuBLAS", "", *origin(result)]
     summary = result["summary"]
     lines += table(
-        ["inputs", "M", "cases", "geomean", "worst", "best", "noise", "largest spread", "wrong"],
+        ["inputs", "M", "cases", "geomean", "worst", "best", "noise", "largest spread", "wrong", "sustained"],
         [
             [
                 s["types"],
@@ -61,6 +61,7 @@ def gemm(result: dict[str, Any]) -> list[str]:
                 f"{s['noise_geomean']:.3f}x",
                 f"{100 * s['largest_spread']:.0f}%",
                 s["wrong"],
+                _sustained(s),
             ]
             for s in summary
         ],
@@ -83,6 +84,12 @@ def gemm(result: dict[str, Any]) -> list[str]:
             r = by_m.get(m)
             row.append("" if r is None else f"{r['us']:.1f} ({r['speedup']:.2f}x)" if "speedup" in r else "miss")
         rows.append(row)
+    if any(s.get("sustained_cases") for s in summary):
+        lines += [
+            "",
+            "*sustained*: cases where operations take twice as long as bytes or longer once more, each kernel for 150 ms",
+            "without pause, of which the last 40 are timed: at the clock that its own power leaves it.",
+        ]
     lines += ["", "Microseconds, and times cuBLAS, at each M:", ""]
     lines += table(["layers", "shape", "type", *(f"M={m}" for m in tokens)], rows)
     errors = [r["error"] for r in result["results"] if isinstance(r["error"], float)]
@@ -94,6 +101,14 @@ def gemm(result: dict[str, Any]) -> list[str]:
         "",
     ]
     return lines
+
+
+def _sustained(summary: dict[str, Any]) -> str:
+    """Geomean and worst under sustained load, where some cases were timed so."""
+    if not summary.get("sustained_cases"):
+        return ""
+    ratios = f"{summary['sustained_geomean']:.3f}x, worst {summary['sustained_worst']:.2f}x"
+    return f"{ratios} ({summary['sustained_cases']} cases)"
 
 
 def peers(title: str, result: dict[str, Any]) -> list[str]:
@@ -167,6 +182,7 @@ def power(result: dict[str, Any]) -> list[str]:
             r["m"],
             r["who"],
             r["us"],
+            _percent(r.get("spread")),
             r["tflops"],
             r["clock_mhz"],
             r["power_w"],
@@ -174,8 +190,48 @@ def power(result: dict[str, Any]) -> list[str]:
         ]
         for r in result["results"]
     ]
-    header = ["signature", "M", "", "us", "TFLOP/s", "clock, MHz", "power, W", "samples at the power cap"]
+    header = ["signature", "M", "", "us", "spread", "TFLOP/s", "clock, MHz", "power, W", "samples at the power cap"]
     return [*lines, *table(header, rows), ""]
+
+
+def bounds(result: dict[str, Any]) -> list[str]:
+    """Hardware counters."""
+    lines = ["## What bounds a launch, on an H200", "", *origin(result)]
+    lines += [
+        "One launch with cold caches and nothing else running, by ncu; shares are of what a unit could do in that time.",
+        "Below each of ours are the kernels that torch launches for the same.",
+        "",
+    ]
+    shares = ("tensor_pipe", "shared_reads", "shared_writes", "l2", "memory")
+    plain = ("us", "mega_cycles", "mb_into_sms", "mb_read")
+    header = [
+        "signature",
+        "M",
+        "",
+        "us",
+        "million cycles",
+        "tensor pipe",
+        "shared memory read",
+        "written",
+        "L2",
+        "memory",
+    ]
+    rows = [
+        [
+            re.sub(r".*_(?=n\d)", "", r["signature"]).replace("_", " "),
+            r["m"],
+            r["who"],
+            *(f"{r[k]:.3g}" for k in plain[:2]),
+            *(f"{r[k]:.0%}" for k in shares),
+            *(f"{r[k]:.0f}" for k in plain[2:]),
+        ]
+        for r in result["results"]
+    ]
+    return [*lines, *table([*header, "MB into SMs", "MB from memory"], rows), ""]
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
 
 
 def host(result: dict[str, Any]) -> list[str]:
@@ -218,6 +274,7 @@ def main() -> int:
         "peers_swiglu": lambda r: peers("gate_up with SwiGLU on an H200, against other libraries", r),
         "peers_triton": lambda r: peers("bf16 GEMM on an H200, against Triton's autotuning", r),
         "power_h200": power,
+        "bounds_h200": bounds,
         "runtime_h200": host,
         "compile_llama": lambda r: build("Building Llama-3.1-8B for five targets", r),
         "compile_thousand": lambda r: build("Building a thousand kernels", r),
