@@ -87,7 +87,7 @@ def gemm(result: dict[str, Any]) -> list[str]:
     if any(s.get("sustained_cases") for s in summary):
         lines += [
             "",
-            "*sustained*: cases where operations take twice as long as bytes or longer once more, each kernel for 150 ms",
+            "*sustained*: cases where operations take twice as long as bytes or longer once more, each for 150 ms",
             "without pause, of which the last 40 are timed: at the clock that its own power leaves it.",
         ]
     lines += ["", "Microseconds, and times cuBLAS, at each M:", ""]
@@ -198,7 +198,7 @@ def bounds(result: dict[str, Any]) -> list[str]:
     """Hardware counters."""
     lines = ["## What bounds a launch, on an H200", "", *origin(result)]
     lines += [
-        "One launch with cold caches and nothing else running, by ncu; shares are of what a unit could do in that time.",
+        "One launch with cold caches and nothing else running, ncu. Shares are of what a unit can do in that time.",
         "Below each of ours are the kernels that torch launches for the same.",
         "",
     ]
