@@ -7,7 +7,11 @@ one archive can be tuned on one machine after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,7 @@ from .select import points, ranges
 CHECK_TOKENS = (1, 3, 17, 333)
 _SCREEN_REPEATS, _SCREEN_GRAPH_US = 2, 200.0
 _FINAL_GRAPH_US = 1_000.0
+_WRITE_EVERY_S = 60.0
 
 
 class TuneError(AotError):
@@ -89,7 +94,8 @@ def tune_archive(
 ) -> TuneReport:
     """Tune the entries of `source` that this GPU runs and write the result to `destination`.
 
-    Entries without candidates were tuned before, and stay as they are.
+    Entries without candidates were tuned before, and stay as they are. What is known is written once a minute and in
+    the end, so that a process that is killed loses little.
 
     Raises:
         TuneError: no entry is for this GPU, or all of them are tuned.
@@ -103,12 +109,33 @@ def tune_archive(
         entries = _entries_to_tune(source, dispatch)
         tuner = _Tuner(Library(archive, Driver()), report, options)
         results: Results = {}
+
+        def write() -> bool:
+            report.unserved.clear()
+            with _undisturbed() as interrupts:
+                _write(archive, dispatch, results, report, destination)
+            return bool(interrupts)
+
         try:
-            _measure_all(tuner, entries, results, progress or (lambda done, total, what: None))
+            _measure_all(tuner, entries, results, progress or (lambda done, total, what: None), write)
         except KeyboardInterrupt:
             report.interrupted = True
-        _write(archive, dispatch, results, report, destination)
+        write()
     return report
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[list[int]]:
+    """Note Ctrl-C in place of stopping for it, so that a second one does not lose what the first left to be written."""
+    interrupts: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupts
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _entries_to_tune(source: Path, dispatch: Dispatch) -> list[Entry]:
@@ -126,8 +153,14 @@ def _entries_to_tune(source: Path, dispatch: Dispatch) -> list[Entry]:
     return waiting
 
 
-def _measure_all(tuner: _Tuner, entries: Sequence[Entry], results: Results, progress: Progress) -> None:
-    """Check and measure entry after entry; one is in `results` when it is complete."""
+def _measure_all(
+    tuner: _Tuner, entries: Sequence[Entry], results: Results, progress: Progress, write: Callable[[], bool]
+) -> None:
+    """Check and measure entry after entry; one is in `results` when it is complete, and written now and then.
+
+    `write` says whether it was interrupted.
+    """
+    written = time.monotonic()
     total = sum(len(points([m for m, _ in e.candidates])) for e in entries)
     done = 0
     for entry in entries:
@@ -140,6 +173,10 @@ def _measure_all(tuner: _Tuner, entries: Sequence[Entry], results: Results, prog
                 measured.append(found)
             done += 1
         results[entry.signature, entry.target] = measured
+        if time.monotonic() - written > _WRITE_EVERY_S:
+            if write():
+                raise KeyboardInterrupt
+            written = time.monotonic()
     progress(done, total, "writing")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,6 +147,41 @@ def test_interrupted_tuning_keeps_what_was_measured_and_goes_on_later(
         assert len(archive.table("tuning")["environments"]) == 2
     with pytest.raises(TuneError, match="are tuned; build it again"):
         tune_archive(tmp_path / "whole.aot", tmp_path / "again.aot")
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_process_that_is_killed_loses_little(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(self: CannedTuner, entry: Entry) -> None:
+        if entry.signature.n == 2048:
+            raise Killed
+
+    monkeypatch.setattr(CannedTuner, "check", check)
+    monkeypatch.setattr(tune, "_WRITE_EVERY_S", -1.0)
+    with pytest.raises(Killed):
+        tune_archive(source, tmp_path / "half.aot")
+    rows = table(tmp_path / "half.aot")
+    assert [rows[n]["state"] for n in (512, 1024, 2048)] == ["tuned", "tuned", "ranked"]
+
+
+@pytest.mark.parametrize("every_s", [-1.0, 60.0])
+def test_ctrl_c_while_writing_comes_after_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float
+) -> None:
+    real = tune._write
+
+    def write(*given: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        real(*given)
+
+    monkeypatch.setattr(tune, "_WRITE_EVERY_S", every_s)
+    monkeypatch.setattr(tune, "_write", write)
+    report = tune_archive(source, tmp_path / "half.aot")
+    assert report.interrupted == (every_s < 0)
+    tuned = [row["state"] for row in table(tmp_path / "half.aot").values()].count("tuned")
+    assert tuned == (1 if every_s < 0 else 3)
 
 
 def test_a_signature_without_a_right_function_is_dropped_and_named(
