@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -37,6 +38,7 @@ _GUARD_ROWS = 8
 _WARMUP_REPLAYS = 2
 # An H200 lowers its clock 30 to 100 ms after a load begins that takes more power than it may, and then stays there.
 _SETTLE_US, _SUSTAINED_US, _SUSTAINED_SAMPLES = 110e3, 40e3, 4
+_RECOVER_S = 0.06  # and it takes about as long for the clock to come back
 
 Launch = Callable[[OperandSet], Any]
 
@@ -184,6 +186,7 @@ def time_sustained(
         for _ in range(_SUSTAINED_SAMPLES):
             graph.replay(math.ceil(_SUSTAINED_US / _SUSTAINED_SAMPLES / least_us))
         torch.cuda.synchronize()
+    time.sleep(_RECOVER_S)
     return {name: graph.timing() for name, graph in graphs.items()}
 
 
