@@ -41,7 +41,7 @@ def test_a_build_makes_an_archive_that_serves_the_manifest(archive: Path) -> Non
             (DOWN, "sm_90a", "ranked"),
         ]
         up = dispatch.entries[0]
-        assert [m for m, _ in up.candidates] == [16, 32, 64, 96, 128, 160, 192, 224, 256]
+        assert [m for m, _ in up.candidates] == [16, 32, 64, 96, 128, 160, 192, 224, 240, 256]
         assert up.ranges[-1] == (None, up.candidates[-1][1][0])
         assert up.functions(10_000)[0] == up.candidates[-1][1][0]
 
