@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from runtime.driver import Driver
 from runtime.errors import AotError, WorkspaceError
 from runtime.signature import Signature
 
@@ -216,16 +217,13 @@ def environment() -> dict[str, Any]:
     """
     if not torch.cuda.is_available():
         raise MeasureError("no CUDA GPU is available to measure on; run on a machine with one")
-    from cuda.bindings import driver
-
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    version = driver.cuDriverGetVersion()[1]
     return {
         "gpu": properties.name,
         "compute_capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
         "l2_bytes": properties.L2_cache_size,
-        "cuda_driver": f"{version // 1000}.{version % 1000 // 10}",
+        "cuda_driver": Driver().cuda_version,
         "driver": _driver_version(),
         "cute_aot": _own_version(),
         "torch": torch.__version__,

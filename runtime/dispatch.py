@@ -6,6 +6,7 @@ tensors of a call, cubins or the driver.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from bisect import bisect_left
@@ -23,6 +24,7 @@ _NEAREST = 3
 Capability = tuple[int, int]
 
 
+@functools.lru_cache(1024)
 def serves(target: str, capability: Capability) -> bool:
     """Whether a cubin compiled for `target` runs on a GPU of compute capability `capability`.
 

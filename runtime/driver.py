@@ -1,7 +1,8 @@
 """The few CUDA driver calls that serving needs: a device, its kernels, and launches made ready once.
 
 Every return code is checked; a failure is a `DeviceError` that names the call and what the driver says of it.
-`cuda.bindings` is imported and the driver initialised when a device is first asked for something, never before.
+libcuda is loaded and initialised when a device is first asked for something, never before. Launches go through
+`runtime._native` where that was built, else through ctypes.
 Knows nothing of archives, tensors or GEMMs; of a launch program it knows only the evaluated `Launch`.
 """
 
@@ -9,16 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import byref
+from typing import Any, NoReturn, Protocol
 
-from . import program
+from . import libcuda
 from .errors import DeviceError, WorkspaceError
+from .libcuda import LaunchConfig
+from .native import _native
+from .program import CLUSTER_DIMENSION, Launch
 
 # CUresult, CUdevice_attribute and CUfunction_attribute values of cuda.h; part of its ABI.
 _SUCCESS, _INVALID_VALUE, _INVALID_CONTEXT = 0, 1, 201
@@ -35,18 +38,13 @@ _CAPTURE_ACTIVE, _CAPTURE_RELAXED = 1, 2  # of CUstreamCaptureStatus, of CUstrea
 LAST_DEFAULT_STREAM = 2
 # A launch reads its parameters from here; the strictest of them, a TMA descriptor, wants 64 bytes.
 _PARAMETER_ALIGNMENT_BYTES = 64
-_CONFIG_STREAM_OFFSET_BYTES = 32  # CUlaunchConfig.hStream, behind seven 32-bit fields
 
 
-@dataclass(frozen=True)
-class PreparedLaunch:
-    """A launch that wants only pointers and a stream: write 64-bit `words` at byte offset / 8, then `launch(stream)`.
+class PreparedLaunch(Protocol):
+    """A launch that wants only pointers and a stream; any number of threads may make it at once."""
 
-    One thread at a time: the driver reads the words during the call.
-    """
-
-    words: memoryview
-    launch: Callable[[int], None]
+    def launch(self, pointers: Sequence[int], stream: int) -> None:
+        """Launch; a failure is a `DeviceError`."""
 
 
 class Driver:
@@ -75,14 +73,14 @@ class Driver:
     def device(self) -> int:
         """The device's ordinal."""
         self._open()
-        return int(self._device)
+        return self._device
 
     @property
     def device_count(self) -> int:
         """How many devices this process sees."""
         self._open()
         if self._count is None:
-            self._count = int(self._call("cuDeviceGetCount"))
+            self._count = self._get(ctypes.c_int, "cuDeviceGetCount")
         return self._count
 
     @property
@@ -100,30 +98,42 @@ class Driver:
         """The most shared memory one block can opt in to."""
         return self._attribute(_MAX_SHARED_BYTES_OPTIN)
 
+    @property
+    def cuda_version(self) -> str:
+        """The newest version of CUDA that the driver supports, such as "13.0"."""
+        self._open()
+        version = self._get(ctypes.c_int, "cuDriverGetVersion")
+        return f"{version // 1000}.{version % 1000 // 10}"
+
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
         """Make the device's context current for the calling thread, and put back what was."""
         self._open()
-        if int(self._call("cuCtxGetCurrent")) == int(self._context):
+        if self._get(ctypes.c_void_p, "cuCtxGetCurrent") == self._context:
             yield
             return
         self._call("cuCtxPushCurrent", self._context)
         try:
             yield
         finally:
-            self._call("cuCtxPopCurrent")
+            self._get(ctypes.c_void_p, "cuCtxPopCurrent")
+
+    def context_question(self) -> tuple[int, int]:
+        """The address of cuCtxGetCurrent, and what it answers where the device's context is current."""
+        self._open()
+        return ctypes.cast(self._cuda.cuCtxGetCurrent, ctypes.c_void_p).value or 0, self._context
 
     def pointer_device(self, pointer: int) -> int:
         """The ordinal of the device that owns the memory at `pointer`."""
         self._open()
-        return int(self._call("cuPointerGetAttribute", self._pointer_attribute, pointer))
+        return self._get(ctypes.c_int, "cuPointerGetAttribute", _POINTER_DEVICE_ORDINAL, pointer)
 
     def order(self, earlier: int, later: int) -> None:
         """Make stream `later` wait for what stream `earlier` holds so far."""
-        event = self._call("cuEventCreate", _EVENT_DISABLE_TIMING)
+        event = self._get(ctypes.c_void_p, "cuEventCreate", _EVENT_DISABLE_TIMING)
         try:
-            self._call("cuEventRecord", event, self._cuda.CUstream(earlier))
-            self._call("cuStreamWaitEvent", self._cuda.CUstream(later), event, 0)
+            self._call("cuEventRecord", event, earlier)
+            self._call("cuStreamWaitEvent", later, event, 0)
         finally:
             self._call("cuEventDestroy", event)
 
@@ -134,11 +144,11 @@ class Driver:
 
         That is the handle in a capture, which does not survive a question for the identity. The context is current.
         """
-        handle = self._cuda.CUstream(stream)
-        status, capture, *_ = self._call("cuStreamGetCaptureInfo", handle)
-        if int(status) == _CAPTURE_ACTIVE:
-            return int(capture), stream
-        return NO_CAPTURE, int(self._call("cuStreamGetId", handle))
+        status, capture = ctypes.c_int(), ctypes.c_uint64()
+        self._call("cuStreamGetCaptureInfo", stream, byref(status), byref(capture), None, None, None)
+        if status.value == _CAPTURE_ACTIVE:
+            return capture.value, stream
+        return NO_CAPTURE, self._get(ctypes.c_uint64, "cuStreamGetId", stream, last=True)
 
     def allocate(self, size: int, zeroed: bool) -> int:
         """The address of `size` bytes of device memory, zero on return if `zeroed`; the context is current.
@@ -148,11 +158,12 @@ class Driver:
         Raises:
             WorkspaceError: there is not so much memory.
         """
-        cuda = self._cuda
-        before = self._call("cuThreadExchangeStreamCaptureMode", cuda.CUstreamCaptureMode(_CAPTURE_RELAXED))
+        mode = ctypes.c_int(_CAPTURE_RELAXED)  # and then what it was before
+        self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
         try:
-            error, pointer = cuda.cuMemAlloc(size)
-            if int(error) == _OUT_OF_MEMORY:
+            address = ctypes.c_uint64()
+            error = self._cuda.cuMemAlloc(byref(address), size)
+            if error == _OUT_OF_MEMORY:
                 raise WorkspaceError(
                     f"device {self.device} has no {size} bytes left for a workspace, of which each stream and each "
                     "capture has its own; free memory, or call Library.forget_captures() where captured graphs are gone"
@@ -160,16 +171,16 @@ class Driver:
             self._check("cuMemAlloc", error)
             if zeroed:
                 try:
-                    self._clear(pointer, size)
+                    self._clear(address.value, size)
                 except BaseException:
-                    self._call("cuMemFree", pointer)
+                    self._call("cuMemFree", address.value)
                     raise
         finally:
-            self._call("cuThreadExchangeStreamCaptureMode", before)
-        return int(pointer)
+            self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
+        return address.value
 
-    def _clear(self, pointer: Any, size: int) -> None:
-        stream = self._call("cuStreamCreate", _STREAM_NON_BLOCKING)
+    def _clear(self, pointer: int, size: int) -> None:
+        stream = self._get(ctypes.c_void_p, "cuStreamCreate", _STREAM_NON_BLOCKING)
         try:
             self._call("cuMemsetD8Async", pointer, 0, size, stream)
             self._call("cuStreamSynchronize", stream)
@@ -185,11 +196,11 @@ class Driver:
 
     # --- kernels ---
 
-    def load(self, cubin: bytes) -> Any:
+    def load(self, cubin: bytes) -> int:
         """Load a cubin; its bytes are kept until `unload`."""
         self._open()
-        library = self._call("cuLibraryLoadData", cubin, None, None, 0, None, None, 0)
-        self._binaries[int(library)] = cubin
+        library = self._get(ctypes.c_void_p, "cuLibraryLoadData", cubin, None, None, 0, None, None, 0)
+        self._binaries[library] = cubin
         return library
 
     def unload(self, library: Any) -> None:
@@ -197,26 +208,27 @@ class Driver:
         if os.getpid() != self._process:
             return  # in a forked child: they are the parent's
         self._call("cuLibraryUnload", library)
-        self._binaries.pop(int(library), None)
+        self._binaries.pop(library, None)
 
     def kernel_count(self, library: Any) -> int:
         """How many kernels a loaded cubin holds."""
-        return int(self._call("cuLibraryGetKernelCount", library))
+        return self._get(ctypes.c_uint32, "cuLibraryGetKernelCount", library)
 
     def kernel(self, library: Any, symbol: str) -> Any:
         """The kernel `symbol` of a loaded cubin."""
-        return self._call("cuLibraryGetKernel", library, symbol.encode("ascii"))
+        return self._get(ctypes.c_void_p, "cuLibraryGetKernel", library, symbol.encode("ascii"))
 
     def parameter_sizes(self, kernel: Any) -> tuple[int, ...]:
         """The size in bytes of each kernel parameter, in order."""
         sizes = []
         for index in itertools.count():
             # Older drivers cannot count parameters; all of them call an index past the last an invalid value.
-            error, _, size = self._cuda.cuKernelGetParamInfo(kernel, index)
-            if int(error) == _INVALID_VALUE:
+            offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+            error = self._cuda.cuKernelGetParamInfo(kernel, index, byref(offset), byref(size))
+            if error == _INVALID_VALUE:
                 break
             self._check("cuKernelGetParamInfo", error)
-            sizes.append(int(size))
+            sizes.append(size.value)
         return tuple(sizes)
 
     def set_attributes(self, kernel: Any) -> None:
@@ -224,61 +236,49 @@ class Driver:
 
         The last part is what makes a first launch under stream capture legal: nothing is left to load lazily.
         """
-        cuda = self._cuda
-        attribute = cuda.CUfunction_attribute
-        static = int(self._call("cuKernelGetAttribute", attribute(_STATIC_SHARED_BYTES), kernel, self._device))
+        static = self._get(ctypes.c_int, "cuKernelGetAttribute", _STATIC_SHARED_BYTES, kernel, self._device)
         allowed = self.max_shared_bytes - static
-        self._call("cuKernelSetAttribute", attribute(_MAX_DYNAMIC_SHARED_BYTES), allowed, kernel, self._device)
+        self._call("cuKernelSetAttribute", _MAX_DYNAMIC_SHARED_BYTES, allowed, kernel, self._device)
         if self.compute_capability >= (9, 0):
-            self._call("cuKernelSetAttribute", attribute(_NON_PORTABLE_CLUSTER_SIZE_ALLOWED), 1, kernel, self._device)
-        self._call("cuKernelGetFunction", kernel)
+            self._call("cuKernelSetAttribute", _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, kernel, self._device)
+        self._get(ctypes.c_void_p, "cuKernelGetFunction", kernel)
 
     def max_active_clusters(
         self, kernel: Any, cluster: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int
     ) -> int:
         """How many clusters of `cluster` CTAs can be resident at once; 0 when not even one fits."""
-        function = self._function(kernel)
+        # A CUkernel stands for a CUfunction here and in launches, independent of any context.
         if cluster == (1, 1, 1) and self.compute_capability < (9, 0):
             threads = block[0] * block[1] * block[2]
-            per_multiprocessor = self._call(
-                "cuOccupancyMaxActiveBlocksPerMultiprocessor", function, threads, shared_bytes
-            )
-            return int(per_multiprocessor) * self.multiprocessors
-        config = self._config(cluster, block, shared_bytes, ((program.CLUSTER_DIMENSION, cluster),))
-        return int(self._call("cuOccupancyMaxActiveClusters", function, config))
+            name = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+            return self._get(ctypes.c_int, name, kernel, threads, shared_bytes) * self.multiprocessors
+        config = LaunchConfig(cluster, block, shared_bytes, ((CLUSTER_DIMENSION, cluster),))
+        return self._get(ctypes.c_int, "cuOccupancyMaxActiveClusters", kernel, config.address)
 
-    def prepare(self, kernel: Any, launch: program.Launch) -> PreparedLaunch:
-        """Build the launch configuration, the parameter buffer and its pointers, once."""
-        size = max(len(launch.parameters), 8)
-        storage = (ctypes.c_uint64 * (-(-size // 8) + _PARAMETER_ALIGNMENT_BYTES // 8))()
-        start = -ctypes.addressof(storage) % _PARAMETER_ALIGNMENT_BYTES
-        base = ctypes.addressof(storage) + start
-        ctypes.memmove(base, launch.parameters, len(launch.parameters))
-        words = memoryview(storage).cast("B")[start:].cast("Q")
-        pointers = (ctypes.c_void_p * max(len(launch.offsets), 1))(*(base + o for o in launch.offsets))
-        config = self._config(launch.grid, launch.block, launch.shared_bytes, launch.attributes)
-        stream_word = memoryview((ctypes.c_uint64 * 1).from_address(config.getPtr() + _CONFIG_STREAM_OFFSET_BYTES))
-        stream_word = stream_word.cast("B").cast("Q")
-        call = functools.partial(
-            self._cuda.cuLaunchKernelEx, config, self._function(kernel), ctypes.addressof(pointers), 0
-        )
-        success = self._cuda.CUresult.CUDA_SUCCESS
+    def prepare(self, kernel: Any, launch: Launch, pointers: int) -> PreparedLaunch:
+        """Build the launch configuration and the parameters, once, for `pointers` pointers."""
 
-        def run(stream: int, _keep: Any = (storage, pointers)) -> None:
-            stream_word[0] = stream
-            error = call()[0]
-            if error is not success:
-                self._retry(error, call, launch, stream)
+        def failed(ready: Any, given: Sequence[int], stream: int, error: int) -> None:
+            self._retry(launch, ready, given, stream, error)
 
-        return PreparedLaunch(words, run)
+        call = self._cuda.cuLaunchKernelEx
+        if _native is not None:
+            shape = (*launch.grid, *launch.block, launch.shared_bytes)
+            attributes = [(identity, *words) for identity, words in launch.attributes]
+            slots = [(slot.offset, slot.pointer, slot.addend, slot.mask) for slot in launch.slots]
+            address = ctypes.cast(call, ctypes.c_void_p).value
+            parts = (address, kernel, shape, attributes, launch.parameters, launch.offsets, slots, pointers, failed)
+            with contextlib.suppress(OverflowError):  # larger than it has room for
+                return _native.Launch(*parts)
+        return _PooledLaunch(call, kernel, launch, failed)
 
-    def _retry(self, error: Any, call: Callable[[], Any], launch: program.Launch, stream: int) -> None:
+    def _retry(self, launch: Launch, again: PreparedLaunch, pointers: Sequence[int], stream: int, error: int) -> None:
         """Launch again with the context current if a default stream was asked for where none was, else raise."""
-        if int(error) == _INVALID_CONTEXT and stream <= LAST_DEFAULT_STREAM:
+        if error == _INVALID_CONTEXT and stream <= LAST_DEFAULT_STREAM and not self._current_context():
             with self.current():
-                error = call()[0]
+                return again.launch(pointers, stream)
         shape = f"grid {launch.grid}, block {launch.block}, {launch.shared_bytes} bytes of shared memory"
-        self._check("cuLaunchKernelEx", error, f" ({shape}, stream {stream:#x})")
+        return self._check("cuLaunchKernelEx", error, f" ({shape}, stream {stream:#x})")
 
     # --- below: how the driver is reached ---
 
@@ -289,27 +289,22 @@ class Driver:
         with self._lock:
             if self._context is not None:
                 return
-            try:
-                from cuda.bindings import driver as cuda
-            except ImportError as error:
-                raise DeviceError(f"cuda.bindings cannot be imported ({error}); run: pip install cuda-python") from None
-            self._cuda, self._process = cuda, os.getpid()
-            self._pointer_attribute = cuda.CUpointer_attribute(_POINTER_DEVICE_ORDINAL)
-            try:
-                cuda_init = cuda.cuInit(0)
-            except Exception as error:  # cuda.bindings has its own exceptions for a missing driver
-                raise DeviceError(f"no CUDA driver was found ({error}); install NVIDIA's driver") from None
-            self._check("cuInit", cuda_init[0])
-            current = self._call("cuCtxGetCurrent")
-            ordinal = int(self._call("cuCtxGetDevice")) if int(current) else None
+            self._cuda, self._process = libcuda.load(), os.getpid()
+            self._call("cuInit", 0)
+            current = self._current_context()
+            ordinal = self._get(ctypes.c_int, "cuCtxGetDevice") if current else None
             if ordinal is not None and self._requested in (None, ordinal):
-                self._device, self._context = self._call("cuDeviceGet", ordinal), current
+                self._device, self._context = self._get(ctypes.c_int, "cuDeviceGet", ordinal), current
                 return
-            self._device = self._call("cuDeviceGet", self._requested or 0)
-            context = self._call("cuDevicePrimaryCtxRetain", self._device)
+            self._device = self._get(ctypes.c_int, "cuDeviceGet", self._requested or 0)
+            context = self._get(ctypes.c_void_p, "cuDevicePrimaryCtxRetain", self._device)
             if ordinal is None:
                 self._call("cuCtxSetCurrent", context)
             self._context = context
+
+    def _current_context(self) -> int:
+        """The calling thread's context, or 0."""
+        return self._get(ctypes.c_void_p, "cuCtxGetCurrent") or 0
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -321,57 +316,66 @@ class Driver:
     def _attribute(self, number: int) -> int:
         if number not in self._attributes:
             self._open()
-            value = self._call("cuDeviceGetAttribute", self._cuda.CUdevice_attribute(number), self._device)
-            self._attributes[number] = int(value)
+            self._attributes[number] = self._get(ctypes.c_int, "cuDeviceGetAttribute", number, self._device)
         return self._attributes[number]
 
-    def _function(self, kernel: Any) -> Any:
-        """The kernel in the type that launch and occupancy calls take; it stays independent of any context."""
-        return self._cuda.CUfunction(int(kernel))
+    def _get(self, kind: Any, name: str, *arguments: Any, last: bool = False) -> Any:
+        """Call a function that writes one result of this type, at its first argument, or its last."""
+        result = kind()
+        self._call(name, *((*arguments, byref(result)) if last else (byref(result), *arguments)))
+        return result.value
 
-    def _config(
-        self,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        attributes: tuple[tuple[int, tuple[int, ...]], ...],
-    ) -> Any:
-        cuda = self._cuda
-        config = cuda.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = block
-        config.sharedMemBytes = shared_bytes
-        items = []
-        for identity, words in attributes:
-            value = cuda.CUlaunchAttributeValue()
-            if identity in (program.CLUSTER_DIMENSION, program.PREFERRED_CLUSTER_DIMENSION):
-                extent = value.clusterDim if identity == program.CLUSTER_DIMENSION else value.preferredClusterDim
-                extent.x, extent.y, extent.z = words
-            elif identity == program.COOPERATIVE:
-                value.cooperative = words[0]
-            elif identity == program.PROGRAMMATIC_STREAM_SERIALIZATION:
-                value.programmaticStreamSerializationAllowed = words[0]
-            else:
-                raise DeviceError(f"launch attribute {identity} is not known to this runtime; update cute-aot")
-            item = cuda.CUlaunchAttribute()
-            item.id = cuda.CUlaunchAttributeID(identity)
-            item.value = value
-            items.append(item)
-        config.attrs = items
-        config.numAttrs = len(items)
-        return config
+    def _call(self, name: str, *arguments: Any) -> None:
+        self._check(name, getattr(self._cuda, name)(*arguments))
 
-    def _call(self, name: str, *arguments: Any) -> Any:
-        result = getattr(self._cuda, name)(*arguments)
-        self._check(name, result[0])
-        return result[1] if len(result) == 2 else result[1:]
-
-    def _check(self, name: str, error: Any, detail: str = "") -> None:
-        if int(error) != _SUCCESS:
+    def _check(self, name: str, error: int, detail: str = "") -> None:
+        if error != _SUCCESS:
             self._fail(name, error, detail)
 
-    def _fail(self, name: str, error: Any, detail: str) -> NoReturn:
+    def _fail(self, name: str, error: int, detail: str) -> NoReturn:
         self._check_process()
-        text = self._cuda.cuGetErrorString(error)[1]
-        said = text.decode() if isinstance(text, bytes) else "the driver has no text for it"
-        raise DeviceError(f"{name}{detail} failed: {getattr(error, 'name', error)} ({int(error)}), {said}")
+        word, text = ctypes.c_char_p(), ctypes.c_char_p()
+        self._cuda.cuGetErrorName(error, byref(word))
+        self._cuda.cuGetErrorString(error, byref(text))
+        said = (text.value or b"the driver has no text for it").decode()
+        raise DeviceError(f"{name}{detail} failed: {(word.value or b'CUresult').decode()} ({error}), {said}")
+
+
+class _PooledLaunch:
+    """A prepared launch without native code.
+
+    Buffers wait in a pool and are taken out of it while in use, so that no two threads write one and none waits for
+    another; list.pop and list.append are atomic.
+    """
+
+    def __init__(self, call: Any, kernel: Any, launch: Launch, failed: Callable[..., None]) -> None:
+        self._call, self._kernel, self._launch, self._failed = call, kernel, launch, failed
+        self._pool = [self._prepare()]
+
+    def launch(self, pointers: Sequence[int], stream: int) -> None:
+        """Write the pointers and launch."""
+        try:
+            ready = self._pool.pop()
+        except IndexError:
+            ready = self._prepare()
+        slots, words, config, address, _ = ready
+        for index, pointer, addend, mask in slots:
+            words[index] = (pointers[pointer] + addend) & mask
+        config.set_stream(stream)
+        error = self._call(config.address, self._kernel, address, None)
+        self._pool.append(ready)
+        if error:
+            self._failed(self, pointers, stream, error)
+
+    def _prepare(self) -> tuple[Any, ...]:
+        launch = self._launch
+        size = max(len(launch.parameters), 8)
+        storage = (ctypes.c_uint64 * (-(-size // 8) + _PARAMETER_ALIGNMENT_BYTES // 8))()
+        start = -ctypes.addressof(storage) % _PARAMETER_ALIGNMENT_BYTES
+        base = ctypes.addressof(storage) + start
+        ctypes.memmove(base, launch.parameters, len(launch.parameters))
+        words = memoryview(storage).cast("B")[start:].cast("Q")
+        parameters = (ctypes.c_void_p * max(len(launch.offsets), 1))(*(base + o for o in launch.offsets))
+        slots = tuple((s.offset // 8, s.pointer, s.addend, s.mask) for s in launch.slots)
+        config = LaunchConfig(launch.grid, launch.block, launch.shared_bytes, launch.attributes)
+        return slots, words, config, ctypes.addressof(parameters), (storage, parameters)

@@ -6,12 +6,12 @@ Knows nothing of GEMMs or of the table that chooses among functions.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .archive import Archive, FunctionEntry
 from .dispatch import serves
-from .driver import Driver, PreparedLaunch
+from .driver import Driver
 from .errors import ArgumentError, DeviceError, ProgramError, RecordError
 from .program import CLUSTER_DIMENSION, Launch
 from .record import Argument, DeviceArgument, Record, SuppliedArgument, TensorArgument, TensorView, TupleArgument
@@ -27,42 +27,20 @@ class Unfit(Exception):
 
 
 class Plan:
-    """The launches of one function for one shape.
+    """The launches of one function for one shape."""
 
-    Prepared launches wait in a pool and are taken out of it while in use, so that no two threads write one buffer
-    and none waits for another; list.pop and list.append are atomic.
-    """
+    __slots__ = ("launches",)
 
-    __slots__ = ("_driver", "_launches", "_pool")
-
-    def __init__(self, driver: Driver, launches: Sequence[tuple[Any, Launch]]) -> None:
-        self._driver = driver
-        self._launches = launches
-        self._pool = [self._prepare()]
+    def __init__(self, driver: Driver, launches: Sequence[tuple[Any, Launch]], pointers: int) -> None:
+        for slot in (slot for _, launch in launches for slot in launch.slots):
+            if slot.offset % 8:
+                raise RecordError(f"a pointer at parameter byte {slot.offset}, which is no multiple of 8")
+        self.launches = tuple(driver.prepare(kernel, launch, pointers) for kernel, launch in launches)
 
     def launch(self, pointers: tuple[int, ...], stream: int) -> None:
-        """Write the pointers and launch; they must have been checked."""
-        pool = self._pool
-        try:
-            ready = pool.pop()
-        except IndexError:
-            ready = self._prepare()
-        slots, launches = ready
-        for words, index, pointer, addend, mask in slots:
-            words[index] = (pointers[pointer] + addend) & mask
-        for launch in launches:
-            launch(stream)
-        pool.append(ready)
-
-    def _prepare(self) -> tuple[tuple[Any, ...], tuple[Callable[[int], None], ...]]:
-        prepared: list[PreparedLaunch] = [self._driver.prepare(k, launch) for k, launch in self._launches]
-        slots = []
-        for ready, (_, launch) in zip(prepared, self._launches, strict=True):
-            for slot in launch.slots:
-                if slot.offset % 8:
-                    raise RecordError(f"a pointer at parameter byte {slot.offset}, which is no multiple of 8")
-                slots.append((ready.words, slot.offset // 8, slot.pointer, slot.addend, slot.mask))
-        return tuple(slots), tuple(ready.launch for ready in prepared)
+        """Launch with these pointers; they must have been checked. Any number of threads may be here."""
+        for ready in self.launches:
+            ready.launch(pointers, stream)
 
 
 class WorkspacePlan(Plan):
@@ -71,9 +49,14 @@ class WorkspacePlan(Plan):
     __slots__ = ("_needs", "_workspaces")
 
     def __init__(
-        self, driver: Driver, launches: Sequence[tuple[Any, Launch]], workspaces: Workspaces, needs: tuple[Need, ...]
+        self,
+        driver: Driver,
+        launches: Sequence[tuple[Any, Launch]],
+        pointers: int,
+        workspaces: Workspaces,
+        needs: tuple[Need, ...],
     ) -> None:
-        super().__init__(driver, launches)
+        super().__init__(driver, launches, pointers)
         self._workspaces, self._needs = workspaces, needs
 
     def launch(self, pointers: tuple[int, ...], stream: int) -> None:
@@ -204,7 +187,10 @@ class Function:
                     Need(a.bytes * (1 if a.each is None else found[a.each]), a.zeroed)
                     for a in record.workspace_arguments()
                 )
-                return WorkspacePlan(driver, ready, self._workspaces, needs) if needs else Plan(driver, ready)
+                pointers = len(record.program.pointers)
+                if needs:
+                    return WorkspacePlan(driver, ready, pointers, self._workspaces, needs)
+                return Plan(driver, ready, pointers)
             residency = found
         raise ProgramError(f"{self.name}: its blocks depend on how many of them can be resident")
 

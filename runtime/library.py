@@ -33,6 +33,7 @@ from .dtypes import DTYPES
 from .errors import ArgumentError, DeviceError, KernelMiss, LayoutError, ProgramError, RecordError
 from .fallback import allocate, on_stream, result_dtype, torch_gemm
 from .function import Function, Unfit, device_view, remember, resolve_stream
+from .native import native_table
 from .record import TensorArgument, TensorView
 from .signature import Signature
 from .tensor import (
@@ -69,6 +70,7 @@ class _GemmPlan(NamedTuple):
     dtype: Any
     function: Function
     extras: tuple[tuple[int, int, bool], ...]  # of each operand after D: such bits, bytes, whether it may be D itself
+    launches: tuple[Any, ...]  # what `launch` does, if that depends on nothing but pointers; else none
 
 
 class _Functions(dict[str, Function]):
@@ -96,6 +98,9 @@ class Library:
         self._lock = threading.RLock()
         self._workspaces = Workspaces(driver)
         self._plans: dict[Any, _GemmPlan] = {}
+        self._table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
+        self._call: Any = None  # its method, once it has a plan
+        self._tags: dict[Any, int] = {}  # what it knows words by
         self._dispatch: Dispatch | None = None
         self._matched: set[tuple[Signature, str]] = set()  # functions held against the entries that name them
         self._warned = False
@@ -127,6 +132,8 @@ class Library:
                 return
             self._closed = True
             self._plans.clear()
+            if self._table:
+                self._table.clear()
             try:
                 for function in self.functions.values():
                     function.unload()
@@ -195,6 +202,10 @@ class Library:
         """
         if more:
             return self._gemm_more(a, b, out, stream, **more)
+        if self._call is not None:
+            result = self._call(0, stream, a, b, out)
+            if result is not None:
+                return result
         # Each attribute of a torch tensor costs 40-90 ns and this is all of them: the key says everything about a call
         # but its pointers, and those are checked below by integer arithmetic.
         key: tuple[Any, ...]
@@ -211,9 +222,7 @@ class Library:
             found = None
         if found is None:
             return self._gemm(Call(a, b, out, stream))
-        launch, device, misaligned, a_bytes, b_bytes, d_bytes, current_stream, current_device, shape, dtype, _, _ = (
-            found
-        )
+        launch, device, misaligned, a_bytes, b_bytes, d_bytes, current_stream, current_device, shape, dtype, *_ = found
         result = out
         if stream is None:
             handle = current_stream(device)  # type: ignore[misc]
@@ -254,6 +263,14 @@ class Library:
         """`gemm` with more than a and b; once a shape is planned, the same work for a few more tensors."""
         operands = (scale_a, scale_b, bias, residual, scale_d)
         call = Call(a, b, out, stream, operands, epilogue, overlap, dtype, False)
+        if self._call is not None:
+            try:
+                tag = self._tags.get((epilogue, overlap, dtype))
+            except TypeError:  # not hashable, so no plan has it
+                tag = None
+            result = None if tag is None else self._call(tag, stream, a, b, out, *operands)
+            if result is not None:
+                return result
         try:
             found = self._plans.get(call.key())
         except (AttributeError, TypeError):  # not torch's
@@ -344,9 +361,28 @@ class Library:
                 fast_key = call._replace(out=None if allocated and stream is None else out).key()
                 if fast_key not in self._plans:
                     with self._lock:
+                        self._put(call, found, allocated)
                         remember(self._plans, fast_key, found)
             found.launch(tuple(v.pointer for v in views), handle)
         return out
+
+    def _put(self, call: Call, found: _GemmPlan, allocated: bool) -> None:
+        """Give the native table what it needs to serve calls like this one, of torch tensors, from now on.
+
+        It leaves to Python what it cannot serve. The caller holds the lock.
+        """
+        if self._table is None:
+            self._table = native_table(self._driver)
+        if not self._table or (allocated and call.stream is not None):
+            return
+        tag = 0 if call.plain else self._tags.setdefault((call.epilogue, call.overlap, call.dtype), len(self._tags) + 1)
+        misaligned = (*[found.misaligned] * 3, *(mask for mask, _, _ in found.extras))
+        sizes = (found.a_bytes, found.b_bytes, found.d_bytes, *(size for _, size, _ in found.extras))
+        may_be_d = (False, False, False, *(may for _, _, may in found.extras))
+        tensors = (call.a, call.b, None if allocated else call.out, *(() if call.plain else call.operands))
+        shape, options = (found.shape, {"dtype": found.dtype}) if allocated else (None, None)
+        self._table.put(tag, tensors, found.launches, misaligned, sizes, may_be_d, found.device, shape, options)
+        self._call = self._table.call
 
     def _plan_gemm(
         self, signature: Signature, views: tuple[TensorView, ...], shape: tuple[int, ...], torch_dtype: Any
@@ -373,6 +409,7 @@ class Library:
             names = [operand.name for operand in signature.operands()]
             return _GemmPlan(
                 launch=plan.launch,
+                launches=() if function.record.workspace_arguments() else plan.launches,
                 function=function,
                 device=driver.device,
                 misaligned=max(masks[:3]),

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from runtime import native
+
 from .command_line import COMMAND, MANIFEST, ROOT, Result, Run
-from .recording_driver import FakeTorch
+from .native_stand_in import exchange_capsule
+from .recording_driver import FakeTensor, FakeTorch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,11 +47,16 @@ def tuned_archive(request: pytest.FixtureRequest) -> Path:
     return Path(path)
 
 
-@pytest.fixture
-def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
-    """What the runtime finds where it looks for torch."""
+@pytest.fixture(params=["python", "native"])
+def torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
+    """What the runtime finds where it looks for torch; "native" code can read its tensors where it was built."""
     fake = FakeTorch()
     monkeypatch.setitem(sys.modules, "torch", fake)
+    if request.param == "native":
+        if native._native is None:
+            pytest.skip("runtime._native was not built")
+        capsule = exchange_capsule(lambda device: fake.stream)
+        monkeypatch.setattr(FakeTensor, "__dlpack_c_exchange_api__", capsule, raising=False)
     return fake
 
 

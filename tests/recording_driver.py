@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import itertools
+import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,15 @@ from typing import Any
 from aot.pack import Package
 from aot.providers.base import gemm_tensors
 from aot.variants import Variant
+from runtime import native
 from runtime.driver import Driver, PreparedLaunch
 from runtime.errors import DeviceError
-from runtime.program import Launch
+from runtime.libcuda import FUNCTIONS
+from runtime.program import ATTRIBUTE_WORDS, Launch
 from runtime.signature import Signature
 from runtime.tensor import contiguous_strides
+
+from .native_stand_in import read_config, write
 
 
 @dataclass(frozen=True)
@@ -124,28 +130,47 @@ class RecordingDriver(Driver):
         self.log.append(("max_active_clusters", kernel[1], cluster, block, shared_bytes))
         return self.active_clusters
 
-    def prepare(self, kernel: Any, launch: Launch) -> PreparedLaunch:
+    def prepare(self, kernel: Any, launch: Launch, pointers: int) -> PreparedLaunch:
         self.log.append(("prepare", kernel[1]))
-        buffer = bytearray(launch.parameters)
+        if native._native is None or not hasattr(FakeTensor, "__dlpack_c_exchange_api__"):
+            return _Recorded(self, kernel[1], launch)
+        self._shapes.append((kernel[1], launch))
+        shape = (*launch.grid, *launch.block, launch.shared_bytes)
+        attributes = [(identity, *words) for identity, words in launch.attributes]
+        slots = [(slot.offset, slot.pointer, slot.addend, slot.mask) for slot in launch.slots]
+        address, function = ctypes.cast(self._entry, ctypes.c_void_p).value, len(self._shapes)
+        parts = (address, function, shape, attributes, launch.parameters, launch.offsets, slots, pointers, self._failed)
+        ready: PreparedLaunch = native._native.Launch(*parts)
+        return ready
 
-        def run(stream: int) -> None:
-            if self.quiet:
-                return
-            self._maybe_fail("cuLaunchKernelEx")
-            parameters = tuple(bytes(buffer[o : o + s]) for o, s in zip(launch.offsets, launch.sizes, strict=True))
-            self.launches.append(
-                Launched(
-                    kernel[1],
-                    launch.grid,
-                    launch.block,
-                    launch.shared_bytes,
-                    launch.attributes,
-                    parameters,
-                    stream,
-                )
-            )
+    def __post_init__(self) -> None:
+        self._shapes: list[tuple[str, Launch]] = []  # of native launches, by their function less 1
+        self._entry = ctypes.CFUNCTYPE(ctypes.c_int, *FUNCTIONS["cuLaunchKernelEx"][1])(self._launched)
+        self._question = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._answer_current_context)
 
-        return PreparedLaunch(memoryview(buffer).cast("Q"), run)
+    def _launched(self, config: int, function: int, parameters: int, _extra: int) -> int:
+        if self.quiet:
+            return 0
+        if self.failing == "cuLaunchKernelEx":
+            return 719
+        symbol, launch = self._shapes[function - 1]
+        pointers = (ctypes.c_void_p * len(launch.sizes)).from_address(parameters)
+        values = tuple(ctypes.string_at(p or 0, s) for p, s in zip(pointers, launch.sizes, strict=True))
+        grid, block, shared_bytes, stream, attributes = read_config(config)
+        words = tuple((identity, words[: ATTRIBUTE_WORDS[identity]]) for identity, *words in attributes)
+        attributes = tuple((identity, tuple(found)) for identity, found in words)
+        self.launches.append(Launched(symbol, grid, block, shared_bytes, attributes, values, stream))
+        return 0
+
+    def _failed(self, *_: Any) -> None:
+        self._maybe_fail("cuLaunchKernelEx")
+
+    def context_question(self) -> tuple[int, int]:
+        return ctypes.cast(self._question, ctypes.c_void_p).value or 0, 0xC0 + self.ordinal
+
+    def _answer_current_context(self, out: int) -> int:
+        write(out, ctypes.c_void_p(0xC0 + sys.modules["torch"].device))
+        return 0
 
     def count(self, what: str) -> int:
         return sum(entry[0] == what for entry in self.log)
@@ -153,6 +178,29 @@ class RecordingDriver(Driver):
     def _maybe_fail(self, call: str) -> None:
         if self.failing == call:
             raise DeviceError(f"{call} failed: CUDA_ERROR_LAUNCH_FAILED (719), unspecified launch failure")
+
+
+class _Recorded:
+    def __init__(self, driver: RecordingDriver, symbol: str, shape: Launch) -> None:
+        self._driver, self._symbol, self._shape = driver, symbol, shape
+
+    def launch(self, pointers: Sequence[int], stream: int) -> None:
+        if self._driver.quiet:
+            return
+        self._driver._maybe_fail("cuLaunchKernelEx")
+        shape, buffer = self._shape, self._shape.with_pointers(pointers)
+        parameters = tuple(bytes(buffer[o : o + s]) for o, s in zip(shape.offsets, shape.sizes, strict=True))
+        self._driver.launches.append(
+            Launched(
+                self._symbol,
+                shape.grid,
+                shape.block,
+                shape.shared_bytes,
+                shape.attributes,
+                parameters,
+                stream,
+            )
+        )
 
 
 # --- tensors ---
@@ -218,6 +266,13 @@ class FakeTensor:
 FakeTensor.__module__ = "torch.fake"
 
 
+class FakeParameter(FakeTensor):
+    pass
+
+
+FakeParameter.__module__ = "torch.fake"
+
+
 class FakeTorch(types.ModuleType):
     """The few names that the runtime uses of an imported torch."""
 
@@ -234,6 +289,7 @@ class FakeTorch(types.ModuleType):
             stream=self._enter, ExternalStream=lambda handle, device: ("external", handle)
         )
         self.no_grad = contextlib.nullcontext
+        self.Tensor, self.nn = FakeTensor, types.SimpleNamespace(Parameter=FakeParameter)
         for name, dtype in DTYPES.items():
             setattr(self, name, dtype)
 

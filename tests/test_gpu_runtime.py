@@ -285,8 +285,7 @@ def test_work_is_ordered_on_the_current_stream(library: Library, signature: Sign
 
 
 def test_stream_can_be_given_in_every_form(library: Library, signature: Signature, torch: Any) -> None:
-    from cuda.bindings import driver
-
+    driver = pytest.importorskip("cuda.bindings.driver")
     problem = Problem(torch, signature, 64)
     stream = torch.cuda.Stream()
     for form in (stream, stream.cuda_stream, driver.CUstream(stream.cuda_stream)):

@@ -1,0 +1,578 @@
+/* The steady state of a launch without Python: read tensors, look the shape up, patch pointers, cuLaunchKernelEx.
+
+   Optional: where this was not built, `runtime.library` and `runtime.driver` do the same in Python. Everything here was
+   checked by Python before it came; nothing is read from an archive. Built against Python's stable ABI, and against
+   neither torch nor CUDA: tensors are read through the exchange API of DLPack 1.3 that their type offers
+   (__dlpack_c_exchange_api__), and the driver's functions come as addresses. */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- ABI of others: dlpack.h 1.3, cuda.h --- */
+
+typedef struct {
+    void *data;
+    struct { int32_t type, id; } device;
+    int32_t ndim;
+    struct { uint8_t code, bits; uint16_t lanes; } dtype;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+} DLTensor;
+
+typedef struct {
+    struct { uint32_t major, minor; } version;
+    void *previous;
+    void *allocate, *from_object, *to_object;
+    int (*view)(void *object, DLTensor *out);
+    int (*current_stream)(int32_t device_type, int32_t device, void **stream);
+} ExchangeApi;
+
+enum { DLPACK_MAJOR = 1, DLPACK_CUDA = 2 };
+
+typedef struct {
+    uint32_t grid[3], block[3], shared_bytes;
+    void *stream;
+    const void *attributes;
+    uint32_t count;
+} Config; /* CUlaunchConfig */
+
+enum { ATTRIBUTE_BYTES = 72, ATTRIBUTE_WORDS = 16 }; /* CUlaunchAttribute: an id, a pad, 64 bytes of value */
+
+typedef int (*LaunchKernel)(const Config *, void *function, void **parameters, void **extra);
+typedef int (*GetCurrent)(void **context);
+
+/* --- one prepared launch --- */
+
+enum { MOST_BYTES = 4096, MOST_PARAMETERS = 32, MOST_SLOTS = 32, MOST_ATTRIBUTES = 4, ALIGNMENT = 64 };
+
+typedef struct { uint32_t offset, pointer; uint64_t addend, mask; } Slot;
+
+typedef struct {
+    PyObject_HEAD
+    LaunchKernel call;
+    void *function;
+    Config config;
+    uint32_t attributes[MOST_ATTRIBUTES][ATTRIBUTE_BYTES / 4];
+    uint32_t size, parameters, slots, pointers;
+    uint32_t offset[MOST_PARAMETERS];
+    Slot slot[MOST_SLOTS];
+    unsigned char template[MOST_BYTES];
+    PyObject *failed; /* called with this, the pointers, the stream and the CUresult */
+} Launch;
+
+static PyTypeObject *launch_type;
+
+/* The driver reads parameters during the call only, so they are on the stack: any number of threads may be here. */
+static int launch(const Launch *self, const uint64_t *pointers, uint64_t stream) {
+    unsigned char storage[MOST_BYTES + ALIGNMENT];
+    unsigned char *buffer = storage + (-(uintptr_t)storage & (ALIGNMENT - 1));
+    void *parameters[MOST_PARAMETERS];
+    Config config = self->config;
+    int result;
+    memcpy(buffer, self->template, self->size);
+    for (uint32_t i = 0; i < self->slots; i++) {
+        const Slot *slot = &self->slot[i];
+        uint64_t word = (pointers[slot->pointer] + slot->addend) & slot->mask;
+        memcpy(buffer + slot->offset, &word, sizeof word);
+    }
+    for (uint32_t i = 0; i < self->parameters; i++) parameters[i] = buffer + self->offset[i];
+    config.stream = (void *)(uintptr_t)stream;
+    config.attributes = self->attributes;
+    Py_BEGIN_ALLOW_THREADS
+    result = self->call(&config, self->function, parameters, NULL);
+    Py_END_ALLOW_THREADS
+    return result;
+}
+
+/* 0, or -1 with an exception set: what `failed` raised, if it did. */
+static int launch_or_fail(Launch *self, const uint64_t *pointers, uint64_t stream) {
+    int error = launch(self, pointers, stream);
+    PyObject *given, *answer;
+    if (error == 0) return 0;
+    given = PyTuple_New(self->pointers);
+    if (given == NULL) return -1;
+    for (uint32_t i = 0; i < self->pointers; i++) {
+        PyObject *pointer = PyLong_FromUnsignedLongLong(pointers[i]);
+        if (pointer == NULL || PyTuple_SetItem(given, i, pointer) < 0) {
+            Py_DECREF(given);
+            return -1;
+        }
+    }
+    answer = PyObject_CallFunction(self->failed, "OOKi", self, given, (unsigned long long)stream, error);
+    Py_DECREF(given);
+    if (answer == NULL) return -1;
+    Py_DECREF(answer);
+    return 0;
+}
+
+/* A sequence of integers as they are read by `read`; -1 with an exception set if there are more than `most`. */
+static Py_ssize_t integers(PyObject *sequence, uint64_t *out, Py_ssize_t most) {
+    Py_ssize_t count = PySequence_Size(sequence);
+    if (count > most) {
+        PyErr_SetString(PyExc_OverflowError, "more than a native launch can hold");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PySequence_GetItem(sequence, i);
+        if (item == NULL) return -1;
+        out[i] = PyLong_AsUnsignedLongLongMask(item);
+        Py_DECREF(item);
+        if (PyErr_Occurred()) return -1;
+    }
+    return count;
+}
+
+/* Launch(cuLaunchKernelEx, function, (grid, block and shared bytes), ((attribute, words...), ...), parameters, offsets,
+          ((offset, pointer, addend, mask), ...), number of pointers, failed)
+   OverflowError: it is larger than this can hold. */
+static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    unsigned long long call, function;
+    PyObject *shape, *attributes, *offsets, *slots, *failed;
+    const char *parameters;
+    Py_ssize_t size, count;
+    unsigned int pointers;
+    uint64_t words[ATTRIBUTE_WORDS + 1];
+    Launch *self;
+    (void)keywords;
+    if (!PyArg_ParseTuple(args, "KKOOy#OOIO", &call, &function, &shape, &attributes, &parameters, &size, &offsets,
+                          &slots, &pointers, &failed))
+        return NULL;
+    self = (Launch *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (self == NULL) return NULL;
+    Py_INCREF(failed);
+    self->failed = failed;
+    self->call = (LaunchKernel)(uintptr_t)call;
+    self->function = (void *)(uintptr_t)function;
+    self->pointers = pointers;
+    if (size > MOST_BYTES) {
+        PyErr_SetString(PyExc_OverflowError, "more than a native launch can hold");
+        goto wrong;
+    }
+    self->size = (uint32_t)size;
+    memcpy(self->template, parameters, (size_t)size);
+    if (integers(shape, words, 7) != 7) goto wrong;
+    for (int i = 0; i < 3; i++) {
+        self->config.grid[i] = (uint32_t)words[i];
+        self->config.block[i] = (uint32_t)words[i + 3];
+    }
+    self->config.shared_bytes = (uint32_t)words[6];
+    count = PySequence_Size(attributes);
+    if (count < 0 || count > MOST_ATTRIBUTES) goto wrong;
+    self->config.count = (uint32_t)count;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PySequence_GetItem(attributes, i);
+        Py_ssize_t found = item == NULL ? -1 : integers(item, words, ATTRIBUTE_WORDS + 1);
+        Py_XDECREF(item);
+        if (found < 1) goto wrong;
+        self->attributes[i][0] = (uint32_t)words[0];
+        for (Py_ssize_t j = 1; j < found; j++) self->attributes[i][j + 1] = (uint32_t)words[j];
+    }
+    {
+        uint64_t found[MOST_PARAMETERS];
+        count = integers(offsets, found, MOST_PARAMETERS);
+        if (count < 0) goto wrong;
+        self->parameters = (uint32_t)count;
+        for (Py_ssize_t i = 0; i < count; i++) {
+            if (found[i] > (uint64_t)size) goto wrong;
+            self->offset[i] = (uint32_t)found[i];
+        }
+    }
+    count = PySequence_Size(slots);
+    if (count < 0 || count > MOST_SLOTS) goto wrong;
+    self->slots = (uint32_t)count;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PySequence_GetItem(slots, i);
+        Py_ssize_t found = item == NULL ? -1 : integers(item, words, 4);
+        Py_XDECREF(item);
+        if (found != 4 || words[0] + 8 > (uint64_t)size || words[1] >= pointers) goto wrong;
+        self->slot[i] = (Slot){(uint32_t)words[0], (uint32_t)words[1], words[2], words[3]};
+    }
+    return (PyObject *)self;
+wrong:
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_OverflowError, "more than a native launch can hold");
+    Py_DECREF(self);
+    return NULL;
+}
+
+static void launch_dealloc(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    Py_XDECREF(((Launch *)object)->failed);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+enum { MOST_TENSORS = 12 };
+
+/* launch(pointers, stream): as many pointers as there are. */
+static PyObject *launch_run(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    Launch *self = (Launch *)object;
+    uint64_t pointers[MOST_TENSORS], stream;
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "launch(pointers, stream)");
+        return NULL;
+    }
+    if (integers(args[0], pointers, MOST_TENSORS) != self->pointers) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a wrong number of pointers");
+        return NULL;
+    }
+    stream = PyLong_AsUnsignedLongLong(args[1]);
+    if (PyErr_Occurred() || launch_or_fail(self, pointers, stream) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef launch_methods[] = {
+    {"launch", (PyCFunction)(void (*)(void))launch_run, METH_FASTCALL, "launch(pointers, stream)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot launch_slots[] = {
+    {Py_tp_new, launch_new},
+    {Py_tp_dealloc, launch_dealloc},
+    {Py_tp_methods, launch_methods},
+    {0, NULL},
+};
+
+static PyType_Spec launch_spec = {"runtime._native.Launch", sizeof(Launch), 0, Py_TPFLAGS_DEFAULT, launch_slots};
+
+/* --- the table of shapes --- */
+
+enum { MOST_DIMS = 5, WORDS_OF_TENSOR = 3 + 2 * MOST_DIMS, MOST_WORDS = 1 + MOST_TENSORS * WORDS_OF_TENSOR };
+enum { MOST_LAUNCHES = 4, MOST_ENTRIES = 4096, BUCKETS = 2 * MOST_ENTRIES, LAST_DEFAULT_STREAM = 2, OUT = 2 };
+
+typedef struct {
+    uint64_t hash;
+    uint32_t words, tensors, launches;
+    int32_t device;
+    Launch *launch[MOST_LAUNCHES];
+    uint64_t misaligned[MOST_TENSORS], bytes[MOST_TENSORS];
+    uint8_t may_be_out[MOST_TENSORS];
+    PyObject *shape, *keywords; /* of `new_empty`, where the output is not given */
+    int64_t key[]; /* words */
+} Entry;
+
+typedef struct {
+    PyObject_HEAD
+    const ExchangeApi *api;
+    PyObject *types, *new_empty;
+    GetCurrent get_current; /* NULL: one device, any context will do */
+    void *context;
+    uint32_t count;
+    Entry *entries[BUCKETS];
+} Table;
+
+static PyTypeObject *table_type;
+
+typedef struct {
+    DLTensor tensor[MOST_TENSORS]; /* those that are given, in order */
+    uint32_t tensors, words;
+    uint64_t hash;
+    int64_t key[MOST_WORDS];
+} Seen;
+
+static int is_tensor(const Table *self, PyObject *object) {
+    Py_ssize_t count = PyTuple_Size(self->types);
+    for (Py_ssize_t i = 0; i < count; i++)
+        if ((PyObject *)Py_TYPE(object) == PyTuple_GetItem(self->types, i)) return 1;
+    return 0;
+}
+
+/* Read a call's tensors; 0 if this table cannot serve them. Their shapes belong to them. */
+static int see(const Table *self, int64_t tag, PyObject *const *objects, Py_ssize_t count, Seen *seen) {
+    int64_t *word = seen->key;
+    uint64_t hash = 0;
+    seen->tensors = 0;
+    *word++ = tag;
+    if (count > MOST_TENSORS) return 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        DLTensor *t = &seen->tensor[seen->tensors];
+        if (objects[i] == Py_None) {
+            *word++ = -1;
+            continue;
+        }
+        if (!is_tensor(self, objects[i])) return 0;
+        if (self->api->view(objects[i], t) != 0) {
+            PyErr_Clear(); /* Python's path says what is wrong */
+            return 0;
+        }
+        if (t->device.type != DLPACK_CUDA || t->ndim < 0 || t->ndim > MOST_DIMS || (t->ndim && t->strides == NULL))
+            return 0;
+        seen->tensors++;
+        *word++ = (int64_t)t->dtype.code << 32 | (int64_t)t->dtype.bits << 16 | t->dtype.lanes;
+        *word++ = t->device.id;
+        *word++ = t->ndim;
+        for (int32_t j = 0; j < t->ndim; j++) *word++ = t->shape[j];
+        for (int32_t j = 0; j < t->ndim; j++) *word++ = t->strides[j];
+    }
+    seen->words = (uint32_t)(word - seen->key);
+    for (uint32_t i = 0; i < seen->words; i++) {
+        hash = (hash ^ (uint64_t)seen->key[i]) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 29;
+    }
+    seen->hash = hash;
+    return 1;
+}
+
+/* Where the entry for `seen` is, or would be. */
+static Entry **find(Table *self, const Seen *seen) {
+    uint64_t place = seen->hash % BUCKETS;
+    for (;; place = (place + 1) % BUCKETS) {
+        Entry *entry = self->entries[place];
+        if (entry == NULL) return &self->entries[place];
+        if (entry->hash == seen->hash && entry->words == seen->words &&
+            memcmp(entry->key, seen->key, seen->words * sizeof *seen->key) == 0)
+            return &self->entries[place];
+    }
+}
+
+static uint64_t address(const DLTensor *t) { return (uint64_t)(uintptr_t)t->data + t->byte_offset; }
+
+/* Whether the pointers of a call are such as the plan was checked for. */
+static int fits(const Entry *entry, const uint64_t *pointers) {
+    uint64_t d = pointers[OUT], d_end = d + entry->bytes[OUT];
+    for (uint32_t i = 0; i < entry->tensors; i++) {
+        uint64_t p = pointers[i];
+        if (p == 0 || p & entry->misaligned[i]) return 0;
+        if (i != OUT && d < p + entry->bytes[i] && p < d_end && !(entry->may_be_out[i] && p == d)) return 0;
+    }
+    return 1;
+}
+
+/* call(tag, stream, a, b, out, ...): the output if the launch is on its way, else None: then Python's path is to be
+   taken, which finds out why. `stream` is None for the framework's current one, or an integer. */
+static PyObject *table_call(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    Table *self = (Table *)object;
+    Seen seen;
+    Entry *entry;
+    uint64_t pointers[MOST_TENSORS], stream;
+    Launch *launches[MOST_LAUNCHES];
+    uint32_t launched;
+    PyObject *out, *made = NULL;
+    long long tag;
+    int failed = 0;
+    if (count < 2 + OUT + 1) {
+        PyErr_SetString(PyExc_TypeError, "call(tag, stream, a, b, out, ...)");
+        return NULL;
+    }
+    tag = PyLong_AsLongLong(args[0]);
+    if (tag == -1 && PyErr_Occurred()) return NULL;
+    if (!see(self, tag, args + 2, count - 2, &seen)) Py_RETURN_NONE;
+    entry = *find(self, &seen);
+    if (entry == NULL) Py_RETURN_NONE;
+    if (args[1] == Py_None) {
+        void *current = NULL;
+        if (self->api->current_stream(DLPACK_CUDA, entry->device, &current) != 0) {
+            PyErr_Clear();
+            Py_RETURN_NONE;
+        }
+        stream = (uint64_t)(uintptr_t)current;
+    } else {
+        if (!PyLong_CheckExact(args[1])) Py_RETURN_NONE;
+        stream = PyLong_AsUnsignedLongLong(args[1]);
+        if (PyErr_Occurred()) {
+            PyErr_Clear();
+            Py_RETURN_NONE;
+        }
+    }
+    if (self->get_current != NULL && stream <= LAST_DEFAULT_STREAM) {
+        void *context = NULL;
+        if (self->get_current(&context) != 0 || context != self->context) Py_RETURN_NONE;
+    }
+    for (uint32_t i = 0, j = 0; i < entry->tensors; i++)
+        if (i == OUT && entry->shape != NULL) pointers[i] = 0;
+        else pointers[i] = address(&seen.tensor[j++]);
+    launched = entry->launches;
+    for (uint32_t i = 0; i < launched; i++) { /* whoever clears the table while others run must not free these */
+        launches[i] = entry->launch[i];
+        Py_INCREF(launches[i]);
+    }
+    out = args[2 + OUT];
+    if (entry->shape != NULL) {
+        DLTensor t;
+        PyObject *given = args[1] == Py_None ? PyTuple_Pack(2, args[2], entry->shape) : NULL;
+        PyObject *keywords = entry->keywords;
+        Py_XINCREF(keywords);
+        if (given != NULL) made = PyObject_Call(self->new_empty, given, keywords);
+        Py_XDECREF(given);
+        Py_XDECREF(keywords);
+        if (made == NULL && PyErr_Occurred()) goto error;
+        out = made;
+        /* Python ran, which may have changed the table. */
+        entry = *find(self, &seen);
+        if (made == NULL || entry == NULL || self->api->view(made, &t) != 0) {
+            PyErr_Clear();
+            goto python;
+        }
+        pointers[OUT] = address(&t);
+    }
+    if (!fits(entry, pointers)) goto python;
+    for (uint32_t i = 0; i < launched && !failed; i++) failed = launch_or_fail(launches[i], pointers, stream) < 0;
+    if (failed) goto error;
+    for (uint32_t i = 0; i < launched; i++) Py_DECREF(launches[i]);
+    if (made == NULL) Py_INCREF(out);
+    return out;
+python:
+    for (uint32_t i = 0; i < launched; i++) Py_DECREF(launches[i]);
+    Py_XDECREF(made);
+    Py_RETURN_NONE;
+error:
+    for (uint32_t i = 0; i < launched; i++) Py_DECREF(launches[i]);
+    Py_XDECREF(made);
+    return NULL;
+}
+
+static void free_entry(Entry *entry) {
+    for (uint32_t i = 0; i < entry->launches; i++) Py_DECREF(entry->launch[i]);
+    Py_XDECREF(entry->shape);
+    Py_XDECREF(entry->keywords);
+    free(entry);
+}
+
+static void clear(Table *self) {
+    for (uint32_t i = 0; i < BUCKETS; i++)
+        if (self->entries[i] != NULL) {
+            Entry *entry = self->entries[i];
+            self->entries[i] = NULL;
+            free_entry(entry);
+        }
+    self->count = 0;
+}
+
+/* put(tag, (a, b, out, ...), launches, misaligned, bytes, may_be_out, device, shape, keywords): serve such calls from
+   now on; False if they are not of a kind that this can. A full table begins anew. `out` and its shape: one of both. */
+static PyObject *table_put(PyObject *object, PyObject *args) {
+    Table *self = (Table *)object;
+    PyObject *tensors, *launches, *misaligned, *bytes, *may_be_out, *shape, *keywords;
+    PyObject *given[MOST_TENSORS];
+    uint64_t aliases[MOST_TENSORS];
+    long long tag;
+    int device;
+    Seen seen;
+    Entry *entry, **place;
+    Py_ssize_t count, launched, operands;
+    if (!PyArg_ParseTuple(args, "LO!O!OOOiOO", &tag, &PyTuple_Type, &tensors, &PyTuple_Type, &launches, &misaligned,
+                          &bytes, &may_be_out, &device, &shape, &keywords))
+        return NULL;
+    count = PyTuple_Size(tensors);
+    launched = PyTuple_Size(launches);
+    if (count > MOST_TENSORS || launched == 0 || launched > MOST_LAUNCHES) Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < count; i++) given[i] = PyTuple_GetItem(tensors, i);
+    if (!see(self, tag, given, count, &seen)) Py_RETURN_FALSE;
+    operands = seen.tensors + (shape != Py_None);
+    for (Py_ssize_t i = 0; i < launched; i++) {
+        PyObject *item = PyTuple_GetItem(launches, i);
+        if (Py_TYPE(item) != launch_type || ((Launch *)item)->pointers != operands) Py_RETURN_FALSE;
+    }
+    if (self->count >= MOST_ENTRIES) clear(self);
+    entry = calloc(1, sizeof *entry + seen.words * sizeof *seen.key);
+    if (entry == NULL) return PyErr_NoMemory();
+    entry->tensors = (uint32_t)operands;
+    if (operands > MOST_TENSORS || integers(misaligned, entry->misaligned, MOST_TENSORS) != operands ||
+        integers(bytes, entry->bytes, MOST_TENSORS) != operands ||
+        integers(may_be_out, aliases, MOST_TENSORS) != operands) {
+        free(entry);
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a wrong number of operands");
+        return NULL;
+    }
+    entry->hash = seen.hash;
+    entry->words = seen.words;
+    memcpy(entry->key, seen.key, seen.words * sizeof *seen.key);
+    entry->device = device;
+    entry->launches = (uint32_t)launched;
+    for (Py_ssize_t i = 0; i < operands; i++) entry->may_be_out[i] = aliases[i] != 0;
+    for (Py_ssize_t i = 0; i < launched; i++) {
+        entry->launch[i] = (Launch *)PyTuple_GetItem(launches, i);
+        Py_INCREF(entry->launch[i]);
+    }
+    if (shape != Py_None) {
+        Py_INCREF(shape);
+        Py_INCREF(keywords);
+        entry->shape = shape;
+        entry->keywords = keywords;
+    }
+    place = find(self, &seen);
+    if (*place != NULL) free_entry(*place);
+    else self->count++;
+    *place = entry;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *table_clear(PyObject *object, PyObject *unused) {
+    (void)unused;
+    clear((Table *)object);
+    Py_RETURN_NONE;
+}
+
+/* Table(capsule, types, new_empty, cuCtxGetCurrent or 0, context): for objects of exactly these types, whose exchange
+   API the capsule has. ValueError: it is of another version than this knows. */
+static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    PyObject *capsule, *types, *new_empty;
+    unsigned long long get_current, context;
+    const ExchangeApi *api;
+    Table *self;
+    (void)keywords;
+    if (!PyArg_ParseTuple(args, "OO!OKK", &capsule, &PyTuple_Type, &types, &new_empty, &get_current, &context))
+        return NULL;
+    api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    if (api == NULL) return NULL;
+    if (api->version.major != DLPACK_MAJOR || api->view == NULL || api->current_stream == NULL) {
+        PyErr_SetString(PyExc_ValueError, "another version of DLPack's exchange API");
+        return NULL;
+    }
+    self = (Table *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (self == NULL) return NULL;
+    Py_INCREF(types);
+    Py_INCREF(new_empty);
+    self->api = api;
+    self->types = types;
+    self->new_empty = new_empty;
+    self->get_current = (GetCurrent)(uintptr_t)get_current;
+    self->context = (void *)(uintptr_t)context;
+    return (PyObject *)self;
+}
+
+static void table_dealloc(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    Table *self = (Table *)object;
+    clear(self);
+    Py_XDECREF(self->types);
+    Py_XDECREF(self->new_empty);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef table_methods[] = {
+    {"call", (PyCFunction)(void (*)(void))table_call, METH_FASTCALL, "call(tag, stream, a, b, out, ...)"},
+    {"put", table_put, METH_VARARGS, "put(tag, tensors, launches, misaligned, bytes, may_be_out, device, shape, keywords)"},
+    {"clear", table_clear, METH_NOARGS, "clear()"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot table_slots[] = {
+    {Py_tp_new, table_new},
+    {Py_tp_dealloc, table_dealloc},
+    {Py_tp_methods, table_methods},
+    {0, NULL},
+};
+
+static PyType_Spec table_spec = {"runtime._native.Table", sizeof(Table), 0, Py_TPFLAGS_DEFAULT, table_slots};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, NULL, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void) {
+    PyObject *self = PyModule_Create(&module);
+    if (self == NULL) return NULL;
+    launch_type = (PyTypeObject *)PyType_FromSpec(&launch_spec);
+    table_type = (PyTypeObject *)PyType_FromSpec(&table_spec);
+    if (launch_type == NULL || table_type == NULL || PyModule_AddObject(self, "Launch", (PyObject *)launch_type) < 0 ||
+        PyModule_AddObject(self, "Table", (PyObject *)table_type) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    Py_INCREF(launch_type); /* the globals' own */
+    Py_INCREF(table_type);
+    return self;
+}

@@ -1,0 +1,40 @@
+"""What `_native.c` offers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+class Launch:
+    def __new__(
+        cls,
+        call: int,
+        function: int,
+        shape: Sequence[int],
+        attributes: Sequence[Sequence[int]],
+        parameters: bytes,
+        offsets: Sequence[int],
+        slots: Sequence[Sequence[int]],
+        pointers: int,
+        failed: Callable[[Launch, tuple[int, ...], int, int], None],
+        /,
+    ) -> Launch: ...
+    def launch(self, pointers: Sequence[int], stream: int, /) -> None: ...
+
+class Table:
+    def __new__(
+        cls, capsule: Any, types: tuple[type, ...], new_empty: Callable[..., Any], get_current: int, context: int, /
+    ) -> Table: ...
+    def call(self, tag: int, stream: int | None, a: Any, b: Any, out: Any, /, *operands: Any) -> Any: ...
+    def put(
+        self,
+        tag: int,
+        tensors: tuple[Any, ...],
+        launches: tuple[Any, ...],
+        misaligned: Sequence[int],
+        sizes: Sequence[int],
+        may_be_out: Sequence[bool],
+        device: int,
+        shape: tuple[int, ...] | None,
+        keywords: dict[str, Any] | None,
+        /,
+    ) -> bool: ...
+    def clear(self) -> None: ...

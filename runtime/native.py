@@ -1,0 +1,36 @@
+"""`runtime._native`, where it was built, and the table of shapes that it keeps for torch tensors.
+
+Knows of a driver only what the table asks it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+_native: Any = None  # where it was not built: an install without a C compiler
+with contextlib.suppress(ImportError):
+    from . import _native
+
+if TYPE_CHECKING:
+    from .driver import Driver
+
+
+def native_table(driver: Driver) -> Any:
+    """A `runtime._native.Table` for launches on the driver's device, or False if there can be none; torch is imported.
+
+    torch 2.10 and newer have the exchange API of DLPack that it reads tensors through.
+    """
+    torch = sys.modules["torch"]
+    tensor = getattr(torch, "Tensor", None)
+    capsule = getattr(tensor, "__dlpack_c_exchange_api__", None)
+    if _native is None or capsule is None:
+        return False
+    types = (tensor, torch.nn.Parameter)  # and no subclass, whose tensors may not be what they seem
+    # The default streams are those of the context that is current, which is the device's where there is one only.
+    get_current, context = driver.context_question() if driver.device_count > 1 else (0, 0)
+    try:
+        return _native.Table(capsule, types, torch.Tensor.new_empty, get_current, context)
+    except ValueError:  # an exchange API of a later time
+        return False
