@@ -306,11 +306,15 @@ def exact_list(obj: Any, where: str, length: int | None = None) -> list[Any]:
 
 
 class NodeReader:
-    """Checks nodes one after the other and compiles each into a step; `widths[i]` is the width of value i."""
+    """Checks nodes one after the other and compiles each into a step; `widths[i]` is the width of value i.
+
+    `references` has the values that the steps so far refer to, since it was last emptied.
+    """
 
     def __init__(self, widths: list[int]) -> None:
         self.widths = widths
         self.count = 0
+        self.references: set[int] = set()
 
     def reference(self, ref: Any, where: str, width: int | None = None) -> int:
         """A value number defined so far, of `width` bits if that is given."""
@@ -318,6 +322,7 @@ class NodeReader:
             fail(where, f"refers to value {ref!r}, but only {len(self.widths)} are defined before it")
         if width is not None and self.widths[ref] != width:
             fail(where, f"needs a {width}-bit value, value {ref} has {self.widths[ref]} bits")
+        self.references.add(ref)
         return int(ref)
 
     def node(self, node: Any, where: str, in_loop: bool = False) -> Step:
@@ -396,6 +401,7 @@ class NodeReader:
         exact_list(following, where, len(inits))
         nexts = [inner.reference(r, where, self.widths[i]) for r, i in zip(following, inits, strict=True)]
         self.count = inner.count
+        self.references |= {ref for ref in inner.references if ref < base}
         if not is_int(result, 0, len(inits) - 1) or self.widths[inits[result]] != width:
             fail(where, f"result {result!r} is not one of the loop's {len(inits)} variables of {width} bits")
 

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from .archive import Archive, ArchiveClosed
 from .call import (
@@ -32,9 +32,10 @@ from .driver import LAST_DEFAULT_STREAM, Driver
 from .dtypes import DTYPES
 from .errors import ArgumentError, DeviceError, KernelMiss, LayoutError, ProgramError, RecordError
 from .fallback import allocate, on_stream, result_dtype, torch_gemm
-from .function import Function, Unfit, device_view, remember, resolve_stream
+from .function import Function, Plan, Unfit, device_view, remember, resolve_stream
 from .native import native_table
 from .record import TensorArgument, TensorView
+from .rows import Known, Rows, rows_of, steps_of
 from .signature import Signature
 from .tensor import (
     LAST_STREAM,
@@ -70,6 +71,8 @@ class _GemmPlan(NamedTuple):
     dtype: Any
     function: Function
     extras: tuple[tuple[int, int, bool], ...]  # of each operand after D: such bits, bytes, whether it may be D itself
+    entry: Entry
+    plan: Plan
     launches: tuple[Any, ...]  # what `launch` does, if that depends on nothing but pointers; else none
 
 
@@ -98,6 +101,7 @@ class Library:
         self._lock = threading.RLock()
         self._workspaces = Workspaces(driver)
         self._plans: dict[Any, _GemmPlan] = {}
+        self._rows: dict[Any, Rows] = {}
         self._table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
         self._call: Any = None  # its method, once it has a plan
         self._tags: dict[Any, int] = {}  # what it knows words by
@@ -132,6 +136,7 @@ class Library:
                 return
             self._closed = True
             self._plans.clear()
+            self._rows.clear()
             if self._table:
                 self._table.clear()
             try:
@@ -310,6 +315,9 @@ class Library:
         """The first call of a shape, calls from other frameworks, and calls that the fast paths cannot vouch for."""
         if self._closed:
             raise ArchiveClosed(f"{self._archive.path}: this library was closed; load the archive again")
+        if self._grow(call):
+            more = {} if call.plain else self._words(call)
+            return self.gemm(call.a, call.b, out=call.out, stream=call.stream, **more)
         driver = self._driver
         a, b, out, stream = call.a, call.b, call.out, call.stream
         given = {"a": a, "b": b} | {n: x for n, x in zip(EXTRAS, call.operands, strict=True) if x is not None}
@@ -363,8 +371,67 @@ class Library:
                     with self._lock:
                         self._put(call, found, allocated)
                         remember(self._plans, fast_key, found)
+                        self._keep_rows(call._replace(out=None if allocated else out), found, views)
             found.launch(tuple(v.pointer for v in views), handle)
         return out
+
+    @staticmethod
+    def _words(call: Call) -> GemmOptions:
+        """What `gemm` took by keyword."""
+        words = {"epilogue": call.epilogue, "overlap": call.overlap, "dtype": call.dtype}
+        return cast("GemmOptions", dict(zip(EXTRAS, call.operands, strict=True)) | words)
+
+    def _keep_rows(self, call: Call, found: _GemmPlan, views: tuple[TensorView, ...]) -> None:
+        """Remember a plan of torch tensors for calls with other numbers of rows. The caller holds the lock."""
+        asked = rows_of(call)
+        if asked is None:
+            return
+        rows, alike = asked
+        if alike not in self._rows:
+            remember(self._rows, alike, Rows(found.entry))
+        steps = steps_of(call, views, rows)
+        self._rows[alike].keep(Known(found.function, found.plan, rows, steps, found))
+
+    def _grow(self, call: Call) -> bool:
+        """Make a plan for a call of torch tensors that is like one before but for its rows; whether there is a new one.
+
+        A tenth of the work of the first call of a shape. Pointers are for the fast paths to check.
+        """
+        try:
+            asked = rows_of(call)
+            known = None if asked is None or (like := self._rows.get(asked[1])) is None else like.find(asked[0])
+            key = call.key()
+        except (AttributeError, TypeError, RuntimeError):  # no torch tensors, or sparse ones
+            return False
+        if asked is None or known is None or key in self._plans:
+            return False
+        rows, found = asked[0], known.gemm
+        more = rows - known.rows
+        with self._driver.current(), self._lock:
+            plan = known.function.plan_rows(known.plan, rows)
+            if plan is None:
+                return False
+            a_bytes, b_bytes, d_bytes, *sizes = (
+                size + more * step
+                for size, step in zip(
+                    (found.a_bytes, found.b_bytes, found.d_bytes, *(size for _, size, _ in found.extras)),
+                    known.steps,
+                    strict=True,
+                )
+            )
+            grown = found._replace(
+                launch=plan.launch,
+                launches=plan.launches if found.launches else (),
+                plan=plan,
+                a_bytes=a_bytes,
+                b_bytes=b_bytes,
+                d_bytes=d_bytes,
+                shape=(rows, *found.shape[1:]),
+                extras=tuple((mask, size, may) for (mask, _, may), size in zip(found.extras, sizes, strict=True)),
+            )
+            self._put(call, grown, call.out is None)
+            remember(self._plans, key, grown)
+        return True
 
     def _put(self, call: Call, found: _GemmPlan, allocated: bool) -> None:
         """Give the native table what it needs to serve calls like this one, of torch tensors, from now on.
@@ -409,8 +476,10 @@ class Library:
             names = [operand.name for operand in signature.operands()]
             return _GemmPlan(
                 launch=plan.launch,
-                launches=() if function.record.workspace_arguments() else plan.launches,
+                launches=() if function.record.workspace_arguments else plan.launches,
                 function=function,
+                entry=entry,
+                plan=plan,
                 device=driver.device,
                 misaligned=max(masks[:3]),
                 a_bytes=span_bytes(views[0]),

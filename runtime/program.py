@@ -10,7 +10,10 @@ Knows nothing of tensors, GEMMs, archives or the driver.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
+import operator
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -114,6 +117,7 @@ class Program:
     launches: tuple[_LaunchShape, ...]
     _constants: tuple[int | None, ...] = field(repr=False)  # what each value is where that is known from the start
     _steps: tuple[tuple[int, Step], ...] = field(repr=False)  # how the others are computed, in order
+    _inputs: tuple[int, ...] = field(repr=False)  # for each value a bit for each input that it depends on
 
     @classmethod
     def from_json(cls, obj: Any, kernels: int) -> Program:
@@ -137,7 +141,11 @@ class Program:
                 fail(what, f"a name appears twice in {names!r:.200}")
         reader = NodeReader([w for _, w in values])
         nodes = exact_list(obj["nodes"], "nodes")
-        steps = [(len(values) + i, reader.node(n, f"node {i}")) for i, n in enumerate(nodes)]
+        steps, inputs = [], [1 << i for i in range(len(values))]
+        for i, node in enumerate(nodes):
+            reader.references.clear()
+            steps.append((len(values) + i, reader.node(node, f"node {i}")))
+            inputs.append(functools.reduce(operator.or_, (inputs[ref] for ref in reader.references), 0))
         constants = (*(None for _ in values), *(n[2] if n[0] == "const" else None for n in nodes))
         launches = exact_list(obj["launches"], "launches")
         if not launches:
@@ -146,56 +154,100 @@ class Program:
         if {s.kernel for s in shapes} != set(range(kernels)):
             fail("launches", f"they must use each of the {kernels} kernels")
         steps = [(number, step) for number, step in steps if constants[number] is None]
-        return cls(tuple(values), tuple(pointers), kernels, shapes, constants, tuple(steps))
+        return cls(tuple(values), tuple(pointers), kernels, shapes, constants, tuple(steps), tuple(inputs))
 
     def plan(self, values: Sequence[int]) -> tuple[Launch, ...]:
+        """The launches for one shape; see `evaluate`."""
+        return self.evaluate(values).launches
+
+    def evaluate(self, values: Sequence[int], last: Evaluation | None = None) -> Evaluation:
         """Evaluate for one shape; `values` in the order of `self.values`, signed or unsigned.
+
+        With the evaluation of another shape only what depends on values that differ is computed again.
 
         Raises:
             ProgramError: a value does not fit its width, or these values make the launch undefined or illegal.
         """
         if len(values) != len(self.values):
             raise ProgramError(f"this program takes {len(self.values)} values, {len(values)} were given")
-        v: Values = list(self._constants)
+        v: Values = list(self._constants) if last is None else last.numbers.copy()
+        changed = -1 if last is None else 0
         for number, (x, (name, width)) in enumerate(zip(values, self.values, strict=True)):
             if not -(1 << (width - 1)) <= x < (1 << width):
                 raise ProgramError(f"{name} = {x} does not fit the {width} bits this kernel was compiled with")
-            v[number] = x & ((1 << width) - 1)
+            x &= (1 << width) - 1
+            if last is None or v[number] != x:
+                changed |= 1 << number
+                v[number] = x
+        inputs = self._inputs
         for number, step in self._steps:
-            v[number] = step(v)
-        return tuple(_evaluate_launch(shape, v) for shape in self.launches)
+            if last is None or inputs[number] & changed:
+                v[number] = step(v)
+        if last is None:
+            return Evaluation(v, tuple(_evaluate_launch(shape, v) for shape in self.launches))
+        again = zip(self.launches, last.launches, strict=True)
+        return Evaluation(v, tuple(self._update(shape, launch, v, changed) for shape, launch in again))
+
+    def _update(self, shape: _LaunchShape, last: Launch, v: Values, changed: int) -> Launch:
+        """A launch where only words of its parameters and its grid may differ from those of `last`."""
+        inputs = self._inputs
+        fixed = (*shape.block, shape.shared_bytes, *(r for _, refs in shape.attributes for r in refs))
+        addends = (addend for _, _, _, addend in shape.slots if addend is not None)
+        if any(inputs[ref] & changed for ref in (*fixed, *addends)):
+            return _evaluate_launch(shape, v)
+        grid = _evaluate_grid(shape, v)
+        parameters = bytearray(last.parameters)
+        for offset, size, ref in shape.words:
+            if inputs[ref] & changed:
+                parameters[offset : offset + size] = _number(v, ref).to_bytes(8, "little")[:size]
+        return dataclasses.replace(last, grid=grid, parameters=bytes(parameters))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A program's launches for one shape, and all numbers on the way to them, in their order."""
+
+    numbers: Values
+    launches: tuple[Launch, ...]
+
+
+def _number(v: Values, ref: int) -> int:
+    """A value that is needed."""
+    value = v[ref]
+    if type(value) is Poison:
+        raise ProgramError(value.reason)
+    return int(value)
+
+
+def _evaluate_grid(shape: _LaunchShape, v: Values) -> tuple[int, int, int]:
+    grid = (_number(v, shape.grid[0]), _number(v, shape.grid[1]), _number(v, shape.grid[2]))
+    if any(not 1 <= g <= most for g, most in zip(grid, MAX_GRID, strict=True)):
+        raise ProgramError(f"the launch grid would be {grid}; each extent must be 1 to {MAX_GRID}")
+    return grid
 
 
 def _evaluate_launch(shape: _LaunchShape, v: Values) -> Launch:
-    def number(ref: int) -> int:
-        value = v[ref]
-        if type(value) is Poison:
-            raise ProgramError(value.reason)
-        return int(value)
-
-    grid = (number(shape.grid[0]), number(shape.grid[1]), number(shape.grid[2]))
-    block = (number(shape.block[0]), number(shape.block[1]), number(shape.block[2]))
-    if any(not 1 <= g <= most for g, most in zip(grid, MAX_GRID, strict=True)):
-        raise ProgramError(f"the launch grid would be {grid}; each extent must be 1 to {MAX_GRID}")
+    grid = _evaluate_grid(shape, v)
+    block = (_number(v, shape.block[0]), _number(v, shape.block[1]), _number(v, shape.block[2]))
     if any(b < 1 for b in block) or block[0] * block[1] * block[2] > MAX_BLOCK_THREADS:
         raise ProgramError(f"the launch block would be {block}; at most {MAX_BLOCK_THREADS} threads are possible")
-    shared_bytes = number(shape.shared_bytes)
+    shared_bytes = _number(v, shape.shared_bytes)
     if shared_bytes > MAX_SHARED_BYTES:
         raise ProgramError(f"the launch would need {shared_bytes} bytes of shared memory")
     parameters = bytearray(shape.template)
     for offset, size, ref in shape.words:
-        parameters[offset : offset + size] = number(ref).to_bytes(8, "little")[:size]
+        parameters[offset : offset + size] = _number(v, ref).to_bytes(8, "little")[:size]
     return Launch(
         kernel=shape.kernel,
         grid=grid,
         block=block,
         shared_bytes=shared_bytes,
-        attributes=tuple((i, tuple(number(r) for r in refs)) for i, refs in shape.attributes),
+        attributes=tuple((i, tuple(_number(v, r) for r in refs)) for i, refs in shape.attributes),
         parameters=bytes(parameters),
         offsets=shape.offsets,
         sizes=shape.sizes,
         slots=tuple(
-            Slot(offset, tma, pointer, 0 if addend is None else signed(number(addend), 64))
+            Slot(offset, tma, pointer, 0 if addend is None else signed(_number(v, addend), 64))
             for offset, tma, pointer, addend in shape.slots
         ),
     )

@@ -7,6 +7,7 @@ Knows nothing of GEMMs, frameworks, archives or the driver.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -178,10 +179,12 @@ class Record:
 
         return walk(self.arguments)
 
+    @functools.cached_property
     def device_arguments(self) -> tuple[DeviceArgument, ...]:
         """What the runtime must ask the device before it binds."""
         return tuple(a for a in self.leaves() if isinstance(a, DeviceArgument))
 
+    @functools.cached_property
     def workspace_arguments(self) -> tuple[WorkspaceArgument, ...]:
         """What the runtime must provide at each launch; their pointers follow the tensors' in the program's order."""
         return tuple(a for a in self.leaves() if isinstance(a, WorkspaceArgument))
@@ -202,7 +205,7 @@ class Record:
             if isinstance(a, WorkspaceArgument) and a.each is not None and a.each not in devices:
                 fail(where, f"the workspace {a.name!r} is for each of {a.each!r:.50}, which is no device argument")
         overlapping = any(PROGRAMMATIC_STREAM_SERIALIZATION in dict(x.attributes) for x in self.program.launches)
-        if overlapping and self.workspace_arguments():
+        if overlapping and self.workspace_arguments:
             fail(where, "it has a workspace, and its launches may overlap those before them, which use the same")
         defined = {name: s.width for name, s in self.symbols.items()}
         for a in leaves:
@@ -321,6 +324,29 @@ class Record:
     def plan(self, values: Sequence[int]) -> tuple[Launch, ...]:
         """The launches for one shape; see `Program.plan`."""
         return self.program.plan(values)
+
+    @functools.cached_property
+    def rows(self) -> str | None:
+        """The symbol that is the first extent of the first tensor, if it has two and that is one: M of a GEMM."""
+        first = self.arguments[0]
+        if isinstance(first, TensorArgument) and len(first.shape) == 2 and isinstance(first.shape[0], str):
+            return first.shape[0]
+        return None
+
+    def with_rows(self, values: Sequence[int], rows: int) -> tuple[int, ...] | None:
+        """`values` of other arguments for arguments with `rows` in place of their `self.rows`, all else being equal.
+
+        None where `bind` has to look, which also says what is wrong: where extents of 1 let strides be ignored, and
+        where the number is not one that this was compiled for.
+        """
+        name = self.rows
+        names = [n for n, _ in self.program.values]
+        if name is None or name not in names:
+            return None
+        symbol, place = self.symbols[name], names.index(name)
+        if rows < 2 or values[place] < 2 or rows % symbol.divisibility or rows >= 1 << (symbol.width - 1):
+            return None
+        return (*values[:place], rows, *values[place + 1 :])
 
 
 def check_address(name: str, t: TensorView) -> None:

@@ -34,7 +34,7 @@ from aot.manifest import signature_problem
 from aot.providers import PROVIDERS, provider
 from aot.variants import Family, Variant
 from runtime.errors import ProgramError, RecordError
-from runtime.program import Launch
+from runtime.program import Evaluation, Launch
 from runtime.record import Record, TensorArgument
 from runtime.signature import Signature
 
@@ -60,6 +60,7 @@ class Oracle:
 
     def __init__(self, lowered: Lowered, directory: Path) -> None:
         self.record = Record.from_json(lowered.record)
+        self._last: Evaluation | None = None
         self.flat, _, _ = _argument_inputs(lowered.record["arguments"], lowered.record["symbols"])
         entry = next(iter(parse_function(lowered.host_text).values()))
         self.argument_types = [parse_type(t) for _, t in entry.arguments]
@@ -121,9 +122,12 @@ class Oracle:
     def compare(self, values: Mapping[str, int], pointers: Sequence[int], stream: int = 0x5EA) -> bool:
         """Check one case; an assertion fails on a difference. False if our program refuses the case as undefined."""
         try:
-            ours = self.record.plan([values[name] for name, _ in self.record.program.values])
+            given = [values[name] for name, _ in self.record.program.values]
+            ours = self.record.plan(given)
         except ProgramError:
             return False
+        self._last = self.record.program.evaluate(given, self._last)
+        assert self._last.launches == ours, f"not what it is after another case, with {dict(values)}"
         runs = [self.native(values, pointers, stream, fill) for fill in (0x00, 0xA5, 0xFF)]
         for index, a in enumerate(ours):
             where = f"launch {index} with {dict(values)}"
@@ -152,13 +156,13 @@ def random_case(record: Record, rng: random.Random) -> tuple[dict[str, int], lis
         top = rng.choice([1, 2, 8, 64, 512, 4096, 32768] + [1 << 28, 1 << 36] * (symbol.width == 64))
         values[name] = symbol.divisibility * rng.randint(1, max(1, top))
     multiprocessors = rng.choice([46, 78, 108, 114, 132, 148, 188])
-    for device in record.device_arguments():
+    for device in record.device_arguments:
         values[device.name] = multiprocessors // device.cluster_size
     scalars: dict[str, Any] = dict(record.program.values)
     for name, width in scalars.items():
         values.setdefault(name, rng.getrandbits(width))
     tensors = [a.alignment for a in record.leaves() if isinstance(a, TensorArgument)]
-    workspaces = [128 for _ in record.workspace_arguments()]
+    workspaces = [128 for _ in record.workspace_arguments]
     pointers = [alignment * rng.randrange(1 << 26, (1 << 47) // alignment) for alignment in tensors + workspaces]
     return values, pointers
 

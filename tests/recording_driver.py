@@ -241,6 +241,9 @@ class FakeTensor:
         self.offset = 0
         self.storage_bytes = 1 << 30
 
+    def dim(self) -> int:
+        return len(self.shape)
+
     def stride(self) -> tuple[int, ...]:
         return self._strides
 

@@ -99,7 +99,7 @@ def test_every_function_is_right_at_its_own_extents(library: Library, functions:
 @pytest.fixture
 def sharing(library: Library, functions: list[tuple[str, Signature]]) -> list[tuple[str, Signature]]:
     """The functions that keep sums in a workspace."""
-    found = [(name, s) for name, s in functions if library.functions[name].record.workspace_arguments()]
+    found = [(name, s) for name, s in functions if library.functions[name].record.workspace_arguments]
     if not found:
         pytest.skip("no function of the archive needs a workspace")
     return found

@@ -111,7 +111,7 @@ def test_workspaces_follow_the_tensors_and_are_no_callers_to_pass() -> None:
     changed["arguments"].insert(2, workspace())
     changed["program"]["pointers"].append("sums")
     read = Record.from_json(changed)
-    assert read.workspace_arguments() == (WorkspaceArgument("sums", 64, "clusters", False),)
+    assert read.workspace_arguments == (WorkspaceArgument("sums", 64, "clusters", False),)
     assert read.bind([X, Y, 1.0, None], {"clusters": 66}).pointers == (0x1000, 0x2000)
 
 
