@@ -20,8 +20,10 @@ from report import out_argument, write
 import runtime
 from aot import measure
 from aot.operands import TORCH_DTYPES
+from runtime import native
 from runtime.archive import Archive
 from runtime.dispatch import serves
+from runtime.driver import _PooledLaunch
 from runtime.record import TensorArgument
 
 BLOCK_LAUNCHES = 200
@@ -63,18 +65,19 @@ def host_us(actions: dict[str, Callable[[], Any]], blocks: int) -> dict[str, dic
 
 
 def bare_launch(library: Any, a: Any, b: Any, d: Any) -> Callable[[], Any]:
-    """cuLaunchKernelEx alone, with everything prepared: the floor for any Python launcher on this machine."""
+    """cuLaunchKernelEx alone through ctypes, with everything prepared: the least that Python can do with it."""
     import torch
 
     library.gemm(a, b, out=d)
-    plan = next(iter(library._plans.values())).launch.__self__
-    slots, launches = plan._prepare()
+    found = next(iter(library._plans.values()))
+    (launch,) = found.function.record.plan(found.plan.values)
+    kernel = found.function._kernels[launch.kernel]
     pointers = (a.data_ptr(), b.data_ptr(), d.data_ptr())
-    for words, index, pointer, addend, mask in slots:
-        words[index] = (pointers[pointer] + addend) & mask
-    stream = torch.cuda.current_stream().cuda_stream
-    (launch,) = launches
-    return lambda: launch(stream)
+    driver = library._driver
+    ready = _PooledLaunch(driver._cuda.cuLaunchKernelEx, kernel, launch, print)
+    ready.launch(pointers, torch.cuda.current_stream().cuda_stream)
+    _, _, config, parameters, _ = ready._pool[0]
+    return functools.partial(driver._cuda.cuLaunchKernelEx, config.address, kernel, parameters, None)
 
 
 def open_and_close(path: Path) -> None:
@@ -92,10 +95,7 @@ def main() -> int:
     options = parser.parse_args()
     import torch
 
-    start = time.perf_counter()
-    import cuda.bindings.driver  # noqa: F401
-
-    environment = measure.environment() | {"import_cuda_bindings_ms": round((time.perf_counter() - start) * 1e3, 1)}
+    environment = measure.environment() | {"native": native._native is not None}
     torch.zeros(1, device="cuda")
     results: dict[str, Any] = {}
     for label, path in (("tuned", options.archive), ("large", options.large)):

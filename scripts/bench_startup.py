@@ -1,0 +1,177 @@
+"""What an archive adds to the start of a process, and what compiling just in time would; needs a GPU.
+
+Every figure is of processes of their own, which take turns: from the parent's spawn to the end of the first GEMM, beside
+a process that does the same but for the archive. The parent's clock is the child's (CLOCK_MONOTONIC).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from report import ROOT, out_argument, write
+
+M, N, K = 16, 4096, 4096
+
+_TORCH = """
+import torch
+a = torch.randn({m}, {k}, device="cuda", dtype=torch.bfloat16)
+b = torch.randn({n}, {k}, device="cuda", dtype=torch.bfloat16)
+d = torch.empty({m}, {n}, device="cuda", dtype=torch.bfloat16)
+torch.cuda.synchronize()
+"""
+_END = """
+torch.cuda.synchronize()
+said["total"] = time.monotonic() - start
+"""
+# What each child does; `said` is printed in the end, seconds by name.
+CHILDREN = {
+    "torch, no GEMM": _TORCH + _END,
+    "torch, the archive's GEMM": _TORCH
+    + """
+began = time.monotonic()
+import runtime
+said["import"] = time.monotonic() - began
+began = time.monotonic()
+library = runtime.load(archive)
+said["load"] = time.monotonic() - began
+began = time.monotonic()
+library.gemm(a, b, out=d)
+torch.cuda.synchronize()
+said["first"] = time.monotonic() - began
+"""
+    + _END,
+    "torch, torch.mm": _TORCH + "torch.mm(a, b.t(), out=d)" + _END,
+    "torch, preload": _TORCH
+    + """
+import runtime
+library = runtime.load(archive)
+began = time.monotonic()
+said["kernels"] = len(library.preload())
+said["preload"] = time.monotonic() - began
+"""
+    + _END,
+    "torch.compile, max-autotune": _TORCH
+    + """
+began = time.monotonic()
+compiled = torch.compile(lambda x, y: x @ y.t(), mode="max-autotune-no-cudagraphs")
+compiled(a, b)
+torch.cuda.synchronize()
+said["first"] = time.monotonic() - began
+"""
+    + _END,
+    "driver, context only": """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+device, context = ctypes.c_int(), ctypes.c_void_p()
+cuda.cuInit(0)
+cuda.cuDeviceGet(ctypes.byref(device), 0)
+cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+cuda.cuCtxSetCurrent(context)
+pointer = ctypes.c_uint64()
+cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << 26))
+cuda.cuCtxSynchronize()
+said["total"] = time.monotonic() - start
+""",
+    "driver, the archive's GEMM": """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+device, context = ctypes.c_int(), ctypes.c_void_p()
+cuda.cuInit(0)
+cuda.cuDeviceGet(ctypes.byref(device), 0)
+cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+cuda.cuCtxSetCurrent(context)
+pointer = ctypes.c_uint64()
+cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << 26))
+began = time.monotonic()
+import runtime
+said["import"] = time.monotonic() - began
+began = time.monotonic()
+library = runtime.load(archive)
+said["load"] = time.monotonic() - began
+class Matrix:
+    def __init__(self, where, rows, columns):
+        self.__cuda_array_interface__ = dict(
+            shape=(rows, columns), typestr="<V2", descr=[("bfloat16", "<V2")], data=(where, False), version=3, stream=None
+        )
+began = time.monotonic()
+a, b, d = (Matrix(pointer.value + at, *s) for at, s in ((0, ({m}, {k})), (1 << 20, ({n}, {k})), (1 << 25, ({m}, {n}))))
+library.gemm(a, b, out=d)
+cuda.cuCtxSynchronize()
+said["first"] = time.monotonic() - began
+said["total"] = time.monotonic() - start
+""",
+}
+_BEFORE = """
+import sys, time
+start, archive = float(sys.argv[1]), sys.argv[2]
+said = {}
+said["python"] = time.monotonic() - start
+"""
+_AFTER = """
+import json
+print(json.dumps(said))
+"""
+
+
+def child(name: str, archive: Path) -> dict[str, float]:
+    """Run one; seconds by name."""
+    code = CHILDREN[name].replace("{m}", str(M)).replace("{n}", str(N)).replace("{k}", str(K))
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache}
+        paths = [str(ROOT), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
+        command = [sys.executable, "-c", _BEFORE + code + _AFTER, str(time.monotonic()), str(archive)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise SystemExit(f"{name}: {done.stderr[-2000:]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> int:
+    """Run and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("archive", type=Path, help="a tuned archive for this GPU, or one of a thousand kernels")
+    parser.add_argument("--preload", type=Path, help="the tuned archive of one model, whose kernels are preloaded")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--skip", nargs="*", default=[], choices=list(CHILDREN))
+    out_argument(parser)
+    options = parser.parse_args()
+    samples: dict[str, list[dict[str, float]]] = {}
+    for repeat in range(options.repeats + 1):
+        for name in CHILDREN:
+            slow = "compile" in name
+            if name in options.skip or (slow and repeat not in (1, 2)):
+                continue
+            archive = options.preload if name.endswith("preload") and options.preload else options.archive
+            found = child(name, archive)
+            if repeat:  # the first finds files that nobody has read
+                samples.setdefault(name, []).append(found)
+    results: dict[str, Any] = {}
+    for name, runs in samples.items():
+        results[name] = {
+            part: {
+                "median": round(statistics.median(r[part] for r in runs), 6),
+                "min": round(min(r[part] for r in runs), 6),
+                "max": round(max(r[part] for r in runs), 6),
+            }
+            for part in runs[0]
+        }
+        print(name, " ".join(f"{part}={x['median'] * 1e3:.1f}ms" for part, x in results[name].items()), flush=True)
+    from aot import measure
+
+    write(options.out, measure.environment(), unit="s", results=results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
