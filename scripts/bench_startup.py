@@ -1,7 +1,7 @@
 """What an archive adds to the start of a process, and what compiling just in time would; needs a GPU.
 
-Every figure is of processes of their own, which take turns: from the parent's spawn to the end of the first GEMM, beside
-a process that does the same but for the archive. The parent's clock is the child's (CLOCK_MONOTONIC).
+Every figure is of processes of their own, which take turns: from the parent's spawn to the end of the first GEMM,
+beside a process that does the same but for the archive. The parent's clock is the child's (CLOCK_MONOTONIC).
 """
 
 from __future__ import annotations
@@ -99,9 +99,8 @@ library = runtime.load(archive)
 said["load"] = time.monotonic() - began
 class Matrix:
     def __init__(self, where, rows, columns):
-        self.__cuda_array_interface__ = dict(
-            shape=(rows, columns), typestr="<V2", descr=[("bfloat16", "<V2")], data=(where, False), version=3, stream=None
-        )
+        types = dict(typestr="<V2", descr=[("bfloat16", "<V2")])
+        self.__cuda_array_interface__ = dict(shape=(rows, columns), data=(where, False), version=3, stream=None, **types)
 began = time.monotonic()
 a, b, d = (Matrix(pointer.value + at, *s) for at, s in ((0, ({m}, {k})), (1 << 20, ({n}, {k})), (1 << 25, ({m}, {n}))))
 library.gemm(a, b, out=d)
