@@ -99,8 +99,8 @@ library = runtime.load(archive)
 said["load"] = time.monotonic() - began
 class Matrix:
     def __init__(self, where, rows, columns):
-        types = dict(typestr="<V2", descr=[("bfloat16", "<V2")])
-        self.__cuda_array_interface__ = dict(shape=(rows, columns), data=(where, False), version=3, stream=None, **types)
+        more = dict(typestr="<V2", descr=[("bfloat16", "<V2")], stream=None)
+        self.__cuda_array_interface__ = dict(shape=(rows, columns), data=(where, False), version=3, **more)
 began = time.monotonic()
 a, b, d = (Matrix(pointer.value + at, *s) for at, s in ((0, ({m}, {k})), (1 << 20, ({n}, {k})), (1 << 25, ({m}, {n}))))
 library.gemm(a, b, out=d)
