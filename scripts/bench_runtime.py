@@ -77,7 +77,11 @@ def bare_launch(library: Any, a: Any, b: Any, d: Any) -> Callable[[], Any]:
     ready = _PooledLaunch(driver._cuda.cuLaunchKernelEx, kernel, launch, print)
     ready.launch(pointers, torch.cuda.current_stream().cuda_stream)
     _, _, config, parameters, _ = ready._pool[0]
-    return functools.partial(driver._cuda.cuLaunchKernelEx, config.address, kernel, parameters, None)
+
+    def launch(_keep: Any = ready, call: Any = driver._cuda.cuLaunchKernelEx, where: int = config.address) -> None:
+        call(where, kernel, parameters, None)
+
+    return launch
 
 
 def open_and_close(path: Path) -> None:
