@@ -160,6 +160,12 @@ class Archive:
             self._cache.clear()
             self._cached_bytes = 0
 
+    def forget_blocks(self) -> None:
+        """Give back the memory of blocks that were decompressed; what is read again is decompressed again."""
+        with self._lock:
+            self._cache.clear()
+            self._cached_bytes = 0
+
     def __enter__(self) -> Archive:
         return self
 
