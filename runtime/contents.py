@@ -19,7 +19,7 @@ from .call import EXTRAS, same_elements
 from .counters import Counters
 from .dispatch import Dispatch, Entry, gemm_mismatch, serves
 from .driver import Driver
-from .errors import ArchiveError, ArgumentError, DeviceError, KernelMiss, ProgramError, RecordError
+from .errors import ArgumentError, DeviceError, KernelMiss, ProgramError, RecordError
 from .function import MAX_PLANS, Function, Unfit, remember
 from .record import TensorArgument, TensorView
 from .signature import Signature
@@ -279,17 +279,15 @@ class Contents:
 
     # --- before the first call ---
 
-    def verify(self) -> None:
-        """Read and check all of the files.
+    def check_files(self) -> None:
+        """Read all of the files, and the gemm tables; it leaves the interpreter to other threads but for these.
 
         Raises:
             ArchiveError: something is damaged; the message names the file.
             RecordError: a gemm table is malformed.
         """
         for archive in self.archives:
-            for subject, ok, detail in archive.verify():
-                if not ok:
-                    raise ArchiveError(f"{detail} ({subject} of {archive.path})")
+            archive.check_blocks()
         self._read_tables()
 
     def preload(self, tokens: Sequence[int]) -> tuple[str, ...]:

@@ -186,7 +186,7 @@ class Library:
             try:
                 changed = new.digest != old.digest
                 if changed:
-                    new.verify()
+                    new.check_files()
                     if old.used:
                         new.check_device()
                     if old.preloaded is not None:
