@@ -212,7 +212,8 @@ class Library:
         launched this waits, until the device is idle.
 
         Raises:
-            DeviceError: a stream is being captured, which allows no such wait; nothing was unloaded, call again.
+            DeviceError: a stream is being captured, which allows no such wait and may be lost by the attempt, or the
+                driver refused; where it was the wait, nothing was unloaded, and a later call may do it.
             ArchiveError: the library was closed.
         """
         with self._changing:

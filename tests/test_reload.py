@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import pytest
 
 from runtime import ArchiveError, DeviceError, KernelMiss, Library, RecordError
 from runtime.archive import Archive
+from runtime.call import Call
 from runtime.contents import open_archives
 
 from .recording_driver import (
     FakeTensor,
     FakeTorch,
     RecordingDriver,
+    TorchDType,
     cubin,
     entry,
     gemm_record,
@@ -216,6 +219,8 @@ def test_old_kernels_stay_loaded_until_they_are_dropped(library: Library, path: 
     assert (library.stats().replaced, library.stats().kernels_loaded) == (0, 1)
     with pytest.raises(ArchiveError, match=r"v0 was unloaded, .*take it from Library\.functions again"):
         old(FakeTensor((5, K)), FakeTensor((N, K)), FakeTensor((5, N)))
+    with pytest.raises(ArchiveError, match="v0 was unloaded"):  # as a call sees it that had passed the check above
+        old.plan(())
     assert library.drop_old() == 0
     assert driver.count("synchronize") == 1, "there was nothing to wait for"
 
@@ -286,6 +291,71 @@ def test_kernels_are_not_dropped_under_a_call_that_is_about_to_launch(
     assert library.drop_old() == 0
     assert unloaded(driver) == [cubin("v0")]
     assert library.stats().launches == len(driver.launches) == 5
+
+
+class Gate:
+    """Keeps a thread waiting at one place."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.inside, self.go_on, self.thread = threading.Event(), threading.Event(), threading.Thread(target=work)
+
+    def hold(self) -> None:
+        if threading.current_thread() is self.thread and not self.go_on.is_set():
+            self.inside.set()
+            assert self.go_on.wait(20)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """While a thread of its own is held there."""
+        self.thread.start()
+        assert self.inside.wait(20)
+        yield
+        self.go_on.set()
+        self.thread.join()
+
+
+def test_plan_that_was_made_before_a_reload_is_not_kept_after_it(
+    library: Library, path: Path, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = Call.key
+    gate = Gate(lambda: call(library))
+
+    def held_key(self: Call) -> Any:
+        gate.hold()
+        return key(self)
+
+    monkeypatch.setattr(Call, "key", held_key)
+    with gate.held():  # with a plan, which it is about to keep for later calls
+        write(path, 1, driver)
+        library.reload()
+        assert version(library, driver) == "kernel_v1"
+    assert driver.launches[-1].symbol == "kernel_v0"
+    assert version(library, driver) == "kernel_v1"
+
+
+def test_word_that_was_looked_up_before_a_reload_means_the_same_after_it(
+    tmp_path: Path, driver: RecordingDriver
+) -> None:
+    path, words = tmp_path / "model.aot", ("silu", "relu")
+    records = [operands_record(w, signature(N, K, epilogue=w)) for w in words]
+    entries = [entry(signature(N, K, epilogue=w), [(None, w)]) for w in words]
+    driver.kernels |= write_archive(path, records, entries)
+    library = Library(Archive.open(path), driver)
+
+    class Slow(TorchDType):
+        def __hash__(self) -> int:
+            gate.hold()
+            return hash(self.name)
+
+    dtype = Slow("bfloat16")
+    gate = Gate(lambda: call(library, epilogue="silu", dtype=dtype))
+    call(library, epilogue="silu", dtype=dtype)
+    with gate.held():
+        write_archive(path, [*records, gemm_record("more")], entries)
+        assert library.reload()
+        call(library, epilogue="relu")
+        call(library, epilogue="relu")
+    assert driver.launches[-1].symbol == "kernel_silu"
 
 
 class CheckedLaunches(list[Any]):
