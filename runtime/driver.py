@@ -127,7 +127,8 @@ class Driver:
         """Wait until the device has done all it was given.
 
         Raises:
-            DeviceError: a stream is being captured, which allows no such wait and may be lost by it, or a kernel failed.
+            DeviceError: a stream is being captured, which allows no such wait and may be lost by it; or a kernel failed
+                before.
         """
         with self.current():
             self._call("cuCtxSynchronize")

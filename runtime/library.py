@@ -178,6 +178,7 @@ class Library:
             ArchiveError: a file is missing or damaged, or the library was closed.
             DeviceError: the files have nothing for this GPU, or the driver refused their kernels.
             RecordError: a gemm table or a record is malformed.
+            ArgumentError: there is no path, or the M values that were preloaded are more plans than are kept.
         """
         with self._changing:
             self._refuse_if_closed()
