@@ -15,6 +15,7 @@ from .errors import (
     WorkspaceError,
 )
 from .library import Function, Library, load
+from .stats import Stats
 
 __all__ = [
     "AotError",
@@ -27,6 +28,7 @@ __all__ = [
     "Library",
     "ProgramError",
     "RecordError",
+    "Stats",
     "WorkspaceError",
     "load",
 ]

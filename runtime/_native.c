@@ -8,6 +8,8 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
+#include <structmember.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,6 +64,7 @@ typedef struct {
     Slot slot[MOST_SLOTS];
     unsigned char template[MOST_BYTES];
     PyObject *failed; /* called with this, the pointers, the stream and the CUresult */
+    PyObject *weakrefs; /* who would unload the kernel sees by one whether a call still holds this */
 } Launch;
 
 static PyTypeObject *launch_type;
@@ -200,6 +203,7 @@ wrong:
 
 static void launch_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
+    if (((Launch *)object)->weakrefs != NULL) PyObject_ClearWeakRefs(object);
     Py_XDECREF(((Launch *)object)->failed);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
@@ -229,14 +233,50 @@ static PyMethodDef launch_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyMemberDef launch_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Launch, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyType_Slot launch_slots[] = {
     {Py_tp_new, launch_new},
     {Py_tp_dealloc, launch_dealloc},
     {Py_tp_methods, launch_methods},
+    {Py_tp_members, launch_members},
     {0, NULL},
 };
 
 static PyType_Spec launch_spec = {"runtime._native.Launch", sizeof(Launch), 0, Py_TPFLAGS_DEFAULT, launch_slots};
+
+/* --- how often --- */
+
+typedef struct {
+    PyObject_HEAD
+    uint64_t count; /* changed with the GIL held, so exact */
+} Counter;
+
+static PyTypeObject *counter_type;
+
+static PyObject *counter_add(PyObject *object, PyObject *unused) {
+    (void)unused;
+    ((Counter *)object)->count++;
+    Py_RETURN_NONE;
+}
+
+static PyObject *counter_read(PyObject *object, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(((Counter *)object)->count);
+}
+
+static PyMethodDef counter_methods[] = {
+    {"add", counter_add, METH_NOARGS, "add()"},
+    {"read", counter_read, METH_NOARGS, "read()"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot counter_slots[] = {{Py_tp_methods, counter_methods}, {0, NULL}};
+
+static PyType_Spec counter_spec = {"runtime._native.Counter", sizeof(Counter), 0, Py_TPFLAGS_DEFAULT, counter_slots};
 
 /* --- the table of shapes --- */
 
@@ -245,12 +285,14 @@ enum { MOST_LAUNCHES = 4, MOST_ENTRIES = 4096, BUCKETS = 2 * MOST_ENTRIES, LAST_
 
 typedef struct {
     uint64_t hash;
+    uint32_t users; /* the table, and each call under way: whoever clears the table must not free it under those */
     uint32_t words, tensors, launches;
     int32_t device;
     Launch *launch[MOST_LAUNCHES];
     uint64_t misaligned[MOST_TENSORS], bytes[MOST_TENSORS];
     uint8_t may_be_out[MOST_TENSORS];
     PyObject *shape, *keywords; /* of `new_empty`, where the output is not given */
+    Counter *counter; /* of calls launched */
     int64_t key[]; /* words */
 } Entry;
 
@@ -341,6 +383,15 @@ static int fits(const Entry *entry, const uint64_t *pointers) {
     return 1;
 }
 
+static void release(Entry *entry) {
+    if (--entry->users > 0) return;
+    for (uint32_t i = 0; i < entry->launches; i++) Py_DECREF(entry->launch[i]);
+    Py_XDECREF(entry->shape);
+    Py_XDECREF(entry->keywords);
+    Py_DECREF(entry->counter);
+    free(entry);
+}
+
 /* call(tag, stream, a, b, out, ...): the output if the launch is on its way, else None: then Python's path is to be
    taken, which finds out why. `stream` is None for the framework's current one, or an integer. */
 static PyObject *table_call(PyObject *object, PyObject *const *args, Py_ssize_t count) {
@@ -348,11 +399,8 @@ static PyObject *table_call(PyObject *object, PyObject *const *args, Py_ssize_t 
     Seen seen;
     Entry *entry;
     uint64_t pointers[MOST_TENSORS], stream;
-    Launch *launches[MOST_LAUNCHES];
-    uint32_t launched;
     PyObject *out, *made = NULL;
     long long tag;
-    int failed = 0;
     if (count < 2 + OUT + 1) {
         PyErr_SetString(PyExc_TypeError, "call(tag, stream, a, b, out, ...)");
         return NULL;
@@ -362,73 +410,53 @@ static PyObject *table_call(PyObject *object, PyObject *const *args, Py_ssize_t 
     if (!see(self, tag, args + 2, count - 2, &seen)) Py_RETURN_NONE;
     entry = *find(self, &seen);
     if (entry == NULL) Py_RETURN_NONE;
+    entry->users++; /* from here on Python may run, and change the table */
     if (args[1] == Py_None) {
         void *current = NULL;
-        if (self->api->current_stream(DLPACK_CUDA, entry->device, &current) != 0) {
-            PyErr_Clear();
-            Py_RETURN_NONE;
-        }
+        if (self->api->current_stream(DLPACK_CUDA, entry->device, &current) != 0) goto python;
         stream = (uint64_t)(uintptr_t)current;
     } else {
-        if (!PyLong_CheckExact(args[1])) Py_RETURN_NONE;
+        if (!PyLong_CheckExact(args[1])) goto python;
         stream = PyLong_AsUnsignedLongLong(args[1]);
-        if (PyErr_Occurred()) {
-            PyErr_Clear();
-            Py_RETURN_NONE;
-        }
+        if (PyErr_Occurred()) goto python;
     }
     if (self->get_current != NULL && stream <= LAST_DEFAULT_STREAM) {
         void *context = NULL;
-        if (self->get_current(&context) != 0 || context != self->context) Py_RETURN_NONE;
+        if (self->get_current(&context) != 0 || context != self->context) goto python;
     }
     for (uint32_t i = 0, j = 0; i < entry->tensors; i++)
         if (i == OUT && entry->shape != NULL) pointers[i] = 0;
         else pointers[i] = address(&seen.tensor[j++]);
-    launched = entry->launches;
-    for (uint32_t i = 0; i < launched; i++) { /* whoever clears the table while others run must not free these */
-        launches[i] = entry->launch[i];
-        Py_INCREF(launches[i]);
-    }
     out = args[2 + OUT];
     if (entry->shape != NULL) {
         DLTensor t;
-        PyObject *given = args[1] == Py_None ? PyTuple_Pack(2, args[2], entry->shape) : NULL;
-        PyObject *keywords = entry->keywords;
-        Py_XINCREF(keywords);
-        if (given != NULL) made = PyObject_Call(self->new_empty, given, keywords);
-        Py_XDECREF(given);
-        Py_XDECREF(keywords);
-        if (made == NULL && PyErr_Occurred()) goto error;
+        PyObject *given;
+        if (args[1] != Py_None) goto python;
+        given = PyTuple_Pack(2, args[2], entry->shape);
+        if (given == NULL) goto error;
+        made = PyObject_Call(self->new_empty, given, entry->keywords);
+        Py_DECREF(given);
+        if (made == NULL) goto error;
+        if (self->api->view(made, &t) != 0) goto python;
         out = made;
-        /* Python ran, which may have changed the table. */
-        entry = *find(self, &seen);
-        if (made == NULL || entry == NULL || self->api->view(made, &t) != 0) {
-            PyErr_Clear();
-            goto python;
-        }
         pointers[OUT] = address(&t);
     }
     if (!fits(entry, pointers)) goto python;
-    for (uint32_t i = 0; i < launched && !failed; i++) failed = launch_or_fail(launches[i], pointers, stream) < 0;
-    if (failed) goto error;
-    for (uint32_t i = 0; i < launched; i++) Py_DECREF(launches[i]);
+    for (uint32_t i = 0; i < entry->launches; i++)
+        if (launch_or_fail(entry->launch[i], pointers, stream) < 0) goto error;
+    entry->counter->count++;
+    release(entry);
     if (made == NULL) Py_INCREF(out);
     return out;
 python:
-    for (uint32_t i = 0; i < launched; i++) Py_DECREF(launches[i]);
+    PyErr_Clear();
+    release(entry);
     Py_XDECREF(made);
     Py_RETURN_NONE;
 error:
-    for (uint32_t i = 0; i < launched; i++) Py_DECREF(launches[i]);
+    release(entry);
     Py_XDECREF(made);
     return NULL;
-}
-
-static void free_entry(Entry *entry) {
-    for (uint32_t i = 0; i < entry->launches; i++) Py_DECREF(entry->launch[i]);
-    Py_XDECREF(entry->shape);
-    Py_XDECREF(entry->keywords);
-    free(entry);
 }
 
 static void clear(Table *self) {
@@ -436,16 +464,17 @@ static void clear(Table *self) {
         if (self->entries[i] != NULL) {
             Entry *entry = self->entries[i];
             self->entries[i] = NULL;
-            free_entry(entry);
+            release(entry);
         }
     self->count = 0;
 }
 
-/* put(tag, (a, b, out, ...), launches, misaligned, bytes, may_be_out, device, shape, keywords): serve such calls from
-   now on; False if they are not of a kind that this can. A full table begins anew. `out` and its shape: one of both. */
+/* put(tag, (a, b, out, ...), launches, misaligned, bytes, may_be_out, device, shape, keywords, counter): serve such
+   calls from now on; False if they are not of a kind that this can. A full table begins anew. `out` and its shape: one
+   of both. */
 static PyObject *table_put(PyObject *object, PyObject *args) {
     Table *self = (Table *)object;
-    PyObject *tensors, *launches, *misaligned, *bytes, *may_be_out, *shape, *keywords;
+    PyObject *tensors, *launches, *misaligned, *bytes, *may_be_out, *shape, *keywords, *counter;
     PyObject *given[MOST_TENSORS];
     uint64_t aliases[MOST_TENSORS];
     long long tag;
@@ -453,8 +482,8 @@ static PyObject *table_put(PyObject *object, PyObject *args) {
     Seen seen;
     Entry *entry, **place;
     Py_ssize_t count, launched, operands;
-    if (!PyArg_ParseTuple(args, "LO!O!OOOiOO", &tag, &PyTuple_Type, &tensors, &PyTuple_Type, &launches, &misaligned,
-                          &bytes, &may_be_out, &device, &shape, &keywords))
+    if (!PyArg_ParseTuple(args, "LO!O!OOOiOOO!", &tag, &PyTuple_Type, &tensors, &PyTuple_Type, &launches, &misaligned,
+                          &bytes, &may_be_out, &device, &shape, &keywords, counter_type, &counter))
         return NULL;
     count = PyTuple_Size(tensors);
     launched = PyTuple_Size(launches);
@@ -493,8 +522,11 @@ static PyObject *table_put(PyObject *object, PyObject *args) {
         entry->shape = shape;
         entry->keywords = keywords;
     }
+    Py_INCREF(counter);
+    entry->counter = (Counter *)counter;
+    entry->users = 1;
     place = find(self, &seen);
-    if (*place != NULL) free_entry(*place);
+    if (*place != NULL) release(*place);
     else self->count++;
     *place = entry;
     Py_RETURN_TRUE;
@@ -546,7 +578,7 @@ static void table_dealloc(PyObject *object) {
 
 static PyMethodDef table_methods[] = {
     {"call", (PyCFunction)(void (*)(void))table_call, METH_FASTCALL, "call(tag, stream, a, b, out, ...)"},
-    {"put", table_put, METH_VARARGS, "put(tag, tensors, launches, misaligned, bytes, may_be_out, device, shape, keywords)"},
+    {"put", table_put, METH_VARARGS, "put(tag, tensors, launches, misaligned, bytes, may_be_out, device, shape, keywords, counter)"},
     {"clear", table_clear, METH_NOARGS, "clear()"},
     {NULL, NULL, 0, NULL},
 };
@@ -567,12 +599,16 @@ PyMODINIT_FUNC PyInit__native(void) {
     if (self == NULL) return NULL;
     launch_type = (PyTypeObject *)PyType_FromSpec(&launch_spec);
     table_type = (PyTypeObject *)PyType_FromSpec(&table_spec);
-    if (launch_type == NULL || table_type == NULL || PyModule_AddObject(self, "Launch", (PyObject *)launch_type) < 0 ||
-        PyModule_AddObject(self, "Table", (PyObject *)table_type) < 0) {
+    counter_type = (PyTypeObject *)PyType_FromSpec(&counter_spec);
+    if (launch_type == NULL || table_type == NULL || counter_type == NULL ||
+        PyModule_AddObject(self, "Launch", (PyObject *)launch_type) < 0 ||
+        PyModule_AddObject(self, "Table", (PyObject *)table_type) < 0 ||
+        PyModule_AddObject(self, "Counter", (PyObject *)counter_type) < 0) {
         Py_DECREF(self);
         return NULL;
     }
     Py_INCREF(launch_type); /* the globals' own */
     Py_INCREF(table_type);
+    Py_INCREF(counter_type);
     return self;
 }

@@ -123,6 +123,16 @@ class Driver:
         self._open()
         return ctypes.cast(self._cuda.cuCtxGetCurrent, ctypes.c_void_p).value or 0, self._context
 
+    def synchronize(self) -> None:
+        """Wait until the device has done all it was given.
+
+        Raises:
+            DeviceError: a stream is being captured, which allows no such wait and may be lost by it; or a kernel failed
+                before.
+        """
+        with self.current():
+            self._call("cuCtxSynchronize")
+
     def pointer_device(self, pointer: int) -> int:
         """The ordinal of the device that owns the memory at `pointer`."""
         self._open()

@@ -37,7 +37,14 @@ class LayoutError(ArgumentError):
 
 
 class KernelMiss(AotError):
-    """The archive has no kernel for the request; the message names the nearest entries and why each was rejected."""
+    """The archive has no kernel for the request; the message names the nearest entries and why each was rejected.
+
+    `reason` says in few words what kind of miss it is: "no entry", "not tuned" or "no kernel runs".
+    """
+
+    def __init__(self, message: str, reason: str = "no entry") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class DeviceError(AotError):

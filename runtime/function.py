@@ -6,10 +6,13 @@ Knows nothing of GEMMs or of the table that chooses among functions.
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from .archive import Archive, FunctionEntry
+from .archive import Archive, ArchiveClosed, FunctionEntry
+from .counters import Counters
 from .dispatch import serves
 from .driver import Driver
 from .errors import ArgumentError, DeviceError, ProgramError, RecordError
@@ -27,23 +30,23 @@ class Unfit(Exception):
 
 
 class Plan:
-    """The launches of one function for one shape, which made `values` of its program."""
+    """The launches of one function for one shape; `counter` counts its calls."""
 
-    __slots__ = ("launches", "values")
+    __slots__ = ("_count", "launches")
 
-    def __init__(
-        self, driver: Driver, launches: Sequence[tuple[Any, Launch]], values: tuple[int, ...], pointers: int
-    ) -> None:
+    def __init__(self, driver: Driver, launches: Sequence[tuple[Any, Launch]], pointers: int, counter: Any) -> None:
         for slot in (slot for _, launch in launches for slot in launch.slots):
             if slot.offset % 8:
                 raise RecordError(f"a pointer at parameter byte {slot.offset}, which is no multiple of 8")
         self.values = values
         self.launches = tuple(driver.prepare(kernel, launch, pointers) for kernel, launch in launches)
+        self._count = counter.add
 
     def launch(self, pointers: tuple[int, ...], stream: int) -> None:
         """Launch with these pointers; they must have been checked. Any number of threads may be here."""
         for ready in self.launches:
             ready.launch(pointers, stream)
+        self._count()
 
 
 class WorkspacePlan(Plan):
@@ -57,10 +60,11 @@ class WorkspacePlan(Plan):
         launches: Sequence[tuple[Any, Launch]],
         values: tuple[int, ...],
         pointers: int,
+        counter: Any,
         workspaces: Workspaces,
         needs: tuple[Need, ...],
     ) -> None:
-        super().__init__(driver, launches, values, pointers)
+        super().__init__(driver, launches, pointers, counter)
         self._workspaces, self._needs = workspaces, needs
 
     def launch(self, pointers: tuple[int, ...], stream: int) -> None:
@@ -69,7 +73,10 @@ class WorkspacePlan(Plan):
 
 
 class Function:
-    """One function of an archive, on the library's device; call it with the arguments its record describes."""
+    """One function of an archive, on the library's device; call it with the arguments its record describes.
+
+    After a reload it goes on with the kernels of the archive that it is from, until `Library.drop_old`.
+    """
 
     def __init__(
         self,
@@ -78,6 +85,7 @@ class Function:
         lock: threading.RLock,
         entry: FunctionEntry,
         workspaces: Workspaces,
+        counters: Counters,
     ) -> None:
         self.name, self.target = entry.name, entry.target
         self._archive, self._driver, self._lock, self._workspaces = archive, driver, lock, workspaces
@@ -88,13 +96,39 @@ class Function:
         self._residency: dict[str, int] = {}
         self._last: Evaluation | None = None  # of the last plan, whose numbers are mostly those of the next
         self._active_clusters: dict[Any, int] = {}
+        self._counters = counters
+        self._counter: Any = None
+        self._ready: weakref.WeakSet[Any] = weakref.WeakSet()  # launches that a plan, or a call under way, still holds
+        self._retired = False
+        self.loaded_bytes = 0  # of the cubin on the device
 
     @property
     def record(self) -> Record:
         """What the archive says of this function."""
         if self._record is None:
-            self._record = Record.from_json(self._archive.record(self.name))
+            found = self._archive.record(self.name)
+            try:
+                self._record = Record.from_json(found)
+            except RecordError as error:
+                raise RecordError(f"{self._archive.path}: {error}") from None
         return self._record
+
+    @property
+    def counter(self) -> Any:
+        """Counts the calls that launch this."""
+        if self._counter is None:
+            self._counter = self._counters.launches_of(self.name)
+        return self._counter
+
+    @property
+    def loaded(self) -> bool:
+        """Whether its kernels are on the device."""
+        return bool(self._kernels)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a plan, or a call under way, may still launch its kernels; not whether they run on the device."""
+        return len(self._ready) > 0
 
     def __call__(self, *arguments: Any, stream: Any = None) -> None:
         """Launch on `stream` (as `Library.gemm` takes it) with the record's arguments, less what the runtime supplies.
@@ -129,6 +163,7 @@ class Function:
                             f"call ({reason})"
                         ) from None
                     remember(self._plans, values, plan)
+                    self._counters.planned()
             plan.launch(pointers, handle)
 
     def load(self) -> None:
@@ -136,17 +171,21 @@ class Function:
 
         Raises:
             DeviceError: the GPU cannot run them, the driver refuses them, or they are not what the record says.
+            ArchiveClosed: the archive was closed, or replaced and dropped.
         """
         if self._kernels:
             return
         with self._lock:
             if self._kernels:
                 return
+            self._refuse_if_retired()
             capability = self._driver.compute_capability
             if not serves(self.target, capability):
                 raise DeviceError(
-                    f"{self.name} is for {self.target}; this GPU has compute capability {capability[0]}.{capability[1]}"
+                    f"{self._archive.path}: {self.name} is for {self.target}; this GPU has compute capability "
+                    f"{capability[0]}.{capability[1]}"
                 )
+            began = time.perf_counter()
             cubin = self._archive.cubin(self.name)
             with self._driver.current():
                 module = self._driver.load(cubin)
@@ -155,13 +194,27 @@ class Function:
                 except BaseException:
                     self._driver.unload(module)
                     raise
-            self._module = module
+            self._module, self.loaded_bytes = module, len(cubin)
+            self._counters.loaded(time.perf_counter() - began)
+
+    def retire(self) -> None:
+        """Forget the plans and make no more; calls under way still hold theirs, see `busy`."""
+        with self._lock:
+            self._retired = True
+            self._plans.clear()
+
+    def _refuse_if_retired(self) -> None:
+        if self._retired:
+            raise ArchiveClosed(
+                f"{self._archive.path}: {self.name} was unloaded, since its library was closed or its archive "
+                "replaced; take it from Library.functions again"
+            )
 
     def unload(self) -> None:
-        """Give the kernels back."""
+        """Give the kernels back, which no call may be about to launch."""
         with self._lock:
-            self._plans.clear()
-            self._kernels = ()
+            self.retire()
+            self._kernels, self.loaded_bytes = (), 0
             if self._module is not None:
                 self._driver.unload(self._module)
                 self._module = None
@@ -172,6 +225,7 @@ class Function:
         Raises:
             ProgramError: the program cannot serve these extents.
         """
+        self._refuse_if_retired()
         record, driver = self.record, self._driver
         asked = record.device_arguments
         # A guess, confirmed below: what held for the last shape, or one block on each multiprocessor.
@@ -181,7 +235,19 @@ class Function:
             launches, found = self._evaluate(values)
             if found == residency:
                 self._residency = residency
-                return self._ready(launches, values)
+                ready = [(self._kernels[launch.kernel], launch) for launch in launches]
+                needs = tuple(
+                    Need(a.bytes * (1 if a.each is None else found[a.each]), a.zeroed)
+                    for a in record.workspace_arguments()
+                )
+                pointers = len(record.program.pointers)
+                plan = (
+                    WorkspacePlan(driver, ready, pointers, self.counter, self._workspaces, needs)
+                    if needs
+                    else Plan(driver, ready, pointers, self.counter)
+                )
+                self._ready.update(plan.launches)
+                return plan
             residency = found
         raise ProgramError(f"{self.name}: its blocks depend on how many of them can be resident")
 
@@ -252,8 +318,8 @@ class Function:
         count = driver.kernel_count(module)
         if count != len(record.kernels):
             raise DeviceError(
-                f"{self.name}: the cubin holds {count} kernels, its record describes {len(record.kernels)}; "
-                "build the archive again"
+                f"{self._archive.path}: {self.name}: the cubin holds {count} kernels, its record describes "
+                f"{len(record.kernels)}; build the archive again"
             )
         kernels = []
         for number, described in enumerate(record.kernels):
@@ -262,8 +328,8 @@ class Function:
             for launch in record.program.launches:
                 if launch.kernel == number and launch.sizes != found:
                     raise DeviceError(
-                        f"{self.name}: kernel {described.symbol} takes parameters of {found} bytes, its launch program "
-                        f"has {launch.sizes}; build the archive again"
+                        f"{self._archive.path}: {self.name}: kernel {described.symbol} takes parameters of {found} "
+                        f"bytes, its launch program has {launch.sizes}; build the archive again"
                     )
             driver.set_attributes(kernel)
             kernels.append(kernel)

@@ -37,6 +37,7 @@ FUNCTIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "cuCtxGetCurrent": ("", (_PTR,)),
     "cuCtxSetCurrent": ("", (_PTR,)),
     "cuCtxGetDevice": ("", (_PTR,)),
+    "cuCtxSynchronize": ("", ()),
     "cuCtxPushCurrent": ("cuCtxPushCurrent_v2", (_PTR,)),
     "cuCtxPopCurrent": ("cuCtxPopCurrent_v2", (_PTR,)),
     "cuPointerGetAttribute": ("", (_PTR, _INT, _U64)),

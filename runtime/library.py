@@ -7,12 +7,13 @@ compiled here. Knows nothing of how kernels were made, ranked or tuned.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from .archive import Archive, ArchiveClosed
 from .call import (
@@ -24,101 +25,83 @@ from .call import (
     epilogue_of,
     matrices,
     result_shape,
-    same_elements,
     signature_of,
 )
-from .dispatch import Dispatch, Entry, gemm_mismatch, serves
+from .contents import Contents, GemmPlan, gemm_key, open_archives
+from .counters import Counters
 from .driver import LAST_DEFAULT_STREAM, Driver
 from .dtypes import DTYPES
-from .errors import ArgumentError, DeviceError, KernelMiss, LayoutError, ProgramError, RecordError
+from .errors import ArgumentError, KernelMiss, LayoutError
 from .fallback import allocate, on_stream, result_dtype, torch_gemm
-from .function import Function, Plan, Unfit, device_view, remember, resolve_stream
+from .function import Function, device_view, remember, resolve_stream
 from .native import native_table
-from .record import TensorArgument, TensorView
-from .rows import Known, Rows, rows_of, steps_of
 from .signature import Signature
-from .tensor import (
-    LAST_STREAM,
-    dtype_name,
-    is_torch,
-    span_bytes,
-    stream_handle,
-    torch_current_device,
-    torch_current_stream,
-)
+from .stats import ArchiveInfo, Refusal, Stats, prometheus_text
+from .tensor import LAST_STREAM, dtype_name, is_torch, stream_handle
 from .workspace import Workspaces
 
 if TYPE_CHECKING:
     from typing import Unpack
 
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 ON_MISS = ("error", "torch")
 REQUIRE = (None, "tuned")
+MISS_REASONS = ("no entry", "not tuned", "no kernel runs")  # those of a `KernelMiss`
 _log = logging.getLogger(__name__)
 
 
-class _GemmPlan(NamedTuple):
-    """A plan with what the fast path of `gemm` needs to prove that it fits the call at hand."""
-
-    launch: Callable[[tuple[int, ...], int], None]
-    device: int
-    misaligned: int  # address bits that must be clear in the pointers of A, B and D
-    a_bytes: int
-    b_bytes: int
-    d_bytes: int
-    current_stream: Callable[[int], int] | None  # torch's, where the tensors are torch's
-    current_device: Callable[[], int] | None  # torch's, where a default stream may belong to another device
-    shape: tuple[int, ...]  # of `out`, as is the element type
-    dtype: Any
-    function: Function
-    extras: tuple[tuple[int, int, bool], ...]  # of each operand after D: such bits, bytes, whether it may be D itself
-    entry: Entry
-    plan: Plan
-    launches: tuple[Any, ...]  # what `launch` does, if that depends on nothing but pointers; else none
-
-
-class _Functions(dict[str, Function]):
-    """Functions by name; an unknown name is an `UnknownEntry`, which says what to run."""
-
-    def __init__(self, archive: Archive, functions: dict[str, Function]) -> None:
-        super().__init__(functions)
-        self._archive = archive
-
-    def __missing__(self, name: str) -> Function:
-        self._archive.entry(name)
-        raise KeyError(name)
-
-
 class Library:
-    """An open archive on one device. All methods may be called from any thread.
+    """Open archives on one device, the base first. All methods may be called from any thread.
 
-    `functions` has every function of the archive by name. `misses` counts the calls that fell back, by the key of their
-    signature, with what was wrong (", strides of a") where that was how a tensor lies in memory.
+    A gemm that several archives have is served by the last, whose functions are taken from the same file. `stats` and
+    `prometheus` say what was done so far; `misses` counts the calls that fell back, by the key of their signature, with
+    what was wrong (", strides of a") where that was how a tensor lies in memory.
     """
 
-    def __init__(self, archive: Archive, driver: Driver, on_miss: str = "error", *, require: str | None = None) -> None:
+    def __init__(
+        self,
+        archives: Archive | Sequence[Archive],
+        driver: Driver,
+        on_miss: str = "error",
+        *,
+        require: str | None = None,
+    ) -> None:
         _check_options(on_miss, require)
-        self._archive, self._driver, self._on_miss, self._require = archive, driver, on_miss, require
-        self._lock = threading.RLock()
+        self._driver, self._on_miss, self._require = driver, on_miss, require
+        self._lock = threading.RLock()  # held for moments: while a shape is planned, a kernel loaded, contents swapped
+        self._changing = threading.Lock()  # held by what works for longer: preload, reload, drop_old, close
         self._workspaces = Workspaces(driver)
-        self._plans: dict[Any, _GemmPlan] = {}
-        self._rows: dict[Any, Rows] = {}
-        self._table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
-        self._call: Any = None  # its method, once it has a plan
-        self._tags: dict[Any, int] = {}  # what it knows words by
-        self._dispatch: Dispatch | None = None
-        self._matched: set[tuple[Signature, str]] = set()  # functions held against the entries that name them
-        self._warned = False
+        self._counters = Counters()
+        self._tags: dict[Any, int] = {}  # what native tables know words by; kept over reloads, so that none changes
+        self._call: Any = None  # of the native table in service, once it has a plan
+        self._now = self._contents([archives] if isinstance(archives, Archive) else archives)
+        self._plans = self._now.plans
+        self._paths: tuple[str | os.PathLike[str], ...] = tuple(archive.path for archive in self._now.archives)
+        self._replaced: list[Contents] = []
         self._closed = False
-        self.misses: dict[str, int] = {}
-        self.functions: Mapping[str, Function] = _Functions(
-            archive,
-            {n: Function(archive, driver, self._lock, e, self._workspaces) for n, e in archive.functions.items()},
-        )
+
+    def _contents(self, archives: Sequence[Archive]) -> Contents:
+        return Contents(archives, self._driver, self._workspaces, self._counters, self._lock, self._require)
 
     @property
     def digest(self) -> str:
-        """The SHA-256 that names the archive."""
-        return self._archive.digest
+        """The SHA-256 that names the archive; of several, one that covers them all and their order."""
+        return self._now.digest
+
+    @property
+    def functions(self) -> Mapping[str, Function]:
+        """Every function by name, those of the last archive first, which also takes the place of others of its name."""
+        return self._now.functions
+
+    @property
+    def misses(self) -> dict[str, int]:
+        """How many calls fell back to torch, by the key of their signature and what was wrong with a layout."""
+        found: dict[str, int] = {}
+        for (signature, reason), refusals in list(self._counters.refusals.items()):
+            key = signature if reason in MISS_REASONS else f"{signature}, {reason}"
+            if refusals.fallbacks:
+                found[key] = found.get(key, 0) + refusals.fallbacks
+        return found
 
     def __enter__(self) -> Library:
         return self
@@ -127,24 +110,24 @@ class Library:
         self.close()
 
     def close(self) -> None:
-        """Unload the kernels, free their workspaces and close the archive.
+        """Unload the kernels, free their workspaces and close the archives.
 
-        No kernel may be running or in a CUDA graph that is still used.
+        No call may be under way, and no kernel running or in a CUDA graph that is still used.
         """
-        with self._lock:
+        with self._changing, self._lock:
             if self._closed:
                 return
             self._closed = True
-            self._plans.clear()
-            self._rows.clear()
-            if self._table:
-                self._table.clear()
-            try:
-                for function in self.functions.values():
-                    function.unload()
-                self._workspaces.close()
-            finally:
-                self._archive.close()
+            self._call = None
+            contents, self._replaced = [*self._replaced, self._now], []
+            with contextlib.ExitStack() as stack:  # all of it, whatever fails
+                stack.callback(self._workspaces.close)
+                for each in contents:
+                    stack.callback(each.close)
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise ArchiveClosed(f"{self._now.path}: this library was closed; load the archive again")
 
     def forget_captures(self) -> None:
         """Free the workspaces that CUDA graphs were captured with, of which each capture has its own.
@@ -154,23 +137,137 @@ class Library:
         """
         self._workspaces.forget_captures()
 
-    def preload(self) -> tuple[str, ...]:
+    def preload(self, tokens: Sequence[int] = ()) -> tuple[str, ...]:
         """Load every kernel that the gemm table uses on this device, and return their functions' names.
 
-        Entries that `require` refuses are left out.
-        After this a first call of a shape does no more than arithmetic before it launches, under stream capture too;
-        but a kernel that needs a workspace still allocates that at its first launch on a stream, or in a capture.
+        From then on `gemm` opens and reads no file, imports nothing and loads no kernel, whatever it is asked for: a
+        first call of a shape does no more than arithmetic before it launches, under stream capture too. For the M
+        values in `tokens` not even that, where the tensors are contiguous matrices. Runners-up are loaded where the
+        best kernel of a range cannot run on this GPU at the least M of it or at one of `tokens`; where that is so at
+        another M only, the call is a miss. A later `preload` may add to this, and `reload` keeps to it.
+
+        Not included are entries that `require` refuses, functions called by name (call their `load`), and workspaces:
+        a kernel that needs one still allocates it at its first launch on a stream, or in a capture.
+
+        Raises:
+            ArgumentError: an M is not a positive integer, or these are more plans than are kept.
+            DeviceError: the driver refused, or the archive has nothing for this GPU.
+            ArchiveError: the archive is damaged, or the library was closed.
+            RecordError: the gemm table or a record is malformed.
         """
-        entries = self._gemm_table().entries_for(self._driver.compute_capability)
-        entries = tuple(e for e in entries if self._require in (None, e.state))
-        loaded = {}
-        for entry in entries:
-            self._accept(entry)
-            for _, name in entry.ranges:
-                loaded[name] = self._function(entry, name)
-        for function in loaded.values():
-            function.load()
-        return tuple(loaded)
+        for m in tokens:
+            if type(m) is not int or m < 1:
+                raise ArgumentError(f"tokens must be positive integers, found {m!r:.50}")
+        with self._changing:
+            self._refuse_if_closed()
+            return self._now.preload(tokens)
+
+    # --- other contents ---
+
+    def reload(self, path: Paths | None = None) -> bool:
+        """Serve what is in the files now, or in others; whether that changed anything.
+
+        Everything that can go wrong goes wrong before the change, and then all stays as it was: the files are opened
+        and read in full, and what the library had done is done for them, `preload` included. Calls that begin once this
+        has returned get kernels of the new files; calls under way, and CUDA graphs, go on with the old ones, which stay
+        loaded until `drop_old` or `close`. Every shape is planned again at its next call.
+
+        `path` is as `load` takes it, and also what later calls without one take; None is the last one that was given.
+
+        Raises:
+            ArchiveError: a file is missing or damaged, or the library was closed.
+            DeviceError: the files have nothing for this GPU, or the driver refused their kernels.
+            RecordError: a gemm table or a record is malformed.
+            ArgumentError: there is no path, or the M values that were preloaded are more plans than are kept.
+        """
+        with self._changing:
+            self._refuse_if_closed()
+            old, paths = self._now, self._paths if path is None else _paths(path)
+            new = self._contents(open_archives(paths))
+            try:
+                changed = new.digest != old.digest
+                if changed:
+                    new.check_files()
+                    if old.used:
+                        new.check_device()
+                    if old.preloaded is not None:
+                        new.preload(old.preloaded)
+            except BaseException:
+                new.close()
+                raise
+            self._paths = paths
+            if not changed:
+                new.close()
+                return False
+            with self._lock:
+                self._call, self._plans, self._now = None, new.plans, new
+                self._replaced.append(old)
+            self._counters.reloaded()
+        return True
+
+    def drop_old(self) -> int:
+        """Unload the kernels of contents that `reload` replaced; how many contents have to wait for another time.
+
+        CUDA graphs that were captured before the reload may not be replayed again: that is the caller's to know. Calls
+        that are under way are not: contents that one of them may still launch from are left alone, and for what was
+        launched this waits, until the device is idle.
+
+        Raises:
+            DeviceError: a stream is being captured, which allows no such wait and may be lost by the attempt, or the
+                driver refused; where it was the wait, nothing was unloaded, and a later call may do it.
+            ArchiveError: the library was closed.
+        """
+        with self._changing:
+            self._refuse_if_closed()
+            with self._lock:
+                busy = [each for each in self._replaced if each.retire()]
+            idle = [each for each in self._replaced if each not in busy]
+            if idle:
+                self._driver.synchronize()
+            with self._lock:
+                self._replaced = busy
+            with contextlib.ExitStack() as stack:
+                for each in idle:
+                    stack.callback(each.close)
+        return len(busy)
+
+    # --- what was done ---
+
+    def stats(self) -> Stats:
+        """What the library has done so far, and what it holds; see `runtime.stats.Stats`."""
+        counters, now = self._counters, self._now
+        with self._lock:
+            contents = [now, *self._replaced]
+        functions = [function for each in contents for function in each.made() if function.loaded]
+        refusals = [Refusal(*key, r.misses, r.fallbacks) for key, r in list(counters.refusals.items())]
+        launches = {name: counter.read() for name, counter in sorted(counters.launches.items())}
+        workspaces, workspace_bytes = self._workspaces.held()
+        return Stats(
+            archives=tuple(ArchiveInfo(archive.path, archive.digest) for archive in now.archives),
+            digest=now.digest,
+            reloads=counters.reloads,
+            replaced=len(contents) - 1,
+            launches=sum(launches.values()),
+            launches_by_function={name: count for name, count in launches.items() if count},
+            refusals=tuple(sorted(refusals, key=lambda r: (-r.misses, r.signature, r.reason))),
+            kernels_loaded=len(functions),
+            kernel_bytes=sum(function.loaded_bytes for function in functions),
+            loads=counters.loads,
+            load_seconds=counters.load_seconds,
+            longest_load_seconds=counters.longest_load_seconds,
+            plans_made=counters.plans,
+            plans_held=len(set(map(id, list(now.plans.values())))),
+            workspaces=workspaces,
+            workspace_bytes=workspace_bytes,
+        )
+
+    def prometheus(self, name: str | None = None) -> str:
+        """`stats` in Prometheus' text format; the label `library` is `name`, or the file name of the last archive.
+
+        For several libraries in one answer: `runtime.stats.prometheus_text`.
+        """
+        stats = self.stats()
+        return prometheus_text({name or os.path.basename(stats.archives[-1].path): stats})
 
     def gemm(
         self,
@@ -313,11 +410,7 @@ class Library:
 
     def _gemm(self, call: Call) -> Any:
         """The first call of a shape, calls from other frameworks, and calls that the fast paths cannot vouch for."""
-        if self._closed:
-            raise ArchiveClosed(f"{self._archive.path}: this library was closed; load the archive again")
-        if self._grow(call):
-            more = {} if call.plain else self._words(call)
-            return self.gemm(call.a, call.b, out=call.out, stream=call.stream, **more)
+        self._refuse_if_closed()
         driver = self._driver
         a, b, out, stream = call.a, call.b, call.out, call.stream
         given = {"a": a, "b": b} | {n: x for n, x in zip(EXTRAS, call.operands, strict=True) if x is not None}
@@ -348,7 +441,7 @@ class Library:
         except LayoutError as error:
             views, unfit = tuple(seen.values()), error
         check_memory(dict(zip(seen, views, strict=True)))
-        key = (torch_calls, signature.epilogue, signature.overlap, *(v[1:] for v in seen.values()))
+        key = gemm_key(torch_calls, signature, tuple(seen.values()))
         with driver.current():
             try:
                 if unfit is not None:
@@ -356,91 +449,41 @@ class Library:
                 found = self._plans.get(key)
                 if found is None:
                     with self._lock:
-                        found = self._plan_gemm(signature, views, shape, out.dtype if torch_calls else None)
-                        remember(self._plans, key, found)
+                        self._refuse_if_closed()
+                        found = self._now.plan(key, signature, views, shape, out.dtype if torch_calls else None)
                 masks = (*[found.misaligned] * 3, *(mask for mask, _, _ in found.extras))
                 if any(v.pointer & mask for v, mask in zip(views, masks, strict=True)):
                     found.function.check(views)
             except (KernelMiss, LayoutError) as reason:
-                if self._on_miss != "torch" or not torch_calls:
+                fall_back = self._on_miss == "torch" and torch_calls and _torch_can(signature)
+                count = self._counters.refused(signature.key(), reason.reason, fall_back)
+                if not fall_back:
                     raise
-                return self._fall_back(reason, signature, given, out, None if stream is None else handle)
+                if count == 1:
+                    _log.warning("torch computes this from now on: %s", reason)
+                torch = sys.modules["torch"]
+                with torch.no_grad(), on_stream(None if stream is None else handle, a):
+                    torch_gemm(torch, signature.parts, given, out)
+                return out
             if torch_calls:
                 fast_key = call._replace(out=None if allocated and stream is None else out).key()
-                if fast_key not in self._plans:
+                if self._plans.get(fast_key) is not found:
                     with self._lock:
-                        self._put(call, found, allocated)
-                        remember(self._plans, fast_key, found)
-                        self._keep_rows(call._replace(out=None if allocated else out), found, views)
+                        if self._plans.get(key) is found:  # else the contents changed meanwhile: this was its last call
+                            self._put(call, found, allocated)
+                            remember(self._plans, fast_key, found)
             found.launch(tuple(v.pointer for v in views), handle)
         return out
 
-    @staticmethod
-    def _words(call: Call) -> GemmOptions:
-        """What `gemm` took by keyword."""
-        words = {"epilogue": call.epilogue, "overlap": call.overlap, "dtype": call.dtype}
-        return cast("GemmOptions", dict(zip(EXTRAS, call.operands, strict=True)) | words)
-
-    def _keep_rows(self, call: Call, found: _GemmPlan, views: tuple[TensorView, ...]) -> None:
-        """Remember a plan of torch tensors for calls with other numbers of rows. The caller holds the lock."""
-        asked = rows_of(call)
-        if asked is None:
-            return
-        rows, alike = asked
-        if alike not in self._rows:
-            remember(self._rows, alike, Rows(found.entry))
-        steps = steps_of(call, views, rows)
-        self._rows[alike].keep(Known(found.function, found.plan, rows, steps, found))
-
-    def _grow(self, call: Call) -> bool:
-        """Make a plan for a call of torch tensors that is like one before but for its rows; whether there is a new one.
-
-        A tenth of the work of the first call of a shape. Pointers are for the fast paths to check.
-        """
-        try:
-            asked = rows_of(call)
-            known = None if asked is None or (like := self._rows.get(asked[1])) is None else like.find(asked[0])
-            key = call.key()
-        except (AttributeError, TypeError, RuntimeError):  # no torch tensors, or sparse ones
-            return False
-        if asked is None or known is None or key in self._plans:
-            return False
-        rows, found = asked[0], known.gemm
-        more = rows - known.rows
-        with self._driver.current(), self._lock:
-            plan = known.function.plan_rows(known.plan, rows)
-            if plan is None:
-                return False
-            a_bytes, b_bytes, d_bytes, *sizes = (
-                size + more * step
-                for size, step in zip(
-                    (found.a_bytes, found.b_bytes, found.d_bytes, *(size for _, size, _ in found.extras)),
-                    known.steps,
-                    strict=True,
-                )
-            )
-            grown = found._replace(
-                launch=plan.launch,
-                launches=plan.launches if found.launches else (),
-                plan=plan,
-                a_bytes=a_bytes,
-                b_bytes=b_bytes,
-                d_bytes=d_bytes,
-                shape=(rows, *found.shape[1:]),
-                extras=tuple((mask, size, may) for (mask, _, may), size in zip(found.extras, sizes, strict=True)),
-            )
-            self._put(call, grown, call.out is None)
-            remember(self._plans, key, grown)
-        return True
-
-    def _put(self, call: Call, found: _GemmPlan, allocated: bool) -> None:
+    def _put(self, call: Call, found: GemmPlan, allocated: bool) -> None:
         """Give the native table what it needs to serve calls like this one, of torch tensors, from now on.
 
         It leaves to Python what it cannot serve. The caller holds the lock.
         """
-        if self._table is None:
-            self._table = native_table(self._driver)
-        if not self._table or (allocated and call.stream is not None):
+        now = self._now
+        if now.table is None:
+            now.table = native_table(self._driver)
+        if not now.table or (allocated and call.stream is not None):
             return
         tag = 0 if call.plain else self._tags.setdefault((call.epilogue, call.overlap, call.dtype), len(self._tags) + 1)
         misaligned = (*[found.misaligned] * 3, *(mask for mask, _, _ in found.extras))
@@ -448,123 +491,16 @@ class Library:
         may_be_d = (False, False, False, *(may for _, _, may in found.extras))
         tensors = (call.a, call.b, None if allocated else call.out, *(() if call.plain else call.operands))
         shape, options = (found.shape, {"dtype": found.dtype}) if allocated else (None, None)
-        self._table.put(tag, tensors, found.launches, misaligned, sizes, may_be_d, found.device, shape, options)
-        self._call = self._table.call
-
-    def _plan_gemm(
-        self, signature: Signature, views: tuple[TensorView, ...], shape: tuple[int, ...], torch_dtype: Any
-    ) -> _GemmPlan:
-        """Choose the function for this shape, load it and plan it; runners-up serve where the best cannot run.
-
-        `shape` is that of the caller's output, `torch_dtype` its element type where all tensors are torch's.
-        """
-        driver = self._driver
-        m = views[0].shape[-2]
-        entry = self._gemm_table().lookup(signature, driver.compute_capability)
-        self._accept(entry)
-        reasons = []
-        d = views[2]
-        for name in entry.functions(m):
-            function = self._function(entry, name)
-            function.load()
-            try:
-                plan = function.plan(views)
-            except (Unfit, ProgramError) as error:
-                reasons.append(f"  {name}: {error}")
-                continue
-            masks = [a.alignment - 1 for a in function.record.arguments if isinstance(a, TensorArgument)]
-            names = [operand.name for operand in signature.operands()]
-            return _GemmPlan(
-                launch=plan.launch,
-                launches=() if function.record.workspace_arguments else plan.launches,
-                function=function,
-                entry=entry,
-                plan=plan,
-                device=driver.device,
-                misaligned=max(masks[:3]),
-                a_bytes=span_bytes(views[0]),
-                b_bytes=span_bytes(views[1]),
-                d_bytes=span_bytes(views[2]),
-                shape=shape,
-                dtype=torch_dtype,
-                current_stream=torch_current_stream() if torch_dtype else None,
-                current_device=torch_current_device() if torch_dtype and driver.device_count > 1 else None,
-                extras=tuple(
-                    (mask, span_bytes(view), name == "residual" and same_elements(view, d))
-                    for name, mask, view in list(zip(names, masks, views, strict=True))[3:]
-                ),
-            )
-        raise KernelMiss("\n".join([f"no kernel for {signature.key()} at M = {m} can run on this GPU:", *reasons]))
-
-    def _accept(self, entry: Entry) -> None:
-        """Refuse an entry that was never tuned, or warn of the first."""
-        if entry.state == "tuned":
-            return
-        what = (
-            f"{self._archive.path}: {entry.signature.key()} on {entry.target} is {entry.state}: its kernels were "
-            "chosen by estimate and were never run or checked on a GPU; run: aot tune"
-        )
-        if self._require is not None:
-            raise KernelMiss(f"{what} (this library was loaded with require={self._require!r})")
-        with self._lock:
-            if not self._warned:
-                self._warned = True
-                _log.warning("%s (said once for this archive)", what)
-
-    def _function(self, entry: Entry, name: str) -> Function:
-        """The function `name`, which `entry` names, if its record can be what the entry says."""
-        function = self.functions[name]
-        if (entry.signature, name) not in self._matched:
-            mismatch = gemm_mismatch(entry.signature, function.record)
-            if mismatch is not None:
-                raise RecordError(
-                    f"{self._archive.path}: the gemm table has {name} for {entry.signature.key()}, but it {mismatch}; "
-                    "build the archive again"
-                )
-            self._matched.add((entry.signature, name))
-        return function
-
-    def _gemm_table(self) -> Dispatch:
-        if self._dispatch is None:
-            capability = self._driver.compute_capability
-            if not any(serves(target, capability) for target in self._archive.targets):
-                raise DeviceError(
-                    f"{self._archive.path} has kernels for {', '.join(self._archive.targets) or 'no target'}; this GPU "
-                    f"has compute capability {capability[0]}.{capability[1]}; build the archive for it too"
-                )
-            targets = {name: entry.target for name, entry in self._archive.functions.items()}
-            self._dispatch = Dispatch.from_json(self._archive.table("gemm"), targets)
-        return self._dispatch
-
-    def _fall_back(
-        self,
-        miss: KernelMiss | LayoutError,
-        signature: Signature,
-        given: Mapping[str, Any],
-        out: Any,
-        stream: int | None,
-    ) -> Any:
-        if (
-            DTYPES[signature.a].bits < 16
-            or not signature.a == signature.b == signature.d
-            or signature.scaling != "none"
-        ):
-            raise miss
-        key = signature.key() if isinstance(miss, KernelMiss) else f"{signature.key()}, {miss.reason}"
-        with self._lock:
-            count = self.misses[key] = self.misses.get(key, 0) + 1
-        if count == 1:
-            _log.warning("torch computes this from now on: %s", miss)
-        torch = sys.modules["torch"]
-        with torch.no_grad(), on_stream(stream, given["a"]):
-            torch_gemm(torch, signature.parts, given, out)
-        return out
+        counter = found.function.counter
+        now.table.put(tag, tensors, found.launches, misaligned, sizes, may_be_d, found.device, shape, options, counter)
+        self._call = now.table.call
 
 
-def load(
-    path: str | os.PathLike[str], device: int | None = None, on_miss: str = "error", *, require: str | None = None
-) -> Library:
+def load(path: Paths, device: int | None = None, on_miss: str = "error", *, require: str | None = None) -> Library:
     """Open the archive at `path` for one device; nothing but the archive is touched before the first use.
+
+    Of several paths the first is the base, and each after it a layer: its gemm entries take the place of those of
+    earlier files for the same signature and target, or are new. Entries keep to the functions of their own file.
 
     `device` is an ordinal; None is the device that is current at the first use. `on_miss` says what happens when the
     archive cannot serve a GEMM of torch tensors, because it has no kernel or because of how a tensor lies in memory
@@ -580,10 +516,23 @@ def load(
     device) must come after the fork, as with CUDA itself.
 
     Raises:
-        ArchiveError: the file is not an archive that can be trusted.
+        ArchiveError: a file is not an archive that can be trusted.
+        ArgumentError: an option is unknown, or there is no path.
     """
     _check_options(on_miss, require)
-    return Library(Archive.open(path), Driver(device), on_miss, require=require)
+    return Library(open_archives(_paths(path)), Driver(device), on_miss, require=require)
+
+
+def _paths(path: Paths) -> tuple[str | os.PathLike[str], ...]:
+    paths = (path,) if isinstance(path, str | bytes | os.PathLike) else tuple(path)
+    if not paths:
+        raise ArgumentError("no path was given; give that of an archive, or of a base and those layered on it")
+    return paths
+
+
+def _torch_can(signature: Signature) -> bool:
+    """Whether torch computes this where no kernel does: one element type of 16 bits or more, and no scales."""
+    return DTYPES[signature.a].bits >= 16 and signature.a == signature.b == signature.d and signature.scaling == "none"
 
 
 def _check_options(on_miss: str, require: str | None) -> None:

@@ -37,6 +37,7 @@ class Workspaces:
         self._held: dict[tuple[_Key, bool, int], tuple[int, int]] = {}  # by use: address and bytes of the largest
         self._found: dict[tuple[_Key, tuple[Need, ...]], tuple[int, ...]] = {}
         self._allocated: dict[int, _Key] = {}  # every address, and whose it is
+        self._sizes: dict[int, int] = {}  # in bytes, of every address
         self._closed = False
 
     def pointers(self, stream: int, needs: tuple[Need, ...]) -> tuple[int, ...]:
@@ -64,10 +65,15 @@ class Workspaces:
             pointer, size = self._held.get(use, (0, 0))
             if size < need.bytes:
                 pointer = self._driver.allocate(need.bytes, need.zeroed)
-                self._allocated[pointer] = key
+                self._allocated[pointer], self._sizes[pointer] = key, need.bytes
                 self._held[use] = pointer, need.bytes
             pointers.append(pointer)
         return tuple(pointers)
+
+    def held(self) -> tuple[int, int]:
+        """How many there are, and their bytes."""
+        with self._lock:
+            return len(self._sizes), sum(self._sizes.values())
 
     def forget_captures(self) -> None:
         """Free those of captures, whose graphs are never replayed again; none may be under way."""
@@ -86,7 +92,7 @@ class Workspaces:
         self._held = {use: held for use, held in self._held.items() if not chosen(use[0])}
         failure: DeviceError | None = None
         for pointer in [pointer for pointer, key in self._allocated.items() if chosen(key)]:
-            del self._allocated[pointer]
+            del self._allocated[pointer], self._sizes[pointer]
             try:
                 self._driver.free(pointer)
             except DeviceError as error:

@@ -82,6 +82,10 @@ class RecordingDriver(Driver):
         yield
         self.log.append(("pop",))
 
+    def synchronize(self) -> None:
+        self._maybe_fail("cuCtxSynchronize")
+        self.log.append(("synchronize",))
+
     def pointer_device(self, pointer: int) -> int:
         return self.ordinal
 

@@ -162,6 +162,19 @@ def test_driver_enters_its_own_context_where_another_devices_is_current(cuda: St
     assert cuda.current != 0xC0
 
 
+def test_driver_waits_for_the_device_in_its_context(cuda: StandInCuda) -> None:
+    driver = Driver()
+    assert driver.device == 0
+    cuda.current = 0
+    cuda.calls.clear()
+    driver.synchronize()
+    names = [name for name, *_ in cuda.calls]
+    assert names == ["cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxSynchronize", "cuCtxPopCurrent"]
+    cuda.errors["cuCtxSynchronize"] = 900
+    with pytest.raises(DeviceError, match="cuCtxSynchronize failed"):
+        driver.synchronize()
+
+
 def test_driver_sets_the_attributes_of_a_kernel(cuda: StandInCuda) -> None:
     driver = Driver()
     kernel = driver.kernel(driver.load(b"cubin"), "name")

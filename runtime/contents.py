@@ -1,0 +1,412 @@
+"""What a library serves between two reloads: its archives, their functions, the gemm table, and the plans made so far.
+
+Several archives are layers: what a later one has takes the place of the same in those before it. Knows nothing of the
+calls that ask for plans, nor of reloads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .archive import Archive, UnknownEntry
+from .call import EXTRAS, same_elements
+from .counters import Counters
+from .dispatch import Dispatch, Entry, gemm_mismatch, serves
+from .driver import Driver
+from .errors import ArgumentError, DeviceError, KernelMiss, ProgramError, RecordError
+from .function import MAX_PLANS, Function, Unfit, remember
+from .record import TensorArgument, TensorView
+from .signature import Signature
+from .tensor import TORCH_NAMES, contiguous_strides, span_bytes, torch_current_device, torch_current_stream
+from .workspace import Workspaces
+
+_log = logging.getLogger(__name__)
+_NOWHERE = 1 << 40  # an aligned address for tensors that are planned for before they exist
+
+
+class GemmPlan(NamedTuple):
+    """A plan with what the fast path of `gemm` needs to prove that it fits the call at hand."""
+
+    launch: Callable[[tuple[int, ...], int], None]
+    device: int
+    misaligned: int  # address bits that must be clear in the pointers of A, B and D
+    a_bytes: int
+    b_bytes: int
+    d_bytes: int
+    current_stream: Callable[[int], int] | None  # torch's, where the tensors are torch's
+    current_device: Callable[[], int] | None  # torch's, where a default stream may belong to another device
+    shape: tuple[int, ...]  # of `out`, as is the element type
+    dtype: Any
+    function: Function
+    extras: tuple[tuple[int, int, bool], ...]  # of each operand after D: such bits, bytes, whether it may be D itself
+    launches: tuple[Any, ...]  # what `launch` does, if that depends on nothing but pointers; else none
+
+
+class _Layer:
+    """One archive, and those of its functions that were asked for: an archive may have thousands."""
+
+    def __init__(self, archive: Archive, make: Callable[[Archive, str], Function]) -> None:
+        self.archive, self._make = archive, make
+        self.made: dict[str, Function] = {}
+
+    def function(self, name: str) -> Function:
+        """The function `name` of this archive; the same object each time."""
+        found = self.made.get(name)
+        return found or self.made.setdefault(name, self._make(self.archive, name))
+
+
+class Functions(Mapping[str, Function]):
+    """Functions by name, those of the last archive first; an unknown name is an `UnknownEntry`, which says what to run.
+
+    Of functions with one name it has that of the last archive.
+    """
+
+    def __init__(self, layers: tuple[_Layer, ...]) -> None:
+        self._last_first = layers[::-1]
+
+    def __getitem__(self, name: str) -> Function:
+        for layer in self._last_first:
+            if name in layer.archive.functions:
+                return layer.function(name)
+        if len(self._last_first) == 1:
+            self._last_first[0].archive.entry(name)
+        paths = ", ".join(layer.archive.path for layer in self._last_first)
+        raise UnknownEntry(f"{paths}: have no function {name!r} among their {len(self)}; `aot ls` lists them")
+
+    def __contains__(self, name: object) -> bool:
+        return any(name in layer.archive.functions for layer in self._last_first)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The function `name`, or `default`."""
+        return self[name] if name in self else default  # noqa: SIM401
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name for layer in self._last_first for name in layer.archive.functions))
+
+    def __len__(self) -> int:
+        if len(self._last_first) == 1:
+            return len(self._last_first[0].archive.functions)
+        return sum(1 for _ in self)
+
+
+class Contents:
+    """Archives on one device, the base first. Methods may be called from any thread, unless they say otherwise."""
+
+    def __init__(
+        self,
+        archives: Sequence[Archive],
+        driver: Driver,
+        workspaces: Workspaces,
+        counters: Counters,
+        lock: threading.RLock,
+        require: str | None,
+    ) -> None:
+        self.archives = tuple(archives)
+        self.plans: dict[Any, GemmPlan] = {}  # changed by holders of the lock
+        self.table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
+        self.preloaded: tuple[int, ...] | None = None  # with plans for these M values, or not at all
+        self._driver, self._counters, self._lock, self._require = driver, counters, lock, require
+
+        def make(archive: Archive, name: str) -> Function:
+            return Function(archive, driver, lock, archive.entry(name), workspaces, counters)
+
+        self._layers = tuple(_Layer(archive, make) for archive in self.archives)
+        self.functions = Functions(self._layers)
+        self._dispatch: Dispatch | None = None
+        self._owners: dict[tuple[Signature, str], _Layer] = {}  # of gemm entries, where there are several layers
+        self._matched: set[tuple[Signature, str, str]] = set()  # functions held against the entries that name them
+        self._warned = False
+
+    @property
+    def path(self) -> str:
+        """The archives' paths."""
+        return ", ".join(archive.path for archive in self.archives)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 that names the archive, or of the names of several, in their order."""
+        digests = [archive.digest for archive in self.archives]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+    @property
+    def used(self) -> bool:
+        """Whether the gemm table was asked for, for which the device must be there."""
+        return self._dispatch is not None
+
+    def made(self) -> list[Function]:
+        """The functions that were asked for so far, of every layer."""
+        return [function for layer in self._layers for function in list(layer.made.values())]
+
+    # --- planning ---
+
+    def plan(
+        self, key: Any, signature: Signature, views: tuple[TensorView, ...], shape: tuple[int, ...], torch_dtype: Any
+    ) -> GemmPlan:
+        """The plan that is kept under `key`, made if it is not there; the caller holds the lock.
+
+        `shape` is that of the caller's output, `torch_dtype` its element type where all tensors are torch's.
+
+        Raises:
+            KernelMiss: no kernel serves these views.
+            DeviceError: the driver refused, or the archives have nothing for this GPU.
+        """
+        found = self.plans.get(key)
+        if found is None:
+            found = self._make_plan(signature, views, shape, torch_dtype)
+            remember(self.plans, key, found)
+            self._counters.planned()
+        return found
+
+    def _make_plan(
+        self, signature: Signature, views: tuple[TensorView, ...], shape: tuple[int, ...], torch_dtype: Any
+    ) -> GemmPlan:
+        """Choose the function for this shape, load it and plan it; runners-up serve where the best cannot run."""
+        driver = self._driver
+        m = views[0].shape[-2]
+        entry = self._gemm_table().lookup(signature, driver.compute_capability)
+        self._accept(entry)
+        reasons = []
+        d = views[2]
+        for name in entry.functions(m):
+            if self.preloaded is not None and not self._layer(entry).function(name).loaded:
+                reasons.append(f"  {name}: was not loaded by preload(), after which nothing more is; give it this M")
+                continue
+            function = self._function(entry, name)
+            function.load()
+            try:
+                plan = function.plan(views)
+            except (Unfit, ProgramError) as error:
+                reasons.append(f"  {name}: {error}")
+                continue
+            masks = [a.alignment - 1 for a in function.record.arguments if isinstance(a, TensorArgument)]
+            names = [operand.name for operand in signature.operands()]
+            return GemmPlan(
+                launch=plan.launch,
+                launches=() if function.record.workspace_arguments() else plan.launches,
+                function=function,
+                device=driver.device,
+                misaligned=max(masks[:3]),
+                a_bytes=span_bytes(views[0]),
+                b_bytes=span_bytes(views[1]),
+                d_bytes=span_bytes(views[2]),
+                shape=shape,
+                dtype=torch_dtype,
+                current_stream=torch_current_stream() if torch_dtype else None,
+                current_device=torch_current_device() if torch_dtype and driver.device_count > 1 else None,
+                extras=tuple(
+                    (mask, span_bytes(view), name == "residual" and same_elements(view, d))
+                    for name, mask, view in list(zip(names, masks, views, strict=True))[3:]
+                ),
+            )
+        raise KernelMiss(
+            "\n".join([f"no kernel for {signature.key()} at M = {m} can run on this GPU:", *reasons]), "no kernel runs"
+        )
+
+    def _accept(self, entry: Entry) -> None:
+        """Refuse an entry that was never tuned, or warn of the first."""
+        if entry.state == "tuned":
+            return
+        what = (
+            f"{self._layer(entry).archive.path}: {entry.signature.key()} on {entry.target} is {entry.state}: its "
+            "kernels were chosen by estimate and were never run or checked on a GPU; run: aot tune"
+        )
+        if self._require is not None:
+            raise KernelMiss(f"{what} (this library was loaded with require={self._require!r})", "not tuned")
+        with self._lock:
+            if not self._warned:
+                self._warned = True
+                _log.warning("%s (said once for this archive)", what)
+
+    def _layer(self, entry: Entry) -> _Layer:
+        """The layer that `entry` is from, whose functions it names."""
+        return self._owners.get((entry.signature, entry.target), self._layers[0])
+
+    def _function(self, entry: Entry, name: str) -> Function:
+        """The function `name`, which `entry` names, if its record can be what the entry says."""
+        layer = self._layer(entry)
+        function = layer.function(name)
+        if (entry.signature, entry.target, name) not in self._matched:
+            mismatch = gemm_mismatch(entry.signature, function.record)
+            if mismatch is not None:
+                raise RecordError(
+                    f"{layer.archive.path}: the gemm table has {name} for {entry.signature.key()}, but it {mismatch}; "
+                    "build the archive again"
+                )
+            self._matched.add((entry.signature, entry.target, name))
+        return function
+
+    def _gemm_table(self) -> Dispatch:
+        if self._dispatch is None:
+            self.check_device()
+            with self._lock:
+                if self._dispatch is None:
+                    self._dispatch = self._read_tables()
+        return self._dispatch
+
+    def check_device(self) -> None:
+        """Raise DeviceError if no function is for this GPU."""
+        capability = self._driver.compute_capability
+        targets = sorted({target for archive in self.archives for target in archive.targets})
+        if not any(serves(target, capability) for target in targets):
+            raise DeviceError(
+                f"{self.path} has kernels for {', '.join(targets) or 'no target'}; this GPU "
+                f"has compute capability {capability[0]}.{capability[1]}; build the archive for it too"
+            )
+
+    def _read_tables(self) -> Dispatch:
+        """The gemm tables as one: an entry for the signature and target of an earlier layer's takes its place."""
+        entries: dict[tuple[Signature, str], Entry] = {}
+        for layer in self._layers:
+            if "gemm" not in layer.archive.tables and len(self._layers) > 1:
+                continue
+            targets = {name: entry.target for name, entry in layer.archive.functions.items()}
+            try:
+                table = Dispatch.from_json(layer.archive.table("gemm"), targets)
+            except RecordError as error:
+                raise RecordError(f"{layer.archive.path}: {error}") from None
+            found = {(entry.signature, entry.target): entry for entry in table.entries}
+            if len(self._layers) == 1:
+                return table
+            entries |= found
+            self._owners |= dict.fromkeys(found, layer)
+        return Dispatch(tuple(entries.values()))
+
+    # --- before the first call ---
+
+    def check_files(self) -> None:
+        """Read all of the files, and the gemm tables; it leaves the interpreter to other threads but for these.
+
+        Raises:
+            ArchiveError: something is damaged; the message names the file.
+            RecordError: a gemm table is malformed.
+        """
+        for archive in self.archives:
+            archive.check_blocks()
+        self._read_tables()
+
+    def preload(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        """See `Library.preload`."""
+        entries = [
+            entry
+            for entry in self._gemm_table().entries_for(self._driver.compute_capability)
+            if self._require in (None, entry.state)
+        ]
+        kinds: list[Any] = [None] if "torch" not in sys.modules else [None, sys.modules["torch"]]
+        if len(entries) * len(tokens) * len(kinds) > MAX_PLANS:
+            raise ArgumentError(
+                f"{len(tokens)} M values for {len(entries)} signatures are more plans than the {MAX_PLANS} that are "
+                "kept; give fewer"
+            )
+        loaded: dict[str, None] = {}
+        for entry in entries:
+            self._accept(entry)
+            for m in sorted({*_first_of_ranges(entry), *tokens}):
+                loaded |= dict.fromkeys(self._load_for(entry, m))
+        for archive in self.archives:
+            archive.forget_blocks()
+        with self._lock:
+            self.preloaded = tuple(sorted({*tokens, *(self.preloaded or ())}))
+        for entry in entries:
+            for m in tokens:
+                for torch in kinds:
+                    self._prepare(entry, m, torch)
+        return tuple(loaded)
+
+    def _load_for(self, entry: Entry, m: int) -> Iterator[str]:
+        """Load the best function for `m` rows, and those after it until one can run."""
+        for name in entry.functions(m):
+            function = self._function(entry, name)
+            function.load()
+            yield name
+            with self._lock, self._driver.current():
+                try:
+                    function.plan(_views(entry.signature, m, self._driver.device))
+                    return
+                except (Unfit, ProgramError):
+                    continue
+                except ArgumentError:  # it takes other strides than these: the call will show
+                    return
+
+    def _prepare(self, entry: Entry, m: int, torch: Any) -> None:
+        """Plan for `m` rows, of contiguous tensors; what no kernel can do is left for the call to tell."""
+        signature = entry.signature
+        views = _views(signature, m, self._driver.device)
+        by_name = dict(zip((operand.name for operand in signature.operands()), views, strict=True))
+        seen = [by_name[name] for name in ("a", "b", "d", *EXTRAS) if name in by_name]
+        key = gemm_key(torch is not None, signature, seen)
+        dtype = None if torch is None else getattr(torch, TORCH_NAMES[signature.d], None)
+        with self._lock, self._driver.current():
+            try:
+                self.plan(key, signature, views, by_name["d"].shape, dtype)
+            except (KernelMiss, ArgumentError) as reason:
+                _log.warning("%s at M = %d is not prepared: %s", signature.key(), m, reason)
+
+    # --- the end ---
+
+    def retire(self) -> bool:
+        """Forget all plans and make no more; whether a call under way still holds one. The caller holds the lock."""
+        self.plans.clear()
+        if self.table:
+            self.table.clear()
+        functions = self.made()
+        for function in functions:
+            function.retire()
+        return any(function.busy for function in functions)
+
+    def close(self) -> None:
+        """Unload the kernels, which no call or graph may use any more, and close the files."""
+        try:
+            self.plans.clear()
+            if self.table:
+                self.table.clear()
+            for function in self.made():
+                function.unload()
+        finally:
+            for archive in self.archives:
+                archive.close()
+
+
+def gemm_key(of_torch: bool, signature: Signature, views: Sequence[TensorView]) -> tuple[Any, ...]:
+    """What plans of `gemm` are kept under: all that they depend on but the pointers."""
+    return (of_torch, signature.epilogue, signature.overlap, *(view[1:] for view in views))
+
+
+def open_archives(paths: Sequence[str | os.PathLike[str]]) -> list[Archive]:
+    """Open them all, or none.
+
+    Raises:
+        ArchiveError: a file is not an archive that can be trusted.
+    """
+    archives: list[Archive] = []
+    try:
+        for path in paths:
+            archives.append(Archive.open(path))
+    except BaseException:
+        for archive in archives:
+            archive.close()
+        raise
+    return archives
+
+
+def _first_of_ranges(entry: Entry) -> list[int]:
+    """The least M of each range."""
+    return [1, *(bound + 1 for bound, _ in entry.ranges if bound is not None)]
+
+
+def _views(signature: Signature, m: int, device: int) -> tuple[TensorView, ...]:
+    """The operands of `signature` at `m` rows as a kernel takes them, contiguous, at made-up addresses."""
+    extents = signature.extents() | {"M": m}
+    views = []
+    for number, operand in enumerate(signature.operands()):
+        shape = tuple(extents[axis] for axis in operand.axes)
+        strides = contiguous_strides(shape)
+        if operand.name == "b" and signature.b_major == "n":
+            strides = (*strides[:-2], 1, shape[-2])
+        views.append(TensorView(_NOWHERE * (number + 1), operand.dtype, shape, strides, device))
+    return tuple(views)

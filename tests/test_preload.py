@@ -1,0 +1,254 @@
+"""After `preload` nothing is opened, read, imported, started or loaded, whatever is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import logging
+import mmap
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import ArgumentError, KernelMiss, Library, canonical
+from runtime.archive import Archive
+
+from .recording_driver import (
+    FakeTensor,
+    FakeTorch,
+    RecordingDriver,
+    entry,
+    gemm_record,
+    operands_record,
+    signature,
+    write_archive,
+)
+
+K = 512
+NS = (1024, 2048, 4096)
+FUSED = signature(2048, K, epilogue="bias+silu")
+RECORDS = [
+    *(gemm_record(f"{size}{n}", tile_m=tile) for n in NS for size, tile in (("small", 16), ("large", 128))),
+    gemm_record("batched", batched=True),
+    gemm_record("huge", shared_bytes=220_000),
+    gemm_record("lean", shared_bytes=60_000),
+    gemm_record("bounded", max_m=999),
+    operands_record("fused", FUSED),
+]
+ENTRIES = [
+    *(entry(signature(n, K), [(16, f"small{n}"), (None, f"large{n}")]) for n in NS),
+    entry(signature(1024, K, batch=3), [(None, "batched")]),
+    entry(signature(256, K), [(None, "huge")], candidates=[[16, ["huge", "lean"]]]),
+    entry(signature(768, K), [(None, "bounded")], candidates=[[16, ["bounded", "lean"]]]),
+    entry(FUSED, [(None, "fused")]),
+]
+
+
+@pytest.fixture
+def opened(tmp_path: Path, torch: FakeTorch) -> tuple[Library, RecordingDriver]:
+    driver = RecordingDriver(kernels=write_archive(tmp_path / "model.aot", RECORDS, ENTRIES))
+    return Library(Archive.open(tmp_path / "model.aot"), driver), driver
+
+
+def call(library: Library, m: int, n: int) -> None:
+    library.gemm(FakeTensor((m, K)), FakeTensor((n, K)), out=FakeTensor((m, n)))
+
+
+def serve(library: Library, m: int) -> None:
+    """Every signature of the archive, with and without an output that is given."""
+    for n in (*NS, 256):
+        call(library, m, n)
+        library.gemm(FakeTensor((m, K)), FakeTensor((n, K)))
+    library.gemm(FakeTensor((3, m, K)), FakeTensor((3, 1024, K)))
+    b, bias = FakeTensor((2048, K)), FakeTensor((2048,))
+    library.gemm(FakeTensor((m, K)), b, bias=bias, epilogue="silu")
+
+
+# What a compiler, a loader or a file would need, as CPython reports it to audit hooks.
+FORBIDDEN = {
+    *("open", "import", "compile", "exec", "mmap.__new__", "ctypes.dlopen", "subprocess.Popen", "socket.connect"),
+    *(
+        "os.fork",
+        "os.forkpty",
+        "os.posix_spawn",
+        "os.exec",
+        "os.system",
+        "os.listdir",
+        "os.scandir",
+        "tempfile.mkstemp",
+    ),
+}
+
+
+class Forbid:
+    """Fails and keeps what is tried of `FORBIDDEN`, and reads of archives, by threads that are in `guarded`."""
+
+    def __init__(self) -> None:
+        self.tried: list[str] = []
+        self._guarded: set[int] = set()
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        self._guarded.add(threading.get_ident())
+        try:
+            yield
+        finally:
+            self._guarded.discard(threading.get_ident())
+
+    def refuse(self, what: str, arguments: tuple[Any, ...]) -> None:
+        if threading.get_ident() in self._guarded:
+            self.tried.append(f"{what}{arguments!r:.200}")
+            raise AssertionError(self.tried[-1])
+
+    def instead_of(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            self.refuse(what, arguments)
+            return function(*arguments)
+
+        return call
+
+
+_forbidding: list[Forbid] = []  # a hook stays for as long as the process
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in FORBIDDEN and _forbidding:
+        _forbidding[-1].refuse(event, arguments)
+
+
+@pytest.fixture(scope="module")
+def audited() -> None:
+    sys.addaudithook(_hook)
+
+
+@pytest.fixture
+def forbid(opened: tuple[Library, RecordingDriver], audited: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Forbid]:
+    found = Forbid()
+    driver = opened[1]
+    monkeypatch.setattr(driver, "load", found.instead_of("driver.load", driver.load))
+    monkeypatch.setattr(os, "pread", found.instead_of("os.pread", os.pread))
+    monkeypatch.setattr(Archive, "blob", found.instead_of("Archive.blob", Archive.blob))
+    monkeypatch.setattr(canonical, "loads", found.instead_of("canonical.loads", canonical.loads))
+    _forbidding.append(found)
+    yield found
+    _forbidding.remove(found)
+
+
+def test_nothing_is_read_or_loaded_after_preload(opened: tuple[Library, RecordingDriver], forbid: Forbid) -> None:
+    library, driver = opened
+    library.preload()
+    driver.quiet = True
+    failures: list[BaseException] = []
+
+    def work(first: int) -> None:
+        try:
+            with forbid.guarded():
+                for m in range(first, 400, 7):
+                    serve(library, m)
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(1 + i,)) for i in range(7)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert (forbid.tried, failures) == ([], [])
+    assert library.stats().loads == driver.count("load")
+
+
+def test_what_is_forbidden_is_seen(opened: tuple[Library, RecordingDriver], forbid: Forbid, tmp_path: Path) -> None:
+    library, _ = opened
+    attempts: list[Callable[[], Any]] = [
+        lambda: (tmp_path / "model.aot").read_bytes(),
+        lambda: os.open(tmp_path / "model.aot", os.O_RDONLY),
+        lambda: subprocess.run(["true"]),
+        lambda: ctypes.CDLL("libcuda.so.1"),
+        lambda: mmap.mmap(-1, 4096),
+        lambda: compile("1", "x", "eval"),
+        lambda: importlib.import_module("this"),
+        lambda: call(library, 1, 2048),  # without preload
+    ]
+    with forbid.guarded():
+        for attempt in attempts:
+            with pytest.raises(AssertionError):
+                attempt()
+    assert len(forbid.tried) == len(attempts)
+
+
+def test_runner_up_is_loaded_where_the_best_cannot_run(opened: tuple[Library, RecordingDriver]) -> None:
+    library, driver = opened
+    driver.shared_bytes = 100_000
+    assert {"huge", "lean"} <= set(library.preload())
+    before = driver.count("load")
+    call(library, 5, 256)
+    assert driver.launches[-1].symbol == "kernel_lean"
+    assert driver.count("load") == before
+
+
+def test_runner_up_is_not_loaded_in_the_middle_of_serving(opened: tuple[Library, RecordingDriver]) -> None:
+    library, driver = opened
+    assert "lean" not in library.preload()
+    before = driver.count("load")
+    with pytest.raises(KernelMiss, match=r"bounded: division by zero(.|\n)*lean: was not loaded by preload"):
+        call(library, 1000, 768)
+    assert driver.count("load") == before
+    assert "lean" in library.preload(tokens=[1000])
+    call(library, 1000, 768)
+    assert driver.launches[-1].symbol == "kernel_lean"
+
+
+def test_tokens_are_planned_before_the_first_call(opened: tuple[Library, RecordingDriver]) -> None:
+    library, driver = opened
+    library.preload(tokens=[1, 17, 64])
+    made, prepared = library.stats().plans_made, driver.count("prepare")
+    for m in (1, 17, 64):
+        serve(library, m)
+    assert (library.stats().plans_made, driver.count("prepare")) == (made, prepared)
+    call(library, 65, 1024)
+    assert library.stats().plans_made == made + 1
+
+
+def test_prepared_plans_are_those_that_a_call_would_make(opened: tuple[Library, RecordingDriver]) -> None:
+    library, driver = opened
+    other = Library(Archive.open(library._now.archives[0].path), driver)
+    library.preload(tokens=[33])
+    tensors = FakeTensor((33, K)), FakeTensor((1024, K))
+    for each in (other, library, library):
+        each.gemm(*tensors, out=FakeTensor((33, 1024), pointer=1 << 44))
+    first, *rest = driver.launches[-3:]
+    assert rest == [first, first]
+
+
+def test_tokens_that_nothing_serves_are_logged(
+    opened: tuple[Library, RecordingDriver], caplog: pytest.LogCaptureFixture
+) -> None:
+    library, driver = opened
+    driver.shared_bytes = 48 << 10
+    with caplog.at_level(logging.WARNING):
+        library.preload(tokens=[5])
+    assert any("n256_k512 at M = 5 is not prepared" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("tokens", [[0], [-1], [True], ["5"], [1.0]])
+def test_tokens_are_positive_integers(opened: tuple[Library, RecordingDriver], tokens: Any) -> None:
+    with pytest.raises(ArgumentError, match="tokens must be positive integers"):
+        opened[0].preload(tokens=tokens)
+
+
+def test_more_plans_than_are_kept_are_refused(opened: tuple[Library, RecordingDriver]) -> None:
+    with pytest.raises(ArgumentError, match="more plans than the 4096 that are kept"):
+        opened[0].preload(tokens=range(1, 1000))
+
+
+def test_preload_keeps_no_decompressed_blocks(opened: tuple[Library, RecordingDriver]) -> None:
+    library, _ = opened
+    library.preload()
+    assert all(archive._cached_bytes == 0 for archive in library._now.archives)

@@ -1,0 +1,468 @@
+"""A library takes new files in service under load, keeps to the old where these are wrong, and drops those safely."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import ArchiveError, DeviceError, KernelMiss, Library, RecordError
+from runtime.archive import Archive
+from runtime.call import Call
+from runtime.contents import open_archives
+
+from .recording_driver import (
+    FakeTensor,
+    FakeTorch,
+    RecordingDriver,
+    TorchDType,
+    cubin,
+    entry,
+    gemm_record,
+    operands_record,
+    signature,
+    write_archive,
+)
+
+N, K = 1024, 512
+
+
+def write(path: Path, version: int, driver: RecordingDriver, **more: Any) -> None:
+    """Put an archive in place, as a deployment does, whose launches show its version by their kernel."""
+    name = f"v{version}"
+    fresh = path.with_suffix(".new")
+    driver.kernels |= write_archive(fresh, [gemm_record(name, **more)], [entry(signature(N, K), [(None, name)])])
+    os.replace(fresh, path)
+
+
+@pytest.fixture
+def driver(torch: FakeTorch) -> RecordingDriver:
+    return RecordingDriver()
+
+
+@pytest.fixture
+def path(tmp_path: Path, driver: RecordingDriver) -> Path:
+    write(tmp_path / "model.aot", 0, driver)
+    return tmp_path / "model.aot"
+
+
+@pytest.fixture
+def library(path: Path, driver: RecordingDriver) -> Library:
+    return Library(Archive.open(path), driver)
+
+
+def call(library: Library, m: int = 5, **more: Any) -> None:
+    library.gemm(FakeTensor((m, K)), FakeTensor((N, K)), **more)
+
+
+def version(library: Library, driver: RecordingDriver, **more: Any) -> str:
+    call(library, **more)
+    return driver.launches[-1].symbol
+
+
+def unloaded(driver: RecordingDriver) -> list[bytes]:
+    return [what for name, what in (e for e in driver.log if e[0] == "unload")]
+
+
+def test_unchanged_file_changes_nothing(library: Library, driver: RecordingDriver) -> None:
+    call(library)
+    plans = library._plans
+    assert library.reload() is False
+    assert library._plans is plans
+    assert (library.stats().reloads, library.stats().replaced) == (0, 0)
+
+
+def test_new_file_serves_every_way_of_calling(library: Library, path: Path, driver: RecordingDriver) -> None:
+    ways: list[dict[str, Any]] = [{}, {"out": FakeTensor((5, N))}, {"stream": 7}, {"epilogue": "none"}]
+    for number in range(3):
+        for way in ways * 2:
+            assert version(library, driver, **way) == f"kernel_v{number}"
+        write(path, number + 1, driver)
+        assert library.reload() is True
+    assert library.stats().reloads == 3
+    assert library.stats().launches == 24
+
+
+def test_words_keep_their_meaning_in_the_native_table(tmp_path: Path, driver: RecordingDriver) -> None:
+    path = tmp_path / "model.aot"
+    words = ("silu", "relu")
+    for order in (words, words[::-1]):
+        records = [operands_record(f"{w}{order[0]}", signature(N, K, epilogue=w)) for w in words]
+        entries = [entry(signature(N, K, epilogue=w), [(None, f"{w}{order[0]}")]) for w in words]
+        driver.kernels |= write_archive(path.with_suffix(".new"), records, entries)
+        os.replace(path.with_suffix(".new"), path)
+        if order == words:
+            library = Library(Archive.open(path), driver)
+        else:
+            library.reload()
+        for word in order * 2:
+            call(library, epilogue=word)
+            assert driver.launches[-1].symbol == f"kernel_{word}{order[0]}"
+
+
+def test_what_was_preloaded_is_preloaded_before_the_change(
+    library: Library, path: Path, driver: RecordingDriver
+) -> None:
+    library.preload(tokens=[5])
+    write(path, 1, driver)
+    library.reload()
+    loads, plans = driver.count("load"), library.stats().plans_made
+    assert version(library, driver) == "kernel_v1"
+    assert (driver.count("load"), library.stats().plans_made) == (loads, plans)
+
+
+@pytest.mark.parametrize("damage", ["missing", "foreign", "cut", "block", "table"])
+def test_damaged_file_leaves_the_old_one_in_service(
+    library: Library, path: Path, driver: RecordingDriver, damage: str
+) -> None:
+    call(library)
+    write(path, 1, driver)
+    data = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "table":
+        write_archive(path, [gemm_record("v1")], [entry(signature(N, K), [(None, "v2")])])
+    else:
+        changed = {
+            "foreign": b"PK" + data[2:],
+            "cut": data[:-1],
+            "block": bytes([*data[:70], data[70] ^ 1, *data[71:]]),
+        }
+        fresh = path.with_suffix(".new")
+        fresh.write_bytes(changed[damage])
+        os.replace(fresh, path)
+    with pytest.raises(RecordError if damage == "table" else ArchiveError, match=r"model\.aot"):
+        library.reload()
+    assert version(library, driver) == version(library, driver, m=6) == "kernel_v0"
+    assert (library.stats().reloads, library.stats().replaced) == (0, 0)
+    write(path, 2, driver)
+    assert library.reload()
+    assert version(library, driver) == "kernel_v2"
+
+
+def test_file_for_another_gpu_leaves_the_old_one_in_service(
+    library: Library, path: Path, driver: RecordingDriver
+) -> None:
+    call(library)
+    driver.kernels |= write_archive(
+        path.with_suffix(".new"),
+        [gemm_record("v1", target="sm_100a")],
+        [entry(signature(N, K), [(None, "v1")], target="sm_100a")],
+    )
+    os.replace(path.with_suffix(".new"), path)
+    with pytest.raises(DeviceError, match="has kernels for sm_100a"):
+        library.reload()
+    assert version(library, driver) == "kernel_v0"
+
+
+def test_kernels_that_do_not_load_leave_the_old_ones_in_service(
+    library: Library, path: Path, driver: RecordingDriver
+) -> None:
+    library.preload()
+    write(path, 1, driver)
+    driver.kernels[cubin("v1")]["kernel_v1"] = (8,)
+    with pytest.raises(DeviceError, match="takes parameters of"):
+        library.reload()
+    assert version(library, driver) == "kernel_v0"
+    assert unloaded(driver) == [cubin("v1")]
+
+
+def test_reload_takes_other_files_and_goes_back(library: Library, path: Path, driver: RecordingDriver) -> None:
+    patch = path.with_name("patch.aot")
+    write(patch, 1, driver)
+    assert library.reload([path, patch])
+    assert version(library, driver) == "kernel_v1"
+    assert library.reload() is False, "it is these that are looked at from now on"
+    assert library.reload(path)
+    assert version(library, driver) == "kernel_v0"
+    write(patch, 2, driver)
+    assert library.reload() is False
+
+
+def test_library_that_was_never_used_reloads_without_a_device(path: Path, torch: FakeTorch) -> None:
+    driver = RecordingDriver()
+    library = Library(Archive.open(path), driver)
+    write(path, 1, driver)
+    assert library.reload()
+    assert driver.log == []
+
+
+def test_closed_library_does_not_reload(library: Library, path: Path, driver: RecordingDriver) -> None:
+    library.close()
+    for refused in (library.reload, library.drop_old, library.preload):
+        with pytest.raises(ArchiveError, match="closed"):
+            refused()
+
+
+# --- the old kernels ---
+
+
+def test_old_kernels_stay_loaded_until_they_are_dropped(library: Library, path: Path, driver: RecordingDriver) -> None:
+    call(library)
+    old = library.functions["v0"]
+    for number in (1, 2):
+        write(path, number, driver)
+        library.reload()
+        call(library)
+    old(FakeTensor((5, K)), FakeTensor((N, K)), FakeTensor((5, N)))
+    assert (driver.launches[-1].symbol, unloaded(driver)) == ("kernel_v0", [])
+    assert (library.stats().replaced, library.stats().kernels_loaded) == (2, 3)
+    assert library.drop_old() == 0
+    assert sorted(unloaded(driver)) == [cubin("v0"), cubin("v1")]
+    assert driver.log.index(("synchronize",)) < driver.log.index(("unload", cubin("v0"))), "kernels may still run"
+    assert (library.stats().replaced, library.stats().kernels_loaded) == (0, 1)
+    with pytest.raises(ArchiveError, match=r"v0 was unloaded, .*take it from Library\.functions again"):
+        old(FakeTensor((5, K)), FakeTensor((N, K)), FakeTensor((5, N)))
+    with pytest.raises(ArchiveError, match="v0 was unloaded"):  # as a call sees it that had passed the check above
+        old.plan(())
+    assert library.drop_old() == 0
+    assert driver.count("synchronize") == 1, "there was nothing to wait for"
+
+
+def test_closing_unloads_the_old_kernels_too(library: Library, path: Path, driver: RecordingDriver) -> None:
+    call(library)
+    write(path, 1, driver)
+    library.reload()
+    call(library)
+    library.close()
+    assert sorted(unloaded(driver)) == [cubin("v0"), cubin("v1")]
+
+
+def test_device_that_cannot_wait_keeps_the_old_kernels(library: Library, path: Path, driver: RecordingDriver) -> None:
+    call(library)
+    write(path, 1, driver)
+    library.reload()
+    driver.failing = "cuCtxSynchronize"
+    with pytest.raises(DeviceError, match="cuCtxSynchronize"):
+        library.drop_old()
+    assert (unloaded(driver), library.stats().replaced) == ([], 1)
+    driver.failing = ""
+    assert library.drop_old() == 0
+    assert unloaded(driver) == [cubin("v0")]
+
+
+class HeldTorch(FakeTorch):
+    """Keeps one thread waiting where it asks for the current stream: its plan is found, and not yet launched."""
+
+    held: threading.Thread | None = None
+
+    def hold(self, thread: threading.Thread) -> None:
+        self.inside, self.go_on = threading.Event(), threading.Event()
+        self.held = thread
+
+    @property
+    def stream(self) -> int:
+        if threading.current_thread() is self.held:
+            self.inside.set()
+            assert self.go_on.wait(20)
+        return 0
+
+    @stream.setter
+    def stream(self, _: int) -> None:
+        pass
+
+
+def test_kernels_are_not_dropped_under_a_call_that_is_about_to_launch(
+    library: Library, path: Path, driver: RecordingDriver, torch: FakeTorch
+) -> None:
+    call(library)
+    call(library)
+    torch.__class__ = HeldTorch
+    assert isinstance(torch, HeldTorch)
+    caller = threading.Thread(target=call, args=(library,))
+    torch.hold(caller)
+    caller.start()
+    assert torch.inside.wait(20)
+    write(path, 1, driver)
+    library.reload()
+    assert version(library, driver) == "kernel_v1"
+    assert library.drop_old() == 1, "the call still holds its plan"
+    assert (unloaded(driver), library.stats().replaced) == ([], 1)
+    torch.go_on.set()
+    caller.join()
+    assert driver.launches[-1].symbol == "kernel_v0"
+    assert version(library, driver) == "kernel_v1"
+    assert library.drop_old() == 0
+    assert unloaded(driver) == [cubin("v0")]
+    assert library.stats().launches == len(driver.launches) == 5
+
+
+class Gate:
+    """Keeps a thread waiting at one place."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.inside, self.go_on, self.thread = threading.Event(), threading.Event(), threading.Thread(target=work)
+
+    def hold(self) -> None:
+        if threading.current_thread() is self.thread and not self.go_on.is_set():
+            self.inside.set()
+            assert self.go_on.wait(20)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """While a thread of its own is held there."""
+        self.thread.start()
+        assert self.inside.wait(20)
+        yield
+        self.go_on.set()
+        self.thread.join()
+
+
+def test_plan_that_was_made_before_a_reload_is_not_kept_after_it(
+    library: Library, path: Path, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = Call.key
+    gate = Gate(lambda: call(library))
+
+    def held_key(self: Call) -> Any:
+        gate.hold()
+        return key(self)
+
+    monkeypatch.setattr(Call, "key", held_key)
+    with gate.held():  # with a plan, which it is about to keep for later calls
+        write(path, 1, driver)
+        library.reload()
+        assert version(library, driver) == "kernel_v1"
+    assert driver.launches[-1].symbol == "kernel_v0"
+    assert version(library, driver) == "kernel_v1"
+
+
+def test_word_that_was_looked_up_before_a_reload_means_the_same_after_it(
+    tmp_path: Path, driver: RecordingDriver
+) -> None:
+    path, words = tmp_path / "model.aot", ("silu", "relu")
+    records = [operands_record(w, signature(N, K, epilogue=w)) for w in words]
+    entries = [entry(signature(N, K, epilogue=w), [(None, w)]) for w in words]
+    driver.kernels |= write_archive(path, records, entries)
+    library = Library(Archive.open(path), driver)
+
+    class Slow(TorchDType):
+        def __hash__(self) -> int:
+            gate.hold()
+            return hash(self.name)
+
+    dtype = Slow("bfloat16")
+    gate = Gate(lambda: call(library, epilogue="silu", dtype=dtype))
+    call(library, epilogue="silu", dtype=dtype)
+    with gate.held():
+        write_archive(path, [*records, gemm_record("more")], entries)
+        assert library.reload()
+        call(library, epilogue="relu")
+        call(library, epilogue="relu")
+    assert driver.launches[-1].symbol == "kernel_silu"
+
+
+class CheckedLaunches(list[Any]):
+    """Where a driver writes launches down: says what was launched though it was unloaded, or older than it may be."""
+
+    def __init__(self, driver: RecordingDriver) -> None:
+        super().__init__()
+        self.driver = driver
+        self.oldest: dict[int, int] = {}  # by thread, the version that was in service before its call began
+        self.wrong: list[str] = []
+        self.versions: set[int] = set()
+
+    def append(self, launched: Any) -> None:
+        number = int(launched.symbol.removeprefix("kernel_v"))
+        self.versions.add(number)
+        if ("unload", cubin(f"v{number}")) in self.driver.log:
+            self.wrong.append(f"{launched.symbol} was unloaded")
+        if number < self.oldest[threading.get_ident()]:
+            self.wrong.append(f"{launched.symbol} after {self.oldest[threading.get_ident()]}")
+
+
+@pytest.fixture
+def impatient() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("preloaded", [False, True])
+def test_threads_never_launch_what_was_replaced_before_their_call(
+    library: Library, path: Path, driver: RecordingDriver, preloaded: bool
+) -> None:
+    checked = driver.launches = CheckedLaunches(driver)
+    if preloaded:
+        library.preload(tokens=[1, 2])
+    in_service, stop, failures = [0], threading.Event(), list[BaseException]()
+
+    def once(b: FakeTensor, outs: list[FakeTensor]) -> None:
+        for m, out in enumerate(outs, 1):
+            for given in (None, out):
+                checked.oldest[threading.get_ident()] = in_service[0]
+                library.gemm(FakeTensor((m, K)), b, out=given)
+
+    def work() -> None:
+        b, outs = FakeTensor((N, K)), [FakeTensor((m, N)) for m in range(1, 5)]
+        try:
+            while not stop.is_set():
+                once(b, outs)
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    waiting = 0
+    try:
+        for number in range(1, 13):
+            write(path, number, driver)
+            assert library.reload()
+            in_service[0] = number
+            once(FakeTensor((N, K)), [FakeTensor((1, N))])
+            waiting = library.drop_old()
+            driver.log[:] = [e for e in driver.log if e[0] == "unload"]
+    finally:
+        stop.set()
+        for worker in workers:
+            worker.join()
+    assert (failures, checked.wrong) == ([], [])
+    assert checked.versions == set(range(13))
+    assert library.drop_old() == 0
+    assert len(unloaded(driver)) == 12, f"each once; {waiting} waited for calls"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_reloads_at_once_take_turns(library: Library, path: Path, driver: RecordingDriver) -> None:
+    call(library)
+    write(path, 1, driver)
+    changed: list[bool] = []
+    workers = [threading.Thread(target=lambda: changed.append(library.reload())) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert sorted(changed) == [False, False, False, True]
+    assert version(library, driver) == "kernel_v1"
+
+
+def test_misses_are_counted_over_reloads(library: Library, path: Path, driver: RecordingDriver) -> None:
+    for number in (1, 2):
+        with pytest.raises(KernelMiss):
+            library.gemm(FakeTensor((5, K)), FakeTensor((8, K)))
+        write(path, number, driver)
+        library.reload()
+    assert library.stats().misses == 2
+
+
+def test_layers_reload_together(path: Path, driver: RecordingDriver) -> None:
+    patch = path.with_name("patch.aot")
+    write(patch, 1, driver)
+    library = Library(open_archives([path, patch]), driver)
+    assert version(library, driver) == "kernel_v1"
+    write(path, 2, driver)
+    assert library.reload()
+    assert version(library, driver) == "kernel_v1"
+    write(patch, 3, driver)
+    assert library.reload()
+    assert version(library, driver) == "kernel_v3"
