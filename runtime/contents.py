@@ -20,8 +20,9 @@ from .counters import Counters
 from .dispatch import Dispatch, Entry, gemm_mismatch, serves
 from .driver import Driver
 from .errors import ArgumentError, DeviceError, KernelMiss, ProgramError, RecordError
-from .function import MAX_PLANS, Function, Unfit, remember
+from .function import MAX_PLANS, Function, Plan, Unfit, remember
 from .record import TensorArgument, TensorView
+from .rows import Rows
 from .signature import Signature
 from .tensor import TORCH_NAMES, contiguous_strides, span_bytes, torch_current_device, torch_current_stream
 from .workspace import Workspaces
@@ -46,6 +47,22 @@ class GemmPlan(NamedTuple):
     function: Function
     extras: tuple[tuple[int, int, bool], ...]  # of each operand after D: such bits, bytes, whether it may be D itself
     launches: tuple[Any, ...]  # what `launch` does, if that depends on nothing but pointers; else none
+    entry: Entry
+    plan: Plan
+
+    def with_rows(self, plan: Plan, more: int, steps: Sequence[int]) -> GemmPlan:
+        """This for `more` rows; `steps` are the bytes from row to row of each operand, 0 where it has none."""
+        a, b, d, *others = (more * step for step in steps)
+        return self._replace(
+            launch=plan.launch,
+            launches=plan.launches if self.launches else (),
+            plan=plan,
+            a_bytes=self.a_bytes + a,
+            b_bytes=self.b_bytes + b,
+            d_bytes=self.d_bytes + d,
+            shape=(self.shape[0] + more, *self.shape[1:]),
+            extras=tuple((mask, size + o, may) for (mask, size, may), o in zip(self.extras, others, strict=True)),
+        )
 
 
 class _Layer:
@@ -108,7 +125,8 @@ class Contents:
         require: str | None,
     ) -> None:
         self.archives = tuple(archives)
-        self.plans: dict[Any, GemmPlan] = {}  # changed by holders of the lock
+        self.plans: dict[Any, GemmPlan] = {}  # changed by holders of the lock, as are
+        self.rows: dict[Any, Rows] = {}  # calls that are known but for their number of rows
         self.table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
         self.preloaded: tuple[int, ...] | None = None  # with plans for these M values, or not at all
         self._driver, self._counters, self._lock, self._require = driver, counters, lock, require
@@ -188,7 +206,9 @@ class Contents:
             names = [operand.name for operand in signature.operands()]
             return GemmPlan(
                 launch=plan.launch,
-                launches=() if function.record.workspace_arguments() else plan.launches,
+                launches=() if function.record.workspace_arguments else plan.launches,
+                entry=entry,
+                plan=plan,
                 function=function,
                 device=driver.device,
                 misaligned=max(masks[:3]),
@@ -352,6 +372,7 @@ class Contents:
     def retire(self) -> bool:
         """Forget all plans and make no more; whether a call under way still holds one. The caller holds the lock."""
         self.plans.clear()
+        self.rows.clear()
         if self.table:
             self.table.clear()
         functions = self.made()
@@ -363,6 +384,7 @@ class Contents:
         """Unload the kernels, which no call or graph may use any more, and close the files."""
         try:
             self.plans.clear()
+            self.rows.clear()
             if self.table:
                 self.table.clear()
             for function in self.made():

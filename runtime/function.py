@@ -30,11 +30,18 @@ class Unfit(Exception):
 
 
 class Plan:
-    """The launches of one function for one shape; `counter` counts its calls."""
+    """The launches of one function for one shape, which made `values` of its program; `counter` counts its calls."""
 
-    __slots__ = ("_count", "launches")
+    __slots__ = ("_count", "launches", "values")
 
-    def __init__(self, driver: Driver, launches: Sequence[tuple[Any, Launch]], pointers: int, counter: Any) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        launches: Sequence[tuple[Any, Launch]],
+        values: tuple[int, ...],
+        pointers: int,
+        counter: Any,
+    ) -> None:
         for slot in (slot for _, launch in launches for slot in launch.slots):
             if slot.offset % 8:
                 raise RecordError(f"a pointer at parameter byte {slot.offset}, which is no multiple of 8")
@@ -64,7 +71,7 @@ class WorkspacePlan(Plan):
         workspaces: Workspaces,
         needs: tuple[Need, ...],
     ) -> None:
-        super().__init__(driver, launches, pointers, counter)
+        super().__init__(driver, launches, values, pointers, counter)
         self._workspaces, self._needs = workspaces, needs
 
     def launch(self, pointers: tuple[int, ...], stream: int) -> None:
@@ -235,25 +242,14 @@ class Function:
             launches, found = self._evaluate(values)
             if found == residency:
                 self._residency = residency
-                ready = [(self._kernels[launch.kernel], launch) for launch in launches]
-                needs = tuple(
-                    Need(a.bytes * (1 if a.each is None else found[a.each]), a.zeroed)
-                    for a in record.workspace_arguments()
-                )
-                pointers = len(record.program.pointers)
-                plan = (
-                    WorkspacePlan(driver, ready, pointers, self.counter, self._workspaces, needs)
-                    if needs
-                    else Plan(driver, ready, pointers, self.counter)
-                )
-                self._ready.update(plan.launches)
-                return plan
+                return self._prepared(launches, values)
             residency = found
         raise ProgramError(f"{self.name}: its blocks depend on how many of them can be resident")
 
     def plan_rows(self, like: Plan, rows: int) -> Plan | None:
         """A plan for what `like` is for, but with `rows` rows in all tensors that have as many as the first, and with
         the same strides. A tenth of the work of `plan`, or None where that has to be done."""
+        self._refuse_if_retired()
         values = self.record.with_rows(like.values, rows)
         if values is None:
             return None
@@ -261,7 +257,7 @@ class Function:
             launches, found = self._evaluate(values)
         except (ProgramError, Unfit):
             return None
-        return self._ready(launches, values) if found == self._residency else None
+        return self._prepared(launches, values) if found == self._residency else None
 
     def _evaluate(self, values: tuple[int, ...]) -> tuple[tuple[Launch, ...], dict[str, int]]:
         """The launches, and the device numbers that they ask for."""
@@ -276,17 +272,17 @@ class Function:
         asked = record.device_arguments
         return evaluation.launches, {a.name: self._max_active_clusters(a, evaluation.launches) for a in asked}
 
-    def _ready(self, launches: tuple[Launch, ...], values: tuple[int, ...]) -> Plan:
+    def _prepared(self, launches: tuple[Launch, ...], values: tuple[int, ...]) -> Plan:
         record = self.record
         ready = [(self._kernels[launch.kernel], launch) for launch in launches]
         needs = tuple(
             Need(a.bytes * (1 if a.each is None else self._residency[a.each]), a.zeroed)
             for a in record.workspace_arguments
         )
-        pointers = len(record.program.pointers)
-        if needs:
-            return WorkspacePlan(self._driver, ready, values, pointers, self._workspaces, needs)
-        return Plan(self._driver, ready, values, pointers)
+        shared = self._driver, ready, values, len(record.program.pointers), self.counter
+        plan = WorkspacePlan(*shared, self._workspaces, needs) if needs else Plan(*shared)
+        self._ready.update(plan.launches)
+        return plan
 
     def check(self, views: Sequence[Any]) -> None:
         """Raise ArgumentError if an argument does not fit the record."""

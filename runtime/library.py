@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .archive import Archive, ArchiveClosed
 from .call import (
@@ -35,6 +35,8 @@ from .errors import ArgumentError, KernelMiss, LayoutError
 from .fallback import allocate, on_stream, result_dtype, torch_gemm
 from .function import Function, device_view, remember, resolve_stream
 from .native import native_table
+from .record import TensorView
+from .rows import Known, Rows, rows_of, steps_of
 from .signature import Signature
 from .stats import ArchiveInfo, Refusal, Stats, prometheus_text
 from .tensor import LAST_STREAM, dtype_name, is_torch, stream_handle
@@ -411,6 +413,9 @@ class Library:
     def _gemm(self, call: Call) -> Any:
         """The first call of a shape, calls from other frameworks, and calls that the fast paths cannot vouch for."""
         self._refuse_if_closed()
+        if self._grow(call):
+            more = {} if call.plain else _words(call)
+            return self.gemm(call.a, call.b, out=call.out, stream=call.stream, **more)
         driver = self._driver
         a, b, out, stream = call.a, call.b, call.out, call.stream
         given = {"a": a, "b": b} | {n: x for n, x in zip(EXTRAS, call.operands, strict=True) if x is not None}
@@ -472,8 +477,44 @@ class Library:
                         if self._plans.get(key) is found:  # else the contents changed meanwhile: this was its last call
                             self._put(call, found, allocated)
                             remember(self._plans, fast_key, found)
+                            self._keep_rows(call._replace(out=None if allocated else out), found, views)
             found.launch(tuple(v.pointer for v in views), handle)
         return out
+
+    def _keep_rows(self, call: Call, found: GemmPlan, views: tuple[TensorView, ...]) -> None:
+        """Remember a plan of torch tensors for calls with other numbers of rows. The caller holds the lock."""
+        asked = rows_of(call)
+        if asked is None:
+            return
+        rows, alike = asked
+        known = self._now.rows
+        if alike not in known:
+            remember(known, alike, Rows(found.entry))
+        known[alike].keep(Known(found.function, found.plan, rows, steps_of(call, views, rows), found))
+
+    def _grow(self, call: Call) -> bool:
+        """Make a plan for a call of torch tensors that is like one before but for its rows; whether there is a new one.
+
+        A fraction of the work of the first call of a shape. Pointers are for the fast paths to check.
+        """
+        try:
+            asked, key = rows_of(call), call.key()
+            if asked is None or key in self._plans or asked[1] not in self._now.rows:
+                return False
+        except (AttributeError, TypeError, RuntimeError):  # no torch tensors, or sparse ones, or no words
+            return False
+        rows, alike = asked
+        with self._driver.current(), self._lock:
+            like = None if rows in (self._now.preloaded or ()) else self._now.rows.get(alike)
+            known = None if like is None else like.find(rows)
+            plan = None if known is None else known.function.plan_rows(known.plan, rows)
+            if known is None or plan is None:
+                return False
+            grown = known.gemm.with_rows(plan, rows - known.rows, known.steps)
+            self._counters.planned()
+            self._put(call, grown, call.out is None)
+            remember(self._now.plans, key, grown)
+        return True
 
     def _put(self, call: Call, found: GemmPlan, allocated: bool) -> None:
         """Give the native table what it needs to serve calls like this one, of torch tensors, from now on.
@@ -494,6 +535,12 @@ class Library:
         counter = found.function.counter
         now.table.put(tag, tensors, found.launches, misaligned, sizes, may_be_d, found.device, shape, options, counter)
         self._call = now.table.call
+
+
+def _words(call: Call) -> GemmOptions:
+    """What `gemm` took by keyword."""
+    words = {"epilogue": call.epilogue, "overlap": call.overlap, "dtype": call.dtype}
+    return cast("GemmOptions", dict(zip(EXTRAS, call.operands, strict=True)) | words)
 
 
 def load(path: Paths, device: int | None = None, on_miss: str = "error", *, require: str | None = None) -> Library:

@@ -70,11 +70,11 @@ def bare_launch(library: Any, a: Any, b: Any, d: Any) -> Callable[[], Any]:
 
     library.gemm(a, b, out=d)
     found = next(iter(library._plans.values()))
-    (launch,) = found.function.record.plan(found.plan.values)
-    kernel = found.function._kernels[launch.kernel]
+    (shape,) = found.function.record.plan(found.plan.values)
+    kernel = found.function._kernels[shape.kernel]
     pointers = (a.data_ptr(), b.data_ptr(), d.data_ptr())
     driver = library._driver
-    ready = _PooledLaunch(driver._cuda.cuLaunchKernelEx, kernel, launch, print)
+    ready = _PooledLaunch(driver._cuda.cuLaunchKernelEx, kernel, shape, print)
     ready.launch(pointers, torch.cuda.current_stream().cuda_stream)
     _, _, config, parameters, _ = ready._pool[0]
 

@@ -11,6 +11,7 @@ import pytest
 
 from runtime import ArgumentError, KernelMiss, LayoutError, Library
 from runtime.archive import Archive
+from runtime.contents import Contents
 
 from .recording_driver import (
     FakeTensor,
@@ -93,13 +94,13 @@ def test_a_new_number_of_rows_launches_what_a_first_call_does(
     library: Library, driver: RecordingDriver, tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = []
-    real = Library._plan_gemm
+    real = Contents._make_plan
 
     def plan_gemm(*given: Any) -> Any:
         planned.append(1)
         return real(*given)
 
-    monkeypatch.setattr(Library, "_plan_gemm", plan_gemm)
+    monkeypatch.setattr(Contents, "_make_plan", plan_gemm)
     rng = random.Random(5)
     tokens = [333, 20, *(rng.randint(1, 2000) for _ in range(40)), N, K, 1, 2, 600, 601, 602]
     for m in tokens:
