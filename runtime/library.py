@@ -116,6 +116,39 @@ class Library:
         """The SHA-256 that names the archive."""
         return self._archive.digest
 
+    @property
+    def device(self) -> str:
+        """The device it is for, as torch writes it: "cuda:0". Finds out which one is current where none was named."""
+        return f"cuda:{self._driver.device}"
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def identity(self) -> str:
+        """A word for archive, device and options, the same in every process, by which compiled graphs may be kept."""
+        return f"{self.digest} {self.device} {self._on_miss} {self._require}"
+
+    def entry(self, signature: Signature) -> Entry:
+        """What the gemm table has for `signature` on this GPU; nothing is loaded.
+
+        Raises:
+            KernelMiss: nothing, or nothing that `require` accepts; the message names the nearest entries.
+            ArchiveClosed: the library was closed.
+            DeviceError: the archive has nothing for this GPU.
+        """
+        self._check_open()
+        entry = self._gemm_table().lookup(signature, self._driver.compute_capability)
+        if self._require is not None:
+            self._accept(entry)
+        return entry
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ArchiveClosed(f"{self._archive.path}: this library was closed; load the archive again")
+
     def __enter__(self) -> Library:
         return self
 
@@ -308,8 +341,7 @@ class Library:
 
     def _gemm(self, call: Call) -> Any:
         """The first call of a shape, calls from other frameworks, and calls that the fast paths cannot vouch for."""
-        if self._closed:
-            raise ArchiveClosed(f"{self._archive.path}: this library was closed; load the archive again")
+        self._check_open()
         driver = self._driver
         a, b, out, stream = call.a, call.b, call.out, call.stream
         given = {"a": a, "b": b} | {n: x for n, x in zip(EXTRAS, call.operands, strict=True) if x is not None}
