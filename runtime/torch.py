@@ -701,12 +701,13 @@ def _layout_problem(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, major: st
 def inductor_options(lib: Library, *, overlap: str = "serial") -> dict[str, Any]:
     """Options for `torch.compile(model, options=...)` that let `lib` compute the products which it has kernels for.
 
-    What was routed, and why the rest was not, is in `options["post_grad_custom_post_pass"]`, a `GemmPass`, printable.
+    What was routed, and why the rest was not, is in `options["post_grad_custom_pre_pass"]`, a `GemmPass`, printable.
 
     Raises:
         ArgumentError: `lib` is no open library, or `overlap` is neither "serial" nor "launch".
     """
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
+    # Before Inductor's own passes, one of which parts a bias from its product where something elementwise follows.
     CustomGraphPass.register(GemmPass)  # here, since importing Inductor takes seconds
-    return {"post_grad_custom_post_pass": GemmPass(lib, overlap)}
+    return {"post_grad_custom_pre_pass": GemmPass(lib, overlap)}

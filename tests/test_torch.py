@@ -618,6 +618,24 @@ def test_replaced_model_compiles_in_one_graph_with_any_m(lib: OnCpu) -> None:
     assert [call[0] for call in lib.calls] == ([QKV["n"], HIDDEN, GATED["n"], HIDDEN] * 2 + [VOCAB]) * 2
 
 
+def test_fused_weights_are_known_to_stay_where_they_are(lib: OnCpu) -> None:
+    """As Parameters are, so that CUDA graphs of torch.compile read them in place."""
+    inputs = {}
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        for node in graph.graph.find_nodes(op="placeholder"):
+            inputs[tuple(node.meta["example_value"].shape)] = node.meta["tensor_dict"]
+        return graph.forward
+
+    mlp = MLP().bfloat16().eval()
+    aot.replace_linears(mlp, lib)
+    with torch.no_grad():
+        torch.compile(mlp, fullgraph=True, backend=backend)(*tensors((3, HIDDEN)))
+    for weight in ((2 * INNER, HIDDEN), (HIDDEN, INNER)):
+        assert "_dynamo_static_input_type" in inputs[weight]
+    assert "_dynamo_static_input_type" not in inputs[3, HIDDEN]
+
+
 # --- the Inductor pass ---
 
 
@@ -625,7 +643,7 @@ def compiled_with(lib: OnCpu, function: Any, **more: Any) -> tuple[Any, Any]:
     torch._dynamo.reset()
     options = aot.inductor_options(lib, **more)
     found = torch.compile(function, fullgraph=True, options={"fx_graph_cache": False, **options})
-    return found, options["post_grad_custom_post_pass"]
+    return found, options["post_grad_custom_pre_pass"]
 
 
 def test_pass_routes_a_models_products_with_any_m(lib: OnCpu) -> None:
@@ -701,7 +719,7 @@ def test_pass_serves_training_graphs_too(lib: OnCpu) -> None:
 
 def test_cached_graphs_are_told_apart_by_archive_and_options(lib: OnCpu, tmp_path: Path) -> None:
     def uuid(lib: OnCpu, **more: Any) -> Any:
-        return aot.inductor_options(lib, **more)["post_grad_custom_post_pass"].uuid()
+        return aot.inductor_options(lib, **more)["post_grad_custom_pre_pass"].uuid()
 
     assert uuid(lib) == uuid(lib) != uuid(lib, overlap="launch")
     (tmp_path / "other").mkdir()
@@ -721,6 +739,6 @@ def test_graphs_come_back_from_inductors_cache(lib: OnCpu, monkeypatch: pytest.M
         options = aot.inductor_options(lib)
         step = torch.compile(lambda x: nn.functional.linear(x, w), options=options)
         assert near(step(x), x.float() @ w.float().T)
-        counts.append(sum(options["post_grad_custom_post_pass"].routed.values()))
+        counts.append(sum(options["post_grad_custom_pre_pass"].routed.values()))
     assert counts == [1, 0]
     assert len(lib.calls) == 2
