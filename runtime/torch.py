@@ -285,8 +285,6 @@ def _lay_out(parameters: list[nn.Parameter], interleaved: bool) -> torch.Tensor:
             end = start + p.shape[0]
             p.data = whole[i :: len(parameters)] if interleaved else whole[start:end]
             start = end
-    # As a Parameter is to CUDA graphs of torch.compile: read where it lies, never copied in.
-    torch._dynamo.mark_static_address(whole)
     return whole
 
 
