@@ -519,6 +519,18 @@ def test_attention_to_other_states_is_right_though_fused(lib: OnCpu) -> None:
     assert attention.q_proj._aot_gemm.pending is None
 
 
+def test_a_call_that_was_cut_short_leaves_nothing_to_the_next(lib: OnCpu) -> None:
+    attention = Attention().bfloat16().eval()
+    (x,) = tensors((3, HIDDEN))
+    aot.replace_linears(attention, lib)
+    with torch.no_grad():
+        attention.q_proj(x)
+        attention.k_proj(x)
+        x.mul_(-2)
+        wanted = nn.functional.linear(x, attention.q_proj.weight)
+        assert near(attention.q_proj(x), wanted)
+
+
 def reason(model: Any, lib: OnCpu) -> str:
     (layer,) = aot.replace_linears(nn.Sequential(model), lib).layers
     assert not layer.taken
