@@ -688,7 +688,8 @@ def _layout_problem(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, major: st
         steps = [outer, x.storage_offset()]
         if x.dim() == 3 and not statically_known_true(x.stride(0) == x.shape[1] * x.shape[2]):
             steps.append(x.stride(0))
-        if inner != 1 or any(type(step) is not int or step % unit for step in steps):
+        expanded = any(type(step) is int and step == 0 for step in x.stride())
+        if inner != 1 or expanded or any(type(step) is not int or step % unit for step in steps):
             return f"strides {tuple(x.stride())} or offset of {name}"
     strides = (d.shape[-1], 1) if d.dim() == 2 else (d.shape[-2] * d.shape[-1], d.shape[-1], 1)
     if not all(statically_known_true(x == y) for x, y in zip(d.stride(), strides, strict=True)):

@@ -197,6 +197,13 @@ def test_operator_computes_what_the_library_does(lib: OnCpu) -> None:
         aot.gemm(lib, a, b, out=out, dtype=torch.float32)
 
 
+def test_tensors_in_host_memory_are_refused_by_the_library_itself(lib: OnCpu) -> None:
+    real = Library(lib._archive, lib._driver)
+    a, b = tensors((5, HIDDEN), (HIDDEN, HIDDEN))
+    with pytest.raises(ArgumentError, match="a is on cpu; move it to the GPU"):
+        aot.gemm(real, a, b)
+
+
 @pytest.mark.parametrize("which", ["gemm", "gemm_out"])
 def test_operator_passes_torchs_own_checks(lib: OnCpu, which: str) -> None:
     a, b, bias = tensors((5, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN,))
@@ -704,14 +711,15 @@ def test_pass_takes_biases_batches_and_both_layouts_and_leaves_the_rest(lib: OnC
 def test_pass_leaves_operands_that_kernels_cannot_read(lib: OnCpu) -> None:
     (w,) = tensors((HIDDEN, HIDDEN))
 
-    def step(x: Any) -> Any:
-        return torch.mm(x.t(), w.t()), torch.mm(x[:, 1 : HIDDEN + 1], w.t())
-
     (x,) = tensors((HIDDEN, HIDDEN + 8))
-    compiled, routes = compiled_with(lib, lambda x: step(x)[1])
+    compiled, routes = compiled_with(lib, lambda x: torch.mm(x[:, 1 : HIDDEN + 1], w.t()))
     compiled(x)
     assert routes.routed == {}
     assert "offset of a" in str(routes)
+    compiled, routes = compiled_with(lib, lambda x: torch.mm(x.expand(7, -1), w.t()))
+    compiled(x[:1, :HIDDEN].contiguous())
+    assert routes.routed == {}
+    assert "strides (0, 1) or offset of a" in str(routes)
     compiled, routes = compiled_with(lib, lambda x: torch.mm(x.t(), w.t()))
     compiled(x[:, :HIDDEN].contiguous())
     assert routes.routed == {}
