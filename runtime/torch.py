@@ -267,9 +267,12 @@ class _Gemm:
 @torch.compiler.assume_constant_result
 def _is_in_place(group: _Gemm) -> bool:
     """Whether the layers' Parameters are still where they were laid out."""
-    for layer, (weight, bias) in zip(group.layers, group.first, strict=True):
-        if layer.weight.data_ptr() != weight or (layer.bias is not None and layer.bias.data_ptr() != bias):
-            return False
+    for layer, addresses in zip(group.layers, group.first, strict=True):
+        own = layer._parameters  # an attribute of a module costs ten times as much
+        for name, address in zip(("weight", "bias"), addresses, strict=True):
+            p = own[name]
+            if (0 if p is None else p.data_ptr()) != address:
+                return False
     return True
 
 
@@ -295,10 +298,9 @@ class _AotLinear(nn.Linear):
     _aot_overlap: str
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        _refuse_gradient("a layer that replace_linears took", (x, self.weight, self.bias))
-        result: torch.Tensor = _GEMM(
-            self._aot_number, x.contiguous(), self.weight, bias=self.bias, overlap=self._aot_overlap
-        )
+        weight, bias = self.weight, self.bias
+        _refuse_gradient("a layer that replace_linears took", (x, weight, bias))
+        result: torch.Tensor = _GEMM(self._aot_number, x.contiguous(), weight, bias=bias, overlap=self._aot_overlap)
         return result
 
 

@@ -720,6 +720,10 @@ def test_pass_leaves_operands_that_kernels_cannot_read(lib: OnCpu) -> None:
     compiled(x[:1, :HIDDEN].contiguous())
     assert routes.routed == {}
     assert "strides (0, 1) or offset of a" in str(routes)
+    compiled, routes = compiled_with(lib, lambda x: torch.mm(x[:, ::2], w.t()))
+    compiled(*tensors((7, 2 * HIDDEN)))
+    assert routes.routed == {}
+    assert "strides (128, 2) or offset of a" in str(routes)
     compiled, routes = compiled_with(lib, lambda x: torch.mm(x.t(), w.t()))
     compiled(x[:, :HIDDEN].contiguous())
     assert routes.routed == {}
