@@ -581,12 +581,13 @@ def test_weights_stored_the_other_way_round_are_served(lib: OnCpu) -> None:
 
 def test_promise_falls_back_to_entries_that_rely_on_less(tmp_path: Path) -> None:
     launch = signature(INNER, HIDDEN, overlap="launch")
-    with library(tmp_path, [ONE, launch]) as lib:
-        model = nn.Sequential(linear(), linear(INNER))
+    strong, weak = (signature(KV, HIDDEN, overlap=word) for word in ("weights", "launch"))
+    with library(tmp_path, [ONE, launch, weak, strong]) as lib:
+        model = nn.Sequential(linear(), linear(INNER), linear(KV))
         layers = aot.replace_linears(model, lib, overlap="weights").layers
-        assert [layer.signature.partition("k64")[2] for layer in layers] == ["", "_launch"]
+        assert [layer.signature.partition("k64")[2] for layer in layers] == ["", "_launch", "_weights"]
         aot.restore_linears(model)
-        assert [layer.taken for layer in aot.replace_linears(model, lib).layers] == [True, False]
+        assert [layer.taken for layer in aot.replace_linears(model, lib).layers] == [True, False, False]
         with pytest.raises(ArgumentError, match="overlap must be one of"):
             aot.replace_linears(model, lib, overlap="most")
 
