@@ -228,6 +228,18 @@ class Contents:
             "\n".join([f"no kernel for {signature.key()} at M = {m} can run on this GPU:", *reasons]), "no kernel runs"
         )
 
+    def entry(self, signature: Signature) -> Entry:
+        """What the gemm table has for `signature` on this GPU, if `require` accepts that; nothing is loaded.
+
+        Raises:
+            KernelMiss: nothing; the message names the nearest entries.
+            DeviceError: the archives have nothing for this GPU.
+        """
+        entry = self._gemm_table().lookup(signature, self._driver.compute_capability)
+        if self._require is not None:
+            self._accept(entry)
+        return entry
+
     def _accept(self, entry: Entry) -> None:
         """Refuse an entry that was never tuned, or warn of the first."""
         if entry.state == "tuned":

@@ -29,6 +29,7 @@ from .call import (
 )
 from .contents import Contents, GemmPlan, gemm_key, open_archives
 from .counters import Counters
+from .dispatch import Entry
 from .driver import LAST_DEFAULT_STREAM, Driver
 from .dtypes import DTYPES
 from .errors import ArgumentError, KernelMiss, LayoutError
@@ -104,6 +105,32 @@ class Library:
             if refusals.fallbacks:
                 found[key] = found.get(key, 0) + refusals.fallbacks
         return found
+
+    @property
+    def device(self) -> str:
+        """The device it is for, as torch writes it: "cuda:0". Finds out which one is current where none was named."""
+        return f"cuda:{self._driver.device}"
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def identity(self) -> str:
+        """A word for archive, device and options, the same in every process, by which compiled graphs may be kept."""
+        return f"{self.digest} {self.device} {self._on_miss} {self._require}"
+
+    def entry(self, signature: Signature) -> Entry:
+        """What the gemm table has for `signature` on this GPU; nothing is loaded.
+
+        Raises:
+            KernelMiss: nothing, or nothing that `require` accepts; the message names the nearest entries.
+            ArchiveClosed: the library was closed.
+            DeviceError: the archive has nothing for this GPU.
+        """
+        self._refuse_if_closed()
+        return self._now.entry(signature)
 
     def __enter__(self) -> Library:
         return self

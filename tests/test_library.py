@@ -15,6 +15,7 @@ import pytest
 import runtime
 from runtime import ArchiveError, ArgumentError, DeviceError, KernelMiss, Library, ProgramError, RecordError
 from runtime.archive import Archive
+from runtime.signature import Signature
 
 from .recording_driver import (
     FakeTensor,
@@ -103,6 +104,32 @@ def test_preload_loads_what_the_table_uses_and_leaves_nothing_to_load(
     a, b, out = operands(16)
     library.gemm(a, b, out=out)
     assert driver.count("load") == before == 6
+
+
+def test_entries_can_be_asked_for_without_loading_anything(
+    library: Library, archive_path: Path, driver: RecordingDriver
+) -> None:
+    wanted = Signature.from_json(signature(N, K))
+    assert library.entry(wanted).functions(17)[0] == "medium"
+    with pytest.raises(KernelMiss, match="the nearest of"):
+        library.entry(Signature.from_json(signature(N, K + 8)))
+    assert driver.count("load") == 0
+    assert library.device == "cuda:0"
+    assert library.identity == Library(Archive.open(archive_path), driver).identity
+    assert library.identity != Library(Archive.open(archive_path), driver, on_miss="torch").identity
+    assert not library.closed
+    library.close()
+    assert library.closed
+    with pytest.raises(ArchiveError, match="closed"):
+        library.entry(wanted)
+
+
+def test_entries_that_require_refuses_are_misses(tmp_path: Path, driver: RecordingDriver) -> None:
+    write_archive(tmp_path / "model.aot", RECORDS[:1], [entry(signature(N, K), [(None, "small")], state="ranked")])
+    wanted = Signature.from_json(signature(N, K))
+    assert Library(Archive.open(tmp_path / "model.aot"), driver).entry(wanted).state == "ranked"
+    with pytest.raises(KernelMiss, match="loaded with require='tuned'"):
+        Library(Archive.open(tmp_path / "model.aot"), driver, require="tuned").entry(wanted)
 
 
 # --- dispatch and parameter bytes ---

@@ -1,0 +1,714 @@
+"""An archive inside torch: a custom operator, linear layers that call it, and a pass for torch.compile.
+
+Imported by name only (`import runtime.torch`), since it needs torch. `gemm` is `Library.gemm` as the operator
+`cute_aot::gemm`; `replace_linears` puts it into a model; `inductor_options` lets Inductor put it into what it compiles.
+Knows nothing of kernels: all that is computed is computed by `Library.gemm`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from .call import EXTRAS, GemmOptions, check_shapes, epilogue_of, result_shape, signature_of
+from .errors import ArgumentError
+from .fallback import result_dtype
+from .library import Library
+from .record import TensorView
+from .routing import Layer, Report, check_overlap, choose
+from .signature import Epilogue, Signature
+from .tensor import TORCH_NAMES, dtype_name
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+__all__ = ["GemmPass", "Layer", "Report", "gemm", "inductor_options", "register", "replace_linears", "restore_linears"]
+
+_ALIGNMENT_BYTES = 16  # what kernels ask of addresses and rows (TMA)
+_log = logging.getLogger(__name__)
+
+
+# --- libraries by number ---
+
+# Operators take no objects, so a graph names its library by number, and this is where numbers lead. It keeps no library
+# alive.
+_libraries: weakref.WeakValueDictionary[int, Library] = weakref.WeakValueDictionary()
+_numbers: weakref.WeakKeyDictionary[Library, int] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+@torch.compiler.assume_constant_result
+def register(lib: Library) -> int:
+    """The number by which `cute_aot::gemm` knows `lib`; the library must be kept, and open, while it is used.
+
+    It follows from archive, device and options, so that compiled graphs, which hold it, can be kept on disk: in another
+    process it is the same. Once a library was closed or is gone, the next like it takes its number.
+
+    Raises:
+        ArgumentError: `lib` is none, or was closed.
+    """
+    number = _numbers.get(lib) if isinstance(lib, Library) else None
+    if number is not None:
+        return number
+    if not isinstance(lib, Library):
+        raise ArgumentError(f"lib must be what runtime.load returns, found {type(lib).__name__}")
+    if lib.closed:
+        raise ArgumentError("this library was closed; load the archive again")
+    with _lock:
+        number = int.from_bytes(hashlib.sha256(lib.identity.encode()).digest()[:6], "big")
+        while (other := _libraries.get(number)) is not None and not other.closed:
+            number += 1
+        _libraries[number] = lib
+        _numbers[lib] = number
+    return number
+
+
+def _registered(number: int) -> Library:
+    lib = _libraries.get(number)
+    if lib is None:
+        raise ArgumentError(
+            f"cute_aot::gemm knows no library {number}: it is gone, or this process never loaded it; load the archive, "
+            "keep the library, and pass it to runtime.torch.register"
+        )
+    return lib
+
+
+# --- the operator ---
+
+_SCALARS = "str epilogue='none', str overlap='serial'"
+_OPERANDS = ", ".join(f"Tensor? {name}=None" for name in ("bias", "residual", "scale_a", "scale_b", "scale_d"))
+_OPERATORS = torch.library.Library("cute_aot", "DEF")
+# Views of weights must come to the kernel as they are, not as a copy of another layout.
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+_OPERATORS.define(
+    f"gemm(int library, Tensor a, Tensor b, *, {_OPERANDS}, {_SCALARS}, ScalarType? dtype=None) -> Tensor", tags=_TAGS
+)
+_OPERATORS.define(
+    f"gemm_out(int library, Tensor a, Tensor b, Tensor(a!) out, *, {_OPERANDS}, {_SCALARS}) -> ()", tags=_TAGS
+)
+
+
+def _gemm(library: int, a: torch.Tensor, b: torch.Tensor, **more: Any) -> torch.Tensor:
+    result: torch.Tensor = _registered(library).gemm(a, b, **more)
+    return result
+
+
+def _gemm_out(library: int, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, **more: Any) -> None:
+    _registered(library).gemm(a, b, out=out, **more)
+
+
+# Also for the CPU, where the library itself says what is wrong.
+for _key in ("CUDA", "CPU"):
+    _OPERATORS.impl("gemm", _gemm, _key)
+    _OPERATORS.impl("gemm_out", _gemm_out, _key)
+
+
+def _described(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    epilogue: str = "none",
+    overlap: str = "serial",
+    dtype: torch.dtype | None = None,
+    **operands: torch.Tensor | None,
+) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and element type of the result, which `out` must have; raises as `Library.gemm` does, for shapes and types.
+
+    Extents may be symbols.
+    """
+    given = {"a": a, "b": b} | {name: x for name in EXTRAS if (x := operands.get(name)) is not None}
+    views = {name: _description(name, x, a) for name, x in given.items()}
+    check_shapes(views["a"], views["b"])
+    whole = epilogue_of(epilogue, views)
+    shape = result_shape(views["a"], views["b"], whole)
+    if out is None:
+        d = TensorView(0, result_dtype(views["a"].dtype) if dtype is None else dtype_name(dtype), shape, (), 0)
+    else:
+        d = _description("out", out, a)
+        if d.shape != shape:
+            raise ArgumentError(
+                f"out must have shape {shape} for a {views['a'].shape} and b {views['b'].shape}, found {d.shape}"
+            )
+    signature_of({"a": views.pop("a"), "b": views.pop("b"), "d": d} | views, whole, overlap)
+    return shape, getattr(torch, TORCH_NAMES[d.dtype])
+
+
+def _description(name: str, x: torch.Tensor, a: torch.Tensor) -> TensorView:
+    if x.device != a.device:
+        raise ArgumentError(f"{name} is on {x.device} and a on {a.device}; move them to one device")
+    try:
+        return TensorView(0, dtype_name(x.dtype), tuple(x.shape), tuple(x.stride()), 0)
+    except ArgumentError:
+        known = ", ".join(TORCH_NAMES.values())
+        raise ArgumentError(f"{name} has element type {x.dtype}; it must be one of {known}") from None
+
+
+@torch.library.register_fake("cute_aot::gemm", lib=_OPERATORS)
+def _fake_gemm(library: int, a: torch.Tensor, b: torch.Tensor, **more: Any) -> torch.Tensor:
+    shape, dtype = _described(a, b, None, **more)
+    return a.new_empty(shape, dtype=dtype)
+
+
+@torch.library.register_fake("cute_aot::gemm_out", lib=_OPERATORS)
+def _fake_gemm_out(library: int, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, **more: Any) -> None:
+    _described(a, b, out, **more)
+
+
+_GEMM = torch.ops.cute_aot.gemm.default
+_GEMM_OUT = torch.ops.cute_aot.gemm_out.default
+
+
+def gemm(
+    lib: Library, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, **more: Unpack[GemmOptions]
+) -> torch.Tensor:
+    """`lib.gemm(a, b, ...)` on torch's current stream, in eager mode and inside torch.compile (fullgraph, dynamic M).
+
+    Shapes, keywords and errors are those of `Library.gemm`; `dtype` is a torch.dtype. `out` is written and returned.
+
+    Raises:
+        ArgumentError: also where a gradient would have to be recorded, which the archive's kernels do not do.
+    """
+    number = register(lib)
+    _refuse_gradient("gemm", (a, b, *(x for x in more.values() if isinstance(x, torch.Tensor))))
+    if out is None:
+        result: torch.Tensor = _GEMM(number, a, b, **more)
+        return result
+    dtype = more.pop("dtype", None)
+    if dtype not in (None, out.dtype):
+        raise ArgumentError(f"out has element type {out.dtype}, dtype says {dtype}; pass one of them")
+    _GEMM_OUT(number, a, b, out, **more)
+    return out
+
+
+def _refuse_gradient(what: str, tensors: Iterable[torch.Tensor | None]) -> None:
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        raise ArgumentError(
+            f"{what} would have to record a gradient, which kernels of an archive do not; call it under "
+            "torch.no_grad() or torch.inference_mode()"
+        )
+
+
+# --- linear layers ---
+
+
+class _Kept:
+    """Keeps a library alive for a module; copies of the module share it, and it cannot be pickled."""
+
+    def __init__(self, lib: Library) -> None:
+        self.lib = lib
+
+    def __deepcopy__(self, _memo: Any) -> _Kept:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise ArgumentError(
+            "a model that calls an archive cannot be pickled; save its state_dict, or call "
+            "runtime.torch.restore_linears first"
+        )
+
+
+class _Gemm:
+    """One GEMM of one or more linear layers that read the same input: rows of `weight` are theirs, one after another.
+
+    `weight` and `bias` are the memory of the layers' Parameters, which are views of them where there are several.
+    """
+
+    def __init__(self, kept: _Kept, signature: Signature, layers: tuple[nn.Linear, ...]) -> None:
+        self.kept, self.number = kept, register(kept.lib)
+        self.epilogue, self.overlap = signature.parts.activation_word, signature.overlap
+        self.layers = layers
+        self.parameters = tuple(p for layer in layers for p in (layer.weight, layer.bias))
+        ends = [sum(layer.out_features for layer in layers[: i + 1]) for i in range(len(layers))]
+        self.rows = tuple((end - layer.out_features, end) for layer, end in zip(layers, ends, strict=True))
+        self.weight = _lay_out([layer.weight for layer in layers], signature.parts.interleaved)
+        self.bias: torch.Tensor | None = None
+        if layers[0].bias is not None:
+            self.bias = _lay_out([layer.bias for layer in layers], signature.parts.interleaved)
+        self.first = [
+            (layer.weight.data_ptr(), layer.bias.data_ptr() if self.bias is not None else 0) for layer in layers
+        ]
+        # The input and the result of the layer that was called first, and which layers had theirs, until all had.
+        self.pending: tuple[torch.Tensor, torch.Tensor, int] | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        _refuse_gradient("a layer that replace_linears took", (x, *self.parameters))
+        if not _is_in_place(self):
+            raise ArgumentError(
+                "the weights of layers that were fused were moved or replaced since; call "
+                "runtime.torch.restore_linears(model) and replace_linears again"
+            )
+        result: torch.Tensor = _GEMM(
+            self.number, x.contiguous(), self.weight, bias=self.bias, epilogue=self.epilogue, overlap=self.overlap
+        )
+        return result
+
+    def part(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """The columns of layer `index`, of the GEMM that the first of the layers to see this very `x` has run."""
+        pending, bit = self.pending, 1 << index
+        if pending is None or pending[0] is not x or pending[2] & bit:
+            pending = (x, self(x), 0)
+        served = pending[2] | bit
+        self.pending = None if served == (1 << len(self.layers)) - 1 else (x, pending[1], served)
+        start, end = self.rows[index]
+        return pending[1][..., start:end]
+
+
+@torch.compiler.assume_constant_result
+def _is_in_place(group: _Gemm) -> bool:
+    """Whether the layers' Parameters are still where they were laid out."""
+    for layer, addresses in zip(group.layers, group.first, strict=True):
+        own = layer._parameters  # an attribute of a module costs ten times as much
+        for name, address in zip(("weight", "bias"), addresses, strict=True):
+            p = own[name]
+            if (0 if p is None else p.data_ptr()) != address:
+                return False
+    return True
+
+
+def _lay_out(parameters: list[nn.Parameter], interleaved: bool) -> torch.Tensor:
+    """The parameters in one tensor, of which they become views: one after another, or a row of each in turn."""
+    with torch.inference_mode(False), torch.no_grad():
+        if interleaved:
+            whole = torch.stack([p.data for p in parameters], 1).flatten(0, 1)
+        else:
+            whole = torch.cat([p.data for p in parameters])
+        start = 0
+        for i, p in enumerate(parameters):
+            end = start + p.shape[0]
+            p.data = whole[i :: len(parameters)] if interleaved else whole[start:end]
+            start = end
+    return whole
+
+
+class _AotLinear(nn.Linear):
+    """A linear layer that an archive computes; what it was, `__class__` apart, it still is."""
+
+    _aot_number: int
+    _aot_overlap: str
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.weight, self.bias
+        _refuse_gradient("a layer that replace_linears took", (x, weight, bias))
+        result: torch.Tensor = _GEMM(self._aot_number, x.contiguous(), weight, bias=bias, overlap=self._aot_overlap)
+        return result
+
+
+class _AotPart(nn.Linear):
+    """A linear layer whose GEMM is that of others too."""
+
+    _aot_gemm: _Gemm
+    _aot_index: int
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._aot_gemm.part(self._aot_index, x)
+
+
+class _AotGated:
+    """Mixed into the class of an MLP, before it: gate, up and what joins them are one GEMM."""
+
+    _aot_gemm: _Gemm
+    down_proj: nn.Module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.down_proj(self._aot_gemm(x))
+        return result
+
+
+@functools.lru_cache(None)
+def _gated_class(cls: Any) -> Any:
+    return type(cls.__name__, (_AotGated, cls), {"__module__": cls.__module__, "_aot_class": cls})
+
+
+def replace_linears(model: nn.Module, lib: Library, *, fuse: bool = True, overlap: str = "serial") -> Report:
+    """Let `lib` compute the nn.Linear layers of `model` that it has a tuned kernel for, in place.
+
+    Modules and Parameters stay the same objects (only modules' classes change), so hooks, ties and the keys of the
+    state_dict do. With `fuse`, where the archive has that signature:
+
+    - gate_proj and up_proj of a module whose children are these, down_proj and act_fn, and which is seen to compute
+      down_proj(act_fn(gate_proj(x)) * up_proj(x)), become one gated GEMM;
+    - q_proj, k_proj and v_proj of a module that also has o_proj become one GEMM, which the first of them runs for all
+      that are given the same tensor; they return views of its columns. x may not be written between.
+
+    Their weights are laid out once in one tensor, of which the Parameters become views; other memory is not taken.
+    `overlap` is what is promised of kernels before each layer (`runtime.signature.Signature`): "weights" is right for
+    layers whose weights are written by nothing that may still run. A model that was done is left as it is.
+
+    Raises:
+        ArgumentError: `lib` is no open library, `overlap` is unknown, or the model has layers of another library.
+        DeviceError: the archive has nothing for this GPU.
+    """
+    check_overlap(overlap)
+    register(lib)
+    return _Replacement(model, lib, overlap).run(fuse)
+
+
+def restore_linears(model: nn.Module) -> int:
+    """Undo `replace_linears`, and say for how many layers.
+
+    Each is an nn.Linear again, and Parameters that were views of one tensor are in memory of their own.
+    """
+    count = 0
+    for module in model.modules():
+        state = vars(module)
+        if isinstance(module, _AotGated):
+            module.__class__ = type(module)._aot_class  # type: ignore[attr-defined]
+        elif "_aot_layer" in state:
+            count += 1
+            module.__class__ = nn.Linear
+            if state["_aot_layer"].fused_with:
+                for p in module.parameters(recurse=False):
+                    p.data = p.data.clone(memory_format=torch.contiguous_format)
+        for name in [name for name in state if name.startswith("_aot_")]:
+            del state[name]
+    return count
+
+
+# What joins gate and up, by the activation of gate alone.
+_GATES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "swiglu": nn.functional.silu,
+    "geglu": nn.functional.gelu,
+    "geglu_tanh": functools.partial(nn.functional.gelu, approximate="tanh"),
+}
+_MLP = ("gate_proj", "up_proj", "down_proj", "act_fn")
+_ATTENTION = ("q_proj", "k_proj", "v_proj")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class _Replacement:
+    """One run of `replace_linears`."""
+
+    def __init__(self, model: nn.Module, lib: Library, overlap: str) -> None:
+        self.model, self.lib, self.overlap, self.kept = model, lib, overlap, _Kept(lib)
+        self.names = {module: name for name, module in model.named_modules()}
+        self.done: dict[nn.Module, Layer] = {}
+        self.unfused: dict[nn.Module, str] = {}  # why not, of layers that looked as if they could be
+        self.users: Counter[int] = Counter()  # of storages, by address: how many Parameters of modules lie there
+        for module in self.names:
+            for p in module.parameters(recurse=False):
+                self.users[_storage(p)] += 1
+
+    def run(self, fuse: bool) -> Report:
+        linears = [module for module in self.names if isinstance(module, nn.Linear)]
+        for module in linears:
+            if (layer := vars(module).get("_aot_layer")) is not None:
+                if vars(module)["_aot_kept"].lib is not self.lib:
+                    raise ArgumentError(
+                        f"{layer.name} is served by another library; call runtime.torch.restore_linears first"
+                    )
+                self.done[module] = layer
+        for parent in list(self.names) if fuse else []:
+            layers = [getattr(parent, name, None) for name in (*_ATTENTION, "o_proj")]
+            if all(isinstance(layer, nn.Linear) for layer in layers):
+                self._fuse(parent, tuple(layers[:3]), self._fuse_attention)
+            children = {name for name, _ in parent.named_children()}
+            if children in (set(_MLP), set(_MLP[:3])) and hasattr(parent, "act_fn"):
+                self._fuse(parent, (parent.gate_proj, parent.up_proj), self._fuse_mlp)
+        for module in linears:
+            if module not in self.done:
+                self.done[module] = self._replace(module)
+        return Report(tuple(self.done[module] for module in linears))
+
+    def _replace(self, module: nn.Linear) -> Layer:
+        name, unfused = self.names[module], self.unfused.get(module, "")
+        problem = _problem(module, self.lib)
+        if problem:
+            return Layer(name, reason=problem)
+        parts = Epilogue(bias=module.bias is not None)
+        signature, reason = choose(self.lib, self._signature(module.weight, module.out_features, parts))
+        if signature is None:
+            return Layer(name, reason=reason)
+        module.__class__ = _AotLinear
+        module._aot_number, module._aot_overlap = register(self.lib), signature.overlap
+        return self._mark(module, Layer(name, signature.key(), reason=unfused and f"not fused: {unfused}"))
+
+    def _signature(self, weight: torch.Tensor, n: int, parts: Epilogue) -> Signature:
+        dtype = dtype_name(weight.dtype)
+        n_major = weight.stride(1) != 1 < weight.shape[1] and weight.stride(0) == 1
+        major, k = "n" if n_major else "k", weight.shape[1]
+        return Signature(dtype, dtype, dtype, "f32", parts.word(), n, k, b_major=major, overlap=self.overlap)
+
+    def _mark(self, module: nn.Linear, layer: Layer) -> Layer:
+        vars(module)["_aot_layer"], vars(module)["_aot_kept"] = layer, self.kept
+        self.done[module] = layer
+        return layer
+
+    def _fuse(
+        self, parent: nn.Module, layers: tuple[nn.Linear, ...], way: Callable[[nn.Module, tuple[nn.Linear, ...]], str]
+    ) -> None:
+        if any(layer in self.done for layer in layers) or not all(isinstance(x, nn.Linear) for x in layers):
+            return
+        problem = self._fusing_problem(layers) or way(parent, layers)
+        if problem:
+            self.unfused |= dict.fromkeys(layers, problem)
+
+    def _fusing_problem(self, layers: tuple[nn.Linear, ...]) -> str:
+        for layer in layers:
+            if problem := _problem(layer, self.lib):
+                return f"{self.names[layer]} {problem}"
+            if not layer.weight.is_contiguous():
+                return f"{self.names[layer]} is not contiguous"
+            if any(self.users[_storage(p)] != 1 for p in layer.parameters(recurse=False)):
+                return f"{self.names[layer]} shares memory with another Parameter"
+        kinds = {(x.weight.dtype, x.in_features, x.bias is None) for x in layers}
+        return "" if len(kinds) == 1 else "their element types, in_features or biases differ"
+
+    def _fuse_attention(self, _parent: nn.Module, layers: tuple[nn.Linear, ...]) -> str:
+        parts = Epilogue(bias=layers[0].bias is not None)
+        rows = sum(layer.out_features for layer in layers)
+        signature, reason = choose(self.lib, self._signature(layers[0].weight, rows, parts))
+        if signature is None:
+            return reason
+        group = _Gemm(self.kept, signature, layers)
+        for index, layer in enumerate(layers):
+            layer.__class__ = _AotPart
+            layer._aot_gemm, layer._aot_index = group, index
+        self._mark_fused(signature, layers)
+        return ""
+
+    def _fuse_mlp(self, parent: nn.Module, layers: tuple[nn.Linear, ...]) -> str:
+        watched = (*layers, *(m for name, m in parent.named_children() if name == "act_fn"))
+        if any(getattr(module, hooks) for module in watched for hooks in _HOOKS):
+            return "a hook is registered on a layer that would not be called"
+        if layers[0].out_features != layers[1].out_features:
+            return "gate_proj and up_proj differ in size"
+        gate = _gate_of(parent.act_fn)
+        if not gate:
+            return f"act_fn is none of silu, gelu and tanh gelu but {type(parent.act_fn).__name__}"
+        reason = ""
+        for interleaved in (False, True):
+            parts = Epilogue(gate, interleaved, bias=layers[0].bias is not None)
+            wanted = self._signature(layers[0].weight, 2 * layers[0].out_features, parts)
+            signature, why = choose(self.lib, wanted)
+            reason = reason or why
+            if signature is None:
+                continue
+            if problem := _not_gated(parent):
+                return problem
+            parent.__class__ = _gated_class(type(parent))  # type: ignore[arg-type]
+            vars(parent)["_aot_gemm"] = _Gemm(self.kept, signature, layers)
+            self._mark_fused(signature, layers)
+            return ""
+        return reason
+
+    def _mark_fused(self, signature: Signature, layers: tuple[nn.Linear, ...]) -> None:
+        names = [self.names[layer] for layer in layers]
+        for layer, name in zip(layers, names, strict=True):
+            self._mark(layer, Layer(name, signature.key(), tuple(other for other in names if other != name)))
+
+
+def _storage(p: torch.Tensor) -> int:
+    """What two tensors have in common only if they share memory."""
+    try:
+        return p.untyped_storage().data_ptr() or id(p)
+    except (RuntimeError, NotImplementedError):  # a subclass without memory of its own
+        return id(p)
+
+
+def _problem(module: nn.Linear, lib: Library) -> str:
+    """Why the archive cannot compute this layer, whatever its shape; empty if it can."""
+    if type(module) is not nn.Linear:
+        return f"is a {type(module).__name__}, not an nn.Linear"
+    if "forward" in vars(module):
+        return "has a forward of its own, set on the module"
+    weight, bias = module.weight, module.bias
+    for name, p in (("weight", weight), ("bias", bias)):
+        if p is None and name == "bias":
+            continue
+        if name not in module._parameters or type(p) is not nn.Parameter or type(p.data) is not torch.Tensor:
+            return f"has a {name} that is not a plain Parameter but {type(p).__name__}"
+        if str(p.device) != lib.device:
+            return f"has its {name} on {p.device}; the library serves {lib.device}"
+        if module.training and p.requires_grad:
+            return f"is in training; no gradient is recorded: call model.eval() or {name}.requires_grad_(False)"
+    if weight.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"has element type {weight.dtype}; an nn.Linear here has bfloat16, float16 or float32"
+    if bias is not None and (bias.dtype != weight.dtype or not bias.is_contiguous()):
+        return "has a bias of another element type, or not contiguous"
+    row_bytes = max(weight.stride()) * weight.element_size()
+    if min(weight.stride()) != 1 or row_bytes % _ALIGNMENT_BYTES or weight.data_ptr() % _ALIGNMENT_BYTES:
+        return (
+            f"has a weight of strides {tuple(weight.stride())} at address {weight.data_ptr():#x}: not contiguous, or "
+            f"its rows do not begin at multiples of {_ALIGNMENT_BYTES} bytes"
+        )
+    return ""
+
+
+def _gate_of(act: Any) -> str:
+    """The gate whose activation computes what `act` does, tried on numbers; empty if it is none."""
+    x = torch.linspace(-8, 8, 1025, device="cpu")
+    try:
+        with torch.no_grad():
+            found = act(x)
+    except Exception as error:  # whatever somebody's module raises
+        _log.debug("an activation could not be tried: %s", error)
+        return ""
+    if not isinstance(found, torch.Tensor) or found.shape != x.shape:
+        return ""
+    near = (gate for gate, known in _GATES.items() if torch.allclose(found, known(x), rtol=1e-6, atol=1e-6))
+    return next(near, "")
+
+
+def _not_gated(mlp: Any) -> str:
+    """Why this module's own forward is not seen to compute down(act(gate(x)) * up(x)); empty if it is."""
+    if "forward" in vars(mlp):
+        return "the module has a forward of its own, set on it"
+    weight = mlp.gate_proj.weight
+    x = torch.arange(2 * weight.shape[1], device=weight.device).sin().to(weight.dtype).view(1, 2, -1)
+    try:
+        with torch.no_grad():
+            found = type(mlp).forward(mlp, x)
+            wanted = mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x)).float()
+    except Exception as error:  # whatever somebody's module raises
+        return f"the module could not be tried: {error}"
+    largest = wanted.abs().max()
+    if not 0 < largest < float("inf"):
+        return "the weights are zero or not finite, so what the module computes cannot be seen"
+    if found.shape != wanted.shape or (found.float() - wanted).abs().max() > 0.01 * largest:
+        return "the module does not compute down_proj(act_fn(gate_proj(x)) * up_proj(x))"
+    return ""
+
+
+# --- torch.compile ---
+
+_MATMULS = {
+    torch.ops.aten.mm.default: "mm",
+    torch.ops.aten.addmm.default: "addmm",
+    torch.ops.aten.bmm.default: "bmm",
+}
+
+
+class GemmPass:
+    """A pass of Inductor's over the graph after autograd: mm, addmm and bmm that an archive serves become the operator.
+
+    N, K, batch and element types must be known and have a tuned entry; M may be a symbol. B is transposed from a
+    row-major (N, K), as for linear layers, or is a row-major (K, N). addmm is taken with alpha and beta 1 and a bias of
+    one dimension. `routed` counts what was replaced by the key of its signature, `left` the rest by the reason; a graph
+    that Inductor takes from its cache does not come by here and is not counted again.
+    """
+
+    def __init__(self, lib: Library, overlap: str = "serial") -> None:
+        check_overlap(overlap, ("serial", "launch"))  # any matrix may be B, so nothing is promised of weights
+        self.lib, self.overlap, self.number = lib, overlap, register(lib)
+        self.routed: Counter[str] = Counter()
+        self.left: Counter[str] = Counter()
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        """Replace in `graph` what can be."""
+        for node in list(graph.nodes):
+            if node.op != "call_function" or node.target not in _MATMULS:
+                continue
+            *bias, a, b = node.args
+            signature, reason = self._match(node, a, b, bias[0] if bias else None)
+            if signature is None:
+                self.left[f"{_MATMULS[node.target]}: {reason}"] += 1
+            else:
+                self.routed[signature.key()] += 1
+                self._put(graph, node, signature, bias)
+
+    def uuid(self) -> str:
+        """What decides the graphs that this pass makes: its own sources, the archive's digest, device and options."""
+        from torch._inductor.custom_graph_pass import get_hash_for_files
+
+        sources = get_hash_for_files((__file__,)).hex()
+        return f"cute_aot {sources} {self.number} {self.lib.identity} {self.overlap}"
+
+    def __deepcopy__(self, _memo: Any) -> GemmPass:
+        """Inductor copies its options; the counts, and the library, are those of the one pass."""
+        return self
+
+    def __str__(self) -> str:
+        lines = [f"{sum(self.routed.values())} matrix products go to the archive, {sum(self.left.values())} do not"]
+        lines += [f"  {count} x {key}" for key, count in self.routed.most_common()]
+        lines += [f"  {count} x left: {reason}" for reason, count in self.left.most_common()]
+        return "\n".join(lines)
+
+    def _match(self, node: Any, a: Any, b: Any, bias: Any) -> tuple[Signature | None, str]:
+        """The signature of a matrix product, a (..., M, K) and b (..., K, N), or why there is none."""
+        given = [x for x in (node, a, b, bias) if x is not None]
+        values: list[Any] = [x.meta.get("val") if isinstance(x, torch.fx.Node) else None for x in given]
+        if not all(isinstance(v, torch.Tensor) for v in values):
+            return None, "its shapes are not known"
+        d, va, vb, *vbias = values
+        extents = [*vb.shape, va.shape[-1], *(va.shape[:-2])]
+        if not all(type(n) is int and n > 0 for n in extents):
+            return None, "N, K or batch is not static, or is 0"
+        if any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
+            return None, "alpha or beta is not 1"
+        n, k = vb.shape[-1], vb.shape[-2]
+        if vbias and (vbias[0].shape != (n,) or vbias[0].stride() != (1,) or vbias[0].dtype != d.dtype):
+            return None, "the bias is not a vector of N elements of D's type"
+        if any(str(v.device) != self.lib.device for v in values):
+            return None, f"its device is {va.device}, the library's {self.lib.device}"
+        try:
+            of_a, of_b, of_d = (dtype_name(v.dtype) for v in (va, vb, d))
+        except ArgumentError:
+            return None, f"its element type is {va.dtype}"
+        major = "n" if vb.stride(-2) != 1 < k and vb.stride(-1) == 1 else "k"
+        if reason := _layout_problem(va, vb, d, major):
+            return None, reason
+        batch = vb.shape[0] if vb.dim() == 3 else 1
+        word = Epilogue(bias=bool(vbias)).word()
+        wanted = Signature(of_a, of_b, of_d, "f32", word, n, k, batch, b_major=major, overlap=self.overlap)
+        return choose(self.lib, wanted)
+
+    def _put(self, graph: torch.fx.Graph, node: Any, signature: Signature, bias: list[Any]) -> None:
+        """Put the operator in the place of `node`; its result is laid out as the product's was."""
+        *_, a, b = node.args
+        dims = [1, 0] if b.meta["val"].dim() == 2 else [0, 2, 1]
+        with graph.inserting_before(node):
+            if b.op == "call_function" and b.target is torch.ops.aten.permute.default and list(b.args[1]) == dims:
+                weight = b.args[0]
+            else:
+                weight = graph.call_function(torch.ops.aten.permute.default, (b, dims))
+                weight.meta["val"] = b.meta["val"].permute(dims)
+            options = {"bias": bias[0]} if bias else {}
+            new = graph.call_function(_GEMM, (self.number, a, weight), options | {"overlap": signature.overlap})
+        new.meta.update({key: x for key, x in node.meta.items() if key != "eager_input_vals"})
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+        if not b.users and b.op == "call_function":
+            graph.erase_node(b)
+
+
+def _layout_problem(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, major: str) -> str:
+    """What of these strides and offsets no kernel takes, or, of the result, the operator does not give."""
+    of_b = (b.stride(-2), b.stride(-1)) if major == "k" else (b.stride(-1), b.stride(-2))
+    for name, x, (inner, outer) in (("a", a, (a.stride(-1), a.stride(-2))), ("b", b, of_b)):
+        unit = _ALIGNMENT_BYTES // x.element_size()
+        steps = [outer, x.storage_offset()]
+        if x.dim() == 3 and not statically_known_true(x.stride(0) == x.shape[1] * x.shape[2]):
+            steps.append(x.stride(0))
+        expanded = any(type(step) is int and step == 0 for step in x.stride())
+        if inner != 1 or expanded or any(type(step) is not int or step % unit for step in steps):
+            return f"strides {tuple(x.stride())} or offset of {name}"
+    strides = (d.shape[-1], 1) if d.dim() == 2 else (d.shape[-2] * d.shape[-1], d.shape[-1], 1)
+    if not all(statically_known_true(x == y) for x, y in zip(d.stride(), strides, strict=True)):
+        return f"the result has strides {tuple(d.stride())}, not row-major"
+    return ""
+
+
+def inductor_options(lib: Library, *, overlap: str = "serial") -> dict[str, Any]:
+    """Options for `torch.compile(model, options=...)` that let `lib` compute the products which it has kernels for.
+
+    What was routed, and why the rest was not, is in `options["post_grad_custom_pre_pass"]`, a `GemmPass`, printable.
+
+    Raises:
+        ArgumentError: `lib` is no open library, or `overlap` is neither "serial" nor "launch".
+    """
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    # Before Inductor's own passes, one of which parts a bias from its product where something elementwise follows.
+    CustomGraphPass.register(GemmPass)  # here, since importing Inductor takes seconds
+    return {"post_grad_custom_pre_pass": GemmPass(lib, overlap)}

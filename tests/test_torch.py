@@ -1,0 +1,769 @@
+"""The operator, replaced linear layers and the Inductor pass, with the real torch on the CPU.
+
+The library is a real one, with a gemm table, on a driver that only records; its `gemm` computes with torch in float32.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+from torch import nn
+
+import runtime.torch as aot
+from runtime import ArgumentError, Library
+from runtime.archive import Archive, ArchiveClosed
+from runtime.fallback import apply_activation
+from runtime.signature import Epilogue
+
+from .recording_driver import RecordingDriver, entry, operands_record, signature, write_archive
+
+HIDDEN, INNER, HEADS, HEAD, KV, VOCAB = 64, 96, 4, 16, 32, 160
+TOLERANCE = 2e-2  # of bf16 models' outputs, against the largest: a few roundings
+
+ONE = signature(HIDDEN, HIDDEN)
+PLAIN = [
+    ONE,
+    signature(KV, HIDDEN),
+    signature(INNER, HIDDEN),
+    signature(HIDDEN, INNER),
+    signature(VOCAB, HIDDEN),
+    signature(HIDDEN, HIDDEN, epilogue="bias"),
+    signature(HIDDEN, HIDDEN, b_major="n"),
+    signature(HIDDEN, HIDDEN, batch=3),
+]
+GATED = signature(2 * INNER, HIDDEN, epilogue="swiglu")
+QKV = signature(HIDDEN + 2 * KV, HIDDEN)
+
+
+class OnCpu(Library):
+    """Computes in float32 what the archive would, and records what was asked."""
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    def __enter__(self) -> OnCpu:
+        return self
+
+    @property
+    def calls(self) -> list[tuple[int, int, str]]:
+        return vars(self).setdefault("_calls", [])
+
+    def gemm(self, a: Any, b: Any, *, out: Any = None, stream: Any = None, **more: Any) -> Any:
+        self._refuse_if_closed()
+        epilogue, dtype = more.get("epilogue", "none"), more.get("dtype") or a.dtype
+        self.calls.append((b.shape[-2], b.shape[-1], ("bias+" if more.get("bias") is not None else "") + epilogue))
+        value = a.float() @ b.float().transpose(-1, -2)
+        if more.get("bias") is not None:
+            value = value + more["bias"].float()
+        value = apply_activation(torch, Epilogue.of(epilogue), value)
+        if more.get("residual") is not None:
+            value = value + more["residual"].float()
+        if out is None:
+            return value.to(dtype)
+        return out.copy_(value)
+
+
+def library(folder: Path, signatures: list[dict[str, Any]], state: str = "tuned", **more: Any) -> OnCpu:
+    records = [operands_record(f"f{i}", s) for i, s in enumerate(signatures)]
+    entries = [entry(s, [(None, f"f{i}")], state=state) for i, s in enumerate(signatures)]
+    kernels = write_archive(folder / "model.aot", records, entries)
+    return OnCpu(Archive.open(folder / "model.aot"), RecordingDriver(kernels=kernels), **more)
+
+
+@pytest.fixture
+def lib(tmp_path: Path) -> Iterator[OnCpu]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    with library(tmp_path, [*PLAIN, GATED, QKV]) as lib:
+        yield lib
+
+
+def tensors(*shapes: tuple[int, ...]) -> list[Any]:
+    return [torch.randn(shape).bfloat16() for shape in shapes]
+
+
+def near(found: Any, wanted: Any) -> bool:
+    found, wanted = found.float(), wanted.float()
+    return found.shape == wanted.shape and bool((found - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
+
+
+# --- a model as Hugging Face writes it (modeling_llama), without what does not matter here ---
+
+
+class Attention(nn.Module):
+    def __init__(self, bias: bool = False) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(HIDDEN, HEADS * HEAD, bias=bias)
+        self.k_proj = nn.Linear(HIDDEN, KV, bias=bias)
+        self.v_proj = nn.Linear(HIDDEN, KV, bias=bias)
+        self.o_proj = nn.Linear(HEADS * HEAD, HIDDEN, bias=False)
+
+    def forward(self, hidden_states: Any, states_of_keys: Any = None) -> Any:
+        shape = (*hidden_states.shape[:-1], -1, HEAD)
+        others = hidden_states if states_of_keys is None else states_of_keys
+        query = self.q_proj(hidden_states).view(shape).transpose(1, 2)
+        key = self.k_proj(others).view(shape).transpose(1, 2)
+        value = self.v_proj(others).view(shape).transpose(1, 2)
+        key, value = (x.repeat_interleave(HEADS * HEAD // KV, dim=1) for x in (key, value))
+        found = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.o_proj(found.transpose(1, 2).reshape(*hidden_states.shape[:-1], -1).contiguous())
+
+
+class MLP(nn.Module):
+    def __init__(self, act_fn: Any = None) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(HIDDEN, INNER, bias=False)
+        self.up_proj = nn.Linear(HIDDEN, INNER, bias=False)
+        self.down_proj = nn.Linear(INNER, HIDDEN, bias=False)
+        self.act_fn = act_fn or nn.SiLU()
+
+    def forward(self, x: Any) -> Any:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class OtherMLP(MLP):
+    """Has the names and computes something else."""
+
+    def forward(self, x: Any) -> Any:
+        return self.down_proj(self.act_fn(self.up_proj(x)) * self.gate_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self, mlp: type[MLP] = MLP) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = Attention(), mlp()
+
+    def forward(self, x: Any) -> Any:
+        x = x + self.self_attn(x)
+        return x + self.mlp(x)
+
+
+class Llama(nn.Module):
+    def __init__(self, layers: int = 2, mlp: type[MLP] = MLP) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(VOCAB, HIDDEN)
+        self.layers = nn.ModuleList(Block(mlp) for _ in range(layers))
+        self.lm_head = nn.Linear(HIDDEN, VOCAB, bias=False)
+        self.lm_head.weight = self.embed_tokens.weight
+
+    def forward(self, tokens: Any) -> Any:
+        x = self.embed_tokens(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.lm_head(x)
+
+
+def llama(**more: Any) -> Llama:
+    return Llama(**more).bfloat16().eval()
+
+
+def tokens(rows: int = 2, columns: int = 5) -> Any:
+    return torch.randint(0, VOCAB, (rows, columns))
+
+
+def by_name(report: Any) -> dict[str, Any]:
+    return {layer.name: layer for layer in report.layers}
+
+
+# --- the operator ---
+
+
+def test_importing_runtime_does_not_import_it() -> None:
+    code = "import runtime, sys; assert 'torch' not in sys.modules and 'runtime.torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
+
+
+def test_operator_computes_what_the_library_does(lib: OnCpu) -> None:
+    a, b, bias, residual = tensors((5, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN,), (5, HIDDEN))
+    found = aot.gemm(lib, a, b, bias=bias, residual=residual, epilogue="relu")
+    assert near(found, (a.float() @ b.float().T + bias.float()).relu() + residual.float())
+    assert lib.calls == [(HIDDEN, HIDDEN, "bias+relu")]
+    assert aot.gemm(lib, a, b, dtype=torch.float32).dtype == torch.float32
+    out = torch.empty(5, HIDDEN, dtype=torch.bfloat16)
+    assert aot.gemm(lib, a, b, out=out, epilogue="silu") is out
+    assert near(out, nn.functional.silu(a.float() @ b.float().T))
+    with pytest.raises(ArgumentError, match="out has element type"):
+        aot.gemm(lib, a, b, out=out, dtype=torch.float32)
+
+
+def test_tensors_in_host_memory_are_refused_by_the_library_itself(lib: OnCpu) -> None:
+    real = Library(lib._now.archives, lib._driver)
+    a, b = tensors((5, HIDDEN), (HIDDEN, HIDDEN))
+    with pytest.raises(ArgumentError, match="a is on cpu; move it to the GPU"):
+        aot.gemm(real, a, b)
+
+
+@pytest.mark.parametrize("which", ["gemm", "gemm_out"])
+def test_operator_passes_torchs_own_checks(lib: OnCpu, which: str) -> None:
+    a, b, bias = tensors((5, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN,))
+    out = (torch.empty(5, HIDDEN, dtype=torch.bfloat16),) if which == "gemm_out" else ()
+    operator = getattr(torch.ops.cute_aot, which).default
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(operator, (aot.register(lib), a, b, *out), {"bias": bias}, test_utils=tests)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "more", "wanted"),
+    [
+        (((2, 5, HIDDEN), (INNER, HIDDEN)), {}, ((2, 5, INNER), "bfloat16")),
+        (((5, HIDDEN), (INNER, HIDDEN)), {"epilogue": "swiglu"}, ((5, INNER // 2), "bfloat16")),
+        (((5, HIDDEN), (INNER, HIDDEN)), {"epilogue": "geglu_interleaved"}, ((5, INNER // 2), "bfloat16")),
+        (((3, 5, HIDDEN), (3, INNER, HIDDEN)), {}, ((3, 5, INNER), "bfloat16")),
+        (((0, HIDDEN), (INNER, HIDDEN)), {"dtype": "float32"}, ((0, INNER), "float32")),
+        (((5, HIDDEN), (INNER, HIDDEN)), {"of": "float8_e4m3fn"}, ((5, INNER), "bfloat16")),
+        (((5, HIDDEN), (INNER, HIDDEN)), {"of": "float16"}, ((5, INNER), "float16")),
+    ],
+)
+def test_fake_results_are_shaped_as_real_ones(lib: OnCpu, shapes: Any, more: Any, wanted: Any) -> None:
+    more = dict(more)
+    dtype = getattr(torch, more.pop("of", "bfloat16"))
+    if "dtype" in more:
+        more["dtype"] = getattr(torch, more["dtype"])
+    a, b = (torch.empty(shape, device="meta", dtype=dtype) for shape in shapes)
+    found = aot.gemm(lib, a, b, **more)
+    assert (tuple(found.shape), str(found.dtype)) == (wanted[0], f"torch.{wanted[1]}")
+    assert found.is_contiguous()
+    assert lib.calls == []
+
+
+def meta(*shape: int, dtype: Any = torch.bfloat16) -> Any:
+    return torch.empty(shape, device="meta", dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "more", "message"),
+    [
+        (meta(5, 64), meta(96, 72), {}, "must end in the same K"),
+        (meta(5, 64), meta(3, 96, 64), {}, "needs a of shape"),
+        (meta(5, 64), meta(97, 64), {"epilogue": "swiglu"}, "even number of rows"),
+        (meta(5, 64), meta(96, 64), {"epilogue": "tanh"}, "epilogue must be one of"),
+        (meta(5, 64), meta(96, 64), {"overlap": "all"}, "overlap must be one of"),
+        (meta(5, 64), meta(96, 64), {"bias": meta(95)}, r"bias must have shape \(96,\)"),
+        (meta(5, 64), meta(96, 64), {"bias": meta(96, dtype=torch.float32)}, "bias must have element type bf16"),
+        (meta(5, 64), meta(96, 64), {"residual": meta(4, 96)}, r"residual must have shape \(5, 96\)"),
+        (meta(5, 64), meta(96, 64), {"scale_a": meta(1, dtype=torch.float32)}, "come together"),
+        (meta(5, 64), meta(96, 64), {"out": meta(5, 97)}, r"out must have shape \(5, 96\)"),
+        (meta(5, 64, dtype=torch.float64), meta(96, 64), {}, "a has element type torch.float64"),
+        (meta(5, 64), torch.empty(96, 64), {}, "b is on cpu and a on meta"),
+    ],
+)
+def test_fake_refuses_what_the_library_would(lib: OnCpu, a: Any, b: Any, more: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        aot.gemm(lib, a, b, **more)
+
+
+def test_compiles_in_one_graph_with_any_m(lib: OnCpu) -> None:
+    frames = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        frames.append(graph)
+        return graph.forward
+
+    (b,) = tensors((HIDDEN, HIDDEN))
+    step = torch.compile(lambda a, r: aot.gemm(lib, a * 2, b, residual=r) + 1, fullgraph=True, backend=backend)
+    torch._dynamo.reset()
+    for m in (5, 6, 7, 33):
+        a, r = tensors((m, HIDDEN), (m, HIDDEN))
+        for x in (a, r):
+            torch._dynamo.mark_dynamic(x, 0)
+        with torch.no_grad():
+            assert near(step(a, r), a.float() * 2 @ b.float().T + r.float() + 1)
+    assert len(frames) == 1
+
+
+def test_inductor_compiles_both_operators_with_any_m(lib: OnCpu) -> None:
+    (b,) = tensors((HIDDEN, HIDDEN))
+
+    def step(a: Any) -> Any:
+        out = torch.empty(a.shape[0], HIDDEN, dtype=a.dtype)
+        aot.gemm(lib, a, b, out=out, epilogue="relu")
+        return aot.gemm(lib, out * 2, b).t() + 1
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=True)
+    for m in (5, 9):
+        (a,) = tensors((m, HIDDEN))
+        assert near(compiled(a), step(a))
+
+
+def test_compiled_code_follows_the_library_it_is_given(tmp_path: Path) -> None:
+    first, second = library(tmp_path, [ONE]), library(tmp_path, [ONE], require="tuned")
+    a, b = tensors((5, HIDDEN), (HIDDEN, HIDDEN))
+    step = torch.compile(lambda lib: aot.gemm(lib, a, b), backend="aot_eager", fullgraph=True)
+    for lib in (first, second, second):
+        step(lib)
+    assert (len(first.calls), len(second.calls)) == (1, 2)
+
+
+# --- libraries by number ---
+
+
+def test_number_is_the_same_in_another_process_and_goes_to_the_next_like_it(tmp_path: Path) -> None:
+    lib = library(tmp_path, [ONE])
+    number = aot.register(lib)
+    assert aot.register(lib) == number
+    identity = lib.identity
+    code = f"import hashlib; print(int.from_bytes(hashlib.sha256({identity!r}.encode()).digest()[:6], 'big'))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(found.stdout) == number
+    with library(tmp_path, [ONE]) as twin:
+        assert aot.register(twin) == number + 1
+    lib.close()
+    with library(tmp_path, [ONE]) as again:
+        assert aot.register(again) == number
+        assert aot.register(library(tmp_path, [ONE], require="tuned")) != number
+
+
+def test_closed_unknown_and_lost_libraries_are_named(tmp_path: Path) -> None:
+    lib = library(tmp_path, [ONE])
+    a, b = tensors((5, HIDDEN), (HIDDEN, HIDDEN))
+    number = aot.register(lib)
+    lib.close()
+    with pytest.raises(ArchiveClosed, match="was closed"):
+        torch.ops.cute_aot.gemm(number, a, b)
+    with pytest.raises(ArgumentError, match="was closed"):
+        aot.inductor_options(library_closed(tmp_path))
+    with pytest.raises(ArgumentError, match="returns, found str"):
+        aot.gemm("model.aot", a, b)  # type: ignore[arg-type]
+    del lib
+    gc.collect()
+    with pytest.raises(ArgumentError, match=f"knows no library {number}"):
+        torch.ops.cute_aot.gemm(number, a, b)
+
+
+def library_closed(folder: Path) -> OnCpu:
+    lib = library(folder, [ONE])
+    lib.close()
+    return lib
+
+
+def test_gradients_are_refused(lib: OnCpu) -> None:
+    a, b = tensors((5, HIDDEN), (HIDDEN, HIDDEN))
+    b.requires_grad_()
+    with pytest.raises(ArgumentError, match="would have to record a gradient"):
+        aot.gemm(lib, a, b)
+    with torch.no_grad():
+        aot.gemm(lib, a, b)
+    model = nn.Sequential(nn.Linear(HIDDEN, HIDDEN, bias=False)).bfloat16().eval()
+    aot.replace_linears(model, lib)
+    with pytest.raises(ArgumentError, match="would have to record a gradient"):
+        model(a)
+    with torch.inference_mode():
+        model(a)
+
+
+# --- linear layers ---
+
+
+def test_model_computes_the_same_with_replaced_layers(lib: OnCpu) -> None:
+    model, x = llama(), tokens()
+    parameters = dict(model.named_parameters())
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+    with torch.no_grad():
+        wanted = model(x)
+        report = aot.replace_linears(model, lib)
+        found = model(x)
+    assert near(found, wanted)
+    assert all(layer.taken and not layer.reason for layer in report.layers)
+    # 2 blocks of qkv, o, gate and up, down; and the head
+    assert [call[0] for call in lib.calls] == [QKV["n"], HIDDEN, GATED["n"], HIDDEN] * 2 + [VOCAB]
+    assert {name: id(p) for name, p in model.named_parameters()} == {n: id(p) for n, p in parameters.items()}
+    assert model.state_dict().keys() == state.keys()
+    assert all(torch.equal(model.state_dict()[name], t) for name, t in state.items())
+    assert model.lm_head.weight is model.embed_tokens.weight
+
+
+def test_report_reads_as_a_table_and_as_data(lib: OnCpu) -> None:
+    report = aot.replace_linears(llama(layers=1), lib)
+    layers = by_name(report)
+    assert layers["layers.0.mlp.gate_proj"].fused_with == ("layers.0.mlp.up_proj",)
+    assert layers["layers.0.self_attn.k_proj"].signature == "bf16_bf16_bf16_f32_none_n128_k64"
+    assert list(layers)[-1] == "lm_head"
+    lines = str(report).splitlines()
+    assert lines[0].split()[:2] == ["layer", "signature"]
+    assert lines[-1] == "8 of 8 linear layers are served by the archive"
+    assert report.to_json()[0]["name"] == "layers.0.self_attn.q_proj"
+
+
+def test_fused_weights_are_laid_out_once_and_still_loaded_into(lib: OnCpu) -> None:
+    model, other = llama(layers=1), llama(layers=1)
+    aot.replace_linears(model, lib)
+    attention, mlp = model.layers[0].self_attn, model.layers[0].mlp
+    for layers in ((attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)):
+        weights = [layer.weight for layer in layers]
+        assert len({w.untyped_storage().data_ptr() for w in weights}) == 1
+        assert weights[0].untyped_storage().nbytes() == sum(w.nbytes for w in weights)
+        assert all(w.is_contiguous() for w in weights)
+    model.load_state_dict(other.state_dict())
+    x = tokens()
+    with torch.no_grad():
+        assert near(model(x), other(x))
+
+
+def test_repeating_changes_nothing_and_restoring_undoes_it(lib: OnCpu) -> None:
+    model, x = llama(), tokens()
+    with torch.no_grad():
+        wanted = model(x)
+    classes = [type(module) for module in model.modules()]
+    first = aot.replace_linears(model, lib)
+    weights = [p.data_ptr() for p in model.parameters()]
+    assert aot.replace_linears(model, lib) == first
+    assert [p.data_ptr() for p in model.parameters()] == weights
+    assert aot.restore_linears(model) == len(first.layers) == 15
+    assert aot.restore_linears(model) == 0
+    assert [type(module) for module in model.modules()] == classes
+    assert not any(name.startswith("_aot") for module in model.modules() for name in vars(module))
+    assert len({p.untyped_storage().data_ptr() for p in model.parameters()}) == len(list(model.parameters()))
+    lib.close()
+    with torch.no_grad():
+        assert torch.equal(model(x), wanted)
+
+
+def test_layers_of_another_library_are_refused(lib: OnCpu, tmp_path: Path) -> None:
+    model = llama(layers=1)
+    aot.replace_linears(model, lib)
+    (tmp_path / "other").mkdir()
+    with library(tmp_path / "other", PLAIN) as other, pytest.raises(ArgumentError, match="another library"):
+        aot.replace_linears(model, other)
+
+
+def test_layers_are_replaced_one_by_one_where_the_fused_signature_is_missing(tmp_path: Path) -> None:
+    model, x = llama(layers=1), tokens()
+    with library(tmp_path, PLAIN) as lib, torch.no_grad():
+        wanted = model(x)
+        layers = by_name(aot.replace_linears(model, lib))
+        assert near(model(x), wanted)
+        assert len(lib.calls) == 8
+    gate = layers["layers.0.mlp.gate_proj"]
+    assert gate.taken
+    assert gate.fused_with == ()
+    assert gate.reason.startswith("not fused: no kernel for bf16_bf16_bf16_f32_swiglu_n192_k64")
+    assert "nearest is bf16_bf16" in gate.reason
+
+
+def test_fusing_can_be_left_out(lib: OnCpu) -> None:
+    report = aot.replace_linears(llama(), lib, fuse=False)
+    assert all(layer.taken and not layer.fused_with and not layer.reason for layer in report.layers)
+
+
+@pytest.mark.parametrize(
+    ("act", "word"),
+    [
+        (nn.SiLU(), "swiglu"),
+        (nn.functional.silu, "swiglu"),
+        (nn.GELU(), "geglu"),
+        (nn.GELU("tanh"), "geglu_tanh"),
+        (nn.GELU("tanh"), "geglu_tanh_interleaved"),
+        (nn.SiLU(), "swiglu_interleaved"),
+    ],
+)
+def test_gates_are_told_by_what_they_compute(tmp_path: Path, act: Any, word: str) -> None:
+    mlp = MLP(act).bfloat16().eval()
+    (x,) = tensors((2, 3, HIDDEN))
+    with library(tmp_path, [signature(2 * INNER, HIDDEN, epilogue=word)]) as lib, torch.no_grad():
+        wanted = mlp(x)
+        assert by_name(aot.replace_linears(mlp, lib))["gate_proj"].fused_with == ("up_proj",)
+        assert near(mlp(x), wanted)
+        assert lib.calls == [(2 * INNER, HIDDEN, word)]
+        aot.restore_linears(mlp)
+        assert torch.equal(mlp(x), wanted)
+
+
+def test_biases_are_fused(tmp_path: Path) -> None:
+    attention = Attention(bias=True).bfloat16().eval()
+    (x,) = tensors((2, 3, HIDDEN))
+    with library(tmp_path, [signature(HIDDEN + 2 * KV, HIDDEN, epilogue="bias")]) as lib, torch.no_grad():
+        wanted = attention(x)
+        layers = by_name(aot.replace_linears(attention, lib))
+        assert near(attention(x), wanted)
+        assert lib.calls == [(HIDDEN + 2 * KV, HIDDEN, "bias+none")]
+    assert layers["v_proj"].fused_with == ("q_proj", "k_proj")
+    assert layers["o_proj"].reason.startswith("no kernel for")
+
+
+def not_fused(mlp: Any, lib: OnCpu) -> str:
+    gate = by_name(aot.replace_linears(mlp.bfloat16().eval(), lib))["gate_proj"]
+    assert gate.fused_with == ()
+    return str(gate.reason)
+
+
+def test_mlps_that_cannot_be_fused_are_not(lib: OnCpu) -> None:
+    assert "does not compute" in not_fused(OtherMLP(), lib)
+    assert "act_fn is none of" in not_fused(MLP(nn.ReLU()), lib)
+    hooked = MLP()
+    hooked.up_proj.register_forward_hook(lambda *_: None)
+    assert "a hook" in not_fused(hooked, lib)
+    tied = MLP()
+    tied.up_proj.weight = tied.gate_proj.weight
+    assert "shares memory" in not_fused(tied, lib)
+    zero = MLP()
+    nn.init.zeros_(zero.down_proj.weight)
+    assert "cannot be seen" in not_fused(zero, lib)
+
+
+def test_attention_to_other_states_is_right_though_fused(lib: OnCpu) -> None:
+    attention = Attention().bfloat16().eval()
+    x, y = tensors((2, 3, HIDDEN), (2, 3, HIDDEN))
+    with torch.no_grad():
+        wanted, same = attention(x, y), attention(x)
+        aot.replace_linears(attention, lib)
+        assert near(attention(x, y), wanted)
+        assert len(lib.calls) == 3
+        for _ in range(2):  # nothing is kept from the call before
+            x.mul_(-1)
+            attention(x)
+        assert near(attention(x), same)
+    assert attention.q_proj._aot_gemm.pending is None
+
+
+def test_a_call_that_was_cut_short_leaves_nothing_to_the_next(lib: OnCpu) -> None:
+    attention = Attention().bfloat16().eval()
+    (x,) = tensors((3, HIDDEN))
+    aot.replace_linears(attention, lib)
+    with torch.no_grad():
+        attention.q_proj(x)
+        attention.k_proj(x)
+        x.mul_(-2)
+        wanted = nn.functional.linear(x, attention.q_proj.weight)
+        assert near(attention.q_proj(x), wanted)
+
+
+def reason(model: Any, lib: OnCpu) -> str:
+    (layer,) = aot.replace_linears(nn.Sequential(model), lib).layers
+    assert not layer.taken
+    return str(layer.reason)
+
+
+def linear(n: int = HIDDEN, k: int = HIDDEN, **more: Any) -> Any:
+    return nn.Linear(k, n, **({"bias": False, "dtype": torch.bfloat16} | more)).eval()
+
+
+def test_layers_that_cannot_be_served_say_why(lib: OnCpu, tmp_path: Path) -> None:
+    assert "no kernel for bf16_bf16_bf16_f32_none_n72_k64 on compute capability 9.0" in reason(linear(72), lib)
+    assert "N is 64, wanted 72" in reason(linear(72), lib)
+    assert "no kernel for f32_f32_f32" in reason(linear(dtype=torch.float32), lib)
+    assert "element type torch.float64" in reason(linear(dtype=torch.float64), lib)
+    assert "on meta; the library serves cpu" in reason(linear(device="meta"), lib)
+    assert "is in training" in reason(linear().train(), lib)
+    wide = linear()
+    wide.weight = nn.Parameter(torch.randn(HIDDEN, HIDDEN + 1).bfloat16()[:, :HIDDEN])
+    assert "not contiguous" in reason(wide, lib)
+    assert "not an nn.Linear" in reason(torch.nn.utils.parametrizations.weight_norm(linear()), lib)
+    patched = linear()
+    patched.forward = lambda x: x
+    assert "forward of its own" in reason(patched, lib)
+    (tmp_path / "ranked").mkdir()
+    with library(tmp_path / "ranked", [ONE], state="ranked") as ranked:
+        assert "is ranked, never run on a GPU; run: aot tune" in reason(linear(), ranked)
+    frozen = linear().train().requires_grad_(False)
+    assert aot.replace_linears(nn.Sequential(frozen), lib).layers[0].taken
+
+
+def test_weights_stored_the_other_way_round_are_served(lib: OnCpu) -> None:
+    layer = linear()
+    layer.weight = nn.Parameter(layer.weight.data.t().contiguous().t())
+    (x,) = tensors((3, HIDDEN))
+    with torch.no_grad():
+        wanted = layer(x)
+        assert "n-major" in aot.replace_linears(nn.Sequential(layer), lib).layers[0].signature
+        assert near(layer(x), wanted)
+
+
+def test_promise_falls_back_to_entries_that_rely_on_less(tmp_path: Path) -> None:
+    launch = signature(INNER, HIDDEN, overlap="launch")
+    strong, weak = (signature(KV, HIDDEN, overlap=word) for word in ("weights", "launch"))
+    with library(tmp_path, [ONE, launch, weak, strong]) as lib:
+        model = nn.Sequential(linear(), linear(INNER), linear(KV))
+        layers = aot.replace_linears(model, lib, overlap="weights").layers
+        assert [layer.signature.partition("k64")[2] for layer in layers] == ["", "_launch", "_weights"]
+        aot.restore_linears(model)
+        assert [layer.taken for layer in aot.replace_linears(model, lib).layers] == [True, False, False]
+        with pytest.raises(ArgumentError, match="overlap must be one of"):
+            aot.replace_linears(model, lib, overlap="most")
+
+
+def test_hooks_of_replaced_layers_run(lib: OnCpu) -> None:
+    model, seen = llama(layers=1), []
+    for layer in (model.lm_head, model.layers[0].self_attn.k_proj):
+        layer.register_forward_hook(lambda _m, _x, y: seen.append(tuple(y.shape)))
+    aot.replace_linears(model, lib)
+    with torch.no_grad():
+        model(tokens())
+    assert seen == [(2, 5, KV), (2, 5, VOCAB)]
+
+
+def test_weights_that_moved_after_fusing_are_noticed(lib: OnCpu) -> None:
+    x = tokens()
+    for move in (copy.deepcopy, lambda m: [m, m.load_state_dict(llama(layers=1).state_dict(), assign=True)][0]):
+        torch._dynamo.reset()
+        model = llama(layers=1)
+        aot.replace_linears(model, lib)
+        moved = move(model)
+        with torch.no_grad():
+            with pytest.raises(ArgumentError, match="were moved or replaced"):
+                moved(x)
+            aot.restore_linears(moved)
+            wanted = moved(x)
+            aot.replace_linears(moved, lib)
+            assert near(moved(x), wanted)
+
+
+def test_replaced_models_cannot_be_pickled(lib: OnCpu, tmp_path: Path) -> None:
+    model = llama(layers=1)
+    aot.replace_linears(model, lib)
+    with pytest.raises(ArgumentError, match="cannot be pickled"):
+        torch.save(model, tmp_path / "model.pt")
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+
+
+def test_replaced_model_compiles_in_one_graph_with_any_m(lib: OnCpu) -> None:
+    model = llama()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        x, y = tokens(2, 5), tokens(2, 9)
+        wanted = model(x), model(y)
+        aot.replace_linears(model, lib)
+        assert near(compiled(x), wanted[0])
+        assert near(compiled(y), wanted[1])
+    assert [call[0] for call in lib.calls] == ([QKV["n"], HIDDEN, GATED["n"], HIDDEN] * 2 + [VOCAB]) * 2
+
+
+def test_fused_weights_are_known_to_stay_where_they_are(lib: OnCpu) -> None:
+    """As Parameters are, so that CUDA graphs of torch.compile read them in place."""
+    inputs = {}
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        for node in graph.graph.find_nodes(op="placeholder"):
+            inputs[tuple(node.meta["example_value"].shape)] = node.meta["tensor_dict"]
+        return graph.forward
+
+    mlp = MLP().bfloat16().eval()
+    aot.replace_linears(mlp, lib)
+    with torch.no_grad():
+        torch.compile(mlp, fullgraph=True, backend=backend)(*tensors((3, HIDDEN)))
+    for weight in ((2 * INNER, HIDDEN), (HIDDEN, INNER)):
+        assert "_dynamo_static_input_type" in inputs[weight]
+    assert "_dynamo_static_input_type" not in inputs[3, HIDDEN]
+
+
+# --- the Inductor pass ---
+
+
+def compiled_with(lib: OnCpu, function: Any, **more: Any) -> tuple[Any, Any]:
+    torch._dynamo.reset()
+    options = aot.inductor_options(lib, **more)
+    found = torch.compile(function, fullgraph=True, options={"fx_graph_cache": False, **options})
+    return found, options["post_grad_custom_pre_pass"]
+
+
+def test_pass_routes_a_models_products_with_any_m(lib: OnCpu) -> None:
+    model = llama()
+    compiled, routes = compiled_with(lib, model)
+    with torch.no_grad():
+        for columns in (5, 9, 17):
+            x = tokens(2, columns)
+            torch._dynamo.mark_dynamic(x, 1)
+            assert near(compiled(x), model(x))
+    assert sum(routes.routed.values()) == 15, str(routes)
+    assert routes.routed["bf16_bf16_bf16_f32_none_n32_k64"] == 4
+    assert len(lib.calls) == 45
+    assert "15 matrix products go to the archive" in str(routes)
+
+
+def test_pass_takes_biases_batches_and_both_layouts_and_leaves_the_rest(lib: OnCpu) -> None:
+    w, other, bias, batched = tensors((HIDDEN, HIDDEN), (72, HIDDEN), (HIDDEN,), (3, HIDDEN, HIDDEN))
+
+    def step(x: Any) -> Any:
+        y = nn.functional.linear(x, w, bias).relu()
+        y = y @ w
+        z = torch.bmm(y.expand(3, -1, -1).contiguous() * 2, batched.transpose(1, 2))
+        scaled = torch.addmm(bias, y, w, alpha=2)
+        left = nn.functional.linear(x, other)
+        return y.t(), z.sum(0), scaled, left, (x.float() @ w.float())
+
+    (x,) = tensors((7, HIDDEN))
+    compiled, routes = compiled_with(lib, step)
+    with torch.no_grad():
+        for found, wanted in zip(compiled(x), step(x), strict=True):
+            assert near(found, wanted)
+            assert found.stride() == wanted.stride()
+    assert set(routes.routed) == {
+        "bf16_bf16_bf16_f32_bias_n64_k64",
+        "bf16_bf16_bf16_f32_none_n64_k64_n-major",
+        "bf16_bf16_bf16_f32_none_n64_k64_b3",
+    }
+    left = "\n".join(routes.left)
+    assert "no kernel for bf16_bf16_bf16_f32_none_n72_k64" in left
+    assert "no kernel for f32_f32_f32" in left
+    assert "addmm: alpha or beta is not 1" in left
+    assert sum(routes.left.values()) == 3
+
+
+def test_pass_leaves_operands_that_kernels_cannot_read(lib: OnCpu) -> None:
+    (w,) = tensors((HIDDEN, HIDDEN))
+
+    (x,) = tensors((HIDDEN, HIDDEN + 8))
+    compiled, routes = compiled_with(lib, lambda x: torch.mm(x[:, 1 : HIDDEN + 1], w.t()))
+    compiled(x)
+    assert routes.routed == {}
+    assert "offset of a" in str(routes)
+    compiled, routes = compiled_with(lib, lambda x: torch.mm(x.expand(7, -1), w.t()))
+    compiled(x[:1, :HIDDEN].contiguous())
+    assert routes.routed == {}
+    assert "strides (0, 1) or offset of a" in str(routes)
+    compiled, routes = compiled_with(lib, lambda x: torch.mm(x[:, ::2], w.t()))
+    compiled(*tensors((7, 2 * HIDDEN)))
+    assert routes.routed == {}
+    assert "strides (128, 2) or offset of a" in str(routes)
+    compiled, routes = compiled_with(lib, lambda x: torch.mm(x.t(), w.t()))
+    compiled(x[:, :HIDDEN].contiguous())
+    assert routes.routed == {}
+    assert "strides (1, 64) or offset of a" in str(routes)
+
+
+def test_pass_serves_training_graphs_too(lib: OnCpu) -> None:
+    layer = linear().train()
+    compiled, routes = compiled_with(lib, layer)
+    (x,) = tensors((16, HIDDEN))
+    layer(x).sum().backward()
+    wanted, layer.weight.grad = layer.weight.grad, None
+    compiled(x).sum().backward()
+    assert near(layer.weight.grad, wanted)
+    assert routes.routed["bf16_bf16_bf16_f32_none_n64_k64"] == 1
+
+
+def test_cached_graphs_are_told_apart_by_archive_and_options(lib: OnCpu, tmp_path: Path) -> None:
+    def uuid(lib: OnCpu, **more: Any) -> Any:
+        return aot.inductor_options(lib, **more)["post_grad_custom_pre_pass"].uuid()
+
+    assert uuid(lib) == uuid(lib) != uuid(lib, overlap="launch")
+    (tmp_path / "other").mkdir()
+    with library(tmp_path / "other", PLAIN) as other:
+        assert uuid(other) != uuid(lib)
+    with pytest.raises(ArgumentError, match="overlap must be one of serial, launch, found 'weights'"):
+        aot.inductor_options(lib, overlap="weights")
+
+
+def test_graphs_come_back_from_inductors_cache(lib: OnCpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    (w,) = tensors((HIDDEN, HIDDEN))
+    (x,) = tensors((7, HIDDEN))
+    counts = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        options = aot.inductor_options(lib)
+        step = torch.compile(lambda x: nn.functional.linear(x, w), options=options)
+        assert near(step(x), x.float() @ w.float().T)
+        counts.append(sum(options["post_grad_custom_pre_pass"].routed.values()))
+    assert counts == [1, 0]
+    assert len(lib.calls) == 2
