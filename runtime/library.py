@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -53,6 +54,10 @@ MISS_REASONS = ("no entry", "not tuned", "no kernel runs")  # those of a `Kernel
 _log = logging.getLogger(__name__)
 
 
+# Every library by its `id`: torch.compile can carry that through a trace, but no object.
+alive: weakref.WeakValueDictionary[int, Library] = weakref.WeakValueDictionary()
+
+
 class Library:
     """Open archives on one device, the base first. All methods may be called from any thread.
 
@@ -82,6 +87,7 @@ class Library:
         self._paths: tuple[str | os.PathLike[str], ...] = tuple(archive.path for archive in self._now.archives)
         self._replaced: list[Contents] = []
         self._closed = False
+        alive[id(self)] = self
 
     def _contents(self, archives: Sequence[Archive]) -> Contents:
         return Contents(archives, self._driver, self._workspaces, self._counters, self._lock, self._require)

@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from .call import EXTRAS, GemmOptions, check_shapes, epilogue_of, result_shape, signature_of
 from .errors import ArgumentError
 from .fallback import result_dtype
-from .library import Library
+from .library import Library, alive
 from .record import TensorView
 from .routing import Layer, Report, check_overlap, choose
 from .signature import Epilogue, Signature
@@ -47,7 +47,6 @@ _numbers: weakref.WeakKeyDictionary[Library, int] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-@torch.compiler.assume_constant_result
 def register(lib: Library) -> int:
     """The number by which `cute_aot::gemm` knows `lib`; the library must be kept, and open, while it is used.
 
@@ -71,6 +70,12 @@ def register(lib: Library) -> int:
         _libraries[number] = lib
         _numbers[lib] = number
     return number
+
+
+@torch.compiler.assume_constant_result
+def _number_of(identity: int) -> int:
+    """`register` of the library with this `id`, which the trace that asks holds."""
+    return register(alive[identity])
 
 
 def _registered(number: int) -> Library:
@@ -179,7 +184,7 @@ def gemm(
     Raises:
         ArgumentError: also where a gradient would have to be recorded, which the archive's kernels do not do.
     """
-    number = register(lib)
+    number = _number_of(id(lib)) if torch.compiler.is_compiling() else register(lib)
     _refuse_gradient("gemm", (a, b, *(x for x in more.values() if isinstance(x, torch.Tensor))))
     if out is None:
         result: torch.Tensor = _GEMM(number, a, b, **more)
@@ -240,10 +245,15 @@ class _Gemm:
         ]
         # The input and the result of the layer that was called first, and which layers had theirs, until all had.
         self.pending: tuple[torch.Tensor, torch.Tensor, int] | None = None
+        _gemms[id(self)] = self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # of a copy
+        self.__dict__.update(state)
+        _gemms[id(self)] = self
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         _refuse_gradient("a layer that replace_linears took", (x, *self.parameters))
-        if not _is_in_place(self):
+        if not _is_in_place(id(self)):
             raise ArgumentError(
                 "the weights of layers that were fused were moved or replaced since; call "
                 "runtime.torch.restore_linears(model) and replace_linears again"
@@ -264,9 +274,13 @@ class _Gemm:
         return pending[1][..., start:end]
 
 
+_gemms: weakref.WeakValueDictionary[int, _Gemm] = weakref.WeakValueDictionary()  # by their `id`, as `alive` is
+
+
 @torch.compiler.assume_constant_result
-def _is_in_place(group: _Gemm) -> bool:
-    """Whether the layers' Parameters are still where they were laid out."""
+def _is_in_place(identity: int) -> bool:
+    """Whether the Parameters of the layers of the `_Gemm` with this `id` are still where they were laid out."""
+    group = _gemms[identity]
     for layer, addresses in zip(group.layers, group.first, strict=True):
         own = layer._parameters  # an attribute of a module costs ten times as much
         for name, address in zip(("weight", "bias"), addresses, strict=True):
