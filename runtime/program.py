@@ -10,14 +10,13 @@ Knows nothing of tensors, GEMMs, archives or the driver.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import operator
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .arithmetic import WIDTHS, NodeReader, Poison, Step, Values, exact_fields, exact_list, fail, is_int, signed
 from .errors import ProgramError
@@ -43,8 +42,7 @@ _TMA_ADDRESS_MASK = ((1 << 53) - 1) << 4
 _MASK_64 = (1 << 64) - 1
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """Eight bytes at `offset` of a launch's parameter buffer that hold a pointer.
 
     `tma`: the slot is word 0 of a TMA descriptor, else the plain address. `addend` is added to the pointer first.
@@ -65,8 +63,7 @@ class Slot:
         return (pointer + self.addend) & self.mask
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """One kernel launch for one shape: everything but the pointers, which `slots` say where to write.
 
     `parameters` holds each kernel parameter at its `offsets` entry; `attributes` pairs a CUlaunchAttributeID
@@ -91,8 +88,7 @@ class Launch:
         return buffer
 
 
-@dataclass(frozen=True)
-class _LaunchShape:
+class _LaunchShape(NamedTuple):
     """A launch before evaluation: value numbers in place of values."""
 
     kernel: int
@@ -118,6 +114,7 @@ class Program:
     _constants: tuple[int | None, ...] = field(repr=False)  # what each value is where that is known from the start
     _steps: tuple[tuple[int, Step], ...] = field(repr=False)  # how the others are computed, in order
     _inputs: tuple[int, ...] = field(repr=False)  # for each value a bit for each input that it depends on
+    _changes: dict[int, _Change] = field(default_factory=dict, repr=False, compare=False)  # by the inputs that differ
 
     @classmethod
     def from_json(cls, obj: Any, kernels: int) -> Program:
@@ -179,32 +176,40 @@ class Program:
             if last is None or v[number] != x:
                 changed |= 1 << number
                 v[number] = x
-        inputs = self._inputs
-        for number, step in self._steps:
-            if last is None or inputs[number] & changed:
-                v[number] = step(v)
         if last is None:
+            for number, step in self._steps:
+                v[number] = step(v)
             return Evaluation(v, tuple(_evaluate_launch(shape, v) for shape in self.launches))
-        again = zip(self.launches, last.launches, strict=True)
-        return Evaluation(v, tuple(self._update(shape, launch, v, changed) for shape, launch in again))
+        change = self._changes.get(changed)
+        if change is None:
+            change = self._changes[changed] = self._change(changed)
+        for number, step in change.steps:
+            v[number] = step(v)
+        again = zip(self.launches, last.launches, change.words, strict=True)
+        return Evaluation(v, tuple(_update(shape, launch, words, v) for shape, launch, words in again))
 
-    def _update(self, shape: _LaunchShape, last: Launch, v: Values, changed: int) -> Launch:
-        """A launch where only words of its parameters and its grid may differ from those of `last`."""
+    def _change(self, changed: int) -> _Change:
+        """What depends on the inputs with a bit in `changed`."""
         inputs = self._inputs
-        fixed = (*shape.block, shape.shared_bytes, *(r for _, refs in shape.attributes for r in refs))
-        addends = (addend for _, _, _, addend in shape.slots if addend is not None)
-        if any(inputs[ref] & changed for ref in (*fixed, *addends)):
-            return _evaluate_launch(shape, v)
-        grid = _evaluate_grid(shape, v)
-        parameters = bytearray(last.parameters)
-        for offset, size, ref in shape.words:
-            if inputs[ref] & changed:
-                parameters[offset : offset + size] = _number(v, ref).to_bytes(8, "little")[:size]
-        return dataclasses.replace(last, grid=grid, parameters=bytes(parameters))
+        words: list[tuple[tuple[int, int, int], ...] | None] = []
+        for shape in self.launches:
+            fixed = (*shape.block, shape.shared_bytes, *(r for _, refs in shape.attributes for r in refs))
+            addends = (addend for _, _, _, addend in shape.slots if addend is not None)
+            anew = any(inputs[ref] & changed for ref in (*fixed, *addends))
+            words.append(None if anew else tuple(word for word in shape.words if inputs[word[2]] & changed))
+        steps = tuple((number, step) for number, step in self._steps if inputs[number] & changed)
+        return _Change(steps, tuple(words))
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class _Change(NamedTuple):
+    """What to compute again where some inputs differ: steps, and for each launch the words of its parameters besides
+    its grid, or None where it is more than that."""
+
+    steps: tuple[tuple[int, Step], ...]
+    words: tuple[tuple[tuple[int, int, int], ...] | None, ...]
+
+
+class Evaluation(NamedTuple):
     """A program's launches for one shape, and all numbers on the way to them, in their order."""
 
     numbers: Values
@@ -224,6 +229,16 @@ def _evaluate_grid(shape: _LaunchShape, v: Values) -> tuple[int, int, int]:
     if any(not 1 <= g <= most for g, most in zip(grid, MAX_GRID, strict=True)):
         raise ProgramError(f"the launch grid would be {grid}; each extent must be 1 to {MAX_GRID}")
     return grid
+
+
+def _update(shape: _LaunchShape, last: Launch, words: tuple[tuple[int, int, int], ...] | None, v: Values) -> Launch:
+    """The launch that differs from `last` in its grid and in these words, or in anything if they are None."""
+    if words is None:
+        return _evaluate_launch(shape, v)
+    parameters = bytearray(last.parameters)
+    for offset, size, ref in words:
+        parameters[offset : offset + size] = _number(v, ref).to_bytes(8, "little")[:size]
+    return last._replace(grid=_evaluate_grid(shape, v), parameters=bytes(parameters))
 
 
 def _evaluate_launch(shape: _LaunchShape, v: Values) -> Launch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import struct
 import threading
 from typing import Any, NamedTuple
@@ -218,7 +217,7 @@ def test_largest_addresses_and_negative_addends_wrap_as_they_should(cuda: StandI
     driver = Driver()
     driver.load(b"cubin")
     slots = (Slot(0, False, 0, -16), Slot(128, True, 1, 5))
-    driver.prepare(0x5E, dataclasses.replace(LAUNCH, slots=slots), 2).launch((8, (1 << 64) - 1), (1 << 64) - 1)
+    driver.prepare(0x5E, LAUNCH._replace(slots=slots), 2).launch((8, (1 << 64) - 1), (1 << 64) - 1)
     (found,) = cuda.launched
     assert found.stream == (1 << 64) - 1
     assert found.values[0][:8] == struct.pack("<q", -8)
@@ -230,9 +229,7 @@ def test_launch_larger_than_native_code_has_room_for(cuda: StandInCuda) -> None:
     driver.load(b"cubin")
     large = bytes(range(256)) * 32
     cuda.sizes = (len(large),)
-    launch = dataclasses.replace(
-        LAUNCH, parameters=large, offsets=(0,), sizes=(len(large),), slots=(Slot(8, False, 0),)
-    )
+    launch = LAUNCH._replace(parameters=large, offsets=(0,), sizes=(len(large),), slots=(Slot(8, False, 0),))
     driver.prepare(0x5E, launch, 1).launch((7,), 5)
     assert cuda.launched[0].values == (large[:8] + struct.pack("<Q", 7) + large[16:],)
 
