@@ -168,9 +168,7 @@ class Driver:
         Raises:
             WorkspaceError: there is not so much memory.
         """
-        mode = ctypes.c_int(_CAPTURE_RELAXED)  # and then what it was before
-        self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
-        try:
+        with self._beside_captures():
             address = ctypes.c_uint64()
             error = self._cuda.cuMemAlloc(byref(address), size)
             if error == _OUT_OF_MEMORY:
@@ -185,9 +183,18 @@ class Driver:
                 except BaseException:
                     self._call("cuMemFree", address.value)
                     raise
+        return address.value
+
+    @contextlib.contextmanager
+    def _beside_captures(self) -> Iterator[None]:
+        """Let this thread do what may not be part of a graph, such as allocating, while streams are being captured: by
+        default CUDA would refuse, and end the captures."""
+        mode = ctypes.c_int(_CAPTURE_RELAXED)  # and then what it was before
+        self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
+        try:
+            yield
         finally:
             self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
-        return address.value
 
     def _clear(self, pointer: int, size: int) -> None:
         stream = self._get(ctypes.c_void_p, "cuStreamCreate", _STREAM_NON_BLOCKING)
@@ -209,7 +216,8 @@ class Driver:
     def load(self, cubin: bytes) -> int:
         """Load a cubin; its bytes are kept until `unload`."""
         self._open()
-        library = self._get(ctypes.c_void_p, "cuLibraryLoadData", cubin, None, None, 0, None, None, 0)
+        with self._beside_captures():
+            library = self._get(ctypes.c_void_p, "cuLibraryLoadData", cubin, None, None, 0, None, None, 0)
         self._binaries[library] = cubin
         return library
 
@@ -251,7 +259,8 @@ class Driver:
         self._call("cuKernelSetAttribute", _MAX_DYNAMIC_SHARED_BYTES, allowed, kernel, self._device)
         if self.compute_capability >= (9, 0):
             self._call("cuKernelSetAttribute", _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, kernel, self._device)
-        self._get(ctypes.c_void_p, "cuKernelGetFunction", kernel)
+        with self._beside_captures():
+            self._get(ctypes.c_void_p, "cuKernelGetFunction", kernel)
 
     def max_active_clusters(
         self, kernel: Any, cluster: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int

@@ -181,7 +181,26 @@ def test_driver_sets_the_attributes_of_a_kernel(cuda: StandInCuda) -> None:
     driver.set_attributes(kernel)
     attributes = {c[1]: c[2:] for c in cuda.calls if c[0] == "cuKernelSetAttribute"}
     assert attributes == {8: (232_448 - 1024, 0x5E, 0), 14: (1, 0x5E, 0)}
-    assert cuda.calls[-1][0] == "cuKernelGetFunction"
+    assert cuda.calls[-2][0] == "cuKernelGetFunction"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_kernels_load_beside_captures(cuda: StandInCuda, fails: bool) -> None:
+    driver = Driver()
+    assert driver.device == 0
+    cuda.calls.clear()
+    if fails:
+        cuda.errors["cuLibraryLoadData"] = 2
+        with pytest.raises(DeviceError, match="cuLibraryLoadData"):
+            driver.load(b"cubin")
+    else:
+        driver.kernel_count(driver.load(b"cubin"))
+        driver.set_attributes(0x5E)
+    depth, names = 0, [name for name, *_ in cuda.calls]
+    for name in names:
+        depth ^= name == "cuThreadExchangeStreamCaptureMode"
+        assert depth == 1 or name not in ("cuLibraryLoadData", "cuKernelGetFunction"), names
+    assert depth == 0
 
 
 def test_driver_asks_occupancy_for_the_cluster_of_the_launch(cuda: StandInCuda) -> None:
