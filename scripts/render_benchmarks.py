@@ -21,8 +21,8 @@ replays, and *noise* is torch against itself in the same run. Below 1.00x this a
 The archives: `aot build benchmarks/layers.yaml manifests/*.yaml --target sm_90a --candidates 16 --function rmsnorm -o
 build/candidates.aot` and, on the GPU, `aot tune build/candidates.aot -o build/tuned.aot --finalists 3 --repeats 3`
 (1,310 kernels, 1,166 points, in 600 s on two H200s one after the other); `build/thousand.aot` as
-`benchmarks/thousand.yaml` says. GPUs of one kind differ: the first two sections are of one archive on two of them. Where
-a section is of an earlier date, so is its archive.
+`benchmarks/thousand.yaml` says. GPUs of one kind differ: the first two sections are of one archive on two of them.
+Where a section is of an earlier date, so is its archive.
 """
 
 
