@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -48,8 +49,8 @@ class Shortlist:
 
 def rank(variants: Iterable[Variant], signature: Signature, m: int, target: str) -> Ranking:
     """Order `variants` for `m` rows of `signature` on `target`. The same set always gives the same order."""
-    model, shapes = _model(targets.target(target), signature), _shapes(variants)
-    return Ranking(_order(shapes, signature, m, model), _source(shapes, model))
+    model, suited = _model(targets.target(target), signature), _Suited(_shapes(variants))
+    return Ranking(_order(suited, signature, m, model), suited.source(model))
 
 
 def shortlist(
@@ -63,7 +64,7 @@ def shortlist(
     for v, shape in _shapes(v for v in variants if v.target == target):
         by_form.setdefault((v.a, v.b, v.d, v.epilogue, v.scaling, v.b_major, v.batched), []).append((v, shape))
     models: dict[tuple[str, ...], _Model] = {}
-    suited: dict[Signature, _Shapes] = {}
+    suited: dict[Signature, _Suited] = {}
     candidates: dict[tuple[Signature, int], list[Variant]] = {}
     sources = set()
     for s, m in problems:
@@ -72,8 +73,8 @@ def shortlist(
             models[elements] = _model(targets.target(target), s)
         if s not in suited:
             alike = by_form.get((s.a, s.b, s.d, s.epilogue, s.scaling, s.b_major, s.batch > 1), [])
-            suited[s] = [(v, shape) for v, shape in alike if unsuited(v, s) is None]
-            sources.add(_source(suited[s], models[elements]))
+            suited[s] = _Suited([(v, shape) for v, shape in alike if unsuited(v, s) is None])
+            sources.add(suited[s].source(models[elements]))
         candidates[s, m] = _best(_order(suited[s], s, m, models[elements]), limit)
     return Shortlist(candidates, "; ".join(sorted(sources)))
 
@@ -84,7 +85,7 @@ def _best(order: list[Variant], limit: int) -> list[Variant]:
     for place, variant in enumerate(order):
         leaders.setdefault((variant.provider, variant.family), place)
     first = list(leaders.values())
-    rest = [place for place in range(len(order)) if place not in first]
+    rest = islice((place for place in range(len(order)) if place not in first), limit)
     return [order[place] for place in sorted([*first, *rest][:limit])]
 
 
@@ -127,6 +128,7 @@ class _Shape(NamedTuple):
 
 _Shapes: TypeAlias = list[tuple[Variant, _Shape]]
 _Costs: TypeAlias = dict[_Shape, tuple[float, ...]]
+_Estimate: TypeAlias = Callable[[Variant, Signature, int], float]
 
 
 class _Model(Protocol):
@@ -151,47 +153,52 @@ def _shapes(variants: Iterable[Variant]) -> _Shapes:
     return [(v, _Shape.of(v)) for v in order]
 
 
-def _order(shapes: _Shapes, signature: Signature, m: int, model: _Model) -> list[Variant]:
+class _Suited:
+    """The variants that suit a signature: those with an estimate of their family's, and others with their shapes.
+
+    `copies` counts, for each of the others, those before it of the same shape.
+    """
+
+    def __init__(self, shapes: _Shapes) -> None:
+        self.estimated: list[tuple[_Estimate, Variant]] = []
+        self.others: _Shapes = []
+        estimates: dict[tuple[str, str], _Estimate | None] = {}  # there are many variants, and few families
+        for variant, shape in shapes:
+            key = variant.provider, variant.family
+            if key not in estimates:
+                family = family_of(variant)
+                estimates[key] = family.estimate_us if family else None
+            estimate_us = estimates[key]
+            if estimate_us is None:
+                self.others.append((variant, shape))
+            else:
+                self.estimated.append((estimate_us, variant))
+        seen: Counter[_Shape] = Counter()
+        self.copies = []
+        for _, shape in self.others:
+            self.copies.append(seen[shape])
+            seen[shape] += 1
+
+    def source(self, model: _Model) -> str:
+        """What puts these variants in order."""
+        words = ["the families' own estimates"] if self.estimated else []
+        return ", then ".join([*words, model.source] if self.others or not words else words)
+
+
+def _order(suited: _Suited, signature: Signature, m: int, model: _Model) -> list[Variant]:
     """Cheapest first: by their families' own estimates of the time, then those without by `model`."""
-    estimated: list[tuple[float, Variant]] = []
-    others: _Shapes = []
-    estimates = _estimates(shapes)
-    for variant, shape in shapes:
-        estimate_us = estimates[variant.provider, variant.family]
-        if estimate_us is None:
-            others.append((variant, shape))
-        else:
-            estimated.append((estimate_us(variant, signature, m), variant))
+    estimated = [(estimate_us(variant, signature, m), variant) for estimate_us, variant in suited.estimated]
     first = [variant for _, variant in sorted(estimated, key=itemgetter(0))]
-    return [*first, *_by_model(others, signature, m, model)] if others else first
+    return [*first, *_by_model(suited, signature, m, model)] if suited.others else first
 
 
-def _estimates(shapes: _Shapes) -> dict[tuple[str, str], Callable[[Variant, Signature, int], float] | None]:
-    """How each family among `shapes` estimates times, if it does."""
-    found = {}
-    for variant, _ in shapes:
-        if (variant.provider, variant.family) not in found:  # there are many variants, and few families
-            family = family_of(variant)
-            found[variant.provider, variant.family] = family.estimate_us if family else None
-    return found
-
-
-def _source(shapes: _Shapes, model: _Model) -> str:
-    """What puts these variants in order."""
-    estimates = list(_estimates(shapes).values())
-    words = ["the families' own estimates"] if any(estimates) else []
-    return ", then ".join([*words, model.source] if None in estimates or not estimates else words)
-
-
-def _by_model(shapes: _Shapes, signature: Signature, m: int, model: _Model) -> list[Variant]:
+def _by_model(suited: _Suited, signature: Signature, m: int, model: _Model) -> list[Variant]:
     """Cheapest first by `model`; among equals one of each shape before a second of any."""
-    costs = model.costs(dict.fromkeys(shape for _, shape in shapes), signature, m)
-    copies: Counter[_Shape] = Counter()
-    keyed: list[tuple[tuple[float, ...], Variant]] = []
-    for variant, shape in shapes:
-        cost, *rest = costs[shape]
-        keyed.append(((cost, copies[shape], *rest), variant))
-        copies[shape] += 1
+    costs = model.costs(dict.fromkeys(shape for _, shape in suited.others), signature, m)
+    keyed = [
+        ((costs[shape][0], copies, *costs[shape][1:]), variant)
+        for (variant, shape), copies in zip(suited.others, suited.copies, strict=True)
+    ]
     return [variant for _, variant in sorted(keyed, key=itemgetter(0))]
 
 
@@ -266,6 +273,8 @@ class _MatmulHeuristics:
         except (ImportError, OSError, AssertionError, KeyError, AttributeError, RuntimeError) as e:
             raise _Unknown(f"{_DISTRIBUTION} cannot be loaded: {e}") from e
         self._library = library
+        self._configurations: dict[_Shape, Any] = {}
+        self._encoded = self._precision.encode()
         self._waves = _TileWaves(target)
         self._instruction_k = 32 // DTYPES[signature.a].bytes
         self.source = f"{_DISTRIBUTION} {version}"
@@ -297,19 +306,21 @@ class _MatmulHeuristics:
         a tile narrower than 32. The library's own wrapper of this function calls one that does not exist.
         """
         tile_m, tile_n = tile[0], max(tile[1], 32)
-        config = self._interface.nvmmhKernelConfiguration()
-        config.cta[:] = tile_m, tile_n, s.tile_k
-        config.warp[:] = min(64, tile_m), min(64, tile_n), s.tile_k
-        config.instr[:] = s.instruction_m, 8, self._instruction_k
-        config.cluster[:] = cluster
-        config.loadStages = s.stages
-        config.splitK = s.split_k
-        config.gridSwizzle = 1
+        config = self._configurations.get(s)  # a shape is always straight or always swapped
+        if config is None:
+            config = self._configurations[s] = self._interface.nvmmhKernelConfiguration()
+            config.cta[:] = tile_m, tile_n, s.tile_k
+            config.warp[:] = min(64, tile_m), min(64, tile_n), s.tile_k
+            config.instr[:] = s.instruction_m, 8, self._instruction_k
+            config.cluster[:] = cluster
+            config.loadStages = s.stages
+            config.splitK = s.split_k
+            config.gridSwizzle = 1
         if (*config.cta, *config.cluster, config.splitK) != (tile_m, tile_n, s.tile_k, *cluster, s.split_k):
             return float("inf")  # a field is too narrow for its value, and the library divides by what is left
         seconds: float = self._interface.nvMatmulHeuristicsEstimateRuntime(
             self._interface.handle,
-            self._precision.encode(),
+            self._encoded,
             ctypes.c_int(self._interface.target),
             ctypes.byref(problem),
             ctypes.byref(config),

@@ -19,10 +19,10 @@ and commit behind it. Device times are medians of CUDA-graph replays over operan
 replays, and *noise* is torch against itself in the same run. Below 1.00x this archive is slower than cuBLAS.
 
 The archives: `aot build benchmarks/layers.yaml manifests/*.yaml --target sm_90a --candidates 16 --function rmsnorm -o
-build/candidates.aot` and, on the GPU, `aot tune build/candidates.aot -o build/tuned.aot --finalists 3 --repeats 4`
-(1,289 kernels), interrupted after 205 s with 37 of 48 signatures tuned: all of `benchmarks/layers.yaml`, and the rest
-as ranked. The sections of quack and the Operator API are of an archive of the day before; `build/thousand.aot` as
-`benchmarks/thousand.yaml` says.
+build/candidates.aot` and, on the GPU, `aot tune build/candidates.aot -o build/tuned.aot --finalists 3 --repeats 3`
+(1,310 kernels, 1,166 points, in 600 s on two H200s one after the other); `build/thousand.aot` as
+`benchmarks/thousand.yaml` says. GPUs of one kind differ: the first two sections are of one archive on two of them.
+Where a section is of an earlier date, so is its archive.
 """
 
 
@@ -44,9 +44,9 @@ def origin(result: dict[str, Any]) -> list[str]:
     return [f"`{result['command']}`, {result['date']}, commit {result['commit'][:12]}; {environment}.", ""]
 
 
-def gemm(result: dict[str, Any]) -> list[str]:
+def gemm(title: str, result: dict[str, Any]) -> list[str]:
     """Speed and correctness of the tuned archive."""
-    lines = ["## GEMM on an H200, against cuBLAS", "", *origin(result)]
+    lines = [f"## {title}", "", *origin(result)]
     summary = result["summary"]
     lines += table(
         ["inputs", "M", "cases", "geomean", "worst", "best", "noise", "largest spread", "wrong", "sustained"],
@@ -268,7 +268,8 @@ def main() -> int:
     """Render the page."""
     lines = [INTRO]
     sections = {
-        "gemm_h200": gemm,
+        "gemm_h200": lambda r: gemm("GEMM on an H200, against cuBLAS", r),
+        "gemm_h200_other": lambda r: gemm("GEMM on another H200, against cuBLAS", r),
         "peers_bf16": lambda r: peers("bf16 GEMM on an H200, against other libraries", r),
         "peers_fp8": lambda r: peers("e4m3 GEMM with row and column scales on an H200, against other libraries", r),
         "peers_swiglu": lambda r: peers("gate_up with SwiGLU on an H200, against other libraries", r),
