@@ -127,6 +127,7 @@ def child(name: str, archive: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache}
         paths = [str(ROOT), environment.get("PYTHONPATH", "")]
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is compiled
         environment["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
         command = [sys.executable, "-c", _BEFORE + code + _AFTER, str(time.monotonic()), str(archive)]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -234,10 +234,10 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
 
 
-def host(result: dict[str, Any]) -> list[str]:
+def host(title: str, result: dict[str, Any]) -> list[str]:
     """Host costs."""
     r = result["results"]
-    lines = ["## Host costs of serving, on the machine with the H200", "", *origin(result)]
+    lines = [f"## {title}", "", *origin(result)]
     rows: list[list[Any]] = []
     for key in ("open_large_ms", "open_tuned_ms"):
         if key in r:
@@ -276,7 +276,8 @@ def main() -> int:
         "peers_triton": lambda r: peers("bf16 GEMM on an H200, against Triton's autotuning", r),
         "power_h200": power,
         "bounds_h200": bounds,
-        "runtime_h200": host,
+        "runtime_h200": lambda r: host("Host costs of serving, on the machine with the H200", r),
+        "runtime_python_h200": lambda r: host("The same without native code", r),
         "compile_llama": lambda r: build("Building Llama-3.1-8B for five targets", r),
         "compile_thousand": lambda r: build("Building a thousand kernels", r),
     }
