@@ -345,7 +345,7 @@ class Library:
                 return result
         # Each attribute of a torch tensor costs 40-90 ns and this is all of them: the key says everything about a call
         # but its pointers, and those are checked below by integer arithmetic.
-        key: tuple[Any, ...]
+        key: tuple[Any, ...] = ()
         try:
             if out is None:
                 key = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, a.get_device(), b.get_device())
@@ -358,7 +358,7 @@ class Library:
         except (AttributeError, TypeError):  # not torch's
             found = None
         if found is None:
-            return self._gemm(Call(a, b, out, stream))
+            return self._gemm(Call(a, b, out, stream), key)
         launch, device, misaligned, a_bytes, b_bytes, d_bytes, current_stream, current_device, shape, dtype, *_ = found
         result = out
         if stream is None:
@@ -443,10 +443,13 @@ class Library:
         found.launch(tuple(pointers), handle)
         return result
 
-    def _gemm(self, call: Call) -> Any:
-        """The first call of a shape, calls from other frameworks, and calls that the fast paths cannot vouch for."""
+    def _gemm(self, call: Call, key: tuple[Any, ...] = ()) -> Any:
+        """The first call of a shape, calls from other frameworks, and calls that the fast paths cannot vouch for.
+
+        `key` is the call's, where that is known.
+        """
         self._refuse_if_closed()
-        if self._grow(call):
+        if self._grow(call, key):
             more = {} if call.plain else _words(call)
             return self.gemm(call.a, call.b, out=call.out, stream=call.stream, **more)
         driver = self._driver
@@ -525,13 +528,13 @@ class Library:
             remember(known, alike, Rows(found.entry))
         known[alike].keep(Known(found.function, found.plan, rows, steps_of(call, views, rows), found))
 
-    def _grow(self, call: Call) -> bool:
+    def _grow(self, call: Call, key: tuple[Any, ...]) -> bool:
         """Make a plan for a call of torch tensors that is like one before but for its rows; whether there is a new one.
 
         A fraction of the work of the first call of a shape. Pointers are for the fast paths to check.
         """
         try:
-            asked, key = rows_of(call), call.key()
+            asked, key = rows_of(call), key or call.key()
             if asked is None or key in self._plans or asked[1] not in self._now.rows:
                 return False
         except (AttributeError, TypeError, RuntimeError):  # no torch tensors, or sparse ones, or no words
