@@ -30,6 +30,7 @@ _STATIC_SHARED_BYTES, _MAX_DYNAMIC_SHARED_BYTES, _NON_PORTABLE_CLUSTER_SIZE_ALLO
 _POINTER_DEVICE_ORDINAL = 9
 _EVENT_DISABLE_TIMING = 2
 _OUT_OF_MEMORY = 2  # of CUresult
+_UNREADABLE = (200, 209, 222)  # CUDA_ERROR_INVALID_IMAGE, NO_BINARY_FOR_GPU and UNSUPPORTED_PTX_VERSION
 _STREAM_NON_BLOCKING = 1
 NO_CAPTURE = -1  # in `Driver.stream_key`
 _CAPTURE_ACTIVE, _CAPTURE_RELAXED = 1, 2  # of CUstreamCaptureStatus, of CUstreamCaptureMode
@@ -216,10 +217,15 @@ class Driver:
     def load(self, cubin: bytes) -> int:
         """Load a cubin; its bytes are kept until `unload`."""
         self._open()
+        library = ctypes.c_void_p()
         with self._beside_captures():
-            library = self._get(ctypes.c_void_p, "cuLibraryLoadData", cubin, None, None, 0, None, None, 0)
-        self._binaries[library] = cubin
-        return library
+            error = self._cuda.cuLibraryLoadData(byref(library), cubin, None, None, 0, None, None, 0)
+        if error in _UNREADABLE:
+            newer = "a kernel that was compiled with a newer CUDA needs a newer driver"
+            self._check("cuLibraryLoadData", error, f" (this driver supports CUDA {self.cuda_version}; {newer})")
+        self._check("cuLibraryLoadData", error)
+        self._binaries[library.value or 0] = cubin
+        return library.value or 0
 
     def unload(self, library: Any) -> None:
         """Unload what `load` gave; its kernels must not be running or launched again."""

@@ -203,6 +203,14 @@ def test_kernels_load_beside_captures(cuda: StandInCuda, fails: bool) -> None:
     assert depth == 0
 
 
+def test_kernel_that_the_driver_cannot_read_may_need_a_newer_one(cuda: StandInCuda) -> None:
+    cuda.errors["cuLibraryLoadData"] = 200
+    with pytest.raises(
+        DeviceError, match=r"cuLibraryLoadData \(this driver supports CUDA 12.8; .* newer driver\) failed"
+    ):
+        Driver().load(b"cubin")
+
+
 def test_driver_asks_occupancy_for_the_cluster_of_the_launch(cuda: StandInCuda) -> None:
     driver = Driver()
     driver.load(b"cubin")
