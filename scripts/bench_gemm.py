@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from report import geomean, out_argument, write
 
 import runtime
@@ -18,6 +19,8 @@ from aot import manifest as manifests
 from aot import measure
 from aot.baseline import baseline
 from aot.operands import OperandSet, Weights, gemm_options
+from runtime.archive import Archive
+from runtime.dispatch import Dispatch
 from runtime.signature import Signature
 
 TOKENS = (1, 3, 16, 64, 128, 256, 333, 512, 1024, 2048, 4096, 8192)
@@ -106,6 +109,9 @@ def main() -> int:
     environment = measure.environment()
     library = runtime.load(options.archive)
     environment["archive_sha256"] = library.digest
+    with Archive.open(options.archive) as archive:
+        table = Dispatch.from_json(archive.table("gemm"))
+    capability = torch.cuda.get_device_capability()
     l2_bytes = environment["l2_bytes"]
     print(" ".join(f"{k}={v}" for k, v in environment.items()))
     columns = ("us", "TFLOP/s", "GB/s", "torch us", "x torch", "error")
@@ -116,7 +122,7 @@ def main() -> int:
         for m in (m for m in options.tokens if m <= most):
             try:
                 found = run(library, signature, m, l2_bytes, options.repeats, options.sustained, peers)
-                found["layers"] = label
+                found |= {"layers": label, "function": table.find(signature, capability, m)}
             except runtime.KernelMiss as miss:
                 print(f"{label[:52]:52s} {m:5d} {str(miss).splitlines()[0]}")
                 results.append({"signature": signature.key(), "m": m, "layers": label, "error": str(miss)})

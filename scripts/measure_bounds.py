@@ -103,7 +103,8 @@ def main() -> int:
             results += profile(options.archive, key, m)
             for row in results[-2:]:
                 print(" ".join(f"{k}={str(v)[:60]}" for k, v in row.items()), flush=True)
-    write(options.out, measure.environment(), counters={k: name for k, (name, _) in COUNTERS.items()}, results=results)
+    environment = measure.environment() | {"archive_sha256": runtime.load(options.archive).digest}
+    write(options.out, environment, counters={k: name for k, (name, _) in COUNTERS.items()}, results=results)
     return 0
 
 

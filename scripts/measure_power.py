@@ -105,6 +105,7 @@ def main() -> int:
     options = parser.parse_args()
     environment = measure.environment() | dict(zip(LIMITS, query(LIMITS), strict=True))
     library = runtime.load(options.archive)
+    environment["archive_sha256"] = library.digest
     with Archive.open(options.archive) as archive:
         entries = Dispatch.from_json(archive.table("gemm")).entries
     there = {e.signature.key(): e.signature for e in entries}

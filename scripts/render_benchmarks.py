@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md from the JSON files in benchmarks/results/; the page holds no figure typed by hand."""
+"""Write docs/benchmarks.md from the JSON files in benchmarks/results/; its tables hold no figure typed by hand."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from report import geomean
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -22,7 +24,7 @@ The archives: `aot build benchmarks/layers.yaml manifests/*.yaml --target sm_90a
 build/candidates.aot` and, on the GPU, `aot tune build/candidates.aot -o build/tuned.aot --finalists 3 --repeats 3`
 (1,310 kernels, 1,166 points, in 600 s on two H200s one after the other); `build/thousand.aot` as
 `benchmarks/thousand.yaml` says. GPUs of one kind differ: the first two sections are of one archive on two of them.
-Where a section is of an earlier date, so is its archive.
+Where a section's archive_sha256 is another, its archive was tuned before, with kernels before these.
 """
 
 
@@ -44,9 +46,63 @@ def origin(result: dict[str, Any]) -> list[str]:
     return [f"`{result['command']}`, {result['date']}, commit {result['commit'][:12]}; {environment}.", ""]
 
 
+# A cold read of so many MiB alone, in microseconds on an H200: what an operand B takes at least. Measured apart, and
+# interpolated between.
+READ_FLOOR_US = ((8, 3.9), (16, 5.7), (32, 9.5), (48, 13.4), (112, 28.5), (224, 53.8))
+# What is compared: how it is called, the type of signatures, and its M.
+HEADLINES = (
+    ("bf16, M = 1..64", "bf16", range(1, 65)),
+    ('bf16 with overlap "weights", M = 1..64', "bf16 weights", range(1, 65)),
+    ("bf16, M = 128, 256", "bf16", (128, 256)),
+    ("bf16, M = 333", "bf16", (333,)),
+    ("bf16, M = 512..8192", "bf16", range(512, 8193)),
+    ("e4m3 row_column, M = 1..64", "e4m3 row_column", range(1, 65)),
+    ("e4m3 row_column, M = 128..8192", "e4m3 row_column", range(128, 8193)),
+    ("SwiGLU, all M", "bf16 swiglu", range(1, 8193)),
+    ("SwiGLU, without M = 333", "bf16 swiglu", [m for m in range(1, 8193) if m != 333]),
+)
+
+
+def headlines(result: dict[str, Any]) -> list[str]:
+    """Geometric means and worst cases over torch, of the eight layers that kernels are judged by and of all."""
+    measured = [r for r in result["results"] if "speedup" in r]
+    eight = [r for r in measured if r["layers"].startswith("layers:")]
+    rows = []
+    for what, types, tokens in HEADLINES:
+        picked = [[r for r in rs if r["types"] == types and r["m"] in tokens] for rs in (eight, measured)]
+        cells = [_ratios(rs, f) for rs in picked for f in ("speedup", "sustained_speedup")]
+        rows.append([what, *cells])
+    floors = [r["us"] / read_floor_us(r) for r in eight if r["types"] == "bf16" and r["m"] <= 16]
+    lines = ["Times torch's, geometric mean (worst), number of cases:", ""]
+    lines += table(["", "eight layers", "sustained", "all", "sustained"], rows)
+    return [
+        *lines,
+        "",
+        f"bf16, M <= 16, eight layers: {geomean(floors):.3f} of a cold read of B ({max(floors):.2f}).",
+        "",
+    ]
+
+
+def read_floor_us(row: dict[str, Any]) -> float:
+    """What reading B takes at least, for a row of bf16."""
+    found = re.search(r"_n(\d+)_k(\d+)", row["signature"])
+    assert found is not None
+    mib = 2 * int(found[1]) * int(found[2]) / 2**20
+    below = max((p for p in READ_FLOOR_US if p[0] <= mib), default=READ_FLOOR_US[0])
+    above = min((p for p in READ_FLOOR_US if p[0] >= mib), default=READ_FLOOR_US[-1])
+    if below[0] == above[0]:
+        return below[1] * mib / below[0]
+    return below[1] + (above[1] - below[1]) * (mib - below[0]) / (above[0] - below[0])
+
+
+def _ratios(rows: list[dict[str, Any]], field: str) -> str:
+    ratios = [r[field] for r in rows if field in r]
+    return f"{geomean(ratios):.3f} ({min(ratios):.2f}), {len(ratios)}" if ratios else ""
+
+
 def gemm(title: str, result: dict[str, Any]) -> list[str]:
     """Speed and correctness of the tuned archive."""
-    lines = [f"## {title}", "", *origin(result)]
+    lines = [f"## {title}", "", *origin(result), *headlines(result)]
     summary = result["summary"]
     lines += table(
         ["inputs", "M", "cases", "geomean", "worst", "best", "noise", "largest spread", "wrong", "sustained"],

@@ -168,8 +168,12 @@ def random_case(record: Record, rng: random.Random) -> tuple[dict[str, int], lis
 
 
 def sample(target: str) -> list[Variant]:
-    """One variant of every family, scheduler, element type and form that the target has, and every non-GEMM."""
+    """One variant of every family, scheduler, element type and form that the target has, and every non-GEMM.
+
+    Of plain ones also such that every way to share loads, to order tiles and to lay tokens out is among them.
+    """
     chosen: dict[tuple[Any, ...], Variant] = {}
+    others: dict[tuple[Any, ...], Variant] = {}
     for name in PROVIDERS:
         gemms = {family: f for family, f in provider(name).families.items() if f.operation == "gemm"}
         for family, f in gemms.items():
@@ -181,9 +185,25 @@ def sample(target: str) -> list[Variant]:
                     options = ("scheduler", "schedule", "split_k", "stream_k", "overlap", "swap")
                     hosts = [v.options.get(o) if plain else None for o in options]
                     chosen.setdefault((name, family, form, *hosts), v)
+                    if plain:
+                        for option in _SHARING:
+                            others.setdefault((name, family, option, _value(v, option)), v)
         for v in provider(name).functions(target):
             chosen.setdefault((name, v.family, v.a, v.operation, v.options.get("overlap")), v)
-    return list(chosen.values())
+    found = list(chosen.values())
+    for (name, family, option, value), v in others.items():
+        of_family = (x for x in found if (x.provider, x.family) == (name, family))
+        if all(_value(x, option) != value for x in of_family):
+            found.append(v)
+    return found
+
+
+_SHARING = ("cluster_m", "cluster_n", "order", "ctas_per_sm", "many tokens")
+
+
+def _value(v: Variant, option: str) -> Any:
+    """What a variant chose; with more than 64 tokens in a tile they are on the other side of the MMA."""
+    return v.integer("tile_m") > 64 if option == "many tokens" else v.options.get(option)
 
 
 def _of_family(name: str, family: str, target: str, signature: Signature) -> list[Variant]:
