@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
 
@@ -305,5 +304,5 @@ def _totals(archive: Archive) -> dict[str, Any]:
         "raw_bytes": sum(size.raw for size in sizes.values()),
         "file_bytes": archive.file_bytes,
         "bytes_per_function": round(archive.file_bytes / count) if count else None,
-        "by_kind": {kind: asdict(size) for kind, size in sizes.items()},
+        "by_kind": {kind: size._asdict() for kind, size in sizes.items()},
     }

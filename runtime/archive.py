@@ -14,7 +14,6 @@ import stat
 import struct
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -81,8 +80,7 @@ class ArchiveClosed(ArchiveError):
     """The archive was closed before this read."""
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """What the blocks of one kind hold: `raw` bytes before compression, `stored` bytes in the file."""
 
     blobs: int

@@ -11,8 +11,7 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from .errors import KernelMiss, RecordError
 from .record import Record, SuppliedArgument, TensorArgument
@@ -102,8 +101,7 @@ def _operand_mismatch(
     return None
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """What the table says of one signature on one target.
 
     `ranges` pairs the largest M of a range with its function, ascending; the last has None, every larger M.

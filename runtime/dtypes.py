@@ -3,11 +3,10 @@
 Knows bits and nothing of frameworks; `runtime.tensor` maps framework types to these names.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class DType:
+class DType(NamedTuple):
     """An element type: its short name and its width in bits."""
 
     name: str

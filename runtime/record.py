@@ -34,8 +34,7 @@ class TensorView(NamedTuple):
     device: int
 
 
-@dataclass(frozen=True)
-class TensorArgument:
+class TensorArgument(NamedTuple):
     """A tensor parameter; an extent or stride is a fixed integer or the name of a symbol. `alignment` in bytes."""
 
     name: str
@@ -45,16 +44,14 @@ class TensorArgument:
     alignment: int
 
 
-@dataclass(frozen=True)
-class ScalarArgument:
+class ScalarArgument(NamedTuple):
     """A number the caller passes."""
 
     name: str
     dtype: str
 
 
-@dataclass(frozen=True)
-class DeviceArgument:
+class DeviceArgument(NamedTuple):
     """A number the runtime asks the device for: how many clusters of `cluster_size` CTAs can be resident at once."""
 
     name: str
@@ -62,8 +59,7 @@ class DeviceArgument:
     cluster_size: int
 
 
-@dataclass(frozen=True)
-class WorkspaceArgument:
+class WorkspaceArgument(NamedTuple):
     """Device memory that the runtime provides and nobody else touches while the launches run: `bytes` of it, for each
     of the count that the device argument `each` is, or in all where that is None.
 
@@ -76,22 +72,19 @@ class WorkspaceArgument:
     zeroed: bool
 
 
-@dataclass(frozen=True)
-class StreamArgument:
+class StreamArgument(NamedTuple):
     """The stream; it reaches the launch and no arithmetic."""
 
     name: str
 
 
-@dataclass(frozen=True)
-class NoneArgument:
+class NoneArgument(NamedTuple):
     """An argument that was None when the function was compiled, and must be again."""
 
     name: str
 
 
-@dataclass(frozen=True)
-class TupleArgument:
+class TupleArgument(NamedTuple):
     """Several arguments passed as one."""
 
     name: str
@@ -102,16 +95,14 @@ SuppliedArgument = DeviceArgument | WorkspaceArgument | StreamArgument  # by the
 Argument = TensorArgument | ScalarArgument | SuppliedArgument | NoneArgument | TupleArgument
 
 
-@dataclass(frozen=True)
-class Symbol:
+class Symbol(NamedTuple):
     """An extent or stride fixed at launch: its width in bits and what it must be a multiple of."""
 
     width: int
     divisibility: int
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """A kernel in the function's cubin: registers per thread, static shared and local memory in bytes."""
 
     symbol: str

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class ArchiveInfo:
+class ArchiveInfo(NamedTuple):
     """An archive that serves: its path and the SHA-256 that names it."""
 
     path: str
     digest: str
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(NamedTuple):
     """GEMMs that no kernel served: how often (`misses`), and how often torch computed them instead (`fallbacks`).
 
     `reason` is "no entry", "not tuned", "no kernel runs", or what is wrong with how a tensor lies in memory.
@@ -32,8 +29,7 @@ class Refusal:
     fallbacks: int
 
 
-@dataclass(frozen=True)
-class Stats:
+class Stats(NamedTuple):
     """What a library has done since it was loaded, reloads included, and what it holds now.
 
     - `launches`: calls of `gemm` and of functions whose kernels were launched, by name of the function in
@@ -78,8 +74,9 @@ class Stats:
 
     def to_json(self) -> dict[str, Any]:
         """Plain dictionaries, lists, words and numbers."""
-        found = asdict(self) | {"misses": self.misses, "fallbacks": self.fallbacks}
-        found["archives"], found["refusals"] = list(found["archives"]), list(found["refusals"])
+        found = self._asdict() | {"misses": self.misses, "fallbacks": self.fallbacks}
+        for name in ("archives", "refusals"):
+            found[name] = [item._asdict() for item in found[name]]
         return found
 
 

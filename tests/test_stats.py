@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import sys
@@ -52,7 +51,7 @@ def test_new_library_has_done_nothing(make: Make) -> None:
     library, _ = make()
     stats = library.stats()
     assert [a.digest for a in stats.archives] == [stats.digest] == [library.digest]
-    counts = {k: v for k, v in dataclasses.asdict(stats).items() if k not in ("archives", "digest")}
+    counts = {k: v for k, v in stats._asdict().items() if k not in ("archives", "digest")}
     assert not any(counts.values()), counts
 
 
@@ -258,5 +257,5 @@ def test_labels_are_escaped(make: Make) -> None:
 def test_several_libraries_share_one_text(make: Make) -> None:
     library, _ = make()
     stats: Stats = library.stats()
-    found = parse(prometheus_text({"one": stats, "two": dataclasses.replace(stats, reloads=3)}))
+    found = parse(prometheus_text({"one": stats, "two": stats._replace(reloads=3)}))
     assert found["cute_aot_reloads_total"] == {'{library="one"}': 0, '{library="two"}': 3}
