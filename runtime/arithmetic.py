@@ -308,41 +308,59 @@ def exact_list(obj: Any, where: str, length: int | None = None) -> list[Any]:
 class NodeReader:
     """Checks nodes one after the other and compiles each into a step; `widths[i]` is the width of value i.
 
-    `references` has the values that the steps so far refer to, since it was last emptied.
+    `inputs[i]` has a bit for each of the values given in the beginning that value i depends on.
     """
 
-    def __init__(self, widths: list[int]) -> None:
+    def __init__(self, widths: list[int], inputs: list[int] | None = None) -> None:
         self.widths = widths
+        self.inputs = [1 << i for i in range(len(widths))] if inputs is None else inputs
         self.count = 0
-        self.references: set[int] = set()
+        self._touched = 0  # what the node at hand depends on
 
     def reference(self, ref: Any, where: str, width: int | None = None) -> int:
         """A value number defined so far, of `width` bits if that is given."""
-        if not is_int(ref, 0, len(self.widths) - 1):
+        if type(ref) is not int or not 0 <= ref < len(self.widths):
             fail(where, f"refers to value {ref!r}, but only {len(self.widths)} are defined before it")
         if width is not None and self.widths[ref] != width:
             fail(where, f"needs a {width}-bit value, value {ref} has {self.widths[ref]} bits")
-        self.references.add(ref)
-        return int(ref)
+        self._touched |= self.inputs[ref]
+        return ref
 
     def node(self, node: Any, where: str, in_loop: bool = False) -> Step:
         """Check the next node, number its value, and return the step that computes it."""
         self.count += 1
         if self.count > MAX_NODES:
             fail(where, f"more than {MAX_NODES} nodes")
-        if not isinstance(node, list) or len(node) < 3 or not isinstance(node[0], str) or node[0] not in OPERATIONS:
+        if type(node) is not list or len(node) < 3 or type(node[0]) is not str or node[0] not in OPERATIONS:
             fail(where, f"unknown operation {node!r:.200}")
         op, width = node[0], node[1]
-        if width not in WIDTHS or type(width) is not int:
+        if type(width) is not int or width not in WIDTHS:
             fail(where, f"width must be one of {WIDTHS}, found {width!r}")
-        if op == "loop":
+        self._touched = 0
+        if op in _BINARY:  # what most are
+            step = self._binary(op, width, node, where)
+        elif op == "loop":
             if in_loop:
                 fail(where, "a loop inside a loop")
             step = self._loop(node, width, where)
         else:
             step = self._simple(op, width, node, where)
         self.widths.append(width)
+        self.inputs.append(self._touched)
         return step
+
+    def _binary(self, op: str, width: int, node: list[Any], where: str) -> Step:
+        """[op, width, a, b] or, with LLVM's flags, [op, width, a, b, [flags...]]."""
+        if not 4 <= len(node) <= 5:
+            exact_list(node, where, 4)
+        a, b = self.reference(node[2], where, width), self.reference(node[3], where, width)
+        step = _BINARY[op](width, a, b)
+        if len(node) == 4:
+            return step
+        flags = exact_list(node[4], where)
+        if any(type(f) is not str or op not in _FLAGS.get(f, ()) for f in flags):
+            fail(where, f"{op} does not take the flags {flags!r:.200}")
+        return _with_flags(op, width, a, b, flags, step) if flags else step
 
     def _simple(self, op: str, width: int, node: list[Any], where: str) -> Step:
         if op == "const":
@@ -369,21 +387,12 @@ class NodeReader:
             if (width >= source) if op == "trunc" else (width <= source):
                 fail(where, f"{op} from {source} to {width} bits")
             return _CAST[op](width, a, source)
-        if op in _UNARY_FLAGGED:
-            exact_list(node, where, 4)
-            a = self.reference(node[2], where, width)
-            if not is_int(node[3], 0, 1):
-                fail(where, f"the flag of {op} must be 0 or 1, found {node[3]!r}")
-            compute, flag = _UNARY_FLAGGED[op], node[3]
-            return lambda v: v[a] if type(v[a]) is Poison else compute(width, v[a], flag)
-        flags = node[4] if len(node) == 5 else []
-        exact_list(node[:4], where, 4)
-        exact_list(flags, where)
-        if len(node) > 5 or any(not isinstance(f, str) or op not in _FLAGS.get(f, ()) for f in flags):
-            fail(where, f"{op} does not take the flags {flags!r:.200}")
-        a, b = (self.reference(r, where, width) for r in node[2:4])
-        step = _BINARY[op](width, a, b)
-        return _with_flags(op, width, a, b, flags, step) if flags else step
+        exact_list(node, where, 4)
+        a = self.reference(node[2], where, width)
+        if not is_int(node[3], 0, 1):
+            fail(where, f"the flag of {op} must be 0 or 1, found {node[3]!r}")
+        compute, flag = _UNARY_FLAGGED[op], node[3]
+        return lambda v: v[a] if type(v[a]) is Poison else compute(width, v[a], flag)
 
     def _loop(self, node: list[Any], width: int, where: str) -> Step:
         """["loop", width, limit, result, [initial...], [head nodes...], test, [body nodes...], [next...]]."""
@@ -393,7 +402,7 @@ class NodeReader:
             fail(where, f"a loop's bound must be 1 to {MAX_LOOP_LIMIT}, found {limit!r}")
         inits = [self.reference(r, where) for r in exact_list(initial, where)]
         base = len(self.widths)
-        inner = NodeReader(self.widths + [self.widths[i] for i in inits])
+        inner = NodeReader(self.widths + [self.widths[i] for i in inits], self.inputs + [0] * len(inits))
         inner.count = self.count
         head_steps = [inner.node(n, f"{where} head", in_loop=True) for n in exact_list(head, where)]
         test_ref = inner.reference(test, where, 1)
@@ -401,7 +410,8 @@ class NodeReader:
         exact_list(following, where, len(inits))
         nexts = [inner.reference(r, where, self.widths[i]) for r, i in zip(following, inits, strict=True)]
         self.count = inner.count
-        self.references |= {ref for ref in inner.references if ref < base}
+        for ref in (test_ref, *nexts, *range(base, len(inner.inputs))):  # the variables' own are counted above
+            self._touched |= inner.inputs[ref]
         if not is_int(result, 0, len(inits) - 1) or self.widths[inits[result]] != width:
             fail(where, f"result {result!r} is not one of the loop's {len(inits)} variables of {width} bits")
 

@@ -10,9 +10,7 @@ Knows nothing of tensors, GEMMs, archives or the driver.
 
 from __future__ import annotations
 
-import functools
 import itertools
-import operator
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -138,11 +136,7 @@ class Program:
                 fail(what, f"a name appears twice in {names!r:.200}")
         reader = NodeReader([w for _, w in values])
         nodes = exact_list(obj["nodes"], "nodes")
-        steps, inputs = [], [1 << i for i in range(len(values))]
-        for i, node in enumerate(nodes):
-            reader.references.clear()
-            steps.append((len(values) + i, reader.node(node, f"node {i}")))
-            inputs.append(functools.reduce(operator.or_, (inputs[ref] for ref in reader.references), 0))
+        steps = [(len(values) + i, reader.node(node, f"node {i}")) for i, node in enumerate(nodes)]
         constants = (*(None for _ in values), *(n[2] if n[0] == "const" else None for n in nodes))
         launches = exact_list(obj["launches"], "launches")
         if not launches:
@@ -151,7 +145,7 @@ class Program:
         if {s.kernel for s in shapes} != set(range(kernels)):
             fail("launches", f"they must use each of the {kernels} kernels")
         steps = [(number, step) for number, step in steps if constants[number] is None]
-        return cls(tuple(values), tuple(pointers), kernels, shapes, constants, tuple(steps), tuple(inputs))
+        return cls(tuple(values), tuple(pointers), kernels, shapes, constants, tuple(steps), tuple(reader.inputs))
 
     def plan(self, values: Sequence[int]) -> tuple[Launch, ...]:
         """The launches for one shape; see `evaluate`."""

@@ -115,3 +115,47 @@ def test_reader_refuses(change: Change) -> None:
     change(changed)
     with pytest.raises(RecordError):
         Program.from_json(changed, 1)
+
+
+def looped() -> Program:
+    """Its grid is what a loop makes of all its inputs: start, the least it stops at, and what it steps to, an input."""
+    loop = ["loop", 32, 8, 0, [0], [["ult", 1, 4, 1]], 5, [["const", 32, 1]], [2]]
+    return Program.from_json(
+        {
+            "values": [["start", 32], ["end", 32], ["then", 32]],
+            "pointers": [],
+            "nodes": [["const", 32, 1], loop, ["const", 64, 0]],
+            "launches": [
+                {
+                    "kernel": 0,
+                    "grid": [4, 3, 3],
+                    "block": [3, 3, 3],
+                    "shared_bytes": 5,
+                    "attributes": [],
+                    "parameters": [{"size": 4, "words": [[0, 4, 0]], "slots": []}],
+                }
+            ],
+        },
+        1,
+    )
+
+
+def test_what_depends_on_inputs_that_differ_is_computed_again() -> None:
+    one = looped()
+    last = one.evaluate([1, 5, 9])
+    assert last.launches[0].grid == (9, 1, 1)
+    for values in ([1, 5, 7], [6, 5, 7], [6, 8, 7], [6, 7, 7], [6, 7, 8], [2, 2, 8], [1, 2, 3]):
+        if values == [6, 8, 7]:  # it steps to 7 for ever
+            with pytest.raises(ProgramError, match="did not end"):
+                one.evaluate(values, last)
+            continue
+        last = one.evaluate(values, last)
+        assert last.launches == looped().plan(values), values
+
+
+def test_unaffected_words_are_kept() -> None:
+    first = Program.from_json(program(), 1)
+    last = first.evaluate([3, 64, 64, 64, 0, 66])
+    for values in ([5, 64, 64, 64, 0, 66], [5, 64, 72, 64, 0, 66], [5, 128, 72, 80, 1, 60], [3, 64, 64, 64, 0, 66]):
+        last = first.evaluate(values, last)
+        assert last.launches == Program.from_json(program(), 1).plan(values), values
