@@ -49,6 +49,7 @@ typedef int (*GetCurrent)(void **context);
 
 /* --- one prepared launch --- */
 
+enum { MOST_TENSORS = 12 };
 enum { MOST_BYTES = 4096, MOST_PARAMETERS = 32, MOST_SLOTS = 32, MOST_ATTRIBUTES = 4, ALIGNMENT = 64 };
 
 typedef struct { uint32_t offset, pointer; uint64_t addend, mask; } Slot;
@@ -151,7 +152,7 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     self->call = (LaunchKernel)(uintptr_t)call;
     self->function = (void *)(uintptr_t)function;
     self->pointers = pointers;
-    if (size > MOST_BYTES) {
+    if (size > MOST_BYTES || pointers > MOST_TENSORS) {
         PyErr_SetString(PyExc_OverflowError, "more than a native launch can hold");
         goto wrong;
     }
@@ -191,7 +192,7 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *keywor
         PyObject *item = PySequence_GetItem(slots, i);
         Py_ssize_t found = item == NULL ? -1 : integers(item, words, 4);
         Py_XDECREF(item);
-        if (found != 4 || words[0] + 8 > (uint64_t)size || words[1] >= pointers) goto wrong;
+        if (found != 4 || size < 8 || words[0] > (uint64_t)size - 8 || words[1] >= pointers) goto wrong;
         self->slot[i] = (Slot){(uint32_t)words[0], (uint32_t)words[1], words[2], words[3]};
     }
     return (PyObject *)self;
@@ -208,8 +209,6 @@ static void launch_dealloc(PyObject *object) {
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
-
-enum { MOST_TENSORS = 12 };
 
 /* launch(pointers, stream): as many pointers as there are. */
 static PyObject *launch_run(PyObject *object, PyObject *const *args, Py_ssize_t count) {
@@ -283,8 +282,9 @@ static PyType_Spec counter_spec = {"runtime._native.Counter", sizeof(Counter), 0
 enum { MOST_DIMS = 5, WORDS_OF_TENSOR = 3 + 2 * MOST_DIMS, MOST_WORDS = 1 + MOST_TENSORS * WORDS_OF_TENSOR };
 enum { MOST_LAUNCHES = 4, MOST_ENTRIES = 4096, BUCKETS = 2 * MOST_ENTRIES, LAST_DEFAULT_STREAM = 2, OUT = 2 };
 
-typedef struct {
+typedef struct Entry {
     uint64_t hash;
+    struct Entry *next; /* while a table is cleared */
     uint32_t users; /* the table, and each call under way: whoever clears the table must not free it under those */
     uint32_t words, tensors, launches;
     int32_t device;
@@ -460,13 +460,19 @@ error:
 }
 
 static void clear(Table *self) {
+    Entry *held = NULL;
     for (uint32_t i = 0; i < BUCKETS; i++)
         if (self->entries[i] != NULL) {
-            Entry *entry = self->entries[i];
+            self->entries[i]->next = held;
+            held = self->entries[i];
             self->entries[i] = NULL;
-            release(entry);
         }
     self->count = 0;
+    while (held != NULL) { /* to release one may run Python, which finds an empty table */
+        Entry *next = held->next;
+        release(held);
+        held = next;
+    }
 }
 
 /* put(tag, (a, b, out, ...), launches, misaligned, bytes, may_be_out, device, shape, keywords, counter): serve such
@@ -480,7 +486,7 @@ static PyObject *table_put(PyObject *object, PyObject *args) {
     long long tag;
     int device;
     Seen seen;
-    Entry *entry, **place;
+    Entry *entry, *replaced, **place;
     Py_ssize_t count, launched, operands;
     if (!PyArg_ParseTuple(args, "LO!O!OOOiOOO!", &tag, &PyTuple_Type, &tensors, &PyTuple_Type, &launches, &misaligned,
                           &bytes, &may_be_out, &device, &shape, &keywords, counter_type, &counter))
@@ -526,9 +532,10 @@ static PyObject *table_put(PyObject *object, PyObject *args) {
     entry->counter = (Counter *)counter;
     entry->users = 1;
     place = find(self, &seen);
-    if (*place != NULL) release(*place);
+    replaced = *place;
+    *place = entry; /* before the other is released, which may run Python and so a call of this shape */
+    if (replaced != NULL) release(replaced);
     else self->count++;
-    *place = entry;
     Py_RETURN_TRUE;
 }
 

@@ -322,19 +322,23 @@ class Contents:
             archive.check_blocks()
         self._read_tables()
 
-    def preload(self, tokens: Sequence[int]) -> tuple[str, ...]:
-        """See `Library.preload`."""
+    def preload(self, tokens: Sequence[int], as_many_as_fit: bool = False) -> tuple[str, ...]:
+        """See `Library.preload`. With `as_many_as_fit` values of `tokens` that would be too many are left out."""
         entries = [
             entry
             for entry in self._gemm_table().entries_for(self._driver.compute_capability)
             if self._require in (None, entry.state)
         ]
         kinds: list[Any] = [None] if "torch" not in sys.modules else [None, sys.modules["torch"]]
-        if len(entries) * len(tokens) * len(kinds) > MAX_PLANS:
+        wanted, most = sorted({*tokens, *(self.preloaded or ())}), MAX_PLANS // max(len(entries) * len(kinds), 1)
+        if len(wanted) > most and not as_many_as_fit:
             raise ArgumentError(
-                f"{len(tokens)} M values for {len(entries)} signatures are more plans than the {MAX_PLANS} that are "
-                "kept; give fewer"
+                f"{len(wanted)} M values for {len(entries)} signatures are more plans than the {MAX_PLANS} that are "
+                f"kept; give fewer, {most} in all"
             )
+        if len(wanted) > most:
+            _log.warning("%s: of %d M values that were preloaded %d are", self.path, len(wanted), most)
+            tokens = [m for m in tokens if m in wanted[:most]]
         loaded: dict[str, None] = {}
         for entry in entries:
             self._accept(entry)

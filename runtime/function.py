@@ -242,7 +242,7 @@ class Function:
             launches, found = self._evaluate(values)
             if found == residency:
                 self._residency = residency
-                return self._prepared(launches, values)
+                return self._prepared(launches, values, found)
             residency = found
         raise ProgramError(f"{self.name}: its blocks depend on how many of them can be resident")
 
@@ -257,7 +257,9 @@ class Function:
             launches, found = self._evaluate(values)
         except (ProgramError, Unfit):
             return None
-        return self._prepared(launches, values) if found == self._residency else None
+        names = [name for name, _ in self.record.program.values]
+        told = {a.name: values[names.index(a.name)] for a in self.record.device_arguments if a.name in names}
+        return self._prepared(launches, values, found) if found == told else None
 
     def _evaluate(self, values: tuple[int, ...]) -> tuple[tuple[Launch, ...], dict[str, int]]:
         """The launches, and the device numbers that they ask for."""
@@ -272,12 +274,12 @@ class Function:
         asked = record.device_arguments
         return evaluation.launches, {a.name: self._max_active_clusters(a, evaluation.launches) for a in asked}
 
-    def _prepared(self, launches: tuple[Launch, ...], values: tuple[int, ...]) -> Plan:
+    def _prepared(self, launches: tuple[Launch, ...], values: tuple[int, ...], residency: dict[str, int]) -> Plan:
+        """The plan with these launches, for which that many clusters can be resident."""
         record = self.record
         ready = [(self._kernels[launch.kernel], launch) for launch in launches]
         needs = tuple(
-            Need(a.bytes * (1 if a.each is None else self._residency[a.each]), a.zeroed)
-            for a in record.workspace_arguments
+            Need(a.bytes * (1 if a.each is None else residency[a.each]), a.zeroed) for a in record.workspace_arguments
         )
         shared = self._driver, ready, values, len(record.program.pointers), self.counter
         plan = WorkspacePlan(*shared, self._workspaces, needs) if needs else Plan(*shared)

@@ -190,6 +190,8 @@ class Library:
             ArchiveError: the archive is damaged, or the library was closed.
             RecordError: the gemm table or a record is malformed.
         """
+        if not isinstance(tokens, Sequence):
+            raise ArgumentError(f"tokens must be a sequence of M values, such as [1, 16], found {tokens!r:.50}")
         for m in tokens:
             if type(m) is not int or m < 1:
                 raise ArgumentError(f"tokens must be positive integers, found {m!r:.50}")
@@ -226,7 +228,7 @@ class Library:
                     if old.used:
                         new.check_device()
                     if old.preloaded is not None:
-                        new.preload(old.preloaded)
+                        new.preload(old.preloaded, as_many_as_fit=True)
             except BaseException:
                 new.close()
                 raise
@@ -270,8 +272,9 @@ class Library:
 
     def stats(self) -> Stats:
         """What the library has done so far, and what it holds; see `runtime.stats.Stats`."""
-        counters, now = self._counters, self._now
+        counters = self._counters
         with self._lock:
+            now = self._now
             contents = [now, *self._replaced]
         functions = [function for each in contents for function in each.made() if function.loaded]
         refusals = [Refusal(*key, r.misses, r.fallbacks) for key, r in list(counters.refusals.items())]
@@ -339,8 +342,9 @@ class Library:
         """
         if more:
             return self._gemm_more(a, b, out, stream, **more)
-        if self._call is not None:
-            result = self._call(0, stream, a, b, out)
+        native = self._call  # once: a reload takes it away
+        if native is not None:
+            result = native(0, stream, a, b, out)
             if result is not None:
                 return result
         # Each attribute of a torch tensor costs 40-90 ns and this is all of them: the key says everything about a call
@@ -355,7 +359,7 @@ class Library:
                        a.get_device(), b.get_device(), out.get_device())
                 # fmt: on
             found = self._plans.get(key)
-        except (AttributeError, TypeError):  # not torch's
+        except (AttributeError, TypeError, RuntimeError):  # not torch's, or not strided
             found = None
         if found is None:
             return self._gemm(Call(a, b, out, stream), key)
@@ -400,17 +404,18 @@ class Library:
         """`gemm` with more than a and b; once a shape is planned, the same work for a few more tensors."""
         operands = (scale_a, scale_b, bias, residual, scale_d)
         call = Call(a, b, out, stream, operands, epilogue, overlap, dtype, False)
-        if self._call is not None:
+        native = self._call  # once: a reload takes it away
+        if native is not None:
             try:
                 tag = self._tags.get((epilogue, overlap, dtype))
             except TypeError:  # not hashable, so no plan has it
                 tag = None
-            result = None if tag is None else self._call(tag, stream, a, b, out, *operands)
+            result = None if tag is None else native(tag, stream, a, b, out, *operands)
             if result is not None:
                 return result
         try:
             found = self._plans.get(call.key())
-        except (AttributeError, TypeError):  # not torch's
+        except (AttributeError, TypeError, RuntimeError):  # not torch's, or not strided
             found = None
         if found is None or (out is None and stream is not None):
             return self._gemm(call)
@@ -535,6 +540,8 @@ class Library:
         """
         try:
             asked, key = rows_of(call), key or call.key()
+            if call.out is None and call.stream is not None:
+                return False  # every such call is a first one
             if asked is None or key in self._plans or asked[1] not in self._now.rows:
                 return False
         except (AttributeError, TypeError, RuntimeError):  # no torch tensors, or sparse ones, or no words

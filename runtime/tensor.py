@@ -100,6 +100,8 @@ def _from_torch(x: Any, name: str) -> TensorView:
     dtype = _TORCH_DTYPES.get(str(x.dtype))
     if dtype is None:
         raise ArgumentError(f"{name} has element type {x.dtype}; it must be one of {sorted(_TORCH_DTYPES)}")
+    if x.is_neg():
+        raise ArgumentError(f"{name} stands for the negative of what is in its memory; pass {name}.resolve_neg()")
     pointer = x.data_ptr()
     if pointer and x.storage_offset() and not x.untyped_storage().nbytes():
         pointer = 0  # its storage was freed: what data_ptr gave is its offset from nothing

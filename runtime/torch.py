@@ -56,13 +56,13 @@ def register(lib: Library) -> int:
     Raises:
         ArgumentError: `lib` is none, or was closed.
     """
-    number = _numbers.get(lib) if isinstance(lib, Library) else None
-    if number is not None:
-        return number
     if not isinstance(lib, Library):
         raise ArgumentError(f"lib must be what runtime.load returns, found {type(lib).__name__}")
     if lib.closed:
         raise ArgumentError("this library was closed; load the archive again")
+    number = _numbers.get(lib)
+    if number is not None:
+        return number
     with _lock:
         number = int.from_bytes(hashlib.sha256(lib.identity.encode()).digest()[:6], "big")
         while (other := _libraries.get(number)) is not None and not other.closed:

@@ -165,6 +165,7 @@ def difference(x: Any, y: Any) -> float:
 def compare(model: Any, library: Any, case: tuple[int, int, int], repeats: int) -> dict[str, Any]:
     """One case (batch, tokens, context) with torch alone and with the archive."""
     graphs, logits = {}, {}
+    kept: list[Any] = [[p.data for p in model.parameters()]]  # that graphs use: replace_linears lays weights out anew
     for name in ("torch", "archive"):
         if name == "archive":
             runtime.torch.replace_linears(model, library)
@@ -173,9 +174,11 @@ def compare(model: Any, library: Any, case: tuple[int, int, int], repeats: int) 
         graphs[name].replay()
         torch.cuda.synchronize()
         logits[name] = out.clone()
+        kept += [step, out]
+    times = time_both(graphs, repeats, 150.0)
+    graphs.clear()
     runtime.torch.restore_linears(model)
     again = Step(model, *case)()
-    times = time_both(graphs, repeats, 150.0)
     batch, tokens, context = case
     return {
         "batch": batch,

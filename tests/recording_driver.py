@@ -254,6 +254,9 @@ class FakeTensor:
     def data_ptr(self) -> int:
         return self.pointer
 
+    def is_neg(self) -> bool:
+        return False
+
     def storage_offset(self) -> int:
         return self.offset
 

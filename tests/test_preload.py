@@ -19,6 +19,7 @@ import pytest
 
 from runtime import ArgumentError, KernelMiss, Library, canonical
 from runtime.archive import Archive
+from runtime.function import MAX_PLANS
 
 from .recording_driver import (
     FakeTensor,
@@ -252,3 +253,13 @@ def test_preload_keeps_no_decompressed_blocks(opened: tuple[Library, RecordingDr
     library, _ = opened
     library.preload()
     assert all(archive._cached_bytes == 0 for archive in library._now.archives)
+
+
+def test_values_of_several_preloads_count_together(opened: tuple[Library, RecordingDriver]) -> None:
+    library, _ = opened
+    most = MAX_PLANS // len(library._now._gemm_table().entries) // 2
+    library.preload(tokens=range(1, most // 2 + 1))
+    with pytest.raises(ArgumentError, match=rf"more plans than .* give fewer, {most} in all"):
+        library.preload(tokens=range(most // 2 + 1, most + 2))
+    with pytest.raises(ArgumentError, match="tokens must be a sequence"):
+        library.preload(tokens=5)  # type: ignore[arg-type]

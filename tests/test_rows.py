@@ -177,3 +177,34 @@ def test_overlap_is_found_with_the_new_rows_extent(library: Library, driver: Rec
         else:
             library.gemm(**given)
     assert len(driver.launches) == 1
+
+
+def test_plan_of_other_rows_is_told_what_the_device_has_for_it(tmp_path: Path, torch: FakeTorch) -> None:
+    """From 500 rows on it takes so much shared memory that half as many clusters are resident."""
+    record = gemm_record("f", workspaces=((1 << 16, "max_active_clusters", False),))
+    program = record["program"]
+    first = len(program["values"]) + len(program["nodes"])
+    program["nodes"] += [
+        ["const", 32, 500],
+        ["udiv", 32, 0, first],
+        ["const", 32, 1],
+        ["umin", 32, first + 1, first + 2],
+        ["add", 32, first + 3, first + 2],
+        ["zext", 64, first + 4],
+        ["const", 64, 65536],
+        ["mul", 64, first + 5, first + 6],
+    ]
+    program["launches"][0]["shared_bytes"] = first + 7
+    kernels = write_archive(tmp_path / "f.aot", [record], [entry(signature(N, 512), [(None, "f")])])
+
+    class Driver(RecordingDriver):
+        def max_active_clusters(self, kernel: Any, cluster: Any, block: Any, shared_bytes: int) -> int:
+            return 66 if shared_bytes <= 65536 else 33
+
+    driver = Driver(kernels=kernels)
+    library = Library(Archive.open(tmp_path / "f.aot"), driver)
+    for stream, m in enumerate((100, 1000, 2000, 300, 600, 200)):
+        library.gemm(**plain(m, 512), stream=stream + 5)
+        told = int.from_bytes(driver.launches[-1].parameters[2][12:16], "little")
+        space, _ = list(driver.allocated.values())[-1]
+        assert (told, space >> 16) == ((66, 66) if m < 500 else (33, 33)), m

@@ -767,3 +767,15 @@ def test_graphs_come_back_from_inductors_cache(lib: OnCpu, monkeypatch: pytest.M
         counts.append(sum(options["post_grad_custom_pre_pass"].routed.values()))
     assert counts == [1, 0]
     assert len(lib.calls) == 2
+
+
+def test_closed_library_has_no_number_though_another_took_it(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    first = library(tmp_path / "one", [ONE])
+    number = aot.register(first)
+    first.close()
+    with library(tmp_path / "two", [ONE]) as second:
+        assert aot.register(second) == number
+        with pytest.raises(ArgumentError, match="was closed"):
+            aot.register(first)
