@@ -20,7 +20,7 @@ from .counters import Counters
 from .dispatch import Dispatch, Entry, gemm_mismatch, serves
 from .driver import Driver
 from .errors import ArgumentError, DeviceError, KernelMiss, ProgramError, RecordError
-from .function import MAX_PLANS, Function, Plan, Unfit, remember
+from .function import MAX_PLANS, AnyPlan, Function, Unfit, remember
 from .record import TensorArgument, TensorView
 from .rows import Rows
 from .signature import Signature
@@ -46,16 +46,14 @@ class GemmPlan(NamedTuple):
     dtype: Any
     function: Function
     extras: tuple[tuple[int, int, bool], ...]  # of each operand after D: such bits, bytes, whether it may be D itself
-    launches: tuple[Any, ...]  # what `launch` does, if that depends on nothing but pointers; else none
     entry: Entry
-    plan: Plan
+    plan: AnyPlan
 
-    def with_rows(self, plan: Plan, more: int, steps: Sequence[int]) -> GemmPlan:
+    def with_rows(self, plan: AnyPlan, more: int, steps: Sequence[int]) -> GemmPlan:
         """This for `more` rows; `steps` are the bytes from row to row of each operand, 0 where it has none."""
         a, b, d, *others = (more * step for step in steps)
         return self._replace(
             launch=plan.launch,
-            launches=plan.launches if self.launches else (),
             plan=plan,
             a_bytes=self.a_bytes + a,
             b_bytes=self.b_bytes + b,
@@ -206,7 +204,6 @@ class Contents:
             names = [operand.name for operand in signature.operands()]
             return GemmPlan(
                 launch=plan.launch,
-                launches=() if function.record.workspace_arguments else plan.launches,
                 entry=entry,
                 plan=plan,
                 function=function,

@@ -30,9 +30,12 @@ class Unfit(Exception):
 
 
 class Plan:
-    """The launches of one function for one shape, which made `values` of its program; `counter` counts its calls."""
+    """The launches of one function for one shape, which made `values` of its program; `counter` counts its calls.
 
-    __slots__ = ("_count", "launches", "values")
+    `direct` has them for those who write the pointers and launch by themselves.
+    """
+
+    __slots__ = ("_count", "direct", "values")
 
     def __init__(
         self,
@@ -46,37 +49,32 @@ class Plan:
             if slot.offset % 8:
                 raise RecordError(f"a pointer at parameter byte {slot.offset}, which is no multiple of 8")
         self.values = values
-        self.launches = tuple(driver.prepare(kernel, launch, pointers) for kernel, launch in launches)
+        self.direct = tuple(driver.prepare(kernel, launch, pointers) for kernel, launch in launches)
         self._count = counter.add
 
     def launch(self, pointers: tuple[int, ...], stream: int) -> None:
         """Launch with these pointers; they must have been checked. Any number of threads may be here."""
-        for ready in self.launches:
+        for ready in self.direct:
             ready.launch(pointers, stream)
         self._count()
 
 
-class WorkspacePlan(Plan):
+class WorkspacePlan:
     """A plan whose launches need workspaces, which depend on the stream: their pointers follow the tensors'."""
 
-    __slots__ = ("_needs", "_workspaces")
+    __slots__ = ("_needs", "_plan", "_workspaces", "values")
 
-    def __init__(
-        self,
-        driver: Driver,
-        launches: Sequence[tuple[Any, Launch]],
-        values: tuple[int, ...],
-        pointers: int,
-        counter: Any,
-        workspaces: Workspaces,
-        needs: tuple[Need, ...],
-    ) -> None:
-        super().__init__(driver, launches, values, pointers, counter)
-        self._workspaces, self._needs = workspaces, needs
+    direct = ()
+
+    def __init__(self, plan: Plan, workspaces: Workspaces, needs: tuple[Need, ...]) -> None:
+        self._plan, self._workspaces, self._needs, self.values = plan, workspaces, needs, plan.values
 
     def launch(self, pointers: tuple[int, ...], stream: int) -> None:
         """Find the stream's workspaces, write the pointers and launch."""
-        super().launch((*pointers, *self._workspaces.pointers(stream, self._needs)), stream)
+        self._plan.launch((*pointers, *self._workspaces.pointers(stream, self._needs)), stream)
+
+
+AnyPlan = Plan | WorkspacePlan
 
 
 class Function:
@@ -99,7 +97,7 @@ class Function:
         self._record: Record | None = None
         self._module: Any = None
         self._kernels: tuple[Any, ...] = ()
-        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._plans: dict[tuple[int, ...], AnyPlan] = {}
         self._residency: dict[str, int] = {}
         self._last: Evaluation | None = None  # of the last plan, whose numbers are mostly those of the next
         self._active_clusters: dict[Any, int] = {}
@@ -226,7 +224,7 @@ class Function:
                 self._driver.unload(self._module)
                 self._module = None
 
-    def plan(self, views: Sequence[Any]) -> Plan:
+    def plan(self, views: Sequence[Any]) -> AnyPlan:
         """Evaluate the launch program for these arguments; kernels must be loaded and the context current.
 
         Raises:
@@ -246,7 +244,7 @@ class Function:
             residency = found
         raise ProgramError(f"{self.name}: its blocks depend on how many of them can be resident")
 
-    def plan_rows(self, like: Plan, rows: int) -> Plan | None:
+    def plan_rows(self, like: AnyPlan, rows: int) -> AnyPlan | None:
         """A plan for what `like` is for, but with `rows` rows in all tensors that have as many as the first, and with
         the same strides. A tenth of the work of `plan`, or None where that has to be done."""
         self._refuse_if_retired()
@@ -274,17 +272,16 @@ class Function:
         asked = record.device_arguments
         return evaluation.launches, {a.name: self._max_active_clusters(a, evaluation.launches) for a in asked}
 
-    def _prepared(self, launches: tuple[Launch, ...], values: tuple[int, ...], residency: dict[str, int]) -> Plan:
+    def _prepared(self, launches: tuple[Launch, ...], values: tuple[int, ...], residency: dict[str, int]) -> AnyPlan:
         """The plan with these launches, for which that many clusters can be resident."""
         record = self.record
         ready = [(self._kernels[launch.kernel], launch) for launch in launches]
         needs = tuple(
             Need(a.bytes * (1 if a.each is None else residency[a.each]), a.zeroed) for a in record.workspace_arguments
         )
-        shared = self._driver, ready, values, len(record.program.pointers), self.counter
-        plan = WorkspacePlan(*shared, self._workspaces, needs) if needs else Plan(*shared)
-        self._ready.update(plan.launches)
-        return plan
+        plan = Plan(self._driver, ready, values, len(record.program.pointers), self.counter)
+        self._ready.update(plan.direct)
+        return WorkspacePlan(plan, self._workspaces, needs) if needs else plan
 
     def check(self, views: Sequence[Any]) -> None:
         """Raise ArgumentError if an argument does not fit the record."""

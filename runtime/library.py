@@ -531,17 +531,17 @@ class Library:
         known = self._now.rows
         if alike not in known:
             remember(known, alike, Rows(found.entry))
-        known[alike].keep(Known(found.function, found.plan, rows, steps_of(call, views, rows), found))
+        known[alike].keep(Known(found, rows, steps_of(call, views, rows)))
 
     def _grow(self, call: Call, key: tuple[Any, ...]) -> bool:
         """Make a plan for a call of torch tensors that is like one before but for its rows; whether there is a new one.
 
         A fraction of the work of the first call of a shape. Pointers are for the fast paths to check.
         """
+        if call.out is None and call.stream is not None:
+            return False  # every such call is a first one
         try:
             asked, key = rows_of(call), key or call.key()
-            if call.out is None and call.stream is not None:
-                return False  # every such call is a first one
             if asked is None or key in self._plans or asked[1] not in self._now.rows:
                 return False
         except (AttributeError, TypeError, RuntimeError):  # no torch tensors, or sparse ones, or no words
@@ -550,7 +550,7 @@ class Library:
         with self._driver.current(), self._lock:
             like = None if rows in (self._now.preloaded or ()) else self._now.rows.get(alike)
             known = None if like is None else like.find(rows)
-            plan = None if known is None else known.function.plan_rows(known.plan, rows)
+            plan = None if known is None else known.gemm.function.plan_rows(known.gemm.plan, rows)
             if known is None or plan is None:
                 return False
             grown = known.gemm.with_rows(plan, rows - known.rows, known.steps)
@@ -576,7 +576,9 @@ class Library:
         tensors = (call.a, call.b, None if allocated else call.out, *(() if call.plain else call.operands))
         shape, options = (found.shape, {"dtype": found.dtype}) if allocated else (None, None)
         counter = found.function.counter
-        now.table.put(tag, tensors, found.launches, misaligned, sizes, may_be_d, found.device, shape, options, counter)
+        now.table.put(
+            tag, tensors, found.plan.direct, misaligned, sizes, may_be_d, found.device, shape, options, counter
+        )
         self._call = now.table.call
 
 

@@ -6,26 +6,25 @@ Knows torch's tensors by their methods, and plans; nothing of archives or the dr
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .call import Call
 from .dispatch import Entry
 from .dtypes import DTYPES
-from .function import Function, Plan
 from .record import TensorView
+
+if TYPE_CHECKING:
+    from .contents import GemmPlan
 
 _WITH_ROWS = (0, 2, 3, 6)  # of a, b, out and `call.EXTRAS`: a, out, scale_a, residual
 
 
 class Known(NamedTuple):
-    """A function's plan for a call with `rows` rows; `steps` are the bytes from row to row of each operand, 0 where it
-    has none; `gemm` is whatever the owner keeps with it."""
+    """A plan for a call with `rows` rows; `steps` are the bytes from row to row of each operand, 0."""
 
-    function: Function
-    plan: Plan
+    gemm: GemmPlan
     rows: int
     steps: tuple[int, ...]
-    gemm: Any
 
 
 class Rows:
@@ -42,7 +41,7 @@ class Rows:
 
     def keep(self, known: Known) -> None:
         """Remember this, if there is nothing for its function."""
-        self._known.setdefault(known.function.name, known)
+        self._known.setdefault(known.gemm.function.name, known)
 
 
 def rows_of(call: Call) -> tuple[int, Any] | None:

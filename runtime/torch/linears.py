@@ -1,210 +1,28 @@
-"""An archive inside torch: a custom operator, linear layers that call it, and a pass for torch.compile.
+"""A model's linear layers computed by an archive: which ones, fused how, and back again.
 
-Imported by name only (`import runtime.torch`), since it needs torch. `gemm` is `Library.gemm` as the operator
-`cute_aot::gemm`; `replace_linears` puts it into a model; `inductor_options` lets Inductor put it into what it compiles.
-Knows nothing of kernels: all that is computed is computed by `Library.gemm`.
+Knows the operator, and what Hugging Face's models call their layers.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
-import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .call import EXTRAS, GemmOptions, check_shapes, epilogue_of, result_shape, signature_of
-from .errors import ArgumentError
-from .fallback import result_dtype
-from .library import Library, alive
-from .record import TensorView
-from .routing import Layer, Report, check_overlap, choose
-from .signature import Epilogue, Signature
-from .tensor import TORCH_NAMES, dtype_name
+from ..errors import ArgumentError
+from ..library import Library
+from ..routing import Layer, Report, check_overlap, choose
+from ..signature import Epilogue, Signature
+from ..tensor import dtype_name
+from .operator import ALIGNMENT_BYTES, GEMM, refuse_gradient, register
 
-if TYPE_CHECKING:
-    from typing import Unpack
-
-__all__ = ["GemmPass", "Layer", "Report", "gemm", "inductor_options", "register", "replace_linears", "restore_linears"]
-
-_ALIGNMENT_BYTES = 16  # what kernels ask of addresses and rows (TMA)
 _log = logging.getLogger(__name__)
-
-
-# --- libraries by number ---
-
-# Operators take no objects, so a graph names its library by number, and this is where numbers lead. It keeps no library
-# alive.
-_libraries: weakref.WeakValueDictionary[int, Library] = weakref.WeakValueDictionary()
-_numbers: weakref.WeakKeyDictionary[Library, int] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
-
-
-def register(lib: Library) -> int:
-    """The number by which `cute_aot::gemm` knows `lib`; the library must be kept, and open, while it is used.
-
-    It follows from archive, device and options, so that compiled graphs, which hold it, can be kept on disk: in another
-    process it is the same. Once a library was closed or is gone, the next like it takes its number.
-
-    Raises:
-        ArgumentError: `lib` is none, or was closed.
-    """
-    if not isinstance(lib, Library):
-        raise ArgumentError(f"lib must be what runtime.load returns, found {type(lib).__name__}")
-    if lib.closed:
-        raise ArgumentError("this library was closed; load the archive again")
-    number = _numbers.get(lib)
-    if number is not None:
-        return number
-    with _lock:
-        number = int.from_bytes(hashlib.sha256(lib.identity.encode()).digest()[:6], "big")
-        while (other := _libraries.get(number)) is not None and not other.closed:
-            number += 1
-        _libraries[number] = lib
-        _numbers[lib] = number
-    return number
-
-
-@torch.compiler.assume_constant_result
-def _number_of(identity: int) -> int:
-    """`register` of the library with this `id`, which the trace that asks holds."""
-    return register(alive[identity])
-
-
-def _registered(number: int) -> Library:
-    lib = _libraries.get(number)
-    if lib is None:
-        raise ArgumentError(
-            f"cute_aot::gemm knows no library {number}: it is gone, or this process never loaded it; load the archive, "
-            "keep the library, and pass it to runtime.torch.register"
-        )
-    return lib
-
-
-# --- the operator ---
-
-_SCALARS = "str epilogue='none', str overlap='serial'"
-_OPERANDS = ", ".join(f"Tensor? {name}=None" for name in ("bias", "residual", "scale_a", "scale_b", "scale_d"))
-_OPERATORS = torch.library.Library("cute_aot", "DEF")
-# Views of weights must come to the kernel as they are, not as a copy of another layout.
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
-_OPERATORS.define(
-    f"gemm(int library, Tensor a, Tensor b, *, {_OPERANDS}, {_SCALARS}, ScalarType? dtype=None) -> Tensor", tags=_TAGS
-)
-_OPERATORS.define(
-    f"gemm_out(int library, Tensor a, Tensor b, Tensor(a!) out, *, {_OPERANDS}, {_SCALARS}) -> ()", tags=_TAGS
-)
-
-
-def _gemm(library: int, a: torch.Tensor, b: torch.Tensor, **more: Any) -> torch.Tensor:
-    result: torch.Tensor = _registered(library).gemm(a, b, **more)
-    return result
-
-
-def _gemm_out(library: int, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, **more: Any) -> None:
-    _registered(library).gemm(a, b, out=out, **more)
-
-
-# Also for the CPU, where the library itself says what is wrong.
-for _key in ("CUDA", "CPU"):
-    _OPERATORS.impl("gemm", _gemm, _key)
-    _OPERATORS.impl("gemm_out", _gemm_out, _key)
-
-
-def _described(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor | None,
-    *,
-    epilogue: str = "none",
-    overlap: str = "serial",
-    dtype: torch.dtype | None = None,
-    **operands: torch.Tensor | None,
-) -> tuple[tuple[int, ...], torch.dtype]:
-    """Shape and element type of the result, which `out` must have; raises as `Library.gemm` does, for shapes and types.
-
-    Extents may be symbols.
-    """
-    given = {"a": a, "b": b} | {name: x for name in EXTRAS if (x := operands.get(name)) is not None}
-    views = {name: _description(name, x, a) for name, x in given.items()}
-    check_shapes(views["a"], views["b"])
-    whole = epilogue_of(epilogue, views)
-    shape = result_shape(views["a"], views["b"], whole)
-    if out is None:
-        d = TensorView(0, result_dtype(views["a"].dtype) if dtype is None else dtype_name(dtype), shape, (), 0)
-    else:
-        d = _description("out", out, a)
-        if d.shape != shape:
-            raise ArgumentError(
-                f"out must have shape {shape} for a {views['a'].shape} and b {views['b'].shape}, found {d.shape}"
-            )
-    signature_of({"a": views.pop("a"), "b": views.pop("b"), "d": d} | views, whole, overlap)
-    return shape, getattr(torch, TORCH_NAMES[d.dtype])
-
-
-def _description(name: str, x: torch.Tensor, a: torch.Tensor) -> TensorView:
-    if x.device != a.device:
-        raise ArgumentError(f"{name} is on {x.device} and a on {a.device}; move them to one device")
-    try:
-        return TensorView(0, dtype_name(x.dtype), tuple(x.shape), tuple(x.stride()), 0)
-    except ArgumentError:
-        known = ", ".join(TORCH_NAMES.values())
-        raise ArgumentError(f"{name} has element type {x.dtype}; it must be one of {known}") from None
-
-
-@torch.library.register_fake("cute_aot::gemm", lib=_OPERATORS)
-def _fake_gemm(library: int, a: torch.Tensor, b: torch.Tensor, **more: Any) -> torch.Tensor:
-    shape, dtype = _described(a, b, None, **more)
-    return a.new_empty(shape, dtype=dtype)
-
-
-@torch.library.register_fake("cute_aot::gemm_out", lib=_OPERATORS)
-def _fake_gemm_out(library: int, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, **more: Any) -> None:
-    _described(a, b, out, **more)
-
-
-_GEMM = torch.ops.cute_aot.gemm.default
-_GEMM_OUT = torch.ops.cute_aot.gemm_out.default
-
-
-def gemm(
-    lib: Library, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, **more: Unpack[GemmOptions]
-) -> torch.Tensor:
-    """`lib.gemm(a, b, ...)` on torch's current stream, in eager mode and inside torch.compile (fullgraph, dynamic M).
-
-    Shapes, keywords and errors are those of `Library.gemm`; `dtype` is a torch.dtype. `out` is written and returned.
-
-    Raises:
-        ArgumentError: also where a gradient would have to be recorded, which the archive's kernels do not do.
-    """
-    number = _number_of(id(lib)) if torch.compiler.is_compiling() else register(lib)
-    _refuse_gradient("gemm", (a, b, *(x for x in more.values() if isinstance(x, torch.Tensor))))
-    if out is None:
-        result: torch.Tensor = _GEMM(number, a, b, **more)
-        return result
-    dtype = more.pop("dtype", None)
-    if dtype not in (None, out.dtype):
-        raise ArgumentError(f"out has element type {out.dtype}, dtype says {dtype}; pass one of them")
-    _GEMM_OUT(number, a, b, out, **more)
-    return out
-
-
-def _refuse_gradient(what: str, tensors: Iterable[torch.Tensor | None]) -> None:
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        raise ArgumentError(
-            f"{what} would have to record a gradient, which kernels of an archive do not; call it under "
-            "torch.no_grad() or torch.inference_mode()"
-        )
-
-
-# --- linear layers ---
 
 
 class _Kept:
@@ -252,13 +70,13 @@ class _Gemm:
         _gemms[id(self)] = self
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        _refuse_gradient("a layer that replace_linears took", (x, *self.parameters))
+        refuse_gradient("a layer that replace_linears took", (x, *self.parameters))
         if not _is_in_place(id(self)):
             raise ArgumentError(
                 "the weights of layers that were fused were moved or replaced since; call "
                 "runtime.torch.restore_linears(model) and replace_linears again"
             )
-        result: torch.Tensor = _GEMM(
+        result: torch.Tensor = GEMM(
             self.number, x.contiguous(), self.weight, bias=self.bias, epilogue=self.epilogue, overlap=self.overlap
         )
         return result
@@ -313,8 +131,8 @@ class _AotLinear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self.weight, self.bias
-        _refuse_gradient("a layer that replace_linears took", (x, weight, bias))
-        result: torch.Tensor = _GEMM(self._aot_number, x.contiguous(), weight, bias=bias, overlap=self._aot_overlap)
+        refuse_gradient("a layer that replace_linears took", (x, weight, bias))
+        result: torch.Tensor = GEMM(self._aot_number, x.contiguous(), weight, bias=bias, overlap=self._aot_overlap)
         return result
 
 
@@ -551,10 +369,10 @@ def _problem(module: nn.Linear, lib: Library) -> str:
     if bias is not None and (bias.dtype != weight.dtype or not bias.is_contiguous()):
         return "has a bias of another element type, or not contiguous"
     row_bytes = max(weight.stride()) * weight.element_size()
-    if min(weight.stride()) != 1 or row_bytes % _ALIGNMENT_BYTES or weight.data_ptr() % _ALIGNMENT_BYTES:
+    if min(weight.stride()) != 1 or row_bytes % ALIGNMENT_BYTES or weight.data_ptr() % ALIGNMENT_BYTES:
         return (
             f"has a weight of strides {tuple(weight.stride())} at address {weight.data_ptr():#x}: not contiguous, or "
-            f"its rows do not begin at multiples of {_ALIGNMENT_BYTES} bytes"
+            f"its rows do not begin at multiples of {ALIGNMENT_BYTES} bytes"
         )
     return ""
 
@@ -592,137 +410,3 @@ def _not_gated(mlp: Any) -> str:
     if found.shape != wanted.shape or (found.float() - wanted).abs().max() > 0.01 * largest:
         return "the module does not compute down_proj(act_fn(gate_proj(x)) * up_proj(x))"
     return ""
-
-
-# --- torch.compile ---
-
-_MATMULS = {
-    torch.ops.aten.mm.default: "mm",
-    torch.ops.aten.addmm.default: "addmm",
-    torch.ops.aten.bmm.default: "bmm",
-}
-
-
-class GemmPass:
-    """A pass of Inductor's over the graph after autograd: mm, addmm and bmm that an archive serves become the operator.
-
-    N, K, batch and element types must be known and have a tuned entry; M may be a symbol. B is transposed from a
-    row-major (N, K), as for linear layers, or is a row-major (K, N). addmm is taken with alpha and beta 1 and a bias of
-    one dimension. `routed` counts what was replaced by the key of its signature, `left` the rest by the reason; a graph
-    that Inductor takes from its cache does not come by here and is not counted again.
-    """
-
-    def __init__(self, lib: Library, overlap: str = "serial") -> None:
-        check_overlap(overlap, ("serial", "launch"))  # any matrix may be B, so nothing is promised of weights
-        self.lib, self.overlap, self.number = lib, overlap, register(lib)
-        self.routed: Counter[str] = Counter()
-        self.left: Counter[str] = Counter()
-
-    def __call__(self, graph: torch.fx.Graph) -> None:
-        """Replace in `graph` what can be."""
-        for node in list(graph.nodes):
-            if node.op != "call_function" or node.target not in _MATMULS:
-                continue
-            *bias, a, b = node.args
-            signature, reason = self._match(node, a, b, bias[0] if bias else None)
-            if signature is None:
-                self.left[f"{_MATMULS[node.target]}: {reason}"] += 1
-            else:
-                self.routed[signature.key()] += 1
-                self._put(graph, node, signature, bias)
-
-    def uuid(self) -> str:
-        """What decides the graphs that this pass makes: its own sources, the archive's digest, device and options."""
-        from torch._inductor.custom_graph_pass import get_hash_for_files
-
-        sources = get_hash_for_files((__file__,)).hex()
-        return f"cute_aot {sources} {self.number} {self.lib.identity} {self.overlap}"
-
-    def __deepcopy__(self, _memo: Any) -> GemmPass:
-        """Inductor copies its options; the counts, and the library, are those of the one pass."""
-        return self
-
-    def __str__(self) -> str:
-        lines = [f"{sum(self.routed.values())} matrix products go to the archive, {sum(self.left.values())} do not"]
-        lines += [f"  {count} x {key}" for key, count in self.routed.most_common()]
-        lines += [f"  {count} x left: {reason}" for reason, count in self.left.most_common()]
-        return "\n".join(lines)
-
-    def _match(self, node: Any, a: Any, b: Any, bias: Any) -> tuple[Signature | None, str]:
-        """The signature of a matrix product, a (..., M, K) and b (..., K, N), or why there is none."""
-        given = [x for x in (node, a, b, bias) if x is not None]
-        values: list[Any] = [x.meta.get("val") if isinstance(x, torch.fx.Node) else None for x in given]
-        if not all(isinstance(v, torch.Tensor) for v in values):
-            return None, "its shapes are not known"
-        d, va, vb, *vbias = values
-        extents = [*vb.shape, va.shape[-1], *(va.shape[:-2])]
-        if not all(type(n) is int and n > 0 for n in extents):
-            return None, "N, K or batch is not static, or is 0"
-        if any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
-            return None, "alpha or beta is not 1"
-        n, k = vb.shape[-1], vb.shape[-2]
-        if vbias and (vbias[0].shape != (n,) or vbias[0].stride() != (1,) or vbias[0].dtype != d.dtype):
-            return None, "the bias is not a vector of N elements of D's type"
-        if any(str(v.device) != self.lib.device for v in values):
-            return None, f"its device is {va.device}, the library's {self.lib.device}"
-        try:
-            of_a, of_b, of_d = (dtype_name(v.dtype) for v in (va, vb, d))
-        except ArgumentError:
-            return None, f"its element type is {va.dtype}"
-        major = "n" if vb.stride(-2) != 1 < k and vb.stride(-1) == 1 else "k"
-        if reason := _layout_problem(va, vb, d, major):
-            return None, reason
-        batch = vb.shape[0] if vb.dim() == 3 else 1
-        word = Epilogue(bias=bool(vbias)).word()
-        wanted = Signature(of_a, of_b, of_d, "f32", word, n, k, batch, b_major=major, overlap=self.overlap)
-        return choose(self.lib, wanted)
-
-    def _put(self, graph: torch.fx.Graph, node: Any, signature: Signature, bias: list[Any]) -> None:
-        """Put the operator in the place of `node`; its result is laid out as the product's was."""
-        *_, a, b = node.args
-        dims = [1, 0] if b.meta["val"].dim() == 2 else [0, 2, 1]
-        with graph.inserting_before(node):
-            if b.op == "call_function" and b.target is torch.ops.aten.permute.default and list(b.args[1]) == dims:
-                weight = b.args[0]
-            else:
-                weight = graph.call_function(torch.ops.aten.permute.default, (b, dims))
-                weight.meta["val"] = b.meta["val"].permute(dims)
-            options = {"bias": bias[0]} if bias else {}
-            new = graph.call_function(_GEMM, (self.number, a, weight), options | {"overlap": signature.overlap})
-        new.meta.update({key: x for key, x in node.meta.items() if key != "eager_input_vals"})
-        node.replace_all_uses_with(new)
-        graph.erase_node(node)
-        if not b.users and b.op == "call_function":
-            graph.erase_node(b)
-
-
-def _layout_problem(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, major: str) -> str:
-    """What of these strides and offsets no kernel takes, or, of the result, the operator does not give."""
-    of_b = (b.stride(-2), b.stride(-1)) if major == "k" else (b.stride(-1), b.stride(-2))
-    for name, x, (inner, outer) in (("a", a, (a.stride(-1), a.stride(-2))), ("b", b, of_b)):
-        unit = _ALIGNMENT_BYTES // x.element_size()
-        steps = [outer, x.storage_offset()]
-        if x.dim() == 3 and not statically_known_true(x.stride(0) == x.shape[1] * x.shape[2]):
-            steps.append(x.stride(0))
-        expanded = any(type(step) is int and step == 0 for step in x.stride())
-        if inner != 1 or expanded or any(type(step) is not int or step % unit for step in steps):
-            return f"strides {tuple(x.stride())} or offset of {name}"
-    strides = (d.shape[-1], 1) if d.dim() == 2 else (d.shape[-2] * d.shape[-1], d.shape[-1], 1)
-    if not all(statically_known_true(x == y) for x, y in zip(d.stride(), strides, strict=True)):
-        return f"the result has strides {tuple(d.stride())}, not row-major"
-    return ""
-
-
-def inductor_options(lib: Library, *, overlap: str = "serial") -> dict[str, Any]:
-    """Options for `torch.compile(model, options=...)` that let `lib` compute the products which it has kernels for.
-
-    What was routed, and why the rest was not, is in `options["post_grad_custom_pre_pass"]`, a `GemmPass`, printable.
-
-    Raises:
-        ArgumentError: `lib` is no open library, or `overlap` is neither "serial" nor "launch".
-    """
-    from torch._inductor.custom_graph_pass import CustomGraphPass
-
-    # Before Inductor's own passes, one of which parts a bias from its product where something elementwise follows.
-    CustomGraphPass.register(GemmPass)  # here, since importing Inductor takes seconds
-    return {"post_grad_custom_pre_pass": GemmPass(lib, overlap)}

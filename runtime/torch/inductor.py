@@ -1,0 +1,151 @@
+"""A pass of Inductor's that routes the matrix products of what torch.compile compiles to an archive.
+
+Knows the operator, and nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from .. import routing
+from ..errors import ArgumentError
+from ..library import Library
+from ..routing import check_overlap, choose
+from ..signature import Epilogue, Signature
+from ..tensor import dtype_name
+from .operator import ALIGNMENT_BYTES, GEMM, register
+
+_MATMULS = {
+    torch.ops.aten.mm.default: "mm",
+    torch.ops.aten.addmm.default: "addmm",
+    torch.ops.aten.bmm.default: "bmm",
+}
+
+
+class GemmPass:
+    """A pass of Inductor's over the graph after autograd: mm, addmm and bmm that an archive serves become the operator.
+
+    N, K, batch and element types must be known and have a tuned entry; M may be a symbol. B is transposed from a
+    row-major (N, K), as for linear layers, or is a row-major (K, N). addmm is taken with alpha and beta 1 and a bias of
+    one dimension. `routed` counts what was replaced by the key of its signature, `left` the rest by the reason; a graph
+    that Inductor takes from its cache does not come by here and is not counted again.
+    """
+
+    def __init__(self, lib: Library, overlap: str = "serial") -> None:
+        check_overlap(overlap, ("serial", "launch"))  # any matrix may be B, so nothing is promised of weights
+        self.lib, self.overlap, self.number = lib, overlap, register(lib)
+        self.routed: Counter[str] = Counter()
+        self.left: Counter[str] = Counter()
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        """Replace in `graph` what can be."""
+        for node in list(graph.nodes):
+            if node.op != "call_function" or node.target not in _MATMULS:
+                continue
+            *bias, a, b = node.args
+            signature, reason = self._match(node, a, b, bias[0] if bias else None)
+            if signature is None:
+                self.left[f"{_MATMULS[node.target]}: {reason}"] += 1
+            else:
+                self.routed[signature.key()] += 1
+                self._put(graph, node, signature, bias)
+
+    def uuid(self) -> str:
+        """What decides the graphs that this pass makes: its own sources, the archive's digest, device and options."""
+        from torch._inductor.custom_graph_pass import get_hash_for_files
+
+        sources = get_hash_for_files((__file__, routing.__file__)).hex()
+        return f"cute_aot {sources} {self.number} {self.lib.identity} {self.overlap}"
+
+    def __deepcopy__(self, _memo: Any) -> GemmPass:
+        """Inductor copies its options; the counts, and the library, are those of the one pass."""
+        return self
+
+    def __str__(self) -> str:
+        lines = [f"{sum(self.routed.values())} matrix products go to the archive, {sum(self.left.values())} do not"]
+        lines += [f"  {count} x {key}" for key, count in self.routed.most_common()]
+        lines += [f"  {count} x left: {reason}" for reason, count in self.left.most_common()]
+        return "\n".join(lines)
+
+    def _match(self, node: Any, a: Any, b: Any, bias: Any) -> tuple[Signature | None, str]:
+        """The signature of a matrix product, a (..., M, K) and b (..., K, N), or why there is none."""
+        given = [x for x in (node, a, b, bias) if x is not None]
+        values: list[Any] = [x.meta.get("val") if isinstance(x, torch.fx.Node) else None for x in given]
+        if not all(isinstance(v, torch.Tensor) for v in values):
+            return None, "its shapes are not known"
+        d, va, vb, *vbias = values
+        extents = [*vb.shape, va.shape[-1], *(va.shape[:-2])]
+        if not all(type(n) is int and n > 0 for n in extents):
+            return None, "N, K or batch is not static, or is 0"
+        if any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
+            return None, "alpha or beta is not 1"
+        n, k = vb.shape[-1], vb.shape[-2]
+        if vbias and (vbias[0].shape != (n,) or vbias[0].stride() != (1,) or vbias[0].dtype != d.dtype):
+            return None, "the bias is not a vector of N elements of D's type"
+        if any(str(v.device) != self.lib.device for v in values):
+            return None, f"its device is {va.device}, the library's {self.lib.device}"
+        try:
+            of_a, of_b, of_d = (dtype_name(v.dtype) for v in (va, vb, d))
+        except ArgumentError:
+            return None, f"its element type is {va.dtype}"
+        major = "n" if vb.stride(-2) != 1 < k and vb.stride(-1) == 1 else "k"
+        if reason := _layout_problem(va, vb, d, major):
+            return None, reason
+        batch = vb.shape[0] if vb.dim() == 3 else 1
+        word = Epilogue(bias=bool(vbias)).word()
+        wanted = Signature(of_a, of_b, of_d, "f32", word, n, k, batch, b_major=major, overlap=self.overlap)
+        return choose(self.lib, wanted)
+
+    def _put(self, graph: torch.fx.Graph, node: Any, signature: Signature, bias: list[Any]) -> None:
+        """Put the operator in the place of `node`; its result is laid out as the product's was."""
+        *_, a, b = node.args
+        dims = [1, 0] if b.meta["val"].dim() == 2 else [0, 2, 1]
+        with graph.inserting_before(node):
+            if b.op == "call_function" and b.target is torch.ops.aten.permute.default and list(b.args[1]) == dims:
+                weight = b.args[0]
+            else:
+                weight = graph.call_function(torch.ops.aten.permute.default, (b, dims))
+                weight.meta["val"] = b.meta["val"].permute(dims)
+            options = {"bias": bias[0]} if bias else {}
+            new = graph.call_function(GEMM, (self.number, a, weight), options | {"overlap": signature.overlap})
+        new.meta.update({key: x for key, x in node.meta.items() if key != "eager_input_vals"})
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+        if not b.users and b.op == "call_function":
+            graph.erase_node(b)
+
+
+def _layout_problem(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, major: str) -> str:
+    """What of these strides and offsets no kernel takes, or, of the result, the operator does not give."""
+    of_b = (b.stride(-2), b.stride(-1)) if major == "k" else (b.stride(-1), b.stride(-2))
+    for name, x, (inner, outer) in (("a", a, (a.stride(-1), a.stride(-2))), ("b", b, of_b)):
+        unit = ALIGNMENT_BYTES // x.element_size()
+        steps = [outer, x.storage_offset()]
+        if x.dim() == 3 and not statically_known_true(x.stride(0) == x.shape[1] * x.shape[2]):
+            steps.append(x.stride(0))
+        expanded = any(type(step) is int and step == 0 for step in x.stride())
+        if inner != 1 or expanded or any(type(step) is not int or step % unit for step in steps):
+            return f"strides {tuple(x.stride())} or offset of {name}"
+    strides = (d.shape[-1], 1) if d.dim() == 2 else (d.shape[-2] * d.shape[-1], d.shape[-1], 1)
+    if not all(statically_known_true(x == y) for x, y in zip(d.stride(), strides, strict=True)):
+        return f"the result has strides {tuple(d.stride())}, not row-major"
+    return ""
+
+
+def inductor_options(lib: Library, *, overlap: str = "serial") -> dict[str, Any]:
+    """Options for `torch.compile(model, options=...)` that let `lib` compute the products which it has kernels for.
+
+    What was routed, and why the rest was not, is in `options["post_grad_custom_pre_pass"]`, a `GemmPass`, printable.
+
+    Raises:
+        ArgumentError: `lib` is no open library, or `overlap` is neither "serial" nor "launch".
+    """
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    # Before Inductor's own passes, one of which parts a bias from its product where something elementwise follows.
+    CustomGraphPass.register(GemmPass)  # here, since importing Inductor takes seconds
+    return {"post_grad_custom_pre_pass": GemmPass(lib, overlap)}

@@ -1,0 +1,192 @@
+"""`Library.gemm` as an operator of torch's, which graphs can hold: `cute_aot::gemm` and `cute_aot::gemm_out`.
+
+Knows nothing of models or of who puts the operator into a graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..call import EXTRAS, GemmOptions, check_shapes, epilogue_of, result_shape, signature_of
+from ..errors import ArgumentError
+from ..fallback import result_dtype
+from ..library import Library, alive
+from ..record import TensorView
+from ..tensor import TORCH_NAMES, dtype_name
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+# --- libraries by number ---
+
+# Operators take no objects, so a graph names its library by number, and this is where numbers lead. It keeps no library
+# alive.
+_libraries: weakref.WeakValueDictionary[int, Library] = weakref.WeakValueDictionary()
+_numbers: weakref.WeakKeyDictionary[Library, int] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def register(lib: Library) -> int:
+    """The number by which `cute_aot::gemm` knows `lib`; the library must be kept, and open, while it is used.
+
+    It follows from archive, device and options, so that compiled graphs, which hold it, can be kept on disk: in another
+    process it is the same. Once a library was closed or is gone, the next like it takes its number.
+
+    Raises:
+        ArgumentError: `lib` is none, or was closed.
+    """
+    if not isinstance(lib, Library):
+        raise ArgumentError(f"lib must be what runtime.load returns, found {type(lib).__name__}")
+    if lib.closed:
+        raise ArgumentError("this library was closed; load the archive again")
+    number = _numbers.get(lib)
+    if number is not None:
+        return number
+    with _lock:
+        number = int.from_bytes(hashlib.sha256(lib.identity.encode()).digest()[:6], "big")
+        while (other := _libraries.get(number)) is not None and not other.closed:
+            number += 1
+        _libraries[number] = lib
+        _numbers[lib] = number
+    return number
+
+
+@torch.compiler.assume_constant_result
+def _number_of(identity: int) -> int:
+    """`register` of the library with this `id`, which the trace that asks holds."""
+    return register(alive[identity])
+
+
+def _registered(number: int) -> Library:
+    lib = _libraries.get(number)
+    if lib is None:
+        raise ArgumentError(
+            f"cute_aot::gemm knows no library {number}: it is gone, or this process never loaded it; load the archive, "
+            "keep the library, and pass it to runtime.torch.register"
+        )
+    return lib
+
+
+# --- the operator ---
+
+ALIGNMENT_BYTES = 16  # what kernels ask of addresses and rows (TMA)
+
+_SCALARS = "str epilogue='none', str overlap='serial'"
+_OPERANDS = ", ".join(f"Tensor? {name}=None" for name in ("bias", "residual", "scale_a", "scale_b", "scale_d"))
+_OPERATORS = torch.library.Library("cute_aot", "DEF")
+# Views of weights must come to the kernel as they are, not as a copy of another layout.
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+_OPERATORS.define(
+    f"gemm(int library, Tensor a, Tensor b, *, {_OPERANDS}, {_SCALARS}, ScalarType? dtype=None) -> Tensor", tags=_TAGS
+)
+_OPERATORS.define(
+    f"gemm_out(int library, Tensor a, Tensor b, Tensor(a!) out, *, {_OPERANDS}, {_SCALARS}) -> ()", tags=_TAGS
+)
+
+
+def _gemm(library: int, a: torch.Tensor, b: torch.Tensor, **more: Any) -> torch.Tensor:
+    result: torch.Tensor = _registered(library).gemm(a, b, **more)
+    return result
+
+
+def _gemm_out(library: int, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, **more: Any) -> None:
+    _registered(library).gemm(a, b, out=out, **more)
+
+
+# Also for the CPU, where the library itself says what is wrong.
+for _key in ("CUDA", "CPU"):
+    _OPERATORS.impl("gemm", _gemm, _key)
+    _OPERATORS.impl("gemm_out", _gemm_out, _key)
+
+
+def _described(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    epilogue: str = "none",
+    overlap: str = "serial",
+    dtype: torch.dtype | None = None,
+    **operands: torch.Tensor | None,
+) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and element type of the result, which `out` must have; raises as `Library.gemm` does, for shapes and types.
+
+    Extents may be symbols.
+    """
+    given = {"a": a, "b": b} | {name: x for name in EXTRAS if (x := operands.get(name)) is not None}
+    views = {name: _description(name, x, a) for name, x in given.items()}
+    check_shapes(views["a"], views["b"])
+    whole = epilogue_of(epilogue, views)
+    shape = result_shape(views["a"], views["b"], whole)
+    if out is None:
+        d = TensorView(0, result_dtype(views["a"].dtype) if dtype is None else dtype_name(dtype), shape, (), 0)
+    else:
+        d = _description("out", out, a)
+        if d.shape != shape:
+            raise ArgumentError(
+                f"out must have shape {shape} for a {views['a'].shape} and b {views['b'].shape}, found {d.shape}"
+            )
+    signature_of({"a": views.pop("a"), "b": views.pop("b"), "d": d} | views, whole, overlap)
+    return shape, getattr(torch, TORCH_NAMES[d.dtype])
+
+
+def _description(name: str, x: torch.Tensor, a: torch.Tensor) -> TensorView:
+    if x.device != a.device:
+        raise ArgumentError(f"{name} is on {x.device} and a on {a.device}; move them to one device")
+    try:
+        return TensorView(0, dtype_name(x.dtype), tuple(x.shape), tuple(x.stride()), 0)
+    except ArgumentError:
+        known = ", ".join(TORCH_NAMES.values())
+        raise ArgumentError(f"{name} has element type {x.dtype}; it must be one of {known}") from None
+
+
+@torch.library.register_fake("cute_aot::gemm", lib=_OPERATORS)
+def _fake_gemm(library: int, a: torch.Tensor, b: torch.Tensor, **more: Any) -> torch.Tensor:
+    shape, dtype = _described(a, b, None, **more)
+    return a.new_empty(shape, dtype=dtype)
+
+
+@torch.library.register_fake("cute_aot::gemm_out", lib=_OPERATORS)
+def _fake_gemm_out(library: int, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, **more: Any) -> None:
+    _described(a, b, out, **more)
+
+
+GEMM = torch.ops.cute_aot.gemm.default
+_GEMM_OUT = torch.ops.cute_aot.gemm_out.default
+
+
+def gemm(
+    lib: Library, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, **more: Unpack[GemmOptions]
+) -> torch.Tensor:
+    """`lib.gemm(a, b, ...)` on torch's current stream, in eager mode and inside torch.compile (fullgraph, dynamic M).
+
+    Shapes, keywords and errors are those of `Library.gemm`; `dtype` is a torch.dtype. `out` is written and returned.
+
+    Raises:
+        ArgumentError: also where a gradient would have to be recorded, which the archive's kernels do not do.
+    """
+    number = _number_of(id(lib)) if torch.compiler.is_compiling() else register(lib)
+    refuse_gradient("gemm", (a, b, *(x for x in more.values() if isinstance(x, torch.Tensor))))
+    if out is None:
+        result: torch.Tensor = GEMM(number, a, b, **more)
+        return result
+    dtype = more.pop("dtype", None)
+    if dtype not in (None, out.dtype):
+        raise ArgumentError(f"out has element type {out.dtype}, dtype says {dtype}; pass one of them")
+    _GEMM_OUT(number, a, b, out, **more)
+    return out
+
+
+def refuse_gradient(what: str, tensors: Iterable[torch.Tensor | None]) -> None:
+    """Raise ArgumentError where a call on these tensors would have to record a gradient."""
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        raise ArgumentError(
+            f"{what} would have to record a gradient, which kernels of an archive do not; call it under "
+            "torch.no_grad() or torch.inference_mode()"
+        )
