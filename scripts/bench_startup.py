@@ -1,4 +1,4 @@
-"""What an archive adds to the start of a process, and what compiling just in time would; needs a GPU.
+"""What an archive adds to the start of a process, and what torch.compile would; needs a GPU.
 
 Every figure is of processes of their own, which take turns: from the parent's spawn to the end of the first GEMM,
 beside a process that does the same but for the archive. The parent's clock is the child's (CLOCK_MONOTONIC).
@@ -27,6 +27,17 @@ a = torch.randn({m}, {k}, device="cuda", dtype=torch.bfloat16)
 b = torch.randn({n}, {k}, device="cuda", dtype=torch.bfloat16)
 d = torch.empty({m}, {n}, device="cuda", dtype=torch.bfloat16)
 torch.cuda.synchronize()
+"""
+_DRIVER = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+device, context = ctypes.c_int(), ctypes.c_void_p()
+cuda.cuInit(0)
+cuda.cuDeviceGet(ctypes.byref(device), 0)
+cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+cuda.cuCtxSetCurrent(context)
+pointer = ctypes.c_uint64()
+cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << 26))
 """
 _END = """
 torch.cuda.synchronize()
@@ -68,29 +79,13 @@ torch.cuda.synchronize()
 said["first"] = time.monotonic() - began
 """
     + _END,
-    "driver, context only": """
-import ctypes
-cuda = ctypes.CDLL("libcuda.so.1")
-device, context = ctypes.c_int(), ctypes.c_void_p()
-cuda.cuInit(0)
-cuda.cuDeviceGet(ctypes.byref(device), 0)
-cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-cuda.cuCtxSetCurrent(context)
-pointer = ctypes.c_uint64()
-cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << 26))
+    "driver, context only": _DRIVER
+    + """
 cuda.cuCtxSynchronize()
 said["total"] = time.monotonic() - start
 """,
-    "driver, the archive's GEMM": """
-import ctypes
-cuda = ctypes.CDLL("libcuda.so.1")
-device, context = ctypes.c_int(), ctypes.c_void_p()
-cuda.cuInit(0)
-cuda.cuDeviceGet(ctypes.byref(device), 0)
-cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-cuda.cuCtxSetCurrent(context)
-pointer = ctypes.c_uint64()
-cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << 26))
+    "driver, the archive's GEMM": _DRIVER
+    + """
 began = time.monotonic()
 import runtime
 said["import"] = time.monotonic() - began

@@ -23,6 +23,7 @@ import runtime
 from aot import measure
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch
+from runtime.signature import Signature
 
 TOKENS = (1, 3, 16, 33, 64)
 _COMPARE_EVERY = 500
@@ -98,8 +99,9 @@ def main() -> int:
         library = runtime.load(served)
         with Archive.open(options.archive) as archive:
             entries = Dispatch.from_json(archive.table("gemm")).entries
-        plain = [e.signature for e in entries if e.signature.key().startswith("bf16_bf16_bf16_f32_none_n")]
-        shapes = sorted({(s.n, s.k) for s in plain if s.parts == type(s.parts)() and s.overlap == "serial"})[:4]
+        there = {entry.signature for entry in entries}
+        of_bf16 = ("bf16", "bf16", "bf16", "f32", "none")
+        shapes = sorted({(s.n, s.k) for s in there if Signature(*of_bf16, s.n, s.k) in there})[:4]
         streams = [torch.cuda.Stream() for _ in range(options.streams)]
         share = options.launches // options.threads
         workers = [Worker(library, shapes, i, streams[i % len(streams)], share) for i in range(options.threads)]
