@@ -1,7 +1,7 @@
-"""What bounds a GEMM on the chip, ours and torch's: hardware counters of one launch of each, with cold caches, by ncu.
+"""What bounds a GEMM on the chip, ours and torch's: hardware counters of a few launches of each, with cold caches.
 
-Needs a GPU and Nsight Compute. Each kernel is replayed alone for every group of counters, so clocks are those of an
-idle GPU: shares of cycles are what to read, and for time under load there are the other scripts.
+Needs a GPU and Nsight Compute (ncu). Each kernel is replayed alone for every group of counters, so clocks are those of
+an idle GPU: shares of cycles are what to read, and for time under load there are the other scripts.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ _SHARE = ".avg.pct_of_peak_sustained_elapsed"
 COUNTERS = {
     "us": ("gpu__time_duration.sum", 1e-3),
     "mega_cycles": ("sm__cycles_elapsed.max", 1e-6),
+    "ctas": ("launch__grid_size", 1),
+    "sms_active": ("sm__cycles_active" + _SHARE, 1e-2),
     "tensor_pipe": ("sm__pipe_tensor_cycles_active" + _SHARE, 1e-2),
     "shared_reads": ("l1tex__data_bank_reads" + _SHARE, 1e-2),
     "shared_writes": ("l1tex__data_bank_writes" + _SHARE, 1e-2),
@@ -40,6 +44,10 @@ COUNTERS = {
 }
 _NCU = ("ncu", "--csv", "--page", "raw", "--print-units", "base", "--profile-from-start", "off")
 _NCU_CONTROL = ("--cache-control", "all", "--clock-control", "none")
+_LAUNCHES = 3
+_SEPARATOR = "spin_kernel"  # what torch.cuda._sleep launches
+
+Case = tuple[str, int]
 
 
 def signatures(archive: Path) -> dict[str, Signature]:
@@ -48,61 +56,94 @@ def signatures(archive: Path) -> dict[str, Signature]:
         return {e.signature.key(): e.signature for e in Dispatch.from_json(opened.table("gemm")).entries}
 
 
-def launch_both(archive: Path, key: str, m: int) -> None:
-    """Launch ours and torch's where the profiler looks, ours first; both have run before."""
-    signature = signatures(archive)[key]
-    library = runtime.load(archive)
-    operands = Weights(signature, m, 0, seed=0).operands(m)[0]
-    theirs = baseline(signature, operands)[1]
-    for profiled in (False, True):
-        if profiled:
-            torch.cuda.profiler.start()
-        library.gemm(operands.a, operands.b, out=operands.d, **gemm_options(signature, operands))
-        theirs(operands)
-        torch.cuda.synchronize()
-    torch.cuda.profiler.stop()
+def launch_both(archive: Path, cases: Sequence[Case]) -> None:
+    """Launch ours and torch's in turn where the profiler looks, a separator behind each; both have run before."""
+    known, library = signatures(archive), runtime.load(archive)
+    for key, m in cases:
+        operands = Weights(known[key], m, 0, seed=0).operands(m)[0]
+        theirs = baseline(known[key], operands)[1]
+        for profiled in (False, True):
+            if profiled:
+                torch.cuda.profiler.start()
+            for _ in range(_LAUNCHES if profiled else 1):
+                library.gemm(operands.a, operands.b, out=operands.d, **gemm_options(known[key], operands))
+                torch.cuda._sleep(1)
+                theirs(operands)
+                torch.cuda._sleep(1)
+            torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
 
 
-def profile(archive: Path, key: str, m: int) -> list[dict[str, Any]]:
-    """The counters of each kernel that a case launches; the first is ours."""
+def profile(archive: Path, cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """The counters of each kernel that each case launches, ours first: medians of a few launches."""
     metrics = ",".join(name for name, _ in COUNTERS.values())
-    child = [sys.executable, __file__, str(archive), key, "--tokens", str(m), "--launch-only"]
+    child = [sys.executable, __file__, str(archive), *(f"{key}:{m}" for key, m in cases), "--launch-only"]
     command = [*_NCU, *_NCU_CONTROL, "--metrics", metrics, *child]
     said = subprocess.run(command, capture_output=True, text=True)
     start = said.stdout.find('"ID"')
     if said.returncode or start < 0:
-        raise SystemExit(f"ncu failed for {key} at M = {m}:\n{said.stdout[-2000:]}\n{said.stderr[-2000:]}")
+        raise SystemExit(f"ncu failed:\n{said.stdout[-2000:]}\n{said.stderr[-2000:]}")
     _, *rows = csv.DictReader(io.StringIO(said.stdout[start:]))  # the first one has units
     found = []
-    for place, row in enumerate(rows):
-        values = {
-            label: round(float(row[name].replace(",", "")) * factor, 4) for label, (name, factor) in COUNTERS.items()
-        }
-        who = {"who": "torch" if place else "ours", "kernel": row["Kernel Name"]}
-        found.append({"signature": key, "m": m} | who | values)
+    launches = _between_separators(rows)
+    for case, (key, m) in enumerate(cases):
+        of_case = launches[case * 2 * _LAUNCHES : (case + 1) * 2 * _LAUNCHES]
+        for who, samples in (("ours", of_case[::2]), ("torch", of_case[1::2])):
+            for kernel in zip(*samples, strict=True):
+                found.append({"signature": key, "m": m, "who": who} | _medians(kernel))
     return found
+
+
+def _between_separators(rows: Sequence[dict[str, str]]) -> list[list[dict[str, str]]]:
+    """The kernels of each launch, of which most are one."""
+    launches: list[list[dict[str, str]]] = [[]]
+    for row in rows:
+        if row["Kernel Name"].startswith(_SEPARATOR):
+            launches.append([])
+        else:
+            launches[-1].append(row)
+    return launches[:-1]
+
+
+def _medians(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
+    """One kernel's counters over its launches, and (largest - smallest) / median of their times."""
+    values = {
+        label: [float(row[name].replace(",", "")) * factor for row in rows]
+        for label, (name, factor) in COUNTERS.items()
+    }
+    medians = {label: round(statistics.median(found), 4) for label, found in values.items()}
+    spread = (max(values["us"]) - min(values["us"])) / medians["us"]
+    return {"kernel": rows[0]["Kernel Name"]} | medians | {"spread": round(spread, 4)}
+
+
+def _case(text: str) -> list[Case]:
+    """`KEY:M,M` as cases."""
+    key, _, tokens = text.partition(":")
+    try:
+        return [(key, int(m)) for m in tokens.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not KEY:M,M, as in bf16_bf16_bf16_f32_none_n4096_k4096:64,256"
+        ) from None
 
 
 def main() -> int:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("archive", type=Path)
-    parser.add_argument("signature", nargs="+", help="keys of signatures in the archive")
-    parser.add_argument("--tokens", type=lambda t: [int(x) for x in t.split(",")], default=[256, 4096])
+    parser.add_argument("case", nargs="+", type=_case, help="KEY:M,M of a signature in the archive and values of M")
     parser.add_argument("--launch-only", action="store_true", help=argparse.SUPPRESS)
     out_argument(parser)
     options = parser.parse_args()
+    cases = [case for given in options.case for case in given]
     if options.launch_only:
-        launch_both(options.archive, options.signature[0], options.tokens[0])
+        launch_both(options.archive, cases)
         return 0
-    if unknown := set(options.signature) - set(signatures(options.archive)):
+    if unknown := {key for key, _ in cases} - set(signatures(options.archive)):
         parser.error(f"{options.archive} has no {', '.join(sorted(unknown))}; aot ls lists what it has")
-    results = []
-    for key in options.signature:
-        for m in options.tokens:
-            results += profile(options.archive, key, m)
-            for row in results[-2:]:
-                print(" ".join(f"{k}={str(v)[:60]}" for k, v in row.items()), flush=True)
+    results = profile(options.archive, cases)
+    for row in results:
+        print(" ".join(f"{k}={str(v)[:60]}" for k, v in row.items()))
     environment = measure.environment() | {"archive_sha256": runtime.load(options.archive).digest}
     write(options.out, environment, counters={k: name for k, (name, _) in COUNTERS.items()}, results=results)
     return 0

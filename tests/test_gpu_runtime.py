@@ -410,6 +410,142 @@ def test_every_form_can_be_captured_and_runs_on_any_stream(
             assert torch.equal(bits(torch, o.d), bits(torch, expected)), s.key()
 
 
+# --- other contents ---
+
+
+@pytest.fixture
+def other_archive(tuned_archive: Path, tmp_path: Path) -> Path:
+    """The same kernels in a file with another digest."""
+    from aot.pack import Package
+
+    with Archive.open(tuned_archive) as archive:
+        package = Package()
+        package.add_archive(archive)
+        for name in archive.tables:
+            package.set_table(name, archive.table(name))
+        package.set_table("test", {"other": True})
+        package.write(tmp_path / "other.aot")
+    return tmp_path / "other.aot"
+
+
+def test_reload_serves_the_new_files_and_drops_the_old(
+    library: Library, signature: Signature, other_archive: Path, torch: Any
+) -> None:
+    problem = Problem(torch, signature, 64)
+    library.preload([64])
+    library.gemm(problem.a, problem.b, out=problem.out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        library.gemm(problem.a, problem.b, out=problem.out)
+    loaded, free = library.stats().kernels_loaded, torch.cuda.mem_get_info()[0]
+    assert library.reload(other_archive)
+    assert not library.reload()
+    both = library.stats()
+    assert (both.reloads, both.replaced, both.kernels_loaded) == (1, 1, 2 * loaded)
+    problem.poison()
+    library.gemm(problem.a, problem.b, out=problem.out)
+    problem.check()
+    problem.fill(2)
+    graph.replay()  # the old kernel is still there
+    torch.cuda.synchronize()
+    problem.check()
+    del graph
+    assert library.drop_old() == 0
+    assert library.stats().kernels_loaded == loaded
+    assert torch.cuda.mem_get_info()[0] >= free - (64 << 20)
+    problem.poison()
+    library.gemm(problem.a, problem.b, out=problem.out)
+    problem.check()
+
+
+def test_threads_get_right_results_while_files_change(
+    library: Library, signature: Signature, tuned_archive: Path, other_archive: Path, torch: Any
+) -> None:
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def work(number: int) -> None:
+        try:
+            problem = Problem(torch, signature, (16, 17, 64, 333)[number], seed=number)
+            torch.cuda.synchronize()
+            with torch.cuda.stream(torch.cuda.Stream()) as _:
+                while not stop.is_set():
+                    problem.poison()
+                    for _ in range(50):
+                        library.gemm(problem.a, problem.b, out=problem.out)
+                    problem.check()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for i in range(8):
+        assert library.reload((other_archive, tuned_archive)[i % 2])
+        library.drop_old()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert library.drop_old() == 0
+    assert library.stats().replaced == 0
+
+
+def test_layers_serve_from_the_last_that_has_it(
+    tuned_archive: Path, other_archive: Path, signature: Signature, torch: Any
+) -> None:
+    with runtime.load([tuned_archive, other_archive]) as library:
+        for m in (1, 64, 333):
+            problem = Problem(torch, signature, m)
+            library.gemm(problem.a, problem.b, out=problem.out)
+            problem.check()
+        assert [info.path for info in library.stats().archives] == [str(tuned_archive), str(other_archive)]
+
+
+def test_everything_is_counted(library: Library, signature: Signature, torch: Any) -> None:
+    problem = Problem(torch, signature, 64)
+    for _ in range(REPEATS):
+        library.gemm(problem.a, problem.b, out=problem.out)
+    torch.cuda.synchronize()
+    found = library.stats()
+    assert found.launches == REPEATS == sum(found.launches_by_function.values())
+    assert (found.kernels_loaded, found.loads, found.plans_made) == (1, 1, 1)
+    assert found.kernel_bytes > 0 < found.load_seconds
+    with pytest.raises(KernelMiss):
+        library.gemm(problem.a, torch.zeros(24, signature.k, device="cuda", dtype=problem.b.dtype))
+    assert [(r.reason, r.misses) for r in library.stats().refusals] == [("no entry", 1)]
+    assert "cute_aot" in library.prometheus()
+
+
+def test_after_preload_nothing_is_loaded_or_read(
+    library: Library, signatures: list[Signature], torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first call of each shape after `preload` opens and reads no file and loads no kernel, under capture too."""
+    library.preload()
+    operands = [(s, made(s, m)) for s in signatures for m in (1, 33, 129)]
+    calls = [(o, arguments(s, o)) for s, o in operands]
+    before = library.stats()
+    torch.cuda.synchronize()
+
+    def forbidden(*_: Any, **__: Any) -> None:
+        raise AssertionError("a kernel was loaded, or a file opened or read")
+
+    driver = type(library._driver)
+    with monkeypatch.context() as patched:
+        patched.setattr(driver, "load", forbidden)
+        for name in ("open", "pread", "read", "stat"):
+            patched.setattr(os, name, forbidden)
+        patched.setattr("builtins.open", forbidden)
+        patched.setattr("builtins.__import__", forbidden)
+        for o, more in calls:
+            library.gemm(o.a, o.b, out=o.d, **more)
+    torch.cuda.synchronize()
+    after = library.stats()
+    assert (after.loads, after.kernels_loaded) == (before.loads, before.kernels_loaded)
+    assert after.launches >= len(calls)
+
+
 # --- other frameworks ---
 
 
