@@ -11,13 +11,14 @@ Knows nothing of launches, pointers or kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from .errors import ProgramError, RecordError
 
 WIDTHS = (1, 8, 16, 32, 64)
 MAX_NODES = 20_000
 MAX_LOOP_LIMIT = 256
+MAX_SHARED_STEPS = 8_192
 Values = list[Any]
 Step = Callable[[Values], Any]
 
@@ -305,6 +306,18 @@ def exact_list(obj: Any, where: str, length: int | None = None) -> list[Any]:
     return obj
 
 
+class _Read(NamedTuple):
+    """A node that was found right, where the values that it refers to have these widths."""
+
+    step: Step
+    width: int
+    operands: tuple[tuple[int, int], ...]  # number and width
+
+
+# Steps by node and the types in it (True equals 1): programs have most of theirs in common, and share the steps.
+_shared: dict[tuple[Any, ...], _Read] = {}
+
+
 class NodeReader:
     """Checks nodes one after the other and compiles each into a step; `widths[i]` is the width of value i.
 
@@ -316,27 +329,56 @@ class NodeReader:
         self.inputs = [1 << i for i in range(len(widths))] if inputs is None else inputs
         self.count = 0
         self._touched = 0  # what the node at hand depends on
+        self._operands: list[tuple[int, int]] = []  # the values it refers to, and their widths
 
     def reference(self, ref: Any, where: str, width: int | None = None) -> int:
         """A value number defined so far, of `width` bits if that is given."""
         if type(ref) is not int or not 0 <= ref < len(self.widths):
             fail(where, f"refers to value {ref!r}, but only {len(self.widths)} are defined before it")
-        if width is not None and self.widths[ref] != width:
-            fail(where, f"needs a {width}-bit value, value {ref} has {self.widths[ref]} bits")
+        found = self.widths[ref]
+        if width is not None and found != width:
+            fail(where, f"needs a {width}-bit value, value {ref} has {found} bits")
         self._touched |= self.inputs[ref]
+        self._operands.append((ref, found))
         return ref
+
+    def nodes(self, nodes: Any, where: str, in_loop: bool = False) -> list[Step]:
+        """Check a list of nodes, number their values, and return the steps that compute them."""
+        self.count += len(exact_list(nodes, where))
+        if self.count > MAX_NODES:
+            fail(where, f"more than {MAX_NODES} nodes")
+        widths, inputs, steps = self.widths, self.inputs, []
+        for number, node in enumerate(nodes):
+            try:
+                key = (*node, *map(type, node))
+                read = _shared.get(key)
+            except TypeError:  # a list inside, or no list at all
+                key, read = None, None
+            if read is not None:
+                touched, defined = 0, len(widths)
+                for ref, width in read.operands:
+                    if ref >= defined or widths[ref] != width:
+                        break
+                    touched |= inputs[ref]
+                else:
+                    widths.append(read.width)
+                    inputs.append(touched)
+                    steps.append(read.step)
+                    continue
+            step = self.node(node, f"{where} {number}", in_loop)
+            steps.append(step)
+            if key is not None and len(_shared) < MAX_SHARED_STEPS:
+                _shared[key] = _Read(step, widths[-1], tuple(self._operands))
+        return steps
 
     def node(self, node: Any, where: str, in_loop: bool = False) -> Step:
         """Check the next node, number its value, and return the step that computes it."""
-        self.count += 1
-        if self.count > MAX_NODES:
-            fail(where, f"more than {MAX_NODES} nodes")
         if type(node) is not list or len(node) < 3 or type(node[0]) is not str or node[0] not in OPERATIONS:
             fail(where, f"unknown operation {node!r:.200}")
         op, width = node[0], node[1]
         if type(width) is not int or width not in WIDTHS:
             fail(where, f"width must be one of {WIDTHS}, found {width!r}")
-        self._touched = 0
+        self._touched, self._operands = 0, []
         if op in _BINARY:  # what most are
             step = self._binary(op, width, node, where)
         elif op == "loop":
@@ -404,9 +446,9 @@ class NodeReader:
         base = len(self.widths)
         inner = NodeReader(self.widths + [self.widths[i] for i in inits], self.inputs + [0] * len(inits))
         inner.count = self.count
-        head_steps = [inner.node(n, f"{where} head", in_loop=True) for n in exact_list(head, where)]
+        head_steps = inner.nodes(head, f"{where} head", in_loop=True)
         test_ref = inner.reference(test, where, 1)
-        body_steps = [inner.node(n, f"{where} body", in_loop=True) for n in exact_list(body, where)]
+        body_steps = inner.nodes(body, f"{where} body", in_loop=True)
         exact_list(following, where, len(inits))
         nexts = [inner.reference(r, where, self.widths[i]) for r, i in zip(following, inits, strict=True)]
         self.count = inner.count

@@ -30,7 +30,7 @@ def loads(data: bytes) -> Any:
     try:
         text = data.decode("utf-8")
         obj = json.loads(text, parse_constant=_refuse_constant)
-        if _encode(obj) != data:
+        if _encode(obj, check_circular=False) != data:
             json.loads(text, object_pairs_hook=_refuse_duplicates)
             raise ValueError("it is not canonical JSON: keys out of order, spaces, or needless escapes")
     except RecursionError:
@@ -43,9 +43,9 @@ def digest(obj: Any) -> str:
     return hashlib.sha256(dumps(obj)).hexdigest()
 
 
-def _encode(obj: Any) -> bytes:
-    text = json.dumps(obj, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8")
+def _encode(obj: Any, check_circular: bool = True) -> bytes:
+    style = {"sort_keys": True, "separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
+    return json.dumps(obj, check_circular=check_circular, **style).encode("utf-8")  # type: ignore[arg-type]
 
 
 def _require_string_keys(obj: Any) -> None:

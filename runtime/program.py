@@ -135,8 +135,8 @@ class Program:
             if len(set(names)) != len(names):
                 fail(what, f"a name appears twice in {names!r:.200}")
         reader = NodeReader([w for _, w in values])
-        nodes = exact_list(obj["nodes"], "nodes")
-        steps = [(len(values) + i, reader.node(node, f"node {i}")) for i, node in enumerate(nodes)]
+        nodes = obj["nodes"]
+        steps = [(len(values) + i, step) for i, step in enumerate(reader.nodes(nodes, "node"))]
         constants = (*(None for _ in values), *(n[2] if n[0] == "const" else None for n in nodes))
         launches = exact_list(obj["launches"], "launches")
         if not launches:

@@ -86,6 +86,8 @@ def profile(archive: Path, cases: Sequence[Case]) -> list[dict[str, Any]]:
     _, *rows = csv.DictReader(io.StringIO(said.stdout[start:]))  # the first one has units
     found = []
     launches = _between_separators(rows)
+    if len(launches) != len(cases) * 2 * _LAUNCHES:
+        raise SystemExit(f"ncu shows {len(launches)} launches, not {len(cases) * 2 * _LAUNCHES}; were some left out?")
     for case, (key, m) in enumerate(cases):
         of_case = launches[case * 2 * _LAUNCHES : (case + 1) * 2 * _LAUNCHES]
         for who, samples in (("ours", of_case[::2]), ("torch", of_case[1::2])):
@@ -98,7 +100,7 @@ def _between_separators(rows: Sequence[dict[str, str]]) -> list[list[dict[str, s
     """The kernels of each launch, of which most are one."""
     launches: list[list[dict[str, str]]] = [[]]
     for row in rows:
-        if row["Kernel Name"].startswith(_SEPARATOR):
+        if _SEPARATOR in row["Kernel Name"]:
             launches.append([])
         else:
             launches[-1].append(row)

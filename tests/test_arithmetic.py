@@ -153,3 +153,23 @@ def test_poison_on_the_side_not_selected_does_no_harm() -> None:
 def test_reader_refuses_a_malformed_node(node: Any) -> None:
     with pytest.raises(RecordError):
         NodeReader([32, 32]).node(node, "test")
+
+
+def test_nodes_that_were_read_before_are_held_against_the_program_at_hand() -> None:
+    """Steps are shared between programs, but only where the values they refer to are of the same widths."""
+    nodes = [["const", 32, 1], ["eq", 1, 0, 1], ["select", 32, 2, 0, 1]]
+    for _ in range(2):
+        values: list[Any] = [7]
+        reader = NodeReader([32])
+        for step in reader.nodes(nodes, "test"):
+            values.append(step(values))
+        assert (values, reader.widths, reader.inputs) == ([7, 1, 0, 1], [32, 32, 1, 32], [1, 0, 1, 1])
+    shared = NodeReader([32]).nodes(nodes[:1], "test"), NodeReader([32]).nodes(nodes[:1], "test")
+    assert shared[0][0] is shared[1][0]
+    with pytest.raises(RecordError, match="needs a 64-bit value"):
+        NodeReader([64]).nodes(nodes, "test")
+    with pytest.raises(RecordError, match="only 0 are defined"):
+        NodeReader([]).nodes(nodes[1:], "test")
+    for equal in (["const", 32, True], ["const", 32, 1.0], ["eq", True, 0, 1]):
+        with pytest.raises(RecordError):
+            NodeReader([32, 32]).nodes([equal], "test")
