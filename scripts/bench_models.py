@@ -1,8 +1,9 @@
 """Prefill and decode of Hugging Face transformers' models with an archive and without it, in one process; needs a GPU.
 
-Real configurations with random weights. Decode is one step of the whole model with a static key-value cache, captured
-into a CUDA graph; prefill is one forward pass of a prompt, captured too. Both ways take turns, and their logits are
-compared with each other, beside what torch gives when it runs again.
+Real configurations with random weights, in bf16 or, but for the last layer, in e4m3 (against `torch._scaled_mm`).
+Decode is one step of the whole model with a static key-value cache, captured into a CUDA graph; prefill is one forward
+pass of a prompt, captured too. Both ways take turns, and their logits are compared with each other, beside what torch
+gives when it runs again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from report import geomean, out_argument, write
+from torch import nn
 
 import runtime
 import runtime.torch
@@ -85,33 +87,114 @@ def model_of(name: str, layers: int | None, device: str) -> Any:
     return model.eval().requires_grad_(False)
 
 
+@torch.compile(dynamic=True)
+def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x` (M, K) in e4m3, and the scale (M, 1) of each row."""
+    scale = (x.abs().amax(-1, keepdim=True).float() / torch.finfo(torch.float8_e4m3fn).max).clamp(min=1e-12)
+    return (x.float() / scale).to(torch.float8_e4m3fn), scale
+
+
+@torch.compile(dynamic=True)
+def gated(x: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, of gate and up (M, N) side by side."""
+    gate, up = x.chunk(2, -1)
+    return nn.functional.silu(gate) * up
+
+
+class Fp8Linears(nn.Module):
+    """Linear layers that read one input, as one GEMM of e4m3 with a scale for each token and each output channel."""
+
+    library: Any = None  # computes it; torch does where this is None
+
+    def __init__(self, *layers: nn.Linear) -> None:
+        super().__init__()
+        weight, scale = quantised(torch.cat([layer.weight for layer in layers]))
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale)
+        self.result: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, scale = quantised(x.flatten(0, -2))
+        if self.library is None:
+            more = {"scale_a": scale, "scale_b": self.scale.t(), "out_dtype": x.dtype, "use_fast_accum": False}
+            found = torch._scaled_mm(a, self.weight.t(), **more)
+        else:
+            scales = {"scale_a": scale.view(-1), "scale_b": self.scale.view(-1)}
+            found = runtime.torch.gemm(self.library, a, self.weight, dtype=x.dtype, **scales)
+        return found.view(*x.shape[:-1], -1)
+
+
+class Fp8Part(nn.Module):
+    """Columns of the result of layers together, of which the first that is called computes all."""
+
+    def __init__(self, whole: Fp8Linears, start: int, end: int) -> None:
+        super().__init__()
+        self.start, self.end = start, end
+        self.whole = [whole]  # whose tensors are not this module's
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (whole,) = self.whole
+        if self.start == 0:
+            whole.result = whole(x)
+        assert whole.result is not None
+        return whole.result[..., self.start : self.end]
+
+
+class Fp8Gated(nn.Module):
+    """An MLP with SwiGLU."""
+
+    def __init__(self, mlp: Any) -> None:
+        super().__init__()
+        self.gate_up, self.down = Fp8Linears(mlp.gate_proj, mlp.up_proj), Fp8Linears(mlp.down_proj)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.down(gated(self.gate_up(x)))
+        return found
+
+
+def quantise(model: Any) -> None:
+    """Let the model's layers compute in e4m3, all but the last one, as fp8 checkpoints keep it."""
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        whole, start = Fp8Linears(*parts), 0
+        for name, part in zip(("q_proj", "k_proj", "v_proj"), parts, strict=True):
+            setattr(attention, name, Fp8Part(whole, start, start + part.out_features))
+            start += part.out_features
+        attention.o_proj, layer.mlp = Fp8Linears(attention.o_proj), Fp8Gated(layer.mlp)
+
+
 class Step:
     """One forward pass over fixed tensors: `tokens` for each of `batch` sequences, behind `context` that are cached."""
 
     def __init__(self, model: Any, batch: int, tokens: int, context: int) -> None:
         from transformers import StaticCache
 
-        self.model = model
+        self.model, self.context = model, context
         device = model.device
         generator = torch.Generator(device).manual_seed(batch * 1000 + tokens)
         vocabulary = model.config.vocab_size
         self.ids = torch.randint(vocabulary, (batch, tokens), device=device, generator=generator)
-        self.positions = torch.arange(context, context + tokens, device=device)
         self.cache = StaticCache(config=model.config, max_cache_len=context + tokens)
         if context:  # what is there may be anything, but is the same for both
             prompt = torch.randint(vocabulary, (batch, context), device=device, generator=generator)
-            self._forward(prompt, torch.arange(context, device=device))
+            self._forward(prompt, 0)
 
     def __call__(self) -> Any:
         """The logits of the last token of each sequence."""
-        return self._forward(self.ids, self.positions)
+        return self._forward(self.ids, self.context)
 
     @torch.no_grad()
-    def _forward(self, ids: Any, positions: Any) -> Any:
+    def _forward(self, ids: Any, start: int) -> Any:
+        # A static layer counts what it was given, on the device: each step begins anew at `start`.
+        lengths = [layer.cumulative_length for layer in self.cache.layers if layer.is_initialized]
+        if lengths:
+            torch._foreach_zero_(lengths)
+            torch._foreach_add_(lengths, start)
+        positions = torch.arange(start, start + ids.shape[1], device=ids.device).unsqueeze(0)
         said = self.model(
             input_ids=ids,
-            position_ids=positions.unsqueeze(0).expand(ids.shape[0], -1),
-            cache_position=positions,
+            position_ids=positions.expand(ids.shape[0], -1),
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1,
@@ -169,6 +252,7 @@ def compare(model: Any, library: Any, case: tuple[int, int, int], repeats: int) 
     for name in ("torch", "archive"):
         if name == "archive":
             runtime.torch.replace_linears(model, library)
+            Fp8Linears.library = library
         step = Step(model, *case)
         graphs[name], out = captured(step)
         graphs[name].replay()
@@ -178,6 +262,7 @@ def compare(model: Any, library: Any, case: tuple[int, int, int], repeats: int) 
     times = time_both(graphs, repeats, 150.0)
     graphs.clear()
     runtime.torch.restore_linears(model)
+    Fp8Linears.library = None
     again = Step(model, *case)()
     batch, tokens, context = case
     return {
@@ -198,6 +283,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("archive", type=Path, help="a tuned archive that has the model's layers")
     parser.add_argument("--model", choices=list(MODELS), default="llama-3.1-8b")
+    parser.add_argument("--fp8", action="store_true", help="layers in e4m3, with scales of rows and columns")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--batch", type=lambda t: [int(x) for x in t.split(",")], default=[1, 16, 64])
     parser.add_argument("--prefill", type=lambda t: [int(x) for x in t.split(",")], default=[512, 2048])
@@ -208,6 +294,8 @@ def main() -> int:
     library = runtime.load(options.archive, on_miss="error")
     library.preload()
     model = model_of(options.model, options.layers, "cuda")
+    if options.fp8:
+        quantise(model)
     report = runtime.torch.replace_linears(model, library)
     print(report)
     runtime.torch.restore_linears(model)
@@ -218,7 +306,8 @@ def main() -> int:
         print(" ".join(f"{k}={v}" for k, v in results[-1].items()), flush=True)
     summary = {"geomean": round(geomean(r["speedup"] for r in results), 4)}
     environment = measure.environment() | {"archive_sha256": library.digest, "transformers": _version()}
-    write(options.out, environment, model=options.model, layers=options.layers, summary=summary, results=results)
+    more = {"model": options.model, "fp8": options.fp8, "layers": options.layers}
+    write(options.out, environment, **more, summary=summary, results=results)
     return 0 if all(r["finite"] for r in results) else 1
 
 
