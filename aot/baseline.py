@@ -59,12 +59,13 @@ def _products(signature: Signature, device: torch.device) -> Iterator[_Product]:
         yield _of_16_bits(signature)
     elif signature.scaling == "block":
         yield _Product("torch._scaled_mm block-wise", lambda o, out: _block_wise(o, dtype, out), dtype)
-        yield _Product("dequantise, torch.mm", lambda o, out: _dequantised(signature, o, dtype, out), dtype)
     else:
         if signature.parts.bias:
             yield _scaled(signature, dtype, device, adds_bias=True)
         yield _scaled(signature, dtype, device)
         yield _scaled(signature, torch.bfloat16, device)
+    if signature.a == "e4m3":  # which takes any extents
+        yield _Product("dequantise, torch.mm", lambda o, out: _dequantised(signature, o, dtype, out), dtype)
 
 
 def _of_16_bits(signature: Signature) -> _Product:
@@ -111,7 +112,7 @@ def _block_wise(o: OperandSet, dtype: torch.dtype, out: torch.Tensor | None) -> 
 
 def _dequantised(signature: Signature, o: OperandSet, dtype: torch.dtype, out: torch.Tensor | None) -> torch.Tensor:
     plain = dataclasses.replace(signature, epilogue="none", d="bf16")
-    found = reference(plain, OperandSet(o.a, o.b, o.d, {n: o.extras[n] for n in ("scale_a", "scale_b")}))
+    found = reference(plain, OperandSet(o.a, o.b, o.d, {n: o.extras[n] for n in ("scale_a", "scale_b") if n in o.extras}))
     return found.to(dtype) if out is None else out.copy_(found)
 
 

@@ -210,7 +210,7 @@ def test_fallback_takes_the_residual_in_place() -> None:
 # --- baselines; on the CPU torch has less, so names differ from a GPU's ---
 
 
-@pytest.mark.parametrize("s", [s for s in SAMPLES if s.a != "e4m3" or s.scaling == "block"], ids=by_name)
+@pytest.mark.parametrize("s", SAMPLES, ids=by_name)
 def test_baseline_computes_the_signature_at_other_m_too(s: Signature, monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend="eager", **options))
@@ -240,10 +240,22 @@ def test_baseline_says_where_torch_compile_failed(monkeypatch: pytest.MonkeyPatc
     assert not torch.isnan(o.d.float()).any()
 
 
-def test_baseline_names_what_torch_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError("not on this GPU\nand more")
+def refuse(*_: Any, **__: Any) -> None:
+    raise RuntimeError("not on this GPU\nand more")
 
+
+def test_baseline_of_extents_that_scaled_mm_does_not_take_is_dequantised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "_scaled_mm", refuse)
-    with pytest.raises(measure.MeasureError, match=r"torch cannot compute .*row-wise: not on this GPU; "):
-        baseline(dataclasses.replace(FP8, scaling="row_column"), made(FP8))
+    for scaling in ("none", "tensor", "row_column"):
+        s = dataclasses.replace(FP8, scaling=scaling)
+        o = made(s)
+        name, launch = baseline(s, o)
+        assert name.startswith("dequantise, torch.mm")
+        launch(o)
+        assert float((o.d.double() - reference(s, o)).norm() / reference(s, o).norm()) < 2 * measure.MAX_ERROR[s.d]
+
+
+def test_baseline_names_what_torch_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "mm", refuse)
+    with pytest.raises(measure.MeasureError, match=r"torch cannot compute .*torch.mm: not on this GPU"):
+        baseline(PLAIN, made(PLAIN))
