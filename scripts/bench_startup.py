@@ -1,7 +1,8 @@
-"""What an archive adds to the start of a process, and what torch.compile would; needs a GPU.
+"""What an archive adds to the start of a process, and what cute.compile and torch.compile would; needs a GPU.
 
 Every figure is of processes of their own, which take turns: from the parent's spawn to the end of the first GEMM,
-beside a process that does the same but for the archive. The parent's clock is the child's (CLOCK_MONOTONIC).
+beside a process that does the same but for the archive. The parent's clock is the child's (CLOCK_MONOTONIC). To
+compile the archive's kernels anew, with `--jit`, the builder must be installed.
 """
 
 from __future__ import annotations
@@ -70,6 +71,29 @@ said["kernels"] = len(library.preload())
 said["preload"] = time.monotonic() - began
 """
     + _END,
+    "torch, cute.compile": _TORCH
+    + """
+import os
+os.environ["CUTE_DSL_ARCH"] = "sm_90a"
+import runtime
+from runtime.dispatch import Dispatch
+library = runtime.load(archive)
+names, found = set(library.preload()), {}
+began = time.monotonic()
+from aot.lower import lower
+from aot.providers import PROVIDERS, provider
+for entry in Dispatch.from_json(library._now.archives[0].table("gemm")).entries:
+    for variant in (v for p in PROVIDERS for v in provider(p).variants("sm_90a", entry.signature)):
+        if variant.name() in names and len(found) < {jit}:
+            found[variant.name()] = variant
+said["choose"] = time.monotonic() - began
+began = time.monotonic()
+for variant in found.values():
+    lower(variant)
+said["compile"] = time.monotonic() - began
+said["kernels"] = len(found)
+"""
+    + _END,
     "torch.compile, max-autotune": _TORCH
     + """
 began = time.monotonic()
@@ -116,9 +140,11 @@ print(json.dumps(said))
 """
 
 
-def child(name: str, archive: Path) -> dict[str, float]:
+def child(name: str, archive: Path, jit: int) -> dict[str, float]:
     """Run one; seconds by name."""
-    code = CHILDREN[name].replace("{m}", str(M)).replace("{n}", str(N)).replace("{k}", str(K))
+    code = CHILDREN[name]
+    for word, number in (("m", M), ("n", N), ("k", K), ("jit", jit)):
+        code = code.replace("{" + word + "}", str(number))
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache}
         paths = [str(ROOT), environment.get("PYTHONPATH", "")]
@@ -138,6 +164,7 @@ def main() -> int:
     parser.add_argument("archive", type=Path, help="a tuned archive for this GPU, or one of a thousand kernels")
     parser.add_argument("--preload", type=Path, help="the tuned archive of one model, whose kernels are preloaded")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--jit", type=int, default=0, help="of the kernels preloaded, compile so many in one process")
     parser.add_argument("--skip", nargs="*", default=[], choices=list(CHILDREN))
     out_argument(parser)
     options = parser.parse_args()
@@ -145,10 +172,11 @@ def main() -> int:
     for repeat in range(options.repeats + 1):
         for name in CHILDREN:
             slow = "compile" in name
-            if name in options.skip or (slow and repeat not in (1, 2)):
+            if name in options.skip or (slow and repeat not in (1, 2)) or ("cute" in name and not options.jit):
                 continue
-            archive = options.preload if name.endswith("preload") and options.preload else options.archive
-            found = child(name, archive)
+            of_model = name in ("torch, preload", "torch, cute.compile")
+            archive = options.preload if of_model and options.preload else options.archive
+            found = child(name, archive, options.jit)
             if repeat:  # the first finds files that nobody has read
                 samples.setdefault(name, []).append(found)
     results: dict[str, Any] = {}
