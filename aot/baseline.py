@@ -112,7 +112,9 @@ def _block_wise(o: OperandSet, dtype: torch.dtype, out: torch.Tensor | None) -> 
 
 def _dequantised(signature: Signature, o: OperandSet, dtype: torch.dtype, out: torch.Tensor | None) -> torch.Tensor:
     plain = dataclasses.replace(signature, epilogue="none", d="bf16")
-    found = reference(plain, OperandSet(o.a, o.b, o.d, {n: o.extras[n] for n in ("scale_a", "scale_b") if n in o.extras}))
+    found = reference(
+        plain, OperandSet(o.a, o.b, o.d, {n: o.extras[n] for n in ("scale_a", "scale_b") if n in o.extras})
+    )
     return found.to(dtype) if out is None else out.copy_(found)
 
 

@@ -57,6 +57,8 @@ class Driver:
     the context; in a process forked after the first use none may, as CUDA wants it.
     """
 
+    _launch: tuple[Any, int | None] = (None, None)  # cuLaunchKernelEx, and where it is
+
     def __init__(self, device: int | None = None) -> None:
         self._requested = device
         self._lock = threading.RLock()
@@ -291,10 +293,13 @@ class Driver:
             shape = (*launch.grid, *launch.block, launch.shared_bytes)
             attributes = [(identity, *words) for identity, words in launch.attributes]
             slots = [(slot.offset, slot.pointer, slot.addend, slot.mask) for slot in launch.slots]
-            address = ctypes.cast(call, ctypes.c_void_p).value
-            parts = (address, kernel, shape, attributes, launch.parameters, launch.offsets, slots, pointers, failed)
-            with contextlib.suppress(OverflowError):  # larger than it has room for
-                return _native.Launch(*parts)
+            if self._launch[0] is not call:
+                self._launch = call, ctypes.cast(call, ctypes.c_void_p).value
+            parts = (attributes, launch.parameters, launch.offsets, slots, pointers, failed)
+            try:
+                return _native.Launch(self._launch[1], kernel, shape, *parts)
+            except OverflowError:  # larger than it has room for
+                pass
         return _PooledLaunch(call, kernel, launch, failed)
 
     def _retry(self, launch: Launch, again: PreparedLaunch, pointers: Sequence[int], stream: int, error: int) -> None:

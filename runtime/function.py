@@ -45,11 +45,8 @@ class Plan:
         pointers: int,
         counter: Any,
     ) -> None:
-        for slot in (slot for _, launch in launches for slot in launch.slots):
-            if slot.offset % 8:
-                raise RecordError(f"a pointer at parameter byte {slot.offset}, which is no multiple of 8")
         self.values = values
-        self.direct = tuple(driver.prepare(kernel, launch, pointers) for kernel, launch in launches)
+        self.direct = tuple([driver.prepare(kernel, launch, pointers) for kernel, launch in launches])
         self._count = counter.add
 
     def launch(self, pointers: tuple[int, ...], stream: int) -> None:
@@ -99,7 +96,7 @@ class Function:
         self._kernels: tuple[Any, ...] = ()
         self._plans: dict[tuple[int, ...], AnyPlan] = {}
         self._residency: dict[str, int] = {}
-        self._last: Evaluation | None = None  # of the last plan, whose numbers are mostly those of the next
+        self._last: Evaluation | None = None  # of the last plan, which fits; its numbers are mostly those of the next
         self._active_clusters: dict[Any, int] = {}
         self._counters = counters
         self._counter: Any = None
@@ -237,32 +234,35 @@ class Function:
         residency = self._residency or {a.name: max(driver.multiprocessors // a.cluster_size, 1) for a in asked}
         for _ in range(3):
             values = record.bind(views, residency).values
-            launches, found = self._evaluate(values)
+            evaluation, found = self._evaluate(values)
             if found == residency:
-                self._residency = residency
-                return self._prepared(launches, values, found)
+                self._last, self._residency = evaluation, residency
+                return self._prepared(evaluation.launches, values, found)
             residency = found
         raise ProgramError(f"{self.name}: its blocks depend on how many of them can be resident")
 
     def plan_rows(self, like: AnyPlan, rows: int) -> AnyPlan | None:
         """A plan for what `like` is for, but with `rows` rows in all tensors that have as many as the first, and with
-        the same strides. A tenth of the work of `plan`, or None where that has to be done."""
+        the same strides. A tenth of the work of `plan`, or None where that has to be done. Does not ask the device."""
         self._refuse_if_retired()
-        values = self.record.with_rows(like.values, rows)
-        if values is None:
+        record, last = self.record, self._last
+        values = record.with_rows(like.values, rows)
+        if values is None or last is None:
             return None
         try:
-            launches, found = self._evaluate(values)
-        except (ProgramError, Unfit):
+            evaluation = record.program.evaluate(values, last)
+        except ProgramError:
             return None
-        names = [name for name, _ in self.record.program.values]
-        told = {a.name: values[names.index(a.name)] for a in self.record.device_arguments if a.name in names}
-        return self._prepared(launches, values, found) if found == told else None
+        told = self._residency
+        if not evaluation.small or any(values[place] != told.get(name) for name, place in record.device_places):
+            return None
+        self._last = evaluation
+        return self._prepared(evaluation.launches, values, told)
 
-    def _evaluate(self, values: tuple[int, ...]) -> tuple[tuple[Launch, ...], dict[str, int]]:
-        """The launches, and the device numbers that they ask for."""
+    def _evaluate(self, values: tuple[int, ...]) -> tuple[Evaluation, dict[str, int]]:
+        """The launches, which fit the device, and the device numbers that they ask for."""
         record = self.record
-        self._last = evaluation = record.program.evaluate(values, self._last)
+        evaluation = record.program.evaluate(values, self._last)
         for launch in evaluation.launches:
             needed = launch.shared_bytes + record.kernels[launch.kernel].shared_bytes
             if needed > self._driver.max_shared_bytes:
@@ -270,14 +270,14 @@ class Function:
                     f"needs {needed} bytes of shared memory a block, this GPU has {self._driver.max_shared_bytes}"
                 )
         asked = record.device_arguments
-        return evaluation.launches, {a.name: self._max_active_clusters(a, evaluation.launches) for a in asked}
+        return evaluation, {a.name: self._max_active_clusters(a, evaluation.launches) for a in asked}
 
     def _prepared(self, launches: tuple[Launch, ...], values: tuple[int, ...], residency: dict[str, int]) -> AnyPlan:
         """The plan with these launches, for which that many clusters can be resident."""
         record = self.record
         ready = [(self._kernels[launch.kernel], launch) for launch in launches]
         needs = tuple(
-            Need(a.bytes * (1 if a.each is None else residency[a.each]), a.zeroed) for a in record.workspace_arguments
+            [Need(a.bytes * (1 if a.each is None else residency[a.each]), a.zeroed) for a in record.workspace_arguments]
         )
         plan = Plan(self._driver, ready, values, len(record.program.pointers), self.counter)
         self._ready.update(plan.direct)

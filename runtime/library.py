@@ -547,7 +547,7 @@ class Library:
         except (AttributeError, TypeError, RuntimeError):  # no torch tensors, or sparse ones, or no words
             return False
         rows, alike = asked
-        with self._driver.current(), self._lock:
+        with self._lock:
             like = None if rows in (self._now.preloaded or ()) else self._now.rows.get(alike)
             known = None if like is None else like.find(rows)
             plan = None if known is None else known.gemm.function.plan_rows(known.gemm.plan, rows)

@@ -112,6 +112,7 @@ class Program:
     _constants: tuple[int | None, ...] = field(repr=False)  # what each value is where that is known from the start
     _steps: tuple[tuple[int, Step], ...] = field(repr=False)  # how the others are computed, in order
     _inputs: tuple[int, ...] = field(repr=False)  # for each value a bit for each input that it depends on
+    _limits: tuple[tuple[int, int, int], ...] = field(repr=False)  # of each of `values`: least, most, mask
     _changes: dict[int, _Change] = field(default_factory=dict, repr=False, compare=False)  # by the inputs that differ
 
     @classmethod
@@ -145,7 +146,10 @@ class Program:
         if {s.kernel for s in shapes} != set(range(kernels)):
             fail("launches", f"they must use each of the {kernels} kernels")
         steps = [(number, step) for number, step in steps if constants[number] is None]
-        return cls(tuple(values), tuple(pointers), kernels, shapes, constants, tuple(steps), tuple(reader.inputs))
+        limits = tuple((-(1 << (width - 1)), (1 << width) - 1, (1 << width) - 1) for _, width in values)
+        return cls(
+            tuple(values), tuple(pointers), kernels, shapes, constants, tuple(steps), tuple(reader.inputs), limits
+        )
 
     def plan(self, values: Sequence[int]) -> tuple[Launch, ...]:
         """The launches for one shape; see `evaluate`."""
@@ -162,25 +166,26 @@ class Program:
         if len(values) != len(self.values):
             raise ProgramError(f"this program takes {len(self.values)} values, {len(values)} were given")
         v: Values = list(self._constants) if last is None else last.numbers.copy()
-        changed = -1 if last is None else 0
-        for number, (x, (name, width)) in enumerate(zip(values, self.values, strict=True)):
-            if not -(1 << (width - 1)) <= x < (1 << width):
+        changed = 0
+        for number, (x, (least, most, mask)) in enumerate(zip(values, self._limits, strict=True)):
+            if not least <= x <= most:
+                name, width = self.values[number]
                 raise ProgramError(f"{name} = {x} does not fit the {width} bits this kernel was compiled with")
-            x &= (1 << width) - 1
-            if last is None or v[number] != x:
+            x &= mask
+            if v[number] != x:
                 changed |= 1 << number
                 v[number] = x
         if last is None:
             for number, step in self._steps:
                 v[number] = step(v)
-            return Evaluation(v, tuple(_evaluate_launch(shape, v) for shape in self.launches))
+            return Evaluation(v, tuple(_evaluate_launch(shape, v) for shape in self.launches), False)
         change = self._changes.get(changed)
         if change is None:
             change = self._changes[changed] = self._change(changed)
         for number, step in change.steps:
             v[number] = step(v)
         again = zip(self.launches, last.launches, change.words, strict=True)
-        return Evaluation(v, tuple(_update(shape, launch, words, v) for shape, launch, words in again))
+        return Evaluation(v, tuple([_update(shape, launch, words, v) for shape, launch, words in again]), change.small)
 
     def _change(self, changed: int) -> _Change:
         """What depends on the inputs with a bit in `changed`."""
@@ -192,22 +197,28 @@ class Program:
             anew = any(inputs[ref] & changed for ref in (*fixed, *addends))
             words.append(None if anew else tuple(word for word in shape.words if inputs[word[2]] & changed))
         steps = tuple((number, step) for number, step in self._steps if inputs[number] & changed)
-        return _Change(steps, tuple(words))
+        return _Change(steps, tuple(words), all(found is not None for found in words))
 
 
 class _Change(NamedTuple):
     """What to compute again where some inputs differ: steps, and for each launch the words of its parameters besides
-    its grid, or None where it is more than that."""
+    its grid, or None where it is more than that. `small`: that it is nowhere more."""
 
     steps: tuple[tuple[int, Step], ...]
     words: tuple[tuple[tuple[int, int, int], ...] | None, ...]
+    small: bool
 
 
 class Evaluation(NamedTuple):
-    """A program's launches for one shape, and all numbers on the way to them, in their order."""
+    """A program's launches for one shape, and all numbers on the way to them, in their order.
+
+    `small`: these launches differ from those of the evaluation before, which this was made from, in their grids and in
+    words of their parameters only.
+    """
 
     numbers: Values
     launches: tuple[Launch, ...]
+    small: bool
 
 
 def _number(v: Values, ref: int) -> int:
@@ -219,8 +230,8 @@ def _number(v: Values, ref: int) -> int:
 
 
 def _evaluate_grid(shape: _LaunchShape, v: Values) -> tuple[int, int, int]:
-    grid = (_number(v, shape.grid[0]), _number(v, shape.grid[1]), _number(v, shape.grid[2]))
-    if any(not 1 <= g <= most for g, most in zip(grid, MAX_GRID, strict=True)):
+    grid = x, y, z = (_number(v, shape.grid[0]), _number(v, shape.grid[1]), _number(v, shape.grid[2]))
+    if not (1 <= x <= MAX_GRID[0] and 1 <= y <= MAX_GRID[1] and 1 <= z <= MAX_GRID[2]):
         raise ProgramError(f"the launch grid would be {grid}; each extent must be 1 to {MAX_GRID}")
     return grid
 
@@ -231,8 +242,10 @@ def _update(shape: _LaunchShape, last: Launch, words: tuple[tuple[int, int, int]
         return _evaluate_launch(shape, v)
     parameters = bytearray(last.parameters)
     for offset, size, ref in words:
-        parameters[offset : offset + size] = _number(v, ref).to_bytes(8, "little")[:size]
-    return last._replace(grid=_evaluate_grid(shape, v), parameters=bytes(parameters))
+        parameters[offset : offset + size] = _number(v, ref).to_bytes(size, "little")
+    kernel, _, block, shared_bytes, attributes, _, offsets, sizes, slots = last
+    grid = _evaluate_grid(shape, v)
+    return Launch(kernel, grid, block, shared_bytes, attributes, bytes(parameters), offsets, sizes, slots)
 
 
 def _evaluate_launch(shape: _LaunchShape, v: Values) -> Launch:
@@ -245,7 +258,7 @@ def _evaluate_launch(shape: _LaunchShape, v: Values) -> Launch:
         raise ProgramError(f"the launch would need {shared_bytes} bytes of shared memory")
     parameters = bytearray(shape.template)
     for offset, size, ref in shape.words:
-        parameters[offset : offset + size] = _number(v, ref).to_bytes(8, "little")[:size]
+        parameters[offset : offset + size] = _number(v, ref).to_bytes(size, "little")
     return Launch(
         kernel=shape.kernel,
         grid=grid,
@@ -302,6 +315,8 @@ def _read_launch(
             offset, kind, pointer, addend = exact_list(slot, here, 4)
             if kind not in ("raw", "tma") or not is_int(offset, 0, size - 8) or not is_int(pointer, 0, pointers - 1):
                 fail(here, f"slot {slot!r} is malformed")
+            if offset % 8:
+                fail(here, f"slot {slot!r} holds a pointer at no multiple of 8")
             addend = None if addend is None else reader.reference(addend, here, 64)
             taken.append((offset, 8))
             slots_out.append((total + offset, kind == "tma", pointer, addend))

@@ -176,6 +176,12 @@ class Record:
         return tuple(a for a in self.leaves() if isinstance(a, DeviceArgument))
 
     @functools.cached_property
+    def device_places(self) -> tuple[tuple[str, int], ...]:
+        """The name of each device argument that the program reads, and its place among the program's values."""
+        names = [name for name, _ in self.program.values]
+        return tuple((a.name, names.index(a.name)) for a in self.device_arguments if a.name in names)
+
+    @functools.cached_property
     def workspace_arguments(self) -> tuple[WorkspaceArgument, ...]:
         """What the runtime must provide at each launch; their pointers follow the tensors' in the program's order."""
         return tuple(a for a in self.leaves() if isinstance(a, WorkspaceArgument))
@@ -330,14 +336,21 @@ class Record:
         None where `bind` has to look, which also says what is wrong: where extents of 1 let strides be ignored, and
         where the number is not one that this was compiled for.
         """
-        name = self.rows
-        names = [n for n, _ in self.program.values]
-        if name is None or name not in names:
+        if self._place_of_rows is None:
             return None
-        symbol, place = self.symbols[name], names.index(name)
-        if rows < 2 or values[place] < 2 or rows % symbol.divisibility or rows >= 1 << (symbol.width - 1):
+        place, step, limit = self._place_of_rows
+        if rows < 2 or values[place] < 2 or rows % step or rows >= limit:
             return None
         return (*values[:place], rows, *values[place + 1 :])
+
+    @functools.cached_property
+    def _place_of_rows(self) -> tuple[int, int, int] | None:
+        """Where `rows` is among the program's values, what divides it, and what it must be below."""
+        names = [name for name, _ in self.program.values]
+        if self.rows is None or self.rows not in names:
+            return None
+        symbol = self.symbols[self.rows]
+        return names.index(self.rows), symbol.divisibility, 1 << (symbol.width - 1)
 
 
 def check_address(name: str, t: TensorView) -> None:

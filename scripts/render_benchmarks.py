@@ -254,36 +254,92 @@ def bounds(result: dict[str, Any]) -> list[str]:
     """Hardware counters."""
     lines = ["## What bounds a launch, on an H200", "", *origin(result)]
     lines += [
-        "One launch with cold caches and nothing else running, ncu. Shares are of what a unit can do in that time.",
+        "Medians of three launches with cold caches and nothing else running, ncu. Shares are of what a unit can do in "
+        "that time; *SMs active* is the share of cycles in which an SM holds a CTA.",
         "Below each of ours are the kernels that torch launches for the same.",
         "",
     ]
-    shares = ("tensor_pipe", "shared_reads", "shared_writes", "l2", "memory")
-    plain = ("us", "mega_cycles", "mb_into_sms", "mb_read")
-    header = [
-        "signature",
-        "M",
-        "",
-        "us",
-        "million cycles",
-        "tensor pipe",
-        "shared memory read",
-        "written",
-        "L2",
-        "memory",
-    ]
+    shares = ("sms_active", "tensor_pipe", "shared_reads", "shared_writes", "l2", "memory")
+    header = ["", "M", "", "us", "spread", "thousand cycles", "CTAs", "SMs active", "tensor pipe"]
+    header += ["shared memory read", "written", "L2", "memory", "MB into SMs", "MB from memory"]
     rows = [
         [
-            re.sub(r".*_(?=n\d)", "", r["signature"]).replace("_", " "),
+            _shape(r["signature"]),
             r["m"],
-            r["who"],
-            *(f"{r[k]:.3g}" for k in plain[:2]),
+            "ours" if r["who"] == "ours" else re.sub(r"<.*|.*::", "", r["kernel"].removeprefix("nvjet_sm90_")),
+            f"{r['us']:.1f}",
+            f"{r['spread']:.0%}",
+            f"{r['mega_cycles'] * 1e3:.1f}",
+            f"{r['ctas']:.0f}",
             *(f"{r[k]:.0%}" for k in shares),
-            *(f"{r[k]:.0f}" for k in plain[2:]),
+            *(f"{r[k]:.0f}" for k in ("mb_into_sms", "mb_read")),
         ]
         for r in result["results"]
     ]
-    return [*lines, *table([*header, "MB into SMs", "MB from memory"], rows), ""]
+    return [*lines, *table(header, rows), ""]
+
+
+def _shape(signature: str) -> str:
+    """The extents in the key of a signature, and what follows them."""
+    return re.sub(r".*_(?=n\d)", "", signature).replace("_", " ")
+
+
+def turns(result: dict[str, Any]) -> list[str]:
+    """The same contenders in turns of several lengths."""
+    lines = ["## The length of a turn, on an H200", "", *origin(result)]
+    lines += [
+        "The candidates that are fastest in short turns, and torch; of each turn the last quarter is timed. Times "
+        "torch's, and in brackets the spread over the turns.",
+        "",
+    ]
+    lengths = sorted({r["turn_ms"] for r in result["results"]})
+    cells: dict[tuple[str, int, str], dict[float, str]] = {}
+    for r in result["results"]:
+        who = re.sub(r".*\.(?=tile)|\.sm_90a", "", r["who"]).replace(".", " ")
+        shown = f"{r['us']:.1f} us" if who == "torch" else f"{r['speedup']:.3f}x"
+        cells.setdefault((r["signature"], r["m"], who), {})[r["turn_ms"]] = f"{shown} ({r['spread']:.0%})"
+    rows = [[_shape(key), m, who, *(found[x] for x in lengths)] for (key, m, who), found in cells.items()]
+    return [*lines, *table(["", "M", "", *(f"{x:g} ms" for x in lengths)], rows), ""]
+
+
+def models(title: str, result: dict[str, Any]) -> list[str]:
+    """Whole models of transformers."""
+    lines = [f"## {title}", "", *origin(result)]
+    lines += [
+        "One forward pass captured into a CUDA graph; both ways take turns of 150 ms. *Difference* is the relative one "
+        "of the logits, beside torch's own where it runs again.",
+        "",
+    ]
+    header = ["batch", "tokens", "context", "torch", "archive", "times torch", "tokens/s", "difference", "torch again"]
+    rows = [
+        [
+            *(r[k] for k in ("batch", "tokens", "context")),
+            *(f"{r[k]['ms']:.3f} ms ({r[k]['spread']:.1%})" for k in ("torch", "archive")),
+            f"**{r['speedup']:.3f}x**",
+            r["archive"]["tokens_per_s"],
+            f"{r['difference']:.1e}",
+            f"{r['difference_of_torch_again']:.1e}",
+        ]
+        for r in result["results"]
+    ]
+    return [*lines, *table(header, rows), ""]
+
+
+def startup(result: dict[str, Any]) -> list[str]:
+    """Processes from their start."""
+    lines = ["## The start of a process, on the machine with the H200", "", *origin(result)]
+    lines += ["Medians in milliseconds (largest), each of processes of their own, which take turns.", ""]
+    parts = list(dict.fromkeys(part for found in result["results"].values() for part in found))
+    rows = [[name, *(_part(part, found.get(part)) for part in parts)] for name, found in result["results"].items()]
+    return [*lines, *table(["", *parts], rows), ""]
+
+
+def _part(name: str, found: dict[str, float] | None) -> str:
+    if found is None:
+        return ""
+    if name == "kernels":
+        return f"{found['median']:.0f}"
+    return f"{found['median'] * 1e3:.1f} ({found['max'] * 1e3:.1f})"
 
 
 def _percent(share: float | None) -> str:
@@ -332,6 +388,12 @@ def main() -> int:
         "peers_triton": lambda r: peers("bf16 GEMM on an H200, against Triton's autotuning", r),
         "power_h200": power,
         "bounds_h200": bounds,
+        "turns_h200": turns,
+        "models_llama_h200": lambda r: models("Llama-3.1-8B of transformers on an H200", r),
+        "models_llama_fp8_h200": lambda r: models("The same in e4m3, against _scaled_mm", r),
+        "models_qwen3_h200": lambda r: models("Qwen3-8B of transformers on an H200", r),
+        "startup_h200": startup,
+        "soak_h200": lambda r: build("A soak: threads launch while the archive is reloaded", r),
         "runtime_h200": lambda r: host("Host costs of serving, on the machine with the H200", r),
         "runtime_python_h200": lambda r: host("The same without native code", r),
         "compile_llama": lambda r: build("Building Llama-3.1-8B for five targets", r),

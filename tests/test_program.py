@@ -103,6 +103,7 @@ MALFORMED: dict[str, Change] = {
     "words that overlap": set_parameter(2, "words", [[0, 4, 9], [2, 4, 4]]),
     "slot on a word": set_parameter(0, "words", [[4, 4, 9]]),
     "slot past the end": set_parameter(0, "slots", [[1, "raw", 0, None]]),
+    "slot at no multiple of 8": set_parameter(1, "slots", [[20, "raw", 0, None]]),
     "slot of an unknown kind": set_parameter(0, "slots", [[0, "handle", 0, None]]),
     "slot of an unknown pointer": set_parameter(0, "slots", [[0, "raw", 2, None]]),
     "addend of 32 bits": set_parameter(0, "slots", [[0, "raw", 0, 9]]),
