@@ -11,16 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-from report import geomean, out_argument, write
+from report import geomean, out_argument, patch_argument, write
 
 import runtime
 from aot import manifest as manifests
 from aot import measure
 from aot.baseline import baseline
 from aot.operands import OperandSet, Weights, gemm_options
-from runtime.archive import Archive
-from runtime.dispatch import Dispatch
 from runtime.signature import Signature
 
 TOKENS = (1, 3, 16, 64, 128, 256, 333, 512, 1024, 2048, 4096, 8192)
@@ -101,17 +98,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("archive", type=Path)
     parser.add_argument("manifest", type=Path, nargs="+")
+    patch_argument(parser)
     parser.add_argument("--tokens", type=lambda t: [int(x) for x in t.split(",")], default=list(TOKENS))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--sustained", action="store_true", help="time what power bounds under sustained load too")
     out_argument(parser)
     options = parser.parse_args()
     environment = measure.environment()
-    library = runtime.load(options.archive)
+    library = runtime.load([options.archive, *options.patch])
     environment["archive_sha256"] = library.digest
-    with Archive.open(options.archive) as archive:
-        table = Dispatch.from_json(archive.table("gemm"))
-    capability = torch.cuda.get_device_capability()
     l2_bytes = environment["l2_bytes"]
     print(" ".join(f"{k}={v}" for k, v in environment.items()))
     columns = ("us", "TFLOP/s", "GB/s", "torch us", "x torch", "error")
@@ -122,7 +117,7 @@ def main() -> int:
         for m in (m for m in options.tokens if m <= most):
             try:
                 found = run(library, signature, m, l2_bytes, options.repeats, options.sustained, peers)
-                found |= {"layers": label, "function": table.find(signature, capability, m)}
+                found |= {"layers": label, "function": library.entry(signature).functions(m)[0]}
             except runtime.KernelMiss as miss:
                 print(f"{label[:52]:52s} {m:5d} {str(miss).splitlines()[0]}")
                 results.append({"signature": signature.key(), "m": m, "layers": label, "error": str(miss)})

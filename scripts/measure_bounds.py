@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from report import out_argument, write
+from report import out_argument, patch_argument, write
 
 import runtime
 from aot import measure
@@ -34,6 +34,7 @@ COUNTERS = {
     "mega_cycles": ("sm__cycles_elapsed.max", 1e-6),
     "ctas": ("launch__grid_size", 1),
     "sms_active": ("sm__cycles_active" + _SHARE, 1e-2),
+    "mega_cycles_of_the_longest_sm": ("sm__cycles_active.max", 1e-6),
     "tensor_pipe": ("sm__pipe_tensor_cycles_active" + _SHARE, 1e-2),
     "shared_reads": ("l1tex__data_bank_reads" + _SHARE, 1e-2),
     "shared_writes": ("l1tex__data_bank_writes" + _SHARE, 1e-2),
@@ -50,15 +51,18 @@ _SEPARATOR = "spin_kernel"  # what torch.cuda._sleep launches
 Case = tuple[str, int]
 
 
-def signatures(archive: Path) -> dict[str, Signature]:
-    """Those of an archive's gemm table by key."""
-    with Archive.open(archive) as opened:
-        return {e.signature.key(): e.signature for e in Dispatch.from_json(opened.table("gemm")).entries}
+def signatures(archives: Sequence[Path]) -> dict[str, Signature]:
+    """Those of the archives' gemm tables by key."""
+    found: dict[str, Signature] = {}
+    for path in archives:
+        with Archive.open(path) as archive:
+            found |= {e.signature.key(): e.signature for e in Dispatch.from_json(archive.table("gemm")).entries}
+    return found
 
 
-def launch_both(archive: Path, cases: Sequence[Case]) -> None:
+def launch_both(archives: Sequence[Path], cases: Sequence[Case]) -> None:
     """Launch ours and torch's in turn where the profiler looks, a separator behind each; both have run before."""
-    known, library = signatures(archive), runtime.load(archive)
+    known, library = signatures(archives), runtime.load(archives)
     for key, m in cases:
         operands = Weights(known[key], m, 0, seed=0).operands(m)[0]
         theirs = baseline(known[key], operands)[1]
@@ -74,10 +78,12 @@ def launch_both(archive: Path, cases: Sequence[Case]) -> None:
         torch.cuda.profiler.stop()
 
 
-def profile(archive: Path, cases: Sequence[Case]) -> list[dict[str, Any]]:
+def profile(archives: Sequence[Path], cases: Sequence[Case]) -> list[dict[str, Any]]:
     """The counters of each kernel that each case launches, ours first: medians of a few launches."""
     metrics = ",".join(name for name, _ in COUNTERS.values())
-    child = [sys.executable, __file__, str(archive), *(f"{key}:{m}" for key, m in cases), "--launch-only"]
+    first, *patches = map(str, archives)
+    child = [sys.executable, __file__, first, *(f"{key}:{m}" for key, m in cases), "--launch-only"]
+    child += [f"--patch={patch}" for patch in patches]
     command = [*_NCU, *_NCU_CONTROL, "--metrics", metrics, *child]
     said = subprocess.run(command, capture_output=True, text=True)
     start = said.stdout.find('"ID"')
@@ -134,19 +140,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("archive", type=Path)
     parser.add_argument("case", nargs="+", type=_case, help="KEY:M,M of a signature in the archive and values of M")
+    patch_argument(parser)
     parser.add_argument("--launch-only", action="store_true", help=argparse.SUPPRESS)
     out_argument(parser)
     options = parser.parse_args()
     cases = [case for given in options.case for case in given]
+    archives = [options.archive, *options.patch]
     if options.launch_only:
-        launch_both(options.archive, cases)
+        launch_both(archives, cases)
         return 0
-    if unknown := {key for key, _ in cases} - set(signatures(options.archive)):
+    if unknown := {key for key, _ in cases} - set(signatures(archives)):
         parser.error(f"{options.archive} has no {', '.join(sorted(unknown))}; aot ls lists what it has")
-    results = profile(options.archive, cases)
+    results = profile(archives, cases)
+    library = runtime.load(archives)
+    for row in results:
+        if row["who"] == "ours":
+            entry = library.entry(signatures(archives)[row["signature"]])
+            row["kernel"] = entry.functions(row["m"])[0]
     for row in results:
         print(" ".join(f"{k}={str(v)[:60]}" for k, v in row.items()))
-    environment = measure.environment() | {"archive_sha256": runtime.load(options.archive).digest}
+    environment = measure.environment() | {"archive_sha256": library.digest}
     write(options.out, environment, counters={k: name for k, (name, _) in COUNTERS.items()}, results=results)
     return 0
 

@@ -68,3 +68,9 @@ def write(path: Path | None, environment: dict[str, Any], **content: Any) -> Non
 def out_argument(parser: argparse.ArgumentParser) -> None:
     """The option that every benchmark has."""
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+
+
+def patch_argument(parser: argparse.ArgumentParser) -> None:
+    """The option of those that look at an archive as it is served."""
+    what = "an archive to lay over the first, whose entries take the place of those for the same problems"
+    parser.add_argument("--patch", type=Path, action="append", default=[], help=what)

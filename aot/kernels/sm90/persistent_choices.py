@@ -39,7 +39,7 @@ _SUMS_BESIDE_WIDE_PIECES = 80  # an epilogue with more of them needs the registe
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "schedule": ("cooperative", "pingpong"),
     "swap": (False, True),  # rows of B on WGMMA's M side, whose extent is a multiple of 64, and tokens on its N side
-    "tile_m": (64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160, 168, 176, 192, 256),
+    "tile_m": (64, 80, 88, 96, 112, 128, 144, 160, 168, 176, 192, 256),
     "tile_n": (64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
     "cluster_m": (1, 2),
     "cluster_n": (1, 2),
