@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from peers import PEERS, Peer, PeerMissing, Settings, guarded, load, written
-from report import geomean, out_argument, write
+from report import geomean, out_argument, patch_argument, write
 
 import runtime
 from aot import measure
@@ -317,6 +317,7 @@ def _options() -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("archive", type=Path, nargs="?", help="the tuned archive; not needed with --compile-only")
+    patch_argument(parser)
     parser.add_argument("--kinds", type=words(KINDS), default=list(KINDS), help=f"of {','.join(KINDS)}")
     parser.add_argument("--peers", type=words(tuple(PEERS)), default=list(PEERS), help=f"of {','.join(PEERS)}")
     parser.add_argument("--layers", type=words(tuple(LAYERS)), default=list(LAYERS), help="comma-separated names")
@@ -350,7 +351,7 @@ def main() -> int:
         print(f"{name}: compiled in {time.monotonic() - start:.1f} s", flush=True)
     if options.compile_only:
         return 0
-    library = runtime.load(options.archive)
+    library = runtime.load([options.archive, *options.patch])
     environment["archive_sha256"] = library.digest
     print(" ".join(f"{k}={v}" for k, v in environment.items()))
     names = [OURS, CUBLAS, FAST, *peers]
