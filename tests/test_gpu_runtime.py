@@ -364,6 +364,44 @@ def test_other_devices_tensors_are_served_whatever_device_is_current(
             library.gemm(problem.a.to("cuda:0"), problem.b, out=problem.out)
 
 
+def test_devices_are_served_at_once(tuned_archive: Path, signature: Signature, torch: Any) -> None:
+    """Two threads for each device, with launches and captured graphs, while other devices are current elsewhere."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    failures: list[BaseException] = []
+
+    def work(library: Library, device: int, seed: int) -> None:
+        try:
+            with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+                problem = Problem(torch, signature, 33, seed=seed)
+                for _ in range(200):
+                    library.gemm(problem.a, problem.b, out=problem.out)
+                torch.cuda.current_stream().synchronize()
+                problem.check()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                    library.gemm(problem.a, problem.b, out=problem.out)
+                problem.fill(seed + 10)
+                graph.replay()
+                torch.cuda.current_stream().synchronize()
+                problem.check()
+        except BaseException as error:
+            failures.append(error)
+
+    with runtime.load(tuned_archive, device=0) as first, runtime.load(tuned_archive, device=1) as second:
+        both = (first, second)
+        threads = [threading.Thread(target=work, args=(both[i % 2], i % 2, i)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert [library.device for library in both] == ["cuda:0", "cuda:1"]
+        assert first.reload(tuned_archive) is False
+        torch.cuda.synchronize(0)
+        torch.cuda.synchronize(1)
+
+
 # --- CUDA graphs ---
 
 
@@ -490,6 +528,32 @@ def test_threads_get_right_results_while_files_change(
     assert failures == []
     assert library.drop_old() == 0
     assert library.stats().replaced == 0
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_files_change_beside_a_capture(
+    library: Library, signature: Signature, other_archive: Path, torch: Any, mode: str
+) -> None:
+    """Another thread opens and preloads new files; the graph keeps kernels of both."""
+    problem, again = Problem(torch, signature, 64, seed=1), Problem(torch, signature, 64, seed=2)
+    library.preload([64])
+    library.gemm(problem.a, problem.b, out=problem.out)
+    torch.cuda.synchronize()
+    changed: list[bool] = []
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        library.gemm(problem.a, problem.b, out=problem.out)
+        thread = threading.Thread(target=lambda: changed.append(library.reload(other_archive)))
+        thread.start()
+        thread.join()
+        library.gemm(again.a, again.b, out=again.out)
+    assert changed == [True]
+    for each in (problem, again):
+        each.poison()
+    graph.replay()
+    torch.cuda.synchronize()
+    problem.check()
+    again.check()
 
 
 def test_layers_serve_from_the_last_that_has_it(
