@@ -369,6 +369,7 @@ def test_devices_are_served_at_once(tuned_archive: Path, signature: Signature, t
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     failures: list[BaseException] = []
+    capturing = threading.Lock()  # torch waits for the device where it begins, which ends another's capture
 
     def work(library: Library, device: int, seed: int) -> None:
         try:
@@ -379,7 +380,7 @@ def test_devices_are_served_at_once(tuned_archive: Path, signature: Signature, t
                 torch.cuda.current_stream().synchronize()
                 problem.check()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                with capturing, torch.cuda.graph(graph, capture_error_mode="thread_local"):
                     library.gemm(problem.a, problem.b, out=problem.out)
                 problem.fill(seed + 10)
                 graph.replay()
