@@ -398,6 +398,8 @@ def main() -> int:
         "peers_fp8": lambda r: peers("e4m3 GEMM with row and column scales on an H200, against other libraries", r),
         "peers_swiglu": lambda r: peers("gate_up with SwiGLU on an H200, against other libraries", r),
         "peers_triton": lambda r: peers("bf16 GEMM on an H200, against Triton's autotuning", r),
+        "peers_quack_overlapping": lambda r: peers("quack as it is, overlapping with itself", r),
+        "peers_quack_serial": lambda r: peers("quack with use_pdl = False in its gemm_sm90.py", r),
         "power_h200": power,
         "bounds_h200": lambda r: bounds("What bounds a launch, on an H200", r),
         "bounds_patch_h200": lambda r: bounds("The same with the patch, on another", r),

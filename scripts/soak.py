@@ -109,7 +109,7 @@ def main() -> int:
         began = time.monotonic()
         for worker in workers:
             worker.start()
-        reloads, first = 0, None
+        reloads, first, resident = 0, None, [round(resident_mb())]
         while any(worker.is_alive() for worker in workers):
             time.sleep(options.reload_every)
             shutil.copy(versions[(reloads + 1) % 2], served.with_suffix(".new"))
@@ -119,7 +119,9 @@ def main() -> int:
             done = sum(worker.done for worker in workers)
             if first is None and done > options.launches // 10:
                 first = resident_mb(), torch.cuda.mem_get_info()[0]
-            print(f"{done:12,} launches, {reloads} reloads, {resident_mb():.0f} MB resident", flush=True)
+            resident.append(round(resident_mb()))
+            waiting = library.stats().replaced
+            print(f"{done:12,} launches, {reloads} reloads, {resident[-1]} MB resident, {waiting} waiting", flush=True)
         seconds = time.monotonic() - began
         first = first or (resident_mb(), torch.cuda.mem_get_info()[0])
         results = {
@@ -128,6 +130,7 @@ def main() -> int:
             "failures": [repr(worker.failure) for worker in workers if worker.failure],
             "reloads": reloads,
             "seconds": round(seconds, 1),
+            "resident_mb": resident[:: max(1, len(resident) // 10)],
             "host_growth_mb": round(resident_mb() - first[0], 1),
             "device_growth_mb": round((first[1] - torch.cuda.mem_get_info()[0]) / 2**20, 1),
         }
