@@ -12,7 +12,7 @@ from aot.kernels.sm90 import persistent_choices
 from aot.kernels.sm90.persistent_choices import Form, Plan
 from aot.providers import estimate_persistent
 from aot.rank import rank
-from aot.variants import Variant, legal_variants, unsuited
+from aot.variants import Variant, choices, legal_variants, unsuited
 from runtime.dtypes import DTYPES
 from runtime.signature import EPILOGUES, Signature
 
@@ -54,7 +54,18 @@ def test_what_enumeration_leaves_out_early_is_illegal(signature: Signature) -> N
     options = persistent_choices.OPTIONS
     everything = (dict(zip(options, values, strict=True)) for values in itertools.product(*options.values()))
     legal = [o for o in everything if persistent_choices.rule(o, form(signature)) is None]
-    assert legal == [{name: v.options[name] for name in options} for v in variants(signature)]
+    promised = dataclasses.replace(signature, overlap="launch")
+    assert legal == [{name: v.options[name] for name in options} for v in variants(promised)]
+
+
+def test_what_overlaps_is_for_signatures_that_promise_it_and_has_no_workspace() -> None:
+    assert {v.options["overlap"] for v in variants(PLAIN)} == {"serial"}
+    for promise in ("launch", "weights"):
+        found = variants(dataclasses.replace(PLAIN, overlap=promise))
+        early = [v for v in found if v.options["overlap"] == "launch"]
+        assert len(early) == sum(not v.options["stream_k"] for v in variants(PLAIN))
+        assert not any(v.options["stream_k"] for v in early)
+        assert all(Plan.of(v.options, form(PLAIN)).overlap for v in early)
 
 
 def test_every_activation_has_variants_alone_and_with_all_other_parts() -> None:
@@ -172,6 +183,15 @@ def test_estimates_grow_with_m_where_tiles_are_full() -> None:
     for v in variants(PLAIN):
         once, twice = (estimate_persistent.of_own(v, plain_form, PLAIN, m) for m in (full, 2 * full))
         assert once < twice
+
+
+def test_what_may_begin_early_comes_before_the_same_that_may_not() -> None:
+    for v in variants(dataclasses.replace(PLAIN, overlap="launch")):
+        if v.options["overlap"] == "launch":
+            late = dataclasses.replace(v, config=choices(**{**v.options, "overlap": "serial"}))
+            assert estimate_persistent.of_own(v, plain_form, PLAIN, 512) < estimate_persistent.of_own(
+                late, plain_form, PLAIN, 512
+            )
 
 
 def test_few_tokens_leave_the_lead_to_the_kernel_for_them() -> None:

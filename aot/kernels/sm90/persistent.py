@@ -5,7 +5,8 @@ One warp feeds TMA, two warpgroups multiply with WGMMA and store with TMA. "coop
 "pingpong": each takes every other tile, so that one's epilogue runs under the other's products. The CTAs of a cluster
 that read the same rows of A or B load a share each and multicast it. Ragged M, N and K are TMA's: zeros past the
 edge, no stores there. With `split_k` a cluster's CTAs multiply slices of K of one tile and add up pieces of D; with
-`stream_k` any clusters do, and with the tiles of the last wave only.
+`stream_k` any clusters do, and with the tiles of the last wave only. With `overlap` the next launch begins as SMs come
+free, and waits for the end of this one before it reads or writes (programmatic dependent launch).
 
 Rows and columns in this file are those of WGMMA's two sides: A's and B's rows, or with `swap` B's and A's, where D is
 stored transposed. 8-bit products are summed by the tensor core for a stage or two only, and then in f32 registers.
@@ -104,6 +105,7 @@ class Persistent:
             stream=stream,
             min_blocks_per_mp=1,
             cooperative=plan.stream_k,  # CTAs that wait for each other must all get an SM, whatever else runs
+            use_pdl=plan.overlap,
         )
 
     @cute.jit
@@ -166,6 +168,9 @@ class Persistent:
             cute.arch.cluster_wait()
         else:
             cute.arch.sync_threads()
+        if cutlass.const_expr(plan.overlap):  # what is above touches no memory; what is below waits in every thread
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
 
         slice_k = block % plan.split_k if cutlass.const_expr(plan.split_k > 1) else 0
         rank = block % plan.cluster // plan.split_k

@@ -5,6 +5,7 @@ A *form* is what all variants for a signature share: element types, scaling, epi
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,8 +51,12 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     # Of tiles: down the rows of a band of `_BAND_ROWS` rows, of two clusters' rows, or along a band of eight clusters'
     # columns. What L2 serves at a time depends on it, and on which pairs of SMs ask together.
     "order": ("rows", "two_rows", "columns"),
+    # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch").
+    "overlap": ("serial", "launch"),
 }
 
+
+_OF_PLAN = tuple(name for name in OPTIONS if name != "overlap")
 
 # Of which K is shared: swap, tile_m, tile_n.
 _SHARED_TILES = {(False, 128, 128), (True, 128, 128), (True, 168, 128)}
@@ -97,6 +102,7 @@ class Plan:
     split_k: int
     stream_k: bool
     pingpong: bool
+    overlap: bool
     registers: int  # that a thread needs for sums while it stores a tile
     piece_columns: int  # of D, by 64 rows, stored at once
     stages: int
@@ -131,6 +137,7 @@ class Plan:
             split_k=options["split_k"],
             stream_k=options["stream_k"],
             pingpong=pingpong,
+            overlap=options["overlap"] != "serial",
             registers=sums,
             piece_columns=piece,
             stages=left // ((rows + columns) * STAGE_BYTES_OF_K),
@@ -265,7 +272,13 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
     for rule_of_choice in _RULES_OF_CHOICES.values():
         if reason := rule_of_choice(options):
             return reason
-    plan = Plan.of(options, form)
+    return _rule_of_plan(form, *(options[name] for name in _OF_PLAN))
+
+
+@functools.lru_cache(8)
+def _rule_of_plan(form: Form, *values: Any) -> str | None:
+    """The same as far as it takes a plan to know it, whatever may overlap."""
+    plan = Plan.of(dict(zip(_OF_PLAN, values, strict=True)) | {"overlap": "serial"}, form)
     if plan.columns % (16 * plan.parts[1]) and not plan.swap:
         return "columns must divide into parts of 16"
     if plan.columns // plan.parts[1] > 256:
@@ -337,6 +350,12 @@ def _rule_of_order(options: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _rule_of_overlap(options: Mapping[str, Any]) -> str | None:
+    if options["overlap"] != "serial" and options["stream_k"]:
+        return "a kernel with a workspace may not begin before the one before it, which may use the same"
+    return None
+
+
 # What needs to be known of a combination, by the last choice that it looks at.
 _RULES_OF_CHOICES = {
     "tile_n": _rule_of_rows,
@@ -344,6 +363,7 @@ _RULES_OF_CHOICES = {
     "split_k": _rule_of_split,
     "stream_k": _rule_of_sharing,
     "order": _rule_of_order,
+    "overlap": _rule_of_overlap,
 }
 
 
