@@ -58,8 +58,10 @@ HEADLINES = (
     ("bf16, M = 1..64", "bf16", range(1, 65)),
     ('bf16 with overlap "weights", M = 1..64', "bf16 weights", range(1, 65)),
     ("bf16, M = 128, 256", "bf16", (128, 256)),
+    ('bf16 with overlap "launch", M = 128, 256', "bf16 launch", (128, 256)),
     ("bf16, M = 333", "bf16", (333,)),
     ("bf16, M = 512..8192", "bf16", range(512, 8193)),
+    ('bf16 with overlap "launch", M = 512..2048', "bf16 launch", range(512, 2049)),
     ("e4m3 row_column, M = 1..64", "e4m3 row_column", range(1, 65)),
     ("e4m3 row_column, M = 128..8192", "e4m3 row_column", range(128, 8193)),
     ("SwiGLU, all M", "bf16 swiglu", range(1, 8193)),
@@ -75,7 +77,8 @@ def headlines(result: dict[str, Any]) -> list[str]:
     for what, types, tokens in HEADLINES:
         picked = [[r for r in rs if r["types"] == types and r["m"] in tokens] for rs in (eight, measured)]
         cells = [_ratios(rs, f) for rs in picked for f in ("speedup", "sustained_speedup")]
-        rows.append([what, *cells])
+        if any(cells):
+            rows.append([what, *cells])
     floors = [r["us"] / read_floor_us(r) for r in eight if r["types"] == "bf16" and r["m"] <= 16]
     lines = ["Times torch's, geometric mean (worst), number of cases:", ""]
     lines += table(["", "eight layers", "sustained", "all", "sustained"], rows)
