@@ -1,7 +1,8 @@
 """What bounds a GEMM on the chip, ours and torch's: hardware counters of a few launches of each, with cold caches.
 
-Needs a GPU and Nsight Compute (ncu). Each kernel is replayed alone for every group of counters, so clocks are those of
-an idle GPU: shares of cycles are what to read, and for time under load there are the other scripts.
+Needs a GPU and Nsight Compute (ncu). Each kernel is replayed alone for every group of counters, from an idle GPU:
+shares of cycles are what to read, and for time under load there are the other scripts. Cycles over time is the clock,
+which only kernels of some hundred microseconds are long enough to bring down.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ build/candidates.aot` and, on the GPU, `aot tune build/candidates.aot -o build/t
 build benchmarks/more.yaml --candidates 24 -o build/more.aot` and `aot tune build/more.aot -o build/more_tuned.aot
 --finalists 3 --repeats 4` (773 kernels, in 283 s on a third H200). `build/qwen_tuned.aot` is of
 `benchmarks/qwen3-8b.yaml`, `build/llama.aot` the part of build/tuned.aot that manifests/llama-3.1-8b.yaml asks for,
-`build/thousand.aot` as `benchmarks/thousand.yaml` says. GPUs of one kind differ: no two of these H200s give the same
-figures. Where a section's archive_sha256 is another, its archive was tuned before, with kernels before these.
+`build/thousand.aot` as `benchmarks/thousand.yaml` says, but with 311 candidates. GPUs of one kind differ: no two of
+these H200s give the same figures. Where a section's archive_sha256 is another, its archive was tuned before, with kernels before these.
 """
 
 
@@ -47,7 +47,8 @@ def table(header: list[str], rows: list[list[Any]]) -> list[str]:
 def origin(result: dict[str, Any]) -> list[str]:
     """Where the figures of a section come from."""
     environment = ", ".join(f"{k} {v}" for k, v in result["environment"].items() if v not in ("", "unknown"))
-    return [f"`{result['command']}`, {result['date']}, commit {result['commit'][:12]}; {environment}.", ""]
+    lines = [f"`{result['command']}`, {result['date']}, commit {result['commit'][:12]}; {environment}.", ""]
+    return [*lines, f"{result['note']}.", ""] if "note" in result else lines
 
 
 # A cold read of so many MiB alone, in microseconds on an H200: what an operand B takes at least. Measured apart, and
@@ -398,9 +399,9 @@ def main() -> int:
         "gemm_h200": lambda r: gemm("GEMM on an H200, against cuBLAS", r),
         "gemm_h200_other": lambda r: gemm("GEMM on another H200, against cuBLAS, without the patch", r),
         "peers_bf16": lambda r: peers("bf16 GEMM on an H200, against other libraries", r),
-        "peers_fp8": lambda r: peers("e4m3 GEMM with row and column scales on an H200, against other libraries", r),
-        "peers_swiglu": lambda r: peers("gate_up with SwiGLU on an H200, against other libraries", r),
-        "peers_triton": lambda r: peers("bf16 GEMM on an H200, against Triton's autotuning", r),
+        "peers_fp8": lambda r: peers("e4m3 GEMM against other libraries, with an earlier archive", r),
+        "peers_swiglu": lambda r: peers("gate_up with SwiGLU against other libraries, with an earlier archive", r),
+        "peers_triton": lambda r: peers("bf16 GEMM against Triton's autotuning, with an earlier archive", r),
         "peers_quack_overlapping": lambda r: peers("quack as it is, overlapping with itself", r),
         "peers_quack_serial": lambda r: peers("quack with use_pdl = False in its gemm_sm90.py", r),
         "power_h200": power,
