@@ -210,6 +210,7 @@ class _Form(NamedTuple):
     scaling: str = "none"
     b_major: str = "k"
     epilogue: str = "none"
+    overlap: str = OVERLAPS[-1]  # the most that is promised
 
 
 def _formless(name: str, family: Family, form: _Form) -> str | None:
@@ -248,8 +249,8 @@ def unsuited(variant: Variant, signature: Signature) -> str | None:
 
 def _unsuited_alike(variant: Variant, family: Family | None, signature: Signature) -> str | None:
     """The same for a variant of the signature's form."""
-    relied = str(variant.options.get("overlap", "serial"))
-    if relied in OVERLAPS and OVERLAPS.index(relied) > OVERLAPS.index(signature.overlap):
+    relied = variant.options.get("overlap")
+    if _is_too_much(relied, signature.overlap):
         return f"{variant.family}: relies on overlap {relied}, promised is {signature.overlap}"
     access_bytes = family.access_bytes if family else Family.access_bytes
     rows = ("n", signature.n, signature.b) if signature.b_major == "n" else ("n", signature.n, signature.d)
@@ -265,6 +266,11 @@ def _unsuited_alike(variant: Variant, family: Family | None, signature: Signatur
     return family.limit(variant, signature) if family else None
 
 
+def _is_too_much(relied: object, promised: str) -> bool:
+    """Whether a choice called overlap relies on more than is promised; words that are no such promise mean others."""
+    return relied in OVERLAPS and OVERLAPS.index(str(relied)) > OVERLAPS.index(promised)
+
+
 def legal_variants(provider: str, target: str, signature: Signature) -> list[Variant]:
     """Every legal GEMM variant of `provider` that computes `signature` on `target`, in a fixed order."""
     wanted = _Form(
@@ -273,6 +279,7 @@ def legal_variants(provider: str, target: str, signature: Signature) -> list[Var
         signature.scaling,
         signature.b_major,
         signature.epilogue,
+        signature.overlap,
     )
     return [
         v
@@ -295,10 +302,12 @@ def legal_functions(provider: str, target: str) -> list[Variant]:
     ]
 
 
-def _combinations(family: Family) -> list[dict[str, Option]]:
-    """Every combination of a family's choices but those that are hopeless."""
+def _combinations(family: Family, promised: str) -> list[dict[str, Option]]:
+    """Every combination of a family's choices but those that are hopeless, or rely on more overlap than is promised."""
     found: list[dict[str, Option]] = [{}]
     for option, values in family.options.items():
+        if option == "overlap":
+            values = tuple(value for value in values if not _is_too_much(value, promised))
         found = [known | {option: value} for known in found for value in values]
         if family.hopeless is not None:
             found = [known for known in found if not family.hopeless(known)]
@@ -311,7 +320,7 @@ def _legal(provider: str, name: str, family: Family, target: str, form: _Form) -
     if target not in family.targets or _formless(name, family, form):
         return ()
     variants = []
-    for combination in _combinations(family):
+    for combination in _combinations(family, form.overlap):
         variant = Variant(
             provider,
             name,
