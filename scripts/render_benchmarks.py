@@ -27,9 +27,9 @@ build/candidates.aot` and, on the GPU, `aot tune build/candidates.aot -o build/t
 build benchmarks/more.yaml --candidates 24 -o build/more.aot` and `aot tune build/more.aot -o build/more_tuned.aot
 --finalists 3 --repeats 4` (773 kernels, in 283 s on a third H200). `build/qwen_tuned.aot` is of
 `benchmarks/qwen3-8b.yaml`, `build/llama.aot` the part of build/tuned.aot that manifests/llama-3.1-8b.yaml asks for,
-`build/thousand.aot` as `benchmarks/thousand.yaml` says, but with 311 candidates, 1,866 kernels, where it is opened. GPUs
-of one kind differ: no two of these H200s give the same figures. Where a section's archive_sha256 is another, its archive was tuned before, with
-kernels before these.
+`build/thousand.aot` as `benchmarks/thousand.yaml` says, but with 311 candidates, 1,866 kernels, where it is opened.
+GPUs of one kind differ: no two of these H200s give the same figures. Where a section's archive_sha256 is another, its
+archive was tuned before, with kernels before these.
 """
 
 
