@@ -9,12 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from runtime import native
 
 from .command_line import COMMAND, MANIFEST, ROOT, Result, Run
 from .native_stand_in import exchange_capsule
 from .recording_driver import FakeTensor, FakeTorch
+
+# How long an example takes says nothing on a machine that others share.
+settings.register_profile("shared machine", deadline=None)
+settings.load_profile("shared machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -762,7 +762,7 @@ def test_fuzzed_archives_raise_only_archive_errors() -> None:
     assert {outcome.split(":")[0] for outcome in outcomes} == set(HOWS)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_no_mutation_of_the_bytes_escapes(
     tmp_path_factory: pytest.TempPathFactory, seed: int, data: st.DataObject
@@ -781,7 +781,7 @@ def test_no_mutation_of_the_bytes_escapes(
 NOTHING = Parts({"blocks": [], "functions": {}, "tables": []}, [], [], [], [], [], [])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(junk=st.binary(max_size=300))
 def test_no_junk_escapes(tmp_path_factory: pytest.TempPathFactory, junk: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "junk.aot"

@@ -79,7 +79,7 @@ def failures(library: Library, name: str, s: Signature, m: int) -> str | None:
 
 
 @given(data=st.data())
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), derandomize=True)
 def test_functions_are_right_at_any_extents(
     library: Library, functions: list[tuple[str, Signature]], data: st.DataObject
 ) -> None:

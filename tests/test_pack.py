@@ -32,7 +32,7 @@ def add(package: Package, name: str, cubin: bytes, target: str = "sm_90a", **mor
 # Content
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     cubins=st.dictionaries(
         st.text("abcXYZ019._:/-", min_size=1, max_size=12),

@@ -40,7 +40,7 @@ def test_ranking_keeps_every_variant_and_ignores_the_order_given(target: str, m:
 
 @pytest.mark.usefixtures("without_library")
 @given(st.randoms(use_true_random=False), st.integers(1, 1 << 17))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_fallback_ignores_the_order_given(rng: object, m: int) -> None:
     given_ = variants("sm_90a")
     shuffled = list(given_)
@@ -167,7 +167,7 @@ ANY_CONFIG = st.dictionaries(
 
 @pytest.mark.parametrize("library", [True, False])
 @given(configs=st.lists(ANY_CONFIG, min_size=1, max_size=8), target=st.sampled_from(list(TARGETS)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_variants_of_an_unknown_family_have_a_place_whatever_their_choices(
     library: bool, configs: list[dict[str, Option]], target: str
 ) -> None:
