@@ -5,7 +5,6 @@ A *form* is what all variants for a signature share: element types, scaling, epi
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,8 +54,6 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "overlap": ("serial", "launch"),
 }
 
-
-_OF_PLAN = tuple(name for name in OPTIONS if name != "overlap")
 
 # Of which K is shared: swap, tile_m, tile_n.
 _SHARED_TILES = {(False, 128, 128), (True, 128, 128), (True, 168, 128)}
@@ -272,13 +269,7 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
     for rule_of_choice in _RULES_OF_CHOICES.values():
         if reason := rule_of_choice(options):
             return reason
-    return _rule_of_plan(form, *(options[name] for name in _OF_PLAN))
-
-
-@functools.lru_cache(8)
-def _rule_of_plan(form: Form, *values: Any) -> str | None:
-    """The same as far as it takes a plan to know it, whatever may overlap."""
-    plan = Plan.of(dict(zip(_OF_PLAN, values, strict=True)) | {"overlap": "serial"}, form)
+    plan = Plan.of(options, form)
     if plan.columns % (16 * plan.parts[1]) and not plan.swap:
         return "columns must divide into parts of 16"
     if plan.columns // plan.parts[1] > 256:
