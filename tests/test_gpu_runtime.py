@@ -566,6 +566,9 @@ def test_layers_serve_from_the_last_that_has_it(
             library.gemm(problem.a, problem.b, out=problem.out)
             problem.check()
         assert [info.path for info in library.stats().archives] == [str(tuned_archive), str(other_archive)]
+        base, patch = library._now._layers
+        assert not any(function.loaded for function in base.made.values())
+        assert any(function.loaded for function in patch.made.values())
 
 
 def test_everything_is_counted(library: Library, signature: Signature, torch: Any) -> None:
@@ -586,7 +589,7 @@ def test_everything_is_counted(library: Library, signature: Signature, torch: An
 def test_after_preload_nothing_is_loaded_or_read(
     library: Library, signatures: list[Signature], torch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A first call of each shape after `preload` opens and reads no file and loads no kernel, under capture too."""
+    """A first call of each shape after `preload` opens and reads no file, imports nothing and loads no kernel."""
     library.preload()
     operands = [(s, made(s, m)) for s in signatures for m in (1, 33, 129)]
     calls = [(o, arguments(s, o)) for s, o in operands]
