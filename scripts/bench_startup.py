@@ -40,6 +40,14 @@ cuda.cuCtxSetCurrent(context)
 pointer = ctypes.c_uint64()
 cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << 26))
 """
+_LOAD = """
+began = time.monotonic()
+import runtime
+said["import"] = time.monotonic() - began
+began = time.monotonic()
+library = runtime.load(archive)
+said["load"] = time.monotonic() - began
+"""
 _END = """
 torch.cuda.synchronize()
 said["total"] = time.monotonic() - start
@@ -48,13 +56,8 @@ said["total"] = time.monotonic() - start
 CHILDREN = {
     "torch, no GEMM": _TORCH + _END,
     "torch, the archive's GEMM": _TORCH
+    + _LOAD
     + """
-began = time.monotonic()
-import runtime
-said["import"] = time.monotonic() - began
-began = time.monotonic()
-library = runtime.load(archive)
-said["load"] = time.monotonic() - began
 began = time.monotonic()
 library.gemm(a, b, out=d)
 torch.cuda.synchronize()
@@ -109,13 +112,8 @@ cuda.cuCtxSynchronize()
 said["total"] = time.monotonic() - start
 """,
     "driver, the archive's GEMM": _DRIVER
+    + _LOAD
     + """
-began = time.monotonic()
-import runtime
-said["import"] = time.monotonic() - began
-began = time.monotonic()
-library = runtime.load(archive)
-said["load"] = time.monotonic() - began
 class Matrix:
     def __init__(self, where, rows, columns):
         more = dict(typestr="<V2", descr=[("bfloat16", "<V2")], stream=None)

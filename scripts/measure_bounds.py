@@ -150,14 +150,14 @@ def main() -> int:
     if options.launch_only:
         launch_both(archives, cases)
         return 0
-    if unknown := {key for key, _ in cases} - set(signatures(archives)):
+    known = signatures(archives)
+    if unknown := {key for key, _ in cases} - set(known):
         parser.error(f"{options.archive} has no {', '.join(sorted(unknown))}; aot ls lists what it has")
     results = profile(archives, cases)
     library = runtime.load(archives)
     for row in results:
         if row["who"] == "ours":
-            entry = library.entry(signatures(archives)[row["signature"]])
-            row["kernel"] = entry.functions(row["m"])[0]
+            row["kernel"] = library.entry(known[row["signature"]]).functions(row["m"])[0]
     for row in results:
         print(" ".join(f"{k}={str(v)[:60]}" for k, v in row.items()))
     environment = measure.environment() | {"archive_sha256": library.digest}

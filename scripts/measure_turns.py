@@ -23,12 +23,14 @@ from aot.tune import candidates_at
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch
 
+Contenders = tuple[dict[str, measure.Contender], float]  # and the least that a launch takes, in microseconds
+
 _GRAPH_US = 500.0
 _LEAST_REPEATS, _MOST_REPEATS = 3, 5
 _LONG_TURN_MS = 50.0
 
 
-def contenders(archive: Path, library: Any, key: str, m: int, count: int, environment: dict[str, Any]) -> Any:
+def contenders(archive: Path, library: Any, key: str, m: int, count: int, environment: dict[str, Any]) -> Contenders:
     """Graphs of the candidates that are fastest in short turns, and of torch, by name; and the least a launch takes."""
     with Archive.open(archive) as opened:
         (entry,) = [e for e in Dispatch.from_json(opened.table("gemm")).entries if e.signature.key() == key]

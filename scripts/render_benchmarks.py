@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from pathlib import Path
@@ -29,7 +28,8 @@ build benchmarks/more.yaml --candidates 24 -o build/more.aot` and `aot tune buil
 `benchmarks/qwen3-8b.yaml`, `build/llama.aot` the part of build/tuned.aot that manifests/llama-3.1-8b.yaml asks for,
 `build/thousand.aot` as `benchmarks/thousand.yaml` says, but with 311 candidates, 1,866 kernels, where it is opened.
 GPUs of one kind differ: no two of these H200s give the same figures. Where a section's archive_sha256 is another, its
-archive was tuned before, with kernels before these.
+archive was tuned before, with kernels before these. `benchmarks/layers.yaml` has asked for launches that begin early
+since these were measured.
 """
 
 
@@ -264,22 +264,24 @@ def bounds(title: str, result: dict[str, Any]) -> list[str]:
     lines = [f"## {title}", "", *origin(result)]
     lines += [
         "Medians of three launches with cold caches and nothing else running, ncu. Shares are of what a unit can do in "
-        "that time; *SMs active* is the share of cycles in which an SM holds a CTA, *longest* the cycles in which the "
-        "busiest does. Below each of ours are the kernels that torch launches for the same.",
+        "that time; *SMs active* is the share of cycles in which an SM holds a CTA, *longest*, where it was counted, "
+        "the cycles in which the busiest does. Below each of ours are the kernels that torch launches for the same.",
         "",
     ]
     shares = ("sms_active", "tensor_pipe", "shared_reads", "shared_writes", "l2", "memory")
+    longest = "mega_cycles_of_the_longest_sm"
+    cycles = [name for name in ("mega_cycles", longest) if name in result["results"][0]]
     header = ["", "M", "", "us", "spread", "thousand cycles", "longest", "CTAs", "SMs active", "tensor pipe"]
+    header = [name for name in header if name != "longest" or longest in cycles]
     header += ["shared memory read", "written", "L2", "memory", "MB into SMs", "MB from memory"]
     rows = [
         [
             _shape(r["signature"]),
             r["m"],
-            _kernel(r["kernel"]),
+            _who(r),
             f"{r['us']:.1f}",
             f"{r['spread']:.0%}",
-            f"{r['mega_cycles'] * 1e3:.1f}",
-            f"{r.get('mega_cycles_of_the_longest_sm', math.nan) * 1e3:.1f}",
+            *(f"{r[k] * 1e3:.1f}" for k in cycles),
             f"{r['ctas']:.0f}",
             *(f"{r[k]:.0%}" for k in shares),
             *(f"{r[k]:.0f}" for k in ("mb_into_sms", "mb_read")),
@@ -287,6 +289,14 @@ def bounds(title: str, result: dict[str, Any]) -> list[str]:
         for r in result["results"]
     ]
     return [*lines, *table(header, rows), ""]
+
+
+def _who(row: dict[str, Any]) -> str:
+    """Whose kernel, and which; of ours the compiler's symbol says nothing, and only the function's name is shown."""
+    if row["who"] != "ours":
+        return _kernel(row["kernel"])
+    function = "" if row["kernel"].startswith("kernel_") else _kernel(row["kernel"])
+    return f"**ours** {function}".strip()
 
 
 def _kernel(name: str) -> str:
