@@ -303,11 +303,11 @@ def legal_functions(provider: str, target: str) -> list[Variant]:
 
 
 def _combinations(family: Family, promised: str) -> list[dict[str, Option]]:
-    """Every combination of a family's choices but those that are hopeless, or rely on more overlap than is promised."""
+    """Every combination of a family's choices but those that are hopeless, or rely on overlap other than promised."""
     found: list[dict[str, Option]] = [{}]
     for option, values in family.options.items():
         if option == "overlap":
-            values = tuple(value for value in values if not _is_too_much(value, promised))
+            values = tuple(value for value in values if value not in OVERLAPS or value in (OVERLAPS[0], promised))
         found = [known | {option: value} for known in found for value in values]
         if family.hopeless is not None:
             found = [known for known in found if not family.hopeless(known)]
@@ -336,4 +336,17 @@ def _legal(provider: str, name: str, family: Family, target: str, form: _Form) -
         )
         if family.rule(variant) is None:  # its choices are the family's own, so `illegal` has nothing else to ask
             variants.append(variant)
-    return tuple(variants)
+    return tuple(_with_most_overlap(variants, form.overlap))
+
+
+def _with_most_overlap(variants: list[Variant], promised: str) -> list[Variant]:
+    """Without those that rely on less than is promised where there is the same that relies on all of it.
+
+    They would take the places of other tiles among the candidates.
+    """
+
+    def others(v: Variant) -> tuple[tuple[str, Option], ...]:
+        return tuple(choice for choice in v.config if choice[0] != "overlap")
+
+    best = {others(v) for v in variants if v.options.get("overlap") == promised}
+    return [v for v in variants if v.options.get("overlap") == promised or others(v) not in best]

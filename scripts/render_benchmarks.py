@@ -61,13 +61,16 @@ HEADLINES = (
     ('bf16 with overlap "weights", M = 1..64', "bf16 weights", range(1, 65)),
     ("bf16, M = 128, 256", "bf16", (128, 256)),
     ('bf16 with overlap "launch", M = 128, 256', "bf16 launch", (128, 256)),
+    ('bf16 with overlap "weights", M = 128, 256', "bf16 weights", (128, 256)),
     ("bf16, M = 333", "bf16", (333,)),
     ("bf16, M = 512..8192", "bf16", range(512, 8193)),
-    ('bf16 with overlap "launch", M = 512..2048', "bf16 launch", range(512, 2049)),
+    ('bf16 with overlap "launch", M = 512..8192', "bf16 launch", range(512, 8193)),
+    ('bf16 with overlap "weights", M = 512..8192', "bf16 weights", range(512, 8193)),
     ("e4m3 row_column, M = 1..64", "e4m3 row_column", range(1, 65)),
     ("e4m3 row_column, M = 128..8192", "e4m3 row_column", range(128, 8193)),
     ("SwiGLU, all M", "bf16 swiglu", range(1, 8193)),
     ("SwiGLU, without M = 333", "bf16 swiglu", [m for m in range(1, 8193) if m != 333]),
+    ('SwiGLU with overlap "weights", all M', "bf16 swiglu weights", range(1, 8193)),
 )
 
 

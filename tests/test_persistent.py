@@ -14,7 +14,7 @@ from aot.providers import estimate_persistent
 from aot.rank import rank
 from aot.variants import Variant, choices, legal_variants, unsuited
 from runtime.dtypes import DTYPES
-from runtime.signature import EPILOGUES, Signature
+from runtime.signature import EPILOGUES, OVERLAPS, Signature
 
 FAMILY = "sm90_persistent"
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
@@ -54,18 +54,28 @@ def test_what_enumeration_leaves_out_early_is_illegal(signature: Signature) -> N
     options = persistent_choices.OPTIONS
     everything = (dict(zip(options, values, strict=True)) for values in itertools.product(*options.values()))
     legal = [o for o in everything if persistent_choices.rule(o, form(signature)) is None]
-    promised = dataclasses.replace(signature, overlap="launch")
-    assert legal == [{name: v.options[name] for name in options} for v in variants(promised)]
+    for promise in OVERLAPS:
+        expected = [o for o in legal if o["overlap"] == (promise if not o["stream_k"] else "serial")]
+        promised = dataclasses.replace(signature, overlap=promise)
+        assert expected == [{name: v.options[name] for name in options} for v in variants(promised)]
 
 
 def test_what_overlaps_is_for_signatures_that_promise_it_and_has_no_workspace() -> None:
     assert {v.options["overlap"] for v in variants(PLAIN)} == {"serial"}
     for promise in ("launch", "weights"):
         found = variants(dataclasses.replace(PLAIN, overlap=promise))
-        early = [v for v in found if v.options["overlap"] == "launch"]
+        early = [v for v in found if v.options["overlap"] == promise]
+        assert {v.options["overlap"] for v in found} == {"serial", promise}
         assert len(early) == sum(not v.options["stream_k"] for v in variants(PLAIN))
-        assert not any(v.options["stream_k"] for v in early)
-        assert all(Plan.of(v.options, form(PLAIN)).overlap for v in early)
+        assert {v.options["overlap"] for v in found if v.options["stream_k"]} == {"serial"}
+
+
+def test_no_part_of_an_n_major_tile_ends_within_a_swizzle_atom() -> None:
+    n_major = dataclasses.replace(PLAIN, b_major="n")
+    for v in variants(n_major):
+        plan = Plan.of(v.options, form(n_major))
+        part = plan.columns // plan.parts[1]
+        assert part % 64 == 0 or 64 % part == 0, v.name()
 
 
 def test_every_activation_has_variants_alone_and_with_all_other_parts() -> None:
@@ -185,13 +195,12 @@ def test_estimates_grow_with_m_where_tiles_are_full() -> None:
         assert once < twice
 
 
-def test_what_may_begin_early_comes_before_the_same_that_may_not() -> None:
-    for v in variants(dataclasses.replace(PLAIN, overlap="launch")):
-        if v.options["overlap"] == "launch":
-            late = dataclasses.replace(v, config=choices(**{**v.options, "overlap": "serial"}))
-            assert estimate_persistent.of_own(v, plain_form, PLAIN, 512) < estimate_persistent.of_own(
-                late, plain_form, PLAIN, 512
-            )
+def test_what_may_begin_earlier_comes_before_the_same_that_may_not() -> None:
+    for v in variants(dataclasses.replace(PLAIN, overlap="weights")):
+        if v.options["overlap"] == "weights":
+            same = (dataclasses.replace(v, config=choices(**{**v.options, "overlap": o})) for o in OVERLAPS)
+            late, earlier, first = (estimate_persistent.of_own(x, plain_form, PLAIN, 512) for x in same)
+            assert first < earlier < late
 
 
 def test_few_tokens_leave_the_lead_to_the_kernel_for_them() -> None:
