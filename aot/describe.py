@@ -180,7 +180,7 @@ def _compare_entry(entry: Entry, read: Callable[[str], Record]) -> str:
 def _dispatch(archive: Archive) -> Dispatch:
     if "gemm" not in archive.tables:
         return Dispatch(())
-    return Dispatch.from_json(archive.table("gemm"), {name: e.target for name, e in archive.functions.items()})
+    return Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name())
 
 
 def _gemm_names(archive: Archive) -> dict[str, list[str]]:

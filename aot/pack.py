@@ -37,6 +37,7 @@ from .cache import Cache, DamagedEntry
 from .cache import Entry as CacheEntry
 
 SOLID_BLOCK_BYTES = 8 << 20
+RECORDS_BLOCK_BYTES = 1 << 20  # alike enough to lose 2% by it, and a first launch reads one block of each
 COMPRESSION_LEVEL = 19
 MAX_THREADS = 8  # each may take 100 MB at this level
 _BLOCK_SCHEMA = 1  # raised when the way from blobs to a compressed block changes
@@ -229,11 +230,12 @@ def _blob(kind: str, data: bytes) -> _Blob:
 
 
 def _solid_blocks(blobs: list[_Blob]) -> Iterator[list[_Blob]]:
-    """Cut `blobs` into runs of one kind and at most SOLID_BLOCK_BYTES; a larger blob is a run by itself."""
+    """Cut `blobs` into runs of one kind, of bounded size; a larger blob is a run by itself."""
     group: list[_Blob] = []
     size = 0
     for blob in blobs:
-        if group and (blob.kind != group[0].kind or size + len(blob.data) > SOLID_BLOCK_BYTES):
+        most = RECORDS_BLOCK_BYTES if blob.kind == RECORDS else SOLID_BLOCK_BYTES
+        if group and (blob.kind != group[0].kind or size + len(blob.data) > most):
             yield group
             group, size = [], 0
         group.append(blob)

@@ -104,7 +104,7 @@ def tune_archive(
     options = options or TuneOptions()
     report = TuneReport(measure.environment())
     with Archive.open(source) as archive:
-        targets = {name: entry.target for name, entry in archive.functions.items()}
+        targets = archive.functions.targets_by_name()
         dispatch = Dispatch.from_json(archive.table("gemm"), targets)
         entries = _entries_to_tune(source, dispatch)
         tuner = _Tuner(Library(archive, Driver()), report, options)

@@ -85,6 +85,14 @@ class Functions(Mapping[str, FunctionEntry]):
         self._ends = list(accumulate(counts.values()))
         self.targets = tuple(counts)
 
+    def targets_by_name(self) -> dict[str, str]:
+        """The target of each function."""
+        names, start, found = list(self._records), 0, {}
+        for target, end in zip(self.targets, self._ends, strict=True):
+            found.update(dict.fromkeys(names[start:end], target))
+            start = end
+        return found
+
     def __getitem__(self, name: str) -> FunctionEntry:
         record = self._records[name]
         return FunctionEntry(name, self.targets[bisect_right(self._ends, record)], record, self._cubins[record])

@@ -294,9 +294,8 @@ class Contents:
         for layer in self._layers:
             if "gemm" not in layer.archive.tables and len(self._layers) > 1:
                 continue
-            targets = {name: entry.target for name, entry in layer.archive.functions.items()}
             try:
-                table = Dispatch.from_json(layer.archive.table("gemm"), targets)
+                table = Dispatch.from_json(layer.archive.table("gemm"), layer.archive.functions.targets_by_name())
             except RecordError as error:
                 raise RecordError(f"{layer.archive.path}: {error}") from None
             found = {(entry.signature, entry.target): entry for entry in table.entries}

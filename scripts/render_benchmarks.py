@@ -189,10 +189,21 @@ def peers(title: str, result: dict[str, Any]) -> list[str]:
             versions = ", ".join(f"{k} {v}" for k, v in said["versions"].items())
             lines.append(f"- {name}: {versions}; of {said['search']}, the fastest that is right.")
     lines += ["", "Times as long as this archive takes:", ""]
-    columns = ("kind", "regime", "against", "cases", "geomean", "worst", "best", "noise_geomean", "largest_spread")
+    columns = (
+        "kind",
+        "ours",
+        "regime",
+        "against",
+        "cases",
+        "geomean",
+        "worst",
+        "best",
+        "noise_geomean",
+        "largest_spread",
+    )
     lines += table(
-        ["kind", "M", "against", "cases", "geomean", "worst", "best", "noise", "largest spread"],
-        [[_peers_cell(column, s[column]) for column in columns] for s in result["summary"]],
+        ["kind", "of", "M", "against", "cases", "geomean", "worst", "best", "noise", "largest spread"],
+        [[_peers_cell(column, ({"ours": "ours"} | s)[column]) for column in columns] for s in result["summary"]],
     )
     names = list(dict.fromkeys(name for r in result["results"] for name in r["contenders"]))
     rows = []

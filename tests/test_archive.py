@@ -89,6 +89,7 @@ def test_reader_returns_what_was_packed(path: Path) -> None:
     with Archive.open(path) as archive:
         assert list(archive.functions) == ["alpha", "beta", "gamma", "gamma2"]
         assert {name: entry.target for name, entry in archive.functions.items()} == TARGETS
+        assert archive.functions.targets_by_name() == TARGETS
         for name, cubin in CUBINS.items():
             assert archive.cubin(name) == cubin
             assert archive.record(name) == record(name)

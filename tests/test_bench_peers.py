@@ -150,8 +150,12 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_peers, "baseline", lambda signature, example: ("torch.mm", lambda o: None))
 
 
+def miss(*_: Any, **__: Any) -> None:
+    raise KernelMiss("no kernel")
+
+
 def run_case(kind: str, library: Any = None) -> dict[str, Any]:
-    library = library or SimpleNamespace(gemm=lambda *_, **__: None)
+    library = library or SimpleNamespace(gemm=lambda *_, **__: None, entry=miss)
     bench = bench_peers.Bench(library, {"fake": Fake(), "broken": Broken()}, 0, 3)
     return bench.run(bench_peers.cases([kind], ["8B o"], [16])[0])["contenders"]
 
@@ -173,12 +177,24 @@ def test_a_peer_that_refuses_says_why() -> None:
 
 @pytest.mark.usefixtures("without_a_gpu")
 def test_peers_are_timed_where_the_archive_has_no_kernel() -> None:
-    def miss(*_: Any, **__: Any) -> None:
-        raise KernelMiss("no kernel")
-
-    found = run_case("bf16", SimpleNamespace(gemm=miss))
+    found = run_case("bf16", SimpleNamespace(gemm=miss, entry=miss))
     assert found["ours"] == {"failed": "no kernel"}
     assert "us" in found["fake"]
+
+
+@pytest.mark.usefixtures("without_a_gpu")
+def test_what_overlaps_is_a_contender_where_the_archive_has_it() -> None:
+    assert "ours overlapping" not in run_case("bf16")
+    calls: list[dict[str, Any]] = []
+    found = run_case("bf16", SimpleNamespace(gemm=lambda *_, **words: calls.append(words), entry=lambda s: None))
+    assert {"us", "spread"} <= set(found["ours"]) & set(found["ours overlapping"])
+    assert {words.get("overlap") for words in calls} == {None, "weights"}
+
+
+def test_overlapping_launches_have_a_summary_of_their_own() -> None:
+    results = [a_result("8B qkv", 16, 10.0, {"ours overlapping": 8.0, "cublas": 12.0})]
+    found = {(s["ours"], s["against"]): s["geomean"] for s in bench_peers.summarise(results) if s["regime"] == "all M"}
+    assert found == {("ours", "cublas"): 1.2, ("ours overlapping", "cublas"): 1.5}
 
 
 def test_split_k_is_offered_only_where_tiles_are_few() -> None:

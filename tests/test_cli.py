@@ -35,7 +35,7 @@ def build_again(run: Run, folder: Path, tmp_path: Path) -> Run:
 
 def test_a_build_makes_an_archive_that_serves_the_manifest(archive: Path) -> None:
     with Archive.open(archive) as opened:
-        dispatch = Dispatch.from_json(opened.table("gemm"), {n: e.target for n, e in opened.functions.items()})
+        dispatch = Dispatch.from_json(opened.table("gemm"), opened.functions.targets_by_name())
         assert [(e.signature.key(), e.target, e.state) for e in dispatch.entries] == [
             (UP, "sm_90a", "ranked"),
             (DOWN, "sm_90a", "ranked"),

@@ -145,6 +145,7 @@ def test_twins_for_two_targets_are_neighbours_in_one_block(tmp_path: Path) -> No
 
 def test_number_of_threads_does_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack, "SOLID_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(pack, "RECORDS_BLOCK_BYTES", 1000)
     package = Package()
     rng = random.Random(0)
     for number in range(40):
@@ -167,6 +168,20 @@ def test_blocks_are_bounded_and_a_large_cubin_has_its_own(tmp_path: Path) -> Non
     with Archive.open(tmp_path / "x.aot") as archive:
         lengths = [block.raw_length for block in archive.blocks if block.kind == "sm_9x"]
         assert lengths == [8_000_000, 4_000_000, 9_000_000, 10]
+        assert all(check.ok for check in archive.verify())
+
+
+def test_blocks_of_records_are_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "RECORDS_BLOCK_BYTES", 1000)
+    package = Package()
+    for number in range(20):
+        add(package, f"f{number}", b"x" * 500 + str(number).encode())
+    package.write(tmp_path / "x.aot")
+    with Archive.open(tmp_path / "x.aot") as archive:
+        lengths = {kind: [b.raw_length for b in archive.blocks if b.kind == kind] for kind in ("records", "sm_9x")}
+        assert len(lengths["records"]) > 1
+        assert max(lengths["records"]) <= 1000
+        assert len(lengths["sm_9x"]) == 1
         assert all(check.ok for check in archive.verify())
 
 

@@ -107,7 +107,7 @@ def test_power_bounds_large_problems_only() -> None:
 def table(path: Path) -> dict[int, dict[str, Any]]:
     with Archive.open(path) as archive:
         rows = archive.table("gemm")["entries"]
-        Dispatch.from_json({"entries": rows}, {n: e.target for n, e in archive.functions.items()})
+        Dispatch.from_json({"entries": rows}, archive.functions.targets_by_name())
         return {row["signature"]["n"]: row for row in rows}
 
 
