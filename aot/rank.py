@@ -23,12 +23,12 @@ from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from runtime.dtypes import DTYPES
-from runtime.signature import Signature
+from runtime.signature import OVERLAPS, Signature
 
 from . import targets
 from .providers import PROVIDERS, families
 from .targets import Target
-from .variants import Variant, family_of, unsuited
+from .variants import Variant, family_of, overlaps_less, unsuited
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,18 @@ def shortlist(
             models[elements] = _model(targets.target(target), s)
         if s not in suited:
             alike = by_form.get((s.a, s.b, s.d, s.epilogue, s.scaling, s.b_major, s.batch > 1), [])
-            suited[s] = _Suited([(v, shape) for v, shape in alike if unsuited(v, s) is None])
+            suited[s] = _Suited(_with_most_overlap([(v, shape) for v, shape in alike if unsuited(v, s) is None], s))
             sources.add(suited[s].source(models[elements]))
         candidates[s, m] = _best(_order(suited[s], s, m, models[elements]), limit)
     return Shortlist(candidates, "; ".join(sorted(sources)))
+
+
+def _with_most_overlap(shapes: _Shapes, signature: Signature) -> _Shapes:
+    """Those of `shapes` that `overlaps_less` leaves; `shapes` suit the signature."""
+    if signature.overlap == OVERLAPS[0]:
+        return shapes
+    less = overlaps_less([v for v, _ in shapes])
+    return [shape for shape, left_out in zip(shapes, less, strict=True) if not left_out]
 
 
 def _best(order: list[Variant], limit: int) -> list[Variant]:

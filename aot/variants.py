@@ -8,7 +8,7 @@ come from.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -271,6 +271,20 @@ def _is_too_much(relied: object, promised: str) -> bool:
     return relied in OVERLAPS and OVERLAPS.index(str(relied)) > OVERLAPS.index(promised)
 
 
+def overlaps_less(variants: Sequence[Variant]) -> list[bool]:
+    """Of each variant whether there is the same that overlaps more, of which a family has what gains.
+
+    It would take the place of another tile among the candidates.
+    """
+    words = (v.options.get("overlap") for v in variants)
+    overlaps = [OVERLAPS.index(str(word)) if word in OVERLAPS else 0 for word in words]
+    alike = [(v.provider, v.family, *(c for c in v.config if c[0] != "overlap")) for v in variants]
+    most: dict[Any, int] = {}
+    for key, overlap in zip(alike, overlaps, strict=True):
+        most[key] = max(overlap, most.get(key, 0))
+    return [overlap < most[key] for key, overlap in zip(alike, overlaps, strict=True)]
+
+
 def legal_variants(provider: str, target: str, signature: Signature) -> list[Variant]:
     """Every legal GEMM variant of `provider` that computes `signature` on `target`, in a fixed order."""
     wanted = _Form(
@@ -303,11 +317,11 @@ def legal_functions(provider: str, target: str) -> list[Variant]:
 
 
 def _combinations(family: Family, promised: str) -> list[dict[str, Option]]:
-    """Every combination of a family's choices but those that are hopeless, or rely on overlap other than promised."""
+    """Every combination of a family's choices but those that are hopeless, or rely on more overlap than is promised."""
     found: list[dict[str, Option]] = [{}]
     for option, values in family.options.items():
         if option == "overlap":
-            values = tuple(value for value in values if value not in OVERLAPS or value in (OVERLAPS[0], promised))
+            values = tuple(value for value in values if not _is_too_much(value, promised))
         found = [known | {option: value} for known in found for value in values]
         if family.hopeless is not None:
             found = [known for known in found if not family.hopeless(known)]
@@ -336,17 +350,4 @@ def _legal(provider: str, name: str, family: Family, target: str, form: _Form) -
         )
         if family.rule(variant) is None:  # its choices are the family's own, so `illegal` has nothing else to ask
             variants.append(variant)
-    return tuple(_with_most_overlap(variants, form.overlap))
-
-
-def _with_most_overlap(variants: list[Variant], promised: str) -> list[Variant]:
-    """Without those that rely on less than is promised where there is the same that relies on all of it.
-
-    They would take the places of other tiles among the candidates.
-    """
-
-    def others(v: Variant) -> tuple[tuple[str, Option], ...]:
-        return tuple(choice for choice in v.config if choice[0] != "overlap")
-
-    best = {others(v) for v in variants if v.options.get("overlap") == promised}
-    return [v for v in variants if v.options.get("overlap") == promised or others(v) not in best]
+    return tuple(variants)

@@ -215,22 +215,20 @@ def _forms(family: Family, serving: Callable[[Signature], list[Variant]]) -> Ite
 
     `serving` finds those for a signature. Plain ones, and with the epilogue of the most parts that there is, which has
     gate and up interleaved if it is gated; the first form also with gates before all that they gate. Of what is neither
-    plain nor the first, that with the most parts alone. What begins early waits for more in one of them.
+    plain nor the first, that with the most parts alone.
     """
     for types, scaling, b_major, batched in itertools.product(
         family.elements, family.scalings, family.b_majors, family.batched
     ):
         plain = Signature(*types, "f32", "none", 4096, 4096, 2 if batched else 1, scaling, b_major)
         if not batched:
-            plain = replace(plain, overlap="weights")  # which suits variants that rely on nothing too
+            plain = replace(plain, overlap="weights")  # which suits variants that rely on less too
         possible = [replace(plain, epilogue=epilogue) for epilogue in family.epilogues]
         legal = [s for s in possible if signature_problem(s) is None]
         legal.sort(key=lambda s: (s.epilogue.count("+"), s.epilogue), reverse=True)
         yield next((found for found in map(serving, legal) if found), [])
         if types == family.elements[0] and (scaling, b_major) == (family.scalings[0], family.b_majors[0]):
             yield from (serving(s) for s in legal if s.epilogue in ("none", "swiglu"))
-            if not batched:
-                yield serving(replace(plain, overlap="launch"))
 
 
 def _mutate(variant: Variant, rng: random.Random) -> int:

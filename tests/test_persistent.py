@@ -14,7 +14,7 @@ from aot.providers import estimate_persistent
 from aot.rank import rank
 from aot.variants import Variant, choices, legal_variants, unsuited
 from runtime.dtypes import DTYPES
-from runtime.signature import EPILOGUES, OVERLAPS, Signature
+from runtime.signature import EPILOGUES, Signature
 
 FAMILY = "sm90_persistent"
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
@@ -54,20 +54,18 @@ def test_what_enumeration_leaves_out_early_is_illegal(signature: Signature) -> N
     options = persistent_choices.OPTIONS
     everything = (dict(zip(options, values, strict=True)) for values in itertools.product(*options.values()))
     legal = [o for o in everything if persistent_choices.rule(o, form(signature)) is None]
-    for promise in OVERLAPS:
-        expected = [o for o in legal if o["overlap"] == (promise if not o["stream_k"] else "serial")]
-        promised = dataclasses.replace(signature, overlap=promise)
-        assert expected == [{name: v.options[name] for name in options} for v in variants(promised)]
+    promised = dataclasses.replace(signature, overlap="launch")
+    assert legal == [{name: v.options[name] for name in options} for v in variants(promised)]
 
 
 def test_what_overlaps_is_for_signatures_that_promise_it_and_has_no_workspace() -> None:
     assert {v.options["overlap"] for v in variants(PLAIN)} == {"serial"}
     for promise in ("launch", "weights"):
         found = variants(dataclasses.replace(PLAIN, overlap=promise))
-        early = [v for v in found if v.options["overlap"] == promise]
-        assert {v.options["overlap"] for v in found} == {"serial", promise}
+        early = [v for v in found if v.options["overlap"] == "launch"]
         assert len(early) == sum(not v.options["stream_k"] for v in variants(PLAIN))
-        assert {v.options["overlap"] for v in found if v.options["stream_k"]} == {"serial"}
+        assert not any(v.options["stream_k"] for v in early)
+        assert all(Plan.of(v.options, form(PLAIN)).overlap for v in early)
 
 
 def test_no_part_of_an_n_major_tile_ends_within_a_swizzle_atom() -> None:
@@ -195,12 +193,13 @@ def test_estimates_grow_with_m_where_tiles_are_full() -> None:
         assert once < twice
 
 
-def test_what_may_begin_earlier_comes_before_the_same_that_may_not() -> None:
-    for v in variants(dataclasses.replace(PLAIN, overlap="weights")):
-        if v.options["overlap"] == "weights":
-            same = (dataclasses.replace(v, config=choices(**{**v.options, "overlap": o})) for o in OVERLAPS)
-            late, earlier, first = (estimate_persistent.of_own(x, plain_form, PLAIN, 512) for x in same)
-            assert first < earlier < late
+def test_what_may_begin_early_comes_before_the_same_that_may_not() -> None:
+    for v in variants(dataclasses.replace(PLAIN, overlap="launch")):
+        if v.options["overlap"] == "launch":
+            late = dataclasses.replace(v, config=choices(**{**v.options, "overlap": "serial"}))
+            assert estimate_persistent.of_own(v, plain_form, PLAIN, 512) < estimate_persistent.of_own(
+                late, plain_form, PLAIN, 512
+            )
 
 
 def test_few_tokens_leave_the_lead_to_the_kernel_for_them() -> None:

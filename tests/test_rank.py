@@ -14,7 +14,7 @@ from aot.providers import PROVIDERS
 from aot.rank import rank, shortlist
 from aot.targets import TARGETS
 from aot.variants import Option, Variant, choices, legal_variants
-from runtime.signature import Signature
+from runtime.signature import OVERLAPS, Signature
 
 SIGNATURE = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
 FP8 = Signature("e4m3", "e4m3", "bf16", "f32", "none", 6144, 4096)
@@ -194,6 +194,18 @@ def test_families_of_the_same_name_from_two_providers_both_reach_the_shortlist()
     theirs = [dataclasses.replace(v, provider="elsewhere") for v in ours]
     found = shortlist(ours + theirs, [(SIGNATURE, 16)], "sm_90a", limit=2).candidates[SIGNATURE, 16]
     assert [v.provider for v in found] == ["cutlass_operators", "elsewhere"]
+
+
+def test_candidates_overlap_as_much_as_is_promised_and_gains() -> None:
+    serial, launch, weights = (dataclasses.replace(SIGNATURE, overlap=o) for o in OVERLAPS)
+    given_ = list(dict.fromkeys(v for s in (serial, launch, weights) for v in legal_variants("own", "sm_90a", s)))
+    found = shortlist(given_, [(s, 256) for s in (serial, launch, weights)], "sm_90a", limit=len(given_)).candidates
+    for s in (serial, launch, weights):
+        some = [v for v in found[s, 256] if not v.options.get("stream_k")]
+        few = {v.options["overlap"] for v in some if v.family == "sm90_small_m" and v.integer("tile_m") <= 64}
+        many = {v.options["overlap"] for v in some if v.integer("tile_m") > 64}
+        assert (few, many) == ({s.overlap}, {"serial" if s == serial else "launch"})
+        assert {v.options["overlap"] for v in found[s, 256] if v.options.get("stream_k")} == {"serial"}
 
 
 @pytest.mark.usefixtures("without_library")

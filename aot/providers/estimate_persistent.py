@@ -29,8 +29,7 @@ _EXCHANGED_BYTES_PER_US = 5.5e6  # that they write and read back
 _ORDERS = {"rows": 1.0, "two_rows": 0.95, "columns": 0.98}
 _MEMORY_BYTES_PER_US = 8.3e6  # beside other flows, of which some is hidden
 _FLOOR_BYTES_PER_US = 3.3e6  # where there is nothing else
-# What a launch gains that may begin early; taken from kernels for few tokens.
-_OVERLAP_US = {"serial": 0.0, "launch": 0.7, "weights": 1.4}
+_OVERLAP_US = 0.7  # what a launch gains that may begin early; taken from kernels for few tokens
 _SPARE_TOKEN_US = 1.35e-5  # for each row past M that a CTA loads, and each column of A
 _ORDER = 3  # of the norm that makes one time of four
 _WGMMA_ROWS = 64
@@ -83,7 +82,7 @@ def of_own(v: Variant, form_of: Callable[[Variant], Form], signature: Signature,
     tiling, plan = _own(v, form_of)
     extents = m, signature.n, signature.k
     if not plan.stream_k:
-        return estimate_us(tiling, extents, signature.batch) - _OVERLAP_US[plan.overlap]
+        return estimate_us(tiling, extents, signature.batch) - (_OVERLAP_US if plan.overlap else 0.0)
     clusters = _clusters(tiling, m, signature.n) * signature.batch
     stages = math.ceil(signature.k * tiling.bytes_in / STAGE_BYTES_OF_K)
     slices, shared = plan.slices_of(clusters, _RESIDENT[plan.cluster], stages)

@@ -6,8 +6,7 @@ One warp feeds TMA, two warpgroups multiply with WGMMA and store with TMA. "coop
 that read the same rows of A or B load a share each and multicast it. Ragged M, N and K are TMA's: zeros past the
 edge, no stores there. With `split_k` a cluster's CTAs multiply slices of K of one tile and add up pieces of D; with
 `stream_k` any clusters do, and with the tiles of the last wave only. With `overlap` the next launch begins as SMs come
-free, and waits for the end of this one before it reads or writes, or with "weights" before it does more than to load
-the first stages of B (programmatic dependent launch).
+free, and waits for the end of this one before it reads or writes (programmatic dependent launch).
 
 Rows and columns in this file are those of WGMMA's two sides: A's and B's rows, or with `swap` B's and A's, where D is
 stored transposed. 8-bit products are summed by the tensor core for a stage or two only, and then in f32 registers.
@@ -106,7 +105,7 @@ class Persistent:
             stream=stream,
             min_blocks_per_mp=1,
             cooperative=plan.stream_k,  # CTAs that wait for each other must all get an SM, whatever else runs
-            use_pdl=plan.overlap != "serial",
+            use_pdl=plan.overlap,
         )
 
     @cute.jit
@@ -169,12 +168,9 @@ class Persistent:
             cute.arch.cluster_wait()
         else:
             cute.arch.sync_threads()
-        if cutlass.const_expr(plan.overlap != "serial"):  # what is above touches no memory
+        if cutlass.const_expr(plan.overlap):  # what is above touches no memory; what is below waits in every thread
             cute.arch.griddepcontrol_launch_dependents()
-            if cutlass.const_expr(plan.overlap == "launch"):  # noqa: SIM114  # the other is of run time
-                cute.arch.griddepcontrol_wait()
-            elif warp_index != _LOADING_WARP:  # which has weights to load before
-                cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_wait()
 
         slice_k = block % plan.split_k if cutlass.const_expr(plan.split_k > 1) else 0
         rank = block % plan.cluster // plan.split_k
@@ -292,19 +288,11 @@ class Persistent:
         blocks, _, _ = cute.arch.grid_dim()
         stage = cutlass.Int32(0)
         phase = cutlass.Int32(1)  # the first round finds every stage empty
-        early = cutlass.Int32(0)  # stages of the first tile that are filled before all others
-        if cutlass.const_expr(plan.overlap == "weights"):
-            early = self._load_early(operands, barriers[0], tiles, member)
-            stage = early
-            if stage == plan.stages:
-                stage, phase = cutlass.Int32(0), cutlass.Int32(0)
         for index in cutlass.range(block // plan.cluster, tiles[2], blocks // plan.cluster, unroll=1):
             tile, first_k, count_k, _ = self._item(index, tiles)
             row, column, batch = self._place(tile, tiles, member)
             tail = (batch,) if cutlass.const_expr(cute.rank(rows) == 3) else ()
-            filled = early
-            early = cutlass.Int32(0)
-            for k in cutlass.range(filled, count_k + (plan.spare if plan.split_k > 1 else 0), unroll=1):
+            for k in cutlass.range(count_k + (plan.spare if plan.split_k > 1 else 0), unroll=1):
                 at = (row, column, first_k + k, *tail)
                 stage, phase = self._load(operands, barriers, (stage, phase), at)
             if cutlass.const_expr(plan.split_k > 1):
@@ -315,31 +303,6 @@ class Persistent:
             for _ in cutlass.range_constexpr(plan.spare):
                 tail = (0,) if cutlass.const_expr(cute.rank(rows) == 3) else ()
                 stage, phase = self._load(operands, barriers, (stage, phase), (0, 0, _BEYOND, *tail))
-
-    @cute.jit
-    def _load_early(self, operands: Any, full: Any, tiles: Any, member: Any) -> cutlass.Int32:
-        """Fill stages for the first tile, with B at once and with A when the kernel before has ended; how many."""
-        plan = self.plan
-        of_b, of_a = operands if plan.swap else operands[::-1]
-        block, _, _ = cute.arch.block_idx()
-        tile, first_k, count_k, _ = self._item(block // plan.cluster, tiles)
-        row, column, batch = self._place(tile, tiles, member)
-        along_b, along_a = (row, column) if cutlass.const_expr(plan.swap) else (column, row)
-        tail = (batch,) if cutlass.const_expr(cute.rank(of_b[1]) == 4) else ()
-        count = cutlass.min(count_k, plan.stages)
-        for stage in cutlass.range(count, unroll=1):
-            bar = full + stage
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(bar, (plan.rows + plan.columns) * STAGE_BYTES_OF_K)
-            atom, source, to, mask = of_b
-            at = (None, along_b, first_k + stage, *tail)
-            cute.copy(atom, source[at], to[None, stage], tma_bar_ptr=bar, mcast_mask=mask)
-        cute.arch.griddepcontrol_wait()
-        for stage in cutlass.range(count, unroll=1):
-            atom, source, to, mask = of_a
-            at = (None, along_a, first_k + stage, *tail)
-            cute.copy(atom, source[at], to[None, stage], tma_bar_ptr=full + stage, mcast_mask=mask)
-        return count
 
     @cute.jit
     def _load(self, operands: Any, barriers: Any, at: Any, place: Any) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.dtypes import DTYPES
-from runtime.signature import OVERLAPS, SCALE_BLOCK, Epilogue
+from runtime.signature import SCALE_BLOCK, Epilogue
 
 SHARED_BYTES_PER_CTA = 227 << 10
 _STATIC_BYTES = 1 << 10  # of a CTA's, what every kernel of the DSL declares
@@ -50,9 +50,9 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     # Of tiles: down the rows of a band of `_BAND_ROWS` rows, of two clusters' rows, or along a band of eight clusters'
     # columns. What L2 serves at a time depends on it, and on which pairs of SMs ask together.
     "order": ("rows", "two_rows", "columns"),
-    # What may happen before the kernel before this one ends: nothing ("serial"), all but reading ("launch"), or loading
-    # the first stages of B too ("weights"), which is right only where that kernel does not write B.
-    "overlap": OVERLAPS,
+    # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch"). Loading
+    # B too gained nothing (docs/kernels.md).
+    "overlap": ("serial", "launch"),
 }
 
 
@@ -100,7 +100,7 @@ class Plan:
     split_k: int
     stream_k: bool
     pingpong: bool
-    overlap: str
+    overlap: bool
     registers: int  # that a thread needs for sums while it stores a tile
     piece_columns: int  # of D, by 64 rows, stored at once
     stages: int
@@ -135,7 +135,7 @@ class Plan:
             split_k=options["split_k"],
             stream_k=options["stream_k"],
             pingpong=pingpong,
-            overlap=options["overlap"],
+            overlap=options["overlap"] != "serial",
             registers=sums,
             piece_columns=piece,
             stages=left // ((rows + columns) * STAGE_BYTES_OF_K),
