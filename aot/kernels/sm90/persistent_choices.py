@@ -50,8 +50,8 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     # Of tiles: down the rows of a band of `_BAND_ROWS` rows, of two clusters' rows, or along a band of eight clusters'
     # columns. What L2 serves at a time depends on it, and on which pairs of SMs ask together.
     "order": ("rows", "two_rows", "columns"),
-    # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch"). Loading
-    # B too gained nothing (docs/kernels.md).
+    # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch").
+    # Loading B too was tried, and gains nothing (docs/kernels.md).
     "overlap": ("serial", "launch"),
 }
 
