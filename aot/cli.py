@@ -246,12 +246,18 @@ def _tune_command(
     sustained: Annotated[
         bool, typer.Option(help="Compare large problems at the clock that their power leaves them too.")
     ] = True,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Share by which a function that serves elsewhere may be slower.", show_default="0.01"
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure the candidates of an archive on this machine's GPU and write an archive that uses the fastest."""
     _refuse_inputs(output, [source])
     destination(output)  # before the work, not after it
-    given = {"finalists": finalists, "repeats": repeats, "seed": seed, "sustained": sustained}
+    given = {"finalists": finalists, "repeats": repeats, "seed": seed, "sustained": sustained, "tolerance": tolerance}
     report = _tune(source, output, {name: value for name, value in given.items() if value is not None}, as_json)
     if as_json:
         print_json({"archive": str(output), "tuning": report})
@@ -267,7 +273,7 @@ def _tune(source: Path, destination: Path, options: dict[str, Any], as_json: boo
             report = tune_archive(source, destination, TuneOptions(**options), progress.update)
         except KeyboardInterrupt:
             raise _Stop(f"interrupted; {destination} is what it was", _INTERRUPTED) from None
-    ratios = [found.baseline_time.us / found.times[0][1].us for _, found in report.measured if found.times]
+    ratios = report.speedups
     geomean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else None
     for name, reason in report.rejected.items():
         warn(f"{name}: rejected: {reason}")

@@ -1,9 +1,10 @@
-"""Which M values to look at, and from the best function at each to the ranges of a dispatch entry. Pure."""
+"""Which M values to look at, which functions serve them, and from these to the ranges of a dispatch entry. Pure."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 _WHOLE_TILES = (240, 336, 400, 640)  # of 80 and 120 tokens, 112 and 168, 80, 128
@@ -25,6 +26,20 @@ def ranges(best: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
             merged.append({"m_max": m, "function": function})
     merged[-1]["m_max"] = None
     return merged
+
+
+def fewest(times: Sequence[Mapping[str, float]], tolerance: float, kept: Collection[str] = ()) -> list[str]:
+    """A function for each point, from few in all: none takes more than 1 + `tolerance` of the least time there.
+
+    `times` has functions' times at each point, `kept` functions that are kept in any case. Greedy: the function that
+    will do at most points comes first, as cover is approximated (Chvatal, 1979); ties go by name.
+    """
+    allowed = [{f for f, time in at.items() if time <= min(at.values()) * (1 + tolerance)} for at in times]
+    chosen = set(kept)
+    while left := [names for names in allowed if not names & chosen]:
+        uses = Counter(name for names in left for name in names)
+        chosen.add(min(uses, key=lambda name: (-uses[name], name)))
+    return [min(names & chosen, key=lambda f: (at[f], f)) for at, names in zip(times, allowed, strict=True)]
 
 
 def points(tokens: Sequence[int]) -> list[int]:

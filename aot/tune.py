@@ -8,11 +8,12 @@ one archive can be tuned on one machine after the other.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from .baseline import baseline
 from .measure import Launch, Timing
 from .operands import OperandSet, Weights
 from .pack import Package
-from .select import points, ranges
+from .select import fewest, points, ranges
 
 # Every candidate is checked at these M besides those it is timed at: one row, fewer than any tile, and ragged.
 CHECK_TOKENS = (1, 3, 17, 333)
@@ -46,12 +47,14 @@ class TuneError(AotError):
 @dataclass(frozen=True)
 class TuneOptions:
     """How thoroughly to measure: functions that reach the interleaved comparison, its repeats, and whether those that
-    power bounds are compared under sustained load too."""
+    power bounds are compared under sustained load too. `tolerance` is the share of the best time by which another
+    function may be slower that serves elsewhere anyway: fewer kernels to load and to keep."""
 
     finalists: int = 4
     repeats: int = 5
     seed: int = 0
     sustained: bool = True
+    tolerance: float = 0.01
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,16 @@ class Measured:
     candidates: int
     sustained: Mapping[str, Timing] = field(default_factory=dict)
 
+    def score(self, name: str, us: float) -> float:
+        """What finalists are compared by, in microseconds: the geometric mean of both times, where there are two."""
+        return math.sqrt(us * self.sustained[name].us) if self.sustained else us
+
 
 @dataclass
 class TuneReport:
     """What tuning did: (signature key, measured) pairs in order, and functions that computed something wrong.
 
+    `speedups` has the baseline's time over that of the function that serves, for each of `measured` that has one.
     `unserved` has signatures with no correct function left, which are no longer in the archive; `interrupted` is set
     where Ctrl-C came first: what was measured by then is written, and tuning the result goes on with the rest.
     """
@@ -82,6 +90,7 @@ class TuneReport:
     measured: list[tuple[str, Measured]] = field(default_factory=list)
     rejected: dict[str, str] = field(default_factory=dict)
     unserved: list[str] = field(default_factory=list)
+    speedups: list[float] = field(default_factory=list)
     interrupted: bool = False
 
 
@@ -113,7 +122,7 @@ def tune_archive(
         def write() -> bool:
             report.unserved.clear()
             with _undisturbed() as interrupts:
-                _write(archive, dispatch, results, report, destination)
+                _write(archive, dispatch, results, report, options.tolerance, destination)
             return bool(interrupts)
 
         try:
@@ -232,8 +241,9 @@ class _Tuner:
         sustained: dict[str, Timing] = {}
         if self.options.sustained and measure.power_bound(signature, m):
             sustained = measure.time_sustained(final, operands, floor)
-        best.sort(key=lambda n: times[n].us * (sustained[n].us if sustained else 1.0))
         found = Measured(m, tuple((n, times[n]) for n in best), name, times[name], len(launches), sustained)
+        order = sorted(found.times, key=lambda of: found.score(of[0], of[1].us))
+        found = replace(found, times=tuple(order))
         self.report.measured.append((signature.key(), found))
         self.library.forget_captures()  # their graphs are gone
         return found
@@ -244,13 +254,19 @@ def _write(
     dispatch: Dispatch,
     results: Results,
     report: TuneReport,
+    tolerance: float,
     destination: Path,
 ) -> None:
     """Keep the winners, what the other entries name, and every function that is no candidate of a GEMM."""
     entries = []
+    tuned_before = [e for e in dispatch.entries if not e.candidates]
+    served = {n for e in tuned_before for n in _names(_as_json(e))} - report.rejected.keys()
+    chosen = _chosen(results, report, tolerance, served)
+    of_all = (found for measured in results.values() for found in measured if id(found) in chosen)
+    report.speedups = [found.baseline_time.us / chosen[id(found)][1].us for found in of_all]
     for entry in dispatch.entries:
         measured = results.get((entry.signature, entry.target))
-        row = _untouched(entry, report.rejected) if measured is None else _tuned_entry(entry, measured, report)
+        row = _untouched(entry, report.rejected) if measured is None else _tuned_entry(entry, measured, chosen)
         if row is None:
             report.unserved.append(f"{entry.signature.key()} on {entry.target}")
         else:
@@ -297,15 +313,31 @@ def _untouched(entry: Entry, rejected: Mapping[str, str]) -> dict[str, Any] | No
     }
 
 
-def _tuned_entry(entry: Entry, measured: Sequence[Measured], report: TuneReport) -> dict[str, Any] | None:
+_Chosen = dict[int, tuple[str, Timing, list[tuple[str, Timing]]]]  # by id of a `Measured`
+
+
+def _chosen(results: Results, report: TuneReport, tolerance: float, served: Collection[str]) -> _Chosen:
+    """For all that was measured the function to serve it, its time, and the other finalists, best first.
+
+    Left out is where no finalist is right everywhere. `served` are functions that the archive has in any case.
+    """
+    found = [(m, [(n, t) for n, t in m.times if n not in report.rejected]) for ms in results.values() for m in ms]
+    found = [(m, times) for m, times in found if times]
+    names = fewest([{n: m.score(n, t.us) for n, t in times} for m, times in found], tolerance, served)
+    return {
+        id(m): (name, dict(times)[name], [(n, t) for n, t in times if n != name])
+        for (m, times), name in zip(found, names, strict=True)
+    }
+
+
+def _tuned_entry(entry: Entry, measured: Sequence[Measured], chosen: _Chosen) -> dict[str, Any] | None:
     """The entry with its winners; None if no M has a function that is right everywhere."""
     best: list[tuple[int, str]] = []
     timings = []
     for found in measured:
-        times = [(n, t) for n, t in found.times if n not in report.rejected]
-        if not times:
+        if id(found) not in chosen:
             continue
-        (winner, time), *others = times
+        winner, time, others = chosen[id(found)]
         best.append((found.m, winner))
         timings.append(
             {

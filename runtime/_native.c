@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { INTERFACE = 1 }; /* that of runtime/native.py */
+
 /* --- ABI of others: dlpack.h 1.3, cuda.h --- */
 
 typedef struct {
@@ -608,6 +610,7 @@ PyMODINIT_FUNC PyInit__native(void) {
     table_type = (PyTypeObject *)PyType_FromSpec(&table_spec);
     counter_type = (PyTypeObject *)PyType_FromSpec(&counter_spec);
     if (launch_type == NULL || table_type == NULL || counter_type == NULL ||
+        PyModule_AddIntConstant(self, "INTERFACE", INTERFACE) < 0 ||
         PyModule_AddObject(self, "Launch", (PyObject *)launch_type) < 0 ||
         PyModule_AddObject(self, "Table", (PyObject *)table_type) < 0 ||
         PyModule_AddObject(self, "Counter", (PyObject *)counter_type) < 0) {

@@ -247,10 +247,11 @@ class Driver:
     def parameter_sizes(self, kernel: Any) -> tuple[int, ...]:
         """The size in bytes of each kernel parameter, in order."""
         sizes = []
+        offset, size, ask = ctypes.c_size_t(), ctypes.c_size_t(), self._cuda.cuKernelGetParamInfo
+        out = byref(offset), byref(size)
         for index in itertools.count():
             # Older drivers cannot count parameters; all of them call an index past the last an invalid value.
-            offset, size = ctypes.c_size_t(), ctypes.c_size_t()
-            error = self._cuda.cuKernelGetParamInfo(kernel, index, byref(offset), byref(size))
+            error = ask(kernel, index, *out)
             if error == _INVALID_VALUE:
                 break
             self._check("cuKernelGetParamInfo", error)

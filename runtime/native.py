@@ -6,12 +6,19 @@ Knows of a driver only what the table asks it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
+_log = logging.getLogger(__name__)
+
+_INTERFACE = 1  # that of _native.c, to be raised there and here with every change of what it offers
 _native: Any = None  # where it was not built: an install without a C compiler
 with contextlib.suppress(ImportError):
     from . import _native
+if _native is not None and getattr(_native, "INTERFACE", None) != _INTERFACE:
+    _log.warning("%s is of another version and left alone, so launches take longer: install again", _native.__file__)
+    _native = None
 
 if TYPE_CHECKING:
     from .driver import Driver

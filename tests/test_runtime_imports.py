@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
+import types
 from pathlib import Path
+
+import pytest
+
+import runtime
+from runtime import native
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -79,3 +86,24 @@ def test_blocked_imports_are_noticed() -> None:
     result = run("import torch")
     assert result.returncode != 0
     assert "import of torch" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("interface", "used"), [(native._INTERFACE, True), (native._INTERFACE - 1, False), (None, False)]
+)
+def test_native_code_of_another_version_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, interface: int | None, used: bool
+) -> None:
+    built = types.ModuleType("runtime._native")
+    built.__file__ = "old.so"
+    if interface is not None:
+        built.INTERFACE = interface  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "runtime._native", built)
+    monkeypatch.setattr(runtime, "_native", built, raising=False)
+    spec = importlib.util.spec_from_file_location("runtime.native_again", native.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    again = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(again)
+    assert again._native is (built if used else None)
+    assert ("old.so is of another version" in caplog.text) != used

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from aot.select import points, ranges
+from aot.select import fewest, points, ranges
 from aot.tune import candidates_at
 
 
@@ -28,6 +30,30 @@ def test_neighbours_with_one_function_become_one_range() -> None:
 def test_ranges_need_ascending_m(best: list[tuple[int, str]]) -> None:
     with pytest.raises(ValueError, match="ascending"):
         ranges(best)
+
+
+def test_one_function_serves_where_it_is_nearly_the_best() -> None:
+    times = [{"a": 10.0, "b": 10.05}, {"b": 20.0, "c": 19.9}, {"c": 30.0, "b": 30.2}]
+    assert fewest(times, 0.01) == ["b", "b", "b"]
+    assert fewest(times, 0.004) == ["a", "c", "c"]
+    assert fewest(times, 0.0) == ["a", "c", "c"]
+
+
+def test_what_is_kept_in_any_case_serves_first_and_the_best_of_it() -> None:
+    times = [{"a": 10.0, "b": 10.05, "c": 10.02}]
+    assert fewest(times, 0.01) == ["a"]
+    assert fewest(times, 0.01, ["b", "c"]) == ["c"]
+    assert fewest(times, 0.001, ["b", "c"]) == ["a"]
+
+
+@given(
+    times=st.lists(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(1, 10), min_size=1), min_size=1, max_size=20),
+    tolerance=st.floats(0, 1),
+)
+def test_nothing_chosen_is_slower_than_allowed(times: list[dict[str, float]], tolerance: float) -> None:
+    chosen = fewest(times, tolerance)
+    assert all(at[f] <= min(at.values()) * (1 + tolerance) for at, f in zip(times, chosen, strict=True))
+    assert chosen == fewest([dict(reversed(at.items())) for at in times], tolerance)
 
 
 def test_points_fill_the_gaps_between_the_manifests_tokens() -> None:

@@ -90,7 +90,8 @@ def test_under_sustained_load_the_least_product_of_both_times_wins(
     found = tuner.measure(ranked, 4096)
     assert found.times[0][0] == first
     assert set(found.sustained) == (set(long) if sustained else set())
-    tuned = tune._tuned_entry(ranked, [found], tuner.report)
+    chosen = tune._chosen({(ranked.signature, "sm_90a"): [found]}, tuner.report, 0.01, ())
+    tuned = tune._tuned_entry(ranked, [found], chosen)
     assert tuned is not None
     (timing,) = tuned["timings"]
     if sustained:
@@ -119,6 +120,15 @@ def test_the_fastest_right_function_wins_each_range(source: Path, tmp_path: Path
     first = row["timings"][0]
     assert (first["m"], first["function"], first["us"], first["runner_up"]) == (16, "quick", 2.0, "slow")
     assert (first["baseline"], first["baseline_us"], first["baseline_spread"]) == ("torch.mm", 2.5, 0.02)
+
+
+def test_a_function_that_is_nearly_the_best_serves_alone(source: Path, tmp_path: Path) -> None:
+    report = tune_archive(source, tmp_path / "tuned.aot", tune.TuneOptions(tolerance=1.0))
+    rows = table(tmp_path / "tuned.aot").values()
+    assert len({r["function"] for row in rows for r in row["ranges"]}) == 1
+    exact = tune_archive(source, tmp_path / "exact.aot", tune.TuneOptions(tolerance=0.0))
+    assert len({r["function"] for row in table(tmp_path / "exact.aot").values() for r in row["ranges"]}) == 2
+    assert sum(report.speedups) < sum(exact.speedups)
 
 
 def test_a_function_rejected_once_is_in_no_entry_and_not_in_the_archive(source: Path, tmp_path: Path) -> None:
