@@ -242,7 +242,8 @@ def _update(shape: _LaunchShape, last: Launch, words: tuple[tuple[int, int, int]
         return _evaluate_launch(shape, v)
     parameters = bytearray(last.parameters)
     for offset, size, ref in words:
-        parameters[offset : offset + size] = _number(v, ref).to_bytes(size, "little")
+        value = v[ref]
+        parameters[offset : offset + size] = (value if type(value) is int else _number(v, ref)).to_bytes(size, "little")
     kernel, _, block, shared_bytes, attributes, _, offsets, sizes, slots = last
     grid = _evaluate_grid(shape, v)
     return Launch(kernel, grid, block, shared_bytes, attributes, bytes(parameters), offsets, sizes, slots)

@@ -100,6 +100,13 @@ def test_under_sustained_load_the_least_product_of_both_times_wins(
         assert "sustained_us" not in timing
 
 
+def test_every_contender_has_every_place_and_neighbour() -> None:
+    orders = list(measure.turns(3, 6))
+    assert orders == [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1], [2, 0, 1], [1, 0, 2]]
+    assert list(measure.turns(1, 2)) == [[0], [0]]
+    assert list(measure.turns(0, 2)) == [[], []]
+
+
 def test_power_bounds_large_problems_only() -> None:
     large = Dispatch.from_json({"entries": [entry(signature(8192, 8192), [(None, "f")])]}).entries[0].signature
     assert [m for m in (16, 128, 512, 4096) if measure.power_bound(large, m)] == [512, 4096]
