@@ -180,8 +180,8 @@ def time_interleaved(
 def turns(count: int, repeats: int) -> Iterator[list[int]]:
     """The order of `count` contenders in each repeat: A B C, C B A, B C A, A C B and so on.
 
-    Each leaves the next a clock: in one fixed order cuBLAS in its second place took 1.02 of its time in the first, over 40
-    large problems on an H200.
+    Each leaves the next a clock: in one fixed order cuBLAS in its second place took 1.02 of its time in the first, over
+    40 large problems on an H200.
     """
     for repeat in range(repeats):
         order = [(repeat // 2 + i) % count for i in range(count)]
