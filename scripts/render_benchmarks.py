@@ -27,12 +27,13 @@ The archives: `aot build benchmarks/layers.yaml manifests/*.yaml --target sm_90a
 build/candidates.aot` and, on the GPU, `aot tune build/candidates.aot -o build/tuned.aot --finalists 3 --repeats 3`
 (1,310 kernels, 1,166 points, in 600 s on two H200s one after the other). Laid over it where a command says so: `aot
 build benchmarks/more.yaml --candidates 24 -o build/more.aot` and `aot tune build/more.aot -o build/more_tuned.aot
---finalists 3 --repeats 4` (773 kernels, in 283 s on a third H200); and `build/weights_tuned.aot`, of what `benchmarks/layers.yaml` has with overlap
-"weights", the first 12 candidates (566 kernels, in 179 s on the H200 of the first section, 116 kept). Where
-`build/rest_tuned.aot` is named too, both are of 20 candidates tuned on two others, when `sm90_persistent` could load
-weights early too. The commit named is the scripts'; kernels are of one before. `build/qwen_tuned.aot` is of
-`benchmarks/qwen3-8b.yaml`, `build/llama.aot` the part of build/tuned.aot that manifests/llama-3.1-8b.yaml asks for,
-`build/thousand.aot` as `benchmarks/thousand.yaml` says, but with 311 candidates, 1,866 kernels, where it is opened.
+--finalists 3 --repeats 4` (773 kernels, in 283 s on a third H200); and `build/weights_tuned.aot`, of what
+`benchmarks/layers.yaml` has with overlap "weights", the first 12 candidates (566 kernels, in 179 s on the H200 of the
+first section, 116 kept). Where `build/rest_tuned.aot` is named too, both are of 20 candidates tuned on two others, when
+`sm90_persistent` could load weights early too. The commit named is the scripts'; kernels are of one before.
+`build/qwen_tuned.aot` is of `benchmarks/qwen3-8b.yaml`, `build/llama.aot` the part of build/tuned.aot that
+manifests/llama-3.1-8b.yaml asks for, `build/thousand.aot` as `benchmarks/thousand.yaml` says, but with 311 candidates,
+1,866 kernels, where it is opened.
 GPUs of one kind differ: no two of these H200s give the same figures. Where a section's archive_sha256 is another, its
 archive was tuned before, with kernels before these.
 """
