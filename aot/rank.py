@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import islice
@@ -93,7 +93,8 @@ def _best(order: list[Variant], limit: int) -> list[Variant]:
     for place, variant in enumerate(order):
         leaders.setdefault((variant.provider, variant.family), place)
     first = list(leaders.values())
-    rest = islice((place for place in range(len(order)) if place not in first), limit)
+    among_first = set(first)
+    rest = islice((place for place in range(len(order)) if place not in among_first), limit)
     return [order[place] for place in sorted([*first, *rest][:limit])]
 
 
@@ -135,14 +136,14 @@ class _Shape(NamedTuple):
 
 
 _Shapes: TypeAlias = list[tuple[Variant, _Shape]]
-_Costs: TypeAlias = dict[_Shape, tuple[float, ...]]
+_Costs: TypeAlias = list[tuple[float, ...]]  # of shapes in their order
 _Estimate: TypeAlias = Callable[[Variant, Signature, int], float]
 
 
 class _Model(Protocol):
     source: str
 
-    def costs(self, shapes: Iterable[_Shape], signature: Signature, m: int) -> _Costs: ...
+    def costs(self, shapes: Sequence[_Shape], signature: Signature, m: int) -> _Costs: ...
 
 
 def _shapes(variants: Iterable[Variant]) -> _Shapes:
@@ -162,14 +163,16 @@ def _shapes(variants: Iterable[Variant]) -> _Shapes:
 
 
 class _Suited:
-    """The variants that suit a signature: those with an estimate of their family's, and others with their shapes.
+    """The variants that suit a signature: those with an estimate of their family's, and others.
 
-    `copies` counts, for each of the others, those before it of the same shape.
+    `shapes` are those of the others, each once. Of each of the others `places` has its shape's place among them, and
+    `copies` how many of the same shape are before it.
     """
 
     def __init__(self, shapes: _Shapes) -> None:
         self.estimated: list[tuple[_Estimate, Variant]] = []
-        self.others: _Shapes = []
+        self.others: list[Variant] = []
+        shapes_of_others: list[_Shape] = []
         estimates: dict[tuple[str, str], _Estimate | None] = {}  # there are many variants, and few families
         for variant, shape in shapes:
             key = variant.provider, variant.family
@@ -178,14 +181,18 @@ class _Suited:
                 estimates[key] = family.estimate_us if family else None
             estimate_us = estimates[key]
             if estimate_us is None:
-                self.others.append((variant, shape))
+                self.others.append(variant)
+                shapes_of_others.append(shape)
             else:
                 self.estimated.append((estimate_us, variant))
-        seen: Counter[_Shape] = Counter()
+        self.shapes = list(dict.fromkeys(shapes_of_others))
+        place_of = {shape: place for place, shape in enumerate(self.shapes)}
+        self.places = [place_of[shape] for shape in shapes_of_others]
+        seen: Counter[int] = Counter()
         self.copies = []
-        for _, shape in self.others:
-            self.copies.append(seen[shape])
-            seen[shape] += 1
+        for place in self.places:
+            self.copies.append(seen[place])
+            seen[place] += 1
 
     def source(self, model: _Model) -> str:
         """What puts these variants in order."""
@@ -202,10 +209,10 @@ def _order(suited: _Suited, signature: Signature, m: int, model: _Model) -> list
 
 def _by_model(suited: _Suited, signature: Signature, m: int, model: _Model) -> list[Variant]:
     """Cheapest first by `model`; among equals one of each shape before a second of any."""
-    costs = model.costs(dict.fromkeys(shape for _, shape in suited.others), signature, m)
+    costs = model.costs(suited.shapes, signature, m)
     keyed = [
-        ((costs[shape][0], copies, *costs[shape][1:]), variant)
-        for (variant, shape), copies in zip(suited.others, suited.copies, strict=True)
+        ((costs[place][0], copies, *costs[place][1:]), variant)
+        for variant, place, copies in zip(suited.others, suited.places, suited.copies, strict=True)
     ]
     return [variant for _, variant in sorted(keyed, key=itemgetter(0))]
 
@@ -232,8 +239,8 @@ class _TileWaves:
         self._multiprocessors = target.multiprocessors
         self.source = source
 
-    def costs(self, shapes: Iterable[_Shape], signature: Signature, m: int) -> _Costs:
-        return {shape: (self.cost(shape, signature, m),) for shape in shapes}
+    def costs(self, shapes: Sequence[_Shape], signature: Signature, m: int) -> _Costs:
+        return [(self.cost(shape, signature, m),) for shape in shapes]
 
     def cost(self, s: _Shape, signature: Signature, m: int) -> float:
         clusters = -(-m // (s.tile_m * s.cluster_m)) * -(-signature.n // (s.tile_n * s.cluster_n))
@@ -287,7 +294,7 @@ class _MatmulHeuristics:
         self._instruction_k = 32 // DTYPES[signature.a].bytes
         self.source = f"{_DISTRIBUTION} {version}"
 
-    def costs(self, shapes: Iterable[_Shape], signature: Signature, m: int) -> _Costs:
+    def costs(self, shapes: Sequence[_Shape], signature: Signature, m: int) -> _Costs:
         layouts = self._library.NvMatmulHeuristicsMatmulLayout
         made = self._interface.makeNvMatmulHeuristicsProblem
         straight = made(m, signature.n, signature.k, layouts.TN_ROW_MAJOR, signature.batch)
@@ -297,14 +304,14 @@ class _MatmulHeuristics:
             kernel = found["kernel"]
             suggested = kernel.cta_tile_m, kernel.cta_tile_n, kernel.cluster_m, kernel.cluster_n
             places.setdefault(suggested, place)
-        costs: _Costs = {}
+        costs: _Costs = []
         for s in shapes:
             if s.tile_m < 64:  # swap-AB: the MMA's M side holds the weights
                 seconds = self._estimate(swapped, s, (s.tile_n, s.tile_m), (s.cluster_n, s.cluster_m))
             else:
                 seconds = self._estimate(straight, s, (s.tile_m, s.tile_n), (s.cluster_m, s.cluster_n))
             place = places.get((s.tile_m, s.tile_n, s.cluster_m, s.cluster_n), _SUGGESTIONS)
-            costs[s] = seconds, place, self._waves.cost(s, signature, m)
+            costs.append((seconds, place, self._waves.cost(s, signature, m)))
         return costs
 
     def _estimate(self, problem: Any, s: _Shape, tile: tuple[int, int], cluster: tuple[int, int]) -> float:
@@ -313,19 +320,11 @@ class _MatmulHeuristics:
         The extents below a CTA's tile have no effect, but must divide it, or there is no estimate; nor is there one for
         a tile narrower than 32. The library's own wrapper of this function calls one that does not exist.
         """
-        tile_m, tile_n = tile[0], max(tile[1], 32)
-        config = self._configurations.get(s)  # a shape is always straight or always swapped
+        if s not in self._configurations:  # a shape is always straight or always swapped
+            self._configurations[s] = self._configuration(s, tile, cluster)
+        config = self._configurations[s]
         if config is None:
-            config = self._configurations[s] = self._interface.nvmmhKernelConfiguration()
-            config.cta[:] = tile_m, tile_n, s.tile_k
-            config.warp[:] = min(64, tile_m), min(64, tile_n), s.tile_k
-            config.instr[:] = s.instruction_m, 8, self._instruction_k
-            config.cluster[:] = cluster
-            config.loadStages = s.stages
-            config.splitK = s.split_k
-            config.gridSwizzle = 1
-        if (*config.cta, *config.cluster, config.splitK) != (tile_m, tile_n, s.tile_k, *cluster, s.split_k):
-            return float("inf")  # a field is too narrow for its value, and the library divides by what is left
+            return float("inf")
         seconds: float = self._interface.nvMatmulHeuristicsEstimateRuntime(
             self._interface.handle,
             self._encoded,
@@ -335,6 +334,21 @@ class _MatmulHeuristics:
             self._interface.hardware_descriptor,
         )
         return seconds if seconds > 0 else float("inf")
+
+    def _configuration(self, s: _Shape, tile: tuple[int, int], cluster: tuple[int, int]) -> Any:
+        """The library's form of a shape; None where a field is too narrow for its value, of which it would divide by
+        what is left."""
+        tile_m, tile_n = tile[0], max(tile[1], 32)
+        config = self._interface.nvmmhKernelConfiguration()
+        config.cta[:] = tile_m, tile_n, s.tile_k
+        config.warp[:] = min(64, tile_m), min(64, tile_n), s.tile_k
+        config.instr[:] = s.instruction_m, 8, self._instruction_k
+        config.cluster[:] = cluster
+        config.loadStages = s.stages
+        config.splitK = s.split_k
+        config.gridSwizzle = 1
+        fits = (*config.cta, *config.cluster, config.splitK) == (tile_m, tile_n, s.tile_k, *cluster, s.split_k)
+        return config if fits else None
 
 
 def _precision(signature: Signature) -> str:
