@@ -101,7 +101,7 @@ class Graph:
             condition, a, b = operands
             if condition.constant is not None:
                 return a if condition.constant else b
-            return a if a is b else None
+            return a if a is b else self._rounded_division(condition, a, b)
         if op in ("zext", "sext", "trunc", "ctlz", "abs"):
             return None
         a, b = operands
@@ -115,6 +115,25 @@ class Graph:
             return b
         if op in ("mul", "and") and 0 in (a.constant, b.constant):
             return self.const(width, 0)
+        return None
+
+    def _rounded_division(self, condition: Node, adjusted: Node, quotient: Node) -> Node | None:
+        """x / d rounded up or down, for a constant d > 0, if that is what `condition ? adjusted : quotient` comes to.
+
+        MLIR writes it as q = x sdiv d; (x != q * d and x >= 0) ? q + 1 : q, and as (x != q * d and x < 0) ? q - 1 : q.
+        """
+        if quotient.op != "sdiv" or len(quotient.operands) != 2:
+            return None
+        x, d = quotient.operands
+        if d.constant is None or not 0 < d.constant < 1 << (d.width - 1):
+            return None
+        product, zero = self._make("mul", x.width, (quotient, d)), self.const(x.width, 0)
+        inexact, negative = self._make("ne", 1, (x, product)), self._make("slt", 1, (x, zero))
+        not_negative = self._make("eq", 1, (negative, self.const(1, 0)))
+        for op, one, sign in (("ceildivsi", 1, not_negative), ("floordivsi", -1, negative)):
+            next_one = self._make("add", x.width, (quotient, self.const(x.width, one)))
+            if adjusted is next_one and condition is self._make("and", 1, (inexact, sign)):
+                return self._make(op, x.width, (x, d))
         return None
 
 

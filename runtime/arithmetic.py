@@ -1,9 +1,10 @@
 """Integer arithmetic as data: the nodes of a launch program, checked and compiled into Python steps.
 
 Nothing here executes anything that came from a file: a node is looked up in fixed tables and checked when it is
-read. Values are unsigned integers modulo 2^width, and operations have the semantics of their LLVM namesakes. Where
-LLVM says *poison* or undefined behaviour (a flagged overflow, a division by zero, a loop past its bound), the value
-is a `Poison`, which spreads through arithmetic and raises `ProgramError` once somebody needs it.
+read. Values are unsigned integers modulo 2^width, and operations have the semantics of their LLVM namesakes, or MLIR's
+(ceildivsi and floordivsi, which come as eight operations of LLVM). Where LLVM says *poison* or undefined behaviour (a
+flagged overflow, a division by zero, a loop past its bound), the value is a `Poison`, which spreads through arithmetic
+and raises `ProgramError` once somebody needs it.
 
 Knows nothing of launches, pointers or kernels.
 """
@@ -132,6 +133,21 @@ def _srem(w: int, x: int, y: int) -> Any:
     return (signed(x, w) - quotient * signed(y, w)) & ((1 << w) - 1)
 
 
+def _rounded_quotient(up: bool) -> Callable[[int, int, int], Any]:
+    """Signed division that rounds towards positive or negative infinity."""
+
+    def compute(w: int, x: int, y: int) -> Any:
+        sx, sy = signed(x, w), signed(y, w)
+        if sy == 0:
+            return Poison("division by zero")
+        quotient = -(-sx // sy) if up else sx // sy
+        if quotient >> (w - 1) == 1:
+            return Poison(f"signed division overflows {w} bits")
+        return quotient & ((1 << w) - 1)
+
+    return compute
+
+
 def _shl(w: int, x: int, y: int) -> Any:
     return (x << y) & ((1 << w) - 1) if y < w else Poison(f"shift by {y} of a {w}-bit value")
 
@@ -201,6 +217,8 @@ _BINARY: dict[str, Callable[[int, int, int], Step]] = {
     "sdiv": _checked(_sdiv),
     "urem": _checked(_urem),
     "srem": _checked(_srem),
+    "ceildivsi": _checked(_rounded_quotient(True)),
+    "floordivsi": _checked(_rounded_quotient(False)),
     "shl": _checked(_shl),
     "lshr": _checked(_lshr),
     "ashr": _checked(_ashr),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -64,6 +66,20 @@ def test_division_truncates_and_is_undefined_where_llvm_says_so(case: tuple[int,
     ):
         result = evaluate([op, width, 0, 1], [x, y], [width, width])
         assert isinstance(result, Poison) if undefined else result == unsigned(value, width), op
+
+
+@given(pairs())
+def test_division_that_rounds_up_or_down_does_so_and_is_undefined_where_the_quotient_is(
+    case: tuple[int, int, int],
+) -> None:
+    width, x, y = case
+    sx, sy = SIGNED[width](x).value, SIGNED[width](y).value
+    for op, rounded in (("ceildivsi", math.ceil), ("floordivsi", math.floor)):
+        result = evaluate([op, width, 0, 1], [x, y], [width, width])
+        if sy == 0 or (sx == -(1 << (width - 1)) and sy == -1):
+            assert isinstance(result, Poison), op
+        else:
+            assert result == unsigned(rounded(Fraction(sx, sy)), width), op
 
 
 @given(pairs())
