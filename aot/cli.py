@@ -249,7 +249,7 @@ def _tune_command(
     tolerance: Annotated[
         float | None,
         typer.Option(
-            min=0, max=1, help="Share by which a function that serves elsewhere may be slower.", show_default="0.01"
+            min=0, max=1, help="Share by which a function that serves elsewhere may be slower; 0.01 if not given."
         ),
     ] = None,
     as_json: Json = False,

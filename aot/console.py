@@ -155,8 +155,8 @@ def print_gemm(gemm: dict[str, Any]) -> None:
     _print_table(["M", "function"], [[_interval(row), row["function"]] for row in gemm["ranges"]], right={0})
     if gemm["timings"]:
         print()
-        header = ["M", "us", "spread", "baseline us", "spread", "ratio", "sustained", "runner-up us"]
-        header += ["function", "runner-up"]
+        header = ["M", "us", "spread", "baseline us", "spread", "ratio", "sustained", "other us"]
+        header += ["function", "best other"]
         _print_table(header, [_timing(row) for row in gemm["timings"]], right=range(8))
     for row in gemm["candidates"]:
         print(f"\ncandidates at M = {row['m']}, best first:")

@@ -336,8 +336,8 @@ class _MatmulHeuristics:
         return seconds if seconds > 0 else float("inf")
 
     def _configuration(self, s: _Shape, tile: tuple[int, int], cluster: tuple[int, int]) -> Any:
-        """The library's form of a shape; None where a field is too narrow for its value, of which it would divide by
-        what is left."""
+        """The library's form of a shape; None where a field is too narrow for its value: the library would divide by
+        what is left of that."""
         tile_m, tile_n = tile[0], max(tile[1], 32)
         config = self._interface.nvmmhKernelConfiguration()
         config.cta[:] = tile_m, tile_n, s.tile_k

@@ -56,6 +56,10 @@ class TuneOptions:
     sustained: bool = True
     tolerance: float = 0.01
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance <= 1:
+            raise TuneError(f"the tolerance must be 0 to 1, a share of the best time, found {self.tolerance}")
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -259,8 +263,8 @@ def _write(
 ) -> None:
     """Keep the winners, what the other entries name, and every function that is no candidate of a GEMM."""
     entries = []
-    tuned_before = [e for e in dispatch.entries if not e.candidates]
-    served = {n for e in tuned_before for n in _names(_as_json(e))} - report.rejected.keys()
+    tuned_before = (_untouched(e, report.rejected) for e in dispatch.entries if not e.candidates)
+    served = {name for row in tuned_before if row is not None for name in _names(row)}
     chosen = _chosen(results, report, tolerance, served)
     of_all = (found for measured in results.values() for found in measured if id(found) in chosen)
     report.speedups = [found.baseline_time.us / chosen[id(found)][1].us for found in of_all]
@@ -279,7 +283,7 @@ def _write(
         if name not in ("gemm", "tuning"):
             package.set_table(name, archive.table(name))
     package.set_table("gemm", {"entries": entries})
-    environment = report.environment | {"rejected": report.rejected}
+    environment = report.environment | {"rejected": report.rejected, "tolerance": tolerance}
     package.set_table("tuning", {"environments": [*tables.environments(archive), environment]})
     package.write(destination)
 

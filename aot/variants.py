@@ -272,9 +272,9 @@ def _is_too_much(relied: object, promised: str) -> bool:
 
 
 def overlaps_less(variants: Sequence[Variant]) -> list[bool]:
-    """Of each variant whether there is the same that overlaps more, of which a family has what gains.
+    """Whether each variant has a twin among `variants` that differs in overlapping more, and only in that.
 
-    It would take the place of another tile among the candidates.
+    It would take the place of another tile among the candidates. Which tiles may overlap how much is a family's rule.
     """
     words = (v.options.get("overlap") for v in variants)
     overlaps = [OVERLAPS.index(str(word)) if word in OVERLAPS else 0 for word in words]

@@ -1,6 +1,6 @@
 """`runtime._native`, where it was built, and the table of shapes that it keeps for torch tensors.
 
-Knows of a driver only what the table asks it.
+Knows of a driver only what the table asks it. Importing it warns, through logging, of native code of another version.
 """
 
 from __future__ import annotations

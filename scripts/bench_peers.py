@@ -301,6 +301,11 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
+def is_wrong(results: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether any result of ours is."""
+    return any("wrong" in r["contenders"].get(ours, {}) for r in results for ours in (OURS, OVERLAPPING))
+
+
 def line(result: Mapping[str, Any], names: Sequence[str]) -> str:
     """A case as one aligned line: microseconds of each contender, and how many times as long as ours it took."""
     ours = result["contenders"][OURS].get("us")
@@ -384,7 +389,7 @@ def main() -> int:
         flush(asked[place + 1 :])
     for summary in summarise(results):
         print(" ".join(f"{k}={v}" for k, v in summary.items()))
-    return 1 if any("wrong" in r["contenders"].get(o, {}) for r in results for o in (OURS, OVERLAPPING)) else 0
+    return 1 if is_wrong(results) else 0
 
 
 if __name__ == "__main__":

@@ -191,6 +191,20 @@ def test_what_overlaps_is_a_contender_where_the_archive_has_it() -> None:
     assert {words.get("overlap") for words in calls} == {None, "weights"}
 
 
+@pytest.mark.usefixtures("without_a_gpu")
+def test_an_overlapping_launch_of_ours_that_is_wrong_is_no_less_precise_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(signature: Any, m: int, weights: Any, launches: Any) -> dict[str, float | str]:
+        return {n: "relative error 1.0" if n.startswith("ours overlapping") else 1e-3 for n in launches}
+
+    monkeypatch.setattr(measure, "check", check)
+    monkeypatch.setattr(bench_peers._Imprecise, "error", lambda self, launch: 1e-3)
+    found = run_case("bf16", SimpleNamespace(gemm=lambda *_, **__: None, entry=lambda s: None))
+    assert found["ours overlapping"] == {"wrong": {"": "relative error 1.0"}}
+    assert "us" in found["ours"]
+    assert bench_peers.is_wrong([{"contenders": found}])
+    assert not bench_peers.is_wrong([{"contenders": {"ours": found["ours"], "quack": {"wrong": {"v": "x"}}}}])
+
+
 def test_overlapping_launches_have_a_summary_of_their_own() -> None:
     results = [a_result("8B qkv", 16, 10.0, {"ours overlapping": 8.0, "cublas": 12.0})]
     found = {(s["ours"], s["against"]): s["geomean"] for s in bench_peers.summarise(results) if s["regime"] == "all M"}
@@ -227,3 +241,7 @@ def test_the_result_file_renders(tmp_path: Path) -> None:
     assert "absent" in text
     assert "1 case was left out" in text
     assert "12.0 (1.20x)" in text
+    assert "| bf16 | ours | 1..64 | cublas |" in text
+    before = [{k: v for k, v in s.items() if k != "ours"} for s in summary]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"summary": before}))
+    assert "\n".join(render_benchmarks.peers("Peers", json.loads(path.read_text()))) == text

@@ -228,6 +228,23 @@ def test_tune_says_what_is_missing_from_its_result(
     assert result.err.startswith(message)
 
 
+def test_tune_passes_its_options_on_and_reports_what_serves(
+    run: Run, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune = pytest.importorskip("aot.tune")
+    seen = []
+
+    def tune_archive(source: Path, destination: Path, options: Any, progress: Any) -> Any:
+        seen.append(options)
+        return tune.TuneReport({}, speedups=[1.0, 4.0])
+
+    monkeypatch.setattr(tune, "tune_archive", tune_archive)
+    result = run("tune", archive, "-o", tmp_path / "t.aot", "--tolerance", "0.05", "--finalists", "7", "--no-sustained")
+    assert "2.000x the baseline" in result.out
+    assert run("tune", archive, "-o", tmp_path / "t.aot").status == 0
+    assert [(o.tolerance, o.finalists, o.sustained) for o in seen] == [(0.05, 7, False), (0.01, 4, True)]
+
+
 def test_control_c_while_planning_is_quiet(build_again: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(*_: object) -> None:
         raise KeyboardInterrupt

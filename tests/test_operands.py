@@ -171,6 +171,17 @@ def test_check_accepts_right_results_only(s: Signature) -> None:
         assert reason.startswith("relative error"), name
 
 
+@pytest.mark.parametrize(
+    ("elements", "share", "right"), [(16, 1.3, True), (16, 1.6, False), (1 << 20, 1.003, False), (1 << 20, 0.99, True)]
+)
+def test_the_limit_allows_for_few_elements_and_for_no_more(elements: int, share: float, right: bool) -> None:
+    s = Signature("bf16", "bf16", "e4m3", "f32", "none", 16, 16)
+    expected = torch.ones(1, elements)
+    out = expected * (1 + share * measure.max_error(s))
+    norm, rms = expected.norm().item(), 1.0
+    assert isinstance(measure._judge(s, out, expected, norm, rms), float) == right
+
+
 def test_no_memory_for_a_workspace_is_not_the_functions_fault() -> None:
     s = Signature("bf16", "bf16", "bf16", "f32", "none", 16, 16)
 

@@ -154,6 +154,14 @@ def test_what_depends_on_inputs_that_differ_is_computed_again() -> None:
         assert last.launches == looped().plan(values), values
 
 
+def test_an_overflow_is_refused_where_only_what_differs_is_computed_too() -> None:
+    one = Program.from_json(program(), 1)
+    last = one.evaluate([3, 1 << 20, 64, 64, 0, 66])
+    assert one.evaluate([5, 1 << 20, 64, 64, 0, 66], last).small
+    with pytest.raises(ProgramError, match="overflows the 32-bit arithmetic"):
+        one.evaluate([1 << 20, 1 << 20, 64, 64, 0, 66], last)
+
+
 def test_unaffected_words_are_kept() -> None:
     first = Program.from_json(program(), 1)
     last = first.evaluate([3, 64, 64, 64, 0, 66])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 import types
@@ -86,6 +87,12 @@ def test_blocked_imports_are_noticed() -> None:
     result = run("import torch")
     assert result.returncode != 0
     assert "import of torch" in result.stderr
+
+
+def test_native_code_and_python_agree_on_their_interface() -> None:
+    found = re.search(r"enum \{ INTERFACE = (\d+) \}", (ROOT / "runtime" / "_native.c").read_text())
+    assert found is not None
+    assert int(found[1]) == native._INTERFACE
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -100,9 +100,11 @@ def test_under_sustained_load_the_least_product_of_both_times_wins(
         assert "sustained_us" not in timing
 
 
-def test_every_contender_has_every_place_and_neighbour() -> None:
+def test_every_contender_has_every_place_in_two_rounds() -> None:
     orders = list(measure.turns(3, 6))
     assert orders == [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1], [2, 0, 1], [1, 0, 2]]
+    for place in range(4):
+        assert {order[place] for order in measure.turns(4, 8)} == {0, 1, 2, 3}
     assert list(measure.turns(1, 2)) == [[0], [0]]
     assert list(measure.turns(0, 2)) == [[], []]
 
@@ -136,6 +138,105 @@ def test_a_function_that_is_nearly_the_best_serves_alone(source: Path, tmp_path:
     exact = tune_archive(source, tmp_path / "exact.aot", tune.TuneOptions(tolerance=0.0))
     assert len({r["function"] for row in table(tmp_path / "exact.aot").values() for r in row["ranges"]}) == 2
     assert sum(report.speedups) < sum(exact.speedups)
+
+
+class Canned(CannedTuner):
+    """Rejects and measures what a test says."""
+
+    rejects: ClassVar[dict[str, str]] = {}
+    times: ClassVar[dict[int, dict[str, float]]] = {}  # by N
+
+    def check(self, entry: Entry) -> None:
+        self.report.rejected |= self.rejects
+
+    def measure(self, entry: Entry, m: int) -> Measured | None:
+        times = tuple((n, Timing(us, 0.01)) for n, us in self.times[entry.signature.n].items())
+        found = Measured(m, times, "torch.mm", Timing(2.5, 0.02), len(times))
+        self.report.measured.append((entry.signature.key(), found))
+        return found
+
+
+@pytest.fixture
+def half_tuned(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """N = 512 was tuned before, and has "early" for few rows and "zealous" for many; N = 1024 was not."""
+    rows = [
+        entry(signature(512, 512), [(64, "early"), (None, "zealous")]) | {"state": "tuned"},
+        entry(signature(1024, 512), [(None, "new")], candidates=[[16, ["new", "zealous"]]]) | {"state": "ranked"},
+    ]
+    path = tmp_path / "half_tuned.aot"
+    write_archive(path, [gemm_record(n) for n in ("early", "zealous", "new")], rows)
+    monkeypatch.setattr(tune, "_Tuner", Canned)
+    monkeypatch.setattr(Canned, "times", {1024: {"new": 2.0, "zealous": 2.01}})
+    return path
+
+
+def test_what_serves_already_serves_where_it_is_nearly_the_best(half_tuned: Path, tmp_path: Path) -> None:
+    tune_archive(half_tuned, tmp_path / "tuned.aot")
+    assert table(tmp_path / "tuned.aot")[1024]["ranges"] == [{"m_max": None, "function": "zealous"}]
+    with Archive.open(tmp_path / "tuned.aot") as archive:
+        assert set(archive.functions) == {"early", "zealous"}
+        assert archive.table("tuning")["environments"][-1]["tolerance"] == 0.01
+
+
+def test_what_no_longer_serves_has_no_lead(half_tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Canned, "rejects", {"early": "wrong here"})
+    report = tune_archive(half_tuned, tmp_path / "tuned.aot")
+    assert report.unserved == ["bf16_bf16_bf16_f32_none_n512_k512 on sm_90a"]
+    assert table(tmp_path / "tuned.aot")[1024]["ranges"] == [{"m_max": None, "function": "new"}]
+
+
+def test_a_point_whose_finalists_are_all_rejected_later_is_left_out(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "_Tuner", Canned)
+    monkeypatch.setattr(Canned, "rejects", {"wrong": "relative error 1.0"})
+    monkeypatch.setattr(Canned, "times", {512: {"wrong": 1.0}, 1024: {"quick": 2.0}, 2048: {"quick": 2.0}})
+    report = tune_archive(source, tmp_path / "tuned.aot")
+    assert report.unserved == ["bf16_bf16_bf16_f32_none_n512_k512 on sm_90a"]
+    assert set(table(tmp_path / "tuned.aot")) == {1024, 2048}
+
+
+def test_tolerance_is_of_one_time_where_there_are_two() -> None:
+    """In the geometric mean of both the second is 0.8% slower, in their product 1.6%."""
+    times = (("a", Timing(100.0, 0.0)), ("b", Timing(101.6, 0.0)))
+    long = {"a": Timing(100.0, 0.0), "b": Timing(100.0, 0.0)}
+    found = Measured(4096, times, "torch.mm", Timing(100.0, 0.0), 2, long)
+    served = {
+        (
+            Dispatch.from_json({"entries": [entry(signature(8192, 8192), [(None, "f")])]}).entries[0].signature,
+            "sm_90a",
+        ): [found]
+    }
+    chosen = tune._chosen(served, TuneReport({}), 0.01, ["b"])
+    assert chosen[id(found)][0] == "b"
+    assert tune._chosen(served, TuneReport({}), 0.007, ["b"])[id(found)][0] == "a"
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, 1.5, float("nan")])
+def test_an_absurd_tolerance_is_refused(tolerance: float) -> None:
+    with pytest.raises(TuneError, match="tolerance must be 0 to 1"):
+        tune.TuneOptions(tolerance=tolerance)
+
+
+def test_contenders_are_replayed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed: list[str] = []
+
+    class Graph:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def replay(self, timed: bool = True) -> None:
+            if timed:
+                replayed.append(self.name)
+
+        def timing(self) -> Timing:
+            return Timing(1.0, 0.0)
+
+    monkeypatch.setattr(measure, "_capture", lambda contenders, *_: {name: Graph(name) for name in contenders})
+    monkeypatch.setattr(measure.torch.cuda, "synchronize", lambda: None)
+    none: Any = None
+    measure.time_interleaved({"a": none, "b": none, "c": none}, [], 1.0, 3, 1.0)
+    assert "".join(replayed) == "abccbabca"
 
 
 def test_a_function_rejected_once_is_in_no_entry_and_not_in_the_archive(source: Path, tmp_path: Path) -> None:
