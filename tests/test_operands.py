@@ -172,10 +172,20 @@ def test_check_accepts_right_results_only(s: Signature) -> None:
 
 
 @pytest.mark.parametrize(
-    ("elements", "share", "right"), [(16, 1.3, True), (16, 1.6, False), (1 << 20, 1.003, False), (1 << 20, 0.99, True)]
+    ("d", "elements", "share", "right"),
+    [
+        ("e4m3", 16, 1.3, True),
+        ("e4m3", 16, 1.6, False),
+        ("e4m3", 1 << 20, 1.003, False),
+        ("e4m3", 1 << 20, 0.99, True),
+        ("bf16", 16, 1.01, False),
+        ("bf16", 16, 0.99, True),
+    ],
 )
-def test_the_limit_allows_for_few_elements_and_for_no_more(elements: int, share: float, right: bool) -> None:
-    s = Signature("bf16", "bf16", "e4m3", "f32", "none", 16, 16)
+def test_the_limit_of_e4m3_allows_for_few_elements_and_for_no_more(
+    d: str, elements: int, share: float, right: bool
+) -> None:
+    s = Signature("bf16", "bf16", d, "f32", "none", 16, 16)
     expected = torch.ones(1, elements)
     out = expected * (1 + share * measure.max_error(s))
     norm, rms = expected.norm().item(), 1.0
