@@ -8,6 +8,7 @@ one archive can be tuned on one machine after the other.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import signal
 import threading
@@ -76,9 +77,9 @@ class Measured:
     candidates: int
     sustained: Mapping[str, Timing] = field(default_factory=dict)
 
-    def score(self, name: str, us: float) -> float:
+    def scores(self) -> dict[str, float]:
         """What finalists are compared by, in microseconds: the geometric mean of both times, where there are two."""
-        return math.sqrt(us * self.sustained[name].us) if self.sustained else us
+        return {n: math.sqrt(t.us * self.sustained[n].us) if self.sustained else t.us for n, t in self.times}
 
 
 @dataclass
@@ -246,8 +247,8 @@ class _Tuner:
         if self.options.sustained and measure.power_bound(signature, m):
             sustained = measure.time_sustained(final, operands, floor)
         found = Measured(m, tuple((n, times[n]) for n in best), name, times[name], len(launches), sustained)
-        order = sorted(found.times, key=lambda of: found.score(of[0], of[1].us))
-        found = replace(found, times=tuple(order))
+        scores = found.scores()
+        found = replace(found, times=tuple(sorted(found.times, key=lambda of: scores[of[0]])))
         self.report.measured.append((signature.key(), found))
         self.library.forget_captures()  # their graphs are gone
         return found
@@ -265,12 +266,12 @@ def _write(
     entries = []
     tuned_before = (_untouched(e, report.rejected) for e in dispatch.entries if not e.candidates)
     served = {name for row in tuned_before if row is not None for name in _names(row)}
-    chosen = _chosen(results, report, tolerance, served)
-    of_all = (found for measured in results.values() for found in measured if id(found) in chosen)
-    report.speedups = [found.baseline_time.us / chosen[id(found)][1].us for found in of_all]
+    results = _as_served(results, report.rejected, tolerance, served)
+    every = itertools.chain.from_iterable(results.values())
+    report.speedups = [found.baseline_time.us / found.times[0][1].us for found in every]
     for entry in dispatch.entries:
         measured = results.get((entry.signature, entry.target))
-        row = _untouched(entry, report.rejected) if measured is None else _tuned_entry(entry, measured, chosen)
+        row = _untouched(entry, report.rejected) if measured is None else _tuned_entry(entry, measured)
         if row is None:
             report.unserved.append(f"{entry.signature.key()} on {entry.target}")
         else:
@@ -317,31 +318,30 @@ def _untouched(entry: Entry, rejected: Mapping[str, str]) -> dict[str, Any] | No
     }
 
 
-_Chosen = dict[int, tuple[str, Timing, list[tuple[str, Timing]]]]  # by id of a `Measured`
+def _as_served(results: Results, rejected: Collection[str], tolerance: float, served: Collection[str]) -> Results:
+    """`results` with the function that is to serve first among the finalists of each M.
 
-
-def _chosen(results: Results, report: TuneReport, tolerance: float, served: Collection[str]) -> _Chosen:
-    """For all that was measured the function to serve it, its time, and the other finalists, best first.
-
-    Left out is where no finalist is right everywhere. `served` are functions that the archive has in any case.
+    Without rejected functions, and without an M that has no other. `served` are functions that the archive has anyway.
     """
-    found = [(m, [(n, t) for n, t in m.times if n not in report.rejected]) for ms in results.values() for m in ms]
-    found = [(m, times) for m, times in found if times]
-    names = fewest([{n: m.score(n, t.us) for n, t in times} for m, times in found], tolerance, served)
-    return {
-        id(m): (name, dict(times)[name], [(n, t) for n, t in times if n != name])
-        for (m, times), name in zip(found, names, strict=True)
+    right = {
+        key: [replace(m, times=times) for m in ms if (times := tuple(t for t in m.times if t[0] not in rejected))]
+        for key, ms in results.items()
     }
+    first = iter(fewest([m.scores() for ms in right.values() for m in ms], tolerance, served))
+
+    def ordered(m: Measured) -> Measured:
+        name = next(first)
+        return replace(m, times=tuple(sorted(m.times, key=lambda of: of[0] != name)))
+
+    return {key: [ordered(m) for m in ms] for key, ms in right.items()}
 
 
-def _tuned_entry(entry: Entry, measured: Sequence[Measured], chosen: _Chosen) -> dict[str, Any] | None:
-    """The entry with its winners; None if no M has a function that is right everywhere."""
+def _tuned_entry(entry: Entry, measured: Sequence[Measured]) -> dict[str, Any] | None:
+    """The entry with what serves; None if no M has a function that is right everywhere."""
     best: list[tuple[int, str]] = []
     timings = []
     for found in measured:
-        if id(found) not in chosen:
-            continue
-        winner, time, others = chosen[id(found)]
+        (winner, time), *others = found.times
         best.append((found.m, winner))
         timings.append(
             {

@@ -90,8 +90,7 @@ def test_under_sustained_load_the_least_product_of_both_times_wins(
     found = tuner.measure(ranked, 4096)
     assert found.times[0][0] == first
     assert set(found.sustained) == (set(long) if sustained else set())
-    chosen = tune._chosen({(ranked.signature, "sm_90a"): [found]}, tuner.report, 0.01, ())
-    tuned = tune._tuned_entry(ranked, [found], chosen)
+    tuned = tune._tuned_entry(ranked, [found])
     assert tuned is not None
     (timing,) = tuned["timings"]
     if sustained:
@@ -201,15 +200,10 @@ def test_tolerance_is_of_one_time_where_there_are_two() -> None:
     times = (("a", Timing(100.0, 0.0)), ("b", Timing(101.6, 0.0)))
     long = {"a": Timing(100.0, 0.0), "b": Timing(100.0, 0.0)}
     found = Measured(4096, times, "torch.mm", Timing(100.0, 0.0), 2, long)
-    served = {
-        (
-            Dispatch.from_json({"entries": [entry(signature(8192, 8192), [(None, "f")])]}).entries[0].signature,
-            "sm_90a",
-        ): [found]
-    }
-    chosen = tune._chosen(served, TuneReport({}), 0.01, ["b"])
-    assert chosen[id(found)][0] == "b"
-    assert tune._chosen(served, TuneReport({}), 0.007, ["b"])[id(found)][0] == "a"
+    row = entry(signature(8192, 8192), [(None, "a")])
+    key = Dispatch.from_json({"entries": [row]}).entries[0].signature, "sm_90a"
+    for tolerance, first in ((0.01, "b"), (0.007, "a")):
+        assert tune._as_served({key: [found]}, (), tolerance, ["b"])[key][0].times[0][0] == first
 
 
 @pytest.mark.parametrize("tolerance", [-0.1, 1.5, float("nan")])
