@@ -125,7 +125,7 @@ def _medians(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
     return {"kernel": rows[0]["Kernel Name"]} | medians | {"spread": round(spread, 4)}
 
 
-def _case(text: str) -> list[Case]:
+def parse_case(text: str) -> list[Case]:
     """`KEY:M,M` as cases."""
     key, _, tokens = text.partition(":")
     try:
@@ -140,7 +140,9 @@ def main() -> int:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("archive", type=Path)
-    parser.add_argument("case", nargs="+", type=_case, help="KEY:M,M of a signature in the archive and values of M")
+    parser.add_argument(
+        "case", nargs="+", type=parse_case, help="KEY:M,M of a signature in the archive and values of M"
+    )
     patch_argument(parser)
     parser.add_argument("--launch-only", action="store_true", help=argparse.SUPPRESS)
     out_argument(parser)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure_bounds import signatures
+from measure_bounds import parse_case, signatures
 from report import out_argument, patch_argument, write
 
 import runtime
@@ -26,48 +25,37 @@ from aot.baseline import baseline
 from aot.operands import Weights, gemm_options
 from runtime.signature import Signature
 
-_LAUNCHES, _REPLAYS, _ROUNDS = 60, 15, 2
+_LAUNCHES, _WARMUP, _REPLAYS, _ROUNDS = 60, 2, 15, 2
 _PAUSE_CYCLES = 20_000
 _MEMSET_BYTES = 256 << 20
 
 Step = Callable[[], Any]
 
 
-def graph_us(steps: Sequence[Step]) -> float:
-    """Microseconds that a graph of `steps` takes: the median of its replays."""
+def graph_us(steps: Sequence[Step]) -> measure.Timing:
+    """Microseconds that a graph of `steps` takes, all of them."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    samples = []
-    with torch.cuda.stream(stream):
-        for step in steps[:2]:
-            step()
+    in_turn: Any = steps  # what a contender calls operands, one for each launch
+    graph = measure.Contender(_step, in_turn, len(steps), stream)
+    for replay in range(_WARMUP + _REPLAYS):
+        graph.replay(timed=replay >= _WARMUP)
         stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
-        for step in steps:
-            step()
-        graph.capture_end()
-        for replay in range(_REPLAYS + 2):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record(stream)
-            graph.replay()
-            end.record(stream)
-            stream.synchronize()
-            if replay > 1:
-                samples.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(samples)
+    timing = graph.timing()
+    return measure.Timing(timing.us * len(steps), timing.spread)
 
 
 def companies(launch: Callable[[Any], Any], theirs: Callable[[Any], Any], operands: Sequence[Any]) -> Iterator[Any]:
-    """What comes before each launch, and microseconds of a launch then."""
+    """What comes before each launch, microseconds of a launch then, and the spread of the graphs it was found with."""
     small, large = torch.zeros(32, device="cuda"), torch.empty(_MEMSET_BYTES, dtype=torch.uint8, device="cuda")
 
     def chain(of: Callable[[Any], Any], sets: int) -> list[Step]:
         return [functools.partial(of, operands[i % sets]) for i in range(_LAUNCHES)]
 
     every = chain(launch, len(operands))
-    yield "itself", graph_us(every) / _LAUNCHES
-    yield "itself, one set of operands", graph_us(chain(launch, 1)) / _LAUNCHES
+    for name, steps in (("itself", every), ("itself, one set of operands", chain(launch, 1))):
+        alone = graph_us(steps)
+        yield name, alone.us / _LAUNCHES, alone.spread
     others: dict[str, list[Step]] = {
         "a kernel of 32 elements": [lambda: small.add_(1)] * _LAUNCHES,
         "a pause": [lambda: torch.cuda._sleep(_PAUSE_CYCLES)] * _LAUNCHES,
@@ -75,8 +63,13 @@ def companies(launch: Callable[[Any], Any], theirs: Callable[[Any], Any], operan
         "torch's GEMM": chain(theirs, len(operands)),
     }
     for name, before in others.items():
-        both = list(itertools.chain.from_iterable(zip(before, every, strict=False)))
-        yield name, (graph_us(both) - graph_us(before)) / len(before)
+        alone = graph_us(before)
+        both = graph_us(list(itertools.chain.from_iterable(zip(before, every, strict=False))))
+        yield name, (both.us - alone.us) / len(before), max(both.spread, alone.spread)
+
+
+def _step(step: Any) -> None:
+    step()
 
 
 def _call(function: Any, o: Any) -> None:
@@ -87,32 +80,39 @@ def main() -> int:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("archive", type=Path)
-    parser.add_argument("case", nargs="+", help="KEY:M of a signature in the archive")
+    parser.add_argument(
+        "case", nargs="+", type=parse_case, help="KEY:M,M of a signature in the archive and values of M"
+    )
     parser.add_argument("--function", action="append", default=[], help="a function of the archive to time beside it")
     patch_argument(parser)
     out_argument(parser)
     options = parser.parse_args()
-    environment = measure.environment()
-    library = runtime.load([options.archive, *options.patch])
-    environment["archive_sha256"] = library.digest
-    known = signatures([options.archive, *options.patch])
+    archives = [options.archive, *options.patch]
+    known = signatures(archives)
+    cases = [found for given in options.case for found in given]
+    if unknown := {key for key, _ in cases} - set(known):
+        parser.error(f"{options.archive} has no {', '.join(sorted(unknown))}; aot ls lists what it has")
+    library = runtime.load(archives)
+    if unknown := set(options.function) - set(library.functions):
+        parser.error(f"{options.archive} has no function {', '.join(sorted(unknown))}; aot ls lists what it has")
+    environment = measure.environment() | {"archive_sha256": library.digest}
     results: list[dict[str, Any]] = []
-    for case in options.case:
-        key, _, m = case.rpartition(":")
+    for key, m in cases:
         signature = known[key]
-        operands = Weights(signature, int(m), 2 * environment["l2_bytes"], seed=0).operands(int(m))
+        operands = Weights(signature, m, 2 * environment["l2_bytes"], seed=0).operands(m)
         theirs = baseline(signature, operands[0])[1]
 
         def ours(o: Any, signature: Signature = signature) -> None:
             library.gemm(o.a, o.b, out=o.d, **gemm_options(signature, o))
 
-        contenders: dict[str, Callable[[Any], Any]] = {library.entry(signature).functions(int(m))[0]: ours}
+        contenders: dict[str, Callable[[Any], Any]] = {library.entry(signature).functions(m)[0]: ours}
         for name in options.function:
             contenders[name] = functools.partial(_call, library.functions[name])
         contenders["torch"] = theirs
         for _, (who, launch) in itertools.product(range(_ROUNDS), contenders.items()):
-            for before, us in companies(launch, theirs, operands):
-                results.append({"signature": key, "m": int(m), "who": who, "before": before, "us": round(us, 2)})
+            for before, us, spread in companies(launch, theirs, operands):
+                row = {"signature": key, "m": m, "who": who, "before": before}
+                results.append(row | {"us": round(us, 2), "spread": round(spread, 4)})
                 print(" ".join(f"{k}={v}" for k, v in results[-1].items()), flush=True)
         library.forget_captures()
     write(options.out, environment, results=results)

@@ -1,0 +1,56 @@
+"""scripts/measure_company.py, as far as it needs no GPU: what is taken off, and what it refuses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+
+import itertools
+
+import measure_bounds
+import measure_company
+
+from aot.measure import Timing
+
+COST_US = {"small": 2.0, "pause": 10.0, "memset": 80.0, "theirs": 30.0, "ours": 35.0}
+
+
+def test_what_comes_before_is_taken_off_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each launch behind something else takes 1 us more than alone; the larger spread of both graphs is told."""
+    ran: list[str] = []
+
+    def did(name: str) -> Any:
+        return lambda *_: ran.append(name)
+
+    def graph_us(steps: Any) -> Timing:
+        ran.clear()
+        for step in steps:
+            step()
+        behind = sum(a != b == "ours" for a, b in itertools.pairwise(ran))
+        return Timing(sum(COST_US[name] for name in ran) + behind, 0.02 if behind else 0.01)
+
+    fake = SimpleNamespace(
+        zeros=lambda *_, **__: SimpleNamespace(add_=did("small")),
+        empty=lambda *_, **__: SimpleNamespace(zero_=did("memset")),
+        uint8=None,
+        cuda=SimpleNamespace(_sleep=did("pause")),
+    )
+    monkeypatch.setattr(measure_company, "torch", fake)
+    monkeypatch.setattr(measure_company, "graph_us", graph_us)
+    found = list(measure_company.companies(did("ours"), did("theirs"), ["one", "another"]))
+    assert [us for _, us, _ in found] == [35.0, 35.0, 36.0, 36.0, 36.0, 36.0]
+    assert [spread for *_, spread in found] == [0.01, 0.01, 0.02, 0.02, 0.02, 0.02]
+    assert len({name for name, *_ in found}) == 6
+
+
+def test_a_case_is_a_key_and_values_of_m() -> None:
+    assert measure_bounds.parse_case("key:64,256") == [("key", 64), ("key", 256)]
+    with pytest.raises(Exception, match="is not KEY:M,M"):
+        measure_bounds.parse_case("key:many")
