@@ -281,8 +281,9 @@ def overlap(result: dict[str, Any]) -> list[str]:
     """What loading weights early adds to beginning early."""
     lines = ["## Launches that begin early, against those that load weights early too", "", *origin(result)]
     lines += [f"{result['what']}. Times that the former take, of what the latter take:", ""]
-    rows = [[s["what"], s["cases"], s["launch_over_weights"], s["least"], s["most"]] for s in result["summary"]]
-    return [*lines, *table(["", "cases", "geomean", "least", "most"], rows), ""]
+    columns = ("what", "cases", "launch_over_weights", "least", "most", "largest_spread")
+    rows = [[s[column] for column in columns] for s in result["summary"]]
+    return [*lines, *table(["", "cases", "geomean", "least", "most", "largest spread"], rows), ""]
 
 
 def bounds(title: str, result: dict[str, Any]) -> list[str]:
