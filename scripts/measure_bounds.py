@@ -1,5 +1,7 @@
 """What bounds a GEMM on the chip, ours and torch's: hardware counters of a few launches of each, with cold caches.
 
+`--peer` adds a kernel of another library, by the name that bench_peers.py gives its candidates.
+
 Needs a GPU and Nsight Compute (ncu). Each kernel is replayed alone for every group of counters, from an idle GPU:
 shares of cycles are what to read, and for time under load there are the other scripts. Cycles over time is the clock,
 which only kernels of some hundred microseconds are long enough to bring down.
@@ -13,17 +15,19 @@ import io
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from peers import PEERS, Settings, load
 from report import out_argument, patch_argument, write
 
 import runtime
 from aot import measure
 from aot.baseline import baseline
-from aot.operands import Weights, gemm_options
+from aot.operands import OperandSet, Weights, gemm_options
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch
 from runtime.signature import Signature
@@ -61,30 +65,52 @@ def signatures(archives: Sequence[Path]) -> dict[str, Signature]:
     return found
 
 
-def launch_both(archives: Sequence[Path], cases: Sequence[Case]) -> None:
-    """Launch ours and torch's in turn where the profiler looks, a separator behind each; both have run before."""
+Candidate = tuple[str, str]  # a peer, and the name of one of its candidates
+
+
+def launch_all(archives: Sequence[Path], cases: Sequence[Case], peers: Sequence[Candidate]) -> None:
+    """Launch ours, torch's and the peers' in turn where the profiler looks, a separator behind each.
+
+    All have run before.
+    """
     known, library = signatures(archives), runtime.load(archives)
+    candidates = [(load(name, _settings()), variant) for name, variant in peers]
     for key, m in cases:
-        operands = Weights(known[key], m, 0, seed=0).operands(m)[0]
-        theirs = baseline(known[key], operands)[1]
+        signature = known[key]
+        operands = Weights(signature, m, 0, seed=0).operands(m)[0]
+        launches = [_ours(library, signature), baseline(signature, operands)[1]]
+        for peer, variant in candidates:
+            offered = peer.launches(signature, m)
+            if variant not in offered:
+                raise SystemExit(f"{peer.name} has no {variant!r} for {key} at M = {m}; it has {', '.join(offered)}")
+            launches.append(offered[variant])
         for profiled in (False, True):
             if profiled:
                 torch.cuda.profiler.start()
             for _ in range(_LAUNCHES if profiled else 1):
-                library.gemm(operands.a, operands.b, out=operands.d, **gemm_options(known[key], operands))
-                torch.cuda._sleep(1)
-                theirs(operands)
-                torch.cuda._sleep(1)
+                for launch in launches:
+                    launch(operands)
+                    torch.cuda._sleep(1)
             torch.cuda.synchronize()
         torch.cuda.profiler.stop()
 
 
-def profile(archives: Sequence[Path], cases: Sequence[Case]) -> list[dict[str, Any]]:
+def _ours(library: runtime.Library, signature: Signature) -> Callable[[OperandSet], Any]:
+    return lambda o: library.gemm(o.a, o.b, out=o.d, **gemm_options(signature, o))
+
+
+def _settings() -> Settings:
+    return Settings(Path(tempfile.gettempdir()) / "cute-aot-peers", workers=1)
+
+
+def profile(archives: Sequence[Path], cases: Sequence[Case], peers: Sequence[Candidate]) -> list[dict[str, Any]]:
     """The counters of each kernel that each case launches, ours first: medians of a few launches."""
     metrics = ",".join(name for name, _ in COUNTERS.values())
     first, *patches = map(str, archives)
     child = [sys.executable, __file__, first, *(f"{key}:{m}" for key, m in cases), "--launch-only"]
     child += [f"--patch={patch}" for patch in patches]
+    child += [f"--peer={name}:{variant}" for name, variant in peers]
+    who = ("ours", "torch", *(name for name, _ in peers))
     command = [*_NCU, *_NCU_CONTROL, "--metrics", metrics, *child]
     said = subprocess.run(command, capture_output=True, text=True)
     start = said.stdout.find('"ID"')
@@ -93,13 +119,14 @@ def profile(archives: Sequence[Path], cases: Sequence[Case]) -> list[dict[str, A
     _, *rows = csv.DictReader(io.StringIO(said.stdout[start:]))  # the first one has units
     found = []
     launches = _between_separators(rows)
-    if len(launches) != len(cases) * 2 * _LAUNCHES:
-        raise SystemExit(f"ncu shows {len(launches)} launches, not {len(cases) * 2 * _LAUNCHES}; were some left out?")
+    per_case = len(who) * _LAUNCHES
+    if len(launches) != len(cases) * per_case:
+        raise SystemExit(f"ncu shows {len(launches)} launches, not {len(cases) * per_case}; were some left out?")
     for case, (key, m) in enumerate(cases):
-        of_case = launches[case * 2 * _LAUNCHES : (case + 1) * 2 * _LAUNCHES]
-        for who, samples in (("ours", of_case[::2]), ("torch", of_case[1::2])):
-            for kernel in zip(*samples, strict=True):
-                found.append({"signature": key, "m": m, "who": who} | _medians(kernel))
+        of_case = launches[case * per_case : (case + 1) * per_case]
+        for place, name in enumerate(who):
+            for kernel in zip(*of_case[place :: len(who)], strict=True):
+                found.append({"signature": key, "m": m, "who": name} | _medians(kernel))
     return found
 
 
@@ -136,6 +163,14 @@ def parse_case(text: str) -> list[Case]:
         ) from None
 
 
+def parse_peer(text: str) -> Candidate:
+    """`PEER:CANDIDATE` as both."""
+    name, _, variant = text.partition(":")
+    if name not in PEERS or not variant:
+        raise argparse.ArgumentTypeError(f"{text!r} is not PEER:CANDIDATE with PEER of {', '.join(PEERS)}")
+    return name, variant
+
+
 def main() -> int:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -144,22 +179,26 @@ def main() -> int:
         "case", nargs="+", type=parse_case, help="KEY:M,M of a signature in the archive and values of M"
     )
     patch_argument(parser)
+    parser.add_argument("--peer", type=parse_peer, action="append", default=[], help="PEER:CANDIDATE to launch as well")
     parser.add_argument("--launch-only", action="store_true", help=argparse.SUPPRESS)
     out_argument(parser)
     options = parser.parse_args()
     cases = [case for given in options.case for case in given]
     archives = [options.archive, *options.patch]
     if options.launch_only:
-        launch_both(archives, cases)
+        launch_all(archives, cases, options.peer)
         return 0
     known = signatures(archives)
     if unknown := {key for key, _ in cases} - set(known):
         parser.error(f"{options.archive} has no {', '.join(sorted(unknown))}; aot ls lists what it has")
-    results = profile(archives, cases)
+    results = profile(archives, cases, options.peer)
     library = runtime.load(archives)
+    candidates = dict(options.peer)
     for row in results:
         if row["who"] == "ours":
             row["kernel"] = library.entry(known[row["signature"]]).functions(row["m"])[0]
+        elif row["who"] in candidates:
+            row["kernel"] = candidates[row["who"]]
     for row in results:
         print(" ".join(f"{k}={str(v)[:60]}" for k, v in row.items()))
     environment = measure.environment() | {"archive_sha256": library.digest}

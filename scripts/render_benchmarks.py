@@ -321,7 +321,7 @@ def bounds(title: str, result: dict[str, Any]) -> list[str]:
 def _who(row: dict[str, Any]) -> str:
     """Whose kernel, and which; of ours the compiler's symbol says nothing, and only the function's name is shown."""
     if row["who"] != "ours":
-        return _kernel(row["kernel"])
+        return _kernel(row["kernel"]) if row["who"] == "torch" else f"{row['who']} {row['kernel']}"
     function = "" if row["kernel"].startswith("kernel_") else _kernel(row["kernel"])
     return f"**ours** {function}".strip()
 

@@ -54,3 +54,10 @@ def test_a_case_is_a_key_and_values_of_m() -> None:
     assert measure_bounds.parse_case("key:64,256") == [("key", 64), ("key", 256)]
     with pytest.raises(Exception, match="is not KEY:M,M"):
         measure_bounds.parse_case("key:many")
+
+
+def test_a_peer_is_named_with_its_candidate() -> None:
+    assert measure_bounds.parse_peer("quack:tile 128x128 pingpong") == ("quack", "tile 128x128 pingpong")
+    for bad in ("quack", "cublas:tile 128x128"):
+        with pytest.raises(Exception, match="is not PEER:CANDIDATE"):
+            measure_bounds.parse_peer(bad)
