@@ -14,7 +14,7 @@ from runtime import canonical
 from runtime.archive import RECORDS, TABLES, Archive, Check
 from runtime.dispatch import Dispatch, Entry, gemm_mismatch, serves
 from runtime.errors import AotError, RecordError
-from runtime.program import (
+from runtime.launch import (
     CLUSTER_DIMENSION,
     COOPERATIVE,
     PREFERRED_CLUSTER_DIMENSION,

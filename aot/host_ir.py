@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.arithmetic import OPERATIONS
-from runtime.program import ATTRIBUTE_WORDS, COOPERATIVE, PROGRAMMATIC_STREAM_SERIALIZATION
+from runtime.launch import ATTRIBUTE_WORDS, COOPERATIVE, PROGRAMMATIC_STREAM_SERIALIZATION
 
 from .expressions import Graph, Loop, Node, Writer
 from .host_text import Block, Operation, parse_function

@@ -5,16 +5,9 @@
    neither torch nor CUDA: tensors are read through the exchange API of DLPack 1.3 that their type offers
    (__dlpack_c_exchange_api__), and the driver's functions come as addresses. */
 
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
-#include <structmember.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "_native.h"
 
-enum { INTERFACE = 1 }; /* that of runtime/native.py */
+enum { INTERFACE = 2 }; /* that of runtime/native.py */
 
 /* --- ABI of others: dlpack.h 1.3, cuda.h --- */
 
@@ -613,7 +606,7 @@ PyMODINIT_FUNC PyInit__native(void) {
         PyModule_AddIntConstant(self, "INTERFACE", INTERFACE) < 0 ||
         PyModule_AddObject(self, "Launch", (PyObject *)launch_type) < 0 ||
         PyModule_AddObject(self, "Table", (PyObject *)table_type) < 0 ||
-        PyModule_AddObject(self, "Counter", (PyObject *)counter_type) < 0) {
+        PyModule_AddObject(self, "Counter", (PyObject *)counter_type) < 0 || add_program(self) < 0) {
         Py_DECREF(self);
         return NULL;
     }

@@ -12,9 +12,11 @@ Knows nothing of launches, pointers or kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from .errors import ProgramError, RecordError
+from .errors import ProgramError
+from .poison import signed, why
+from .reading import exact_list, fail, is_int
 
 WIDTHS = (1, 8, 16, 32, 64)
 MAX_NODES = 20_000
@@ -47,12 +49,6 @@ class Poison:
 
     def __index__(self) -> int:
         raise ProgramError(self.reason)
-
-
-def signed(value: int, width: int) -> int:
-    """The two's complement reading of an unsigned `width`-bit value."""
-    sign = 1 << (width - 1)
-    return (value ^ sign) - sign
 
 
 # --- operations: each entry builds a step (a function of the value list) from a width and operand numbers ---
@@ -102,22 +98,26 @@ def _checked(compute: Callable[[int, int, int], Any]) -> Callable[[int, int, int
     return build
 
 
+def _poison(reason: str, op: str, width: int, x: int, y: int) -> Poison:
+    return Poison(why(reason, op, width, x, y))
+
+
 def _udiv(w: int, x: int, y: int) -> Any:
-    return x // y if y else Poison("division by zero")
+    return x // y if y else _poison("zero", "udiv", w, x, y)
 
 
 def _urem(w: int, x: int, y: int) -> Any:
-    return x % y if y else Poison("division by zero")
+    return x % y if y else _poison("zero", "urem", w, x, y)
 
 
 def _truncated_quotient(w: int, x: int, y: int) -> Any:
     sx, sy = signed(x, w), signed(y, w)
     if sy == 0:
-        return Poison("division by zero")
+        return _poison("zero", "sdiv", w, x, y)
     quotient = abs(sx) // abs(sy)
     quotient = -quotient if (sx < 0) != (sy < 0) else quotient
     if quotient >> (w - 1) == 1:
-        return Poison(f"signed division overflows {w} bits")
+        return _poison("quotient", "sdiv", w, x, y)
     return quotient
 
 
@@ -139,25 +139,25 @@ def _rounded_quotient(up: bool) -> Callable[[int, int, int], Any]:
     def compute(w: int, x: int, y: int) -> Any:
         sx, sy = signed(x, w), signed(y, w)
         if sy == 0:
-            return Poison("division by zero")
+            return _poison("zero", "sdiv", w, x, y)
         quotient = -(-sx // sy) if up else sx // sy
         if quotient >> (w - 1) == 1:
-            return Poison(f"signed division overflows {w} bits")
+            return _poison("quotient", "sdiv", w, x, y)
         return quotient & ((1 << w) - 1)
 
     return compute
 
 
 def _shl(w: int, x: int, y: int) -> Any:
-    return (x << y) & ((1 << w) - 1) if y < w else Poison(f"shift by {y} of a {w}-bit value")
+    return (x << y) & ((1 << w) - 1) if y < w else _poison("shift", "shl", w, x, y)
 
 
 def _lshr(w: int, x: int, y: int) -> Any:
-    return x >> y if y < w else Poison(f"shift by {y} of a {w}-bit value")
+    return x >> y if y < w else _poison("shift", "lshr", w, x, y)
 
 
 def _ashr(w: int, x: int, y: int) -> Any:
-    return (signed(x, w) >> y) & ((1 << w) - 1) if y < w else Poison(f"shift by {y} of a {w}-bit value")
+    return (signed(x, w) >> y) & ((1 << w) - 1) if y < w else _poison("shift", "ashr", w, x, y)
 
 
 def _compare(test: Callable[[Any, Any], Any], is_signed: bool) -> Callable[[int, int, int], Step]:
@@ -188,14 +188,14 @@ def _sext(w: int, a: int, source: int) -> Step:
 
 def _ctlz(w: int, x: int, zero_is_poison: int) -> Any:
     if x == 0 and zero_is_poison:
-        return Poison("count of leading zeros of zero")
+        return _poison("ctlz", "ctlz", w, x, 1)
     return w - x.bit_length()
 
 
 def _abs(w: int, x: int, minimum_is_poison: int) -> Any:
     value = abs(signed(x, w))
     if value >> (w - 1) and minimum_is_poison:
-        return Poison(f"absolute value overflows {w} bits")
+        return _poison("abs", "abs", w, x, 1)
     return value & ((1 << w) - 1)
 
 
@@ -280,48 +280,24 @@ def _with_flags(op: str, w: int, a: int, b: int, flags: Sequence[str], step: Ste
             if flag == "nsw":
                 sx, sy = signed(x, w), y if op == "shl" else signed(y, w)
                 if exact_integer[op](sx, sy) != signed(result, w):
-                    return Poison(f"{sx} {op} {sy} overflows the {w}-bit arithmetic this kernel was compiled with")
+                    return _poison(flag, op, w, x, y)
             elif flag == "nuw":
                 if exact_integer[op](x, y) != result:
-                    return Poison(f"{x} {op} {y} overflows the {w}-bit arithmetic this kernel was compiled with")
+                    return _poison(flag, op, w, x, y)
             elif flag == "disjoint":
                 if x & y:
-                    return Poison(f"{x} and {y} share bits")
+                    return _poison(flag, op, w, x, y)
             elif op.endswith("div"):
                 if x % y:
-                    return Poison(f"{x} is not a multiple of {y}")
+                    return _poison("multiple", op, w, x, y)
             elif x & ((1 << y) - 1):
-                return Poison(f"{x} is not a multiple of 2^{y}")
+                return _poison("power", op, w, x, y)
         return result
 
     return checked
 
 
 # --- reading a program ---
-
-
-def fail(where: str, what: str) -> NoReturn:
-    """Raise `RecordError` naming the place."""
-    raise RecordError(f"launch program: {where}: {what}")
-
-
-def is_int(x: object, low: int, high: int) -> bool:
-    """Whether `x` is an integer (and no boolean) from `low` to `high`."""
-    return type(x) is int and low <= x <= high
-
-
-def exact_fields(obj: Any, names: set[str], where: str) -> dict[str, Any]:
-    """`obj`, a dictionary with exactly the keys `names`."""
-    if not isinstance(obj, dict) or set(obj) != names:
-        fail(where, f"needs exactly the fields {sorted(names)}, found {obj!r:.200}")
-    return obj
-
-
-def exact_list(obj: Any, where: str, length: int | None = None) -> list[Any]:
-    """`obj`, a list, of `length` items if that is given."""
-    if not isinstance(obj, list) or (length is not None and len(obj) != length):
-        fail(where, f"must be a list{'' if length is None else f' of {length}'}, found {obj!r:.200}")
-    return obj
 
 
 class _Read(NamedTuple):
@@ -489,6 +465,6 @@ class NodeReader:
                 for s in body_steps:
                     inside.append(s(inside))
                 state = [inside[r] for r in nexts]
-            return Poison(f"a loop did not end within {limit} rounds: the extents are out of range")
+            return _poison("loop", "loop", width, limit, 0)
 
         return step

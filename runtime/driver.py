@@ -19,9 +19,9 @@ from typing import Any, NoReturn, Protocol
 
 from . import libcuda
 from .errors import DeviceError, WorkspaceError
+from .launch import CLUSTER_DIMENSION, Launch
 from .libcuda import LaunchConfig
 from .native import _native
-from .program import CLUSTER_DIMENSION, Launch
 
 # CUresult, CUdevice_attribute and CUfunction_attribute values of cuda.h; part of its ABI.
 _SUCCESS, _INVALID_VALUE, _INVALID_CONTEXT = 0, 1, 201

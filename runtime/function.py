@@ -16,7 +16,7 @@ from .counters import Counters
 from .dispatch import serves
 from .driver import Driver
 from .errors import ArgumentError, DeviceError, ProgramError, RecordError
-from .program import CLUSTER_DIMENSION, Evaluation, Launch
+from .launch import CLUSTER_DIMENSION, Evaluation, Launch
 from .record import Argument, DeviceArgument, Record, SuppliedArgument, TensorArgument, TensorView, TupleArgument
 from .tensor import UNKNOWN_DEVICE, is_torch, stream_handle, torch_current_stream, view
 from .workspace import Need, Workspaces

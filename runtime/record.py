@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .arithmetic import exact_fields, exact_list, fail, is_int
 from .dtypes import DTYPES
 from .errors import ArgumentError, LayoutError
-from .program import PROGRAMMATIC_STREAM_SERIALIZATION, Launch, Program
+from .launch import PROGRAMMATIC_STREAM_SERIALIZATION, Launch
+from .program import Program
+from .reading import exact_fields, exact_list, fail, is_int
 
 MAX_RANK = 16
 MAX_WORKSPACE_BYTES = 1 << 30  # for each cluster; anything above is a damaged record
@@ -201,7 +202,7 @@ class Record:
         for a in leaves:
             if isinstance(a, WorkspaceArgument) and a.each is not None and a.each not in devices:
                 fail(where, f"the workspace {a.name!r} is for each of {a.each!r:.50}, which is no device argument")
-        overlapping = any(PROGRAMMATIC_STREAM_SERIALIZATION in dict(x.attributes) for x in self.program.launches)
+        overlapping = any(PROGRAMMATIC_STREAM_SERIALIZATION in x.attributes for x in self.program.launches)
         if overlapping and self.workspace_arguments:
             fail(where, "it has a workspace, and its launches may overlap those before them, which use the same")
         defined = {name: s.width for name, s in self.symbols.items()}

@@ -26,6 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from aot.host_ir import _argument_inputs
 from aot.host_text import parse_function
 from aot.host_types import leaves, parse_type
@@ -34,7 +36,8 @@ from aot.manifest import signature_problem
 from aot.providers import PROVIDERS, provider
 from aot.variants import Family, Variant
 from runtime.errors import ProgramError, RecordError
-from runtime.program import Evaluation, Launch
+from runtime.evaluator import PythonEvaluator
+from runtime.launch import Evaluation, Launch
 from runtime.record import Record, TensorArgument
 from runtime.signature import Signature
 
@@ -59,8 +62,7 @@ class Oracle:
     """The host object of one compiled function, and our program for the same function."""
 
     def __init__(self, lowered: Lowered, directory: Path) -> None:
-        self.record = Record.from_json(lowered.record)
-        self._last: Evaluation | None = None
+        self.read(lowered.record)
         self.flat, _, _ = _argument_inputs(lowered.record["arguments"], lowered.record["symbols"])
         entry = next(iter(parse_function(lowered.host_text).values()))
         self.argument_types = [parse_type(t) for _, t in entry.arguments]
@@ -74,6 +76,14 @@ class Oracle:
         self.library = ctypes.CDLL(str(library), mode=ctypes.RTLD_LOCAL)
         self.function = getattr(self.library, f"_mlir_{PREFIX}_{match.group(1)}")
         self.function.restype = None
+
+    def read(self, record: dict[str, Any]) -> None:
+        """Take our program from `record`: as the runtime reads it, and as Python does."""
+        self.record = Record.from_json(record)
+        program, source = self.record.program, record["program"]
+        counts = len(program.pointers), len(self.record.kernels)
+        self.python = PythonEvaluator.from_json(program.values, source["nodes"], source["launches"], *counts)
+        self._last: Evaluation | None = None
 
     def native(self, values: Mapping[str, int], pointers: Sequence[int], stream: int, fill: int) -> list[NativeLaunch]:
         """Run the compiler's host code on these inputs, over a stack filled with `fill`."""
@@ -124,9 +134,12 @@ class Oracle:
         try:
             given = [values[name] for name, _ in self.record.program.values]
             ours = self.record.plan(given)
-        except ProgramError:
+        except ProgramError as refused:
+            with pytest.raises(ProgramError, match=f"^{re.escape(str(refused))}$"):
+                self.python.evaluate(tuple(given), None)
             return False
-        self._last = self.record.program.evaluate(given, self._last)
+        assert self.record.program.evaluate(given).launches == ours
+        self._last = self.python.evaluate(tuple(given), self._last)
         assert self._last.launches == ours, f"not what it is after another case, with {dict(values)}"
         runs = [self.native(values, pointers, stream, fill) for fill in (0x00, 0xA5, 0xFF)]
         for index, a in enumerate(ours):
@@ -246,7 +259,7 @@ def _mutate(variant: Variant, rng: random.Random) -> int:
         for node in constants:
             original, node[2] = node[2], node[2] ^ 1
             try:
-                oracle.record = Record.from_json(lowered.record)
+                oracle.read(lowered.record)
                 if all(oracle.compare(*case) for case in cases):
                     unnoticed.append(original)
             except (AssertionError, RecordError):

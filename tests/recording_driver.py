@@ -19,8 +19,8 @@ from aot.variants import Variant
 from runtime import native
 from runtime.driver import Driver, PreparedLaunch
 from runtime.errors import DeviceError
+from runtime.launch import ATTRIBUTE_WORDS, Launch
 from runtime.libcuda import FUNCTIONS
-from runtime.program import ATTRIBUTE_WORDS, Launch
 from runtime.signature import Signature
 from runtime.tensor import contiguous_strides
 

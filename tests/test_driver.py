@@ -12,8 +12,8 @@ import pytest
 from runtime import DeviceError, WorkspaceError, libcuda
 from runtime import driver as driver_module
 from runtime.driver import Driver
+from runtime.launch import Launch, Slot
 from runtime.libcuda import FUNCTIONS
-from runtime.program import Launch, Slot
 
 from .native_stand_in import read_config, write
 

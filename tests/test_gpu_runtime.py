@@ -382,7 +382,9 @@ def test_devices_are_served_at_once(tuned_archive: Path, signature: Signature, t
                 torch.cuda.current_stream().synchronize()
                 problem.check()
                 graph = torch.cuda.CUDAGraph()
-                with capturing, torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                # Without a stream torch captures on one that it made once, for the device that was current then.
+                stream = torch.cuda.current_stream()
+                with capturing, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                     library.gemm(problem.a, problem.b, out=problem.out)
                 problem.fill(seed + 10)
                 graph.replay()

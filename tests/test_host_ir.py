@@ -10,7 +10,8 @@ import pytest
 from aot.host_ir import HostProgram, extract
 from aot.host_types import HostIRError
 from runtime.errors import ProgramError
-from runtime.program import Launch, Program
+from runtime.launch import Launch
+from runtime.program import Program
 
 TREE: list[dict[str, Any]] = [
     {"kind": "tensor", "name": "x", "dtype": "f32", "shape": ["m"], "strides": [1], "alignment": 16},

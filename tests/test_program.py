@@ -8,12 +8,23 @@ from typing import Any
 
 import pytest
 
+from runtime import native
 from runtime.errors import ProgramError, RecordError
-from runtime.program import Program
+from runtime.program import NativeEvaluator, Program
 
 from .samples import record
 
 Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture(params=["native", "python"], autouse=True)
+def evaluator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every claim here is about both."""
+    if request.param == "python":
+        monkeypatch.setattr(native, "_native", None)
+    elif native._native is None:
+        pytest.skip("runtime._native was not built")
+    assert isinstance(Program.from_json(program(), 1)._evaluator, NativeEvaluator) is (request.param == "native")
 
 
 def program() -> dict[str, Any]:

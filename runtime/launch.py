@@ -1,0 +1,134 @@
+"""What launch programs make: kernel launches for one shape, complete but for the pointers.
+
+Knows nothing of how they are made, of tensors, archives or the driver.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from .errors import ProgramError
+
+# Kernel parameters: at most 32,764 bytes on compute capability 7.0 and later (CUDA C++ programming guide, 10.1).
+MAX_PARAMETER_BYTES = 32_764
+MAX_GRID = (2**31 - 1, 65_535, 65_535)
+MAX_BLOCK_THREADS = 1_024
+# The most a block may opt in to on any GPU so far is 227 KiB; anything above 256 KiB is a damaged record.
+MAX_SHARED_BYTES = 256 * 1024
+
+# Launch attributes by their CUlaunchAttributeID, with the number of 32-bit words of their value.
+COOPERATIVE, CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION, PREFERRED_CLUSTER_DIMENSION = 2, 4, 6, 11
+ATTRIBUTE_WORDS = {
+    COOPERATIVE: 1,
+    CLUSTER_DIMENSION: 3,
+    PROGRAMMATIC_STREAM_SERIALIZATION: 1,
+    PREFERRED_CLUSTER_DIMENSION: 3,
+}
+
+# A TMA descriptor's first word holds address bits 4 to 56: ((p >> 4) & (2^53 - 1)) << 4.
+_TMA_ADDRESS_MASK = ((1 << 53) - 1) << 4
+_MASK_64 = (1 << 64) - 1
+
+
+class Slot(NamedTuple):
+    """Eight bytes at `offset` of a launch's parameter buffer that hold a pointer.
+
+    `tma`: the slot is word 0 of a TMA descriptor, else the plain address. `addend` is added to the pointer first.
+    """
+
+    offset: int
+    tma: bool
+    pointer: int
+    addend: int = 0
+
+    @property
+    def mask(self) -> int:
+        """What the slot keeps of pointer + addend."""
+        return _TMA_ADDRESS_MASK if self.tma else _MASK_64
+
+    def encode(self, pointer: int) -> int:
+        """The 64-bit word for the address `pointer`."""
+        return (pointer + self.addend) & self.mask
+
+
+class Launch(NamedTuple):
+    """One kernel launch for one shape: everything but the pointers, which `slots` say where to write.
+
+    `parameters` holds each kernel parameter at its `offsets` entry; `attributes` pairs a CUlaunchAttributeID
+    with the 32-bit words of its value. Grid counts CTAs, shared memory is dynamic, in bytes.
+    """
+
+    kernel: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    attributes: tuple[tuple[int, tuple[int, ...]], ...]
+    parameters: bytes
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    slots: tuple[Slot, ...]
+
+    def with_pointers(self, pointers: Sequence[int]) -> bytearray:
+        """A copy of the parameter bytes with every slot written."""
+        buffer = bytearray(self.parameters)
+        for slot in self.slots:
+            struct.pack_into("<Q", buffer, slot.offset, slot.encode(pointers[slot.pointer]))
+        return buffer
+
+
+class LaunchShape(NamedTuple):
+    """What a launch has for every shape: its kernel, which launch attributes, and where its kernel's parameters are."""
+
+    kernel: int
+    attributes: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class Evaluation(NamedTuple):
+    """A program's launches for one shape, and what its evaluator needs to make others from them.
+
+    `small`: these launches differ from those of the evaluation before, which this was made from, in their grids and in
+    words of their parameters only.
+    """
+
+    launches: tuple[Launch, ...]
+    small: bool
+    numbers: Any = None
+
+
+class Evaluator(Protocol):
+    """A launch program that was read and found right."""
+
+    @property
+    def launches(self) -> tuple[LaunchShape, ...]:
+        """What it launches."""
+
+    def evaluate(self, values: tuple[int, ...], last: Evaluation | None) -> Evaluation:
+        """The launches for one shape, as many values as there are inputs; `last` is of another shape, or None.
+
+        Raises:
+            ProgramError: a value does not fit its input, or these values make the launch undefined or illegal.
+        """
+
+
+def refuse_input(name: str, value: int, width: int) -> ProgramError:
+    """An input has more bits than it was compiled with."""
+    return ProgramError(f"{name} = {value} does not fit the {width} bits this kernel was compiled with")
+
+
+def refuse_grid(grid: Sequence[int]) -> ProgramError:
+    """A grid is none."""
+    return ProgramError(f"the launch grid would be {tuple(grid)}; each extent must be 1 to {MAX_GRID}")
+
+
+def refuse_block(block: Sequence[int]) -> ProgramError:
+    """A block is none."""
+    return ProgramError(f"the launch block would be {tuple(block)}; at most {MAX_BLOCK_THREADS} threads are possible")
+
+
+def refuse_shared_bytes(shared_bytes: int) -> ProgramError:
+    """More shared memory than there is anywhere."""
+    return ProgramError(f"the launch would need {shared_bytes} bytes of shared memory")
