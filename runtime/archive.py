@@ -14,6 +14,7 @@ import stat
 import struct
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ FORMAT_VERSION = 1
 HEADER = struct.Struct("<8sIIQQ32s")
 MAX_INDEX_RAW_BYTES = 64 << 20  # about 350,000 functions
 MAX_BLOCK_RAW_BYTES = 64 << 20
-CACHE_BYTES = 32 << 20  # four blocks of the size that `aot.pack` writes
+CACHE_BYTES = 32 << 20  # eight blocks of the size that `aot.pack` writes
 
 
 class FileUnreadable(ArchiveError):
@@ -293,15 +294,18 @@ class Archive:
             checks.append(Check(subject, False, "its blob cannot be read"))
             return
         try:
+            self._parse_object(subject, data, canonical.loads)
             obj = self._parse_object(subject, data) if isinstance(of, str) else self._parse_record(of, data)
         except ArchiveError as error:
             checks.append(Check(subject, False, str(error)))
         else:
             checks.append(Check(subject, True, f"a JSON object of {len(obj)} fields"))
 
-    def _parse_object(self, subject: str, data: bytes) -> dict[str, Any]:
+    def _parse_object(
+        self, subject: str, data: bytes, loads: Callable[[bytes], Any] = canonical.loads_for_serving
+    ) -> dict[str, Any]:
         try:
-            obj = canonical.loads(data)
+            obj = loads(data)
         except ValueError as error:
             raise DocumentMalformed(f"{self.path}: {subject}: {error}; build the archive again") from None
         if not isinstance(obj, dict):

@@ -93,7 +93,7 @@ class PythonEvaluator:
         return cls(values, read, constants, tuple(steps), tuple(reader.inputs))
 
     def evaluate(self, values: tuple[int, ...], last: Evaluation | None) -> Evaluation:
-        """See `Evaluator`: with a last evaluation only what depends on values that differ is computed."""
+        """See `Program.evaluate`: after another one only what depends on values that differ is computed."""
         v: Values = list(self._constants) if last is None else last.numbers.copy()
         changed = 0
         for number, (x, (least, most)) in enumerate(zip(values, self._limits, strict=True)):

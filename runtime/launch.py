@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from .errors import ProgramError
 
@@ -97,21 +97,6 @@ class Evaluation(NamedTuple):
     launches: tuple[Launch, ...]
     small: bool
     numbers: Any = None
-
-
-class Evaluator(Protocol):
-    """A launch program that was read and found right."""
-
-    @property
-    def launches(self) -> tuple[LaunchShape, ...]:
-        """What it launches."""
-
-    def evaluate(self, values: tuple[int, ...], last: Evaluation | None) -> Evaluation:
-        """The launches for one shape, as many values as there are inputs; `last` is of another shape, or None.
-
-        Raises:
-            ProgramError: a value does not fit its input, or these values make the launch undefined or illegal.
-        """
 
 
 def refuse_input(name: str, value: int, width: int) -> ProgramError:

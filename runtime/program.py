@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import native
 from .errors import ProgramError
 from .launch import (
     Evaluation,
-    Evaluator,
     Launch,
     LaunchShape,
     Slot,
@@ -31,6 +30,9 @@ from .launch import (
 from .poison import why
 from .reading import exact_fields, exact_list, fail
 
+if TYPE_CHECKING:
+    from .evaluator import PythonEvaluator
+
 WIDTHS = (1, 8, 16, 32, 64)
 
 
@@ -41,7 +43,7 @@ class Program:
     values: tuple[tuple[str, int], ...]
     pointers: tuple[str, ...]
     kernels: int
-    _evaluator: Evaluator = field(repr=False)
+    _evaluator: NativeEvaluator | PythonEvaluator = field(repr=False)
 
     @classmethod
     def from_json(cls, obj: Any, kernels: int) -> Program:
@@ -92,7 +94,7 @@ class Program:
 
 def _evaluator(
     values: tuple[tuple[str, int], ...], nodes: Any, launches: Any, pointers: int, kernels: int
-) -> Evaluator:
+) -> NativeEvaluator | PythonEvaluator:
     if native._native is not None:
         found = native._native.Program.read([width for _, width in values], nodes, launches, pointers, kernels)
         if found is not None:
@@ -112,7 +114,7 @@ class NativeEvaluator:
         self._slots = tuple([tuple([Slot(*slot) for slot in shape[4]]) for shape in shapes])
 
     def evaluate(self, values: tuple[int, ...], last: Evaluation | None) -> Evaluation:
-        """See `Evaluator`."""
+        """See `Program.evaluate`."""
         found = self._evaluate(values)
         if type(found) is tuple:
             raise self._refuse(values, *found)

@@ -14,7 +14,7 @@ from runtime import native
 from runtime.arithmetic import _BINARY, _CAST, _COMPARE, _FLAGS, _UNARY_FLAGGED, OPERATIONS
 from runtime.errors import ProgramError, RecordError
 from runtime.evaluator import PythonEvaluator
-from runtime.launch import Evaluation, Evaluator, Launch
+from runtime.launch import Evaluation, Launch
 from runtime.program import WIDTHS, NativeEvaluator
 
 pytestmark = pytest.mark.skipif(native._native is None, reason="runtime._native was not built")
@@ -133,7 +133,7 @@ def compiled(program: dict[str, Any]) -> NativeEvaluator | None:
 
 
 def launches_of(
-    evaluator: Evaluator, values: tuple[int, ...], last: Evaluation | None = None
+    evaluator: NativeEvaluator | PythonEvaluator, values: tuple[int, ...], last: Evaluation | None = None
 ) -> tuple[Launch, ...] | str:
     try:
         return evaluator.evaluate(values, last).launches
@@ -171,31 +171,8 @@ def test_an_evaluation_that_is_said_to_differ_little_does(
     assert now.small is (rest[0] == rest[1])
 
 
-JUNK = st.sampled_from(
-    [
-        None,
-        True,
-        -1,
-        0,
-        1,
-        3,
-        33,
-        64,
-        1 << 64,
-        2.0,
-        "",
-        "add",
-        "const",
-        "nsw",
-        "tma",
-        "\ud800",
-        [],
-        [0],
-        [[]],
-        {},
-        {"a": 1},
-    ]
-)
+WORDS = ["", "add", "const", "nsw", "tma", "\ud800"]
+JUNK: list[Any] = [*WORDS, None, True, -1, 0, 1, 3, 33, 64, 1 << 64, 2.0, [], [0], [[]], {}, {"a": 1}]
 
 
 def places(obj: Any) -> Iterator[tuple[Any, Any]]:
@@ -219,7 +196,7 @@ def test_native_code_accepts_nothing_that_python_does_not(program: dict[str, Any
     elif how == "number" and type(where[key]) is int:
         where[key] += data.draw(st.sampled_from([-64, -8, -1, 1, 8, 64, 1 << 32]))
     else:
-        where[key] = data.draw(JUNK)
+        where[key] = data.draw(st.sampled_from(JUNK))
     ours = compiled(damaged)
     if ours is None:
         return

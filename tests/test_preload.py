@@ -137,6 +137,8 @@ def forbid(opened: tuple[Library, RecordingDriver], audited: None, monkeypatch: 
     monkeypatch.setattr(os, "pread", found.instead_of("os.pread", os.pread))
     monkeypatch.setattr(Archive, "blob", found.instead_of("Archive.blob", Archive.blob))
     monkeypatch.setattr(canonical, "loads", found.instead_of("canonical.loads", canonical.loads))
+    quick = found.instead_of("canonical.loads_for_serving", canonical.loads_for_serving)
+    monkeypatch.setattr(canonical, "loads_for_serving", quick)
     _forbidding.append(found)
     yield found
     _forbidding.remove(found)

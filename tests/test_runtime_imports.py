@@ -30,8 +30,9 @@ sys.path.insert(0, ROOT)
 """
 
 QUIET = """
-# What the standard library and zstandard do on import is not runtime's doing.
-import zstandard, ctypes, json, logging, hashlib, dataclasses, contextlib, concurrent.futures, struct, re, typing
+# What the standard library, zstandard and orjson do on import is not runtime's doing.
+import zstandard, orjson
+import ctypes, json, logging, hashlib, dataclasses, contextlib, concurrent.futures, struct, re, typing
 
 def refuse(what):
     def call(*args, **kwargs):
