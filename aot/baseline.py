@@ -122,7 +122,7 @@ def _dequantised(signature: Signature, o: OperandSet, dtype: torch.dtype, out: t
 
 
 def _with_epilogue(signature: Signature, product: _Product, example: OperandSet) -> tuple[str, Launch]:
-    parts = dataclasses.replace(signature.parts, bias=signature.parts.bias and not product.adds_bias)
+    parts = signature.parts._replace(bias=signature.parts.bias and not product.adds_bias)
     name = product.name
     if parts == Epilogue() and product.dtype == TORCH_DTYPES[signature.d]:
         return name, lambda o: product.run(o, o.d)

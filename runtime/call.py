@@ -5,7 +5,6 @@ Knows shapes, strides and addresses as `TensorView`s show them, and nothing of a
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypedDict
@@ -77,7 +76,7 @@ def epilogue_of(activation: Any, views: Views) -> Epilogue:
             f"epilogue must be one of {', '.join(_ACTIVATIONS)}, found {activation!r:.50}; bias, residual and scale_d "
             "are arguments of their own"
         )
-    return dataclasses.replace(found, bias="bias" in views, residual="residual" in views, scale="scale_d" in views)
+    return found._replace(bias="bias" in views, residual="residual" in views, scale="scale_d" in views)
 
 
 def check_shapes(a: TensorView, b: TensorView) -> None:

@@ -12,7 +12,6 @@ Programs are read and evaluated by native code where that was built, else, and w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import native
@@ -36,14 +35,17 @@ if TYPE_CHECKING:
 WIDTHS = (1, 8, 16, 32, 64)
 
 
-@dataclass(frozen=True)
 class Program:
     """A checked launch program over the integer inputs `values` (name, width in bits) and the inputs `pointers`."""
 
-    values: tuple[tuple[str, int], ...]
-    pointers: tuple[str, ...]
-    kernels: int
-    _evaluator: NativeEvaluator | PythonEvaluator = field(repr=False)
+    def __init__(
+        self,
+        values: tuple[tuple[str, int], ...],
+        pointers: tuple[str, ...],
+        kernels: int,
+        evaluator: NativeEvaluator | PythonEvaluator,
+    ) -> None:
+        self.values, self.pointers, self.kernels, self._evaluator = values, pointers, kernels, evaluator
 
     @classmethod
     def from_json(cls, obj: Any, kernels: int) -> Program:

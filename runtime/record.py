@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .dtypes import DTYPES
@@ -122,18 +121,22 @@ class Bound(NamedTuple):
     values: tuple[int, ...]
 
 
-@dataclass(frozen=True)
 class Record:
-    """One compiled function. `cubin` is the SHA-256 of its binary, in hexadecimal."""
+    """One compiled function: its name, target and family, what it takes and launches, and its kernels.
 
-    name: str
-    target: str
-    family: str
-    arguments: tuple[Argument, ...]
-    symbols: Mapping[str, Symbol]
-    kernels: tuple[Kernel, ...]
-    program: Program
-    cubin: str
+    `cubin` is the SHA-256 of its binary, in hexadecimal.
+    """
+
+    def __init__(
+        self,
+        words: tuple[str, str, str, str],  # name, target, family, cubin
+        arguments: tuple[Argument, ...],
+        symbols: Mapping[str, Symbol],
+        kernels: tuple[Kernel, ...],
+        program: Program,
+    ) -> None:
+        self.name, self.target, self.family, self.cubin = words
+        self.arguments, self.symbols, self.kernels, self.program = arguments, symbols, kernels, program
 
     @classmethod
     def from_json(cls, obj: Any) -> Record:
@@ -155,7 +158,8 @@ class Record:
         if not kernels or len({k.symbol for k in kernels}) != len(kernels):
             fail(where, "needs one or more kernels with distinct symbols")
         program = Program.from_json(obj["program"], len(kernels))
-        record = cls(obj["name"], obj["target"], obj["family"], arguments, symbols, kernels, program, obj["cubin"])
+        words = (obj["name"], obj["target"], obj["family"], obj["cubin"])
+        record = cls(words, arguments, symbols, kernels, program)
         record._check_inputs()
         return record
 

@@ -25,8 +25,7 @@ SCALE_BLOCK = 128  # elements of K, and rows of B, that share one scale where sc
 _INTERLEAVED = "_interleaved"
 
 
-@dataclass(frozen=True)
-class Epilogue:
+class Epilogue(NamedTuple):
     """What happens to a sum before it is D: `(act(sum + bias) + residual) * scale_d`, each part only where it is named.
 
     `activation` is one of `ACTIVATIONS`, or of `GATED`: then D has half as many columns as B has rows, column i from
