@@ -36,7 +36,7 @@ from runtime.errors import AotError
 from .cache import Cache, DamagedEntry
 from .cache import Entry as CacheEntry
 
-SOLID_BLOCK_BYTES = 4 << 20
+SOLID_BLOCK_BYTES = 8 << 20
 RECORDS_BLOCK_BYTES = 1 << 20  # alike enough to lose 2% by it, and a first launch reads one block of each
 COMPRESSION_LEVEL = 19
 MAX_THREADS = 8  # each may take 100 MB at this level

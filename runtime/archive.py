@@ -30,7 +30,7 @@ FORMAT_VERSION = 1
 HEADER = struct.Struct("<8sIIQQ32s")
 MAX_INDEX_RAW_BYTES = 64 << 20  # about 350,000 functions
 MAX_BLOCK_RAW_BYTES = 64 << 20
-CACHE_BYTES = 32 << 20  # eight blocks of the size that `aot.pack` writes
+CACHE_BYTES = 32 << 20  # four blocks of the size that `aot.pack` writes
 
 
 class FileUnreadable(ArchiveError):

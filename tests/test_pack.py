@@ -162,12 +162,12 @@ def test_number_of_threads_does_not_show(tmp_path: Path, monkeypatch: pytest.Mon
 def test_blocks_are_bounded_and_a_large_cubin_has_its_own(tmp_path: Path) -> None:
     package = Package()
     rng = random.Random(0)
-    for number, size in enumerate([2_000_000, 2_000_000, 2_000_000, 5_000_000, 10]):
+    for number, size in enumerate([4_000_000, 4_000_000, 4_000_000, 9_000_000, 10]):
         add(package, f"f{number}", rng.randbytes(size))
     package.write(tmp_path / "x.aot", level=1)
     with Archive.open(tmp_path / "x.aot") as archive:
         lengths = [block.raw_length for block in archive.blocks if block.kind == "sm_9x"]
-        assert lengths == [4_000_000, 2_000_000, 5_000_000, 10]
+        assert lengths == [8_000_000, 4_000_000, 9_000_000, 10]
         assert all(check.ok for check in archive.verify())
 
 
