@@ -318,6 +318,23 @@ def bounds(title: str, result: dict[str, Any]) -> list[str]:
     return [*lines, *table(header, rows), ""]
 
 
+def company(result: dict[str, Any]) -> list[str]:
+    """What comes before a launch."""
+    lines = ["## What comes before a launch, on an H200", "", *origin(result)]
+    lines += [
+        "Microseconds of a launch in a CUDA graph behind another, what that takes alone taken off, and in brackets the "
+        "spread; each twice, one round after the other.",
+        "",
+    ]
+    before = list(dict.fromkeys(r["before"] for r in result["results"]))
+    rows: dict[tuple[Any, ...], dict[str, list[str]]] = {}
+    for r in result["results"]:
+        of_kernel = rows.setdefault((_shape(r["signature"]), r["m"], _kernel(r["who"])), {})
+        of_kernel.setdefault(r["before"], []).append(f"{r['us']:.1f} ({r['spread']:.0%})")
+    cells = [[*what, *(", ".join(found[name]) for name in before)] for what, found in rows.items()]
+    return [*lines, *table(["", "M", "", *before], cells), ""]
+
+
 def _who(row: dict[str, Any]) -> str:
     """Whose kernel, and which; of ours the compiler's symbol says nothing, and only the function's name is shown."""
     if row["who"] != "ours":
@@ -438,6 +455,7 @@ def main() -> int:
         "gemm_h200_all": lambda r: gemm("GEMM of every layer on a second H200, against cuBLAS", r),
         "gemm_h200_other": lambda r: gemm("GEMM on a third H200, against cuBLAS, without the patches", r),
         "peers_bf16": lambda r: peers("bf16 GEMM on an H200, against other libraries", r),
+        "peers_bf16_other": lambda r: peers("The same on another, when contenders took turns in one order", r),
         "peers_fp8": lambda r: peers("e4m3 GEMM against other libraries", r),
         "peers_swiglu": lambda r: peers("gate_up with SwiGLU against other libraries", r),
         "peers_triton": lambda r: peers("bf16 GEMM against Triton's autotuning, with an earlier archive", r),
@@ -448,6 +466,9 @@ def main() -> int:
         "bounds_h200": lambda r: bounds("What bounds a launch, on an H200", r),
         "bounds_patch_h200": lambda r: bounds("The same with the patch, on another", r),
         "bounds_swiglu_h200": lambda r: bounds("What bounds SwiGLU and others, on a third", r),
+        "bounds_more_h200": lambda r: bounds("Two problems again, on a fourth", r),
+        "bounds_quack_h200": lambda r: bounds("What bounds a launch of quack's, on the same", r),
+        "company_h200": company,
         "turns_h200": turns,
         "models_llama_h200": lambda r: models("Llama-3.1-8B of transformers on an H200", r),
         "models_llama_fp8_h200": lambda r: models("The same in e4m3, against _scaled_mm", r),

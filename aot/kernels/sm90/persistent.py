@@ -168,9 +168,8 @@ class Persistent:
             cute.arch.cluster_wait()
         else:
             cute.arch.sync_threads()
-        if cutlass.const_expr(plan.overlap):  # what is above touches no memory; what is below waits in every thread
+        if cutlass.const_expr(plan.overlap):  # what is above touches no memory
             cute.arch.griddepcontrol_launch_dependents()
-            cute.arch.griddepcontrol_wait()
 
         slice_k = block % plan.split_k if cutlass.const_expr(plan.split_k > 1) else 0
         rank = block % plan.cluster // plan.split_k
@@ -180,6 +179,8 @@ class Persistent:
         if warp_index >= _LOADING_WARP:
             cute.arch.setmaxregister_decrease(_LOAD_REGISTERS)
             if warp_index == _LOADING_WARP:
+                if cutlass.const_expr(plan.overlap):  # products, and so D, come after what this warp loads
+                    cute.arch.griddepcontrol_wait()
                 self._feed(
                     (rows_atom, rows, shared_rows),
                     (columns_atom, columns, shared_columns),
@@ -191,6 +192,8 @@ class Persistent:
                 self._attend(tiles[2])
         else:
             cute.arch.setmaxregister_increase(_MULTIPLY_REGISTERS)
+            if cutlass.const_expr(plan.overlap and plan.form.reads):
+                cute.arch.griddepcontrol_wait()
             fused = Fused(plan, extents, extras, thread, scales)
             self._consume(
                 (shared_rows, shared_columns),

@@ -76,6 +76,12 @@ class Form:
         return Epilogue.of(self.epilogue).gated
 
     @property
+    def reads(self) -> bool:
+        """Whether there are operands besides A and B."""
+        parts = Epilogue.of(self.epilogue)
+        return self.scaling != "none" or parts.bias or parts.residual or parts.scale
+
+    @property
     def promotion(self) -> int:
         """Stages of K after which f32 registers take over what the tensor core summed up, or 0 for never.
 
