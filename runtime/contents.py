@@ -358,7 +358,7 @@ class Contents:
             yield name
             with self._lock, self._driver.current():
                 try:
-                    function.plan(_views(entry.signature, m, self._driver.device))
+                    function.check_fit(_views(entry.signature, m, self._driver.device))
                     return
                 except (Unfit, ProgramError):
                     continue

@@ -226,7 +226,16 @@ class Function:
 
         Raises:
             ProgramError: the program cannot serve these extents.
+            Unfit: this device cannot run the kernel for them.
         """
+        return self._prepared(*self._settle(views))
+
+    def check_fit(self, views: Sequence[Any]) -> None:
+        """Raise what `plan` would, without making a plan."""
+        self._settle(views)
+
+    def _settle(self, views: Sequence[Any]) -> tuple[tuple[Launch, ...], tuple[int, ...], dict[str, int]]:
+        """The launches for these arguments, the program's values, and the device numbers that are among those."""
         self._refuse_if_retired()
         record, driver = self.record, self._driver
         asked = record.device_arguments
@@ -237,7 +246,7 @@ class Function:
             evaluation, found = self._evaluate(values)
             if found == residency:
                 self._last, self._residency = evaluation, residency
-                return self._prepared(evaluation.launches, values, found)
+                return evaluation.launches, values, found
             residency = found
         raise ProgramError(f"{self.name}: its blocks depend on how many of them can be resident")
 

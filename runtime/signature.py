@@ -142,6 +142,10 @@ class Signature:
 
     def operands(self) -> tuple[Operand, ...]:
         """The tensors that a kernel takes, in order; `extra_operands` says what follows A, B and D."""
+        return self._operands
+
+    @cached_property
+    def _operands(self) -> tuple[Operand, ...]:
         batch = ("batch",) if self.batch > 1 else ()
         columns = "P" if self.parts.gated else "N"
         plain = (
