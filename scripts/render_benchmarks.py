@@ -452,10 +452,11 @@ def main() -> int:
     lines = [INTRO]
     sections = {
         "gemm_h200": lambda r: gemm("GEMM on an H200, against cuBLAS", r),
+        "gemm_h200_short": lambda r: gemm("The same on another, tuned there without sustained load", r),
         "gemm_h200_all": lambda r: gemm("GEMM of every layer on a second H200, against cuBLAS", r),
         "gemm_h200_other": lambda r: gemm("GEMM on a third H200, against cuBLAS, without the patches", r),
         "peers_bf16": lambda r: peers("bf16 GEMM on an H200, against other libraries", r),
-        "peers_bf16_other": lambda r: peers("The same on another, when contenders took turns in one order", r),
+        "peers_bf16_other": lambda r: peers("The same on another, with kernels and archives before these", r),
         "peers_fp8": lambda r: peers("e4m3 GEMM against other libraries", r),
         "peers_swiglu": lambda r: peers("gate_up with SwiGLU against other libraries", r),
         "peers_triton": lambda r: peers("bf16 GEMM against Triton's autotuning, with an earlier archive", r),
@@ -479,6 +480,7 @@ def main() -> int:
         ),
         "soak_h200": lambda r: build("A soak: threads launch while the archive is reloaded", r),
         "runtime_h200": lambda r: host("Host costs of serving, on the machine with the H200", r),
+        "runtime_other_h200": lambda r: host("The same on another, whose host is slower", r),
         "runtime_python_h200": lambda r: host("The same without native code", r),
         "compile_llama": lambda r: build("Building Llama-3.1-8B for five targets", r),
         "compile_thousand": lambda r: build("Building a thousand kernels", r),
