@@ -44,6 +44,7 @@ COUNTERS = {
     "shared_reads": ("l1tex__data_bank_reads" + _SHARE, 1e-2),
     "shared_writes": ("l1tex__data_bank_writes" + _SHARE, 1e-2),
     "l2": ("lts__t_sectors" + _SHARE, 1e-2),
+    "l2_mega_sectors": ("lts__t_sectors.sum", 1e-6),
     "mb_into_sms": ("l1tex__m_xbar2l1tex_read_bytes.sum", 1e-6),
     "memory": ("dram__throughput" + _SHARE, 1e-2),
     "mb_read": ("dram__bytes_read.sum", 1e-6),

@@ -301,6 +301,8 @@ def bounds(title: str, result: dict[str, Any]) -> list[str]:
     header = ["", "M", "", "us", "spread", "thousand cycles", "longest", "CTAs", "SMs active", "tensor pipe"]
     header = [name for name in header if name != "longest" or longest in cycles]
     header += ["shared memory read", "written", "L2", "memory", "MB into SMs", "MB from memory"]
+    sectors = [name for name in ("l2_mega_sectors",) if name in result["results"][0]]
+    header += ["million sectors of L2"] * len(sectors)
     rows = [
         [
             _shape(r["signature"]),
@@ -312,6 +314,7 @@ def bounds(title: str, result: dict[str, Any]) -> list[str]:
             f"{r['ctas']:.0f}",
             *(f"{r[k]:.0%}" for k in shares),
             *(f"{r[k]:.0f}" for k in ("mb_into_sms", "mb_read")),
+            *(f"{r[k]:.2f}" for k in sectors),
         ]
         for r in result["results"]
     ]
