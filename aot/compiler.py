@@ -57,7 +57,12 @@ SOURCES = (
     "runtime/arithmetic.py",
     "runtime/canonical.py",
     "runtime/dtypes.py",
+    "runtime/evaluator.py",
+    "runtime/launch.py",
+    "runtime/native.py",
+    "runtime/poison.py",
     "runtime/program.py",
+    "runtime/reading.py",
     "runtime/record.py",
     "runtime/signature.py",
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 _log = logging.getLogger(__name__)
 
@@ -20,11 +20,8 @@ if _native is not None and getattr(_native, "INTERFACE", None) != _INTERFACE:
     _log.warning("%s is of another version and left alone, so launches take longer: install again", _native.__file__)
     _native = None
 
-if TYPE_CHECKING:
-    from .driver import Driver
 
-
-def native_table(driver: Driver) -> Any:
+def native_table(driver: Any) -> Any:
     """A `runtime._native.Table` for launches on the driver's device, or False if there can be none; torch is imported.
 
     torch 2.10 and newer have the exchange API of DLPack that it reads tensors through.
