@@ -25,15 +25,15 @@ replays, and *noise* is torch against itself in the same run. Below 1.00x this a
 
 The archives: `aot build benchmarks/layers.yaml manifests/*.yaml --target sm_90a --candidates 16 --function rmsnorm -o
 build/candidates.aot` and, on the GPU, `aot tune build/candidates.aot -o build/tuned.aot --finalists 3 --repeats 3`
-(1,310 kernels, 1,166 points, in 600 s on two H200s one after the other). Laid over it where a command says so: `aot
-build benchmarks/more.yaml --candidates 24 -o build/more.aot` and `aot tune build/more.aot -o build/more_tuned.aot
---finalists 3 --repeats 4` (773 kernels, in 283 s on a third H200); and `build/weights_tuned.aot`, of what
-`benchmarks/layers.yaml` has with overlap "weights", the first 12 candidates (566 kernels, in 179 s on the H200 of the
-first section, 116 kept). Where `build/rest_tuned.aot` is named too, both are of 20 candidates tuned on two others, when
-`sm90_persistent` could load weights early too. The commit named is the scripts'; kernels are of one before.
-`build/qwen_tuned.aot` is of `benchmarks/qwen3-8b.yaml`, `build/llama.aot` the part of build/tuned.aot that
-manifests/llama-3.1-8b.yaml asks for, `build/thousand.aot` as `benchmarks/thousand.yaml` says, but with 311 candidates,
-1,866 kernels, where it is opened.
+(1,310 kernels, 1,166 points, in 600 s on two H200s one after the other). Laid over it where a command says so: what
+`benchmarks/layers.yaml` has in 16 bits, 24 candidates each, without overlap in `build/more_tuned.aot` and with it in
+`build/weights_tuned.aot` (732 kernels each; `aot tune --tolerance 0 --finalists 3 --repeats 4`, 195 and 205 s on the H200
+of the first section), and the same tuned with `--no-sustained --finalists 4 --repeats 5` on another in
+`build/more_short.aot` and `build/weights_short.aot` (118 and 126 s). Where peers_bf16_other.json, bounds and
+company_h200.json name them they are of `benchmarks/more.yaml`, 24 candidates, and of 12 with overlap, tuned on others
+and before; beside `build/rest_tuned.aot`, of 20. The commit named is the scripts'; kernels are of it or of one before.
+`build/qwen_tuned.aot` is of `benchmarks/qwen3-8b.yaml`, `build/llama.aot` of manifests/llama-3.1-8b.yaml, and
+`build/thousand.aot` as `benchmarks/thousand.yaml` says; in startup_before_h200.json it has 1,866 kernels.
 GPUs of one kind differ: no two of these H200s give the same figures. Where a section's archive_sha256 is another, its
 archive was tuned before, with kernels before these.
 """
@@ -470,6 +470,7 @@ def main() -> int:
         "bounds_h200": lambda r: bounds("What bounds a launch, on an H200", r),
         "bounds_patch_h200": lambda r: bounds("The same with the patch, on another", r),
         "bounds_swiglu_h200": lambda r: bounds("What bounds SwiGLU and others, on a third", r),
+        "bounds_l2_h200": lambda r: bounds("L2 and the order of tiles, with the archive tuned in short turns", r),
         "bounds_more_h200": lambda r: bounds("Two problems again, on a fourth", r),
         "bounds_quack_h200": lambda r: bounds("What bounds a launch of quack's, on the same", r),
         "company_h200": company,
@@ -478,6 +479,7 @@ def main() -> int:
         "models_llama_fp8_h200": lambda r: models("The same in e4m3, against _scaled_mm", r),
         "models_qwen3_h200": lambda r: models("Qwen3-8B of transformers on an H200", r),
         "startup_h200": lambda r: startup("The start of a process, on the machine with the H200", r),
+        "startup_other_h200": lambda r: startup("The same on another", r),
         "startup_before_h200": lambda r: startup(
             "The same beside torch.compile, when records were in blocks of 8 MiB", r
         ),
