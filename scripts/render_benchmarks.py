@@ -27,8 +27,8 @@ The archives: `aot build benchmarks/layers.yaml manifests/*.yaml --target sm_90a
 build/candidates.aot` and, on the GPU, `aot tune build/candidates.aot -o build/tuned.aot --finalists 3 --repeats 3`
 (1,310 kernels, 1,166 points, in 600 s on two H200s one after the other). Laid over it where a command says so: what
 `benchmarks/layers.yaml` has in 16 bits, 24 candidates each, without overlap in `build/more_tuned.aot` and with it in
-`build/weights_tuned.aot` (732 kernels each; `aot tune --tolerance 0 --finalists 3 --repeats 4`, 195 and 205 s on the H200
-of the first section), and the same tuned with `--no-sustained --finalists 4 --repeats 5` on another in
+`build/weights_tuned.aot` (732 kernels each; `aot tune --tolerance 0 --finalists 3 --repeats 4`, 195 and 205 s on the
+H200 of the first section), and the same tuned with `--no-sustained --finalists 4 --repeats 5` on another in
 `build/more_short.aot` and `build/weights_short.aot` (118 and 126 s). Where peers_bf16_other.json, bounds and
 company_h200.json name them they are of `benchmarks/more.yaml`, 24 candidates, and of 12 with overlap, tuned on others
 and before; beside `build/rest_tuned.aot`, of 20. The commit named is the scripts'; kernels are of it or of one before.
