@@ -1,9 +1,9 @@
 /* The steady state of a launch without Python: read tensors, look the shape up, patch pointers, cuLaunchKernelEx.
 
-   Optional: where this was not built, `runtime.library` and `runtime.driver` do the same in Python. Everything here was
-   checked by Python before it came; nothing is read from an archive. Built against Python's stable ABI, and against
-   neither torch nor CUDA: tensors are read through the exchange API of DLPack 1.3 that their type offers
-   (__dlpack_c_exchange_api__), and the driver's functions come as addresses. */
+   Optional: where this was not built, `runtime.library` and `runtime.driver` do the same in Python. What comes here was
+   checked before, by Python or by _program.c, which alone reads what an archive holds. Built against Python's stable
+   ABI, and against neither torch nor CUDA: tensors are read through the exchange API of DLPack 1.3 that their type
+   offers (__dlpack_c_exchange_api__), and the driver's functions come as addresses. */
 
 #include "_native.h"
 

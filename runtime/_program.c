@@ -85,7 +85,6 @@ typedef struct {
     Program *program;
     uint8_t *widths; /* of all values so far */
     uint32_t values, room, nodes, inner, op_room, inner_room, loop_room;
-    int failed; /* for want of memory */
 } Reader;
 
 static int whole(PyObject *object, uint64_t least, uint64_t most, uint64_t *out) {
@@ -100,19 +99,17 @@ static int whole(PyObject *object, uint64_t least, uint64_t most, uint64_t *out)
 
 /* The items of a list; -1 if it is none. */
 static Py_ssize_t items(PyObject *object) {
-    return object != NULL && PyList_Check(object) ? PyList_Size(object) : -1;
+    return object != NULL && PyList_CheckExact(object) ? PyList_Size(object) : -1;
 }
 
-static int grow(Reader *reader, void **array, uint32_t *room, uint32_t needed, size_t size) {
+/* Room for `needed` items; 0 if there is no memory, and Python may find some. */
+static int grow(void **array, uint32_t *room, uint32_t needed, size_t size) {
     uint32_t wanted = *room ? *room : 64;
     void *larger;
     if (needed <= *room) return 1;
     while (wanted < needed) wanted *= 2;
     larger = realloc(*array, wanted * size);
-    if (larger == NULL) {
-        reader->failed = 1;
-        return 0;
-    }
+    if (larger == NULL) return 0;
     *array = larger;
     *room = wanted;
     return 1;
@@ -127,20 +124,23 @@ static int reference(const Reader *reader, PyObject *object, unsigned width, uin
 }
 
 static int define(Reader *reader, unsigned width) {
-    if (!grow(reader, (void **)&reader->widths, &reader->room, reader->values + 1, sizeof *reader->widths)) return 0;
+    if (!grow((void **)&reader->widths, &reader->room, reader->values + 1, sizeof *reader->widths)) return 0;
     reader->widths[reader->values++] = (uint8_t)width;
     if (reader->values > reader->program->scratch) reader->program->scratch = reader->values;
     return 1;
 }
 
+/* The characters of a string without NUL among them; NULL if it is none. */
+static const char *word(PyObject *object) {
+    Py_ssize_t size = 0;
+    const char *text = PyUnicode_CheckExact(object) ? PyUnicode_AsUTF8AndSize(object, &size) : NULL;
+    if (text == NULL) PyErr_Clear();
+    return text != NULL && strlen(text) == (size_t)size ? text : NULL;
+}
+
 static int code_of(PyObject *object) {
-    const char *name;
-    if (!PyUnicode_Check(object)) return -1;
-    name = PyUnicode_AsUTF8AndSize(object, NULL);
-    if (name == NULL) {
-        PyErr_Clear();
-        return -1;
-    }
+    const char *name = word(object);
+    if (name == NULL) return -1;
     for (int code = 0; code < CODES; code++)
         if (strcmp(name, NAMES[code]) == 0) return code;
     return -1;
@@ -150,16 +150,13 @@ static int read_flags(PyObject *object, int code, uint8_t *out) {
     Py_ssize_t count = items(object);
     if (count < 0) return 0;
     for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *item = PyList_GetItem(object, i);
-        const char *name = PyUnicode_Check(item) ? PyUnicode_AsUTF8AndSize(item, NULL) : NULL;
+        const char *name = word(PyList_GetItem(object, i));
         uint8_t found = 0;
-        if (name == NULL) {
-            PyErr_Clear();
-            return 0;
-        }
+        if (name == NULL) return 0;
         for (size_t j = 0; j < sizeof FLAGS / sizeof *FLAGS; j++)
             if (strcmp(name, FLAGS[j].name) == 0 && FLAGS[j].codes >> code & 1) found = FLAGS[j].bit;
         if (found == 0) return 0;
+        if (found == NSW && *out & NUW) return 0; /* what is said is of the first that does not hold */
         *out |= found;
     }
     return 1;
@@ -195,7 +192,7 @@ static int read_loop(Reader *reader, PyObject *node, Op *op) {
     loop.result = (uint32_t)result;
     if (reader->widths[loop.first[result]] != op->width) return 0;
     reader->values = loop.base; /* what is inside ends there */
-    if (!grow(reader, (void **)&program->loop, &reader->loop_room, program->loops + 1, sizeof loop)) return 0;
+    if (!grow((void **)&program->loop, &reader->loop_room, program->loops + 1, sizeof loop)) return 0;
     op->constant = program->loops;
     program->loop[program->loops++] = loop;
     return 1;
@@ -247,10 +244,10 @@ static int read_nodes(Reader *reader, PyObject *nodes, int in_loop) {
         Op op;
         if (!read_node(reader, PyList_GetItem(nodes, i), in_loop, &op) || !define(reader, op.width)) return 0;
         if (in_loop) {
-            if (!grow(reader, (void **)&program->inner, &reader->inner_room, reader->inner + 1, sizeof op)) return 0;
+            if (!grow((void **)&program->inner, &reader->inner_room, reader->inner + 1, sizeof op)) return 0;
             program->inner[reader->inner++] = op;
         } else {
-            if (!grow(reader, (void **)&program->op, &reader->op_room, program->ops + 1, sizeof op)) return 0;
+            if (!grow((void **)&program->op, &reader->op_room, program->ops + 1, sizeof op)) return 0;
             program->op[program->ops++] = op;
         }
     }
@@ -268,7 +265,7 @@ static int references(const Reader *reader, PyObject *list, Py_ssize_t count, un
 static PyObject *field(PyObject *object, const char *name) { return PyDict_GetItemString(object, name); }
 
 static int is_object(PyObject *object, Py_ssize_t fields) {
-    return object != NULL && PyDict_Check(object) && PyDict_Size(object) == fields;
+    return object != NULL && PyDict_CheckExact(object) && PyDict_Size(object) == fields;
 }
 
 static int read_attributes(const Reader *reader, PyObject *list, Shape *shape) {
@@ -301,11 +298,15 @@ static int read_parameter(const Reader *reader, PyObject *item, uint64_t size, u
     PyObject *words = field(item, "words"), *slots = field(item, "slots");
     Py_ssize_t count = items(words), slot_count = items(slots);
     unsigned char taken[MOST_PARAMETER_BYTES];
+    void *larger;
     if (count < 0 || slot_count < 0 || (uint64_t)count > size || (uint64_t)slot_count > size) return 0;
     memset(taken, 0, size);
-    shape->word = realloc(shape->word, (shape->words + (size_t)count + 1) * sizeof *shape->word);
-    shape->slot = realloc(shape->slot, (shape->slots + (size_t)slot_count + 1) * sizeof *shape->slot);
-    if (shape->word == NULL || shape->slot == NULL) return 0;
+    larger = realloc(shape->word, (shape->words + (size_t)count + 1) * sizeof *shape->word);
+    if (larger == NULL) return 0;
+    shape->word = larger;
+    larger = realloc(shape->slot, (shape->slots + (size_t)slot_count + 1) * sizeof *shape->slot);
+    if (larger == NULL) return 0;
+    shape->slot = larger;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *word = PyList_GetItem(words, i);
         uint64_t offset, bytes;
@@ -324,7 +325,7 @@ static int read_parameter(const Reader *reader, PyObject *item, uint64_t size, u
         if (items(slot) != 4 || size < 8) return 0;
         kind = PyList_GetItem(slot, 1);
         addend = PyList_GetItem(slot, 3);
-        if (!PyUnicode_Check(kind)) return 0;
+        if (!PyUnicode_CheckExact(kind)) return 0;
         found->tma = PyUnicode_CompareWithASCIIString(kind, "tma") == 0;
         if (!found->tma && PyUnicode_CompareWithASCIIString(kind, "raw") != 0) return 0;
         if (!whole(PyList_GetItem(slot, 0), 0, size - 8, &offset) || offset % 8) return 0;
@@ -433,19 +434,16 @@ static const char *const REASONS[] = {
 };
 
 typedef struct { uint8_t reason, code, width; uint64_t x, y; } Origin; /* of poison: an operation, and its operands */
-enum { MOST_ORIGINS = 250 };
 
 typedef struct {
     uint64_t *value;
-    uint8_t *poison; /* 0, or 1 + the number of its origin */
-    uint32_t origins;
-    Origin origin[MOST_ORIGINS];
+    uint32_t *poison; /* 0, or 1 + the number of the value that it comes from: this one or one before it */
+    Origin *origin;   /* of the values that poison comes from */
 } State;
 
-static uint8_t poisoned(State *state, int reason, const Op *op, uint64_t x, uint64_t y) {
-    if (state->origins < MOST_ORIGINS)
-        state->origin[state->origins++] = (Origin){(uint8_t)reason, op->code, op->width, x, y};
-    return (uint8_t)state->origins;
+static uint32_t poisoned(State *state, uint32_t number, int reason, const Op *op, uint64_t x, uint64_t y) {
+    state->origin[number] = (Origin){(uint8_t)reason, op->code, op->width, x, y};
+    return number + 1;
 }
 
 /* Which of LLVM's flags of `op` promises what does not hold, as the reason; 0 if none does. */
@@ -469,7 +467,8 @@ static int broken(const Op *op, uint64_t x, uint64_t y, uint64_t result) {
     }
     if (op->flags & DISJOINT && x & y) return SHARED_BITS;
     if (op->flags & EXACT) {
-        if (op->code == UDIV || op->code == SDIV) return x % y ? MULTIPLE : 0;
+        if (op->code == UDIV) return x % y ? MULTIPLE : 0;
+        if (op->code == SDIV) return (__int128)signed_of(x, width) % signed_of(y, width) ? MULTIPLE : 0;
         return x & ((1ull << y) - 1) ? POWER : 0;
     }
     return 0;
@@ -553,12 +552,12 @@ static unsigned bits_of(uint64_t x) {
     return bits;
 }
 
-static int run_loop(const Program *self, const Op *op, State *state, uint64_t *result, uint8_t *poison);
+static int run_loop(const Program *self, const Op *op, State *state, uint64_t *result, uint32_t *poison);
 
 /* The value of `op`, at `number`; -1 if it depends on poison as Python would not go on with, whose origin is the result. */
 static int step(const Program *self, const Op *op, State *state, uint32_t number) {
     uint64_t x = state->value[op->a], y = state->value[op->b], result = 0;
-    uint8_t poison = state->poison[op->a], other = state->poison[op->b];
+    uint32_t poison = state->poison[op->a], other = state->poison[op->b];
     if (op->code <= LAST_COMPARISON) {
         if (!poison) poison = other;
         if (poison) ;
@@ -566,14 +565,14 @@ static int step(const Program *self, const Op *op, State *state, uint32_t number
         else {
             int reason = binary(op, x, y, &result);
             if (reason == 0 && op->flags) reason = broken(op, x, y, result);
-            if (reason) poison = poisoned(state, reason, op, x, y);
+            if (reason) poison = poisoned(state, number, reason, op, x, y);
         }
     } else if (op->code == CONST) {
         result = op->constant;
         poison = 0;
     } else if (op->code == SELECT) {
         uint32_t chosen = x ? op->b : op->c;
-        if (poison) return -poison;
+        if (poison) return -(int)poison;
         result = state->value[chosen];
         poison = state->poison[chosen];
     } else if (op->code == TRUNC || op->code == ZEXT) result = x & mask_of(op->width);
@@ -581,34 +580,45 @@ static int step(const Program *self, const Op *op, State *state, uint32_t number
     else if (op->code == LOOP) {
         int failed = run_loop(self, op, state, &result, &poison);
         if (failed) return failed;
+        if (poison) { /* what is inside ends here, so it moves out */
+            state->origin[number] = state->origin[poison - 1];
+            poison = number + 1;
+        }
     } else if (!poison && op->code == CTLZ) {
-        if (x == 0 && op->constant) poison = poisoned(state, LEADING, op, x, 1);
+        if (x == 0 && op->constant) poison = poisoned(state, number, LEADING, op, x, 1);
         else result = op->width - bits_of(x);
     } else if (!poison) {
         uint64_t sign = 1ull << (op->width - 1);
         result = x & sign ? (0 - x) & mask_of(op->width) : x;
-        if (x == sign && op->constant) poison = poisoned(state, ABSOLUTE, op, x, 1);
+        if (x == sign && op->constant) poison = poisoned(state, number, ABSOLUTE, op, x, 1);
     }
     state->value[number] = result;
     state->poison[number] = poison;
     return 0;
 }
 
-static int run_loop(const Program *self, const Op *op, State *state, uint64_t *result, uint8_t *poison) {
+static int run_loop(const Program *self, const Op *op, State *state, uint64_t *result, uint32_t *poison) {
     const Loop *loop = &self->loop[op->constant];
     uint64_t next[MOST_VARIABLES];
-    uint8_t poisons[MOST_VARIABLES];
+    uint32_t poisons[MOST_VARIABLES];
+    Origin origins[MOST_VARIABLES];
     const uint32_t *from = loop->first;
     for (uint32_t round = 0;; round++) {
         uint32_t number = loop->base + loop->variables;
         for (uint32_t i = 0; i < loop->variables; i++) {
             next[i] = state->value[from[i]];
             poisons[i] = state->poison[from[i]];
+            if (poisons[i]) {
+                origins[i] = state->origin[poisons[i] - 1];
+                poisons[i] = loop->base + i + 1;
+            }
         }
+        for (uint32_t i = 0; i < loop->variables; i++)
+            if (poisons[i]) state->origin[loop->base + i] = origins[i];
         memcpy(state->value + loop->base, next, loop->variables * sizeof *next);
-        memcpy(state->poison + loop->base, poisons, loop->variables);
+        memcpy(state->poison + loop->base, poisons, loop->variables * sizeof *poisons);
         if (round == loop->rounds) {
-            *poison = poisoned(state, ENDLESS, op, loop->rounds, 0);
+            *poison = poisoned(state, loop->base, ENDLESS, op, loop->rounds, 0);
             return 0;
         }
         for (uint32_t i = 0; i < loop->head_ops; i++) {
@@ -633,13 +643,13 @@ static int run_loop(const Program *self, const Op *op, State *state, uint64_t *r
 }
 
 /* ("poison", reason, operation, width, operands...). */
-static PyObject *poison_said(const State *state, uint8_t poison) {
+static PyObject *poison_said(const State *state, uint32_t poison) {
     const Origin *origin = &state->origin[poison - 1];
     return Py_BuildValue("(sssIKK)", "poison", REASONS[origin->reason], NAMES[origin->code], (unsigned)origin->width,
                          (unsigned long long)origin->x, (unsigned long long)origin->y);
 }
 
-static uint8_t first_poison(const State *state, const uint32_t *refs, uint32_t count) {
+static uint32_t first_poison(const State *state, const uint32_t *refs, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
         if (state->poison[refs[i]]) return state->poison[refs[i]];
     return 0;
@@ -682,7 +692,7 @@ static PyObject *addends_of(const Shape *shape, const State *state) {
 static PyObject *wrong_with(const Shape *shape, const State *state) {
     const uint64_t *v = state->value;
     uint64_t threads = 1;
-    uint8_t poison = first_poison(state, shape->grid, 3);
+    uint32_t poison = first_poison(state, shape->grid, 3);
     if (poison) return poison_said(state, poison);
     for (int i = 0; i < 3; i++)
         if (v[shape->grid[i]] < 1 || v[shape->grid[i]] > MOST_BLOCKS[i])
@@ -755,18 +765,18 @@ static int input(PyObject *object, unsigned width, uint64_t *out) {
 /* evaluate((inputs...)): a list of its launches, or a tuple that says why there are none. */
 static PyObject *program_evaluate(PyObject *object, PyObject *inputs) {
     const Program *self = (const Program *)object;
-    State state = {.origins = 0};
+    size_t values = (size_t)self->scratch + 1;
+    State state;
     PyObject *result = NULL;
     if (!PyTuple_Check(inputs) || PyTuple_Size(inputs) != self->inputs) {
         PyErr_SetString(PyExc_TypeError, "evaluate((inputs...)), as many as there are");
         return NULL;
     }
-    state.value = calloc((size_t)self->scratch + 1, sizeof *state.value);
-    state.poison = calloc((size_t)self->scratch + 1, 1);
-    if (state.value == NULL || state.poison == NULL) {
-        PyErr_NoMemory();
-        goto end;
-    }
+    state.origin = malloc(values * (sizeof *state.origin + sizeof *state.value + sizeof *state.poison));
+    if (state.origin == NULL) return PyErr_NoMemory();
+    state.value = (uint64_t *)(state.origin + values);
+    state.poison = (uint32_t *)(state.value + values);
+    memset(state.value, 0, values * (sizeof *state.value + sizeof *state.poison));
     for (uint32_t i = 0; i < self->inputs; i++)
         if (!input(PyTuple_GetItem(inputs, i), self->widths[i], &state.value[i])) {
             PyErr_Clear();
@@ -776,7 +786,7 @@ static PyObject *program_evaluate(PyObject *object, PyObject *inputs) {
     for (uint32_t i = 0; i < self->ops; i++) {
         int failed = step(self, &self->op[i], &state, self->inputs + i);
         if (failed) {
-            result = poison_said(&state, (uint8_t)-failed);
+            result = poison_said(&state, (uint32_t)-failed);
             goto end;
         }
     }
@@ -794,8 +804,7 @@ static PyObject *program_evaluate(PyObject *object, PyObject *inputs) {
         Py_XDECREF(item);
     }
 end:
-    free(state.value);
-    free(state.poison);
+    free(state.origin);
     return result;
 }
 

@@ -288,7 +288,7 @@ def _with_flags(op: str, w: int, a: int, b: int, flags: Sequence[str], step: Ste
                 if x & y:
                     return _poison(flag, op, w, x, y)
             elif op.endswith("div"):
-                if x % y:
+                if signed(x, w) % signed(y, w) if op == "sdiv" else x % y:
                     return _poison("multiple", op, w, x, y)
             elif x & ((1 << y) - 1):
                 return _poison("power", op, w, x, y)
@@ -452,9 +452,9 @@ class NodeReader:
             fail(where, f"result {result!r} is not one of the loop's {len(inits)} variables of {width} bits")
 
         def step(v: Values) -> Any:
-            state = [v[i] for i in inits]
+            state, inside = [v[i] for i in inits], v[:base]
             for _ in range(limit):
-                inside = v[:base] + state
+                inside[base:] = state
                 for s in head_steps:
                     inside.append(s(inside))
                 going = inside[test_ref]

@@ -148,12 +148,12 @@ def _update(shape: _Launch, last: Launch, words: tuple[tuple[int, int, int], ...
     """The launch that differs from `last` in its grid and in these words, or in anything if they are None."""
     if words is None:
         return _evaluate_launch(shape, v)
+    grid = _evaluate_grid(shape, v)
     parameters = bytearray(last.parameters)
     for offset, size, ref in words:
         value = v[ref]
         parameters[offset : offset + size] = (value if type(value) is int else _number(v, ref)).to_bytes(size, "little")
     kernel, _, block, shared_bytes, attributes, _, offsets, sizes, slots = last
-    grid = _evaluate_grid(shape, v)
     return Launch(kernel, grid, block, shared_bytes, attributes, bytes(parameters), offsets, sizes, slots)
 
 

@@ -12,6 +12,7 @@ Programs are read and evaluated by native code where that was built, else, and w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from . import native
@@ -88,10 +89,11 @@ class Program:
 
         Raises:
             ProgramError: a value does not fit its width, or these values make the launch undefined or illegal.
+            TypeError: a value is no integer.
         """
         if len(values) != len(self.values):
             raise ProgramError(f"this program takes {len(self.values)} values, {len(values)} were given")
-        return self._evaluator.evaluate(tuple(values), last)
+        return self._evaluator.evaluate(tuple(map(index, values)), last)
 
 
 def _evaluator(

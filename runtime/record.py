@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .dtypes import DTYPES
-from .errors import ArgumentError, LayoutError
+from .errors import ArgumentError, LayoutError, RecordError
 from .launch import PROGRAMMATIC_STREAM_SERIALIZATION, Launch
 from .program import Program
 from .reading import exact_fields, exact_list, fail, is_int
@@ -145,6 +145,13 @@ class Record:
         Raises:
             RecordError: anything is missing, unknown, out of range or inconsistent.
         """
+        try:
+            return cls._read(obj)
+        except RecursionError:
+            raise RecordError("launch program: it nests too deeply") from None
+
+    @classmethod
+    def _read(cls, obj: Any) -> Record:
         obj = exact_fields(
             obj, {"name", "target", "family", "arguments", "symbols", "kernels", "program", "cubin"}, "record"
         )

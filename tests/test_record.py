@@ -146,3 +146,12 @@ def test_reader_refuses(change: Change) -> None:
     change(changed)
     with pytest.raises(RecordError):
         Record.from_json(changed)
+
+
+def test_nesting_without_end_is_an_error_of_the_record() -> None:
+    changed, deep = record(), list[object]()
+    for _ in range(2000):
+        deep = [deep]
+    changed["program"]["nodes"][0] = deep
+    with pytest.raises(RecordError):
+        Record.from_json(changed)
