@@ -6,6 +6,7 @@ is done with the figures.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics
 import time
@@ -234,6 +235,8 @@ def environment() -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
         "gpu": properties.name,
+        # GPUs of one name differ; this tells them apart and no more.
+        "gpu_id": hashlib.sha256(str(getattr(properties, "uuid", "")).encode()).hexdigest()[:8],
         "compute_capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
         "l2_bytes": properties.L2_cache_size,

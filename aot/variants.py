@@ -226,6 +226,8 @@ def _formless(name: str, family: Family, form: _Form) -> str | None:
         return f"{name} takes B {'-major or '.join(family.b_majors)}-major, not {form.b_major}-major"
     if form.batched not in family.batched:
         return f"{name} has no {'batched' if form.batched else 'unbatched'} form"
+    if form.batched and (form.scaling, form.epilogue) != ("none", "none"):
+        return f"{name} neither scales nor fuses anything in a batch, as no kernel here does"
     return None
 
 

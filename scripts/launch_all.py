@@ -6,14 +6,15 @@ compute-sanitizer --tool memcheck --report-api-errors no python scripts/launch_a
 
 compute-sanitizer --tool racecheck --report-api-errors no python scripts/launch_all.py --schedules build/coverage.aot
 
-takes one function of each schedule, as racecheck is slow.
+takes one function of each schedule, as racecheck is slow. `--large` has two to three tiles of 128 x 128 for each SM and
+33 stages of K, so that CTAs go on to a second tile, and rings of stages around.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import report  # noqa: F401  # puts the checkout on the path
@@ -25,12 +26,14 @@ from runtime.dispatch import serves
 from runtime.record import TensorArgument
 
 SCHEDULES = ("cooperative", "pingpong", "swap", "stream_k", "launch", "weights", "overlap", "block_scaled")
-EXTENTS = {"m": (3, 77), "n": (288,), "p": (144,), "k": (528,), "kb": (5,), "nb": (3,), "l": (2,)}
+Extents = Mapping[str, tuple[int, ...]]
+EXTENTS: Extents = {"m": (3, 77), "n": (288,), "p": (144,), "k": (528,), "kb": (5,), "nb": (3,), "l": (2,)}
+LARGE: Extents = {"m": (333,), "n": (12672,), "p": (6336,), "k": (2112,), "kb": (17,), "nb": (99,), "l": (2,)}
 
 
-def operand(t: TensorArgument, m: int) -> torch.Tensor:
+def operand(t: TensorArgument, m: int, extents: Extents) -> torch.Tensor:
     """A random tensor that fits the description, for `m` rows."""
-    shape = [m if e == "m" else EXTENTS[e][0] if isinstance(e, str) else e for e in t.shape]
+    shape = [m if e == "m" else extents[e][0] if isinstance(e, str) else e for e in t.shape]
     transposed = len(shape) > 1 and t.strides[-2] == 1  # an N-major B
     if transposed:
         shape[-2:] = reversed(shape[-2:])
@@ -71,7 +74,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("archive", type=Path)
     parser.add_argument("--schedules", action="store_true", help="one function of each schedule, and name it")
+    parser.add_argument("--large", action="store_true", help="on extents that take more than one wave")
     options = parser.parse_args()
+    extents = LARGE if options.large else EXTENTS
     library = runtime.load(options.archive)
     launched = 0
     names = one_of_each(library.functions) if options.schedules else list(library.functions)
@@ -79,8 +84,8 @@ def main() -> int:
         if not serves(function.target, torch.cuda.get_device_capability()):
             continue
         tensors = [a for a in function.record.leaves() if isinstance(a, TensorArgument)]
-        for m in EXTENTS["m"]:
-            given: list[object] = [operand(t, m) for t in tensors]
+        for m in extents["m"]:
+            given: list[object] = [operand(t, m, extents) for t in tensors]
             given += [1e-5] if "rmsnorm" in function.name else []
             function(*given)
             launched += 1

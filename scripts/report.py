@@ -36,7 +36,7 @@ def version(distribution: str) -> str:
 def commit() -> str:
     """The checkout's commit, with a mark if files differ from it; "unknown" outside a checkout."""
     given = ROOT / "COMMIT"  # for a copy of the tree that has no .git
-    if given.exists():
+    if given.exists() and not (ROOT / ".git").exists():
         return given.read_text().strip()
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -1,5 +1,6 @@
 """What tests of the command line share: how it is called, and a small manifest. Its fixtures are in conftest.py."""
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,11 @@ gemms:
   - {name: down, n: 512, k: 1024, tokens: [1]}
 """
 UP, DOWN = "bf16_bf16_bf16_f32_none_n1024_k512", "bf16_bf16_bf16_f32_none_n512_k1024"
+
+
+def hear_control_c() -> None:
+    """In a child, before it begins: a shell that runs tests in the background has its children ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Result(NamedTuple):

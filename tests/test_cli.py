@@ -16,7 +16,7 @@ from aot.targets import TARGETS
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch
 
-from .command_line import COMMAND, DOWN, MANIFEST, ROOT, UP, Result, Run
+from .command_line import COMMAND, DOWN, MANIFEST, ROOT, UP, Result, Run, hear_control_c
 
 
 @pytest.fixture
@@ -175,7 +175,12 @@ def test_the_cache_is_where_the_system_keeps_caches(monkeypatch: pytest.MonkeyPa
 def test_control_c_says_how_far_it_came_and_keeps_it(folder: Path, tmp_path: Path) -> None:
     arguments = ["build", str(folder / "tiny.yaml"), "-o", str(tmp_path / "x.aot"), "--cache", str(tmp_path / "cache")]
     with subprocess.Popen(
-        [*COMMAND, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_control_c,
     ) as process:
         while process.poll() is None and not list(tmp_path.rglob("*.kernel")):
             time.sleep(0.01)

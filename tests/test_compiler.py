@@ -23,6 +23,8 @@ from aot.variants import Variant, choices
 from runtime.record import Record
 from runtime.signature import Signature
 
+from .command_line import hear_control_c
+
 ROOT = Path(__file__).resolve().parents[1]
 SIGNATURE = Signature("bf16", "bf16", "bf16", "f32", "none", 512, 512)
 
@@ -31,6 +33,7 @@ FAKE = """
 import os, signal, sys, time
 from types import SimpleNamespace
 from runtime.errors import AotError
+
 
 def lower(variant):
     print("some noise on", "standard output", flush=True)
@@ -323,7 +326,11 @@ def test_control_c_ends_a_build_at_once(tmp_path: Path) -> None:
         compile_variants(variants, Cache("cache"), 2, say, lowering="fake_lowering")
     """
     with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_control_c,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "compiled\n"

@@ -155,6 +155,7 @@ def test_config_must_be_sorted() -> None:
         (with_options(BLACKWELL, cluster_m=16, cluster_n=2), "exceeds 16"),
         (with_options(PREFERRED, cluster_m=2, cluster_n=1), "larger multiple of fallback"),
         (dataclasses.replace(legal_functions("own", "sm_80")[0], batched=True), "no batched form"),
+        (dataclasses.replace(SMALL_M, batched=True, epilogue="bias"), "neither scales nor fuses anything in a batch"),
         (with_options(SMALL_M, tile_m=16, split_k=8, cluster_n=2), "a cluster of 16 CTAs exceeds 8"),
         (with_options(SMALL_M, tile_m=8, cluster_n=2), "groups of 8 tokens, and tile_m has no such share"),
         (

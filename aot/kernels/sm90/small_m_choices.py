@@ -198,8 +198,6 @@ def _rule_of_shape(options: Mapping[str, Any]) -> str | None:
 def _rule_of_form(options: Mapping[str, Any], form: Form) -> str | None:
     if form.scaling != "none" and form.element_bytes != 1:
         return "scales are for 8-bit inputs"
-    if form.scaling in ("row_column", "block") and form.batched:
-        return "scales have no batch"
     if form.gated and form.b_major != "k":
         return "a gated epilogue takes rows of B eight by eight, which TMA cannot where N is contiguous"
     if form.gated and options["tile_n"] % (2 * HALF_GROUP):
