@@ -14,7 +14,7 @@ from aot.providers import estimate_persistent
 from aot.rank import rank
 from aot.variants import Variant, choices, legal_variants, unsuited
 from runtime.dtypes import DTYPES
-from runtime.signature import EPILOGUES, Signature
+from runtime.signature import EPILOGUES, SCALINGS, Signature, extra_operands
 
 FAMILY = "sm90_persistent"
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
@@ -42,6 +42,11 @@ def form(signature: Signature) -> Form:
 
 def plain_form(_: Variant) -> Form:
     return form(PLAIN)
+
+
+def test_consumers_wait_for_the_kernel_before_where_they_read_anything_themselves() -> None:
+    for scaling, epilogue in itertools.product(SCALINGS, EPILOGUES):
+        assert Form(scaling=scaling, epilogue=epilogue).reads is bool(extra_operands("bf16", scaling, epilogue, False))
 
 
 @pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)

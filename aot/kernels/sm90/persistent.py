@@ -179,7 +179,9 @@ class Persistent:
         if warp_index >= _LOADING_WARP:
             cute.arch.setmaxregister_decrease(_LOAD_REGISTERS)
             if warp_index == _LOADING_WARP:
-                if cutlass.const_expr(plan.overlap):  # products, and so D, come after what this warp loads
+                # Products, and so D, come after what this warp loads. It waits even if it loads nothing: a kernel that
+                # is complete then says that those before it are, which the next but one relies on.
+                if cutlass.const_expr(plan.overlap):
                     cute.arch.griddepcontrol_wait()
                 self._feed(
                     (rows_atom, rows, shared_rows),
