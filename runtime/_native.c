@@ -1,7 +1,7 @@
 /* The steady state of a launch without Python: read tensors, look the shape up, patch pointers, cuLaunchKernelEx.
 
    Optional: where this was not built, `runtime.library` and `runtime.driver` do the same in Python. What comes here was
-   checked before, by Python or by _program.c, which alone reads what an archive holds. Built against Python's stable
+   checked before, by Python or by _program_read.c, which alone reads what an archive holds. Built against Python's stable
    ABI, and against neither torch nor CUDA: tensors are read through the exchange API of DLPack 1.3 that their type
    offers (__dlpack_c_exchange_api__), and the driver's functions come as addresses. */
 

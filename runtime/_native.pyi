@@ -1,4 +1,4 @@
-"""What `_native.c` and `_program.c` offer."""
+"""What `_native.c` and `_program*.c` offer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
