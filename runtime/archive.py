@@ -211,7 +211,7 @@ class Archive:
     def record(self, name: str) -> dict[str, Any]:
         """The record of function `name`: a JSON object whose name, target and cubin agree with the index."""
         entry = self.entry(name)
-        return self._parse_record(entry, self.blob(entry.record))
+        return self._parse_record(entry, self.blob(entry.record), canonical.loads_for_serving)
 
     def cubin(self, name: str) -> bytes:
         """The cubin of function `name`, its digest checked."""
@@ -226,7 +226,7 @@ class Archive:
         if name not in self.tables:
             held = ", ".join(self.tables) or "no table at all"
             raise UnknownEntry(f"{self.path}: has no table {name!r}; it holds {held}")
-        return self._parse_object(f"table {name}", self.blob(self.tables[name]))
+        return self._parse_object(f"table {name}", self.blob(self.tables[name]), canonical.loads_for_serving)
 
     def blob(self, number: int) -> bytes:
         """Blob `number`, its digest checked."""
@@ -294,16 +294,16 @@ class Archive:
             checks.append(Check(subject, False, "its blob cannot be read"))
             return
         try:
-            self._parse_object(subject, data, canonical.loads)
-            obj = self._parse_object(subject, data) if isinstance(of, str) else self._parse_record(of, data)
+            if isinstance(of, str):
+                obj = self._parse_object(subject, data, canonical.loads)
+            else:
+                obj = self._parse_record(of, data, canonical.loads)
         except ArchiveError as error:
             checks.append(Check(subject, False, str(error)))
         else:
             checks.append(Check(subject, True, f"a JSON object of {len(obj)} fields"))
 
-    def _parse_object(
-        self, subject: str, data: bytes, loads: Callable[[bytes], Any] = canonical.loads_for_serving
-    ) -> dict[str, Any]:
+    def _parse_object(self, subject: str, data: bytes, loads: Callable[[bytes], Any]) -> dict[str, Any]:
         try:
             obj = loads(data)
         except ValueError as error:
@@ -314,8 +314,8 @@ class Archive:
             )
         return obj
 
-    def _parse_record(self, entry: FunctionEntry, data: bytes) -> dict[str, Any]:
-        obj = self._parse_object(f"record {entry.name}", data)
+    def _parse_record(self, entry: FunctionEntry, data: bytes, loads: Callable[[bytes], Any]) -> dict[str, Any]:
+        obj = self._parse_object(f"record {entry.name}", data, loads)
         expected = {"name": entry.name, "target": entry.target, "cubin": self.blob_entry(entry.cubin).sha256}
         for key, value in expected.items():
             if obj.get(key) != value:

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 from .errors import ProgramError
 from .poison import signed, why
-from .reading import exact_list, fail, is_int
+from .reading import WIDTHS, exact_list, fail, is_int
 
-WIDTHS = (1, 8, 16, 32, 64)
 MAX_NODES = 20_000
 MAX_LOOP_LIMIT = 256
 MAX_SHARED_STEPS = 8_192

@@ -21,10 +21,8 @@ from .launch import (
     Launch,
     LaunchShape,
     Slot,
-    refuse_block,
-    refuse_grid,
+    refuse,
     refuse_input,
-    refuse_shared_bytes,
 )
 from .poison import signed
 from .reading import exact_fields, exact_list, fail, is_int
@@ -140,7 +138,7 @@ def _number(v: Values, ref: int) -> int:
 def _evaluate_grid(shape: _Launch, v: Values) -> tuple[int, int, int]:
     grid = x, y, z = (_number(v, shape.grid[0]), _number(v, shape.grid[1]), _number(v, shape.grid[2]))
     if not (1 <= x <= MAX_GRID[0] and 1 <= y <= MAX_GRID[1] and 1 <= z <= MAX_GRID[2]):
-        raise refuse_grid(grid)
+        raise refuse("grid", grid)
     return grid
 
 
@@ -161,10 +159,10 @@ def _evaluate_launch(shape: _Launch, v: Values) -> Launch:
     grid = _evaluate_grid(shape, v)
     block = (_number(v, shape.block[0]), _number(v, shape.block[1]), _number(v, shape.block[2]))
     if any(b < 1 for b in block) or block[0] * block[1] * block[2] > MAX_BLOCK_THREADS:
-        raise refuse_block(block)
+        raise refuse("block", block)
     shared_bytes = _number(v, shape.shared_bytes)
     if shared_bytes > MAX_SHARED_BYTES:
-        raise refuse_shared_bytes(shared_bytes)
+        raise refuse("shared_bytes", shared_bytes)
     parameters = bytearray(shape.template)
     for offset, size, ref in shape.words:
         parameters[offset : offset + size] = _number(v, ref).to_bytes(size, "little")

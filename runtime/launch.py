@@ -104,16 +104,10 @@ def refuse_input(name: str, value: int, width: int) -> ProgramError:
     return ProgramError(f"{name} = {value} does not fit the {width} bits this kernel was compiled with")
 
 
-def refuse_grid(grid: Sequence[int]) -> ProgramError:
-    """A grid is none."""
-    return ProgramError(f"the launch grid would be {tuple(grid)}; each extent must be 1 to {MAX_GRID}")
-
-
-def refuse_block(block: Sequence[int]) -> ProgramError:
-    """A block is none."""
-    return ProgramError(f"the launch block would be {tuple(block)}; at most {MAX_BLOCK_THREADS} threads are possible")
-
-
-def refuse_shared_bytes(shared_bytes: int) -> ProgramError:
-    """More shared memory than there is anywhere."""
-    return ProgramError(f"the launch would need {shared_bytes} bytes of shared memory")
+def refuse(what: str, found: Any) -> ProgramError:
+    """A launch's grid, block or shared memory ("grid", "block", "shared_bytes") is none that a GPU has."""
+    if what == "grid":
+        return ProgramError(f"the launch grid would be {found}; each extent must be 1 to {MAX_GRID}")
+    if what == "block":
+        return ProgramError(f"the launch block would be {found}; at most {MAX_BLOCK_THREADS} threads are possible")
+    return ProgramError(f"the launch would need {found} bytes of shared memory")

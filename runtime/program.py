@@ -17,23 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from . import native
 from .errors import ProgramError
-from .launch import (
-    Evaluation,
-    Launch,
-    LaunchShape,
-    Slot,
-    refuse_block,
-    refuse_grid,
-    refuse_input,
-    refuse_shared_bytes,
-)
+from .launch import Evaluation, Launch, LaunchShape, Slot, refuse, refuse_input
 from .poison import why
-from .reading import exact_fields, exact_list, fail
+from .reading import WIDTHS, exact_fields, exact_list, fail
 
 if TYPE_CHECKING:
     from .evaluator import PythonEvaluator
-
-WIDTHS = (1, 8, 16, 32, 64)
 
 
 class Program:
@@ -144,11 +133,7 @@ class NativeEvaluator:
         if what == "poison":
             return ProgramError(why(*facts))
         (found,) = facts
-        if what == "grid":
-            return refuse_grid(found)
-        if what == "block":
-            return refuse_block(found)
-        if what == "shared_bytes":
-            return refuse_shared_bytes(found)
+        if what != "input":
+            return refuse(what, found)
         name, width = self._values[found]
         return refuse_input(name, values[found], width)

@@ -6,6 +6,8 @@ from typing import Any, NoReturn
 
 from .errors import RecordError
 
+WIDTHS = (1, 8, 16, 32, 64)  # of a launch program's values, in bits
+
 
 def fail(where: str, what: str) -> NoReturn:
     """Raise `RecordError` naming the place."""

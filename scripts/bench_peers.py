@@ -16,7 +16,6 @@ import contextlib
 import itertools
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import PEERS, Peer, PeerMissing, Settings, guarded, load, written
+from peers import CACHE, PEERS, Peer, PeerMissing, Settings, guarded, load, written
 from report import geomean, out_argument, patch_argument, write
 
 import runtime
@@ -341,7 +340,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no case after this time")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that compile")
-    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "cute-aot-peers")
+    parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--compile-only", action="store_true", help="fill --cache, measure nothing; needs no GPU")
     out_argument(parser)
     options = parser.parse_args()

@@ -181,10 +181,8 @@ def main() -> int:
             if repeat:  # the first finds files that nobody has read
                 samples.setdefault(name, []).append(found)
     results: dict[str, Any] = {}
-    for name in names:
-        runs = samples.get(name)
-        if runs is None:
-            continue
+    for name in (name for name in names if name in samples):
+        runs = samples[name]
         results[name] = {
             part: {
                 "median": round(statistics.median(r[part] for r in runs), 6),

@@ -15,13 +15,12 @@ import io
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from peers import PEERS, Settings, load
+from peers import CACHE, PEERS, Settings, load
 from report import out_argument, patch_argument, write
 
 import runtime
@@ -55,6 +54,7 @@ _LAUNCHES = 3
 _SEPARATOR = "spin_kernel"  # what torch.cuda._sleep launches
 
 Case = tuple[str, int]
+Candidate = tuple[str, str]  # a peer, and the name of one of its candidates
 
 
 def signatures(archives: Sequence[Path]) -> dict[str, Signature]:
@@ -66,16 +66,13 @@ def signatures(archives: Sequence[Path]) -> dict[str, Signature]:
     return found
 
 
-Candidate = tuple[str, str]  # a peer, and the name of one of its candidates
-
-
 def launch_all(archives: Sequence[Path], cases: Sequence[Case], peers: Sequence[Candidate]) -> None:
     """Launch ours, torch's and the peers' in turn where the profiler looks, a separator behind each.
 
     All have run before.
     """
     known, library = signatures(archives), runtime.load(archives)
-    candidates = [(load(name, _settings()), variant) for name, variant in peers]
+    candidates = [(load(name, Settings(CACHE, workers=1)), variant) for name, variant in peers]
     for key, m in cases:
         signature = known[key]
         operands = Weights(signature, m, 0, seed=0).operands(m)[0]
@@ -100,10 +97,6 @@ def _ours(library: runtime.Library, signature: Signature) -> Callable[[OperandSe
     return lambda o: library.gemm(o.a, o.b, out=o.d, **gemm_options(signature, o))
 
 
-def _settings() -> Settings:
-    return Settings(Path(tempfile.gettempdir()) / "cute-aot-peers", workers=1)
-
-
 def profile(archives: Sequence[Path], cases: Sequence[Case], peers: Sequence[Candidate]) -> list[dict[str, Any]]:
     """The counters of each kernel that each case launches, ours first: medians of a few launches."""
     metrics = ",".join(name for name, _ in COUNTERS.values())
@@ -111,7 +104,8 @@ def profile(archives: Sequence[Path], cases: Sequence[Case], peers: Sequence[Can
     child = [sys.executable, __file__, first, *(f"{key}:{m}" for key, m in cases), "--launch-only"]
     child += [f"--patch={patch}" for patch in patches]
     child += [f"--peer={name}:{variant}" for name, variant in peers]
-    who = ("ours", "torch", *(name for name, _ in peers))
+    # Whose each launch of a case is, and what a peer calls its kernel, which symbols do not say.
+    who: list[tuple[str, dict[str, str]]] = [("ours", {}), ("torch", {}), *((n, {"kernel": v}) for n, v in peers)]
     command = [*_NCU, *_NCU_CONTROL, "--metrics", metrics, *child]
     said = subprocess.run(command, capture_output=True, text=True)
     start = said.stdout.find('"ID"')
@@ -125,9 +119,9 @@ def profile(archives: Sequence[Path], cases: Sequence[Case], peers: Sequence[Can
         raise SystemExit(f"ncu shows {len(launches)} launches, not {len(cases) * per_case}; were some left out?")
     for case, (key, m) in enumerate(cases):
         of_case = launches[case * per_case : (case + 1) * per_case]
-        for place, name in enumerate(who):
+        for place, (name, called) in enumerate(who):
             for kernel in zip(*of_case[place :: len(who)], strict=True):
-                found.append({"signature": key, "m": m, "who": name} | _medians(kernel))
+                found.append({"signature": key, "m": m, "who": name} | _medians(kernel) | called)
     return found
 
 
@@ -194,12 +188,9 @@ def main() -> int:
         parser.error(f"{options.archive} has no {', '.join(sorted(unknown))}; aot ls lists what it has")
     results = profile(archives, cases, options.peer)
     library = runtime.load(archives)
-    candidates = dict(options.peer)
     for row in results:
         if row["who"] == "ours":
             row["kernel"] = library.entry(known[row["signature"]]).functions(row["m"])[0]
-        elif row["who"] in candidates:
-            row["kernel"] = candidates[row["who"]]
     for row in results:
         print(" ".join(f"{k}={str(v)[:60]}" for k, v in row.items()))
     environment = measure.environment() | {"archive_sha256": library.digest}

@@ -735,6 +735,17 @@ def test_verify_covers_every_block_blob_record_and_table(path: Path) -> None:
     assert {"block 0 (records)", "blob 9 (tables)", "record alpha", "table gemm"} <= set(subjects)
 
 
+def test_verify_minds_how_numbers_are_spelled(tmp_path: Path) -> None:
+    package = pack.Package()
+    package._tables["gemm"] = b'{"small":1e-7}'  # dumps writes 1e-07
+    package.write(tmp_path / "spelled.aot")
+    with Archive.open(tmp_path / "spelled.aot") as archive:
+        assert archive.table("gemm") == {"small": 1e-7}
+        (failed,) = [check for check in archive.verify() if not check.ok]
+    assert failed.subject == "table gemm"
+    assert "not canonical" in failed.detail
+
+
 def test_verify_names_what_is_broken_and_goes_on(path: Path, parts: Parts) -> None:
     with replace_block(path, parts, "records", lambda block: b"garbage") as archive:
         failed = [check.subject for check in archive.verify() if not check.ok]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 
-from .base import Peer, PeerError, PeerMissing, Settings, guarded, written
+from .base import CACHE, Peer, PeerError, PeerMissing, Settings, guarded, written
 
 # Module and class of each peer, in the order in which results show them.
 PEERS = {
@@ -16,7 +16,7 @@ PEERS = {
     "triton": ("triton_inductor", "TritonInductor"),
 }
 
-__all__ = ["PEERS", "Peer", "PeerError", "PeerMissing", "Settings", "guarded", "load", "written"]
+__all__ = ["CACHE", "PEERS", "Peer", "PeerError", "PeerMissing", "Settings", "guarded", "load", "written"]
 
 
 def load(name: str, settings: Settings) -> Peer:

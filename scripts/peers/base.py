@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from aot.operands import OperandSet
 from runtime.errors import AotError
 from runtime.signature import Signature
 
+CACHE = Path(tempfile.gettempdir()) / "cute-aot-peers"  # where peers' compiled kernels are, unless said otherwise
 Problem = tuple[Signature, int]  # a signature and its M
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.dtypes import DTYPES
-from runtime.signature import SCALE_BLOCK, Epilogue
+from runtime.signature import SCALE_BLOCK, Epilogue, extra_operands
 
 SHARED_BYTES_PER_CTA = 227 << 10
 _STATIC_BYTES = 1 << 10  # of a CTA's, what every kernel of the DSL declares
@@ -78,8 +78,7 @@ class Form:
     @property
     def reads(self) -> bool:
         """Whether there are operands besides A and B."""
-        parts = Epilogue.of(self.epilogue)
-        return self.scaling != "none" or parts.bias or parts.residual or parts.scale
+        return bool(extra_operands(self.d, self.scaling, self.epilogue, batched=False))
 
     @property
     def promotion(self) -> int:
