@@ -1,4 +1,4 @@
-"""scripts/measure_company.py, as far as it needs no GPU: what is taken off, and what it refuses."""
+"""scripts/measure_company.py and measure_bounds.py, as far as they need no GPU: what is taken off, what they refuse."""
 
 from __future__ import annotations
 
