@@ -2,6 +2,7 @@
 
 A GPU at its power limit lowers its clock until it fits. So where two kernels draw the same power at that limit and both
 keep the tensor cores busy, the faster one is the one that takes less energy an operation, and neither gets past it.
+With --zeros the same launches run on zeros as well, which take less energy: what they gain is what power costs.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ def settle(launch: Launch, operands: list[OperandSet], flops: int, seconds: floa
         "tflops": round(flops / us / 1e6, 1),
         "clock_mhz": middle(0),
         "power_w": middle(1),
+        "joules": round(us * 1e-6 * middle(1), 4),
         "power_capped": sum(s[2] == "Active" for s in samples) / len(samples),
         "samples": len(samples),
     }
@@ -101,6 +103,7 @@ def main() -> int:
     parser.add_argument("signature", nargs="+", help="keys of signatures in the archive")
     parser.add_argument("--tokens", type=lambda t: [int(x) for x in t.split(",")], default=[4096])
     parser.add_argument("--seconds", type=float, default=1.5, help="for each kernel")
+    parser.add_argument("--zeros", action="store_true", help="run each on operands of zeros as well")
     out_argument(parser)
     options = parser.parse_args()
     environment = measure.environment() | dict(zip(LIMITS, query(LIMITS), strict=True))
@@ -119,10 +122,15 @@ def main() -> int:
                 library.gemm(o.a, o.b, out=o.d, **gemm_options(s, o))
 
             name, theirs = baseline(signature, operands[0])
-            for who, launch in (("ours", ours), (name, theirs)):
-                found = settle(launch, operands, signature.flops(m), options.seconds)
-                results.append({"signature": key, "m": m, "who": who} | found)
-                print(" ".join(f"{k}={v}" for k, v in results[-1].items()), flush=True)
+            for values in ("normal", "zero") if options.zeros else ("normal",):
+                if values == "zero":
+                    for o in operands:
+                        o.a.zero_()
+                        o.b.zero_()
+                for who, launch in (("ours", ours), (name, theirs)):
+                    found = settle(launch, operands, signature.flops(m), options.seconds)
+                    results.append({"signature": key, "m": m, "who": who, "values": values} | found)
+                    print(" ".join(f"{k}={v}" for k, v in results[-1].items()), flush=True)
     write(options.out, environment, results=results)
     return 0
 
