@@ -19,12 +19,14 @@ from runtime import Library
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch
 from runtime.driver import Driver
+from runtime.launch import PROGRAMMATIC_STREAM_SERIALIZATION
 from runtime.signature import SCALE_BLOCK, Signature
 
 pytestmark = pytest.mark.gpu
 
 REPEATS = 5
 EXAMPLES = 300
+CHAIN_K, CHAIN_LENGTH = 1024, 7
 DEEP_K = 28_672  # the deepest of the models in manifests/ but two, and a multiple of everything
 
 
@@ -70,11 +72,16 @@ def launcher(library: Library, name: str) -> Callable[[Any], None]:
 
 
 def failures(library: Library, name: str, s: Signature, m: int) -> str | None:
-    """What is wrong with a function at these extents, on random operands, poisoned output and guard rows."""
+    """What is wrong with a function at these extents, on random operands, poisoned output and guard rows.
+
+    Ours move sums of 8-bit products to f32 registers whatever the scales are, so none may err by more.
+    """
     from aot import measure
     from aot.operands import Weights
 
     found = measure.check(s, m, Weights(s, m, 0, m + s.n + s.k), {name: launcher(library, name)})[name]
+    if isinstance(found, float) and name.startswith("own.") and s.d != "e4m3" and found > measure.MAX_ERROR[s.d]:
+        found = f"relative error {found:.2e}, more than rounding and order make"
     return None if isinstance(found, float) else f"{name} at M = {m}, N = {s.n}, K = {s.k}: {found}"
 
 
@@ -93,6 +100,28 @@ def test_functions_are_right_at_any_extents(
 
 def test_every_function_is_right_at_its_own_extents(library: Library, functions: list[tuple[str, Signature]]) -> None:
     wrong = [failures(library, name, s, m) for name, s in functions for m in (1, 65, 333)]
+    assert [w for w in wrong if w] == []
+
+
+def test_every_function_is_right_where_extents_fill_no_tile(
+    library: Library, functions: list[tuple[str, Signature]]
+) -> None:
+    """Both of the tails that each dimension may have: a bit more than tiles, and a bit less."""
+    wrong = []
+    for name, s in functions:
+        n_step, k_step = steps(s)
+        for m, n, k in ((77, 2 * 256 + n_step, 1024 + k_step), (255, 3 * 256 - n_step, 1024 - k_step)):
+            ragged = dataclasses.replace(s, n=-(-n // n_step) * n_step, k=k)
+            wrong.append(failures(library, name, ragged, m))
+    assert [w for w in wrong if w] == []
+
+
+def test_sums_of_8_bit_products_are_kept_in_f32_where_k_is_deep(
+    library: Library, functions: list[tuple[str, Signature]]
+) -> None:
+    """Over so many columns the tensor core's own sums err by 4.6e-3 (docs/kernels.md), ours by 1.7e-3."""
+    ours = [(name, s) for name, s in functions if s.a == "e4m3" and name.startswith("own.")]
+    wrong = [failures(library, name, dataclasses.replace(s, k=DEEP_K), 65) for name, s in ours]
     assert [w for w in wrong if w] == []
 
 
@@ -173,3 +202,48 @@ def test_every_function_gives_the_same_bits_every_time(
                 o.d.fill_(float("nan"))
                 launch(o)
                 assert torch.equal(o.d.view(torch.uint8), first), f"{name} at M = {m}"
+
+
+def test_functions_that_overlap_wait_for_each_other(library: Library, functions: list[tuple[str, Signature]]) -> None:
+    """Over two buffers by turns: each launch reads what the one before wrote, and writes what that one read."""
+    import torch
+
+    from aot.operands import Weights
+
+    def overlaps(name: str) -> bool:
+        launches = library.functions[name].record.program.launches
+        return any(PROGRAMMATIC_STREAM_SERIALIZATION in launch.attributes for launch in launches)
+
+    chained = [(name, s) for name, s in functions if s.batch == 1 and s.a == s.d and overlaps(name)]
+    if not chained:
+        pytest.skip("no function of the archive overlaps and takes what it makes")
+    for name, s in chained:
+        square = dataclasses.replace(s, n=2 * CHAIN_K if s.parts.gated else CHAIN_K, k=CHAIN_K)
+        launch = launcher(library, name)
+        for m in (16, 333):
+            o = Weights(square, m, 0, seed=m).operands(m)[0]
+            start = [torch.randn(m, CHAIN_K, device="cuda").to(o.a.dtype) for _ in range(2)]
+            pair = [x.clone() for x in start]
+
+            def run(
+                after: Callable[[], object], pair: list[Any] = pair, o: Any = o, launch: Callable[[Any], None] = launch
+            ) -> None:
+                for i in range(CHAIN_LENGTH):
+                    x, y = pair[i % 2], pair[1 - i % 2]
+                    extras = o.extras | ({"residual": x} if "residual" in o.extras else {})
+                    launch(dataclasses.replace(o, a=x, d=y, extras=extras))
+                    after()
+
+            run(torch.cuda.synchronize)
+            expected = [x.clone().view(torch.uint8) for x in pair]
+            assert all(bool(x.float().isfinite().all()) for x in pair), name
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                run(lambda: None)
+            for _ in range(3):
+                for x, y in zip(pair, start, strict=True):
+                    x.copy_(y)
+                graph.replay()
+                torch.cuda.synchronize()
+                same = (torch.equal(x.view(torch.uint8), e) for x, e in zip(pair, expected, strict=True))
+                assert all(same), f"{name} at M = {m}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -220,3 +221,28 @@ def test_token_tiles_follow_the_tokens() -> None:
     """333 tokens are 336 in tiles of 112 or 168, and 384 in tiles of 64 or 128."""
     best = rank(variants(PLAIN), PLAIN, 333, "sm_90a").variants[:8]
     assert any(v.options["swap"] for v in best)
+
+
+@pytest.mark.parametrize("clusters", [1, 3, 35, 36, 39, 63, 64, 65, 66])
+def test_every_tile_is_taken_once_whatever_gpc_takes_it(monkeypatch: pytest.MonkeyPatch, clusters: int) -> None:
+    pytest.importorskip("cutlass")
+    from aot.kernels.sm90 import persistent_gpc
+
+    plain = SimpleNamespace(Int32=int, select_=lambda condition, one, other: one if condition else other)
+    monkeypatch.setattr(persistent_gpc, "cutlass", plain)
+
+    def items(count: int) -> list[list[int]]:
+        """Those of each cluster, in its order."""
+        found = []
+        for cluster in range(clusters):
+            by, last = persistent_gpc.shift(cluster, clusters, count)
+            found.append([persistent_gpc.shifted(i, by, last) for i in range(cluster, count, clusters)])
+        return found
+
+    for count in (*range(clusters, 3 * clusters + 2), 1000):
+        assert sorted(itertools.chain.from_iterable(items(count))) == list(range(count))
+    if clusters >= 64:  # a GPC's: four at the beginning, and of each eight and each seven the first
+        first = [mine[0] for mine in items(clusters)]
+        assert first[:4] == [0, 1, 2, 3]
+        assert [first[c] for c in (4, 12, 20, 28)] == [4, 5, 6, 7]
+        assert [first[c] for c in (36, 43, 50, 57)] == [36, 37, 38, 39]

@@ -20,6 +20,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from .persistent_choices import STAGE_BYTES_OF_K, STORE_BUFFERS, WARPGROUPS, WGMMA_ROWS, Plan
 from .persistent_epilogue import Fused, store_tile
+from .persistent_gpc import shift, shifted
 from .persistent_promotion import fetch, promote, scales_of_blocks, take_over
 from .persistent_scales import Scales, allocate
 from .persistent_split import push
@@ -176,6 +177,9 @@ class Persistent:
         member = (rank % plan.cluster_rows, rank // plan.cluster_rows)
         streamed, spaces = tiles[4:6], tiles[6:]
         tiles = (*tiles[:3], *self._slice(tiles[3], slice_k), *streamed)
+        if cutlass.const_expr(plan.quads):
+            blocks, _, _ = cute.arch.grid_dim()
+            tiles = (*tiles, *shift(block // plan.cluster, blocks // plan.cluster, tiles[2]))
         if warp_index >= _LOADING_WARP:
             cute.arch.setmaxregister_decrease(_LOAD_REGISTERS)
             if warp_index == _LOADING_WARP:
@@ -238,6 +242,8 @@ class Persistent:
         """This CTA's tile of D as (rows, columns, batch), in the cluster's tile number `index`."""
         plan = self.plan
         tiles_rows, tiles_columns = tiles[0], tiles[1]
+        if cutlass.const_expr(plan.quads):
+            index = shifted(index, *tiles[5:])
         per_batch = tiles_rows * tiles_columns
         batch = index // per_batch
         rest = index - batch * per_batch

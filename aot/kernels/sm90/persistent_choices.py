@@ -23,7 +23,7 @@ STORE_BUFFERS = 2  # pieces of D in shared memory, for each warpgroup
 _MOST_PIECE_COLUMNS = 64  # where D is stored transposed, and any number would do
 _FEWEST_STAGES = 3
 _BAND_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster than 1024 or 512 on an H200
-_BANDS = {"two_rows": 2, "columns": 8}
+_BANDS = {"two_rows": 2, "columns": 8, "quads": 8}
 _LEAST_SLICE, _MOST_SLICES = 4, 12  # stages of K, and how many to a tile
 COUNTER_BYTES = 32  # a sector of L2
 _UNIT_K = 4  # stages of a loop's body where two sets of sums alternate
@@ -48,8 +48,9 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     # Tiles of the last wave, where they are too few for all SMs, are cut along K and shared by these.
     "stream_k": (False, True),
     # Of tiles: down the rows of a band of `_BAND_ROWS` rows, of two clusters' rows, or along a band of eight clusters'
-    # columns. What L2 serves at a time depends on it, and on which pairs of SMs ask together.
-    "order": ("rows", "two_rows", "columns"),
+    # columns. What L2 serves at a time depends on it, and on which SMs ask together. "quads" gives clusters of one GPC,
+    # four by four, tiles that read the same of the operand that clusters do not multicast.
+    "order": ("rows", "two_rows", "columns", "quads"),
     # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch").
     # Loading B too was tried, and gains nothing (docs/kernels.md).
     "overlap": ("serial", "launch"),
@@ -102,6 +103,7 @@ class Plan:
     cluster_columns: int
     band: int  # clusters' tiles, of one column or row, that follow each other
     along_columns: bool  # they are of one row
+    quads: bool  # and four that follow each other fall to clusters of one GPC
     split_k: int
     stream_k: bool
     pingpong: bool
@@ -137,6 +139,7 @@ class Plan:
             cluster_columns=cluster[1],
             band=_BANDS.get(options["order"]) or max(1, _BAND_ROWS // (rows * cluster[0])),
             along_columns=options["order"] == "columns",
+            quads=options["order"] == "quads",
             split_k=options["split_k"],
             stream_k=options["stream_k"],
             pingpong=pingpong,
@@ -338,12 +341,13 @@ def _rule_of_order(options: Mapping[str, Any]) -> str | None:
         return None
     if options["swap"] or options["split_k"] > 1 or options["stream_k"]:
         return "other orders were seen to win for plain tiles only"
+    small = options["tile_m"] * options["tile_n"] < 128**2
     if options["order"] == "columns" and options["cluster_n"] == 1:
         return "orders along columns win where CTAs side by side load rows together"
-    if options["order"] == "two_rows" and (
-        options["cluster_m"] == 1 or options["tile_m"] * options["tile_n"] >= 128**2
-    ):
+    if options["order"] == "two_rows" and (options["cluster_m"] == 1 or not small):
         return "two rows at a time win where CTAs of small tiles, one above the other, load columns together"
+    if options["order"] == "quads" and (options["cluster_n"] == 1 or not small):
+        return "quads win where CTAs of small tiles, side by side, load rows together"
     return None
 
 
