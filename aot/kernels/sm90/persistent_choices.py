@@ -346,8 +346,8 @@ def _rule_of_order(options: Mapping[str, Any]) -> str | None:
         return "orders along columns win where CTAs side by side load rows together"
     if options["order"] == "two_rows" and (options["cluster_m"] == 1 or not small):
         return "two rows at a time win where CTAs of small tiles, one above the other, load columns together"
-    if options["order"] == "quads" and (options["cluster_n"] == 1 or not small):
-        return "quads win where CTAs of small tiles, side by side, load rows together"
+    if options["order"] == "quads" and (options["cluster_n"] == 1 or options["tile_m"] != 128 or not small):
+        return "quads win where CTAs of 128 rows and few columns, side by side, load rows together"
     return None
 
 
