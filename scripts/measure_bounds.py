@@ -44,6 +44,9 @@ COUNTERS = {
     "shared_writes": ("l1tex__data_bank_writes" + _SHARE, 1e-2),
     "l2": ("lts__t_sectors" + _SHARE, 1e-2),
     "l2_mega_sectors": ("lts__t_sectors.sum", 1e-6),
+    # Read by several SMs of a GPC at once, and served once: because a cluster multicasts, or because requests met.
+    "multicast_mega_sectors": ("lrc__request_sectors_op_read_coalescing_achieved_type_programmatic.sum", 1e-6),
+    "merged_mega_sectors": ("lrc__request_sectors_op_read_coalescing_achieved_type_hardware.sum", 1e-6),
     "mb_into_sms": ("l1tex__m_xbar2l1tex_read_bytes.sum", 1e-6),
     "memory": ("dram__throughput" + _SHARE, 1e-2),
     "mb_read": ("dram__bytes_read.sum", 1e-6),

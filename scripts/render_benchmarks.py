@@ -254,16 +254,16 @@ def _peers_time(found: dict[str, Any], ours: float | None) -> str:
     return f"{found['us']:.1f}{ratio}"
 
 
-def power(result: dict[str, Any]) -> list[str]:
+def power(title: str, result: dict[str, Any]) -> list[str]:
     """What kernels settle at when they are launched without pause."""
     limit = result["environment"]["enforced.power.limit"]
-    lines = ["## Clock and power under steady load, on an H200", "", *origin(result)]
+    lines = [f"## {title}", "", *origin(result)]
     lines += [f"Launched without pause; medians after the first 0.4 s. The limit is {limit} W.", ""]
     rows = [
         [
-            r["signature"],
+            _shape(r["signature"]),
             r["m"],
-            r["who"],
+            r["who"] + (", zeros" if r.get("values") == "zero" else ""),
             r["us"],
             _percent(r.get("spread")),
             r["tflops"],
@@ -275,6 +275,41 @@ def power(result: dict[str, Any]) -> list[str]:
     ]
     header = ["signature", "M", "", "us", "spread", "TFLOP/s", "clock, MHz", "power, W", "samples at the power cap"]
     return [*lines, *table(header, rows), ""]
+
+
+def lengths(result: dict[str, Any]) -> list[str]:
+    """Times against K, as lines."""
+    lines = ["## What a launch pays once and for each column of K, on an H200", "", *origin(result)]
+    lines += [
+        "Least-squares lines through the times at nine values of K, a quarter to one and a half times the layer's: us "
+        "paid once and us for 1,024 columns; *off* is the farthest time's distance from its line. *One stage* is the "
+        "time with 64 columns, which is little more than a launch.",
+        "",
+    ]
+    rows = [
+        [
+            _shape(r["signature"]),
+            r["m"],
+            _kernel(r["who"]),
+            r["one_stage_us"],
+            r["fixed_us"],
+            r["us_per_1024"],
+            _percent(r["off"]),
+            _percent(r["spread"]),
+        ]
+        for r in result["results"]
+    ]
+    header = ["", "M", "", "one stage", "us once", "us for 1,024 columns", "off", "largest spread"]
+    return [*lines, *table(header, rows), ""]
+
+
+def gpcs(result: dict[str, Any]) -> list[str]:
+    """Which SMs are neighbours."""
+    lines = ["## SMs whose reads L2 serves once, on an H200", "", *origin(result)]
+    rows = [[number, len(sms), " ".join(map(str, sms))] for number, sms in enumerate(result["groups"])]
+    lines += [*table(["group", "SMs", ""], rows), ""]
+    order = " ".join(map(str, result["groups_of_clusters"]))
+    return [*lines, f"Clusters of two, one for each TPC, fall in their order to groups {order}.", ""]
 
 
 def overlap(result: dict[str, Any]) -> list[str]:
@@ -301,8 +336,13 @@ def bounds(title: str, result: dict[str, Any]) -> list[str]:
     header = ["", "M", "", "us", "spread", "thousand cycles", "longest", "CTAs", "SMs active", "tensor pipe"]
     header = [name for name in header if name != "longest" or longest in cycles]
     header += ["shared memory read", "written", "L2", "memory", "MB into SMs", "MB from memory"]
-    sectors = [name for name in ("l2_mega_sectors",) if name in result["results"][0]]
-    header += ["million sectors of L2"] * len(sectors)
+    titles = {
+        "l2_mega_sectors": "million sectors of L2",
+        "multicast_mega_sectors": "spared by multicast",
+        "merged_mega_sectors": "spared as reads met",
+    }
+    sectors = [name for name in titles if name in result["results"][0]]
+    header += [titles[name] for name in sectors]
     rows = [
         [
             _shape(r["signature"]),
@@ -466,7 +506,10 @@ def main() -> int:
         "overlap_h200": overlap,
         "peers_quack_overlapping": lambda r: peers("quack as it is, overlapping with itself", r),
         "peers_quack_serial": lambda r: peers("quack with use_pdl = False in its gemm_sm90.py", r),
-        "power_h200": power,
+        "power_h200": lambda r: power("Clock and power under steady load, on an H200", r),
+        "power_zeros_h200": lambda r: power("The same with operands of zeros as well, on another", r),
+        "lengths_h200": lengths,
+        "gpcs_h200": gpcs,
         "bounds_h200": lambda r: bounds("What bounds a launch, on an H200", r),
         "bounds_patch_h200": lambda r: bounds("The same with the patch, on another", r),
         "bounds_swiglu_h200": lambda r: bounds("What bounds SwiGLU and others, on a third", r),

@@ -1,4 +1,4 @@
-"""scripts/measure_company.py and measure_bounds.py, as far as they need no GPU: what is taken off, what they refuse."""
+"""Scripts that measure what bounds a GEMM, as far as they need no GPU: what they make of figures, what they refuse."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import itertools
 
 import measure_bounds
 import measure_company
+import measure_gpcs
+import measure_lengths
 
 from aot.measure import Timing
 
@@ -61,3 +63,17 @@ def test_a_peer_is_named_with_its_candidate() -> None:
     for bad in ("quack", "cublas:tile 128x128"):
         with pytest.raises(Exception, match="is not PEER:CANDIDATE"):
             measure_bounds.parse_peer(bad)
+
+
+def test_a_line_is_told_in_what_is_paid_once_and_for_each_column() -> None:
+    exact = measure_lengths.line({1024: 3.0, 2048: 4.0, 4096: 6.0})
+    assert exact == {"fixed_us": 2.0, "us_per_1024": 1.0, "off": 0.0}
+    assert measure_lengths.line({1024: 3.0, 2048: 4.0, 4096: 6.6})["off"] > 0.02
+    assert measure_lengths.lengths(4096)[0] == 1024
+    assert measure_lengths.lengths(1000)[-1] == 1472  # whole stages
+
+
+def test_sms_whose_reads_were_served_once_are_of_a_group() -> None:
+    pairs = [(0, 2), (0, 4), (0, 6), (2, 4), (2, 6)]
+    assert measure_gpcs.groups(8, pairs, [2.0, 1.0, 2.0, 2.0, 1.02]) == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert measure_gpcs.groups(6, [(0, 2), (0, 4), (2, 4)], [2.0, 2.0, 2.0]) == [[0, 1], [2, 3], [4, 5]]
