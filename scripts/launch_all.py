@@ -7,7 +7,8 @@ compute-sanitizer --tool memcheck --report-api-errors no python scripts/launch_a
 compute-sanitizer --tool racecheck --report-api-errors no python scripts/launch_all.py --schedules build/coverage.aot
 
 takes one function of each schedule, as racecheck is slow. `--large` has two to three tiles of 128 x 128 for each SM and
-33 stages of K, so that CTAs go on to a second tile, and rings of stages around.
+33 stages of K, so that CTAs go on to a second tile, and rings of stages around; with it racecheck takes minutes, and
+`--only` names a part of them, such as sm90_small_m.
 """
 
 from __future__ import annotations
@@ -75,11 +76,13 @@ def main() -> int:
     parser.add_argument("archive", type=Path)
     parser.add_argument("--schedules", action="store_true", help="one function of each schedule, and name it")
     parser.add_argument("--large", action="store_true", help="on extents that take more than one wave")
+    parser.add_argument("--only", default="", help="a part of the names of the functions to launch")
     options = parser.parse_args()
     extents = LARGE if options.large else EXTENTS
     library = runtime.load(options.archive)
     launched = 0
     names = one_of_each(library.functions) if options.schedules else list(library.functions)
+    names = [name for name in names if options.only in name]
     for function in (library.functions[name] for name in names):
         if not serves(function.target, torch.cuda.get_device_capability()):
             continue
