@@ -352,8 +352,12 @@ def _rule_of_order(options: Mapping[str, Any]) -> str | None:
 
 
 def _rule_of_overlap(options: Mapping[str, Any]) -> str | None:
-    if options["overlap"] != "serial" and options["stream_k"]:
+    if options["overlap"] == "serial":
+        return None
+    if options["stream_k"]:
         return "a kernel with a workspace may not begin before the one before it, which may use the same"
+    if options["order"] == "quads":
+        return "clusters that begin as SMs come free are not where quads expect them"
     return None
 
 
