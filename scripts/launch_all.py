@@ -26,7 +26,7 @@ from aot.operands import TORCH_DTYPES
 from runtime.dispatch import serves
 from runtime.record import TensorArgument
 
-SCHEDULES = ("cooperative", "pingpong", "swap", "stream_k", "launch", "weights", "overlap", "block_scaled")
+SCHEDULES = ("cooperative", "pingpong", "swap", "stream_k", "quads", "launch", "weights", "overlap", "block_scaled")
 Extents = Mapping[str, tuple[int, ...]]
 EXTENTS: Extents = {"m": (3, 77), "n": (288,), "p": (144,), "k": (528,), "kb": (5,), "nb": (3,), "l": (2,)}
 LARGE: Extents = {"m": (333,), "n": (12672,), "p": (6336,), "k": (2112,), "kb": (17,), "nb": (99,), "l": (2,)}
@@ -81,8 +81,11 @@ def main() -> int:
     extents = LARGE if options.large else EXTENTS
     library = runtime.load(options.archive)
     launched = 0
-    names = one_of_each(library.functions) if options.schedules else list(library.functions)
-    names = [name for name in names if options.only in name]
+    names = [name for name in library.functions if options.only in name]
+    if not names:
+        parser.error(f"{options.archive} has no function whose name holds {options.only!r}; aot ls lists what it has")
+    if options.schedules:
+        names = one_of_each(names)
     for function in (library.functions[name] for name in names):
         if not serves(function.target, torch.cuda.get_device_capability()):
             continue

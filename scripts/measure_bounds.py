@@ -161,6 +161,27 @@ def parse_case(text: str) -> list[Case]:
         ) from None
 
 
+def case_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of scripts that look at some problems of an archive as it is served."""
+    parser.add_argument("archive", type=Path)
+    parser.add_argument(
+        "case", nargs="+", type=parse_case, help="KEY:M,M of a signature in the archive and values of M"
+    )
+    patch_argument(parser)
+
+
+def given_cases(
+    parser: argparse.ArgumentParser, options: argparse.Namespace
+) -> tuple[list[Path], dict[str, Signature], list[Case]]:
+    """The archives, their signatures by key and the cases of `case_arguments`; a key that is none ends the process."""
+    archives = [options.archive, *options.patch]
+    known = signatures(archives)
+    cases = [case for given in options.case for case in given]
+    if unknown := {key for key, _ in cases} - set(known):
+        parser.error(f"{options.archive} has no {', '.join(sorted(unknown))}; aot ls lists what it has")
+    return archives, known, cases
+
+
 def parse_peer(text: str) -> Candidate:
     """`PEER:CANDIDATE` as both."""
     name, _, variant = text.partition(":")
@@ -172,23 +193,15 @@ def parse_peer(text: str) -> Candidate:
 def main() -> int:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("archive", type=Path)
-    parser.add_argument(
-        "case", nargs="+", type=parse_case, help="KEY:M,M of a signature in the archive and values of M"
-    )
-    patch_argument(parser)
+    case_arguments(parser)
     parser.add_argument("--peer", type=parse_peer, action="append", default=[], help="PEER:CANDIDATE to launch as well")
     parser.add_argument("--launch-only", action="store_true", help=argparse.SUPPRESS)
     out_argument(parser)
     options = parser.parse_args()
-    cases = [case for given in options.case for case in given]
-    archives = [options.archive, *options.patch]
+    archives, known, cases = given_cases(parser, options)
     if options.launch_only:
         launch_all(archives, cases, options.peer)
         return 0
-    known = signatures(archives)
-    if unknown := {key for key, _ in cases} - set(known):
-        parser.error(f"{options.archive} has no {', '.join(sorted(unknown))}; aot ls lists what it has")
     results = profile(archives, cases, options.peer)
     library = runtime.load(archives)
     for row in results:

@@ -12,12 +12,11 @@ import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from measure_bounds import parse_case, signatures
-from report import out_argument, patch_argument, write
+from measure_bounds import case_arguments, given_cases
+from report import out_argument, write
 
 import runtime
 from aot import measure
@@ -79,19 +78,11 @@ def _call(function: Any, o: Any) -> None:
 def main() -> int:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("archive", type=Path)
-    parser.add_argument(
-        "case", nargs="+", type=parse_case, help="KEY:M,M of a signature in the archive and values of M"
-    )
+    case_arguments(parser)
     parser.add_argument("--function", action="append", default=[], help="a function of the archive to time beside it")
-    patch_argument(parser)
     out_argument(parser)
     options = parser.parse_args()
-    archives = [options.archive, *options.patch]
-    known = signatures(archives)
-    cases = [found for given in options.case for found in given]
-    if unknown := {key for key, _ in cases} - set(known):
-        parser.error(f"{options.archive} has no {', '.join(sorted(unknown))}; aot ls lists what it has")
+    archives, known, cases = given_cases(parser, options)
     library = runtime.load(archives)
     if unknown := set(options.function) - set(library.functions):
         parser.error(f"{options.archive} has no function {', '.join(sorted(unknown))}; aot ls lists what it has")

@@ -11,6 +11,7 @@ import argparse
 import csv
 import ctypes
 import io
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -157,8 +158,16 @@ def main() -> int:
         read_in_pairs([(int(a), int(b)) for a, _, b in (pair.partition(":") for pair in options.read.split(","))])
         return 0
     count = torch.cuda.get_device_properties(0).multi_processor_count
+    if torch.cuda.get_device_capability() < (9, 0) or count % 2:
+        parser.error("clusters of two, one for each TPC, are of GPUs from Hopper on with an even number of SMs")
+    if shutil.which("ncu") is None:
+        parser.error("ncu, Nsight Compute, is not on the path")
+    if options.first < 2:
+        parser.error("--first: give 2 or more SMs to pair with all others")
     pairs = [(a, b) for a in range(0, options.first, 2) for b in range(a + 2, count, 2)]
     found = groups(count, pairs, sectors(pairs))
+    if alone := [sms for sms in found if len(sms) == 2]:
+        print(f"no group was found for {alone}; more --first would tell, or they are alone", file=sys.stderr)
     group_of = {sm: group for group, sms in enumerate(found) for sm in sms}
     order = [group_of[sm] for sm in sms_of_ctas(count, 2)[::2]]
     print(f"{len(found)} groups of {[len(sms) for sms in found]} SMs")

@@ -13,21 +13,21 @@ import functools
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from measure_bounds import parse_case, signatures
-from report import out_argument, patch_argument, write
+from measure_bounds import case_arguments, given_cases
+from report import out_argument, write
 
 import runtime
 from aot import measure
 from aot.baseline import baseline
 from aot.operands import OperandSet, Weights
+from runtime.dtypes import DTYPES
 
 _REPEATS, _GRAPH_US = 9, 400.0
 _EIGHTHS = (2, 3, 4, 5, 6, 7, 8, 10, 12)  # of the signature's K
-_ONE_STAGE = 64  # columns: the least that a kernel multiplies at once
+_STAGE_BYTES = 128  # of a row's K: the least that a kernel multiplies at once
 
 
 def line(us_by_k: Mapping[int, float]) -> dict[str, float]:
@@ -47,46 +47,56 @@ def call(function: Any, o: OperandSet) -> None:
     function(*o.tensors(), stream=torch.cuda.current_stream())
 
 
-def lengths(k: int) -> Sequence[int]:
-    """The values of K to time for a problem of `k` columns: what the line goes through."""
-    return [k * eighths // 8 // _ONE_STAGE * _ONE_STAGE for eighths in _EIGHTHS]
+def lengths(k: int, stage: int) -> Sequence[int]:
+    """The values of K, in whole stages, that the line of a problem of `k` columns goes through.
+
+    Raises:
+        ValueError: a quarter of `k` is less than two stages.
+    """
+    if k < 8 * stage:
+        raise ValueError(f"K = {k} is too short to be cut; it needs {8 * stage} columns")
+    return [k * eighths // 8 // stage * stage for eighths in _EIGHTHS]
 
 
 def main() -> int:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("archive", type=Path)
-    parser.add_argument(
-        "case", nargs="+", type=parse_case, help="KEY:M,M of a signature in the archive and values of M"
-    )
-    patch_argument(parser)
+    case_arguments(parser)
     out_argument(parser)
     options = parser.parse_args()
-    archives = [options.archive, *options.patch]
-    known, library = signatures(archives), runtime.load(archives)
-    cases = [found for given in options.case for found in given]
-    if unknown := {key for key, _ in cases} - set(known):
-        parser.error(f"{options.archive} has no {', '.join(sorted(unknown))}; aot ls lists what it has")
+    archives, known, cases = given_cases(parser, options)
+    library = runtime.load(archives)
     environment = measure.environment() | {"archive_sha256": library.digest}
     results: list[dict[str, Any]] = []
     for key, m in cases:
         signature = known[key]
         function = library.entry(signature).functions(m)[0]
-        found: dict[str, dict[int, measure.Timing]] = {function: {}, "torch": {}}
-        for k in (_ONE_STAGE, *lengths(signature.k)):
+        found: dict[str, dict[int, measure.Timing]] = {}
+        stage = _STAGE_BYTES // DTYPES[signature.a].bytes
+        try:
+            several = lengths(signature.k, stage)
+        except ValueError as error:
+            parser.error(f"{key}: {error}")
+        for k in (stage, *several):
             shorter = dataclasses.replace(signature, k=k)
             operands = Weights(shorter, m, environment["l2_bytes"], seed=0).operands(m)
+            name, theirs = baseline(shorter, operands[0])
             contenders: dict[str, measure.Launch] = {
                 function: functools.partial(call, library.functions[function]),
-                "torch": baseline(shorter, operands[0])[1],
+                name: theirs,
             }
             floor_us = measure.expected_us(shorter, m)
-            for who, timing in measure.time_interleaved(contenders, operands, floor_us, _REPEATS, _GRAPH_US).items():
-                found[who][k] = timing
+            timings = measure.time_interleaved(contenders, operands, floor_us, _REPEATS, _GRAPH_US)
+            if missing := set(contenders) - set(timings):
+                raise SystemExit(f"{', '.join(missing)} cannot be launched for {key} with K = {k}")
+            for who, timing in timings.items():
+                found.setdefault(who, {})[k] = timing
             library.forget_captures()
+        if len(found) > 2:
+            raise SystemExit(f"torch has several ways for {key}, by K: {', '.join(found)}; they are not of one line")
         for who, by_k in found.items():
-            us = {k: timing.us for k, timing in by_k.items() if k != _ONE_STAGE}
-            row = {"signature": key, "m": m, "who": who, "one_stage_us": round(by_k[_ONE_STAGE].us, 2), **line(us)}
+            us = {k: timing.us for k, timing in by_k.items() if k != stage}
+            row = {"signature": key, "m": m, "who": who, "one_stage_us": round(by_k[stage].us, 2), **line(us)}
             row["spread"] = round(max(timing.spread for timing in by_k.values()), 4)
             results.append(row | {"us": {k: round(timing.us, 2) for k, timing in by_k.items()}})
             print(" ".join(f"{k}={v}" for k, v in results[-1].items()), flush=True)

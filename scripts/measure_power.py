@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measure_bounds import signatures
 from report import out_argument, write
 
 import runtime
@@ -25,8 +26,6 @@ from aot import measure
 from aot.baseline import baseline
 from aot.measure import Launch
 from aot.operands import OperandSet, Weights, gemm_options
-from runtime.archive import Archive
-from runtime.dispatch import Dispatch
 from runtime.signature import Signature
 
 FIELDS = ("clocks.sm", "power.draw.instant", "clocks_event_reasons.sw_power_cap", "temperature.gpu")
@@ -109,9 +108,9 @@ def main() -> int:
     environment = measure.environment() | dict(zip(LIMITS, query(LIMITS), strict=True))
     library = runtime.load(options.archive)
     environment["archive_sha256"] = library.digest
-    with Archive.open(options.archive) as archive:
-        entries = Dispatch.from_json(archive.table("gemm")).entries
-    there = {e.signature.key(): e.signature for e in entries}
+    there = signatures([options.archive])
+    if unknown := set(options.signature) - set(there):
+        parser.error(f"{options.archive} has no {', '.join(sorted(unknown))}; aot ls lists what it has")
     results = []
     for key in options.signature:
         signature = there[key]
@@ -127,6 +126,8 @@ def main() -> int:
                     for o in operands:
                         o.a.zero_()
                         o.b.zero_()
+                # Zeros leave a GPU cooler, and what comes first would find it so.
+                settle(theirs, operands, signature.flops(m), 2 * _SETTLE_S)
                 for who, launch in (("ours", ours), (name, theirs)):
                     found = settle(launch, operands, signature.flops(m), options.seconds)
                     results.append({"signature": key, "m": m, "who": who, "values": values} | found)

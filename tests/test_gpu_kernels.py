@@ -6,6 +6,7 @@ Archives that were not tuned hold all candidates: tests/data/coverage.yaml has a
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,24 @@ def test_every_function_is_right_where_extents_fill_no_tile(
         for m, n, k in ((77, 2 * 256 + n_step, 1024 + k_step), (255, 3 * 256 - n_step, 1024 - k_step)):
             ragged = dataclasses.replace(s, n=-(-n // n_step) * n_step, k=k)
             wrong.append(failures(library, name, ragged, m))
+    assert [w for w in wrong if w] == []
+
+
+def test_tiles_that_move_to_other_clusters_are_taken_once_each(
+    library: Library, functions: list[tuple[str, Signature]]
+) -> None:
+    """With fewer tiles than clusters, as many, and waves of them that are full or not."""
+    moved = [(name, s) for name, s in functions if ".quads." in name]
+    if not moved:
+        pytest.skip("the archive has no function that places tiles by GPC")
+    wrong = []
+    for name, s in moved:
+        found = re.search(r"\.tile(\d+)x(\d+)\.cluster1x2\.", name)
+        assert found is not None, name
+        tile_m, tile_n = map(int, found.groups())
+        for rows, columns in ((5, 7), (6, 6), (7, 9), (8, 8), (6, 11), (1, 67), (10, 13), (12, 11), (10, 20)):
+            wide = dataclasses.replace(s, n=columns * 2 * tile_n, k=128)
+            wrong.append(failures(library, name, wide, rows * tile_m - 3))
     assert [w for w in wrong if w] == []
 
 

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 
 import itertools
 
+import launch_all
 import measure_bounds
 import measure_company
 import measure_gpcs
@@ -69,11 +70,28 @@ def test_a_line_is_told_in_what_is_paid_once_and_for_each_column() -> None:
     exact = measure_lengths.line({1024: 3.0, 2048: 4.0, 4096: 6.0})
     assert exact == {"fixed_us": 2.0, "us_per_1024": 1.0, "off": 0.0}
     assert measure_lengths.line({1024: 3.0, 2048: 4.0, 4096: 6.6})["off"] > 0.02
-    assert measure_lengths.lengths(4096)[0] == 1024
-    assert measure_lengths.lengths(1000)[-1] == 1472  # whole stages
+    assert measure_lengths.lengths(4096, 64)[0] == 1024
+    assert measure_lengths.lengths(1000, 64)[-1] == 1472  # whole stages
+    with pytest.raises(ValueError, match="needs 1024 columns"):
+        measure_lengths.lengths(1000, 128)
 
 
 def test_sms_whose_reads_were_served_once_are_of_a_group() -> None:
     pairs = [(0, 2), (0, 4), (0, 6), (2, 4), (2, 6)]
     assert measure_gpcs.groups(8, pairs, [2.0, 1.0, 2.0, 2.0, 1.02]) == [[0, 1, 4, 5], [2, 3, 6, 7]]
     assert measure_gpcs.groups(6, [(0, 2), (0, 4), (2, 4)], [2.0, 2.0, 2.0]) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_part_of_an_archive_that_nothing_has_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch_all.runtime, "load", lambda _: SimpleNamespace(functions={"own.one": None}))
+    monkeypatch.setattr(sys, "argv", ["launch_all.py", "x.aot", "--only", "another"])
+    with pytest.raises(SystemExit, match="2"):
+        launch_all.main()
+    assert "x.aot has no function whose name holds 'another'" in capsys.readouterr().err
+
+
+def test_orders_of_tiles_that_move_them_are_schedules_of_their_own() -> None:
+    names = [f"own.sm90_persistent.bf16_bf16_bf16_f32.tile128x80.cluster1x2.{o}.sm_90a" for o in ("columns", "quads")]
+    assert launch_all.one_of_each(names) == names

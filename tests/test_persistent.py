@@ -72,7 +72,7 @@ def test_what_overlaps_is_for_signatures_that_promise_it_and_has_no_workspace() 
     for promise in ("launch", "weights"):
         found = variants(dataclasses.replace(PLAIN, overlap=promise))
         early = [v for v in found if v.options["overlap"] == "launch"]
-        alone = sum(v.options["stream_k"] or v.options["order"] == "quads" for v in variants(PLAIN))
+        alone = sum(bool(v.options["stream_k"]) or v.options["order"] == "quads" for v in variants(PLAIN))
         assert len(early) == len(variants(PLAIN)) - alone
         assert not any(v.options["stream_k"] for v in early)
         assert all(Plan.of(v.options, form(PLAIN)).overlap for v in early)

@@ -357,7 +357,7 @@ def _rule_of_overlap(options: Mapping[str, Any]) -> str | None:
     if options["stream_k"]:
         return "a kernel with a workspace may not begin before the one before it, which may use the same"
     if options["order"] == "quads":
-        return "clusters that begin as SMs come free are not where quads expect them"
+        return "quads expect clusters where an idle chip has them, not as SMs come free"
     return None
 
 
