@@ -16,13 +16,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import zstandard
 
 from . import canonical
 from .archive_index import RECORDS, TABLES, Blob, Block, FunctionEntry, Index, generation, is_name  # noqa: F401
 from .errors import ArchiveError
+from .tuples import NamedTuple
 
 MAGIC = b"CUTEAOT\0"
 FORMAT_VERSION = 1

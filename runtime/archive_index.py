@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate, chain, islice
 from operator import lt
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import canonical
+from .tuples import NamedTuple
 
 RECORDS, TABLES = "records", "tables"
 DIGEST_BYTES = 32

@@ -12,11 +12,12 @@ Knows nothing of launches, pointers or kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from .errors import ProgramError
 from .poison import signed, why
 from .reading import WIDTHS, exact_list, fail, is_int
+from .tuples import NamedTuple
 
 MAX_NODES = 20_000
 MAX_LOOP_LIMIT = 256

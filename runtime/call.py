@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 from .errors import ArgumentError, LayoutError
 from .record import TensorView, check_address
 from .signature import EPILOGUES, OVERLAPS, SCALE_BLOCK, Epilogue, Signature, extra_dtype
 from .tensor import flatten_rows, overlaps_itself, share_memory
+from .tuples import NamedTuple
 
 # What `gemm` takes besides a, b and out, in the order that kernels take them.
 EXTRAS = ("scale_a", "scale_b", "bias", "residual", "scale_d")

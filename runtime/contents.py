@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from .archive import Archive, UnknownEntry
 from .call import EXTRAS, same_elements
@@ -25,6 +25,7 @@ from .record import TensorArgument, TensorView
 from .rows import Rows
 from .signature import Signature
 from .tensor import TORCH_NAMES, contiguous_strides, span_bytes, torch_current_device, torch_current_stream
+from .tuples import NamedTuple
 from .workspace import Workspaces
 
 _log = logging.getLogger(__name__)

@@ -11,11 +11,12 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from .errors import KernelMiss, RecordError
 from .record import Record, SuppliedArgument, TensorArgument
 from .signature import Operand, Signature
+from .tuples import NamedTuple
 
 STATES = ("tuned", "ranked")
 _TARGET = re.compile(r"sm_([0-9]+)([0-9])([af]?)")

@@ -3,7 +3,7 @@
 Knows bits and nothing of frameworks; `runtime.tensor` maps framework types to these names.
 """
 
-from typing import NamedTuple
+from .tuples import NamedTuple
 
 
 class DType(NamedTuple):

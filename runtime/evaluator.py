@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from .arithmetic import NodeReader, Poison, Step, Values
 from .errors import ProgramError
@@ -26,6 +26,7 @@ from .launch import (
 )
 from .poison import signed
 from .reading import exact_fields, exact_list, fail, is_int
+from .tuples import NamedTuple
 
 
 class _Launch(NamedTuple):

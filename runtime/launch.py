@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from .errors import ProgramError
+from .tuples import NamedTuple
 
 # Kernel parameters: at most 32,764 bytes on compute capability 7.0 and later (CUDA C++ programming guide, 10.1).
 MAX_PARAMETER_BYTES = 32_764

@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from .dtypes import DTYPES
 from .errors import ArgumentError, LayoutError, RecordError
 from .launch import PROGRAMMATIC_STREAM_SERIALIZATION, Launch
 from .program import Program
 from .reading import exact_fields, exact_list, fail, is_int
+from .tuples import NamedTuple
 
 MAX_RANK = 16
 MAX_WORKSPACE_BYTES = 1 << 30  # for each cluster; anything above is a damaged record

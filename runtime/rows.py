@@ -6,12 +6,13 @@ Knows torch's tensors by their methods, and plans; nothing of archives or the dr
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .call import Call
 from .dispatch import Entry
 from .dtypes import DTYPES
 from .record import TensorView
+from .tuples import NamedTuple
 
 if TYPE_CHECKING:
     from .contents import GemmPlan

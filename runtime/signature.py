@@ -8,10 +8,11 @@ from __future__ import annotations
 import itertools
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from .dtypes import DTYPES
 from .errors import RecordError
+from .tuples import NamedTuple
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 # Two columns into one: act(gate) * up, with silu, erf gelu or tanh gelu.

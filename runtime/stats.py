@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from .tuples import NamedTuple
 
 
 class ArchiveInfo(NamedTuple):

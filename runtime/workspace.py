@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
 
 from .driver import NO_CAPTURE, Driver
 from .errors import DeviceError
+from .tuples import NamedTuple
 
 _Key = tuple[int, int]  # see `Driver.stream_key`
 
