@@ -65,6 +65,7 @@ SOURCES = (
     "runtime/reading.py",
     "runtime/record.py",
     "runtime/signature.py",
+    "runtime/tuples.py",
 )
 
 
