@@ -190,6 +190,11 @@ def turns(count: int, repeats: int) -> Iterator[list[int]]:
         yield order[::-1] if repeat % 2 else order
 
 
+def whole_turns(count: int, least: int) -> int:
+    """The fewest repeats, `least` or more, in which `turns` gives each of `count` contenders each place as often."""
+    return -(-least // (2 * count)) * 2 * count
+
+
 def time_sustained(
     contenders: Mapping[str, Launch], operands: Sequence[OperandSet], floor_us: float
 ) -> dict[str, Timing]:

@@ -114,7 +114,9 @@ class Bench:
         said: dict[str, dict[str, Any]] = {}
         entrants = self._entrants(signature, m, said)
         finalists = self._finalists(self._right(case, entrants, said))
-        times = self._time(_with_noise(finalists), self._repeats, _FINAL_GRAPH_US)
+        contenders = _with_noise(finalists)
+        repeats = measure.whole_turns(len(contenders), self._repeats)
+        times = self._time(contenders, repeats, _FINAL_GRAPH_US)
         for name, (variant, launch) in finalists.items():
             if name in times:
                 said[name] |= {"us": round(times[name].us, 3), "spread": round(times[name].spread, 4)}
@@ -338,7 +340,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--layers", type=words(tuple(LAYERS)), default=list(LAYERS), help="comma-separated names")
     parser.add_argument("--tokens", type=lambda t: [int(x) for x in t.split(",")], default=list(TOKENS))
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no case after this time")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=7, help="at least; until each has had each place as often")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that compile")
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--compile-only", action="store_true", help="fill --cache, measure nothing; needs no GPU")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -245,3 +246,12 @@ def test_the_result_file_renders(tmp_path: Path) -> None:
     before = [{k: v for k, v in s.items() if k != "ours"} for s in summary]
     path.write_text(json.dumps(json.loads(path.read_text()) | {"summary": before}))
     assert "\n".join(render_benchmarks.peers("Peers", json.loads(path.read_text()))) == text
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_whole_turns_give_each_contender_each_place_as_often(count: int) -> None:
+    repeats = measure.whole_turns(count, 7)
+    places = Counter((who, place) for order in measure.turns(count, repeats) for place, who in enumerate(order))
+    assert len(places) == count**2
+    assert set(places.values()) == {repeats // count}
+    assert 7 <= repeats < 7 + 2 * count
