@@ -34,7 +34,6 @@ import os, signal, sys, time
 from types import SimpleNamespace
 from runtime.errors import AotError
 
-
 def lower(variant):
     print("some noise on", "standard output", flush=True)
     match variant.options["do"]:

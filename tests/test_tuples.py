@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import copy
 import typing
 
 import pytest
@@ -41,7 +41,7 @@ def test_a_named_tuple_is_what_typing_makes_of_the_same() -> None:
     assert typing.get_type_hints(Ours) == typing.get_type_hints(Theirs) == {"first": int, "second": str}
     assert one.both == "1 two"
     assert Ours.of(3)._replace(second="x") == (3, "x")
-    assert pickle.loads(pickle.dumps(one)) == one
+    assert copy.deepcopy(one) == one
     assert not hasattr(one, "__dict__")
 
 
