@@ -35,15 +35,20 @@ def version(distribution: str) -> str:
 
 def commit() -> str:
     """The checkout's commit, with a mark if files differ from it; "unknown" outside a checkout."""
-    given = ROOT / "COMMIT"  # for a copy of the tree that has no .git
-    if given.exists() and not (ROOT / ".git").exists():
-        return given.read_text().strip()
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
         dirty = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
+        return _copied() or "unknown"
+    if dirty.stdout.strip():  # files of another commit than HEAD's, or changed
+        return _copied() or head.stdout.strip() + "+changes"
+    return head.stdout.strip()
+
+
+def _copied() -> str:
+    """What the file COMMIT says, which whoever copies a tree elsewhere may leave in it; nothing where there is none."""
+    given = ROOT / "COMMIT"
+    return given.read_text().strip() if given.exists() else ""
 
 
 def write(path: Path | None, environment: dict[str, Any], **content: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ import measure_bounds
 import measure_company
 import measure_gpcs
 import measure_lengths
+import report
 
 from aot.measure import Timing
 
@@ -95,3 +97,21 @@ def test_a_part_of_an_archive_that_nothing_has_is_refused(
 def test_orders_of_tiles_that_move_them_are_schedules_of_their_own() -> None:
     names = [f"own.sm90_persistent.bf16_bf16_bf16_f32.tile128x80.cluster1x2.{o}.sm_90a" for o in ("columns", "quads")]
     assert launch_all.one_of_each(names) == names
+
+
+def test_a_result_names_the_commit_that_its_files_are_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert report.commit() == "unknown"
+    (tmp_path / "COMMIT").write_text("copied\n")
+    assert report.commit() == "copied"
+    (tmp_path / "COMMIT").unlink()
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert report.commit() == head
+    (tmp_path / "file").touch()
+    assert report.commit() == f"{head}+changes"
+    (tmp_path / "COMMIT").write_text("copied\n")  # as a tree is that was copied over another commit's
+    assert report.commit() == "copied"
