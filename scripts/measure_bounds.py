@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import shutil
 import statistics
 import subprocess
 import sys
@@ -100,21 +101,32 @@ def _ours(library: runtime.Library, signature: Signature) -> Callable[[OperandSe
     return lambda o: library.gemm(o.a, o.b, out=o.d, **gemm_options(signature, o))
 
 
+def counted(metrics: Sequence[str], child: Sequence[str], control: Sequence[str] = ()) -> list[dict[str, str]]:
+    """What ncu says of each kernel that the command `child` launches where the profiler looks.
+
+    Raises:
+        SystemExit: there is no ncu, or it failed.
+    """
+    if shutil.which(_NCU[0]) is None:
+        raise SystemExit(f"{_NCU[0]}, Nsight Compute, is not on the path")
+    said = subprocess.run([*_NCU, *control, "--metrics", ",".join(metrics), *child], capture_output=True, text=True)
+    start = said.stdout.find('"ID"')
+    if said.returncode or start < 0:
+        raise SystemExit(f"ncu failed:\n{said.stdout[-2000:]}\n{said.stderr[-2000:]}")
+    _, *rows = csv.DictReader(io.StringIO(said.stdout[start:]))  # the first one has units
+    return rows
+
+
 def profile(archives: Sequence[Path], cases: Sequence[Case], peers: Sequence[Candidate]) -> list[dict[str, Any]]:
     """The counters of each kernel that each case launches, ours first: medians of a few launches."""
-    metrics = ",".join(name for name, _ in COUNTERS.values())
+    metrics = [name for name, _ in COUNTERS.values()]
     first, *patches = map(str, archives)
     child = [sys.executable, __file__, first, *(f"{key}:{m}" for key, m in cases), "--launch-only"]
     child += [f"--patch={patch}" for patch in patches]
     child += [f"--peer={name}:{variant}" for name, variant in peers]
     # Whose each launch of a case is, and what a peer calls its kernel, which symbols do not say.
     who: list[tuple[str, dict[str, str]]] = [("ours", {}), ("torch", {}), *((n, {"kernel": v}) for n, v in peers)]
-    command = [*_NCU, *_NCU_CONTROL, "--metrics", metrics, *child]
-    said = subprocess.run(command, capture_output=True, text=True)
-    start = said.stdout.find('"ID"')
-    if said.returncode or start < 0:
-        raise SystemExit(f"ncu failed:\n{said.stdout[-2000:]}\n{said.stderr[-2000:]}")
-    _, *rows = csv.DictReader(io.StringIO(said.stdout[start:]))  # the first one has units
+    rows = counted(metrics, child, _NCU_CONTROL)
     found = []
     launches = _between_separators(rows)
     per_case = len(who) * _LAUNCHES

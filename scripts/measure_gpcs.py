@@ -8,17 +8,14 @@ of clusters says on which SMs they are. `persistent_gpc` rests on both.
 from __future__ import annotations
 
 import argparse
-import csv
 import ctypes
-import io
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from cuda.bindings import driver, nvrtc
+from measure_bounds import counted
 from report import out_argument, write
 
 from aot import measure
@@ -124,13 +121,8 @@ def read_in_pairs(pairs: Sequence[tuple[int, int]]) -> None:
 
 def sectors(pairs: Sequence[tuple[int, int]]) -> list[float]:
     """How often L2 was read for each pair, of once for all that it reads."""
-    command = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--profile-from-start", "off"]
-    command += ["--metrics", _COUNTER, sys.executable, __file__, _READ, ",".join(f"{a}:{b}" for a, b in pairs)]
-    said = subprocess.run(command, capture_output=True, text=True)
-    start = said.stdout.find('"ID"')
-    if said.returncode or start < 0:
-        raise SystemExit(f"ncu failed:\n{said.stdout[-2000:]}\n{said.stderr[-2000:]}")
-    _, *rows = csv.DictReader(io.StringIO(said.stdout[start:]))  # the first one has units
+    child = [sys.executable, __file__, _READ, ",".join(f"{a}:{b}" for a, b in pairs)]
+    rows = counted([_COUNTER], child)
     return [float(row[_COUNTER].replace(",", "")) * _SECTOR / _BYTES for row in rows]
 
 
@@ -160,8 +152,6 @@ def main() -> int:
     count = torch.cuda.get_device_properties(0).multi_processor_count
     if torch.cuda.get_device_capability() < (9, 0) or count % 2:
         parser.error("clusters of two, one for each TPC, are of GPUs from Hopper on with an even number of SMs")
-    if shutil.which("ncu") is None:
-        parser.error("ncu, Nsight Compute, is not on the path")
     if options.first < 2:
         parser.error("--first: give 2 or more SMs to pair with all others")
     pairs = [(a, b) for a in range(0, options.first, 2) for b in range(a + 2, count, 2)]
