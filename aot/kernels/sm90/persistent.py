@@ -175,11 +175,7 @@ class Persistent:
         slice_k = block % plan.split_k if cutlass.const_expr(plan.split_k > 1) else 0
         rank = block % plan.cluster // plan.split_k
         member = (rank % plan.cluster_rows, rank // plan.cluster_rows)
-        streamed, spaces = tiles[4:6], tiles[6:]
-        tiles = (*tiles[:3], *self._slice(tiles[3], slice_k), *streamed)
-        if cutlass.const_expr(plan.quads):
-            blocks, _, _ = cute.arch.grid_dim()
-            tiles = (*tiles, *shift(block // plan.cluster, blocks // plan.cluster, tiles[2]))
+        spaces, tiles = tiles[6:], self._work(tiles, block, slice_k)
         if warp_index >= _LOADING_WARP:
             cute.arch.setmaxregister_decrease(_LOAD_REGISTERS)
             if warp_index == _LOADING_WARP:
@@ -212,6 +208,15 @@ class Persistent:
         if cutlass.const_expr(plan.multicasts):  # nobody leaves while another may still write to it
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
+
+    def _work(self, tiles: Any, block: Any, slice_k: Any) -> tuple[Any, ...]:
+        """The `tiles` of `kernel` for a CTA: with its slice of K, and how its cluster's tiles move if they do."""
+        cluster, streamed = self.plan.cluster, tiles[4:6]
+        work = (*tiles[:3], *self._slice(tiles[3], slice_k), *streamed)
+        if not self.plan.quads:
+            return work
+        blocks, _, _ = cute.arch.grid_dim()
+        return (*work, *shift(block // cluster, blocks // cluster, tiles[2]))
 
     def _slice(self, count_k: Any, slice_k: Any) -> tuple[Any, Any]:
         """Of `count_k` units along K, how many stages a slice has and the first of them."""
