@@ -1,16 +1,21 @@
 """Check and time an archive's GEMMs against cuBLAS, over the layers of real models; needs a GPU.
 
 Each line is one layer at one M: the median of interleaved CUDA-graph replays on cold L2, with what torch takes in the
-same run and what torch takes against itself (noise). Exit status 1 if any result is wrong.
+same run and what torch takes against itself (noise); up to 16 tokens also what reading B alone takes (`cold_read`).
+Exit status 1 if any result is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cold_read
 from report import geomean, out_argument, patch_argument, write
 
 import runtime
@@ -27,6 +32,7 @@ REGIMES = (  # all from 128 up is counted twice, since that is what 8-bit inputs
     ("M >= 512", 512, 1 << 30),
     ("M >= 128", 128, 1 << 30),
 )
+_READ_TOKENS = 16  # up to which a GEMM should take what reading B takes
 
 
 def problems(paths: list[Path]) -> dict[Signature, tuple[str, int]]:
@@ -63,9 +69,12 @@ def run(
         peers[signature] = baseline(signature, operands[0])
     name, torch_launch = peers[signature]
     floor = measure.expected_us(signature, m)
-    contenders = {"ours": launch, "torch": torch_launch, "torch again": torch_launch}
-    times = measure.time_interleaved(contenders, operands, floor, repeats, graph_us=1000.0)
-    ours, theirs, again = (times[k] for k in contenders)
+    contenders: dict[str, Callable[[OperandSet], Any]] = {"ours": launch, "torch": torch_launch}
+    readers = cold_read.readers() if m <= _READ_TOKENS and signature.b_major == "k" else {}
+    reads = {f"read {name}": _of_b(reader) for name, reader in readers.items()}
+    everyone = contenders | {"torch again": torch_launch} | reads
+    times = measure.time_interleaved(everyone, operands, floor, repeats, graph_us=1000.0)
+    ours, theirs, again = (times[k] for k in ("ours", "torch", "torch again"))
     found = {
         "signature": signature.key(),
         "types": kind(signature),
@@ -81,8 +90,9 @@ def run(
         "tflops": round(signature.flops(m) / ours.us / 1e6, 1),
         "gb_per_s": round(signature.bytes(m) / ours.us / 1e3, 1),
     }
+    if reads:
+        found["read_us"] = round(min(times[name].us for name in reads), 3)
     if sustained and measure.power_bound(signature, m):
-        del contenders["torch again"]
         ours, theirs = measure.time_sustained(contenders, operands, floor).values()
         found |= {
             "sustained_us": round(ours.us, 3),
@@ -91,6 +101,10 @@ def run(
             "sustained_speedup": round(theirs.us / ours.us, 4),
         }
     return found
+
+
+def _of_b(read: cold_read.Reader) -> Callable[[OperandSet], None]:
+    return lambda o: read(o.b)
 
 
 def main() -> int:
@@ -102,8 +116,10 @@ def main() -> int:
     parser.add_argument("--tokens", type=lambda t: [int(x) for x in t.split(",")], default=list(TOKENS))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--sustained", action="store_true", help="time what power bounds under sustained load too")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no case after this time")
     out_argument(parser)
     options = parser.parse_args()
+    end = time.monotonic() + 60 * options.minutes
     environment = measure.environment()
     library = runtime.load([options.archive, *options.patch])
     environment["archive_sha256"] = library.digest
@@ -113,26 +129,32 @@ def main() -> int:
     print(f"{'layer':52s} {'M':>5s} " + " ".join(f"{c:>9s}" for c in columns))
     results = []
     peers: dict[Signature, Any] = {}
-    for signature, (label, most) in problems(options.manifest).items():
-        for m in (m for m in options.tokens if m <= most):
-            try:
-                found = run(library, signature, m, l2_bytes, options.repeats, options.sustained, peers)
-                found |= {"layers": label, "function": library.entry(signature).functions(m)[0]}
-            except runtime.KernelMiss as miss:
-                print(f"{label[:52]:52s} {m:5d} {str(miss).splitlines()[0]}")
-                results.append({"signature": signature.key(), "m": m, "layers": label, "error": str(miss)})
-                continue
-            results.append(found)
-            error = found["error"] if isinstance(found["error"], str) else f"{found['error']:9.2e}"
-            print(
-                f"{label[:52]:52s} {m:5d} {found['us']:9.2f} {found['tflops']:9.1f} {found['gb_per_s']:9.0f} "
-                f"{found['torch_us']:9.2f} {found['speedup']:9.3f} {error}",
-                flush=True,
-            )
+    left_out = []
+    asked = itertools.product(problems(options.manifest).items(), options.tokens)
+    for (signature, (label, _)), m in ((p, m) for p, m in asked if m <= p[1][1]):
+        if time.monotonic() > end:
+            left_out.append({"signature": signature.key(), "m": m})
+            continue
+        try:
+            found = run(library, signature, m, l2_bytes, options.repeats, options.sustained, peers)
+            found |= {"layers": label, "function": library.entry(signature).functions(m)[0]}
+        except runtime.KernelMiss as miss:
+            print(f"{label[:52]:52s} {m:5d} {str(miss).splitlines()[0]}")
+            results.append({"signature": signature.key(), "m": m, "layers": label, "error": str(miss)})
+            continue
+        results.append(found)
+        error = found["error"] if isinstance(found["error"], str) else f"{found['error']:9.2e}"
+        print(
+            f"{label[:52]:52s} {m:5d} {found['us']:9.2f} {found['tflops']:9.1f} {found['gb_per_s']:9.0f} "
+            f"{found['torch_us']:9.2f} {found['speedup']:9.3f} {error}",
+            flush=True,
+        )
+    if left_out:
+        print(f"{len(left_out)} cases left out: the {options.minutes} minutes are over")
     summary = summarise(results)
     for line in summary:
         print(" ".join(f"{k}={v}" for k, v in line.items()))
-    write(options.out, environment, summary=summary, results=results)
+    write(options.out, environment, summary=summary, left_out=left_out, results=results)
     return 1 if any(isinstance(r["error"], str) for r in results) else 0
 
 

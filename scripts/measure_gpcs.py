@@ -11,10 +11,9 @@ import argparse
 import ctypes
 import sys
 from collections.abc import Sequence
-from typing import Any
 
+import cuda_probe
 import torch
-from cuda.bindings import driver, nvrtc
 from measure_bounds import counted
 from report import out_argument, write
 
@@ -56,66 +55,27 @@ _COUNTER = "lts__t_sectors_srcunit_tex.sum"
 _READ = "--read"
 
 
-def checked(result: tuple[Any, ...]) -> Any:
-    """What a call of the driver or the compiler returned.
-
-    Raises:
-        SystemExit: it failed.
-    """
-    if int(result[0]):
-        raise SystemExit(f"{result[0]!r}")
-    return result[1] if len(result) > 1 else None
-
-
-def kernel(name: str) -> Any:
-    """A kernel of `_SOURCE`, compiled for this GPU."""
-    major, minor = torch.cuda.get_device_capability()
-    program = checked(nvrtc.nvrtcCreateProgram(_SOURCE, b"gpcs.cu", 0, [], []))
-    checked(nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture=sm_{major}{minor}".encode()]))
-    cubin = bytearray(checked(nvrtc.nvrtcGetCUBINSize(program)))
-    checked(nvrtc.nvrtcGetCUBIN(program, cubin))
-    library = checked(driver.cuLibraryLoadData(bytes(cubin), [], [], 0, [], [], 0))
-    found = checked(driver.cuLibraryGetKernel(library, name.encode()))
-    shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    checked(driver.cuKernelSetAttribute(shared, _SHARED_BYTES, found, checked(driver.cuDeviceGet(0))))
-    return found
-
-
-def launch(function: Any, ctas: int, cluster: int, threads: int, arguments: Sequence[tuple[Any, Any]]) -> None:
-    """Launch on the current stream, and wait."""
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-    config.sharedMemBytes = _SHARED_BYTES
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    shape = attribute.value.clusterDim
-    shape.x, shape.y, shape.z = cluster, 1, 1
-    config.attrs, config.numAttrs = [attribute], 1
-    values, types = zip(*arguments, strict=True)
-    checked(driver.cuLaunchKernelEx(config, driver.CUfunction(int(function)), (values, types), 0))
-    torch.cuda.synchronize()
-
-
 def sms_of_ctas(ctas: int, cluster: int) -> list[int]:
     """The SM of each CTA of a grid that fits at once."""
     found = torch.full((ctas,), -1, dtype=torch.int32, device="cuda")
-    launch(kernel("where"), ctas, cluster, 128, [(found.data_ptr(), ctypes.c_void_p)])
+    (where,) = cuda_probe.kernels(_SOURCE, ["where"], _SHARED_BYTES)
+    cuda_probe.launch(where, ctas, 128, _SHARED_BYTES, [cuda_probe.pointer(found)], cluster)
     return found.tolist()
 
 
 def read_in_pairs(pairs: Sequence[tuple[int, int]]) -> None:
     """Let each pair of SMs read the same, where the profiler looks."""
-    read = kernel("read")
+    (read,) = cuda_probe.kernels(_SOURCE, ["read"], _SHARED_BYTES)
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     data, sink = torch.zeros(_BYTES, dtype=torch.uint8, device="cuda"), torch.zeros(1, device="cuda")
     for one, other in pairs:
         met = torch.zeros(1, dtype=torch.int32, device="cuda")
         torch.cuda.synchronize()
         torch.cuda.profiler.start()
-        arguments = [(data.data_ptr(), ctypes.c_void_p), (_BYTES // 16, ctypes.c_longlong), (one, ctypes.c_int)]
-        arguments += [(other, ctypes.c_int), (met.data_ptr(), ctypes.c_void_p), (sink.data_ptr(), ctypes.c_void_p)]
-        launch(read, sms, 1, 1024, arguments)
+        arguments = [cuda_probe.pointer(data), (_BYTES // 16, ctypes.c_longlong), (one, ctypes.c_int)]
+        arguments += [(other, ctypes.c_int), cuda_probe.pointer(met), cuda_probe.pointer(sink)]
+        cuda_probe.launch(read, sms, 1024, _SHARED_BYTES, arguments)
+        torch.cuda.synchronize()
         torch.cuda.profiler.stop()
 
 
