@@ -339,8 +339,12 @@ class Contents:
         loaded: dict[str, None] = {}
         for entry in entries:
             self._accept(entry)
-            for m in sorted({*_first_of_ranges(entry), *tokens}):
-                loaded |= dict.fromkeys(self._load_for(entry, m))
+        asked = [(entry, m) for entry in entries for m in sorted({*_first_of_ranges(entry), *tokens})]
+        # All that needs no context comes first: another thread may be creating it, which takes a quarter of a second.
+        for entry, m in asked:
+            self._function(entry, entry.functions(m)[0]).read()
+        for entry, m in asked:
+            loaded |= dict.fromkeys(self._load_for(entry, m))
         for archive in self.archives:
             archive.forget_blocks()
         with self._lock:

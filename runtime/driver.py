@@ -52,9 +52,10 @@ class Driver:
     """One device, seen through the driver API.
 
     Its context is the one that is current at first use, or else the device's primary context, which the frameworks
-    of a process share and which is never given up. `device` is an ordinal; None means that of the current context,
-    or 0 if there is none. Methods may be called from any thread, inside `with driver.current()` where they touch
-    the context; in a process forked after the first use none may, as CUDA wants it.
+    of a process share and which is never given up; what a device can do is answered without one. `device` is an
+    ordinal; None means that of the current context, or 0 if there is none. Methods may be called from any thread,
+    inside `with driver.current()` where they touch the context; in a process forked after the first use none may, as
+    CUDA wants it.
     """
 
     _launch: tuple[Any, int | None] = (None, None)  # cuLaunchKernelEx, and where it is
@@ -111,11 +112,11 @@ class Driver:
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
         """Make the device's context current for the calling thread, and put back what was."""
-        self._open()
-        if self._get(ctypes.c_void_p, "cuCtxGetCurrent") == self._context:
+        context = self._retained()
+        if self._get(ctypes.c_void_p, "cuCtxGetCurrent") == context:
             yield
             return
-        self._call("cuCtxPushCurrent", self._context)
+        self._call("cuCtxPushCurrent", context)
         try:
             yield
         finally:
@@ -123,8 +124,8 @@ class Driver:
 
     def context_question(self) -> tuple[int, int]:
         """The address of cuCtxGetCurrent, and what it answers where the device's context is current."""
-        self._open()
-        return ctypes.cast(self._cuda.cuCtxGetCurrent, ctypes.c_void_p).value or 0, self._context
+        context = self._retained()
+        return ctypes.cast(self._cuda.cuCtxGetCurrent, ctypes.c_void_p).value or 0, context
 
     def synchronize(self) -> None:
         """Wait until the device has done all it was given.
@@ -314,24 +315,34 @@ class Driver:
     # --- below: how the driver is reached ---
 
     def _open(self) -> None:
-        if self._context is not None:
+        """Find the device. Others may be creating its context meanwhile, which takes a quarter of a second."""
+        if self._device is not None:
             self._check_process()
             return
         with self._lock:
-            if self._context is not None:
+            if self._device is not None:
                 return
             self._cuda, self._process = libcuda.load(), os.getpid()
             self._call("cuInit", 0)
             current = self._current_context()
             ordinal = self._get(ctypes.c_int, "cuCtxGetDevice") if current else None
             if ordinal is not None and self._requested in (None, ordinal):
-                self._device, self._context = self._get(ctypes.c_int, "cuDeviceGet", ordinal), current
-                return
-            self._device = self._get(ctypes.c_int, "cuDeviceGet", self._requested or 0)
-            context = self._get(ctypes.c_void_p, "cuDevicePrimaryCtxRetain", self._device)
-            if ordinal is None:
-                self._call("cuCtxSetCurrent", context)
-            self._context = context
+                self._context = current
+            else:
+                ordinal = self._requested or 0
+            self._device = self._get(ctypes.c_int, "cuDeviceGet", ordinal)
+
+    def _retained(self) -> int:
+        """The device's context, which the calling thread gets if it has none."""
+        self._open()
+        if self._context is None:
+            with self._lock:
+                if self._context is None:
+                    context = self._get(ctypes.c_void_p, "cuDevicePrimaryCtxRetain", self._device)
+                    if not self._current_context():
+                        self._call("cuCtxSetCurrent", context)
+                    self._context = context
+        return int(self._context)
 
     def _current_context(self) -> int:
         """The calling thread's context, or 0."""

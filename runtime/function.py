@@ -92,6 +92,7 @@ class Function:
         self.name, self.target = entry.name, entry.target
         self._archive, self._driver, self._lock, self._workspaces = archive, driver, lock, workspaces
         self._record: Record | None = None
+        self._cubin: bytes | None = None  # between `read` and `load`
         self._module: Any = None
         self._kernels: tuple[Any, ...] = ()
         self._plans: dict[tuple[int, ...], AnyPlan] = {}
@@ -168,6 +169,17 @@ class Function:
                     self._counters.planned()
             plan.launch(pointers, handle)
 
+    def read(self) -> None:
+        """Read all that `load` needs out of the archive; no device is asked for anything.
+
+        Raises:
+            ArchiveError: the archive is damaged, or was closed.
+            RecordError: the record is malformed.
+        """
+        if self._cubin is None and not self._kernels:
+            self._cubin = self._archive.cubin(self.name)
+        self.record  # noqa: B018
+
     def load(self) -> None:
         """Load the kernels onto the device and check them against the record, if that has not been done.
 
@@ -188,7 +200,7 @@ class Function:
                     f"{capability[0]}.{capability[1]}"
                 )
             began = time.perf_counter()
-            cubin = self._archive.cubin(self.name)
+            cubin = self._cubin or self._archive.cubin(self.name)
             with self._driver.current():
                 module = self._driver.load(cubin)
                 try:
@@ -196,7 +208,7 @@ class Function:
                 except BaseException:
                     self._driver.unload(module)
                     raise
-            self._module, self.loaded_bytes = module, len(cubin)
+            self._cubin, self._module, self.loaded_bytes = None, module, len(cubin)
             self._counters.loaded(time.perf_counter() - began)
 
     def retire(self) -> None:

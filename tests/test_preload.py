@@ -144,6 +144,28 @@ def forbid(opened: tuple[Library, RecordingDriver], audited: None, monkeypatch: 
     _forbidding.remove(found)
 
 
+def test_preload_reads_before_it_needs_the_context(
+    opened: tuple[Library, RecordingDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may be creating it meanwhile; only runners-up of what cannot run are read later."""
+    library, driver = opened
+    order: list[str] = []
+
+    def noted(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            order.append(what)
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(Archive, "blob", noted("read", Archive.blob))
+    monkeypatch.setattr(driver, "current", noted("context", driver.current))
+    loaded = library.preload()
+    table, documents = 1, 2 * len({*loaded} - {"lean"})  # of each function its record and its cubin
+    assert order.index("context") == table + documents
+    assert order.count("read") == table + documents + ("lean" in loaded) * 2
+
+
 def test_nothing_is_read_or_loaded_after_preload(opened: tuple[Library, RecordingDriver], forbid: Forbid) -> None:
     library, driver = opened
     library.preload()

@@ -153,7 +153,7 @@ def test_spawned_children_open_the_file_themselves(large: Any) -> None:
 
 def test_device_that_was_used_before_the_fork_is_refused(large: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
-    driver._context, driver._process = 1, os.getpid() + 1  # as a child finds it
+    driver._device, driver._process = 0, os.getpid() + 1  # as a child finds it
     library = Library(Archive.open(large[0]), driver)
     for refused in (library.preload, lambda: library.functions["function00000"].load()):
         with pytest.raises(DeviceError, match="fork before the first use"):
