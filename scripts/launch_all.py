@@ -6,9 +6,9 @@ compute-sanitizer --tool memcheck --report-api-errors no python scripts/launch_a
 
 compute-sanitizer --tool racecheck --report-api-errors no python scripts/launch_all.py --schedules build/coverage.aot
 
-takes one function of each schedule, as racecheck is slow. `--large` has two to three tiles of 128 x 128 for each SM and
-33 stages of K, so that CTAs go on to a second tile, and rings of stages around; with it racecheck takes minutes, and
-`--only` names a part of them, such as sm90_small_m.
+takes one function of each schedule, as racecheck is slow. `--large` has two to three tiles of 128 x 128 for each SM, so
+that CTAs go on to a second one; with it racecheck takes minutes, and `--only` names a part of them, such as
+sm90_small_m. `--deep` has so many stages of K that rings of stages come around, in each slice of a split K too.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from runtime.record import TensorArgument
 SCHEDULES = ("cooperative", "pingpong", "swap", "stream_k", "quads", "launch", "weights", "overlap", "block_scaled")
 Extents = Mapping[str, tuple[int, ...]]
 EXTENTS: Extents = {"m": (3, 77), "n": (288,), "p": (144,), "k": (528,), "kb": (5,), "nb": (3,), "l": (2,)}
+DEEP: Extents = {"m": (77,), "n": (288,), "p": (144,), "k": (14416,), "kb": (113,), "nb": (3,), "l": (2,)}
 LARGE: Extents = {"m": (333,), "n": (12672,), "p": (6336,), "k": (2112,), "kb": (17,), "nb": (99,), "l": (2,)}
 
 
@@ -75,10 +76,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("archive", type=Path)
     parser.add_argument("--schedules", action="store_true", help="one function of each schedule, and name it")
-    parser.add_argument("--large", action="store_true", help="on extents that take more than one wave")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--large", action="store_true", help="on extents that take more than one wave")
+    size.add_argument("--deep", action="store_true", help="on a K that takes a hundred stages and more")
     parser.add_argument("--only", default="", help="a part of the names of the functions to launch")
     options = parser.parse_args()
-    extents = LARGE if options.large else EXTENTS
+    extents = LARGE if options.large else DEEP if options.deep else EXTENTS
     library = runtime.load(options.archive)
     launched = 0
     names = [name for name in library.functions if options.only in name]

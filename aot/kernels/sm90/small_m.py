@@ -443,6 +443,8 @@ class SmallM:
     @cute.jit
     def _release(self, bar: cute.Pointer, rank: cutlass.Int32) -> None:
         """A warp of the multiplying ones: a stage may be filled again, here and where its A comes from."""
+        if cutlass.const_expr(self.form.scaling == "block"):
+            cute.arch.sync_warp()  # each lane has read scales there; WGMMA reads for all of them
         with cute.arch.elect_one():
             if cutlass.const_expr(self.cluster_n > 1):
                 for member in cutlass.range_constexpr(self.cluster_n):
