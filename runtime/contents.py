@@ -64,6 +64,24 @@ class GemmPlan(NamedTuple):
         )
 
 
+class Preloaded(NamedTuple):
+    """What `preload` is asked for: M values to plan for, and the keys of signatures, or None for all of them."""
+
+    tokens: tuple[int, ...]
+    only: frozenset[str] | None
+
+    def covers(self, signature: Signature) -> bool:
+        """Whether kernels for `signature` are among what is loaded."""
+        return self.only is None or signature.key() in self.only
+
+    def besides(self, before: Preloaded | None) -> Preloaded:
+        """This and what was asked for before."""
+        if before is None:
+            return self
+        only = None if self.only is None or before.only is None else self.only | before.only
+        return Preloaded(tuple(sorted({*self.tokens, *before.tokens})), only)
+
+
 class _Layer:
     """One archive, and those of its functions that were asked for: an archive may have thousands."""
 
@@ -127,7 +145,7 @@ class Contents:
         self.plans: dict[Any, GemmPlan] = {}  # changed by holders of the lock, as are
         self.rows: dict[Any, Rows] = {}  # calls that are known but for their number of rows
         self.table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
-        self.preloaded: tuple[int, ...] | None = None  # with plans for these M values, or not at all
+        self.preloaded: Preloaded | None = None  # changed as plans are
         self._driver, self._counters, self._lock, self._require = driver, counters, lock, require
 
         def make(archive: Archive, name: str) -> Function:
@@ -190,8 +208,9 @@ class Contents:
         self._accept(entry)
         reasons = []
         d = views[2]
+        closed = self.preloaded is not None and self.preloaded.covers(signature)
         for name in entry.functions(m):
-            if self.preloaded is not None and not self._layer(entry).function(name).loaded:
+            if closed and not self._layer(entry).function(name).loaded:
                 reasons.append(f"  {name}: was not loaded by preload(), after which nothing more is; give it this M")
                 continue
             function = self._function(entry, name)
@@ -319,15 +338,13 @@ class Contents:
             archive.check_blocks()
         self._read_tables()
 
-    def preload(self, tokens: Sequence[int], as_many_as_fit: bool = False) -> tuple[str, ...]:
-        """See `Library.preload`. With `as_many_as_fit` values of `tokens` that would be too many are left out."""
-        entries = [
-            entry
-            for entry in self._gemm_table().entries_for(self._driver.compute_capability)
-            if self._require in (None, entry.state)
-        ]
+    def preload(self, asked: Preloaded, as_many_as_fit: bool = False) -> tuple[str, ...]:
+        """See `Library.preload`. With `as_many_as_fit` M values that would be too many are left out, as are signatures
+        that there are no more."""
+        entries = self._entries_to_load(asked, as_many_as_fit)
         kinds: list[Any] = [None] if "torch" not in sys.modules else [None, sys.modules["torch"]]
-        wanted, most = sorted({*tokens, *(self.preloaded or ())}), MAX_PLANS // max(len(entries) * len(kinds), 1)
+        tokens: Sequence[int] = asked.tokens
+        wanted, most = asked.besides(self.preloaded).tokens, MAX_PLANS // max(len(entries) * len(kinds), 1)
         if len(wanted) > most and not as_many_as_fit:
             raise ArgumentError(
                 f"{len(wanted)} M values for {len(entries)} signatures are more plans than the {MAX_PLANS} that are "
@@ -339,21 +356,36 @@ class Contents:
         loaded: dict[str, None] = {}
         for entry in entries:
             self._accept(entry)
-        asked = [(entry, m) for entry in entries for m in sorted({*_first_of_ranges(entry), *tokens})]
+        cases = [(entry, m) for entry in entries for m in sorted({*_first_of_ranges(entry), *tokens})]
         # All that needs no context comes first: another thread may be creating it, which takes a quarter of a second.
-        for entry, m in asked:
-            self._function(entry, entry.functions(m)[0]).read()
-        for entry, m in asked:
+        for entry, m in cases:
+            self._function(entry, entry.best(m)).read()
+        for entry, m in cases:
             loaded |= dict.fromkeys(self._load_for(entry, m))
         for archive in self.archives:
             archive.forget_blocks()
         with self._lock:
-            self.preloaded = tuple(sorted({*tokens, *(self.preloaded or ())}))
+            self.preloaded = asked._replace(tokens=tuple(tokens)).besides(self.preloaded)
         for entry in entries:
             for m in tokens:
                 for torch in kinds:
                     self._prepare(entry, m, torch)
         return tuple(loaded)
+
+    def _entries_to_load(self, asked: Preloaded, those_there_are: bool) -> list[Entry]:
+        """The gemm table's entries for this device that `asked` means and `require` accepts."""
+        entries = [
+            entry
+            for entry in self._gemm_table().entries_for(self._driver.compute_capability)
+            if self._require in (None, entry.state) and asked.covers(entry.signature)
+        ]
+        if missing := sorted((asked.only or frozenset()) - {entry.signature.key() for entry in entries}):
+            what = f"{self.path} cannot preload {', '.join(missing)}: it has no such entry for this GPU"
+            what += f" that is {self._require}" if self._require else ""
+            if not those_there_are:
+                raise KernelMiss(f"{what}; `aot ls` lists what it has", "no entry")
+            _log.warning("%s, as it had before", what)
+        return entries
 
     def _load_for(self, entry: Entry, m: int) -> Iterator[str]:
         """Load the best function for `m` rows, and those after it until one can run."""

@@ -117,10 +117,13 @@ class Entry(NamedTuple):
     candidates: tuple[tuple[int, tuple[str, ...]], ...]
     timings: tuple[Any, ...]
 
+    def best(self, m: int) -> str:
+        """The function for `m`."""
+        return self.ranges[bisect_left([bound for bound, _ in self.ranges if bound is not None], m)][1]
+
     def functions(self, m: int) -> tuple[str, ...]:
         """The function for `m`, then what to try where the device cannot run it: best first, no name twice."""
-        bounds = [bound for bound, _ in self.ranges if bound is not None]
-        names = {self.ranges[bisect_left(bounds, m)][1]: None}
+        names = {self.best(m): None}
         if self.candidates:
             _, ranked = min(self.candidates, key=lambda c: abs(math.log(c[0] / max(m, 1))))
             names.update(dict.fromkeys(ranked))

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from .archive import Archive, ArchiveClosed
@@ -28,7 +28,7 @@ from .call import (
     result_shape,
     signature_of,
 )
-from .contents import Contents, GemmPlan, gemm_key, open_archives
+from .contents import Contents, GemmPlan, Preloaded, gemm_key, open_archives
 from .counters import Counters
 from .dispatch import Entry
 from .driver import LAST_DEFAULT_STREAM, Driver
@@ -172,7 +172,7 @@ class Library:
         """
         self._workspaces.forget_captures()
 
-    def preload(self, tokens: Sequence[int] = ()) -> tuple[str, ...]:
+    def preload(self, tokens: Sequence[int] = (), *, only: Iterable[Signature | str] | None = None) -> tuple[str, ...]:
         """Load every kernel that the gemm table uses on this device, and return their functions' names.
 
         From then on `gemm` opens and reads no file, imports nothing and loads no kernel, whatever it is asked for: a
@@ -181,11 +181,16 @@ class Library:
         best kernel of a range cannot run on this GPU at the least M of it or at one of `tokens`; where that is so at
         another M only, the call is a miss. A later `preload` may add to this, and `reload` keeps to it.
 
+        `only` names the signatures that are meant, or their keys, as a model needs of an archive of many: all this then
+        holds for them, and kernels for others go on being loaded at their first call.
+
         Not included are entries that `require` refuses, functions called by name (call their `load`), and workspaces:
         a kernel that needs one still allocates it at its first launch on a stream, or in a capture.
 
         Raises:
-            ArgumentError: an M is not a positive integer, or these are more plans than are kept.
+            ArgumentError: an M is not a positive integer, `only` holds no signatures, or these are more plans than are
+                kept.
+            KernelMiss: the archive has nothing for a signature in `only`.
             DeviceError: the driver refused, or the archive has nothing for this GPU.
             ArchiveError: the archive is damaged, or the library was closed.
             RecordError: the gemm table or a record is malformed.
@@ -195,9 +200,10 @@ class Library:
         for m in tokens:
             if type(m) is not int or m < 1:
                 raise ArgumentError(f"tokens must be positive integers, found {m!r:.50}")
+        asked = Preloaded(tuple(tokens), None if only is None else _keys(only))
         with self._changing:
             self._refuse_if_closed()
-            return self._now.preload(tokens)
+            return self._now.preload(asked)
 
     # --- other contents ---
 
@@ -548,7 +554,8 @@ class Library:
             return False
         rows, alike = asked
         with self._lock:
-            like = None if rows in (self._now.preloaded or ()) else self._now.rows.get(alike)
+            preloaded = self._now.preloaded
+            like = None if preloaded and rows in preloaded.tokens else self._now.rows.get(alike)
             known = None if like is None else like.find(rows)
             plan = None if known is None else known.gemm.function.plan_rows(known.gemm.plan, rows)
             if known is None or plan is None:
@@ -620,6 +627,17 @@ def _paths(path: Paths) -> tuple[str | os.PathLike[str], ...]:
     if not paths:
         raise ArgumentError("no path was given; give that of an archive, or of a base and those layered on it")
     return paths
+
+
+def _keys(signatures: Iterable[Signature | str]) -> frozenset[str]:
+    """The keys of signatures, some of which may be given as such."""
+    if isinstance(signatures, str | Signature) or not isinstance(signatures, Iterable):
+        raise ArgumentError(f"only must be a sequence of signatures or their keys, found {signatures!r:.80}")
+    keys = [s.key() if isinstance(s, Signature) else s for s in signatures]
+    for key in keys:
+        if not isinstance(key, str):
+            raise ArgumentError(f"only must hold signatures or their keys, found {key!r:.80}")
+    return frozenset(keys)
 
 
 def _torch_can(signature: Signature) -> bool:

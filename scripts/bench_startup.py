@@ -1,8 +1,9 @@
 """What an archive adds to the start of a process, and what cute.compile and torch.compile would; needs a GPU.
 
 Every figure is of processes of their own, which take turns: from the parent's spawn to the end of the first GEMM,
-beside a process that does the same but for the archive. The parent's clock is the child's (CLOCK_MONOTONIC). To
-compile the archive's kernels anew, with `--jit`, the builder must be installed.
+beside a process that does the same but for the archive. The parent's clock is the child's (CLOCK_MONOTONIC). "beside"
+are those where a thread prepares the archive while the context is created; what `first` takes is then all that is left
+when there is one. To compile the archive's kernels anew, with `--jit`, the builder must be installed.
 """
 
 from __future__ import annotations
@@ -47,18 +48,20 @@ pointer = ctypes.c_uint64()
 cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << 26))
 said["context"] = time.monotonic() - began_context
 """
-# A thread that opens the archive while the driver creates the context, for which it leaves the interpreter alone.
+# A thread that prepares the archive while the driver creates the context, for which it leaves the interpreter alone.
 _BESIDE = """
 import threading
-def open_archive():
+def prepare():
     global library
     import runtime
-    library = runtime.load(archive)
-    {more}
-thread = threading.Thread(target=open_archive)
+    library = runtime.load(archive, device=0)
+    said["kernels"] = len(library.preload({what}))
+thread = threading.Thread(target=prepare)
 thread.start()
 """
-_OPENED = """
+_ONE = _BESIDE.replace("{what}", 'only=["bf16_bf16_bf16_f32_none_n{n}_k{k}"]')
+_ALL = _BESIDE.replace("{what}", "")
+_READY = """
 began = time.monotonic()
 thread.join()
 """
@@ -97,7 +100,7 @@ began = time.monotonic()
 CHILDREN = {
     "torch, no GEMM": _TORCH + _END,
     "torch, the archive's GEMM": _TORCH + _LOAD + _NOW + _FIRST + _END,
-    "torch, the archive's GEMM, opened beside": _IMPORT_TORCH + _BESIDE + _CONTEXT_OF_TORCH + _OPENED + _FIRST + _END,
+    "torch, the archive's GEMM, beside": _IMPORT_TORCH + _ONE + _CONTEXT_OF_TORCH + _READY + _FIRST + _END,
     "torch, torch.mm": _TORCH + "torch.mm(a, b.t(), out=d)" + _END,
     "torch, preload": _TORCH
     + """
@@ -108,12 +111,7 @@ said["kernels"] = len(library.preload())
 said["preload"] = time.monotonic() - began
 """
     + _END,
-    "torch, preload beside": _IMPORT_TORCH
-    + _BESIDE.replace("{more}", 'said["kernels"] = len(library.preload())')
-    + _CONTEXT_OF_TORCH
-    + _OPENED
-    + _FIRST
-    + _END,
+    "torch, preload beside": _IMPORT_TORCH + _ALL + _CONTEXT_OF_TORCH + _READY + _FIRST + _END,
     "torch, cute.compile": _TORCH
     + """
 import os
@@ -152,7 +150,7 @@ cuda.cuCtxSynchronize()
 said["total"] = time.monotonic() - start
 """,
     "driver, the archive's GEMM": _DRIVER + _LOAD + _NOW + _FIRST_OF_DRIVER,
-    "driver, the archive's GEMM, opened beside": _BESIDE + _DRIVER + _OPENED + _FIRST_OF_DRIVER,
+    "driver, the archive's GEMM, beside": _ONE + _DRIVER + _READY + _FIRST_OF_DRIVER,
 }
 _BEFORE = """
 import sys, time
@@ -168,7 +166,7 @@ print(json.dumps(said))
 
 def child(name: str, archive: Path, jit: int) -> dict[str, float]:
     """Run one; seconds by name."""
-    code = CHILDREN[name].replace("{more}", "")
+    code = CHILDREN[name]
     for word, number in (("m", M), ("n", N), ("k", K), ("jit", jit)):
         code = code.replace("{" + word + "}", str(number))
     with tempfile.TemporaryDirectory() as cache:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,9 @@ def query(fields: tuple[str, ...]) -> list[str]:
     return [x.strip() for x in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split(",")]
 
 
-def settle(launch: Launch, operands: list[OperandSet], flops: int, seconds: float) -> dict[str, Any]:
-    """Launch for `seconds`, and say what the GPU did after the first `_SETTLE_S` of them."""
+def settle(launch: Launch, operands: list[OperandSet], seconds: float) -> tuple[list[float], list[list[str]]]:
+    """Launch for `seconds`: after the first `_SETTLE_S`, microseconds of a launch in each of `_PARTS` parts, and what
+    `FIELDS` were."""
     graph = torch.cuda.CUDAGraph()
     launch(operands[0])
     torch.cuda.synchronize()
@@ -77,6 +79,11 @@ def settle(launch: Launch, operands: list[OperandSet], flops: int, seconds: floa
         for a, b in itertools.pairwise(parts)
         if b > a
     ]
+    return times, samples
+
+
+def summary(times: list[float], samples: list[list[str]], flops: int) -> dict[str, Any]:
+    """What a result says of a kernel that settled."""
     us = statistics.median(times)
 
     def middle(column: int) -> float:
@@ -95,13 +102,27 @@ def settle(launch: Launch, operands: list[OperandSet], flops: int, seconds: floa
     }
 
 
+def compare(
+    contenders: dict[str, Launch], operands: list[OperandSet], flops: int, seconds: float
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What two kernels settle at, in turns A B B A: each finds the GPU as the one before has left it."""
+    a, b = contenders
+    settle(contenders[b], operands, 2 * _SETTLE_S)
+    seen: dict[str, list[tuple[list[float], list[list[str]]]]] = {a: [], b: []}
+    for who in (a, b, b, a):
+        seen[who].append(settle(contenders[who], operands, seconds / 2))
+    for who, turns in seen.items():
+        times = [us for turn, _ in turns for us in turn]
+        yield who, summary(times, [sample for _, turn in turns for sample in turn], flops)
+
+
 def main() -> int:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("archive", type=Path)
     parser.add_argument("signature", nargs="+", help="keys of signatures in the archive")
     parser.add_argument("--tokens", type=lambda t: [int(x) for x in t.split(",")], default=[4096])
-    parser.add_argument("--seconds", type=float, default=1.5, help="for each kernel")
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each kernel, in two turns")
     parser.add_argument("--zeros", action="store_true", help="run each on operands of zeros as well")
     out_argument(parser)
     options = parser.parse_args()
@@ -126,10 +147,8 @@ def main() -> int:
                     for o in operands:
                         o.a.zero_()
                         o.b.zero_()
-                # Zeros leave a GPU cooler, and what comes first would find it so.
-                settle(theirs, operands, signature.flops(m), 2 * _SETTLE_S)
-                for who, launch in (("ours", ours), (name, theirs)):
-                    found = settle(launch, operands, signature.flops(m), options.seconds)
+                contenders = {"ours": ours, name: theirs}
+                for who, found in compare(contenders, operands, signature.flops(m), options.seconds):
                     results.append({"signature": key, "m": m, "who": who, "values": values} | found)
                     print(" ".join(f"{k}={v}" for k, v in results[-1].items()), flush=True)
     write(options.out, environment, results=results)

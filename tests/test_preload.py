@@ -20,6 +20,7 @@ import pytest
 from runtime import ArgumentError, KernelMiss, Library, canonical
 from runtime.archive import Archive
 from runtime.function import MAX_PLANS
+from runtime.signature import Signature
 
 from .recording_driver import (
     FakeTensor,
@@ -206,6 +207,44 @@ def test_what_is_forbidden_is_seen(opened: tuple[Library, RecordingDriver], forb
             with pytest.raises(AssertionError):
                 attempt()
     assert len(forbid.tried) == len(attempts)
+
+
+def key(n: int, **more: Any) -> str:
+    return Signature.from_json(signature(n, K, **more)).key()
+
+
+def test_only_what_a_model_needs_is_preloaded(opened: tuple[Library, RecordingDriver], forbid: Forbid) -> None:
+    """It is served as after a whole preload, and others load at their first call, as without."""
+    library, driver = opened
+    fused = Signature.from_json(FUSED)
+    assert set(library.preload(tokens=[7], only=[key(1024), fused])) == {"small1024", "large1024", "fused"}
+    with forbid.guarded():
+        for m in (3, 7, 300):
+            call(library, m, 1024)
+        library.gemm(FakeTensor((5, K)), FakeTensor((2048, K)), bias=FakeTensor((2048,)), epilogue="silu")
+        with pytest.raises(AssertionError, match=r"driver\.load|blob"):
+            call(library, 5, 4096)
+    forbid.tried.clear()
+    call(library, 5, 4096)
+    assert driver.launches[-1].symbol == "kernel_small4096"
+    assert "lean" not in library.preload(only=[key(768)])
+    with pytest.raises(KernelMiss, match="lean: was not loaded by preload"):
+        call(library, 1000, 768)
+    driver.shared_bytes = 100_000
+    call(library, 1000, 256)  # whose runner-up is the same, but nothing promised that nothing more is loaded for it
+    assert driver.launches[-1].symbol == "kernel_lean"
+    assert "small2048" in library.preload()  # all of them, from then on
+
+
+def test_preload_refuses_what_the_archive_does_not_have(opened: tuple[Library, RecordingDriver]) -> None:
+    library, driver = opened
+    with pytest.raises(KernelMiss, match=rf"cannot preload {key(4104)}: it has no such entry for this GPU; `aot ls`"):
+        library.preload(only=[key(1024), key(4104)])
+    assert driver.count("load") == 0
+    for wrong in (key(1024), Signature.from_json(FUSED), 7, [7]):
+        with pytest.raises(ArgumentError, match="only must"):
+            library.preload(only=wrong)  # type: ignore[arg-type]
+    assert library.preload(only=[]) == ()
 
 
 def test_runner_up_is_loaded_where_the_best_cannot_run(opened: tuple[Library, RecordingDriver]) -> None:

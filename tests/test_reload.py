@@ -16,6 +16,7 @@ from runtime import ArchiveError, DeviceError, KernelMiss, Library, RecordError
 from runtime.archive import Archive
 from runtime.call import Call
 from runtime.contents import open_archives
+from runtime.signature import Signature
 
 from .recording_driver import (
     FakeTensor,
@@ -115,6 +116,35 @@ def test_what_was_preloaded_is_preloaded_before_the_change(
     loads, plans = driver.count("load"), library.stats().plans_made
     assert version(library, driver) == "kernel_v1"
     assert (driver.count("load"), library.stats().plans_made) == (loads, plans)
+
+
+def test_reload_keeps_to_the_signatures_that_were_preloaded(
+    path: Path, driver: RecordingDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = (N, 2 * N, 3 * N)
+
+    def write_sizes(version: int, *there: int) -> None:
+        records = [gemm_record(f"v{version}n{n}") for n in there]
+        entries = [entry(signature(n, K), [(None, f"v{version}n{n}")]) for n in there]
+        driver.kernels |= write_archive(path.with_suffix(".new"), records, entries)
+        os.replace(path.with_suffix(".new"), path)
+
+    write_sizes(1, *sizes)
+    library = Library(Archive.open(path), driver)
+    keys = [Signature.from_json(signature(n, K)).key() for n in sizes]
+    assert library.preload(only=keys[:1]) == (f"v1n{N}",)
+    assert library.preload(only=keys[1:2]) == (f"v1n{2 * N}",)
+    write_sizes(2, *sizes)
+    library.reload()
+    now = [name for name, function in library.functions.items() if function.loaded]
+    assert sorted(now) == [f"v2n{N}", f"v2n{2 * N}"]
+    write_sizes(3, N)
+    library.reload()
+    assert f"cannot preload {keys[1]}: it has no such entry for this GPU, as it had before" in caplog.text
+    assert library.functions[f"v3n{N}"].loaded
+    write_sizes(4, *sizes)  # and what comes back is preloaded again
+    library.reload()
+    assert [function.loaded for _, function in sorted(library.functions.items())] == [True, True, False]
 
 
 @pytest.mark.parametrize("damage", ["missing", "foreign", "cut", "block", "table"])
