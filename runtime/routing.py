@@ -39,6 +39,11 @@ class Report:
 
     layers: tuple[Layer, ...]
 
+    @property
+    def signatures(self) -> frozenset[str]:
+        """The keys of what the archive computes, as `Library.preload` takes them with `only`."""
+        return frozenset(layer.signature for layer in self.layers if layer.taken)
+
     def __str__(self) -> str:
         taken = sum(layer.taken for layer in self.layers)
         rows = [("layer", "signature", "fused with", "reason")]

@@ -53,7 +53,7 @@ COUNTERS = {
     "mb_read": ("dram__bytes_read.sum", 1e-6),
 }
 _NCU = ("ncu", "--csv", "--page", "raw", "--print-units", "base", "--profile-from-start", "off")
-_NCU_CONTROL = ("--cache-control", "all", "--clock-control", "none")
+NCU_CONTROL = ("--cache-control", "all", "--clock-control", "none")
 _LAUNCHES = 3
 _SEPARATOR = "spin_kernel"  # what torch.cuda._sleep launches
 
@@ -126,7 +126,7 @@ def profile(archives: Sequence[Path], cases: Sequence[Case], peers: Sequence[Can
     child += [f"--peer={name}:{variant}" for name, variant in peers]
     # Whose each launch of a case is, and what a peer calls its kernel, which symbols do not say.
     who: list[tuple[str, dict[str, str]]] = [("ours", {}), ("torch", {}), *((n, {"kernel": v}) for n, v in peers)]
-    rows = counted(metrics, child, _NCU_CONTROL)
+    rows = counted(metrics, child, NCU_CONTROL)
     found = []
     launches = _between_separators(rows)
     per_case = len(who) * _LAUNCHES

@@ -28,9 +28,13 @@ build/candidates.aot` and, on the GPU, `aot tune build/candidates.aot -o build/t
 (1,310 kernels, 1,166 points, in 600 s on two H200s one after the other). Laid over it where a command says so: what
 `benchmarks/layers.yaml` has in 16 bits, 24 candidates each, without overlap in `build/more_tuned.aot` and with it in
 `build/weights_tuned.aot` (732 kernels each; `aot tune --tolerance 0 --finalists 3 --repeats 4`, 195 and 205 s on the
-H200 of the first section), and the same with kernels of later, 737 each, tuned with `--no-sustained --finalists 4
---repeats 4` on another in `build/more_short.aot` and `build/weights_short.aot` (109 and 113 s); bounds_l2_h200.json and
-peers_bf16_other.json have older ones of these names. Where bounds and company_h200.json name `build/more_tuned.aot` or
+H200 of the first section). `build/more_new.aot` and `build/weights_new.aot` are the same with kernels of later, 737 and
+738, tuned with `--tolerance 0 --no-sustained --finalists 4 --repeats 4` on that of gemm_h200_tuned.json (108 and 112
+s), and `build/more_short.aot` and `build/weights_short.aot` such of before them, on others. `build/overlap_new.aot` has
+what `benchmarks/overlap.yaml` has, 12 candidates (676 kernels), `build/fused_new.aot` what `benchmarks/fused.yaml` has
+(340), tuned there as well, and `build/rest_new.aot` the former without overlap (561), tuned on the H200 of
+gemm_h200_all.json (`--no-sustained --finalists 3 --repeats 3`, 153, 57 and 132 s).
+Where bounds and company_h200.json name `build/more_tuned.aot` or
 `build/weights_tuned.aot` they are of `benchmarks/more.yaml`, 24 candidates, and of 12 with overlap, tuned on others and
 before; beside `build/rest_tuned.aot`, of 20. The commit named is the scripts'; kernels are of it or of one before.
 `build/qwen_tuned.aot` is of `benchmarks/qwen3-8b.yaml`, `build/llama.aot` of manifests/llama-3.1-8b.yaml, and
@@ -313,9 +317,26 @@ def lengths(result: dict[str, Any]) -> list[str]:
     return [*lines, *table(header, rows), ""]
 
 
-def gpcs(result: dict[str, Any]) -> list[str]:
+def cold_read(result: dict[str, Any]) -> list[str]:
+    """What reading takes at least."""
+    lines = [
+        "## Cold reads, on an H200",
+        "",
+        *origin(result),
+        "Microseconds; the last columns are all kernels tried.",
+        "",
+    ]
+    names = list(result["results"][0]["all_us"])
+    rows = [
+        [r["mib"], r["us"], _percent(r["spread"]), f"{r['mib'] * 2**20 / r['us'] / 1e6:.2f}", *r["all_us"].values()]
+        for r in result["results"]
+    ]
+    return [*lines, *table(["MiB", "fastest", "spread", "TB/s", *names], rows), ""]
+
+
+def gpcs(title: str, result: dict[str, Any]) -> list[str]:
     """Which SMs are neighbours."""
-    lines = ["## SMs whose reads L2 serves once, on an H200", "", *origin(result)]
+    lines = [f"## {title}", "", *origin(result)]
     rows = [[number, len(sms), " ".join(map(str, sms))] for number, sms in enumerate(result["groups"])]
     lines += [*table(["group", "SMs", ""], rows), ""]
     order = " ".join(map(str, result["groups_of_clusters"]))
@@ -505,9 +526,10 @@ def main() -> int:
     lines = [INTRO]
     sections = {
         "gemm_h200": lambda r: gemm("GEMM on an H200, against cuBLAS", r),
-        "gemm_h200_short": lambda r: gemm("The same on another, tuned there in short turns", r),
-        "gemm_h200_all": lambda r: gemm("GEMM of every layer on a second H200, against cuBLAS", r),
-        "gemm_h200_other": lambda r: gemm("GEMM on a third H200, against cuBLAS, without the patches", r),
+        "gemm_h200_tuned": lambda r: gemm("The same on another, tuned there in short turns", r),
+        "gemm_h200_all": lambda r: gemm("GEMM of every layer on a third H200, against cuBLAS", r),
+        "gemm_h200_before": lambda r: gemm("GEMM of every layer on a fourth, with kernels of before", r),
+        "gemm_h200_other": lambda r: gemm("GEMM on a fifth, without the patches and before those", r),
         "peers_bf16": lambda r: peers("bf16 GEMM on an H200, against other libraries", r),
         "peers_bf16_other": lambda r: peers("The same on another, with kernels and archives before these", r),
         "peers_fp8": lambda r: peers("e4m3 GEMM against other libraries", r),
@@ -519,7 +541,9 @@ def main() -> int:
         "power_h200": lambda r: power("Clock and power under steady load, on an H200", r),
         "power_zeros_h200": lambda r: power("The same with operands of zeros as well, on another", r),
         "lengths_h200": lengths,
-        "gpcs_h200": gpcs,
+        "gpcs_h200": lambda r: gpcs("SMs whose reads L2 serves once, on an H200", r),
+        "gpcs_other_h200": lambda r: gpcs("The same on another", r),
+        "cold_read_h200": cold_read,
         "bounds_h200": lambda r: bounds("What bounds a launch, on an H200", r),
         "bounds_patch_h200": lambda r: bounds("The same with the patch, on another", r),
         "bounds_swiglu_h200": lambda r: bounds("What bounds SwiGLU and others, on a third", r),
@@ -534,6 +558,7 @@ def main() -> int:
         "models_qwen3_h200": lambda r: models("Qwen3-8B of transformers on an H200", r),
         "startup_h200": lambda r: startup("The start of a process, on the machine with the H200", r),
         "startup_other_h200": lambda r: startup("The same on another", r),
+        "startup_jit_h200": lambda r: startup("The same on a third, beside cute.compile, before preload read first", r),
         "startup_before_h200": lambda r: startup(
             "The same beside torch.compile, when records were in blocks of 8 MiB", r
         ),

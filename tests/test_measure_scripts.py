@@ -20,6 +20,7 @@ import measure_bounds
 import measure_company
 import measure_gpcs
 import measure_lengths
+import measure_tiles
 import report
 
 from aot.measure import Timing
@@ -115,3 +116,21 @@ def test_a_result_names_the_commit_that_its_files_are_of(monkeypatch: pytest.Mon
     assert report.commit() == f"{head}+changes"
     (tmp_path / "COMMIT").write_text("copied\n")  # as a tree is that was copied over another commit's
     assert report.commit() == "copied"
+
+
+def test_tiles_of_the_busiest_cta() -> None:
+    """8192 rows of B are 43 tiles of 192, or 22 pairs of them."""
+    name = "own.sm90_persistent.bf16_bf16_bf16_f32.tile{}.rows.serial.pingpong.split_k1{}.sm_90a"
+    for tile, tiles in (("128x192.cluster1x1", 21), ("128x192.cluster2x1", 21), ("128x192.cluster1x2", 22)):
+        assert measure_tiles.tiles_of_an_sm(name.format(tile, ""), 8192, 8192, 132) == (tiles, 128 * 192)
+    assert measure_tiles.tiles_of_an_sm(name.format("176x128.cluster1x2", ".swap"), 8192, 8192, 132)[0] == 23
+    assert measure_tiles.tiles_of_an_sm(name.format("128x128.cluster1x2", ""), 64, 128, 2)[0] == 1
+    for wrong in ("own.sm90_small_m.bf16", name.format("128x128.cluster1x1", ".stream_k")):
+        with pytest.raises(SystemExit, match="whole tiles"):
+            measure_tiles.tiles_of_an_sm(wrong, 64, 64, 132)
+
+
+def test_a_problem_is_three_numbers() -> None:
+    assert measure_tiles.problem("1024x8192x512") == (1024, 8192, 512)
+    with pytest.raises(Exception, match="is not MxNxK"):
+        measure_tiles.problem("1024x8192")

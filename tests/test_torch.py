@@ -395,6 +395,19 @@ def test_report_reads_as_a_table_and_as_data(lib: OnCpu) -> None:
     assert report.to_json()[0]["name"] == "layers.0.self_attn.q_proj"
 
 
+def test_what_replaced_layers_need_is_what_is_preloaded(tmp_path: Path) -> None:
+    model, x = llama(layers=1), tokens()
+    with library(tmp_path, PLAIN) as lib, torch.no_grad():
+        report = aot.replace_linears(model.layers, lib)  # all but the head, whose signature is another
+        assert report.signatures == {layer.signature for layer in report.layers}
+        assert len(lib.preload(only=report.signatures)) < len(lib.functions)
+        before = lib.stats().loads
+        model.layers[0](model.embed_tokens(x))
+        assert lib.stats().loads == before
+        frozen = nn.Sequential(nn.Linear(8, 8).train())
+        assert aot.replace_linears(frozen, lib).signatures == frozenset()
+
+
 def test_fused_weights_are_laid_out_once_and_still_loaded_into(lib: OnCpu) -> None:
     model, other = llama(layers=1), llama(layers=1)
     aot.replace_linears(model, lib)
