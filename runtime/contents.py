@@ -7,6 +7,7 @@ calls that ask for plans, nor of reloads.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import os
 import sys
@@ -389,7 +390,7 @@ class Contents:
 
     def _load_for(self, entry: Entry, m: int) -> Iterator[str]:
         """Load the best function for `m` rows, and those after it until one can run."""
-        for name in entry.functions(m):
+        for name in itertools.chain([entry.best(m)], _later(entry, m)):
             function = self._function(entry, name)
             function.load()
             yield name
@@ -463,6 +464,11 @@ def open_archives(paths: Sequence[str | os.PathLike[str]]) -> list[Archive]:
             archive.close()
         raise
     return archives
+
+
+def _later(entry: Entry, m: int) -> Iterator[str]:
+    """What to try after the best function for `m` rows, found out when it is asked for."""
+    yield from entry.functions(m)[1:]
 
 
 def _first_of_ranges(entry: Entry) -> list[int]:

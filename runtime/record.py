@@ -12,6 +12,8 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from .dtypes import DTYPES
 from .errors import ArgumentError, LayoutError, RecordError
 from .launch import PROGRAMMATIC_STREAM_SERIALIZATION, Launch
@@ -160,8 +162,7 @@ class Record:
             if not isinstance(obj[field], str) or not obj[field]:
                 fail("record", f"{field!r} must be a word, found {obj[field]!r:.200}")
         where = f"function {obj['name']}"
-        symbols = _read_symbols(obj["symbols"], where)
-        arguments = tuple(_read_argument(a, symbols, where, 0) for a in exact_list(obj["arguments"], where))
+        symbols, arguments = _read_arguments(obj["symbols"], obj["arguments"], where)
         kernels = tuple(_read_kernel(k, where) for k in exact_list(obj["kernels"], where))
         if not kernels or len({k.symbol for k in kernels}) != len(kernels):
             fail(where, "needs one or more kernels with distinct symbols")
@@ -385,6 +386,25 @@ def _scalar_bits(a: ScalarArgument, value: Any) -> int:
     if not isinstance(value, int) or not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
         raise ArgumentError(f"{a.name} must be a {bits}-bit integer, found {value!r}")
     return value & ((1 << bits) - 1)
+
+
+_known: dict[bytes, tuple[Mapping[str, Symbol], tuple[Argument, ...]]] = {}  # what `_read_arguments` has read
+_MOST_KNOWN = 256
+
+
+def _read_arguments(symbols: Any, arguments: Any, where: str) -> tuple[Mapping[str, Symbol], tuple[Argument, ...]]:
+    """The symbols and arguments of a record. Those of functions that compute the same are alike, and read once."""
+    try:
+        key = orjson.dumps([symbols, arguments])
+    except orjson.JSONEncodeError:  # nothing that was read from JSON
+        key = b""
+    found = _known.get(key)
+    if found is None:
+        read = _read_symbols(symbols, where)
+        found = read, tuple([_read_argument(a, read, where, 0) for a in exact_list(arguments, where)])
+        if key and len(_known) < _MOST_KNOWN:
+            _known[key] = found
+    return found
 
 
 def _read_symbols(obj: Any, where: str) -> dict[str, Symbol]:
