@@ -7,6 +7,7 @@ calls that ask for plans, nor of reloads.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import itertools
 import logging
 import os
@@ -297,7 +298,25 @@ class Contents:
             with self._lock:
                 if self._dispatch is None:
                     self._dispatch = self._read_tables()
+                    self._warn_of_other_gpus()
         return self._dispatch
+
+    def _warn_of_other_gpus(self) -> None:
+        """Say so where an archive was tuned on GPUs with other numbers of SMs than this one has, which its kernels ask
+        for: they are right here, and chosen for another."""
+        here = self._driver.multiprocessors
+        for archive in self.archives:
+            environments = archive.table("tuning").get("environments") if "tuning" in archive.tables else None
+            rows = [row for row in environments if isinstance(row, dict)] if isinstance(environments, list) else []
+            sms = {count for row in rows if isinstance(count := row.get("multiprocessors"), int)}
+            if sms and here not in sms:
+                _log.warning(
+                    "%s was tuned on GPUs with %s SMs, this one has %d: its kernels are right here, but others may be "
+                    "faster; run: aot tune",
+                    archive.path,
+                    " and ".join(map(str, sorted(sms))),
+                    here,
+                )
 
     def check_device(self) -> None:
         """Raise DeviceError if no function is for this GPU."""
@@ -343,43 +362,56 @@ class Contents:
         """See `Library.preload`. With `as_many_as_fit` M values that would be too many are left out, as are signatures
         that there are no more."""
         entries = self._entries_to_load(asked, as_many_as_fit)
-        kinds: list[Any] = [None] if "torch" not in sys.modules else [None, sys.modules["torch"]]
         tokens: Sequence[int] = asked.tokens
-        wanted, most = asked.besides(self.preloaded).tokens, MAX_PLANS // max(len(entries) * len(kinds), 1)
-        if len(wanted) > most and not as_many_as_fit:
+        in_all = asked.besides(self.preloaded)
+        signatures = len([entry for entry in self._entries() if in_all.covers(entry.signature)])
+        # A plan has a key of its own, one for tensors of torch, and one for torch's calls once there was one.
+        most = MAX_PLANS // max(signatures * (3 if "torch" in sys.modules else 1), 1)
+        if len(in_all.tokens) > most and not as_many_as_fit:
             raise ArgumentError(
-                f"{len(wanted)} M values for {len(entries)} signatures are more plans than the {MAX_PLANS} that are "
-                f"kept; give fewer, {most} in all"
+                f"{len(in_all.tokens)} M values for {signatures} signatures are more plans than the {MAX_PLANS} that "
+                f"are kept; give fewer, {most} in all"
             )
-        if len(wanted) > most:
-            _log.warning("%s: of %d M values that were preloaded %d are", self.path, len(wanted), most)
-            tokens = [m for m in tokens if m in wanted[:most]]
+        if len(in_all.tokens) > most:
+            what = (
+                "%s: of %d M values that were preloaded only the first %d are planned for, as more plans are not kept"
+            )
+            _log.warning(what, self.path, len(in_all.tokens), most)
+            tokens = [m for m in tokens if m in in_all.tokens[:most]]
         loaded: dict[str, None] = {}
         for entry in entries:
             self._accept(entry)
         cases = [(entry, m) for entry in entries for m in sorted({*_first_of_ranges(entry), *tokens})]
-        # All that needs no context comes first: another thread may be creating it, which takes a quarter of a second.
-        for entry, m in cases:
-            self._function(entry, entry.best(m)).read()
-        for entry, m in cases:
-            loaded |= dict.fromkeys(self._load_for(entry, m))
-        for archive in self.archives:
-            archive.forget_blocks()
+        try:
+            # All that needs no context comes first: another thread may be creating it, which takes 0.2 s and more.
+            for entry, m in cases:
+                self._function(entry, entry.best(m)).read()
+            with self._driver.current():  # waits, if it must, while nobody waits for the lock
+                pass
+            for entry, m in cases:
+                loaded |= dict.fromkeys(self._load_for(entry, m))
+        finally:
+            for archive in self.archives:
+                archive.forget_blocks()
+            for function in self.made():
+                function.forget()
         with self._lock:
             self.preloaded = asked._replace(tokens=tuple(tokens)).besides(self.preloaded)
-        for entry in entries:
-            for m in tokens:
-                for torch in kinds:
-                    self._prepare(entry, m, torch)
+        if tokens:
+            # Another thread may be importing torch, of which not everything is there then: this waits for it.
+            kinds = [None, importlib.import_module("torch")] if "torch" in sys.modules else [None]
+            for entry, m, torch in itertools.product(entries, tokens, kinds):
+                self._prepare(entry, m, torch)
         return tuple(loaded)
 
+    def _entries(self) -> list[Entry]:
+        """The gemm table's entries for this device that `require` accepts."""
+        found = self._gemm_table().entries_for(self._driver.compute_capability)
+        return [entry for entry in found if self._require in (None, entry.state)]
+
     def _entries_to_load(self, asked: Preloaded, those_there_are: bool) -> list[Entry]:
-        """The gemm table's entries for this device that `asked` means and `require` accepts."""
-        entries = [
-            entry
-            for entry in self._gemm_table().entries_for(self._driver.compute_capability)
-            if self._require in (None, entry.state) and asked.covers(entry.signature)
-        ]
+        """The entries that `asked` means."""
+        entries = [entry for entry in self._entries() if asked.covers(entry.signature)]
         if missing := sorted((asked.only or frozenset()) - {entry.signature.key() for entry in entries}):
             what = f"{self.path} cannot preload {', '.join(missing)}: it has no such entry for this GPU"
             what += f" that is {self._require}" if self._require else ""

@@ -143,13 +143,14 @@ class Driver:
         return self._get(ctypes.c_int, "cuPointerGetAttribute", _POINTER_DEVICE_ORDINAL, pointer)
 
     def order(self, earlier: int, later: int) -> None:
-        """Make stream `later` wait for what stream `earlier` holds so far."""
-        event = self._get(ctypes.c_void_p, "cuEventCreate", _EVENT_DISABLE_TIMING)
-        try:
-            self._call("cuEventRecord", event, earlier)
-            self._call("cuStreamWaitEvent", later, event, 0)
-        finally:
-            self._call("cuEventDestroy", event)
+        """Make stream `later` wait for what stream `earlier` holds so far; both are of this device."""
+        with self.current():
+            event = self._get(ctypes.c_void_p, "cuEventCreate", _EVENT_DISABLE_TIMING)
+            try:
+                self._call("cuEventRecord", event, earlier)
+                self._call("cuStreamWaitEvent", later, event, 0)
+            finally:
+                self._call("cuEventDestroy", event)
 
     # --- memory that kernels need besides their operands ---
 

@@ -177,8 +177,14 @@ class Function:
             RecordError: the record is malformed.
         """
         if self._cubin is None and not self._kernels:
-            self._cubin = self._archive.cubin(self.name)
+            cubin = self._archive.cubin(self.name)
+            with self._lock:
+                self._cubin = None if self._kernels else cubin
         self.record  # noqa: B018
+
+    def forget(self) -> None:
+        """Give back what `read` read, if nothing was loaded of it."""
+        self._cubin = None
 
     def load(self) -> None:
         """Load the kernels onto the device and check them against the record, if that has not been done.
@@ -228,7 +234,7 @@ class Function:
         """Give the kernels back, which no call may be about to launch."""
         with self._lock:
             self.retire()
-            self._kernels, self.loaded_bytes = (), 0
+            self._kernels, self._cubin, self.loaded_bytes = (), None, 0
             if self._module is not None:
                 self._driver.unload(self._module)
                 self._module = None

@@ -623,6 +623,8 @@ def load(path: Paths, device: int | None = None, on_miss: str = "error", *, requ
 
 
 def _paths(path: Paths) -> tuple[str | os.PathLike[str], ...]:
+    if not isinstance(path, str | bytes | os.PathLike | Iterable):
+        raise ArgumentError(f"a path must be given, or several, found {path!r:.80}")
     paths = (path,) if isinstance(path, str | bytes | os.PathLike) else tuple(path)
     if not paths:
         raise ArgumentError("no path was given; give that of an archive, or of a base and those layered on it")

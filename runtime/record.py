@@ -389,7 +389,7 @@ def _scalar_bits(a: ScalarArgument, value: Any) -> int:
 
 
 _known: dict[bytes, tuple[Mapping[str, Symbol], tuple[Argument, ...]]] = {}  # what `_read_arguments` has read
-_MOST_KNOWN = 256
+_MOST_KNOWN, _MOST_KNOWN_BYTES = 256, 8192  # and of each; those of GEMMs have up to 1,500
 
 
 def _read_arguments(symbols: Any, arguments: Any, where: str) -> tuple[Mapping[str, Symbol], tuple[Argument, ...]]:
@@ -402,7 +402,7 @@ def _read_arguments(symbols: Any, arguments: Any, where: str) -> tuple[Mapping[s
     if found is None:
         read = _read_symbols(symbols, where)
         found = read, tuple([_read_argument(a, read, where, 0) for a in exact_list(arguments, where)])
-        if key and len(_known) < _MOST_KNOWN:
+        if 0 < len(key) <= _MOST_KNOWN_BYTES and len(_known) < _MOST_KNOWN:
             _known[key] = found
     return found
 

@@ -179,6 +179,24 @@ def test_driver_waits_for_the_device_in_its_context(cuda: StandInCuda) -> None:
         driver.synchronize()
 
 
+def test_streams_are_ordered_in_the_devices_context(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever context is current, or none: events belong to one."""
+    contexts: list[tuple[str, int]] = []
+    call = Driver._call
+
+    def noted(driver: Driver, name: str, *arguments: Any) -> None:
+        if name.startswith("cuEvent") or name == "cuStreamWaitEvent":
+            contexts.append((name, cuda.current))
+        call(driver, name, *arguments)
+
+    monkeypatch.setattr(Driver, "_call", noted)
+    for current in (0, 0xC1):
+        cuda.current = current
+        Driver(0).order(7, 5)
+    in_turn = ["cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuEventDestroy"]
+    assert contexts == [(name, 0xC0) for name in in_turn] * 2
+
+
 def test_driver_sets_the_attributes_of_a_kernel(cuda: StandInCuda) -> None:
     driver = Driver()
     kernel = driver.kernel(driver.load(b"cubin"), "name")

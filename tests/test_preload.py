@@ -11,13 +11,14 @@ import os
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runtime import ArgumentError, KernelMiss, Library, canonical
+from runtime import ArgumentError, DeviceError, KernelMiss, Library, canonical
 from runtime.archive import Archive
 from runtime.function import MAX_PLANS
 from runtime.signature import Signature
@@ -318,9 +319,75 @@ def test_preload_keeps_no_decompressed_blocks(opened: tuple[Library, RecordingDr
     assert all(archive._cached_bytes == 0 for archive in library._now.archives)
 
 
+def test_failed_preload_keeps_nothing(opened: tuple[Library, RecordingDriver]) -> None:
+    library, driver = opened
+    driver.failing = "cuLibraryLoadData"
+    with pytest.raises(DeviceError):
+        library.preload()
+    assert all(function._cubin is None for function in library._now.made())
+    assert all(archive._cached_bytes == 0 for archive in library._now.archives)
+    driver.failing = ""
+    assert library.preload()
+
+
+def test_function_that_is_loaded_while_it_is_read_keeps_no_cubin(opened: tuple[Library, RecordingDriver]) -> None:
+    library, _ = opened
+    function = library.functions["small1024"]
+    archive: Any = function._archive
+    cubin = archive.cubin
+
+    def read_and_load(name: str) -> bytes:
+        data: bytes = cubin(name)
+        if not function.loaded:
+            archive.cubin = cubin
+            worker = threading.Thread(target=function.load)
+            worker.start()
+            worker.join()
+        return data
+
+    archive.cubin = read_and_load
+    function.read()
+    assert function.loaded
+    assert function._cubin is None
+
+
+def test_torch_that_another_thread_is_importing_is_waited_for(
+    opened: tuple[Library, RecordingDriver], torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of it would do for plans that no call may use: without an element type, and without torch's stream."""
+    library, _ = opened
+    half = types.ModuleType("torch")
+    monkeypatch.setitem(sys.modules, "torch", half)
+
+    def imported(name: str) -> Any:
+        assert name == "torch"
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        return torch
+
+    monkeypatch.setattr(importlib, "import_module", imported)
+    library.preload(tokens=[5])
+    plans = [plan for key, plan in library._plans.items() if key[0]]
+    assert plans
+    assert all(plan.dtype is not None and plan.current_stream is not None for plan in plans)
+
+
+def test_plans_of_preloads_of_different_signatures_are_all_kept(opened: tuple[Library, RecordingDriver]) -> None:
+    library, _ = opened
+    tokens = range(1, MAX_PLANS // 2 // 3 + 1)
+    library.preload(tokens=tokens, only=[key(1024)])
+    library.preload(tokens=tokens, only=[key(2048)])
+    made = library.stats().plans_made
+    for m in reversed(tokens):
+        call(library, m, 1024)
+        call(library, m, 2048)
+    assert library.stats().plans_made == made
+    with pytest.raises(ArgumentError, match=rf"for 3 signatures .* give fewer, {MAX_PLANS // 9} in all"):
+        library.preload(only=[key(4096)])
+
+
 def test_values_of_several_preloads_count_together(opened: tuple[Library, RecordingDriver]) -> None:
     library, _ = opened
-    most = MAX_PLANS // len(library._now._gemm_table().entries) // 2
+    most = MAX_PLANS // len(library._now._gemm_table().entries) // 3
     library.preload(tokens=range(1, most // 2 + 1))
     with pytest.raises(ArgumentError, match=rf"more plans than .* give fewer, {most} in all"):
         library.preload(tokens=range(most // 2 + 1, most + 2))
