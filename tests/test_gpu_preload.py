@@ -1,0 +1,110 @@
+"""What is prepared before the first call, and in other threads, on a real GPU: pytest -m gpu --archive model.aot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import Library
+from runtime.signature import Signature
+
+from . import test_gpu_runtime as on_gpu
+from .test_gpu_runtime import Exported, Problem, arguments, is_plain, made
+
+pytestmark = pytest.mark.gpu
+library, signature, signatures, torch = on_gpu.library, on_gpu.signature, on_gpu.signatures, on_gpu.torch  # fixtures
+
+
+def test_only_one_signature_is_preloaded(library: Library, signatures: list[Signature], torch: Any) -> None:
+    """Its first call may be under capture, before anything of it ran; others load at their first call."""
+    one, *others = sorted(signatures, key=lambda s: s.key())
+    names = library.preload(tokens=[33], only=[one])
+    assert library.stats().kernels_loaded == len(names) < len(library.functions)
+    o = made(one, 33)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        library.gemm(o.a, o.b, out=o.d, **arguments(one, o))
+    o.d.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert library.stats().loads == len(names)
+    assert bool(o.d.float().abs().sum() > 0)
+    problem = made(others[0], 33)
+    library.gemm(problem.a, problem.b, out=problem.d, **arguments(others[0], problem))
+    torch.cuda.synchronize()
+    assert library.stats().loads >= len(names)
+
+
+# A process that has no context yet: one thread preloads while the other creates it, and imports torch meanwhile.
+_BESIDE = """
+import sys, threading
+import runtime
+from runtime.signature import Signature
+library = runtime.load(sys.argv[1], device=0)
+signature = Signature.from_json(eval(sys.argv[2]))
+done = []
+def prepare():
+    done.append(library.preload(tokens=[1, 64], only=[signature]))
+thread = threading.Thread(target=prepare)
+thread.start()
+import torch
+from runtime.tensor import TORCH_NAMES
+dtype = getattr(torch, TORCH_NAMES[signature.a])
+a, b = (torch.randn(rows, signature.k, device="cuda").to(dtype) for rows in (64, signature.n))
+thread.join()
+assert done and done[0], "preload failed"
+before = library.stats()
+found = [library.gemm(a[:m], b) for _ in range(3) for m in (1, 64)]
+after = library.stats()
+assert (before.loads, before.plans_made) == (after.loads, after.plans_made), (before, after)
+assert all(d.dtype == dtype for d in found)
+wanted = a.double() @ b.double().t()
+assert all(((d.double() - wanted[: len(d)]).norm() / wanted[: len(d)].norm()).item() < 1e-2 for d in found)
+print("right")
+"""
+
+
+def test_preload_beside_the_import_of_torch_and_its_context(tuned_archive: Path, signature: Signature) -> None:
+    if not signature.a == signature.b == signature.d:
+        pytest.skip("what is allocated is compared with a GEMM of one element type")
+    command = [sys.executable, "-c", _BESIDE, str(tuned_archive), repr(signature.to_json())]
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+        assert done.stdout.strip() == "right", done.stderr[-2000:]
+
+
+def test_streams_of_other_arrays_are_waited_for_without_a_context(
+    library: Library, signatures: list[Signature], torch: Any
+) -> None:
+    """In a thread that never used CUDA, as that of a server may be."""
+    half = [s for s in signatures if s.a == s.b == s.d == "f16" and is_plain(s)]
+    if not half:
+        pytest.skip("the archive has no f16 GEMM, and other types have no name in this protocol")
+    problem = Problem(torch, half[0], 64)
+    producer, consumer = torch.cuda.Stream(), torch.cuda.Stream()
+    tensors = [Exported(t, "cuda_array") for t in (problem.a, problem.b, problem.out)]
+    for exported in tensors:
+        exported.__cuda_array_interface__ = exported.__cuda_array_interface__ | {"stream": producer.cuda_stream}
+    torch.cuda.synchronize()
+    failures: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            library.gemm(tensors[0], tensors[1], out=tensors[2], stream=consumer.cuda_stream)
+        except BaseException as error:
+            failures.append(error)
+
+    with torch.cuda.stream(producer):
+        torch.cuda._sleep(100_000_000)
+        problem.fill(seed=1)  # what the GEMM must wait for
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert not failures
+    problem.check()
