@@ -371,6 +371,38 @@ def test_torch_that_another_thread_is_importing_is_waited_for(
     assert all(plan.dtype is not None and plan.current_stream is not None for plan in plans)
 
 
+# While one thread imports torch, which takes a second, the other preloads.
+_IMPORTING = """
+import sys, threading
+from pathlib import Path
+from runtime import Library
+from runtime.archive import Archive
+from tests import recording_driver
+from tests.test_preload import ENTRIES, RECORDS
+path = Path(sys.argv[1])
+driver = recording_driver.RecordingDriver(kernels=recording_driver.write_archive(path, RECORDS, ENTRIES))
+library = Library(Archive.open(path), driver)
+assert "torch" not in sys.modules
+def prepare():
+    while "torch" not in sys.modules:
+        pass
+    library.preload(tokens=[1, 16])
+thread = threading.Thread(target=prepare)
+thread.start()
+import torch
+thread.join()
+plans = [plan for key, plan in library._plans.items() if key[0]]
+print(len(plans), {str(plan.dtype) for plan in plans}, all(callable(plan.current_stream) for plan in plans))
+"""
+
+
+def test_preload_waits_for_the_import_of_torch_in_another_thread(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, "-c", _IMPORTING, str(tmp_path / "model.aot")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    assert done.stdout.strip() == "14 {'torch.bfloat16'} True", done.stdout + done.stderr
+
+
 def test_plans_of_preloads_of_different_signatures_are_all_kept(opened: tuple[Library, RecordingDriver]) -> None:
     library, _ = opened
     tokens = range(1, MAX_PLANS // 2 // 3 + 1)
