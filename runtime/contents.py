@@ -356,15 +356,19 @@ class Contents:
         """
         for archive in self.archives:
             archive.check_blocks()
+            if "tuning" in archive.tables:
+                archive.table("tuning")
         self._read_tables()
 
     def preload(self, asked: Preloaded, as_many_as_fit: bool = False) -> tuple[str, ...]:
         """See `Library.preload`. With `as_many_as_fit` M values that would be too many are left out, as are signatures
         that there are no more."""
-        entries = self._entries_to_load(asked, as_many_as_fit)
+        there = self._gemm_table().entries_for(self._driver.compute_capability)
+        there = tuple(entry for entry in there if self._require in (None, entry.state))
+        entries = self._asked_for(asked, there, as_many_as_fit)
         tokens: Sequence[int] = asked.tokens
         in_all = asked.besides(self.preloaded)
-        signatures = len([entry for entry in self._entries() if in_all.covers(entry.signature)])
+        signatures = sum(in_all.covers(entry.signature) for entry in there)
         # A plan has a key of its own, one for tensors of torch, and one for torch's calls once there was one.
         most = MAX_PLANS // max(signatures * (3 if "torch" in sys.modules else 1), 1)
         if len(in_all.tokens) > most and not as_many_as_fit:
@@ -404,14 +408,13 @@ class Contents:
                 self._prepare(entry, m, torch)
         return tuple(loaded)
 
-    def _entries(self) -> list[Entry]:
-        """The gemm table's entries for this device that `require` accepts."""
-        found = self._gemm_table().entries_for(self._driver.compute_capability)
-        return [entry for entry in found if self._require in (None, entry.state)]
+    def _asked_for(self, asked: Preloaded, there: Sequence[Entry], those_there_are: bool) -> list[Entry]:
+        """Those of the entries `there` that are asked for.
 
-    def _entries_to_load(self, asked: Preloaded, those_there_are: bool) -> list[Entry]:
-        """The entries that `asked` means."""
-        entries = [entry for entry in self._entries() if asked.covers(entry.signature)]
+        Raises:
+            KernelMiss: one is not there, and it is not `those_there_are` that are wanted.
+        """
+        entries = [entry for entry in there if asked.covers(entry.signature)]
         if missing := sorted((asked.only or frozenset()) - {entry.signature.key() for entry in entries}):
             what = f"{self.path} cannot preload {', '.join(missing)}: it has no such entry for this GPU"
             what += f" that is {self._require}" if self._require else ""

@@ -149,7 +149,7 @@ def forbid(opened: tuple[Library, RecordingDriver], audited: None, monkeypatch: 
 def test_preload_reads_before_it_needs_the_context(
     opened: tuple[Library, RecordingDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread may be creating it meanwhile; only runners-up of what cannot run are read later."""
+    """Another thread may be creating it meanwhile."""
     library, driver = opened
     order: list[str] = []
 
@@ -162,10 +162,8 @@ def test_preload_reads_before_it_needs_the_context(
 
     monkeypatch.setattr(Archive, "blob", noted("read", Archive.blob))
     monkeypatch.setattr(driver, "current", noted("context", driver.current))
-    loaded = library.preload()
-    table, documents = 1, 2 * len({*loaded} - {"lean"})  # of each function its record and its cubin
-    assert order.index("context") == table + documents
-    assert order.count("read") == table + documents + ("lean" in loaded) * 2
+    table, documents = 1, 2 * len(library.preload())  # of each function its record and its cubin
+    assert order.index("context") == order.count("read") == table + documents
 
 
 def test_nothing_is_read_or_loaded_after_preload(opened: tuple[Library, RecordingDriver], forbid: Forbid) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from aot.pack import Package
 from runtime import ArchiveError, DeviceError, KernelMiss, Library, RecordError
 from runtime.archive import Archive
 from runtime.call import Call
@@ -147,7 +148,7 @@ def test_reload_keeps_to_the_signatures_that_were_preloaded(
     assert [function.loaded for _, function in sorted(library.functions.items())] == [True, True, False]
 
 
-@pytest.mark.parametrize("damage", ["missing", "foreign", "cut", "block", "table"])
+@pytest.mark.parametrize("damage", ["missing", "foreign", "cut", "block", "table", "tuning"])
 def test_damaged_file_leaves_the_old_one_in_service(
     library: Library, path: Path, driver: RecordingDriver, damage: str
 ) -> None:
@@ -158,6 +159,12 @@ def test_damaged_file_leaves_the_old_one_in_service(
         path.unlink()
     elif damage == "table":
         write_archive(path, [gemm_record("v1")], [entry(signature(N, K), [(None, "v2")])])
+    elif damage == "tuning":
+        package = Package()
+        package.add_function(gemm_record("v1"), cubin("v1"))
+        package.set_table("gemm", {"entries": [entry(signature(N, K), [(None, "v1")])]})
+        package._tables["tuning"] = b"not JSON"
+        package.write(path)
     else:
         changed = {
             "foreign": b"PK" + data[2:],
