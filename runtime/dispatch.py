@@ -174,7 +174,7 @@ class Dispatch:
 
     def find(self, signature: Signature, capability: Capability, m: int) -> str:
         """The name of the function that is best for `signature` at `m` rows; raises as `lookup` does."""
-        return self.lookup(signature, capability).functions(m)[0]
+        return self.lookup(signature, capability).best(m)
 
     def _choose(self, signature: Signature, capability: Capability) -> Entry | None:
         entries = [e for e in self._by_signature.get(signature, ()) if serves(e.target, capability)]

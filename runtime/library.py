@@ -189,8 +189,8 @@ class Library:
         a kernel that needs one still allocates it at its first launch on a stream, or in a capture.
 
         Raises:
-            ArgumentError: an M is not a positive integer, `only` holds no signatures, or these are more plans than are
-                kept.
+            ArgumentError: an M is not a positive integer, `only` holds what is no signature, or these are more plans
+                than are kept.
             KernelMiss: the archive has nothing for a signature in `only`.
             DeviceError: the driver refused, or the archive has nothing for this GPU.
             ArchiveError: the archive is damaged, or the library was closed.

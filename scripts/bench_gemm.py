@@ -91,7 +91,8 @@ def run(
         "gb_per_s": round(signature.bytes(m) / ours.us / 1e3, 1),
     }
     if reads:
-        found["read_us"] = round(min(times[name].us for name in reads), 3)
+        fastest = min((times[name] for name in reads), key=lambda timing: timing.us)
+        found |= {"read_us": round(fastest.us, 3), "read_spread": round(fastest.spread, 4)}
     if sustained and measure.power_bound(signature, m):
         ours, theirs = measure.time_sustained(contenders, operands, floor).values()
         found |= {
@@ -137,7 +138,7 @@ def main() -> int:
             continue
         try:
             found = run(library, signature, m, l2_bytes, options.repeats, options.sustained, peers)
-            found |= {"layers": label, "function": library.entry(signature).functions(m)[0]}
+            found |= {"layers": label, "function": library.entry(signature).best(m)}
         except runtime.KernelMiss as miss:
             print(f"{label[:52]:52s} {m:5d} {str(miss).splitlines()[0]}")
             results.append({"signature": signature.key(), "m": m, "layers": label, "error": str(miss)})

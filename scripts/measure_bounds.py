@@ -16,7 +16,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,7 @@ def profile(archives: Sequence[Path], cases: Sequence[Case], peers: Sequence[Can
         of_case = launches[case * per_case : (case + 1) * per_case]
         for place, (name, called) in enumerate(who):
             for kernel in zip(*of_case[place :: len(who)], strict=True):
-                found.append({"signature": key, "m": m, "who": name} | _medians(kernel) | called)
+                found.append({"signature": key, "m": m, "who": name} | medians(kernel, COUNTERS) | called)
     return found
 
 
@@ -151,15 +151,15 @@ def _between_separators(rows: Sequence[dict[str, str]]) -> list[list[dict[str, s
     return launches[:-1]
 
 
-def _medians(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
+def medians(rows: Sequence[dict[str, str]], counters: Mapping[str, tuple[str, float]]) -> dict[str, Any]:
     """One kernel's counters over its launches, and (largest - smallest) / median of their times."""
     values = {
         label: [float(row[name].replace(",", "")) * factor for row in rows]
-        for label, (name, factor) in COUNTERS.items()
+        for label, (name, factor) in counters.items()
     }
-    medians = {label: round(statistics.median(found), 4) for label, found in values.items()}
-    spread = (max(values["us"]) - min(values["us"])) / medians["us"]
-    return {"kernel": rows[0]["Kernel Name"]} | medians | {"spread": round(spread, 4)}
+    middle = {label: round(statistics.median(found), 4) for label, found in values.items()}
+    spread = (max(values["us"]) - min(values["us"])) / middle["us"]
+    return {"kernel": rows[0]["Kernel Name"]} | middle | {"spread": round(spread, 4)}
 
 
 def parse_case(text: str) -> list[Case]:
@@ -218,7 +218,7 @@ def main() -> int:
     library = runtime.load(archives)
     for row in results:
         if row["who"] == "ours":
-            row["kernel"] = library.entry(known[row["signature"]]).functions(row["m"])[0]
+            row["kernel"] = library.entry(known[row["signature"]]).best(row["m"])
     for row in results:
         print(" ".join(f"{k}={str(v)[:60]}" for k, v in row.items()))
     environment = measure.environment() | {"archive_sha256": library.digest}

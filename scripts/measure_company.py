@@ -96,7 +96,7 @@ def main() -> int:
         def ours(o: Any, signature: Signature = signature) -> None:
             library.gemm(o.a, o.b, out=o.d, **gemm_options(signature, o))
 
-        contenders: dict[str, Callable[[Any], Any]] = {library.entry(signature).functions(m)[0]: ours}
+        contenders: dict[str, Callable[[Any], Any]] = {library.entry(signature).best(m): ours}
         for name in options.function:
             contenders[name] = functools.partial(_call, library.functions[name])
         contenders["torch"] = theirs

@@ -70,7 +70,7 @@ def main() -> int:
     results: list[dict[str, Any]] = []
     for key, m in cases:
         signature = known[key]
-        function = library.entry(signature).functions(m)[0]
+        function = library.entry(signature).best(m)
         found: dict[str, dict[int, measure.Timing]] = {}
         stage = _STAGE_BYTES // DTYPES[signature.a].bytes
         try:

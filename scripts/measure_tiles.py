@@ -2,7 +2,7 @@
 
 A tensor core of Hopper multiplies 128 x 128 x 64 elements of 16 bits in 512 cycles of its SM. What the SM that is busy
 for longest takes beyond that for its tiles is a launch's beginning and end, and what each tile adds; at several M the
-two come apart. Needs a GPU and Nsight Compute (ncu); every kernel is launched alone, with cold caches.
+two come apart. Needs a GPU and Nsight Compute (ncu); every kernel is launched alone, with cold caches, three times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure_bounds import NCU_CONTROL, counted
+from measure_bounds import NCU_CONTROL, counted, medians
 from report import out_argument, write
 
 import runtime
@@ -33,6 +33,7 @@ _COUNTERS = {
 }
 _CYCLES, _UNIT = 512, 128 * 128 * 64  # of a tensor core for so many products of 16 bits
 _TILE_K = 64
+_LAUNCHES = 3
 _LAUNCH = "--launch-only"
 
 
@@ -57,7 +58,7 @@ def launch(library: runtime.Library, names: Sequence[str], problems: Sequence[tu
         for profiled in (False, True):
             if profiled:
                 torch.cuda.profiler.start()
-            for name in names:
+            for name in [name for name in names for _ in range(_LAUNCHES if profiled else 1)]:
                 library.functions[name](o.a, o.b, o.d)
             torch.cuda.synchronize()
         torch.cuda.profiler.stop()
@@ -98,14 +99,11 @@ def main() -> int:
     results: list[dict[str, Any]] = []
     for m, n, k in options.problem:
         for name in names:
-            row = next(rows)
-            found = {
-                label: round(float(row[c].replace(",", "")) * factor, 3) for label, (c, factor) in _COUNTERS.items()
-            }
+            found = medians([next(rows) for _ in range(_LAUNCHES)], _COUNTERS) | {"kernel": name}
             tiles, elements = tiles_of_an_sm(name, m, n, int(found["ctas"]))
             products = tiles * elements * math.ceil(k / _TILE_K) * _TILE_K * _CYCLES // _UNIT
             found |= {"tiles": tiles, "cycles_besides": found["cycles_of_the_longest_sm"] - products}
-            results.append({"m": m, "n": n, "k": k, "function": name} | found)
+            results.append({"m": m, "n": n, "k": k} | found)
             print(" ".join(f"{key}={value}" for key, value in results[-1].items()), flush=True)
     write(options.out, measure.environment() | {"archive_sha256": library.digest}, results=results)
     return 0

@@ -94,17 +94,21 @@ def headlines(result: dict[str, Any]) -> list[str]:
         if any(cells):
             rows.append([what, *cells])
     few = [r for r in measured if r["types"] == "bf16" and r["m"] <= 16]
-    floors = f"{_floors([r for r in few if r in eight])} of a cold read of B on the eight layers"
-    if all("read_us" in r for r in few):
-        floors += f", {_floors(few)} on all"
+    floors = [f"{_floors(rs)} of a cold read of B on {which}" for which, rs in _read(few, eight) if rs]
     lines = ["Times torch's, geometric mean (worst), number of cases:", ""]
     lines += table(["", "eight layers", "sustained", "all", "sustained"], rows)
     return [
         *lines,
         "",
-        f"bf16, M <= 16: {floors}.",
+        *([f"bf16, M <= 16: {', '.join(floors)}."] if floors else []),
         "",
     ]
+
+
+def _read(few: list[dict[str, Any]], eight: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Whose times are held against a cold read: of the eight layers, and of all if the run timed one for each."""
+    timed = all("read_us" in r for r in few)
+    return [("the eight layers", [r for r in few if r in eight]), ("all", few if timed else [])]
 
 
 def _floors(rows: list[dict[str, Any]]) -> str:
