@@ -62,6 +62,7 @@ class Persistent:
         """Launch over A ([L,] M, K), B ([L,] N, K), D ([L,] M, columns) and what else `runtime.signature` says."""
         plan = self.plan
         self.element, self.element_d = element, element_d = a.element_type, d.element_type
+        self.batched = cute.rank(d) == 3
         a, b, d, residual = _batch_last(a), _batch_last(b), _batch_last(d), _batch_last(residual)
         extents = (cute.size(d, mode=[0]), cute.size(b, mode=[0]))
         if cutlass.const_expr(plan.form.gated):
@@ -174,7 +175,7 @@ class Persistent:
 
         slice_k = block % plan.split_k if cutlass.const_expr(plan.split_k > 1) else 0
         rank = block % plan.cluster // plan.split_k
-        member = (rank % plan.cluster_rows, rank // plan.cluster_rows)
+        member = (rank % plan.cluster_rows, rank // plan.cluster_rows, *self._reciprocals(tiles))
         spaces, tiles = tiles[6:], self._work(tiles, block, slice_k)
         if warp_index >= _LOADING_WARP:
             cute.arch.setmaxregister_decrease(_LOAD_REGISTERS)
@@ -242,6 +243,15 @@ class Persistent:
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
 
+    def _reciprocals(self, tiles: Any) -> tuple[Any, Any]:
+        """What `_place` multiplies with instead of dividing: of the tiles of a band, and of the last band's height."""
+        along, others = tiles[0], tiles[1]
+        if self.plan.along_columns:
+            along, others = others, along
+        band = self.plan.band
+        last = along - (along - 1) // band * band
+        return _reciprocal(band * others), _reciprocal(last)
+
     @cute.jit
     def _place(self, index: cutlass.Int32, tiles: Any, member: Any) -> Any:
         """This CTA's tile of D as (rows, columns, batch), in the cluster's tile number `index`."""
@@ -249,22 +259,26 @@ class Persistent:
         tiles_rows, tiles_columns = tiles[0], tiles[1]
         if cutlass.const_expr(plan.quads):
             index = shifted(index, *tiles[5:])
-        per_batch = tiles_rows * tiles_columns
-        batch = index // per_batch
-        rest = index - batch * per_batch
+        batch, rest = cutlass.Int32(0), index
+        if cutlass.const_expr(self.batched):
+            per_batch = tiles_rows * tiles_columns
+            batch = index // per_batch
+            rest = index - batch * per_batch
         if cutlass.const_expr(plan.along_columns):
-            row, column = self._in_band(rest, tiles_columns, tiles_rows)[::-1]
+            row, column = self._in_band(rest, tiles_columns, tiles_rows, member[2:])[::-1]
         else:
-            row, column = self._in_band(rest, tiles_rows, tiles_columns)
+            row, column = self._in_band(rest, tiles_rows, tiles_columns, member[2:])
         return row * plan.cluster_rows + member[0], column * plan.cluster_columns + member[1], batch
 
-    def _in_band(self, index: Any, tiles: Any, others: Any) -> tuple[Any, Any]:
+    def _in_band(self, index: Any, tiles: Any, others: Any, reciprocals: Any) -> tuple[Any, Any]:
         """Tile `index` of `tiles` by `others`, a band of the former at a time, which change first."""
-        band = index // (self.plan.band * others)
-        index -= band * (self.plan.band * others)
-        height = cutlass.min(tiles - band * self.plan.band, self.plan.band)
-        other = index // height
-        return band * self.plan.band + index - other * height, other
+        whole, size = self.plan.band, self.plan.band * others
+        band = _quotient(index, size, reciprocals[0])
+        index -= band * size
+        height = cutlass.min(tiles - band * whole, whole)
+        of_height = cutlass.select_(height == whole, cutlass.Float32(1.0 / whole), reciprocals[1])
+        other = _quotient(index, height, of_height)
+        return band * whole + index - other * height, other
 
     @cute.jit
     def _feed(self, load_rows: Any, load_columns: Any, barriers: Any, tiles: Any, member: Any) -> None:
@@ -377,19 +391,17 @@ class Persistent:
                 first += group * step
                 step *= 2
             for index in cutlass.range(first, tiles[2], step, unroll=1):
-                # A stage's barrier tells two rounds apart and no more, so nobody may wait for one before its turn.
-                if cutlass.const_expr(plan.pingpong):
-                    cute.arch.barrier(barrier_id=_TURN + group, number_of_threads=_CONSUMERS)
                 tile, _, stages_k, share = self._item(index, tiles)
-                at = (stage, phase, stages_k)
-                stage, phase = self._multiply(operands, sums, barriers, at, member)
+                # A stage's barrier tells two rounds apart and no more, so nobody may wait for one before its turn.
+                others_turn: Any = None
                 if cutlass.const_expr(plan.pingpong):
-                    other_has_one = index + step // 2 < tiles[2]
-                    if other_has_one:
-                        cute.arch.barrier_arrive(barrier_id=_TURN + 1 - group, number_of_threads=_CONSUMERS)
+                    others_turn = (_TURN + 1 - group, index + step // 2 < tiles[2])
+                    cute.arch.barrier(barrier_id=_TURN + group, number_of_threads=_CONSUMERS)
+                at = (stage, phase, stages_k)
+                stage, phase = self._multiply(operands, sums, barriers, at, member, others_turn)
+                place = self._place(tile, tiles, member)
                 self._finish(barriers, stage, member)
                 turn = self._exchange(sums, slices, turn, thread)
-                place = self._place(tile, tiles, member)
                 given = fused, Scales(plan, fused, place)
                 if cutlass.const_expr(plan.stream_k):
                     spaces = (slices[0], slices[3], slices[4])
@@ -581,13 +593,23 @@ class Persistent:
             cute.arch.barrier_arrive(barrier_id=_ADDED, number_of_threads=_CONSUMERS + _WARP)
 
     @cute.jit
-    def _multiply(self, operands: Any, sums: cute.Tensor, barriers: Any, at: Any, member: Any) -> Any:
-        """Sum up the products of some stages, from zero. The last stage is still being read on return."""
+    def _multiply(
+        self, operands: Any, sums: cute.Tensor, barriers: Any, at: Any, member: Any, others_turn: Any
+    ) -> Any:
+        """Sum up the products of some stages, from zero. The last stage is still being read on return.
+
+        Once all are under way it is the other warpgroup's turn: a barrier, and whether that has a tile. What is computed
+        before would keep the tensor cores waiting, and the compiler puts there what has nothing else to wait for.
+        """
         plan = self.plan
         stage, phase, count = at
         previous = stage
         for k in cutlass.range(count, unroll=1):
             self._multiply_stage(operands, sums, barriers, (stage, phase), k > 0)
+            if cutlass.const_expr(plan.pingpong):
+                barrier, has_tile = others_turn
+                if (k == count - 1) & has_tile:
+                    cute.arch.barrier_arrive(barrier_id=barrier, number_of_threads=_CONSUMERS)
             warpgroup.wait_group(1)
             if k > 0:
                 self._release(barriers[1] + previous, member)
@@ -647,6 +669,18 @@ class Persistent:
                 cute.arch.mbarrier_arrive(empty, member[1] * plan.cluster_rows + row)
             for column in cutlass.range_constexpr(plan.cluster_columns if plan.cluster_columns > 1 else 0):
                 cute.arch.mbarrier_arrive(empty, column * plan.cluster_rows + member[0])
+
+
+def _reciprocal(x: Any) -> Any:
+    return cutlass.Float32(1.0) / cutlass.Int32(x).to(cutlass.Float32)
+
+
+def _quotient(x: Any, divisor: Any, reciprocal: Any) -> Any:
+    """`x` // `divisor` for x from 0 and quotients to 2^21, of which the product with the reciprocal is off by 1 at most."""
+    found = (cutlass.Int32(x).to(cutlass.Float32) * reciprocal).to(cutlass.Int32)
+    rest = x - found * divisor
+    found = cutlass.select_(rest < 0, found - 1, found)
+    return cutlass.select_(rest >= divisor, found + 1, found)
 
 
 def _major(plan: Plan) -> OperandMajorMode:
