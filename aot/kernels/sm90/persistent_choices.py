@@ -20,6 +20,7 @@ STAGE_BYTES_OF_K = 128  # a swizzle atom of K
 WARPGROUPS = 2
 WGMMA_ROWS = 64
 STORE_BUFFERS = 2  # pieces of D in shared memory, for each warpgroup
+_ENOUGH_STAGES, _WIDE_PIECE = 5, 24  # of 64 K, for which pieces of D may be narrower, and how narrow
 _MOST_PIECE_COLUMNS = 64  # where D is stored transposed, and any number would do
 _FEWEST_STAGES = 3
 _BAND_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster than 1024 or 512 on an H200
@@ -125,10 +126,19 @@ class Plan:
         narrow = (form.epilogue != "none" or options["split_k"] > 1) and sums > _SUMS_BESIDE_WIDE_PIECES
         share = (4 if sums <= _FEW_SUMS else 2) if options["stream_k"] else 2 if narrow else 1
         turns = options["split_k"] // math.gcd(options["split_k"], max(1, rows // WGMMA_ROWS // parts[0]))
-        piece = _piece_columns(columns // (2 if form.gated else 1) // parts[1], swap, form.d, share, turns)
-        store = WARPGROUPS * STORE_BUFFERS * WGMMA_ROWS * piece * DTYPES[form.d].bytes
+        part = columns // (2 if form.gated else 1) // parts[1]
         scales = WARPGROUPS * columns // parts[1] * 4 if form.scaling == "row_column" else 0
-        left = SHARED_BYTES_PER_CTA - _STATIC_BYTES - _BARRIER_BYTES - store - scales
+
+        def stages_with(piece: int) -> int:
+            store = WARPGROUPS * STORE_BUFFERS * WGMMA_ROWS * piece * DTYPES[form.d].bytes
+            left = SHARED_BYTES_PER_CTA - _STATIC_BYTES - _BARRIER_BYTES - store - scales
+            return int(left // ((rows + columns) * STAGE_BYTES_OF_K))
+
+        piece = _piece_columns(part, swap, form.d, share, turns)
+        if not form.promotion and share == 1 and stages_with(piece) < _ENOUGH_STAGES:
+            narrower = _piece_columns(part, swap, form.d, 2, turns)
+            if narrower >= _WIDE_PIECE and stages_with(narrower) >= _ENOUGH_STAGES:
+                piece = narrower
         return cls(
             form=form,
             swap=swap,
@@ -146,7 +156,7 @@ class Plan:
             overlap=options["overlap"] != "serial",
             registers=sums,
             piece_columns=piece,
-            stages=left // ((rows + columns) * STAGE_BYTES_OF_K),
+            stages=stages_with(piece),
         )
 
     @property
