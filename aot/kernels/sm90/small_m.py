@@ -58,7 +58,9 @@ class SmallM:
         self.threads = self.consumers + _WARP
         self.mma_rows = -(-self.left_rows // _WGMMA_ROWS) * _WGMMA_ROWS
         # A stage is full once TMA has all its bytes and, where scales come along, each lane its own of those.
+        # A warp frees one that WGMMA has read, and each thread one of which it has read scales.
         self.full_arrivals = 1 + _WARP * (form.scaling == "block")
+        self.empty_arrivals = self.consumers // (1 if form.scaling == "block" else _WARP)
         exact_k = SCALE_BLOCK if form.scaling == "block" else _EXACT_K
         self.exact_stages = exact_k // self.tile_k if form.element_bytes == 1 else 0
         self.piece = piece(options)
@@ -242,7 +244,7 @@ class SmallM:
         if warp == 0:
             with cute.arch.elect_one():
                 for stage in cutlass.range_constexpr(self.stages):
-                    cute.arch.mbarrier_init(empty + stage, self.cluster_n * (self.consumers // _WARP))
+                    cute.arch.mbarrier_init(empty + stage, self.cluster_n * self.empty_arrivals)
                 if cutlass.const_expr(self.split_k > 1):
                     cute.arch.mbarrier_init(arrived, 1)
                 cute.arch.mbarrier_init_fence()
@@ -444,13 +446,18 @@ class SmallM:
     def _release(self, bar: cute.Pointer, rank: cutlass.Int32) -> None:
         """A warp of the multiplying ones: a stage may be filled again, here and where its A comes from."""
         if cutlass.const_expr(self.form.scaling == "block"):
-            cute.arch.sync_warp()  # each lane has read scales there; WGMMA reads for all of them
-        with cute.arch.elect_one():
-            if cutlass.const_expr(self.cluster_n > 1):
-                for member in cutlass.range_constexpr(self.cluster_n):
-                    cute.arch.mbarrier_arrive(bar, rank + member * self.split_k)
-            else:
-                cute.arch.mbarrier_arrive(bar)
+            self._arrive(bar, rank)
+        else:
+            with cute.arch.elect_one():
+                self._arrive(bar, rank)
+
+    def _arrive(self, bar: cute.Pointer, rank: cutlass.Int32) -> None:
+        """Arrive at the barrier of a stage that is empty, in every CTA that fills it."""
+        if self.cluster_n == 1:
+            cute.arch.mbarrier_arrive(bar)
+        else:
+            for member in range(self.cluster_n):
+                cute.arch.mbarrier_arrive(bar, rank + member * self.split_k)
 
     @cute.jit
     def _promote(self, part: cute.Tensor, sums: cute.Tensor, scaling: Any, place: Any, thread: cutlass.Int32) -> None:
