@@ -58,8 +58,8 @@ class SmallM:
         self.threads = self.consumers + _WARP
         self.mma_rows = -(-self.left_rows // _WGMMA_ROWS) * _WGMMA_ROWS
         # A stage is full once TMA has all its bytes and, where scales come along, each lane its own of those.
-        # A warp frees one that WGMMA has read, and each thread one of which it has read scales.
         self.full_arrivals = 1 + _WARP * (form.scaling == "block")
+        # A warp frees one that WGMMA has read, and each thread one of which it has read scales.
         self.empty_arrivals = self.consumers // (1 if form.scaling == "block" else _WARP)
         exact_k = SCALE_BLOCK if form.scaling == "block" else _EXACT_K
         self.exact_stages = exact_k // self.tile_k if form.element_bytes == 1 else 0
