@@ -20,7 +20,8 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from .persistent_choices import STAGE_BYTES_OF_K, STORE_BUFFERS, WARPGROUPS, WGMMA_ROWS, Plan
 from .persistent_epilogue import Fused, store_tile
-from .persistent_gpc import shift, shifted
+from .persistent_gpc import shift
+from .persistent_places import Places, place_of
 from .persistent_promotion import fetch, promote, scales_of_blocks, take_over
 from .persistent_scales import Scales, allocate
 from .persistent_split import push
@@ -175,8 +176,9 @@ class Persistent:
 
         slice_k = block % plan.split_k if cutlass.const_expr(plan.split_k > 1) else 0
         rank = block % plan.cluster // plan.split_k
-        member = (rank % plan.cluster_rows, rank // plan.cluster_rows, *self._reciprocals(tiles))
+        member = (rank % plan.cluster_rows, rank // plan.cluster_rows)
         spaces, tiles = tiles[6:], self._work(tiles, block, slice_k)
+        places = Places(plan, tiles[:2], member, tiles[5:], self.batched)
         if warp_index >= _LOADING_WARP:
             cute.arch.setmaxregister_decrease(_LOAD_REGISTERS)
             if warp_index == _LOADING_WARP:
@@ -189,7 +191,7 @@ class Persistent:
                     (columns_atom, columns, shared_columns),
                     (full, empty),
                     tiles,
-                    member,
+                    (member, places),
                 )
             elif cutlass.const_expr(plan.split_k > 1):
                 self._attend(tiles[2])
@@ -202,7 +204,7 @@ class Persistent:
                 (shared_rows, shared_columns),
                 (out_atom, out, shared_out),
                 (full, empty),
-                (tiles, member, (stages, arrived, slice_k, *spaces)),
+                (tiles, (member, places), (stages, arrived, slice_k, *spaces)),
                 fused,
                 thread,
             )
@@ -243,47 +245,11 @@ class Persistent:
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
 
-    def _reciprocals(self, tiles: Any) -> tuple[Any, Any]:
-        """What `_place` multiplies with instead of dividing: of the tiles of a band, and of the last band's height."""
-        along, others = tiles[0], tiles[1]
-        if self.plan.along_columns:
-            along, others = others, along
-        band = self.plan.band
-        last = along - (along - 1) // band * band
-        return _reciprocal(band * others), _reciprocal(last)
-
     @cute.jit
-    def _place(self, index: cutlass.Int32, tiles: Any, member: Any) -> Any:
-        """This CTA's tile of D as (rows, columns, batch), in the cluster's tile number `index`."""
-        plan = self.plan
-        tiles_rows, tiles_columns = tiles[0], tiles[1]
-        if cutlass.const_expr(plan.quads):
-            index = shifted(index, *tiles[5:])
-        batch, rest = cutlass.Int32(0), index
-        if cutlass.const_expr(self.batched):
-            per_batch = tiles_rows * tiles_columns
-            batch = index // per_batch
-            rest = index - batch * per_batch
-        if cutlass.const_expr(plan.along_columns):
-            row, column = self._in_band(rest, tiles_columns, tiles_rows, member[2:])[::-1]
-        else:
-            row, column = self._in_band(rest, tiles_rows, tiles_columns, member[2:])
-        return row * plan.cluster_rows + member[0], column * plan.cluster_columns + member[1], batch
-
-    def _in_band(self, index: Any, tiles: Any, others: Any, reciprocals: Any) -> tuple[Any, Any]:
-        """Tile `index` of `tiles` by `others`, a band of the former at a time, which change first."""
-        whole, size = self.plan.band, self.plan.band * others
-        band = _quotient(index, size, reciprocals[0])
-        index -= band * size
-        height = cutlass.min(tiles - band * whole, whole)
-        of_height = cutlass.select_(height == whole, cutlass.Float32(1.0 / whole), reciprocals[1])
-        other = _quotient(index, height, of_height)
-        return band * whole + index - other * height, other
-
-    @cute.jit
-    def _feed(self, load_rows: Any, load_columns: Any, barriers: Any, tiles: Any, member: Any) -> None:
+    def _feed(self, load_rows: Any, load_columns: Any, barriers: Any, tiles: Any, where: Any) -> None:
         """The loading warp: keep every stage full. An operand is its TMA atom, its tensor and its shared memory."""
         plan = self.plan
+        member, places = where
         rows_atom, rows, shared_rows = load_rows
         columns_atom, columns, shared_columns = load_columns
         tile_k = cute.size(shared_rows, mode=[1])
@@ -320,7 +286,7 @@ class Persistent:
         phase = cutlass.Int32(1)  # the first round finds every stage empty
         for index in cutlass.range(block // plan.cluster, tiles[2], blocks // plan.cluster, unroll=1):
             tile, first_k, count_k, _ = self._item(index, tiles)
-            row, column, batch = self._place(tile, tiles, member)
+            row, column, batch = place_of(places, tile)
             tail = (batch,) if cutlass.const_expr(cute.rank(rows) == 3) else ()
             for k in cutlass.range(count_k + (plan.spare if plan.split_k > 1 else 0), unroll=1):
                 at = (row, column, first_k + k, *tail)
@@ -364,7 +330,7 @@ class Persistent:
         """A multiplying warpgroup: every tile that falls to it."""
         plan = self.plan
         tiled_mma = self._tiled_mma()
-        tiles, member, slices = work
+        tiles, (member, places), slices = work
         count_k = tiles[3]
         group = cute.arch.make_warp_uniform(thread // _WARPGROUP)
         # Descriptors are the warpgroup's, so its first thread stands for all.
@@ -399,7 +365,7 @@ class Persistent:
                     cute.arch.barrier(barrier_id=_TURN + group, number_of_threads=_CONSUMERS)
                 at = (stage, phase, stages_k)
                 stage, phase = self._multiply(operands, sums, barriers, at, member, others_turn)
-                place = self._place(tile, tiles, member)
+                place = place_of(places, tile)
                 self._finish(barriers, stage, member)
                 turn = self._exchange(sums, slices, turn, thread)
                 given = fused, Scales(plan, fused, place)
@@ -431,7 +397,7 @@ class Persistent:
         A tile's first sums need no other registers, so they are under way while the tile before is stored.
         """
         plan = self.plan
-        tiles, member, slices = work
+        tiles, (member, places), slices = work
         first, step, group = share
         count_k = tiles[3]
         block = self._tiled_mma().partition_shape_C((WGMMA_ROWS * plan.parts[0], plan.columns))
@@ -445,7 +411,7 @@ class Persistent:
         if cutlass.const_expr(plan.split_k == 1):
             stage, phase = self._begin_tile(operands, partials[0], barriers, (stage, phase), group)
         for index in cutlass.range(first, tiles[2], step, unroll=1):
-            place = self._place(index, tiles, member)
+            place = place_of(places, index)
             tile_scales = Scales(plan, fused, place)
             if cutlass.const_expr(plan.split_k > 1):
                 partials[0].fill(0.0)
@@ -593,13 +559,11 @@ class Persistent:
             cute.arch.barrier_arrive(barrier_id=_ADDED, number_of_threads=_CONSUMERS + _WARP)
 
     @cute.jit
-    def _multiply(
-        self, operands: Any, sums: cute.Tensor, barriers: Any, at: Any, member: Any, others_turn: Any
-    ) -> Any:
+    def _multiply(self, operands: Any, sums: cute.Tensor, barriers: Any, at: Any, member: Any, others_turn: Any) -> Any:
         """Sum up the products of some stages, from zero. The last stage is still being read on return.
 
-        Once all are under way it is the other warpgroup's turn: a barrier, and whether that has a tile. What is computed
-        before would keep the tensor cores waiting, and the compiler puts there what has nothing else to wait for.
+        Once all are under way it is the other warpgroup's turn, `others_turn`: a barrier, and whether it has a tile.
+        Behind the loop the compiler would put the barrier after all that has nothing to wait for.
         """
         plan = self.plan
         stage, phase, count = at
@@ -669,18 +633,6 @@ class Persistent:
                 cute.arch.mbarrier_arrive(empty, member[1] * plan.cluster_rows + row)
             for column in cutlass.range_constexpr(plan.cluster_columns if plan.cluster_columns > 1 else 0):
                 cute.arch.mbarrier_arrive(empty, column * plan.cluster_rows + member[0])
-
-
-def _reciprocal(x: Any) -> Any:
-    return cutlass.Float32(1.0) / cutlass.Int32(x).to(cutlass.Float32)
-
-
-def _quotient(x: Any, divisor: Any, reciprocal: Any) -> Any:
-    """`x` // `divisor` for x from 0 and quotients to 2^21, of which the product with the reciprocal is off by 1 at most."""
-    found = (cutlass.Int32(x).to(cutlass.Float32) * reciprocal).to(cutlass.Int32)
-    rest = x - found * divisor
-    found = cutlass.select_(rest < 0, found - 1, found)
-    return cutlass.select_(rest >= divisor, found + 1, found)
 
 
 def _major(plan: Plan) -> OperandMajorMode:
