@@ -5,8 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
+import subprocess
+import sysconfig
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy
 import pytest
 
 from aot.kernels.sm90 import persistent_choices
@@ -247,3 +253,104 @@ def test_every_tile_is_taken_once_whatever_gpc_takes_it(monkeypatch: pytest.Monk
         assert first[:4] == [0, 1, 2, 3]
         assert [first[c] for c in (4, 12, 20, 28)] == [4, 5, 6, 7]
         assert [first[c] for c in (36, 43, 50, 57)] == [36, 37, 38, 39]
+
+
+class _Int(int):
+    """An integer as kernels have them: `to` makes an f32 of it."""
+
+    def to(self, _: object) -> _Float:
+        return _Float(self)
+
+    def __add__(self, other: int) -> _Int:
+        return _Int(int(self) + int(other))
+
+    def __sub__(self, other: int) -> _Int:
+        return _Int(int(self) - int(other))
+
+    def __mul__(self, other: int) -> _Int:
+        return _Int(int(self) * int(other))
+
+    def __floordiv__(self, other: int) -> _Int:
+        return _Int(int(self) // int(other))
+
+    __rmul__ = __mul__
+
+
+class _Float:
+    """An f32."""
+
+    def __init__(self, x: Any) -> None:
+        self.x: Any = numpy.float32(x.x if isinstance(x, _Float) else x)
+
+    def __mul__(self, other: _Float) -> _Float:
+        return _Float(self.x * other.x)
+
+    def __truediv__(self, other: _Float) -> _Float:
+        return _Float(self.x / other.x)
+
+    def to(self, _: object) -> _Int:
+        return _Int(self.x)
+
+
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`persistent_places`, with numbers in place of a kernel's."""
+    pytest.importorskip("cutlass")
+    from aot.kernels.sm90 import persistent_gpc, persistent_places
+
+    plain = SimpleNamespace(
+        Int32=_Int,
+        Float32=_Float,
+        min=lambda a, b: _Int(min(a, b)),
+        select_=lambda condition, one, other: one if condition else other,
+    )
+    for module in (persistent_gpc, persistent_places):
+        monkeypatch.setattr(module, "cutlass", plain)
+    return persistent_places
+
+
+def test_quotients_are_exact(places: Any) -> None:
+    """By way of f32, for quotients up to 2^21, next to multiples of the divisor as well."""
+    random = numpy.random.default_rng(0)
+    for _ in range(3000):
+        divisor = _Int(random.integers(1, 2 ** random.integers(1, 25)))
+        product = divisor * int(random.integers(0, 2 ** random.integers(1, 22)))
+        for x in (product + int(random.integers(0, divisor)), product, product - 1):
+            if 0 <= x < 2**31 - divisor and x // divisor < 2**21:
+                assert places._quotient(_Int(x), divisor, places._reciprocal(divisor)) == x // divisor
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_every_tile_has_its_place_once(places: Any, batched: bool) -> None:
+    orders = [{"band": b, "along_columns": a} for b in (1, 2, 8, 10, 16) for a in (False, True)]
+    for order, rows, columns in itertools.product(orders, (1, 2, 7, 16, 33), (1, 3, 8, 41)):
+        plan = SimpleNamespace(quads=False, cluster_rows=2, cluster_columns=1, **order)
+        order_of_grid = places.Places(plan, (_Int(rows), _Int(columns)), (1, 0), (), batched)
+        batches = 3 if batched else 1
+        found = [places.place_of(order_of_grid, _Int(i)) for i in range(rows * columns * batches)]
+        wanted = itertools.product(range(1, 2 * rows, 2), range(columns), range(batches))
+        assert sorted(found) == sorted(wanted)
+        assert [batch for *_, batch in found] == sorted(batch for *_, batch in found)
+
+
+def test_the_other_warpgroup_has_its_turn_right_behind_the_last_products(tmp_path: Path) -> None:
+    """The compiler may put the barrier after whatever else there is to compute, and the tensor cores wait for it."""
+    pytest.importorskip("cutlass")
+    program = next(Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin/nvdisasm"), None)
+    if program is None:
+        pytest.skip("nvdisasm is not installed")
+    from aot.lower import lower
+
+    options = {"tile_m": 128, "tile_n": 128, "cluster_m": 1, "cluster_n": 2, "schedule": "pingpong", "order": "rows"}
+    options |= {"split_k": 1, "stream_k": False, "swap": False}
+    (variant,) = [v for v in variants(PLAIN) if options.items() <= v.options.items()]
+    (tmp_path / "kernel.cubin").write_bytes(lower(variant).cubin)
+    said = subprocess.run([program, "-c", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True)
+    code = [
+        line.split("*/", 1)[1].strip() for line in said.stdout.splitlines() if re.match(r"\s*/\*[0-9a-f]{4,}\*/", line)
+    ]
+    (last,) = [i for i, line in enumerate(code) if "HGMMA" in line and "gsb0" in line]
+    arrival = next(i for i, line in enumerate(code) if i > last and "BAR.ARV" in line)
+    between = code[last + 1 : arrival]
+    assert len(between) < 8, between
+    assert not any(word in line for line in between for word in ("MUFU", "F2I", "DEPBAR", "BRA"))
