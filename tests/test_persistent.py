@@ -322,7 +322,10 @@ def test_quotients_are_exact(places: Any) -> None:
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_every_tile_has_its_place_once(places: Any, batched: bool) -> None:
-    orders = [{"band": b, "along_columns": a} for b in (1, 2, 8, 10, 16) for a in (False, True)]
+    orders = [
+        {"band": band, "along_columns": along_columns, "split_k": split_k}
+        for band, along_columns, split_k in itertools.product((1, 2, 8, 10, 16), (False, True), (1, 2))
+    ]
     for order, rows, columns in itertools.product(orders, (1, 2, 7, 16, 33), (1, 3, 8, 41)):
         plan = SimpleNamespace(quads=False, cluster_rows=2, cluster_columns=1, **order)
         order_of_grid = places.Places(plan, (_Int(rows), _Int(columns)), (1, 0), (), batched)

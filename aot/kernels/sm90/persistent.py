@@ -365,9 +365,9 @@ class Persistent:
                     cute.arch.barrier(barrier_id=_TURN + group, number_of_threads=_CONSUMERS)
                 at = (stage, phase, stages_k)
                 stage, phase = self._multiply(operands, sums, barriers, at, member, others_turn)
-                place = place_of(places, tile)
                 self._finish(barriers, stage, member)
                 turn = self._exchange(sums, slices, turn, thread)
+                place = place_of(places, tile)
                 given = fused, Scales(plan, fused, place)
                 if cutlass.const_expr(plan.stream_k):
                     spaces = (slices[0], slices[3], slices[4])

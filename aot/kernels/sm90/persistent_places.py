@@ -22,8 +22,11 @@ class Places:
     def __init__(self, plan: Plan, tiles: tuple[Any, Any], member: tuple[Any, Any], moved: Any, batched: bool) -> None:
         self.plan, self.tiles, self.member, self.moved, self.batched = plan, tiles, member, moved, batched
         self.along, self.others = tiles[::-1] if plan.along_columns else tiles
-        self.of_band = _reciprocal(plan.band * self.others)
-        self.of_last = _reciprocal(self.along - (self.along - 1) // plan.band * plan.band)
+        # Where K is split a CTA has few tiles, and no registers to keep these in.
+        self.of_band = self.of_last = None
+        if plan.split_k == 1:
+            self.of_band = _reciprocal(plan.band * self.others)
+            self.of_last = _reciprocal(self.along - (self.along - 1) // plan.band * plan.band)
 
 
 def place_of(places: Places, index: Any) -> tuple[Any, Any, Any]:
@@ -46,7 +49,9 @@ def _in_band(places: Places, index: Any) -> tuple[Any, Any]:
     before = _quotient(index, of_band, places.of_band)
     index -= before * of_band
     height = cutlass.min(places.along - before * band, band)
-    of_height = cutlass.select_(height == band, cutlass.Float32(1.0 / band), places.of_last)
+    of_height = None
+    if places.of_last is not None:
+        of_height = cutlass.select_(height == band, cutlass.Float32(1.0 / band), places.of_last)
     other = _quotient(index, height, of_height)
     return before * band + index - other * height, other
 
@@ -56,7 +61,9 @@ def _reciprocal(x: Any) -> Any:
 
 
 def _quotient(x: Any, divisor: Any, reciprocal: Any) -> Any:
-    """`x` // `divisor` for x from 0 and quotients up to 2^21, of which x times the reciprocal is off by less than 1."""
+    """`x` // `divisor`, by its reciprocal for x from 0 and quotients up to 2^21: x times that is off by less than 1."""
+    if reciprocal is None:
+        return x // divisor
     found = (cutlass.Int32(x).to(cutlass.Float32) * reciprocal).to(cutlass.Int32)
     rest = x - found * divisor
     found = cutlass.select_(rest < 0, found - 1, found)
