@@ -7,7 +7,7 @@
 
 #include "_native.h"
 
-enum { INTERFACE = 2 }; /* that of runtime/native.py */
+enum { INTERFACE = 3 }; /* that of runtime/native.py */
 
 /* --- ABI of others: dlpack.h 1.3, cuda.h --- */
 
@@ -41,6 +41,9 @@ enum { ATTRIBUTE_BYTES = 72, ATTRIBUTE_WORDS = 16 }; /* CUlaunchAttribute: an id
 
 typedef int (*LaunchKernel)(const Config *, void *function, void **parameters, void **extra);
 typedef int (*GetCurrent)(void **context);
+typedef int (*GetParameter)(void *kernel, size_t index, size_t *offset, size_t *size);
+
+enum { INVALID_VALUE = 1 }; /* of CUresult */
 
 /* --- one prepared launch --- */
 
@@ -594,7 +597,42 @@ static PyType_Slot table_slots[] = {
 
 static PyType_Spec table_spec = {"runtime._native.Table", sizeof(Table), 0, Py_TPFLAGS_DEFAULT, table_slots};
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, NULL, NULL, NULL, NULL, NULL};
+/* --- what a kernel takes --- */
+
+enum { MOST_ASKED = 256 };
+
+/* parameter_sizes(cuKernelGetParamInfo, kernel): the size in bytes of each of its parameters, the last of which is
+   before the first index that is an invalid value. None where the driver says anything else, or of too many: Python
+   asks again then, and finds out why. */
+static PyObject *parameter_sizes(PyObject *unused, PyObject *args) {
+    unsigned long long call, kernel;
+    size_t offset, size[MOST_ASKED];
+    Py_ssize_t count;
+    int error = 0;
+    PyObject *sizes;
+    (void)unused;
+    if (!PyArg_ParseTuple(args, "KK", &call, &kernel)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (count = 0; count < MOST_ASKED; count++) {
+        error = ((GetParameter)(uintptr_t)call)((void *)(uintptr_t)kernel, (size_t)count, &offset, &size[count]);
+        if (error != 0) break;
+    }
+    Py_END_ALLOW_THREADS
+    if (error != INVALID_VALUE) Py_RETURN_NONE;
+    sizes = PyTuple_New(count);
+    for (Py_ssize_t i = 0; sizes != NULL && i < count; i++) {
+        PyObject *item = PyLong_FromSize_t(size[i]);
+        if (item == NULL || PyTuple_SetItem(sizes, i, item) < 0) Py_CLEAR(sizes);
+    }
+    return sizes;
+}
+
+static PyMethodDef functions[] = {
+    {"parameter_sizes", parameter_sizes, METH_VARARGS, "parameter_sizes(cuKernelGetParamInfo, kernel)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *self = PyModule_Create(&module);

@@ -5,6 +5,8 @@ from typing import Any
 
 INTERFACE: int
 
+def parameter_sizes(call: int, kernel: int, /) -> tuple[int, ...] | None: ...
+
 class Launch:
     def __new__(
         cls,

@@ -1,8 +1,8 @@
 """The few CUDA driver calls that serving needs: a device, its kernels, and launches made ready once.
 
 Every return code is checked; a failure is a `DeviceError` that names the call and what the driver says of it.
-libcuda is loaded and initialised when a device is first asked for something, never before. Launches go through
-`runtime._native` where that was built, else through ctypes.
+libcuda is loaded and initialised when a device is first asked for something, never before. Launches, and the
+questions for a kernel's parameters, go through `runtime._native` where that was built, else through ctypes.
 Knows nothing of archives, tensors or GEMMs; of a launch program it knows only the evaluated `Launch`.
 """
 
@@ -58,12 +58,11 @@ class Driver:
     CUDA wants it.
     """
 
-    _launch: tuple[Any, int | None] = (None, None)  # cuLaunchKernelEx, and where it is
-
     def __init__(self, device: int | None = None) -> None:
         self._requested = device
         self._lock = threading.RLock()
         self._attributes: dict[int, int] = {}
+        self._addresses: dict[str, tuple[Any, int]] = {}  # libcuda's functions, and where they are
         self._binaries: dict[int, bytes] = {}
         self._cuda: Any = None
         self._device: Any = None
@@ -125,7 +124,7 @@ class Driver:
     def context_question(self) -> tuple[int, int]:
         """The address of cuCtxGetCurrent, and what it answers where the device's context is current."""
         context = self._retained()
-        return ctypes.cast(self._cuda.cuCtxGetCurrent, ctypes.c_void_p).value or 0, context
+        return self._address("cuCtxGetCurrent"), context
 
     def synchronize(self) -> None:
         """Wait until the device has done all it was given.
@@ -248,6 +247,10 @@ class Driver:
 
     def parameter_sizes(self, kernel: Any) -> tuple[int, ...]:
         """The size in bytes of each kernel parameter, in order."""
+        if _native is not None:
+            found = _native.parameter_sizes(self._address("cuKernelGetParamInfo"), kernel)
+            if found is not None:
+                return tuple(found)
         sizes = []
         offset, size, ask = ctypes.c_size_t(), ctypes.c_size_t(), self._cuda.cuKernelGetParamInfo
         out = byref(offset), byref(size)
@@ -291,19 +294,16 @@ class Driver:
         def failed(ready: Any, given: Sequence[int], stream: int, error: int) -> None:
             self._retry(launch, ready, given, stream, error)
 
-        call = self._cuda.cuLaunchKernelEx
         if _native is not None:
             shape = (*launch.grid, *launch.block, launch.shared_bytes)
             attributes = [(identity, *words) for identity, words in launch.attributes]
             slots = [(slot.offset, slot.pointer, slot.addend, slot.mask) for slot in launch.slots]
-            if self._launch[0] is not call:
-                self._launch = call, ctypes.cast(call, ctypes.c_void_p).value
             parts = (attributes, launch.parameters, launch.offsets, slots, pointers, failed)
             try:
-                return _native.Launch(self._launch[1], kernel, shape, *parts)
+                return _native.Launch(self._address("cuLaunchKernelEx"), kernel, shape, *parts)
             except OverflowError:  # larger than it has room for
                 pass
-        return _PooledLaunch(call, kernel, launch, failed)
+        return _PooledLaunch(self._cuda.cuLaunchKernelEx, kernel, launch, failed)
 
     def _retry(self, launch: Launch, again: PreparedLaunch, pointers: Sequence[int], stream: int, error: int) -> None:
         """Launch again with the context current if a default stream was asked for where none was, else raise."""
@@ -348,6 +348,14 @@ class Driver:
     def _current_context(self) -> int:
         """The calling thread's context, or 0."""
         return self._get(ctypes.c_void_p, "cuCtxGetCurrent") or 0
+
+    def _address(self, name: str) -> int:
+        """Where one of libcuda's functions is, for native code."""
+        function = getattr(self._cuda, name)
+        known = self._addresses.get(name)
+        if known is None or known[0] is not function:
+            known = self._addresses[name] = function, ctypes.cast(function, ctypes.c_void_p).value or 0
+        return known[1]
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:

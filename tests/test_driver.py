@@ -28,6 +28,7 @@ class StandInCuda:
         self.calls: list[tuple[Any, ...]] = []
         self.current = 0
         self.sizes: tuple[int, ...] = (128, 8, 24)
+        self.size_errors: dict[int, int] = {}  # by the index of a parameter
         self.launch_errors: list[int] = []
         self.launched: list[Launched] = []
         self.errors: dict[str, int] = {}
@@ -88,6 +89,8 @@ class StandInCuda:
         write(out, ctypes.c_int({75: 9, 76: 0, 16: 132, 97: 232_448}[attribute]))
 
     def _cuKernelGetParamInfo(self, kernel: int, index: int, offset: int, size: int) -> int:
+        if index in self.size_errors:
+            return self.size_errors[index]
         if index >= len(self.sizes):
             return 1
         write(size, ctypes.c_size_t(self.sizes[index]))
@@ -205,6 +208,25 @@ def test_driver_sets_the_attributes_of_a_kernel(cuda: StandInCuda) -> None:
     attributes = {c[1]: c[2:] for c in cuda.calls if c[0] == "cuKernelSetAttribute"}
     assert attributes == {8: (232_448 - 1024, 0x5E, 0), 14: (1, 0x5E, 0)}
     assert cuda.calls[-2][0] == "cuKernelGetFunction"
+
+
+@pytest.mark.parametrize("count", [0, 1, 9, 255, 256, 300])
+def test_parameters_are_asked_for_until_there_are_no_more(cuda: StandInCuda, count: int) -> None:
+    driver = Driver()
+    assert driver.device == 0
+    cuda.sizes = tuple(range(count, 0, -1))
+    assert driver.parameter_sizes(0x5E) == cuda.sizes
+    asked = [call[1:3] for call in cuda.calls if call[0] == "cuKernelGetParamInfo"]
+    assert asked[-count - 1 :] == [(0x5E, index) for index in range(count + 1)]
+
+
+@pytest.mark.parametrize("after", [0, 2, 3])
+def test_parameter_that_the_driver_fails_at_is_no_end(cuda: StandInCuda, after: int) -> None:
+    driver = Driver()
+    assert driver.device == 0
+    cuda.size_errors[after] = 700
+    with pytest.raises(DeviceError, match=r"cuKernelGetParamInfo failed: .* \(700\), a text"):
+        driver.parameter_sizes(0x5E)
 
 
 @pytest.mark.parametrize("fails", [False, True])

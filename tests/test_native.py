@@ -1,4 +1,5 @@
-"""What native code does where Python would have to be very quick to see it: entries that are freed, odd launches."""
+"""What native code does where Python would have to be very quick to see it: entries that are freed, odd launches,
+kernels of which the driver tells nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 from runtime import native
 from runtime.libcuda import FUNCTIONS
 
-from .native_stand_in import exchange_capsule
+from .native_stand_in import exchange_capsule, write
 from .recording_driver import FakeTensor
 
 pytestmark = pytest.mark.skipif(native._native is None, reason="runtime._native was not built")
@@ -96,3 +97,38 @@ def test_a_launch_takes_its_own_number_of_pointers() -> None:
     assert calls == []
     ready.launch((1, 2, 3), 0)
     assert calls == [7]
+
+
+class Parameters:
+    """A cuKernelGetParamInfo of a kernel with parameters of these sizes; then it answers `end`."""
+
+    def __init__(self, sizes: tuple[int, ...], end: int = 1) -> None:
+        self.sizes, self.end, self.asked = sizes, end, 0
+        self._entry = ctypes.CFUNCTYPE(ctypes.c_int, *FUNCTIONS["cuKernelGetParamInfo"][1])(self._answer)
+
+    def _answer(self, kernel: int, index: int, offset: int, size: int) -> int:
+        assert (kernel, index) == (0x5E, self.asked)
+        self.asked += 1
+        if index >= len(self.sizes):
+            return self.end
+        write(size, ctypes.c_size_t(self.sizes[index]))
+        return 0
+
+    def read(self) -> Any:
+        return native._native.parameter_sizes(ctypes.cast(self._entry, ctypes.c_void_p).value or 0, 0x5E)
+
+
+@pytest.mark.parametrize("sizes", [(), (8,), (128, 8, 24), (ALL, 0, 1), (4,) * 255])
+def test_sizes_of_parameters_are_the_drivers(sizes: tuple[int, ...]) -> None:
+    driver = Parameters(sizes)
+    assert driver.read() == sizes
+    assert driver.asked == len(sizes) + 1
+
+
+@pytest.mark.parametrize(("sizes", "end"), [((), 700), ((128, 8), 3), ((4,) * 256, 1), ((4,) * 5000, 1)])
+def test_parameters_that_the_driver_fails_at_or_that_are_too_many_are_left_to_python(
+    sizes: tuple[int, ...], end: int
+) -> None:
+    driver = Parameters(sizes, end)
+    assert driver.read() is None
+    assert driver.asked <= 256
