@@ -276,6 +276,8 @@ class Contents:
 
     def _layer(self, entry: Entry) -> _Layer:
         """The layer that `entry` is from, whose functions it names."""
+        if not self._owners:
+            return self._layers[0]
         return self._owners.get((entry.signature, entry.target), self._layers[0])
 
     def _function(self, entry: Entry, name: str) -> Function:
@@ -388,12 +390,12 @@ class Contents:
         cases = [(entry, m) for entry in entries for m in sorted({*_first_of_ranges(entry), *tokens})]
         try:
             # All that needs no context comes first: another thread may be creating it, which takes 0.2 s and more.
-            for entry, m in cases:
-                self._function(entry, entry.best(m)).read()
+            best = [self._function(entry, entry.best(m)) for entry, m in cases]
+            for function in best:
+                function.read()
             with self._driver.current():  # waits, if it must, while nobody waits for the lock
-                pass
-            for entry, m in cases:
-                loaded |= dict.fromkeys(self._load_for(entry, m))
+                for (entry, m), function in zip(cases, best, strict=True):
+                    loaded |= dict.fromkeys(self._load_for(entry, m, function))
         finally:
             for archive in self.archives:
                 archive.forget_blocks()
@@ -423,20 +425,25 @@ class Contents:
             _log.warning("%s, as it had before", what)
         return entries
 
-    def _load_for(self, entry: Entry, m: int) -> Iterator[str]:
-        """Load the best function for `m` rows, and those after it until one can run."""
-        for name in itertools.chain([entry.best(m)], _later(entry, m)):
-            function = self._function(entry, name)
+    def _load_for(self, entry: Entry, m: int, best: Function) -> Iterator[str]:
+        """Load `best`, the best function for `m` rows, and those after it until one can run; the context is current."""
+        views = _views(entry.signature, m, self._driver.device)
+        for function in itertools.chain([best], self._later(entry, m)):
             function.load()
-            yield name
-            with self._lock, self._driver.current():
+            yield function.name
+            with self._lock:
                 try:
-                    function.check_fit(_views(entry.signature, m, self._driver.device))
+                    function.check_fit(views)
                     return
                 except (Unfit, ProgramError):
                     continue
                 except ArgumentError:  # it takes other strides than these: the call will show
                     return
+
+    def _later(self, entry: Entry, m: int) -> Iterator[Function]:
+        """What to try after the best function for `m` rows, found out when it is asked for."""
+        for name in entry.functions(m)[1:]:
+            yield self._function(entry, name)
 
     def _prepare(self, entry: Entry, m: int, torch: Any) -> None:
         """Plan for `m` rows, of contiguous tensors; what no kernel can do is left for the call to tell."""
@@ -499,11 +506,6 @@ def open_archives(paths: Sequence[str | os.PathLike[str]]) -> list[Archive]:
             archive.close()
         raise
     return archives
-
-
-def _later(entry: Entry, m: int) -> Iterator[str]:
-    """What to try after the best function for `m` rows, found out when it is asked for."""
-    yield from entry.functions(m)[1:]
 
 
 def _first_of_ranges(entry: Entry) -> list[int]:

@@ -21,6 +21,7 @@ from .tuples import NamedTuple
 STATES = ("tuned", "ranked")
 _TARGET = re.compile(r"sm_([0-9]+)([0-9])([af]?)")
 _NEAREST = 3
+_IN_PLACE = {"a": "A", "b": "B", "d": "D"}  # operands told by their place; what follows them is told by name
 Capability = tuple[int, int]
 
 
@@ -79,15 +80,13 @@ def _operand_mismatch(
     signature: Signature, operand: Operand, tensor: TensorArgument, extents: dict[str, int | str]
 ) -> str | None:
     """Why `tensor` cannot be `operand`; collects the extent of each axis."""
-    in_place = {"a": "A", "b": "B", "d": "D"}  # told by their place; what follows them, by name
-    which = in_place.get(operand.name, operand.name)
-    if operand.name not in in_place and tensor.name != operand.name:
+    which = _IN_PLACE.get(operand.name, operand.name)
+    if operand.name not in _IN_PLACE and tensor.name != operand.name:
         return f"takes {tensor.name} where {operand.name} belongs"
-    shape, axes = f"({', '.join(map(str, tensor.shape))})", f"({', '.join(operand.axes)})"
     if tensor.dtype != operand.dtype:
         return f"takes {which} as {tensor.dtype}, not {operand.dtype}"
     if len(tensor.shape) != len(operand.axes):
-        return f"takes {which} of shape {shape}, not {axes}"
+        return _other_shape(operand, tensor)
     if operand.name == "b" and signature.b_major == "n":
         if tensor.strides[-2] != 1:
             return f"takes B with stride {tensor.strides[-2]} of N, not 1"
@@ -96,10 +95,15 @@ def _operand_mismatch(
     for axis, extent in zip(operand.axes, tensor.shape, strict=True):
         if axis == "1":
             if extent != 1:
-                return f"takes {which} of shape {shape}, not {axes}"
+                return _other_shape(operand, tensor)
         elif extents.setdefault(axis, extent) != extent:
-            return f"takes {which} of shape {shape}, not {axes}: {axis} is {extents[axis]}"
+            return f"{_other_shape(operand, tensor)}: {axis} is {extents[axis]}"
     return None
+
+
+def _other_shape(operand: Operand, tensor: TensorArgument) -> str:
+    which, shape = _IN_PLACE.get(operand.name, operand.name), ", ".join(map(str, tensor.shape))
+    return f"takes {which} of shape ({shape}), not ({', '.join(operand.axes)})"
 
 
 class Entry(NamedTuple):
