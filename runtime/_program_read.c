@@ -79,7 +79,7 @@ static int code_of(PyObject *object) {
     const char *name = word(object);
     if (name == NULL) return -1;
     for (int code = 0; code < CODES; code++)
-        if (strcmp(name, program_operations[code]) == 0) return code;
+        if (*name == *program_operations[code] && strcmp(name, program_operations[code]) == 0) return code;
     return -1;
 }
 

@@ -239,7 +239,7 @@ class Archive:
                 self._remember(blob.block, raw)
             else:
                 self._cache.move_to_end(blob.block)
-        return self._extract(number, raw)
+        return self._extract(number, blob, raw)
 
     def check_blocks(self) -> None:
         """Hold every block, as it is stored, against its digest: all that damage to a file can do shows here.
@@ -282,7 +282,7 @@ class Archive:
             checks.append(Check(subject, False, f"block {blob.block} cannot be read"))
             return None
         try:
-            data = self._extract(number, raw)
+            data = self._extract(number, blob, raw)
         except ArchiveError as error:
             checks.append(Check(subject, False, str(error)))
             return None
@@ -326,8 +326,7 @@ class Archive:
                 )
         return obj
 
-    def _extract(self, number: int, raw: bytes) -> bytes:
-        blob = self.blob_entry(number)
+    def _extract(self, number: int, blob: Blob, raw: bytes) -> bytes:
         data = raw[blob.offset : blob.offset + blob.length]
         found = hashlib.sha256(data).hexdigest()
         if found != blob.sha256:
