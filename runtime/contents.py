@@ -157,7 +157,8 @@ class Contents:
         self.functions = Functions(self._layers)
         self._dispatch: Dispatch | None = None
         self._owners: dict[tuple[Signature, str], _Layer] = {}  # of gemm entries, where there are several layers
-        self._matched: set[tuple[Signature, str, str]] = set()  # functions held against the entries that name them
+        # Signatures, each with the tensors of functions that can compute it.
+        self._matched: set[tuple[Signature, tuple[TensorArgument, ...] | None]] = set()
         self._warned = False
 
     @property
@@ -284,14 +285,15 @@ class Contents:
         """The function `name`, which `entry` names, if its record can be what the entry says."""
         layer = self._layer(entry)
         function = layer.function(name)
-        if (entry.signature, entry.target, name) not in self._matched:
+        match = entry.signature, function.record.tensors
+        if match not in self._matched:
             mismatch = gemm_mismatch(entry.signature, function.record)
             if mismatch is not None:
                 raise RecordError(
                     f"{layer.archive.path}: the gemm table has {name} for {entry.signature.key()}, but it {mismatch}; "
                     "build the archive again"
                 )
-            self._matched.add((entry.signature, entry.target, name))
+            self._matched.add(match)
         return function
 
     def _gemm_table(self) -> Dispatch:

@@ -54,7 +54,7 @@ def gemm_mismatch(signature: Signature, record: Record) -> str | None:
     Their innermost strides are 1, but for B where that is N-major (then the stride of N is) and for the scales of
     blocks of A (both free). M is a symbol, the other extents are symbols or what the signature makes of them; what is
     one extent in the signature, and only that, is one symbol. What a record does not show (accumulator, epilogue, the
-    arithmetic itself) is not looked at.
+    arithmetic itself) is not looked at. Functions of equal `Record.tensors` have equal answers.
     """
     operands = signature.operands()
     tensors = [a for a in record.arguments if not isinstance(a, SuppliedArgument)]

@@ -185,6 +185,13 @@ class Record:
         return walk(self.arguments)
 
     @functools.cached_property
+    def tensors(self) -> tuple[TensorArgument, ...] | None:
+        """What the caller passes, where that is tensors alone."""
+        passed = [a for a in self.arguments if not isinstance(a, SuppliedArgument)]
+        tensors = tuple([a for a in passed if isinstance(a, TensorArgument)])
+        return tensors if len(tensors) == len(passed) else None
+
+    @functools.cached_property
     def device_arguments(self) -> tuple[DeviceArgument, ...]:
         """What the runtime must ask the device before it binds."""
         return tuple(a for a in self.leaves() if isinstance(a, DeviceArgument))

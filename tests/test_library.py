@@ -677,6 +677,23 @@ def test_function_that_multiplies_by_b_untransposed_is_refused(tmp_path: Path, t
             call()
 
 
+@pytest.mark.parametrize(
+    ("place", "argument"),
+    [(-1, {"kind": "none", "name": "stream"}), (0, {"alignment": 16, "dtype": "f16"}), (1, {"shape": ["k", "n"]})],
+)
+def test_function_beside_one_that_fits_its_entry_is_held_against_it_too(
+    tmp_path: Path, place: int, argument: dict[str, Any]
+) -> None:
+    good, bad = gemm_record("good"), gemm_record("bad")
+    bad["arguments"][place] |= argument
+    entries = [entry(signature(K, K), [(64, "good"), (None, "bad")])]
+    kernels = write_archive(tmp_path / "x.aot", [good, bad], entries)
+    library = Library(Archive.open(tmp_path / "x.aot"), RecordingDriver(kernels=kernels))
+    with pytest.raises(RecordError, match=r"has bad for .*, but it "):
+        library.preload()
+    assert library._driver.count("load") == 0  # type: ignore[attr-defined]
+
+
 def test_plans_are_bounded(library: Library, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.function.MAX_PLANS", 8)
     b = FakeTensor((N, K))
