@@ -25,20 +25,19 @@ replays, and *noise* is torch against itself in the same run. Below 1.00x this a
 
 The archives: `aot build benchmarks/layers.yaml manifests/*.yaml --target sm_90a --candidates 16 --function rmsnorm -o
 build/candidates.aot` and, on the GPU, `aot tune build/candidates.aot -o build/tuned.aot --finalists 3 --repeats 3`
-(1,310 kernels, 1,166 points, in 600 s on two H200s one after the other). Laid over it where a command says so: what
-`benchmarks/layers.yaml` has in 16 bits, 24 candidates each, without overlap in `build/more_tuned.aot` and with it in
-`build/weights_tuned.aot` (732 kernels each; `aot tune --tolerance 0 --finalists 3 --repeats 4`, 195 and 205 s on the
-H200 of the first section). `build/more_new.aot` and `build/weights_new.aot` are the same with kernels of later, 737 and
-738, tuned with `--tolerance 0 --no-sustained --finalists 4 --repeats 4` on that of gemm_h200_tuned.json (108 and 112
-s), and `build/more_short.aot` and `build/weights_short.aot` such of before them, on others. `build/overlap_new.aot` has
-what `benchmarks/overlap.yaml` has, 12 candidates (676 kernels), `build/fused_new.aot` what `benchmarks/fused.yaml` has
-(340), tuned there as well, and `build/rest_new.aot` the former without overlap (561), tuned on the H200 of
-gemm_h200_all.json (`--no-sustained --finalists 3 --repeats 3`, 153, 57 and 132 s).
-Where bounds and company_h200.json name `build/more_tuned.aot` or
-`build/weights_tuned.aot` they are of `benchmarks/more.yaml`, 24 candidates, and of 12 with overlap, tuned on others and
-before; beside `build/rest_tuned.aot`, of 20. The commit named is the scripts'; kernels are of it or of one before.
+(1,310 kernels, 1,166 points, in 600 s on two H200s one after the other). Laid over it where a command says so, from other
+builds: `build/more8_13.aot` and `build/weights24_13.aot`, what `benchmarks/layers.yaml` has in 16 bits, 24 candidates,
+without overlap and with it (737 and 738 kernels; `aot tune --tolerance 0 --no-sustained --finalists 4 --repeats 4`, 109
+and 119 s); `build/overlap_13.aot`, what `benchmarks/overlap.yaml` has, 16 candidates (676), `build/rest_13.aot`, the
+same without overlap, 12 (561), and `build/fused_13.aot`, `benchmarks/fused.yaml`, 16 (340; `--no-sustained --finalists
+3 --repeats 3`, 155, 126 and 58 s): all with kernels as of commit bed5e2b, on the H200 of gemm_h200_tuned.json. Names
+that end in `_new` are the same builds with kernels of before, in `_short` such of before them, both tuned on others; so
+are `build/more_tuned.aot` and `build/weights_tuned.aot`, tuned under sustained load too, on the H200 of the first
+section. Where bounds and company_h200.json name the last two they are of `benchmarks/more.yaml`, 24 candidates, and of
+12 with overlap, tuned on others and before; beside `build/rest_tuned.aot`, of 20. `build/tiles.aot` has the kernels of
+three problems, 16 candidates. The commit named is the scripts'; kernels are of it or of one before.
 `build/qwen_tuned.aot` is of `benchmarks/qwen3-8b.yaml`, `build/llama.aot` of manifests/llama-3.1-8b.yaml, and
-`build/thousand.aot` as `benchmarks/thousand.yaml` says; in startup_before_h200.json it has 1,866 kernels.
+`build/thousand.aot` as `benchmarks/thousand.yaml` says.
 GPUs of one kind differ: no two of these H200s give the same figures. Where a section's archive_sha256 is another, its
 archive was tuned before, with kernels before these.
 """
@@ -396,6 +395,40 @@ def bounds(title: str, result: dict[str, Any]) -> list[str]:
     return [*lines, *table(header, rows), ""]
 
 
+def tiles(title: str, result: dict[str, Any]) -> list[str]:
+    """What tiles cost besides their products."""
+    lines = [f"## {title}", "", *origin(result)]
+    lines += [
+        "Medians of three launches alone with cold caches, ncu. Thousand cycles of the SM that is busy for longest, and "
+        "what of them is not 512 for each 128 x 128 x 64 of its products; kernels that differ in the order of tiles and "
+        "in what may overlap, which here is nothing, are in one row, from least to most.",
+        "",
+    ]
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for r in result["results"]:
+        schedule = re.sub(r".*\.(tile\w+\.cluster\w+)\.\w+\.\w+\.(\w+)\.split_k1(.*)\.sm_90a", r"\1 \2\3", r["kernel"])
+        found.setdefault((f"{r['m']} x {r['n']} x {r['k']}", schedule.replace(".", " "), r["tiles"]), []).append(r)
+    rows = [
+        [
+            *what,
+            _span([r["us"] for r in rs], ".1f"),
+            _span([r["cycles_of_the_longest_sm"] / 1e3 for r in rs], ".1f"),
+            _span([r["cycles_besides"] / 1e3 for r in rs], ".1f"),
+            _span([r["tensor_pipe"] * 100 for r in rs], ".1f") + "%",
+            f"{max(r['spread'] for r in rs):.1%}",
+        ]
+        for what, rs in found.items()
+    ]
+    header = ["M x N x K", "", "tiles of an SM", "us", "thousand cycles", "besides", "tensor pipe", "spread"]
+    return [*lines, *table(header, rows), ""]
+
+
+def _span(values: list[float], form: str) -> str:
+    """The least and the most."""
+    least, most = (f"{x:{form}}" for x in (min(values), max(values)))
+    return least if least == most else f"{least}-{most}"
+
+
 def company(result: dict[str, Any]) -> list[str]:
     """What comes before a launch."""
     lines = ["## What comes before a launch, on an H200", "", *origin(result)]
@@ -530,12 +563,14 @@ def main() -> int:
     lines = [INTRO]
     sections = {
         "gemm_h200": lambda r: gemm("GEMM on an H200, against cuBLAS", r),
-        "gemm_h200_tuned": lambda r: gemm("The same on another, tuned there in short turns", r),
-        "gemm_h200_all": lambda r: gemm("GEMM of every layer on a third H200, against cuBLAS", r),
-        "gemm_h200_before": lambda r: gemm("GEMM of every layer on a fourth, with kernels of before", r),
+        "gemm_h200_tuned": lambda r: gemm("GEMM of every layer on another H200, tuned there in short turns", r),
+        "gemm_h200_all": lambda r: gemm("The same on a third, with kernels of before and archives tuned on another", r),
+        "gemm_h200_before": lambda r: gemm("The same on a fourth, with kernels before those", r),
         "gemm_h200_other": lambda r: gemm("GEMM on a fifth, without the patches and before those", r),
         "peers_bf16": lambda r: peers("bf16 GEMM on an H200, against other libraries", r),
-        "peers_bf16_other": lambda r: peers("The same on another, with kernels and archives before these", r),
+        "peers_bf16_few": lambda r: peers("The same archive on another, for longer, up to M = 256", r),
+        "peers_bf16_many": lambda r: peers("The same from M = 512", r),
+        "peers_bf16_other": lambda r: peers("The same on another, with kernels of before", r),
         "peers_fp8": lambda r: peers("e4m3 GEMM against other libraries", r),
         "peers_swiglu": lambda r: peers("gate_up with SwiGLU against other libraries", r),
         "peers_triton": lambda r: peers("bf16 GEMM against Triton's autotuning, with an earlier archive", r),
@@ -555,6 +590,9 @@ def main() -> int:
         "bounds_gpcs_h200": lambda r: bounds("The same with tiles in order of GPCs, on another", r),
         "bounds_more_h200": lambda r: bounds("Two problems again, on a fourth", r),
         "bounds_quack_h200": lambda r: bounds("What bounds a launch of quack's, on the same", r),
+        "tiles_h200": lambda r: tiles("What a tile costs besides its products, on an H200", r),
+        "tiles_before_h200": lambda r: tiles("The same with kernels of before, on the same", r),
+        "tiles_staggered_h200": lambda r: tiles("The same with warpgroups apart, which are not offered, on the same", r),
         "company_h200": company,
         "turns_h200": turns,
         "models_llama_h200": lambda r: models("Llama-3.1-8B of transformers on an H200", r),
@@ -562,10 +600,7 @@ def main() -> int:
         "models_qwen3_h200": lambda r: models("Qwen3-8B of transformers on an H200", r),
         "startup_h200": lambda r: startup("The start of a process, on the machine with the H200", r),
         "startup_other_h200": lambda r: startup("The same on another", r),
-        "startup_jit_h200": lambda r: startup("The same on a third, beside cute.compile, before preload read first", r),
-        "startup_before_h200": lambda r: startup(
-            "The same beside torch.compile, when records were in blocks of 8 MiB", r
-        ),
+        "startup_jit_h200": lambda r: startup("The same on a third, beside cute.compile and torch.compile", r),
         "soak_h200": lambda r: build("A soak: threads launch while the archive is reloaded", r),
         "runtime_h200": lambda r: host("Host costs of serving, on the machine with the H200", r),
         "runtime_other_h200": lambda r: host("The same on another, whose host is slower", r),
