@@ -25,21 +25,21 @@ replays, and *noise* is torch against itself in the same run. Below 1.00x this a
 
 The archives: `aot build benchmarks/layers.yaml manifests/*.yaml --target sm_90a --candidates 16 --function rmsnorm -o
 build/candidates.aot` and, on the GPU, `aot tune build/candidates.aot -o build/tuned.aot --finalists 3 --repeats 3`
-(1,310 kernels, 1,166 points, in 600 s on two H200s one after the other). Laid over it where a command says so, from other
-builds: `build/more8_13.aot` and `build/weights24_13.aot`, what `benchmarks/layers.yaml` has in 16 bits, 24 candidates,
-without overlap and with it (737 and 738 kernels; `aot tune --tolerance 0 --no-sustained --finalists 4 --repeats 4`, 109
-and 119 s); `build/overlap_13.aot`, what `benchmarks/overlap.yaml` has, 16 candidates (676), `build/rest_13.aot`, the
-same without overlap, 12 (561), and `build/fused_13.aot`, `benchmarks/fused.yaml`, 16 (340; `--no-sustained --finalists
-3 --repeats 3`, 155, 126 and 58 s): all with kernels as of commit bed5e2b, on the H200 of gemm_h200_tuned.json. Names
-that end in `_new` are the same builds with kernels of before, in `_short` such of before them, both tuned on others; so
-are `build/more_tuned.aot` and `build/weights_tuned.aot`, tuned under sustained load too, on the H200 of the first
-section. Where bounds and company_h200.json name the last two they are of `benchmarks/more.yaml`, 24 candidates, and of
-12 with overlap, tuned on others and before; beside `build/rest_tuned.aot`, of 20. `build/tiles.aot` has the kernels of
-three problems, 16 candidates. The commit named is the scripts'; kernels are of it or of one before.
-`build/qwen_tuned.aot` is of `benchmarks/qwen3-8b.yaml`, `build/llama.aot` of manifests/llama-3.1-8b.yaml, and
-`build/thousand.aot` as `benchmarks/thousand.yaml` says.
-GPUs of one kind differ: no two of these H200s give the same figures. Where a section's archive_sha256 is another, its
-archive was tuned before, with kernels before these.
+(1,310 kernels, 1,166 points, in 600 s on two H200s one after the other). Laid over it where a command says so, from
+other builds: `build/more8_13.aot` and `build/weights24_13.aot`, what `benchmarks/layers.yaml` has in 16 bits, 24
+candidates, without overlap and with it (737 and 738 kernels; `aot tune --tolerance 0 --no-sustained --finalists 4
+--repeats 4`, 109 and 119 s); `build/overlap_13.aot`, what `benchmarks/overlap.yaml` has, 16 candidates (676),
+`build/rest_13.aot`, the same without overlap, 12 (561), and `build/fused_13.aot`, `benchmarks/fused.yaml`, 16 (340;
+`--no-sustained --finalists 3 --repeats 3`, 155, 126 and 58 s): all with kernels as of commit bed5e2b, on the H200 of
+gemm_h200_tuned.json. Names that end in `_new` are the same builds with kernels of before, in `_short` such of before
+them, both tuned on others; so are `build/more_tuned.aot` and `build/weights_tuned.aot`, tuned under sustained load
+too, on the H200 of the first section. Where bounds and company_h200.json name the last two they are of
+`benchmarks/more.yaml`, 24 candidates, and of 12 with overlap, tuned on others and before; beside
+`build/rest_tuned.aot`, of 20. `build/tiles.aot` has the kernels of three problems, 16 candidates. The commit named is
+the scripts'; kernels are of it or of one before. `build/qwen_tuned.aot` is of `benchmarks/qwen3-8b.yaml`,
+`build/llama.aot` of manifests/llama-3.1-8b.yaml, and `build/thousand.aot` as `benchmarks/thousand.yaml` says. GPUs of
+one kind differ: no two of these H200s give the same figures. Where a section's archive_sha256 is another, its archive
+was tuned before, with kernels before these.
 """
 
 
@@ -399,9 +399,9 @@ def tiles(title: str, result: dict[str, Any]) -> list[str]:
     """What tiles cost besides their products."""
     lines = [f"## {title}", "", *origin(result)]
     lines += [
-        "Medians of three launches alone with cold caches, ncu. Thousand cycles of the SM that is busy for longest, and "
-        "what of them is not 512 for each 128 x 128 x 64 of its products; kernels that differ in the order of tiles and "
-        "in what may overlap, which here is nothing, are in one row, from least to most.",
+        "Medians of three launches alone with cold caches, ncu. Thousand cycles of the SM that is busy for longest, "
+        "and what of them is not 512 for each 128 x 128 x 64 of its products; kernels that differ in the order of "
+        "tiles and in what may overlap, which here is nothing, are in one row, from least to most.",
         "",
     ]
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -592,7 +592,7 @@ def main() -> int:
         "bounds_quack_h200": lambda r: bounds("What bounds a launch of quack's, on the same", r),
         "tiles_h200": lambda r: tiles("What a tile costs besides its products, on an H200", r),
         "tiles_before_h200": lambda r: tiles("The same with kernels of before, on the same", r),
-        "tiles_staggered_h200": lambda r: tiles("The same with warpgroups apart, which are not offered, on the same", r),
+        "tiles_staggered_h200": lambda r: tiles("The same with warpgroups apart, not offered, on the same", r),
         "company_h200": company,
         "turns_h200": turns,
         "models_llama_h200": lambda r: models("Llama-3.1-8B of transformers on an H200", r),
