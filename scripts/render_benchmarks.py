@@ -100,8 +100,29 @@ def headlines(result: dict[str, Any]) -> list[str]:
         *lines,
         "",
         *([f"bf16, M <= 16: {', '.join(floors)}."] if floors else []),
+        *_free_gates(measured),
         "",
     ]
+
+
+def _free_gates(measured: list[dict[str, Any]]) -> list[str]:
+    """What SwiGLU costs, where the same GEMM was timed without it: what a fused one could gain if it cost nothing."""
+    plain = {(r["signature"], r["m"]): r for r in measured if r["types"] in ("bf16", "bf16 weights")}
+    lines = []
+    for types in ("bf16 swiglu", "bf16 swiglu weights"):
+        fused = [r for r in measured if r["types"] == types]
+        pairs = [(r, plain.get((r["signature"].replace("_swiglu_", "_none_"), r["m"]))) for r in fused]
+        both = [(r, p) for r, p in pairs if p is not None]
+        if both:
+            lines += [
+                "",
+                f"{types}, the {len(both)} problems that were timed without SwiGLU as well: ours takes "
+                f"{geomean([r['us'] / p['us'] for r, p in both]):.3f} of the plain GEMM, torch's two kernels "
+                f"{geomean([r['torch_us'] / p['torch_us'] for r, p in both]):.3f} of its own; ours is at "
+                f"{geomean([r['speedup'] for r, _ in both]):.3f} of torch's two, and the plain GEMM alone would be at "
+                f"{geomean([r['torch_us'] / p['us'] for r, p in both]):.3f}.",
+            ]
+    return lines
 
 
 def _read(few: list[dict[str, Any]], eight: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
