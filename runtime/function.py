@@ -143,7 +143,7 @@ class Function:
 
         Raises:
             ArgumentError: an argument does not fit its description.
-            ProgramError: these extents cannot be served; with an extent of 0 mostly none can.
+            ProgramError: these extents cannot be served, an extent of 0 never.
             DeviceError: the driver refused, or this GPU cannot run the function.
         """
         self.load()
@@ -153,18 +153,15 @@ class Function:
         with self._driver.current():
             plan = self._plans.get(values)
             if plan is None:
+                if _any_empty(views):  # kernels count on at least one element, of K as well
+                    raise ProgramError(
+                        f"{self.name}: a tensor with an extent of 0 cannot be launched on; the caller skips such a call"
+                    )
                 with self._lock:
                     try:
                         plan = self.plan(views)
                     except Unfit as reason:
                         raise DeviceError(f"{self.name}: {reason}") from None
-                    except ProgramError as reason:
-                        if not _any_empty(views):
-                            raise
-                        raise ProgramError(
-                            f"{self.name}: a tensor with an extent of 0 cannot be launched on; the caller skips such a "
-                            f"call ({reason})"
-                        ) from None
                     remember(self._plans, values, plan)
                     self._counters.planned()
             plan.launch(pointers, handle)

@@ -785,6 +785,15 @@ def test_function_without_rows_says_that_the_caller_skips_the_call(library: Libr
         library.functions["bounded"](a, b, out)
 
 
+def test_function_is_not_launched_on_a_k_of_0_though_its_grid_has_blocks(
+    library: Library, driver: RecordingDriver
+) -> None:
+    a, b = (FakeTensor((rows, 0), strides=(K, 1)) for rows in (100, N))  # as slices of others have them
+    with pytest.raises(ProgramError, match=r"large: .* extent of 0 cannot be launched on; the caller skips"):
+        library.functions["large"](a, b, FakeTensor((100, N)))
+    assert not driver.launches
+
+
 def test_function_refuses_tensors_without_memory(library: Library) -> None:
     a, b, out = operands(100)
     out.pointer = 0
