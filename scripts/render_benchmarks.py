@@ -563,6 +563,12 @@ def host(title: str, result: dict[str, Any]) -> list[str]:
         [f"first launch of a kernel ({first['kernels']} kernels)", f"{first['median']} ms", f"{first['max']} ms"]
     )
     rows.append(["first launch at a new M", f"{r['new_m_ms']['median']} ms", f"{r['new_m_ms']['max']} ms"])
+    for name, what in (("first_of_kernel_ms", "of a kernel"), ("one_row_ms", "at M = 1")):
+        if name in r:
+            found = r[name]
+            rows.append(
+                [f"first call {what}, preloaded ({found['calls']})", f"{found['median']} ms", f"{found['max']} ms"]
+            )
     rows += [[f"`{name}`", f"{t['median']} us", f"{t['max']} us"] for name, t in r["host_us"].items()]
     lines += table(["", "median", "max"], rows)
     lines += [
