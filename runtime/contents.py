@@ -87,14 +87,17 @@ class Preloaded(NamedTuple):
 class _Layer:
     """One archive, and those of its functions that were asked for: an archive may have thousands."""
 
-    def __init__(self, archive: Archive, make: Callable[[Archive, str], Function]) -> None:
-        self.archive, self._make = archive, make
+    def __init__(self, archive: Archive, make: Callable[[Archive, str], Function], lock: threading.RLock) -> None:
+        self.archive, self._make, self._lock = archive, make, lock
         self.made: dict[str, Function] = {}
 
     def function(self, name: str) -> Function:
         """The function `name` of this archive; the same object each time."""
         found = self.made.get(name)
-        return found or self.made.setdefault(name, self._make(self.archive, name))
+        if found is None:
+            with self._lock:  # so that `Contents.retire` finds it, or was before it
+                found = self.made.get(name) or self.made.setdefault(name, self._make(self.archive, name))
+        return found
 
 
 class Functions(Mapping[str, Function]):
@@ -149,11 +152,15 @@ class Contents:
         self.table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
         self.preloaded: Preloaded | None = None  # changed as plans are
         self._driver, self._counters, self._lock, self._require = driver, counters, lock, require
+        self._retired = False  # changed as plans are
 
         def make(archive: Archive, name: str) -> Function:
-            return Function(archive, driver, lock, archive.entry(name), workspaces, counters)
+            function = Function(archive, driver, lock, archive.entry(name), workspaces, counters)
+            if self._retired:
+                function.retire()
+            return function
 
-        self._layers = tuple(_Layer(archive, make) for archive in self.archives)
+        self._layers = tuple(_Layer(archive, make, lock) for archive in self.archives)
         self.functions = Functions(self._layers)
         self._dispatch: Dispatch | None = None
         self._owners: dict[tuple[Signature, str], _Layer] = {}  # of gemm entries, where there are several layers
@@ -464,7 +471,11 @@ class Contents:
     # --- the end ---
 
     def retire(self) -> bool:
-        """Forget all plans and make no more; whether a call under way still holds one. The caller holds the lock."""
+        """Forget all plans and make no more; whether a call under way still holds one. The caller holds the lock.
+
+        Functions that are first asked for later are retired too: nothing would wait for a call of theirs.
+        """
+        self._retired = True
         self.plans.clear()
         self.rows.clear()
         if self.table:
@@ -477,10 +488,8 @@ class Contents:
     def close(self) -> None:
         """Unload the kernels, which no call or graph may use any more, and close the files."""
         try:
-            self.plans.clear()
-            self.rows.clear()
-            if self.table:
-                self.table.clear()
+            with self._lock:
+                self.retire()
             for function in self.made():
                 function.unload()
         finally:

@@ -284,6 +284,24 @@ def test_device_that_cannot_wait_keeps_the_old_kernels(library: Library, path: P
     assert unloaded(driver) == [cubin("v0")]
 
 
+def test_function_that_is_first_asked_for_while_kernels_are_dropped_is_not_loaded(
+    library: Library, path: Path, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = library.functions
+    write(path, 1, driver)
+    library.reload()
+
+    def ask_meanwhile() -> None:
+        with pytest.raises(ArchiveError, match=r"v0 was unloaded, .*take it from Library\.functions again"):
+            taken["v0"](FakeTensor((5, K)), FakeTensor((N, K)), FakeTensor((5, N)))
+
+    monkeypatch.setattr(driver, "synchronize", ask_meanwhile)
+    assert library.drop_old() == 0
+    with pytest.raises(ArchiveError, match="v0 was unloaded"):
+        taken["v0"].load()
+    assert (driver.count("load"), driver.launches) == (0, [])
+
+
 class HeldTorch(FakeTorch):
     """Keeps one thread waiting where it asks for the current stream: its plan is found, and not yet launched."""
 
