@@ -486,15 +486,24 @@ class Contents:
         return any(function.busy for function in functions)
 
     def close(self) -> None:
-        """Unload the kernels, which no call or graph may use any more, and close the files."""
+        """Unload the kernels, which no call or graph may use any more, and close the files.
+
+        All of them; then what the driver said of the first that failed is raised, and another call tries those again.
+        """
+        failure: DeviceError | None = None
         try:
             with self._lock:
                 self.retire()
             for function in self.made():
-                function.unload()
+                try:
+                    function.unload()
+                except DeviceError as error:
+                    failure = failure or error
         finally:
             for archive in self.archives:
                 archive.close()
+        if failure is not None:
+            raise failure
 
 
 def gemm_key(of_torch: bool, signature: Signature, views: Sequence[TensorView]) -> tuple[Any, ...]:

@@ -231,10 +231,11 @@ class Function:
         """Give the kernels back, which no call may be about to launch."""
         with self._lock:
             self.retire()
-            self._kernels, self._cubin, self.loaded_bytes = (), None, 0
+            self._cubin = None
             if self._module is not None:
-                self._driver.unload(self._module)
+                self._driver.unload(self._module)  # where it fails they are still there, for another try
                 self._module = None
+            self._kernels, self.loaded_bytes = (), 0
 
     def plan(self, views: Sequence[Any]) -> AnyPlan:
         """Evaluate the launch program for these arguments; kernels must be loaded and the context current.

@@ -33,7 +33,7 @@ from .counters import Counters
 from .dispatch import Entry
 from .driver import LAST_DEFAULT_STREAM, Driver
 from .dtypes import DTYPES
-from .errors import ArgumentError, KernelMiss, LayoutError
+from .errors import ArgumentError, DeviceError, KernelMiss, LayoutError
 from .fallback import allocate, on_stream, result_dtype, torch_gemm
 from .function import Function, device_view, remember, resolve_stream
 from .native import native_table
@@ -237,7 +237,10 @@ class Library:
                     if old.preloaded is not None:
                         new.preload(old.preloaded, as_many_as_fit=True)
             except BaseException:
-                new.close()
+                try:
+                    new.close()
+                except DeviceError as error:
+                    _log.warning("%s was not put in service, and not all of it was unloaded: %s", new.path, error)
                 raise
             self._paths = paths
             if not changed:
@@ -258,7 +261,8 @@ class Library:
 
         Raises:
             DeviceError: a stream is being captured, which allows no such wait and may be lost by the attempt, or the
-                driver refused; where it was the wait, nothing was unloaded, and a later call may do it.
+                driver refused; where it was the wait, nothing was unloaded, else all that it did not refuse. A later
+                call tries what is left.
             ArchiveError: the library was closed.
         """
         with self._changing:
@@ -268,11 +272,17 @@ class Library:
             idle = [each for each in self._replaced if each not in busy]
             if idle:
                 self._driver.synchronize()
+            left, failure = list(busy), None
+            for each in idle:
+                try:
+                    each.close()
+                except DeviceError as error:
+                    left.append(each)
+                    failure = failure or error
             with self._lock:
-                self._replaced = busy
-            with contextlib.ExitStack() as stack:
-                for each in idle:
-                    stack.callback(each.close)
+                self._replaced = left
+            if failure is not None:
+                raise failure
         return len(busy)
 
     # --- what was done ---

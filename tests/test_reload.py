@@ -302,6 +302,75 @@ def test_function_that_is_first_asked_for_while_kernels_are_dropped_is_not_loade
     assert (driver.count("load"), driver.launches) == (0, [])
 
 
+class Stuck:
+    """Has the driver refuse to unload these cubins."""
+
+    def __init__(self, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        self.cubins, self.unload = [cubin(name) for name in names], driver.unload
+        monkeypatch.setattr(driver, "unload", self.refuse)
+
+    def refuse(self, library: bytes) -> None:
+        if library in self.cubins:
+            raise DeviceError(f"cuLibraryUnload of {library[-2:].decode()} failed: CUDA_ERROR_INVALID_VALUE (1)")
+        self.unload(library)
+
+
+def write_three(path: Path, letter: str, driver: RecordingDriver) -> None:
+    """As `write`, with a kernel for each of three signatures: a0, a1 and a2 where the letter is "a"."""
+    names = [f"{letter}{i}" for i in range(3)]
+    entries = [entry(signature(N * (i + 1), K), [(None, name)]) for i, name in enumerate(names)]
+    driver.kernels |= write_archive(path.with_suffix(".new"), [gemm_record(name) for name in names], entries)
+    os.replace(path.with_suffix(".new"), path)
+
+
+def test_kernels_that_do_not_unload_keep_no_others_and_are_tried_again(
+    library: Library, path: Path, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for letter in "abc":
+        write_three(path, letter, driver)
+        library.reload()
+        library.preload()
+    stuck = Stuck(driver, monkeypatch, "a0", "b1")
+    with pytest.raises(DeviceError, match="cuLibraryUnload of a0 failed"):
+        library.drop_old()
+    assert sorted(unloaded(driver)) == [cubin(name) for name in ("a1", "a2", "b0", "b2")]
+    assert (library.stats().replaced, library.stats().kernels_loaded) == (2, 5)
+    stuck.cubins.clear()
+    assert library.drop_old() == 0
+    assert sorted(unloaded(driver)) == [cubin(f"{letter}{i}") for letter in "ab" for i in range(3)], "each once"
+    assert (library.stats().replaced, library.stats().kernels_loaded) == (0, 3)
+
+
+def test_closing_unloads_all_but_the_kernels_that_do_not(
+    library: Library, path: Path, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_three(path, "a", driver)
+    library.reload()
+    library.preload()
+    Stuck(driver, monkeypatch, "a0")
+    with pytest.raises(DeviceError, match="cuLibraryUnload of a0 failed"):
+        library.close()
+    assert sorted(unloaded(driver)) == [cubin("a1"), cubin("a2")]
+
+
+def test_reload_that_fails_says_why_though_its_kernels_do_not_unload(
+    library: Library,
+    path: Path,
+    driver: RecordingDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    library.preload()
+    write_three(path, "a", driver)
+    driver.kernels[cubin("a2")]["kernel_a2"] = (8,)
+    Stuck(driver, monkeypatch, "a0")
+    with pytest.raises(DeviceError, match="takes parameters of"):
+        library.reload()
+    assert "cuLibraryUnload of a0 failed" in caplog.text
+    assert sorted(unloaded(driver)) == [cubin("a1"), cubin("a2")]
+    assert version(library, driver) == "kernel_v0"
+
+
 class HeldTorch(FakeTorch):
     """Keeps one thread waiting where it asks for the current stream: its plan is found, and not yet launched."""
 
