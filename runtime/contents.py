@@ -381,7 +381,7 @@ class Contents:
         in_all = asked.besides(self.preloaded)
         signatures = sum(in_all.covers(entry.signature) for entry in there)
         # A plan has a key of its own, one for tensors of torch, and one for torch's calls once there was one.
-        most = MAX_PLANS // max(signatures * (3 if "torch" in sys.modules else 1), 1)
+        most = MAX_PLANS // max(signatures * (3 if sys.modules.get("torch") else 1), 1)
         if len(in_all.tokens) > most and not as_many_as_fit:
             raise ArgumentError(
                 f"{len(in_all.tokens)} M values for {signatures} signatures are more plans than the {MAX_PLANS} that "
@@ -411,12 +411,17 @@ class Contents:
             for function in self.made():
                 function.forget()
         with self._lock:
-            self.preloaded = asked._replace(tokens=tuple(tokens)).besides(self.preloaded)
-        if tokens:
-            # Another thread may be importing torch, of which not everything is there then: this waits for it.
-            kinds = [None, importlib.import_module("torch")] if "torch" in sys.modules else [None]
-            for entry, m, torch in itertools.product(entries, tokens, kinds):
-                self._prepare(entry, m, torch)
+            before, self.preloaded = self.preloaded, asked._replace(tokens=tuple(tokens)).besides(self.preloaded)
+        try:
+            if tokens:
+                torch = _imported_torch()
+                kinds = [None] if torch is None else [None, torch]
+                for entry, m, kind in itertools.product(entries, tokens, kinds):
+                    self._prepare(entry, m, kind)
+        except BaseException:  # nothing was promised
+            with self._lock:
+                self.preloaded = before
+            raise
         return tuple(loaded)
 
     def _asked_for(self, asked: Preloaded, there: Sequence[Entry], those_there_are: bool) -> list[Entry]:
@@ -526,6 +531,16 @@ def open_archives(paths: Sequence[str | os.PathLike[str]]) -> list[Archive]:
             archive.close()
         raise
     return archives
+
+
+def _imported_torch() -> Any:
+    """torch if it is imported, else None. Where another thread is importing it not everything is there: this waits."""
+    if sys.modules.get("torch") is None:  # an import that is ruled out is a None there
+        return None
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        return None
 
 
 def _first_of_ranges(entry: Entry) -> list[int]:

@@ -328,6 +328,44 @@ def test_failed_preload_keeps_nothing(opened: tuple[Library, RecordingDriver]) -
     assert library.preload()
 
 
+@pytest.mark.parametrize("promised_before", [False, True])
+def test_failed_preload_promises_nothing_more(
+    opened: tuple[Library, RecordingDriver], monkeypatch: pytest.MonkeyPatch, promised_before: bool
+) -> None:
+    library, driver = opened
+    if promised_before:
+        library.preload(tokens=[4], only=[key(1024)])
+    promised = library._now.preloaded
+
+    def refuse(*_: Any) -> Any:
+        raise DeviceError("cuCtxGetCurrent failed: CUDA_ERROR_DEINITIALIZED (4)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "prepare", refuse)
+        with pytest.raises(DeviceError, match="DEINITIALIZED"):
+            library.preload(tokens=[5])
+    assert library._now.preloaded == promised
+    call(library, 1000, 768)
+    assert driver.launches[-1].symbol == "kernel_lean", "loaded at its first call, as without preload"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_torch_that_cannot_be_imported_is_none(
+    opened: tuple[Library, RecordingDriver], monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    library, _ = opened
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch") if there else None)
+    if there:  # another thread is importing it, in vain
+
+        def fail(name: str) -> Any:
+            raise ImportError(f"{name}: libcudart.so.13: cannot open shared object file")
+
+        monkeypatch.setattr(importlib, "import_module", fail)
+    assert library.preload(tokens=[5])
+    assert library._now.preloaded is not None
+    assert [key[0] for key in library._plans] == [False] * len(ENTRIES)
+
+
 def test_function_that_is_loaded_while_it_is_read_keeps_no_cubin(opened: tuple[Library, RecordingDriver]) -> None:
     library, _ = opened
     function = library.functions["small1024"]
