@@ -180,7 +180,8 @@ class Library:
         values in `tokens` not even that, where the tensors are contiguous matrices, and torch's only if torch is
         imported before: an import that is under way is waited for. Runners-up are loaded where the best kernel of a
         range cannot run on this GPU at the least M of it or at one of `tokens`; where that is so at another M only, the
-        call is a miss. A later `preload` may add to this, and `reload` keeps to it.
+        call is a miss. A later `preload` may add to this, and `reload` keeps to it. One that raises promises nothing
+        more, and leaves on the device what it had loaded.
 
         `only` names the signatures that are meant, or their keys, as a model needs of an archive of many: all this then
         holds for them, and kernels for others go on being loaded at their first call.
