@@ -197,12 +197,12 @@ class Library:
             ArchiveError: the archive is damaged, or the library was closed.
             RecordError: the gemm table or a record is malformed.
         """
-        if not isinstance(tokens, Sequence):
+        if not isinstance(tokens, Sequence) or isinstance(tokens, str | bytes):
             raise ArgumentError(f"tokens must be a sequence of M values, such as [1, 16], found {tokens!r:.50}")
         for m in tokens:
             if type(m) is not int or m < 1:
                 raise ArgumentError(f"tokens must be positive integers, found {m!r:.50}")
-        asked = Preloaded(tuple(tokens), None if only is None else _keys(only))
+        asked = Preloaded(tuple(sorted(set(tokens))), None if only is None else _keys(only))
         with self._changing:
             self._refuse_if_closed()
             return self._now.preload(asked)

@@ -306,6 +306,20 @@ def test_tokens_are_positive_integers(opened: tuple[Library, RecordingDriver], t
         opened[0].preload(tokens=tokens)
 
 
+@pytest.mark.parametrize("tokens", [b"\x01\x10", b"", "16", ""])
+def test_tokens_are_no_text(opened: tuple[Library, RecordingDriver], tokens: Any) -> None:
+    with pytest.raises(ArgumentError, match="tokens must be a sequence of M values"):
+        opened[0].preload(tokens=tokens)
+
+
+def test_tokens_that_are_given_twice_count_once(opened: tuple[Library, RecordingDriver]) -> None:
+    library, _ = opened
+    library.preload(tokens=[16, 1] * MAX_PLANS)
+    assert library._now.preloaded is not None
+    assert library._now.preloaded.tokens == (1, 16)
+    assert library.stats().plans_made == 2 * 2 * len(ENTRIES), "for torch's tensors and for others"
+
+
 def test_more_plans_than_are_kept_are_refused(opened: tuple[Library, RecordingDriver]) -> None:
     with pytest.raises(ArgumentError, match="more plans than the 4096 that are kept"):
         opened[0].preload(tokens=range(1, 1000))
