@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -28,6 +29,12 @@ def build_again(run: Run, folder: Path, tmp_path: Path) -> Run:
         return run(*arguments, "--cache", folder / "cache", *options)
 
     return call
+
+
+def _cpu_time_of_children_s() -> float:
+    """Of those that have ended; unlike the time that passes it is the same on a machine that others share."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 # --- build ---
@@ -73,10 +80,10 @@ def test_a_rebuild_needs_neither_torch_nor_the_dsl(folder: Path, tmp_path: Path)
     )
     arguments = ["build", "tiny.yaml", "-o", str(tmp_path / "again.aot"), "--candidates", "1", "--no-tune"]
     command = [sys.executable, "-c", program, *arguments, "--cache", "cache"]
-    begun = time.monotonic()
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    begun_s = _cpu_time_of_children_s()
     subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-    assert time.monotonic() - begun < 3.0
+    assert _cpu_time_of_children_s() - begun_s < 3.0
 
 
 def test_a_build_says_what_it_did_in_one_line(build_again: Run) -> None:

@@ -102,18 +102,18 @@ def test_ranking_is_fast(target: str, seconds: float, library: bool, monkeypatch
         monkeypatch.setitem(sys.modules, "nvMatmulHeuristics", None)
     given_ = variants(target)
     rank(given_, SIGNATURE, 16, target)  # the first loads the library
-    start = time.perf_counter()
+    start = time.process_time()
     rank(given_, SIGNATURE, 17, target)
-    assert time.perf_counter() - start < seconds
+    assert time.process_time() - start < seconds
 
 
 def test_shortlist_of_a_model_is_fast() -> None:
     given_ = variants("sm_100a")
     problems = [(dataclasses.replace(SIGNATURE, n=n), m) for n in (4096, 6144, 28672) for m in (1, 16, 64, 256, 1024)]
     shortlist(given_, problems[:1], "sm_100a", limit=8)  # the first loads the library
-    start = time.perf_counter()
+    start = time.process_time()
     shortlist(given_, problems, "sm_100a", limit=8)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("library", [True, False])
