@@ -629,6 +629,7 @@ def main() -> int:
         "startup_other_h200": lambda r: startup("The same on another", r),
         "startup_jit_h200": lambda r: startup("The same on a third, beside cute.compile and torch.compile", r),
         "soak_h200": lambda r: build("A soak: threads launch while the archive is reloaded", r),
+        "processes": lambda r: build("A thousand processes that open one archive and read all of it, without a GPU", r),
         "runtime_h200": lambda r: host("Host costs of serving, on the machine with the H200", r),
         "runtime_other_h200": lambda r: host("The same on another, whose host is slower", r),
         "runtime_python_h200": lambda r: host("The same without native code", r),
