@@ -219,7 +219,7 @@ class Contents:
         reasons = []
         d = views[2]
         closed = self.preloaded is not None and self.preloaded.covers(signature)
-        for name in entry.functions(m):
+        for name in _best_first(entry, m):
             if closed and not self._layer(entry).function(name).loaded:
                 reasons.append(f"  {name}: was not loaded by preload(), after which nothing more is; give it this M")
                 continue
@@ -456,7 +456,7 @@ class Contents:
 
     def _later(self, entry: Entry, m: int) -> Iterator[Function]:
         """What to try after the best function for `m` rows, found out when it is asked for."""
-        for name in entry.functions(m)[1:]:
+        for name in itertools.islice(_best_first(entry, m), 1, None):
             yield self._function(entry, name)
 
     def _prepare(self, entry: Entry, m: int, torch: Any) -> None:
@@ -541,6 +541,12 @@ def _imported_torch() -> Any:
         return importlib.import_module("torch")
     except ImportError:
         return None
+
+
+def _best_first(entry: Entry, m: int) -> Iterator[str]:
+    """What `entry` has for `m` rows; what follows the best, which mostly nobody asks for, is found out then."""
+    yield entry.best(m)
+    yield from entry.functions(m)[1:]
 
 
 def _first_of_ranges(entry: Entry) -> list[int]:
