@@ -151,6 +151,12 @@ def test_gates_that_share_a_block_of_b_with_what_they_gate_are_unsuited() -> Non
     assert unsuited(v, Signature("e4m3", "e4m3", "bf16", "f32", "swiglu", 6144 + 32, 4096, scaling="block"))
 
 
+def test_more_rows_of_b_than_tiles_can_be_placed_for_are_unsuited() -> None:
+    v = variants(PLAIN)[0]
+    assert unsuited(v, dataclasses.replace(PLAIN, n=1 << 27)) is None
+    assert "exact up to N" in (unsuited(v, dataclasses.replace(PLAIN, n=(1 << 27) + 8)) or "")
+
+
 def shared(signature: Signature) -> list[Plan]:
     """Those that share tiles."""
     return [Plan.of(v.options, form(signature)) for v in variants(signature) if v.options["stream_k"]]

@@ -23,6 +23,7 @@ STORE_BUFFERS = 2  # pieces of D in shared memory, for each warpgroup
 _ENOUGH_STAGES, _WIDE_PIECE = 5, 24  # of 64 K, for which pieces of D may be narrower, and how narrow
 _MOST_PIECE_COLUMNS = 64  # where D is stored transposed, and any number would do
 _FEWEST_STAGES = 3
+_MOST_ROWS_OF_B = 1 << 27  # in tiles of 64: see `persistent_places`, whose quotients are exact up to 2^21
 _BAND_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster than 1024 or 512 on an H200
 _BANDS = {"two_rows": 2, "columns": 8, "quads": 8}
 _LEAST_SLICE, _MOST_SLICES = 4, 12  # stages of K, and how many to a tile
@@ -304,6 +305,8 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
 
 def limit(form: Form, n: int) -> str | None:
     """Why a form cannot be computed for B of `n` rows, or None."""
+    if n > _MOST_ROWS_OF_B:
+        return f"places of tiles are exact up to N = {_MOST_ROWS_OF_B}"
     if form.gated and n % 16:
         return "gates and what they gate are loaded 8 rows at a time"
     if form.scaling == "block" and form.gated and "_interleaved" not in form.epilogue and n % (2 * SCALE_BLOCK):
