@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from runtime.signature import Signature
 
 from . import test_gpu_runtime as on_gpu
 from .test_gpu_runtime import Exported, Problem, arguments, is_plain, made
+from .test_preload import Forbid, forbidding, hook
 
 pytestmark = pytest.mark.gpu
 library, signature, signatures, torch = on_gpu.library, on_gpu.signature, on_gpu.signatures, on_gpu.torch  # fixtures
@@ -117,3 +119,53 @@ def test_streams_of_other_arrays_are_waited_for_without_a_context(
     torch.cuda.synchronize()
     assert not failures
     problem.check()
+
+
+_THREADS, _ROUNDS = 4, 20
+
+
+def test_under_load_nothing_is_opened_compiled_or_loaded(
+    library: Library, signatures: list[Signature], torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `preload`: threads on streams of their own, every signature, and each M for the first time under load."""
+    library.preload()
+    tokens = (1, 2, 17, 64, 129, 333)
+    work = [[(s, made(s, m, seed)) for s in signatures for m in tokens] for seed in range(_THREADS)]
+    calls = [[(o, arguments(s, o)) for s, o in mine] for mine in work]
+    streams = [torch.cuda.Stream() for _ in calls]
+    torch.cuda.synchronize()
+    forbid, failures = Forbid(), list[BaseException]()
+    monkeypatch.setattr(library._driver, "load", forbid.instead_of("driver.load", library._driver.load))
+    monkeypatch.setattr(os, "pread", forbid.instead_of("os.pread", os.pread))
+    before, start = library.stats(), threading.Barrier(_THREADS)
+
+    def serve(number: int) -> None:
+        try:
+            with forbid.guarded():
+                start.wait()
+                for _ in range(_ROUNDS):
+                    for o, more in calls[number]:
+                        library.gemm(o.a, o.b, out=o.d, stream=streams[number], **more)
+        except BaseException as error:
+            failures.append(error)
+
+    sys.addaudithook(hook)
+    forbidding.append(forbid)
+    try:
+        threads = [threading.Thread(target=serve, args=(number,)) for number in range(_THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        torch.cuda.synchronize()
+    finally:
+        forbidding.remove(forbid)
+    assert not failures
+    assert not forbid.tried
+    after = library.stats()
+    assert after.loads == before.loads
+    assert after.launches - before.launches >= _THREADS * _ROUNDS * len(calls[0])
+    for o, more in (call for mine in calls for call in mine):
+        found = o.d.clone()
+        library.gemm(o.a, o.b, out=o.d, **more)
+        assert torch.equal(found.view(torch.uint8), o.d.view(torch.uint8))

@@ -118,17 +118,17 @@ class Forbid:
         return call
 
 
-_forbidding: list[Forbid] = []  # a hook stays for as long as the process
+forbidding: list[Forbid] = []  # a hook stays for as long as the process
 
 
-def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in FORBIDDEN and _forbidding:
-        _forbidding[-1].refuse(event, arguments)
+def hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in FORBIDDEN and forbidding:
+        forbidding[-1].refuse(event, arguments)
 
 
 @pytest.fixture(scope="module")
 def audited() -> None:
-    sys.addaudithook(_hook)
+    sys.addaudithook(hook)
 
 
 @pytest.fixture
@@ -141,9 +141,9 @@ def forbid(opened: tuple[Library, RecordingDriver], audited: None, monkeypatch: 
     monkeypatch.setattr(canonical, "loads", found.instead_of("canonical.loads", canonical.loads))
     quick = found.instead_of("canonical.loads_for_serving", canonical.loads_for_serving)
     monkeypatch.setattr(canonical, "loads_for_serving", quick)
-    _forbidding.append(found)
+    forbidding.append(found)
     yield found
-    _forbidding.remove(found)
+    forbidding.remove(found)
 
 
 def test_preload_reads_before_it_needs_the_context(
