@@ -14,7 +14,7 @@ import pytest
 
 import runtime
 from aot.pack import Package
-from runtime import ArchiveError, ArgumentError, DeviceError, KernelMiss, Library, ProgramError, RecordError
+from runtime import ArchiveError, ArgumentError, DeviceError, KernelMiss, Library, RecordError
 from runtime.archive import Archive
 from runtime.signature import Signature
 
@@ -744,64 +744,3 @@ def test_threads_on_a_new_shape_load_its_kernel_once(library: Library, driver: R
         worker.join()
     assert driver.count("load") == 1
     assert len(driver.launches) == 8
-
-
-# --- any function ---
-
-
-def test_function_takes_the_arguments_of_its_record(library: Library, driver: RecordingDriver) -> None:
-    for _ in range(2):
-        a, b, out = operands(100)
-        library.functions["large"](a, b, out, stream=3)
-    assert driver.count("prepare") == 1
-    launched = driver.launches[1]
-    assert [struct.unpack_from("<Q", p)[0] for p in launched.parameters] == [
-        a.pointer,
-        b.pointer,
-        out.pointer,
-    ]
-    assert launched.stream == 3
-
-
-def test_function_refuses_other_arguments(library: Library) -> None:
-    a, b, out = operands(100)
-    function = library.functions["large"]
-    with pytest.raises(ArgumentError, match="takes 3 arguments"):
-        function(a, b)
-    with pytest.raises(ArgumentError, match="d must have element type bf16, found f32"):
-        function(a, b, FakeTensor((100, N), "float32"))
-    with pytest.raises(ArgumentError, match=r"d\.extent\[0\] must equal a\.extent\[0\]"):
-        function(a, b, FakeTensor((99, N)))
-    with pytest.raises(ArgumentError, match="a is on device 1"):
-        function(FakeTensor((100, K), device=1), b, out)
-
-
-def test_function_without_rows_says_that_the_caller_skips_the_call(library: Library) -> None:
-    a, b, out = operands(0)
-    with pytest.raises(ProgramError, match=r"large: .* extent of 0 cannot be launched on; the caller skips"):
-        library.functions["large"](a, b, out)
-    a, b, out = operands(1000, 1024, 512)
-    with pytest.raises(ProgramError, match=r"^(?!.*skips)"):
-        library.functions["bounded"](a, b, out)
-
-
-def test_function_is_not_launched_on_a_k_of_0_though_its_grid_has_blocks(
-    library: Library, driver: RecordingDriver
-) -> None:
-    a, b = (FakeTensor((rows, 0), strides=(K, 1)) for rows in (100, N))  # as slices of others have them
-    with pytest.raises(ProgramError, match=r"large: .* extent of 0 cannot be launched on; the caller skips"):
-        library.functions["large"](a, b, FakeTensor((100, N)))
-    assert not driver.launches
-
-
-def test_function_refuses_tensors_without_memory(library: Library) -> None:
-    a, b, out = operands(100)
-    out.pointer = 0
-    with pytest.raises(ArgumentError, match=r"d of shape .* has no memory"):
-        library.functions["large"](a, b, out)
-
-
-def test_function_too_large_for_this_gpu_says_so(library: Library, driver: RecordingDriver) -> None:
-    driver.shared_bytes = 48 << 10
-    with pytest.raises(DeviceError, match="huge: needs 221024 bytes of shared memory"):
-        library.functions["huge"](*operands(16))
