@@ -663,6 +663,10 @@ def _piece_layout(piece: tuple[int, int], element: Any, transposed: bool) -> cut
     """Pieces of D in shared memory: (rows, columns, buffers of all warpgroups)."""
     kinds = warpgroup.SmemLayoutAtomKind
     contiguous_bytes = piece[0 if transposed else 1] * element.width // 8
+    if contiguous_bytes // 16 % 2:
+        shape = (*piece, WARPGROUPS * STORE_BUFFERS)
+        plain = cute.make_layout(shape, stride=(piece[1], 1, piece[0] * piece[1]))
+        return cute.make_composed_layout(cute.make_swizzle(0, 4, 3), 0, plain)
     swizzles = {128: (kinds.K_SW128, kinds.MN_SW128), 64: (kinds.K_SW64, kinds.MN_SW64), 32: (kinds.K_SW32, None)}
     atom = warpgroup.make_smem_layout_atom(swizzles[contiguous_bytes][transposed], element)
     return cute.tile_to_shape(atom, (*piece, WARPGROUPS * STORE_BUFFERS), (0, 1, 2))

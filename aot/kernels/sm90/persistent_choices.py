@@ -22,6 +22,7 @@ WGMMA_ROWS = 64
 STORE_BUFFERS = 2  # pieces of D in shared memory, for each warpgroup
 _ENOUGH_STAGES, _WIDE_PIECE = 5, 24  # of 64 K, for which pieces of D may be narrower, and how narrow
 _MOST_PIECE_COLUMNS = 64  # where D is stored transposed, and any number would do
+_ODD_PIECES = 56, 40, 24  # columns of 16 bits whose rows are an odd number of 16 bytes
 _FEWEST_STAGES = 3
 _MOST_ROWS_OF_B = 1 << 27  # in tiles of 64: see `persistent_places`, whose quotients are exact up to 2^21
 _BAND_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster than 1024 or 512 on an H200
@@ -42,7 +43,7 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "schedule": ("cooperative", "pingpong"),
     "swap": (False, True),  # rows of B on WGMMA's M side, whose extent is a multiple of 64, and tokens on its N side
     "tile_m": (64, 80, 88, 96, 112, 128, 144, 160, 168, 176, 192, 256),
-    "tile_n": (64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
+    "tile_n": (64, 80, 96, 112, 128, 144, 160, 168, 176, 192, 224, 256),
     "cluster_m": (1, 2),
     "cluster_n": (1, 2),
     # CTAs of a cluster that take slices of K of the same tile, each of which then adds up some pieces of D.
@@ -273,12 +274,15 @@ def _piece_columns(part: int, swap: bool, d: str, share: int, turns: int) -> int
     """The widest piece that divides a warpgroup's columns of D into multiples of `turns`, or 0; a half or a quarter as
     wide at most if `share` is 2 or 4.
 
-    Pieces are rows of a swizzle atom, 128, 64 or 32 bytes; of D stored transposed, any number of such rows.
+    Pieces are rows of a swizzle atom, 128, 64 or 32 bytes; of D stored transposed, any number of such rows. Where none
+    of these divides, rows an odd number of 16 bytes apart meet no bank twice as they are.
     """
     if swap:
         return next((c for c in range(_MOST_PIECE_COLUMNS // share, 0, -8) if part % (c * turns) == 0), 0)
     widest = 128 // DTYPES[d].bytes
-    return next((c for c in (widest, widest // 2, widest // 4) if c * share <= widest and part % (c * turns) == 0), 0)
+    odd = (columns for columns in _ODD_PIECES if DTYPES[d].bits == 16)
+    widths = widest, widest // 2, widest // 4, *odd
+    return next((c for c in widths if c * share <= widest and part % (c * turns) == 0), 0)
 
 
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
@@ -290,14 +294,18 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
         if reason := rule_of_choice(options):
             return reason
     plan = Plan.of(options, form)
-    if plan.columns % (16 * plan.parts[1]) and not plan.swap:
-        return "columns must divide into parts of 16"
+    unit = 16 if form.gated or DTYPES[form.d].bits == 8 else 8
+    if plan.columns % (unit * plan.parts[1]) and not plan.swap:
+        return f"columns must divide into parts of {unit}"
     if plan.columns // plan.parts[1] > 256:
         return "WGMMA's N side has at most 256"
     if (plan.columns // plan.cluster_rows) % 8 or (plan.rows // plan.cluster_columns) % 8:
         return "each CTA of a cluster loads as many whole groups of 8 rows"
     if plan.piece_columns == 0:
         return "the tile does not divide into pieces that TMA can store"
+    odd = plan.piece_columns in _ODD_PIECES and not plan.swap
+    if odd and (plan.rows < 128 or plan.split_k > 1 or plan.stages < _ENOUGH_STAGES - 1):
+        return "pieces of no swizzle atom are for large tiles of which the columns of D are a multiple"
     if plan.promotion and plan.pingpong:
         return "promotion leaves no registers to alternate with"
     return _rule_of_form(plan, form) or _rule_of_room(plan)
