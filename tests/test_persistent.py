@@ -61,7 +61,7 @@ def test_consumers_wait_for_the_kernel_before_where_they_read_anything_themselve
 
 @pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
 def test_every_form_has_variants_and_not_too_many(signature: Signature) -> None:
-    assert 8 <= len(variants(signature)) <= 460
+    assert 8 <= len(variants(signature)) <= 470
 
 
 @pytest.mark.parametrize("signature", [PLAIN, BLOCK], ids=Signature.key)
@@ -117,6 +117,26 @@ def test_pieces_and_warpgroups_cover_a_tile_once(signature: Signature) -> None:
         assert plan.blocks * plan.parts[0] * 64 == plan.rows
         assert plan.pieces * plan.parts[1] * plan.piece_columns == plan.out_columns
         assert {plan.rows, plan.columns} == {v.integer("tile_m"), v.integer("tile_n")}
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
+def test_rows_of_a_piece_are_those_of_a_swizzle_atom_or_meet_no_bank_twice(signature: Signature) -> None:
+    """8 rows of 16 bytes are stored at a time: where they lie an odd number of 16 bytes apart, each has banks of its
+    own."""
+    for v in variants(signature):
+        plan = Plan.of(v.options, form(signature))
+        if not plan.swap:
+            units, rest = divmod(plan.piece_columns * DTYPES[signature.d].bytes, 16)
+            assert rest == 0
+            assert units in (2, 4, 8) or len({row * units % 8 for row in range(8)}) == 8, v.name()
+
+
+def test_5376_columns_and_gates_of_7168_are_whole_tiles_of_some_variant() -> None:
+    """Gemma 3 has the one, 32 tiles of 168; Llama-3.3-70B over eight GPUs the other, 64 of 112."""
+    for n, k, epilogue, tile_n, m in ((5376, 4096, "none", 168, 512), (7168, 8192, "swiglu", 112, 256)):
+        signature = Signature("bf16", "bf16", "bf16", "f32", epilogue, n, k)
+        best = rank(legal_variants("own", "sm_90a", signature), signature, m, "sm_90a").variants[:8]
+        assert any(v.options.get("tile_n") == tile_n and not v.options["swap"] for v in best)
 
 
 def test_sums_of_8_bit_products_and_no_others_are_promoted_every_256_columns_or_block_of_scales() -> None:
