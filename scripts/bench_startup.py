@@ -22,6 +22,7 @@ from typing import Any
 from report import ROOT, out_argument, write
 
 M, N, K = 16, 4096, 4096
+_JIT_TOKENS = (1, 64, 1024)
 
 _IMPORT_TORCH = """
 import torch
@@ -144,6 +145,28 @@ torch.cuda.synchronize()
 said["first"] = time.monotonic() - began
 """
     + _END,
+    # What preloading makes ready, but for a few M only: every plain 16-bit layer of the archive.
+    "torch.compile, max-autotune of a model": _TORCH
+    + """
+import runtime
+from runtime.dispatch import Dispatch
+library = runtime.load(archive)
+entries = Dispatch.from_json(library._now.archives[0].table("gemm")).entries
+found = [e.signature for e in entries]
+plain = [(s.n, s.k) for s in found if s.key() == f"bf16_bf16_bf16_f32_none_n{s.n}_k{s.k}"]
+library.close()
+compiled = torch.compile(lambda x, y: x @ y.t(), mode="max-autotune-no-cudagraphs", dynamic=False)
+torch._dynamo.config.recompile_limit = 1000
+began = time.monotonic()
+for n, k in plain:
+    y = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+    for m in {tokens}:
+        compiled(torch.randn(m, k, device="cuda", dtype=torch.bfloat16), y)
+torch.cuda.synchronize()
+said["compile"] = time.monotonic() - began
+said["gemms"] = len(plain) * len({tokens})
+"""
+    + _END,
     "driver, context only": _DRIVER
     + """
 cuda.cuCtxSynchronize()
@@ -152,6 +175,7 @@ said["total"] = time.monotonic() - start
     "driver, the archive's GEMM": _DRIVER + _LOAD + _NOW + _FIRST_OF_DRIVER,
     "driver, the archive's GEMM, beside": _ONE + _DRIVER + _READY + _FIRST_OF_DRIVER,
 }
+COUNTS = ("kernels", "gemms")
 _BEFORE = """
 import sys, time
 start, archive = float(sys.argv[1]), sys.argv[2]
@@ -167,7 +191,7 @@ print(json.dumps(said))
 def child(name: str, archive: Path, jit: int) -> dict[str, float]:
     """Run one; seconds by name."""
     code = CHILDREN[name]
-    for word, number in (("m", M), ("n", N), ("k", K), ("jit", jit)):
+    for word, number in (("m", M), ("n", N), ("k", K), ("jit", jit), ("tokens", _JIT_TOKENS)):
         code = code.replace("{" + word + "}", str(number))
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache}
@@ -201,7 +225,7 @@ def main() -> int:
             slow = "compile" in name
             if name in options.skip or (slow and repeat not in (1, 2)) or ("cute" in name and not options.jit):
                 continue
-            of_model = "preload" in name or "cute" in name
+            of_model = "preload" in name or "cute" in name or "model" in name
             archive = options.preload if of_model and options.preload else options.archive
             found = child(name, archive, options.jit)
             if repeat:  # the first finds files that nobody has read
@@ -217,11 +241,11 @@ def main() -> int:
             }
             for part in runs[0]
         }
-        shown = (f"{p}={x['median'] * 1e3:.1f}ms" for p, x in results[name].items() if p != "kernels")
+        shown = (f"{p}={x['median'] * 1e3:.1f}ms" for p, x in results[name].items() if p not in COUNTS)
         print(name, *shown, flush=True)
     from aot import measure
 
-    write(options.out, measure.environment(), unit="s, but for kernels, which is a count", results=results)
+    write(options.out, measure.environment(), unit="s, but for kernels and gemms, which are counts", results=results)
     return 0
 
 

@@ -540,7 +540,7 @@ def startup(title: str, result: dict[str, Any]) -> list[str]:
 def _part(name: str, found: dict[str, float] | None) -> str:
     if found is None:
         return ""
-    if name == "kernels":
+    if name in ("kernels", "gemms"):
         return f"{found['median']:.0f}"
     return f"{found['median'] * 1e3:.1f} ({found['max'] * 1e3:.1f})"
 
