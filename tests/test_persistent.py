@@ -16,11 +16,12 @@ import numpy
 import pytest
 
 from aot.kernels.sm90 import persistent_choices
-from aot.kernels.sm90.persistent_choices import Form, Plan
+from aot.kernels.sm90.persistent_choices import STAGE_BYTES_OF_K, Form, Plan
 from aot.providers import estimate_persistent
 from aot.rank import rank
 from aot.variants import Variant, choices, legal_variants, unsuited
 from runtime.dtypes import DTYPES
+from runtime.record import Record, TensorArgument, TensorView
 from runtime.signature import EPILOGUES, SCALINGS, Signature
 
 FAMILY = "sm90_persistent"
@@ -90,6 +91,54 @@ def test_no_part_of_an_n_major_tile_ends_within_a_swizzle_atom() -> None:
         plan = Plan.of(v.options, form(n_major))
         part = plan.columns // plan.parts[1]
         assert part % 64 == 0 or 64 % part == 0, v.name()
+
+
+def test_gates_are_loaded_by_the_cta_that_loads_what_they_gate() -> None:
+    """8 of each by turns: half a turn cannot be said to TMA, and whoever waits for its bytes would wait for ever."""
+    for epilogue in ("swiglu", "geglu_tanh_interleaved"):
+        for a, scaling in (("bf16", "none"), ("e4m3", "row_column")):
+            gated = Signature(a, a, "bf16", "f32", epilogue, 7168, 8192, scaling=scaling)
+            found = [Plan.of(v.options, form(gated)) for v in variants(gated)]
+            assert any(plan.cluster_rows > 1 for plan in found)
+            assert all(plan.columns // plan.cluster_rows % 16 == 0 for plan in found)
+
+
+def boxes(variant: Variant, signature: Signature) -> list[int]:
+    """Elements of the boxes that a launch's TMA descriptors ask for. Their extents, less one, are a descriptor's bytes
+    from 55 on, as descriptors of tiles that are known show."""
+    from aot.lower import lower
+
+    record = Record.from_json(lower(variant).record)
+    columns = signature.n // (2 if signature.parts.gated else 1)
+    matrices = {"a": (64, signature.k), "b": (signature.n, signature.k), "d": (64, columns)}
+    given: list[Any] = []
+    for argument in record.leaves():
+        if isinstance(argument, TensorArgument):
+            shape = matrices.get(argument.name, (matrices["a" if argument.name == "scale_a" else "b"][0],))
+            strides = (shape[1], 1) if len(shape) > 1 else (1,)
+            given.append(TensorView(1 << 20, argument.dtype, shape, strides, 0))
+    bound = record.bind(given, {argument.name: 66 for argument in record.device_arguments})
+    (launch,) = record.plan(bound.values)
+    starts = [slot.offset + 55 for slot in launch.slots if slot.tma]
+    return [math.prod(extent + 1 for extent in launch.parameters[start : start + 5]) for start in starts]
+
+
+@pytest.mark.parametrize(("a", "epilogue"), [("bf16", "none"), ("bf16", "swiglu"), ("e4m3", "geglu_interleaved")])
+def test_what_ctas_load_together_is_what_a_stage_waits_for(a: str, epilogue: str) -> None:
+    """A byte more or less, and a kernel never ends."""
+    pytest.importorskip("cutlass")
+    signature = Signature(a, a, "bf16", "f32", epilogue, 7168, 8192, scaling="row_column" if a == "e4m3" else "none")
+    found: dict[object, Variant] = {}
+    for v in variants(signature):
+        plan = Plan.of(v.options, form(signature))
+        if not plan.swap and plan.rows == 128 and plan.multicasts:
+            found.setdefault((plan.columns, plan.cluster_rows, plan.cluster_columns), v)
+    assert len(found) >= 8
+    for v in found.values():
+        plan = Plan.of(v.options, form(signature))
+        of_a, of_b, _ = boxes(v, signature)
+        together = (of_a * plan.cluster_columns + of_b * plan.cluster_rows) * DTYPES[a].bytes
+        assert together == (plan.rows + plan.columns) * STAGE_BYTES_OF_K, v.name()
 
 
 def test_every_activation_has_variants_alone_and_with_all_other_parts() -> None:

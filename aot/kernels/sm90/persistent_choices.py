@@ -294,13 +294,14 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
         if reason := rule_of_choice(options):
             return reason
     plan = Plan.of(options, form)
-    unit = 16 if form.gated or DTYPES[form.d].bits == 8 else 8
-    if plan.columns % (unit * plan.parts[1]) and not plan.swap:
-        return f"columns must divide into parts of {unit}"
+    unit = 16 if form.gated else 8
+    whole = 16 if DTYPES[form.d].bits == 8 else unit
+    if plan.columns % (whole * plan.parts[1]) and not plan.swap:
+        return f"columns must divide into parts of {whole}"
     if plan.columns // plan.parts[1] > 256:
         return "WGMMA's N side has at most 256"
-    if (plan.columns // plan.cluster_rows) % 8 or (plan.rows // plan.cluster_columns) % 8:
-        return "each CTA of a cluster loads as many whole groups of 8 rows"
+    if (plan.columns // plan.cluster_rows) % unit or (plan.rows // plan.cluster_columns) % 8:
+        return "each CTA of a cluster loads as many whole groups of 8 rows, of gates 8 with the 8 that they gate"
     if plan.piece_columns == 0:
         return "the tile does not divide into pieces that TMA can store"
     odd = plan.piece_columns in _ODD_PIECES and not plan.swap
