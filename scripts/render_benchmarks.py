@@ -23,23 +23,25 @@ and commit behind it. Device times are medians of CUDA-graph replays over operan
 (cold weights), interleaved with torch (cuBLAS) in one process; *spread* is (largest - smallest) / median over the
 replays, and *noise* is torch against itself in the same run. Below 1.00x this archive is slower than cuBLAS.
 
-The archives: `aot build benchmarks/layers.yaml manifests/*.yaml --target sm_90a --candidates 16 --function rmsnorm -o
-build/candidates.aot` and, on the GPU, `aot tune build/candidates.aot -o build/tuned.aot --finalists 3 --repeats 3`
-(1,310 kernels, 1,166 points, in 600 s on two H200s one after the other). Laid over it where a command says so, from
-other builds: `build/more8_13.aot` and `build/weights24_13.aot`, what `benchmarks/layers.yaml` has in 16 bits, 24
-candidates, without overlap and with it (737 and 738 kernels; `aot tune --tolerance 0 --no-sustained --finalists 4
---repeats 4`, 109 and 119 s); `build/overlap_13.aot`, what `benchmarks/overlap.yaml` has, 16 candidates (676),
-`build/rest_13.aot`, the same without overlap, 12 (561), and `build/fused_13.aot`, `benchmarks/fused.yaml`, 16 (340;
-`--no-sustained --finalists 3 --repeats 3`, 155, 126 and 58 s): all with kernels as of commit bed5e2b, on the H200 of
-gemm_h200_tuned.json. Names that end in `_new` are the same builds with kernels of before, in `_short` such of before
-them, both tuned on others; so are `build/more_tuned.aot` and `build/weights_tuned.aot`, tuned under sustained load
-too, on the H200 of the first section. Where bounds and company_h200.json name the last two they are of
-`benchmarks/more.yaml`, 24 candidates, and of 12 with overlap, tuned on others and before; beside
+The archives of the first two sections, of `build/serial8.aot` and those laid over it, are of kernels as of commit
+23f3e75, compiled without a GPU: `build/serial8.aot` and `build/weights8.aot`, what `benchmarks/layers.yaml` has in 16
+bits, 24 candidates, without overlap and with it (752 and 754 kernels; `aot tune --tolerance 0 --no-sustained
+--finalists 4 --repeats 4`, about two minutes each); `build/fp8.aot`, what it has in e4m3, 12 candidates (286);
+`build/overlap.aot` and `build/fused.aot`, `benchmarks/overlap.yaml` and `benchmarks/fused.yaml`, 14 (604 and 314),
+and `build/rest.aot`, what `manifests/*.yaml` have besides, 12 (562; `--no-sustained --finalists 3 --repeats 3`, one
+to two and a half minutes each). So are `build/llama.aot` (`manifests/llama-3.1-8b*.yaml`, 8 candidates) and
+`build/llama8b.aot` (manifests/llama-3.1-8b.yaml).
+
+The others are of kernels before: `build/tuned.aot` of `aot build benchmarks/layers.yaml manifests/*.yaml --target
+sm_90a --candidates 16 --function rmsnorm` and `aot tune --finalists 3 --repeats 3`; patches that end in `_13` as
+above, of 24 candidates (`more8`, `weights24`), as of commit bed5e2b; `_new` and `_short` of before them;
+`build/more_tuned.aot` and `build/weights_tuned.aot`, tuned under sustained load too, 24 candidates. Where bounds and
+company_h200.json name the last two they are of `benchmarks/more.yaml`, 24 candidates, and of 12 with overlap; beside
 `build/rest_tuned.aot`, of 20. `build/tiles.aot` has the kernels of three problems, 16 candidates. The commit named is
 the scripts'; kernels are of it or of one before. `build/qwen_tuned.aot` is of `benchmarks/qwen3-8b.yaml`,
-`build/llama.aot` of manifests/llama-3.1-8b.yaml, and `build/thousand.aot` as `benchmarks/thousand.yaml` says. GPUs of
-one kind differ: no two of these H200s give the same figures. Where a section's archive_sha256 is another, its archive
-was tuned before, with kernels before these.
+`build/llama_tuned.aot` of manifests/llama-3.1-8b.yaml, and `build/thousand.aot` as `benchmarks/thousand.yaml` says.
+GPUs of one kind differ: no two of these H200s give the same figures. Where a section's archive_sha256 is another, its
+archive was tuned before, with kernels before these.
 """
 
 
@@ -589,17 +591,17 @@ def main() -> int:
     """Render the page."""
     lines = [INTRO]
     sections = {
-        "gemm_h200": lambda r: gemm("GEMM on an H200, against cuBLAS", r),
-        "gemm_h200_tuned": lambda r: gemm("GEMM of every layer on another H200, tuned there in short turns", r),
-        "gemm_h200_all": lambda r: gemm("The same on a third, with kernels of before and archives tuned on another", r),
-        "gemm_h200_before": lambda r: gemm("The same on a fourth, with kernels before those", r),
+        "gemm_h200_tuned": lambda r: gemm("GEMM of every layer on an H200, against cuBLAS", r),
+        "gemm_h200_all": lambda r: gemm("The same archives on another, at the same time", r),
+        "gemm_h200": lambda r: gemm("GEMM on a third, under sustained load too, with kernels of before", r),
+        "gemm_h200_before": lambda r: gemm("Every layer on a fourth, with kernels before those", r),
         "gemm_h200_other": lambda r: gemm("GEMM on a fifth, without the patches and before those", r),
         "peers_bf16": lambda r: peers("bf16 GEMM on an H200, against other libraries", r),
         "peers_bf16_few": lambda r: peers("The same archive on another, for longer, up to M = 256", r),
         "peers_bf16_many": lambda r: peers("The same from M = 512", r),
         "peers_bf16_other": lambda r: peers("The same on another, with kernels of before", r),
         "peers_fp8": lambda r: peers("e4m3 GEMM against other libraries", r),
-        "peers_swiglu": lambda r: peers("gate_up with SwiGLU against other libraries", r),
+        "peers_swiglu": lambda r: peers("gate_up with SwiGLU against cuBLAS and quack", r),
         "peers_triton": lambda r: peers("bf16 GEMM against Triton's autotuning, with an earlier archive", r),
         "overlap_h200": overlap,
         "peers_quack_overlapping": lambda r: peers("quack as it is, overlapping with itself", r),
@@ -628,11 +630,13 @@ def main() -> int:
         "startup_h200": lambda r: startup("The start of a process, on the machine with the H200", r),
         "startup_other_h200": lambda r: startup("The same on another", r),
         "startup_jit_h200": lambda r: startup("The same on a third, beside cute.compile and torch.compile", r),
+        "startup_model_h200": lambda r: startup("Preloading a model, and torch.compile of its layers for three M", r),
         "soak_h200": lambda r: build("A soak: threads launch while the archive is reloaded", r),
         "processes": lambda r: build("A thousand processes that open one archive and read all of it, without a GPU", r),
         "runtime_h200": lambda r: host("Host costs of serving, on the machine with the H200", r),
-        "runtime_other_h200": lambda r: host("The same on another, whose host is slower", r),
-        "runtime_python_h200": lambda r: host("The same without native code", r),
+        "runtime_other_h200": lambda r: host("The same on another, with code of before", r),
+        "runtime_slow_h200": lambda r: host("The same on a third, whose host is slower, with code of before", r),
+        "runtime_python_h200": lambda r: host("The same without native code, with code of before", r),
         "compile_llama": lambda r: build("Building Llama-3.1-8B for five targets", r),
         "compile_thousand": lambda r: build("Building a thousand kernels", r),
     }
