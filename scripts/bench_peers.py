@@ -27,6 +27,7 @@ from peers import CACHE, PEERS, Peer, PeerMissing, Settings, guarded, load, writ
 from report import geomean, out_argument, patch_argument, write
 
 import runtime
+from aot import manifest as manifests
 from aot import measure
 from aot.baseline import baseline
 from aot.measure import Launch
@@ -84,6 +85,22 @@ def _signature(kind: str, n: int, k: int) -> Signature:
     if kind == "fp8":
         return Signature("e4m3", "e4m3", "bf16", "f32", "none", n, k, scaling="row_column")
     return Signature("bf16", "bf16", "bf16", "f32", "swiglu" if kind == "swiglu" else "none", n, k)
+
+
+def of_manifests(paths: Sequence[Path], kinds: Sequence[str], tokens: Sequence[int]) -> list[Case]:
+    """The same of the manifests' layers, each N x K once, up to the largest M that any of them asks for."""
+    found: dict[Signature, tuple[str, int]] = {}
+    for path in paths:
+        for problem in manifests.load(path).problems():
+            name, most = found.get(problem.signature, (f"{path.stem}:{'+'.join(problem.names)}", 0))
+            found[problem.signature] = name, max(most, *problem.tokens)
+    return [
+        Case(kind, name, signature, m)
+        for kind in kinds
+        for m in tokens
+        for signature, (name, most) in found.items()
+        if m <= most and signature == _signature(kind, signature.n, signature.k)
+    ]
 
 
 def load_peers(names: Sequence[str], settings: Settings) -> tuple[dict[str, Peer], dict[str, dict[str, Any]]]:
@@ -338,6 +355,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kinds", type=words(KINDS), default=list(KINDS), help=f"of {','.join(KINDS)}")
     parser.add_argument("--peers", type=words(tuple(PEERS)), default=list(PEERS), help=f"of {','.join(PEERS)}")
     parser.add_argument("--layers", type=words(tuple(LAYERS)), default=list(LAYERS), help="comma-separated names")
+    everything = "compare the layers of this manifest instead; may be repeated"
+    parser.add_argument("--manifest", type=Path, action="append", default=[], help=everything)
     parser.add_argument("--tokens", type=lambda t: [int(x) for x in t.split(",")], default=list(TOKENS))
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no case after this time")
     parser.add_argument("--repeats", type=int, default=7, help="at least; until each has had each place as often")
@@ -356,6 +375,8 @@ def main() -> int:
     options = _options()
     end = time.monotonic() + 60 * options.minutes
     asked = cases(options.kinds, options.layers, options.tokens)
+    if options.manifest:
+        asked = of_manifests(options.manifest, options.kinds, options.tokens)
     settings = Settings(options.cache, options.workers, "cpu" if options.compile_only else "cuda")
     environment = {} if options.compile_only else measure.environment()
     peers, said = load_peers(options.peers, settings)

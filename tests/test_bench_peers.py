@@ -36,6 +36,7 @@ class Config:
     split_k: int = 1
 
 
+MANIFESTS = Path(__file__).parent.parent / "manifests"
 SETTINGS = peers.Settings(Path("unused"), 1, "cpu")
 
 
@@ -66,6 +67,19 @@ def test_cases_are_every_layer_at_every_m_of_each_kind() -> None:
 def test_all_layers_come_before_the_next_m() -> None:
     found = bench_peers.cases(["bf16"], ["8B qkv", "8B o"], [1, 16])
     assert [(c.layer, c.m) for c in found] == [("8B qkv", 1), ("8B o", 1), ("8B qkv", 16), ("8B o", 16)]
+
+
+def test_layers_of_manifests_are_cases_once_up_to_their_largest_m() -> None:
+    paths = [MANIFESTS / f"{name}.yaml" for name in ("gemma-3-27b", "llama-3.1-8b", "llama-3.1-8b-fused")]
+    found = bench_peers.of_manifests(paths, bench_peers.KINDS, [16, 8192])
+    assert len(set(found)) == len(found)
+    of_bf16 = {(c.signature.n, c.signature.k) for c in found if c.kind == "bf16" and c.m == 16}
+    assert {(5376, 21504), (262208, 5376), (28672, 4096), (128256, 4096)} <= of_bf16
+    at_8192 = {(c.signature.n, c.signature.k) for c in found if c.kind == "bf16" and c.m == 8192}
+    assert of_bf16 - at_8192 == {(262208, 5376), (128256, 4096)}, "a lm_head has a token a sequence"
+    assert {c.layer for c in found if c.kind == "swiglu"} == {"llama-3.1-8b-fused:gate_up"}
+    assert not any(c.kind == "fp8" for c in found)
+    assert {c.signature.epilogue for c in found} == {"none", "swiglu"}
 
 
 def test_summary_compares_only_what_was_timed() -> None:
