@@ -46,14 +46,19 @@ def operand(t: TensorArgument, m: int, extents: Extents) -> torch.Tensor:
 def schedule(name: str) -> str:
     """What of a function's name says how its threads work together: neither extents nor what D becomes.
 
-    Of extents it is whether CTAs share what they load and split K, and whether there are many tokens; of scales those
-    of blocks, which are loaded on the way.
+    Of extents it is whether CTAs share what they load and split K, whether there are many tokens, and whether D has an
+    odd number of 8 columns in a tile, which is stored without a swizzle; of scales those of blocks, which are loaded on
+    the way.
     """
     provider, family, types, *words, _ = name.split(".")
     kept = [provider, family, "8" if types.startswith("e") else "16"]
+    gated = any("glu" in word for word in words)
     for word in words:
         if word.startswith("tile"):
-            kept += ["many"] if family == "sm90_small_m" and int(word[4:].split("x")[0]) > 64 else []
+            rows, columns = map(int, word[4:].split("x")[:2])
+            kept += ["many"] if family == "sm90_small_m" and rows > 64 else []
+            odd = family == "sm90_persistent" and "swap" not in words and columns // (2 if gated else 1) % 16 == 8
+            kept += ["odd"] if odd else []
         elif word.startswith("cluster"):
             kept += ["shared"] if any(c in "248" for c in word) else []
         elif word.startswith("split_k"):

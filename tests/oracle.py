@@ -211,11 +211,14 @@ def sample(target: str) -> list[Variant]:
     return found
 
 
-_SHARING = ("cluster_m", "cluster_n", "order", "ctas_per_sm", "many tokens")
+_SHARING = ("cluster_m", "cluster_n", "order", "ctas_per_sm", "many tokens", "odd pieces")
 
 
 def _value(v: Variant, option: str) -> Any:
-    """What a variant chose; with more than 64 tokens in a tile they are on the other side of the MMA."""
+    """What a variant chose; with more than 64 tokens in a tile they are on the other side of the MMA, and of D's pieces
+    some are of no swizzle atom."""
+    if option == "odd pieces":
+        return v.family == "sm90_persistent" and not v.options["swap"] and v.integer("tile_n") % 16 == 8
     return v.integer("tile_m") > 64 if option == "many tokens" else v.options.get(option)
 
 

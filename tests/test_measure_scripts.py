@@ -100,6 +100,14 @@ def test_orders_of_tiles_that_move_them_are_schedules_of_their_own() -> None:
     assert launch_all.one_of_each(names) == names
 
 
+def test_pieces_of_d_without_a_swizzle_are_schedules_of_their_own() -> None:
+    tiles = ("tile128x160", "tile128x168", "swiglu.tile128x112", "bias+geglu_tanh_interleaved.tile256x144")
+    names = [f"own.sm90_persistent.bf16_bf16_bf16_f32.{t}.cluster1x1.rows.serial.cooperative.sm_90a" for t in tiles]
+    assert [launch_all.schedule(name).split(".").count("odd") for name in names] == [0, 1, 1, 1]
+    swapped = "own.sm90_persistent.bf16_bf16_bf16_f32.tile88x168.cluster1x1.rows.swap.sm_90a"
+    assert "odd" not in launch_all.schedule(swapped)
+
+
 def test_a_result_names_the_commit_that_its_files_are_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(report, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
