@@ -166,7 +166,9 @@ def _build(
     function: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Add another operation, such as rmsnorm. May be repeated.")
     ] = None,
-    candidates: Annotated[int, typer.Option(min=1, help="Kernels to compile for each problem and M.")] = 8,
+    candidates: Annotated[
+        int, typer.Option(min=1, help="Kernels to compile for a problem at each M of its manifest.")
+    ] = 8,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes that compile. Default: usable cores.")] = None,
     cache: Annotated[
         str | None, typer.Option(metavar="DIR", help="Build cache. Default: $XDG_CACHE_HOME or ~/.cache, cute-aot.")

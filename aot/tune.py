@@ -116,8 +116,8 @@ def tune_archive(
         AotError: the archive cannot be read, there is no GPU, or a launch fails.
     """
     options = options or TuneOptions()
-    report = TuneReport(measure.environment())
     with Archive.open(source) as archive:
+        report = TuneReport(measure.environment())
         targets = archive.functions.targets_by_name()
         dispatch = Dispatch.from_json(archive.table("gemm"), targets)
         entries = _entries_to_tune(source, dispatch)

@@ -216,6 +216,15 @@ def test_termination_is_like_control_c_and_leaves_nothing_behind(folder: Path, t
     assert not list((tmp_path / "scratch").iterdir())
 
 
+def test_tune_says_that_a_file_is_no_archive_before_it_asks_for_a_gpu(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "notes.txt").write_text("not an archive, but long enough to be read as one\n" * 9)
+    result = run("tune", tmp_path / "notes.txt", "-o", tmp_path / "tuned.aot")
+    assert result.status == 2
+    assert "not an .aot file" in result.err
+    assert not (tmp_path / "tuned.aot").exists()
+
+
 @pytest.mark.parametrize(
     ("found", "status", "message"),
     [
