@@ -279,8 +279,11 @@ class Function:
         except ProgramError:
             return None
         told = self._residency
-        if not evaluation.small or any(values[place] != told.get(name) for name, place in record.device_places):
+        if not evaluation.small:
             return None
+        for name, place in record.device_places:
+            if values[place] != told.get(name):
+                return None
         self._last = evaluation
         return self._prepared(evaluation.launches, values, told)
 
@@ -301,9 +304,8 @@ class Function:
         """The plan with these launches, for which that many clusters can be resident."""
         record = self.record
         ready = [(self._kernels[launch.kernel], launch) for launch in launches]
-        needs = tuple(
-            [Need(a.bytes * (1 if a.each is None else residency[a.each]), a.zeroed) for a in record.workspace_arguments]
-        )
+        spaces = record.workspace_arguments
+        needs = tuple([Need(a.bytes * (1 if a.each is None else residency[a.each]), a.zeroed) for a in spaces])
         plan = Plan(self._driver, ready, values, len(record.program.pointers), self.counter)
         self._ready.update(plan.direct)
         return WorkspacePlan(plan, self._workspaces, needs) if needs else plan

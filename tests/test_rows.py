@@ -179,6 +179,23 @@ def test_overlap_is_found_with_the_new_rows_extent(library: Library, driver: Rec
     assert len(driver.launches) == 1
 
 
+def test_overlap_of_what_else_has_rows_is_found_with_the_new_extent(library: Library, driver: RecordingDriver) -> None:
+    """The residual of 100 rows ends before the out; that of 200 reaches into it, and so do the scales of 200."""
+    start = 1 << 50
+    for name, row_bytes, x in (
+        ("residual", P * 2, lambda m: FakeTensor((m, P), pointer=start)),
+        ("scale_a", 4, lambda m: FakeTensor((m, 1), F32, pointer=start)),
+    ):
+        library.gemm(**everything(100) | {name: x(100), "out": FakeTensor((100, P), pointer=start + 400 * row_bytes)})
+        launched = len(driver.launches)
+        library.gemm(**everything(150) | {name: x(150), "out": FakeTensor((150, P), pointer=start + 160 * row_bytes)})
+        assert len(driver.launches) == launched + 1
+        with pytest.raises(ArgumentError, match=f"shares memory with {name}"):
+            library.gemm(
+                **everything(200) | {name: x(200), "out": FakeTensor((200, P), pointer=start + 160 * row_bytes)}
+            )
+
+
 def test_plan_of_other_rows_is_told_what_the_device_has_for_it(tmp_path: Path, torch: FakeTorch) -> None:
     """From 500 rows on it takes so much shared memory that half as many clusters are resident."""
     record = gemm_record("f", workspaces=((1 << 16, "max_active_clusters", False),))
