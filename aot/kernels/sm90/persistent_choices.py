@@ -280,8 +280,7 @@ def _piece_columns(part: int, swap: bool, d: str, share: int, turns: int) -> int
     if swap:
         return next((c for c in range(_MOST_PIECE_COLUMNS // share, 0, -8) if part % (c * turns) == 0), 0)
     widest = 128 // DTYPES[d].bytes
-    odd = (columns for columns in _ODD_PIECES if DTYPES[d].bits == 16)
-    widths = widest, widest // 2, widest // 4, *odd
+    widths = widest, widest // 2, widest // 4, *(_ODD_PIECES if DTYPES[d].bits == 16 else ())
     return next((c for c in widths if c * share <= widest and part % (c * turns) == 0), 0)
 
 
@@ -304,9 +303,11 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
         return "each CTA of a cluster loads as many whole groups of 8 rows, of gates 8 with the 8 that they gate"
     if plan.piece_columns == 0:
         return "the tile does not divide into pieces that TMA can store"
-    odd = plan.piece_columns in _ODD_PIECES and not plan.swap
-    if odd and (plan.rows < 128 or plan.split_k > 1 or plan.stages < _ENOUGH_STAGES - 1):
-        return "pieces of no swizzle atom are for large tiles of which the columns of D are a multiple"
+    if plan.piece_columns in _ODD_PIECES and not plan.swap:
+        if plan.rows < 128 or plan.split_k > 1 or plan.stages < _ENOUGH_STAGES - 1:
+            return "pieces without a swizzle are for tiles of 128 rows and more with K in one and stages enough"
+        if not form.gated and plan.pingpong != plan.along_columns:
+            return "of tiles of 168 those won that are pingpong along columns or cooperative down rows"
     if plan.promotion and plan.pingpong:
         return "promotion leaves no registers to alternate with"
     return _rule_of_form(plan, form) or _rule_of_room(plan)
