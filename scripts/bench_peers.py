@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import bench_gemm
 import torch
 from peers import CACHE, PEERS, Peer, PeerMissing, Settings, guarded, load, written
 from report import geomean, out_argument, patch_argument, write
 
 import runtime
-from aot import manifest as manifests
 from aot import measure
 from aot.baseline import baseline
 from aot.measure import Launch
@@ -89,11 +89,7 @@ def _signature(kind: str, n: int, k: int) -> Signature:
 
 def of_manifests(paths: Sequence[Path], kinds: Sequence[str], tokens: Sequence[int]) -> list[Case]:
     """The same of the manifests' layers, each N x K once, up to the largest M that any of them asks for."""
-    found: dict[Signature, tuple[str, int]] = {}
-    for path in paths:
-        for problem in manifests.load(path).problems():
-            name, most = found.get(problem.signature, (f"{path.stem}:{'+'.join(problem.names)}", 0))
-            found[problem.signature] = name, max(most, *problem.tokens)
+    found = bench_gemm.problems(list(paths))
     return [
         Case(kind, name, signature, m)
         for kind in kinds

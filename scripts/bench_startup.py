@@ -188,17 +188,22 @@ print(json.dumps(said))
 """
 
 
-def child(name: str, archive: Path, jit: int) -> dict[str, float]:
-    """Run one; seconds by name."""
+def code_of(name: str, jit: int) -> str:
+    """What one runs."""
     code = CHILDREN[name]
     for word, number in (("m", M), ("n", N), ("k", K), ("jit", jit), ("tokens", _JIT_TOKENS)):
         code = code.replace("{" + word + "}", str(number))
+    return _BEFORE + code + _AFTER
+
+
+def child(name: str, archive: Path, jit: int) -> dict[str, float]:
+    """Run one; seconds by name."""
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache}
         paths = [str(ROOT), environment.get("PYTHONPATH", "")]
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is compiled
         environment["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
-        command = [sys.executable, "-c", _BEFORE + code + _AFTER, str(time.monotonic()), str(archive)]
+        command = [sys.executable, "-c", code_of(name, jit), str(time.monotonic()), str(archive)]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise SystemExit(f"{name}: {done.stderr[-2000:]}")

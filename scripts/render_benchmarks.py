@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import bench_startup
 from report import geomean
 
 ROOT = Path(__file__).parent.parent
@@ -542,7 +543,7 @@ def startup(title: str, result: dict[str, Any]) -> list[str]:
 def _part(name: str, found: dict[str, float] | None) -> str:
     if found is None:
         return ""
-    if name in ("kernels", "gemms"):
+    if name in bench_startup.COUNTS:
         return f"{found['median']:.0f}"
     return f"{found['median'] * 1e3:.1f} ({found['max'] * 1e3:.1f})"
 

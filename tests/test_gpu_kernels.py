@@ -95,10 +95,14 @@ def test_functions_are_right_at_any_extents(
     n_step, k_step = steps(s)
     m = data.draw(st.integers(1, 700) | st.sampled_from((1, 8, 64, 65, 128, 2049)))
     n = n_step * data.draw(st.integers(1, max(1, 1400 // n_step)))
-    depths = st.integers(1, 2000 // k_step).map(lambda i: i * k_step)
-    # NVIDIA's kernels leave sums of 8-bit products to the tensor core, which is short for so deep a K.
-    k = data.draw(depths if s.a == "e4m3" and not name.startswith("own.") else depths | st.just(DEEP_K))
-    assert failures(library, name, dataclasses.replace(s, n=n, k=k), m) is None
+    k = data.draw(st.integers(1, 2000 // k_step).map(lambda i: i * k_step) | st.just(DEEP_K))
+    found = failures(library, name, dataclasses.replace(s, n=n, k=k), m)
+    if k == DEEP_K and s.a == "e4m3" and not name.startswith("own."):
+        # NVIDIA's kernels leave all sums to the tensor core, which is short for so deep a K: the check may refuse a few
+        # elements, as it does when such a kernel is tuned, but no more.
+        assert found is None or re.search(r": relative error [1-9]\.\d\de-03 \(limit", found), found
+    else:
+        assert found is None
 
 
 def test_every_function_is_right_at_its_own_extents(library: Library, functions: list[tuple[str, Signature]]) -> None:

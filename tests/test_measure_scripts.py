@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 
 import itertools
 
+import bench_startup
 import launch_all
 import measure_bounds
 import measure_company
@@ -98,6 +100,13 @@ def test_a_part_of_an_archive_that_nothing_has_is_refused(
 def test_orders_of_tiles_that_move_them_are_schedules_of_their_own() -> None:
     names = [f"own.sm90_persistent.bf16_bf16_bf16_f32.tile128x80.cluster1x2.{o}.sm_90a" for o in ("columns", "quads")]
     assert launch_all.one_of_each(names) == names
+
+
+@pytest.mark.parametrize("name", bench_startup.CHILDREN)
+def test_children_that_are_timed_are_python_with_all_their_numbers(name: str) -> None:
+    code = bench_startup.code_of(name, 12)
+    compile(code, name, "exec")
+    assert not re.search(r"\{(m|n|k|jit|tokens|what)\}", code)
 
 
 def test_pieces_of_d_without_a_swizzle_are_schedules_of_their_own() -> None:
