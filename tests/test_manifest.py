@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from aot import manifest as module
 from aot.manifest import Gemm, Manifest, ManifestError, Problem, dump, load, loads
 from aot.targets import TARGETS
-from runtime.signature import EPILOGUES, MAJORS, OVERLAPS, SCALINGS, Signature
+from runtime.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, SCALINGS, Signature
 
-SHIPPED = sorted((Path(__file__).resolve().parents[1] / "manifests").glob("*.yaml"))
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = sorted((ROOT / "manifests").glob("*.yaml"))
+PAGE = ROOT / "docs" / "manifests.md"
 
 GOOD = """\
 format: 1
@@ -551,3 +553,26 @@ def test_any_mutated_byte_loads_or_is_a_manifest_error(
 def test_any_text_of_yaml_signs_is_a_manifest_error(text: str) -> None:
     with pytest.raises(ManifestError):
         loads(text)
+
+
+def test_page_has_every_field_and_its_default() -> None:
+    said = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", PAGE.read_text(), re.MULTILINE))
+    defaults = {**module._USUAL, "count": 1, "per": "layer", "layers": 1}
+    for field in (*module._TOP_FIELDS, *module._GEMM_FIELDS):
+        assert field in said, field
+        if field in defaults:
+            assert said[field].strip("`") == str(defaults[field]), field
+
+
+def test_page_has_every_word_and_every_limit() -> None:
+    page = PAGE.read_text()
+    words = {*TARGETS, *SCALINGS, *MAJORS, *OVERLAPS, *ACTIVATIONS, *GATED, *module.PER, *module.ACCUMULATORS}
+    assert not {word for word in words if f"`{word}`" not in page}
+    limits = (module.MAX_EXTENT, module.MAX_TOKENS, module.MAX_COUNT, module.MAX_ITEMS, module.MAX_TEXT_CHARACTERS)
+    assert not {limit for limit in limits if f"{limit:,}" not in page}
+    assert f"{module.MAX_FILE_BYTES >> 10} KiB" in page
+
+
+def test_example_of_the_page_is_a_manifest() -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert [g.name for g in loads(example).gemms] == ["qkv", "gate_up", "lm_head"]
