@@ -17,22 +17,22 @@ from runtime.signature import Signature
 from ..kernels.sm90.persistent_choices import STAGE_BYTES_OF_K, Form, Plan
 from ..variants import Variant
 
+# Fitted to times on H200s (132 SMs, power-limited; November 2026), in microseconds, bytes and multiply-adds.
 _MULTIPROCESSORS = 132
 _RESIDENT = {1: 132, 2: 66, 4: 30}  # clusters that run at a time, by CTAs
-_SHARING = 1.07  # what multicast costs a tile, in lockstep with another CTA
-_SHARING_START_US = 0.65
-_MEETING_US = 1.07  # of CTAs that split K, before they push sums
-_PUSHED_BYTES_PER_US = 0.0395e6
-_SHARED_TILES_US = 0.8  # of the CTAs that share a tile through memory
-_EXCHANGED_BYTES_PER_US = 5.5e6  # that they write and read back
-# By how much orders of tiles were faster than by rows, on average of the shapes where they were tried; of quads
-# between the 0.8 of 128 x 80 at 1280 x 8192 and the 1.0 of most.
-_ORDERS = {"rows": 1.0, "two_rows": 0.95, "columns": 0.98, "quads": 0.94}
+_L2_BYTES_PER_US = 17.8e6
 _MEMORY_BYTES_PER_US = 8.3e6  # beside other flows, of which some is hidden
-_FLOOR_BYTES_PER_US = 3.3e6  # where there is nothing else
+_FLOOR_BYTES_PER_US = 3.9e6  # where there is nothing else
+_SHARING_START_US = 0.3  # of CTAs in lockstep
+_MEETING_US = 0.9  # of CTAs that split K, before they push sums
+_PUSHED_BYTES_PER_US = 0.028e6
+_SHARED_TILES_US = 0.86  # of the CTAs that share a tile through memory
+_EXCHANGED_BYTES_PER_US = 2.67e6  # that they write and read back
+_QUADS = 0.98  # the time of tiles in this order, against any other: 0.8 to 1.0
 _OVERLAP_US = 0.7  # what a launch gains that may begin early; taken from kernels for few tokens
-_SPARE_TOKEN_US = 1.35e-5  # for each row past M that a CTA loads, and each column of A
-_ORDER = 3  # of the norm that makes one time of four
+_SPARE_BYTE_US = 2e-6  # of a row past M that a CTA loads
+_READ_OF_ROWS = 0.45  # what WGMMA's reads of its 64 rows cost, against those of columns
+_ORDER = 4  # of the norm that makes one time of four
 _WGMMA_ROWS = 64
 _OPERATOR_PIECES = 4  # or so, of NVIDIA's kernels
 
@@ -58,23 +58,23 @@ class Tiling:
 
 @dataclass(frozen=True)
 class _Rates:
-    """Fitted to times on an H200 (132 SMs, power-limited; November 2026), per microsecond."""
+    """What depends on the bytes of an element."""
 
     start_us: float
     power: float  # multiply-adds of an SM while all are busy
+    byte: float  # multiply-adds that take as much energy as a byte that moves inside of an SM
     clock: float  # multiply-adds of an SM while few are
-    shared_bytes: float  # of an SM's shared memory, that WGMMA reads and TMA writes
-    l2_bytes: float
+    shared_bytes: float  # of an SM's shared memory, that WGMMA reads
+    brought: float  # what a byte that TMA brings costs of these
     epilogue_us: float  # of 128 x 128 sums by one warpgroup
     piece_us: float  # of each piece of it
     seen: float  # of it, and of all that a tile costs besides, where no other warpgroup multiplies
-    between_us: float  # tiles, where no other warpgroup multiplies
     pingpong: float  # power that pingpong takes, against cooperative
 
 
 _RATES = {
-    2: _Rates(2.47, 4.63e6, 3.58e6, 0.287e6, 12.1e6, 0.43, 0.0, 1.93, 0.28, 0.92),
-    1: _Rates(2.63, 10.1e6, 7.2e6, 0.288e6, 13.7e6, 1.31, 0.086, 1.15, 0.19, 1.0),
+    2: _Rates(3.3, 5.9e6, 3.84, 2.86e6, 0.583e6, 4.34, 0.428, 0.0, 1.98, 0.923),
+    1: _Rates(3.45, 14.4e6, 24.3, 6.15e6, 0.26e6, 1.44, 0.637, 0.099, 0.786, 1.0),
 }
 
 
@@ -138,9 +138,9 @@ def _clusters(t: Tiling, m: int, n: int) -> int:
 def estimate_us(t: Tiling, extents: tuple[int, int, int], batch: int = 1, slices: int = 1) -> float:
     """A guess at the time on an H200 for `extents` M, N and K, with the last wave's tiles cut into `slices` of K.
 
-    A norm of four flows (tile after tile through the busiest SM, products at the power that there is, bytes out of L2,
-    bytes out of memory), the time to start, and the epilogues that nothing hides. How well it orders variants is in
-    `aot.rank`.
+    A norm of four flows (tile after tile through the busiest SM, products and what they move at the power that there
+    is, bytes out of L2, bytes out of memory), the time to start, and the epilogues that nothing hides. How well it
+    orders variants is in `aot.rank`.
     """
     m, n, k = extents
     rates = _RATES[t.bytes_in]
@@ -151,22 +151,21 @@ def estimate_us(t: Tiling, extents: tuple[int, int, int], batch: int = 1, slices
     rows, columns = (t.tile_n, t.tile_m) if t.swap else (t.tile_m, t.tile_n)
     depth = k / t.split_k
     products = rows * columns * depth
-    # WGMMA reads 64 rows and all columns for each 64 rows; TMA writes both.
-    moved = (rows / _WGMMA_ROWS * (_WGMMA_ROWS + columns) + rows + columns) * depth * t.bytes_in
-    tile_us = max(products / rates.clock, moved / rates.shared_bytes)
-    if t.cluster_m * t.cluster_n > 1:
-        tile_us *= _SHARING
-    busy_us = (waves - 1 + 1 / slices) * (tile_us + (0.0 if t.pingpong else rates.between_us))
-    power_us = tiles * products / _MULTIPROCESSORS / rates.power * (rates.pingpong if t.pingpong else 1.0)
+    # WGMMA reads 64 rows and all columns for each 64 rows; TMA brings both once.
+    reads = math.ceil(rows / _WGMMA_ROWS) * (_READ_OF_ROWS * _WGMMA_ROWS + columns)
+    moved = (reads + rates.brought * (rows + columns)) * depth * t.bytes_in
+    busy_us = (waves - 1 + 1 / slices) * max(products / rates.clock, moved / rates.shared_bytes)
+    energy = products + rates.byte * moved
+    power_us = tiles * energy / _MULTIPROCESSORS / rates.power * (rates.pingpong if t.pingpong else 1.0)
     loads = (t.tile_m / t.cluster_n + t.tile_n / t.cluster_m) * depth * t.bytes_in
     memory = batch * (n * k * t.bytes_in + m * k * t.bytes_in + m * n * t.bytes_out)
-    flows = (busy_us, power_us, tiles * loads / rates.l2_bytes, memory / _MEMORY_BYTES_PER_US)
+    flows = busy_us, power_us, tiles * loads / _L2_BYTES_PER_US, memory / _MEMORY_BYTES_PER_US
     body_us = max(sum(flow**_ORDER for flow in flows) ** (1 / _ORDER), memory / _FLOOR_BYTES_PER_US)
+    body_us *= _QUADS if t.order == "quads" else 1.0
     epilogue_us = rates.epilogue_us * rows * columns / 128**2 / (1 if t.pingpong else 2) / t.split_k
     epilogue_us += rates.piece_us * t.pieces / t.split_k
     if t.split_k > 1:
         epilogue_us += _MEETING_US + t.pushed_bytes / _PUSHED_BYTES_PER_US
-    spare_us = -m % t.tile_m / t.cluster_n * depth * _SPARE_TOKEN_US
+    spare_us = -m % t.tile_m / t.cluster_n * depth * t.bytes_in * _SPARE_BYTE_US
     shown = 1 + (waves - 1) * (0.0 if t.pingpong else rates.seen)
-    body_us *= _ORDERS[t.order]
     return rates.start_us + body_us + spare_us + epilogue_us * shown + (_SHARING_START_US if cluster > 1 else 0.0)
