@@ -5,10 +5,11 @@ where that library can be loaded and knows the target and the element types, and
 All are guesses that decide what gets compiled and measured, and what is served until `aot tune` has measured it. Knows
 nothing of compilers.
 
-How good a guess, for sm_90a: in bf16, of the 537 variants that had been compiled by then, all timed on an H200 over
-eight layers at 14 M from 1 to 8192, the best of the first 12 takes 0.2 % longer than the best of all (112 problems; 5 %
-at worst), the first alone 4 %. In row-scaled e4m3, of some 36 for each of 56 problems from M = 128 up, 0.1 % and 3 %.
-The estimates are fitted to these times; of stream_k and of orders of tiles they hold what was measured on average.
+How good a guess, for sm_90a from M = 128 up, where hundreds of variants were timed on H200s over 22 to 27 layers of
+models at seven M (`benchmarks/results/ranking_all_h200.json`): of 600 in bf16 the best of the first 12 takes 0.5 %
+longer than the best of all (328 problems; 8 % at worst), the first alone 4.5 %; of 351 with SwiGLU 0.5 % and 2.4 %; of
+409 in row-scaled e4m3 0.1 % and 2.5 %. The estimates are fitted to these times, and up to M = 64 to others; of stream_k
+and of orders of tiles they hold what was measured on average.
 """
 
 from __future__ import annotations

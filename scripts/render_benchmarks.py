@@ -24,14 +24,14 @@ and commit behind it. Device times are medians of CUDA-graph replays over operan
 (cold weights), interleaved with torch (cuBLAS) in one process; *spread* is (largest - smallest) / median over the
 replays, and *noise* is torch against itself in the same run. Below 1.00x this archive is slower than cuBLAS.
 
-The archives of the first two sections, of `build/serial8.aot` and those laid over it, are of kernels as of commit
-23f3e75, compiled without a GPU: `build/serial8.aot` and `build/weights8.aot`, what `benchmarks/layers.yaml` has in 16
-bits, 24 candidates, without overlap and with it (752 and 754 kernels; `aot tune --tolerance 0 --no-sustained
---finalists 4 --repeats 4`, about two minutes each); `build/fp8.aot`, what it has in e4m3, 12 candidates (286);
-`build/overlap.aot` and `build/fused.aot`, `benchmarks/overlap.yaml` and `benchmarks/fused.yaml`, 14 (604 and 314),
-and `build/rest.aot`, what `manifests/*.yaml` have besides, 12 (562; `--no-sustained --finalists 3 --repeats 3`, one
-to two and a half minutes each). So are `build/llama.aot` (`manifests/llama-3.1-8b*.yaml`, 8 candidates) and
-`build/llama8b.aot` (manifests/llama-3.1-8b.yaml).
+The archives of the first two sections and of those beside quack, of `build/serial8.aot` and those laid over it, are of
+kernels as of commit 1c2cbb1, compiled without a GPU: `build/serial8.aot` and `build/weights8.aot`, what
+`benchmarks/layers.yaml` has in 16 bits, 24 candidates, without overlap and with it (821 and 828 kernels; `aot tune
+--tolerance 0 --no-sustained --finalists 4 --repeats 4`, two minutes each); `build/rest.aot`, what `manifests/*.yaml`
+have besides, `build/overlap.aot` and `build/fused.aot`, `benchmarks/overlap.yaml` and `benchmarks/fused.yaml`, 16 (703,
+714 and 386; `--tolerance 0 --no-sustained --finalists 3 --repeats 3`, one to three minutes each). Of commit 23f3e75 are
+`build/fp8.aot`, what `benchmarks/layers.yaml` has in e4m3, 12 candidates (286), `build/llama.aot`
+(`manifests/llama-3.1-8b*.yaml`, 8 candidates) and `build/llama8b.aot` (manifests/llama-3.1-8b.yaml).
 
 The others are of kernels before: `build/tuned.aot` of `aot build benchmarks/layers.yaml manifests/*.yaml --target
 sm_90a --candidates 16 --function rmsnorm` and `aot tune --finalists 3 --repeats 3`; patches that end in `_13` as
@@ -588,6 +588,18 @@ def build(title: str, result: dict[str, Any]) -> list[str]:
     return lines + table(["", ""], [[k.replace("_", " "), v] for k, v in result["results"].items()]) + [""]
 
 
+def ranking(result: dict[str, Any]) -> list[str]:
+    """How much slower than the best of all variants the best of those that are ranked first is."""
+    lines = ["## The best of the first few candidates over the best of all variants", "", *origin(result)]
+    rows = [
+        [line["form"], line["estimates"], line["cases"], line["variants"]]
+        + [f"{mean:.4f} ({worst:.3f})" for mean, worst in zip(line["geomean"], line["worst"], strict=True)]
+        for line in result["summary"]
+    ]
+    lines += table(["", "estimates", "cases", "variants", *(f"first {n}" for n in result["first"])], rows)
+    return [*lines, ""]
+
+
 def main() -> int:
     """Render the page."""
     lines = [INTRO]
@@ -598,8 +610,9 @@ def main() -> int:
         "gemm_h200_before": lambda r: gemm("Every layer on a fourth, with kernels before those", r),
         "gemm_h200_other": lambda r: gemm("GEMM on a fifth, without the patches and before those", r),
         "peers_bf16": lambda r: peers("bf16 GEMM on an H200, against other libraries", r),
-        "peers_bf16_few": lambda r: peers("The same archive on another, for longer, up to M = 256", r),
+        "peers_bf16_few": lambda r: peers("The archives of the first sections beside quack, up to M = 256", r),
         "peers_bf16_many": lambda r: peers("The same from M = 512", r),
+        "peers_bf16_all": lambda r: peers("All layers of the manifests from M = 512 beside quack", r),
         "peers_bf16_other": lambda r: peers("The same on another, with kernels of before", r),
         "peers_fp8": lambda r: peers("e4m3 GEMM against other libraries", r),
         "peers_swiglu": lambda r: peers("gate_up with SwiGLU against cuBLAS and quack", r),
@@ -613,6 +626,7 @@ def main() -> int:
         "gpcs_h200": lambda r: gpcs("SMs whose reads L2 serves once, on an H200", r),
         "gpcs_other_h200": lambda r: gpcs("The same on another", r),
         "cold_read_h200": cold_read,
+        "ranking_all_h200": ranking,
         "bounds_h200": lambda r: bounds("What bounds a launch, on an H200", r),
         "bounds_patch_h200": lambda r: bounds("The same with the patch, on another", r),
         "bounds_swiglu_h200": lambda r: bounds("What bounds SwiGLU and others, on a third", r),
@@ -635,6 +649,8 @@ def main() -> int:
         "soak_h200": lambda r: build("A soak: threads launch while the archive is reloaded", r),
         "processes": lambda r: build("A thousand processes that open one archive and read all of it, without a GPU", r),
         "runtime_h200": lambda r: host("Host costs of serving, on the machine with the H200", r),
+        "runtime_fourth_h200": lambda r: host("The same on another, with code of since", r),
+        "runtime_fourth_slow_h200": lambda r: host("The same on that host, in the process before", r),
         "runtime_other_h200": lambda r: host("The same on another, with code of before", r),
         "runtime_slow_h200": lambda r: host("The same on a third, whose host is slower, with code of before", r),
         "runtime_python_h200": lambda r: host("The same without native code, with code of before", r),

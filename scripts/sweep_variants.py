@@ -3,7 +3,8 @@
 Build the archive with as many candidates as the ranking may put in order, and do not tune it. For each signature and M
 all functions of that form are timed briefly, on cold L2; the best 8 again in turn with torch. Then, for the order that
 `aot.rank` gives them: how much longer the best of its first few takes than the best of all. These times are also what
-the estimates of `aot.providers` are fitted to.
+the estimates of `aot.providers` are fitted to. Functions serve any N and K, so an archive of one problem for each form
+will do, with `--manifest` for the layers to time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import bench_gemm
 import torch
 from report import geomean, out_argument, write
 
@@ -83,13 +85,16 @@ def main() -> int:
     parser.add_argument(
         "--form", default="bf16_bf16_bf16_f32_none", help="how the keys of the signatures to take begin"
     )
+    whose = "time the layers of this manifest in place of the archive's; may be repeated"
+    parser.add_argument("--manifest", type=Path, action="append", default=[], help=whose)
     parser.add_argument("--minutes", type=float, default=5.0, help="begin no problem after this time")
     out_argument(parser)
     options = parser.parse_args()
     environment = measure.environment()
     with Archive.open(options.archive) as archive:
         table = Dispatch.from_json(archive.table("gemm"))
-    signatures = [e.signature for e in table.entries if e.signature.key().startswith(options.form)]
+    given = list(bench_gemm.problems(options.manifest)) if options.manifest else [e.signature for e in table.entries]
+    signatures = [s for s in given if s.key().startswith(options.form)]
     library = runtime.load(options.archive)
     results: list[dict[str, Any]] = []
     began = time.monotonic()
