@@ -5,11 +5,11 @@ where that library can be loaded and knows the target and the element types, and
 All are guesses that decide what gets compiled and measured, and what is served until `aot tune` has measured it. Knows
 nothing of compilers.
 
-How good a guess, for sm_90a from M = 128 up, where hundreds of variants were timed on H200s over 22 to 27 layers of
-models at seven M (`benchmarks/results/ranking_all_h200.json`): of 600 in bf16 the best of the first 12 takes 0.5 %
-longer than the best of all (328 problems; 8 % at worst), the first alone 4.5 %; of 351 with SwiGLU 0.5 % and 2.4 %; of
-409 in row-scaled e4m3 0.1 % and 2.5 %. The estimates are fitted to these times, and up to M = 64 to others; of stream_k
-and of orders of tiles they hold what was measured on average.
+How good a guess, for sm_90a from M = 128 up, where hundreds of variants were timed on H200s at up to seven M
+(`benchmarks/results/ranking_all_h200.json`): of 600 in bf16 the best of the first 12 takes 0.4 % longer than the best
+of all (262 problems of 22 to 27 layers of models), the first alone 5 %; of 351 with SwiGLU 0.6 % and 3 % (32 problems
+of 4); of 409 in row-scaled e4m3 0.1 % and 3 % (122 of 22). The estimates are fitted to these times, and up to M = 64 to
+others; of stream_k they hold what was measured on average, and of orders of tiles they know but one.
 """
 
 from __future__ import annotations

@@ -5,15 +5,21 @@ all functions of that form are timed briefly, on cold L2; the best 8 again in tu
 `aot.rank` gives them: how much longer the best of its first few takes than the best of all. These times are also what
 the estimates of `aot.providers` are fitted to. Functions serve any N and K, so an archive of one problem for each form
 will do, with `--manifest` for the layers to time.
+
+    python scripts/sweep_variants.py --times benchmarks/results/variants_h200.json.xz
+
+needs no GPU: it asks the ranking again, about times that were taken before.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import lzma
+import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +62,16 @@ def launcher(library: Any, name: str) -> Launch:
     return launch
 
 
+def losses(us: Mapping[str, float], timed: Sequence[Variant], signature: Signature, m: int) -> list[float]:
+    """The time of the best of the first few by the ranking over that of the best of all, for each of `FIRST`."""
+    best = min(us[v.name()] for v in timed)
+    found = []
+    for limit in FIRST:
+        first = rank.shortlist(timed, [(signature, m)], TARGET, limit).candidates[signature, m]
+        found.append(round(min(us[v.name()] for v in first) / best, 4))
+    return found
+
+
 def sweep(library: Any, signature: Signature, m: int, found: dict[str, Variant], l2_bytes: int) -> dict[str, Any]:
     """Microseconds of each function, of the best ones again, and what the ranking loses."""
     operands = Weights(signature, m, l2_bytes, seed=0).operands(m)
@@ -68,52 +84,104 @@ def sweep(library: Any, signature: Signature, m: int, found: dict[str, Variant],
     best = sorted(screen, key=lambda n: screen[n])[:_FINALISTS]
     final = {name: launcher(library, name) for name in best} | {"torch": baseline(signature, operands[0])[1]}
     times = measure.time_interleaved(final, operands, floor, 7, _FINAL_GRAPH_US)
-    timed = [v for name, v in found.items() if name in screen]
-    loss = []
-    for limit in FIRST:
-        first = rank.shortlist(timed, [(signature, m)], TARGET, limit).candidates[signature, m]
-        loss.append(round(min(screen[v.name()] for v in first) / screen[best[0]], 4))
+    loss = losses(screen, [v for name, v in found.items() if name in screen], signature, m)
     us = {name: round(t.us, 3) for name, t in times.items()}
     return {"signature": signature.key(), "m": m, "best": us, "loss": loss, "us": screen}
 
 
-def main() -> int:
-    """Run and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("archive", type=Path)
+def of_times(path: Path) -> list[dict[str, Any]]:
+    """What the ranking loses, as `sweep` says it, where all variants were timed before (`whole`)."""
+    content = json.loads(lzma.decompress(path.read_bytes()))
+    found: dict[int, dict[str, Variant]] = {}
+    results = []
+    for case in content["results"]:
+        if not case["whole"]:
+            continue
+        signature, names = Signature.from_json(case["signature"]), content["names"][case["names"]]
+        if case["names"] not in found:
+            found[case["names"]] = variants(signature, names)
+        us = {name: t for name, t in zip(names, case["us"], strict=True) if t is not None}
+        timed = [v for name, v in found[case["names"]].items() if name in us]
+        loss = losses(us, timed, signature, case["m"])
+        results.append({"signature": signature.key(), "m": case["m"], "best": case["best"], "loss": loss})
+    return results
+
+
+def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For each form, which is a key without N and K and what was promised: mean and worst loss."""
+    forms: dict[str, list[Mapping[str, Any]]] = {}
+    for r in results:
+        forms.setdefault(re.sub(r"_n\d+_k\d+|_launch$|_weights$", "", r["signature"]), []).append(r)
+    lines = []
+    for form, of_form in forms.items():
+        by_limit = list(zip(*(r["loss"] for r in of_form), strict=True))
+        means = [round(geomean(loss), 4) for loss in by_limit]
+        lines.append({"form": form, "cases": len(of_form), "geomean": means, "worst": [max(loss) for loss in by_limit]})
+    return lines
+
+
+def options() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("archive", type=Path, nargs="?", help="not needed with --times")
+    parser.add_argument("--times", type=Path, help="times that were taken before, of which the ranking is asked again")
     parser.add_argument("--tokens", type=lambda t: [int(x) for x in t.split(",")], default=list(TOKENS))
     parser.add_argument(
         "--form", default="bf16_bf16_bf16_f32_none", help="how the keys of the signatures to take begin"
     )
-    whose = "time the layers of this manifest in place of the archive's; may be repeated"
+    whose = "time the layers of this manifest in place of the archive's, each up to its largest M; may be repeated"
     parser.add_argument("--manifest", type=Path, action="append", default=[], help=whose)
     parser.add_argument("--minutes", type=float, default=5.0, help="begin no problem after this time")
     out_argument(parser)
-    options = parser.parse_args()
-    environment = measure.environment()
-    with Archive.open(options.archive) as archive:
-        table = Dispatch.from_json(archive.table("gemm"))
-    given = list(bench_gemm.problems(options.manifest)) if options.manifest else [e.signature for e in table.entries]
-    signatures = [s for s in given if s.key().startswith(options.form)]
-    library = runtime.load(options.archive)
-    results: list[dict[str, Any]] = []
-    began = time.monotonic()
-    for m in options.tokens:
-        for signature in signatures:
-            if time.monotonic() - began > 60 * options.minutes:
-                break
-            found = variants(signature, library.functions)
-            results.append(sweep(library, signature, m, found, environment["l2_bytes"]))
-            library.forget_captures()
-            us = dict(results[-1]["best"])
-            torch_us = us.pop("torch")
-            best = min(us, key=lambda name: us[name])
-            line = f"{m:5d} {us[best]:9.2f} {torch_us / us[best]:6.3f} {results[-1]['loss']} {best}"
-            print(f"{signature.key():60s} {line}", flush=True)
-    summary = {n: round(geomean(r["loss"][i] for r in results), 4) for i, n in enumerate(FIRST)}
-    print("the best of the first ... over the best of all:", json.dumps(summary))
-    write(options.out, environment, first=list(FIRST), summary=summary, results=results)
+    found = parser.parse_args()
+    if found.archive is None and found.times is None:
+        parser.error("an archive is needed, or --times; make one with aot build --candidates 600 --no-tune")
+    return found
+
+
+def problems(table: Dispatch, asked: argparse.Namespace) -> list[tuple[Signature, int]]:
+    """Each signature and M to time, all of one M before the next."""
+    most = {e.signature: max(asked.tokens) for e in table.entries}
+    if asked.manifest:
+        most = {signature: m for signature, (_, m) in bench_gemm.problems(asked.manifest).items()}
+    return [(s, m) for m in asked.tokens for s in most if m <= most[s] and s.key().startswith(asked.form)]
+
+
+def main() -> int:
+    """Run and report."""
+    asked = options()
+    environment: dict[str, Any] = {}
+    if asked.times is not None:
+        results = of_times(asked.times)
+    else:
+        environment = measure.environment()
+        results = run(asked, environment["l2_bytes"])
+    summary = summarise(results)
+    for line in summary:
+        print(line["form"], *(f"{n}: {mean}" for n, mean in zip(FIRST, line["geomean"], strict=True)))
+    write(asked.out, environment, first=list(FIRST), summary=summary, results=results)
     return 0
+
+
+def run(asked: argparse.Namespace, l2_bytes: int) -> list[dict[str, Any]]:
+    """Time what was asked for, on this machine's GPU."""
+    with Archive.open(asked.archive) as archive:
+        table = Dispatch.from_json(archive.table("gemm"))
+    library = runtime.load(asked.archive)
+    results: list[dict[str, Any]] = []
+    end = time.monotonic() + 60 * asked.minutes
+    for signature, m in problems(table, asked):
+        found = variants(signature, library.functions)
+        if not found or time.monotonic() > end:
+            continue
+        results.append(sweep(library, signature, m, found, l2_bytes))
+        library.forget_captures()
+        us = dict(results[-1]["best"])
+        torch_us = us.pop("torch")
+        best = min(us, key=lambda name: us[name])
+        line = f"{m:5d} {us[best]:9.2f} {torch_us / us[best]:6.3f} {results[-1]['loss']} {best}"
+        print(f"{signature.key():60s} {line}", flush=True)
+    return results
 
 
 if __name__ == "__main__":

@@ -236,14 +236,25 @@ def test_ranking_takes_every_element_type_and_word(types: tuple[str, str, str]) 
     assert len(shortlist(given_, [(wanted, 16)], "sm_90a", 4).candidates[wanted, 16]) == 4
 
 
-@pytest.mark.parametrize(("form", "least"), [("bf16", 0.85), ("swiglu", 0.85), ("e4m3", 0.9)])
+@pytest.mark.parametrize(
+    ("form", "least"),
+    [
+        ("bf16_bf16_bf16_f32_none", 0.85),
+        ("bf16_bf16_bf16_f32_swiglu", 0.85),
+        ("e4m3_e4m3_bf16_f32_none", 0.9),
+    ],
+)
 def test_the_fastest_of_all_variants_is_among_the_first_24(form: str, least: float) -> None:
     """Of every fourth problem for which all were timed on an H200: 0.63, 0.93 and 0.90 with the estimates before."""
-    cases = [case for case in json.loads(TIMED.read_text())["results"] if case["form"] == form][::4]
+    results = json.loads(TIMED.read_text())["results"]
+    cases = [case for case in results if case["signature"].startswith(form + "_n")][::4]
     asked = [(_timed(case["signature"]), case["m"]) for case in cases]
     every = {v for s in {dataclasses.replace(s, n=8192, k=4096) for s, _ in asked} for v in _all_variants(s)}
     found = shortlist(every, asked, "sm_90a", 24).candidates
-    hits = [case["best"] in {v.name() for v in found[key]} for case, key in zip(cases, asked, strict=True)]
+    hits = []
+    for case, key in zip(cases, asked, strict=True):
+        us = {name: t for name, t in case["best"].items() if name not in ("torch", "what served")}
+        hits.append(min(us, key=lambda name: us[name]) in {v.name() for v in found[key]})
     assert sum(hits) >= least * len(hits)
 
 

@@ -28,11 +28,11 @@ _MEETING_US = 0.9  # of CTAs that split K, before they push sums
 _PUSHED_BYTES_PER_US = 0.028e6
 _SHARED_TILES_US = 0.86  # of the CTAs that share a tile through memory
 _EXCHANGED_BYTES_PER_US = 2.67e6  # that they write and read back
-_QUADS = 0.98  # the time of tiles in this order, against any other: 0.8 to 1.0
+_QUADS = 0.98  # the time of tiles in this order against any other, on average; from shape to shape 0.8 to 1.0
 _OVERLAP_US = 0.7  # what a launch gains that may begin early; taken from kernels for few tokens
 _SPARE_BYTE_US = 2e-6  # of a row past M that a CTA loads
-_READ_OF_ROWS = 0.45  # what WGMMA's reads of its 64 rows cost, against those of columns
-_ORDER = 4  # of the norm that makes one time of four
+_READ_OF_ROWS = 0.45  # what a byte that WGMMA reads of its 64 rows costs, against one of columns
+_NORM = 4  # the power in the norm that makes one time of four
 _WGMMA_ROWS = 64
 _OPERATOR_PIECES = 4  # or so, of NVIDIA's kernels
 
@@ -62,12 +62,12 @@ class _Rates:
 
     start_us: float
     power: float  # multiply-adds of an SM while all are busy
-    byte: float  # multiply-adds that take as much energy as a byte that moves inside of an SM
+    byte: float  # multiply-adds that take as much energy as a byte that WGMMA reads of its columns
     clock: float  # multiply-adds of an SM while few are
     shared_bytes: float  # of an SM's shared memory, that WGMMA reads
-    brought: float  # what a byte that TMA brings costs of these
+    brought: float  # what a byte that TMA brings costs of these, in time and energy
     epilogue_us: float  # of 128 x 128 sums by one warpgroup
-    piece_us: float  # of each piece of it
+    piece_us: float  # of each piece of it; in 16 bits none was seen
     seen: float  # of it, and of all that a tile costs besides, where no other warpgroup multiplies
     pingpong: float  # power that pingpong takes, against cooperative
 
@@ -160,7 +160,7 @@ def estimate_us(t: Tiling, extents: tuple[int, int, int], batch: int = 1, slices
     loads = (t.tile_m / t.cluster_n + t.tile_n / t.cluster_m) * depth * t.bytes_in
     memory = batch * (n * k * t.bytes_in + m * k * t.bytes_in + m * n * t.bytes_out)
     flows = busy_us, power_us, tiles * loads / _L2_BYTES_PER_US, memory / _MEMORY_BYTES_PER_US
-    body_us = max(sum(flow**_ORDER for flow in flows) ** (1 / _ORDER), memory / _FLOOR_BYTES_PER_US)
+    body_us = max(sum(flow**_NORM for flow in flows) ** (1 / _NORM), memory / _FLOOR_BYTES_PER_US)
     body_us *= _QUADS if t.order == "quads" else 1.0
     epilogue_us = rates.epilogue_us * rows * columns / 128**2 / (1 if t.pingpong else 2) / t.split_k
     epilogue_us += rates.piece_us * t.pieces / t.split_k
