@@ -61,7 +61,8 @@ def table(header: list[str], rows: list[list[Any]]) -> list[str]:
 def origin(result: dict[str, Any]) -> list[str]:
     """Where the figures of a section come from."""
     environment = ", ".join(f"{k} {v}" for k, v in result["environment"].items() if v not in ("", "unknown"))
-    lines = [f"`{result['command']}`, {result['date']}, commit {result['commit'][:12]}; {environment}.", ""]
+    said = "; ".join(x for x in (f"commit {result['commit'][:12]}", environment) if x)
+    lines = [f"`{result['command']}`, {result['date']}, {said}.", ""]
     return [*lines, f"{result['note']}.", ""] if "note" in result else lines
 
 

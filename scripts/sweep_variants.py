@@ -102,8 +102,11 @@ def of_times(path: Path) -> list[dict[str, Any]]:
             found[case["names"]] = variants(signature, names)
         us = {name: t for name, t in zip(names, case["us"], strict=True) if t is not None}
         timed = [v for name, v in found[case["names"]].items() if name in us]
+        finalists = {name: t for name, t in case["best"].items() if name in us}
+        fastest = min(finalists, key=lambda name: finalists[name])
+        best = {fastest: finalists[fastest], "torch": case["best"]["torch"]}
         loss = losses(us, timed, signature, case["m"])
-        results.append({"signature": signature.key(), "m": case["m"], "best": case["best"], "loss": loss})
+        results.append({"signature": signature.key(), "m": case["m"], "best": best, "loss": loss})
     return results
 
 
