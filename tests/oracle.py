@@ -31,10 +31,12 @@ import pytest
 from aot.host_ir import _argument_inputs
 from aot.host_text import parse_function
 from aot.host_types import leaves, parse_type
+from aot.kernels.sm90.persistent_choices import Form, Plan
 from aot.lower import Lowered, lower
 from aot.manifest import signature_problem
 from aot.providers import PROVIDERS, provider
 from aot.variants import Family, Variant
+from runtime.dtypes import DTYPES
 from runtime.errors import ProgramError, RecordError
 from runtime.evaluator import PythonEvaluator
 from runtime.launch import Evaluation, Launch
@@ -183,7 +185,8 @@ def random_case(record: Record, rng: random.Random) -> tuple[dict[str, int], lis
 def sample(target: str) -> list[Variant]:
     """One variant of every family, scheduler, element type and form that the target has, and every non-GEMM.
 
-    Of plain ones also such that every way to share loads, to order tiles and to lay tokens out is among them.
+    Of plain ones also such that every way to share loads, to order tiles and to lay tokens out is among them, and of
+    these and gated ones every way to store D.
     """
     chosen: dict[tuple[Any, ...], Variant] = {}
     others: dict[tuple[Any, ...], Variant] = {}
@@ -198,9 +201,8 @@ def sample(target: str) -> list[Variant]:
                     options = ("scheduler", "schedule", "split_k", "stream_k", "overlap", "swap")
                     hosts = [v.options.get(o) if plain else None for o in options]
                     chosen.setdefault((name, family, form, *hosts), v)
-                    if plain:
-                        for option in _SHARING:
-                            others.setdefault((name, family, option, _value(v, option)), v)
+                    for option in _SHARING if plain else ("odd pieces",):
+                        others.setdefault((name, family, option, _value(v, option)), v)
         for v in provider(name).functions(target):
             chosen.setdefault((name, v.family, v.a, v.operation, v.options.get("overlap")), v)
     found = list(chosen.values())
@@ -215,10 +217,14 @@ _SHARING = ("cluster_m", "cluster_n", "order", "ctas_per_sm", "many tokens", "od
 
 
 def _value(v: Variant, option: str) -> Any:
-    """What a variant chose; with more than 64 tokens in a tile they are on the other side of the MMA, and of D's pieces
-    some are of no swizzle atom."""
+    """What a variant chose; with more than 64 tokens in a tile they are on the other side of the MMA, and pieces of D
+    that have an odd number of 16 bytes are stored without a swizzle, of gated tiles and of others."""
     if option == "odd pieces":
-        return v.family == "sm90_persistent" and not v.options["swap"] and v.integer("tile_n") % 16 == 8
+        if v.family != "sm90_persistent" or v.options["swap"]:
+            return False, False
+        form = Form(v.a, v.d, v.scaling, v.epilogue, v.b_major)
+        odd = Plan.of(v.options, form).piece_columns * DTYPES[v.d].bytes % 32 == 16
+        return odd, odd and form.gated
     return v.integer("tile_m") > 64 if option == "many tokens" else v.options.get(option)
 
 
