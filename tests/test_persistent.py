@@ -141,7 +141,7 @@ def test_what_ctas_load_together_is_what_a_stage_waits_for(signature: Signature)
         if not plan.swap and plan.rows >= 128 and plan.multicasts:
             rows = plan.rows if plan.columns == 144 else 128
             found.setdefault((rows, plan.columns, plan.cluster_rows, plan.cluster_columns), v)
-    assert len(found) >= 5
+    assert len(found) >= 8
     for v in found.values():
         plan = Plan.of(v.options, form(signature))
         of_a, of_b, of_d = boxes(v, signature)
