@@ -89,9 +89,17 @@ def sweep(library: Any, signature: Signature, m: int, found: dict[str, Variant],
     return {"signature": signature.key(), "m": m, "best": us, "loss": loss, "us": screen}
 
 
-def of_times(path: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> dict[str, Any]:
+    """A file of times."""
+    try:
+        found: dict[str, Any] = json.loads(lzma.decompress(path.read_bytes()))
+    except (OSError, lzma.LZMAError, ValueError) as error:
+        sys.exit(f"error: {path}: {error}; name a file such as benchmarks/results/variants_h200.json.xz")
+    return found
+
+
+def of_times(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What the ranking loses, as `sweep` says it, where all variants were timed before (`whole`)."""
-    content = json.loads(lzma.decompress(path.read_bytes()))
     found: dict[int, dict[str, Variant]] = {}
     results = []
     for case in content["results"]:
@@ -155,7 +163,7 @@ def main() -> int:
     asked = options()
     environment: dict[str, Any] = {}
     if asked.times is not None:
-        results = of_times(asked.times)
+        results = of_times(read(asked.times))
     else:
         environment = measure.environment()
         results = run(asked, environment["l2_bytes"])

@@ -24,8 +24,11 @@ import measure_gpcs
 import measure_lengths
 import measure_tiles
 import report
+import sweep_variants
 
 from aot.measure import Timing
+from aot.variants import legal_variants
+from runtime.signature import Signature
 
 COST_US = {"small": 2.0, "pause": 10.0, "memset": 80.0, "theirs": 30.0, "ours": 35.0}
 
@@ -151,3 +154,53 @@ def test_a_problem_is_three_numbers() -> None:
     assert measure_tiles.problem("1024x8192x512") == (1024, 8192, 512)
     with pytest.raises(Exception, match="is not MxNxK"):
         measure_tiles.problem("1024x8192")
+
+
+def test_the_ranking_is_asked_again_about_times_that_were_taken() -> None:
+    """Of the fastest first, nothing is lost; of a variant that is ranked last and took half as long, half."""
+    signature = Signature("bf16", "bf16", "bf16", "f32", "none", 8192, 4096)
+    names = [v.name() for v in sweep_variants.rank.rank(legal(signature), signature, 512, "sm_90a").variants]
+    rising = [float(place + 1) for place in range(len(names))]
+    unlike = [*(2.0 for _ in names[1:]), 1.0]
+    results = sweep_variants.of_times(
+        {
+            "names": [names],
+            "results": [
+                of_case(signature, whole, us, {name: 1.0, "torch": 3.0, "what served": 2.0})
+                for whole, us, name in ((True, rising, names[0]), (True, unlike, names[-1]), (False, rising, names[0]))
+            ],
+        }
+    )
+    assert [r["loss"] for r in results] == [[1.0] * len(sweep_variants.FIRST), [2.0] * len(sweep_variants.FIRST)]
+    assert [r["best"] for r in results] == [{names[0]: 1.0, "torch": 3.0}, {names[-1]: 1.0, "torch": 3.0}]
+    (line,) = sweep_variants.summarise(results)
+    assert line["form"] == "bf16_bf16_bf16_f32_none"
+    assert (line["cases"], line["geomean"][0], line["worst"][0]) == (2, 1.4142, 2.0)
+
+
+def legal(signature: Signature) -> list[Any]:
+    return legal_variants("own", "sm_90a", signature)
+
+
+def of_case(signature: Signature, whole: bool, us: list[float], best: dict[str, float]) -> dict[str, Any]:
+    return {"signature": signature.to_json(), "m": 512, "names": 0, "whole": whole, "us": us, "best": best}
+
+
+def test_forms_are_told_apart_by_all_but_extents_and_promises() -> None:
+    keys = (
+        "bf16_bf16_bf16_f32_none_n8_k16",
+        "bf16_bf16_bf16_f32_none_n16_k8_weights",
+        "e4m3_e4m3_bf16_f32_none_n8_k16",
+    )
+    lines = sweep_variants.summarise([{"signature": k, "loss": [1.0]} for k in (*keys, keys[2] + "_row_column")])
+    assert [line["cases"] for line in lines] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--times", __file__], ["--times", "missing.json.xz"]])
+def test_a_sweep_of_nothing_says_so(arguments: list[str]) -> None:
+    run = subprocess.run(
+        [sys.executable, sweep_variants.__file__, *arguments], capture_output=True, text=True, check=False
+    )
+    assert run.returncode != 0
+    assert "error: " in run.stderr
+    assert "Traceback" not in run.stderr
