@@ -25,13 +25,21 @@ and commit behind it. Device times are medians of CUDA-graph replays over operan
 replays, and *noise* is torch against itself in the same run. Below 1.00x this archive is slower than cuBLAS.
 
 The archives of the first two sections and of those beside quack, of `build/serial8.aot` and those laid over it, are of
-kernels as of commit 1c2cbb1, compiled without a GPU: `build/serial8.aot` and `build/weights8.aot`, what
-`benchmarks/layers.yaml` has in 16 bits, 24 candidates, without overlap and with it (821 and 828 kernels; `aot tune
---tolerance 0 --no-sustained --finalists 4 --repeats 4`, two minutes each); `build/rest.aot`, what `manifests/*.yaml`
-have besides, `build/overlap.aot` and `build/fused.aot`, `benchmarks/overlap.yaml` and `benchmarks/fused.yaml`, 16 (703,
-714 and 386; `--tolerance 0 --no-sustained --finalists 3 --repeats 3`, one to three minutes each). Of commit 23f3e75 are
-`build/fp8.aot`, what `benchmarks/layers.yaml` has in e4m3, 12 candidates (286), `build/llama.aot`
-(`manifests/llama-3.1-8b*.yaml`, 8 candidates) and `build/llama8b.aot` (manifests/llama-3.1-8b.yaml).
+kernels as of commit 1c2cbb1, compiled without a GPU (`aot build build/NAME.yaml --candidates C --target sm_90a
+--no-tune`), from parts of the manifests in `benchmarks/`:
+
+```bash
+grep -Ev 'overlap:|scaling:' benchmarks/layers.yaml > build/serial8.yaml   # 24 candidates, 821 kernels
+(grep -v '^  - ' benchmarks/layers.yaml; grep 'overlap:' benchmarks/layers.yaml) > build/weights8.yaml   # 24, 828
+(grep -v '^  - ' benchmarks/layers.yaml; grep 'scaling:' benchmarks/layers.yaml) > build/fp8.yaml   # 12, 286
+sed 's/, overlap: weights//' benchmarks/overlap.yaml > build/rest.yaml   # what manifests/*.yaml have besides: 16, 703
+cp benchmarks/overlap.yaml benchmarks/fused.yaml build/   # 16 each, 714 and 386
+```
+
+The first two were tuned with `aot tune --tolerance 0 --no-sustained --finalists 4 --repeats 4`, two minutes each,
+rest, overlap and fused the same but for `--finalists 3 --repeats 3`, one to three minutes each. `build/fp8.aot` is of
+commit 23f3e75, and so are `build/llama.aot` (`manifests/llama-3.1-8b*.yaml`, 8 candidates) and `build/llama8b.aot`
+(manifests/llama-3.1-8b.yaml).
 
 The others are of kernels before: `build/tuned.aot` of `aot build benchmarks/layers.yaml manifests/*.yaml --target
 sm_90a --candidates 16 --function rmsnorm` and `aot tune --finalists 3 --repeats 3`; patches that end in `_13` as
