@@ -59,6 +59,7 @@ SOURCES = (
     "runtime/dtypes.py",
     "runtime/evaluator.py",
     "runtime/launch.py",
+    "runtime/limits.py",
     "runtime/native.py",
     "runtime/poison.py",
     "runtime/program.py",

@@ -26,18 +26,19 @@ from runtime.archive import (
     FORMAT_VERSION,
     HEADER,
     MAGIC,
-    MAX_BLOCK_RAW_BYTES,
-    MAX_INDEX_RAW_BYTES,
     Archive,
 )
 from runtime.archive_index import RECORDS, TABLES, TARGET, generation, is_name
 from runtime.errors import AotError
+from runtime.limits import MAX_BLOCK_BYTES, MAX_INDEX_BYTES, MAX_RECORDS_BLOCK_BYTES
 
 from .cache import Cache, DamagedEntry
 from .cache import Entry as CacheEntry
 
 SOLID_BLOCK_BYTES = 8 << 20
-RECORDS_BLOCK_BYTES = 1 << 20  # alike enough to lose 2% by it, and a first launch reads one block of each
+RECORDS_BLOCK_BYTES = (
+    MAX_RECORDS_BLOCK_BYTES  # alike enough to lose 2% by it, and a first launch reads one of each kind
+)
 COMPRESSION_LEVEL = 19
 MAX_THREADS = 8  # each may take 100 MB at this level
 _BLOCK_SCHEMA = 1  # raised when the way from blobs to a compressed block changes
@@ -106,7 +107,7 @@ class Package:
         Raises:
             PackError: the record does not fit this description or its cubin, or its name is taken.
         """
-        data = _encode("a function's record", record)
+        data = _encode("a function's record", record, MAX_RECORDS_BLOCK_BYTES)
         name, target, family = record.get("name"), record.get("target"), record.get("family", "")
         if not isinstance(name, str) or not is_name(name):
             raise PackError(f"a function's name must be 1 to 255 printable ASCII characters, found {name!r}")
@@ -191,10 +192,10 @@ class Package:
                 bytes.fromhex("".join(digests)),
             ]
         )
-        if len(index) > MAX_INDEX_RAW_BYTES:
+        if len(index) > MAX_INDEX_BYTES:
             raise PackError(
                 f"the index of {len(functions)} functions has {len(index)} bytes, the limit is "
-                f"{MAX_INDEX_RAW_BYTES}; split the archive"
+                f"{MAX_INDEX_BYTES}; split the archive"
             )
         return blocks, (len(index), _compress(index, level))
 
@@ -205,20 +206,20 @@ def _order(item: tuple[str, _Function]) -> tuple[str, str, str]:
     return generation(function.target), function.family, name
 
 
-def _encode(subject: str, obj: dict[str, Any]) -> bytes:
+def _encode(subject: str, obj: dict[str, Any], most: int = MAX_BLOCK_BYTES) -> bytes:
     if not isinstance(obj, dict):
         raise PackError(f"{subject} must be a dict, found {type(obj).__name__}")
     try:
         data = canonical.dumps(obj)
     except (TypeError, ValueError) as error:
         raise PackError(f"{subject} is not JSON: {error}") from None
-    _require_size(subject, data)
+    _require_size(subject, data, most)
     return data
 
 
-def _require_size(subject: str, data: bytes) -> None:
-    if not 0 < len(data) <= MAX_BLOCK_RAW_BYTES:
-        raise PackError(f"{subject} has {len(data)} bytes; it must have 1 to {MAX_BLOCK_RAW_BYTES}")
+def _require_size(subject: str, data: bytes, most: int = MAX_BLOCK_BYTES) -> None:
+    if not 0 < len(data) <= most:
+        raise PackError(f"{subject} has {len(data)} bytes; it must have 1 to {most}")
 
 
 def _sha256(data: bytes) -> str:

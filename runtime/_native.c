@@ -7,7 +7,7 @@
 
 #include "_native.h"
 
-enum { INTERFACE = 3 }; /* that of runtime/native.py */
+enum { INTERFACE = 4 }; /* that of runtime/native.py */
 
 /* --- ABI of others: dlpack.h 1.3, cuda.h --- */
 

@@ -3,8 +3,7 @@
 
 #include "_program.h"
 
-enum { MOST_SHARED_BYTES = 256 * 1024, MOST_THREADS = 1024 }; /* as runtime/launch.py has them, and MOST_BLOCKS */
-static const uint64_t MOST_BLOCKS[3] = {2147483647, 65535, 65535};
+static const uint64_t MAX_GRID[3] = {MAX_GRID_X, MAX_GRID_Y, MAX_GRID_Z};
 
 PyTypeObject *program_type;
 
@@ -191,9 +190,9 @@ static int step(const Program *self, const Op *op, State *state, uint32_t number
 
 static int run_loop(const Program *self, const Op *op, State *state, uint64_t *result, uint32_t *poison) {
     const Loop *loop = &self->loop[op->constant];
-    uint64_t next[MOST_VARIABLES];
-    uint32_t poisons[MOST_VARIABLES];
-    Origin origins[MOST_VARIABLES];
+    uint64_t next[MAX_LOOP_VARIABLES];
+    uint32_t poisons[MAX_LOOP_VARIABLES];
+    Origin origins[MAX_LOOP_VARIABLES];
     const uint32_t *from = loop->first;
     for (uint32_t round = 0;; round++) {
         uint32_t number = loop->base + loop->variables;
@@ -287,17 +286,17 @@ static PyObject *wrong_with(const Shape *shape, const State *state) {
     uint32_t poison = first_poison(state, shape->grid, 3);
     if (poison) return poison_said(state, poison);
     for (int i = 0; i < 3; i++)
-        if (v[shape->grid[i]] < 1 || v[shape->grid[i]] > MOST_BLOCKS[i])
+        if (v[shape->grid[i]] < 1 || v[shape->grid[i]] > MAX_GRID[i])
             return Py_BuildValue("(sN)", "grid", three(state, shape->grid));
     poison = first_poison(state, shape->block, 3);
     if (poison) return poison_said(state, poison);
     for (int i = 0; i < 3; i++) {
         threads *= v[shape->block[i]]; /* at most 1024 * 2^32 */
-        if (threads < 1 || threads > MOST_THREADS) return Py_BuildValue("(sN)", "block", three(state, shape->block));
+        if (threads < 1 || threads > MAX_BLOCK_THREADS) return Py_BuildValue("(sN)", "block", three(state, shape->block));
     }
     poison = state->poison[shape->shared_bytes];
     if (poison) return poison_said(state, poison);
-    if (v[shape->shared_bytes] > MOST_SHARED_BYTES)
+    if (v[shape->shared_bytes] > MAX_SHARED_BYTES)
         return Py_BuildValue("(sK)", "shared_bytes", (unsigned long long)v[shape->shared_bytes]);
     for (uint32_t i = 0; i < shape->words; i++)
         if (state->poison[shape->word[i].ref]) return poison_said(state, state->poison[shape->word[i].ref]);

@@ -3,9 +3,10 @@
 #ifndef RUNTIME_PROGRAM_H
 #define RUNTIME_PROGRAM_H
 
+#include "_limits.h"
 #include "_native.h"
 
-enum { MOST_VARIABLES = 16, MOST_LAUNCHES = 16, MOST_WORDS_OF_ATTRIBUTE = 3, MOST_ATTRIBUTES = 4 };
+enum { MOST_WORDS_OF_ATTRIBUTE = 3, MOST_ATTRIBUTES = 4, MOST_FLAGS = 4 }; /* one of each that there is */
 
 enum Code {
     ADD, SUB, MUL, AND, OR, XOR, UDIV, SDIV, UREM, SREM, CEILDIVSI, FLOORDIVSI, SHL, LSHR, ASHR, UMIN, UMAX, SMIN, SMAX,
@@ -28,7 +29,7 @@ typedef struct {
 
 typedef struct {
     uint32_t base, variables, rounds, result, test, head, head_ops, body, body_ops;
-    uint32_t first[MOST_VARIABLES], next[MOST_VARIABLES];
+    uint32_t first[MAX_LOOP_VARIABLES], next[MAX_LOOP_VARIABLES];
 } Loop;
 
 typedef struct { uint32_t offset, bytes, ref; } Word;
@@ -53,7 +54,7 @@ typedef struct {
     uint8_t *widths; /* of the inputs */
     Op *op, *inner; /* inner: those of loops */
     Loop *loop;
-    Shape launch[MOST_LAUNCHES];
+    Shape launch[MAX_LAUNCHES];
 } Program;
 
 extern PyTypeObject *program_type;

@@ -1,12 +1,10 @@
 /* Launch programs without Python: how they are read and checked, as runtime/evaluator.py and runtime/arithmetic.py do.
 
    What is read comes from an archive and is not trusted. Whatever is not as it must be, or is more than there is room
-   for, makes `Program.read` None, and Python reads the program, or says what is wrong with it. So this accepts nothing
-   that Python does not. No Python code runs meanwhile, so borrowed references stay good. */
+   for (runtime/limits.py, for both), makes `Program.read` None, and Python says what is wrong with it. So this accepts
+   nothing that Python does not. No Python code runs meanwhile, so borrowed references stay good. */
 
 #include "_program.h"
-
-enum { MOST_NODES = 20000, MOST_LOOP_ROUNDS = 256, MOST_INPUTS = 256, MOST_POINTERS = 256, MOST_PARAMETER_BYTES = 32764 };
 
 /* Of a launch, by their CUlaunchAttributeID, as runtime/launch.py has them. */
 enum { COOPERATIVE = 2, CLUSTER_DIMENSION = 4, PROGRAMMATIC_STREAM_SERIALIZATION = 6, PREFERRED_CLUSTER_DIMENSION = 11 };
@@ -21,7 +19,7 @@ static const struct { const char *name; uint8_t bit; uint64_t codes; } FLAGS[] =
 typedef struct {
     Program *program;
     uint8_t *widths; /* of all values so far */
-    uint32_t values, room, nodes, inner, op_room, inner_room, loop_room;
+    uint32_t values, room, nodes, steps, inner, op_room, inner_room, loop_room;
 } Reader;
 
 static int whole(PyObject *object, uint64_t least, uint64_t most, uint64_t *out) {
@@ -85,7 +83,7 @@ static int code_of(PyObject *object) {
 
 static int read_flags(PyObject *object, int code, uint8_t *out) {
     Py_ssize_t count = items(object);
-    if (count < 0) return 0;
+    if (count < 0 || count > MOST_FLAGS) return 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         const char *name = word(PyList_GetItem(object, i));
         uint8_t found = 0;
@@ -108,8 +106,9 @@ static int read_loop(Reader *reader, PyObject *node, Op *op) {
     Loop loop = {.base = reader->values};
     PyObject *first = PyList_GetItem(node, 4), *next = PyList_GetItem(node, 8);
     Py_ssize_t count = items(first);
-    if (!whole(PyList_GetItem(node, 2), 1, MOST_LOOP_ROUNDS, &rounds)) return 0;
-    if (count < 1 || count > MOST_VARIABLES || items(next) != count) return 0;
+    if (!whole(PyList_GetItem(node, 2), 1, MAX_LOOP_ROUNDS, &rounds)) return 0;
+    if (count < 1 || count > MAX_LOOP_VARIABLES || items(next) != count) return 0;
+    if (program->loops == MAX_LOOPS) return 0;
     loop.rounds = (uint32_t)rounds;
     loop.variables = (uint32_t)count;
     for (uint32_t i = 0; i < loop.variables; i++)
@@ -128,6 +127,8 @@ static int read_loop(Reader *reader, PyObject *node, Op *op) {
     if (!whole(PyList_GetItem(node, 3), 0, loop.variables - 1, &result)) return 0;
     loop.result = (uint32_t)result;
     if (reader->widths[loop.first[result]] != op->width) return 0;
+    reader->steps += loop.rounds * (1 + loop.variables + loop.head_ops + loop.body_ops); /* 256 * 8,209 at most */
+    if (reader->steps > MAX_LOOP_STEPS) return 0;
     reader->values = loop.base; /* what is inside ends there */
     if (!grow((void **)&program->loop, &reader->loop_room, program->loops + 1, sizeof loop)) return 0;
     op->constant = program->loops;
@@ -175,7 +176,7 @@ static int read_node(Reader *reader, PyObject *node, int in_loop, Op *op) {
 static int read_nodes(Reader *reader, PyObject *nodes, int in_loop) {
     Program *program = reader->program;
     Py_ssize_t count = items(nodes);
-    if (count < 0 || count > MOST_NODES - (Py_ssize_t)reader->nodes) return 0;
+    if (count < 0 || count > MAX_NODES - (Py_ssize_t)reader->nodes) return 0;
     reader->nodes += (uint32_t)count;
     for (Py_ssize_t i = 0; i < count; i++) {
         Op op;
@@ -236,7 +237,7 @@ static int take(unsigned char *taken, uint64_t offset, uint64_t bytes) {
 static int read_parameter(const Reader *reader, PyObject *item, uint64_t size, uint64_t pointers, Shape *shape) {
     PyObject *words = field(item, "words"), *slots = field(item, "slots");
     Py_ssize_t count = items(words), slot_count = items(slots);
-    unsigned char taken[MOST_PARAMETER_BYTES];
+    unsigned char taken[MAX_PARAMETER_BYTES];
     void *larger;
     if (count < 0 || slot_count < 0 || (uint64_t)count > size || (uint64_t)slot_count > size) return 0;
     memset(taken, 0, size);
@@ -294,16 +295,16 @@ static int read_launch(const Reader *reader, PyObject *object, uint64_t pointers
         return 0;
     parameters = field(object, "parameters");
     count = items(parameters);
-    if (count < 0 || count > MOST_PARAMETER_BYTES) return 0;
+    if (count < 0 || count > MAX_PARAMETERS) return 0;
     shape->offset = calloc((size_t)count + 1, sizeof *shape->offset);
     shape->size = calloc((size_t)count + 1, sizeof *shape->size);
     if (shape->offset == NULL || shape->size == NULL) return 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PyList_GetItem(parameters, i);
         uint64_t size;
-        if (!is_object(item, 3) || !whole(field(item, "size"), 1, MOST_PARAMETER_BYTES, &size)) return 0;
+        if (!is_object(item, 3) || !whole(field(item, "size"), 1, MAX_PARAMETER_BYTES, &size)) return 0;
         sum += size;
-        if (sum > MOST_PARAMETER_BYTES || !read_parameter(reader, item, size, pointers, shape)) return 0;
+        if (sum > MAX_PARAMETER_BYTES || !read_parameter(reader, item, size, pointers, shape)) return 0;
         shape->offset[i] = shape->total;
         shape->size[i] = (uint32_t)size;
         shape->total += ((uint32_t)size + 15) / 16 * 16;
@@ -325,7 +326,7 @@ static int read_launch(const Reader *reader, PyObject *object, uint64_t pointers
 static int read_inputs(Reader *reader, PyObject *widths) {
     Program *program = reader->program;
     Py_ssize_t count = items(widths);
-    if (count < 0 || count > MOST_INPUTS) return 0;
+    if (count < 0 || count > MAX_INPUTS) return 0;
     program->inputs = (uint32_t)count;
     program->widths = calloc((size_t)count + 1, 1);
     if (program->widths == NULL) return 0;
@@ -352,7 +353,7 @@ PyObject *program_read(PyObject *unused, PyObject *args) {
     if (self == NULL) return NULL;
     reader.program = self;
     count = items(launches);
-    good = count >= 1 && count <= MOST_LAUNCHES && pointers <= MOST_POINTERS && read_inputs(&reader, widths) &&
+    good = count >= 1 && count <= MAX_LAUNCHES && pointers <= MAX_POINTERS && read_inputs(&reader, widths) &&
            read_nodes(&reader, nodes, 0);
     for (Py_ssize_t i = 0; good && i < count; i++) {
         self->launches++; /* what it holds is freed with the program */

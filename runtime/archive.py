@@ -23,15 +23,22 @@ import zstandard
 from . import canonical
 from .archive_index import RECORDS, TABLES, Blob, Block, FunctionEntry, Index, generation, is_name  # noqa: F401
 from .errors import ArchiveError
+from .limits import (
+    EXPANSION_ALLOWANCE_BYTES,
+    INDEX_ALLOWANCE_BYTES,
+    MAX_BLOCK_BYTES,
+    MAX_EXPANSION,
+    MAX_INDEX_BYTES,
+    MAX_INDEX_EXPANSION,
+    MAX_RECORDS_BLOCK_BYTES,
+)
 from .tuples import NamedTuple
 
 MAGIC = b"CUTEAOT\0"
 FORMAT_VERSION = 1
 # magic, format version, index raw length, index offset, index length, SHA-256 of the index as stored
 HEADER = struct.Struct("<8sIIQQ32s")
-MAX_INDEX_RAW_BYTES = 64 << 20  # about 350,000 functions
-MAX_BLOCK_RAW_BYTES = 64 << 20
-CACHE_BYTES = 32 << 20  # four blocks of the size that `aot.pack` writes
+CACHE_BYTES = MAX_BLOCK_BYTES  # of blocks that were decompressed: any one, or four of the size that `aot.pack` writes
 
 
 class FileUnreadable(ArchiveError):
@@ -125,12 +132,7 @@ class Archive:
                 f"{path}: the index: its blocks end at byte {self._index.end}, but it begins at byte {offset}; "
                 "build the archive again"
             )
-        for number, block in enumerate(self.blocks):
-            if max(block.raw_length, block.length) > MAX_BLOCK_RAW_BYTES:
-                raise SizeLimitExceeded(
-                    f"{path}: block {number} declares {max(block.raw_length, block.length)} bytes, the limit is "
-                    f"{MAX_BLOCK_RAW_BYTES}; build the archive again"
-                )
+        self._check_sizes()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Archive:
@@ -152,6 +154,22 @@ class Archive:
         except BaseException:
             file.close()
             raise
+
+    def _check_sizes(self) -> None:
+        """Refuse blocks that would take more memory or time than a file of this size may."""
+        for number, block in enumerate(self.blocks):
+            most = MAX_RECORDS_BLOCK_BYTES if block.kind == RECORDS else MAX_BLOCK_BYTES
+            if (declared := max(block.raw_length, block.length)) > most:
+                raise SizeLimitExceeded(
+                    f"{self.path}: block {number} of {block.kind} declares {declared} bytes, the limit is {most}; "
+                    "build the archive again"
+                )
+        raw, most = sum(block.raw_length for block in self.blocks), MAX_EXPANSION * self.file_bytes
+        if raw > most + EXPANSION_ALLOWANCE_BYTES:
+            raise SizeLimitExceeded(
+                f"{self.path}: its blocks decompress to {raw} bytes, more than {MAX_EXPANSION} times the file's "
+                f"{self.file_bytes}; build the archive again"
+            )
 
     def close(self) -> None:
         """Close the file; what was read stays valid, the next read raises `ArchiveClosed`."""
@@ -321,8 +339,8 @@ class Archive:
         for key, value in expected.items():
             if obj.get(key) != value:
                 raise DocumentMalformed(
-                    f"{self.path}: record {entry.name}: its {key} is {obj.get(key)!r} where the index has {value!r}; "
-                    "build the archive again"
+                    f"{self.path}: record {entry.name}: its {key} is {obj.get(key)!r:.100} where the index has "
+                    f"{value!r}; build the archive again"
                 )
         return obj
 
@@ -354,8 +372,6 @@ class Archive:
         return data
 
     def _remember(self, index: int, raw: bytes) -> None:
-        if len(raw) > CACHE_BYTES:
-            return
         self._cache[index] = raw
         self._cached_bytes += len(raw)
         while self._cached_bytes > CACHE_BYTES:
@@ -391,10 +407,15 @@ class Archive:
                 f"{path}: has format version {version}, this cute-aot reads {FORMAT_VERSION}; "
                 "install the cute-aot that wrote it, or build the archive again"
             )
-        if max(raw_length, length) > MAX_INDEX_RAW_BYTES:
+        if max(raw_length, length) > MAX_INDEX_BYTES:
             raise SizeLimitExceeded(
-                f"{path}: declares an index of {max(raw_length, length)} bytes, the limit is {MAX_INDEX_RAW_BYTES}; "
+                f"{path}: declares an index of {max(raw_length, length)} bytes, the limit is {MAX_INDEX_BYTES}; "
                 "split the archive"
+            )
+        if raw_length > MAX_INDEX_EXPANSION * length + INDEX_ALLOWANCE_BYTES:
+            raise SizeLimitExceeded(
+                f"{path}: declares an index that decompresses from {length} to {raw_length} bytes, more than "
+                f"{MAX_INDEX_EXPANSION} times as many; build the archive again"
             )
         if size < offset + length:
             raise Truncated(f"{path}: has {size} bytes, its header promises {offset + length}; copy it again")

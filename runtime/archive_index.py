@@ -17,11 +17,11 @@ from types import MappingProxyType
 from typing import Any
 
 from . import canonical
+from .limits import MAX_INDEX_HEAD_BYTES, MAX_NAME_CHARACTERS
 from .tuples import NamedTuple
 
 RECORDS, TABLES = "records", "tables"
 DIGEST_BYTES = 32
-MAX_NAME_LENGTH = 255
 TARGET = re.compile(r"(sm_[0-9]{1,2})[0-9][af]?")
 
 _KIND = re.compile(rf"{RECORDS}|sm_[0-9]{{1,2}}x|{TABLES}")
@@ -61,7 +61,7 @@ class Blob(NamedTuple):
 
 def is_name(text: str) -> bool:
     """Whether `text` can name a function or a table: printable ASCII without spaces, 1 to 255 characters."""
-    return 0 < len(text) <= MAX_NAME_LENGTH and text.isascii() and text.isprintable() and " " not in text
+    return 0 < len(text) <= MAX_NAME_CHARACTERS and text.isascii() and text.isprintable() and " " not in text
 
 
 def generation(target: str) -> str:
@@ -72,7 +72,7 @@ def generation(target: str) -> str:
     """
     match = TARGET.fullmatch(target)
     if match is None:
-        raise ValueError(f"{target!r} is not a target like 'sm_90a'")
+        raise ValueError(f"{target!r:.50} is not a target like 'sm_90a'")
     return f"{match[1]}x"
 
 
@@ -117,6 +117,8 @@ class Index:
         Raises:
             ValueError: a rule is broken; the message says which.
         """
+        if raw.find(b"\n", 0, MAX_INDEX_HEAD_BYTES + 1) < 0 < len(raw) - MAX_INDEX_HEAD_BYTES:
+            raise ValueError(f"its head has more than {MAX_INDEX_HEAD_BYTES} bytes")
         parts = raw.split(b"\n", 2)
         obj = canonical.loads(parts[0])
         if type(obj) is not dict or obj.keys() != _HEAD_KEYS:
@@ -195,12 +197,12 @@ def _check_blocks(rows: Any) -> list[dict[str, Any]]:
             raise ValueError(f"block {number} must be an object with exactly the keys {sorted(_BLOCK_KEYS)}")
         kind = row["kind"]
         if type(kind) is not str or not _KIND.fullmatch(kind):
-            raise ValueError(f"block {number} has kind {kind!r}")
+            raise ValueError(f"block {number} has kind {kind!r:.50}")
         if kind < before:
             raise ValueError(f"block {number} of kind {kind!r} comes after one of kind {before!r}")
         for key in ("blobs", "length"):
             if not _is_positive(row[key]):
-                raise ValueError(f"block {number} has {key} {row[key]!r}")
+                raise ValueError(f"block {number} has {key} {row[key]!r:.50}")
         before = kind
     return rows
 
@@ -211,7 +213,7 @@ def _check_counts(counts: Any) -> dict[str, int]:
     for target, count in counts.items():
         generation(target)
         if not _is_positive(count):
-            raise ValueError(f"it has {count!r} functions for {target}")
+            raise ValueError(f"it has {count!r:.50} functions for {target}")
     return counts
 
 
@@ -222,8 +224,8 @@ def _split_names(text: bytes, counts: dict[str, int]) -> list[str]:
     if found != functions:  # counted first: each space could become an object
         raise ValueError(f"it has {found} names for {functions} functions")
     names = text.decode("ascii").split(" ") if text else []
-    if names and not 0 < min(map(len, names)) <= max(map(len, names)) <= MAX_NAME_LENGTH:
-        raise ValueError(f"the name of each of its functions must have 1 to {MAX_NAME_LENGTH} characters")
+    if names and not 0 < min(map(len, names)) <= max(map(len, names)) <= MAX_NAME_CHARACTERS:
+        raise ValueError(f"the name of each of its functions must have 1 to {MAX_NAME_CHARACTERS} characters")
     first = 0
     for target, count in counts.items():
         if not _are_sorted(names[first : first + count]):
@@ -237,7 +239,7 @@ def _parse_tables(names: Any, numbers: range) -> dict[str, int]:
         raise ValueError("its tables must be a list of names")
     for name in names:
         if not is_name(name):
-            raise ValueError(f"{name!r} cannot name a table")
+            raise ValueError(f"{name!r:.50} cannot name a table")
     if not _are_sorted(names):
         raise ValueError("the names of its tables are not sorted, or one is there twice")
     if len(names) != len(numbers):

@@ -15,13 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .errors import ProgramError
+from .limits import MAX_LOOP_ROUNDS, MAX_LOOP_STEPS, MAX_LOOP_VARIABLES, MAX_LOOPS, MAX_NODES
 from .poison import signed, why
 from .reading import WIDTHS, exact_list, fail, is_int
 from .tuples import NamedTuple
 
-MAX_NODES = 20_000
-MAX_LOOP_LIMIT = 256
-MAX_SHARED_STEPS = 8_192
+_MAX_SHARED_STEPS = 8_192
 Values = list[Any]
 Step = Callable[[Values], Any]
 
@@ -321,14 +320,14 @@ class NodeReader:
     def __init__(self, widths: list[int], inputs: list[int] | None = None) -> None:
         self.widths = widths
         self.inputs = [1 << i for i in range(len(widths))] if inputs is None else inputs
-        self.count = 0
+        self.count = self.loops = self.loop_steps = 0
         self._touched = 0  # what the node at hand depends on
         self._operands: list[tuple[int, int]] = []  # the values it refers to, and their widths
 
     def reference(self, ref: Any, where: str, width: int | None = None) -> int:
         """A value number defined so far, of `width` bits if that is given."""
         if type(ref) is not int or not 0 <= ref < len(self.widths):
-            fail(where, f"refers to value {ref!r}, but only {len(self.widths)} are defined before it")
+            fail(where, f"refers to value {ref!r:.50}, but only {len(self.widths)} are defined before it")
         found = self.widths[ref]
         if width is not None and found != width:
             fail(where, f"needs a {width}-bit value, value {ref} has {found} bits")
@@ -361,7 +360,7 @@ class NodeReader:
                     continue
             step = self.node(node, f"{where} {number}", in_loop)
             steps.append(step)
-            if key is not None and len(_shared) < MAX_SHARED_STEPS:
+            if key is not None and len(_shared) < _MAX_SHARED_STEPS:
                 _shared[key] = _Read(step, widths[-1], tuple(self._operands))
         return steps
 
@@ -371,7 +370,7 @@ class NodeReader:
             fail(where, f"unknown operation {node!r:.200}")
         op, width = node[0], node[1]
         if type(width) is not int or width not in WIDTHS:
-            fail(where, f"width must be one of {WIDTHS}, found {width!r}")
+            fail(where, f"width must be one of {WIDTHS}, found {width!r:.50}")
         self._touched, self._operands = 0, []
         if op in _BINARY:  # what most are
             step = self._binary(op, width, node, where)
@@ -394,7 +393,7 @@ class NodeReader:
         if len(node) == 4:
             return step
         flags = exact_list(node[4], where)
-        if any(type(f) is not str or op not in _FLAGS.get(f, ()) for f in flags):
+        if len(flags) > len(_FLAGS) or any(type(f) is not str or op not in _FLAGS.get(f, ()) for f in flags):
             fail(where, f"{op} does not take the flags {flags!r:.200}")
         return _with_flags(op, width, a, b, flags, step) if flags else step
 
@@ -402,7 +401,7 @@ class NodeReader:
         if op == "const":
             exact_list(node, where, 3)
             if not is_int(node[2], 0, (1 << width) - 1):
-                fail(where, f"constant {node[2]!r} does not fit {width} bits")
+                fail(where, f"constant {node[2]!r:.50} does not fit {width} bits")
             constant = node[2]
             return lambda v: constant
         if op == "select":
@@ -426,7 +425,7 @@ class NodeReader:
         exact_list(node, where, 4)
         a = self.reference(node[2], where, width)
         if not is_int(node[3], 0, 1):
-            fail(where, f"the flag of {op} must be 0 or 1, found {node[3]!r}")
+            fail(where, f"the flag of {op} must be 0 or 1, found {node[3]!r:.50}")
         compute, flag = _UNARY_FLAGGED[op], node[3]
         return lambda v: v[a] if type(v[a]) is Poison else compute(width, v[a], flag)
 
@@ -434,9 +433,14 @@ class NodeReader:
         """["loop", width, limit, result, [initial...], [head nodes...], test, [body nodes...], [next...]]."""
         exact_list(node, where, 9)
         _, _, limit, result, initial, head, test, body, following = node
-        if not is_int(limit, 1, MAX_LOOP_LIMIT):
-            fail(where, f"a loop's bound must be 1 to {MAX_LOOP_LIMIT}, found {limit!r}")
-        inits = [self.reference(r, where) for r in exact_list(initial, where)]
+        if not is_int(limit, 1, MAX_LOOP_ROUNDS):
+            fail(where, f"a loop's bound must be 1 to {MAX_LOOP_ROUNDS}, found {limit!r:.50}")
+        if not 1 <= len(exact_list(initial, where)) <= MAX_LOOP_VARIABLES:
+            fail(where, f"a loop has 1 to {MAX_LOOP_VARIABLES} variables, found {len(initial)}")
+        self.loops += 1
+        if self.loops > MAX_LOOPS:
+            fail(where, f"more than {MAX_LOOPS} loops")
+        inits = [self.reference(r, where) for r in initial]
         base = len(self.widths)
         inner = NodeReader(self.widths + [self.widths[i] for i in inits], self.inputs + [0] * len(inits))
         inner.count = self.count
@@ -446,10 +450,13 @@ class NodeReader:
         exact_list(following, where, len(inits))
         nexts = [inner.reference(r, where, self.widths[i]) for r, i in zip(following, inits, strict=True)]
         self.count = inner.count
+        self.loop_steps += limit * (1 + len(inits) + len(head) + len(body))
+        if self.loop_steps > MAX_LOOP_STEPS:
+            fail(where, f"its loops may take {self.loop_steps} steps, at most {MAX_LOOP_STEPS} are read")
         for ref in (test_ref, *nexts, *range(base, len(inner.inputs))):  # the variables' own are counted above
             self._touched |= inner.inputs[ref]
         if not is_int(result, 0, len(inits) - 1) or self.widths[inits[result]] != width:
-            fail(where, f"result {result!r} is not one of the loop's {len(inits)} variables of {width} bits")
+            fail(where, f"result {result!r:.50} is not one of the loop's {len(inits)} variables of {width} bits")
 
         def step(v: Values) -> Any:
             state, inside = [v[i] for i in inits], v[:base]

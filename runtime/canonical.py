@@ -1,6 +1,7 @@
 """Canonical JSON: one byte string for one value, so that equal things have equal names.
 
-Keys sorted, no spaces, UTF-8, no NaN or infinity. Knows nothing of what the values mean.
+Keys sorted, no spaces, UTF-8, no NaN or infinity; integers of 64 bits, signed or unsigned; no more values and no deeper
+than `runtime.limits` has it. Knows nothing of what the values mean.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from typing import Any
 
 import orjson
 
+from .limits import MAX_JSON_DEPTH, MAX_JSON_VALUES
+
 
 def dumps(obj: Any) -> bytes:
     """Encode `obj`; tuples become lists, and a key that is not a string is refused rather than turned into one.
 
     Raises:
-        ValueError: NaN, infinity, a lone surrogate, or a value that refers to itself.
+        ValueError: NaN, infinity, a lone surrogate, an integer of more than 64 bits, or a value that refers to itself.
         TypeError: a key that is not a string, or a value that JSON has no form for.
     """
-    _require_string_keys(obj)
+    _require_plain(obj)
     return _encode(obj)
 
 
@@ -27,11 +30,13 @@ def loads(data: bytes) -> Any:
     """Decode bytes that `dumps` could have written, and no others.
 
     Raises:
-        ValueError: not JSON, or JSON written in any other way; the message says which.
+        ValueError: not JSON, JSON written in any other way, or too much of it; the message says which.
     """
+    _require_few(data)
     try:
         text = data.decode("utf-8")
-        obj = json.loads(text, parse_constant=_refuse_constant)
+        obj = json.loads(text, parse_constant=_refuse_constant, parse_int=_integer)
+        _require_shallow(obj)
         if _encode(obj, check_circular=False) != data:
             json.loads(text, object_pairs_hook=_refuse_duplicates)
             raise ValueError("it is not canonical JSON: keys out of order, spaces, or needless escapes")
@@ -48,13 +53,14 @@ def loads_for_serving(data: bytes) -> Any:
     Raises:
         ValueError: as `loads`.
     """
+    _require_few(data)
     try:
         obj = orjson.loads(data)
         if orjson.dumps(obj, option=orjson.OPT_SORT_KEYS) == data:
             return obj
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         pass
-    return loads(data)  # it says why, or knows better: of integers beyond 64 bits, for instance
+    return loads(data)  # it says why, or knows better: of small floats, for instance
 
 
 def digest(obj: Any) -> str:
@@ -67,10 +73,13 @@ def _encode(obj: Any, check_circular: bool = True) -> bytes:
     return json.dumps(obj, check_circular=check_circular, **style).encode("utf-8")  # type: ignore[arg-type]
 
 
-def _require_string_keys(obj: Any) -> None:
+def _require_plain(obj: Any) -> None:
+    """Refuse keys that are no strings, and integers that `loads` would not read."""
     stack, seen = [obj], set()
     while stack:
         item = stack.pop()
+        if isinstance(item, int):
+            _require_64_bits(item, item)
         if not isinstance(item, (dict, list, tuple)) or id(item) in seen:
             continue
         seen.add(id(item))
@@ -81,6 +90,35 @@ def _require_string_keys(obj: Any) -> None:
             stack.extend(item.values())
         else:
             stack.extend(item)
+
+
+def _require_few(data: bytes) -> None:
+    """Refuse what would become more objects than memory is for, before any is made."""
+    values = data.count(b",") + data.count(b"[") + data.count(b"{")
+    if values > MAX_JSON_VALUES:
+        raise ValueError(f"it holds about {values} values, at most {MAX_JSON_VALUES} are read")
+
+
+def _require_shallow(obj: Any) -> None:
+    """Refuse what is nested so deep that Python cannot walk it; orjson refuses it by itself."""
+    level = [obj]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [item for x in level if isinstance(x, (dict, list)) for item in (x.values() if type(x) is dict else x)]
+        if not level:
+            return
+    raise ValueError(f"it nests more than {MAX_JSON_DEPTH} deep")
+
+
+def _integer(digits: str) -> int:
+    """An integer that orjson takes for one as well; it makes a float of what has more bits."""
+    number = int(digits) if len(digits) <= 20 else 1 << 64
+    _require_64_bits(number, digits)
+    return number
+
+
+def _require_64_bits(number: int, said: object) -> None:
+    if not -(1 << 63) <= number < 1 << 64:
+        raise ValueError(f"it holds {said!s:.30}, an integer of more than 64 bits")
 
 
 def _refuse_constant(name: str) -> Any:

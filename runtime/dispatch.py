@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from .errors import KernelMiss, RecordError
+from .limits import MAX_GEMM_ENTRIES, MAX_GEMM_RANGES
 from .record import Record, SuppliedArgument, TensorArgument
 from .signature import Operand, Signature
 from .tuples import NamedTuple
@@ -152,7 +153,11 @@ class Dispatch:
             RecordError: anything is missing, unknown, out of order, or names a function that is not there.
         """
         obj = _fields(obj, {"entries"}, "gemm table")
-        entries = [_read_entry(e, i, targets) for i, e in enumerate(_list(obj["entries"], "gemm table"))]
+        if len(_list(obj["entries"], "gemm table")) > MAX_GEMM_ENTRIES:
+            _fail("gemm table", f"has {len(obj['entries'])} entries, at most {MAX_GEMM_ENTRIES} are read")
+        entries = [_read_entry(e, i, targets) for i, e in enumerate(obj["entries"])]
+        if (ranges := sum(len(entry.ranges) for entry in entries)) > MAX_GEMM_RANGES:
+            _fail("gemm table", f"has {ranges} ranges of M, at most {MAX_GEMM_RANGES} are read")
         seen = set()
         for entry in entries:
             if (entry.signature, entry.target) in seen:

@@ -11,22 +11,13 @@ from typing import Any
 
 from .arithmetic import NodeReader, Poison, Step, Values
 from .errors import ProgramError
-from .launch import (
-    ATTRIBUTE_WORDS,
-    MAX_BLOCK_THREADS,
-    MAX_GRID,
-    MAX_PARAMETER_BYTES,
-    MAX_SHARED_BYTES,
-    Evaluation,
-    Launch,
-    LaunchShape,
-    Slot,
-    refuse,
-    refuse_input,
-)
+from .launch import ATTRIBUTE_WORDS, Evaluation, Launch, LaunchShape, Slot, refuse, refuse_input
+from .limits import MAX_BLOCK_THREADS, MAX_GRID, MAX_PARAMETER_BYTES, MAX_PARAMETERS, MAX_SHARED_BYTES
 from .poison import signed
 from .reading import exact_fields, exact_list, fail, is_int
 from .tuples import NamedTuple
+
+_MAX_CHANGES = 64  # that a program remembers; one would do where only the number of rows changes
 
 
 class _Launch(NamedTuple):
@@ -84,9 +75,6 @@ class PythonEvaluator:
         reader = NodeReader([w for _, w in values])
         steps = [(len(values) + i, step) for i, step in enumerate(reader.nodes(nodes, "node"))]
         constants = (*(None for _ in values), *(n[2] if n[0] == "const" else None for n in nodes))
-        launches = exact_list(launches, "launches")
-        if not launches:
-            fail("launches", "there is none")
         read = tuple(_read_launch(x, i, reader, constants, pointers, kernels) for i, x in enumerate(launches))
         steps = [(number, step) for number, step in steps if constants[number] is None]
         return cls(values, read, constants, tuple(steps), tuple(reader.inputs))
@@ -109,6 +97,8 @@ class PythonEvaluator:
             return Evaluation(tuple(_evaluate_launch(shape, v) for shape in self._launches), False, v)
         change = self._changes.get(changed)
         if change is None:
+            if len(self._changes) >= _MAX_CHANGES:
+                self._changes.clear()
             change = self._changes[changed] = self._change(changed)
         for number, step in change.steps:
             v[number] = step(v)
@@ -189,7 +179,7 @@ def _read_launch(
     where = f"launch {number}"
     obj = exact_fields(obj, {"kernel", "grid", "block", "shared_bytes", "attributes", "parameters"}, where)
     if not is_int(obj["kernel"], 0, kernels - 1):
-        fail(where, f"kernel {obj['kernel']!r} is not one of {kernels}")
+        fail(where, f"kernel {obj['kernel']!r:.50} is not one of {kernels}")
     grid = tuple(reader.reference(r, where, 32) for r in exact_list(obj["grid"], where, 3))
     block = tuple(reader.reference(r, where, 32) for r in exact_list(obj["block"], where, 3))
     shared = reader.reference(obj["shared_bytes"], where, 64)
@@ -197,34 +187,36 @@ def _read_launch(
     for item in exact_list(obj["attributes"], where):
         identity, words = exact_list(item, where, 2)
         if type(identity) is not int or identity not in ATTRIBUTE_WORDS:
-            fail(where, f"unknown launch attribute {identity!r}")
+            fail(where, f"unknown launch attribute {identity!r:.50}")
         refs = exact_list(words, where, ATTRIBUTE_WORDS[identity])
         attributes.append((identity, tuple(reader.reference(r, where, 32) for r in refs)))
     if len({i for i, _ in attributes}) != len(attributes):
         fail(where, "a launch attribute appears twice")
     offsets, sizes, words_out, slots_out, total = [], [], [], [], 0
-    for index, item in enumerate(exact_list(obj["parameters"], where)):
+    if len(exact_list(obj["parameters"], where)) > MAX_PARAMETERS:
+        fail(where, f"has {len(obj['parameters'])} parameters, at most {MAX_PARAMETERS} are read")
+    for index, item in enumerate(obj["parameters"]):
         here = f"{where} parameter {index}"
         item = exact_fields(item, {"size", "words", "slots"}, here)
         size = item["size"]
         if not is_int(size, 1, MAX_PARAMETER_BYTES):
-            fail(here, f"size must be 1 to {MAX_PARAMETER_BYTES} bytes, found {size!r}")
+            fail(here, f"size must be 1 to {MAX_PARAMETER_BYTES} bytes, found {size!r:.50}")
         taken: list[tuple[int, int]] = []
         for word in exact_list(item["words"], here):
             offset, count, ref = exact_list(word, here, 3)
             if count not in (1, 2, 4, 8) or type(count) is not int or not is_int(offset, 0, size - count):
-                fail(here, f"word {word!r} does not fit {size} bytes")
+                fail(here, f"word {word!r:.100} does not fit {size} bytes")
             ref = reader.reference(ref, here)
             if reader.widths[ref] != (count * 8) and not (count == 1 and reader.widths[ref] == 1):
-                fail(here, f"word {word!r} takes a {reader.widths[ref]}-bit value")
+                fail(here, f"word {word!r:.100} takes a {reader.widths[ref]}-bit value")
             taken.append((offset, count))
             words_out.append((total + offset, count, ref))
         for slot in exact_list(item["slots"], here):
             offset, kind, pointer, addend = exact_list(slot, here, 4)
             if kind not in ("raw", "tma") or not is_int(offset, 0, size - 8) or not is_int(pointer, 0, pointers - 1):
-                fail(here, f"slot {slot!r} is malformed")
+                fail(here, f"slot {slot!r:.100} is malformed")
             if offset % 8:
-                fail(here, f"slot {slot!r} holds a pointer at no multiple of 8")
+                fail(here, f"slot {slot!r:.100} holds a pointer at no multiple of 8")
             addend = None if addend is None else reader.reference(addend, here, 64)
             taken.append((offset, 8))
             slots_out.append((total + offset, kind == "tma", pointer, addend))

@@ -10,14 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .errors import ProgramError
+from .limits import MAX_BLOCK_THREADS, MAX_GRID
 from .tuples import NamedTuple
-
-# Kernel parameters: at most 32,764 bytes on compute capability 7.0 and later (CUDA C++ programming guide, 10.1).
-MAX_PARAMETER_BYTES = 32_764
-MAX_GRID = (2**31 - 1, 65_535, 65_535)
-MAX_BLOCK_THREADS = 1_024
-# The most a block may opt in to on any GPU so far is 227 KiB; anything above 256 KiB is a damaged record.
-MAX_SHARED_BYTES = 256 * 1024
 
 # Launch attributes by their CUlaunchAttributeID, with the number of 32-bit words of their value.
 COOPERATIVE, CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION, PREFERRED_CLUSTER_DIMENSION = 2, 4, 6, 11

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from . import native
 from .errors import ProgramError
 from .launch import Evaluation, Launch, LaunchShape, Slot, refuse, refuse_input
+from .limits import MAX_INPUTS, MAX_LAUNCHES, MAX_POINTERS
 from .poison import why
 from .reading import WIDTHS, exact_fields, exact_list, fail
 
@@ -45,13 +46,18 @@ class Program:
             RecordError: anything is missing, unknown, out of range or out of order.
         """
         obj = exact_fields(obj, {"values", "pointers", "nodes", "launches"}, "program")
+        for what, most in (("values", MAX_INPUTS), ("pointers", MAX_POINTERS), ("launches", MAX_LAUNCHES)):
+            if len(exact_list(obj[what], what)) > most:
+                fail(what, f"there are {len(obj[what])}, at most {most} are read")
+        if not obj["launches"]:
+            fail("launches", "there is none")
         values = []
-        for item in exact_list(obj["values"], "values"):
+        for item in obj["values"]:
             name, width = exact_list(item, "values", 2)
-            if not isinstance(name, str) or not name or width not in WIDTHS or type(width) is not int:
+            if not isinstance(name, str) or not name or type(width) is not int or width not in WIDTHS:
                 fail("values", f"needs [name, width], found {item!r:.200}")
             values.append((name, width))
-        pointers = exact_list(obj["pointers"], "pointers")
+        pointers = obj["pointers"]
         if any(not isinstance(p, str) or not p for p in pointers):
             fail("pointers", f"must be names, found {pointers!r:.200}")
         for what, names in (("values", [n for n, _ in values]), ("pointers", pointers)):

@@ -17,12 +17,11 @@ import orjson
 from .dtypes import DTYPES
 from .errors import ArgumentError, LayoutError, RecordError
 from .launch import PROGRAMMATIC_STREAM_SERIALIZATION, Launch
+from .limits import MAX_ARGUMENT_DEPTH, MAX_ARGUMENTS, MAX_KERNELS, MAX_RANK, MAX_SYMBOLS, MAX_WORKSPACE_BYTES
 from .program import Program
 from .reading import exact_fields, exact_list, fail, is_int
 from .tuples import NamedTuple
 
-MAX_RANK = 16
-MAX_WORKSPACE_BYTES = 1 << 30  # for each cluster; anything above is a damaged record
 SCALAR_DTYPES = ("i32", "i64", "f32")
 DEVICE_PROPERTIES = ("max_active_clusters",)
 
@@ -163,7 +162,9 @@ class Record:
                 fail("record", f"{field!r} must be a word, found {obj[field]!r:.200}")
         where = f"function {obj['name']}"
         symbols, arguments = _read_arguments(obj["symbols"], obj["arguments"], where)
-        kernels = tuple(_read_kernel(k, where) for k in exact_list(obj["kernels"], where))
+        if len(exact_list(obj["kernels"], where)) > MAX_KERNELS:
+            fail(where, f"has {len(obj['kernels'])} kernels, at most {MAX_KERNELS} are read")
+        kernels = tuple(_read_kernel(k, where) for k in obj["kernels"])
         if not kernels or len({k.symbol for k in kernels}) != len(kernels):
             fail(where, "needs one or more kernels with distinct symbols")
         program = Program.from_json(obj["program"], len(kernels))
@@ -212,12 +213,15 @@ class Record:
         where = f"function {self.name}"
         leaves = list(self.leaves())
         names = [a.name for a in leaves]
+        if len(names) > MAX_ARGUMENTS:
+            fail(where, f"has {len(names)} arguments, at most {MAX_ARGUMENTS} are read")
         if len(set(names)) != len(names):
-            fail(where, f"two arguments share a name in {names}")
+            fail(where, f"two arguments share a name in {names!r:.200}")
         kinds = TensorArgument, WorkspaceArgument
         pointers = tuple(a.name for kind in kinds for a in leaves if isinstance(a, kind))
         if self.program.pointers != pointers:
-            fail(where, f"the program's pointers are {self.program.pointers}, the tensors and workspaces {pointers}")
+            found = self.program.pointers
+            fail(where, f"the program's pointers are {found!r:.200}, the tensors and workspaces {pointers!r:.200}")
         devices = {a.name for a in leaves if isinstance(a, DeviceArgument)}
         for a in leaves:
             if isinstance(a, WorkspaceArgument) and a.each is not None and a.each not in devices:
@@ -225,6 +229,7 @@ class Record:
         overlapping = any(PROGRAMMATIC_STREAM_SERIALIZATION in x.attributes for x in self.program.launches)
         if overlapping and self.workspace_arguments:
             fail(where, "it has a workspace, and its launches may overlap those before them, which use the same")
+        bound = {x for a in leaves if isinstance(a, TensorArgument) for x in (*a.shape, *a.strides)}
         defined = {name: s.width for name, s in self.symbols.items()}
         for a in leaves:
             if isinstance(a, ScalarArgument | DeviceArgument):
@@ -232,6 +237,8 @@ class Record:
                     fail(where, f"{a.name!r} names both a symbol and a scalar")
                 defined[a.name] = DTYPES[a.dtype].bits if isinstance(a, ScalarArgument) else 32
         for name, width in self.program.values:
+            if name in self.symbols and name not in bound:
+                fail(where, f"the program's input {name!r:.50} is the extent or stride of no tensor")
             if defined.get(name) != width:
                 fail(where, f"the program's {width}-bit input {name!r} is no argument of that width")
 
@@ -417,10 +424,12 @@ def _read_arguments(symbols: Any, arguments: Any, where: str) -> tuple[Mapping[s
 def _read_symbols(obj: Any, where: str) -> dict[str, Symbol]:
     if not isinstance(obj, dict):
         fail(where, f"'symbols' must be a dictionary, found {obj!r:.200}")
+    if len(obj) > MAX_SYMBOLS:
+        fail(where, f"has {len(obj)} symbols, at most {MAX_SYMBOLS} are read")
     symbols = {}
     for name, entry in obj.items():
         entry = exact_fields(entry, {"width", "divisibility"}, f"{where} symbol {name!r}")
-        if entry["width"] not in (32, 64) or not is_int(entry["divisibility"], 1, 1 << 20):
+        if not is_int(entry["width"], 32, 64) or entry["width"] % 32 or not is_int(entry["divisibility"], 1, 1 << 20):
             fail(where, f"symbol {name!r} is malformed: {entry!r:.200}")
         symbols[name] = Symbol(entry["width"], entry["divisibility"])
     return symbols
@@ -432,7 +441,7 @@ def _read_kernel(obj: Any, where: str) -> Kernel:
         fail(where, f"kernel symbol {obj['symbol']!r:.200} is malformed")
     for field in ("registers", "shared_bytes", "local_bytes"):
         if not is_int(obj[field], 0, 1 << 30):
-            fail(where, f"kernel {field} {obj[field]!r} is out of range")
+            fail(where, f"kernel {field} {obj[field]!r:.50} is out of range")
     return Kernel(**obj)
 
 
@@ -443,7 +452,7 @@ def _read_argument(obj: Any, symbols: Mapping[str, Symbol], where: str, depth: i
     here = f"{where} argument {name!r}"
     if kind == "tensor":
         exact_fields(obj, {"kind", "name", "dtype", "shape", "strides", "alignment"}, here)
-        if obj["dtype"] not in DTYPES:
+        if not isinstance(obj["dtype"], str) or obj["dtype"] not in DTYPES:
             fail(here, f"unknown element type {obj['dtype']!r:.50}")
         shape, strides = exact_list(obj["shape"], here), exact_list(obj["strides"], here)
         if len(shape) != len(strides) or len(shape) > MAX_RANK:
@@ -453,7 +462,7 @@ def _read_argument(obj: Any, symbols: Mapping[str, Symbol], where: str, depth: i
                 fail(here, f"{x!r:.50} is neither an integer nor a symbol")
         alignment = obj["alignment"]
         if not is_int(alignment, 1, 4096) or alignment & (alignment - 1):
-            fail(here, f"alignment {alignment!r} is no power of two up to 4096")
+            fail(here, f"alignment {alignment!r:.50} is no power of two up to 4096")
         return TensorArgument(name, obj["dtype"], tuple(shape), tuple(strides), alignment)
     if kind == "scalar":
         exact_fields(obj, {"kind", "name", "dtype"}, here)
@@ -478,7 +487,7 @@ def _read_argument(obj: Any, symbols: Mapping[str, Symbol], where: str, depth: i
     if kind == "none":
         exact_fields(obj, {"kind", "name"}, here)
         return NoneArgument(name)
-    if kind == "tuple" and depth < 4:
+    if kind == "tuple" and depth < MAX_ARGUMENT_DEPTH:
         exact_fields(obj, {"kind", "name", "items"}, here)
         items = exact_list(obj["items"], here)
         return TupleArgument(name, tuple(_read_argument(i, symbols, here, depth + 1) for i in items))

@@ -12,6 +12,8 @@ from typing import Any
 
 from .dtypes import DTYPES
 from .errors import RecordError
+from .limits import MAX_GEMM_EXTENT
+from .reading import is_int
 from .tuples import NamedTuple
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
@@ -191,10 +193,10 @@ class Signature:
         """
         names = {f.name for f in fields(cls)}
         if not isinstance(obj, dict) or set(obj) != names:
-            raise RecordError(f"a signature needs exactly the fields {sorted(names)}, found {obj!r}")
+            raise RecordError(f"a signature needs exactly the fields {sorted(names)}, found {obj!r:.200}")
         for name in ("a", "b", "d", "accumulator"):
-            if obj[name] not in DTYPES:
-                raise RecordError(f"signature field {name!r}: unknown element type {obj[name]!r}")
+            if not isinstance(obj[name], str) or obj[name] not in DTYPES:
+                raise RecordError(f"signature field {name!r}: unknown element type {obj[name]!r:.50}")
         for name, known in (
             ("epilogue", tuple(EPILOGUES)),
             ("scaling", SCALINGS),
@@ -202,10 +204,12 @@ class Signature:
             ("overlap", OVERLAPS),
         ):
             if obj[name] not in known:
-                raise RecordError(f"signature field {name!r}: unknown {name} {obj[name]!r}")
+                raise RecordError(f"signature field {name!r}: unknown {name} {obj[name]!r:.50}")
         for name in ("n", "k", "batch"):
-            if type(obj[name]) is not int or obj[name] < 1:
-                raise RecordError(f"signature field {name!r} must be a positive integer, found {obj[name]!r}")
+            if not is_int(obj[name], 1, MAX_GEMM_EXTENT):
+                raise RecordError(
+                    f"signature field {name!r} must be an integer from 1 to {MAX_GEMM_EXTENT}, found {obj[name]!r:.50}"
+                )
         if EPILOGUES[obj["epilogue"]].gated and obj["n"] % 2:
             raise RecordError(f"signature field 'n' must be even for {obj['epilogue']}, found {obj['n']}")
         return cls(**obj)

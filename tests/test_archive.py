@@ -339,9 +339,9 @@ def test_reader_rejects_data_after_the_frame_of_the_index(path: Path, parts: Par
     [
         (b"{", "Expecting"),
         (b"\xff", "utf-8"),
-        (b"[" * 100_000, "too deeply"),
+        (b"[" * 60_000, "too deeply"),
         (b"\xef\xbb\xbf{}", "BOM"),
-        (b"9" * 5000, "digits"),
+        (b"9" * 5000, "of more than 64 bits"),
         (b"[NaN]", "NaN"),
         (b"[-Infinity]", "-Infinity"),
         (b"[1e999]", "JSON compliant"),
@@ -397,7 +397,7 @@ Edit = Callable[[Any], Any]
         (lambda head: head["blocks"][0].update(length=1.0), "has length 1.0"),
         (lambda head: head["blocks"][0].update(blobs=0), "has blobs 0"),
         (lambda head: head["blocks"][0].update(blobs=True), "has blobs True"),
-        (lambda head: head["blocks"][0].update(blobs=10**300), "its columns have"),
+        (lambda head: head["blocks"][0].update(blobs=10**18), "its columns have"),
         (lambda head: head["blocks"][0].update(blobs=5), "its columns have"),
         (lambda head: (head["blocks"][0].update(blobs=3), head["blocks"][-1].update(blobs=3)), "and 3 records"),
         (lambda head: head["blocks"][-1].update(kind="sm_9x"), "no function uses blob 8"),
@@ -495,10 +495,10 @@ def test_reader_rejects_block_that_overlaps_the_index(path: Path, parts: Parts) 
     refuse_index(path, parts, "its blocks end at byte")
 
 
-@pytest.mark.parametrize("lengths", [[2**32 - 1, 1, 1, 1], [40 << 20, 40 << 20, 1, 1]])
+@pytest.mark.parametrize("lengths", [[2**32 - 1, 1, 1, 1], [600 << 10, 600 << 10, 1, 1]])
 def test_reader_rejects_decompression_bomb_in_block_size(path: Path, parts: Parts, lengths: list[int]) -> None:
     parts.lengths[:4] = lengths
-    refuse(path, assemble(parts), reader.SizeLimitExceeded, f"block 0 declares {sum(lengths)} bytes")
+    refuse(path, assemble(parts), reader.SizeLimitExceeded, f"block 0 of records declares {sum(lengths)} bytes")
 
 
 # Blocks

@@ -143,7 +143,7 @@ FIRST = ["entries", 0]
         (["entries"], {}, "must be a list"),
         (["more"], 1, "exactly the fields"),
         ([*FIRST, "more"], 1, "exactly the fields"),
-        ([*FIRST, "signature", "n"], 0, "positive integer"),
+        ([*FIRST, "signature", "n"], 0, "integer from 1 to 2147483647"),
         ([*FIRST, "target"], "hopper", "unknown target"),
         ([*FIRST, "target"], "sm_80", "is for sm_90a, the entry is for sm_80"),
         ([*FIRST, "state"], "fast", "state must be one of"),
@@ -182,6 +182,9 @@ def mismatch(changes: dict[str, dict[str, Any]], *, batched: bool = False, **wan
     obj = gemm_record("g", batched=batched)
     for argument in obj["arguments"]:
         argument |= changes.get(argument["name"], {})
+    one = {"kernel": 0, "grid": [0] * 3, "block": [0] * 3, "shared_bytes": 1, "attributes": [], "parameters": []}
+    no_input = {"values": [], "nodes": [["const", 32, 1], ["const", 64, 0]], "launches": [one]}
+    obj["program"] |= no_input  # since symbols may be gone
     return gemm_mismatch(Signature.from_json(signature(**wanted)), Record.from_json(obj))
 
 

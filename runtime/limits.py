@@ -1,0 +1,55 @@
+"""How large what comes out of a file may be, and what a launch may ask of a GPU: one table for every reader.
+
+A file is checked against these before memory or time is spent on what it declares, so that what it can cost grows with
+its size. `_limits.h` has those that native code needs; `tests/test_limits.py` holds the two together.
+Sizes in bytes, but for those of records given as what was found in the archives of all manifests in `manifests/`.
+"""
+
+# --- the file ---
+MAX_INDEX_BYTES = 16 << 20  # decompressed; about 90,000 functions
+MAX_INDEX_HEAD_BYTES = 256 << 10  # the JSON it begins with; about 4,000 blocks
+MAX_BLOCK_BYTES = 32 << 20  # decompressed; `aot.pack` writes 8 MiB, but for one blob that has more
+MAX_RECORDS_BLOCK_BYTES = 1 << 20  # the same of a block of records, and so of a record; the largest found has 6 KB
+# All blocks together may decompress to this many times the file, and to the allowance besides. Archives reach 20 to 45.
+MAX_EXPANSION = 256
+EXPANSION_ALLOWANCE_BYTES = 1 << 20
+MAX_INDEX_EXPANSION = 16  # the same of the index, which is digests for the most part and reaches 3
+INDEX_ALLOWANCE_BYTES = 64 << 10
+
+# --- a JSON document ---
+MAX_JSON_VALUES = 1_000_000  # about: the commas and opening brackets in it, those in strings too
+MAX_JSON_DEPTH = 254  # what orjson writes at most
+MAX_NAME_CHARACTERS = 255  # of a function, a table, a kernel, an argument, a symbol
+
+# --- the gemm table ---
+MAX_GEMM_ENTRIES = 8_192  # the largest found has 120
+MAX_GEMM_RANGES = 65_536  # of all entries together
+MAX_GEMM_EXTENT = 2**31 - 1  # of N, K and the batch; strides of more than 32 bits are the record's matter
+
+# --- a record ---
+MAX_ARGUMENTS = 64  # those inside tuples too; found: 7
+MAX_ARGUMENT_DEPTH = 4  # of tuples in tuples
+MAX_RANK = 16
+MAX_SYMBOLS = 128  # found: 6
+MAX_KERNELS = 16  # found: 1; other libraries' functions have up to 3
+MAX_WORKSPACE_BYTES = 1 << 30  # for each cluster
+
+# --- a launch program ---
+MAX_INPUTS = 256  # integers; found: 8
+MAX_POINTERS = 64  # found: 5
+MAX_NODES = 8_192  # found: 131; other libraries' functions have up to 323
+MAX_LOOPS = 32  # found: 2
+MAX_LOOP_VARIABLES = 16  # found: 2
+MAX_LOOP_ROUNDS = 256  # found: 64, the bits of an integer
+# Of all loops together: rounds, times the loop's nodes and variables and one. Found: 800.
+MAX_LOOP_STEPS = 65_536
+MAX_LAUNCHES = 16
+MAX_PARAMETERS = 256  # of a launch; found: 27
+
+# --- a launch ---
+# Kernel parameters: at most 32,764 bytes on compute capability 7.0 and later (CUDA C++ programming guide, 10.1).
+MAX_PARAMETER_BYTES = 32_764
+MAX_GRID = (2**31 - 1, 65_535, 65_535)
+MAX_BLOCK_THREADS = 1_024
+# The most a block may opt in to on any GPU so far is 227 KiB; anything above 256 KiB is a damaged record.
+MAX_SHARED_BYTES = 256 << 10
