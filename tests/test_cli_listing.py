@@ -99,8 +99,6 @@ GOOD_TIMING = {"m": 16, "function": "f", "us": 5.0, "baseline_us": 10.0}
         [1],
         [{"m": 16}],
         [GOOD_TIMING | {"us": 0}],
-        [GOOD_TIMING | {"us": 10**400}],
-        [GOOD_TIMING | {"baseline_us": 10**400}],
         [GOOD_TIMING | {"us": 1e-300}],
         [GOOD_TIMING | {"us": "5"}],
         [GOOD_TIMING | {"sustained_us": -1}],
