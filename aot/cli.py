@@ -366,7 +366,9 @@ def _from_config(
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks; the manifest is that of one.")],
     tokens: Annotated[str, typer.Option(metavar="M,M,...", help="The M values to tune for, such as 1,16,1024.")],
     target: Targets = None,
-    dtype: Annotated[str, typer.Option(help="bf16, f16 or e4m3.")] = "bf16",
+    dtype: Annotated[
+        str | None, typer.Option(help="bf16, f16 or e4m3. Default: that of the config, if it is bf16 or f16.")
+    ] = None,
     scaling: Annotated[
         str | None, typer.Option(help="Of e4m3 layers: none, tensor, row_column or block. Default: row_column.")
     ] = None,
@@ -375,11 +377,19 @@ def _from_config(
     ] = False,
     model: Annotated[str | None, typer.Option(help="The model's name. Default: from --source or CONFIG.")] = None,
     source: Annotated[str | None, typer.Option(help="Where the config is from. Default: the file's name.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: print it.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default, and what - means: print it.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
 ) -> None:
-    """Write the manifest of a model's linear layers from its config.json."""
-    from .manifest import dump
-    from .model_config import default_targets, load_config, manifest_from_config, model_name
+    """Write the manifest of a model's linear layers from its config.json.
+
+    Without --target it is for every target that has kernels for all of them, which after --fuse, or where a layer has
+    a bias, are those with fused epilogues.
+    """
+    from .manifest import dump, write
+    from .model_config import Wanted, manifest_from_config
+    from .model_families import load_config
 
     try:
         counts = [int(part) for part in tokens.split(",")]
@@ -392,23 +402,17 @@ def _from_config(
     text = dump(
         manifest_from_config(
             load_config(config),
-            tp=tp,
-            tokens=counts,
-            targets=target or default_targets(dtype, scaling),
-            dtype=dtype,
-            scaling=scaling,
-            fuse=fuse,
+            Wanted(tp, counts, target or None, dtype, scaling, fuse),
             source=source or config.name,
-            model=model or model_name(source or str(config.resolve()), tp, dtype, fuse),
+            model=model,
+            named_after=source or str(config.resolve()),
+            on_warning=warn,
         )
     )
-    if output is None:
+    if output is None or str(output) == "-":
         print(text, end="")
-        return
-    try:
-        output.write_text(text)
-    except OSError as error:
-        raise AotError(f"{output}: cannot be written ({error.strerror}); check the folder") from None
+    else:
+        write(text, output, replace=force)
 
 
 # --- what commands share ---

@@ -29,10 +29,12 @@ Knows nothing of kernels, and of targets only their names.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
 import re
+import secrets
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -45,6 +47,7 @@ from runtime.dtypes import DTYPES
 from runtime.errors import AotError
 from runtime.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, SCALINGS, Signature
 
+from .pack import destination
 from .targets import TARGETS
 
 FORMAT = 1
@@ -193,6 +196,28 @@ def dump(manifest: Manifest) -> str:
             f"manifest of {model}: a file cannot hold it as it is; strip its texts of surrounding spaces"
         )
     return text
+
+
+def write(text: str, path: str | os.PathLike[str], *, replace: bool = False) -> None:
+    """Write what `dump` gave to a file, whole or not at all.
+
+    Raises:
+        ManifestError: the file is there, and not to be replaced, or the file system refuses.
+        PackError: nothing can be written there, such as a folder.
+    """
+    target = destination(path)
+    if target.exists() and not replace:
+        raise ManifestError(f"{path}: is there already; --force replaces it, or name another output")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, target)
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be written ({error.strerror}); check the folder and its space") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def read_text(path: str, max_bytes: int = MAX_FILE_BYTES) -> str:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import re
@@ -445,6 +446,59 @@ def test_from_config_fuses_and_scales(run: Run) -> None:
     assert written.model == "llama-3.1-8b-e4m3-fused"
     assert [g.signature.epilogue for g in written.gemms] == ["none", "residual", "swiglu", "residual", "none"]
     assert {g.signature.scaling for g in written.gemms} == {"block", "none"}
+
+
+@pytest.fixture
+def from_config(run: Run) -> Run:
+    """Write the manifest of a small config."""
+    config = ROOT / "tests/data/configs/llama-3.1-8b.json"
+    arguments = ["--tp", 1, "--tokens", 1, "--target", "sm_90a", "--dtype", "bf16"]
+    return lambda *options: run("manifest", "from-config", config, *arguments, *options)
+
+
+def test_from_config_replaces_a_file_only_by_force(from_config: Run, tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text("mine")
+    refused = from_config("-o", path)
+    assert (refused.status, refused.out) == (2, "")
+    assert refused.err == f"error: {path}: is there already; --force replaces it, or name another output\n"
+    assert path.read_text() == "mine"
+    assert from_config("-o", path, "--force").status == 0
+    assert manifest.load(path).model == "llama-3.1-8b"
+    assert os.listdir(tmp_path) == ["m.yaml"]
+
+
+def test_from_config_leaves_the_file_that_was_there_when_writing_fails(
+    from_config: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text("mine")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(manifest.os, "replace", full)
+    result = from_config("-o", path, "--force")
+    assert (result.status, result.out) == (2, "")
+    assert "cannot be written (No space left on device)" in result.err
+    assert path.read_text() == "mine"
+    assert os.listdir(tmp_path) == ["m.yaml"]
+
+
+def test_from_config_prints_where_the_output_is_a_dash(
+    from_config: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert from_config("-o", "-").out == from_config().out != ""
+    assert os.listdir() == []
+
+
+def test_from_config_warns_of_experts_on_standard_error(run: Run) -> None:
+    config = ROOT / "tests/data/configs/qwen3-30b-a3b.json"
+    result = run("manifest", "from-config", config, "--tp", 1, "--tokens", 1, "--target", "sm_90a", "--dtype", "bf16")
+    assert (result.status, manifest.loads(result.out).layers) == (0, 48)
+    assert result.err.startswith("warning: qwen3-30b-a3b.json: the experts are left out")
+    assert result.err.count("\n") == 1
 
 
 def test_a_mistake_in_a_manifest_is_named_by_file_and_line(run: Run, tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aot import model_config
 from aot.manifest import Manifest, ManifestError, dump, load, loads
-from aot.model_config import FAMILIES, default_targets, load_config, manifest_from_config
+from aot.model_config import Wanted, manifest_from_config
+from aot.model_families import FAMILIES, load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "tests" / "data" / "configs"
@@ -32,16 +35,8 @@ SHIPPED: dict[str, tuple[str, str, int, str, tuple[str, ...]]] = {
 def from_fixture(name: str) -> Manifest:
     config, source, tp, dtype, targets = SHIPPED[name]
     loaded = load_config(CONFIGS / f"{config}.json")
-    return manifest_from_config(
-        loaded,
-        tp=tp,
-        tokens=TOKENS,
-        targets=targets,
-        dtype=dtype,
-        fuse=name.endswith("-fused"),
-        source=source,
-        model=name,
-    )
+    wanted = Wanted(tp, TOKENS, targets, dtype, fuse=name.endswith("-fused"))
+    return manifest_from_config(loaded, wanted, source=source, model=name)
 
 
 def config(name: str = "llama-3.1-8b", **changes: Any) -> dict[str, Any]:
@@ -50,7 +45,10 @@ def config(name: str = "llama-3.1-8b", **changes: Any) -> dict[str, Any]:
 
 
 def manifest(config: dict[str, Any], tp: Any = 1, **arguments: Any) -> Manifest:
-    return manifest_from_config(config, **{"tp": tp, "tokens": (16,), "targets": ("sm_90a",), **arguments})
+    wanted = {field.name: arguments.pop(field.name) for field in fields(Wanted) if field.name in arguments}
+    return manifest_from_config(
+        config, Wanted(**{"tp": tp, "tokens": (16,), "targets": ("sm_90a",), **wanted}), **arguments
+    )
 
 
 def shapes(built: Manifest) -> dict[str, tuple[int, int]]:
@@ -207,13 +205,7 @@ def test_from_config_refuses_scalings_that_do_not_fit() -> None:
 
 
 def test_from_config_refuses_no_targets() -> None:
-    refused(
-        config(),
-        "none has kernels for every layer in e4m3, block; name targets",
-        targets=(),
-        dtype="e4m3",
-        scaling="block",
-    )
+    refused(config(), "no target is named; name some of sm_80, sm_90a", targets=())
 
 
 def test_tokens_are_sorted_and_made_distinct() -> None:
@@ -228,8 +220,18 @@ def test_model_is_named_after_its_source() -> None:
 
 
 def test_default_targets_are_those_with_kernels_for_every_layer() -> None:
-    assert default_targets("bf16") == TARGETS
-    assert default_targets("e4m3", "none") == ("sm_90a", "sm_100a", "sm_103a")
+    assert manifest(config(), targets=None).targets == TARGETS
+    assert manifest(config(), targets=None, dtype="e4m3", scaling="none").targets == ("sm_90a", "sm_100a", "sm_103a")
+
+
+def test_default_targets_of_fused_and_of_biased_layers_have_their_epilogues() -> None:
+    assert manifest(config(), targets=None, fuse=True).targets == ("sm_90a",)
+    assert manifest(qwen2(), targets=None).targets == ("sm_90a",)
+
+
+def test_from_config_refuses_layers_that_no_target_has_kernels_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_config, "PROVIDERS", {})
+    refused(config(), "no target has kernels for all of these layers", targets=None)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
@@ -238,12 +240,23 @@ def test_manifest_from_config_survives_a_file(tp: int) -> None:
     assert loads(dump(built)) == built
 
 
-def test_from_config_refuses_unknown_model_type_and_names_the_known() -> None:
-    refused(config(model_type="lama"), "'lama' is not supported", "did you mean 'llama'?", *FAMILIES)
+def test_from_config_refuses_unknown_model_type_and_says_what_to_do() -> None:
+    refused(
+        config(model_type="mixtral"),
+        "'mixtral' is not supported; the supported types are",
+        *FAMILIES,
+        "write the manifest by hand, as docs/manifests.md describes",
+    )
+
+
+def test_no_other_family_is_suggested_for_an_unknown_model_type() -> None:
+    with pytest.raises(ManifestError) as caught:
+        manifest(config(model_type="mixtral"))
+    assert "did you mean" not in str(caught.value)
 
 
 def test_from_config_refuses_missing_model_type() -> None:
-    refused(config(model_type="absent"), "'model_type' is missing", "known: llama")
+    refused(config(model_type="absent"), "'model_type' is missing", "the supported types are llama", "by hand")
 
 
 def test_from_config_refuses_unhashable_model_type() -> None:
@@ -394,3 +407,141 @@ def test_load_config_ignores_fields_it_does_not_use(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**config(), "rope_theta": 500000.0, "torch_dtype": "bfloat16"}))
     assert manifest(load_config(path)) == manifest(config())
+
+
+# --- biases ---
+
+
+def qwen2(**changes: Any) -> dict[str, Any]:
+    """Of the shapes of Llama-3.1-8B."""
+    return config(model_type="qwen2", architectures=["Qwen2ForCausalLM"], **changes)
+
+
+def test_qwen2_adds_the_bias_of_qkv_that_no_field_tells_of() -> None:
+    built = manifest(qwen2())
+    assert epilogues(built) == {"qkv": "bias"}
+    assert built.source.endswith(", bias in qkv")
+    assert shapes(built) == shapes(manifest(config()))
+    assert loads(dump(built)) == built
+
+
+def test_fused_qwen2_keeps_its_bias() -> None:
+    expected = {"qkv": "bias", "o": "residual", "gate_up": "swiglu", "down": "residual"}
+    assert epilogues(manifest(qwen2(), fuse=True)) == expected
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "gemma-3-27b"])
+def test_attention_bias_is_that_of_qkv_and_o(name: str) -> None:
+    read = config(name)
+    read.get("text_config", read)["attention_bias"] = True
+    assert epilogues(manifest(read)) == {"qkv": "bias", "o": "bias"}
+    read.get("text_config", read)["attention_bias"] = False
+    assert epilogues(manifest(read)) == {}
+
+
+def test_gemma_2_has_an_attention_bias_too() -> None:
+    gemma = config(model_type="gemma2", architectures=["Gemma2ForCausalLM"], head_dim=128, attention_bias=True)
+    assert epilogues(manifest(gemma)) == {"qkv": "bias", "o": "bias"}
+
+
+def test_mlp_bias_is_that_of_gate_up_and_down() -> None:
+    assert epilogues(manifest(config(mlp_bias=True))) == {"gate_up": "bias", "down": "bias"}
+
+
+def test_biases_come_before_what_is_fused() -> None:
+    built = manifest(config(attention_bias=True, mlp_bias=True), fuse=True)
+    both = {"o": "bias+residual", "down": "bias+residual"}
+    assert epilogues(built) == {"qkv": "bias", "gate_up": "bias+swiglu", **both}
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_only_rank_0_adds_a_bias_before_an_all_reduce(fuse: bool) -> None:
+    built = manifest(config(attention_bias=True, mlp_bias=True), 2, fuse=fuse)
+    found = {g.name: g.signature.epilogue for g in built.gemms}
+    assert (found["o"], found["o_rank0"], found["down"], found["down_rank0"]) == ("none", "bias", "none", "bias")
+    assert (found["qkv"], found["gate_up"]) == ("bias", "bias+swiglu" if fuse else "bias")
+    assert shapes(built)["o_rank0"] == shapes(built)["o"]
+
+
+def test_fp8_layers_add_their_biases() -> None:
+    found = manifest(qwen2(), dtype="e4m3").gemms[0].signature
+    assert (found.epilogue, found.scaling, found.d) == ("bias", "row_column", "bf16")
+
+
+@pytest.mark.parametrize("value", ["true", 1, [True]])
+def test_from_config_refuses_a_malformed_bias(value: Any) -> None:
+    refused(config(attention_bias=value), "field 'attention_bias' must be true or false")
+
+
+def test_from_config_refuses_a_bias_that_the_model_does_not_read() -> None:
+    refused(config("mistral-small-24b", attention_bias=True), "field 'attention_bias' is true", "by hand")
+    refused(qwen2(mlp_bias=True), "field 'mlp_bias' is true")
+    refused(config(qkv_bias=True), "field 'qkv_bias' is true")
+    manifest(config("mistral-small-24b", attention_bias=False))
+
+
+# --- element types ---
+
+
+def types(built: Manifest) -> set[str]:
+    return {g.signature.d for g in built.gemms}
+
+
+@pytest.mark.parametrize("field", ["torch_dtype", "dtype"])
+@pytest.mark.parametrize(("published", "found"), [("bfloat16", "bf16"), ("float16", "f16")])
+def test_layers_are_in_the_type_of_the_config(field: str, published: str, found: str) -> None:
+    assert types(manifest(config(**{field: published}))) == {found}
+
+
+def test_model_in_f16_is_named_so() -> None:
+    assert manifest(config(torch_dtype="float16"), source="Mine").model == "mine-f16"
+
+
+def test_dtype_is_preferred_to_torch_dtype_and_the_outer_config_to_the_text_config() -> None:
+    assert types(manifest(config(torch_dtype="bfloat16", dtype="float16"))) == {"f16"}
+    gemma = config("gemma-3-27b", torch_dtype="float16")
+    gemma["text_config"]["torch_dtype"] = "bfloat16"
+    assert types(manifest(gemma)) == {"f16"}
+    del gemma["torch_dtype"]
+    assert types(manifest(gemma)) == {"bf16"}
+
+
+@pytest.mark.parametrize("published", ["float32", "float8_e4m3fn", 3, {"": "bfloat16"}])
+def test_from_config_refuses_a_type_without_kernels_and_names_the_remedy(published: Any) -> None:
+    refused(config(torch_dtype=published), "field 'torch_dtype'", "give --dtype bf16 or --dtype f16")
+    assert types(manifest(config(torch_dtype=published), dtype="f16")) == {"f16"}
+
+
+# --- warnings ---
+
+
+def warnings(config: dict[str, Any], **arguments: Any) -> list[str]:
+    said: list[str] = []
+    manifest(config, on_warning=said.append, **arguments)
+    return said
+
+
+def test_a_usual_model_gives_no_warning() -> None:
+    assert warnings(config(torch_dtype="bfloat16")) == []
+    assert warnings(config(torch_dtype="bfloat16"), dtype="bf16") == []
+    assert warnings(config(torch_dtype="bfloat16"), dtype="e4m3") == []
+
+
+def test_another_type_than_the_configs_is_said() -> None:
+    assert warnings(config(torch_dtype="float32"), dtype="bf16") == [
+        "config.json: field 'torch_dtype' is 'float32'; the manifest has outputs in bf16, as --dtype bf16 says"
+    ]
+
+
+def test_a_type_that_the_config_does_not_name_is_said() -> None:
+    assert warnings(config()) == [
+        "config.json: field 'torch_dtype' is missing; the manifest is in bf16, which --dtype changes"
+    ]
+
+
+def test_experts_that_are_left_out_are_said() -> None:
+    moe = config("qwen3-30b-a3b", torch_dtype="bfloat16")
+    assert warnings(moe) == [
+        "config.json: the experts are left out, since their GEMMs are grouped; the manifest has qkv, o, router, lm_head"
+    ]
+    assert warnings({**moe, "mlp_only_layers": list(range(48))}) == []
