@@ -3,6 +3,10 @@
 Importing this package imports neither torch nor a compiler and does not touch the driver.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from .errors import (
     AotError,
     ArchiveError,
@@ -32,3 +36,18 @@ __all__ = [
     "WorkspaceError",
     "load",
 ]
+
+if TYPE_CHECKING:
+    __version__: str
+else:
+
+    def __getattr__(name: str) -> str:
+        """`__version__`, found out when it is asked for: what finds it takes longer to import than all of this."""
+        if name != "__version__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import metadata
+
+        try:
+            return metadata.version("cute-aot")
+        except metadata.PackageNotFoundError:  # running from its source tree
+            return "0+unknown"

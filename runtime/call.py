@@ -6,7 +6,7 @@ Knows shapes, strides and addresses as `TensorView`s show them, and nothing of a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
 from .errors import ArgumentError, LayoutError
@@ -34,6 +34,18 @@ class GemmOptions(TypedDict, total=False):
     epilogue: str
     overlap: str
     dtype: Any
+
+
+def refuse_unknown(names: Iterable[str]) -> None:
+    """Raise TypeError, as Python does of its own, if `gemm` takes no argument by one of these keywords."""
+    known = ("out", "stream", *GemmOptions.__annotations__)
+    for name in names:
+        if name not in known:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+            raise TypeError(f"gemm() got an unexpected keyword argument {name!r}; {hint}") from None
 
 
 class Call(NamedTuple):

@@ -191,6 +191,11 @@ class Contents:
         return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
     @property
+    def signatures(self) -> int | None:
+        """How many signatures the gemm table has; None while nobody has asked for it."""
+        return None if self._dispatch is None else len({entry.signature for entry in self._dispatch.entries})
+
+    @property
     def used(self) -> bool:
         """Whether the gemm table was asked for, for which the device must be there."""
         return self._dispatch is not None

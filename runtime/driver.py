@@ -79,6 +79,11 @@ class Driver:
         return self._device
 
     @property
+    def known_device(self) -> int | None:
+        """The device's ordinal, where that is settled already; the driver is not asked."""
+        return self._requested if self._device is None else int(self._device)
+
+    @property
     def device_count(self) -> int:
         """How many devices this process sees."""
         self._open()

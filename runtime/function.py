@@ -105,6 +105,10 @@ class Function:
         self._retired = False
         self.loaded_bytes = 0  # of the cubin on the device
 
+    def __repr__(self) -> str:
+        state = "loaded" if self._kernels else "unloaded" if self._retired else "not loaded"
+        return f"<Function {self.name} for {self.target}, {state}>"
+
     @property
     def record(self) -> Record:
         """What the archive says of this function."""

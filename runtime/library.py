@@ -25,17 +25,20 @@ from .call import (
     check_shapes,
     epilogue_of,
     matrices,
+    refuse_unknown,
     result_shape,
     signature_of,
 )
 from .contents import Contents, GemmPlan, Preloaded, gemm_key, open_archives
 from .counters import Counters
+from .devices import Device, ordinal_of
 from .dispatch import Entry
 from .driver import LAST_DEFAULT_STREAM, Driver
 from .dtypes import DTYPES
 from .errors import ArgumentError, DeviceError, KernelMiss, LayoutError
 from .fallback import allocate, on_stream, result_dtype, torch_gemm
 from .function import Function, device_view, remember, resolve_stream
+from .native import loaded as native_loaded
 from .native import native_table
 from .record import TensorView
 from .rows import Known, Rows, rows_of, steps_of
@@ -137,6 +140,17 @@ class Library:
         """
         self._refuse_if_closed()
         return self._now.entry(signature)
+
+    def __repr__(self) -> str:
+        """What it is of, in words; asks no driver, reads no file, and may be asked of a closed library."""
+        now = self._now
+        targets = dict.fromkeys(target for archive in now.archives for target in archive.targets)
+        words = [f"{len(now.functions)} functions for {', '.join(targets) or 'no target'}"]
+        if now.signatures is not None:
+            words.append(f"{now.signatures} signatures")
+        device = self._driver.known_device
+        words.append("closed" if self._closed else "no device yet" if device is None else f"cuda:{device}")
+        return f"<Library of {now.path}: {', '.join(words)}>"
 
     def __enter__(self) -> Library:
         return self
@@ -315,6 +329,7 @@ class Library:
             plans_held=len(set(map(id, list(now.plans.values())))),
             workspaces=workspaces,
             workspace_bytes=workspace_bytes,
+            native=native_loaded,
         )
 
     def prometheus(self, name: str | None = None) -> str:
@@ -359,7 +374,11 @@ class Library:
             DeviceError: the driver refused, or the archive has nothing for this GPU.
         """
         if more:
-            return self._gemm_more(a, b, out, stream, **more)
+            try:
+                return self._gemm_more(a, b, out, stream, **more)
+            except TypeError:
+                refuse_unknown(more)
+                raise
         native = self._call  # once: a reload takes it away
         if native is not None:
             result = native(0, stream, a, b, out)
@@ -607,18 +626,18 @@ def _words(call: Call) -> GemmOptions:
     return cast("GemmOptions", dict(zip(EXTRAS, call.operands, strict=True)) | words)
 
 
-def load(path: Paths, device: int | None = None, on_miss: str = "error", *, require: str | None = None) -> Library:
+def load(path: Paths, device: Device | None = None, on_miss: str = "error", *, require: str | None = None) -> Library:
     """Open the archive at `path` for one device; nothing but the archive is touched before the first use.
 
     Of several paths the first is the base, and each after it a layer: its gemm entries take the place of those of
     earlier files for the same signature and target, or are new. Entries keep to the functions of their own file.
 
-    `device` is an ordinal; None is the device that is current at the first use. `on_miss` says what happens when the
-    archive cannot serve a GEMM of torch tensors, because it has no kernel or because of how a tensor lies in memory
-    (alignment, strides): "error" raises `KernelMiss` or `LayoutError`, "torch" lets torch compute it, counted in
-    `Library.misses` and logged once for each signature. Calls that are wrong (shapes that do not fit, another device,
-    shared or missing memory) raise `ArgumentError` in any case, and 8-bit floats, which torch.matmul
-    does not take, never fall back.
+    `device` is an ordinal, such as 1, or as torch has it, "cuda:1" or a `torch.device`; None and "cuda" are the device
+    that is current at the first use. `on_miss` says what happens when the archive cannot serve a GEMM of torch tensors,
+    because it has no kernel or because of how a tensor lies in memory (alignment, strides): "error" raises `KernelMiss`
+    or `LayoutError`, "torch" lets torch compute it, counted in `Library.misses` and logged once for each signature.
+    Calls that are wrong (shapes that do not fit, another device, shared or missing memory) raise `ArgumentError` in any
+    case, and 8-bit floats, which torch.matmul does not take, never fall back.
 
     `require="tuned"` treats entries of the archive that were never tuned on a GPU as missing; by default the first that
     is used is logged as a warning.
@@ -628,10 +647,11 @@ def load(path: Paths, device: int | None = None, on_miss: str = "error", *, requ
 
     Raises:
         ArchiveError: a file is not an archive that can be trusted.
-        ArgumentError: an option is unknown, or there is no path.
+        ArgumentError: an option is unknown, there is no path, or `device` names no CUDA device.
     """
     _check_options(on_miss, require)
-    return Library(open_archives(_paths(path)), Driver(device), on_miss, require=require)
+    driver = Driver(ordinal_of(device))
+    return Library(open_archives(_paths(path)), driver, on_miss, require=require)
 
 
 def _paths(path: Paths) -> tuple[str | os.PathLike[str], ...]:

@@ -1,6 +1,7 @@
 """`runtime._native`, where it was built, and the table of shapes that it keeps for torch tensors.
 
-Knows of a driver only what the table asks it. Importing it warns, through logging, of native code of another version.
+`loaded` says whether it was built and is used. Knows of a driver only what the table asks it. Importing it warns,
+through logging, of native code of another version.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ with contextlib.suppress(ImportError):
 if _native is not None and getattr(_native, "INTERFACE", None) != _INTERFACE:
     _log.warning("%s is of another version and left alone, so launches take longer: install again", _native.__file__)
     _native = None
+loaded = _native is not None  # whether native code launches kernels and evaluates their programs
 
 
 def native_table(driver: Any) -> Any:

@@ -45,6 +45,7 @@ class Stats(NamedTuple):
     - `workspaces`, `workspace_bytes`: device memory held besides.
     - `archives`: the base first; `digest` covers them all; `reloads` that changed something; `replaced`: archives'
       contents that were replaced and are still loaded (`Library.drop_old`).
+    - `native`: whether native code was found and is in use; where it was not, launches take longer.
     """
 
     archives: tuple[ArchiveInfo, ...]
@@ -63,6 +64,7 @@ class Stats(NamedTuple):
     plans_held: int
     workspaces: int
     workspace_bytes: int
+    native: bool
 
     @property
     def misses(self) -> int:
@@ -119,6 +121,7 @@ _METRICS: tuple[tuple[str, str, str, Any], ...] = (
     ("plans_held", "gauge", "Shapes that are ready to launch.", lambda s: [({}, s.plans_held)]),
     ("workspaces", "gauge", "Workspaces on the device.", lambda s: [({}, s.workspaces)]),
     ("workspace_bytes", "gauge", "Bytes of the workspaces on the device.", lambda s: [({}, s.workspace_bytes)]),
+    ("native", "gauge", "1 where native code is in use, 0 where Python launches.", lambda s: [({}, int(s.native))]),
 )
 
 

@@ -60,6 +60,10 @@ class RecordingDriver(Driver):
         return self.ordinal
 
     @property
+    def known_device(self) -> int | None:
+        return self.ordinal
+
+    @property
     def device_count(self) -> int:
         return self.devices
 

@@ -157,7 +157,9 @@ def test_driver_retains_the_primary_context_where_there_is_none(cuda: StandInCud
 def test_driver_takes_the_current_context_and_its_device(cuda: StandInCuda) -> None:
     cuda.current = 0xAA
     cuda.answers["cuDeviceGet"] = ctypes.c_int(1), 0
-    assert Driver().device == 1
+    driver = Driver()
+    assert (driver.known_device, cuda.calls) == (None, [])
+    assert (driver.device, driver.known_device) == (1, 1)
     assert not any(call[0] == "cuDevicePrimaryCtxRetain" for call in cuda.calls)
 
 

@@ -29,6 +29,16 @@ def test_function_takes_the_arguments_of_its_record(library: Library, driver: Re
     assert launched.stream == 3
 
 
+def test_repr_says_what_a_function_is_and_whether_it_is_loaded(library: Library, driver: RecordingDriver) -> None:
+    function = library.functions["large"]
+    assert repr(function) == "<Function large for sm_90a, not loaded>"
+    assert not driver.log
+    function.load()
+    assert repr(function) == "<Function large for sm_90a, loaded>"
+    library.close()
+    assert repr(function) == "<Function large for sm_90a, unloaded>"
+
+
 def test_function_refuses_other_arguments(library: Library) -> None:
     a, b, out = operands(100)
     function = library.functions["large"]

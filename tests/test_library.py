@@ -77,6 +77,22 @@ def test_opening_touches_no_device(archive_path: Path) -> None:
     assert "cuda.bindings.driver" not in sys.modules or library._driver._cuda is None
 
 
+def test_repr_says_what_a_library_is_without_a_driver(archive_path: Path) -> None:
+    library = runtime.load(archive_path)
+    of = f"<Library of {archive_path}: 7 functions for sm_90a, "
+    assert repr(library) == f"{of}no device yet>"
+    library.close()
+    assert repr(library) == f"{of}closed>"
+    with runtime.load([archive_path, archive_path], device=1) as layered:
+        assert repr(layered) == f"<Library of {archive_path}, {archive_path}: 7 functions for sm_90a, cuda:1>"
+        assert layered._driver._cuda is None
+
+
+def test_repr_of_a_library_in_use_counts_its_signatures(library: Library, archive_path: Path) -> None:
+    library.gemm(*operands(5)[:2])
+    assert repr(library) == f"<Library of {archive_path}: 7 functions for sm_90a, 4 signatures, cuda:0>"
+
+
 @pytest.mark.parametrize("path", [None, 5, []])
 def test_opening_refuses_what_is_no_path(path: Any) -> None:
     with pytest.raises(ArgumentError, match=r"path (must|was)|no path"):

@@ -335,8 +335,23 @@ def test_operand_that_is_not_dense_is_refused(library: Library, name: str, strid
 
 
 def test_unknown_keyword_is_refused(library: Library) -> None:
-    with pytest.raises(TypeError, match="bais"):
-        library.gemm(**(everything() | {"bais": None}))
+    with pytest.raises(TypeError) as caught:
+        library.gemm(**(everything() | {"biass": None}))
+    assert str(caught.value) == "gemm() got an unexpected keyword argument 'biass'; did you mean 'bias'?"
+    with pytest.raises(TypeError, match=r"^gemm\(\) got .* 'zzz'; it takes out, stream, scale_a, .*, dtype$"):
+        library.gemm(**(everything() | {"zzz": None}))
+
+
+def test_type_error_of_another_kind_is_not_taken_for_an_unknown_keyword(library: Library) -> None:
+    class Odd(FakeTensor):
+        def data_ptr(self) -> int:
+            raise TypeError("odd")
+
+    call = everything()
+    library.gemm(**call)
+    call["bias"] = Odd(call["bias"].shape, "bfloat16")
+    with pytest.raises(TypeError, match=r"^odd$"):
+        library.gemm(**call)
 
 
 # --- fall-back ---

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import types
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,33 @@ def test_blocked_imports_are_noticed() -> None:
     assert "import of torch" in result.stderr
 
 
+VERSION = """
+import runtime
+assert "importlib.metadata" not in sys.modules
+from importlib import metadata
+metadata.version = lambda name: name + " 1.2"
+assert runtime.__version__ == "cute-aot 1.2"
+"""
+
+
+def test_version_is_found_out_only_when_it_is_asked_for() -> None:
+    result = run(VERSION)
+    assert result.returncode == 0, result.stderr
+
+
+def test_version_of_the_source_tree_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert runtime.__version__ == "0+unknown"
+
+
+def test_other_names_are_no_attributes_of_the_package() -> None:
+    with pytest.raises(AttributeError, match="module 'runtime' has no attribute 'versoin'"):
+        runtime.versoin  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_native_code_and_python_agree_on_their_interface() -> None:
     found = re.search(r"enum \{ INTERFACE = (\d+) \}", (ROOT / "runtime" / "_native.c").read_text())
     assert found is not None
@@ -114,4 +142,5 @@ def test_native_code_of_another_version_is_left_alone(
     again = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(again)
     assert again._native is (built if used else None)
+    assert again.loaded is used
     assert ("old.so is of another version" in caplog.text) != used

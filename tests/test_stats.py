@@ -51,7 +51,7 @@ def test_new_library_has_done_nothing(make: Make) -> None:
     library, _ = make()
     stats = library.stats()
     assert [a.digest for a in stats.archives] == [stats.digest] == [library.digest]
-    counts = {k: v for k, v in stats._asdict().items() if k not in ("archives", "digest")}
+    counts = {k: v for k, v in stats._asdict().items() if k not in ("archives", "digest", "native")}
     assert not any(counts.values()), counts
 
 
@@ -128,6 +128,15 @@ def test_library_counts_without_native_code(make: Make, monkeypatch: pytest.Monk
         gemm(library, 5)
     assert isinstance(library._counters.launches_of("small"), Counter)
     assert library.stats().launches_by_function == {"small": 3}
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_stats_say_whether_native_code_is_in_use(make: Make, monkeypatch: pytest.MonkeyPatch, loaded: bool) -> None:
+    monkeypatch.setattr("runtime.library.native_loaded", loaded)
+    library, _ = make()
+    assert library.stats().native is loaded
+    assert library.stats().to_json()["native"] is loaded
+    assert f'\ncute_aot_native{{library="model.aot"}} {int(loaded)}\n' in library.prometheus()
 
 
 def test_kernels_and_workspaces_that_are_held_are_counted_in_bytes(make: Make) -> None:
