@@ -1,6 +1,6 @@
 """The command `aot`, also as `python -m aot`: runs `aot.cli`, or says what to install for it.
 
-A plain install is the runtime alone, so what the command line imports may be missing.
+A plain install looks at archives; what builds and tunes them comes with extras and may be missing.
 """
 
 from __future__ import annotations
@@ -8,21 +8,20 @@ from __future__ import annotations
 import os
 import sys
 
-# The extras of this distribution that bring a package, by the name it is imported by or that of its distribution.
+# What brings a package, by the name it is imported by or that of its distribution.
+_BASE = "pip install cute-aot"
 _TUNE = "pip install 'cute-aot[build]' (or 'cute-aot[tune]', which has no compiler)"
 _BUILD = "pip install 'cute-aot[build]'"
 _MISSING = {
-    "typer": _TUNE,
-    "rich": _TUNE,
-    "yaml": _TUNE,
+    "orjson": _BASE,
+    "rich": _BASE,
+    "typer": _BASE,
+    "yaml": _BASE,
+    "zstandard": _BASE,
     "torch": _TUNE,
     "cutlass": _BUILD,
     "nvidia-cutlass-dsl": _BUILD,
     "nvidia-cutlass-operators": _BUILD,
-    "nvMatmulHeuristics": _BUILD,
-    "nvidia-matmul-heuristics": _BUILD,
-    "cuda": "pip install cute-aot",
-    "zstandard": "pip install cute-aot",
 }
 
 

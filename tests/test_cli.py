@@ -275,51 +275,6 @@ def test_control_c_while_planning_is_quiet(build_again: Run, monkeypatch: pytest
     assert build_again() == (130, "", "")
 
 
-def _with_import_hook(action: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command where importing one of some packages does what `action` says."""
-    program = (
-        "import sys\n"
-        "class Hook:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        f"        {action}\n"
-        "sys.meta_path.insert(0, Hook())\n"
-        f"sys.argv = {['aot', *arguments]!r}\n"
-        "from aot.__main__ import main\n"
-        "main()\n"
-    )
-    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-def test_control_c_while_importing_is_quiet() -> None:
-    done = _with_import_hook("if name == 'typer': raise KeyboardInterrupt", "ls", "x.aot")
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
-@pytest.mark.parametrize(
-    ("package", "arguments", "extra"),
-    [
-        ("typer", ["--version"], "[tune]"),
-        ("yaml", ["build", "manifests/llama-3.1-8b.yaml", "-o", "never-written.aot"], "[tune]"),
-        ("torch", ["tune", "in.aot", "-o", "never-written.aot"], "[tune]"),
-    ],
-)
-def test_a_missing_package_is_one_line_that_says_what_to_install(
-    package: str, arguments: list[str], extra: str
-) -> None:
-    action = f"if name == {package!r}: raise ModuleNotFoundError(name, name=name)"
-    done = _with_import_hook(action, *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {package} is not installed; pip install 'cute-aot[build]'")
-    assert extra in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_the_extra_that_builds_holds_the_one_that_tunes() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    assert re.search(r"build = \[\s*\"cute-aot\[tune\]\"", text)
-    assert 'aot = "aot.__main__:main"' in text
-
-
 # --- outputs ---
 
 

@@ -1,0 +1,184 @@
+"""What an install must bring: each package that a command imports is a dependency, and a missing one is named."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from aot.__main__ import _MISSING
+
+from .command_line import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest brings it there
+
+# Distributions whose packages are imported by another name.
+_DISTRIBUTIONS = {"yaml": "pyyaml", "cutlass": "nvidia-cutlass-dsl", "nvMatmulHeuristics": "nvidia-matmul-heuristics"}
+_INSPECTION = ["cli", "console", "describe", "__main__"]
+
+
+def _project() -> dict[str, Any]:
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        found: dict[str, Any] = tomllib.load(file)["project"]
+    return found
+
+
+def _names(requirements: Iterable[str]) -> set[str]:
+    return {_normal(Requirement(text).name) for text in requirements}
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _imported(path: Path) -> set[str]:
+    """The top-level packages that a file imports anywhere, but for the standard library and our own."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            found.add(node.module)
+    found = {name.partition(".")[0] for name in found}
+    return found - set(sys.stdlib_module_names) - {"aot", "runtime"}
+
+
+def _brought(requirements: Iterable[str]) -> set[str]:
+    """The distributions installed here that come with `requirements`, themselves included."""
+    found: set[str] = set()
+    waiting = list(requirements)
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        name = _normal(requirement.name)
+        if name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        found.add(name)
+        waiting += metadata.requires(name) or []
+    return found
+
+
+# Runs the command where nothing of `BLOCKED` can be imported.
+_LOOK = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError("import of " + name, name=name)
+
+sys.meta_path.insert(0, Refuse())
+from aot.__main__ import main
+sys.argv = ["aot", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize("command", ["--help", "ls ARCHIVE", "show ARCHIVE up", "verify ARCHIVE", "build --help"])
+def test_archives_are_looked_at_with_base_dependencies_alone(archive: Path, command: str) -> None:
+    brought = _brought(_project()["dependencies"])
+    installed = metadata.packages_distributions()
+    blocked = {name for name, homes in installed.items() if not {_normal(home) for home in homes} & brought}
+    assert {"torch", "cutlass"} <= blocked
+    program = f"BLOCKED = {blocked - {'aot', 'runtime'}!r}\n{_LOOK}"
+    arguments = command.replace("ARCHIVE", str(archive)).split()
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_looks_at_archives_imports_base_dependencies_alone() -> None:
+    needed = {_DISTRIBUTIONS.get(name, name) for file in _INSPECTION for name in _imported(ROOT / f"aot/{file}.py")}
+    assert needed <= _names(_project()["dependencies"])
+
+
+def test_the_runtime_imports_zstandard_and_orjson_alone() -> None:
+    files = [path for path in (ROOT / "runtime").rglob("*.py") if "torch" not in path.relative_to(ROOT).parts]
+    assert set().union(*map(_imported, files)) == {"zstandard", "orjson"}
+
+
+def test_every_import_is_a_dependency_that_a_message_can_name() -> None:
+    imported = set().union(*map(_imported, (*ROOT.glob("aot/**/*.py"), *ROOT.glob("runtime/**/*.py"))))
+    project = _project()
+    extras = project["optional-dependencies"]
+    declared = _names([*project["dependencies"], *extras["tune"], *extras["build"]])
+    assert {_DISTRIBUTIONS.get(name, name) for name in imported} <= declared
+    optional = {"nvMatmulHeuristics"}  # `aot.rank` goes on without it
+    assert imported - optional <= set(_MISSING)
+    assert {_DISTRIBUTIONS.get(name, name) for name in _MISSING} <= declared
+
+
+def _with_import_hook(action: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command where importing one of some packages does what `action` says."""
+    program = (
+        "import sys\n"
+        "class Hook:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        {action}\n"
+        "sys.meta_path.insert(0, Hook())\n"
+        f"sys.argv = {['aot', *arguments]!r}\n"
+        "from aot.__main__ import main\n"
+        "main()\n"
+    )
+    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_control_c_while_importing_is_quiet() -> None:
+    done = _with_import_hook("if name == 'typer': raise KeyboardInterrupt", "ls", "x.aot")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "remedy"),
+    [
+        ("typer", ["--version"], "pip install cute-aot"),
+        ("orjson", ["ls", "x.aot"], "pip install cute-aot"),
+        ("yaml", ["build", "manifests/llama-3.1-8b.yaml", "-o", "never-written.aot"], "pip install cute-aot"),
+        (
+            "torch",
+            ["tune", "ARCHIVE", "-o", "never-written.aot"],
+            "pip install 'cute-aot[build]' (or 'cute-aot[tune]', which has no compiler)",
+        ),
+    ],
+)
+def test_a_missing_package_is_one_line_that_says_what_to_install(
+    archive: Path, package: str, arguments: list[str], remedy: str
+) -> None:
+    action = f"if name == {package!r}: raise ModuleNotFoundError(name, name=name)"
+    done = _with_import_hook(action, *(str(archive) if word == "ARCHIVE" else word for word in arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {package} is not installed; {remedy}\n"
+
+
+def test_the_extra_that_builds_holds_the_one_that_tunes() -> None:
+    project = _project()
+    assert "cute-aot[tune]" in project["optional-dependencies"]["build"]
+    assert project["scripts"] == {"aot": "aot.__main__:main"}
+
+
+@pytest.mark.parametrize("package", ["aot", "runtime"])
+def test_packages_carry_their_types(package: str) -> None:
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        data = tomllib.load(file)["tool"]["setuptools"]["package-data"]
+    assert "py.typed" in data[package]
+    assert (ROOT / package / "py.typed").is_file()
+
+
+def test_the_license_is_there_in_full() -> None:
+    assert _project()["license-files"] == ["LICENSE"]
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
