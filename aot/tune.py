@@ -23,7 +23,6 @@ import torch
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch, Entry
 from runtime.driver import Driver
-from runtime.errors import AotError
 from runtime.library import Library
 from runtime.signature import Signature
 
@@ -33,33 +32,13 @@ from .measure import Launch, Timing
 from .operands import OperandSet, Weights
 from .pack import Package
 from .select import fewest, points, ranges
+from .tune_options import TuneError, TuneOptions
 
 # Every candidate is checked at these M besides those it is timed at: one row, fewer than any tile, and ragged.
 CHECK_TOKENS = (1, 3, 17, 333)
 _SCREEN_REPEATS, _SCREEN_GRAPH_US = 2, 200.0
 _FINAL_GRAPH_US = 1_000.0
 _WRITE_EVERY_S = 60.0
-
-
-class TuneError(AotError):
-    """An archive cannot be tuned here; the message says why."""
-
-
-@dataclass(frozen=True)
-class TuneOptions:
-    """How thoroughly to measure: functions that reach the interleaved comparison, its repeats, and whether those that
-    power bounds are compared under sustained load too. `tolerance` is the share of the best time by which another
-    function may be slower that serves elsewhere anyway: fewer kernels to load and to keep."""
-
-    finalists: int = 4
-    repeats: int = 5
-    seed: int = 0
-    sustained: bool = True
-    tolerance: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.tolerance <= 1:
-            raise TuneError(f"the tolerance must be 0 to 1, a share of the best time, found {self.tolerance}")
 
 
 @dataclass(frozen=True)
