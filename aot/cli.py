@@ -1,140 +1,70 @@
 """The command `aot`: reads arguments, calls the modules that do the work, prints what they return.
 
-Exit status: 0; 1 where a check fails or part of what was asked could not be built; 2 where the call is wrong or its
-output cannot be written; 130 after Ctrl-C, 143 after SIGTERM. Imports neither torch nor the DSL before it needs one.
+`aot.ending` says what the exit statuses are. Imports neither torch nor the DSL before it needs one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
-import signal
-import sys
 import time
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from runtime.archive import Archive, Check, FileUnreadable
 from runtime.errors import AotError, ArchiveError
 
-from .console import (
-    Progress,
-    print_checks,
-    print_function,
-    print_gemm,
-    print_json,
-    print_listing,
-    printable,
-    resources_line,
-    warn,
-)
+from . import ending
+from .console import print_checks, print_function, print_gemm, print_listing, resources_line
+from .ending import INTERRUPTED, Stop
 from .pack import destination
+from .progress import Progress
+from .streams import print_json, say, warn
 from .targets import TARGETS
+from .tune_options import MAX_SEED, TuneOptions
 
 if TYPE_CHECKING:
     from .compiler import Event
 
+
+def _examples(*lines: str) -> str:
+    """The end of a help text; \\b keeps its lines as they are."""
+    return "\n".join(("\b", "Examples:" if len(lines) > 1 else "Example:", *(f"  {line}" for line in lines)))
+
+
 app = typer.Typer(
     help="Compile and tune CuTe DSL kernels offline, into one file that runs with no compiler.",
-    add_completion=False,
+    epilog=_examples("aot build model.yaml -o model.aot", "aot ls model.aot"),
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-manifest_app = typer.Typer(help="Write manifests.", no_args_is_help=True, rich_markup_mode=None)
+_FROM_CONFIG = _examples("aot manifest from-config config.json --tp 8 --tokens 1,16,64,1024 -o model.yaml")
+manifest_app = typer.Typer(
+    help="Write manifests; docs/manifests.md says what they may hold.",
+    epilog=_FROM_CONFIG,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 app.add_typer(manifest_app, name="manifest")
 
 ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="An .aot file.")]
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="The .aot file to write.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_INTERRUPTED = 128 + signal.SIGINT
-_OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-
 Targets = Annotated[
     list[str] | None, typer.Option("--target", metavar="T", help=f"May be repeated: {', '.join(TARGETS)}.")
 ]
 
 
-_UsageError = cast(type[Exception], typer.BadParameter.__base__)  # click's, or that of typer's own copy of click
-
-
-class _Stop(AotError):
-    """The end of a command, with an exit status of its own."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 def main() -> None:
     """Run the command line and end the process."""
-    terminated = []
-
-    def terminate(*_: object) -> None:
-        terminated.append(True)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, terminate)  # so that workers end, and nothing stays in /tmp
-    try:
-        status, message = _run()
-        try:
-            if sys.stdout is not None:
-                sys.stdout.flush()
-        except OSError as error:
-            status, message = _output_failed(error)
-    except KeyboardInterrupt:
-        status, message = _INTERRUPTED, ""
-    finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-    if message:
-        print(printable(f"error: {message}"), file=sys.stderr)
-    sys.exit(128 + signal.SIGTERM if terminated and status == _INTERRUPTED else status)
-
-
-def _run() -> tuple[int, str]:
-    """Run the command; the exit status, and what there is to say on standard error."""
-    if sys.stdout is None:
-        return 2, "standard output is closed; redirect it to a file or /dev/null"
-    try:
-        return app(prog_name="aot", standalone_mode=False) or 0, ""
-    except _Stop as stop:
-        return stop.status, str(stop)
-    except AotError as error:
-        return 2, str(error)
-    except _UsageError as error:
-        return 2, _usage(error)
-    except typer.Abort:
-        return _INTERRUPTED, ""
-    except OSError as error:
-        return _output_failed(error)
-
-
-def _usage(error: Any) -> str:
-    """A wrong call in a line; the help where there was no command at all."""
-    said = str(error.format_message())
-    if "\n" in said:
-        print(said, file=sys.stderr)
-        return ""
-    command = error.ctx.command_path if error.ctx else "aot"
-    return f"{said.rstrip('.')}{'' if said.endswith('?') else ';'} `{command} --help` shows how to call it"
-
-
-def _output_failed(error: OSError) -> tuple[int, str]:
-    """What an OSError means that no module expected: a file, where it names one, or else standard output."""
-    if error.filename is not None:
-        return 2, f"{error.filename}: {error.strerror}; check the path and its permissions"
-    if error.errno not in _OUTPUT_ERRORS:
-        raise error
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes there
-    if error.errno == errno.EPIPE:  # the reader has seen enough, as in `aot ls | head`
-        return 1, ""
-    return 2, f"standard output cannot be written ({error.strerror}); redirect it elsewhere"
+    ending.run(app)
 
 
 def _version(wanted: bool) -> None:
@@ -158,9 +88,17 @@ def _options(
 # --- building and tuning ---
 
 
-@app.command("build")
+@app.command(
+    "build",
+    epilog=_examples(
+        "aot build model.yaml -o model.aot",
+        "aot build a.yaml b.yaml -o both.aot --target sm_90a --target sm_100a --function rmsnorm",
+    ),
+)
 def _build(
-    manifests: Annotated[list[Path], typer.Argument(metavar="MANIFEST", help="YAML files, see aot/manifest.py.")],
+    manifests: Annotated[
+        list[Path], typer.Argument(metavar="MANIFEST", help="YAML files; docs/manifests.md says what they may hold.")
+    ],
     output: Output,
     target: Targets = None,
     function: Annotated[
@@ -177,7 +115,7 @@ def _build(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print what each kernel takes of an SM.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Compile the kernels that MANIFESTs need and write an archive; then tune it, where there is a GPU to tune on."""
+    """Compile what MANIFESTs need into an archive. Where there is a GPU to tune it on, tune it too."""
     from . import build, manifest
     from .cache import Cache
     from .describe import resources
@@ -208,7 +146,7 @@ def _build(
             built = build.build(work, output, compiled, jobs, on_event, on_start)
         except KeyboardInterrupt:
             done = f"interrupted with {finished} of {total} kernels done; the same command continues there"
-            raise _Stop(done, _INTERRUPTED) from None
+            raise Stop(done, INTERRUPTED) from None
     for signature, name, reason in built.unserved:
         warn(f"{signature.key()} on {name}: {reason}; the archive cannot serve it")
     report = built.report
@@ -218,6 +156,7 @@ def _build(
         "functions": len(report.kernels),
         "compiled": report.compiled,
         "cached": report.cached,
+        "failed": len(report.failures),
         "kernels": {v.name(): resources(kernel.record) for v, kernel in report.kernels.items()},
         "failures": {v.name(): reason for v, reason in report.failures.items()},
         "unserved": [{"signature": s.key(), "target": t, "reason": reason} for s, t, reason in built.unserved],
@@ -225,56 +164,65 @@ def _build(
         "tuning": None,
     }
     if not as_json:
-        made = (
-            f"{_count(len(report.kernels), 'kernel')} ({report.compiled} compiled, {report.cached} from the cache, "
-            f"{len(report.failures)} failed)"
-        )
-        print(f"{output}: {made}, {built.archive_bytes:,} bytes, {summary['seconds']:.1f} s")
+        made = f"{_count(len(report.kernels), 'kernel')} ({report.compiled} compiled, {report.cached} from the cache)"
+        failed = f"{_count(len(report.failures), 'candidate')} failed"
+        say(f"{output}: {made}, {failed}, {built.archive_bytes:,} bytes, {summary['seconds']:.1f} s")
     if not no_tune and build.tunable(work.targets):
-        summary["tuning"] = _tune(output, output, {}, as_json)
+        summary["tuning"] = _tune(output, output, TuneOptions(), as_json)
+        summary["bytes"] = output.stat().st_size
     if as_json:
         print_json(summary)
     if built.unserved or (summary["tuning"] or {}).get("unserved"):
         raise typer.Exit(1)
 
 
-@app.command("tune")
+@app.command(
+    "tune",
+    epilog=_examples(
+        "aot tune candidates.aot -o model.aot",
+        "aot tune candidates.aot -o model.aot --finalists 8 --repeats 9",
+    ),
+)
 def _tune_command(
     source: Annotated[Path, typer.Argument(metavar="IN", help="An .aot file with candidates.")],
     output: Output,
-    finalists: Annotated[int | None, typer.Option(min=1, help="Functions that reach the last comparison.")] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Repeats of the last comparison.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the random inputs.")] = None,
+    finalists: Annotated[
+        int, typer.Option(min=1, help="Functions that reach the last comparison.")
+    ] = TuneOptions.finalists,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats of the last comparison.")] = TuneOptions.repeats,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the random inputs.")] = TuneOptions.seed,
     sustained: Annotated[
         bool, typer.Option(help="Compare large problems at the clock that their power leaves them too.")
-    ] = True,
+    ] = TuneOptions.sustained,
     tolerance: Annotated[
-        float | None,
+        float,
         typer.Option(
-            min=0, max=1, help="Share by which a function that serves elsewhere may be slower; 0.01 if not given."
+            min=0, max=1, help="Share of the best time by which a function may be slower that serves elsewhere too."
         ),
-    ] = None,
+    ] = TuneOptions.tolerance,
     as_json: Json = False,
 ) -> None:
-    """Measure the candidates of an archive on this machine's GPU and write an archive that uses the fastest."""
+    """Measure candidates on this machine's GPU and keep the fastest. IN stays as it is."""
     _refuse_inputs(output, [source])
     destination(output)  # before the work, not after it
-    given = {"finalists": finalists, "repeats": repeats, "seed": seed, "sustained": sustained, "tolerance": tolerance}
-    report = _tune(source, output, {name: value for name, value in given.items() if value is not None}, as_json)
+    options = TuneOptions(finalists, repeats, seed, sustained, tolerance)
+    with Archive.open(source) as opened:
+        opened.check_blocks()  # before torch is imported, which takes seconds
+    report = _tune(source, output, options, as_json)
     if as_json:
         print_json({"archive": str(output), "tuning": report})
     if report["unserved"]:
         raise typer.Exit(1)
 
 
-def _tune(source: Path, destination: Path, options: dict[str, Any], as_json: bool) -> dict[str, Any]:
-    from .tune import TuneOptions, tune_archive
+def _tune(source: Path, destination: Path, options: TuneOptions, as_json: bool) -> dict[str, Any]:
+    from .tune import tune_archive
 
     with Progress("tuning") as progress:
         try:
-            report = tune_archive(source, destination, TuneOptions(**options), progress.update)
+            report = tune_archive(source, destination, options, progress.update)
         except KeyboardInterrupt:
-            raise _Stop(f"interrupted; {destination} is what it was", _INTERRUPTED) from None
+            raise Stop(f"interrupted; {destination} is what it was", INTERRUPTED) from None
     ratios = report.speedups
     geomean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else None
     for name, reason in report.rejected.items():
@@ -282,11 +230,11 @@ def _tune(source: Path, destination: Path, options: dict[str, Any], as_json: boo
     for entry in report.unserved:
         warn(f"{entry}: no candidate computes the right result; the archive cannot serve it")
     if report.interrupted:
-        done = f"interrupted; {destination} has what was measured, and tuning it goes on with the rest"
-        raise _Stop(done, _INTERRUPTED)
+        rest = f"`aot tune {destination} -o OTHER` goes on with the rest"
+        raise Stop(f"interrupted; {destination} has what was measured; {rest}", INTERRUPTED)
     if not as_json:
         result = f", {geomean:.3f}x the baseline in the geometric mean" if geomean else ""
-        print(f"{destination}: tuned at {len(report.measured)} points{result}; `aot ls {destination}` lists them")
+        say(f"{destination}: tuned at {len(report.measured)} points{result}; `aot ls {destination}` lists them")
     return {
         "points": len(report.measured),
         "geomean": geomean,
@@ -299,9 +247,9 @@ def _tune(source: Path, destination: Path, options: dict[str, Any], as_json: boo
 # --- looking at archives ---
 
 
-@app.command("ls")
+@app.command("ls", epilog=_examples("aot ls model.aot", "aot ls model.aot --json"))
 def _ls(archive: ArchivePath, as_json: Json = False) -> None:
-    """List what an archive serves: for each signature and target the functions by range of M, then sizes."""
+    """List what an archive serves. For each signature and target the functions by range of M, then sizes."""
     from . import describe
 
     with Archive.open(archive) as opened:
@@ -311,7 +259,7 @@ def _ls(archive: ArchivePath, as_json: Json = False) -> None:
     print_listing(found)
 
 
-@app.command("show")
+@app.command("show", epilog=_examples("aot show model.aot qkv"))
 def _show(
     archive: ArchivePath,
     entry: Annotated[str, typer.Argument(metavar="ENTRY", help="A function, a signature, or a gemm such as qkv.")],
@@ -332,7 +280,7 @@ def _show(
         print_gemm(gemm)
 
 
-@app.command("verify")
+@app.command("verify", epilog=_examples("aot verify model.aot"))
 def _verify(archive: ArchivePath, as_json: Json = False) -> None:
     """Check an archive: every digest, record and table. Exit status 1 where a check fails."""
     from . import describe
@@ -352,7 +300,7 @@ def _verify(archive: ArchivePath, as_json: Json = False) -> None:
     else:
         print_checks(describe.causes(checks))
         found = f"{len(failed)} of {len(checks)} checks failed" if failed else f"{len(checks)} checks, all good"
-        print(f"{archive}: {found}")
+        say(f"{archive}: {found}")
     if failed:
         raise typer.Exit(1)
 
@@ -360,7 +308,7 @@ def _verify(archive: ArchivePath, as_json: Json = False) -> None:
 # --- manifests ---
 
 
-@manifest_app.command("from-config")
+@manifest_app.command("from-config", epilog=_FROM_CONFIG)
 def _from_config(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A Hugging Face config.json.")],
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks; the manifest is that of one.")],
@@ -420,7 +368,12 @@ def _from_config(
 
 def _cache_directory() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "cute-aot"
+    if os.path.isabs(base):
+        return Path(base) / "cute-aot"
+    try:
+        return Path.home() / ".cache" / "cute-aot"
+    except RuntimeError:
+        raise AotError("there is no home directory for the build cache; give --cache DIR") from None
 
 
 def _refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:

@@ -1,83 +1,13 @@
-"""How the command line prints: a progress bar, warnings, and the objects of `aot.describe` for people to read."""
+"""How the objects of `aot.describe` are printed for people to read."""
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from runtime.archive import Check
 
-_PROGRESS_AFTER_S = 2.0
-
-
-class Progress:
-    """A bar on standard error, for work that lasts: only where that is a terminal, and only after two seconds."""
-
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._due = time.monotonic() + _PROGRESS_AFTER_S
-        self._wanted = sys.stderr.isatty()
-        self._bar: Any = None
-        self._task: Any = None
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def update(self, done: int, total: int, detail: str = "") -> None:
-        """Say that `done` of `total` steps are behind us, and what comes next."""
-        if not self._wanted or time.monotonic() < self._due:
-            return
-        if self._bar is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            title = TextColumn("{task.description}", markup=False)
-            columns = title, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task(self._title, total=total)
-            self._bar.start()
-        self._bar.update(self._task, completed=done, total=total, description=f"{self._title} {detail}".strip())
-
-    def note(self, message: str) -> None:
-        """Print a line on standard error, where no bar will show."""
-        if not self._wanted:
-            print(printable(message), file=sys.stderr, flush=True)
-
-    def line(self, message: str) -> None:
-        """Print a line on standard error, above the bar if there is one."""
-        if self._bar is None:
-            print(printable(message), file=sys.stderr)
-        else:
-            self._bar.console.print(printable(message), markup=False, highlight=False, soft_wrap=True)
-
-    def warn(self, message: str) -> None:
-        """Print a warning above the bar."""
-        self.line(f"warning: {message}")
-
-    def stop(self) -> None:
-        """Take the bar away, for good."""
-        self._wanted = False
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-
-def warn(message: str) -> None:
-    """Print a warning on standard error."""
-    print(printable(f"warning: {message}"), file=sys.stderr)
-
-
-def printable(text: str) -> str:
-    """`text` with escapes in place of what a terminal might obey: control characters, but for the ends of lines."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+from .streams import printable, say
 
 
 def resources_line(name: str, launches: Iterable[dict[str, Any]]) -> str:
@@ -91,19 +21,14 @@ def resources_line(name: str, launches: Iterable[dict[str, Any]]) -> str:
 
 
 def _cleaned(obj: Any) -> Any:
-    """A JSON object with every text of it as `printable` has it, in one line."""
+    """A JSON object with every text of it as `printable` has it."""
     if isinstance(obj, str):
-        return printable(obj).replace("\n", "\\n")
+        return printable(obj)
     if isinstance(obj, list):
         return [_cleaned(item) for item in obj]
     if isinstance(obj, dict):
         return {_cleaned(name): _cleaned(item) for name, item in obj.items()}
     return obj
-
-
-def print_json(obj: Any) -> None:
-    """Print an object as indented JSON."""
-    print(json.dumps(obj, indent=2))
 
 
 def print_listing(found: dict[str, Any]) -> None:
@@ -195,7 +120,7 @@ def print_function(function: dict[str, Any]) -> None:
 def print_checks(causes: Iterable[tuple[Check, int]]) -> None:
     """What `aot verify` prints of checks that failed: each cause, and how many others it brought down."""
     for check, others in causes:
-        print(printable(f"{check.subject}: {check.detail}"))
+        say(f"{check.subject}: {check.detail}")
         if others:
             print(f"  and {others} checks that need it" if others > 1 else "  and 1 check that needs it")
 
