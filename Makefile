@@ -7,9 +7,10 @@ OUT ?= build/llama-3.1-8b.aot
 .PHONY: demo test lint clean
 
 # Build a real model's archive and list it. No GPU is needed; with one, the archive is tuned on it too.
+# --force: a second demo replaces the first, which may be tuned.
 demo: $(VENV)/ready
 	mkdir -p $(dir $(OUT))
-	$(BIN)/aot build manifests/llama-3.1-8b.yaml -o $(OUT)
+	$(BIN)/aot build manifests/llama-3.1-8b.yaml -o $(OUT) --force
 	$(BIN)/aot ls $(OUT)
 
 # Lint, types and every test; those that need a GPU are skipped, visibly, where there is none.

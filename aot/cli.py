@@ -22,7 +22,7 @@ from runtime.errors import AotError, ArchiveError
 from . import ending
 from .console import print_checks, print_function, print_gemm, print_listing, resources_line
 from .ending import INTERRUPTED, Stop
-from .pack import destination
+from .output import require_replaceable
 from .progress import Progress
 from .streams import print_json, say, warn
 from .targets import TARGETS
@@ -57,6 +57,7 @@ app.add_typer(manifest_app, name="manifest")
 ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="An .aot file.")]
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="The .aot file to write.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace OUT, whatever it holds.")]
 Targets = Annotated[
     list[str] | None, typer.Option("--target", metavar="T", help=f"May be repeated: {', '.join(TARGETS)}.")
 ]
@@ -112,6 +113,10 @@ def _build(
         str | None, typer.Option(metavar="DIR", help="Build cache. Default: $XDG_CACHE_HOME or ~/.cache, cute-aot.")
     ] = None,
     no_tune: Annotated[bool, typer.Option("--no-tune", help="Do not tune, though a GPU is here.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with status 1 where any candidate fails to compile.")
+    ] = False,
+    force: Force = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print what each kernel takes of an SM.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -122,6 +127,7 @@ def _build(
 
     begun = time.monotonic()
     _refuse_inputs(output, manifests)
+    require_replaceable(output, force, keep_tuned=True)
     compiled = Cache(_cache_directory() if cache is None else cache)
     work = build.plan([manifest.load(path) for path in manifests], target or (), candidates, function or ())
     total = len(work.variants())
@@ -172,7 +178,7 @@ def _build(
         summary["bytes"] = output.stat().st_size
     if as_json:
         print_json(summary)
-    if built.unserved or (summary["tuning"] or {}).get("unserved"):
+    if built.unserved or (summary["tuning"] or {}).get("unserved") or (strict and report.failures):
         raise typer.Exit(1)
 
 
@@ -200,11 +206,12 @@ def _tune_command(
             min=0, max=1, help="Share of the best time by which a function may be slower that serves elsewhere too."
         ),
     ] = TuneOptions.tolerance,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Measure candidates on this machine's GPU and keep the fastest. IN stays as it is."""
     _refuse_inputs(output, [source])
-    destination(output)  # before the work, not after it
+    require_replaceable(output, force)
     options = TuneOptions(finalists, repeats, seed, sustained, tolerance)
     with Archive.open(source) as opened:
         opened.check_blocks()  # before torch is imported, which takes seconds

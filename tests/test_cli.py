@@ -1,3 +1,4 @@
+import dataclasses
 import errno
 import json
 import os
@@ -13,8 +14,11 @@ from typing import Any
 import pytest
 
 from aot import build, cli, manifest
+from aot.compiler import BuildReport
 from aot.manifest import Manifest
 from aot.targets import TARGETS
+from aot.tune_options import TuneOptions
+from aot.variants import Variant
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch
 
@@ -160,7 +164,7 @@ def test_where_a_gpu_is_the_build_goes_on_to_tune(
 ) -> None:
     tuned: list[tuple[Path, Path]] = []
 
-    def tune(source: Path, destination: Path, options: dict[str, int], as_json: bool) -> dict[str, Any]:
+    def tune(source: Path, destination: Path, options: TuneOptions, as_json: bool) -> dict[str, Any]:
         tuned.append((source, destination))
         return {"points": 3}
 
@@ -172,12 +176,77 @@ def test_where_a_gpu_is_the_build_goes_on_to_tune(
     assert len(tuned) == 1
 
 
+def test_a_build_that_tunes_reports_the_size_of_what_it_leaves(
+    build_again: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def tune(source: Path, destination: Path, *_: object) -> dict[str, Any]:
+        destination.write_bytes(b"tuned")
+        return {"points": 3}
+
+    monkeypatch.setattr(cli, "_tune", tune)
+    monkeypatch.setattr(build, "tunable", lambda targets: True)
+    assert json.loads(build_again("--json").out)["bytes"] == len(b"tuned")
+
+
+@pytest.fixture
+def one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate fails to compile that some M of one signature would have; others are near."""
+    compile_all = build.compile_variants
+    up, down = build.plan([manifest.loads(MANIFEST)], limit=1).gemms
+    failing = next(v for _, (v,) in up.by_tokens if v not in {v for _, (v,) in down.by_tokens})
+
+    def compile_variants(variants: list[Variant], *arguments: Any, **named: Any) -> BuildReport:
+        report = compile_all([v for v in variants if v != failing], *arguments, **named)
+        return dataclasses.replace(report, failures={failing: "too many registers"})
+
+    monkeypatch.setattr(build, "compile_variants", compile_variants)
+
+
+@pytest.mark.usefixtures("one_fails")
+def test_a_candidate_that_fails_is_counted(build_again: Run) -> None:
+    result = build_again("--no-tune")
+    assert (result.status, result.out.count("\n")) == (0, 1)
+    assert " from the cache), 1 candidate failed, " in result.out
+    found = json.loads(build_again("--no-tune", "--json").out)
+    assert (found["failed"], list(found["failures"].values())) == (1, ["too many registers"])
+
+
+@pytest.mark.usefixtures("one_fails")
+@pytest.mark.parametrize("tuned", [False, True])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_strict_build_has_status_1_where_a_candidate_fails(
+    build_again: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tuned: bool, options: list[str]
+) -> None:
+    monkeypatch.setattr(build, "tunable", lambda targets: tuned)
+    monkeypatch.setattr(cli, "_tune", lambda *_: {"unserved": []})
+    result = build_again("--strict", *options)
+    assert (result.status, result.err) == (1, "")
+    assert (tmp_path / "again.aot").exists()
+
+
+def test_a_strict_build_of_which_nothing_fails_has_status_0(build_again: Run) -> None:
+    result = build_again("--no-tune", "--strict")
+    assert result.status == 0
+    assert " from the cache), 0 candidates failed, " in result.out
+
+
 def test_the_cache_is_where_the_system_keeps_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cli._cache_directory() == tmp_path / "cute-aot"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/somebody")
     assert cli._cache_directory() == Path("/home/somebody/.cache/cute-aot")
+
+
+def test_a_user_without_a_home_is_told_to_name_a_cache(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    result = run("build", folder / "tiny.yaml", "-o", folder / "never-written.aot")
+    assert (result.status, result.out) == (2, "")
+    assert result.err == "error: there is no home directory for the build cache; give --cache DIR\n"
 
 
 def test_control_c_says_how_far_it_came_and_keeps_it(folder: Path, tmp_path: Path) -> None:
@@ -195,7 +264,7 @@ def test_control_c_says_how_far_it_came_and_keeps_it(folder: Path, tmp_path: Pat
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=10)
     assert (process.returncode, out) == (130, "")
-    first, last = err.splitlines()
+    first, *_, last = err.splitlines()
     assert first.startswith("compiling ")
     assert re.fullmatch(r"error: interrupted with \d+ of \d+ kernels done; the same command continues there", last)
     assert list(tmp_path.rglob("*.kernel"))
@@ -217,12 +286,22 @@ def test_termination_is_like_control_c_and_leaves_nothing_behind(folder: Path, t
     assert not list((tmp_path / "scratch").iterdir())
 
 
-def test_tune_says_that_a_file_is_no_archive_before_it_asks_for_a_gpu(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    (tmp_path / "notes.txt").write_text("not an archive, but long enough to be read as one\n" * 9)
-    result = run("tune", tmp_path / "notes.txt", "-o", tmp_path / "tuned.aot")
-    assert result.status == 2
-    assert "not an .aot file" in result.err
+@pytest.mark.parametrize("what", ["missing", "text", "damaged"])
+def test_tune_says_what_is_wrong_with_its_input_before_it_imports_torch(
+    run: Run, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "aot.tune", None)
+    source = tmp_path / "in.aot"
+    if what == "text":
+        source.write_text("not an archive, but long enough to be read as one\n" * 9)
+    elif what == "damaged":
+        data = bytearray(archive.read_bytes())
+        data[100] ^= 1
+        source.write_bytes(data)
+    result = run("tune", source, "-o", tmp_path / "tuned.aot")
+    assert (result.status, result.out) == (2, "")
+    said = {"missing": "cannot be opened", "text": "begins with ", "damaged": "block 0 "}[what]
+    assert result.err.startswith(f"error: {source}: {said}")
     assert not (tmp_path / "tuned.aot").exists()
 
 
@@ -275,94 +354,10 @@ def test_control_c_while_planning_is_quiet(build_again: Run, monkeypatch: pytest
     assert build_again() == (130, "", "")
 
 
-# --- outputs ---
-
-
-@pytest.fixture
-def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither compiling nor measuring is reached."""
-
-    def reached(*_: object, **__: object) -> None:
-        raise AssertionError("the work has begun")
-
-    monkeypatch.setattr(build, "compile_variants", reached)
-    monkeypatch.setattr(cli, "_tune", reached)
-
-
-@pytest.mark.usefixtures("no_work")
-@pytest.mark.parametrize("command", ["build", "tune"])
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (".", "is a folder"),
-        ("", "is a folder"),
-        ("/", "is a folder"),
-        ("pipe", "no regular file"),
-        ("none/x.aot", "its folder does not exist"),
-    ],
-)
-def test_an_output_that_cannot_be_is_refused_before_the_work(
-    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, name: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo("pipe")
-    source = folder / ("tiny.yaml" if command == "build" else "tiny.aot")
-    result = run(command, source, "-o", name)
-    assert (result.status, result.out) == (2, "")
-    assert message in result.err
-    assert result.err.count("\n") == 1
-    assert os.listdir(tmp_path) == ["pipe"]
-
-
-@pytest.mark.usefixtures("no_work")
-def test_an_output_that_is_an_input_is_refused(run: Run, archive: Path, tmp_path: Path) -> None:
-    (tmp_path / "m.yaml").write_text(MANIFEST)
-    (tmp_path / "link.yaml").symlink_to("m.yaml")
-    (tmp_path / "link.aot").symlink_to(archive)
-    (tmp_path / "config.json").write_bytes((ROOT / "tests/data/configs/llama-3.1-8b.json").read_bytes())
-    before = archive.read_bytes(), (tmp_path / "config.json").read_bytes()
-    for arguments in (
-        ["build", tmp_path / "m.yaml", "-o", tmp_path / "m.yaml"],
-        ["build", tmp_path / "m.yaml", "-o", tmp_path / "link.yaml"],
-        ["tune", archive, "-o", archive],
-        ["tune", archive, "-o", tmp_path / "link.aot"],
-        ["manifest", "from-config", tmp_path / "config.json", "--tp", 1, "--tokens", 1, "-o", tmp_path / "config.json"],
-    ):
-        result = run(*arguments)
-        assert (result.status, result.out) == (2, "")
-        assert "is an input too" in result.err
-    assert (tmp_path / "m.yaml").read_text() == MANIFEST
-    assert (archive.read_bytes(), (tmp_path / "config.json").read_bytes()) == before
-
-
 def test_a_cache_without_a_name_is_refused(run: Run, folder: Path, tmp_path: Path) -> None:
     result = run("build", folder / "tiny.yaml", "-o", tmp_path / "x.aot", "--cache", "")
     assert (result.status, result.out) == (2, "")
     assert "the cache directory has no name" in result.err
-
-
-@pytest.mark.parametrize("command", [["ls"], ["ls", "--json"], ["verify"]])
-def test_a_full_disk_behind_standard_output_is_one_line(archive: Path, command: list[str]) -> None:
-    with open("/dev/full", "w") as full:
-        arguments = [*COMMAND, command[0], str(archive), *command[1:]]
-        done = subprocess.run(arguments, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr == (
-        "error: standard output cannot be written (No space left on device); redirect it elsewhere\n"
-    )
-
-
-def test_a_closed_standard_output_is_one_line(archive: Path) -> None:
-    command = f"{sys.executable} -m aot ls {archive} >&-"
-    done = subprocess.run(command, shell=True, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("error: standard output is closed")
-
-
-def test_a_closed_standard_error_keeps_errors_out_of_the_output(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m aot ls {tmp_path}/none.aot 2>&-"
-    done = subprocess.run(command, shell=True, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
 
 
 # --- manifests and the command itself ---
@@ -476,6 +471,7 @@ def test_a_mistake_in_a_manifest_is_named_by_file_and_line(run: Run, tmp_path: P
         ["build", "m.yaml"],
         ["build", "m.yaml", "-o", "x.aot", "--jobs", "0"],
         ["build", "m.yaml", "-o", "x.aot", "--candidates", "many"],
+        ["ls", "x.aot", "two\nlines"],
         ["manifest", "from-config", "c.json", "--tp", "1", "--tokens", "1;2"],
     ],
 )
@@ -486,6 +482,25 @@ def test_a_wrong_call_has_status_2(run: Run, arguments: list[str]) -> None:
     if arguments:
         assert result.err.startswith("error: ")
         assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--finalists", "0", "'--finalists'"),
+        ("--repeats", "0", "'--repeats'"),
+        ("--seed", "-1", "'--seed'"),
+        ("--seed", "99999999999999999999", "'--seed'"),
+        ("--tolerance", "1.5", "'--tolerance'"),
+        ("--tolerance", "nan", "tolerance"),
+    ],
+)
+def test_an_option_of_tune_that_makes_no_sense_is_named(
+    run: Run, archive: Path, tmp_path: Path, option: str, value: str, message: str
+) -> None:
+    result = run("tune", archive, "-o", tmp_path / "x.aot", option, value)
+    assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
+    assert message in result.err
 
 
 @pytest.mark.parametrize(
