@@ -302,8 +302,10 @@ def _dtypes_problem(a: str, b: str, d: str) -> str | None:
 
 
 def _known_epilogues(found: str) -> str:
-    """As `did_you_mean`, of words that are too many to list."""
-    near = difflib.get_close_matches(found, EPILOGUES, n=1)
+    """As `did_you_mean`, of words that are too many to list; known parts in another order mean those in this order."""
+    parts = {part.strip().lower() for part in found.split("+")} - {"none"}
+    same = [word for word in EPILOGUES if set(word.split("+")) - {"none"} == parts]
+    near = same or difflib.get_close_matches(found, EPILOGUES, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     activations = "|".join((*ACTIVATIONS[1:], *(f"{name}[_interleaved]" for name in GATED)))
     return f"{hint}known: none, or of bias+({activations})+residual+scale some parts, in this order"
@@ -563,7 +565,7 @@ def _scalar(text: str) -> str:
 
 def _folded(text: str) -> str:
     """A top-level scalar, folded over several lines where it is long and folding cannot change it."""
-    if len(text) <= 90 or "  " in text:
+    if len(text) <= 90 or "  " in text or not text.isascii():  # quotes hold what a terminal has to escape
         return _scalar(text)
     lines = textwrap.wrap(text, 98, break_long_words=False, break_on_hyphens=False)
     return ">-\n" + "\n".join(f"  {line}" for line in lines)

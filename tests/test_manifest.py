@@ -311,6 +311,33 @@ def test_manifest_rejects_unknown_choice(field: str, value: str, near: str) -> N
     refused(edited("n: 96,", f"n: 96, {field}: {value},"), where, near)
 
 
+@pytest.mark.parametrize(
+    ("found", "meant"),
+    [
+        ("relu+bias", "bias+relu"),
+        ("scale+residual+swiglu_interleaved+bias", "bias+swiglu_interleaved+residual+scale"),
+        ("Bias + ReLU", "bias+relu"),
+        ("none+bias", "bias"),
+        ("bias+bias", "bias"),
+    ],
+)
+def test_manifest_suggests_the_right_order_of_the_parts_of_an_epilogue(found: str, meant: str) -> None:
+    refused(edited("n: 96,", f"n: 96, epilogue: {found},"), f"10: field 'gemms[0].epilogue': unknown value '{found}'")
+    refused(edited("n: 96,", f"n: 96, epilogue: {found},"), "10", f"; did you mean '{meant}'? known: ")
+
+
+@given(st.sampled_from(sorted(EPILOGUES)).flatmap(lambda word: st.permutations(word.split("+"))))
+def test_manifest_suggests_the_epilogue_that_any_order_of_its_parts_means(parts: list[str]) -> None:
+    found, meant = "+".join(parts), next(w for w in EPILOGUES if sorted(w.split("+")) == sorted(parts))
+    if found != meant:
+        refused(edited("n: 96,", f"n: 96, epilogue: {found},"), "10", f"did you mean '{meant}'? ")
+
+
+def test_a_manifest_reads_back_where_a_terminal_had_to_escape_it() -> None:
+    written = loads(GOOD.replace("tiny", "t\u00efny \u6a21 \U0001f600").replace("made up", "m\u00e4de up \u6a21 " * 20))
+    assert loads(dump(written).encode("ascii", "backslashreplace").decode()) == written
+
+
 def test_manifest_does_not_list_a_hundred_epilogues() -> None:
     with pytest.raises(ManifestError) as caught:
         loads(edited("n: 96,", "n: 96, epilogue: swigul,"))
