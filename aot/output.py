@@ -10,6 +10,8 @@ from runtime.errors import AotError
 
 from .pack import destination
 
+_STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1")
+
 
 class OutputRefused(AotError):
     """The output is there, and replacing it would lose something."""
@@ -24,8 +26,8 @@ def require_replaceable(output: Path, force: bool, keep_tuned: bool = False) -> 
         OutputRefused: there is such a file.
         PackError: nothing can be written there, whatever is forced.
     """
-    if str(output) == "-":
-        raise OutputRefused("-: an archive is not written to standard output; name a file")
+    if str(output) in _STANDARD_OUTPUT:
+        raise OutputRefused(f"{output}: an archive is not written to standard output; name a file")
     found = destination(output)
     if force or not found.exists() or not found.stat().st_size:
         return

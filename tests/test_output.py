@@ -159,15 +159,16 @@ def test_tune_replaces_an_archive_and_what_it_is_forced_to(
 
 
 @pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
 @pytest.mark.parametrize("options", [[], ["--force"]])
 def test_an_archive_is_not_written_to_standard_output(
-    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for arguments in (["build", folder / "tiny.yaml"], ["tune", folder / "tiny.aot"]):
-        result = run(*arguments, "-o", "-", *options)
+        result = run(*arguments, "-o", name, *options)
         assert (result.status, result.out) == (2, "")
-        assert result.err == "error: -: an archive is not written to standard output; name a file\n"
+        assert result.err == f"error: {name}: an archive is not written to standard output; name a file\n"
     assert not os.listdir(tmp_path)
 
 
