@@ -62,9 +62,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Built:
-    """What a build did. `unserved` has (signature, target, reason) for what the archive cannot serve."""
+    """What a build did. `unserved` has (signature, target, reason) for what the archive cannot serve, `targets` those
+    for which it serves something."""
 
     report: BuildReport
+    targets: tuple[str, ...]
     unserved: tuple[tuple[Signature, str, str], ...]
     archive_bytes: int
 
@@ -150,7 +152,8 @@ def build(
     package.set_table("gemm", {"entries": entries})
     package.set_table("build", _build_table(work, report, unserved))
     package.write(destination, cache=cache)
-    return Built(report, tuple(unserved), os.stat(destination).st_size)
+    targets = tuple(dict.fromkeys(entry["target"] for entry in entries))
+    return Built(report, targets, tuple(unserved), os.stat(destination).st_size)
 
 
 def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[dict[str, Any]], list[tuple[Signature, str, str]]]:

@@ -173,7 +173,7 @@ def _build(
         made = f"{_count(len(report.kernels), 'kernel')} ({report.compiled} compiled, {report.cached} from the cache)"
         failed = f"{_count(len(report.failures), 'candidate')} failed"
         say(f"{output}: {made}, {failed}, {built.archive_bytes:,} bytes, {summary['seconds']:.1f} s")
-    if not no_tune and build.tunable(work.targets):
+    if not no_tune and build.tunable(built.targets):
         summary["tuning"] = _tune(output, output, TuneOptions(), as_json)
         summary["bytes"] = output.stat().st_size
     if as_json:

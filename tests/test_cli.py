@@ -188,6 +188,25 @@ def test_a_build_that_tunes_reports_the_size_of_what_it_leaves(
     assert json.loads(build_again("--json").out)["bytes"] == len(b"tuned")
 
 
+def test_a_build_tunes_only_for_targets_that_it_can_serve(
+    build_again: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compile_all = build.compile_variants
+    asked: list[tuple[str, ...]] = []
+
+    def compile_variants(variants: list[Variant], *arguments: Any, **named: Any) -> BuildReport:
+        return compile_all([v for v in variants if v.target == "sm_90a"], *arguments, **named)
+
+    def tunable(targets: tuple[str, ...]) -> bool:
+        asked.append(targets)
+        return False
+
+    monkeypatch.setattr(build, "compile_variants", compile_variants)
+    monkeypatch.setattr(build, "tunable", tunable)
+    result = build_again("--target", "sm_90a", "--target", "sm_120a")
+    assert (result.status, asked) == (1, [("sm_90a",)])
+
+
 @pytest.fixture
 def one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate fails to compile that some M of one signature would have; others are near."""
