@@ -5,6 +5,7 @@ A cubin is a 64-bit little-endian ELF file. Reads only sections of fixed meaning
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 
@@ -67,6 +68,10 @@ def _read(cubin: bytes) -> dict[str, CubinKernel]:
     header_offset = struct.unpack_from("<Q", cubin, 0x28)[0]
     entry_size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
     headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, header_offset + i * entry_size) for i in range(count)]
+    program_offset, program_sizes = struct.unpack_from("<Q", cubin, 0x20)[0], struct.unpack_from("<HH", cubin, 0x36)
+    ends = [program_offset + math.prod(program_sizes), *(h[4] + h[5] for h in headers if h[1] != 8)]
+    if max(ends) > len(cubin):
+        raise CubinError(f"it is cut short: it has {len(cubin)} bytes of {max(ends)}")
     # Of a section header: 0 name, 1 type (8 holds no bytes), 4 offset, 5 size, 6 link.
     content = [cubin[h[4] : h[4] + h[5]] if h[1] != 8 else b"" for h in headers]
     names = [_text(content[names_index], h[0]) for h in headers]
