@@ -20,7 +20,7 @@ from runtime.signature import Signature
 
 from . import manifest, pack, rank
 from .cache import Cache
-from .compiler import BuildReport, Event, compile_variants, toolchain
+from .compiler import BuildReport, Event, compile_variants
 from .manifest import Manifest
 from .providers import PROVIDERS, provider
 from .select import points, ranges
@@ -135,7 +135,7 @@ def build(
     `on_event` and `on_start` are those of `aot.compiler.compile_variants`.
 
     Raises:
-        AotError: nothing could be compiled, or the cache or the archive cannot be written.
+        AotError: nothing could be compiled, the archive cannot be written, or others may write to the cache.
     """
     pack.destination(destination)  # before the work, not after it
     report = compile_variants(work.variants(), cache, jobs, on_event, on_start=on_start)
@@ -196,7 +196,7 @@ def _build_table(work: Plan, report: BuildReport, unserved: list[tuple[Signature
         "targets": list(work.targets),
         "ranking": dict(work.ranking),
         "candidates": work.limit,
-        "tools": toolchain() | {"cute-aot": version()},
+        "tools": report.tools | {"cute-aot": version()},
         "providers": {name: provider(name).source_digest() for name in sorted(providers)},
         "failures": [[v.name(), reason] for v, reason in report.failures.items()],
         "unserved": [[s.key(), t, reason] for s, t, reason in unserved],

@@ -1,9 +1,14 @@
 """The build cache: compiled kernels and compressed blocks on disk, named by everything that decided them.
 
-A key is the SHA-256 of labelled fields, so whatever is not among `KeyFields` must not change what is compiled. An entry
-carries a digest of itself and of its key: a damaged or misplaced one is dropped and never served. Entries are written
-whole or not at all, so any number of builders may share a directory; two that compile the same variant both do the work
-and one entry results. Nothing here removes entries of old keys: delete the directory to reclaim its space.
+A key is the SHA-256 of labelled fields, so whatever is not among `KeyFields` and `ToolFields` must not change what is
+compiled. An entry carries a digest of itself and of its key, and whoever asks for it says what else it must be: one
+that was damaged, moved or made for something else is dropped and never served. Entries are written whole or not at
+all, so any number of builders may share a directory; two that compile the same variant both do the work and one entry
+results. Nothing here removes entries of old keys: delete the directory to reclaim its space.
+
+A cache is a convenience. What the file system refuses, and each entry that is dropped, is a warning, and the work is
+done without it. What is not promised: who may write to the directory can sign a wrong kernel so that nothing here
+notices. So one that others may write to is an error, and folders are made for this user alone.
 
 Knows nothing of compilers or processes.
 """
@@ -11,11 +16,14 @@ Knows nothing of compilers or processes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
-import json
 import os
-import secrets
+import shlex
+import stat
 import struct
+import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +31,11 @@ from typing import Any, NamedTuple
 from runtime import canonical
 from runtime.errors import AotError
 
+from . import temporary
+
 # Raised when the layout of an entry or the meaning of a field changes.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+MAX_ENTRY_BYTES = 129 << 20  # a cubin and a record, or a block, of what an archive takes: 64 MiB each
 
 _MAGIC = b"AOTCACHE"
 # magic, SHA-256 of the key and all that follows, length of the record; then the record and the cubin
@@ -33,36 +44,46 @@ _KEY_CHARACTERS = 64
 
 
 class CacheError(AotError):
-    """The cache directory cannot be read or written, or a key cannot be made."""
+    """A key cannot be made, or the cache directory has no name."""
 
 
-class DamagedEntry(CacheError):
-    """An entry was not what was written; it has been removed."""
+class UntrustedCache(CacheError):
+    """Others may write to the cache directory, and so decide what is shipped."""
 
 
 @dataclass(frozen=True)
-class KeyFields:
-    """Every fact that a compiled kernel depends on.
+class ToolFields:
+    """Every fact that all compiled kernels of a build depend on.
 
-    `variant` as JSON; `name` and `family` are what its record says; `wheels` holds the version of every installed
-    distribution that code generation lives in; `provider` the digest of the provider's sources; `sources` the digest of
-    each of this project's own files that a worker runs.
+    `wheels` holds the version and the digest of the contents of every installed distribution that code generation lives
+    in; `sources` the digest of each of this project's own files that a worker runs.
     """
 
     schema: int
-    variant: dict[str, Any]
-    name: str
-    target: str
     python: str
     wheels: dict[str, str]
-    provider: str
     extraction: int
     options: tuple[str, ...]
     sources: dict[str, str]
 
 
-def cache_key(fields: KeyFields) -> str:
-    """The key of a kernel, in hexadecimal: equal for equal fields and only for them.
+@dataclass(frozen=True)
+class KeyFields:
+    """Every fact that one compiled kernel depends on.
+
+    `tools` is the key of `ToolFields`; `variant` as JSON; `name` and `target` are what its record says; `provider` the
+    digest of the provider's sources.
+    """
+
+    tools: str
+    variant: dict[str, Any]
+    name: str
+    target: str
+    provider: str
+
+
+def cache_key(fields: KeyFields | ToolFields) -> str:
+    """The key of a kernel, or of tools, in hexadecimal: equal for equal fields and only for them.
 
     Raises:
         CacheError: a field is empty or of a type that has no one canonical form.
@@ -95,62 +116,159 @@ class Entry(NamedTuple):
 
 
 class Cache:
-    """A directory of entries. Making this object touches no file; the directory appears with the first entry."""
+    """A directory of entries; with None for a directory nothing is kept.
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        if not os.fspath(directory):
-            raise CacheError("the cache directory has no name; name a directory")
-        self.directory = Path(directory)
+    Making this object touches no file; the directory appears with the first entry. `warn` hears of each entry that is
+    dropped, and once of the first thing that the file system refuses. Any thread may call any method.
+    """
 
-    def path(self, key: str) -> Path:
-        """Where the entry of `key` is, if there is one."""
+    def __init__(
+        self, directory: str | os.PathLike[str] | None, warn: Callable[[str], None] = lambda message: None
+    ) -> None:
+        if directory is not None and (not os.fspath(directory) or "\0" in os.fspath(directory)):
+            raise CacheError(f"the cache directory has no name that can be: {directory!r:.100}; name a directory")
+        self.directory = None if directory is None else Path(directory)
+        self._warn = warn
+        self._fit: set[Path] = set()
+        self._lock = threading.Lock()
+        self._has_warned = False
+        self._takes_entries = True
+
+    def path(self, key: str, kind: str = "kernel") -> Path:
+        """Where the entry of `key` is, if there is one. `kind` is a word that its file's name ends in."""
         if len(key) != _KEY_CHARACTERS or not set(key) <= set("0123456789abcdef"):
             raise CacheError(f"a cache key is {_KEY_CHARACTERS} hexadecimal digits, found {key!r:.100}")
-        return self.directory / key[:2] / f"{key[2:]}.kernel"
+        if self.directory is None:
+            raise CacheError("a cache without a directory has no entries; name a directory")
+        return self.directory / key[:2] / f"{key[2:]}.{kind}"
 
-    def get(self, key: str) -> Entry | None:
-        """The entry of `key`, or None where there is none.
+    def get(self, key: str, check: Callable[[Entry], None] = lambda entry: None, kind: str = "kernel") -> Entry | None:
+        """The entry of `key`, or None where there is none that is what was written and that `check` takes.
+
+        `check` raises ValueError or AotError where an entry is not what was asked for.
 
         Raises:
-            DamagedEntry: there was one, and it was damaged; the next call gives None.
-            CacheError: the file system refuses.
+            UntrustedCache: others may write to the directory.
         """
-        path = self.path(key)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
+        if self.directory is None:
+            self._go_without("there is no home directory to keep it in; name a directory")
             return None
-        except OSError as error:
-            raise self._refused(path, "read", error) from None
+        path = self.path(key, kind)
         try:
-            return _decode(key, data)
-        except ValueError as error:
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as refusal:
-                raise self._refused(path, "removed", refusal) from None
-            raise DamagedEntry(f"{path}: {error}; it was removed") from None
+            if self._is_there(self.directory) and self._is_there(path.parent):
+                entry = _decode(key, _read(path))
+                check(entry)
+                return entry
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._refused(path, "read", error)
+        except UntrustedCache:
+            raise
+        except (ValueError, AotError) as error:
+            self._drop(path, error)
+        return None
 
-    def put(self, key: str, entry: Entry) -> None:
-        """Store the entry of `key`, in place of what is there.
+    def put(self, key: str, entry: Entry, kind: str = "kernel") -> None:
+        """Store the entry of `key`, in place of what is there, if that can be.
 
         Raises:
-            CacheError: the file system refuses.
+            UntrustedCache: others may write to the directory.
         """
-        path = self.path(key)
-        temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+        if self.directory is None or not self._takes_entries:
+            return
+        path = self.path(key, kind)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(_encode(key, entry))
-            os.replace(temporary, path)
+            self._make(self.directory)
+            self._make(path.parent)
+            with temporary.file(self.directory) as (written, file):
+                file.write(_encode(key, entry))
+                file.flush()
+                os.replace(written, path)
         except OSError as error:
-            raise self._refused(path, "written", error) from None
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+            self._takes_entries = False
+            self._refused(path, "written", error)
 
-    def _refused(self, path: Path, verb: str, error: OSError) -> CacheError:
-        return CacheError(f"{path}: cannot be {verb} ({error.strerror}); check the cache directory or name another")
+    def _is_there(self, folder: Path) -> bool:
+        """Whether `folder`, the directory or one in it, exists; what others may write to is an error."""
+        if folder in self._fit:
+            return True
+        is_top = folder == self.directory
+        try:
+            found = os.stat(folder) if is_top else os.lstat(folder)
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if others := _others_may_write(found):
+            raise UntrustedCache(
+                f"{folder}: a build cache must be this user's alone, but {others}; "
+                f"run `chmod go-w {shlex.quote(str(folder))}` if it is yours, or name another cache directory"
+            )
+        self._fit.add(folder)
+        if is_top:
+            temporary.collect(folder)
+        return True
+
+    def _make(self, folder: Path) -> None:
+        """Make `folder` and those that it is in, where they do not exist, for this user alone."""
+        if self._is_there(folder):
+            return
+        missing = [folder]
+        while not missing[-1].parent.exists():
+            missing.append(missing[-1].parent)
+        for one in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                one.mkdir(mode=0o700)
+        self._is_there(folder)
+
+    def _drop(self, path: Path, reason: Exception) -> None:
+        try:
+            path.unlink(missing_ok=True)
+            done = "it was removed"
+        except OSError as error:
+            done = f"it cannot be removed ({error.strerror})"
+        self._warn(f"{path}: {reason}; {done}, and what it was for is made again")
+
+    def _refused(self, path: Path, verb: str, error: OSError) -> None:
+        self._go_without(f"{path}: cannot be {verb} ({error.strerror}); check the cache directory or name another")
+
+    def _go_without(self, why: str) -> None:
+        with self._lock:
+            has_warned, self._has_warned = self._has_warned, True
+        if not has_warned:
+            self._warn(f"the build goes on without: {why}")
+
+
+def _others_may_write(found: os.stat_result) -> str:
+    """How anybody but this user and root may write to what was found; empty where nobody may."""
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"it belongs to user {found.st_uid}"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"its mode {stat.S_IMODE(found.st_mode):03o} lets others write to it"
+    return ""
+
+
+def _read(path: Path) -> bytes:
+    """The bytes of a file that may be an entry; anything else in its place is neither waited for nor followed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket
+            raise ValueError("is no regular file") from None
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("is no regular file")
+        if others := _others_may_write(found):
+            raise ValueError(others)
+        if found.st_size > MAX_ENTRY_BYTES:
+            raise ValueError(f"has {found.st_size} bytes, the limit is {MAX_ENTRY_BYTES}")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(found.st_size)
+    finally:
+        os.close(descriptor)
 
 
 def _digest(key: str, body: bytes) -> bytes:
@@ -171,4 +289,7 @@ def _decode(key: str, data: bytes) -> Entry:
     body = data[_HEADER.size :]
     if magic != _MAGIC or digest != _digest(key, record_bytes.to_bytes(4, "little") + body):
         raise ValueError("does not match its digest")
-    return Entry(json.loads(body[:record_bytes]), body[record_bytes:])
+    record = canonical.loads_for_serving(body[:record_bytes])
+    if not isinstance(record, dict):
+        raise ValueError(f"its record is a JSON {type(record).__name__}, not an object")
+    return Entry(record, body[record_bytes:])

@@ -128,7 +128,6 @@ def _build(
     begun = time.monotonic()
     _refuse_inputs(output, manifests)
     require_replaceable(output, force, keep_tuned=True)
-    compiled = Cache(_cache_directory() if cache is None else cache)
     work = build.plan([manifest.load(path) for path in manifests], target or (), candidates, function or ())
     total = len(work.variants())
     finished = 0
@@ -136,8 +135,6 @@ def _build(
 
         def on_event(event: Event) -> None:
             nonlocal finished
-            if event.outcome == "damaged":
-                return progress.warn(f"cache: {event.detail}")
             if event.outcome == "failed":
                 progress.warn(f"{event.variant.name()}: {event.detail}")
             if verbose and event.record is not None:
@@ -148,8 +145,10 @@ def _build(
         def on_start(missing: int, processes: int) -> None:
             progress.note(f"compiling {_count(missing, 'kernel')} in {_count(processes, 'process', 'processes')}")
 
+        directory = _cache_directory() if cache is None else cache
+        kept = Cache(directory, lambda message: progress.warn(f"cache: {message}"))
         try:
-            built = build.build(work, output, compiled, jobs, on_event, on_start)
+            built = build.build(work, output, kept, jobs, on_event, on_start)
         except KeyboardInterrupt:
             done = f"interrupted with {finished} of {total} kernels done; the same command continues there"
             raise Stop(done, INTERRUPTED) from None
@@ -373,14 +372,12 @@ def _from_config(
 # --- what commands share ---
 
 
-def _cache_directory() -> Path:
+def _cache_directory() -> Path | None:
+    """Where the build cache is by default; None where this user has no home."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(base):
-        return Path(base) / "cute-aot"
-    try:
-        return Path.home() / ".cache" / "cute-aot"
-    except RuntimeError:
-        raise AotError("there is no home directory for the build cache; give --cache DIR") from None
+    with contextlib.suppress(RuntimeError):
+        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "cute-aot"
+    return None
 
 
 def _refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,18 +21,19 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
-from importlib import metadata
 from multiprocessing.connection import Pipe, wait
 from pathlib import Path
 from typing import Any
 
 from runtime.errors import AotError
+from runtime.record import Record
 
-from . import host_ir, lower
-from .cache import SCHEMA_VERSION, Cache, DamagedEntry, Entry, KeyFields, cache_key
+from . import cubin, host_ir, lower, temporary
+from .cache import SCHEMA_VERSION, Cache, Entry, KeyFields, ToolFields, cache_key
 from .providers import provider
+from .toolchain import Toolchain, python, toolchain
 from .variants import Variant
 from .worker import Compiled, Failed, last_line
 
@@ -43,6 +44,7 @@ TIMEOUT_S = 300.0
 # those that are running have more than this many kernels each to go.
 _START_UP_KERNELS = 4
 
+_SCRATCH = "aot-build-"  # how the names of folders begin that compilers write to
 _ROOT = Path(__file__).resolve().parents[1]
 # This project's files that `aot.lower` runs; a provider's own digest covers the provider. A test follows the imports.
 SOURCES = (
@@ -71,7 +73,7 @@ SOURCES = (
 
 
 class CompileError(AotError):
-    """Compiling cannot even start."""
+    """Compiling cannot even start, or there is no room for it to go on."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a variant: one of "cached", "compiled" and "failed"; before it perhaps "damaged", its entry.
-
-    `record` is there for the first two, `detail` for the others.
-    """
+    """What happened to a variant: "cached" or "compiled", with its `record`, or "failed", with `detail` saying why."""
 
     variant: Variant
     outcome: str
@@ -98,10 +97,11 @@ class Event:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """The kernels and the failures with their reasons, both in the order of the variants given."""
+    """The kernels and the failures with their reasons, both in the order of the variants given; and what made them."""
 
     kernels: dict[Variant, Kernel]
     failures: dict[Variant, str]
+    tools: dict[str, str]
     compiled: int
     cached: int
     seconds: float
@@ -112,22 +112,6 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def toolchain() -> dict[str, str]:
-    """The version of every installed distribution that the DSL's code generation lives in.
-
-    Raises:
-        CompileError: there is none.
-    """
-    found: dict[str, str] = {}
-    for distribution in metadata.distributions():
-        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
-        if name.startswith("nvidia-cutlass-dsl"):
-            found.setdefault(name, distribution.version)
-    if not found:
-        raise CompileError("nvidia-cutlass-dsl is not installed; pip install 'cute-aot[build]'")
-    return dict(sorted(found.items()))
 
 
 def compile_variants(
@@ -146,20 +130,20 @@ def compile_variants(
     `timeout_s` bounds one variant. `lowering` names the module whose `lower(variant)` workers call.
 
     Raises:
-        CompileError: the DSL is not installed, or no worker can be started.
-        CacheError: the cache directory cannot be used.
+        ToolchainError: the DSL is not installed.
+        UntrustedCache: others may write to the cache directory.
+        CompileError: no worker can be started, or the folder for temporary files has no room for its work.
     """
     begun = time.monotonic()
+    with contextlib.suppress(CompileError):  # nothing may be left to compile
+        temporary.collect(_temporary_folder(), _SCRATCH)
     wanted = list(dict.fromkeys(variants))
-    key = _key_maker()
+    tools = toolchain(cache)
+    key = _key_maker(tools)
     keys = {v: key(v) for v in wanted}
     kernels: dict[Variant, Kernel] = {}
     for variant in wanted:
-        try:
-            entry = cache.get(keys[variant])
-        except DamagedEntry as error:
-            on_event(Event(variant, "damaged", str(error)))
-            continue
+        entry = cache.get(keys[variant], partial(_require_kernel, variant))
         if entry is not None:
             kernels[variant] = Kernel(variant, *entry)
             on_event(Event(variant, "cached", record=entry.record))
@@ -181,38 +165,47 @@ def compile_variants(
     return BuildReport(
         {v: kernels[v] for v in wanted if v in kernels},
         {v: failures[v] for v in wanted if v in failures},
+        tools.versions,
         len(kernels) - cached,
         cached,
         time.monotonic() - begun,
     )
 
 
-def _key_maker() -> Callable[[Variant], str]:
+def _key_maker(tools: Toolchain) -> Callable[[Variant], str]:
     """A function from variants to cache keys; everything but the variant is read once."""
-    wheels = toolchain()
     sources = {name: sha256((_ROOT / name).read_bytes()).hexdigest() for name in SOURCES}
+    common = cache_key(
+        ToolFields(
+            schema=SCHEMA_VERSION,
+            python=python(),
+            wheels=tools.wheels,
+            extraction=host_ir.EXTRACTION_VERSION,
+            options=lower.COMPILE_OPTIONS,
+            sources=sources,
+        )
+    )
 
     @cache
     def provider_digest(name: str) -> str:
         return provider(name).source_digest()
 
     def key(variant: Variant) -> str:
-        return cache_key(
-            KeyFields(
-                schema=SCHEMA_VERSION,
-                variant=variant.to_json(),
-                name=variant.name(),
-                target=variant.target,
-                python=".".join(map(str, sys.version_info[:2])),  # the DSL rewrites the syntax tree of kernels
-                wheels=wheels,
-                provider=provider_digest(variant.provider),
-                extraction=host_ir.EXTRACTION_VERSION,
-                options=lower.COMPILE_OPTIONS,
-                sources=sources,
-            )
-        )
+        digest = provider_digest(variant.provider)
+        return cache_key(KeyFields(common, variant.to_json(), variant.name(), variant.target, digest))
 
     return key
+
+
+def _require_kernel(variant: Variant, entry: Entry) -> None:
+    """Raise an AotError or ValueError where `entry` is no compiled kernel of `variant`."""
+    record = Record.from_json(entry.record)
+    said = record.name, record.target, record.family, record.cubin
+    family = f"{variant.provider}.{variant.family}"
+    if said != (variant.name(), variant.target, family, sha256(entry.cubin).hexdigest()):
+        raise ValueError(f"does not hold {variant.name()}")
+    if set(cubin.kernels(entry.cubin)) != {kernel.symbol for kernel in record.kernels}:
+        raise ValueError(f"does not hold the kernels that the record of {variant.name()} names")
 
 
 # --- worker processes ---
@@ -228,7 +221,10 @@ class _Worker:
         self.deadline = 0.0
         self._timeout_s = timeout_s
         self._scratch = scratch
-        descriptor, name = tempfile.mkstemp(prefix="worker-", suffix=".log", dir=scratch)
+        try:
+            descriptor, name = tempfile.mkstemp(prefix="worker-", suffix=".log", dir=scratch)
+        except OSError as error:
+            raise _no_room(error.strerror) from None
         os.close(descriptor)
         self._log = open(name, "a+b")  # noqa: SIM115  # appending, so that it can be emptied between variants
         self.connection, theirs = Pipe()
@@ -236,7 +232,7 @@ class _Worker:
         code = f"import sys; sys.path[:] = {sys.path!r}; from aot.worker import serve; "
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"{code}serve({theirs.fileno()}, {lowering!r})"],
+                [sys.executable, "-c", f"{code}serve({theirs.fileno()}, {lowering!r}, {os.getpid()})"],
                 env=_environment(target, scratch),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -301,6 +297,36 @@ def _ending(status: int) -> str:
         return f"was killed by signal {-status}"
 
 
+def _temporary_folder() -> Path:
+    """Where temporary files go: where TMPDIR says, though others could be written to, or else where Python finds room.
+
+    Raises:
+        CompileError: nowhere.
+    """
+    try:
+        return Path(os.path.abspath(os.environ.get("TMPDIR") or tempfile.gettempdir()))
+    except OSError as error:
+        raise CompileError(f"{error.strerror}; set TMPDIR to a folder that has room") from None
+
+
+def _require_room(folder: Path) -> None:
+    """Refuse to go on where a compiler could not write what it makes, which it does not always say."""
+    if reason := temporary.refusal(folder, _SCRATCH):
+        raise _no_room(reason)
+
+
+def _no_room(reason: str | None) -> CompileError:
+    folder = _temporary_folder()
+    try:
+        left = f"{shutil.disk_usage(folder).free:,} bytes are left there"
+    except OSError as error:
+        left = f"it has no space that can be told: {error.strerror}"
+    return CompileError(
+        f"{folder}: a file of {temporary.PROBE_BYTES:,} bytes cannot be written to compile in ({reason}; {left}); "
+        "make room, or set TMPDIR to another folder"
+    )
+
+
 def _compile_all(
     variants: list[Variant], jobs: int, timeout_s: float, lowering: str
 ) -> Generator[tuple[Variant, Compiled | Failed], None, None]:
@@ -309,16 +335,22 @@ def _compile_all(
     for variant in variants:
         queues.setdefault(variant.target, deque()).append(variant)
     workers: list[_Worker] = []
-    with tempfile.TemporaryDirectory(prefix="aot-build-", ignore_cleanup_errors=True) as directory:
+    if not variants:
+        return
+    _require_room(_temporary_folder())
+    with temporary.folder(_temporary_folder(), _SCRATCH) as scratch:
         try:
             while True:
                 _dismiss(workers, queues)
                 while len(workers) < jobs and (target := _understaffed(queues, workers)):
-                    workers.append(_Worker(target, lowering, Path(directory), timeout_s))
+                    workers.append(_Worker(target, lowering, scratch, timeout_s))
                     workers[-1].give(queues[target].popleft())
                 if not workers:
                     return
-                yield from _answers(workers, queues)
+                for variant, answer in _answers(workers, queues):
+                    if isinstance(answer, Failed):
+                        _require_room(scratch)
+                    yield variant, answer
         finally:
             for worker in workers:
                 worker.stop()

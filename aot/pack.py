@@ -5,11 +5,9 @@ Knows of a record only its name, target, cubin digest and family; what functions
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
-import secrets
 import stat
 import struct
 from collections import Counter
@@ -32,7 +30,8 @@ from runtime.archive_index import RECORDS, TABLES, TARGET, generation, is_name
 from runtime.errors import AotError
 from runtime.limits import MAX_BLOCK_BYTES, MAX_INDEX_BYTES, MAX_RECORDS_BLOCK_BYTES
 
-from .cache import Cache, DamagedEntry
+from . import temporary
+from .cache import Cache
 from .cache import Entry as CacheEntry
 
 SOLID_BLOCK_BYTES = 8 << 20
@@ -149,7 +148,7 @@ class Package:
 
         Raises:
             PackError: `destination` or the file system refuses, or the index is larger than readers accept.
-            CacheError: the cache cannot be read or written.
+            UntrustedCache: others may write to the cache directory.
         """
         target = destination(path)
         blocks, index = self._encode(level, cache)
@@ -246,16 +245,34 @@ def _solid_blocks(blobs: list[_Blob]) -> Iterator[list[_Blob]]:
 
 
 def _compress_blobs(blobs: list[_Blob], level: int, cache: Cache | None) -> bytes:
-    if cache is None:
-        return _compress(b"".join(blob.data for blob in blobs), level)
+    """The block of `blobs`, from the cache or made here; it decompresses to exactly these."""
+    raw = b"".join(blob.data for blob in blobs)
     fields = {"block": _BLOCK_SCHEMA, "zstd": list(zstandard.ZSTD_VERSION), "level": level}
+
+    def check(entry: CacheEntry) -> None:
+        if entry.record != fields or not _holds(entry.cubin, raw):
+            raise ValueError("does not hold the block that its name stands for")
+
     key = canonical.digest(fields | {"blobs": [blob.sha256 for blob in blobs]})
-    with contextlib.suppress(DamagedEntry):  # it is gone, and what follows replaces it
-        if found := cache.get(key):
-            return found.cubin
-    compressed = _compress(b"".join(blob.data for blob in blobs), level)
-    cache.put(key, CacheEntry(fields, compressed))
+    if cache is not None and (found := cache.get(key, check)):
+        return found.cubin
+    compressed = _compress(raw, level)
+    if not _holds(compressed, raw):
+        raise PackError("a block does not decompress to what was compressed; check this machine's memory and its zstd")
+    if cache is not None:
+        cache.put(key, CacheEntry(fields, compressed))
     return compressed
+
+
+def _holds(block: bytes, raw: bytes) -> bool:
+    """Whether `block` is one zstd frame that says how long `raw` is, and decompresses to it."""
+    try:
+        frame = zstandard.get_frame_parameters(block)
+        if frame.content_size != len(raw) or frame.dict_id:
+            return False
+        return zstandard.ZstdDecompressor().decompress(block, allow_extra_data=False) == raw
+    except zstandard.ZstdError:
+        return False
 
 
 def _compress(data: bytes, level: int) -> bytes:
@@ -278,19 +295,15 @@ def _header(index: tuple[int, bytes], blocks_bytes: int) -> bytes:
 
 
 def _write_atomically(destination: Path, parts: list[bytes]) -> None:
-    temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        # "x" creates with mode 0o666 less the umask, as any new file; tempfile would give 0o600.
-        with open(temporary, "xb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        Archive.open(temporary).close()  # nothing that the reader refuses takes the place of a good file
-        os.replace(temporary, destination)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    prefix = f".{destination.name}."
+    temporary.collect(destination.parent, prefix)
+    with temporary.file(destination.parent, prefix, mode=0o666) as (written, file):
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+        with Archive.open(written) as archive:  # nothing that the reader refuses takes the place of a good file
+            archive.check_blocks()
+        os.replace(written, destination)
     _sync_directory(destination.parent)
 
 

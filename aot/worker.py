@@ -6,7 +6,11 @@ Knows nothing of caches, and imports no compiler before the first variant.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import os
+import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -17,6 +21,7 @@ from runtime.errors import AotError
 from .variants import Variant
 
 _MAX_REASON_CHARACTERS = 400
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,12 @@ class Failed:
     reusable: bool
 
 
-def serve(descriptor: int, module: str) -> None:
-    """Answer each variant that arrives over the socket `descriptor` with what `module.lower` makes of it."""
+def serve(descriptor: int, module: str, parent: int) -> None:
+    """Answer each variant that arrives over the socket `descriptor` with what `module.lower` makes of it.
+
+    Ends where nobody sends any more, and with the process `parent` even in the middle of a compilation.
+    """
+    _end_with(parent)
     lower = importlib.import_module(module).lower
     with Connection(descriptor) as connection:
         while True:
@@ -45,6 +54,14 @@ def serve(descriptor: int, module: str) -> None:
             except EOFError:  # the parent has no more, or is gone
                 return
             connection.send(_answer(lower, variant))
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel end this process when `parent` dies, however it dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        sys.exit()
 
 
 def _answer(lower: Callable[[Variant], Any], variant: Variant) -> Compiled | Failed:

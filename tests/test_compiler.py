@@ -2,7 +2,8 @@ import ast
 import dataclasses
 import hashlib
 import itertools
-import os
+import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,24 +16,27 @@ from typing import Any
 
 import pytest
 
-from aot import compiler
-from aot.cache import Cache
-from aot.compiler import SOURCES, BuildReport, CompileError, Event, compile_variants
+from aot import compiler, temporary
+from aot.cache import Cache, Entry
+from aot.compiler import SOURCES, BuildReport, CompileError, Event, Kernel, compile_variants
 from aot.providers import provider
+from aot.toolchain import Toolchain, ToolchainError
 from aot.variants import Variant, choices
 from runtime.record import Record
 from runtime.signature import Signature
 
 from .command_line import hear_control_c
+from .made_up_kernel import kernel as made_up
 
 ROOT = Path(__file__).resolve().parents[1]
 SIGNATURE = Signature("bf16", "bf16", "bf16", "f32", "none", 512, 512)
 
 # Stands in for aot.lower in workers; a variant's config says what is to happen.
 FAKE = """
-import os, signal, sys, time
+import json, os, signal, sys, time
 from types import SimpleNamespace
 from runtime.errors import AotError
+from tests.made_up_kernel import kernel
 
 def lower(variant):
     print("some noise on", "standard output", flush=True)
@@ -44,13 +48,18 @@ def lower(variant):
         case "crash":
             print("Fatal: the wings fell off", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)
-        case "hang": time.sleep(600)
+        case "hang":
+            print("hanging in", os.getpid(), flush=True)
+            time.sleep(600)
+        case "fill": raise ValueError("what was written is not there")
         case "temporary":
             import tempfile
             raise ValueError("cannot write " + tempfile.mkdtemp() + "/x")
     environment = {n: v for n, v in os.environ.items() if n.startswith("CU")}
-    record = {"name": variant.name(), "pid": os.getpid(), "environment": environment}
-    return SimpleNamespace(record=record, cubin=variant.key().encode())
+    said = json.dumps({"pid": os.getpid(), "environment": environment})
+    family = f"{variant.provider}.{variant.family}"
+    record, cubin = kernel(variant.name(), variant.target, family, said.encode() + b"|")
+    return SimpleNamespace(record=record, cubin=cubin)
 """
 
 Compile = Callable[..., BuildReport]
@@ -58,6 +67,13 @@ Compile = Callable[..., BuildReport]
 
 def fake(do: str = "well", number: int = 0, target: str = "sm_90a") -> Variant:
     return Variant("own", "fake", target, choices(do=do, number=number), "bf16", "bf16", "bf16")
+
+
+def heard(kernel: Kernel) -> dict[str, Any]:
+    """What FAKE says of the process that it ran in."""
+    text = kernel.cubin[kernel.cubin.index(b'{"pid"') :].partition(b"|")[0]
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +85,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def compile_fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
     """`compile_variants` with FAKE in the workers."""
     (tmp_path / "fake_lowering.py").write_text(FAKE)
+    monkeypatch.syspath_prepend(ROOT)
     monkeypatch.syspath_prepend(tmp_path)
     cache = Cache(tmp_path / "cache")
 
@@ -80,10 +97,10 @@ def compile_fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
 
 def _alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
         return False
-    return True
+    return state not in "ZX"
 
 
 # --- the real compiler ---
@@ -126,12 +143,10 @@ def test_an_illegal_variant_is_reported_and_stops_nobody(real: tuple[list[Varian
 
 
 def test_the_key_follows_wheels_providers_sources_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    def key() -> str:
-        return compiler._key_maker()(fake())
+    def key(contents: str = "4.8.1 ab") -> str:
+        return compiler._key_maker(Toolchain({"anything": "1"}, {"nvidia-cutlass-dsl": contents}))(fake())
 
-    keys = [key()]
-    monkeypatch.setattr(compiler, "toolchain", lambda: {"nvidia-cutlass-dsl": "0"})
-    keys.append(key())
+    keys = [key(), key("4.8.1 ac")]
     monkeypatch.setattr(compiler.lower, "COMPILE_OPTIONS", ("Other",))
     keys.append(key())
     monkeypatch.setattr(compiler.host_ir, "EXTRACTION_VERSION", 999)
@@ -166,15 +181,9 @@ def test_every_file_of_this_project_that_a_worker_runs_is_in_the_key() -> None:
     assert {name for name in names if not name.startswith("aot/providers/")} - {"runtime/errors.py"} == set(SOURCES)
 
 
-def test_every_wheel_that_generates_code_is_named() -> None:
-    found = compiler.toolchain()
-    assert "nvidia-cutlass-dsl" in found
-    assert any(name.startswith("nvidia-cutlass-dsl-libs") for name in found)
-
-
 def test_without_the_dsl_nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compiler.metadata, "distributions", lambda: [])
-    with pytest.raises(CompileError, match="pip install"):
+    monkeypatch.setattr("aot.toolchain.distributions", lambda: [])
+    with pytest.raises(ToolchainError, match="pip install"):
         compile_variants([fake()], Cache(tmp_path))
 
 
@@ -189,7 +198,7 @@ def test_workers_know_their_architecture_and_see_no_gpu(
     variants = [fake(target=t) for t in ("sm_90a", "sm_100a")]
     report = compile_fakes(variants)
     for variant, kernel in report.kernels.items():
-        environment = kernel.record["environment"]
+        environment = heard(kernel)["environment"]
         assert environment["CUTE_DSL_ARCH"] == variant.target
         assert environment["CUDA_VISIBLE_DEVICES"] == ""
         assert "CUTE_DSL_LINEINFO" not in environment
@@ -201,7 +210,7 @@ def test_a_worker_compiles_for_one_target_only(compile_fakes: Compile) -> None:
     assert list(report.kernels) == variants
     pids: dict[str, set[int]] = {}
     for variant, kernel in report.kernels.items():
-        pids.setdefault(variant.target, set()).add(kernel.record["pid"])
+        pids.setdefault(variant.target, set()).add(heard(kernel)["pid"])
     assert not any(a & b for a, b in itertools.combinations(pids.values(), 2))
     assert sum(map(len, pids.values())) <= 6  # a worker starts only where it is worth its start
 
@@ -243,22 +252,76 @@ def test_failures_are_tried_again_next_time(compile_fakes: Compile) -> None:
 def test_a_refusal_costs_no_worker_and_a_crash_costs_one(compile_fakes: Compile) -> None:
     def pids(do: str) -> set[int]:
         variants = [fake(number=1), fake(do), fake(number=2)]
-        return {k.record["pid"] for k in compile_fakes(variants, cache=Cache(f"{do}-cache")).kernels.values()}
+        return {heard(k)["pid"] for k in compile_fakes(variants, cache=Cache(f"{do}-cache")).kernels.values()}
 
     assert len(pids("refuse")) == 1
     assert len(pids("raise")) == 2
 
 
+def _forge(cache: Cache, entry: Entry) -> None:
+    """Put what is under the key of `fake()` there, as whoever may write to the directory can."""
+    tools = compiler.toolchain(Cache(None))
+    cache.put(compiler._key_maker(tools)(fake()), entry)
+
+
+def _made_for(variant: Variant, **changes: Any) -> Entry:
+    record, cubin = made_up(variant.name(), variant.target, f"{variant.provider}.{variant.family}")
+    return Entry(record | changes, cubin)
+
+
+def test_an_entry_made_for_the_variant_is_served(compile_fakes: Compile, tmp_path: Path) -> None:
+    _forge(Cache(tmp_path / "cache"), _made_for(fake()))
+    assert compile_fakes([fake()]).cached == 1
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        _made_for(fake(number=1)),
+        _made_for(fake(target="sm_100a")),
+        _made_for(fake(), name=fake(number=1).name()),
+        _made_for(fake(), target="sm_100a"),
+        _made_for(fake(), family="own.other"),
+        _made_for(fake(), cubin="0" * 64),
+        _made_for(fake(), kernels=[{"symbol": "other", "registers": 32, "shared_bytes": 0, "local_bytes": 0}]),
+        _made_for(fake(), program={}),
+        _made_for(fake())._replace(record={"block": 1}),
+        Entry(_made_for(fake()).record | {"cubin": hashlib.sha256(b"no cubin").hexdigest()}, b"no cubin"),
+    ],
+)
+def test_an_entry_of_something_else_is_reported_once_and_compiled_again(
+    compile_fakes: Compile, tmp_path: Path, entry: Entry
+) -> None:
+    said: list[str] = []
+    cache = Cache(tmp_path / "cache", said.append)
+    _forge(cache, entry)
+    report = compile_fakes([fake()], cache=cache)
+    assert (report.compiled, report.cached, list(report.failures)) == (1, 0, [])
+    assert Record.from_json(report.kernels[fake()].record).name == fake().name()
+    assert len(said) == 1
+    assert "it was removed" in said[0]
+    assert compile_fakes([fake()]).cached == 1
+
+
 def test_a_damaged_entry_is_reported_and_compiled_again(compile_fakes: Compile, tmp_path: Path) -> None:
-    first = compile_fakes([fake(), fake(number=1)])
+    variants, events, said = [fake(), fake(number=1)], list[Event](), list[str]()
+    compile_fakes(variants)
     path = sorted((tmp_path / "cache").rglob("*.kernel"))[0]
     path.write_bytes(path.read_bytes()[:-1])
-    events: list[Event] = []
-    again = compile_fakes([fake(), fake(number=1)], on_event=events.append)
+    again = compile_fakes(variants, cache=Cache(tmp_path / "cache", said.append), on_event=events.append)
     assert (again.compiled, again.cached) == (1, 1)
-    assert {v: k.cubin for v, k in again.kernels.items()} == {v: k.cubin for v, k in first.kernels.items()}
-    assert sorted(e.outcome for e in events) == ["cached", "compiled", "damaged"]
-    assert compile_fakes([fake(), fake(number=1)]).cached == 2
+    assert sorted(e.outcome for e in events) == ["cached", "compiled"]
+    assert len(said) == 1
+    assert compile_fakes(variants).cached == 2
+
+
+def test_without_a_cache_that_works_kernels_are_compiled_all_the_same(compile_fakes: Compile, tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "file").touch()
+    for cache in (Cache(tmp_path / "file", said.append), Cache(None, said.append)):
+        report = compile_fakes([fake(number=i) for i in range(3)], cache=cache)
+        assert (report.compiled, len(report.kernels)) == (3, 3)
+    assert len(said) == 2
 
 
 def test_every_variant_ends_in_one_event(compile_fakes: Compile) -> None:
@@ -290,7 +353,7 @@ def test_two_builders_may_share_a_cache(compile_fakes: Compile, tmp_path: Path) 
     for builder in builders:
         builder.join()
     assert [list(r.kernels) for r in reports] == [variants, variants]
-    assert {p.suffix for p in (tmp_path / "cache").rglob("*") if p.is_file()} == {".kernel"}
+    assert {p.suffix for p in (tmp_path / "cache").rglob("*") if p.is_file()} == {".kernel", ".contents"}
     assert compile_fakes(variants).cached == 10
 
 
@@ -308,7 +371,7 @@ def test_an_interrupted_build_keeps_what_it_has_and_leaves_no_process(compile_fa
     report = compile_fakes(variants)
     assert report.cached >= 3
     assert list(report.kernels) == variants
-    pids = {k.record["pid"] for k in report.kernels.values()}
+    pids = {heard(k)["pid"] for k in report.kernels.values()}
     assert not any(_alive(pid) for pid in pids)
 
 
@@ -339,6 +402,97 @@ def test_control_c_ends_a_build_at_once(tmp_path: Path) -> None:
         assert time.monotonic() - begun < 2.0
         assert process.returncode == -signal.SIGINT
     assert len(list((tmp_path / "cache").rglob("*.kernel"))) == 1
+
+
+# --- room ---
+
+
+def test_a_failure_where_there_is_no_room_ends_the_build_and_names_the_folder_and_what_is_left(
+    compile_fakes: Compile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler does not say that a disk is full: it writes what fits."""
+    asked: list[Path] = []
+
+    def refusal(folder: Path, prefix: str) -> str | None:
+        asked.append(folder)
+        return None if len(asked) == 1 else "No space left on device"
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(temporary, "refusal", refusal)
+    with pytest.raises(CompileError) as error:
+        compile_fakes([fake(), fake("fill"), fake(number=1)])
+    assert re.match(rf"{tmp_path}: .* \(No space left on device; [\d,]+ bytes are left there\)", str(error.value))
+    assert "set TMPDIR to another folder" in str(error.value)
+    assert [folder.parent for folder in asked] == [tmp_path.parent, tmp_path]
+    assert not list(tmp_path.glob("aot-build-*"))
+
+
+def test_a_failure_where_there_is_room_is_the_variants_own(compile_fakes: Compile) -> None:
+    assert list(compile_fakes([fake(), fake("fill")]).failures) == [fake("fill")]
+
+
+@pytest.mark.parametrize("name", ["none", "file"])
+def test_a_scratch_folder_that_cannot_be_is_an_error_before_the_work(
+    compile_fakes: Compile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / name))
+    with pytest.raises(CompileError, match=f"{tmp_path / name}: a file of .* cannot be written to compile in"):
+        compile_fakes([fake()])
+
+
+def test_a_rebuild_needs_no_scratch_folder(compile_fakes: Compile, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_fakes([fake()])
+    monkeypatch.setenv("TMPDIR", "/none")
+    assert compile_fakes([fake()]).cached == 1
+
+
+def test_where_python_finds_no_folder_for_temporary_files_it_says_what_helps(
+    compile_fakes: Compile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr(compiler.tempfile, "tempdir", None)
+    monkeypatch.setattr(compiler.tempfile, "_candidate_tempdir_list", lambda: ["/none"])
+    with pytest.raises(CompileError, match=r"No usable temporary directory .*; set TMPDIR to"):
+        compile_fakes([fake()])
+
+
+# --- a killed builder ---
+
+
+def test_workers_of_a_killed_builder_end_and_its_scratch_folder_is_collected(
+    compile_fakes: Compile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    program = f"""
+        import sys
+        sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]
+        from tests.test_compiler import fake
+        from aot.cache import Cache
+        from aot.compiler import compile_variants
+        compile_variants([fake("hang"), fake("hang", 1)], Cache(None), 1, lowering="fake_lowering")
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)]) as builder:
+        worker = None
+        while worker is None and builder.poll() is None:
+            time.sleep(0.02)
+            logs = "".join(log.read_text() for log in scratch.rglob("worker-*.log"))
+            worker = re.search(r"hanging in (\d+)\n", logs)
+        builder.kill()
+    assert worker is not None
+    while _alive(int(worker[1])):  # in the middle of what takes it ten minutes
+        time.sleep(0.02)
+    assert len(list(scratch.iterdir())) == 1
+    compile_fakes([fake()])
+    assert not list(scratch.iterdir())
+
+
+def test_a_worker_whose_parent_is_gone_already_ends(tmp_path: Path) -> None:
+    program = "from aot.worker import serve; serve(0, 'aot.compiler', 1234567)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_the_builder_itself_imports_neither_torch_nor_the_dsl() -> None:

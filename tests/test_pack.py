@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import re
+import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +24,9 @@ from aot.cache import Cache
 from aot.pack import Package, PackError
 from runtime import canonical
 from runtime.archive import Archive
+from runtime.errors import ArchiveError
+
+from .command_line import ROOT
 
 
 def record(name: str, cubin: bytes, target: str = "sm_90a", **more: Any) -> dict[str, Any]:
@@ -270,12 +278,73 @@ def test_cached_blocks_are_not_compressed_again_and_do_not_show(tmp_path: Path) 
 
 def test_damaged_cached_block_is_compressed_again(tmp_path: Path) -> None:
     def damage(cache: Cache) -> None:
-        for path in cache.directory.rglob("*.kernel"):
+        for path in (tmp_path / "cache").rglob("*.kernel"):
             path.write_bytes(path.read_bytes()[:-1] + b"?")
 
     without, with_cache, compressed = cached_twice(tmp_path, damage)
     assert without == with_cache
     assert len(compressed) > 1
+
+
+def _forged(block: bytes) -> Callable[[Cache], None]:
+    """Put `block` in place of every one that is cached, as whoever may write to the directory can."""
+
+    def forge(cache: Cache) -> None:
+        for path in (cache.directory or Path()).rglob("*.kernel"):
+            key = path.parent.name + path.stem
+            entry = cache.get(key)
+            assert entry is not None
+            cache.put(key, entry._replace(cubin=block))
+
+    return forge
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"no frame",
+        zstandard.compress(b"other"),
+        zstandard.compress(b"other") * 2,
+        zstandard.ZstdCompressor(write_content_size=False).compress(b"other"),
+        bytes.fromhex("28b52ffde0") + b"\xff" * 7 + b"\x00" + bytes(9),  # a frame that declares 2**56 bytes
+    ],
+)
+def test_cached_block_of_something_else_is_reported_and_compressed_again(tmp_path: Path, block: bytes) -> None:
+    said: list[str] = []
+
+    def forge(cache: Cache) -> None:
+        _forged(block)(cache)
+        cache._warn = said.append
+
+    without, with_cache, compressed = cached_twice(tmp_path, forge)
+    assert without == with_cache
+    assert len(compressed) == len(said) + 1 > 1
+    assert all("it was removed" in line for line in said)
+
+
+def test_entry_that_says_it_was_compressed_otherwise_is_not_taken(tmp_path: Path) -> None:
+    def forge(cache: Cache) -> None:
+        for path in (tmp_path / "cache").rglob("*.kernel"):
+            key = path.parent.name + path.stem
+            entry = cache.get(key)
+            assert entry is not None
+            cache.put(key, entry._replace(record=entry.record | {"level": 1}))
+
+    without, with_cache, compressed = cached_twice(tmp_path, forge)
+    assert without == with_cache
+    assert len(compressed) > 1
+
+
+def test_without_a_cache_that_works_an_archive_is_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said: list[str] = []
+    package = Package()
+    for name in "abc":
+        add(package, name, name.encode() * 100)
+    package.write(tmp_path / "x.aot")
+    package.write(tmp_path / "y.aot", cache=Cache(tmp_path / "file", said.append))
+    assert (tmp_path / "x.aot").read_bytes() == (tmp_path / "y.aot").read_bytes()
+    assert len(said) == 1
 
 
 def test_level_of_compression_names_another_cached_block(tmp_path: Path) -> None:
@@ -396,6 +465,56 @@ def test_write_never_lets_an_unreadable_archive_take_its_place(tmp_path: Path, m
         Package().write(path)
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["x.aot"]
+
+
+def test_write_never_lets_a_block_that_decompresses_to_something_else_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compress = pack._compress
+    monkeypatch.setattr(pack, "_compress", lambda data, level: compress(data.swapcase(), level))
+    path = tmp_path / "x.aot"
+    path.write_bytes(b"old")
+    package = Package()
+    add(package, "a", b"cubin")
+    with pytest.raises(PackError, match="does not decompress to what was compressed"):
+        package.write(path)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x.aot"]
+
+
+def test_write_never_lets_a_file_that_the_disk_changed_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def damage(descriptor: int) -> None:
+        fsync(descriptor)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.pwrite(descriptor, b"?", 70)
+
+    path = tmp_path / "x.aot"
+    path.write_bytes(b"old")
+    package = Package()
+    add(package, "a", b"cubin")
+    monkeypatch.setattr(os, "fsync", damage)
+    with pytest.raises(ArchiveError, match="SHA-256"):
+        package.write(path)
+    assert path.read_bytes() == b"old"
+
+
+def test_write_collects_what_a_killed_writer_left_of_the_same_file(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; from aot.pack import Package; "
+        "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL); Package().write(sys.argv[1])"
+    )
+    for name in ("x.aot", "other.aot"):
+        ended = subprocess.run([sys.executable, "-c", program, tmp_path / name], cwd=ROOT).returncode
+        assert ended == -signal.SIGKILL
+    assert len(os.listdir(tmp_path)) == 2
+    Package().write(tmp_path / "x.aot")
+    left, written = sorted(os.listdir(tmp_path))
+    assert re.fullmatch(r"\.other\.aot\.[0-9a-f]{16}\.tmp", left)
+    assert written == "x.aot"
 
 
 def test_write_syncs_the_file_then_renames_then_syncs_the_folder(
