@@ -24,7 +24,7 @@ import stat
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,7 +88,7 @@ def cache_key(fields: KeyFields | ToolFields) -> str:
     Raises:
         CacheError: a field is empty or of a type that has no one canonical form.
     """
-    labelled = asdict(fields)
+    labelled = vars(fields)
     for label, value in labelled.items():
         _require_fingerprint(label, value)
     return canonical.digest(labelled)

@@ -243,15 +243,23 @@ def _a_file_others_may_write(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [_a_pipe, _an_endless_link, _a_link_to_an_entry, _a_large_file, _a_file_others_may_write]
+    ("make", "reason"),
+    [
+        (_a_pipe, "is no regular file"),
+        (_an_endless_link, "is no regular file"),
+        (_a_link_to_an_entry, "is no regular file"),
+        (_a_large_file, f"has {caches.MAX_ENTRY_BYTES + 1} bytes, the limit is {caches.MAX_ENTRY_BYTES}"),
+        (_a_file_others_may_write, "its mode 620 lets others write to it"),
+    ],
 )
 def test_what_is_no_entry_is_neither_read_nor_waited_for(
-    cache: Cache, said: Said, make: Callable[[Path], None]
+    cache: Cache, said: Said, make: Callable[[Path], None], reason: str
 ) -> None:
     cache.put(KEY, ENTRY)
     cache.path(KEY).unlink()
     make(cache.path(KEY))
     assert _dropped(cache, said)
+    assert f": {reason}; it was removed" in said[0]
     assert not os.path.lexists(cache.path(KEY))
 
 
