@@ -151,7 +151,7 @@ class Cache:
             UntrustedCache: others may write to the directory.
         """
         if self.directory is None:
-            self._go_without("there is no home directory to keep it in; name a directory")
+            self._go_without("there is no home directory to keep it in", "name a directory")
             return None
         path = self.path(key, kind)
         try:
@@ -231,13 +231,13 @@ class Cache:
         self._warn(f"{path}: {reason}; {done}, and what it was for is made again")
 
     def _refused(self, path: Path, verb: str, error: OSError) -> None:
-        self._go_without(f"{path}: cannot be {verb} ({error.strerror}); check the cache directory or name another")
+        self._go_without(f"{path}: cannot be {verb} ({error.strerror})", "check that directory or name another")
 
-    def _go_without(self, why: str) -> None:
+    def _go_without(self, why: str, remedy: str) -> None:
         with self._lock:
             has_warned, self._has_warned = self._has_warned, True
         if not has_warned:
-            self._warn(f"the build goes on without: {why}")
+            self._warn(f"{why}, and the build goes on without a cache; {remedy}")
 
 
 def _others_may_write(found: os.stat_result) -> str:

@@ -348,7 +348,7 @@ def test_without_a_directory_nothing_is_kept_which_is_said_once(said: Said) -> N
     cache = Cache(None, said.append)
     _use_all(cache)
     assert cache.get(KEY) is None
-    assert said == ["the build goes on without: there is no home directory to keep it in; name a directory"]
+    assert said == ["there is no home directory to keep it in, and the build goes on without a cache; name a directory"]
 
 
 @pytest.mark.parametrize("below", [".", "cache", "far/away"])
@@ -356,8 +356,8 @@ def test_a_file_in_the_way_is_said_once(tmp_path: Path, said: Said, below: str) 
     (tmp_path / "file").write_text("in the way")
     _use_all(Cache(tmp_path / "file" / below, said.append))
     assert len(said) == 1
-    assert said[0].startswith(f"the build goes on without: {tmp_path / 'file'}")
-    assert "(Not a directory)" in said[0]
+    assert said[0].startswith(f"{tmp_path / 'file'}")
+    assert "(Not a directory), and the build goes on without a cache" in said[0]
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
@@ -391,7 +391,7 @@ def test_a_disk_that_is_full_leaves_nothing_behind(top: Path) -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, capture_output=True, text=True)
     first, second = done.stdout.splitlines()
-    assert "cannot be written (File too large); check the cache directory or name another" in first
+    assert "cannot be written (File too large), and the build goes on without a cache; check that" in first
     assert second == "{'small': 1}"
     assert files(top) == [Cache(top).path(KEY)]
 

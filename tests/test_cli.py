@@ -271,7 +271,8 @@ def test_without_a_home_nothing_is_cached_and_the_build_goes_on(
     monkeypatch.setattr(build, "build", _asks_the_cache)
     result = run("build", folder / "tiny.yaml", "-o", tmp_path / "x.aot")
     assert result.err.splitlines() == [
-        "warning: cache: the build goes on without: there is no home directory to keep it in; name a directory",
+        "warning: cache: there is no home directory to keep it in, and the build goes on without a cache; "
+        "name a directory",
         "error: asked",
     ]
 
@@ -299,7 +300,7 @@ def test_a_cache_that_cannot_be_written_is_one_warning_and_the_archive_is_the_sa
     assert result.status == 0
     warnings = [line for line in result.err.splitlines() if not line.startswith("compiling ")]
     assert len(warnings) == 1
-    assert re.fullmatch(r"warning: cache: the build goes on without: .* cannot be written \(Read-only .*", warnings[0])
+    assert re.fullmatch(r"warning: cache: .* cannot be written \(Read-only .*\), and the build goes on .*", warnings[0])
     assert (tmp_path / "again.aot").read_bytes() == archive.read_bytes()
 
 
