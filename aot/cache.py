@@ -30,12 +30,13 @@ from typing import Any, NamedTuple
 
 from runtime import canonical
 from runtime.errors import AotError
+from runtime.limits import MAX_BLOCK_BYTES, MAX_RECORDS_BLOCK_BYTES
 
 from . import temporary
 
 # Raised when the layout of an entry or the meaning of a field changes.
 SCHEMA_VERSION = 2
-MAX_ENTRY_BYTES = 129 << 20  # a cubin and a record, or a block, of what an archive takes: 64 MiB each
+MAX_ENTRY_BYTES = MAX_BLOCK_BYTES + MAX_RECORDS_BLOCK_BYTES + (1 << 20)  # a cubin and its record, or a block
 
 _MAGIC = b"AOTCACHE"
 # magic, SHA-256 of the key and all that follows, length of the record; then the record and the cubin

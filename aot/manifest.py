@@ -29,12 +29,10 @@ Knows nothing of kernels, and of targets only their names.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
 import os
 import re
-import secrets
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -47,6 +45,7 @@ from runtime.dtypes import DTYPES
 from runtime.errors import AotError
 from runtime.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, SCALINGS, Signature
 
+from . import temporary
 from .pack import destination
 from .targets import TARGETS
 
@@ -208,16 +207,13 @@ def write(text: str, path: str | os.PathLike[str], *, replace: bool = False) -> 
     target = destination(path)
     if target.exists() and not replace:
         raise ManifestError(f"{path}: is there already; --force replaces it, or name another output")
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, target)
+        with temporary.file(target.parent, f".{target.name}.", mode=0o666) as (written, file):
+            file.write(text.encode())
+            file.flush()
+            os.replace(written, target)
     except OSError as error:
         raise ManifestError(f"{path}: cannot be written ({error.strerror}); check the folder and its space") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def read_text(path: str, max_bytes: int = MAX_FILE_BYTES) -> str:

@@ -35,9 +35,8 @@ from .cache import Cache
 from .cache import Entry as CacheEntry
 
 SOLID_BLOCK_BYTES = 8 << 20
-RECORDS_BLOCK_BYTES = (
-    MAX_RECORDS_BLOCK_BYTES  # alike enough to lose 2% by it, and a first launch reads one of each kind
-)
+# Records are alike enough to lose 2% by smaller blocks, and a first launch reads one block of each kind.
+RECORDS_BLOCK_BYTES = MAX_RECORDS_BLOCK_BYTES
 COMPRESSION_LEVEL = 19
 MAX_THREADS = 8  # each may take 100 MB at this level
 _BLOCK_SCHEMA = 1  # raised when the way from blobs to a compressed block changes
