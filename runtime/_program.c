@@ -431,6 +431,11 @@ static PyObject *program_shapes(PyObject *object, PyObject *unused) {
     return all;
 }
 
+static PyObject *program_steps(PyObject *object, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLong(((const Program *)object)->steps);
+}
+
 static void program_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     Program *self = (Program *)object;
@@ -454,6 +459,7 @@ static PyMethodDef program_methods[] = {
     {"read", program_read, METH_VARARGS | METH_STATIC, "read(widths, nodes, launches, pointers, kernels)"},
     {"evaluate", program_evaluate, METH_O, "evaluate(inputs)"},
     {"shapes", program_shapes, METH_NOARGS, "shapes()"},
+    {"steps", program_steps, METH_NOARGS, "steps()"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -50,7 +50,9 @@ enum { NO_ADDEND = UINT32_MAX };
 
 typedef struct {
     PyObject_HEAD
-    uint32_t inputs, ops, loops, launches, scratch; /* scratch: the most values there are at a time, in a loop or not */
+    uint32_t inputs, ops, loops, launches;
+    uint32_t scratch; /* the most values there are at a time, in a loop or not */
+    uint32_t steps;   /* the most that an evaluation takes: ops, those of loops in every round, words and slots */
     uint8_t *widths; /* of the inputs */
     Op *op, *inner; /* inner: those of loops */
     Loop *loop;

@@ -358,8 +358,10 @@ PyObject *program_read(PyObject *unused, PyObject *args) {
     for (Py_ssize_t i = 0; good && i < count; i++) {
         self->launches++; /* what it holds is freed with the program */
         good = read_launch(&reader, PyList_GetItem(launches, i), pointers, kernels, &self->launch[i]);
+        self->steps += self->launch[i].words + self->launch[i].slots;
     }
     free(reader.widths);
+    self->steps += self->ops + reader.steps;
     if (good) return (PyObject *)self;
     Py_DECREF(self);
     Py_RETURN_NONE;

@@ -320,7 +320,7 @@ class NodeReader:
     def __init__(self, widths: list[int], inputs: list[int] | None = None) -> None:
         self.widths = widths
         self.inputs = [1 << i for i in range(len(widths))] if inputs is None else inputs
-        self.count = self.loops = self.loop_steps = 0
+        self.count = self.loops = self.loop_steps = 0  # nodes, loops, and the most steps that these take
         self._touched = 0  # what the node at hand depends on
         self._operands: list[tuple[int, int]] = []  # the values it refers to, and their widths
 

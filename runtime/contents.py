@@ -23,6 +23,7 @@ from .dispatch import Dispatch, Entry, gemm_mismatch, serves
 from .driver import Driver
 from .errors import ArgumentError, DeviceError, KernelMiss, ProgramError, RecordError
 from .function import MAX_PLANS, AnyPlan, Function, Unfit, remember
+from .limits import MAX_PRELOAD_STEPS, STEPS_OF_A_CALL
 from .record import TensorArgument, TensorView
 from .rows import Rows
 from .signature import Signature
@@ -93,6 +94,26 @@ class Preloaded(NamedTuple):
             return self
         only = None if self.only is None or before.only is None else self.only | before.only
         return Preloaded(tuple(sorted({*self.tokens, *before.tokens})), only)
+
+
+class _Trials:
+    """Counts what evaluating programs takes, to see what fits: a file may ask for more than a server has time for."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def count(self, function: Function) -> None:
+        """Count one evaluation.
+
+        Raises:
+            RecordError: it is one too many.
+        """
+        self._steps += STEPS_OF_A_CALL + function.record.program.steps
+        if self._steps > MAX_PRELOAD_STEPS:
+            raise RecordError(
+                f"{function.name}: preloading would evaluate more than {MAX_PRELOAD_STEPS} steps of launch programs; "
+                "preload fewer signatures, or build the archive again"
+            )
 
 
 class _Layer:
@@ -418,9 +439,10 @@ class Contents:
             best = [self._function(entry, entry.best(m)) for entry, m in cases]
             for function in best:
                 function.read()
+            trials = _Trials()
             with self._driver.current():  # waits, if it must, while nobody waits for the lock
                 for (entry, m), function in zip(cases, best, strict=True):
-                    loaded |= dict.fromkeys(self._load_for(entry, m, function))
+                    loaded |= dict.fromkeys(self._load_for(entry, m, function, trials))
         finally:
             for archive in self.archives:
                 archive.forget_blocks()
@@ -455,12 +477,13 @@ class Contents:
             _log.warning("%s, as it had before", what)
         return entries
 
-    def _load_for(self, entry: Entry, m: int, best: Function) -> Iterator[str]:
+    def _load_for(self, entry: Entry, m: int, best: Function, trials: _Trials) -> Iterator[str]:
         """Load `best`, the best function for `m` rows, and those after it until one can run; the context is current."""
         views = _views(entry.signature, m, self._driver.device)
         for function in itertools.chain([best], self._later(entry, m)):
             function.load()
             yield function.name
+            trials.count(function)
             with self._lock:
                 try:
                     function.check_fit(views)

@@ -124,7 +124,7 @@ class Entry(NamedTuple):
 
     def best(self, m: int) -> str:
         """The function for `m`."""
-        return self.ranges[bisect_left([bound for bound, _ in self.ranges if bound is not None], m)][1]
+        return self.ranges[bisect_left(self.ranges, m, hi=len(self.ranges) - 1, key=_bound)][1]
 
     def functions(self, m: int) -> tuple[str, ...]:
         """The function for `m`, then what to try where the device cannot run it: best first, no name twice."""
@@ -134,6 +134,12 @@ class Entry(NamedTuple):
             names.update(dict.fromkeys(ranked))
         names.update(dict.fromkeys(name for _, name in self.ranges))
         return tuple(names)
+
+
+def _bound(row: tuple[int | None, str]) -> int:
+    """The largest M of a range but the last."""
+    assert row[0] is not None
+    return row[0]
 
 
 class Dispatch:

@@ -54,11 +54,13 @@ class PythonEvaluator:
         constants: tuple[int | None, ...],  # what each value is where that is known from the start
         steps: tuple[tuple[int, Step], ...],  # how the others are computed, in order
         inputs: tuple[int, ...],  # for each value a bit for each input that it depends on
+        most_steps: int,  # that its nodes take
     ) -> None:
         self._values, self._launches, self._constants = values, launches, constants
         self._steps, self._inputs = steps, inputs
         self._limits = tuple((-(1 << (width - 1)), (1 << width) - 1) for _, width in values)
         self._changes: dict[int, _Change] = {}  # by the inputs that differ
+        self.steps = most_steps + sum(len(x.words) + len(x.slots) for x in launches)
         self.launches = tuple(
             LaunchShape(x.kernel, tuple(i for i, _ in x.attributes), x.offsets, x.sizes) for x in launches
         )
@@ -77,7 +79,7 @@ class PythonEvaluator:
         constants = (*(None for _ in values), *(n[2] if n[0] == "const" else None for n in nodes))
         read = tuple(_read_launch(x, i, reader, constants, pointers, kernels) for i, x in enumerate(launches))
         steps = [(number, step) for number, step in steps if constants[number] is None]
-        return cls(values, read, constants, tuple(steps), tuple(reader.inputs))
+        return cls(values, read, constants, tuple(steps), tuple(reader.inputs), len(nodes) + reader.loop_steps)
 
     def evaluate(self, values: tuple[int, ...], last: Evaluation | None) -> Evaluation:
         """See `Program.evaluate`: after another one only what depends on values that differ is computed."""

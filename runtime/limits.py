@@ -23,7 +23,7 @@ MAX_NAME_CHARACTERS = 255  # of a function, a table, a kernel, an argument, a sy
 
 # --- the gemm table ---
 MAX_GEMM_ENTRIES = 8_192  # the largest found has 120
-MAX_GEMM_RANGES = 65_536  # of all entries together
+MAX_GEMM_RANGES = 16_384  # of all entries together
 MAX_GEMM_EXTENT = 2**31 - 1  # of N, K and the batch; strides of more than 32 bits are the record's matter
 
 # --- a record ---
@@ -37,14 +37,19 @@ MAX_WORKSPACE_BYTES = 1 << 30  # for each cluster
 # --- a launch program ---
 MAX_INPUTS = 256  # integers; found: 8
 MAX_POINTERS = 64  # found: 5
-MAX_NODES = 8_192  # found: 131; other libraries' functions have up to 323
+MAX_NODES = 2_048  # found: 131; other libraries' functions have up to 323
 MAX_LOOPS = 32  # found: 2
 MAX_LOOP_VARIABLES = 16  # found: 2
 MAX_LOOP_ROUNDS = 256  # found: 64, the bits of an integer
 # Of all loops together: rounds, times the loop's nodes and variables and one. Found: 800.
-MAX_LOOP_STEPS = 65_536
-MAX_LAUNCHES = 16
+MAX_LOOP_STEPS = 16_384
+MAX_LAUNCHES = 8  # found: 1; other libraries' functions have up to 3
 MAX_PARAMETERS = 256  # of a launch; found: 27
+
+# What `preload` may evaluate to see what fits: a program's nodes, steps of loops and words for each range of M, and as
+# many besides for the call. Found: 40,000.
+MAX_PRELOAD_STEPS = 1 << 21
+STEPS_OF_A_CALL = 128
 
 # --- a launch ---
 # Kernel parameters: at most 32,764 bytes on compute capability 7.0 and later (CUDA C++ programming guide, 10.1).

@@ -73,6 +73,11 @@ class Program:
         """What it launches."""
         return self._evaluator.launches
 
+    @property
+    def steps(self) -> int:
+        """The most steps that an evaluation takes: nodes, those of loops in every round, words and slots written."""
+        return self._evaluator.steps
+
     def plan(self, values: Sequence[int]) -> tuple[Launch, ...]:
         """The launches for one shape; see `evaluate`."""
         return self.evaluate(values).launches
@@ -107,7 +112,7 @@ class NativeEvaluator:
     """A program that `runtime._native` has read."""
 
     def __init__(self, values: tuple[tuple[str, int], ...], program: Any) -> None:
-        self._values, self._evaluate = values, program.evaluate
+        self._values, self._evaluate, self.steps = values, program.evaluate, program.steps()
         shapes = program.shapes()
         self.launches = tuple([LaunchShape(*shape[:4]) for shape in shapes])
         self._slots = tuple([tuple([Slot(*slot) for slot in shape[4]]) for shape in shapes])

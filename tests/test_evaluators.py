@@ -162,6 +162,7 @@ def test_native_code_launches_what_python_does(program: dict[str, Any], inputs: 
         assert any(node[4:] == [["nuw", "nsw"]] for node in every_node(program["nodes"]))
         return
     assert ours.launches == theirs.launches
+    assert ours.steps == theirs.steps
     last = None
     for values in inputs:
         found = launches_of(ours, values)

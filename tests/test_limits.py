@@ -83,11 +83,11 @@ def with_pointers(count: int) -> dict[str, Any]:
 
 
 BIGGEST: dict[str, tuple[Callable[[int], dict[str, Any]], int, str]] = {
-    "nodes": (lambda n: program([["const", 32, 0]] * n), limits.MAX_NODES, "more than 8192 nodes"),
+    "nodes": (lambda n: program([["const", 32, 0]] * n), limits.MAX_NODES, "more than 2048 nodes"),
     "loops": (lambda n: program(loops(n)), limits.MAX_LOOPS, "more than 32 loops"),
     "variables": (lambda n: program(loops(1, 1, n)), limits.MAX_LOOP_VARIABLES, "1 to 16 variables, found 17"),
     "rounds": (lambda n: program(loops(1, n)), limits.MAX_LOOP_ROUNDS, "1 to 256, found 257"),
-    "launches": (with_launches, limits.MAX_LAUNCHES, "there are 17, at most 16"),
+    "launches": (with_launches, limits.MAX_LAUNCHES, "there are 9, at most 8"),
     "parameters": (with_parameters, limits.MAX_PARAMETERS, "has 257 parameters, at most 256"),
     "inputs": (with_inputs, limits.MAX_INPUTS, "there are 257, at most 256"),
     "pointers": (with_pointers, limits.MAX_POINTERS, "there are 65, at most 64"),
@@ -113,7 +113,7 @@ def test_loops_may_take_so_many_steps_and_no_more() -> None:
 
     most = limits.MAX_LOOP_STEPS // limits.MAX_LOOP_ROUNDS - 2
     Program.from_json(steps(most), 1)
-    with pytest.raises(RecordError, match="may take 65792 steps, at most 65536"):
+    with pytest.raises(RecordError, match="may take 16640 steps, at most 16384"):
         Program.from_json(steps(most + 1), 1)
 
 
@@ -221,7 +221,7 @@ def table(entries: int, ranges: int) -> dict[str, Any]:
 
 def test_gemm_table_may_have_so_many_ranges_and_no_more() -> None:
     assert len(Dispatch.from_json(table(2, limits.MAX_GEMM_RANGES // 2)).entries) == 2
-    with pytest.raises(RecordError, match="has 65538 ranges of M, at most 65536"):
+    with pytest.raises(RecordError, match="has 16386 ranges of M, at most 16384"):
         Dispatch.from_json(table(2, limits.MAX_GEMM_RANGES // 2 + 1))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from runtime import ArgumentError, DeviceError, KernelMiss, Library, canonical
+from runtime import ArgumentError, DeviceError, KernelMiss, Library, RecordError, canonical, contents
 from runtime.archive import Archive
 from runtime.function import MAX_PLANS
 from runtime.signature import Signature
@@ -475,3 +475,15 @@ def test_values_of_several_preloads_count_together(opened: tuple[Library, Record
         library.preload(tokens=range(most // 2 + 1, most + 2))
     with pytest.raises(ArgumentError, match="tokens must be a sequence"):
         library.preload(tokens=5)  # type: ignore[arg-type]
+
+
+def test_preload_evaluates_no_more_than_a_server_has_time_for(
+    opened: tuple[Library, RecordingDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, _ = opened
+    monkeypatch.setattr(contents, "MAX_PRELOAD_STEPS", 1000)
+    with pytest.raises(RecordError, match="would evaluate more than 1000 steps of launch programs"):
+        library.preload()
+    library.preload(only=[Signature.from_json(signature(1024, K, batch=3)).key()])
+    monkeypatch.setattr(contents, "MAX_PRELOAD_STEPS", 5000)
+    assert len(library.preload()) > 5
