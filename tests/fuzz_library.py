@@ -1,0 +1,513 @@
+"""Mutants of real archives given to all that reads them: nothing but an AotError may escape, late or large.
+
+    python tests/fuzz_library.py --mutants 100000 --seed 0 --jobs 2 [--keep FOLDER] [--only NUMBER]
+
+Each mutant (`tests/mutants.py`) is opened on a recording driver, with native code and without, and either listed, shown
+and verified; or its functions are called; or its GEMMs are; or it is preloaded and reloaded. Four things are findings:
+an exception that is no AotError, an operation of more than a second of CPU time, one that needs more than 512 MB of
+memory, and an answer that native code and Python do not agree on. Mutant NUMBER of a seed is always the same; `--keep`
+keeps the smallest mutant of each finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+import multiprocessing
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from aot import describe, shapes
+from runtime import Library, native
+from runtime.archive import Archive
+from runtime.driver import PreparedLaunch
+from runtime.errors import AotError
+from runtime.launch import Launch
+from runtime.record import Record, TensorView
+from runtime.signature import Signature
+from runtime.tensor import TORCH_NAMES
+from tests import mutants, recording_driver
+from tests.native_stand_in import exchange_capsule
+from tests.recording_driver import DTYPES, FakeTensor, FakeTorch, RecordingDriver, TorchDType, _Recorded
+
+CPU_SECONDS = 1.0
+MEMORY_BYTES = 512 << 20
+RUNAWAY_SECONDS = 20.0  # of CPU time, after which an operation is ended
+STUCK_SECONDS = 120.0  # of one mutant, after which its process is ended
+ROWS = (1, 77, 5000, 78)
+PLANS = 4  # of `Session.run`
+_NATIVE = native._native
+
+
+class Runaway(BaseException):
+    """An operation took so long that it was ended."""
+
+
+class Outcome(NamedTuple):
+    """How an operation ended: its answer, or the class of an error; CPU seconds; where an escaped exception is from."""
+
+    operation: str
+    ended: str
+    answer: Any
+    seconds: float
+    place: str = ""
+
+
+class Finding(NamedTuple):
+    """Something that should not be; findings of equal `kind`, `operation` and `what` are one."""
+
+    kind: str
+    operation: str
+    what: str
+    number: int
+    detail: str
+
+
+@dataclass
+class Totals:
+    """What a run came to."""
+
+    mutants: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    findings: dict[tuple[str, str, str], tuple[Finding, int]] = field(default_factory=dict)
+    counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    slowest: list[tuple[float, str, int]] = field(default_factory=list)
+    largest: list[tuple[int, str, int]] = field(default_factory=list)
+
+    def add(self, finding: Finding, size: int) -> bool:
+        """Count a finding; whether it is the first or smallest of its kind."""
+        key = finding[:3]
+        self.counts[key] += 1
+        if key in self.findings and self.findings[key][1] <= size:
+            return False
+        self.findings[key] = finding, size
+        return True
+
+    def worst(self, seconds: float, grown: int, what: str, number: int) -> None:
+        """Remember the slowest operations and those that raised the most memory that the process ever had."""
+        self.slowest = sorted([*self.slowest, (seconds, what, number)], reverse=True)[:8]
+        if grown:
+            self.largest = sorted([*self.largest, (grown, what, number)], reverse=True)[:8]
+
+    def merge(self, other: Totals) -> None:
+        """Add what another process found."""
+        self.mutants += other.mutants
+        self.outcomes += other.outcomes
+        for key, (finding, size) in other.findings.items():
+            if key not in self.findings or size < self.findings[key][1]:
+                self.findings[key] = finding, size
+        self.counts += other.counts
+        self.slowest = sorted(self.slowest + other.slowest, reverse=True)[:8]
+        self.largest = sorted(self.largest + other.largest, reverse=True)[:8]
+
+
+# --- a device and tensors that are the same in every run ---
+
+
+class LenientDriver(RecordingDriver):
+    """Finds in every cubin the kernels that `described` gives for it, and makes launches as the real driver does."""
+
+    def prepare(self, kernel: Any, launch: Launch, pointers: int) -> PreparedLaunch:
+        try:
+            return super().prepare(kernel, launch, pointers)
+        except OverflowError:  # as `runtime.driver` has it: larger than native code has room for
+            return _Recorded(self, kernel[1], launch)
+
+    def kernel_count(self, library: Any) -> int:
+        return len(self.kernels.get(library, {}))
+
+
+def driver_for(content: mutants.Content) -> LenientDriver:
+    """A device whose cubins hold what the records say, where they say it."""
+    kernels: dict[bytes, dict[str, tuple[int, ...]]] = {}
+    capability = (9, 0)
+    for record, name in zip(content.records, content.names, strict=True):
+        try:
+            held: dict[str, tuple[int, ...]] = {kernel["symbol"]: () for kernel in record["kernels"]}
+            for launch in record["program"]["launches"]:
+                sizes = tuple(parameter["size"] for parameter in launch["parameters"])
+                held[record["kernels"][launch["kernel"]]["symbol"]] = sizes
+            kernels[mutants.cubin(name)] = held
+            capability = (10, 0) if record["target"] == "sm_100a" else capability
+        except (LookupError, TypeError):
+            kernels[mutants.cubin(name)] = {}
+    return LenientDriver(kernels=kernels, capability=capability)
+
+
+def tensor(view: TensorView) -> FakeTensor:
+    made = FakeTensor(view.shape, "bfloat16", view.strides, view.pointer)
+    name = TORCH_NAMES.get(view.dtype, view.dtype)
+    made.dtype = DTYPES.get(name) or TorchDType(name)
+    return made
+
+
+def tensors(given: Any) -> Any:
+    """`given` with a tensor for each view."""
+    if isinstance(given, TensorView):
+        return tensor(given)
+    return [tensors(x) for x in given] if isinstance(given, list) else given
+
+
+def gemm_call(signature: Signature, m: int, with_out: bool) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of `Library.gemm`."""
+    extents, seen, address = signature.extents() | {"M": m}, {}, 1 << 44
+    for operand in signature.operands():
+        shape = tuple(extents[axis] for axis in operand.axes)
+        strides = [1] * len(shape)
+        for i in reversed(range(len(shape) - 1)):
+            strides[i] = strides[i + 1] * shape[i + 1]
+        if operand.name == "b" and signature.b_major == "n":
+            strides[-2:] = [1, shape[-2]]
+        address += 1 << 40
+        seen[operand.name] = tensor(TensorView(address, operand.dtype, shape, tuple(strides), 0))
+    a, b, d = (seen.pop(name) for name in "abd")
+    words: dict[str, Any] = {"overlap": signature.overlap, **seen} if signature.overlap != "serial" else {**seen}
+    if signature.parts.activation != "none":
+        words["epilogue"] = signature.parts.activation_word
+    return [a, b], words | ({"out": d} if with_out else {})
+
+
+# --- what is done to a mutant ---
+
+
+class Session:
+    """Everything that reads an archive, done to one mutant, with native code or without."""
+
+    def __init__(self, path: Path, base: Path, content: mutants.Content, plan: int) -> None:
+        self.path, self.base, self.content, self.plan = path, base, content, plan
+        self.signatures = _signatures(content)
+        self.outcomes: list[Outcome] = []
+        self.grown: list[int] = []
+
+    def run(self, compiled: bool) -> list[Outcome]:
+        """Do one of the things that are done to archives, which of them depends on the mutant."""
+        native._native = _NATIVE if compiled else None
+        _set_capsule(compiled and _NATIVE is not None)
+        self.driver = driver_for(self.content)
+        recording_driver._addresses = itertools.count(1 << 50, 1 << 30)  # of what is allocated, the same each time
+        archive = self.attempt("open", lambda: Archive.open(self.path), keep=True)
+        if archive is None:
+            return self.outcomes
+        try:
+            if self.plan == 0:
+                return self.describe(archive)
+            library = self.attempt("library", lambda: Library(archive, self.driver), keep=True)
+            if library is not None:
+                (self.call_functions, self.call_gemm, self.preload)[self.plan - 1](library)
+                self.attempt("close", library.close)
+        finally:
+            archive.close()
+        return self.outcomes
+
+    def describe(self, archive: Archive) -> list[Outcome]:
+        """What the command line does."""
+        self.attempt("listing", lambda: describe.listing(archive))
+        self.attempt("show function", lambda: describe.show(archive, self.content.names[0]))
+        for signature in self.signatures[:1]:
+            self.attempt("show gemm", partial(describe.show, archive, signature.key()))
+        self.attempt("verify", lambda: [tuple(check) for check in describe.verify(archive)])
+        return self.outcomes
+
+    def call_functions(self, library: Library) -> None:
+        """Every function, with tensors of two sizes that its record takes."""
+        for name in (self.attempt("functions", lambda: list(library.functions)) or [])[:2]:
+            record = self.attempt("record", partial(self.record, library, name), keep=True)
+            for wanted in (1, 77) if record is not None else ():
+                given = self.attempt("arguments", partial(self.arguments, record, wanted), keep=True)
+                if given is not None:
+                    call = partial(library.functions[name], *given, stream=5)
+                    self.attempt("call", call, launched=True)
+
+    def record(self, library: Library, name: str) -> Record:
+        return library.functions[name].record
+
+    def arguments(self, record: Record, wanted: int) -> list[Any]:
+        made: list[Any] = tensors(shapes.arguments(record, shapes.near(record, wanted)))
+        return made
+
+    def call_gemm(self, library: Library) -> None:
+        """A GEMM for several numbers of rows, of which the last is planned from one before, and of another type."""
+        for signature in self.signatures[:1]:
+            for m in ROWS:
+                given, words = gemm_call(signature, m, m != 5000)
+                self.attempt("gemm", partial(library.gemm, *given, **words), keep=True, launched=True)
+            wrong, words = gemm_call(signature, 3, False)
+            wrong[0].dtype = DTYPES["float32"]
+            self.attempt("gemm of f32", partial(library.gemm, *wrong, **words), keep=True, launched=True)
+
+    def preload(self, library: Library) -> None:
+        """What a server does besides calls."""
+        self.attempt("preload", lambda: library.preload(tokens=[77]))
+        for signature in self.signatures[:1]:
+            given, words = gemm_call(signature, 77, True)
+            self.attempt("gemm", partial(library.gemm, *given, **words), keep=True, launched=True)
+        self.attempt("stats", lambda: library.stats().launches_by_function)
+        self.attempt("prometheus", lambda: len(library.prometheus()) > 0)
+        self.attempt("reload of another", lambda: library.reload(self.base))
+        self.attempt("reload", lambda: library.reload(self.path))
+        self.attempt("drop_old", library.drop_old)
+
+    def attempt(self, operation: str, what: Callable[[], Any], keep: bool = False, launched: bool = False) -> Any:
+        """Do something, and note how it ended; what it gave, or None."""
+        before, peak = len(self.driver.launches), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        began = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, RUNAWAY_SECONDS)
+        result, place = None, ""
+        try:
+            result = what()
+            ended = "fine"
+        except AotError as error:
+            str(error)
+            ended = type(error).__name__
+        except (Exception, Runaway) as error:
+            ended, place = type(error).__name__, f"{_place(error)}: {type(error).__name__}: {str(error)[:150]}"
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        seconds = time.process_time() - began
+        self.grown.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak)
+        answer = None if keep or ended != "fine" else result
+        if launched:
+            answer = self.driver.launches[before:]
+        self.outcomes.append(Outcome(operation, ended, answer, seconds, place))
+        return result
+
+
+def _set_capsule(there: bool) -> None:
+    if there:
+        FakeTensor.__dlpack_c_exchange_api__ = _capsule  # type: ignore[attr-defined]
+    elif hasattr(FakeTensor, "__dlpack_c_exchange_api__"):
+        del FakeTensor.__dlpack_c_exchange_api__
+
+
+def _place(error: BaseException) -> str:
+    """Where an exception that escaped was raised: the innermost line of the runtime or the builder."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if "/runtime/" in f.filename or "/aot/" in f.filename] or frames
+    return f"{'/'.join(Path(ours[-1].filename).parts[-2:])} {ours[-1].name}"
+
+
+def _runaway(_number: int, _frame: Any) -> None:
+    raise Runaway
+
+
+_capsule: Any = None
+
+
+class Fuzzer:
+    """Makes and tries mutants, one after the other, in this process, whose memory it limits."""
+
+    def __init__(self, seed: int, folder: Path, keep: Path | None) -> None:
+        global _capsule
+        self.seed, self.folder, self.keep = seed, folder, keep
+        self.samples = [mutants.json.dumps(record) for record in mutants.real_records()]
+        self.totals = Totals()
+        logging.disable(logging.CRITICAL)
+        fake = FakeTorch()
+        sys.modules["torch"] = fake
+        _capsule = exchange_capsule(lambda device: fake.stream)
+        signal.signal(signal.SIGPROF, _runaway)
+        self.base = folder / "base.aot"
+        rng = random.Random(seed)
+        self.base.write_bytes(mutants.write(random.Random(1), mutants.fresh(rng, self.samples[:2])))
+
+    def try_one(self, number: int) -> None:
+        """Make mutant `number` and do everything to it, twice."""
+        rng = random.Random(f"{self.seed} {number}")
+        content = mutants.make(rng, self.samples)
+        data = mutants.write(rng, content)
+        path = self.folder / "mutant.aot"
+        path.write_bytes(data)
+        runs = []
+        for compiled in (True, False) if _NATIVE is not None else (False,):
+            _limit_memory()
+            session = Session(path, self.base, content, number % PLANS)
+            runs.append(session.run(compiled))
+            self._judge(number, data, compiled, session)
+        if len(runs) == 2:
+            self._compare(number, data, *runs)
+        self.totals.mutants += 1
+
+    def _judge(self, number: int, data: bytes, compiled: bool, session: Session) -> None:
+        how = "native" if compiled else "python"
+        for outcome, grown in zip(session.outcomes, session.grown, strict=True):
+            operation = f"{outcome.operation} ({how})"
+            self.totals.outcomes[f"{outcome.operation}: {outcome.ended}"] += 1
+            if outcome.seconds > 0.05 or grown > 4096:
+                self.totals.worst(outcome.seconds, grown, operation, number)
+            if outcome.ended == "MemoryError":
+                self._found(Finding("memory", outcome.operation, outcome.place, number, operation), data)
+            elif outcome.place and outcome.ended != "Runaway":
+                self._found(
+                    Finding(
+                        "escape",
+                        outcome.operation,
+                        outcome.place.split(": ")[0] + " " + outcome.ended,
+                        number,
+                        outcome.place,
+                    ),
+                    data,
+                )
+            if outcome.seconds > CPU_SECONDS:
+                self._found(
+                    Finding(
+                        "slow",
+                        outcome.operation,
+                        outcome.ended,
+                        number,
+                        f"{operation} {outcome.seconds:.2f} s {outcome.place}",
+                    ),
+                    data,
+                )
+
+    def _compare(self, number: int, data: bytes, first: list[Outcome], second: list[Outcome]) -> None:
+        for ours, theirs in zip(first, second, strict=False):
+            if "Runaway" in (ours.ended, theirs.ended) or "MemoryError" in (ours.ended, theirs.ended):
+                return
+            if ours[:3] != theirs[:3]:
+                detail = f"native: {str(ours)[:600]}\npython: {str(theirs)[:600]}"
+                self._found(Finding("differ", ours.operation, f"{ours.ended} {theirs.ended}", number, detail), data)
+                return
+        if len(first) != len(second):
+            self._found(Finding("differ", "number of operations", "", number, ""), data)
+
+    def _found(self, finding: Finding, data: bytes) -> None:
+        if self.totals.add(finding, len(data)) and self.keep is not None:
+            self.keep.mkdir(parents=True, exist_ok=True)
+            name = "".join(c if c.isalnum() else "_" for c in " ".join(finding[:3]))[:120]
+            (self.keep / f"{name}.aot").write_bytes(data)
+            text = f"seed {self.seed}, mutant {finding.number}\n{finding.kind}, {finding.operation}\n{finding.detail}\n"
+            (self.keep / f"{name}.txt").write_text(text)
+
+
+def _signatures(content: mutants.Content) -> list[Signature]:
+    """What the gemm table may be asked for: the signatures that it has, where they can be called."""
+    found: dict[Signature, None] = {}
+    for entry in _entries(content):
+        try:
+            signature = Signature.from_json(entry["signature"])
+            if max(signature.n, signature.k, signature.batch) < 1 << 31:
+                found[signature] = None
+        except (AotError, LookupError, TypeError):
+            continue
+    return [*found]
+
+
+def _entries(content: mutants.Content) -> Iterator[Any]:
+    try:
+        yield from content.tables["gemm"]["entries"][:3]
+    except (LookupError, TypeError):
+        return
+
+
+def _limit_memory() -> None:
+    """Let this process have 512 MB more than it has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY_BYTES, hard))
+
+
+# --- processes ---
+
+
+def _work(seed: int, numbers: range, keep: Path | None, at: Any, answers: Any) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        fuzzer = Fuzzer(seed, Path(folder), keep)
+        for number in numbers:
+            at.value = number
+            fuzzer.try_one(number)
+        answers.send(fuzzer.totals)
+
+
+def _run(seed: int, numbers: range, keep: Path | None, totals: Totals) -> Iterator[int]:
+    """Run over `numbers` in a process of their own, and in another after one that ended early; gives progress."""
+    while numbers:
+        at, (receiver, sender) = multiprocessing.Value("q", numbers.start), multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.Process(target=_work, args=(seed, numbers, keep, at, sender))
+        process.start()
+        sender.close()
+        before, since = -1, time.monotonic()
+        while not receiver.poll(0.2):
+            now = at.value
+            if now != before:
+                before, since = now, time.monotonic()
+                yield now
+            elif time.monotonic() - since > STUCK_SECONDS:
+                process.kill()
+            if not process.is_alive() and not receiver.poll(0.2):
+                break
+        try:
+            totals.merge(receiver.recv())
+            process.join()
+            return
+        except EOFError:
+            process.join()
+        number = at.value
+        what = f"its process ended with status {process.exitcode}"
+        totals.add(Finding("crash", "process", what, number, "the process ended, or was stuck and was ended"), 0)
+        totals.mutants += (number - numbers.start) // numbers.step
+        numbers = range(number + numbers.step, numbers.stop, numbers.step)
+
+
+def fuzz(count: int, seed: int, jobs: int, keep: Path | None = None) -> Totals:
+    """Try `count` mutants of `seed` in `jobs` processes."""
+    totals = Totals()
+    shares = [_run(seed, range(job, count, jobs), keep, totals) for job in range(jobs)]
+    shown = time.monotonic()
+    while shares:
+        for share in list(shares):
+            at = next(share, None)
+            if at is None:
+                shares.remove(share)
+            elif time.monotonic() - shown > 30:
+                shown = time.monotonic()
+                print(f"at mutant {at}", file=sys.stderr, flush=True)
+    return totals
+
+
+def main() -> None:
+    """Fuzz and print what happened; exit status 1 where there is a finding."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mutants", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--only", type=int, help="this mutant alone, in this process")
+    options = parser.parse_args()
+    began = time.monotonic()
+    if options.only is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            fuzzer = Fuzzer(options.seed, Path(folder), options.keep)
+            fuzzer.try_one(options.only)
+        totals = fuzzer.totals
+    else:
+        totals = fuzz(options.mutants, options.seed, options.jobs, options.keep)
+    for outcome, number in sorted(totals.outcomes.items()):
+        print(f"{number:9}  {outcome}")
+    print("slowest:", *(f"  {s:.3f} s  {what}, mutant {n}" for s, what, n in totals.slowest), sep="\n")
+    print("largest:", *(f"  {kb >> 10} MB  {what}, mutant {n}" for kb, what, n in totals.largest), sep="\n")
+    for key, (finding, size) in sorted(totals.findings.items()):
+        print(
+            f"FOUND {totals.counts[key]} x {finding.kind}: {finding.operation}: {finding.what}; mutant {finding.number}"
+        )
+        print(f"      {finding.detail} ({size} bytes)")
+    seconds = time.monotonic() - began
+    print(f"{totals.mutants} mutants in {seconds:.0f} s, {len(totals.findings)} findings")
+    sys.exit(bool(totals.findings))
+
+
+if __name__ == "__main__":
+    main()
