@@ -50,6 +50,7 @@ RUNAWAY_SECONDS = 20.0  # of CPU time, after which an operation is ended
 STUCK_SECONDS = 120.0  # of one mutant, after which its process is ended
 ROWS = (1, 77, 5000, 78)
 PLANS = 4  # of `Session.run`
+ANSWER_EVERY = 100  # mutants, of which a process that ends early loses the account
 _NATIVE = native._native
 
 
@@ -429,7 +430,11 @@ def _work(seed: int, numbers: range, keep: Path | None, at: Any, answers: Any) -
         for number in numbers:
             at.value = number
             fuzzer.try_one(number)
+            if fuzzer.totals.mutants == ANSWER_EVERY:
+                answers.send(fuzzer.totals)
+                fuzzer.totals = Totals()
         answers.send(fuzzer.totals)
+        answers.send(None)
 
 
 def _run(seed: int, numbers: range, keep: Path | None, totals: Totals) -> Iterator[int]:
@@ -439,26 +444,25 @@ def _run(seed: int, numbers: range, keep: Path | None, totals: Totals) -> Iterat
         process = multiprocessing.Process(target=_work, args=(seed, numbers, keep, at, sender))
         process.start()
         sender.close()
-        before, since = -1, time.monotonic()
-        while not receiver.poll(0.2):
-            now = at.value
-            if now != before:
-                before, since = now, time.monotonic()
-                yield now
-            elif time.monotonic() - since > STUCK_SECONDS:
-                process.kill()
-            if not process.is_alive() and not receiver.poll(0.2):
-                break
+        before, since, answer = -1, time.monotonic(), None
         try:
-            totals.merge(receiver.recv())
-            process.join()
-            return
+            while True:
+                if receiver.poll(0.2):
+                    answer = receiver.recv()
+                    if answer is None:
+                        process.join()
+                        return
+                    totals.merge(answer)
+                elif at.value != before:
+                    before, since = at.value, time.monotonic()
+                    yield before
+                elif time.monotonic() - since > STUCK_SECONDS:
+                    process.kill()
         except EOFError:
             process.join()
         number = at.value
         what = f"its process ended with status {process.exitcode}"
         totals.add(Finding("crash", "process", what, number, "the process ended, or was stuck and was ended"), 0)
-        totals.mutants += (number - numbers.start) // numbers.step
         numbers = range(number + numbers.step, numbers.stop, numbers.step)
 
 

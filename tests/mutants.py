@@ -10,7 +10,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -388,10 +388,16 @@ def write(rng: random.Random, content: Content) -> bytes:
             parts = mutate_column(rng, parts)
         else:
             head = mutate_value(rng, parts.head)
-            return assemble(parts, raw=encode_index(Parts(**(vars(parts) | {"head": head}))))
+            return assemble(parts, raw=_index(content, replace(parts, head=head)))
         if rng.random() < 0.2:
-            return assemble(parts, raw=mutate_bytes(rng, encode_index(parts)))
-    return assemble(parts)
+            return assemble(parts, raw=mutate_bytes(rng, _index(content, parts)))
+    return assemble(parts, raw=_index(content, parts))
+
+
+def _index(content: Content, parts: Parts) -> bytes:
+    """The index, decompressed; its head may hold what no JSON encoder writes."""
+    _, rest = encode_index(replace(parts, head={})).split(b"\n", 1)
+    return content.encode(parts.head) + b"\n" + rest
 
 
 def _parts(functions: list[tuple[str, str, bytes, bytes]], names: list[str], blobs: dict[str, list[bytes]]) -> Parts:
