@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runtime.archive import Archive, Check, FileUnreadable
+from runtime.archive import Archive, FileUnreadable
 from runtime.errors import AotError, ArchiveError
 
 from . import ending
@@ -288,23 +288,21 @@ def _show(
 
 @app.command("verify", epilog=_examples("aot verify model.aot"))
 def _verify(archive: ArchivePath, as_json: Json = False) -> None:
-    """Check an archive: every digest, record and table. Exit status 1 where a check fails."""
-    from . import describe
+    """Check an archive: every digest, record, launch and table. Exit status 1 where a check fails."""
+    from . import verify
 
     try:
         with Archive.open(archive) as opened:
-            checks = describe.verify(opened)
+            checks = verify.verify(opened)
     except FileUnreadable:
         raise
     except ArchiveError as error:
-        checks = [Check("header and index", False, str(error))]
+        checks = [verify.Finding("header and index", False, str(error))]
     failed = [check for check in checks if not check.ok]
     if as_json:
-        print_json(
-            {"ok": not failed, "checks": [{"subject": c.subject, "ok": c.ok, "detail": c.detail} for c in checks]}
-        )
+        print_json({"ok": not failed, "checks": [check._asdict() for check in checks]})
     else:
-        print_checks(describe.causes(checks))
+        print_checks(verify.causes(checks), [check for check in checks if check.warning])
         found = f"{len(failed)} of {len(checks)} checks failed" if failed else f"{len(checks)} checks, all good"
         say(f"{archive}: {found}")
     if failed:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from runtime.archive import Check
+if TYPE_CHECKING:
+    from .verify import Finding
 
 from .streams import printable, say
 
@@ -117,12 +118,14 @@ def print_function(function: dict[str, Any]) -> None:
             print(f"  {name} {_extents(words)}")
 
 
-def print_checks(causes: Iterable[tuple[Check, int]]) -> None:
-    """What `aot verify` prints of checks that failed: each cause, and how many others it brought down."""
+def print_checks(causes: Iterable[tuple[Finding, int]], warned: Iterable[Finding]) -> None:
+    """What `aot verify` prints: each cause of failed checks, how many others it brought down, and each warning."""
     for check, others in causes:
         say(f"{check.subject}: {check.detail}")
         if others:
             print(f"  and {others} checks that need it" if others > 1 else "  and 1 check that needs it")
+    for check in warned:
+        print(printable(f"warning: {check.subject}: {check.warning}"))
 
 
 def _environment(environment: dict[str, Any]) -> str:

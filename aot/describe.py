@@ -1,4 +1,4 @@
-"""What an archive holds, as plain data: behind `aot ls`, `aot show` and `aot verify`, which only print it.
+"""What an archive holds, as plain data: behind `aot ls` and `aot show`, which only print it.
 
 Every result is a JSON object or made of such; times are microseconds, sizes bytes.
 """
@@ -6,14 +6,13 @@ Every result is a JSON object or made of such; times are microseconds, sizes byt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from runtime import canonical
-from runtime.archive import RECORDS, TABLES, Archive, Check
-from runtime.dispatch import Dispatch, Entry, gemm_mismatch, serves
-from runtime.errors import AotError, RecordError
+from runtime.archive import RECORDS, TABLES, Archive
+from runtime.dispatch import Dispatch, Entry, serves
+from runtime.errors import AotError
 from runtime.launch import (
     CLUSTER_DIMENSION,
     COOPERATIVE,
@@ -23,7 +22,7 @@ from runtime.launch import (
 from runtime.record import Record
 from runtime.signature import Operand, Signature
 
-from . import cubin, tables
+from . import tables
 from .manifest import did_you_mean
 
 _ATTRIBUTES = {
@@ -89,89 +88,6 @@ def show(archive: Archive, name: str) -> dict[str, Any]:
         )
     environments = tables.environments(archive)
     return {"gemm": [_entry(e, gemms, environments) for e in chosen]}
-
-
-def verify(archive: Archive) -> list[Check]:
-    """Check everything: each digest, each record as a server reads it and as its cubin has it, each table.
-
-    Of the tables also that they agree with the records they name.
-    """
-
-    @cache
-    def record(name: str) -> Record:
-        return Record.from_json(archive.record(name))
-
-    checks = archive.verify()
-    checks += [_check(f"function {name}", partial(_compare, archive, name, record)) for name in archive.functions]
-    checks.append(
-        _check("build table", lambda: f"{len(tables.gemms(archive))} gemms, {len(tables.tools(archive))} tools")
-    )
-    checks.append(_check("tuning table", lambda: f"{len(tables.environments(archive))} environments"))
-    checks.append(_check("gemm table", lambda: f"{len(_dispatch(archive).entries)} entries"))
-    if checks[-1].ok:
-        for entry in _dispatch(archive).entries:
-            subject = f"gemm {entry.signature.key()} on {entry.target}"
-            checks.append(_check(subject, partial(_compare_entry, entry, record)))
-    return checks
-
-
-def causes(checks: Iterable[Check]) -> list[tuple[Check, int]]:
-    """The failed checks that are no mere consequence of another, each with how many others failed because of it.
-
-    A consequence says so, or says the same: what needs a damaged block repeats what is wrong with the block.
-    """
-    found: dict[str, tuple[Check, int]] = {}
-    cause = ""
-    for check in checks:
-        if check.ok:
-            continue
-        if check.detail not in found and not (cause and check.detail.endswith(" cannot be read")):
-            found[check.detail] = check, 0
-            cause = check.detail
-            continue
-        of = check.detail if check.detail in found else cause
-        found[of] = found[of][0], found[of][1] + 1
-    return list(found.values())
-
-
-def _check(subject: str, look: Callable[[], str]) -> Check:
-    try:
-        return Check(subject, True, look())
-    except AotError as error:
-        return Check(subject, False, str(error))
-
-
-def _compare(archive: Archive, name: str, read: Callable[[str], Record]) -> str:
-    """Hold a function's record against its cubin."""
-    record = read(name)
-    found = cubin.kernels(archive.cubin(name))
-    if set(found) != {kernel.symbol for kernel in record.kernels}:
-        stated = ", ".join(kernel.symbol for kernel in record.kernels)
-        raise RecordError(f"function {name}: its record has the kernels {stated}, its cubin {', '.join(found)}")
-    for kernel in record.kernels:
-        for field in ("registers", "shared_bytes", "local_bytes"):
-            _require_same(
-                name, f"{kernel.symbol}: {field}", getattr(kernel, field), getattr(found[kernel.symbol], field)
-            )
-    for launch in archive.record(name)["program"]["launches"]:
-        symbol = record.kernels[launch["kernel"]].symbol
-        sizes = tuple(parameter["size"] for parameter in launch["parameters"])
-        _require_same(name, f"{symbol}: sizes of parameters", sizes, found[symbol].parameter_sizes)
-    return f"{len(record.kernels)} kernels, {len(record.program.launches)} launches"
-
-
-def _require_same(name: str, what: str, stated: Any, held: Any) -> None:
-    if stated != held:
-        raise RecordError(f"function {name}: {what}: {stated} in its record, {held} in its cubin; build it again")
-
-
-def _compare_entry(entry: Entry, read: Callable[[str], Record]) -> str:
-    """Hold an entry against the records of its functions, and read its timings."""
-    names = sorted(_functions_of(entry))
-    for name in names:
-        if mismatch := gemm_mismatch(entry.signature, read(name)):
-            raise RecordError(f"function {name} {mismatch}; build the archive again")
-    return f"{len(names)} functions, {len(tables.timings(entry))} timings"
 
 
 # --- the gemm table ---

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from aot import describe, shapes
+from aot import describe, shapes, verify
 from runtime import Library, native
 from runtime.archive import Archive
 from runtime.driver import PreparedLaunch
@@ -220,7 +220,7 @@ class Session:
         self.attempt("show function", lambda: describe.show(archive, self.content.names[0]))
         for signature in self.signatures[:1]:
             self.attempt("show gemm", partial(describe.show, archive, signature.key()))
-        self.attempt("verify", lambda: [tuple(check) for check in describe.verify(archive)])
+        self.attempt("verify", lambda: [tuple(found) for found in verify.verify(archive)])
         return self.outcomes
 
     def call_functions(self, library: Library) -> None:
@@ -264,6 +264,8 @@ class Session:
 
     def attempt(self, operation: str, what: Callable[[], Any], keep: bool = False, launched: bool = False) -> Any:
         """Do something, and note how it ended; what it gave, or None."""
+        if self.outcomes and self.outcomes[-1].ended == "Runaway":
+            return None
         before, peak = len(self.driver.launches), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, RUNAWAY_SECONDS)
@@ -334,15 +336,15 @@ class Fuzzer:
         path.write_bytes(data)
         runs = []
         for compiled in (True, False) if _NATIVE is not None else (False,):
-            _limit_memory()
+            limit_memory()
             session = Session(path, self.base, content, number % PLANS)
             runs.append(session.run(compiled))
-            self._judge(number, data, compiled, session)
+            self.judge(number, data, compiled, session)
         if len(runs) == 2:
             self._compare(number, data, *runs)
         self.totals.mutants += 1
 
-    def _judge(self, number: int, data: bytes, compiled: bool, session: Session) -> None:
+    def judge(self, number: int, data: bytes, compiled: bool, session: Session) -> None:
         how = "native" if compiled else "python"
         for outcome, grown in zip(session.outcomes, session.grown, strict=True):
             operation = f"{outcome.operation} ({how})"
@@ -414,7 +416,7 @@ def _entries(content: mutants.Content) -> Iterator[Any]:
         return
 
 
-def _limit_memory() -> None:
+def limit_memory() -> None:
     """Let this process have 512 MB more than it has now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -215,6 +215,7 @@ def test_verify_of_a_good_archive_succeeds(run: Run, archive: Path) -> None:
         "record",
         "table",
         "function",
+        "launches",
         "build",
         "tuning",
         "gemm",

@@ -1,0 +1,310 @@
+"""What `aot verify` says of launches that cannot work, though records and digests are right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot import launch_checks, shapes
+from aot.pack import Package
+from aot.verify import Finding, verify
+from runtime import native
+from runtime.archive import Archive
+from runtime.errors import RecordError
+from runtime.evaluator import PythonEvaluator
+from runtime.record import Record
+from runtime.signature import Signature
+
+from .command_line import Run
+from .mutants import real_records
+from .recording_driver import gemm_record, signature
+
+Change = Callable[[dict[str, Any]], None]
+FIRST_NODE = 5  # of `gemm_record`
+USES = {Signature.from_json(signature(512, 256)): [64]}
+
+
+def node(record: dict[str, Any], *fields: Any) -> int:
+    """The number of the value of a new node."""
+    program = record["program"]
+    program["nodes"].append(list(fields))
+    return len(program["values"]) + len(program["nodes"]) - 1
+
+
+def check(record: dict[str, Any], uses: Any = USES) -> int:
+    return launch_checks.check(record, Record.from_json(record), uses)
+
+
+def clusters(*extents: int) -> Change:
+    def change(record: dict[str, Any]) -> None:
+        launch = record["program"]["launches"][0]
+        launch["attributes"] = [[4, [node(record, "const", 32, extent) for extent in extents]]]
+
+    return change
+
+
+def grid(*extents: int) -> Change:
+    def change(record: dict[str, Any]) -> None:
+        launch = record["program"]["launches"][0]
+        launch["grid"] = [node(record, "const", 32, extent) for extent in extents]
+
+    return change
+
+
+def preferred(*extents: int) -> Change:
+    def change(record: dict[str, Any]) -> None:
+        words = [node(record, "const", 32, extent) for extent in extents]
+        record["program"]["launches"][0]["attributes"].append([11, words])
+
+    return change
+
+
+def addend(value: int, tma: bool = False, pointer: int = 1) -> Change:
+    """Shift the address of B, or of another tensor."""
+
+    def change(record: dict[str, Any]) -> None:
+        for parameter in record["program"]["launches"][0]["parameters"]:
+            for slot in parameter["slots"]:
+                if slot[2] == pointer:
+                    slot[1] = "tma" if tma else slot[1]
+                    slot[3] = node(record, "const", 64, value % (1 << 64))
+
+    return change
+
+
+def changed(*changes: Change) -> dict[str, Any]:
+    record = gemm_record("f")
+    for change in changes:
+        change(record)
+    return record
+
+
+@pytest.mark.parametrize("record", real_records(), ids=lambda record: record["name"])
+def test_real_records_are_launched_for_every_shape_without_a_warning(record: dict[str, Any]) -> None:
+    gemm = record.pop("gemm", None)
+    uses = {} if gemm is None else {Signature.from_json(gemm): [64, 300]}
+    assert check(record, uses) == (3 if gemm is None else 5)
+    assert launch_checks.suspicious_constants(record) == []
+
+
+@pytest.mark.parametrize(
+    ("extents", "said"),
+    [
+        ((0, 2, 1), "has clusters of 0 x 2 x 1 CTAs; a cluster has 1 to 16"),
+        ((1, 2, 0), "has clusters of 1 x 2 x 0 CTAs"),
+        ((1, 17, 1), "has clusters of 1 x 17 x 1 CTAs"),
+        ((4, 2, 4), "has clusters of 4 x 2 x 4 CTAs"),
+        ((1 << 31, 1 << 31, 4), "a cluster has 1 to 16"),
+    ],
+)
+def test_clusters_that_no_gpu_has_are_refused(extents: tuple[int, ...], said: str) -> None:
+    with pytest.raises(RecordError, match=said):
+        check(changed(clusters(*extents)))
+
+
+@pytest.mark.parametrize("extents", [(1, 1, 1), (8, 1, 1), (2, 2, 2), (16, 1, 1), (4, 4, 1)])
+def test_clusters_of_up_to_16_are_taken_where_they_divide_the_grid(extents: tuple[int, ...]) -> None:
+    assert check(changed(clusters(*extents), grid(16, 4, 2))) == 4
+
+
+def test_grid_that_clusters_do_not_divide_is_refused() -> None:
+    with pytest.raises(RecordError, match=r"has a grid of \(3, 4, 1\), which clusters of 2 x 1 x 1 CTAs do not divide"):
+        check(changed(clusters(2, 1, 1), grid(3, 4, 1)))
+
+
+@pytest.mark.parametrize(
+    ("extents", "said"),
+    [
+        ((2, 4, 4), "preferred clusters of 2 x 4 x 4 CTAs; a cluster has"),
+        ((1, 3, 1), "which preferred clusters of 1 x 3 x 1 CTAs do not divide"),
+        ((2, 1, 1), "preferred clusters of 2 x 1 x 1 CTAs, which those of"),
+    ],
+)
+def test_preferred_clusters_are_multiples_that_divide_the_grid(extents: tuple[int, ...], said: str) -> None:
+    record = changed(clusters(1, 2, 1), grid(4, 8, 4), preferred(*extents))
+    with pytest.raises(RecordError, match=said):
+        check(record)
+    assert check(changed(clusters(1, 2, 1), grid(4, 8, 4), preferred(2, 4, 1))) == 4
+
+
+@pytest.mark.parametrize(("pointer", "name"), [(0, "a"), (1, "b"), (2, "d")])
+def test_tensor_that_no_kernel_is_given_is_refused(pointer: int, name: str) -> None:
+    record = gemm_record("f")
+    for parameter in record["program"]["launches"][0]["parameters"]:
+        parameter["slots"] = [slot for slot in parameter["slots"] if slot[2] != pointer]
+    with pytest.raises(RecordError, match=f"no launch is given the tensor or workspace '{name}'"):
+        check(record)
+
+
+def test_workspace_that_no_kernel_is_given_is_refused() -> None:
+    record = gemm_record("f", workspaces=((64, None, False),))
+    record["program"]["launches"][0]["parameters"][-1]["slots"] = []
+    with pytest.raises(RecordError, match="no launch is given the tensor or workspace 'space0'"):
+        check(record)
+
+
+def test_symbol_that_no_tensor_has_is_refused() -> None:
+    record = gemm_record("f")
+    record["symbols"]["q"] = {"width": 32, "divisibility": 1}
+    with pytest.raises(RecordError, match="the symbol 'q' is no extent or stride of a tensor"):
+        check(record)
+
+
+@pytest.mark.parametrize("value", [-1, -16, 1 << 40, (1 << 63) - 1, -(1 << 63), 512 * 256 * 2])
+@pytest.mark.parametrize("tma", [False, True])
+def test_address_outside_its_tensor_is_refused(value: int, tma: bool) -> None:
+    with pytest.raises(RecordError, match=r"gives a kernel the address of 'b' plus -?\d+, where that has 262144 bytes"):
+        check(changed(addend(value, tma)))
+
+
+def test_address_of_a_tensor_without_elements_is_taken() -> None:
+    record = gemm_record("f")
+    record["arguments"][1]["shape"] = [0, "k"]
+    assert check(record, {}) == 3
+
+
+def test_address_within_its_tensor_is_taken() -> None:
+    assert check(changed(addend(512 * 256 * 2 - 16))) == 4
+
+
+def test_address_outside_its_workspace_is_refused() -> None:
+    record = gemm_record("f", workspaces=((64, "max_active_clusters", False),))
+    addend(64 * 66 - 8, pointer=3)(record)
+    assert check(record) == 4
+    addend(64 * 66, pointer=3)(record)
+    with pytest.raises(RecordError, match="address of 'space0' plus 4224, where that has 4224 bytes"):
+        check(record)
+
+
+def test_shift_of_tma_stores_of_variable_length_is_taken() -> None:
+    """By -2^30 strides modulo 2^57, of rows in bytes, and of TMA descriptors alone."""
+    shift = (-(1 << 30) * 256 * 2) % (1 << 57)
+    assert check(changed(addend(shift, tma=True))) == 4
+    with pytest.raises(RecordError, match="gives a kernel the address of 'b'"):
+        check(changed(addend(shift)))
+
+
+def test_program_that_refuses_every_shape_of_a_gemm_is_refused() -> None:
+    huge = Signature.from_json(signature(512, 256))
+    record = changed()
+    record["program"]["launches"][0]["grid"][0] = node(record, "udiv", 32, 0, node(record, "const", 32, 0))
+    with pytest.raises(
+        RecordError, match=r"it refuses every shape of bf16_.*_n512_k256, first 1 rows: division by zero"
+    ):
+        check(record, {huge: []})
+
+
+def test_program_that_serves_some_shapes_is_taken() -> None:
+    assert check(gemm_record("f", max_m=999)) == 3  # and not 8192 rows
+
+
+def test_functions_of_no_gemm_are_evaluated_for_legal_extents() -> None:
+    record = next(record for record in real_records() if "gemm" not in record)
+    assert check(record, {}) == 3
+    record["program"]["launches"][0]["block"][0] = node(record, "const", 32, 2000)
+    with pytest.raises(RecordError, match=r"it refuses every shape of any extents, first .* launch block"):
+        check(record, {})
+
+
+@pytest.mark.skipif(native._native is None, reason="runtime._native was not built")
+def test_evaluators_that_disagree_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = PythonEvaluator.evaluate
+
+    def other(self: PythonEvaluator, values: tuple[int, ...], last: Any) -> Any:
+        found = evaluate(self, values, last)
+        return found._replace(launches=(found.launches[0]._replace(shared_bytes=1),))
+
+    monkeypatch.setattr(PythonEvaluator, "evaluate", other)
+    with pytest.raises(RecordError, match="native code and Python disagree on its launches for 1 rows"):
+        check(gemm_record("f"))
+
+
+def test_constants_that_look_like_addresses_are_warned_of() -> None:
+    record = gemm_record("f")
+    parameters = record["program"]["launches"][0]["parameters"]
+    parameters[2]["words"].append([0, 8, node(record, "const", 64, 0x7F12_3400_0000)])
+    parameters[2]["slots"] = []
+    assert launch_checks.suspicious_constants(record) == ["parameter 2 holds 0x7f1234000000 at byte 0"]
+
+
+def test_constants_of_tma_descriptors_and_small_ones_are_not_warned_of() -> None:
+    record = gemm_record("f")
+    parameters = record["program"]["launches"][0]["parameters"]
+    parameters[0]["words"].append([8, 8, node(record, "const", 64, 0x7F12_3400_0000)])
+    parameters[2]["words"][-1][2] = node(record, "const", 64, 1 << 31)
+    assert launch_checks.suspicious_constants(record) == []
+
+
+def test_addresses_that_are_put_together_of_constants_are_warned_of() -> None:
+    record = gemm_record("f")
+    high = node(record, "shl", 64, node(record, "const", 64, 0x7F12), node(record, "const", 64, 32))
+    record["program"]["launches"][0]["parameters"][2]["words"][-1][2] = high
+    assert launch_checks.suspicious_constants(record) == ["parameter 2 holds 0x7f1200000000 at byte 16"]
+
+
+def test_packed_tensors_are_what_their_records_take() -> None:
+    for obj in real_records():
+        obj.pop("gemm", None)
+        record = Record.from_json(obj)
+        given = shapes.arguments(record, shapes.near(record, 1000))
+        record.bind(given, {a.name: 1 for a in record.device_arguments})
+
+
+# --- the command ---
+
+
+def _repacked(archive: Path, destination: Path, change: Change) -> Path:
+    """A copy of an archive with its first record changed, and its tables."""
+    with Archive.open(archive) as opened:
+        package = Package()
+        for number, name in enumerate(opened.functions):
+            record = opened.record(name)
+            if number == 0:
+                change(record)
+            package.add_function(record, opened.cubin(name))
+        for table in opened.tables:
+            package.set_table(table, opened.table(table))
+    package.write(destination)
+    return destination
+
+
+def test_verify_fails_where_launches_cannot_work(run: Run, archive: Path, tmp_path: Path) -> None:
+    bad = _repacked(archive, tmp_path / "bad.aot", clusters(32, 1, 1))
+    result = run("verify", bad)
+    assert (result.status, result.err) == (1, "")
+    assert "launches of " in result.out
+    assert "clusters of 32 x 1 x 1" in result.out
+
+
+def test_verify_warns_and_succeeds_where_a_constant_looks_like_an_address(
+    run: Run, archive: Path, tmp_path: Path
+) -> None:
+    def change(record: dict[str, Any]) -> None:
+        record["program"]["launches"].append(json.loads(json.dumps(record["program"]["launches"][0])))
+        parameter = record["program"]["launches"][1]["parameters"][0]
+        parameter |= {"slots": [], "words": [[0, 8, node(record, "const", 64, 0x7F12_3400_0000)]]}
+
+    odd = _repacked(archive, tmp_path / "odd.aot", change)
+    result = run("verify", odd)
+    assert (result.status, result.err) == (0, "")
+    assert "warning: launches of " in result.out
+    assert "0x7f1234000000" in result.out
+    found = json.loads(run("verify", odd, "--json").out)
+    assert [bool(check["warning"]) for check in found["checks"]].count(True) == 1
+
+
+def test_a_malformed_gemm_table_hides_no_launch(archive: Path, tmp_path: Path) -> None:
+    with Archive.open(_repacked(archive, tmp_path / "copy.aot", lambda record: None)) as opened:
+        package = Package()
+        package.add_archive(opened)
+    package.set_table("gemm", {"entries": 1})
+    package.write(tmp_path / "odd.aot")
+    with Archive.open(tmp_path / "odd.aot") as opened:
+        found = verify(opened)
+    assert [finding.subject for finding in found if not finding.ok] == ["gemm table"]
+    assert sum(finding.subject.startswith("launches of ") for finding in found) == len(opened.functions)
+    assert isinstance(found[0], Finding)
