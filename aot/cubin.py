@@ -14,6 +14,8 @@ from runtime.errors import AotError
 # Attributes of the .nv.info sections, as `cuobjdump -elf` names them.
 _FORMAT_SIZED = 4
 _REGCOUNT, _FRAME_SIZE, _PARAM_INFO = 0x2F, 0x11, 0x17
+# Far above what compilers write: a cubin of one CuTe DSL function has 25 sections, 18 symbols and 5 KB of attributes.
+_MAX_SYMBOLS, _MAX_NAMES_BYTES, _MAX_ATTRIBUTES_BYTES = 1 << 16, 8 << 20, 1 << 20
 
 
 class CubinError(AotError):
@@ -34,18 +36,29 @@ class CubinKernel:
     parameter_sizes: tuple[int, ...]
 
 
-def _text(table: bytes, offset: int) -> str:
-    return table[offset : table.index(b"\0", offset)].decode()
+class _Texts:
+    """Reads texts that end with a zero byte, of so many bytes in all: tables may overlap, and hold one long text."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_NAMES_BYTES
+
+    def read(self, table: memoryview, offset: int) -> str:
+        head = bytes(table[offset : offset + 256])
+        if b"\0" not in head:
+            head = bytes(table[offset : offset + self._left])
+        text = head[: head.index(b"\0")]
+        self._left -= len(text)
+        return text.decode()
 
 
-def _attributes(section: bytes) -> list[tuple[int, bytes]]:
+def _attributes(section: memoryview) -> list[tuple[int, bytes]]:
     """The (attribute, payload) pairs of a .nv.info section."""
     found, at = [], 0
     while at < len(section):
         form, attribute, size = struct.unpack_from("<BBH", section, at)
         at += 4
         if form == _FORMAT_SIZED:
-            found.append((attribute, section[at : at + size]))
+            found.append((attribute, bytes(section[at : at + size])))
             at += size
     return found
 
@@ -73,18 +86,23 @@ def _read(cubin: bytes) -> dict[str, CubinKernel]:
     if max(ends) > len(cubin):
         raise CubinError(f"it is cut short: it has {len(cubin)} bytes of {max(ends)}")
     # Of a section header: 0 name, 1 type (8 holds no bytes), 4 offset, 5 size, 6 link.
-    content = [cubin[h[4] : h[4] + h[5]] if h[1] != 8 else b"" for h in headers]
-    names = [_text(content[names_index], h[0]) for h in headers]
+    view, texts = memoryview(cubin), _Texts()
+    content = [view[h[4] : h[4] + h[5]] if h[1] != 8 else view[:0] for h in headers]
+    names = [texts.read(content[names_index], h[0]) for h in headers]
     sections = dict(zip(names, content, strict=True))
     sizes = {name: h[5] for name, h in zip(names, headers, strict=True)}
     symbols = []
-    strings = content[headers[names.index(".symtab")][6]]
-    for at in range(0, len(sections[".symtab"]), 24):
-        name, info, _, _, _, _ = struct.unpack_from("<IBBHQQ", sections[".symtab"], at)
-        symbols.append((_text(strings, name), info & 15))
+    strings, table = content[headers[names.index(".symtab")][6]], sections[".symtab"]
+    if len(table) > 24 * _MAX_SYMBOLS:
+        raise CubinError(f"it has {len(table) // 24} symbols, the limit is {_MAX_SYMBOLS}")
+    if sum(len(of) for name, of in sections.items() if name.startswith(".nv.info")) > _MAX_ATTRIBUTES_BYTES:
+        raise CubinError(f"its attributes take more than {_MAX_ATTRIBUTES_BYTES} bytes")
+    for at in range(0, len(table), 24):
+        name, info, _, _, _, _ = struct.unpack_from("<IBBHQQ", table, at)
+        symbols.append((texts.read(strings, name), info & 15))
     registers: dict[str, int] = {}
     frames: dict[str, int] = {}
-    for attribute, payload in _attributes(sections.get(".nv.info", b"")):
+    for attribute, payload in _attributes(sections.get(".nv.info", view[:0])):
         if attribute in (_REGCOUNT, _FRAME_SIZE):
             index, value = struct.unpack("<II", payload)
             (registers if attribute == _REGCOUNT else frames)[symbols[index][0]] = value

@@ -6,6 +6,7 @@ Every result is a JSON object or made of such; times are microseconds, sizes byt
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -114,9 +115,10 @@ def _functions_of(entry: Entry) -> set[str]:
 def _ranges(entry: Entry) -> list[dict[str, Any]]:
     rows = []
     above = 0
-    timings = tables.timings(entry)
+    timings = tables.timings(entry)  # by M, which ascends
+    at = [t["m"] for t in timings]
     for m_max, function in entry.ranges:
-        measured = [t for t in timings if t["m"] > above and (m_max is None or t["m"] <= m_max)]
+        measured = timings[bisect_right(at, above) : None if m_max is None else bisect_right(at, m_max)]
         last = measured[-1] if measured else {"us": None, "ratio": None}
         row = {"m_min": above + 1, "m_max": m_max, "function": function}
         rows.append(row | {"us": last["us"], "ratio": last["ratio"], "measured": len(measured)})

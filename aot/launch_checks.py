@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from runtime import native
 from runtime.arithmetic import NodeReader
 from runtime.errors import ArgumentError, ProgramError, RecordError
 from runtime.evaluator import PythonEvaluator
@@ -103,34 +104,39 @@ def suspicious_constants(obj: dict[str, Any]) -> list[str]:
     A compiled kernel's addresses come in through slots; one that is built in would be that of another process. The
     constants of TMA descriptors are no addresses, and stand in parameters that have a slot for the descriptor's.
     """
-    program = obj["program"]
-    reader = NodeReader([width for _, width in program["values"]])
-    reader.nodes(program["nodes"], "node")
-    numbers = _constants(program, reader)
-    found = []
-    for launch in program["launches"]:
+    constants, found = _Constants(obj["program"]), []
+    for launch in obj["program"]["launches"]:
         for number, parameter in enumerate(launch["parameters"]):
             descriptors = [offset for offset, kind, *_ in parameter["slots"] if kind == "tma"]
             for offset, size, ref in parameter["words"]:
-                in_descriptor = any(start < offset < start + 128 for start in descriptors)
-                if size == 8 and not offset % 8 and not in_descriptor and numbers.get(ref, 0) in _DEVICE_ADDRESSES:
-                    found.append(f"parameter {number} holds {numbers[ref]:#x} at byte {offset}")
+                if size < 8 or offset % 8 or any(start < offset < start + 128 for start in descriptors):
+                    continue
+                value = constants.find(ref)
+                if value in _DEVICE_ADDRESSES:
+                    found.append(f"parameter {number} holds {value:#x} at byte {offset}")
     return found
 
 
-def _constants(program: dict[str, Any], reader: NodeReader) -> dict[int, int]:
-    """The values of 64 bits that no input enters, by number; those that are undefined are left out."""
-    inputs = len(program["values"])
-    refs = [i for i, of in enumerate(reader.inputs) if not of and reader.widths[i] == 64]
-    found = {ref: program["nodes"][ref - inputs][2] for ref in refs if program["nodes"][ref - inputs][0] == "const"}
-    others = [ref for ref in refs if ref not in found]
-    if others:
-        steps = NodeReader([width for _, width in program["values"]]).nodes(program["nodes"], "node")
-        values: list[Any] = [0] * inputs
-        for step in steps:
-            values.append(step(values))
-        found |= {ref: values[ref] for ref in others if isinstance(values[ref], int)}
-    return found
+class _Constants:
+    """The values of a program that no input enters."""
+
+    def __init__(self, program: dict[str, Any]) -> None:
+        self._nodes, self._widths = program["nodes"], [width for _, width in program["values"]]
+        self._found: list[Any] = []
+
+    def find(self, ref: int) -> int:
+        """The value with this number, or 0 where an input enters it or it is undefined."""
+        node = self._nodes[ref - len(self._widths)] if ref >= len(self._widths) else None
+        if node is None or node[0] == "const":
+            return 0 if node is None else int(node[2])
+        if not self._found:
+            reader = NodeReader(list(self._widths))
+            steps = reader.nodes(self._nodes, "node")
+            self._found = [0] * len(self._widths)
+            for depends, step in zip(reader.inputs[len(self._widths) :], steps, strict=True):
+                self._found.append(0 if depends else step(self._found))
+        found = self._found[ref]
+        return found if isinstance(found, int) else 0
 
 
 class _Evaluator:
@@ -138,10 +144,11 @@ class _Evaluator:
 
     def __init__(self, obj: dict[str, Any], record: Record) -> None:
         self._record = record
-        program, read = obj["program"], record.program
-        self._python = PythonEvaluator.from_json(
-            read.values, program["nodes"], program["launches"], len(read.pointers), read.kernels
-        )
+        self._evaluators: list[Any] = [record.program]
+        if native._native is not None:
+            nodes, launches, read = obj["program"]["nodes"], obj["program"]["launches"], record.program
+            inputs = read.values, nodes, launches, len(read.pointers), read.kernels
+            self._evaluators.append(PythonEvaluator.from_json(*inputs))
         devices = (a for a in record.leaves() if isinstance(a, DeviceArgument))
         self._clusters = {a.name: max(MULTIPROCESSORS // a.cluster_size, 1) for a in devices}
 
@@ -157,8 +164,8 @@ class _Evaluator:
             values = record.bind(arguments, self._clusters).values
         except ArgumentError as error:
             return f"{case.what}: {error}"
-        first, second = _outcome(record.program, values), _outcome(self._python, values)
-        if first != second:
+        first, *others = (_outcome(evaluator, values) for evaluator in self._evaluators)
+        if any(other != first for other in others):
             raise RecordError(
                 f"function {record.name}: native code and Python disagree on its launches for {case.what}; report this"
             )
@@ -177,10 +184,10 @@ class _Evaluator:
         return [a.bytes * (1 if a.each is None else self._clusters[a.each]) for a in spaces]
 
 
-def _outcome(program: Any, values: tuple[int, ...]) -> tuple[Launch, ...] | str:
+def _outcome(evaluator: Any, values: tuple[int, ...]) -> tuple[Launch, ...] | str:
     """The launches, or why there are none."""
     try:
-        launches: tuple[Launch, ...] = program.evaluate(values, None).launches
+        launches: tuple[Launch, ...] = evaluator.evaluate(values, None).launches
     except ProgramError as error:
         return str(error)
     return launches

@@ -5,7 +5,7 @@ each table. Only finds; how that is printed is not its subject.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 from runtime.archive import Archive
@@ -16,7 +16,8 @@ from runtime.signature import Signature
 
 from . import cubin, launch_checks, tables
 
-Uses = dict[str, dict[Signature, set[int]]]  # by function, the GEMMs that it serves, and the largest M of its ranges
+Uses = dict[str, dict[Signature, tuple[int, ...]]]  # by function, GEMMs that it serves, and M values in its ranges
+MAX_GEMMS = 64  # of a function, that it is evaluated for; those of eight models are 30
 
 
 class Finding(NamedTuple):
@@ -31,10 +32,7 @@ class Finding(NamedTuple):
 def verify(archive: Archive) -> list[Finding]:
     """Check everything; a failed check stops none of the others."""
 
-    @cache
-    def record(name: str) -> Record:
-        return Record.from_json(archive.record(name))
-
+    record = _Records(archive)
     findings = [Finding(*check) for check in archive.verify()]
     findings += [_check(f"function {name}", partial(_compare, archive, name, record)) for name in archive.functions]
     table: list[Entry] = []
@@ -51,6 +49,25 @@ def verify(archive: Archive) -> list[Finding]:
         subject = f"gemm {entry.signature.key()} on {entry.target}"
         findings.append(_check(subject, partial(_compare_entry, entry, record)))
     return findings
+
+
+class _Records:
+    """Reads the records of an archive, each once, whether it can be read or not."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive, self._known = archive, dict[str, Record | AotError]()
+
+    def __call__(self, name: str) -> Record:
+        found = self._known.get(name)
+        if found is None:
+            try:
+                found = Record.from_json(self._archive.record(name))
+            except AotError as error:
+                found = error
+            self._known[name] = found
+        if isinstance(found, AotError):
+            raise found.with_traceback(None)
+        return found
 
 
 def causes(findings: Iterable[Finding]) -> list[tuple[Finding, int]]:
@@ -131,18 +148,27 @@ def _read_table(archive: Archive, into: list[Entry]) -> str:
 
 
 def _uses(table: Iterable[Entry], read: Callable[[str], Record]) -> Uses:
-    """What each function that can be read serves; what it cannot compute is told by the check of its entry."""
+    """What each function that can be read serves, up to `MAX_GEMMS`, with the first and the last M of its ranges.
+
+    What a function cannot compute is told by the check of the entry that names it.
+    """
     found: Uses = {}
     for entry in table:
-        rows = {name: {m for m, of in entry.ranges if of == name and m is not None} for name in _functions_of(entry)}
-        for name in rows:
-            try:
-                fits = gemm_mismatch(entry.signature, read(name)) is None
-            except AotError:
-                continue
-            if fits:
-                found.setdefault(name, {}).setdefault(entry.signature, set()).update(rows[name])
+        bounds: dict[str, tuple[int, ...]] = dict.fromkeys(_functions_of(entry), ())
+        for m, name in entry.ranges:
+            bounds[name] = bounds[name] if m is None else (*bounds[name][:1], m)
+        for name, rows in bounds.items():
+            served = found.setdefault(name, {})
+            if len(served) < MAX_GEMMS and _fits(entry.signature, name, read):
+                served[entry.signature] = rows
     return found
+
+
+def _fits(signature: Signature, name: str, read: Callable[[str], Record]) -> bool:
+    try:
+        return gemm_mismatch(signature, read(name)) is None
+    except AotError:
+        return False
 
 
 def _functions_of(entry: Entry) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -381,7 +381,7 @@ def write(rng: random.Random, content: Content) -> bytes:
     for target in sorted({f[0] for f in functions}):
         blobs[f"{target.rstrip('a')[:-1]}x"] = [f[3] for f in functions if f[0] == target]
     blobs["tables"] = [content.encode(content.tables[name]) for name in names]
-    parts = _parts(functions, names, blobs)
+    parts = parts_of(functions, names, blobs)
     if rng.random() < 0.1:
         content.how.append("index")
         if rng.random() < 0.5:
@@ -400,26 +400,22 @@ def _index(content: Content, parts: Parts) -> bytes:
     return content.encode(parts.head) + b"\n" + rest
 
 
-def _parts(functions: list[tuple[str, str, bytes, bytes]], names: list[str], blobs: dict[str, list[bytes]]) -> Parts:
-    stored = {kind: _COMPRESSOR.compress(b"".join(each)) for kind, each in blobs.items()}
+def parts_of(
+    functions: list[tuple[str, str, bytes, bytes]], names: list[str], blobs: dict[str, list[bytes]], zstd: Any = None
+) -> Parts:
+    """An archive of `functions` (target, name, record, cubin, sorted) and the tables `names`, as these blobs."""
+    compress = (zstd or _COMPRESSOR).compress
+    stored = {kind: compress(b"".join(each)) for kind, each in blobs.items()}
     rows = [{"blobs": len(blobs[kind]), "kind": kind, "length": len(stored[kind])} for kind in sorted(blobs)]
     targets = [f[0] for f in functions]
     counts = {target: targets.count(target) for target in sorted(set(targets))}
     all_blobs = [blob for kind in sorted(blobs) for blob in blobs[kind]]
     return Parts(
         {"blocks": rows, "functions": counts, "tables": names},
-        [name for target in counts for _, name, *_ in sorted(f for f in functions if f[0] == target)],
+        [name for _, name, *_ in functions],
         [len(blob) for blob in all_blobs],
-        list(_cubin_numbers(functions, sorted(blobs), blobs)),
+        [all_blobs.index(binary) for *_, binary in functions],
         [hashlib.sha256(stored[kind]).digest() for kind in sorted(blobs)],
         [hashlib.sha256(blob).digest() for blob in all_blobs],
         [stored[kind] for kind in sorted(blobs)],
     )
-
-
-def _cubin_numbers(
-    functions: list[tuple[str, str, bytes, bytes]], kinds: list[str], blobs: dict[str, list[bytes]]
-) -> Iterator[int]:
-    all_blobs = [blob for kind in kinds for blob in blobs[kind]]
-    for _, _, _, binary in functions:
-        yield all_blobs.index(binary)

@@ -1,0 +1,556 @@
+"""Small archives that ask for much: each a way to make a reader spend time or memory that its size does not show.
+
+    python tests/bombs.py NAME
+
+reads one as a server and as the command line do, with native code and without, and prints what took more than a second
+of CPU time or 512 MB, or what escaped; exit status 1 if there is any. `tests/test_bombs.py` runs them all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import struct
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests import fuzz_library, mutants
+from tests.fuzz_archive import Parts, assemble, disassemble, encode_index
+from tests.fuzz_library import Finding, Fuzzer, Session
+from tests.recording_driver import entry, gemm_record, signature
+
+FILE_BYTES = 100_000  # what each is below
+RUNAWAY_SECONDS = 4.0
+MEGABYTE = 1 << 20
+_ZSTD = zstandard.ZstdCompressor(level=3)
+
+Bomb = Callable[[], tuple[bytes, mutants.Content]]
+BOMBS: dict[str, Bomb] = {}
+
+
+def bomb(make: Bomb) -> Bomb:
+    """Register a bomb under its function's name."""
+    BOMBS[make.__name__] = make
+    return make
+
+
+def _archive(
+    *records: dict[str, Any] | bytes, tables: dict[str, Any] | None = None, cubin: dict[str, bytes] | None = None
+) -> tuple[bytes, mutants.Content]:
+    """An archive of these records, with a gemm entry for the first if it is one; and what it holds."""
+    objects = [{"name": f"raw{i}", "target": "sm_90a"} if isinstance(r, bytes) else r for i, r in enumerate(records)]
+    names = [record["name"] for record in objects]
+    held = {"gemm": {"entries": []}} | (tables or {})
+    if tables is None:
+        held["gemm"] = {"entries": [entry(signature(512, 512), [(None, names[0])])]}
+    binaries = [(cubin or {}).get(name) or mutants.cubin(name) for name in names]
+    functions = []
+    for record, name, binary in sorted(zip(records, names, binaries, strict=True), key=lambda each: each[1]):
+        digest = hashlib.sha256(binary).hexdigest()
+        data = record if isinstance(record, bytes) else _json(record | {"cubin": digest})
+        functions.append(("sm_90a", name, data.replace(b"@cubin@", digest.encode()), binary))
+    tables_held = {name: obj if isinstance(obj, bytes) else _json(obj) for name, obj in held.items()}
+    blobs = {
+        "records": [data for _, _, data, _ in functions],
+        "sm_9x": list(dict.fromkeys(binary for *_, binary in functions)),
+        "tables": [tables_held[name] for name in sorted(tables_held)],
+    }
+    parts = mutants.parts_of(functions, sorted(tables_held), blobs, _ZSTD)
+    data = assemble(parts, stored=_ZSTD.compress(encode_index(parts)))
+    content = mutants.Content(objects, names, {n: {} if isinstance(o, bytes) else o for n, o in held.items()})
+    return data, content
+
+
+def _json(obj: Any) -> bytes:
+    return json.dumps(obj, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _record(**changed: Any) -> dict[str, Any]:
+    return gemm_record("bomb") | changed
+
+
+def _program(change: Callable[[dict[str, Any]], None]) -> tuple[bytes, mutants.Content]:
+    """A GEMM whose program was changed."""
+    record = gemm_record("bomb")
+    change(record["program"])
+    return _archive(record)
+
+
+def _with_field(field: str, text: bytes) -> tuple[bytes, mutants.Content]:
+    """A GEMM of whose record the field is this text."""
+    return _archive(_json(_record(name="raw0", cubin="@cubin@", **{field: "@text@"})).replace(b'"@text@"', text))
+
+
+def _index(parts: Callable[[Parts], Parts], head: bytes | None = None) -> tuple[bytes, mutants.Content]:
+    """A sound archive but for its index."""
+    data, content = _archive(gemm_record("bomb"))
+    changed = parts(disassemble(data))
+    raw = encode_index(changed)
+    if head is not None:
+        raw = head + b"\n" + raw.split(b"\n", 1)[1]
+    return assemble(changed, raw=raw, stored=_ZSTD.compress(raw)), content
+
+
+# --- the index ---
+
+
+@bomb
+def index_head_nested() -> tuple[bytes, mutants.Content]:
+    return _index(lambda parts: parts, b"[" * (30 * MEGABYTE) + b"]" * (30 * MEGABYTE))
+
+
+@bomb
+def index_head_of_numbers() -> tuple[bytes, mutants.Content]:
+    return _index(lambda parts: parts, b'{"blocks":[' + b"0," * (31 * MEGABYTE) + b'0],"functions":{},"tables":[]}')
+
+
+@bomb
+def index_head_of_objects() -> tuple[bytes, mutants.Content]:
+    return _index(lambda parts: parts, b'{"blocks":[' + b"{}," * (20 * MEGABYTE) + b'{}],"functions":{},"tables":[]}')
+
+
+@bomb
+def index_head_of_strings() -> tuple[bytes, mutants.Content]:
+    return _index(lambda parts: parts, b'{"blocks":[],"functions":{},"tables":[' + b'"a",' * (15 * MEGABYTE) + b'"a"]}')
+
+
+@bomb
+def index_head_with_a_long_number() -> tuple[bytes, mutants.Content]:
+    return _index(lambda parts: parts, b'{"blocks":[],"functions":{"sm_90a":' + b"9" * 1_000_000 + b'},"tables":[]}')
+
+
+@bomb
+def index_of_many_blocks() -> tuple[bytes, mutants.Content]:
+    row = b'{"blobs":1,"kind":"records","length":1},'
+    return _index(lambda parts: parts, b'{"blocks":[' + row * 1_500_000 + row[:-1] + b'],"functions":{},"tables":[]}')
+
+
+@bomb
+def index_of_names_alone() -> tuple[bytes, mutants.Content]:
+    return _index(lambda parts: replace(parts, names=["a"] * (30 * MEGABYTE)))
+
+
+@bomb
+def index_of_many_functions() -> tuple[bytes, mutants.Content]:
+    """Sound, but that no record can be read: 250,000 functions of one cubin."""
+    count = 250_000
+
+    def grow(parts: Parts) -> Parts:
+        names = sorted(f"{i:08d}" for i in range(count))
+        blocks = [row | {"blobs": count} if row["kind"] == "records" else row for row in parts.head["blocks"]]
+        head = parts.head | {"blocks": blocks, "functions": {"sm_90a": count}}
+        digests = [bytes(32)] * count + parts.blob_digests[1:]
+        return Parts(
+            head, names, [1] * count + parts.lengths[1:], [count] * count, parts.block_digests, digests, parts.blocks
+        )
+
+    return _index(grow)
+
+
+# --- blocks and documents ---
+
+
+@bomb
+def records_block_for_each_record() -> tuple[bytes, mutants.Content]:
+    """A block of 60 MB, larger than what is kept, decompressed for each of its records."""
+    records: list[Any] = [gemm_record(f"f{i:02d}") for i in range(40)]
+    entries = [entry(signature(512 * (i + 1), 512), [(None, record["name"])]) for i, record in enumerate(records)]
+    padding = gemm_record("zz")
+    padding["family"] = "x" * (60 * MEGABYTE)
+    return _archive(*records, padding, tables={"gemm": {"entries": entries}})
+
+
+@bomb
+def cubins_block_for_each_cubin() -> tuple[bytes, mutants.Content]:
+    """As above, of cubins: each function has its own, and one is long."""
+    records = [gemm_record(f"f{i:02d}") for i in range(40)]
+    entries = [entry(signature(512 * (i + 1), 512), [(None, record["name"])]) for i, record in enumerate(records)]
+    long = gemm_record("zz")
+    return _archive(*records, long, tables={"gemm": {"entries": entries}}, cubin={"zz": bytes(60 * MEGABYTE)})
+
+
+@bomb
+def record_of_zeros() -> tuple[bytes, mutants.Content]:
+    return _archive(bytes(60 * MEGABYTE))
+
+
+@bomb
+def record_of_spaces() -> tuple[bytes, mutants.Content]:
+    return _archive(b" " * (60 * MEGABYTE) + b"{}")
+
+
+@bomb
+def record_nested() -> tuple[bytes, mutants.Content]:
+    return _with_field("arguments", b"[" * (30 * MEGABYTE) + b"]" * (30 * MEGABYTE))
+
+
+@bomb
+def record_nested_in_objects() -> tuple[bytes, mutants.Content]:
+    return _with_field("arguments", b'{"a":' * (10 * MEGABYTE) + b"1" + b"}" * (10 * MEGABYTE))
+
+
+@bomb
+def record_with_arguments_of_numbers() -> tuple[bytes, mutants.Content]:
+    return _with_field("arguments", b"[" + b"0," * (30 * MEGABYTE) + b"0]")
+
+
+@bomb
+def record_with_arguments_of_objects() -> tuple[bytes, mutants.Content]:
+    return _with_field("arguments", b"[" + b"{}," * (20 * MEGABYTE) + b"{}]")
+
+
+@bomb
+def record_with_a_name_of_numbers() -> tuple[bytes, mutants.Content]:
+    return _with_field("family", b"[" + b"0," * (30 * MEGABYTE) + b"0]")
+
+
+@bomb
+def record_with_long_numbers() -> tuple[bytes, mutants.Content]:
+    number = b"9" * 4300
+    return _with_field("kernels", b"[" + (number + b",") * 14_000 + number + b"]")
+
+
+@bomb
+def record_with_a_number_of_a_million_digits() -> tuple[bytes, mutants.Content]:
+    return _with_field("kernels", b"9" * 1_000_000)
+
+
+@bomb
+def record_with_a_long_fraction() -> tuple[bytes, mutants.Content]:
+    return _with_field("kernels", b"0." + b"9" * (50 * MEGABYTE))
+
+
+@bomb
+def record_with_many_symbols() -> tuple[bytes, mutants.Content]:
+    record = _record()
+    record["symbols"] |= {f"s{i}": {"width": 32, "divisibility": 1} for i in range(12_000)}
+    return _archive(record)
+
+
+@bomb
+def record_with_many_arguments() -> tuple[bytes, mutants.Content]:
+    record = _record()
+    record["arguments"] += [{"kind": "none", "name": f"n{i}"} for i in range(20_000)]
+    return _archive(record)
+
+
+@bomb
+def record_with_many_arguments_of_one_name() -> tuple[bytes, mutants.Content]:
+    record = _record()
+    record["arguments"] += [{"kind": "none", "name": "n"}] * 2_000_000
+    return _archive(record)
+
+
+@bomb
+def record_with_many_kernels() -> tuple[bytes, mutants.Content]:
+    record = _record()
+    record["kernels"] += [record["kernels"][0] | {"symbol": f"k{i}"} for i in range(12_000)]
+    return _archive(record)
+
+
+@bomb
+def record_with_many_kernels_launched() -> tuple[bytes, mutants.Content]:
+    record = _record()
+    record["kernels"] += [record["kernels"][0] | {"symbol": f"k{i}"} for i in range(5_000)]
+    record["program"]["launches"] = [record["program"]["launches"][0] | {"kernel": i} for i in range(5_001)]
+    return _archive(record)
+
+
+# --- launch programs ---
+
+_FIRST = 5  # values that the program of `gemm_record` takes; its nodes follow
+
+
+def _count(program: dict[str, Any]) -> int:
+    return _FIRST + len(program["nodes"])
+
+
+def _use(program: dict[str, Any], value: int) -> None:
+    """Let the grid be a value of 32 bits, so that evaluating it cannot be left out."""
+    program["launches"][0]["grid"][2] = value
+
+
+@bomb
+def program_of_many_nodes() -> tuple[bytes, mutants.Content]:
+    def change(program: dict[str, Any]) -> None:
+        program["nodes"] += [["add", 32, 0, 0, ["nsw", "nuw"]]] * (20_000 - len(program["nodes"]))
+
+    return _program(change)
+
+
+@bomb
+def program_of_too_many_nodes() -> tuple[bytes, mutants.Content]:
+    return _program(lambda program: program["nodes"].extend([["add", 32, 0, 0]] * 2_000_000))
+
+
+@bomb
+def program_of_much_poison() -> tuple[bytes, mutants.Content]:
+    """Each node has a reason of its own with large numbers, of which one is told."""
+
+    def change(program: dict[str, Any]) -> None:
+        big = _count(program)
+        program["nodes"].append(["const", 64, (1 << 64) - 1])
+        program["nodes"] += [["mul", 64, big, big, ["nuw"]]] * (19_999 - len(program["nodes"]))
+        program["nodes"].append(["trunc", 32, _count(program) - 1])
+        _use(program, _count(program) - 1)
+
+    return _program(change)
+
+
+def _loop(limit: int, initial: list[int], test: int, body: list[Any], following: list[int]) -> list[Any]:
+    return ["loop", 32, limit, 0, initial, [], test, body, following]
+
+
+@bomb
+def program_of_a_loop_with_many_nodes() -> tuple[bytes, mutants.Content]:
+    """256 rounds of 19,000 nodes."""
+
+    def change(program: dict[str, Any]) -> None:
+        true = _count(program)
+        program["nodes"].append(["const", 1, 1])
+        body = [["add", 32, 0, 0]] * 19_000
+        program["nodes"].append(_loop(256, [0], true, body, [true + 1]))
+        _use(program, true + 1)
+
+    return _program(change)
+
+
+@bomb
+def program_of_many_loops() -> tuple[bytes, mutants.Content]:
+    """19,000 loops of 256 rounds, each of which sees all values before it."""
+
+    def change(program: dict[str, Any]) -> None:
+        true = _count(program)
+        program["nodes"].append(["const", 1, 1])
+        program["nodes"] += [_loop(256, [0], true, [], [0])] * 19_000
+        _use(program, _count(program) - 1)
+
+    return _program(change)
+
+
+@bomb
+def program_of_loops_with_many_variables() -> tuple[bytes, mutants.Content]:
+    """Variables count as no nodes."""
+
+    def change(program: dict[str, Any]) -> None:
+        true = _count(program)
+        program["nodes"].append(["const", 1, 1])
+        program["nodes"] += [_loop(256, [0] * 20_000, true, [], [0] * 20_000)] * 20
+        _use(program, _count(program) - 1)
+
+    return _program(change)
+
+
+@bomb
+def program_of_many_values() -> tuple[bytes, mutants.Content]:
+    """Each node after them knows by a bit for each on which it depends."""
+    record = _record()
+    names = [f"s{i}" for i in range(10_000)]
+    record["arguments"] += [{"kind": "scalar", "name": name, "dtype": "i32"} for name in names]
+    program = record["program"]
+    program["values"] = [[name, 32] for name in names]
+    program["nodes"] = [["add", 32, i % 10_000, 9_999] for i in range(5_000)] + [["zext", 64, 0], ["const", 32, 1]]
+    one, zero = 15_001, 15_000
+    launch = program["launches"][0]
+    launch |= {"grid": [one] * 3, "block": [one] * 3, "shared_bytes": zero, "attributes": []}
+    launch["parameters"] = [{"size": 8, "words": [], "slots": [[0, "raw", i, None]]} for i in range(3)]
+    return _archive(record)
+
+
+@bomb
+def program_of_many_launches() -> tuple[bytes, mutants.Content]:
+    return _program(lambda program: program.update(launches=program["launches"] * 1_000))
+
+
+@bomb
+def program_of_too_many_launches() -> tuple[bytes, mutants.Content]:
+    return _program(lambda program: program.update(launches=program["launches"] * 150_000))
+
+
+@bomb
+def program_of_many_launches_with_many_words() -> tuple[bytes, mutants.Content]:
+    """A thousand launches of 8,000 words each."""
+
+    def change(program: dict[str, Any]) -> None:
+        launch = program["launches"][0]
+        launch["parameters"] = [{"size": 32_000, "words": [[4 * i, 4, 0] for i in range(8_000)], "slots": []}]
+        program["launches"] = [launch] * 500
+
+    return _program(change)
+
+
+@bomb
+def program_of_many_parameters() -> tuple[bytes, mutants.Content]:
+    """Each of one byte, of which there is room for 32,764."""
+
+    def change(program: dict[str, Any]) -> None:
+        program["launches"][0]["parameters"] += [{"size": 1, "words": [], "slots": []}] * 32_000
+        program["launches"] *= 20
+
+    return _program(change)
+
+
+@bomb
+def program_of_many_slots() -> tuple[bytes, mutants.Content]:
+    def change(program: dict[str, Any]) -> None:
+        slots = [[8 * i, "tma", 0, None] for i in range(4_000)]
+        program["launches"][0]["parameters"] = [{"size": 32_000, "words": [], "slots": slots}]
+        program["launches"] *= 16
+
+    return _program(change)
+
+
+@bomb
+def program_with_many_flags() -> tuple[bytes, mutants.Content]:
+    """The same flag again and again, each held against the operands."""
+
+    def change(program: dict[str, Any]) -> None:
+        program["nodes"] += [["add", 32, 0, 0, ["nsw"] * 1_000]] * 5_000
+        _use(program, _count(program) - 1)
+
+    return _program(change)
+
+
+# --- tables ---
+
+
+@bomb
+def table_of_zeros() -> tuple[bytes, mutants.Content]:
+    return _archive(gemm_record("bomb"), tables={"gemm": bytes(60 * MEGABYTE)})
+
+
+@bomb
+def table_of_many_entries() -> tuple[bytes, mutants.Content]:
+    entries = [entry(signature(8 * (i + 1), 512), [(None, "bomb")]) for i in range(20_000)]
+    return _archive(gemm_record("bomb"), tables={"gemm": {"entries": entries}})
+
+
+@bomb
+def table_of_one_entry_many_times() -> tuple[bytes, mutants.Content]:
+    return _archive(gemm_record("bomb"), tables={"gemm": {"entries": [entry(signature(), [(None, "bomb")])] * 150_000}})
+
+
+@bomb
+def table_of_many_ranges() -> tuple[bytes, mutants.Content]:
+    ranges: list[tuple[int | None, str]] = [(i + 1, "bomb") for i in range(20_000)]
+    return _archive(gemm_record("bomb"), tables={"gemm": {"entries": [entry(signature(), [*ranges, (None, "bomb")])]}})
+
+
+@bomb
+def table_of_many_candidates() -> tuple[bytes, mutants.Content]:
+    made = entry(signature(), [(None, "bomb")], candidates=[[16, ["bomb"] * 5_000_000]])
+    return _archive(gemm_record("bomb"), tables={"gemm": {"entries": [made]}})
+
+
+@bomb
+def table_of_ranges_and_timings() -> tuple[bytes, mutants.Content]:
+    """Each range is held against each timing."""
+    ranges: list[tuple[int | None, str]] = [(i + 1, "bomb") for i in range(5_000)]
+    made = entry(signature(), [*ranges, (None, "bomb")])
+    made["timings"] = [{"m": i + 1, "function": "bomb", "us": 1.0, "baseline_us": 1.0} for i in range(5_000)]
+    return _archive(gemm_record("bomb"), tables={"gemm": {"entries": [made]}})
+
+
+@bomb
+def table_of_a_huge_signature() -> tuple[bytes, mutants.Content]:
+    made = [entry(signature(10**400, 10**400), [(10**400, "bomb"), (None, "bomb")], [[10**400, ["bomb"]]])]
+    return _archive(gemm_record("bomb"), tables={"gemm": {"entries": made}})
+
+
+@bomb
+def table_tuning_of_many_machines() -> tuple[bytes, mutants.Content]:
+    rows = b'{"compute_capability":"9.0","gpu":"H200","multiprocessors":1},' * 800_000
+    text = b'{"environments":[' + rows + b'{"compute_capability":"9.0","gpu":"H200"}]}'
+    return _archive(gemm_record("bomb"), tables=_gemm_table() | {"tuning": text})
+
+
+@bomb
+def table_tuning_of_a_long_number() -> tuple[bytes, mutants.Content]:
+    text = b'{"environments":[{"compute_capability":"9.0","gpu":"H200","multiprocessors":' + b"9" * 4000 + b"}]}"
+    return _archive(gemm_record("bomb"), tables=_gemm_table() | {"tuning": text})
+
+
+@bomb
+def table_build_of_many_gemms() -> tuple[bytes, mutants.Content]:
+    gemms = b'{"name":"up","signature":"up"},' * 1_500_000
+    text = b'{"models":[{"gemms":[' + gemms + b'{"name":"up","signature":"up"}]}]}'
+    return _archive(gemm_record("bomb"), tables=_gemm_table() | {"build": text})
+
+
+@bomb
+def table_build_of_long_names() -> tuple[bytes, mutants.Content]:
+    """The name that is asked for is held against each."""
+    gemms = [{"name": "bf16_" * 20_000 + str(i), "signature": "bf16" + "x" * 50_000} for i in range(20)]
+    return _archive(gemm_record("bomb"), tables=_gemm_table() | {"build": {"models": [{"gemms": gemms}]}})
+
+
+def _gemm_table() -> dict[str, Any]:
+    return {"gemm": {"entries": [entry(signature(512, 512), [(None, "bomb")])]}}
+
+
+# --- cubins ---
+
+
+@bomb
+def cubin_with_long_names() -> tuple[bytes, mutants.Content]:
+    """65,000 sections whose names are one text of 40 MB."""
+    count = 65_000
+    names = b"x" * (40 * MEGABYTE) + b"\0"
+    header = bytearray(b"\x7fELF\x02\x01" + bytes(58))
+    struct.pack_into("<Q", header, 0x28, 64 + len(names))
+    struct.pack_into("<HHH", header, 0x3A, 64, count, 0)
+    section = struct.pack("<IIQQQQIIQQ", 0, 3, 0, 0, 64, len(names), 0, 0, 1, 0)
+    return _archive(gemm_record("bomb"), cubin={"bomb": bytes(header) + names + section * count})
+
+
+@bomb
+def cubin_with_overlapping_sections() -> tuple[bytes, mutants.Content]:
+    """Each section is the whole file."""
+    count, size = 60_000, 40 * MEGABYTE
+    header = bytearray(b"\x7fELF\x02\x01" + bytes(58))
+    struct.pack_into("<Q", header, 0x28, 64)
+    struct.pack_into("<HHH", header, 0x3A, 64, count, 0)
+    section = struct.pack("<IIQQQQIIQQ", 0, 3, 0, 0, 0, size, 0, 0, 1, 0)
+    return _archive(gemm_record("bomb"), cubin={"bomb": bytes(header) + section * count + bytes(size - 64 * count)})
+
+
+def read(name: str) -> list[Finding]:
+    """Read a bomb in every way; what should not have been."""
+    data, content = BOMBS[name]()
+    assert len(data) < FILE_BYTES, f"{name} has {len(data)} bytes"
+    fuzz_library.RUNAWAY_SECONDS = RUNAWAY_SECONDS
+    with tempfile.TemporaryDirectory() as folder:
+        fuzzer = Fuzzer(0, Path(folder), None)
+        path = Path(folder) / f"{name}.aot"
+        path.write_bytes(data)
+        del data
+        findings = fuzzer.totals.findings
+        for plan, compiled in itertools.product(range(fuzz_library.PLANS), (True, False)):
+            fuzz_library.limit_memory()
+            session = Session(path, fuzzer.base, content, plan, patience=1.0)
+            session.run(compiled)
+            fuzzer.judge(plan, b"", compiled, session)
+            if any(operation == "open" for _, operation, _ in findings) or (findings and not compiled):
+                break
+        return [finding for finding, _ in fuzzer.totals.findings.values()]
+
+
+def main() -> None:
+    """Read the bomb that is named."""
+    found = read(sys.argv[1])
+    for finding in found:
+        print(f"{finding.kind}: {finding.operation}: {finding.what}: {finding.detail}")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()
