@@ -71,7 +71,7 @@ def kernels(cubin: bytes) -> dict[str, CubinKernel]:
     """
     try:
         return _read(cubin)
-    except (struct.error, ValueError, IndexError, KeyError) as e:
+    except (struct.error, ValueError, IndexError, KeyError, OverflowError) as e:
         raise CubinError(f"not a cubin that can be read: {e}") from e
 
 
