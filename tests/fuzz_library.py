@@ -25,7 +25,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,6 +197,7 @@ class Session:
         self.signatures = _signatures(content) or [PLAIN]
         self.outcomes: list[Outcome] = []
         self.grown: list[int] = []
+        self.peak = _peak_kb()
 
     def run(self, compiled: bool) -> list[Outcome]:
         """Do one of the things that are done to archives, which of them depends on the mutant."""
@@ -270,7 +271,7 @@ class Session:
         """Do something, and note how it ended; what it gave, or None."""
         if self.outcomes and self.outcomes[-1].seconds > self.patience:
             return None
-        before, peak = len(self.driver.launches), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = len(self.driver.launches)
         began = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, RUNAWAY_SECONDS)
         result, place = None, ""
@@ -286,7 +287,8 @@ class Session:
         except (Exception, Runaway) as error:
             ended, place = type(error).__name__, f"{_place(error)}: {type(error).__name__}: {str(error)[:150]}"
         seconds = time.process_time() - began
-        self.grown.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak)
+        peak, self.peak = self.peak, _peak_kb()
+        self.grown.append(self.peak - peak)
         answer = None if keep or ended != "fine" else result
         if launched:
             answer = self.driver.launches[before:]
@@ -294,9 +296,19 @@ class Session:
         return result
 
 
+def _peak_kb() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@cache
+def _capsule() -> Any:
+    return exchange_capsule(lambda device: 0)
+
+
 def _set_capsule(there: bool) -> None:
+    """Let native code read tensors, or not."""
     if there:
-        FakeTensor.__dlpack_c_exchange_api__ = _capsule  # type: ignore[attr-defined]
+        FakeTensor.__dlpack_c_exchange_api__ = _capsule()  # type: ignore[attr-defined]
     elif hasattr(FakeTensor, "__dlpack_c_exchange_api__"):
         del FakeTensor.__dlpack_c_exchange_api__
 
@@ -312,21 +324,15 @@ def _runaway(_number: int, _frame: Any) -> None:
     raise Runaway
 
 
-_capsule: Any = None
-
-
 class Fuzzer:
     """Makes and tries mutants, one after the other, in this process, whose memory it limits."""
 
     def __init__(self, seed: int, folder: Path, keep: Path | None) -> None:
-        global _capsule
         self.seed, self.folder, self.keep = seed, folder, keep
         self.samples = [mutants.json.dumps(record) for record in mutants.real_records()]
         self.totals = Totals()
         logging.disable(logging.CRITICAL)
-        fake = FakeTorch()
-        sys.modules["torch"] = fake
-        _capsule = exchange_capsule(lambda device: fake.stream)
+        sys.modules["torch"] = FakeTorch()
         signal.signal(signal.SIGPROF, _runaway)
         self.base = folder / "base.aot"
         rng = random.Random(seed)

@@ -43,6 +43,6 @@ def test_fuzzer_finds_what_is_planted(finding: str) -> None:
     program = "from types import SimpleNamespace\nfrom runtime import Library\nfrom tests import fuzz_library\n"
     program += f"def planted(self):\n{textwrap.indent(PLANTED[finding], '    ')}\n    return self.real_stats()\n"
     program += "Library.real_stats, Library.stats = Library.stats, planted\n"
-    program += "totals = fuzz_library.fuzz(16, 0, 1)\nfor found in totals.findings: print(': '.join(found[:2]))\n"
+    program += "totals = fuzz_library.fuzz(8, 0, 1)\nfor found in totals.findings: print(': '.join(found[:2]))\n"
     done = fuzzer("-c", program)
     assert finding in done.stdout.splitlines(), done.stdout + done.stderr
