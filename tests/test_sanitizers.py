@@ -17,14 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("_native.c", "_program.c", "_program_read.c")
-TESTS = (
-    "test_native.py",
-    "test_evaluators.py",
-    "test_program.py",
-    "test_driver.py",
-    "test_function.py",
-    "test_rows.py",
-)
+TESTS = ("native", "evaluators", "program", "driver", "function", "rows", "library", "library_operands")
 FLAGS = "-shared -fPIC -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",  # the interpreter keeps what it never frees
@@ -86,7 +79,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sanitizers_report_nothing_where_native_code_is_tested(package: Path) -> None:
-    tests = [f"tests/{name}" for name in TESTS]
+    tests = [f"tests/test_{name}.py" for name in TESTS]
     done = _run(package, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *tests)
     said = done.stdout + done.stderr
     assert not REPORT.search(said), said[-6000:]

@@ -11,7 +11,7 @@ import pytest
 
 from aot import launch_checks, shapes
 from aot.pack import Package
-from aot.verify import Finding, verify
+from aot.verify import MAX_GEMMS, Finding, causes, verify
 from runtime import native
 from runtime.archive import Archive
 from runtime.errors import RecordError
@@ -21,7 +21,7 @@ from runtime.signature import Signature
 
 from .command_line import Run
 from .mutants import real_records
-from .recording_driver import gemm_record, signature
+from .recording_driver import entry, gemm_record, signature, write_archive
 
 Change = Callable[[dict[str, Any]], None]
 FIRST_NODE = 5  # of `gemm_record`
@@ -252,6 +252,41 @@ def test_packed_tensors_are_what_their_records_take() -> None:
         record = Record.from_json(obj)
         given = shapes.arguments(record, shapes.near(record, 1000))
         record.bind(given, {a.name: 1 for a in record.device_arguments})
+
+
+def test_launches_are_evaluated_where_ranges_begin_to_end_and_end(tmp_path: Path) -> None:
+    """The first and the last bound of a function's ranges, besides `ROWS`."""
+    ranges: list[tuple[int | None, str]] = [(16, "f"), (64, "f"), (2000, "f"), (None, "f")]
+    write_archive(tmp_path / "a.aot", [gemm_record("f"), gemm_record("g")], [entry(signature(), ranges)])
+    with Archive.open(tmp_path / "a.aot") as opened:
+        found = {finding.subject: finding for finding in verify(opened)}
+    assert found["launches of f"] == Finding("launches of f", True, "5 shapes")
+    assert found["launches of g"] == Finding("launches of g", True, "3 shapes")
+
+
+def test_function_of_many_gemms_is_evaluated_for_some(tmp_path: Path) -> None:
+    entries = [entry(signature(8 * (i + 1)), [(None, "f")]) for i in range(MAX_GEMMS + 1)]
+    write_archive(tmp_path / "a.aot", [gemm_record("f")], entries)
+    with Archive.open(tmp_path / "a.aot") as opened:
+        found = {finding.subject: finding for finding in verify(opened)}
+    assert found["launches of f"].detail == f"{3 * MAX_GEMMS} shapes"
+
+
+def test_record_that_cannot_be_read_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [entry(signature(8 * (i + 1)), [(None, "f")]) for i in range(50)]
+    write_archive(tmp_path / "a.aot", [gemm_record("f") | {"symbols": 1}], entries)
+    asked: list[str] = []
+    read = Archive.record
+
+    def record(self: Archive, name: str) -> dict[str, Any]:
+        asked.append(name)
+        return read(self, name)
+
+    monkeypatch.setattr(Archive, "record", record)
+    with Archive.open(tmp_path / "a.aot") as opened:
+        failed = causes(verify(opened))
+    assert asked == ["f"]
+    assert len([1 for finding, _ in failed if "'symbols' must be a dictionary" in finding.detail]) == 1
 
 
 # --- the command ---
