@@ -17,7 +17,7 @@ from runtime.signature import Signature
 from . import cubin, launch_checks, tables
 
 Uses = dict[str, dict[Signature, tuple[int, ...]]]  # by function, GEMMs that it serves, and M values in its ranges
-MAX_GEMMS = 64  # of a function, that it is evaluated for; those of eight models are 30
+MAX_GEMMS = 32  # of a function, that it is evaluated for; in an archive of eight models one has 28
 
 
 class Finding(NamedTuple):

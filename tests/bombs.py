@@ -497,6 +497,76 @@ def _gemm_table() -> dict[str, Any]:
     return {"gemm": {"entries": [entry(signature(512, 512), [(None, "bomb")])]}}
 
 
+# --- much of several things, each of which is taken alone ---
+
+
+def _large(nodes: int = 8_000, launches: int = 1, loops: int = 0) -> dict[str, Any]:
+    """A GEMM with so many nodes whose overflow is looked for, launches of 3,500 words, and loops of 2,000 steps."""
+    record = gemm_record("bomb")
+    program = record["program"]
+    true = _count(program)
+    program["nodes"].append(["const", 1, 1])
+    body = [["add", 32, 0, 0, ["nsw"]]] * 7
+    inner = [["ult", 1, true + 1, 0]]
+    for i in range(loops):
+        program["nodes"].append(["loop", 32, 256, 0, [0], inner, true + i + 2, body, [true + i + 2 + 7]])
+        inner = [["ult", 1, true + i + 2, 0]]
+    program["nodes"] += [["add", 32, 0, 0, ["nsw", "nuw"]]] * (nodes - len(program["nodes"]) - 8 * loops)
+    _use(program, 0)
+    program["launches"][0]["grid"] = [program["launches"][0]["grid"][0]] * 3
+    launch = program["launches"][0] | {"grid": [_FIRST] * 3, "attributes": []}
+    words = [[4 * i, 4, _count(program) - 1] for i in range(3_500)]
+    launch["parameters"] = [*launch["parameters"], {"size": 32_000, "words": words, "slots": []}]
+    program["launches"] = [launch] * launches
+    return record
+
+
+@bomb
+def entries_of_a_large_program() -> tuple[bytes, mutants.Content]:
+    """Each entry is a shape to preload for."""
+    entries = [entry(signature(8 * (i + 1), 512), [(None, "bomb")]) for i in range(1_000)]
+    return _archive(_large(), tables={"gemm": {"entries": entries}})
+
+
+@bomb
+def ranges_of_a_large_program() -> tuple[bytes, mutants.Content]:
+    """Each range is a shape to preload for."""
+    ranges: list[tuple[int | None, str]] = [(i + 1, "bomb") for i in range(2_000)]
+    return _archive(_large(), tables={"gemm": {"entries": [entry(signature(512, 512), [*ranges, (None, "bomb")])]}})
+
+
+@bomb
+def launches_of_a_large_program() -> tuple[bytes, mutants.Content]:
+    return _archive(_large(nodes=8_000, launches=16))
+
+
+@bomb
+def ranges_of_many_launches() -> tuple[bytes, mutants.Content]:
+    ranges: list[tuple[int | None, str]] = [(i + 1, "bomb") for i in range(2_000)]
+    table = {"gemm": {"entries": [entry(signature(512, 512), [*ranges, (None, "bomb")])]}}
+    return _archive(_large(nodes=100, launches=8), tables=table)
+
+
+@bomb
+def ranges_of_long_loops() -> tuple[bytes, mutants.Content]:
+    ranges: list[tuple[int | None, str]] = [(i + 1, "bomb") for i in range(1_000)]
+    table = {"gemm": {"entries": [entry(signature(512, 512), [*ranges, (None, "bomb")])]}}
+    return _archive(_large(nodes=400, loops=20), tables=table)
+
+
+@bomb
+def candidates_that_refuse_every_shape() -> tuple[bytes, mutants.Content]:
+    """Each is tried, and why it cannot serve is told."""
+    records = []
+    for i in range(70):
+        record = gemm_record(f"f{i:03d}", max_m=0)
+        record["program"]["nodes"] += [["add", 32, 0, 0, ["nsw", "nuw"]]] * 400
+        records.append(record)
+    names = [record["name"] for record in records]
+    made = [entry(signature(512, 512), [(None, names[0])], candidates=[[1, names]])]
+    return _archive(*records, tables={"gemm": {"entries": made}})
+
+
 # --- cubins ---
 
 
