@@ -452,9 +452,10 @@ def _work(seed: int, numbers: range, keep: Path | None, at: Any, answers: Any) -
 
 def _run(seed: int, numbers: range, keep: Path | None, totals: Totals) -> Iterator[int]:
     """Run over `numbers` in a process of their own, and in another after one that ended early; gives progress."""
+    processes = multiprocessing.get_context("fork")
     while numbers:
-        at, (receiver, sender) = multiprocessing.Value("q", numbers.start), multiprocessing.Pipe(duplex=False)
-        process = multiprocessing.Process(target=_work, args=(seed, numbers, keep, at, sender))
+        at, (receiver, sender) = processes.Value("q", numbers.start), processes.Pipe(duplex=False)
+        process = processes.Process(target=_work, args=(seed, numbers, keep, at, sender))
         process.start()
         sender.close()
         before, since, answer = -1, time.monotonic(), None
