@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from .errors import KernelMiss, RecordError
-from .limits import MAX_GEMM_ENTRIES, MAX_GEMM_RANGES
+from .limits import MAX_GEMM_ENTRIES, MAX_GEMM_FUNCTIONS, MAX_GEMM_RANGES
 from .record import Record, SuppliedArgument, TensorArgument
 from .signature import Operand, Signature
 from .tuples import NamedTuple
@@ -127,13 +127,14 @@ class Entry(NamedTuple):
         return self.ranges[bisect_left(self.ranges, m, hi=len(self.ranges) - 1, key=_bound)][1]
 
     def functions(self, m: int) -> tuple[str, ...]:
-        """The function for `m`, then what to try where the device cannot run it: best first, no name twice."""
+        """The function for `m`, then what to try where the device cannot run it: best first, no name twice, not too
+        many."""
         names = {self.best(m): None}
         if self.candidates:
             _, ranked = min(self.candidates, key=lambda c: abs(math.log(c[0] / max(m, 1))))
             names.update(dict.fromkeys(ranked))
         names.update(dict.fromkeys(name for _, name in self.ranges))
-        return tuple(names)
+        return tuple(names)[:MAX_GEMM_FUNCTIONS]
 
 
 def _bound(row: tuple[int | None, str]) -> int:

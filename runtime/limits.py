@@ -24,6 +24,7 @@ MAX_NAME_CHARACTERS = 255  # of a function or a table
 # --- the gemm table ---
 MAX_GEMM_ENTRIES = 8_192  # found: 147
 MAX_GEMM_RANGES = 16_384  # of all entries together; found: 1,671
+MAX_GEMM_FUNCTIONS = 32  # that are tried for a call, each of which may have to be read and loaded
 MAX_GEMM_EXTENT = 2**31 - 1  # of N, K and the batch; strides of more than 32 bits are the record's matter
 
 # --- a record ---
@@ -47,9 +48,9 @@ MAX_LAUNCHES = 8  # found: 1; other libraries' functions have up to 3
 MAX_PARAMETERS = 256  # of a launch; found: 27
 
 # What `preload` may evaluate to see what fits: a program's nodes, steps of loops and words for each range of M, and as
-# many besides for the call. Found: 198,919.
-MAX_PRELOAD_STEPS = 1 << 21
-STEPS_OF_A_CALL = 128
+# many besides for the call. Found: 295,943.
+MAX_PRELOAD_STEPS = 1 << 20
+STEPS_OF_A_CALL = 256
 
 # --- a launch ---
 # Kernel parameters: at most 32,764 bytes on compute capability 7.0 and later (CUDA C++ programming guide, 10.1).

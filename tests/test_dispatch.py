@@ -9,6 +9,7 @@ import pytest
 
 from runtime.dispatch import Dispatch, gemm_mismatch, serves
 from runtime.errors import KernelMiss, RecordError
+from runtime.limits import MAX_GEMM_FUNCTIONS
 from runtime.record import Record
 from runtime.signature import Signature
 
@@ -324,3 +325,10 @@ def test_batches_are_for_batched_entries_and_only_those() -> None:
     assert mismatch({}, batched=True) == "takes A of shape (l, m, k), not (M, K)"
     apart = {"b": {"shape": ["ldb", "n", "k"]}}
     assert mismatch(apart, batched=True, batch=3) == "takes B of shape (ldb, n, k), not (batch, N, K): batch is l"
+
+
+def test_no_more_functions_are_tried_than_there_is_time_for() -> None:
+    names = [f"f{i}" for i in range(100)]
+    table = {"entries": [entry(signature(), [(None, "f0")], candidates=[[1, names]])]}
+    (found,) = Dispatch.from_json(table, dict.fromkeys(names, "sm_90a")).entries
+    assert found.functions(1) == tuple(names[:MAX_GEMM_FUNCTIONS])
