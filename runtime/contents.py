@@ -23,7 +23,7 @@ from .dispatch import Dispatch, Entry, gemm_mismatch, serves
 from .driver import Driver
 from .errors import ArgumentError, DeviceError, KernelMiss, ProgramError, RecordError
 from .function import MAX_PLANS, AnyPlan, Function, Unfit, remember
-from .limits import MAX_PRELOAD_STEPS, STEPS_OF_A_CALL
+from .limits import PRELOAD_ALLOWANCE_STEPS, STEPS_OF_A_CALL
 from .record import TensorArgument, TensorView
 from .rows import Rows
 from .signature import Signature
@@ -99,8 +99,8 @@ class Preloaded(NamedTuple):
 class _Trials:
     """Counts what evaluating programs takes, to see what fits: a file may ask for more than a server has time for."""
 
-    def __init__(self) -> None:
-        self._steps = 0
+    def __init__(self, file_bytes: int) -> None:
+        self._steps, self._most = 0, PRELOAD_ALLOWANCE_STEPS + file_bytes
 
     def count(self, function: Function) -> None:
         """Count one evaluation.
@@ -109,9 +109,9 @@ class _Trials:
             RecordError: it is one too many.
         """
         self._steps += STEPS_OF_A_CALL + function.record.program.steps
-        if self._steps > MAX_PRELOAD_STEPS:
+        if self._steps > self._most:
             raise RecordError(
-                f"{function.name}: preloading would evaluate more than {MAX_PRELOAD_STEPS} steps of launch programs; "
+                f"{function.name}: preloading would evaluate more than {self._most} steps of launch programs; "
                 "preload fewer signatures, or build the archive again"
             )
 
@@ -439,7 +439,7 @@ class Contents:
             best = [self._function(entry, entry.best(m)) for entry, m in cases]
             for function in best:
                 function.read()
-            trials = _Trials()
+            trials = _Trials(sum(archive.file_bytes for archive in self.archives))
             with self._driver.current():  # waits, if it must, while nobody waits for the lock
                 for (entry, m), function in zip(cases, best, strict=True):
                     loaded |= dict.fromkeys(self._load_for(entry, m, function, trials))

@@ -47,9 +47,9 @@ MAX_LOOP_STEPS = 16_384
 MAX_LAUNCHES = 8  # found: 1; other libraries' functions have up to 3
 MAX_PARAMETERS = 256  # of a launch; found: 27
 
-# What `preload` may evaluate to see what fits: a program's nodes, steps of loops and words for each range of M, and as
-# many besides for the call. Found: 295,943.
-MAX_PRELOAD_STEPS = 1 << 20
+# What `preload` may evaluate to see what fits: a program's nodes, steps of loops and words for each range of M, and
+# `STEPS_OF_A_CALL` besides for the call; and one more for each byte of the archives. Found: 295,943, in 700,140 bytes.
+PRELOAD_ALLOWANCE_STEPS = 1 << 19
 STEPS_OF_A_CALL = 256
 
 # --- a launch ---

@@ -481,9 +481,10 @@ def test_preload_evaluates_no_more_than_a_server_has_time_for(
     opened: tuple[Library, RecordingDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library, _ = opened
-    monkeypatch.setattr(contents, "MAX_PRELOAD_STEPS", 1000)
+    bytes_ = sum(archive.file_bytes for archive in library._now.archives)
+    monkeypatch.setattr(contents, "PRELOAD_ALLOWANCE_STEPS", 1000 - bytes_)
     with pytest.raises(RecordError, match="would evaluate more than 1000 steps of launch programs"):
         library.preload()
     library.preload(only=[Signature.from_json(signature(1024, K, batch=3)).key()])
-    monkeypatch.setattr(contents, "MAX_PRELOAD_STEPS", 5000)
+    monkeypatch.setattr(contents, "PRELOAD_ALLOWANCE_STEPS", 5000)
     assert len(library.preload()) > 5
