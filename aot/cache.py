@@ -201,11 +201,8 @@ class Cache:
             return False
         if not stat.S_ISDIR(found.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if others := _others_may_write(found):
-            raise UntrustedCache(
-                f"{folder}: a build cache must be this user's alone, but {others}; "
-                f"run `chmod go-w {shlex.quote(str(folder))}` if it is yours, or name another cache directory"
-            )
+        if others := _others_may_write(folder, found):
+            raise UntrustedCache(f"{folder}: a build cache must be this user's alone, but {others}")
         self._fit.add(folder)
         if is_top:
             temporary.collect(folder)
@@ -241,12 +238,13 @@ class Cache:
             self._warn(f"{why}, and the build goes on without a cache; {remedy}")
 
 
-def _others_may_write(found: os.stat_result) -> str:
-    """How anybody but this user and root may write to what was found; empty where nobody may."""
+def _others_may_write(folder: Path, found: os.stat_result) -> str:
+    """How anybody but this user and root may write to what was found, and the remedy; empty where nobody may."""
     if found.st_uid not in (os.geteuid(), 0):
-        return f"it belongs to user {found.st_uid}"
+        return f"it belongs to user {found.st_uid}; name another cache directory"
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"its mode {stat.S_IMODE(found.st_mode):03o} lets others write to it"
+        mode = stat.S_IMODE(found.st_mode)
+        return f"its mode {mode:03o} lets others write to it; run `chmod go-w {shlex.quote(str(folder))}` or name another"
     return ""
 
 
@@ -262,8 +260,8 @@ def _read(path: Path) -> bytes:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("is no regular file")
-        if others := _others_may_write(found):
-            raise ValueError(others)
+        if others := _others_may_write(path, found):
+            raise ValueError(others.partition(";")[0])
         if found.st_size > MAX_ENTRY_BYTES:
             raise ValueError(f"has {found.st_size} bytes, the limit is {MAX_ENTRY_BYTES}")
         with open(descriptor, "rb", closefd=False) as file:

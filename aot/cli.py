@@ -24,7 +24,7 @@ from .console import print_checks, print_function, print_gemm, print_listing, re
 from .ending import INTERRUPTED, Stop
 from .output import require_replaceable
 from .progress import Progress
-from .streams import print_json, say, warn
+from .streams import print_json, printable, say, warn
 from .targets import TARGETS
 from .tune_options import MAX_SEED, TuneOptions
 
@@ -145,7 +145,7 @@ def _build(
         def on_start(missing: int, processes: int) -> None:
             progress.note(f"compiling {_count(missing, 'kernel')} in {_count(processes, 'process', 'processes')}")
 
-        directory = _cache_directory() if cache is None else cache
+        directory = _cache_directory() if cache is None else _named_cache(cache)
         kept = Cache(directory, lambda message: progress.warn(f"cache: {message}"))
         try:
             built = build.build(work, output, kept, jobs, on_event, on_start)
@@ -355,9 +355,9 @@ def _from_config(
         manifest_from_config(
             load_config(config),
             Wanted(tp, counts, target or None, dtype, scaling, fuse),
-            source=source or config.name,
+            source=source or printable(config.name),
             model=model,
-            named_after=source or str(config.resolve()),
+            named_after=source or printable(str(config.resolve())),
             on_warning=warn,
         )
     )
@@ -376,6 +376,13 @@ def _cache_directory() -> Path | None:
     with contextlib.suppress(RuntimeError):
         return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "cute-aot"
     return None
+
+
+def _named_cache(name: str) -> str:
+    """The cache that a user names: a slip is worth an error, where trouble with a cache is a warning."""
+    if os.path.exists(name) and not os.path.isdir(name):
+        raise AotError(f"{name}: cannot be the build cache: it is no folder; name a folder")
+    return name
 
 
 def _refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:

@@ -2,7 +2,8 @@
 
 A worker is told its architecture before it imports the DSL, which keeps it, so each compiles for one target; it takes
 one variant at a time, so that a slow one holds up no other. What it prints goes to a file, and is read when it dies.
-Whatever goes wrong with one variant (an exception, a crash, a hang) is that variant's failure and nobody else's.
+Whatever goes wrong with one variant (an exception, a crash, a hang) is that variant's failure and nobody else's; one
+whose worker was killed is given to another once.
 Every kernel enters the cache as it arrives: a build that is interrupted continues where it was.
 
 Knows nothing of manifests, rankings or archives, and imports neither torch nor the DSL.
@@ -257,7 +258,8 @@ class _Worker:
         try:
             answer: Compiled | Failed = self.connection.recv()
         except (EOFError, OSError):
-            return Failed(self._explain(f"its worker {_ending(self._process.wait())}"), reusable=False)
+            status = self._process.wait()
+            return Failed(self._explain(f"its worker {_ending(status)}"), False, killed=status == -signal.SIGKILL)
         self.answered += 1
         if isinstance(answer, Failed):
             return Failed(answer.reason.replace(str(self._scratch), "..."), answer.reusable)
@@ -317,13 +319,12 @@ def _require_room(folder: Path) -> None:
 
 def _no_room(reason: str | None) -> CompileError:
     folder = _temporary_folder()
-    try:
-        left = f"{shutil.disk_usage(folder).free:,} bytes are left there"
-    except OSError as error:
-        left = f"it has no space that can be told: {error.strerror}"
+    left = ""
+    with contextlib.suppress(OSError):
+        left = f"; {shutil.disk_usage(folder).free:,} bytes are left there"
     return CompileError(
-        f"{folder}: a file of {temporary.PROBE_BYTES:,} bytes cannot be written to compile in ({reason}; {left}); "
-        "make room, or set TMPDIR to another folder"
+        f"{folder}: a file of {temporary.PROBE_BYTES:,} bytes cannot be written to compile in ({reason}{left}); "
+        "set TMPDIR to a folder that takes it"
     )
 
 
@@ -335,6 +336,7 @@ def _compile_all(
     for variant in variants:
         queues.setdefault(variant.target, deque()).append(variant)
     workers: list[_Worker] = []
+    given_again: set[Variant] = set()
     if not variants:
         return
     _require_room(_temporary_folder())
@@ -350,6 +352,10 @@ def _compile_all(
                 for variant, answer in _answers(workers, queues):
                     if isinstance(answer, Failed):
                         _require_room(scratch)
+                        if answer.killed and variant not in given_again:
+                            given_again.add(variant)
+                            queues[variant.target].append(variant)
+                            continue
                     yield variant, answer
         finally:
             for worker in workers:

@@ -113,6 +113,8 @@ def manifest_from_config(
         targets = default_targets(gemm.signature for gemm in gemms)
         if not targets:
             found.fail("no target has kernels for all of these layers; name targets")
+    else:
+        _warn_of_unserved(source, gemms, targets, on_warning)
     return Manifest(
         model or model_name(named_after or source, wanted.tp, dtype, wanted.fuse),
         _source(found, wanted.tp) + (f", {found.activation[0]} {activation}" if activation else ""),
@@ -121,6 +123,16 @@ def manifest_from_config(
         tuple(gemms),
         found.fields["num_hidden_layers"],
     )
+
+
+def _warn_of_unserved(
+    source: str, gemms: Iterable[Gemm], targets: Iterable[str], on_warning: Callable[[str], None]
+) -> None:
+    """Say which targets that were named lack kernels for which layers, as a build will."""
+    for target in targets:
+        unserved = [gemm.name for gemm in gemms if not default_targets([gemm.signature], [target])]
+        if unserved:
+            on_warning(f"{source}: no kernel for {target} computes {', '.join(unserved)}; leave --target out")
 
 
 def model_name(source: str, tp: int, dtype: str, fuse: bool = False) -> str:
@@ -135,11 +147,11 @@ def default_scaling(dtype: str) -> str:
     return "row_column" if dtype == "e4m3" else "none"
 
 
-def default_targets(signatures: Iterable[Signature]) -> tuple[str, ...]:
-    """The targets that have kernels for all of these, with their epilogues."""
+def default_targets(signatures: Iterable[Signature], targets: Iterable[str] = tuple(TARGETS)) -> tuple[str, ...]:
+    """Those of `targets` that have kernels for all of these, with their epilogues."""
     providers = [provider(name) for name in PROVIDERS]
     distinct = dict.fromkeys(signatures)
-    return tuple(t for t in TARGETS if all(any(p.variants(t, s) for p in providers) for s in distinct))
+    return tuple(t for t in targets if all(any(p.variants(t, s) for p in providers) for s in distinct))
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,12 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Failed:
-    """Why there is no kernel. `reusable`: whether this process can be trusted with another variant."""
+    """Why there is no kernel. `reusable`: whether this process can be trusted with another variant. `killed`: somebody
+    ended it, such as a system short of memory, so that the variant need not be what failed."""
 
     reason: str
     reusable: bool
+    killed: bool = False
 
 
 def serve(descriptor: int, module: str, parent: int) -> None:

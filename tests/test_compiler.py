@@ -48,6 +48,12 @@ def lower(variant):
         case "crash":
             print("Fatal: the wings fell off", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "killed once":
+            if not os.path.exists(os.environ["KILLED_BEFORE"]):
+                open(os.environ["KILLED_BEFORE"], "x").close()
+                os.kill(os.getpid(), signal.SIGKILL)
         case "hang":
             print("hanging in", os.getpid(), flush=True)
             time.sleep(600)
@@ -249,6 +255,17 @@ def test_failures_are_tried_again_next_time(compile_fakes: Compile) -> None:
     assert compile_fakes([fake("refuse")]).failures
 
 
+def test_a_variant_whose_worker_was_killed_is_given_to_another_once(
+    compile_fakes: Compile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a system that was short of memory, which says nothing about the variant."""
+    monkeypatch.setenv("KILLED_BEFORE", str(tmp_path / "killed"))
+    once, always = fake("killed once"), fake("killed")
+    report = compile_fakes([once, always])
+    assert set(report.kernels) == {once}
+    assert report.failures == {always: "its worker was killed by SIGKILL"}
+
+
 def test_a_refusal_costs_no_worker_and_a_crash_costs_one(compile_fakes: Compile) -> None:
     def pids(do: str) -> set[int]:
         variants = [fake(number=1), fake(do), fake(number=2)]
@@ -422,7 +439,7 @@ def test_a_failure_where_there_is_no_room_ends_the_build_and_names_the_folder_an
     with pytest.raises(CompileError) as error:
         compile_fakes([fake(), fake("fill"), fake(number=1)])
     assert re.match(rf"{tmp_path}: .* \(No space left on device; [\d,]+ bytes are left there\)", str(error.value))
-    assert "set TMPDIR to another folder" in str(error.value)
+    assert "set TMPDIR to a folder that takes it" in str(error.value)
     assert [folder.parent for folder in asked] == [tmp_path.parent, tmp_path]
     assert not list(tmp_path.glob("aot-build-*"))
 
