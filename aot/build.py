@@ -18,7 +18,7 @@ from runtime.driver import Driver
 from runtime.errors import AotError, DeviceError
 from runtime.signature import Signature
 
-from . import manifest, pack, rank
+from . import manifest, pack, rank, tables
 from .cache import Cache
 from .compiler import BuildReport, Event, compile_variants
 from .manifest import Manifest
@@ -149,7 +149,7 @@ def build(
     for kernel in report.kernels.values():
         package.add_function(kernel.record, kernel.cubin)
     entries, unserved = _gemm_entries(work, report)
-    package.set_table("gemm", {"entries": entries})
+    package.set_table("gemm", tables.gemm_table(entries, {v.name(): v.target for v in report.kernels}))
     package.set_table("build", _build_table(work, report, unserved))
     package.write(destination, cache=cache)
     targets = tuple(dict.fromkeys(entry["target"] for entry in entries))

@@ -201,7 +201,7 @@ class Cache:
             return False
         if not stat.S_ISDIR(found.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if others := _others_may_write(folder, found):
+        if others := _others_may_write(self.directory or folder, found):
             raise UntrustedCache(f"{folder}: a build cache must be this user's alone, but {others}")
         self._fit.add(folder)
         if is_top:
@@ -243,8 +243,8 @@ def _others_may_write(folder: Path, found: os.stat_result) -> str:
     if found.st_uid not in (os.geteuid(), 0):
         return f"it belongs to user {found.st_uid}; name another cache directory"
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        mode = stat.S_IMODE(found.st_mode)
-        return f"its mode {mode:03o} lets others write to it; run `chmod go-w {shlex.quote(str(folder))}` or name another"
+        remedy = f"run `chmod -R go-w {shlex.quote(str(folder))}` or name another"
+        return f"its mode {stat.S_IMODE(found.st_mode):03o} lets others write to it; {remedy}"
     return ""
 
 

@@ -29,6 +29,7 @@ from .targets import TARGETS
 from .tune_options import MAX_SEED, TuneOptions
 
 if TYPE_CHECKING:
+    from .build import Built
     from .compiler import Event
 
 
@@ -154,8 +155,26 @@ def _build(
             raise Stop(done, INTERRUPTED) from None
     for signature, name, reason in built.unserved:
         warn(f"{signature.key()} on {name}: {reason}; the archive cannot serve it")
+    summary = _summary(output, built, time.monotonic() - begun)
+    if not as_json:
+        made = f"{summary['compiled']} compiled, {summary['cached']} from the cache"
+        kernels, failed = _count(summary["functions"], "kernel"), _count(summary["failed"], "candidate")
+        say(f"{output}: {kernels} ({made}), {failed} failed, {built.archive_bytes:,} bytes, {summary['seconds']:.1f} s")
+    if not no_tune and build.tunable(built.targets):
+        summary["tuning"] = _tune(output, output, TuneOptions(), as_json)
+        summary["bytes"] = output.stat().st_size
+    if as_json:
+        print_json(summary)
+    if built.unserved or (summary["tuning"] or {}).get("unserved") or (strict and summary["failed"]):
+        raise typer.Exit(1)
+
+
+def _summary(output: Path, built: Built, seconds: float) -> dict[str, Any]:
+    """What `aot build --json` prints, before tuning."""
+    from .describe import resources
+
     report = built.report
-    summary: dict[str, Any] = {
+    return {
         "archive": str(output),
         "bytes": built.archive_bytes,
         "functions": len(report.kernels),
@@ -165,20 +184,9 @@ def _build(
         "kernels": {v.name(): resources(kernel.record) for v, kernel in report.kernels.items()},
         "failures": {v.name(): reason for v, reason in report.failures.items()},
         "unserved": [{"signature": s.key(), "target": t, "reason": reason} for s, t, reason in built.unserved],
-        "seconds": round(time.monotonic() - begun, 3),
+        "seconds": round(seconds, 3),
         "tuning": None,
     }
-    if not as_json:
-        made = f"{_count(len(report.kernels), 'kernel')} ({report.compiled} compiled, {report.cached} from the cache)"
-        failed = f"{_count(len(report.failures), 'candidate')} failed"
-        say(f"{output}: {made}, {failed}, {built.archive_bytes:,} bytes, {summary['seconds']:.1f} s")
-    if not no_tune and build.tunable(built.targets):
-        summary["tuning"] = _tune(output, output, TuneOptions(), as_json)
-        summary["bytes"] = output.stat().st_size
-    if as_json:
-        print_json(summary)
-    if built.unserved or (summary["tuning"] or {}).get("unserved") or (strict and report.failures):
-        raise typer.Exit(1)
 
 
 @app.command(

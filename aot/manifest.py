@@ -207,8 +207,10 @@ def write(text: str, path: str | os.PathLike[str], *, replace: bool = False) -> 
     target = destination(path)
     if target.exists() and not replace:
         raise ManifestError(f"{path}: is there already; --force replaces it, or name another output")
+    prefix = f".{target.name}."
+    temporary.collect(target.parent, prefix)
     try:
-        with temporary.file(target.parent, f".{target.name}.", mode=0o666) as (written, file):
+        with temporary.file(target.parent, prefix, mode=0o666) as (written, file):
             file.write(text.encode())
             file.flush()
             os.replace(written, target)

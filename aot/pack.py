@@ -25,9 +25,10 @@ from runtime.archive import (
     HEADER,
     MAGIC,
     Archive,
+    SizeLimitExceeded,
 )
 from runtime.archive_index import RECORDS, TABLES, TARGET, generation, is_name
-from runtime.errors import AotError
+from runtime.errors import AotError, ArchiveError
 from runtime.limits import MAX_BLOCK_BYTES, MAX_INDEX_BYTES, MAX_RECORDS_BLOCK_BYTES
 
 from . import temporary
@@ -35,6 +36,7 @@ from .cache import Cache
 from .cache import Entry as CacheEntry
 
 SOLID_BLOCK_BYTES = 8 << 20
+_LONGEST_NAME_BYTES = 255 - 22  # what Linux file systems take, less what a temporary file beside it has more
 # Records are alike enough to lose 2% by smaller blocks, and a first launch reads one block of each kind.
 RECORDS_BLOCK_BYTES = MAX_RECORDS_BLOCK_BYTES
 COMPRESSION_LEVEL = 19
@@ -67,6 +69,8 @@ def destination(path: str | os.PathLike[str]) -> Path:
         raise PackError(f"{name}: cannot be written: it is there and no regular file; name another output")
     if not found.parent.is_dir():
         raise PackError(f"{name}: cannot be written: its folder does not exist; make it, or name another output")
+    if len(os.fsencode(found.name)) > _LONGEST_NAME_BYTES:
+        raise PackError(f"{name}: cannot be written: its name is too long; name another output")
     if not os.access(found.parent, os.W_OK):
         raise PackError(f"{name}: cannot be written: its folder is read-only; name another output")
     return found
@@ -300,8 +304,13 @@ def _write_atomically(destination: Path, parts: list[bytes]) -> None:
         file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
-        with Archive.open(written) as archive:  # nothing that the reader refuses takes the place of a good file
-            archive.check_blocks()
+        try:
+            with Archive.open(written) as archive:  # nothing that the reader refuses takes the place of a good file
+                archive.check_blocks()
+        except ArchiveError as error:
+            reason = str(error).removeprefix(f"{written}: ").partition(";")[0]
+            remedy = "split the archive" if isinstance(error, SizeLimitExceeded) else "check the disk"
+            raise PackError(f"{destination}: what was written cannot be read back ({reason}); {remedy}") from None
         os.replace(written, destination)
     _sync_directory(destination.parent)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ _LINE_EVERY_S = 10.0
 class Progress:
     """A bar where standard error is a terminal, after two seconds; else a line for every ten seconds that pass.
 
-    It says only what `update` told it: while nothing is finished, nothing is printed. `clock` gives seconds.
+    A thread sees to the lines, so that one comes while nothing is finished too. `clock` gives seconds.
     """
 
     def __init__(self, title: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -25,11 +26,15 @@ class Progress:
         self._begun = clock()
         self._terminal = sys.stderr.isatty()
         self._due = self._begun + (_BAR_AFTER_S if self._terminal else _LINE_EVERY_S)
-        self._stopped = False
+        self._said = "", ""  # what `update` told last: how much is done, and what comes next
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
         self._bar: Any = None
         self._task: Any = None
 
     def __enter__(self) -> Progress:
+        if not self._terminal:
+            threading.Thread(target=self._keep_saying, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -37,14 +42,25 @@ class Progress:
 
     def update(self, done: int, total: int, detail: str = "") -> None:
         """Say that `done` of `total` steps are behind us, and what comes next."""
-        now = self._clock()
-        if self._stopped or now < self._due:
-            return
-        if self._terminal:
+        if not self._terminal:
+            self._said = f"{done} of {total}", detail
+            self.say_if_due()
+        elif not self._stopped.is_set() and self._clock() >= self._due:
             self._draw(done, total, detail)
-        else:
+
+    def say_if_due(self) -> None:
+        """Print how far the work has come, if the last line is long ago."""
+        with self._lock:
+            now = self._clock()
+            if self._stopped.is_set() or now < self._due:
+                return
             self._due = now + _LINE_EVERY_S
-            tell(f"{self._title}: {done} of {total} after {now - self._begun:.0f} s{detail and ', now '}{detail}")
+            done, detail = self._said
+            tell(f"{self._title}: {done}{done and ' '}after {now - self._begun:.0f} s{detail and ', now '}{detail}")
+
+    def _keep_saying(self) -> None:
+        while not self._stopped.wait(_LINE_EVERY_S):
+            self.say_if_due()
 
     def _draw(self, done: int, total: int, detail: str) -> None:
         if self._bar is None:
@@ -77,7 +93,7 @@ class Progress:
 
     def stop(self) -> None:
         """Take the bar away, for good."""
-        self._stopped = True
+        self._stopped.set()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

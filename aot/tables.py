@@ -1,4 +1,5 @@
-"""Reads what an archive's tables say besides dispatch: `build`, `tuning`, and the timings of the gemm table.
+"""Reads what an archive's tables say besides dispatch (`build`, `tuning`, and the timings of the gemm table), and makes
+the gemm table of its rows.
 
 An archive need not have the first two; what one has is read strictly, but for fields that this version does not know:
 they are left as they are. Knows nothing of how any of it is shown.
@@ -6,18 +7,36 @@ they are left as they are. Knows nothing of how any of it is shown.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from runtime.archive import Archive
-from runtime.dispatch import Capability, Entry
-from runtime.errors import RecordError
+from runtime.dispatch import Capability, Dispatch, Entry
+from runtime.errors import AotError, RecordError
 
 MAX_US = 1e12  # eleven days
 MAX_SPREAD = 1e6
 MAX_TOKENS = 2**31
 
 Test = Callable[[Any], bool]
+
+
+class TableTooLarge(AotError):
+    """A table that readers would refuse."""
+
+
+def gemm_table(entries: list[dict[str, Any]], targets: Mapping[str, str]) -> dict[str, Any]:
+    """The gemm table with these rows, as readers take it; `targets` has the target of each function.
+
+    Raises:
+        TableTooLarge: readers would refuse it.
+    """
+    table = {"entries": entries}
+    try:
+        Dispatch.from_json(table, targets)
+    except RecordError as error:
+        raise TableTooLarge(f"{str(error).partition(';')[0]}; split the manifests over several archives") from None
+    return table
 
 
 def gemms(archive: Archive) -> list[tuple[str, str]]:

@@ -262,7 +262,7 @@ def _write(
     for name in archive.tables:
         if name not in ("gemm", "tuning"):
             package.set_table(name, archive.table(name))
-    package.set_table("gemm", {"entries": entries})
+    package.set_table("gemm", tables.gemm_table(entries, archive.functions.targets_by_name()))
     environment = report.environment | {"rejected": report.rejected, "tolerance": tolerance}
     package.set_table("tuning", {"environments": [*tables.environments(archive), environment]})
     package.write(destination)

@@ -23,7 +23,12 @@ from .dispatch import Dispatch, Entry, gemm_mismatch, serves
 from .driver import Driver
 from .errors import ArgumentError, DeviceError, KernelMiss, ProgramError, RecordError
 from .function import MAX_PLANS, AnyPlan, Function, Unfit, remember
-from .limits import PRELOAD_ALLOWANCE_STEPS, STEPS_OF_A_CALL
+from .limits import (
+    PRELOAD_ALLOWANCE_STEPS,
+    PRELOAD_STEPS_OF_A_BYTE,
+    PRELOAD_STEPS_OF_A_TOKEN,
+    STEPS_OF_A_CALL,
+)
 from .record import TensorArgument, TensorView
 from .rows import Rows
 from .signature import Signature
@@ -99,8 +104,10 @@ class Preloaded(NamedTuple):
 class _Trials:
     """Counts what evaluating programs takes, to see what fits: a file may ask for more than a server has time for."""
 
-    def __init__(self, file_bytes: int) -> None:
-        self._steps, self._most = 0, PRELOAD_ALLOWANCE_STEPS + file_bytes
+    def __init__(self, file_bytes: int, asked: int) -> None:
+        """`asked` is for how many M the caller wants plans, of all signatures."""
+        self._steps, self._most = 0, PRELOAD_ALLOWANCE_STEPS
+        self._most += PRELOAD_STEPS_OF_A_BYTE * file_bytes + PRELOAD_STEPS_OF_A_TOKEN * asked
 
     def count(self, function: Function) -> None:
         """Count one evaluation.
@@ -111,8 +118,8 @@ class _Trials:
         self._steps += STEPS_OF_A_CALL + function.record.program.steps
         if self._steps > self._most:
             raise RecordError(
-                f"{function.name}: preloading would evaluate more than {self._most} steps of launch programs; "
-                "preload fewer signatures, or build the archive again"
+                f"{function.name}: preloading would evaluate more than {self._most} steps of launch programs, which "
+                "no archive of its size should need; name fewer signatures with only=, or build the archive again"
             )
 
 
@@ -356,7 +363,7 @@ class Contents:
         for archive in self.archives:
             environments = archive.table("tuning").get("environments") if "tuning" in archive.tables else None
             rows = [row for row in environments if isinstance(row, dict)] if isinstance(environments, list) else []
-            sms = {count for row in rows if isinstance(count := row.get("multiprocessors"), int)}
+            sms = {count for row in rows if type(count := row.get("multiprocessors")) is int}
             if sms and here not in sms:
                 _log.warning(
                     "%s was tuned on GPUs with %s SMs, this one has %d: its kernels are right here, but others may be "
@@ -439,7 +446,7 @@ class Contents:
             best = [self._function(entry, entry.best(m)) for entry, m in cases]
             for function in best:
                 function.read()
-            trials = _Trials(sum(archive.file_bytes for archive in self.archives))
+            trials = _Trials(sum(archive.file_bytes for archive in self.archives), len(entries) * len(tokens))
             with self._driver.current():  # waits, if it must, while nobody waits for the lock
                 for (entry, m), function in zip(cases, best, strict=True):
                     loaded |= dict.fromkeys(self._load_for(entry, m, function, trials))

@@ -281,7 +281,7 @@ def test_a_folder_that_others_may_write_to_is_refused(top: Path, said: Said, mod
     folder = Cache(top).path(KEY).parent if inner else top
     folder.chmod(mode)
     for use in (lambda cache: cache.get(KEY), lambda cache: cache.put(KEY, ENTRY)):
-        with pytest.raises(UntrustedCache, match=f"{folder}: .*chmod go-w {folder}`.* or name another"):
+        with pytest.raises(UntrustedCache, match=f"{folder}: .*chmod -R go-w {top}` or name another"):
             use(Cache(top, said.append))
     folder.chmod(mode & ~0o022)
     assert Cache(top).get(KEY) == ENTRY

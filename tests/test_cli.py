@@ -304,13 +304,20 @@ def test_a_cache_that_cannot_be_written_is_one_warning_and_the_archive_is_the_sa
     assert (tmp_path / "again.aot").read_bytes() == archive.read_bytes()
 
 
+def test_a_cache_that_is_named_and_no_folder_is_an_error(build_again: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    result = build_again("--no-tune", "--cache", tmp_path / "file")
+    assert (result.status, result.out) == (2, "")
+    assert result.err == f"error: {tmp_path / 'file'}: cannot be the build cache: it is no folder; name a folder\n"
+
+
 def test_a_cache_that_others_may_write_to_is_refused(build_again: Run, folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "cache", tmp_path / "cache")
     (tmp_path / "cache").chmod(0o775)
     result = build_again("--no-tune", "--cache", tmp_path / "cache")
     assert (result.status, result.out) == (2, "")
     assert result.err.startswith(f"error: {tmp_path / 'cache'}: ")
-    assert f"chmod go-w {tmp_path / 'cache'}" in result.err
+    assert f"chmod -R go-w {tmp_path / 'cache'}" in result.err
     assert result.err.count("\n") == 1
     assert not (tmp_path / "again.aot").exists()
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import zstandard
 
+from aot import tables
 from runtime import canonical, limits, native
 from runtime.archive import HEADER, Archive, IndexMalformed, SizeLimitExceeded
 from runtime.dispatch import Dispatch
@@ -221,7 +222,7 @@ def table(entries: int, ranges: int) -> dict[str, Any]:
 
 def test_gemm_table_may_have_so_many_ranges_and_no_more() -> None:
     assert len(Dispatch.from_json(table(2, limits.MAX_GEMM_RANGES // 2)).entries) == 2
-    with pytest.raises(RecordError, match="has 16386 ranges of M, at most 16384"):
+    with pytest.raises(RecordError, match="has 65538 ranges of M, at most 65536"):
         Dispatch.from_json(table(2, limits.MAX_GEMM_RANGES // 2 + 1))
 
 
@@ -267,3 +268,10 @@ def test_head_of_an_index_is_measured_before_it_is_parsed(tmp_path: Path) -> Non
     write(tmp_path / "long.aot", random.Random(0).randbytes(limits.MAX_INDEX_HEAD_BYTES + 1).replace(b"\n", b" "))
     with pytest.raises(IndexMalformed, match="its head has more than 262144 bytes"):
         Archive.open(tmp_path / "long.aot")
+
+
+def test_builder_refuses_a_gemm_table_that_readers_would() -> None:
+    rows = table(2, limits.MAX_GEMM_RANGES // 2 + 1)["entries"]
+    with pytest.raises(tables.TableTooLarge, match=r"65538 ranges of M, .*; split the manifests over"):
+        tables.gemm_table(rows, {"f": "sm_90a"})
+    assert tables.gemm_table(rows[:1], {"f": "sm_90a"}) == {"entries": rows[:1]}

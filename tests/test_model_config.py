@@ -545,3 +545,11 @@ def test_experts_that_are_left_out_are_said() -> None:
         "config.json: the experts are left out, since their GEMMs are grouped; the manifest has qkv, o, router, lm_head"
     ]
     assert warnings({**moe, "mlp_only_layers": list(range(48))}) == []
+
+
+def test_a_target_that_was_named_and_lacks_kernels_is_told_of() -> None:
+    usual, both = config(torch_dtype="bfloat16"), ("sm_80", "sm_90a")
+    assert warnings(usual, targets=both) == []
+    assert warnings(usual, targets=both, fuse=True) == [
+        "config.json: no kernel for sm_80 computes o, gate_up, down; leave --target out"
+    ]

@@ -21,10 +21,9 @@ from hypothesis import strategies as st
 
 from aot import pack
 from aot.cache import Cache
-from aot.pack import Package, PackError
+from aot.pack import Package, PackError, destination
 from runtime import canonical
 from runtime.archive import Archive
-from runtime.errors import ArchiveError
 
 from .command_line import ROOT
 
@@ -497,7 +496,7 @@ def test_write_never_lets_a_file_that_the_disk_changed_take_its_place(
     package = Package()
     add(package, "a", b"cubin")
     monkeypatch.setattr(os, "fsync", damage)
-    with pytest.raises(ArchiveError, match="SHA-256"):
+    with pytest.raises(PackError, match=r"cannot be read back .*SHA-256.*check the disk"):
         package.write(path)
     assert path.read_bytes() == b"old"
 
@@ -696,3 +695,19 @@ def test_canonical_json_refuses_a_value_inside_itself() -> None:
     loop.append(loop)
     with pytest.raises(ValueError):
         canonical.dumps(loop)
+
+
+def test_write_refuses_what_decompresses_to_more_than_readers_take(tmp_path: Path) -> None:
+    path = tmp_path / "x.aot"
+    path.write_bytes(b"old")
+    package = Package()
+    add(package, "a", bytes(8 << 20))
+    with pytest.raises(PackError, match=rf"^{path}: .*more than 256 times.*; split the archive$"):
+        package.write(path)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x.aot"]
+
+
+def test_a_name_that_leaves_no_room_for_a_temporary_one_is_refused_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="its name is too long"):
+        destination(tmp_path / ("x" * 240 + ".aot"))

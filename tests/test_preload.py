@@ -482,9 +482,18 @@ def test_preload_evaluates_no_more_than_a_server_has_time_for(
 ) -> None:
     library, _ = opened
     bytes_ = sum(archive.file_bytes for archive in library._now.archives)
-    monkeypatch.setattr(contents, "PRELOAD_ALLOWANCE_STEPS", 1000 - bytes_)
+    monkeypatch.setattr(contents, "PRELOAD_ALLOWANCE_STEPS", 1000 - contents.PRELOAD_STEPS_OF_A_BYTE * bytes_)
     with pytest.raises(RecordError, match="would evaluate more than 1000 steps of launch programs"):
         library.preload()
     library.preload(only=[Signature.from_json(signature(1024, K, batch=3)).key()])
     monkeypatch.setattr(contents, "PRELOAD_ALLOWANCE_STEPS", 5000)
     assert len(library.preload()) > 5
+
+
+def test_preload_has_time_for_every_row_count_that_is_asked_for(
+    opened: tuple[Library, RecordingDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, _ = opened
+    bytes_ = sum(archive.file_bytes for archive in library._now.archives)
+    monkeypatch.setattr(contents, "PRELOAD_ALLOWANCE_STEPS", 5000 - contents.PRELOAD_STEPS_OF_A_BYTE * bytes_)
+    assert library.preload(tokens=range(1, 190))

@@ -2,6 +2,7 @@
 
 import io
 import sys
+import threading
 
 import pytest
 
@@ -32,6 +33,28 @@ def test_piped_progress_says_what_comes_next(capsys: pytest.CaptureFixture[str])
         clock.now += 61.2
         progress.update(3, 48, "up M=16")
     assert capsys.readouterr().err == "tuning: 3 of 48 after 61 s, now up M=16\n"
+
+
+def test_piped_progress_is_told_while_nothing_is_finished(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with Progress("compiling", clock) as progress:
+        clock.now += 11
+        progress.say_if_due()
+        progress.update(1, 25)
+        clock.now += 10
+        progress.say_if_due()
+        progress.say_if_due()
+    assert capsys.readouterr().err == "compiling: after 11 s\ncompiling: 1 of 25 after 21 s\n"
+
+
+def test_a_thread_says_how_far_piped_work_has_come(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aot.progress._LINE_EVERY_S", 0.01)
+    said = threading.Event()
+    with Progress("compiling") as progress:
+        monkeypatch.setattr(progress, "say_if_due", said.set)
+        assert said.wait(10)
 
 
 def test_short_work_prints_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
