@@ -14,6 +14,8 @@ import orjson
 
 from .limits import MAX_JSON_DEPTH, MAX_JSON_VALUES
 
+_LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # of integers
+
 
 def dumps(obj: Any) -> bytes:
     """Encode `obj`; tuples become lists, and a key that is not a string is refused rather than turned into one.
@@ -75,21 +77,23 @@ def _encode(obj: Any, check_circular: bool = True) -> bytes:
 
 def _require_plain(obj: Any) -> None:
     """Refuse keys that are no strings, and integers that `loads` would not read."""
-    stack, seen = [obj], set()
+    stack, seen = [(obj,)], set()
     while stack:
-        item = stack.pop()
-        if isinstance(item, int):
-            _require_64_bits(item, item)
-        if not isinstance(item, (dict, list, tuple)) or id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, dict):
-            for key in item:
-                if not isinstance(key, str):
-                    raise TypeError(f"a key of canonical JSON must be a string, found {key!r}")
-            stack.extend(item.values())
-        else:
-            stack.extend(item)
+        for item in stack.pop():
+            kind = type(item)
+            if kind is str or kind is float:
+                continue
+            if kind is int:
+                if not _LEAST <= item <= _MOST:
+                    raise ValueError(f"it holds {item!s:.30}, an integer of more than 64 bits")
+            elif isinstance(item, (dict, list, tuple)) and id(item) not in seen:
+                seen.add(id(item))
+                if isinstance(item, dict):
+                    for key in item:
+                        if not isinstance(key, str):
+                            raise TypeError(f"a key of canonical JSON must be a string, found {key!r}")
+                    item = item.values()
+                stack.append(item)
 
 
 def _require_few(data: bytes) -> None:
@@ -111,14 +115,10 @@ def _require_shallow(obj: Any) -> None:
 
 def _integer(digits: str) -> int:
     """An integer that orjson takes for one as well; it makes a float of what has more bits."""
-    number = int(digits) if len(digits) <= 20 else 1 << 64
-    _require_64_bits(number, digits)
+    number = int(digits) if len(digits) <= 20 else _MOST + 1
+    if not _LEAST <= number <= _MOST:
+        raise ValueError(f"it holds {digits:.30}, an integer of more than 64 bits")
     return number
-
-
-def _require_64_bits(number: int, said: object) -> None:
-    if not -(1 << 63) <= number < 1 << 64:
-        raise ValueError(f"it holds {said!s:.30}, an integer of more than 64 bits")
 
 
 def _refuse_constant(name: str) -> Any:
