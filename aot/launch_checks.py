@@ -1,4 +1,4 @@
-"""Whether a function's launches can work: its program evaluated for several shapes, as a server evaluates it.
+"""Whether a function's launches can work: what reaches its kernels, and its program evaluated for several shapes.
 
 A record may be well formed and its digests right, and still ask for what no GPU does or what cannot compute what its
 arguments promise. Knows nothing of archives, tables or cubins.
@@ -6,89 +6,102 @@ arguments promise. Knows nothing of archives, tables or cubins.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from runtime import native
 from runtime.arithmetic import NodeReader
-from runtime.errors import ArgumentError, ProgramError, RecordError
-from runtime.evaluator import PythonEvaluator
-from runtime.launch import CLUSTER_DIMENSION, PREFERRED_CLUSTER_DIMENSION, Launch, Slot
-from runtime.record import DeviceArgument, Record, TensorArgument, TensorView, WorkspaceArgument
+from runtime.errors import RecordError
+from runtime.record import Record, TensorArgument
 from runtime.signature import Signature
-from runtime.tensor import span_bytes
 
 from . import shapes
+from .evaluation import Budget, Case, Evaluator
 
-MULTIPROCESSORS = 132  # of the GPU that programs are evaluated for: an H200
 ROWS = (1, 77, 8192)  # one, some that fill no tile, many
-# CTAs of a cluster: CUDA allows 8 on every GPU that has clusters; Hopper and later data-centre GPUs allow 16 to kernels
-# that opt in to a non-portable size (CUDA C++ programming guide, thread block clusters).
-MAX_CLUSTER_CTAS = 16
-# CuTe's TMA stores of variable length move a tensor's base by -2^30 strides, and its coordinates by as much the other
-# way; a TMA descriptor keeps 57 bits of an address.
-_TMA_SHIFT_STRIDES, _TMA_ADDRESS_BITS = 1 << 30, 57
 # Addresses that the driver gives out lie above 4 GB and have at most 57 bits.
 _DEVICE_ADDRESSES = range(1 << 32, 1 << 57)
 
 
-class Case(NamedTuple):
-    """One shape to evaluate for: what it is in words, and the free extents."""
+class Launches(NamedTuple):
+    """What was found: how many shapes could be launched, how many the budget left out, and what to look into."""
 
-    what: str
-    extents: dict[str, int]
-
-
-Group = tuple[str, list[Case]]  # shapes of which at least one must be served, and what they are of
+    launched: int
+    left_out: int
+    warnings: tuple[str, ...]
 
 
-def groups(record: Record, uses: Mapping[Signature, Iterable[int]]) -> list[Group]:
-    """The shapes to evaluate for: of each GEMM that it serves, `ROWS` and those given; else any legal extents."""
-    if not uses:
-        return [("any extents", [Case(f"extents of about {m}", shapes.near(record, m)) for m in ROWS])]
-    return [
-        (
-            signature.key(),
-            [Case(f"{m} rows", shapes.extents_of(record, signature, m)) for m in sorted({*ROWS, *rows})],
-        )
-        for signature, rows in uses.items()
-    ]
+class _Group(NamedTuple):
+    """Shapes of which at least one must be served: of a GEMM, or of no one in particular."""
+
+    signature: Signature | None
+    rows: tuple[int, ...]
+
+    @property
+    def what(self) -> str:
+        return "any extents" if self.signature is None else self.signature.key()
+
+    def cases(self, record: Record) -> Iterator[Case]:
+        for m in self.rows:
+            if self.signature is None:
+                yield Case(f"extents of about {m}", shapes.near(record, m))
+            else:
+                yield Case(f"{m} rows", shapes.extents_of(record, self.signature, m))
 
 
-def check(obj: dict[str, Any], record: Record, uses: Mapping[Signature, Iterable[int]]) -> int:
-    """Check the launches of a record, and evaluate them for all that it serves; how many shapes could be launched.
+def check(obj: dict[str, Any], record: Record, uses: Mapping[Signature, Iterable[int]], budget: Budget) -> Launches:
+    """Check the launches of a record, and evaluate them for all that it serves, as far as the budget goes.
 
-    `obj` is the record as JSON, `uses` the GEMMs that it serves with M values of interest.
+    `obj` is the record as JSON, `uses` the GEMMs that it serves with M values of interest: each is evaluated for these
+    and `ROWS`. A function that serves none is evaluated for any legal extents.
 
     Raises:
-        RecordError: a tensor reaches no kernel, a symbol is bound to nothing, clusters or addresses are out of range,
-            no shape can be launched, or native code and Python do not agree.
+        RecordError: what must reach a kernel does not, a symbol is bound to nothing, clusters or addresses are out of
+            range, no shape of a GEMM can be launched, or native code and Python do not agree.
     """
-    check_inputs(obj, record)
-    evaluator = _Evaluator(obj, record)
+    unseen = check_inputs(obj, record, every_tensor=bool(uses))
+    warnings = [f"no launch is given {_named(unseen)}; is that meant?"] if unseen else []
+    groups = [_Group(signature, tuple(sorted({*ROWS, *rows}))) for signature, rows in uses.items()]
+    groups = groups or [_Group(None, ROWS)]
+    evaluator, left = Evaluator(obj, record), sum(len(group.rows) for group in groups)
+    if not budget.take(evaluator.steps_to_read):
+        return Launches(0, left, tuple(warnings))
+    if constants := suspicious_constants(obj):
+        warnings.append(f"{', '.join(constants)}, which looks like a device address that was compiled in")
     launched = 0
-    for what, cases in groups(record, uses):
+    for group in groups:
         refused = []
-        for case in cases:
+        for case in group.cases(record):
+            if not budget.take(evaluator.steps):
+                return Launches(launched, left, tuple(warnings))
+            left -= 1
             reason = evaluator.launch(case)
             if reason is not None:
                 refused.append(reason)
-        if len(refused) == len(cases):
-            raise RecordError(f"function {record.name}: it refuses every shape of {what}, first {refused[0]}")
-        launched += len(cases) - len(refused)
-    return launched
+        if len(refused) == len(group.rows):
+            raise RecordError(f"function {record.name}: it refuses every shape of {group.what}, first {refused[0]}")
+        launched += len(group.rows) - len(refused)
+    return Launches(launched, left, tuple(warnings))
 
 
-def check_inputs(obj: dict[str, Any], record: Record) -> None:
-    """Raise RecordError unless every pointer reaches a kernel, and a tensor's extent or stride binds each symbol."""
-    seen = {slot[2] for launch in obj["program"]["launches"] for p in launch["parameters"] for slot in p["slots"]}
-    for number, name in enumerate(record.program.pointers):
-        if number not in seen:
-            raise RecordError(
-                f"function {record.name}: no launch is given the tensor or workspace {name!r}, so it cannot compute "
-                "what its arguments say; build it again"
-            )
+def check_inputs(obj: dict[str, Any], record: Record, every_tensor: bool) -> list[str]:
+    """The tensors that no launch is given, of a function that may take some for their extents alone.
+
+    Raises:
+        RecordError: a workspace, a tensor where `every_tensor` must be read or written, or all of them reach no kernel;
+            or a symbol is the extent or stride of no tensor.
+    """
     tensors = [a for a in record.leaves() if isinstance(a, TensorArgument)]
+    given = {slot[2] for launch in obj["program"]["launches"] for p in launch["parameters"] for slot in p["slots"]}
+    pointers = list(enumerate(record.program.pointers))  # of the tensors, and then of the workspaces
+    unseen = [name for number, name in pointers[: len(tensors)] if number not in given]
+    needed = [name for number, name in pointers[len(tensors) :] if number not in given]
+    if every_tensor or len(unseen) == len(tensors):
+        needed = unseen + needed
+    if needed:
+        raise RecordError(
+            f"function {record.name}: no launch is given {_named(needed)}, so it cannot compute what its arguments "
+            "say; build it again"
+        )
     bound = {x for tensor in tensors for x in (*tensor.shape, *tensor.strides)}
     for name in record.symbols:
         if name not in bound:
@@ -96,6 +109,11 @@ def check_inputs(obj: dict[str, Any], record: Record) -> None:
                 f"function {record.name}: the symbol {name!r} is no extent or stride of a tensor, so no call can give "
                 "it a value; build it again"
             )
+    return unseen
+
+
+def _named(names: list[str]) -> str:
+    return f"the tensor or workspace {names[0]!r}" if len(names) == 1 else f"the tensors or workspaces {names}"
 
 
 def suspicious_constants(obj: dict[str, Any]) -> list[str]:
@@ -137,103 +155,3 @@ class _Constants:
                 self._found.append(0 if depends else step(self._found))
         found = self._found[ref]
         return found if isinstance(found, int) else 0
-
-
-class _Evaluator:
-    """A record's program, in native code where that is there, and in Python."""
-
-    def __init__(self, obj: dict[str, Any], record: Record) -> None:
-        self._record = record
-        self._evaluators: list[Any] = [record.program]
-        if native._native is not None:
-            nodes, launches, read = obj["program"]["nodes"], obj["program"]["launches"], record.program
-            inputs = read.values, nodes, launches, len(read.pointers), read.kernels
-            self._evaluators.append(PythonEvaluator.from_json(*inputs))
-        devices = (a for a in record.leaves() if isinstance(a, DeviceArgument))
-        self._clusters = {a.name: max(MULTIPROCESSORS // a.cluster_size, 1) for a in devices}
-
-    def launch(self, case: Case) -> str | None:
-        """Check the launches for one shape; why there are none, if there are none.
-
-        Raises:
-            RecordError: they cannot work.
-        """
-        record = self._record
-        arguments = shapes.arguments(record, case.extents)
-        try:
-            values = record.bind(arguments, self._clusters).values
-        except ArgumentError as error:
-            return f"{case.what}: {error}"
-        first, *others = (_outcome(evaluator, values) for evaluator in self._evaluators)
-        if any(other != first for other in others):
-            raise RecordError(
-                f"function {record.name}: native code and Python disagree on its launches for {case.what}; report this"
-            )
-        if isinstance(first, str):
-            return f"{case.what}: {first}"
-        room = [span_bytes(view) for view in _views(arguments)] + self._workspaces()
-        strides = [_stride_bytes(view) for view in _views(arguments)]
-        for number, launch in enumerate(first):
-            problem = _cluster_problem(launch) or _slot_problem(launch.slots, record.program.pointers, room, strides)
-            if problem:
-                raise RecordError(f"function {record.name}: launch {number} for {case.what} {problem}; build it again")
-        return None
-
-    def _workspaces(self) -> list[int]:
-        spaces = (a for a in self._record.leaves() if isinstance(a, WorkspaceArgument))
-        return [a.bytes * (1 if a.each is None else self._clusters[a.each]) for a in spaces]
-
-
-def _outcome(evaluator: Any, values: tuple[int, ...]) -> tuple[Launch, ...] | str:
-    """The launches, or why there are none."""
-    try:
-        launches: tuple[Launch, ...] = evaluator.evaluate(values, None).launches
-    except ProgramError as error:
-        return str(error)
-    return launches
-
-
-def _views(arguments: Sequence[Any]) -> Iterator[TensorView]:
-    """The tensors among a call's arguments, in the order of a program's pointers."""
-    for argument in arguments:
-        if isinstance(argument, TensorView):
-            yield argument
-        elif isinstance(argument, list):
-            yield from _views(argument)
-
-
-def _stride_bytes(view: TensorView) -> list[int]:
-    one = span_bytes(view._replace(shape=(1,), strides=(1,)))
-    return [stride * one for stride in view.strides]
-
-
-def _cluster_problem(launch: Launch) -> str | None:
-    """Why no GPU takes its clusters, as the end of a sentence; None where one does."""
-    attributes = dict(launch.attributes)
-    cluster = attributes.get(CLUSTER_DIMENSION, (1, 1, 1))
-    for what, extents in (("", cluster), ("preferred ", attributes.get(PREFERRED_CLUSTER_DIMENSION, cluster))):
-        x, y, z = extents
-        if min(extents) < 1 or x * y * z > MAX_CLUSTER_CTAS:
-            return f"has {what}clusters of {x} x {y} x {z} CTAs; a cluster has 1 to {MAX_CLUSTER_CTAS}"
-        if any(n % extent for n, extent in zip(launch.grid, extents, strict=True)):
-            return f"has a grid of {launch.grid}, which {what}clusters of {x} x {y} x {z} CTAs do not divide"
-        if any(n % extent for n, extent in zip(extents, cluster, strict=True)):
-            return f"has preferred clusters of {x} x {y} x {z} CTAs, which those of {cluster} do not divide"
-    return None
-
-
-def _slot_problem(
-    slots: Sequence[Slot], names: Sequence[str], room: Sequence[int], strides: Sequence[list[int]]
-) -> str | None:
-    """Why a slot's address is none of its tensor's, as the end of a sentence; `room` is the bytes behind a pointer."""
-    for slot in slots:
-        if slot.addend == 0 or 0 < slot.addend < room[slot.pointer]:
-            continue
-        shifted = strides[slot.pointer] if slot.tma and slot.pointer < len(strides) else []
-        if any((slot.addend + _TMA_SHIFT_STRIDES * s) % (1 << _TMA_ADDRESS_BITS) < room[slot.pointer] for s in shifted):
-            continue
-        return (
-            f"gives a kernel the address of {names[slot.pointer]!r} plus {slot.addend}, where that has "
-            f"{room[slot.pointer]} bytes"
-        )
-    return None

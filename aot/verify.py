@@ -15,9 +15,9 @@ from runtime.record import Record
 from runtime.signature import Signature
 
 from . import cubin, launch_checks, tables
+from .evaluation import Budget
 
 Uses = dict[str, dict[Signature, tuple[int, ...]]]  # by function, GEMMs that it serves, and M values in its ranges
-MAX_GEMMS = 32  # of a function, that it is evaluated for; in an archive of eight models one has 28
 
 
 class Finding(NamedTuple):
@@ -37,18 +37,17 @@ def verify(archive: Archive) -> list[Finding]:
     findings += [_check(f"function {name}", partial(_compare, archive, name, record)) for name in archive.functions]
     table: list[Entry] = []
     gemm_table = _check("gemm table", partial(_read_table, archive, table))
-    uses = _uses(table, record)
-    for name in archive.functions:
-        findings.append(_check_launches(archive, name, record, uses))
+    uses: Uses = {}
+    entries = [
+        _check(f"gemm {entry.signature.key()} on {entry.target}", partial(_compare_entry, entry, record, uses))
+        for entry in table
+    ]
+    findings += _check_launches(archive, record, uses)
     findings.append(
         _check("build table", lambda: f"{len(tables.gemms(archive))} gemms, {len(tables.tools(archive))} tools")
     )
     findings.append(_check("tuning table", lambda: f"{len(tables.environments(archive))} environments"))
-    findings.append(gemm_table)
-    for entry in table:
-        subject = f"gemm {entry.signature.key()} on {entry.target}"
-        findings.append(_check(subject, partial(_compare_entry, entry, record)))
-    return findings
+    return [*findings, gemm_table, *entries]
 
 
 class _Records:
@@ -122,20 +121,30 @@ def _require_same(name: str, what: str, stated: Any, held: Any) -> None:
         raise RecordError(f"function {name}: {what}: {stated} in its record, {held} in its cubin; build it again")
 
 
-def _check_launches(archive: Archive, name: str, read: Callable[[str], Record], uses: Uses) -> Finding:
-    """Evaluate a function's launches, and look for addresses that were compiled in."""
-    subject, suspicious = f"launches of {name}", list[str]()
-
-    def look() -> str:
-        record, obj = read(name), archive.record(name)
-        count = launch_checks.check(obj, record, uses.get(name, {}))
-        suspicious.extend(launch_checks.suspicious_constants(obj))
-        return f"{count} shapes"
-
-    found = _check(subject, look)
-    if not suspicious:
-        return found
-    return found._replace(warning=f"{', '.join(suspicious)}, which looks like a device address that was compiled in")
+def _check_launches(archive: Archive, read: Callable[[str], Record], uses: Uses) -> list[Finding]:
+    """Look at the launches of each function, and say what the budget left out."""
+    budget, findings, left_out = Budget(archive.file_bytes), list[Finding](), dict[str, int]()
+    for name in archive.functions:
+        subject = f"launches of {name}"
+        try:
+            record = read(name)
+            found = launch_checks.check(archive.record(name), record, uses.get(name, {}), budget)
+        except AotError as error:
+            findings.append(Finding(subject, False, str(error)))
+            continue
+        detail = f"{found.launched} shapes"
+        if found.left_out:
+            detail += f", {found.left_out} left out"
+            left_out[name] = found.left_out
+        findings.append(Finding(subject, True, detail, "; ".join(found.warnings)))
+    if left_out:
+        warning = (
+            f"{sum(left_out.values())} shapes of {len(left_out)} functions, first {next(iter(left_out))}, were not "
+            f"evaluated, so their launches may not work: verify takes {budget.most_steps} steps for a file of "
+            f"{archive.file_bytes} bytes; an archive of fewer functions or GEMMs is evaluated for all"
+        )
+        findings.append(Finding("launches left out", True, f"of {len(left_out)} functions", warning))
+    return findings
 
 
 # --- the gemm table ---
@@ -147,39 +156,25 @@ def _read_table(archive: Archive, into: list[Entry]) -> str:
     return f"{len(into)} entries"
 
 
-def _uses(table: Iterable[Entry], read: Callable[[str], Record]) -> Uses:
-    """What each function that can be read serves, up to `MAX_GEMMS`, with the first and the last M of its ranges.
-
-    What a function cannot compute is told by the check of the entry that names it.
-    """
-    found: Uses = {}
-    for entry in table:
-        bounds: dict[str, tuple[int, ...]] = dict.fromkeys(_functions_of(entry), ())
-        for m, name in entry.ranges:
-            bounds[name] = bounds[name] if m is None else (*bounds[name][:1], m)
-        for name, rows in bounds.items():
-            served = found.setdefault(name, {})
-            if len(served) < MAX_GEMMS and _fits(entry.signature, name, read):
-                served[entry.signature] = rows
-    return found
+def _compare_entry(entry: Entry, read: Callable[[str], Record], uses: Uses) -> str:
+    """Hold an entry against the records of its functions, and read its timings; what they serve goes into `uses`."""
+    rows, failed = _rows_by_function(entry), list[AotError]()
+    for name, of_interest in rows.items():
+        try:
+            if mismatch := gemm_mismatch(entry.signature, read(name)):
+                raise RecordError(f"function {name} {mismatch}; build the archive again")
+            uses.setdefault(name, {})[entry.signature] = of_interest
+        except AotError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
+    return f"{len(rows)} functions, {len(tables.timings(entry))} timings"
 
 
-def _fits(signature: Signature, name: str, read: Callable[[str], Record]) -> bool:
-    try:
-        return gemm_mismatch(signature, read(name)) is None
-    except AotError:
-        return False
-
-
-def _functions_of(entry: Entry) -> list[str]:
+def _rows_by_function(entry: Entry) -> dict[str, tuple[int, ...]]:
+    """The functions that an entry names, each with the first and the last M at which a range of it ends."""
     names = {name for _, name in entry.ranges} | {name for _, ranked in entry.candidates for name in ranked}
-    return sorted(names)
-
-
-def _compare_entry(entry: Entry, read: Callable[[str], Record]) -> str:
-    """Hold an entry against the records of its functions, and read its timings."""
-    names = _functions_of(entry)
-    for name in names:
-        if mismatch := gemm_mismatch(entry.signature, read(name)):
-            raise RecordError(f"function {name} {mismatch}; build the archive again")
-    return f"{len(names)} functions, {len(tables.timings(entry))} timings"
+    found: dict[str, tuple[int, ...]] = dict.fromkeys(sorted(names), ())
+    for m, name in entry.ranges:
+        found[name] = found[name] if m is None else (*found[name][:1], m)
+    return found

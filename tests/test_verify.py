@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from aot import launch_checks, shapes
+from aot import evaluation, launch_checks, shapes
+from aot.evaluation import Budget
 from aot.pack import Package
-from aot.verify import MAX_GEMMS, Finding, causes, verify
+from aot.verify import Finding, causes, verify
 from runtime import native
 from runtime.archive import Archive
 from runtime.errors import RecordError
 from runtime.evaluator import PythonEvaluator
+from runtime.program import NativeEvaluator
 from runtime.record import Record
 from runtime.signature import Signature
 
@@ -35,8 +37,15 @@ def node(record: dict[str, Any], *fields: Any) -> int:
     return len(program["values"]) + len(program["nodes"]) - 1
 
 
+def launches(record: dict[str, Any], uses: Any = USES, budget: Budget | None = None) -> launch_checks.Launches:
+    return launch_checks.check(record, Record.from_json(record), uses, budget or Budget(0))
+
+
 def check(record: dict[str, Any], uses: Any = USES) -> int:
-    return launch_checks.check(record, Record.from_json(record), uses)
+    """How many shapes could be launched; none may be left out."""
+    found = launches(record, uses)
+    assert found.left_out == 0
+    return found.launched
 
 
 def clusters(*extents: int) -> Change:
@@ -131,13 +140,29 @@ def test_preferred_clusters_are_multiples_that_divide_the_grid(extents: tuple[in
     assert check(changed(clusters(1, 2, 1), grid(4, 8, 4), preferred(2, 4, 1))) == 4
 
 
-@pytest.mark.parametrize(("pointer", "name"), [(0, "a"), (1, "b"), (2, "d")])
-def test_tensor_that_no_kernel_is_given_is_refused(pointer: int, name: str) -> None:
+def without_slots(*pointers: int) -> dict[str, Any]:
+    """A record of which no launch is given these tensors."""
     record = gemm_record("f")
     for parameter in record["program"]["launches"][0]["parameters"]:
-        parameter["slots"] = [slot for slot in parameter["slots"] if slot[2] != pointer]
-    with pytest.raises(RecordError, match=f"no launch is given the tensor or workspace '{name}'"):
-        check(record)
+        parameter["slots"] = [slot for slot in parameter["slots"] if slot[2] not in pointers]
+    return record
+
+
+@pytest.mark.parametrize(("pointer", "name"), [(0, "a"), (1, "b"), (2, "d")])
+def test_operand_of_a_gemm_that_no_kernel_is_given_is_refused(pointer: int, name: str) -> None:
+    with pytest.raises(RecordError, match=f"no launch is given the tensor or workspace '{name}', so it cannot compute"):
+        check(without_slots(pointer))
+
+
+def test_tensor_that_no_kernel_is_given_is_warned_of_where_no_gemm_names_the_function() -> None:
+    found = launches(without_slots(1), {})
+    assert found.launched == 3
+    assert found.warnings == ("no launch is given the tensor or workspace 'b'; is that meant?",)
+
+
+def test_function_of_which_no_tensor_reaches_a_kernel_is_refused() -> None:
+    with pytest.raises(RecordError, match=r"no launch is given the tensors or workspaces \['a', 'b', 'd'\]"):
+        launches(without_slots(0, 1, 2), {})
 
 
 def test_workspace_that_no_kernel_is_given_is_refused() -> None:
@@ -154,7 +179,7 @@ def test_symbol_that_no_tensor_has_is_refused() -> None:
         check(record)
 
 
-@pytest.mark.parametrize("value", [-1, -16, 1 << 40, (1 << 63) - 1, -(1 << 63), 512 * 256 * 2])
+@pytest.mark.parametrize("value", [-1, -16, 1 << 40, (1 << 63) - 1, -(1 << 63), 512 * 256 * 2 + 1])
 @pytest.mark.parametrize("tma", [False, True])
 def test_address_outside_its_tensor_is_refused(value: int, tma: bool) -> None:
     with pytest.raises(RecordError, match=r"gives a kernel the address of 'b' plus -?\d+, where that has 262144 bytes"):
@@ -167,16 +192,17 @@ def test_address_of_a_tensor_without_elements_is_taken() -> None:
     assert check(record, {}) == 3
 
 
-def test_address_within_its_tensor_is_taken() -> None:
-    assert check(changed(addend(512 * 256 * 2 - 16))) == 4
+@pytest.mark.parametrize("value", [0, 512 * 256 * 2 - 16, 512 * 256 * 2])
+def test_address_within_its_tensor_or_at_its_end_is_taken(value: int) -> None:
+    assert check(changed(addend(value))) == 4
 
 
 def test_address_outside_its_workspace_is_refused() -> None:
     record = gemm_record("f", workspaces=((64, "max_active_clusters", False),))
-    addend(64 * 66 - 8, pointer=3)(record)
-    assert check(record) == 4
     addend(64 * 66, pointer=3)(record)
-    with pytest.raises(RecordError, match="address of 'space0' plus 4224, where that has 4224 bytes"):
+    assert check(record) == 4
+    addend(64 * 66 + 8, pointer=3)(record)
+    with pytest.raises(RecordError, match="address of 'space0' plus 4232, where that has 4224 bytes"):
         check(record)
 
 
@@ -264,12 +290,82 @@ def test_launches_are_evaluated_where_ranges_begin_to_end_and_end(tmp_path: Path
     assert found["launches of g"] == Finding("launches of g", True, "3 shapes")
 
 
-def test_function_of_many_gemms_is_evaluated_for_some(tmp_path: Path) -> None:
-    entries = [entry(signature(8 * (i + 1)), [(None, "f")]) for i in range(MAX_GEMMS + 1)]
+def test_function_of_many_gemms_is_evaluated_for_all(tmp_path: Path) -> None:
+    entries = [entry(signature(8 * (i + 1)), [(None, "f")]) for i in range(100)]
     write_archive(tmp_path / "a.aot", [gemm_record("f")], entries)
     with Archive.open(tmp_path / "a.aot") as opened:
         found = {finding.subject: finding for finding in verify(opened)}
-    assert found["launches of f"].detail == f"{3 * MAX_GEMMS} shapes"
+    assert found["launches of f"].detail == "300 shapes"
+    assert "launches left out" not in found
+
+
+# --- the budget ---
+
+
+def heavy(name: str) -> dict[str, Any]:
+    """A record whose program has as many steps as may be, in few bytes."""
+    record = gemm_record(name)
+    zero, one, true = node(record, "const", 32, 0), node(record, "const", 32, 1), node(record, "const", 1, 1)
+    adds = [["add", 32, true + 1, one]] * 60
+    node(record, "loop", 32, 256, 0, [zero], [], true, adds, [true + 2])
+    return record
+
+
+def test_small_file_is_evaluated_within_a_budget_and_what_is_left_out_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"f{i:02}" for i in range(20)]
+    served: list[tuple[int | None, str]] = [*((i + 1, name) for i, name in enumerate(names)), (None, names[0])]
+    write_archive(
+        tmp_path / "a.aot", [heavy(name) for name in names], [entry(signature(64 * i), served) for i in range(1, 65)]
+    )
+    steps = {"native": 0, "python": 0}
+    for evaluator, which in ((NativeEvaluator, "native"), (PythonEvaluator, "python")):
+
+        def evaluate(self: Any, *arguments: Any, which: str = which, before: Any = evaluator.evaluate) -> Any:
+            steps[which] += self.steps
+            return before(self, *arguments)
+
+        monkeypatch.setattr(evaluator, "evaluate", evaluate)
+    with Archive.open(tmp_path / "a.aot") as opened:
+        found = {finding.subject: finding for finding in verify(opened)}
+        most = Budget(opened.file_bytes).most_steps
+    assert 0 < steps["python"] + steps["native"] // evaluation.NATIVE_NODES < most
+    left_out = found["launches left out"]
+    assert left_out.ok
+    assert f"verify takes {most} steps for a file of" in left_out.warning
+    of_each = [found[f"launches of {name}"].detail for name in names]
+    shapes_found = sum(int(word) for detail in of_each for word in detail.split() if word.isdigit())
+    assert shapes_found == sum(64 * len({1, 77, 8192, i + 1}) for i in range(20))
+
+
+@pytest.mark.skipif(native._native is None, reason="runtime._native was not built")
+def test_python_evaluates_few_shapes_where_native_code_evaluates_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated: list[Any] = []
+    evaluate = PythonEvaluator.evaluate
+
+    def counted(*given: Any) -> Any:
+        evaluated.append(given)
+        return evaluate(*given)
+
+    monkeypatch.setattr(PythonEvaluator, "evaluate", counted)
+    assert check(gemm_record("f"), {Signature.from_json(signature(8 * i, 256)): [64] for i in range(1, 11)}) == 40
+    assert len(evaluated) == evaluation.PYTHON_SHAPES
+
+
+def test_program_that_there_is_no_budget_to_read_is_left_out() -> None:
+    budget = Budget(0)
+    assert budget.take(budget.most_steps - 100)
+    assert launches(gemm_record("f"), budget=budget) == (0, 4, ())
+
+
+def test_gemm_is_not_called_refused_where_the_budget_ends_among_its_shapes() -> None:
+    record = gemm_record("f")
+    record["program"]["launches"][0]["grid"][0] = node(record, "udiv", 32, 0, node(record, "const", 32, 0))
+    budget = Budget(0)
+    evaluator = evaluation.Evaluator(record, Record.from_json(record))
+    budget.take(budget.most_steps - evaluator.steps_to_read - evaluator.steps)
+    assert launches(record, budget=budget) == (0, 3, ())
 
 
 def test_record_that_cannot_be_read_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
