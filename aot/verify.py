@@ -159,10 +159,14 @@ def _read_table(archive: Archive, into: list[Entry]) -> str:
 def _compare_entry(entry: Entry, read: Callable[[str], Record], uses: Uses) -> str:
     """Hold an entry against the records of its functions, and read its timings; what they serve goes into `uses`."""
     rows, failed = _rows_by_function(entry), list[AotError]()
+    suited = set[Any]()  # the tensors of functions that can compute it: `gemm_mismatch` looks at nothing else
     for name, of_interest in rows.items():
         try:
-            if mismatch := gemm_mismatch(entry.signature, read(name)):
-                raise RecordError(f"function {name} {mismatch}; build the archive again")
+            record = read(name)
+            if record.tensors not in suited:
+                if mismatch := gemm_mismatch(entry.signature, record):
+                    raise RecordError(f"function {name} {mismatch}; build the archive again")
+                suited.add(record.tensors)
             uses.setdefault(name, {})[entry.signature] = of_interest
         except AotError as error:
             failed.append(error)
