@@ -233,7 +233,7 @@ def mutate_column(rng: random.Random, parts: Parts) -> Parts:
         elif choice == 2:
             rng.shuffle(column)
         elif choice == 3 and type(column[at]) is int:
-            column[at] = max(0, column[at] + rng.choice([-2, -1, 1, 2]))
+            column[at] = min(max(0, column[at] + rng.choice([-2, -1, 1, 2])), 2**32 - 1)
         else:
             column[at] = rng.choice(atoms + column)
     changed: dict[str, Any] = {field: column}

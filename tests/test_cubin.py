@@ -1,9 +1,10 @@
 import pytest
 
 from aot import cubin
-from aot.cubin import CubinError
+from aot.cubin import CubinError, CubinKernel
 
 from .made_up_kernel import cubin as made_up
+from .made_up_kernel import cubin_of
 
 WHOLE = made_up("rows", payload=bytes(64))
 
@@ -11,6 +12,11 @@ WHOLE = made_up("rows", payload=bytes(64))
 def test_a_cubin_says_what_its_kernels_are() -> None:
     (kernel,) = cubin.kernels(WHOLE).values()
     assert (kernel.symbol, kernel.registers, kernel.shared_bytes, kernel.local_bytes) == ("rows", 32, 0, 0)
+
+
+def test_a_cubin_says_the_resources_and_parameters_of_each_of_its_kernels() -> None:
+    stated = [CubinKernel("a", 168, 1024, 0, (128, 8, 4)), CubinKernel("b", 255, 0, 64, ())]
+    assert cubin.kernels(cubin_of(stated)) == {kernel.symbol: kernel for kernel in stated}
 
 
 def test_a_cubin_cut_short_anywhere_is_refused() -> None:

@@ -11,7 +11,12 @@ import pytest
 from aot import cubin
 from runtime.archive import Archive
 
-NUMBERS = [0, 1, 8, 255, 1 << 16, 1 << 31, (1 << 32) - 1]
+from .made_up_kernel import PROGBITS, STRTAB, SYMTAB, Sections, cubin_of, elf
+from .made_up_kernel import cubin as made_up
+from .mutant_cubins import damaged, sections_of
+
+PADDING = bytes(64)  # an attribute of no payload, sixteen times
+FUNCTION = struct.pack("<IBBHQQ", 1, 2, 0, 0, 0, 0)  # the symbol whose name is the first of the strings
 
 
 @pytest.fixture
@@ -21,54 +26,100 @@ def real(archive: Path) -> bytes:
         return opened.cubin(next(iter(opened.functions)))
 
 
-def damaged(rng: random.Random, data: bytes) -> bytes:
-    """Some bytes changed, some fields of the header or of section headers, or the end cut off."""
-    out = bytearray(data)
-    headers = struct.unpack_from("<Q", data, 0x28)[0]
-    for _ in range(rng.choice([1, 1, 2, 5, 30])):
-        how = rng.randrange(8)
-        if how < 3:
-            out[rng.randrange(len(out))] = rng.randrange(256)
-        elif how < 5:
-            at = min(headers + 4 * rng.randrange(16 * 25), len(out) - 4)
-            struct.pack_into("<I", out, at, rng.choice(NUMBERS))
-        elif how < 7:
-            out[rng.randrange(0x40)] = rng.choice([0, 1, 64, 128, 255])
-        elif rng.random() < 0.2:
-            del out[rng.randrange(0x40, len(out) + 1) :]
-            headers = 0
-        if len(out) < 0x40 + 4:
-            break
-    return bytes(out)
+def made(rows: bytes, attributes: bytes = b"", name: bytes = b"") -> bytes:
+    """A cubin with a kernel of these attributes, whose symbol table has these rows; `name` is its second string."""
+    sections: Sections = {
+        "": (0, b"", 0),
+        ".strtab": (STRTAB, b"\0rows\0" + name + b"\0", 0),
+        ".symtab": (SYMTAB, bytes(24) + rows, 1),
+        ".nv.info": (PROGBITS, struct.pack("<BBHII", 4, 0x2F, 8, 1, 32), 0),
+        ".nv.info.rows": (PROGBITS, attributes, 0),
+    }
+    return elf(sections)
 
 
-def test_damaged_cubin_is_a_cubin_error_or_is_read(real: bytes) -> None:
-    rng, read = random.Random(0), 0
-    for _ in range(3000):
+def read(monkeypatch: pytest.MonkeyPatch, data: bytes) -> tuple[int, str]:
+    """How many bytes of a cubin are read, and the error that this ends with."""
+    taken = []
+
+    class Counting(cubin._Parts):
+        def take(self, start: int, size: int) -> memoryview:
+            part = super().take(start, size)
+            taken.append(size)
+            return part
+
+    monkeypatch.setattr(cubin, "_Parts", Counting)
+    try:
+        cubin.kernels(data)
+    except cubin.CubinError as error:
+        return sum(taken), str(error)
+    return sum(taken), ""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damaged_cubin_is_a_cubin_error_or_is_read(real: bytes, seed: int) -> None:
+    rng, fine = random.Random(seed), 0
+    for data in [real, made_up()] * 500:
         try:
-            cubin.kernels(damaged(rng, real))
-            read += 1
+            cubin.kernels(damaged(rng, data))
+            fine += 1
         except cubin.CubinError:
             continue
-    assert 500 < read < 2800
+    assert 200 < fine < 800
+
+
+def test_whole_cubin_takes_a_fraction_of_what_may_be_read(real: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, error = read(monkeypatch, real)
+    assert not error
+    assert 0 < taken < min(len(real), cubin._MAX_BYTES // 10)
 
 
 def test_section_headers_beyond_what_an_offset_can_be_are_a_cubin_error(real: bytes) -> None:
     out = bytearray(real)
     struct.pack_into("<Q", out, 0x28, (1 << 64) - 1)
-    with pytest.raises(cubin.CubinError, match="not a cubin that can be read"):
+    with pytest.raises(cubin.CubinError, match="cut short"):
         cubin.kernels(bytes(out))
 
 
+def test_two_functions_of_one_name_are_a_cubin_error() -> None:
+    """Each would be read with the attributes of that name, however many of them there are."""
+    assert list(cubin.kernels(made(FUNCTION, PADDING))) == ["rows"]
+    with pytest.raises(cubin.CubinError, match="it has two functions rows"):
+        cubin.kernels(made(FUNCTION * 2, PADDING))
+
+
 def test_more_symbols_than_a_kernel_has_are_a_cubin_error() -> None:
-    names = b"\0.symtab\0"
-    symbols = bytes(24 * (cubin._MAX_SYMBOLS + 1))
-    sections = [(0, 3, 64, len(names), 0), (1, 2, 64 + len(names), len(symbols), 0)]
-    header = bytearray(b"\x7fELF\x02\x01" + bytes(58))
-    struct.pack_into("<Q", header, 0x28, 64 + len(names) + len(symbols))
-    struct.pack_into("<HHH", header, 0x3A, 64, len(sections), 0)
-    rows = [
-        struct.pack("<IIQQQQIIQQ", name, kind, 0, 0, at, size, link, 0, 1, 0) for name, kind, at, size, link in sections
-    ]
-    with pytest.raises(cubin.CubinError, match="it has 65537 symbols, the limit is 65536"):
-        cubin.kernels(bytes(header) + names + symbols + b"".join(rows))
+    with pytest.raises(cubin.CubinError, match="take more than 2097152 bytes"):
+        cubin.kernels(made(bytes(24) * 90_000))
+
+
+def test_more_attributes_than_a_kernel_has_are_a_cubin_error() -> None:
+    with pytest.raises(cubin.CubinError, match="take more than 2097152 bytes"):
+        cubin.kernels(made(FUNCTION, PADDING * 40_000))
+
+
+def test_sections_that_are_one_part_of_the_file_are_read_no_more_than_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten functions, whose attributes are the same bytes."""
+    kernels = [cubin.CubinKernel(f"k{i}", 32, 0, 0, (8,) * 1000 if i == 0 else ()) for i in range(10)]
+    data = bytearray(cubin_of(kernels))
+    _, first, *others, _ = (s.at for s in sections_of(bytes(data)) if s.numbers[1] == PROGBITS)
+    for at in others:
+        data[at + 24 : at + 40] = data[first + 24 : first + 40]
+    taken, error = read(monkeypatch, bytes(data))
+    assert error == f"its headers, symbols, names and attributes take more than {2 * len(data)} bytes"
+    assert taken <= 2 * len(data)
+
+
+@pytest.mark.parametrize("length", [200, 255, 256, 300, 100_000])
+def test_names_of_no_more_than_twice_a_cubins_bytes_are_read(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows may share a name; one that takes more than is left is not read at all."""
+    data = made(struct.pack("<IBBHQQ", 6, 0, 0, 0, 0, 0) * 20, name=b"x" * length)
+    taken, error = read(monkeypatch, data)
+    assert error == f"its headers, symbols, names and attributes take more than {2 * len(data)} bytes"
+    assert 2 * len(data) - length <= taken <= 2 * len(data)
+
+
+def test_a_name_that_does_not_end_in_its_table_is_a_cubin_error() -> None:
+    data = made(FUNCTION)
+    with pytest.raises(cubin.CubinError, match="a name in it has no end"):
+        cubin.kernels(data.replace(b"\0rows\0\0", b"\0rowsxy"))
