@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import random
 import struct
 import sys
 import tempfile
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests import fuzz_library, mutants
 from tests.fuzz_archive import Parts, assemble, disassemble, encode_index
 from tests.fuzz_library import Finding, Fuzzer, Session
+from tests.made_up_kernel import PROGBITS, STRTAB, SYMTAB, Sections, elf
 from tests.recording_driver import entry, gemm_record, signature
 
 FILE_BYTES = 100_000  # what each is below
@@ -52,7 +54,7 @@ def _archive(
     held = {"gemm": {"entries": []}} | (tables or {})
     if tables is None:
         held["gemm"] = {"entries": [entry(signature(512, 512), [(None, names[0])])]}
-    binaries = [(cubin or {}).get(name) or mutants.cubin(name) for name in names]
+    binaries = [(cubin or {}).get(n) or mutants.cubin(r, n) for r, n in zip(objects, names, strict=True)]
     functions = []
     for record, name, binary in sorted(zip(records, names, binaries, strict=True), key=lambda each: each[1]):
         digest = hashlib.sha256(binary).hexdigest()
@@ -66,7 +68,7 @@ def _archive(
     }
     parts = mutants.parts_of(functions, sorted(tables_held), blobs, _ZSTD)
     data = assemble(parts, stored=_ZSTD.compress(encode_index(parts)))
-    content = mutants.Content(objects, names, {n: {} if isinstance(o, bytes) else o for n, o in held.items()})
+    content = mutants.Content(objects, names, binaries, {n: {} if isinstance(o, bytes) else o for n, o in held.items()})
     return data, content
 
 
@@ -572,25 +574,84 @@ def candidates_that_refuse_every_shape() -> tuple[bytes, mutants.Content]:
 
 @bomb
 def cubin_with_long_names() -> tuple[bytes, mutants.Content]:
-    """65,000 sections whose names are one text of 40 MB."""
+    """65,000 sections whose names are one text of 8 MB."""
     count = 65_000
-    names = b"x" * (40 * MEGABYTE) + b"\0"
+    names = b"x" * (8 * MEGABYTE) + b"\0"
     header = bytearray(b"\x7fELF\x02\x01" + bytes(58))
     struct.pack_into("<Q", header, 0x28, 64 + len(names))
     struct.pack_into("<HHH", header, 0x3A, 64, count, 0)
     section = struct.pack("<IIQQQQIIQQ", 0, 3, 0, 0, 64, len(names), 0, 0, 1, 0)
-    return _archive(gemm_record("bomb"), cubin={"bomb": bytes(header) + names + section * count})
+    return _archive(gemm_record("bomb"), cubin={"bomb": bytes(header) + names + section * count + _noise("")})
 
 
 @bomb
 def cubin_with_overlapping_sections() -> tuple[bytes, mutants.Content]:
     """Each section is the whole file."""
-    count, size = 60_000, 40 * MEGABYTE
+    count, size = 60_000, 12 * MEGABYTE
     header = bytearray(b"\x7fELF\x02\x01" + bytes(58))
     struct.pack_into("<Q", header, 0x28, 64)
     struct.pack_into("<HHH", header, 0x3A, 64, count, 0)
     section = struct.pack("<IIQQQQIIQQ", 0, 3, 0, 0, 0, size, 0, 0, 1, 0)
-    return _archive(gemm_record("bomb"), cubin={"bomb": bytes(header) + section * count + bytes(size - 64 * count)})
+    return _archive(
+        gemm_record("bomb"), cubin={"bomb": (bytes(header) + section * count + _noise("")).ljust(size, b"\0")}
+    )
+
+
+def _noise(seed: str, count: int = 60_000) -> bytes:
+    """Bytes that no compression makes fewer, as an archive that decompresses to much more than it has is not opened."""
+    return random.Random(seed).randbytes(count)
+
+
+def _with_symbols(
+    rows: bytes, attributes: bytes = b"", name: bytes = b"", functions: int = 1
+) -> tuple[bytes, mutants.Content]:
+    """Functions of whose cubins the symbol table has these rows; `name` is the second of the symbols' names."""
+    strings = b"\0bomb\0" + name + b"\0"
+    sections: Sections = {
+        "": (0, b"", 0),
+        ".strtab": (STRTAB, strings, 0),
+        ".symtab": (SYMTAB, bytes(24) + rows, 1),
+        ".nv.info": (PROGBITS, struct.pack("<BBHII", 4, 0x2F, 8, 1, 32), 0),
+        ".nv.info.bomb": (PROGBITS, attributes, 0),
+    }
+    records = [gemm_record(f"bomb{i}") for i in range(functions)]
+    cubins = {
+        r["name"]: elf(sections | {".payload": (PROGBITS, _noise(r["name"], 60_000 // functions), 0)}) for r in records
+    }
+    return _archive(*records, cubin=cubins)
+
+
+_BOMB = struct.pack("<IBBHQQ", 1, 2, 0, 0, 0, 0)  # the symbol of the function
+_LONG = struct.pack("<IBBHQQ", 6, 0, 0, 0, 0, 0)  # a symbol with the second name
+
+
+@bomb
+def cubin_of_one_function_many_times() -> tuple[bytes, mutants.Content]:
+    """65,000 symbols, each of them the function that has a megabyte of attributes."""
+    return _with_symbols(_BOMB * 65_000, struct.pack("<BBH", 1, 0, 0) * 262_000)
+
+
+@bomb
+def cubin_of_many_attributes() -> tuple[bytes, mutants.Content]:
+    return _with_symbols(_BOMB, struct.pack("<BBH", 1, 0, 0) * 2_000_000)
+
+
+@bomb
+def cubin_of_symbols_with_a_long_name() -> tuple[bytes, mutants.Content]:
+    """60,000 symbols that share a name of 8 MB."""
+    return _with_symbols(_BOMB + _LONG * 60_000, name=b"x" * (8 * MEGABYTE))
+
+
+@bomb
+def cubin_of_symbols_whose_names_are_used_up() -> tuple[bytes, mutants.Content]:
+    """60,000 symbols that share a name of 257 bytes, before a long one."""
+    return _with_symbols(_BOMB + _LONG * 60_000, name=b"x" * 257 + b"\0" + b"x" * (8 * MEGABYTE))
+
+
+@bomb
+def cubins_of_as_much_as_may_be_read() -> tuple[bytes, mutants.Content]:
+    """Five cubins of nearly a megabyte of attributes each."""
+    return _with_symbols(_BOMB, struct.pack("<BBH", 1, 0, 0) * 262_000, functions=5)
 
 
 def read(name: str) -> list[Finding]:

@@ -12,9 +12,11 @@ same; `--keep` keeps the smallest mutant of each finding.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import logging
 import multiprocessing
+import os
 import random
 import resource
 import signal
@@ -31,7 +33,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from aot import describe, shapes, verify
+from aot import console, describe, shapes, verify
 from runtime import Library, native
 from runtime.archive import Archive
 from runtime.driver import PreparedLaunch
@@ -137,16 +139,16 @@ def driver_for(content: mutants.Content) -> LenientDriver:
     """A device whose cubins hold what the records say, where they say it."""
     kernels: dict[bytes, dict[str, tuple[int, ...]]] = {}
     capability = (9, 0)
-    for record, name in zip(content.records, content.names, strict=True):
+    for record, binary in zip(content.records, content.cubins, strict=True):
         try:
             held: dict[str, tuple[int, ...]] = {kernel["symbol"]: () for kernel in record["kernels"]}
             for launch in record["program"]["launches"]:
                 sizes = tuple(parameter["size"] for parameter in launch["parameters"])
                 held[record["kernels"][launch["kernel"]]["symbol"]] = sizes
-            kernels[mutants.cubin(name)] = held
+            kernels[binary] = held
             capability = (10, 0) if record["target"] == "sm_100a" else capability
         except (LookupError, TypeError):
-            kernels[mutants.cubin(name)] = {}
+            kernels[binary] = {}
     return LenientDriver(kernels=kernels, capability=capability)
 
 
@@ -186,6 +188,19 @@ def gemm_call(signature: Signature, m: int, with_out: bool) -> tuple[list[Any], 
 # --- what is done to a mutant ---
 
 
+def print_shown(found: dict[str, Any]) -> None:
+    """What `aot show` prints."""
+    if "function" in found:
+        console.print_function(found["function"])
+    for gemm in found.get("gemm", []):
+        console.print_gemm(gemm)
+
+
+def print_found(checks: list[verify.Finding]) -> None:
+    """What `aot verify` prints."""
+    console.print_checks(verify.causes(checks), [check for check in checks if check.warning])
+
+
 class Session:
     """Everything that reads an archive, done to one mutant, with native code or without."""
 
@@ -220,13 +235,19 @@ class Session:
         return self.outcomes
 
     def describe(self, archive: Archive) -> list[Outcome]:
-        """What the command line does."""
-        self.attempt("listing", lambda: describe.listing(archive))
-        self.attempt("show function", lambda: describe.show(archive, self.content.names[0]))
-        for signature in self.signatures[:1]:
-            self.attempt("show gemm", partial(describe.show, archive, signature.key()))
-        self.attempt("verify", lambda: [tuple(found) for found in verify.verify(archive)])
+        """What the command line does, but that what it prints is thrown away."""
+        self.printed("ls", lambda: describe.listing(archive), console.print_listing)
+        for name in [self.content.names[0], *(signature.key() for signature in self.signatures[:1])]:
+            self.printed("show", partial(describe.show, archive, name), print_shown)
+        self.printed("verify", lambda: verify.verify(archive), print_found)
         return self.outcomes
+
+    def printed(self, operation: str, find: Callable[[], Any], show: Callable[[Any], None]) -> None:
+        """Find something and print it."""
+        found = self.attempt(operation, find)
+        if found is not None:
+            with Path(os.devnull).open("w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+                self.attempt(f"print {operation}", partial(show, found))
 
     def call_functions(self, library: Library) -> None:
         """Every function, with tensors of two sizes that its record takes."""

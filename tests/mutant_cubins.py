@@ -23,7 +23,7 @@ def of_record(record: Any, payload: bytes) -> bytes:
     """A cubin with the first hundred kernels that a record says, or some other where it says none that could be."""
     try:
         return cubin_of(_kernels(record), payload)
-    except (LookupError, TypeError, ValueError, AttributeError, struct.error):
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, struct.error):
         return cubin(payload=payload)
 
 
@@ -33,7 +33,7 @@ def _kernels(record: Any) -> list[CubinKernel]:
         sizes[launch["kernel"]] = tuple(parameter["size"] for parameter in launch["parameters"])
     found = []
     for number, kernel in enumerate(record["kernels"][:100]):
-        if kernel["shared_bytes"] > 1 << 20 or len(kernel["symbol"]) > 10_000:
+        if not 0 <= kernel["shared_bytes"] <= 1 << 20 or len(kernel["symbol"]) > 10_000:
             raise ValueError
         numbers = kernel["registers"], kernel["shared_bytes"], kernel["local_bytes"]
         found.append(CubinKernel(kernel["symbol"], *numbers, sizes.get(number, ())))

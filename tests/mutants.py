@@ -18,6 +18,7 @@ import zstandard
 
 from runtime.dtypes import DTYPES
 
+from . import mutant_cubins
 from .fuzz_archive import Parts, assemble, encode_index, mutate_bytes, mutate_column, mutate_value
 from .mutant_programs import PROGRAM_CHANGES, Refused
 
@@ -36,10 +37,13 @@ SIZES = [2, 3, 16, 17, 40, 300]
 
 @dataclass
 class Content:
-    """What goes into an archive: records as JSON, tables, and texts that no JSON encoder writes, by placeholder."""
+    """What goes into an archive: records as JSON, their names as they were and their cubins, tables, and texts that no
+    JSON encoder writes, by placeholder.
+    """
 
     records: list[Any]
     names: list[str]
+    cubins: list[bytes]
     tables: dict[str, Any]
     raw: dict[str, str] = field(default_factory=dict)
     how: list[str] = field(default_factory=list)
@@ -324,7 +328,8 @@ def fresh(rng: random.Random, samples: list[str]) -> Content:
         "gemm": {"entries": entries},
         "tuning": {"environments": [{"gpu": "H200", "compute_capability": "9.0", "multiprocessors": 132}]},
     }
-    return Content(records, [record["name"] for record in records], tables)
+    names = [record["name"] for record in records]
+    return Content(records, names, [cubin(r, n) for r, n in zip(records, names, strict=True)], tables)
 
 
 def _entry(record: dict[str, Any]) -> dict[str, Any] | None:
@@ -354,27 +359,38 @@ def make(rng: random.Random, samples: list[str]) -> Content:
         except (Refused, LookupError, TypeError, ValueError, AttributeError):
             change_anything(rng, content)  # an earlier change left nothing to do it to
         content.how.append(change.__name__.strip("_"))
+    _change_cubins(rng, content)
     return content
 
 
-def cubin(name: str) -> bytes:
-    """The made-up cubin of the record that was `name`."""
-    return b"\x7fELF " + name.encode()
+def cubin(record: Any, name: str) -> bytes:
+    """The made-up cubin of a record that was `name` and has its kernels, if they could be."""
+    return mutant_cubins.of_record(record, name.encode())
+
+
+def _change_cubins(rng: random.Random, content: Content) -> None:
+    """Have half of the cubins say what the records now do, and damage some."""
+    for i, (record, name) in enumerate(zip(content.records, content.names, strict=True)):
+        if rng.random() < 0.5:
+            content.cubins[i] = cubin(record, name)
+        if rng.random() < 0.3:
+            content.cubins[i] = mutant_cubins.damaged(rng, content.cubins[i])
+            content.how.append("cubin")
 
 
 def write(rng: random.Random, content: Content) -> bytes:
     """The archive, signed all the way up; one in ten has a damaged index besides."""
     functions: list[tuple[str, str, bytes, bytes]] = []
-    for record, original in zip(content.records, content.names, strict=True):
+    for record, original, binary in zip(content.records, content.names, content.cubins, strict=True):
         name, target = original, "sm_90a"
         if isinstance(record, dict):
-            record["cubin"] = record.get("cubin") and hashlib.sha256(cubin(original)).hexdigest()
+            record["cubin"] = record.get("cubin") and hashlib.sha256(binary).hexdigest()
             found = record.get("name"), record.get("target")
             if isinstance(found[0], str) and found[0].isascii() and found[0].isprintable() and 0 < len(found[0]) < 256:
                 name = found[0].replace(" ", "_")
             if found[1] in ("sm_80", "sm_90a", "sm_100a"):
                 target = str(found[1])
-        functions.append((target, name, content.encode(record), cubin(original)))
+        functions.append((target, name, content.encode(record), binary))
     functions.sort()
     names = sorted(content.tables)
     blobs = {"records": [f[2] for f in functions]}

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from runtime.archive import Archive
+from runtime.record import Record
+
 from .bombs import BOMBS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,3 +23,13 @@ def test_small_archive_costs_little(name: str) -> None:
     command = [sys.executable, "tests/bombs.py", name]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("name", [name for name in BOMBS if name.startswith(("cubin_", "cubins_of"))])
+def test_bomb_of_a_cubin_is_read_as_far_as_its_cubin(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "bomb.aot"
+    path.write_bytes(BOMBS[name]()[0])
+    with Archive.open(path) as archive:
+        for function in archive.functions:
+            Record.from_json(archive.record(function))
+            assert archive.cubin(function).startswith(b"\x7fELF\x02\x01")
