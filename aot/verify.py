@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from runtime.archive import Archive
+from runtime.archive_index import FunctionEntry
 from runtime.dispatch import Dispatch, Entry, gemm_mismatch
 from runtime.errors import AotError, RecordError
 from runtime.record import Record
@@ -18,6 +19,10 @@ from . import cubin, launch_checks, tables
 from .evaluation import Budget
 
 Uses = dict[str, dict[Signature, tuple[int, ...]]]  # by function, GEMMs that it serves, and M values in its ranges
+
+Kernels = dict[str, cubin.CubinKernel]  # of a cubin, by symbol
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class Finding(NamedTuple):
@@ -32,9 +37,18 @@ class Finding(NamedTuple):
 def verify(archive: Archive) -> list[Finding]:
     """Check everything; a failed check stops none of the others."""
 
-    record = _Records(archive)
+    def read_record(name: str) -> Record:
+        return Record.from_json(archive.record(name))
+
+    def read_cubin(blob: int) -> Kernels:
+        return cubin.kernels(archive.blob(blob))
+
+    record, kernels = _Once(read_record), _Once(read_cubin)
     findings = [Finding(*check) for check in archive.verify()]
-    findings += [_check(f"function {name}", partial(_compare, archive, name, record)) for name in archive.functions]
+    findings += [
+        _check(f"function {name}", partial(_compare, archive.entry(name), record, kernels))
+        for name in archive.functions
+    ]
     table: list[Entry] = []
     gemm_table = _check("gemm table", partial(_read_table, archive, table))
     uses: Uses = {}
@@ -50,20 +64,20 @@ def verify(archive: Archive) -> list[Finding]:
     return [*findings, gemm_table, *entries]
 
 
-class _Records:
-    """Reads the records of an archive, each once, whether it can be read or not."""
+class _Once(Generic[Key, Value]):
+    """Reads things each once, whether they can be read or not: functions may share a cubin, and entries functions."""
 
-    def __init__(self, archive: Archive) -> None:
-        self._archive, self._known = archive, dict[str, Record | AotError]()
+    def __init__(self, read: Callable[[Key], Value]) -> None:
+        self._read, self._known = read, dict[Key, Value | AotError]()
 
-    def __call__(self, name: str) -> Record:
-        found = self._known.get(name)
+    def __call__(self, key: Key) -> Value:
+        found = self._known.get(key)
         if found is None:
             try:
-                found = Record.from_json(self._archive.record(name))
+                found = self._read(key)
             except AotError as error:
                 found = error
-            self._known[name] = found
+            self._known[key] = found
         if isinstance(found, AotError):
             raise found.with_traceback(None)
         return found
@@ -98,10 +112,10 @@ def _check(subject: str, look: Callable[[], str]) -> Finding:
 # --- functions ---
 
 
-def _compare(archive: Archive, name: str, read: Callable[[str], Record]) -> str:
+def _compare(of: FunctionEntry, read: Callable[[str], Record], kernels: Callable[[int], Kernels]) -> str:
     """Hold a function's record against its cubin."""
-    record = read(name)
-    found = cubin.kernels(archive.cubin(name))
+    name = of.name
+    record, found = read(name), kernels(of.cubin)
     if set(found) != {kernel.symbol for kernel in record.kernels}:
         stated = ", ".join(kernel.symbol for kernel in record.kernels)
         raise RecordError(f"function {name}: its record has the kernels {stated}, its cubin {', '.join(found)}")

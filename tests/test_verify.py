@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aot import evaluation, launch_checks, shapes
+from aot import cubin, evaluation, launch_checks, shapes
 from aot.evaluation import Budget
 from aot.pack import Package
 from aot.verify import Finding, causes, verify
@@ -22,6 +22,7 @@ from runtime.record import Record
 from runtime.signature import Signature
 
 from .command_line import Run
+from .made_up_kernel import kernel
 from .mutants import real_records
 from .recording_driver import entry, gemm_record, signature, write_archive
 
@@ -442,3 +443,21 @@ def test_a_malformed_gemm_table_hides_no_launch(archive: Path, tmp_path: Path) -
     assert [finding.subject for finding in found if not finding.ok] == ["gemm table"]
     assert sum(finding.subject.startswith("launches of ") for finding in found) == len(opened.functions)
     assert isinstance(found[0], Finding)
+
+
+def test_a_cubin_that_functions_share_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, binary = kernel("one.sm_90a", "sm_90a", "own.fake", b"")
+    package = Package()
+    for name in ("one.sm_90a", "two.sm_90a"):
+        package.add_function(record | {"name": name}, binary)
+    package.write(tmp_path / "shared.aot")
+    parsed: list[bytes] = []
+
+    def parse(data: bytes, real: Any = cubin.kernels) -> Any:
+        parsed.append(data)
+        return real(data)
+
+    monkeypatch.setattr(cubin, "kernels", parse)
+    with Archive.open(tmp_path / "shared.aot") as opened:
+        verify(opened)
+    assert parsed == [binary]
