@@ -46,12 +46,12 @@ class _Parts:
         self._cubin, self._limit = cubin, min(2 * len(cubin), _MAX_BYTES)
         self._left = self._limit
 
-    def take(self, start: int, size: int) -> memoryview:
+    def take(self, start: int, size: int) -> bytes:
         """So many bytes."""
         self._left -= size
         if self._left < 0:
             raise CubinError(f"its headers, symbols, names and attributes take more than {self._limit} bytes")
-        return memoryview(self._cubin)[start : start + size]
+        return self._cubin[start : start + size]
 
     def text(self, table: range, offset: int) -> str:
         """The text in this part of the cubin that ends with a zero byte."""
@@ -59,10 +59,10 @@ class _Parts:
         end = self._cubin.find(b"\0", start, table.stop)
         if end < 0:
             raise CubinError("a name in it has no end")
-        return str(self.take(start, end - start), "utf-8")
+        return self.take(start, end - start).decode()
 
 
-def _attributes(section: memoryview) -> Iterator[tuple[int, memoryview]]:
+def _attributes(section: bytes) -> Iterator[tuple[int, bytes]]:
     """The (attribute, payload) pairs of a .nv.info section."""
     at = 0
     while at < len(section):
@@ -110,7 +110,7 @@ def _read(cubin: bytes) -> dict[str, CubinKernel]:
     rows = _SYMBOL.iter_unpack(parts.take(table.start, len(table)))
     symbols = [(parts.text(strings, name), info & 15) for name, info, *_ in rows]
 
-    def attributes(name: str) -> Iterator[tuple[int, memoryview]]:
+    def attributes(name: str) -> Iterator[tuple[int, bytes]]:
         section = sections.get(name, range(0))
         return _attributes(parts.take(section.start, len(section)))
 

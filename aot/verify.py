@@ -76,7 +76,7 @@ class _Once(Generic[Key, Value]):
             try:
                 found = self._read(key)
             except AotError as error:
-                found = error
+                found = error.with_traceback(None)  # which would keep alive what was read
             self._known[key] = found
         if isinstance(found, AotError):
             raise found.with_traceback(None)

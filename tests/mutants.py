@@ -55,7 +55,10 @@ class Content:
         return name
 
     def encode(self, obj: Any) -> bytes:
-        text = json.dumps(obj, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        try:
+            text = json.dumps(obj, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        except TypeError:  # keys of several types
+            text = json.dumps(obj, separators=(",", ":"), ensure_ascii=False)
         for name, raw in self.raw.items():
             text = text.replace(f'"{name}"', raw)
         return text.encode("utf-8", "surrogatepass")
