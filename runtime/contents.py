@@ -597,7 +597,7 @@ def _best_first(entry: Entry, m: int) -> Iterator[str]:
 
 def _first_of_ranges(entry: Entry) -> list[int]:
     """The least M of each range."""
-    return [1, *(bound + 1 for bound, _ in entry.ranges if bound is not None)]
+    return [1, *(bound + 1 for bound in entry.bounds)]
 
 
 def _views(signature: Signature, m: int, device: int) -> tuple[TensorView, ...]:

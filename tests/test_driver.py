@@ -86,7 +86,12 @@ class StandInCuda:
         self.current = 0
 
     def _cuDeviceGetAttribute(self, out: int, attribute: int, device: int) -> None:
-        write(out, ctypes.c_int({75: 9, 76: 0, 16: 132, 97: 232_448}[attribute]))
+        write(out, ctypes.c_int({75: 9, 76: 0, 16: 132, 97: 232_448, 36: 3_201_000, 37: 6_144}[attribute]))
+
+    def _cuDeviceGetName(self, out: int, room: int, device: int) -> None:
+        name = b"NVIDIA H200"
+        assert room > len(name)
+        ctypes.memmove(out, name + b"\0", len(name) + 1)
 
     def _cuKernelGetParamInfo(self, kernel: int, index: int, offset: int, size: int) -> int:
         if index in self.size_errors:

@@ -26,6 +26,7 @@ from .recording_driver import (
     entry,
     gemm_record,
     signature,
+    table,
     write_archive,
 )
 
@@ -111,7 +112,7 @@ def test_gpu_with_other_sms_than_those_tuned_on_is_served_and_told_of(
         package = Package()
         for record in RECORDS:
             package.add_function(record, cubin(record["name"]))
-        package.set_table("gemm", {"entries": ENTRIES})
+        package.set_table("gemm", table(ENTRIES))
         rows = [{}] if sms is None else [{"multiprocessors": count} for count in sms]
         package.set_table("tuning", {"environments": rows})
         package.write(tmp_path / "tuned.aot")
