@@ -50,8 +50,8 @@ MAX_LAUNCHES = 8  # found: 1; other libraries' functions have up to 3
 MAX_PARAMETERS = 256  # of a launch; found: 27
 
 # What `preload` may evaluate to see what fits, in steps: a program's nodes, rounds of loops and words, and those of the
-# call, for each range of M. There is an allowance, more for each byte of the archives, and more for each M that the
-# caller asks for. Found: 295,943, in 700,140 bytes; 975 of a program.
+# call, twice for each function of an entry. There is an allowance, more for each byte of the archives, and for each M
+# that the caller asks for. Found: 295,943, in 700,140 bytes; 975 of a program.
 PRELOAD_ALLOWANCE_STEPS = 1 << 19
 PRELOAD_STEPS_OF_A_BYTE = 4
 PRELOAD_STEPS_OF_A_TOKEN = 4_096
