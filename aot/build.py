@@ -152,11 +152,11 @@ def build(
     package.set_table("gemm", tables.gemm_table(entries, {v.name(): v.target for v in report.kernels}))
     package.set_table("build", _build_table(work, report, unserved))
     package.write(destination, cache=cache)
-    targets = tuple(dict.fromkeys(entry["target"] for entry in entries))
+    targets = tuple(dict.fromkeys(row.target for row in entries))
     return Built(report, targets, tuple(unserved), os.stat(destination).st_size)
 
 
-def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[dict[str, Any]], list[tuple[Signature, str, str]]]:
+def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow], list[tuple[Signature, str, str]]]:
     """The rows of the gemm table (`runtime.dispatch` reads them), and what no kernel is there for."""
     entries, unserved = [], []
     for gemm in work.gemms:
@@ -168,14 +168,14 @@ def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[dict[str, Any]]
             unserved.append((gemm.signature, gemm.target, reason))
             continue
         entries.append(
-            {
-                "signature": gemm.signature.to_json(),
-                "target": gemm.target,
-                "state": "ranked",
-                "ranges": ranges([(m, names[0]) for m, names in ranked]),
-                "candidates": [[m, names] for m, names in ranked],
-                "timings": [],
-            }
+            tables.GemmRow(
+                gemm.signature,
+                gemm.target,
+                None,
+                "ranked",
+                ranges([(m, names[0]) for m, names in ranked]),
+                candidates=ranked,
+            )
         )
     return entries, unserved
 

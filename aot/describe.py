@@ -109,7 +109,7 @@ def _gemm_names(archive: Archive) -> dict[str, list[str]]:
 
 
 def _functions_of(entry: Entry) -> set[str]:
-    return {name for _, name in entry.ranges} | {name for _, ranked in entry.candidates for name in ranked}
+    return set(entry.names)
 
 
 def _ranges(entry: Entry) -> list[dict[str, Any]]:

@@ -75,11 +75,12 @@ def check(obj: dict[str, Any], record: Record, uses: Mapping[Signature, Iterable
                 return Launches(launched, left, tuple(warnings))
             left -= 1
             reason = evaluator.launch(case)
-            if reason is not None:
+            if reason is None:
+                launched += 1
+            else:
                 refused.append(reason)
         if len(refused) == len(group.rows):
             raise RecordError(f"function {record.name}: it refuses every shape of {group.what}, first {refused[0]}")
-        launched += len(group.rows) - len(refused)
     return Launches(launched, left, tuple(warnings))
 
 

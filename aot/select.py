@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 _WHOLE_TILES = (240, 336, 400, 640)  # of 80 and 120 tokens, 112 and 168, 80, 128
 
 
-def ranges(best: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
+def ranges(best: Sequence[tuple[int, str]]) -> list[tuple[int | None, str]]:
     """The ranges of a gemm table entry, given the function chosen at each M, ascending.
 
     A function chosen at M serves every M' in (the M before, M]; the last serves every larger M' too. Neighbours with
@@ -18,13 +17,12 @@ def ranges(best: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
     """
     if not best or any(a >= b for (a, _), (b, _) in itertools.pairwise(best)):
         raise ValueError(f"M values must be ascending, and there must be one: {best!r}")
-    merged: list[dict[str, Any]] = []
+    merged: list[tuple[int | None, str]] = []
     for m, function in best:
-        if merged and merged[-1]["function"] == function:
-            merged[-1]["m_max"] = m
-        else:
-            merged.append({"m_max": m, "function": function})
-    merged[-1]["m_max"] = None
+        if merged and merged[-1][1] == function:
+            merged.pop()
+        merged.append((m, function))
+    merged[-1] = None, merged[-1][1]
     return merged
 
 

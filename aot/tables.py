@@ -7,12 +7,17 @@ they are left as they are. Knows nothing of how any of it is shown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from runtime.archive import Archive
-from runtime.dispatch import Capability, Dispatch, Entry
+from runtime.dispatch import Capability, Entry
 from runtime.errors import AotError, RecordError
+from runtime.gemm_table import TableLimitExceeded, read
+from runtime.gpus import Gpu
+from runtime.signature import Signature
 
 MAX_US = 1e12  # eleven days
 MAX_SPREAD = 1e6
@@ -25,16 +30,84 @@ class TableTooLarge(AotError):
     """A table that readers would refuse."""
 
 
-def gemm_table(entries: list[dict[str, Any]], targets: Mapping[str, str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class GemmRow:
+    """A row of the gemm table, with functions by name: what serves `signature` on `target`.
+
+    `gpu` is the kind of GPU that it is for, None any of the target's; `state` is "tuned" or "ranked". `ranges` pairs
+    the largest M of a range with its function, ascending, neighbours with different ones; the last has None, every
+    larger M. `invariant` is the function for callers who want equal bits at every M. `torch_faster` has the first and
+    the last M (None: no last) of where torch was faster, ascending and disjoint. `candidates` pairs M values with
+    functions, best first. `timings` is what was measured, as `timings` reads it.
+    """
+
+    signature: Signature
+    target: str
+    gpu: Gpu | None
+    state: str
+    ranges: Sequence[tuple[int | None, str]]
+    invariant: str | None = None
+    torch_faster: Sequence[tuple[int, int | None]] = ()
+    candidates: Sequence[tuple[int, Sequence[str]]] = ()
+    timings: Sequence[dict[str, Any]] = ()
+
+    @classmethod
+    def of(cls, entry: Entry) -> GemmRow:
+        """A row as it was read."""
+        return cls(
+            entry.signature,
+            entry.target,
+            entry.gpu,
+            entry.state,
+            entry.ranges,
+            entry.invariant,
+            entry.torch_faster,
+            entry.candidates,
+            entry.timings,
+        )
+
+    def names(self) -> set[str]:
+        """The functions that it names."""
+        return set(self._names_in_order())
+
+    def _names_in_order(self) -> list[str]:
+        """Each once: those that serve, by M, then the rest."""
+        ranked = itertools.chain.from_iterable(names for _, names in self.candidates)
+        found = dict.fromkeys([*(name for _, name in self.ranges), self.invariant, *ranked])
+        return [name for name in found if name is not None]
+
+    def to_json(self, gpus: Mapping[Gpu, int]) -> dict[str, Any]:
+        """It as readers take it; `gpus` has the place of each kind in the table."""
+        names = self._names_in_order()
+        index = {name: i for i, name in enumerate(names)}
+        return {
+            "signature": self.signature.to_json(),
+            "target": self.target,
+            "gpu": None if self.gpu is None else gpus[self.gpu],
+            "state": self.state,
+            "functions": names,
+            "ranges": [[m_max, index[name]] for m_max, name in self.ranges],
+            "invariant": None if self.invariant is None else index[self.invariant],
+            "torch_faster": [[first, last] for first, last in self.torch_faster],
+            "candidates": [[m, [index[name] for name in ranked]] for m, ranked in self.candidates],
+            "timings": list(self.timings),
+        }
+
+
+def gemm_table(rows: Iterable[GemmRow], targets: Mapping[str, str]) -> dict[str, Any]:
     """The gemm table with these rows, as readers take it; `targets` has the target of each function.
 
     Raises:
-        TableTooLarge: readers would refuse it.
+        TableTooLarge: readers would refuse it for its size.
+        RecordError: they would refuse it for a row, which is named.
     """
-    table = {"entries": entries}
+    rows = list(rows)
+    kinds = list(dict.fromkeys(row.gpu for row in rows if row.gpu is not None))
+    places = {gpu: i for i, gpu in enumerate(kinds)}
+    table = {"gpus": [gpu._asdict() for gpu in kinds], "entries": [row.to_json(places) for row in rows]}
     try:
-        Dispatch.from_json(table, targets)
-    except RecordError as error:
+        read(table, targets)
+    except TableLimitExceeded as error:
         raise TableTooLarge(f"{str(error).partition(';')[0]}; split the manifests over several archives") from None
     return table
 

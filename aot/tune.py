@@ -268,22 +268,15 @@ def _write(
     package.write(destination)
 
 
-def _names(entry: dict[str, Any]) -> set[str]:
-    return {r["function"] for r in entry["ranges"]} | {n for _, names in entry["candidates"] for n in names}
+def _names(entry: tables.GemmRow) -> set[str]:
+    return entry.names()
 
 
-def _as_json(entry: Entry) -> dict[str, Any]:
-    return {
-        "signature": entry.signature.to_json(),
-        "target": entry.target,
-        "state": entry.state,
-        "ranges": [{"m_max": m_max, "function": function} for m_max, function in entry.ranges],
-        "candidates": [[m, list(names)] for m, names in entry.candidates],
-        "timings": list(entry.timings),
-    }
+def _as_json(entry: Entry) -> tables.GemmRow:
+    return tables.GemmRow.of(entry)
 
 
-def _untouched(entry: Entry, rejected: Mapping[str, str]) -> dict[str, Any] | None:
+def _untouched(entry: Entry, rejected: Mapping[str, str]) -> tables.GemmRow | None:
     """An entry that was not measured, without the functions that turned out wrong; None if that leaves nothing."""
     row = _as_json(entry)
     if not _names(row) & rejected.keys():
@@ -291,10 +284,9 @@ def _untouched(entry: Entry, rejected: Mapping[str, str]) -> dict[str, Any] | No
     candidates = [(m, [n for n in names if n not in rejected]) for m, names in entry.candidates]
     if not candidates or not all(names for _, names in candidates):
         return None
-    return row | {
-        "candidates": [[m, names] for m, names in candidates],
-        "ranges": ranges([(m, names[0]) for m, names in candidates]),
-    }
+    invariant = None if entry.invariant in rejected else entry.invariant
+    serving = ranges([(m, names[0]) for m, names in candidates])
+    return replace(row, candidates=candidates, ranges=serving, invariant=invariant)
 
 
 def _as_served(results: Results, rejected: Collection[str], tolerance: float, served: Collection[str]) -> Results:
@@ -315,7 +307,7 @@ def _as_served(results: Results, rejected: Collection[str], tolerance: float, se
     return {key: [ordered(m) for m in ms] for key, ms in right.items()}
 
 
-def _tuned_entry(entry: Entry, measured: Sequence[Measured]) -> dict[str, Any] | None:
+def _tuned_entry(entry: Entry, measured: Sequence[Measured]) -> tables.GemmRow | None:
     """The entry with what serves; None if no M has a function that is right everywhere."""
     best: list[tuple[int, str]] = []
     timings = []
@@ -339,14 +331,8 @@ def _tuned_entry(entry: Entry, measured: Sequence[Measured]) -> dict[str, Any] |
         )
     if not best:
         return None
-    return {
-        "signature": entry.signature.to_json(),
-        "target": entry.target,
-        "state": "tuned",
-        "ranges": ranges(best),
-        "candidates": [],
-        "timings": timings,
-    }
+    gpu = Driver().gpu
+    return tables.GemmRow(entry.signature, entry.target, gpu, "tuned", ranges(best), timings=timings)
 
 
 def _sustained(found: Measured, winner: str) -> dict[str, float]:

@@ -191,8 +191,7 @@ def _compare_entry(entry: Entry, read: Callable[[str], Record], uses: Uses) -> s
 
 def _rows_by_function(entry: Entry) -> dict[str, tuple[int, ...]]:
     """The functions that an entry names, each with the first and the last M at which a range of it ends."""
-    names = {name for _, name in entry.ranges} | {name for _, ranked in entry.candidates for name in ranked}
-    found: dict[str, tuple[int, ...]] = dict.fromkeys(sorted(names), ())
+    found: dict[str, tuple[int, ...]] = dict.fromkeys(sorted(entry.names), ())
     for m, name in entry.ranges:
         found[name] = found[name] if m is None else (*found[name][:1], m)
     return found

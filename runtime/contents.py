@@ -29,7 +29,7 @@ from .limits import (
     PRELOAD_STEPS_OF_A_TOKEN,
     STEPS_OF_A_CALL,
 )
-from .record import TensorArgument, TensorView
+from .record import Record, TensorArgument, TensorView, WorkspaceArgument
 from .rows import Rows
 from .signature import Signature
 from .tensor import TORCH_NAMES, contiguous_strides, span_bytes, torch_current_device, torch_current_stream
@@ -184,6 +184,7 @@ class Contents:
         counters: Counters,
         lock: threading.RLock,
         require: str | None,
+        batch_invariant: bool,
     ) -> None:
         self.archives = tuple(archives)
         self.plans: dict[Any, GemmPlan] = {}  # changed by holders of the lock, as are
@@ -191,6 +192,8 @@ class Contents:
         self.table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
         self.preloaded: Preloaded | None = None  # changed as plans are
         self._driver, self._counters, self._lock, self._require = driver, counters, lock, require
+        self._batch_invariant = batch_invariant
+        self.tuned_for: tuple[str, ...] = ()  # kinds of GPU, in words, of the entries that serve this one
         self._retired = False  # changed as plans are
 
         def make(archive: Archive, name: str) -> Function:
@@ -258,7 +261,7 @@ class Contents:
         """Choose the function for this shape, load it and plan it; runners-up serve where the best cannot run."""
         driver = self._driver
         m = views[0].shape[-2]
-        entry = self._gemm_table().lookup(signature, driver.compute_capability)
+        entry = self._gemm_table().lookup(signature, driver.compute_capability, driver.gpu)
         self._accept(entry)
         reasons = []
         d = views[2]
@@ -300,31 +303,47 @@ class Contents:
         )
 
     def entry(self, signature: Signature) -> Entry:
-        """What the gemm table has for `signature` on this GPU, if `require` accepts that; nothing is loaded.
+        """What the gemm table has for `signature` on this GPU, if the options accept that; nothing is loaded.
 
         Raises:
             KernelMiss: nothing; the message names the nearest entries.
             DeviceError: the archives have nothing for this GPU.
         """
-        entry = self._gemm_table().lookup(signature, self._driver.compute_capability)
-        if self._require is not None:
-            self._accept(entry)
+        entry = self._gemm_table().lookup(signature, self._driver.compute_capability, self._driver.gpu)
+        self._refuse(entry)
         return entry
 
     def _accept(self, entry: Entry) -> None:
-        """Refuse an entry that was never tuned, or warn of the first."""
-        if entry.state == "tuned":
-            return
-        what = (
-            f"{self._layer(entry).archive.path}: {entry.signature.key()} on {entry.target} is {entry.state}: its "
-            "kernels were chosen by estimate and were never run or checked on a GPU; run: aot tune"
+        """Refuse an entry that the options do not allow, or warn of the first that was never tuned."""
+        self._refuse(entry)
+        if entry.state != "tuned":
+            with self._lock:
+                if not self._warned:
+                    self._warned = True
+                    _log.warning("%s (said once for this archive)", self._never_tuned(entry))
+
+    def _refuse(self, entry: Entry) -> None:
+        if self._require not in (None, entry.state):
+            what = f"{self._never_tuned(entry)} (this library was loaded with require={self._require!r})"
+            raise KernelMiss(what, "not tuned")
+        if self._batch_invariant and entry.invariant is None:
+            raise KernelMiss(
+                f"{self._where(entry)} has no function that serves every M with equal bits, which this library was "
+                "loaded to use (batch_invariant=True); build and tune the archive again, or load it without",
+                "not batch-invariant",
+            )
+
+    def _allows(self, entry: Entry) -> bool:
+        return self._require in (None, entry.state) and not (self._batch_invariant and entry.invariant is None)
+
+    def _where(self, entry: Entry) -> str:
+        return f"{self._layer(entry).archive.path}: {entry.signature.key()} on {entry.target}"
+
+    def _never_tuned(self, entry: Entry) -> str:
+        return (
+            f"{self._where(entry)} is {entry.state}: its kernels were chosen by estimate and were never run or checked "
+            "on a GPU; run: aot tune"
         )
-        if self._require is not None:
-            raise KernelMiss(f"{what} (this library was loaded with require={self._require!r})", "not tuned")
-        with self._lock:
-            if not self._warned:
-                self._warned = True
-                _log.warning("%s (said once for this archive)", what)
 
     def _layer(self, entry: Entry) -> _Layer:
         """The layer that `entry` is from, whose functions it names."""
@@ -345,6 +364,11 @@ class Contents:
                     "build the archive again"
                 )
             self._matched.add(match)
+        if self._batch_invariant and (shared := workspaces_of(function.record)):
+            raise RecordError(
+                f"{layer.archive.path}: the gemm table has {name} to give {entry.signature.key()} equal bits at every "
+                f"M, but it takes the workspace {shared[0]}, so CTAs share tiles; build the archive again"
+            )
         return function
 
     def _gemm_table(self) -> Dispatch:
@@ -352,26 +376,33 @@ class Contents:
             self.check_device()
             with self._lock:
                 if self._dispatch is None:
-                    self._dispatch = self._read_tables()
-                    self._warn_of_other_gpus()
+                    found = self._read_tables()
+                    self._see_kinds(found)
+                    self._dispatch = found
         return self._dispatch
 
-    def _warn_of_other_gpus(self) -> None:
-        """Say so where an archive was tuned on GPUs with other numbers of SMs than this one has, which its kernels ask
-        for: they are right here, and chosen for another."""
-        here = self._driver.multiprocessors
-        for archive in self.archives:
-            environments = archive.table("tuning").get("environments") if "tuning" in archive.tables else None
-            rows = [row for row in environments if isinstance(row, dict)] if isinstance(environments, list) else []
-            sms = {count for row in rows if type(count := row.get("multiprocessors")) is int}
-            if sms and here not in sms:
-                _log.warning(
-                    "%s was tuned on GPUs with %s SMs, this one has %d: its kernels are right here, but others may be "
-                    "faster; run: aot tune",
-                    archive.path,
-                    " and ".join(map(str, sorted(sms))),
-                    here,
-                )
+    def _see_kinds(self, table: Dispatch) -> None:
+        """Note which kinds of GPU the entries that serve were tuned on, and say so where it is not this one."""
+        here = self._driver.gpu
+        tuned = [e for e in table.entries_for(self._driver.compute_capability, here) if e.state == "tuned"]
+        kinds = [entry.gpu for entry in tuned if entry.gpu is not None]
+        self.tuned_for = tuple(sorted({kind.words() for kind in kinds}))
+        others = [kind.words() for kind in kinds if not kind.same_kind(here)]
+        if others:
+            _log.warning(
+                "%s: %d of %d signatures were tuned on %s, and this is %s: their kernels are right here, but others "
+                "may be faster; run: aot tune",
+                self.path,
+                len(others),
+                len(tuned),
+                " and ".join(sorted(set(others))),
+                here.words(),
+            )
+
+    @property
+    def gpu(self) -> str | None:
+        """The kind of GPU that this is, in words; None while nobody has asked for the gemm table."""
+        return None if self._dispatch is None else self._driver.gpu.words()
 
     def check_device(self) -> None:
         """Raise DeviceError if no function is for this GPU."""
@@ -384,8 +415,9 @@ class Contents:
             )
 
     def _read_tables(self) -> Dispatch:
-        """The gemm tables as one: an entry for the signature and target of an earlier layer's takes its place."""
-        entries: dict[tuple[Signature, str], Entry] = {}
+        """The gemm tables as one: entries for the signature and target of an earlier layer's take the place of all of
+        those, whatever kind of GPU they are for."""
+        entries: dict[tuple[Signature, str], list[Entry]] = {}
         for layer in self._layers:
             if "gemm" not in layer.archive.tables and len(self._layers) > 1:
                 continue
@@ -393,12 +425,16 @@ class Contents:
                 table = Dispatch.from_json(layer.archive.table("gemm"), layer.archive.functions.targets_by_name())
             except RecordError as error:
                 raise RecordError(f"{layer.archive.path}: {error}") from None
-            found = {(entry.signature, entry.target): entry for entry in table.entries}
-            if len(self._layers) == 1:
-                return table
+            found: dict[tuple[Signature, str], list[Entry]] = {}
+            for entry in table.entries:
+                found.setdefault((entry.signature, entry.target), []).append(entry)
             entries |= found
-            self._owners |= dict.fromkeys(found, layer)
-        return Dispatch(tuple(entries.values()))
+            if len(self._layers) > 1:
+                self._owners |= dict.fromkeys(found, layer)
+        every = tuple(itertools.chain.from_iterable(entries.values()))
+        if self._batch_invariant:
+            every = tuple(entry if entry.invariant is None else entry.only_invariant() for entry in every)
+        return Dispatch(every)
 
     # --- before the first call ---
 
@@ -418,8 +454,8 @@ class Contents:
     def preload(self, asked: Preloaded, as_many_as_fit: bool = False) -> tuple[str, ...]:
         """See `Library.preload`. With `as_many_as_fit` M values that would be too many are left out, as are signatures
         that there are no more."""
-        there = self._gemm_table().entries_for(self._driver.compute_capability)
-        there = tuple(entry for entry in there if self._require in (None, entry.state))
+        there = self._gemm_table().entries_for(self._driver.compute_capability, self._driver.gpu)
+        there = tuple(entry for entry in there if self._allows(entry))
         entries = self._asked_for(asked, there, as_many_as_fit)
         tokens: Sequence[int] = asked.tokens
         in_all = asked.besides(self.preloaded)
@@ -440,7 +476,7 @@ class Contents:
         loaded: dict[str, None] = {}
         for entry in entries:
             self._accept(entry)
-        cases = [(entry, m) for entry in entries for m in sorted({*_first_of_ranges(entry), *tokens})]
+        cases = [(entry, m) for entry in entries for m in sorted({*_tried(entry), *tokens})]
         try:
             # All that needs no context comes first: another thread may be creating it, which takes 0.2 s and more.
             best = [self._function(entry, entry.best(m)) for entry, m in cases]
@@ -479,6 +515,7 @@ class Contents:
         if missing := sorted((asked.only or frozenset()) - {entry.signature.key() for entry in entries}):
             what = f"{self.path} cannot preload {', '.join(missing)}: it has no such entry for this GPU"
             what += f" that is {self._require}" if self._require else ""
+            what += " with a function for equal bits at every M" if self._batch_invariant else ""
             if not those_there_are:
                 raise KernelMiss(f"{what}; `aot ls` lists what it has", "no entry")
             _log.warning("%s, as it had before", what)
@@ -595,9 +632,22 @@ def _best_first(entry: Entry, m: int) -> Iterator[str]:
     yield from entry.functions(m)[1:]
 
 
-def _first_of_ranges(entry: Entry) -> list[int]:
-    """The least M of each range."""
-    return [1, *(bound + 1 for bound, _ in entry.ranges if bound is not None)]
+def _tried(entry: Entry) -> set[int]:
+    """M values at which `preload` sees what fits: for each function the least that it serves, and the last that ends
+    a range of it, or of a function that serves all larger M the least of those."""
+    first, last = dict[int, int](), dict[int, int]()
+    least = 1
+    for bound, function in itertools.zip_longest(entry.bounds, entry.chosen):
+        first.setdefault(function, least)
+        last[function] = least if bound is None else bound
+        least = last[function] + 1
+    return {*first.values(), *last.values()}
+
+
+def workspaces_of(record: Record) -> list[str]:
+    """The workspaces that a function takes, by name: where it has one, CTAs share tiles through memory, and which
+    parts of K they add up in which order may depend on M."""
+    return [argument.name for argument in record.leaves() if isinstance(argument, WorkspaceArgument)]
 
 
 def _views(signature: Signature, m: int, device: int) -> tuple[TensorView, ...]:

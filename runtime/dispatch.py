@@ -1,26 +1,22 @@
-"""The gemm table of an archive: signature and M in, the name of the best function out.
+"""The gemm table of an archive: signature, GPU and M in, the name of the best function out.
 
-Also the rules of which GPUs run which targets, and of which records can be what an entry says. Knows nothing of the
-tensors of a call, cubins or the driver.
+Also the rules of which GPUs run which targets, which of several entries a GPU takes, and which records can be what an
+entry says. Knows nothing of the tensors of a call, cubins or the driver.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import re
-from bisect import bisect_left
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from .errors import KernelMiss, RecordError
-from .limits import MAX_GEMM_ENTRIES, MAX_GEMM_FUNCTIONS, MAX_GEMM_RANGES
+from .errors import KernelMiss
+from .gemm_table import TARGET, Entry, read
+from .gpus import Gpu, distance
 from .record import Record, SuppliedArgument, TensorArgument
 from .signature import Operand, Signature
-from .tuples import NamedTuple
 
-STATES = ("tuned", "ranked")
-_TARGET = re.compile(r"sm_([0-9]+)([0-9])([af]?)")
 _NEAREST = 3
 _IN_PLACE = {"a": "A", "b": "B", "d": "D"}  # operands told by their place; what follows them is told by name
 Capability = tuple[int, int]
@@ -33,7 +29,7 @@ def serves(target: str, capability: Capability) -> bool:
     CUDA C++ programming guide, binary compatibility: a plain target serves its own major version from its own minor
     version up (sm_80: 8.0, 8.6, 8.9); with suffix "a" exactly its own; "f" is taken as "a" here.
     """
-    match = _TARGET.fullmatch(target)
+    match = TARGET.fullmatch(target)
     if match is None:
         return False
     major, minor = int(match[1]), int(match[2])
@@ -44,7 +40,7 @@ def serves(target: str, capability: Capability) -> bool:
 
 def preference(target: str) -> tuple[int, bool]:
     """Sorts targets that serve one GPU, best last: the nearest minor version, then the architecture-specific one."""
-    match = _TARGET.fullmatch(target)
+    match = TARGET.fullmatch(target)
     return (int(match[2]), bool(match[3])) if match else (-1, False)
 
 
@@ -107,40 +103,23 @@ def _other_shape(operand: Operand, tensor: TensorArgument) -> str:
     return f"takes {which} of shape ({shape}), not ({', '.join(operand.axes)})"
 
 
-class Entry(NamedTuple):
-    """What the table says of one signature on one target.
+def nearest_kind(entries: Iterable[Entry], gpu: Gpu | None) -> Entry | None:
+    """Of entries for one signature and target that which `gpu` takes; None of none.
 
-    `ranges` pairs the largest M of a range with its function, ascending; the last has None, every larger M.
-    `candidates` lists, for M values that were looked at, functions from best to worst. `timings` is where the
-    choice comes from, and opaque here.
+    The one for this kind of GPU; else the tuned one whose kind is nearest (`runtime.gpus.distance`); else the tuned one
+    for any kind; and where nothing was tuned, the nearest kind's before that for any. Where `gpu` is None, no kind is
+    this one or nearer than another, and the first name goes first.
     """
 
-    signature: Signature
-    target: str
-    state: str
-    ranges: tuple[tuple[int | None, str], ...]
-    candidates: tuple[tuple[int, tuple[str, ...]], ...]
-    timings: tuple[Any, ...]
+    def order(entry: Entry) -> tuple[Any, ...]:
+        kind, tuned = entry.gpu, entry.state == "tuned"
+        if kind is None:
+            return True, not tuned, True
+        if gpu is None:
+            return True, not tuned, False, kind
+        return not kind.same_kind(gpu), not tuned, False, distance(kind, gpu)
 
-    def best(self, m: int) -> str:
-        """The function for `m`."""
-        return self.ranges[bisect_left(self.ranges, m, hi=len(self.ranges) - 1, key=_bound)][1]
-
-    def functions(self, m: int) -> tuple[str, ...]:
-        """The function for `m`, then what to try where the device cannot run it: best first, no name twice, not too
-        many."""
-        names = {self.best(m): None}
-        if self.candidates:
-            _, ranked = min(self.candidates, key=lambda c: abs(math.log(c[0] / max(m, 1))))
-            names.update(dict.fromkeys(ranked))
-        names.update(dict.fromkeys(name for _, name in self.ranges))
-        return tuple(names)[:MAX_GEMM_FUNCTIONS]
-
-
-def _bound(row: tuple[int | None, str]) -> int:
-    """The largest M of a range but the last."""
-    assert row[0] is not None
-    return row[0]
+    return min(entries, key=order, default=None)
 
 
 class Dispatch:
@@ -159,47 +138,38 @@ class Dispatch:
         Raises:
             RecordError: anything is missing, unknown, out of order, or names a function that is not there.
         """
-        obj = _fields(obj, {"entries"}, "gemm table")
-        if len(_list(obj["entries"], "gemm table")) > MAX_GEMM_ENTRIES:
-            _fail("gemm table", f"has {len(obj['entries'])} entries, at most {MAX_GEMM_ENTRIES} are read")
-        entries = [_read_entry(e, i, targets) for i, e in enumerate(obj["entries"])]
-        if (ranges := sum(len(entry.ranges) for entry in entries)) > MAX_GEMM_RANGES:
-            _fail("gemm table", f"has {ranges} ranges of M, at most {MAX_GEMM_RANGES} are read")
-        seen = set()
-        for entry in entries:
-            if (entry.signature, entry.target) in seen:
-                _fail("gemm table", f"two entries for {entry.signature.key()} on {entry.target}")
-            seen.add((entry.signature, entry.target))
-        return cls(tuple(entries))
+        return cls(read(obj, targets))
 
-    def entries_for(self, capability: Capability) -> tuple[Entry, ...]:
-        """For each signature the entry that a GPU of `capability` uses, of those it can run."""
-        found = (self._choose(s, capability) for s in self._by_signature)
+    def entries_for(self, capability: Capability, gpu: Gpu | None = None) -> tuple[Entry, ...]:
+        """For each signature the entry that a GPU of `capability`, and of the kind `gpu`, uses, of those it can run."""
+        found = (self._choose(s, capability, gpu) for s in self._by_signature)
         return tuple(entry for entry in found if entry is not None)
 
-    def lookup(self, signature: Signature, capability: Capability) -> Entry:
-        """The entry for `signature` on the target that suits `capability` best.
+    def lookup(self, signature: Signature, capability: Capability, gpu: Gpu | None = None) -> Entry:
+        """The entry for `signature` on the target that suits `capability` best, and there that of `nearest_kind`.
 
         Raises:
             KernelMiss: there is none; the message names the nearest entries and why each was rejected.
         """
-        entry = self._choose(signature, capability)
+        entry = self._choose(signature, capability, gpu)
         if entry is None:
             raise KernelMiss(self._explain(signature, capability))
         return entry
 
-    def find(self, signature: Signature, capability: Capability, m: int) -> str:
+    def find(self, signature: Signature, capability: Capability, m: int, gpu: Gpu | None = None) -> str:
         """The name of the function that is best for `signature` at `m` rows; raises as `lookup` does."""
-        return self.lookup(signature, capability).best(m)
+        return self.lookup(signature, capability, gpu).best(m)
 
-    def _choose(self, signature: Signature, capability: Capability) -> Entry | None:
+    def _choose(self, signature: Signature, capability: Capability, gpu: Gpu | None) -> Entry | None:
         entries = [e for e in self._by_signature.get(signature, ()) if serves(e.target, capability)]
-        return max(entries, key=lambda e: preference(e.target), default=None)
+        target = max((e.target for e in entries), key=preference, default=None)
+        return nearest_kind((e for e in entries if e.target == target), gpu)
 
     def _explain(self, signature: Signature, capability: Capability) -> str:
         gpu = f"compute capability {capability[0]}.{capability[1]}"
         lines = [f"no kernel for {signature.key()} on {gpu}"]
-        near = sorted(self.entries, key=lambda e: _distance(e, signature, capability))[:_NEAREST]
+        apart = {(e.signature, e.target): e for e in self.entries}.values()
+        near = sorted(apart, key=lambda e: _distance(e, signature, capability))[:_NEAREST]
         if near:
             lines.append(f"the nearest of {len(self.entries)} entries:")
             lines += [
@@ -245,70 +215,3 @@ def _distance(entry: Entry, wanted: Signature, capability: Capability) -> tuple[
     batch, overlap = have.batch != wanted.batch, have.overlap != wanted.overlap
     target = not serves(entry.target, capability)
     return 1000.0 * types + 100.0 * batch + 10.0 * (target + overlap) + extents, have.key(), entry.target
-
-
-# --- reading ---
-
-
-def _fail(where: str, what: str) -> NoReturn:
-    raise RecordError(f"{where}: {what}; build the archive again")
-
-
-def _fields(obj: Any, names: set[str], where: str) -> dict[str, Any]:
-    if not isinstance(obj, dict) or set(obj) != names:
-        _fail(where, f"needs exactly the fields {sorted(names)}, found {obj!r:.200}")
-    return obj
-
-
-def _list(obj: Any, where: str) -> list[Any]:
-    if not isinstance(obj, list):
-        _fail(where, f"must be a list, found {obj!r:.200}")
-    return obj
-
-
-def _extent(obj: Any, above: int, where: str) -> int:
-    if type(obj) is not int or obj <= above:
-        _fail(where, f"M values must be integers in ascending order, found {obj!r:.50} after {above}")
-    return obj
-
-
-def _read_entry(obj: Any, number: int, targets: Mapping[str, str] | None) -> Entry:
-    where = f"gemm table entry {number}"
-    obj = _fields(obj, {"signature", "target", "state", "ranges", "candidates", "timings"}, where)
-    signature = Signature.from_json(obj["signature"])
-    target = obj["target"]
-    if not isinstance(target, str) or not _TARGET.fullmatch(target):
-        _fail(where, f"unknown target {target!r:.50}")
-    if obj["state"] not in STATES:
-        _fail(where, f"state must be one of {STATES}, found {obj['state']!r:.50}")
-
-    def function(name: Any) -> str:
-        if not isinstance(name, str) or not name:
-            _fail(where, f"a function's name must be a word, found {name!r:.100}")
-        if targets is not None and targets.get(name) != target:
-            held = f"is for {targets[name]}" if name in targets else "is not in the archive"
-            _fail(where, f"function {name!r} {held}, the entry is for {target}")
-        return name
-
-    rows = _list(obj["ranges"], where)
-    if not rows:
-        _fail(where, "there is no range")
-    ranges: list[tuple[int | None, str]] = []
-    above = 0
-    for i, row in enumerate(rows):
-        row = _fields(row, {"m_max", "function"}, f"{where} range {i}")
-        bound = row["m_max"]
-        if (bound is None) != (i == len(rows) - 1):
-            _fail(where, "the last range, and only that, has m_max null")
-        if bound is not None:
-            above = _extent(bound, above, where)
-        ranges.append((bound, function(row["function"])))
-    candidates = []
-    above = 0
-    for row in _list(obj["candidates"], where):
-        if not isinstance(row, list) or len(row) != 2:
-            _fail(where, f"a row of candidates is [m, [names]], found {row!r:.200}")
-        above = _extent(row[0], above, where)
-        candidates.append((above, tuple(function(name) for name in _list(row[1], where))))
-    timings = tuple(_list(obj["timings"], where))
-    return Entry(signature, target, obj["state"], tuple(ranges), tuple(candidates), timings)

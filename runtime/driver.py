@@ -19,6 +19,7 @@ from typing import Any, NoReturn, Protocol
 
 from . import libcuda
 from .errors import DeviceError, WorkspaceError
+from .gpus import Gpu
 from .launch import CLUSTER_DIMENSION, Launch
 from .libcuda import LaunchConfig
 from .native import _native
@@ -26,6 +27,8 @@ from .native import _native
 # CUresult, CUdevice_attribute and CUfunction_attribute values of cuda.h; part of its ABI.
 _SUCCESS, _INVALID_VALUE, _INVALID_CONTEXT = 0, 1, 201
 _MULTIPROCESSOR_COUNT, _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _MAX_SHARED_BYTES_OPTIN = 16, 75, 76, 97
+_MEMORY_CLOCK_KHZ, _MEMORY_BUS_BITS = 36, 37
+_NAME_BYTES = 256
 _STATIC_SHARED_BYTES, _MAX_DYNAMIC_SHARED_BYTES, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 1, 8, 14
 _POINTER_DEVICE_ORDINAL = 9
 _EVENT_DISABLE_TIMING = 2
@@ -68,6 +71,7 @@ class Driver:
         self._device: Any = None
         self._context: Any = None
         self._count: int | None = None
+        self._gpu: Gpu | None = None
         self._process = 0
 
     # --- the device ---
@@ -100,6 +104,18 @@ class Driver:
     def multiprocessors(self) -> int:
         """How many SMs the device has."""
         return self._attribute(_MULTIPROCESSOR_COUNT)
+
+    @property
+    def gpu(self) -> Gpu:
+        """Which kind of GPU the device is."""
+        if self._gpu is None:
+            clock_khz, bus_bits = self._attribute(_MEMORY_CLOCK_KHZ), self._attribute(_MEMORY_BUS_BITS)
+            name = ctypes.create_string_buffer(_NAME_BYTES)
+            self._call("cuDeviceGetName", name, _NAME_BYTES, self._device)
+            # Two transfers a clock, as double data rate has them.
+            gbps = round(2 * clock_khz * bus_bits / 8 / 1e6)
+            self._gpu = Gpu(name.value.decode(errors="replace"), self.multiprocessors, gbps)
+        return self._gpu
 
     @property
     def max_shared_bytes(self) -> int:

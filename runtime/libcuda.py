@@ -33,6 +33,7 @@ FUNCTIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "cuDeviceGet": ("", (_PTR, _INT)),
     "cuDeviceGetCount": ("", (_PTR,)),
     "cuDeviceGetAttribute": ("", (_PTR, _INT, _INT)),
+    "cuDeviceGetName": ("", (_PTR, _INT, _INT)),
     "cuDevicePrimaryCtxRetain": ("", (_PTR, _INT)),
     "cuCtxGetCurrent": ("", (_PTR,)),
     "cuCtxSetCurrent": ("", (_PTR,)),

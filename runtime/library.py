@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 ON_MISS = ("error", "torch")
 REQUIRE = (None, "tuned")
-MISS_REASONS = ("no entry", "not tuned", "no kernel runs")  # those of a `KernelMiss`
+MISS_REASONS = ("no entry", "not tuned", "not batch-invariant", "no kernel runs")  # those of a `KernelMiss`
 _log = logging.getLogger(__name__)
 
 
@@ -76,9 +76,11 @@ class Library:
         on_miss: str = "error",
         *,
         require: str | None = None,
+        batch_invariant: bool = False,
     ) -> None:
-        _check_options(on_miss, require)
+        _check_options(on_miss, require, batch_invariant)
         self._driver, self._on_miss, self._require = driver, on_miss, require
+        self._batch_invariant = batch_invariant
         self._lock = threading.RLock()  # held for moments: while a shape is planned, a kernel loaded, contents swapped
         self._changing = threading.Lock()  # held by what works for longer: preload, reload, drop_old, close
         self._workspaces = Workspaces(driver)
@@ -93,7 +95,15 @@ class Library:
         alive[id(self)] = self
 
     def _contents(self, archives: Sequence[Archive]) -> Contents:
-        return Contents(archives, self._driver, self._workspaces, self._counters, self._lock, self._require)
+        return Contents(
+            archives,
+            self._driver,
+            self._workspaces,
+            self._counters,
+            self._lock,
+            self._require,
+            self._batch_invariant,
+        )
 
     @property
     def digest(self) -> str:
@@ -128,7 +138,7 @@ class Library:
     @property
     def identity(self) -> str:
         """A word for archive, device and options, the same in every process, by which compiled graphs may be kept."""
-        return f"{self.digest} {self.device} {self._on_miss} {self._require}"
+        return f"{self.digest} {self.device} {self._on_miss} {self._require} {self._batch_invariant}"
 
     def entry(self, signature: Signature) -> Entry:
         """What the gemm table has for `signature` on this GPU; nothing is loaded.
@@ -330,6 +340,8 @@ class Library:
             workspaces=workspaces,
             workspace_bytes=workspace_bytes,
             native=native_loaded,
+            gpu=now.gpu,
+            tuned_for=now.tuned_for,
         )
 
     def prometheus(self, name: str | None = None) -> str:
@@ -626,7 +638,14 @@ def _words(call: Call) -> GemmOptions:
     return cast("GemmOptions", dict(zip(EXTRAS, call.operands, strict=True)) | words)
 
 
-def load(path: Paths, device: Device | None = None, on_miss: str = "error", *, require: str | None = None) -> Library:
+def load(
+    path: Paths,
+    device: Device | None = None,
+    on_miss: str = "error",
+    *,
+    require: str | None = None,
+    batch_invariant: bool = False,
+) -> Library:
     """Open the archive at `path` for one device; nothing but the archive is touched before the first use.
 
     Of several paths the first is the base, and each after it a layer: its gemm entries take the place of those of
@@ -642,16 +661,20 @@ def load(path: Paths, device: Device | None = None, on_miss: str = "error", *, r
     `require="tuned"` treats entries of the archive that were never tuned on a GPU as missing; by default the first that
     is used is logged as a warning.
 
+    `batch_invariant=True` serves each signature with one function at every M, so that a row's result has the same bits
+    however many other rows there are; entries that name no such function are missing. It leaves nothing to torch, so
+    `on_miss` must be "error".
+
     A library may be opened before a fork and used after it by every child, but its first use (any call that needs the
     device) must come after the fork, as with CUDA itself.
 
     Raises:
         ArchiveError: a file is not an archive that can be trusted.
-        ArgumentError: an option is unknown, there is no path, or `device` names no CUDA device.
+        ArgumentError: an option is unknown, two do not go together, there is no path, or `device` names no CUDA device.
     """
-    _check_options(on_miss, require)
+    _check_options(on_miss, require, batch_invariant)
     driver = Driver(ordinal_of(device))
-    return Library(open_archives(_paths(path)), driver, on_miss, require=require)
+    return Library(open_archives(_paths(path)), driver, on_miss, require=require, batch_invariant=batch_invariant)
 
 
 def _paths(path: Paths) -> tuple[str | os.PathLike[str], ...]:
@@ -679,8 +702,15 @@ def _torch_can(signature: Signature) -> bool:
     return DTYPES[signature.a].bits >= 16 and signature.a == signature.b == signature.d and signature.scaling == "none"
 
 
-def _check_options(on_miss: str, require: str | None) -> None:
+def _check_options(on_miss: str, require: str | None, batch_invariant: bool) -> None:
     if on_miss not in ON_MISS:
         raise ArgumentError(f"on_miss must be one of {ON_MISS}, found {on_miss!r}")
     if require not in REQUIRE:
         raise ArgumentError(f"require must be one of {REQUIRE}, found {require!r}")
+    if type(batch_invariant) is not bool:
+        raise ArgumentError(f"batch_invariant must be True or False, found {batch_invariant!r:.80}")
+    if batch_invariant and on_miss == "torch":
+        raise ArgumentError(
+            "batch_invariant=True with on_miss='torch' would promise equal bits at every M of kernels that torch "
+            "chooses by M; give one of them"
+        )

@@ -24,6 +24,8 @@ MAX_NAME_CHARACTERS = 255  # of a function or a table
 # --- the gemm table ---
 MAX_GEMM_ENTRIES = 8_192  # found: 147
 MAX_GEMM_RANGES = 65_536  # of all entries together; found: 1,671
+MAX_GPU_MULTIPROCESSORS = 65_536  # found: 148
+MAX_GPU_MEMORY_GBPS = 1_000_000  # found: 8,000
 MAX_GEMM_FUNCTIONS = 32  # that are tried for a call, each of which may have to be read and loaded
 MAX_GEMM_EXTENT = 2**31 - 1  # of N, K and the batch; strides of more than 32 bits are the record's matter
 
@@ -53,8 +55,8 @@ MAX_LAUNCHES = 8  # found: 1; other libraries' functions have up to 3
 MAX_PARAMETERS = 256  # of a launch; found: 27
 
 # What `preload` may evaluate to see what fits, in steps: a program's nodes, rounds of loops and words, and those of the
-# call, for each range of M. There is an allowance, more for each byte of the archives, and more for each M that the
-# caller asks for. Found: 295,943, in 700,140 bytes; 975 of a program.
+# call, twice for each function of an entry. There is an allowance, more for each byte of the archives, and for each M
+# that the caller asks for. Found: 295,943, in 700,140 bytes; 975 of a program.
 PRELOAD_ALLOWANCE_STEPS = 1 << 19
 PRELOAD_STEPS_OF_A_BYTE = 4
 PRELOAD_STEPS_OF_A_TOKEN = 4_096

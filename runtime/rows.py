@@ -5,7 +5,6 @@ Knows torch's tensors by their methods, and plans; nothing of archives or the dr
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 from .call import Call
@@ -32,13 +31,12 @@ class Rows:
     """The plans of calls that are alike but for their number of rows, one for each function."""
 
     def __init__(self, entry: Entry) -> None:
-        self._bounds = [bound for bound, _ in entry.ranges if bound is not None]
-        self._names = [name for _, name in entry.ranges]
+        self.entry = entry
         self._known: dict[str, Known] = {}
 
     def find(self, rows: int) -> Known | None:
         """What is known of the function that is best for `rows` rows."""
-        return self._known.get(self._names[bisect_left(self._bounds, rows)])
+        return self._known.get(self.entry.best(rows))
 
     def keep(self, known: Known) -> None:
         """Remember this, if there is nothing for its function."""

@@ -22,7 +22,8 @@ class ArchiveInfo(NamedTuple):
 class Refusal(NamedTuple):
     """GEMMs that no kernel served: how often (`misses`), and how often torch computed them instead (`fallbacks`).
 
-    `reason` is "no entry", "not tuned", "no kernel runs", or what is wrong with how a tensor lies in memory.
+    `reason` is "no entry", "not tuned", "not batch-invariant", "no kernel runs", or what is wrong with how a tensor
+    lies in memory.
     """
 
     signature: str
@@ -45,6 +46,8 @@ class Stats(NamedTuple):
     - `workspaces`, `workspace_bytes`: device memory held besides.
     - `archives`: the base first; `digest` covers them all; `reloads` that changed something; `replaced`: archives'
       contents that were replaced and are still loaded (`Library.drop_old`).
+    - `gpu`: which kind of GPU this is, such as "NVIDIA H200 (132 SMs, 4800 GB/s)", None before the first use;
+      `tuned_for`: on which kinds the entries that serve here were tuned.
     - `native`: whether native code was found and is in use; where it was not, launches take longer.
     """
 
@@ -65,6 +68,8 @@ class Stats(NamedTuple):
     workspaces: int
     workspace_bytes: int
     native: bool
+    gpu: str | None
+    tuned_for: tuple[str, ...]
 
     @property
     def misses(self) -> int:
@@ -81,6 +86,7 @@ class Stats(NamedTuple):
         found = self._asdict() | {"misses": self.misses, "fallbacks": self.fallbacks}
         for name in ("archives", "refusals"):
             found[name] = [item._asdict() for item in found[name]]
+        found["tuned_for"] = list(self.tuned_for)
         return found
 
 
@@ -121,6 +127,18 @@ _METRICS: tuple[tuple[str, str, str, Any], ...] = (
     ("plans_held", "gauge", "Shapes that are ready to launch.", lambda s: [({}, s.plans_held)]),
     ("workspaces", "gauge", "Workspaces on the device.", lambda s: [({}, s.workspaces)]),
     ("workspace_bytes", "gauge", "Bytes of the workspaces on the device.", lambda s: [({}, s.workspace_bytes)]),
+    (
+        "gpu_info",
+        "gauge",
+        "The kind of GPU that is served, once it was used.",
+        lambda s: [] if s.gpu is None else [({"gpu": s.gpu}, 1)],
+    ),
+    (
+        "tuned_for_info",
+        "gauge",
+        "A kind of GPU that entries which serve here were tuned on.",
+        lambda s: [({"gpu": kind}, 1) for kind in s.tuned_for],
+    ),
     ("native", "gauge", "1 where native code is in use, 0 where Python launches.", lambda s: [({}, int(s.native))]),
 )
 

@@ -24,11 +24,12 @@ import zstandard
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from runtime.gpus import Gpu
 from tests import fuzz_library, mutants
 from tests.fuzz_archive import Parts, assemble, disassemble, encode_index
 from tests.fuzz_library import Finding, Fuzzer, Session
 from tests.made_up_kernel import PROGBITS, STRTAB, SYMTAB, Sections, elf
-from tests.recording_driver import entry, gemm_record, signature
+from tests.recording_driver import entry, gemm_record, signature, table
 
 FILE_BYTES = 100_000  # what each is below
 RUNAWAY_SECONDS = 4.0
@@ -51,9 +52,9 @@ def _archive(
     """An archive of these records, with a gemm entry for the first if it is one; and what it holds."""
     objects = [{"name": f"raw{i}", "target": "sm_90a"} if isinstance(r, bytes) else r for i, r in enumerate(records)]
     names = [record["name"] for record in objects]
-    held = {"gemm": {"entries": []}} | (tables or {})
+    held: dict[str, Any] = {"gemm": table([])} | (tables or {})
     if tables is None:
-        held["gemm"] = {"entries": [entry(signature(512, 512), [(None, names[0])])]}
+        held["gemm"] = table([entry(signature(512, 512), [(None, names[0])])])
     binaries = [(cubin or {}).get(n) or mutants.cubin(r, n) for r, n in zip(objects, names, strict=True)]
     functions = []
     for record, name, binary in sorted(zip(records, names, binaries, strict=True), key=lambda each: each[1]):
@@ -168,7 +169,7 @@ def records_block_for_each_record() -> tuple[bytes, mutants.Content]:
     entries = [entry(signature(512 * (i + 1), 512), [(None, record["name"])]) for i, record in enumerate(records)]
     padding = gemm_record("zz")
     padding["family"] = "x" * (60 * MEGABYTE)
-    return _archive(*records, padding, tables={"gemm": {"entries": entries}})
+    return _archive(*records, padding, tables={"gemm": table(entries)})
 
 
 @bomb
@@ -177,7 +178,7 @@ def cubins_block_for_each_cubin() -> tuple[bytes, mutants.Content]:
     records = [gemm_record(f"f{i:02d}") for i in range(40)]
     entries = [entry(signature(512 * (i + 1), 512), [(None, record["name"])]) for i, record in enumerate(records)]
     long = gemm_record("zz")
-    return _archive(*records, long, tables={"gemm": {"entries": entries}}, cubin={"zz": bytes(60 * MEGABYTE)})
+    return _archive(*records, long, tables={"gemm": table(entries)}, cubin={"zz": bytes(60 * MEGABYTE)})
 
 
 @bomb
@@ -433,39 +434,51 @@ def table_of_zeros() -> tuple[bytes, mutants.Content]:
 @bomb
 def table_of_many_entries() -> tuple[bytes, mutants.Content]:
     entries = [entry(signature(8 * (i + 1), 512), [(None, "bomb")]) for i in range(20_000)]
-    return _archive(gemm_record("bomb"), tables={"gemm": {"entries": entries}})
+    return _archive(gemm_record("bomb"), tables={"gemm": table(entries)})
 
 
 @bomb
 def table_of_one_entry_many_times() -> tuple[bytes, mutants.Content]:
-    return _archive(gemm_record("bomb"), tables={"gemm": {"entries": [entry(signature(), [(None, "bomb")])] * 150_000}})
+    return _archive(gemm_record("bomb"), tables={"gemm": table([entry(signature(), [(None, "bomb")])] * 150_000)})
 
 
 @bomb
 def table_of_many_ranges() -> tuple[bytes, mutants.Content]:
-    ranges: list[tuple[int | None, str]] = [(i + 1, "bomb") for i in range(20_000)]
-    return _archive(gemm_record("bomb"), tables={"gemm": {"entries": [entry(signature(), [*ranges, (None, "bomb")])]}})
+    return _archive(*_pair(gemm_record("bomb")), tables={"gemm": table([_dense(20_000)])})
+
+
+@bomb
+def table_of_many_ranges_for_torch() -> tuple[bytes, mutants.Content]:
+    """Each M is held against each of them."""
+    made = entry(signature(512, 512), [(None, "bomb")], torch_faster=[(2 * i + 1, 2 * i + 1) for i in range(100_000)])
+    return _archive(gemm_record("bomb"), tables={"gemm": table([made])})
+
+
+@bomb
+def table_of_many_gpus() -> tuple[bytes, mutants.Content]:
+    """One entry for each of many kinds of GPU, all for one signature."""
+    made = [entry(signature(512, 512), [(None, "bomb")], gpu=Gpu(f"GPU {i}", i + 1, 1)) for i in range(20_000)]
+    return _archive(gemm_record("bomb"), tables={"gemm": table(made)})
 
 
 @bomb
 def table_of_many_candidates() -> tuple[bytes, mutants.Content]:
     made = entry(signature(), [(None, "bomb")], candidates=[[16, ["bomb"] * 5_000_000]])
-    return _archive(gemm_record("bomb"), tables={"gemm": {"entries": [made]}})
+    return _archive(gemm_record("bomb"), tables={"gemm": table([made])})
 
 
 @bomb
 def table_of_ranges_and_timings() -> tuple[bytes, mutants.Content]:
     """Each range is held against each timing."""
-    ranges: list[tuple[int | None, str]] = [(i + 1, "bomb") for i in range(5_000)]
-    made = entry(signature(), [*ranges, (None, "bomb")])
+    made = _dense(5_000)
     made["timings"] = [{"m": i + 1, "function": "bomb", "us": 1.0, "baseline_us": 1.0} for i in range(5_000)]
-    return _archive(gemm_record("bomb"), tables={"gemm": {"entries": [made]}})
+    return _archive(*_pair(gemm_record("bomb")), tables={"gemm": table([made])})
 
 
 @bomb
 def table_of_a_huge_signature() -> tuple[bytes, mutants.Content]:
-    made = [entry(signature(10**400, 10**400), [(10**400, "bomb"), (None, "bomb")], [[10**400, ["bomb"]]])]
-    return _archive(gemm_record("bomb"), tables={"gemm": {"entries": made}})
+    made = [entry(signature(10**400, 10**400), [(10**400, "bomb"), (None, "other")], [[10**400, ["bomb"]]])]
+    return _archive(gemm_record("bomb"), tables={"gemm": table(made)})
 
 
 @bomb
@@ -496,7 +509,18 @@ def table_build_of_long_names() -> tuple[bytes, mutants.Content]:
 
 
 def _gemm_table() -> dict[str, Any]:
-    return {"gemm": {"entries": [entry(signature(512, 512), [(None, "bomb")])]}}
+    return {"gemm": table([entry(signature(512, 512), [(None, "bomb")])])}
+
+
+def _pair(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """`record`, and another just like it by the name "other": ranges side by side are of different functions."""
+    return [record, record | {"name": "other"}]
+
+
+def _dense(count: int) -> dict[str, Any]:
+    """An entry of so many ranges, of two functions in turn."""
+    ranges: list[tuple[int | None, str]] = [(i + 1, ("bomb", "other")[i % 2]) for i in range(count)]
+    return entry(signature(512, 512), [*ranges, (None, ("bomb", "other")[count % 2])])
 
 
 # --- much of several things, each of which is taken alone ---
@@ -527,14 +551,13 @@ def _large(nodes: int = 8_000, launches: int = 1, loops: int = 0) -> dict[str, A
 def entries_of_a_large_program() -> tuple[bytes, mutants.Content]:
     """Each entry is a shape to preload for."""
     entries = [entry(signature(8 * (i + 1), 512), [(None, "bomb")]) for i in range(1_000)]
-    return _archive(_large(), tables={"gemm": {"entries": entries}})
+    return _archive(_large(), tables={"gemm": table(entries)})
 
 
 @bomb
 def ranges_of_a_large_program() -> tuple[bytes, mutants.Content]:
-    """Each range is a shape to preload for."""
-    ranges: list[tuple[int | None, str]] = [(i + 1, "bomb") for i in range(2_000)]
-    return _archive(_large(), tables={"gemm": {"entries": [entry(signature(512, 512), [*ranges, (None, "bomb")])]}})
+    """Each range is a shape that a kernel may be asked for."""
+    return _archive(*_pair(_large()), tables={"gemm": table([_dense(2_000)])})
 
 
 @bomb
@@ -544,16 +567,12 @@ def launches_of_a_large_program() -> tuple[bytes, mutants.Content]:
 
 @bomb
 def ranges_of_many_launches() -> tuple[bytes, mutants.Content]:
-    ranges: list[tuple[int | None, str]] = [(i + 1, "bomb") for i in range(2_000)]
-    table = {"gemm": {"entries": [entry(signature(512, 512), [*ranges, (None, "bomb")])]}}
-    return _archive(_large(nodes=100, launches=8), tables=table)
+    return _archive(*_pair(_large(nodes=100, launches=8)), tables={"gemm": table([_dense(2_000)])})
 
 
 @bomb
 def ranges_of_long_loops() -> tuple[bytes, mutants.Content]:
-    ranges: list[tuple[int | None, str]] = [(i + 1, "bomb") for i in range(1_000)]
-    table = {"gemm": {"entries": [entry(signature(512, 512), [*ranges, (None, "bomb")])]}}
-    return _archive(_large(nodes=400, loops=20), tables=table)
+    return _archive(*_pair(_large(nodes=400, loops=20)), tables={"gemm": table([_dense(1_000)])})
 
 
 @bomb
@@ -566,7 +585,7 @@ def candidates_that_refuse_every_shape() -> tuple[bytes, mutants.Content]:
         records.append(record)
     names = [record["name"] for record in records]
     made = [entry(signature(512, 512), [(None, names[0])], candidates=[[1, names]])]
-    return _archive(*records, tables={"gemm": {"entries": made}})
+    return _archive(*records, tables={"gemm": table(made)})
 
 
 # --- cubins ---

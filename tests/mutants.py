@@ -266,17 +266,15 @@ def _change_entry(rng: random.Random, content: Content) -> None:
     """Ranges, candidates, timings and signatures of the gemm table."""
     entries = content.tables["gemm"]["entries"]
     entry = rng.choice(entries)
-    how = rng.randrange(8)
+    how = rng.randrange(12)
     if how == 0:
         bounds = [rng.choice(NUMBERS) for _ in range(rng.choice([1, 2, 5]))]
-        name = entry["ranges"][-1]["function"]
-        entry["ranges"][:0] = [
-            {"m_max": b, "function": name} for b in (sorted(bounds) if rng.random() < 0.5 else bounds)
-        ]
+        last = entry["ranges"][-1][1]
+        entry["ranges"][:0] = [[b, last] for b in (sorted(bounds) if rng.random() < 0.5 else bounds)]
     elif how == 1:
         entry["ranges"] = entry["ranges"][::-1]
     elif how == 2:
-        entry["candidates"] = [[rng.choice(NUMBERS), [r["function"] for r in entry["ranges"]] * rng.choice([1, 2, 50])]]
+        entry["candidates"] = [[rng.choice(NUMBERS), [index for _, index in entry["ranges"]] * rng.choice([1, 2, 50])]]
     elif how == 3:
         row = {
             "m": rng.choice(NUMBERS),
@@ -295,6 +293,18 @@ def _change_entry(rng: random.Random, content: Content) -> None:
         if rng.random() < 0.8:
             for i, copied in enumerate(entries):
                 copied["signature"]["n"] = 8 * (i + 1)
+    elif how == 7:
+        gpus = content.tables["gemm"]["gpus"]
+        gpus.append({"name": rng.choice(WORDS), "multiprocessors": rng.choice(NUMBERS), "memory_gbps": 4_800})
+        entry["gpu"] = rng.choice([None, 0, len(gpus) - 1, len(gpus)])
+    elif how == 8:
+        entry["invariant"] = rng.choice([None, 0, *NUMBERS])
+    elif how == 9:
+        ends = [rng.choice([*NUMBERS, None]) for _ in range(rng.choice([2, 4]))]
+        entry["torch_faster"] = [ends[i : i + 2] for i in range(0, len(ends), 2)]
+    elif how == 10:
+        names = entry["functions"]
+        rng.choice([names.reverse, names.clear, lambda: names.append(rng.choice(WORDS)), lambda: names.extend(names)])()
     else:
         content.tables[rng.choice(["build", "tuning", "other"])] = _junk(rng, content)
 
@@ -328,7 +338,7 @@ def fresh(rng: random.Random, samples: list[str]) -> Content:
             "models": [{"gemms": [{"signature": "up", "name": "up"} for _ in signatures]}],
             "tools": {"nvidia-cutlass-dsl": "4.8.1"},
         },
-        "gemm": {"entries": entries},
+        "gemm": {"gpus": [], "entries": entries},
         "tuning": {"environments": [{"gpu": "H200", "compute_capability": "9.0", "multiprocessors": 132}]},
     }
     names = [record["name"] for record in records]
@@ -341,9 +351,9 @@ def _entry(record: dict[str, Any]) -> dict[str, Any] | None:
     if of is None:
         return None
     name = record["name"]
-    ranges = [{"m_max": 64, "function": name}, {"m_max": None, "function": name}]
-    base = {"signature": of, "target": record["target"], "state": "ranked"}
-    return base | {"ranges": ranges, "candidates": [[64, [name]]], "timings": []}
+    base = {"signature": of, "target": record["target"], "gpu": None, "state": "ranked", "functions": [name]}
+    served = {"ranges": [[None, 0]], "invariant": 0, "torch_faster": [], "candidates": [[64, [0]]]}
+    return base | served | {"timings": []}
 
 
 def make(rng: random.Random, samples: list[str]) -> Content:

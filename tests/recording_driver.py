@@ -19,12 +19,15 @@ from aot.variants import Variant
 from runtime import native
 from runtime.driver import Driver, PreparedLaunch
 from runtime.errors import DeviceError
+from runtime.gpus import Gpu
 from runtime.launch import ATTRIBUTE_WORDS, Launch
 from runtime.libcuda import FUNCTIONS
 from runtime.signature import Signature
 from runtime.tensor import contiguous_strides
 
 from .native_stand_in import read_config, write
+
+H200 = Gpu("NVIDIA H200", 132, 4_800)
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class RecordingDriver(Driver):
     capability: tuple[int, int] = (9, 0)
     shared_bytes: int = 227 << 10
     devices: int = 1
+    kind: Gpu = H200
     active_clusters: int = 66
     failing: str = ""
     captures: dict[int, int] = field(default_factory=dict)  # by stream, the id of the capture that it is in
@@ -74,7 +78,12 @@ class RecordingDriver(Driver):
 
     @property
     def multiprocessors(self) -> int:
-        return 132
+        return self.kind.multiprocessors
+
+    @property
+    def gpu(self) -> Gpu:
+        self.log.append(("gpu",))
+        return self.kind
 
     @property
     def max_shared_bytes(self) -> int:
@@ -491,15 +500,38 @@ def entry(
     candidates: list[Any] | None = None,
     target: str = "sm_90a",
     state: str = "tuned",
+    *,
+    gpu: Gpu | None = None,
+    invariant: str | None = None,
+    torch_faster: Sequence[tuple[int, int | None]] = (),
 ) -> dict[str, Any]:
+    """A row of the gemm table, but for `gpu`, which `table` makes an index of."""
+    every = [name for _, name in ranges] + [name for _, names in candidates or [] for name in names]
+    places: dict[str, int] = {}
+    for name in [*every, *([] if invariant is None else [invariant])]:
+        places.setdefault(name, len(places))
     return {
         "signature": of,
         "target": target,
+        "gpu": gpu,
         "state": state,
-        "ranges": [{"m_max": m, "function": name} for m, name in ranges],
-        "candidates": candidates or [],
+        "functions": list(places),
+        "ranges": [[m, places[name]] for m, name in ranges],
+        "invariant": None if invariant is None else places[invariant],
+        "torch_faster": [list(pair) for pair in torch_faster],
+        "candidates": [[m, [places[name] for name in ranked]] for m, ranked in candidates or []],
         "timings": [],
     }
+
+
+def table(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """The gemm table of such rows."""
+    places: dict[Gpu, int] = {}
+    for row in entries:
+        if row.get("gpu") is not None:
+            places.setdefault(row["gpu"], len(places))
+    rows = [row if row.get("gpu") is None else row | {"gpu": places[row["gpu"]]} for row in entries]
+    return {"gpus": [gpu._asdict() for gpu in places], "entries": rows}
 
 
 def write_archive(
@@ -509,7 +541,7 @@ def write_archive(
     package = Package()
     for record in records:
         package.add_function(record, cubin(record["name"]))
-    package.set_table("gemm", {"entries": entries})
+    package.set_table("gemm", table(entries))
     package.write(path)
     return {
         cubin(r["name"]): {f"kernel_{r['name']}": tuple(p["size"] for p in r["program"]["launches"][0]["parameters"])}

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import copy
+import timeit
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from aot import tables
 from runtime.dispatch import Dispatch, gemm_mismatch, serves
 from runtime.errors import KernelMiss, RecordError
+from runtime.gpus import Gpu
 from runtime.limits import MAX_GEMM_FUNCTIONS
 from runtime.record import Record
 from runtime.signature import Signature
 
-from .recording_driver import entry, gemm_record, operands_record, signature
+from .recording_driver import H200, entry, gemm_record, operands_record, signature, table
 
 HOPPER, AMPERE, ADA = (9, 0), (8, 0), (8, 9)
 WANTED = Signature.from_json(signature())
-TABLE = {
-    "entries": [
+TABLE = table(
+    [
         entry(
             signature(),
             [(16, "small"), (128, "medium"), (None, "large")],
@@ -30,7 +34,7 @@ TABLE = {
         entry(signature(batch=4), [(None, "batched")]),
         entry(signature(dtype="f16"), [(None, "half")]),
     ]
-}
+)
 TARGETS = {
     **dict.fromkeys(
         ("small", "medium", "large", "tiny", "wide", "square", "batched", "half"),
@@ -123,16 +127,16 @@ def test_miss_names_types_and_batch(dispatch: Dispatch) -> None:
 
 def test_miss_of_an_empty_table_says_so() -> None:
     with pytest.raises(KernelMiss, match="has no entries"):
-        Dispatch.from_json({"entries": []}).lookup(WANTED, HOPPER)
+        Dispatch.from_json(table([])).lookup(WANTED, HOPPER)
 
 
 def damaged(path: list[Any], value: Any) -> dict[str, Any]:
-    table = copy.deepcopy(TABLE)
-    place: Any = table
+    changed = copy.deepcopy(TABLE)
+    place: Any = changed
     for step in path[:-1]:
         place = place[step]
     place[path[-1]] = value
-    return table
+    return changed
 
 
 FIRST = ["entries", 0]
@@ -149,20 +153,51 @@ FIRST = ["entries", 0]
         ([*FIRST, "target"], "sm_80", "is for sm_90a, the entry is for sm_80"),
         ([*FIRST, "state"], "fast", "state must be one of"),
         ([*FIRST, "ranges"], [], "there is no range"),
-        ([*FIRST, "ranges", 2, "m_max"], 4096, "has m_max null"),
-        ([*FIRST, "ranges", 0, "m_max"], None, "has m_max null"),
-        ([*FIRST, "ranges", 1, "m_max"], 16, "ascending order, found 16 after 16"),
-        ([*FIRST, "ranges", 0, "m_max"], 0, "ascending order"),
-        ([*FIRST, "ranges", 0, "m_max"], 16.0, "ascending order"),
-        ([*FIRST, "ranges", 0, "m_max"], True, "ascending order"),
-        ([*FIRST, "ranges", 0, "function"], "gone", "'gone' is not in the archive"),
-        ([*FIRST, "ranges", 0, "function"], 7, "must be a word"),
-        ([*FIRST, "ranges", 0, "k"], 7, "exactly the fields"),
-        ([*FIRST, "candidates", 0], [1], "a row of candidates"),
-        ([*FIRST, "candidates", 1, 0], 1, "ascending order"),
-        ([*FIRST, "candidates", 0, 1], ["gone"], "'gone' is not in the archive"),
-        ([*FIRST, "timings"], None, "must be a list"),
-        (["entries", 3], TABLE["entries"][0], "two entries for"),
+        ([*FIRST, "state"], ["tuned"], "state must be one of"),
+        ([*FIRST, "ranges"], {}, "ranges: must be a list"),
+        ([*FIRST, "ranges", 2, 0], 4096, "has m_max null"),
+        ([*FIRST, "ranges", 0, 0], None, "has m_max null"),
+        ([*FIRST, "ranges", 1, 0], 16, "ranges: .*ascending order, found 16 after 16"),
+        ([*FIRST, "ranges", 0, 0], 0, "ascending order"),
+        ([*FIRST, "ranges", 0, 0], 16.0, "ascending order"),
+        ([*FIRST, "ranges", 0, 0], True, "ascending order"),
+        ([*FIRST, "ranges", 0, 0], [16], "ascending order"),
+        ([*FIRST, "ranges", 0, 1], 5, "ranges: 5 is no index into the 5 functions"),
+        ([*FIRST, "ranges", 0, 1], -1, "-1 is no index"),
+        ([*FIRST, "ranges", 0, 1], False, "False is no index"),
+        ([*FIRST, "ranges", 0, 1], "small", "'small' is no index"),
+        ([*FIRST, "ranges", 0, 1], 1, "up to M = 16 and after it have the same function"),
+        ([*FIRST, "ranges", 1], [128, 1, 1], r"a row is \[m_max, index of a function\], found \[128, 1, 1\]"),
+        ([*FIRST, "ranges", 1], {"m_max": 128, "function": 1}, "a row is"),
+        ([*FIRST, "functions", 0], "gone", "'gone' is not in the archive"),
+        ([*FIRST, "functions", 0], 7, "must be a word"),
+        ([*FIRST, "functions", 0], "medium", "'medium' is there twice"),
+        ([*FIRST, "functions"], [*TABLE["entries"][0]["functions"], "square"], "'square' is used by no range"),
+        ([*FIRST, "invariant"], 5, "invariant: 5 is no index"),
+        ([*FIRST, "invariant"], "small", "'small' is no index"),
+        ([*FIRST, "candidates", 0], [1], "a row is"),
+        ([*FIRST, "candidates", 1, 0], 1, "candidates: .*ascending order"),
+        ([*FIRST, "candidates", 0, 1], [7], "candidates at M = 1: 7 is no index"),
+        ([*FIRST, "candidates", 0, 1], 7, "candidates at M = 1: must be a list"),
+        ([*FIRST, "torch_faster"], [[0, 5]], "torch_faster: .*ascending order, found 0 after 0"),
+        ([*FIRST, "torch_faster"], [[1, 5], [5, 7]], "ascending order, found 5 after 5"),
+        ([*FIRST, "torch_faster"], [[6, 5]], "may not end before it begins, found 5 after 6"),
+        ([*FIRST, "torch_faster"], [[6, True]], "may not end before it begins, found True"),
+        ([*FIRST, "torch_faster"], [[1, None], [5, 7]], "only the last range"),
+        ([*FIRST, "torch_faster"], [[1, 2, 3]], "a row is"),
+        ([*FIRST, "torch_faster"], [["1", 2]], "ascending order, found '1'"),
+        ([*FIRST, "timings"], None, "timings: must be a list"),
+        (["entries", 3], TABLE["entries"][0], "two entries for .* on sm_90a, any GPU"),
+        ([*FIRST, "gpu"], 0, "gpu: 0 is no index into the 0 gpus"),
+        (["gpus"], [H200._asdict()], r"no entry is for NVIDIA H200 \(132 SMs, 4800 GB/s\)"),
+        (["gpus"], [H200._asdict()] * 2, r"gpus\[1\]: NVIDIA H200 .* is there twice"),
+        (["gpus"], [H200._asdict() | {"name": ""}], r"gpus\[0\]: name must be a word"),
+        (["gpus"], [H200._asdict() | {"name": "x" * 300}], "name must be a word"),
+        (["gpus"], [H200._asdict() | {"multiprocessors": 0}], "multiprocessors must be 1 to 65536, found 0"),
+        (["gpus"], [H200._asdict() | {"multiprocessors": True}], "multiprocessors must be"),
+        (["gpus"], [H200._asdict() | {"memory_gbps": 4.8}], "memory_gbps must be 0 to 1000000, found 4.8"),
+        (["gpus"], [H200._asdict() | {"l2_bytes": 1}], "exactly the fields"),
+        (["gpus"], {}, "gpus: must be a list"),
     ],
 )
 def test_table_that_breaks_a_rule_is_refused(path: list[Any], value: Any, message: str) -> None:
@@ -173,6 +208,102 @@ def test_table_that_breaks_a_rule_is_refused(path: list[Any], value: Any, messag
 def test_table_that_is_no_object_is_refused() -> None:
     with pytest.raises(RecordError, match="exactly the fields"):
         Dispatch.from_json([])
+
+
+def test_table_of_an_earlier_version_is_refused_with_what_to_do() -> None:
+    row = {"m_max": None, "function": "f"}
+    rest = {"target": "sm_90a", "state": "tuned", "candidates": [], "timings": []}
+    with pytest.raises(RecordError, match=r"gemm table: needs exactly the fields.*build the archive again$"):
+        Dispatch.from_json({"entries": [{"signature": signature(), "ranges": [row], **rest}]})
+
+
+def test_table_of_many_ranges_is_read_in_little_time() -> None:
+    """15,000 ranges take 8 ms, most of it for signatures and names; the bound allows for busy machines."""
+    ranges: list[tuple[int | None, str]] = [(m, f"f{m % 20}") for m in range(1, 100)]
+    made = table([entry(signature(n), [*ranges, (None, "f0")]) for n in range(8, 8 * 151, 8)])
+    targets = {f"f{i}": "sm_90a" for i in range(20)}
+    assert min(timeit.repeat(lambda: Dispatch.from_json(made, targets), number=1, repeat=5)) < 0.06
+
+
+# --- kinds of GPU ---
+
+H100, H20 = Gpu("NVIDIA H100 80GB HBM3", 132, 3_352), Gpu("NVIDIA H20", 78, 4_000)
+PCIE, NEW = Gpu("NVIDIA H100 PCIe", 114, 2_039), Gpu("NVIDIA H300", 130, 8_000)
+
+
+def served_on(gpu: Gpu, *kinds: Gpu | None, ranked: tuple[Gpu | None, ...] = ()) -> str:
+    """What serves on `gpu` of entries for `kinds`, each with a function of the kind's name, of which `ranked` are."""
+    entries = [
+        entry(
+            signature(), [(None, kind.name if kind else "any")], gpu=kind, state="ranked" if kind in ranked else "tuned"
+        )
+        for kind in kinds
+    ]
+    return Dispatch.from_json(table(entries)).find(WANTED, HOPPER, 1, gpu)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kinds", "ranked", "answer"),
+    [
+        (H200, (H20, H100, H200, None), (), H200.name),
+        (H200._replace(memory_gbps=0), (H20, H100, H200, None), (), H200.name),
+        (H200, (H20, H200, None), (H200, None), H200.name),  # this very kind, though ranked
+        (H200, (H20, H100), (), H100.name),  # as many SMs
+        (NEW, (H20, H100, H200), (), H200.name),  # as near in SMs, nearer in memory
+        (NEW, (H100, H200._replace(memory_gbps=0)), (), H100.name),
+        (PCIE, (H20, H100), (), H100.name),
+        (H200._replace(name="NVIDIA H200 MIG 1g.18gb", multiprocessors=16), (H200, H20), (), H20.name),
+        (H200._replace(multiprocessors=16), (H200, H20), (), H20.name),  # a part of one is another kind
+        (H200, (H20, None), (H20,), "any"),  # the only tuned one
+        (H200, (H20, None), (None,), H20.name),
+        (H200, (H20, None), (), H20.name),  # a kind before any
+        (H200, (H20, None), (H20, None), H20.name),
+        (H200, (None,), (None,), "any"),
+    ],
+)
+def test_entry_of_the_nearest_kind_serves(
+    gpu: Gpu, kinds: tuple[Gpu | None, ...], ranked: tuple[Gpu | None, ...], answer: str
+) -> None:
+    assert served_on(gpu, *kinds, ranked=ranked) == answer
+    assert served_on(gpu, *reversed(kinds), ranked=ranked) == answer
+
+
+def test_kinds_that_are_as_near_are_taken_by_name() -> None:
+    twins = [H200._replace(name=name) for name in ("NVIDIA B", "NVIDIA A")]
+    assert served_on(H200, *twins) == served_on(H200, *reversed(twins)) == "NVIDIA A"
+
+
+def test_better_target_comes_before_a_nearer_kind() -> None:
+    rows = [
+        entry(signature(), [(None, "old")], target="sm_80", gpu=H200),
+        entry(signature(), [(None, "newer")], target="sm_86", gpu=H20),
+    ]
+    assert Dispatch.from_json(table(rows), TARGETS).find(WANTED, ADA, 1, H200) == "newer"
+
+
+def test_entry_reads_as_it_was_written() -> None:
+    row = entry(
+        signature(),
+        [(16, "small"), (None, "large")],
+        candidates=[[8, ["tiny", "small"]]],
+        gpu=H200,
+        invariant="wide",
+        torch_faster=[(3, 3), (5, 9), (12, None)],
+    )
+    (found,) = Dispatch.from_json(table([row]), TARGETS).entries
+    assert found.ranges == ((16, "small"), (None, "large"))
+    assert found.candidates == ((8, ("tiny", "small")),)
+    assert (found.gpu, found.invariant) == (H200, "wide")
+    assert [m for m in range(1, 15) if found.torch_is_faster(m)] == [3, 5, 6, 7, 8, 9, 12, 13, 14]
+    assert tables.gemm_table([tables.GemmRow.of(found)], TARGETS)["entries"][0]["timings"] == []
+    (again,) = Dispatch.from_json(tables.gemm_table([tables.GemmRow.of(found)], TARGETS), TARGETS).entries
+    assert tables.GemmRow.of(again) == tables.GemmRow.of(found)
+
+
+def test_writer_names_a_row_that_readers_would_refuse() -> None:
+    row = tables.GemmRow(WANTED, "sm_90a", None, "tuned", [(16, "small"), (None, "small")])
+    with pytest.raises(RecordError, match=r"entry 1 ranges: .*same function"):
+        tables.gemm_table([replace(row, gpu=H200, ranges=[(None, "small")]), row], TARGETS)
 
 
 # --- entries and records ---
@@ -329,6 +460,6 @@ def test_batches_are_for_batched_entries_and_only_those() -> None:
 
 def test_no_more_functions_are_tried_than_there_is_time_for() -> None:
     names = [f"f{i}" for i in range(100)]
-    table = {"entries": [entry(signature(), [(None, "f0")], candidates=[[1, names]])]}
-    (found,) = Dispatch.from_json(table, dict.fromkeys(names, "sm_90a")).entries
+    made = table([entry(signature(), [(None, "f0")], candidates=[[1, names]])])
+    (found,) = Dispatch.from_json(made, dict.fromkeys(names, "sm_90a")).entries
     assert found.functions(1) == tuple(names[:MAX_GEMM_FUNCTIONS])

@@ -12,6 +12,7 @@ import pytest
 from runtime import DeviceError, WorkspaceError, libcuda
 from runtime import driver as driver_module
 from runtime.driver import Driver
+from runtime.gpus import Gpu
 from runtime.launch import Launch, Slot
 from runtime.libcuda import FUNCTIONS
 
@@ -86,7 +87,12 @@ class StandInCuda:
         self.current = 0
 
     def _cuDeviceGetAttribute(self, out: int, attribute: int, device: int) -> None:
-        write(out, ctypes.c_int({75: 9, 76: 0, 16: 132, 97: 232_448}[attribute]))
+        write(out, ctypes.c_int({75: 9, 76: 0, 16: 132, 97: 232_448, 36: 3_201_000, 37: 6_144}[attribute]))
+
+    def _cuDeviceGetName(self, out: int, room: int, device: int) -> None:
+        name = b"NVIDIA H200"
+        assert room > len(name)
+        ctypes.memmove(out, name + b"\0", len(name) + 1)
 
     def _cuKernelGetParamInfo(self, kernel: int, index: int, offset: int, size: int) -> int:
         if index in self.size_errors:
@@ -152,6 +158,15 @@ def test_driver_retains_the_primary_context_where_there_is_none(cuda: StandInCud
             assert cuda.current == 0xC0
     assert cuda.current == 0xC0
     assert [call[0] for call in cuda.calls].count("cuDevicePrimaryCtxRetain") == 1
+
+
+def test_driver_says_which_kind_of_gpu_it_is_and_asks_once(cuda: StandInCuda) -> None:
+    """3.201 GHz, two transfers a clock, 6,144 bits: 4,916.7 GB/s."""
+    driver = Driver()
+    assert cuda.calls == []
+    assert driver.gpu == driver.gpu == Gpu("NVIDIA H200", 132, 4_917)
+    assert [call[0] for call in cuda.calls].count("cuDeviceGetName") == 1
+    assert not any(call[0] == "cuDevicePrimaryCtxRetain" for call in cuda.calls)
 
 
 def test_driver_takes_the_current_context_and_its_device(cuda: StandInCuda) -> None:

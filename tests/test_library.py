@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import runtime
-from aot.pack import Package
 from runtime import ArchiveError, ArgumentError, DeviceError, KernelMiss, Library, RecordError
 from runtime.archive import Archive
 from runtime.signature import Signature
@@ -97,30 +96,6 @@ def test_repr_of_a_library_in_use_counts_its_signatures(library: Library, archiv
 def test_opening_refuses_what_is_no_path(path: Any) -> None:
     with pytest.raises(ArgumentError, match=r"path (must|was)|no path"):
         runtime.load(path)
-
-
-def test_gpu_with_other_sms_than_those_tuned_on_is_served_and_told_of(
-    tmp_path: Path, driver: RecordingDriver, caplog: pytest.LogCaptureFixture
-) -> None:
-    for sms, said in (
-        ([132], ""),
-        ([78, 114], "78 and 114 SMs, this one has 132: its kernels are right here"),
-        (None, ""),
-    ):
-        caplog.clear()
-        package = Package()
-        for record in RECORDS:
-            package.add_function(record, cubin(record["name"]))
-        package.set_table("gemm", {"entries": ENTRIES})
-        rows = [{}] if sms is None else [{"multiprocessors": count} for count in sms]
-        package.set_table("tuning", {"environments": rows})
-        package.write(tmp_path / "tuned.aot")
-        library = Library(Archive.open(tmp_path / "tuned.aot"), driver)
-        for _ in range(2):
-            library.gemm(*operands(5)[:2])
-        found = [message for message in caplog.messages if "SMs" in message]
-        assert len(found) == bool(said)
-        assert all(said in message for message in found)
 
 
 def test_opening_refuses_an_unknown_on_miss(archive_path: Path) -> None:

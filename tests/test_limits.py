@@ -7,6 +7,7 @@ import random
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -215,9 +216,10 @@ def test_integers_that_would_not_be_read_are_not_written() -> None:
 
 
 def table(entries: int, ranges: int) -> dict[str, Any]:
-    rows = [{"m_max": m + 1, "function": "f"} for m in range(ranges - 1)] + [{"m_max": None, "function": "f"}]
-    rest = {"target": "sm_90a", "state": "tuned", "ranges": rows, "candidates": [], "timings": []}
-    return {"entries": [{"signature": SIGNATURE | {"n": n + 1}, **rest} for n in range(entries)]}
+    rows = [[m + 1, m % 2] for m in range(ranges - 1)] + [[None, (ranges - 1) % 2]]
+    rest: dict[str, Any] = {"target": "sm_90a", "gpu": None, "state": "tuned", "functions": ["f", "g"], "ranges": rows}
+    rest |= {"invariant": 0, "torch_faster": [], "candidates": [], "timings": []}
+    return {"gpus": [], "entries": [{"signature": SIGNATURE | {"n": n + 1}, **rest} for n in range(entries)]}
 
 
 def test_gemm_table_may_have_so_many_ranges_and_no_more() -> None:
@@ -228,7 +230,7 @@ def test_gemm_table_may_have_so_many_ranges_and_no_more() -> None:
 
 def test_gemm_table_with_too_many_entries_is_refused_before_they_are_read() -> None:
     with pytest.raises(RecordError, match="has 8193 entries, at most 8192"):
-        Dispatch.from_json({"entries": [None] * (limits.MAX_GEMM_ENTRIES + 1)})
+        Dispatch.from_json({"gpus": [], "entries": [None] * (limits.MAX_GEMM_ENTRIES + 1)})
 
 
 def archive(path: Path, blobs: list[bytes]) -> Path:
@@ -271,7 +273,11 @@ def test_head_of_an_index_is_measured_before_it_is_parsed(tmp_path: Path) -> Non
 
 
 def test_builder_refuses_a_gemm_table_that_readers_would() -> None:
-    rows = table(2, limits.MAX_GEMM_RANGES // 2 + 1)["entries"]
-    with pytest.raises(tables.TableTooLarge, match=r"65538 ranges of M, .*; split the manifests over"):
-        tables.gemm_table(rows, {"f": "sm_90a"})
-    assert tables.gemm_table(rows[:1], {"f": "sm_90a"}) == {"entries": rows[:1]}
+    of = Signature.from_json(SIGNATURE)
+    most: list[tuple[int | None, str]] = [(m + 1, "fg"[m % 2]) for m in range(limits.MAX_GEMM_RANGES - 1)]
+    targets = {"f": "sm_90a", "g": "sm_90a"}
+    row = tables.GemmRow(of, "sm_90a", None, "tuned", [*most, (None, "g")])
+    assert len(tables.gemm_table([row], targets)["entries"][0]["ranges"]) == limits.MAX_GEMM_RANGES
+    more = tables.GemmRow(replace(of, n=8), "sm_90a", None, "tuned", [(None, "g")])
+    with pytest.raises(tables.TableTooLarge, match=r"65537 ranges of M, .*; split the manifests over"):
+        tables.gemm_table([row, more], targets)

@@ -20,7 +20,7 @@ import pytest
 
 from runtime import ArgumentError, DeviceError, KernelMiss, Library, RecordError, canonical, contents
 from runtime.archive import Archive
-from runtime.function import MAX_PLANS
+from runtime.function import MAX_PLANS, Function
 from runtime.signature import Signature
 
 from .recording_driver import (
@@ -497,3 +497,68 @@ def test_preload_has_time_for_every_row_count_that_is_asked_for(
     bytes_ = sum(archive.file_bytes for archive in library._now.archives)
     monkeypatch.setattr(contents, "PRELOAD_ALLOWANCE_STEPS", 5000 - contents.PRELOAD_STEPS_OF_A_BYTE * bytes_)
     assert library.preload(tokens=range(1, 190))
+
+
+# --- many ranges ---
+
+
+def test_preload_evaluates_twice_for_each_function_however_many_ranges_it_has(
+    tmp_path: Path, torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the least M of its ranges and at the largest that ends one, or where its last has no end, that one's first."""
+    names = ["small1024", "large1024", "small2048"]
+    bounds: list[int | None] = [*range(8, 1600, 8), None]
+    made = entry(signature(1024, K), [(bound, names[i % 3]) for i, bound in enumerate(bounds)])
+    driver = RecordingDriver(kernels=write_archive(tmp_path / "dense.aot", RECORDS, [made]))
+    library = Library(Archive.open(tmp_path / "dense.aot"), driver)
+    tried: list[tuple[str, int]] = []
+    fits = Function.check_fit
+
+    def check_fit(self: Function, views: Any) -> None:
+        tried.append((self.name, views[0].shape[0]))
+        fits(self, views)
+
+    monkeypatch.setattr(Function, "check_fit", check_fit)
+    assert set(library.preload()) == set(names)
+    assert sorted(tried) == [
+        ("large1024", 9),
+        ("large1024", 1593),
+        ("small1024", 1),
+        ("small1024", 1592),
+        ("small2048", 17),
+        ("small2048", 1584),
+    ]
+    tried.clear()
+    library.preload(tokens=[100])
+    assert ("small1024", 100) in tried
+    assert len(tried) == 7
+
+
+@pytest.fixture
+def sparse(tmp_path: Path, torch: FakeTorch) -> tuple[Library, RecordingDriver]:
+    """ "bounded" can do M up to 999, and is to serve more."""
+    made = [
+        entry(signature(1024, K), [(5, "bounded"), (6, "small1024"), (1_200, "bounded"), (None, "large1024")]),
+        entry(signature(2048, K), [(1_000, "bounded"), (None, "large2048")], candidates=[[900, ["bounded", "lean"]]]),
+    ]
+    driver = RecordingDriver(kernels=write_archive(tmp_path / "sparse.aot", RECORDS, made))
+    return Library(Archive.open(tmp_path / "sparse.aot"), driver), driver
+
+
+def test_after_preload_another_loaded_function_serves_where_one_cannot(sparse: tuple[Library, RecordingDriver]) -> None:
+    library, driver = sparse
+    assert set(library.preload(only=[Signature.from_json(signature(1024, K))])) == {"bounded", "small1024", "large1024"}
+    loads = driver.count("load")
+    for m, name in ((999, "bounded"), (1_000, "large1024")):
+        call(library, m, 1024)
+        assert driver.launches[-1].symbol == f"kernel_{name}"
+    assert driver.count("load") == loads
+
+
+def test_preload_loads_runners_up_where_the_last_m_of_a_range_cannot_be_served(
+    sparse: tuple[Library, RecordingDriver],
+) -> None:
+    library, driver = sparse
+    assert set(library.preload(only=[Signature.from_json(signature(2048, K))])) == {"bounded", "lean", "large2048"}
+    call(library, 1_000, 2048)
+    assert driver.launches[-1].symbol == "kernel_lean"

@@ -29,6 +29,7 @@ from .recording_driver import (
     gemm_record,
     operands_record,
     signature,
+    table,
     write_archive,
 )
 
@@ -162,7 +163,7 @@ def test_damaged_file_leaves_the_old_one_in_service(
     elif damage == "tuning":
         package = Package()
         package.add_function(gemm_record("v1"), cubin("v1"))
-        package.set_table("gemm", {"entries": [entry(signature(N, K), [(None, "v1")])]})
+        package.set_table("gemm", table([entry(signature(N, K), [(None, "v1")])]))
         package._tables["tuning"] = b"not JSON"
         package.write(path)
     else:

@@ -12,17 +12,17 @@ from aot.tune import candidates_at
 
 def test_a_function_serves_the_range_below_its_m_and_the_last_everything_above() -> None:
     assert ranges([(1, "a"), (64, "b"), (256, "c")]) == [
-        {"m_max": 1, "function": "a"},
-        {"m_max": 64, "function": "b"},
-        {"m_max": None, "function": "c"},
+        (1, "a"),
+        (64, "b"),
+        (None, "c"),
     ]
 
 
 def test_neighbours_with_one_function_become_one_range() -> None:
     assert ranges([(1, "a"), (16, "a"), (64, "b"), (256, "a")]) == [
-        {"m_max": 16, "function": "a"},
-        {"m_max": 64, "function": "b"},
-        {"m_max": None, "function": "a"},
+        (16, "a"),
+        (64, "b"),
+        (None, "a"),
     ]
 
 

@@ -15,8 +15,10 @@ from aot.operands import OperandSet
 from aot.tune import Measured, TuneError, TuneReport, tune_archive
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch, Entry
+from runtime.gpus import Gpu
 
-from .recording_driver import entry, gemm_record, signature, write_archive
+from .recording_driver import RecordingDriver, entry, gemm_record, signature, write_archive
+from .recording_driver import table as gemm_table
 
 REAL_TUNER: Any = tune._Tuner
 NAMES = ["slow", "quick", "wrong"]
@@ -56,6 +58,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "candidates.aot"
     write_archive(path, [gemm_record(n) for n in [*NAMES, "no_candidate"]], rows)
     monkeypatch.setattr(tune, "_Tuner", CannedTuner)
+    monkeypatch.setattr(tune, "Driver", RecordingDriver)
     monkeypatch.setattr(measure, "environment", lambda: {"gpu": "made up", "compute_capability": "9.0", "l2_bytes": 1})
     monkeypatch.setattr(tune.torch.cuda, "get_device_capability", lambda: (9, 0))
     return path
@@ -86,13 +89,14 @@ def test_under_sustained_load_the_least_product_of_both_times_wins(
     library = SimpleNamespace(functions={"quick": None, "lean": None}, forget_captures=lambda: None)
     tuner = REAL_TUNER(library, TuneReport({"l2_bytes": 1}), tune.TuneOptions(sustained=sustained))
     row = entry(signature(8192, 8192), [(None, "quick")], candidates=[[4096, ["quick", "lean"]]])
-    ranked = Dispatch.from_json({"entries": [row]}).entries[0]
+    ranked = Dispatch.from_json(gemm_table([row])).entries[0]
     found = tuner.measure(ranked, 4096)
     assert found.times[0][0] == first
     assert set(found.sustained) == (set(long) if sustained else set())
+    monkeypatch.setattr(tune, "Driver", RecordingDriver)
     tuned = tune._tuned_entry(ranked, [found])
     assert tuned is not None
-    (timing,) = tuned["timings"]
+    (timing,) = tuned.timings
     if sustained:
         assert (timing["sustained_us"], timing["baseline_sustained_us"]) == (120.0, 121.0)
     else:
@@ -109,23 +113,22 @@ def test_every_contender_has_every_place_in_two_rounds() -> None:
 
 
 def test_power_bounds_large_problems_only() -> None:
-    large = Dispatch.from_json({"entries": [entry(signature(8192, 8192), [(None, "f")])]}).entries[0].signature
+    large = Dispatch.from_json(gemm_table([entry(signature(8192, 8192), [(None, "f")])])).entries[0].signature
     assert [m for m in (16, 128, 512, 4096) if measure.power_bound(large, m)] == [512, 4096]
 
 
-def table(path: Path) -> dict[int, dict[str, Any]]:
+def table(path: Path) -> dict[int, Entry]:
     with Archive.open(path) as archive:
-        rows = archive.table("gemm")["entries"]
-        Dispatch.from_json({"entries": rows}, archive.functions.targets_by_name())
-        return {row["signature"]["n"]: row for row in rows}
+        entries = Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name()).entries
+    return {entry.signature.n: entry for entry in entries}
 
 
 def test_the_fastest_right_function_wins_each_range(source: Path, tmp_path: Path) -> None:
     tune_archive(source, tmp_path / "tuned.aot")
     row = table(tmp_path / "tuned.aot")[512]
-    assert row["state"] == "tuned"
-    assert row["ranges"] == [{"m_max": 480, "function": "quick"}, {"m_max": None, "function": "slow"}]
-    first = row["timings"][0]
+    assert (row.state, row.gpu) == ("tuned", Gpu("NVIDIA H200", 132, 4_800))
+    assert row.ranges == ((480, "quick"), (None, "slow"))
+    first = row.timings[0]
     assert (first["m"], first["function"], first["us"], first["runner_up"]) == (16, "quick", 2.0, "slow")
     assert (first["baseline"], first["baseline_us"], first["baseline_spread"]) == ("torch.mm", 2.5, 0.02)
 
@@ -133,9 +136,9 @@ def test_the_fastest_right_function_wins_each_range(source: Path, tmp_path: Path
 def test_a_function_that_is_nearly_the_best_serves_alone(source: Path, tmp_path: Path) -> None:
     report = tune_archive(source, tmp_path / "tuned.aot", tune.TuneOptions(tolerance=1.0))
     rows = table(tmp_path / "tuned.aot").values()
-    assert len({r["function"] for row in rows for r in row["ranges"]}) == 1
+    assert len({name for row in rows for _, name in row.ranges}) == 1
     exact = tune_archive(source, tmp_path / "exact.aot", tune.TuneOptions(tolerance=0.0))
-    assert len({r["function"] for row in table(tmp_path / "exact.aot").values() for r in row["ranges"]}) == 2
+    assert len({name for row in table(tmp_path / "exact.aot").values() for _, name in row.ranges}) == 2
     assert sum(report.speedups) < sum(exact.speedups)
 
 
@@ -171,7 +174,7 @@ def half_tuned(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_serves_already_serves_where_it_is_nearly_the_best(half_tuned: Path, tmp_path: Path) -> None:
     tune_archive(half_tuned, tmp_path / "tuned.aot")
-    assert table(tmp_path / "tuned.aot")[1024]["ranges"] == [{"m_max": None, "function": "zealous"}]
+    assert table(tmp_path / "tuned.aot")[1024].ranges == ((None, "zealous"),)
     with Archive.open(tmp_path / "tuned.aot") as archive:
         assert set(archive.functions) == {"early", "zealous"}
         assert archive.table("tuning")["environments"][-1]["tolerance"] == 0.01
@@ -181,7 +184,7 @@ def test_what_no_longer_serves_has_no_lead(half_tuned: Path, tmp_path: Path, mon
     monkeypatch.setattr(Canned, "rejects", {"early": "wrong here"})
     report = tune_archive(half_tuned, tmp_path / "tuned.aot")
     assert report.unserved == ["bf16_bf16_bf16_f32_none_n512_k512 on sm_90a"]
-    assert table(tmp_path / "tuned.aot")[1024]["ranges"] == [{"m_max": None, "function": "new"}]
+    assert table(tmp_path / "tuned.aot")[1024].ranges == ((None, "new"),)
 
 
 def test_a_point_whose_finalists_are_all_rejected_later_is_left_out(
@@ -201,7 +204,7 @@ def test_tolerance_is_of_one_time_where_there_are_two() -> None:
     long = {"a": Timing(100.0, 0.0), "b": Timing(100.0, 0.0)}
     found = Measured(4096, times, "torch.mm", Timing(100.0, 0.0), 2, long)
     row = entry(signature(8192, 8192), [(None, "a")])
-    key = Dispatch.from_json({"entries": [row]}).entries[0].signature, "sm_90a"
+    key = Dispatch.from_json(gemm_table([row])).entries[0].signature, "sm_90a"
     for tolerance, first in ((0.01, "b"), (0.007, "a")):
         assert tune._as_served({key: [found]}, (), tolerance, ["b"])[key][0].times[0][0] == first
 
@@ -247,14 +250,14 @@ def test_interrupted_tuning_keeps_what_was_measured_and_goes_on_later(
     monkeypatch.setattr(CannedTuner, "interrupt_at", "n2048_k512")
     assert tune_archive(source, tmp_path / "half.aot").interrupted
     rows = table(tmp_path / "half.aot")
-    assert [rows[n]["state"] for n in (512, 1024, 2048)] == ["tuned", "tuned", "ranked"]
+    assert [rows[n].state for n in (512, 1024, 2048)] == ["tuned", "tuned", "ranked"]
     # The rest waits with what is known by now: "wrong" is out of its candidates and ranges.
-    assert rows[2048]["candidates"] == [[16, ["slow", "quick"]], [512, ["slow", "quick"]]]
-    assert rows[2048]["ranges"] == [{"m_max": None, "function": "slow"}]
+    assert rows[2048].candidates == ((16, ("slow", "quick")), (512, ("slow", "quick")))
+    assert rows[2048].ranges == ((None, "slow"),)
     monkeypatch.setattr(CannedTuner, "interrupt_at", "")
     report = tune_archive(tmp_path / "half.aot", tmp_path / "whole.aot")
     assert {key for key, _ in report.measured} == {"bf16_bf16_bf16_f32_none_n2048_k512"}
-    assert {row["state"] for row in table(tmp_path / "whole.aot").values()} == {"tuned"}
+    assert {row.state for row in table(tmp_path / "whole.aot").values()} == {"tuned"}
     with Archive.open(tmp_path / "whole.aot") as archive:
         assert len(archive.table("tuning")["environments"]) == 2
     with pytest.raises(TuneError, match="are tuned; build it again"):
@@ -275,7 +278,7 @@ def test_a_process_that_is_killed_loses_little(source: Path, tmp_path: Path, mon
     with pytest.raises(Killed):
         tune_archive(source, tmp_path / "half.aot")
     rows = table(tmp_path / "half.aot")
-    assert [rows[n]["state"] for n in (512, 1024, 2048)] == ["tuned", "tuned", "ranked"]
+    assert [rows[n].state for n in (512, 1024, 2048)] == ["tuned", "tuned", "ranked"]
 
 
 @pytest.mark.parametrize("every_s", [-1.0, 60.0])
@@ -292,7 +295,7 @@ def test_ctrl_c_while_writing_comes_after_it(
     monkeypatch.setattr(tune, "_write", write)
     report = tune_archive(source, tmp_path / "half.aot")
     assert report.interrupted == (every_s < 0)
-    tuned = [row["state"] for row in table(tmp_path / "half.aot").values()].count("tuned")
+    tuned = [row.state for row in table(tmp_path / "half.aot").values()].count("tuned")
     assert tuned == (1 if every_s < 0 else 3)
 
 

@@ -283,8 +283,8 @@ def test_packed_tensors_are_what_their_records_take() -> None:
 
 def test_launches_are_evaluated_where_ranges_begin_to_end_and_end(tmp_path: Path) -> None:
     """The first and the last bound of a function's ranges, besides `ROWS`."""
-    ranges: list[tuple[int | None, str]] = [(16, "f"), (64, "f"), (2000, "f"), (None, "f")]
-    write_archive(tmp_path / "a.aot", [gemm_record("f"), gemm_record("g")], [entry(signature(), ranges)])
+    ranges: list[tuple[int | None, str]] = [(16, "f"), (64, "h"), (2000, "f"), (None, "h")]
+    write_archive(tmp_path / "a.aot", [gemm_record(name) for name in "fgh"], [entry(signature(), ranges)])
     with Archive.open(tmp_path / "a.aot") as opened:
         found = {finding.subject: finding for finding in verify(opened)}
     assert found["launches of f"] == Finding("launches of f", True, "5 shapes")
