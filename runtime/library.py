@@ -32,7 +32,6 @@ from .call import (
 from .contents import Contents, GemmPlan, Preloaded, gemm_key, open_archives
 from .counters import Counters
 from .devices import Device, ordinal_of
-from .dispatch import Entry
 from .driver import LAST_DEFAULT_STREAM, Driver
 from .dtypes import DTYPES
 from .errors import ArgumentError, DeviceError, KernelMiss, LayoutError
@@ -45,6 +44,7 @@ from .rows import Known, Rows, rows_of, steps_of
 from .signature import Signature
 from .stats import ArchiveInfo, Refusal, Stats, prometheus_text
 from .tensor import LAST_STREAM, dtype_name, is_torch, stream_handle
+from .universal import AnyEntry
 from .workspace import Workspaces
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Library:
         """A word for archive, device and options, the same in every process, by which compiled graphs may be kept."""
         return f"{self.digest} {self.device} {self._on_miss} {self._require} {self._batch_invariant}"
 
-    def entry(self, signature: Signature) -> Entry:
+    def entry(self, signature: Signature) -> AnyEntry:
         """What the gemm table has for `signature` on this GPU; nothing is loaded.
 
         Raises:

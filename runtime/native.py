@@ -20,7 +20,7 @@ with contextlib.suppress(ImportError):
 if _native is not None and getattr(_native, "INTERFACE", None) != _INTERFACE:
     _log.warning("%s is of another version and left alone, so launches take longer: install again", _native.__file__)
     _native = None
-costs = None if _native is None else _native.Costs  # what reads and evaluates cost programs, where it was built
+costs: Any = getattr(_native, "Costs", None)  # what reads and evaluates cost programs, where it was built
 loaded = _native is not None  # whether native code launches kernels and evaluates their programs
 
 

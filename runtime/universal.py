@@ -12,7 +12,9 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 from .costs import CostProgram
+from .dispatch import preference, serves
 from .errors import RecordError
+from .gemm_table import Entry
 from .gpus import Gpu
 from .limits import MAX_COST_RESULTS, MAX_GEMM_EXTENT, MAX_GEMM_FUNCTIONS, MAX_UNIVERSAL_FORMS
 from .reading import is_int
@@ -23,6 +25,7 @@ PREDICTED = "predicted"
 # What cost programs take, in order; `aot.estimates` writes them so.
 INPUTS = ("m", "n", "k", "batch", "multiprocessors", "memory_gbps")
 _INVARIANT_M = tuple(1 << i for i in range(14))  # 1 to 8192
+_USUAL_MEMORY_GBPS = 4917  # an H200's, where the driver does not say
 _KEPT = 4096  # choices of an entry that are kept, by M
 _WORDS = ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major", "overlap")
 
@@ -72,6 +75,7 @@ class PredictedEntry:
     timings: tuple[Any, ...] = ()
     torch_faster: tuple[Any, ...] = ()
     ranges: tuple[Any, ...] = ()
+    bounds: tuple[int, ...] = ()
 
     def __init__(self, signature: Signature, form: Form, machine: tuple[int, int]) -> None:
         self.signature, self.target, self._form = signature, form.target, form
@@ -106,6 +110,23 @@ class PredictedEntry:
         times = self.us(m)
         return tuple(sorted(times, key=times.__getitem__))[:MAX_GEMM_FUNCTIONS]
 
+    def torch_is_faster(self, m: int) -> bool:
+        """Never: nothing was measured."""
+        return False
+
+    def only_invariant(self) -> Entry:
+        """`invariant`, which must be there, at every M, and nothing else."""
+        assert self.invariant is not None
+        names = (self.invariant,)
+        return Entry(self.signature, self.target, None, PREDICTED, names, (), (0,), self.invariant, (), (), ())
+
+    def likely(self) -> list[int]:
+        """M values between which the choice changes little: 1 to 64, then by steps of a sixteenth."""
+        found = list(range(1, 65))
+        while found[-1] < _INVARIANT_M[-1]:
+            found.append(found[-1] + max(8, found[-1] // 128 * 8))
+        return found
+
     @cached_property
     def invariant(self) -> str | None:
         """The function to serve at every M, so that a row's bits do not depend on how many rows there are: of those
@@ -121,11 +142,15 @@ class PredictedEntry:
         return self._form.functions[min(places, key=losses.__getitem__)].name if places else None
 
 
+AnyEntry = Entry | PredictedEntry  # what a library serves
+
+
 class Universal:
     """The table, checked. `checked_on` names the kinds of GPU on which every function was found right."""
 
     def __init__(self, forms: dict[tuple[Any, ...], Form], checked_on: tuple[str, ...]) -> None:
         self._forms, self.checked_on = forms, checked_on
+        self._targets = {form.target for form in forms.values()}
 
     def __len__(self) -> int:
         return len(self._forms)
@@ -168,17 +193,26 @@ class Universal:
         """Each form under its words, whether it is batched, and its target."""
         return tuple(self._forms.items())
 
-    def entry(self, signature: Signature, target: str, gpu: Gpu) -> PredictedEntry | None:
-        """What is served for `signature` on `target`, by the form that relies on most of the overlap it promises.
+    def entry(self, signature: Signature, capability: tuple[int, int], gpu: Gpu) -> PredictedEntry | None:
+        """What is served for `signature` on a GPU, by the form that relies on most of the overlap it promises.
 
-        None if no form, or no function of it, can compute the signature.
+        None if no form for a target that the GPU runs, or no function of it, can compute the signature.
         """
         words = tuple(getattr(signature, word) for word in _WORDS[:-1])
-        for overlap in reversed(OVERLAPS[: OVERLAPS.index(signature.overlap) + 1]):
-            form = self._forms.get((*words, overlap, signature.batch > 1, target))
-            if form is not None and any(_takes(f, signature) for f in form.functions):
-                return PredictedEntry(signature, form, (gpu.multiprocessors, gpu.memory_gbps))
+        for target in sorted(self._targets, key=preference, reverse=True):
+            if not serves(target, capability):
+                continue
+            for overlap in reversed(OVERLAPS[: OVERLAPS.index(signature.overlap) + 1]):
+                form = self._forms.get((*words, overlap, signature.batch > 1, target))
+                if form is not None and any(_takes(f, signature) for f in form.functions):
+                    machine = gpu.multiprocessors, gpu.memory_gbps or _USUAL_MEMORY_GBPS
+                    return PredictedEntry(signature, form, machine)
         return None
+
+    def functions(self, capability: tuple[int, int]) -> list[str]:
+        """The functions of all forms that a GPU runs, each once."""
+        forms = (form for form in self._forms.values() if serves(form.target, capability))
+        return list(dict.fromkeys(f.name for form in forms for f in form.functions))
 
 
 def universal() -> str:
