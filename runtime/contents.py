@@ -383,8 +383,9 @@ class Contents:
     def _never_tuned(self, entry: AnyEntry) -> str:
         if checked_on := self._checked_on(entry):
             return (
-                f"{self._where(entry)} is {entry.state}: its kernels were checked on {', '.join(checked_on)}, and chosen "
-                "by a model, not by times; to tune it, add it to a manifest, build that with --base, and run: aot tune"
+                f"{self._where(entry)} is {entry.state}: its kernels were checked on {', '.join(checked_on)} and "
+                "chosen by a model, not by times; to tune it, build a manifest that names it with --base and run: aot "
+                "tune"
             )
         return (
             f"{self._where(entry)} is {entry.state}: its kernels were chosen by estimate and were never run or checked "
