@@ -86,7 +86,7 @@ def test_faster_kernels_are_chosen_for_any_m(lib: OnCpu, monkeypatch: pytest.Mon
     for m in (7, 9, 33):
         (x,) = tensors((m, HIDDEN))
         torch._dynamo.mark_dynamic(x, 0)
-        compiled(x)
+        check(compiled, step, x)  # compiles at the first M
         lib.calls.clear()
         check(compiled, step, x)
         assert sorted(lib.calls) == sorted([(HIDDEN, HIDDEN, "bias+none")] + [(HIDDEN, HIDDEN, "none")] * 3)
@@ -105,6 +105,22 @@ def test_slower_kernels_are_offered_and_not_chosen(lib: OnCpu, monkeypatch: pyte
     assert choices.chosen == {}
     assert lib.calls == []
     assert f"0 of 1 x {KEY}" in str(choices)
+
+
+def test_choices_that_wait_for_fusion_are_chosen_too(lib: OnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where Inductor chooses when it knows what could be fused into which."""
+    set_time(monkeypatch, FAST)
+    buffers = []
+    real = torch._inductor.ir.MultiTemplateBuffer.__init__
+    monkeypatch.setattr(
+        torch._inductor.ir.MultiTemplateBuffer, "__init__", lambda self, *a: (buffers.append(self), real(self, *a))[1]
+    )
+    (w,) = tensors((HIDDEN, HIDDEN))
+    step = lambda x: (x @ w) @ w.t()  # noqa: E731
+    compiled, choices = compiled_with(lib, step, {"cpu_backend": "triton"})  # nothing is left to generate
+    check(compiled, step, *tensors((7, HIDDEN)))
+    assert len(buffers) == 2
+    assert choices.chosen == {KEY: 1, f"{KEY}_n-major": 1}
 
 
 def test_results_are_written_where_inductor_wants_them(lib: OnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,11 +224,19 @@ def test_where_it_cannot_be_measured_it_is_not_offered(lib: OnCpu, more: Any, re
 
 def test_measuring_in_another_process_leaves_it_in_this_one(lib: OnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     set_time(monkeypatch, FAST)
-    monkeypatch.setattr(torch._inductor.autotune_process, "get_tuning_process_pool", lambda: None)
+    sent = []
+
+    class Pool:
+        def benchmark(self, choices: Any) -> Any:
+            sent.extend(choices)
+            return {}
+
+    monkeypatch.setattr(torch._inductor.autotune_process, "get_tuning_process_pool", Pool)
     layer = linear()
     compiled, choices = compiled_with(lib, layer, {"autotune_in_subproc": True})
     check(compiled, layer, *tensors((7, HIDDEN)))
     assert choices.chosen == {KEY: 1}
+    assert sent == []
 
 
 def test_training_graphs_are_served(lib: OnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
