@@ -20,6 +20,7 @@ from .errors import (
 )
 from .library import Function, Library, load
 from .stats import Stats
+from .universal import universal
 
 __all__ = [
     "AotError",
@@ -35,6 +36,7 @@ __all__ = [
     "Stats",
     "WorkspaceError",
     "load",
+    "universal",
 ]
 
 if TYPE_CHECKING:

@@ -350,13 +350,13 @@ class Contents:
     def _accept(self, entry: AnyEntry) -> None:
         """Refuse an entry that the options do not allow, or warn of the first whose kernels have run nowhere."""
         self._refuse(entry)
-        if entry.state != "tuned" and not self._checked_on(entry):
+        if entry.state != "tuned" and not self.checked_on(entry):
             with self._lock:
                 if not self._warned:
                     self._warned = True
                     _log.warning("%s (said once for this archive)", self._never_tuned(entry))
 
-    def _checked_on(self, entry: AnyEntry) -> tuple[str, ...]:
+    def checked_on(self, entry: AnyEntry) -> tuple[str, ...]:
         """The kinds of GPU on which the functions of a predicted entry were checked."""
         if entry.state != PREDICTED:
             return ()
@@ -381,7 +381,7 @@ class Contents:
         return f"{self._layer(entry).archive.path}: {entry.signature.key()} on {entry.target}"
 
     def _never_tuned(self, entry: AnyEntry) -> str:
-        if checked_on := self._checked_on(entry):
+        if checked_on := self.checked_on(entry):
             return (
                 f"{self._where(entry)} is {entry.state}: its kernels were checked on {', '.join(checked_on)} and "
                 "chosen by a model, not by times; to tune it, build a manifest that names it with --base and run: aot "

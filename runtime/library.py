@@ -141,7 +141,9 @@ class Library:
         return f"{self.digest} {self.device} {self._on_miss} {self._require} {self._batch_invariant}"
 
     def entry(self, signature: Signature) -> AnyEntry:
-        """What the gemm table has for `signature` on this GPU; nothing is loaded.
+        """What serves `signature` on this GPU; nothing is loaded.
+
+        An entry of the gemm table, or a `runtime.universal.PredictedEntry` by a universal table.
 
         Raises:
             KernelMiss: nothing, or nothing that `require` accepts; the message names the nearest entries.
@@ -150,6 +152,11 @@ class Library:
         """
         self._refuse_if_closed()
         return self._now.entry(signature)
+
+    def checked(self, entry: AnyEntry) -> bool:
+        """Whether the functions of an entry of this library were found right on a GPU: it is tuned, or predicted by a
+        universal table whose functions were checked."""
+        return entry.state == "tuned" or bool(self._now.checked_on(entry))
 
     def __repr__(self) -> str:
         """What it is of, in words; asks no driver, reads no file, and may be asked of a closed library."""
