@@ -71,6 +71,13 @@ def regime(m: int) -> str:
     return next(name for name, low, high in REGIMES if low <= m <= high)
 
 
+def group(signature: Signature) -> str:
+    """What figures of a signature may be averaged with: how A is stored and scaled, and whether anything is fused."""
+    if signature.a == "e4m3":
+        return f"e4m3 {signature.scaling}"
+    return "16 bits" if signature.epilogue == "none" else "16 bits, fused"
+
+
 # --- layers ---
 
 
