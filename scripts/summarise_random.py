@@ -57,7 +57,7 @@ def summarise(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for archive, drawn in dict.fromkeys((d["archive"], d["drawn"]) for d in documents):
         rows = [r for d in documents if (d["archive"], d["drawn"]) == (archive, drawn) for r in d["results"]]
         for who, over in PAIRS:
-            timed = [(r, ratio) for r in rows if (ratio := _ratio(r, who, over)) is not None]
+            timed = [(r, found) for r in rows if (found := ratio(r, who, over)) is not None]
             for group in (ALL, *sorted({r["group"] for r, _ in timed})):
                 for regime, low, high in random_cases.REGIMES:
                     picked = [(r, x) for r, x in timed if group in (ALL, r["group"]) and low <= r["m"] <= high]
@@ -67,7 +67,7 @@ def summarise(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
-def _ratio(result: Mapping[str, Any], who: str, over: str) -> float | None:
+def ratio(result: Mapping[str, Any], who: str, over: str) -> float | None:
     """How many times as fast `who` is as `over`; None where one was not timed."""
     ours, theirs = (result["contenders"].get(name, {}).get("us") for name in (who, over))
     return theirs / ours if ours and theirs else None
