@@ -68,9 +68,17 @@ def summarise(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def ratio(result: Mapping[str, Any], who: str, over: str) -> float | None:
-    """How many times as fast `who` is as `over`; None where one was not timed."""
+    """How many times as fast `who` is as `over`; None where one was not timed, or torch has no kernel for the case."""
+    if over == TORCH and improvised(result):
+        return None
     ours, theirs = (result["contenders"].get(name, {}).get("us") for name in (who, over))
     return theirs / ours if ours and theirs else None
+
+
+def improvised(result: Mapping[str, Any]) -> bool:
+    """Whether torch multiplied what it had dequantised, or ran an epilogue op by op: nobody would, and it is slow."""
+    variant = result["contenders"].get(TORCH, {}).get("variant", "")
+    return variant.startswith("dequantise") or ", eager " in variant
 
 
 def _figures(picked: Sequence[tuple[Mapping[str, Any], float]]) -> dict[str, Any]:
@@ -132,6 +140,8 @@ def table(documents: Sequence[Mapping[str, Any]]) -> list[str]:
                 lines.append(" ".join(f"{_cell(s, c):>{_width(c)}s}" for c in _COLUMNS) + f"  {s['worst_at'][:60]}")
     for what, found in (("wrong", wrong(documents)), ("not served", unserved(documents))):
         lines.append(f"{len(found)} {what}" + (f", first {found[0]}" if found else ""))
+    if left := sum(improvised(r) for d in documents for r in d["results"]):
+        lines.append(f"{left} not compared with torch, which has no kernel for them")
     if (of_torch := noise(documents)) is not None:
         lines.append(f"torch against itself: {of_torch:.4f}")
     return lines

@@ -430,6 +430,24 @@ def test_groups_and_pairs_have_lines_of_their_own() -> None:
     assert {pair for pair in found if "deep_gemm" in pair} == set()
 
 
+@pytest.mark.parametrize("variant", ["dequantise, torch.mm", "torch.mm, eager swiglu (RuntimeError in torch.compile)"])
+def test_what_torch_has_no_kernel_for_flatters_no_mean(variant: str) -> None:
+    slow = a_result(2, 10.0, 500.0)
+    slow["contenders"]["torch"]["variant"] = variant
+    slow["contenders"]["against"] = {"us": 20.0}
+    documents = [document([a_result(1, 10.0, 20.0), slow])]
+    found = lines(documents)
+    assert (found["ours", "torch", "all", "M <= 64"]["geomean"], found["ours", "torch", "all", "M <= 64"]["cases"]) == (
+        2.0,
+        1,
+    )
+    assert found["ours", "against", "all", "M <= 64"]["cases"] == 1
+    assert "1 not compared with torch, which has no kernel for them" in summarise_random.table(documents)
+    fused = a_result(3, 10.0, 20.0)
+    fused["contenders"]["torch"]["variant"] = "torch.mm, torch.compile'd swiglu"
+    assert not summarise_random.improvised(fused)
+
+
 def test_archives_are_never_averaged_with_each_other() -> None:
     two = [document([a_result(1, 10.0, 20.0)]), document([a_result(1, 10.0, 5.0)], "b" * 64)]
     assert [s["geomean"] for s in summarise_random.summarise(two) if s["group"] == "all"] == [2.0, 0.5]
