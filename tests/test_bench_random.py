@@ -325,15 +325,15 @@ def test_a_run_goes_on_with_the_same_seed_archive_and_draw_alone(command: Any, t
     first = tmp_path / "first.json"
     assert command("--seed", "s", "--count", "2", "--out", str(first)) == 0
     with pytest.raises(SystemExit, match=r"its seed 's', now 't'"):
-        command("--seed", "t", "--resume", str(first))
+        command("--seed", "t", "--count", "2", "--resume", str(first))
     with pytest.raises(SystemExit, match=r"its archive 'd+', now 'e+'"):
-        command("--seed", "s", "--resume", str(first), digest="e" * 64)
+        command("--seed", "s", "--count", "2", "--resume", str(first), digest="e" * 64)
     with pytest.raises(SystemExit, match="its drawn 'all layers', now 'few layers'"):
-        command("--seed", "s", "--resume", str(first), "--best-of", "candidates.aot")
+        command("--seed", "s", "--few", "1x2", "--resume", str(first), "--best-of", "candidates.aot")
     (tmp_path / "other.json").write_text("{}")
     for name in ("other.json", "missing.json"):
         with pytest.raises(SystemExit, match="name a result file of this script"):
-            command("--seed", "s", "--resume", str(tmp_path / name))
+            command("--seed", "s", "--count", "2", "--resume", str(tmp_path / name))
 
 
 def test_the_seed_is_the_commit_where_none_is_given(command: Any, tmp_path: Path, monkeypatch: Any) -> None:

@@ -100,10 +100,20 @@ def test_layers_are_named_as_in_results_or_by_their_key() -> None:
         which_kernel.named(["model:o"], [1], LAYERS)
 
 
-@pytest.mark.parametrize("arguments", [[], ["model:q", "--behind", "missing.json"], ["model:no-such-layer"]])
-def test_what_is_not_there_is_one_line(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "one of the two"),
+        (["model:q", "--behind", "missing.json"], "one of the two"),
+        (["--behind", "missing.json"], "missing.json is no result file"),
+        (["model:no-such-layer"], "no layer is called 'model:no-such-layer'"),
+    ],
+)
+def test_what_is_not_there_is_one_line(
+    arguments: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.setattr(sys, "argv", ["which_kernel.py", *arguments])
     with pytest.raises(SystemExit) as ended:
         which_kernel.main()
     assert ended.value.code == 2
-    assert "error: " in capsys.readouterr().err
+    assert complaint in capsys.readouterr().err
