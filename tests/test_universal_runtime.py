@@ -41,7 +41,14 @@ PROGRAM = {
     "operands": [0, 6, 0, 8, 12, 7, 0, 10, 10, 9],
     "results": [11, 13, 9, 14],
 }
-FORM: dict[str, Any] = {"a": "bf16", "b": "bf16", "d": "bf16", "accumulator": "f32", "epilogue": "none", "scaling": "none"}
+FORM: dict[str, Any] = {
+    "a": "bf16",
+    "b": "bf16",
+    "d": "bf16",
+    "accumulator": "f32",
+    "epilogue": "none",
+    "scaling": "none",
+}
 FORM |= {"b_major": "k", "overlap": "serial", "batched": False}
 NAMES = ("few", "many", "wide", "shared")
 MOST = 2**31 - 1
