@@ -22,6 +22,7 @@ from .counters import Counters
 from .dispatch import Dispatch, Entry, gemm_mismatch, serves
 from .driver import Driver
 from .errors import ArgumentError, DeviceError, KernelMiss, ProgramError, RecordError
+from .fallback import TorchCall
 from .function import MAX_PLANS, AnyPlan, Function, Unfit, remember
 from .limits import (
     PRELOAD_ALLOWANCE_STEPS,
@@ -189,6 +190,7 @@ class Contents:
         self.archives = tuple(archives)
         self.plans: dict[Any, GemmPlan] = {}  # changed by holders of the lock, as are
         self.rows: dict[Any, Rows] = {}  # calls that are known but for their number of rows
+        self.given: dict[Any, TorchCall] = {}  # calls of torch tensors that torch serves, by the same keys as plans
         self.table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
         self.preloaded: Preloaded | None = None  # changed as plans are
         self._driver, self._counters, self._lock, self._require = driver, counters, lock, require
@@ -566,6 +568,7 @@ class Contents:
         self._retired = True
         self.plans.clear()
         self.rows.clear()
+        self.given.clear()
         if self.table:
             self.table.clear()
         functions = self.made()
