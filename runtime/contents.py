@@ -19,7 +19,7 @@ from typing import Any
 from .archive import Archive, UnknownEntry
 from .call import EXTRAS, same_elements
 from .counters import Counters
-from .dispatch import Dispatch, Entry, gemm_mismatch, serves
+from .dispatch import Dispatch, Entry, gemm_mismatch, serves, workspaces_of
 from .driver import Driver
 from .errors import ArgumentError, DeviceError, KernelMiss, ProgramError, RecordError
 from .fallback import TorchCall
@@ -30,7 +30,7 @@ from .limits import (
     PRELOAD_STEPS_OF_A_TOKEN,
     STEPS_OF_A_CALL,
 )
-from .record import Record, TensorArgument, TensorView, WorkspaceArgument
+from .record import TensorArgument, TensorView
 from .rows import Rows
 from .signature import Signature
 from .tensor import TORCH_NAMES, contiguous_strides, span_bytes, torch_current_device, torch_current_stream
@@ -645,12 +645,6 @@ def _tried(entry: Entry) -> set[int]:
         last[function] = least if bound is None else bound
         least = last[function] + 1
     return {*first.values(), *last.values()}
-
-
-def workspaces_of(record: Record) -> list[str]:
-    """The workspaces that a function takes, by name: where it has one, CTAs share tiles through memory, and which
-    parts of K they add up in which order may depend on M."""
-    return [argument.name for argument in record.leaves() if isinstance(argument, WorkspaceArgument)]
 
 
 def _views(signature: Signature, m: int, device: int) -> tuple[TensorView, ...]:

@@ -18,6 +18,7 @@ from .signature import GATES, Epilogue, Signature
 from .tensor import TORCH_NAMES, is_torch, span_bytes, stream_handle
 
 _SCALE_A, _SCALE_B, _BIAS = (EXTRAS.index(name) for name in ("scale_a", "scale_b", "bias"))
+_NO_OPERANDS = (None,) * len(EXTRAS)
 _SCALE_MULTIPLE = 4  # what cuBLAS wants factors of blocks to be apart: rows of A, and rows of those of B
 
 
@@ -193,7 +194,7 @@ def lie_for_torch(signature: Signature, views: Mapping[str, TensorView]) -> bool
 class TorchCall:
     """torch's own call for calls of `gemm` that are alike but for their pointers; `count` is called after each."""
 
-    __slots__ = ("_bytes", "_count", "_flat", "_out_bytes", "_run", "_shape", "_torch")
+    __slots__ = ("_bytes", "_compute", "_count", "_out_bytes", "_run", "_shape", "_torch")
 
     def __init__(
         self,
@@ -206,14 +207,29 @@ class TorchCall:
         run = one_call(signature)
         assert run is not None
         self._torch, self._run, self._count, self._shape = sys.modules["torch"], run, count, shape
-        self._flat = signature.batch == 1 and len(shape) != 2
+        self._compute = self._flattened if signature.batch == 1 and len(shape) != 2 else run
         self._bytes = [span_bytes(view) for name, view in views.items() if name != "d"]
         self._out_bytes = span_bytes(views["d"])
 
-    def fits(self, a: Any, b: Any, out: Any, operands: Sequence[Any]) -> bool:
-        """Whether all tensors have memory, and `out`, where it is given, none of the others'."""
-        if out is None and not operands:
-            return bool(a.data_ptr() and b.data_ptr())
+    def __call__(self, a: Any, b: Any, out: Any, stream: Any, operands: Sequence[Any] = _NO_OPERANDS) -> Any:
+        """Compute: gives `out`, or a new tensor; None, and nothing was done, where tensors have no memory or `out` has
+        some of the others'. Whatever torch raises passes through."""
+        if operands is _NO_OPERANDS and out is None:
+            if not (a.data_ptr() and b.data_ptr()):
+                return None
+        elif not self._fits(a, b, out, operands):
+            return None
+        torch = self._torch
+        if stream is None and not torch.is_grad_enabled() and not torch.is_autocast_enabled():
+            found = self._compute(torch, a, b, operands, out)
+        else:
+            handle = None if stream is None else stream_handle(stream)
+            with torch.no_grad(), torch.autocast("cuda", enabled=False), on_stream(handle, a):
+                found = self._compute(torch, a, b, operands, out)
+        self._count()
+        return found
+
+    def _fits(self, a: Any, b: Any, out: Any, operands: Sequence[Any]) -> bool:
         pointers = [a.data_ptr(), b.data_ptr(), *[x.data_ptr() for x in operands if x is not None]]
         if out is None or not all(pointers):
             return all(pointers)
@@ -222,21 +238,8 @@ class TorchCall:
         apart = [end <= p or p + size <= start for p, size in zip(pointers, self._bytes, strict=True)]
         return bool(start) and all(apart)
 
-    def __call__(self, a: Any, b: Any, out: Any, stream: Any, operands: Sequence[Any]) -> Any:
-        """Compute; the result is `out`, or a new tensor. Whatever torch raises passes through."""
-        torch = self._torch
-        if stream is None and not torch.is_grad_enabled() and not torch.is_autocast_enabled():
-            found = self._compute(a, b, out, operands)
-        else:
-            handle = None if stream is None else stream_handle(stream)
-            with torch.no_grad(), torch.autocast("cuda", enabled=False), on_stream(handle, a):
-                found = self._compute(a, b, out, operands)
-        self._count()
-        return found
-
-    def _compute(self, a: Any, b: Any, out: Any, operands: Sequence[Any]) -> Any:
-        if not self._flat:
-            return self._run(self._torch, a, b, operands, out)
+    def _flattened(self, torch: Any, a: Any, b: Any, operands: Sequence[Any], out: Any) -> Any:
+        """The product of all rows, for tensors of other than two dimensions."""
         rows = None if out is None else out.view(-1, self._shape[-1])
-        found = self._run(self._torch, a.view(-1, a.shape[-1]), b, operands, rows)
+        found = self._run(torch, a.view(-1, a.shape[-1]), b, operands, rows)
         return found.view(self._shape) if out is None else out

@@ -55,7 +55,6 @@ ON_MISS = ("error", "torch")
 REQUIRE = (None, "tuned")
 ON_SLOWER = ("never", "torch")
 MISS_REASONS = ("no entry", "not tuned", "not batch-invariant", "no kernel runs")  # those of a `KernelMiss`
-_NO_OPERANDS = (None,) * len(EXTRAS)
 _log = logging.getLogger(__name__)
 
 
@@ -418,8 +417,9 @@ class Library:
         except (AttributeError, TypeError, RuntimeError):  # not torch's, or not strided
             found = None
         if found is None:
-            if of_torch is not None and of_torch.fits(a, b, out, ()):
-                return of_torch(a, b, out, stream, _NO_OPERANDS)
+            result = None if of_torch is None else of_torch(a, b, out, stream)
+            if result is not None:
+                return result
             return self._gemm(Call(a, b, out, stream), key)
         launch, device, misaligned, a_bytes, b_bytes, d_bytes, current_stream, current_device, shape, dtype, *_ = found
         result = out
@@ -479,8 +479,9 @@ class Library:
                 of_torch = self._given.get(key)
         except (AttributeError, TypeError, RuntimeError):  # not torch's, or not strided
             found = None
-        if of_torch is not None and of_torch.fits(a, b, out, operands):
-            return of_torch(a, b, out, stream, operands)
+        result = None if of_torch is None else of_torch(a, b, out, stream, operands)
+        if result is not None:
+            return result
         if found is None or (out is None and stream is not None):
             return self._gemm(call)
         result = out
@@ -605,7 +606,8 @@ class Library:
             return False
         given = TorchCall(signature, views, tuple(out.shape), self._counters.given_to_torch.add)
         try:
-            given(call.a, call.b, out, call.stream, call.operands)
+            if given(call.a, call.b, out, call.stream, call.operands) is None:
+                return False  # which kernels would tell of
         except (RuntimeError, TypeError, ValueError) as error:
             if self._counters.torch_refused(signature.key()):
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
