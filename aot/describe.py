@@ -48,7 +48,7 @@ def listing(archive: Archive) -> dict[str, Any]:
     at, None where it was not; `measured` counts such M.
     """
     names = _gemm_names(archive)
-    entries = []
+    entries: list[dict[str, Any]] = []
     used: set[str] = set()
     for entry in _dispatch(archive).entries:
         used |= _functions_of(entry)
