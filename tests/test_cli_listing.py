@@ -83,10 +83,10 @@ def test_ls_and_show_say_which_kind_each_entry_is_for_and_where_torch_was_faster
         table = opened.table("gemm")
         kinds = [{"name": name, "multiprocessors": n, "memory_gbps": 4_000} for name, n in (("H20", 78), ("H200", 132))]
         of, *rest = table["entries"]
-        tuned = {"state": "tuned", "timings": TIMINGS, "candidates": [], "invariant": None}
+        tuned: dict[str, Any] = {"state": "tuned", "timings": TIMINGS, "candidates": [], "invariant": None}
         names = of["functions"]
         tuned |= {"functions": names[:1], "ranges": [[None, 0]]}
-        rows = [
+        rows: list[dict[str, Any]] = [
             of | tuned | {"gpu": 0, "torch_faster": [[16, 16], [500, None]]},
             of | tuned | {"gpu": 1, "torch_faster": [[1, 400]], "invariant": 0},
         ]
