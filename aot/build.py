@@ -27,7 +27,7 @@ from .cache import Cache
 from .compiler import BuildReport, Event, compile_variants
 from .manifest import Manifest
 from .providers import PROVIDERS, provider
-from .select import points, ranges
+from .select import invariant, points, ranges
 from .targets import target as target_named
 from .times import load as load_times
 from .variants import Variant
@@ -216,6 +216,7 @@ def build(
 def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow], list[tuple[Signature, str, str]]]:
     """The rows of the gemm table (`runtime.dispatch` reads them), and what no kernel is there for."""
     entries, unserved = [], []
+    sharing = {v.name() for v, kernel in report.kernels.items() if _takes_workspace(kernel.record["arguments"])}
     for gemm in work.gemms:
         compiled = [(m, [v.name() for v in variants if v in report.kernels]) for m, variants in gemm.by_tokens]
         ranked = [(m, names) for m, names in compiled if names]
@@ -231,6 +232,7 @@ def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow]
                 None,
                 "ranked",
                 ranges([(m, names[0]) for m, names in ranked]),
+                invariant(ranked, sharing),
                 candidates=ranked,
             )
         )
@@ -256,6 +258,10 @@ def _rows_besides(base: Archive, entries: Iterable[tables.GemmRow]) -> list[tabl
     replaced = {(row.signature, row.target) for row in entries}
     there = read(base.table("gemm"), base.functions.targets_by_name())
     return [tables.GemmRow.of(e) for e in there if (e.signature, e.target) not in replaced]
+
+
+def _takes_workspace(arguments: Iterable[Mapping[str, Any]]) -> bool:
+    return any(a["kind"] == "workspace" or _takes_workspace(a.get("items", ())) for a in arguments)
 
 
 def _build_table(work: Plan, report: BuildReport, unserved: list[tuple[Signature, str, str]]) -> dict[str, Any]:

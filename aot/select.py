@@ -26,6 +26,19 @@ def ranges(best: Sequence[tuple[int, str]]) -> list[tuple[int | None, str]]:
     return merged
 
 
+def invariant(ranked: Sequence[tuple[int, Sequence[str]]], sharing: Collection[str]) -> str | None:
+    """The candidate to serve callers who want equal bits at every M; None where there is none.
+
+    One with a tile shape and an order of sums along K that no M changes, so none of those `sharing` tiles through a
+    workspace: of the others the one that is ranked before the rest at most M values, then at most M values among the
+    candidates, then by name. Places stand in for times, which are not kept; tuning chooses by those.
+    """
+    alone = [[name for name in names if name not in sharing] for _, names in ranked]
+    firsts = Counter(names[0] for names in alone if names)
+    there = Counter(name for names in alone for name in names)
+    return min(there, key=lambda name: (-firsts[name], -there[name], name), default=None)
+
+
 def fewest(times: Sequence[Mapping[str, float]], tolerance: float, kept: Collection[str] = ()) -> list[str]:
     """A function for each point, from few in all: none takes more than 1 + `tolerance` of the least time there.
 

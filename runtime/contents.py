@@ -19,9 +19,10 @@ from typing import Any
 from .archive import Archive, UnknownEntry
 from .call import EXTRAS, same_elements
 from .counters import Counters
-from .dispatch import Dispatch, Entry, gemm_mismatch, serves
+from .dispatch import Dispatch, Entry, gemm_mismatch, serves, workspaces_of
 from .driver import Driver
 from .errors import ArgumentError, DeviceError, KernelMiss, ProgramError, RecordError
+from .fallback import TorchCall
 from .function import MAX_PLANS, AnyPlan, Function, Unfit, remember
 from .limits import (
     PRELOAD_ALLOWANCE_STEPS,
@@ -29,7 +30,7 @@ from .limits import (
     PRELOAD_STEPS_OF_A_TOKEN,
     STEPS_OF_A_CALL,
 )
-from .record import Record, TensorArgument, TensorView, WorkspaceArgument
+from .record import TensorArgument, TensorView
 from .rows import Rows
 from .signature import Signature
 from .tensor import TORCH_NAMES, contiguous_strides, span_bytes, torch_current_device, torch_current_stream
@@ -190,6 +191,7 @@ class Contents:
         self.archives = tuple(archives)
         self.plans: dict[Any, GemmPlan] = {}  # changed by holders of the lock, as are
         self.rows: dict[Any, Rows] = {}  # calls that are known but for their number of rows
+        self.given: dict[Any, TorchCall] = {}  # calls of torch tensors that torch serves, by the same keys as plans
         self.table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
         self.preloaded: Preloaded | None = None  # changed as plans are
         self._driver, self._counters, self._lock, self._require = driver, counters, lock, require
@@ -646,6 +648,7 @@ class Contents:
         self._retired = True
         self.plans.clear()
         self.rows.clear()
+        self.given.clear()
         if self.table:
             self.table.clear()
         functions = self.made()
@@ -728,12 +731,6 @@ def _tried(entry: AnyEntry) -> set[int]:
         last[function] = least if bound is None else bound
         least = last[function] + 1
     return {*first.values(), *last.values()}
-
-
-def workspaces_of(record: Record) -> list[str]:
-    """The workspaces that a function takes, by name: where it has one, CTAs share tiles through memory, and which
-    parts of K they add up in which order may depend on M."""
-    return [argument.name for argument in record.leaves() if isinstance(argument, WorkspaceArgument)]
 
 
 def _views(signature: Signature, m: int, device: int) -> tuple[TensorView, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from .errors import KernelMiss
 from .gemm_table import TARGET, Entry, read
 from .gpus import Gpu, distance
-from .record import Record, SuppliedArgument, TensorArgument
+from .record import Record, SuppliedArgument, TensorArgument, WorkspaceArgument
 from .signature import Operand, Signature
 
 _NEAREST = 3
@@ -71,6 +71,12 @@ def gemm_mismatch(signature: Signature, record: Record) -> str | None:
     if len(set(symbols)) != len(symbols):
         return "has one symbol for two of " + ", ".join(f"{axis} ({extent})" for axis, extent in extents.items())
     return None
+
+
+def workspaces_of(record: Record) -> list[str]:
+    """The workspaces that a function takes, by name: where it has one, CTAs share tiles through memory, and which
+    parts of K they add up in which order may depend on M."""
+    return [argument.name for argument in record.leaves() if isinstance(argument, WorkspaceArgument)]
 
 
 def _operand_mismatch(
