@@ -18,7 +18,6 @@ import typer
 
 from runtime.archive import Archive, FileUnreadable
 from runtime.errors import AotError, ArchiveError
-from runtime.universal import universal as universal_path
 
 from . import ending
 from .console import print_checks, print_function, print_gemm, print_listing, resources_line
@@ -110,10 +109,7 @@ def _build(
     universal: Annotated[
         bool, typer.Option("--universal", help="Serve the forms of MANIFESTs at any N and K, chosen by a model.")
     ] = False,
-    base: Annotated[
-        str | None,
-        typer.Option(metavar="BASE", help="Keep all that this archive serves too; `universal` is the one in runtime."),
-    ] = None,
+    base: Annotated[Path | None, typer.Option(metavar="BASE", help="Keep all that this archive serves too.")] = None,
     times: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --universal: measured times to choose functions by.")
     ] = None,
@@ -140,8 +136,7 @@ def _build(
     from .universal import FUNCTIONS
 
     begun = time.monotonic()
-    based_on = None if base is None else Path(universal_path() if base == "universal" else base)
-    _refuse_inputs(output, manifests if based_on is None else [*manifests, based_on])
+    _refuse_inputs(output, manifests if base is None else [*manifests, base])
     require_replaceable(output, force, keep_tuned=True)
     loaded = [manifest.load(path) for path in manifests]
     if universal:
@@ -172,7 +167,7 @@ def _build(
         kept = Cache(directory, lambda message: progress.warn(f"cache: {message}"))
         try:
             with contextlib.ExitStack() as stack:
-                below = None if based_on is None else stack.enter_context(Archive.open(based_on))
+                below = None if base is None else stack.enter_context(Archive.open(base))
                 built = build.build(work, output, kept, jobs, on_event, on_start, below)
         except KeyboardInterrupt:
             done = f"interrupted with {finished} of {total} kernels done; the same command continues there"

@@ -6,7 +6,6 @@ A form is a signature without N and K. What is chosen is *predicted*: no one mea
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, NoReturn
@@ -213,15 +212,6 @@ class Universal:
         """The functions of all forms that a GPU runs, each once."""
         forms = (form for form in self._forms.values() if serves(form.target, capability))
         return list(dict.fromkeys(f.name for form in forms for f in form.functions))
-
-
-def universal() -> str:
-    """The path of the archive that comes with this package: GEMMs of the forms that models use, at any M, N and K.
-
-    `runtime.load(runtime.universal())` serves them with no build and no tuning; `runtime.load([runtime.universal(),
-    "model.aot"])` serves what the second has as it was tuned, and the rest by the first.
-    """
-    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "universal.aot")
 
 
 def _takes(function: Function, signature: Signature) -> bool:
