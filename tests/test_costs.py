@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aot import costs
 from aot.costs import H200, CostError, Machine, Tape
-from aot.estimates import Correction, Estimates, program
+from aot.estimates import Estimates, program
 from aot.providers import PROVIDERS, provider
 from aot.variants import Variant, family_of
 from runtime import native
@@ -159,11 +159,20 @@ def test_what_takes_fewer_sms_and_less_memory_takes_longer() -> None:
         assert sum(there) > 1.02 * sum(here), m
 
 
-def test_a_correction_is_a_line_in_the_logarithm_of_m_and_nothing_for_few_rows() -> None:
+def test_a_correction_is_interpolated_in_the_logarithm_of_m_and_nothing_for_few_rows() -> None:
     variants = estimated(PLAIN)[:2]
-    line = Correction(0.1, 0.02)
-    plain, corrected = Estimates(variants), Estimates(variants, {variants[1]: line})
-    for m, expected in ((1, 0.0), (64, 0.0), (128, 0.1 + 0.02 * (math.log(128) - 6.5)), (1 << 20, 0.1502)):
+    values = (0.1, 0.2, 0.0, -0.1, 0.0, 0.0, 0.05)
+    plain, corrected = Estimates(variants), Estimates(variants, {variants[1]: values})
+    for m, expected in (
+        (1, 0),
+        (64, 0),
+        (128, 0.1),
+        (181, 0.15),
+        (256, 0.2),
+        (1024, -0.1),
+        (8192, 0.05),
+        (1 << 20, 0.05),
+    ):
         before, after = plain.us(PLAIN, m), corrected.us(PLAIN, m)
         assert after[0] == before[0]
         assert math.log(after[1] / before[1]) == pytest.approx(expected, abs=1e-3)
