@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -28,17 +27,21 @@ class _Extents(NamedTuple):
     batch: Any
 
 
-# M values at which corrections are known, an octave apart; at `UNCORRECTED_M` and below there is none. All variants
-# were measured from 128 up.
-UNCORRECTED_M, CORRECTED_M = 64, (128, 256, 512, 1024, 2048, 4096, 8192)
+# M values at which corrections are known: an octave apart, or two where kernels are for few rows.
+CORRECTED_M = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 Correction: TypeAlias = tuple[float, ...]  # the logarithm of measured over estimated time at each of `CORRECTED_M`
 
 
 def shares(m: Number) -> list[Any]:
     """By how much each of `CORRECTED_M` counts at `m` rows: linear interpolation in log M, constant beyond the last."""
-    octave = log(minimum(maximum(m, UNCORRECTED_M), CORRECTED_M[-1]) / UNCORRECTED_M) / math.log(2)
-    away = (maximum(octave - place, place - octave) for place in range(1, len(CORRECTED_M) + 1))
-    return [maximum(1 - distance, 0) for distance in away]
+    x = log(minimum(m, CORRECTED_M[-1])) / math.log(2)
+    places = [math.log2(at) for at in CORRECTED_M]
+    found = []
+    for before, place, after in zip([-1.0, *places], places, [*places[1:], math.inf], strict=False):
+        rising = (x - before) / (place - before)
+        falling = 1.0 if math.isinf(after) else (after - x) / (after - place)
+        found.append(maximum(minimum(rising, falling), 0))
+    return found
 
 
 def program(
@@ -61,7 +64,8 @@ def program(
             raise ValueError(f"{variant.name()}: its family has no estimate of times")
         us = family.estimate_us(variant, of, m, machine)
         if variant in corrections:
-            us = us * exp(sum(map(operator.mul, counts, corrections[variant])))
+            known = ((count, x) for count, x in zip(counts, corrections[variant], strict=True) if x)
+            us = us * exp(sum(count * x for count, x in known))
         results.append(us)
     return tape.to_json(results)
 

@@ -169,7 +169,8 @@ def _corrections(
 ) -> dict[Variant, Correction]:
     """What times say of each variant's estimate that they do not say of all, drawn to 0 where there is little to go by.
 
-    A variant's mean over all its problems comes first; at each M, what is left is drawn to that.
+    A variant's mean over all its problems comes first; at each M, what is left is drawn to that. At an M where nothing
+    was measured, there is no correction.
     """
     if not measured:
         return {}
@@ -179,6 +180,7 @@ def _corrections(
         us = estimates.us(dataclasses.replace(form, n=at.n, k=at.k), at.m)
         logs = {i: math.log(at.us[p] / us[i]) for i, p in enumerate(places) if p in at.us}
         seen.append((shares(at.m), logs))
+    somewhere = [any(counts[i] for counts, _ in seen) for i in range(len(CORRECTED_M))]
     of_all = _means(((counts, x) for counts, logs in seen for x in logs.values()), 0.0)
     left: dict[int, list[tuple[list[float], float]]] = {}
     for counts, logs in seen:
@@ -189,7 +191,7 @@ def _corrections(
     for i, mine in left.items():
         mean = math.fsum(x for _, x in mine) / (len(mine) + _LIKELY_0)
         at_m = _means(((counts, x - mean) for counts, x in mine), _LIKELY_FLAT)
-        found[variants[i]] = tuple(round(mean + x, 4) for x in at_m)
+        found[variants[i]] = tuple(round(mean + x, 4) if s else 0.0 for x, s in zip(at_m, somewhere, strict=True))
     return found
 
 
