@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from runtime.fallback import apply_activation
+from runtime.call import EXTRAS
+from runtime.fallback import (
+    Product,
+    apply_activation,
+    batched_product,
+    block_scaled_product,
+    plain_product,
+    product_with_bias,
+    scaled_product,
+)
 from runtime.signature import Epilogue, Signature
 
 from .measure import Launch, MeasureError
@@ -71,28 +80,32 @@ def _products(signature: Signature, device: torch.device) -> Iterator[_Product]:
 def _of_16_bits(signature: Signature) -> _Product:
     dtype = TORCH_DTYPES[signature.a]
     if signature.batch > 1:
-        return _Product("torch.bmm", lambda o, out: torch.bmm(o.a, o.b.transpose(1, 2), out=out), dtype)
+        return _of_torch("torch.bmm", batched_product, dtype)
     if signature.parts.bias and signature.d == signature.a:
-        return _Product("torch.addmm", lambda o, out: torch.addmm(o.extras["bias"], o.a, o.b.t(), out=out), dtype, True)
-    return _Product("torch.mm", lambda o, out: torch.mm(o.a, o.b.t(), out=out), dtype)
+        return _of_torch("torch.addmm", product_with_bias, dtype, adds_bias=True)
+    return _of_torch("torch.mm", plain_product, dtype)
+
+
+def _of_torch(name: str, run: Product, dtype: torch.dtype, adds_bias: bool = False) -> _Product:
+    """A product as `runtime.fallback` asks torch for it."""
+    return _Product(name, lambda o, out: run(torch, o.a, o.b, _operands(o), out), dtype, adds_bias)
+
+
+def _operands(o: OperandSet) -> tuple[Any, ...]:
+    return tuple(o.extras.get(name) for name in EXTRAS)
 
 
 def _scaled(signature: Signature, dtype: torch.dtype, device: torch.device, adds_bias: bool = False) -> _Product:
     """`torch._scaled_mm`, row-wise or tensor-wise; scales are 1 where the signature has none."""
     row_wise = signature.scaling == "row_column"
     one = torch.ones((), device=device)
+    of_torch = scaled_product(_word(dtype), row_wise, adds_bias)
 
     def run(o: OperandSet, out: torch.Tensor | None) -> torch.Tensor:
-        scale_a, scale_b = o.extras.get("scale_a", one), o.extras.get("scale_b", one)
-        if row_wise:
-            scale_a, scale_b = scale_a.view(-1, 1), scale_b.view(1, -1)
-        else:
-            scale_a, scale_b = scale_a.view(()), scale_b.view(())
-        bias = o.extras["bias"] if adds_bias else None
-        fast = not row_wise  # row-wise sums are promoted, by default, as are ours
-        return torch._scaled_mm(
-            o.a, o.b.t(), scale_a, scale_b, bias=bias, out_dtype=dtype, use_fast_accum=fast, out=out
-        )
+        scale_a, scale_b, *rest = _operands(o)
+        scales = (one, one) if scale_a is None else (scale_a, scale_b)
+        found: torch.Tensor = of_torch(torch, o.a, o.b, (*scales, *rest), out)
+        return found
 
     name = "torch._scaled_mm row-wise" if row_wise else "torch._scaled_mm tensor-wise, fast accumulation"
     return _Product(name + (" with bias" if adds_bias else ""), run, dtype, adds_bias)
@@ -101,13 +114,17 @@ def _scaled(signature: Signature, dtype: torch.dtype, device: torch.device, adds
 def _block_wise(o: OperandSet, dtype: torch.dtype, out: torch.Tensor | None) -> torch.Tensor:
     """cuBLAS takes a multiple of 4 rows: those behind A, which `aot.operands` puts there."""
     m, k = o.a.shape
-    scale_a, scale_b = o.extras["scale_a"], o.extras["scale_b"]
+    scale_a, scale_b, *rest = _operands(o)
     rows = scale_a.stride(1)
     a = o.a.as_strided((rows, k), o.a.stride())
     scales = scale_a.as_strided((rows, scale_a.shape[1]), (1, rows))
     whole = out if rows == m else None
-    found = torch._scaled_mm(a, o.b.t(), scales, scale_b.t(), out_dtype=dtype, use_fast_accum=False, out=whole)
+    found: torch.Tensor = block_scaled_product(_word(dtype))(torch, a, o.b, (scales, scale_b, *rest), whole)
     return found[:m]
+
+
+def _word(dtype: torch.dtype) -> str:
+    return next(word for word, known in TORCH_DTYPES.items() if known == dtype)
 
 
 def _dequantised(signature: Signature, o: OperandSet, dtype: torch.dtype, out: torch.Tensor | None) -> torch.Tensor:

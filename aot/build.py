@@ -6,25 +6,31 @@ function serves which M is an estimate, until `aot.tune` has measured its candid
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+from runtime.archive import Archive
 from runtime.dispatch import serves
 from runtime.driver import Driver
 from runtime.errors import AotError, DeviceError
+from runtime.gemm_table import read
 from runtime.signature import Signature
 
-from . import manifest, pack, rank, tables
+from . import manifest, pack, rank, tables, universal
 from .cache import Cache
 from .compiler import BuildReport, Event, compile_variants
 from .manifest import Manifest
 from .providers import PROVIDERS, provider
-from .select import points, ranges, waves
+from .select import invariant, points, ranges, waves
 from .targets import target as target_named
+from .times import load as load_times
+from .tune.history import TABLE as HISTORY
 from .variants import Variant
 
 CANDIDATES = 8
@@ -53,10 +59,12 @@ class Plan:
     functions: tuple[Variant, ...]
     ranking: Mapping[str, str]
     limit: int
+    forms: tuple[universal.Chosen, ...] = ()
 
     def variants(self) -> list[Variant]:
         """Each variant once, in a fixed order."""
         found = {v for gemm in self.gemms for _, candidates in gemm.by_tokens for v in candidates}
+        found |= {v for form in self.forms for v in form.variants}
         return sorted(found | set(self.functions), key=lambda v: (v.target, v.name()))
 
 
@@ -121,6 +129,39 @@ def _limits(signature: Signature, tokens: Sequence[int], multiprocessors: int, l
     return found | dict.fromkeys(tokens, limit)
 
 
+def plan_universal(
+    manifests: Sequence[Manifest],
+    targets: Sequence[str] = (),
+    limit: int = universal.FUNCTIONS,
+    times: Path | None = None,
+) -> Plan:
+    """Choose what to compile to serve the forms of the manifests' gemms at any N and K: `limit` functions for each.
+
+    `times` is a file of measured times (`aot.times`), by which functions are chosen where it has times of a form.
+
+    Raises:
+        AotError: an unknown target, no manifest, no form with estimates on a target, or `times` cannot be read.
+    """
+    if not manifests:
+        raise BuildError("there is nothing to build; name a manifest")
+    manifests = tuple(dict.fromkeys(manifests))
+    forms: list[universal.Chosen] = []
+    ranking = {}
+    for name in targets or dict.fromkeys(t for m in manifests for t in m.targets):
+        target_named(name)
+        signatures = [p.signature for m in manifests if targets or name in m.targets for p in m.problems()]
+        measured = [] if times is None else load_times(times, name)
+        chosen = universal.choose_all(signatures, name, limit, measured)
+        if not chosen:
+            raise BuildError(
+                f"no kernel family that computes these gemms on {name} estimates its times, by which functions are "
+                "chosen at any N and K; choose another target, or build without --universal"
+            )
+        forms += chosen
+        ranking[name] = "the families' own estimates" + (f", and times in {times.name}" if times and measured else "")
+    return Plan(manifests, tuple(ranking), (), (), ranking, limit, tuple(forms))
+
+
 def _functions(names: Iterable[str], targets: Sequence[str]) -> tuple[Variant, ...]:
     known = [v for t in targets for p in PROVIDERS for v in provider(p).functions(t)]
     for name in names:
@@ -137,8 +178,12 @@ def build(
     jobs: int | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_start: Callable[[int, int], None] = lambda kernels, processes: None,
+    base: Archive | None = None,
 ) -> Built:
     """Compile what `work` says and write the archive. What fails is left out, and reported.
+
+    With a `base` the archive has all that it has too; entries of `work` take the place of those for the same signature
+    and target, and its forms, if it has any, that of all of the base's.
 
     `on_event` and `on_start` are those of `aot.compiler.compile_variants`.
 
@@ -154,19 +199,33 @@ def build(
         others = f", nor for the other {len(more)}" if more else ""
         raise BuildError(f"no kernel family computes {first}{others}; choose another target, or a plainer problem")
     package = pack.Package()
+    function_targets = {v.name(): v.target for v in report.kernels}
+    entries, unserved = _gemm_entries(work, report)
+    forms, without = _forms(work, report)
+    unserved += without
+    targets = tuple(dict.fromkeys([*(row.target for row in entries), *(form.target for form in forms)]))
+    build_table = _build_table(work, report, unserved)
+    if base is not None:
+        package.add_archive(base, [name for name in base.functions if name not in function_targets])
+        function_targets = base.functions.targets_by_name() | function_targets
+        entries = [*_rows_besides(base, entries), *entries]
+        build_table["models"] = [*tables.models(base), *build_table["models"]]
+        for name in {*base.tables} - {"build", "gemm"}:
+            package.set_table(name, base.table(name), alone=name == HISTORY)
     for kernel in report.kernels.values():
         package.add_function(kernel.record, kernel.cubin)
-    entries, unserved = _gemm_entries(work, report)
-    package.set_table("gemm", tables.gemm_table(entries, {v.name(): v.target for v in report.kernels}))
-    package.set_table("build", _build_table(work, report, unserved))
+    package.set_table("gemm", tables.gemm_table(entries, function_targets))
+    package.set_table("build", build_table)
+    if forms:
+        package.set_table("universal", universal.table(forms))
     package.write(destination, cache=cache)
-    targets = tuple(dict.fromkeys(row.target for row in entries))
     return Built(report, targets, tuple(unserved), os.stat(destination).st_size)
 
 
 def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow], list[tuple[Signature, str, str]]]:
     """The rows of the gemm table (`runtime.dispatch` reads them), and what no kernel is there for."""
     entries, unserved = [], []
+    sharing = {v.name() for v, kernel in report.kernels.items() if _takes_workspace(kernel.record["arguments"])}
     for gemm in work.gemms:
         compiled = [(m, [v.name() for v in variants if v in report.kernels]) for m, variants in gemm.by_tokens]
         ranked = [(m, names) for m, names in compiled if names]
@@ -182,10 +241,36 @@ def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow]
                 None,
                 "ranked",
                 ranges([(m, names[0]) for m, names in ranked]),
+                invariant(ranked, sharing),
                 candidates=ranked,
             )
         )
     return entries, unserved
+
+
+def _forms(work: Plan, report: BuildReport) -> tuple[list[universal.Chosen], list[tuple[Signature, str, str]]]:
+    """The forms with what was compiled of each, and those of which nothing was."""
+    forms, unserved = [], []
+    for form in work.forms:
+        compiled = tuple(v for v in form.variants if v in report.kernels)
+        if compiled:
+            forms.append(dataclasses.replace(form, variants=compiled))
+        else:
+            unserved.append((form.form, form.target, "every candidate failed to compile"))
+    return forms, unserved
+
+
+def _rows_besides(base: Archive, entries: Iterable[tables.GemmRow]) -> list[tables.GemmRow]:
+    """The rows of another archive but for the signatures and targets of `entries`."""
+    if "gemm" not in base.tables:
+        return []
+    replaced = {(row.signature, row.target) for row in entries}
+    there = read(base.table("gemm"), base.functions.targets_by_name())
+    return [tables.GemmRow.of(e) for e in there if (e.signature, e.target) not in replaced]
+
+
+def _takes_workspace(arguments: Iterable[Mapping[str, Any]]) -> bool:
+    return any(a["kind"] == "workspace" or _takes_workspace(a.get("items", ())) for a in arguments)
 
 
 def _build_table(work: Plan, report: BuildReport, unserved: list[tuple[Signature, str, str]]) -> dict[str, Any]:

@@ -106,9 +106,17 @@ def _build(
     function: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Add another operation, such as rmsnorm. May be repeated.")
     ] = None,
+    universal: Annotated[
+        bool, typer.Option("--universal", help="Serve the forms of MANIFESTs at any N and K, chosen by a model.")
+    ] = False,
+    base: Annotated[Path | None, typer.Option(metavar="BASE", help="Keep all that this archive serves too.")] = None,
+    times: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --universal: measured times to choose functions by.")
+    ] = None,
     candidates: Annotated[
-        int, typer.Option(min=1, help="Kernels to compile for a problem at each M of its manifest.")
-    ] = 8,
+        int | None,
+        typer.Option(min=1, help="Kernels for a problem at each M of its manifest, default 8; for a form, default 40."),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes that compile. Default: usable cores.")] = None,
     cache: Annotated[
         str | None, typer.Option(metavar="DIR", help="Build cache. Default: $XDG_CACHE_HOME or ~/.cache, cute-aot.")
@@ -125,11 +133,20 @@ def _build(
     from . import build, manifest
     from .cache import Cache
     from .describe import resources
+    from .universal import FUNCTIONS
 
     begun = time.monotonic()
-    _refuse_inputs(output, manifests)
+    _refuse_inputs(output, manifests if base is None else [*manifests, base])
     require_replaceable(output, force, keep_tuned=True)
-    work = build.plan([manifest.load(path) for path in manifests], target or (), candidates, function or ())
+    loaded = [manifest.load(path) for path in manifests]
+    if universal:
+        if function:
+            raise AotError("--function adds operations that no table chooses; build them without --universal")
+        work = build.plan_universal(loaded, target or (), candidates or FUNCTIONS, times)
+    elif times is not None:
+        raise AotError("--times is what --universal chooses by; give that too, or leave it out")
+    else:
+        work = build.plan(loaded, target or (), candidates or build.CANDIDATES, function or ())
     total = len(work.variants())
     finished = 0
     with Progress("compiling") as progress:
@@ -149,7 +166,9 @@ def _build(
         directory = _cache_directory() if cache is None else _named_cache(cache)
         kept = Cache(directory, lambda message: progress.warn(f"cache: {message}"))
         try:
-            built = build.build(work, output, kept, jobs, on_event, on_start)
+            with contextlib.ExitStack() as stack:
+                below = None if base is None else stack.enter_context(Archive.open(base))
+                built = build.build(work, output, kept, jobs, on_event, on_start, below)
         except KeyboardInterrupt:
             done = f"interrupted with {finished} of {total} kernels done; the same command continues there"
             raise Stop(done, INTERRUPTED) from None

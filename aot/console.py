@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .verify import Finding
 
+from runtime.gpus import Gpu
+
 from .streams import printable, say
 
 
@@ -40,7 +42,9 @@ def print_listing(found: dict[str, Any]) -> None:
             entry["signature"],
             ",".join(entry["gemms"]),
             entry["target"],
+            _kind(entry["gpu"]),
             entry["state"],
+            _faster_with_torch(entry) if row is entry["ranges"][0] else "",
             _interval(row),
             "" if row["us"] is None else f"{row['us']:.1f}",
             "" if row["ratio"] is None else f"{row['ratio']:.2f}x",
@@ -50,7 +54,8 @@ def print_listing(found: dict[str, Any]) -> None:
         for row in entry["ranges"]
     ]
     if rows:
-        _print_table(["signature", "gemms", "target", "state", "M", "us", "ratio", "function"], rows, right={4, 5, 6})
+        header = ["signature", "gemms", "target", "gpu", "state", "torch faster", "M", "us", "ratio", "function"]
+        _print_table(header, rows, right={6, 7, 8})
         print()
     if found["functions"]:
         _print_table(["target", "other function"], [[f["target"], f["name"]] for f in found["functions"]])
@@ -58,6 +63,8 @@ def print_listing(found: dict[str, Any]) -> None:
     for environment in found["tuning"]:
         print(_environment(environment))
     totals = found["totals"]
+    if totals["measured"]:
+        print(f"torch was faster at {_faster_with_torch(totals)} M values that were measured")
     each = f", {totals['bytes_per_function']:,} a function" if totals["functions"] else ""
     print(
         f"{totals['functions']} functions for {', '.join(totals['targets']) or 'no target'}: "
@@ -68,13 +75,19 @@ def print_listing(found: dict[str, Any]) -> None:
 def print_gemm(gemm: dict[str, Any]) -> None:
     """What `aot show` prints for an entry of the gemm table."""
     gemm = _cleaned(gemm)
-    print(f"{gemm['key']} on {gemm['target']}: {gemm['state']}")
+    kind = f", {_kind(gemm['gpu'])}" if gemm["gpu"] else ""
+    print(f"{gemm['key']} on {gemm['target']}{kind}: {gemm['state']}")
     if gemm["gemms"]:
         print(f"gemms: {', '.join(gemm['gemms'])}")
     print(f"takes: {', '.join(_operand(o) for o in gemm['operands'])}")
     said = {name: gemm["signature"][name] for name in ("epilogue", "scaling", "overlap")}
     if unusual := [f"{name} {word}" for name, word in said.items() if word not in ("none", "serial")]:
         print(f"with: {', '.join(unusual)}")
+    if gemm["invariant"]:
+        print(f"equal bits at every M: {gemm['invariant']}")
+    if gemm["torch_faster"]:
+        ranges = ", ".join(_interval(row) for row in gemm["torch_faster"])
+        print(f"torch was faster at M = {ranges}: {_faster_with_torch(gemm)} that were measured")
     for environment in gemm["tuning"]:
         print(_environment(environment))
     print()
@@ -126,6 +139,15 @@ def print_checks(causes: Iterable[tuple[Finding, int]], warned: Iterable[Finding
             print(f"  and {others} checks that need it" if others > 1 else "  and 1 check that needs it")
     for check in warned:
         print(printable(f"warning: {check.subject}: {check.warning}"))
+
+
+def _kind(gpu: dict[str, Any] | None) -> str:
+    """A kind of GPU, such as "NVIDIA H200 (132 SMs, 4800 GB/s)"; empty for any."""
+    return "" if gpu is None else Gpu(**gpu).words()
+
+
+def _faster_with_torch(counts: dict[str, Any]) -> str:
+    return f"{counts['faster_with_torch']} of {counts['measured']}" if counts["measured"] else ""
 
 
 def _environment(environment: dict[str, Any]) -> str:

@@ -41,11 +41,14 @@ class UnknownName(AotError):
 def listing(archive: Archive) -> dict[str, Any]:
     """Every entry of the gemm table with its ranges, the functions outside it, sizes in total, where it was tuned.
 
+    `gpu` is the kind of GPU that an entry was tuned on, None where it is for any of its target. `measured` counts the M
+    values that an entry was measured at, and `faster_with_torch` those of them where torch was faster by more than the
+    tolerance; `totals` has both of all entries.
     A range's `us` and `ratio` (baseline time / its own; above 1 is faster) are those at the largest M it was measured
     at, None where it was not; `measured` counts such M.
     """
     names = _gemm_names(archive)
-    entries = []
+    entries: list[dict[str, Any]] = []
     used: set[str] = set()
     for entry in _dispatch(archive).entries:
         used |= _functions_of(entry)
@@ -55,8 +58,10 @@ def listing(archive: Archive) -> dict[str, Any]:
                 "signature": key,
                 "gemms": names.get(key, []),
                 "target": entry.target,
+                "gpu": _gpu(entry),
                 "state": entry.state,
                 "ranges": _ranges(entry),
+                **_measured(entry),
                 "candidates": sum(len(ranked) for _, ranked in entry.candidates),
             }
         )
@@ -64,7 +69,8 @@ def listing(archive: Archive) -> dict[str, Any]:
     return {
         "entries": entries,
         "functions": others,
-        "totals": _totals(archive),
+        "totals": _totals(archive)
+        | {name: sum(entry[name] for entry in entries) for name in ("measured", "faster_with_torch")},
         "tools": tables.tools(archive),
         "tuning": tables.environments(archive),
     }
@@ -133,12 +139,32 @@ def _entry(entry: Entry, gemms: Mapping[str, list[str]], environments: list[dict
         "operands": [_operand(o, entry.signature) for o in entry.signature.operands()],
         "gemms": gemms.get(entry.signature.key(), []),
         "target": entry.target,
+        "gpu": _gpu(entry),
         "state": entry.state,
         "ranges": _ranges(entry),
+        "invariant": entry.invariant,
+        "torch_faster": [{"m_min": first, "m_max": last} for first, last in entry.torch_faster],
+        **_measured(entry),
         "timings": tables.timings(entry),
-        "tuning": [e for e in environments if entry.timings and serves(entry.target, tables.capability(e))],
+        "tuning": [e for e in environments if entry.timings and _is_of(entry, e)],
         "candidates": [{"m": m, "functions": list(ranked)} for m, ranked in entry.candidates],
     }
+
+
+def _gpu(entry: Entry) -> dict[str, Any] | None:
+    return None if entry.gpu is None else entry.gpu._asdict()
+
+
+def _measured(entry: Entry) -> dict[str, int]:
+    tokens = [timing["m"] for timing in tables.timings(entry)]
+    return {"measured": len(tokens), "faster_with_torch": sum(map(entry.torch_is_faster, tokens))}
+
+
+def _is_of(entry: Entry, environment: dict[str, Any]) -> bool:
+    """Whether an entry may have been tuned on such a machine."""
+    if entry.gpu is not None and entry.gpu.name != environment["gpu"]:
+        return False
+    return serves(entry.target, tables.capability(environment))
 
 
 def _operand(operand: Operand, signature: Signature) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 _TILES_M, _TILES_N, _WAVES = (64, 128, 256), (128, 256), 4
 _WHOLE_TILES = (240, 336, 400, 640)  # of 80 and 120 tokens, 112 and 168, 80, 128
@@ -25,6 +26,19 @@ def ranges(best: Sequence[tuple[int, str]]) -> list[tuple[int | None, str]]:
         merged.append((m, function))
     merged[-1] = None, merged[-1][1]
     return merged
+
+
+def invariant(ranked: Sequence[tuple[int, Sequence[str]]], sharing: Collection[str]) -> str | None:
+    """The candidate to serve callers who want equal bits at every M; None where there is none.
+
+    One with a tile shape and an order of sums along K that no M changes, so none of those `sharing` tiles through a
+    workspace: of the others the one that is ranked before the rest at most M values, then at most M values among the
+    candidates, then by name. Places stand in for times, which are not kept; tuning chooses by those.
+    """
+    alone = [[name for name in names if name not in sharing] for _, names in ranked]
+    firsts = Counter(names[0] for names in alone if names)
+    there = Counter(name for names in alone for name in names)
+    return min(there, key=lambda name: (-firsts[name], -there[name], name), default=None)
 
 
 def points(tokens: Sequence[int]) -> list[int]:

@@ -112,6 +112,21 @@ def gemm_table(rows: Iterable[GemmRow], targets: Mapping[str, str]) -> dict[str,
     return table
 
 
+def models(archive: Archive) -> list[dict[str, Any]]:
+    """The rows of the models that the archive was built for, as the table `build` has them; none where it has none.
+
+    Raises:
+        RecordError: they are no list of objects.
+    """
+    if "build" not in archive.tables:
+        return []
+    where = f"{archive.path}: table build"
+    rows = _list(archive.table("build"), "models", where)
+    for i, row in enumerate(rows):
+        _require(row, {}, {}, f"{where}: models[{i}]")
+    return rows
+
+
 def gemms(archive: Archive) -> list[tuple[str, str]]:
     """The (signature key, name) pairs of the gemms of the models that the archive was built for, in order.
 

@@ -158,8 +158,9 @@ class Family:
     access_bytes: int = 16  # rows of A, B and D are loaded and stored in whole pieces of this size
     limit: Callable[[Variant, Signature], str | None] = _no_limit  # why a legal GEMM cannot compute a signature
     traits: Mapping[str, int] = field(default_factory=dict)
-    # Microseconds for a signature at M, by which variants of all families that have it are put in order, before others.
-    estimate_us: Callable[[Variant, Signature, int], float] | None = None
+    # Microseconds for (variant, signature, M[, `aot.costs.Machine`]), by which variants of all families that have it
+    # are put in order, before others. Written in the arithmetic of `aot.costs`, so extents may be symbols.
+    estimate_us: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         for name in self.targets:

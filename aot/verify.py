@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from runtime.archive import Archive
 from runtime.archive_index import FunctionEntry
-from runtime.dispatch import Dispatch, Entry, gemm_mismatch
+from runtime.dispatch import Dispatch, Entry, gemm_mismatch, workspaces_of
 from runtime.errors import AotError, RecordError
 from runtime.record import Record
 from runtime.signature import Signature
@@ -54,7 +54,7 @@ def verify(archive: Archive) -> list[Finding]:
     gemm_table = _check("gemm table", partial(_read_table, archive, table))
     uses: Uses = {}
     entries = [
-        _check(f"gemm {entry.signature.key()} on {entry.target}", partial(_compare_entry, entry, record, uses))
+        _check(f"gemm {entry.signature.key()} on {_place(entry)}", partial(_compare_entry, entry, record, uses))
         for entry in table
     ]
     findings += _check_launches(archive, record, uses)
@@ -184,12 +184,21 @@ def _compare_entry(entry: Entry, read: Callable[[str], Record], uses: Uses) -> s
                 if mismatch := gemm_mismatch(entry.signature, record):
                     raise RecordError(f"function {name} {mismatch}; build the archive again")
                 suited.add(record.tensors)
+            if name == entry.invariant and (spaces := workspaces_of(record)):
+                raise RecordError(
+                    f"function {name} is to give equal bits at every M, but takes the workspace {spaces[0]}, so CTAs "
+                    "share tiles; build the archive again"
+                )
             uses.setdefault(name, {})[entry.signature] = of_interest
         except AotError as error:
             failed.append(error)
     if failed:
         raise failed[0]
     return f"{len(rows)} functions, {len(tables.timings(entry))} timings"
+
+
+def _place(entry: Entry) -> str:
+    return entry.target if entry.gpu is None else f"{entry.target}, {entry.gpu.words()}"
 
 
 def _rows_by_function(entry: Entry) -> dict[str, tuple[int, ...]]:

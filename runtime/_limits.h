@@ -19,6 +19,8 @@ enum {
     MAX_GRID_Z = 65535,
     MAX_BLOCK_THREADS = 1024,
     MAX_SHARED_BYTES = 256 * 1024,
+    MAX_COST_NODES = 8192,
+    MAX_COST_RESULTS = 64,
 };
 
 #endif

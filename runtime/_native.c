@@ -7,7 +7,7 @@
 
 #include "_native.h"
 
-enum { INTERFACE = 4 }; /* that of runtime/native.py */
+enum { INTERFACE = 5 }; /* that of runtime/native.py */
 
 /* --- ABI of others: dlpack.h 1.3, cuda.h --- */
 
@@ -644,7 +644,8 @@ PyMODINIT_FUNC PyInit__native(void) {
         PyModule_AddIntConstant(self, "INTERFACE", INTERFACE) < 0 ||
         PyModule_AddObject(self, "Launch", (PyObject *)launch_type) < 0 ||
         PyModule_AddObject(self, "Table", (PyObject *)table_type) < 0 ||
-        PyModule_AddObject(self, "Counter", (PyObject *)counter_type) < 0 || add_program(self) < 0) {
+        PyModule_AddObject(self, "Counter", (PyObject *)counter_type) < 0 || add_program(self) < 0 ||
+        add_costs(self) < 0) {
         Py_DECREF(self);
         return NULL;
     }

@@ -15,4 +15,7 @@
 /* Add the type of _program.c to the module; -1 with an exception set if that fails. */
 int add_program(PyObject *module);
 
+/* Add the type of _costs.c to the module; -1 with an exception set if that fails. */
+int add_costs(PyObject *module);
+
 #endif

@@ -19,9 +19,10 @@ from typing import Any
 from .archive import Archive, UnknownEntry
 from .call import EXTRAS, same_elements
 from .counters import Counters
-from .dispatch import Dispatch, Entry, gemm_mismatch, serves
+from .dispatch import Dispatch, Entry, gemm_mismatch, serves, workspaces_of
 from .driver import Driver
 from .errors import ArgumentError, DeviceError, KernelMiss, ProgramError, RecordError
+from .fallback import TorchCall
 from .function import MAX_PLANS, AnyPlan, Function, Unfit, remember
 from .limits import (
     PRELOAD_ALLOWANCE_STEPS,
@@ -29,11 +30,12 @@ from .limits import (
     PRELOAD_STEPS_OF_A_TOKEN,
     STEPS_OF_A_CALL,
 )
-from .record import Record, TensorArgument, TensorView, WorkspaceArgument
+from .record import TensorArgument, TensorView
 from .rows import Rows
 from .signature import Signature
 from .tensor import TORCH_NAMES, contiguous_strides, span_bytes, torch_current_device, torch_current_stream
 from .tuples import NamedTuple
+from .universal import PREDICTED, AnyEntry, PredictedEntry, Universal
 from .workspace import Workspaces
 
 _log = logging.getLogger(__name__)
@@ -55,7 +57,7 @@ class GemmPlan(NamedTuple):
     dtype: Any
     function: Function
     extras: tuple[tuple[int, int, bool], ...]  # of each operand after D: such bits, bytes, whether it may be D itself
-    entry: Entry
+    entry: AnyEntry
     plan: AnyPlan
 
     def with_rows(self, plan: AnyPlan, more: int, steps: Sequence[int]) -> GemmPlan:
@@ -189,6 +191,7 @@ class Contents:
         self.archives = tuple(archives)
         self.plans: dict[Any, GemmPlan] = {}  # changed by holders of the lock, as are
         self.rows: dict[Any, Rows] = {}  # calls that are known but for their number of rows
+        self.given: dict[Any, TorchCall] = {}  # calls of torch tensors that torch serves, by the same keys as plans
         self.table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
         self.preloaded: Preloaded | None = None  # changed as plans are
         self._driver, self._counters, self._lock, self._require = driver, counters, lock, require
@@ -205,6 +208,8 @@ class Contents:
         self._layers = tuple(_Layer(archive, make, lock) for archive in self.archives)
         self.functions = Functions(self._layers)
         self._dispatch: Dispatch | None = None
+        self._universals: list[tuple[_Layer, Universal]] = []  # read with `_dispatch`, the last layer's first
+        self._predicted: dict[Signature, AnyEntry | None] = {}  # by them
         self._owners: dict[tuple[Signature, str], _Layer] = {}  # of gemm entries, where there are several layers
         # Signatures, each with the tensors of functions that can compute it.
         self._matched: set[tuple[Signature, tuple[TensorArgument, ...] | None]] = set()
@@ -261,7 +266,7 @@ class Contents:
         """Choose the function for this shape, load it and plan it; runners-up serve where the best cannot run."""
         driver = self._driver
         m = views[0].shape[-2]
-        entry = self._gemm_table().lookup(signature, driver.compute_capability, driver.gpu)
+        entry = self._lookup(signature)
         self._accept(entry)
         reasons = []
         d = views[2]
@@ -302,27 +307,65 @@ class Contents:
             "\n".join([f"no kernel for {signature.key()} at M = {m} can run on this GPU:", *reasons]), "no kernel runs"
         )
 
-    def entry(self, signature: Signature) -> Entry:
-        """What the gemm table has for `signature` on this GPU, if the options accept that; nothing is loaded.
+    def entry(self, signature: Signature) -> AnyEntry:
+        """What serves `signature` on this GPU, if the options accept that; nothing is loaded.
+
+        The gemm table's entry, else what a universal table predicts.
 
         Raises:
             KernelMiss: nothing; the message names the nearest entries.
             DeviceError: the archives have nothing for this GPU.
         """
-        entry = self._gemm_table().lookup(signature, self._driver.compute_capability, self._driver.gpu)
+        entry = self._lookup(signature)
         self._refuse(entry)
         return entry
 
-    def _accept(self, entry: Entry) -> None:
-        """Refuse an entry that the options do not allow, or warn of the first that was never tuned."""
+    def _lookup(self, signature: Signature) -> AnyEntry:
+        """What serves `signature`, whatever the options say of it; raises as `entry` does."""
+        table, driver = self._gemm_table(), self._driver
+        found = table.choose(signature, driver.compute_capability, driver.gpu) or self._predict(signature)
+        if found is None:
+            why = table.explain(signature, driver.compute_capability)
+            if self._universals:
+                why += (
+                    "\nand no universal table has a form with these types and words whose functions take this N and K"
+                )
+            raise KernelMiss(why)
+        return found
+
+    def _predict(self, signature: Signature) -> AnyEntry | None:
+        """What the universal table of the last layer that can compute `signature` has for it."""
+        if not self._universals or signature in self._predicted:
+            return self._predicted.get(signature)
+        found: AnyEntry | None = None
+        for layer, universal in self._universals:
+            predicted = universal.entry(signature, self._driver.compute_capability, self._driver.gpu)
+            if predicted is not None:
+                with self._lock:
+                    self._owners[signature, predicted.target] = layer
+                found = predicted.only_invariant() if self._batch_invariant and predicted.invariant else predicted
+                break
+        with self._lock:
+            remember(self._predicted, signature, found)
+        return found
+
+    def _accept(self, entry: AnyEntry) -> None:
+        """Refuse an entry that the options do not allow, or warn of the first whose kernels have run nowhere."""
         self._refuse(entry)
-        if entry.state != "tuned":
+        if entry.state != "tuned" and not self.checked_on(entry):
             with self._lock:
                 if not self._warned:
                     self._warned = True
                     _log.warning("%s (said once for this archive)", self._never_tuned(entry))
 
-    def _refuse(self, entry: Entry) -> None:
+    def checked_on(self, entry: AnyEntry) -> tuple[str, ...]:
+        """The kinds of GPU on which the functions of a predicted entry were checked."""
+        if entry.state != PREDICTED:
+            return ()
+        layer = self._layer(entry)
+        return next((universal.checked_on for owner, universal in self._universals if owner is layer), ())
+
+    def _refuse(self, entry: AnyEntry) -> None:
         if self._require not in (None, entry.state):
             what = f"{self._never_tuned(entry)} (this library was loaded with require={self._require!r})"
             raise KernelMiss(what, "not tuned")
@@ -333,25 +376,31 @@ class Contents:
                 "not batch-invariant",
             )
 
-    def _allows(self, entry: Entry) -> bool:
+    def _allows(self, entry: AnyEntry) -> bool:
         return self._require in (None, entry.state) and not (self._batch_invariant and entry.invariant is None)
 
-    def _where(self, entry: Entry) -> str:
+    def _where(self, entry: AnyEntry) -> str:
         return f"{self._layer(entry).archive.path}: {entry.signature.key()} on {entry.target}"
 
-    def _never_tuned(self, entry: Entry) -> str:
+    def _never_tuned(self, entry: AnyEntry) -> str:
+        if checked_on := self.checked_on(entry):
+            return (
+                f"{self._where(entry)} is {entry.state}: its kernels were checked on {', '.join(checked_on)} and "
+                "chosen by a model, not by times; to tune it, build a manifest that names it with --base and run: aot "
+                "tune"
+            )
         return (
             f"{self._where(entry)} is {entry.state}: its kernels were chosen by estimate and were never run or checked "
             "on a GPU; run: aot tune"
         )
 
-    def _layer(self, entry: Entry) -> _Layer:
+    def _layer(self, entry: AnyEntry) -> _Layer:
         """The layer that `entry` is from, whose functions it names."""
         if not self._owners:
             return self._layers[0]
         return self._owners.get((entry.signature, entry.target), self._layers[0])
 
-    def _function(self, entry: Entry, name: str) -> Function:
+    def _function(self, entry: AnyEntry, name: str) -> Function:
         """The function `name`, which `entry` names, if its record can be what the entry says."""
         layer = self._layer(entry)
         function = layer.function(name)
@@ -376,7 +425,7 @@ class Contents:
             self.check_device()
             with self._lock:
                 if self._dispatch is None:
-                    found = self._read_tables()
+                    found, self._universals = self._read_tables(), self._read_universals()
                     self._see_kinds(found)
                     self._dispatch = found
         return self._dispatch
@@ -436,6 +485,18 @@ class Contents:
             every = tuple(entry if entry.invariant is None else entry.only_invariant() for entry in every)
         return Dispatch(every)
 
+    def _read_universals(self) -> list[tuple[_Layer, Universal]]:
+        """The universal tables, that of the last layer first."""
+        found = []
+        for layer in reversed(self._layers):
+            if "universal" in layer.archive.tables:
+                try:
+                    targets = layer.archive.functions.targets_by_name()
+                    found.append((layer, Universal.from_json(layer.archive.table("universal"), targets)))
+                except RecordError as error:
+                    raise RecordError(f"{layer.archive.path}: {error}") from None
+        return found
+
     # --- before the first call ---
 
     def check_files(self) -> None:
@@ -450,6 +511,9 @@ class Contents:
             if "tuning" in archive.tables:
                 archive.table("tuning")
         self._read_tables()
+        for _, universal in self._read_universals():
+            for _, form in universal.forms:
+                form.costs  # noqa: B018
 
     def preload(self, asked: Preloaded, as_many_as_fit: bool = False) -> tuple[str, ...]:
         """See `Library.preload`. With `as_many_as_fit` M values that would be too many are left out, as are signatures
@@ -457,9 +521,10 @@ class Contents:
         there = self._gemm_table().entries_for(self._driver.compute_capability, self._driver.gpu)
         there = tuple(entry for entry in there if self._allows(entry))
         entries = self._asked_for(asked, there, as_many_as_fit)
+        any_shape = self._universal_functions() if asked.only is None else []
         tokens: Sequence[int] = asked.tokens
         in_all = asked.besides(self.preloaded)
-        signatures = sum(in_all.covers(entry.signature) for entry in there)
+        signatures = sum(map(in_all.covers, {entry.signature for entry in (*there, *entries)}))
         # A plan has a key of its own, one for tensors of torch, and one for torch's calls once there was one.
         most = MAX_PLANS // max(signatures * (3 if sys.modules.get("torch") else 1), 1)
         if len(in_all.tokens) > most and not as_many_as_fit:
@@ -480,12 +545,15 @@ class Contents:
         try:
             # All that needs no context comes first: another thread may be creating it, which takes 0.2 s and more.
             best = [self._function(entry, entry.best(m)) for entry, m in cases]
-            for function in best:
+            for function in (*best, *any_shape):
                 function.read()
             trials = _Trials(sum(archive.file_bytes for archive in self.archives), len(entries) * len(tokens))
             with self._driver.current():  # waits, if it must, while nobody waits for the lock
                 for (entry, m), function in zip(cases, best, strict=True):
                     loaded |= dict.fromkeys(self._load_for(entry, m, function, trials))
+                for function in any_shape:
+                    function.load()
+                    loaded[function.name] = None
         finally:
             for archive in self.archives:
                 archive.forget_blocks()
@@ -505,13 +573,27 @@ class Contents:
             raise
         return tuple(loaded)
 
-    def _asked_for(self, asked: Preloaded, there: Sequence[Entry], those_there_are: bool) -> list[Entry]:
-        """Those of the entries `there` that are asked for.
+    def _universal_functions(self) -> list[Function]:
+        """Every function that a universal table may choose on this GPU, if `require` accepts what it chooses."""
+        if self._require not in (None, PREDICTED):
+            return []
+        return [
+            layer.function(name)
+            for layer, universal in self._universals
+            for name in universal.functions(self._driver.compute_capability)
+        ]
+
+    def _asked_for(self, asked: Preloaded, there: Sequence[AnyEntry], those_there_are: bool) -> list[AnyEntry]:
+        """Those of the entries `there` that are asked for, and what is predicted for others.
 
         Raises:
             KernelMiss: one is not there, and it is not `those_there_are` that are wanted.
         """
         entries = [entry for entry in there if asked.covers(entry.signature)]
+        named = {entry.signature.key() for entry in entries}
+        others = (Signature.of_key(key) for key in sorted((asked.only or frozenset()) - named))
+        predicted = (self._predict(signature) for signature in others if signature is not None)
+        entries += [entry for entry in predicted if entry is not None and self._allows(entry)]
         if missing := sorted((asked.only or frozenset()) - {entry.signature.key() for entry in entries}):
             what = f"{self.path} cannot preload {', '.join(missing)}: it has no such entry for this GPU"
             what += f" that is {self._require}" if self._require else ""
@@ -521,7 +603,7 @@ class Contents:
             _log.warning("%s, as it had before", what)
         return entries
 
-    def _load_for(self, entry: Entry, m: int, best: Function, trials: _Trials) -> Iterator[str]:
+    def _load_for(self, entry: AnyEntry, m: int, best: Function, trials: _Trials) -> Iterator[str]:
         """Load `best`, the best function for `m` rows, and those after it until one can run; the context is current."""
         views = _views(entry.signature, m, self._driver.device)
         for function in itertools.chain([best], self._later(entry, m)):
@@ -537,12 +619,12 @@ class Contents:
                 except ArgumentError:  # it takes other strides than these: the call will show
                     return
 
-    def _later(self, entry: Entry, m: int) -> Iterator[Function]:
+    def _later(self, entry: AnyEntry, m: int) -> Iterator[Function]:
         """What to try after the best function for `m` rows, found out when it is asked for."""
         for name in itertools.islice(_best_first(entry, m), 1, None):
             yield self._function(entry, name)
 
-    def _prepare(self, entry: Entry, m: int, torch: Any) -> None:
+    def _prepare(self, entry: AnyEntry, m: int, torch: Any) -> None:
         """Plan for `m` rows, of contiguous tensors; what no kernel can do is left for the call to tell."""
         signature = entry.signature
         views = _views(signature, m, self._driver.device)
@@ -566,6 +648,7 @@ class Contents:
         self._retired = True
         self.plans.clear()
         self.rows.clear()
+        self.given.clear()
         if self.table:
             self.table.clear()
         functions = self.made()
@@ -626,15 +709,21 @@ def _imported_torch() -> Any:
         return None
 
 
-def _best_first(entry: Entry, m: int) -> Iterator[str]:
+def _best_first(entry: AnyEntry, m: int) -> Iterator[str]:
     """What `entry` has for `m` rows; what follows the best, which mostly nobody asks for, is found out then."""
     yield entry.best(m)
     yield from entry.functions(m)[1:]
 
 
-def _tried(entry: Entry) -> set[int]:
+def _tried(entry: AnyEntry) -> set[int]:
     """M values at which `preload` sees what fits: for each function the least that it serves, and the last that ends
-    a range of it, or of a function that serves all larger M the least of those."""
+    a range of it, or of a function that serves all larger M the least of those; of what is predicted, the first of
+    likely ones at which it is best."""
+    if isinstance(entry, PredictedEntry):
+        by_function: dict[str, int] = {}
+        for m in entry.likely():
+            by_function.setdefault(entry.best(m), m)
+        return set(by_function.values())
     first, last = dict[int, int](), dict[int, int]()
     least = 1
     for bound, function in itertools.zip_longest(entry.bounds, entry.chosen):
@@ -642,12 +731,6 @@ def _tried(entry: Entry) -> set[int]:
         last[function] = least if bound is None else bound
         least = last[function] + 1
     return {*first.values(), *last.values()}
-
-
-def workspaces_of(record: Record) -> list[str]:
-    """The workspaces that a function takes, by name: where it has one, CTAs share tiles through memory, and which
-    parts of K they add up in which order may depend on M."""
-    return [argument.name for argument in record.leaves() if isinstance(argument, WorkspaceArgument)]
 
 
 def _views(signature: Signature, m: int, device: int) -> tuple[TensorView, ...]:

@@ -31,6 +31,10 @@ class Counter:
             return self.add() - self._reads + 1
 
 
+def _counter() -> Any:
+    return Counter() if _native is None else _native.Counter()
+
+
 class Refusals:
     """How often one signature was refused for one reason, and how often torch computed it instead."""
 
@@ -47,7 +51,9 @@ class Counters:
         self._lock = threading.Lock()
         self.launches: dict[str, Any] = {}  # a counter for each function that was loaded
         self.refusals: dict[tuple[str, str], Refusals] = {}  # by signature and reason
+        self._torch_refused: set[str] = set()  # signatures
         self.plans = self.loads = self.reloads = 0
+        self.given_to_torch = _counter()
         self.load_seconds = self.longest_load_seconds = 0.0
 
     def launches_of(self, name: str) -> Any:
@@ -55,7 +61,7 @@ class Counters:
         with self._lock:
             found = self.launches.get(name)
             if found is None:
-                found = self.launches[name] = Counter() if _native is None else _native.Counter()
+                found = self.launches[name] = _counter()
         return found
 
     def planned(self) -> None:
@@ -74,6 +80,14 @@ class Counters:
         """Count a reload that changed something."""
         with self._lock:
             self.reloads += 1
+
+    def torch_refused(self, signature: str) -> bool:
+        """Whether this is the first time that torch does not take a GEMM that it was measured to be faster at."""
+        with self._lock:
+            first = signature not in self._torch_refused and len(self._torch_refused) < MAX_REFUSALS
+            if first:
+                self._torch_refused.add(signature)
+        return first
 
     def refused(self, signature: str, reason: str, fell_back: bool) -> int:
         """Count a call that no kernel served; how many of its kind fell back to torch so far."""

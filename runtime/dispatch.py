@@ -14,7 +14,7 @@ from typing import Any
 from .errors import KernelMiss
 from .gemm_table import TARGET, Entry, read
 from .gpus import Gpu, distance
-from .record import Record, SuppliedArgument, TensorArgument
+from .record import Record, SuppliedArgument, TensorArgument, WorkspaceArgument
 from .signature import Operand, Signature
 
 _NEAREST = 3
@@ -71,6 +71,12 @@ def gemm_mismatch(signature: Signature, record: Record) -> str | None:
     if len(set(symbols)) != len(symbols):
         return "has one symbol for two of " + ", ".join(f"{axis} ({extent})" for axis, extent in extents.items())
     return None
+
+
+def workspaces_of(record: Record) -> list[str]:
+    """The workspaces that a function takes, by name: where it has one, CTAs share tiles through memory, and which
+    parts of K they add up in which order may depend on M."""
+    return [argument.name for argument in record.leaves() if isinstance(argument, WorkspaceArgument)]
 
 
 def _operand_mismatch(
@@ -142,7 +148,7 @@ class Dispatch:
 
     def entries_for(self, capability: Capability, gpu: Gpu | None = None) -> tuple[Entry, ...]:
         """For each signature the entry that a GPU of `capability`, and of the kind `gpu`, uses, of those it can run."""
-        found = (self._choose(s, capability, gpu) for s in self._by_signature)
+        found = (self.choose(s, capability, gpu) for s in self._by_signature)
         return tuple(entry for entry in found if entry is not None)
 
     def lookup(self, signature: Signature, capability: Capability, gpu: Gpu | None = None) -> Entry:
@@ -151,21 +157,23 @@ class Dispatch:
         Raises:
             KernelMiss: there is none; the message names the nearest entries and why each was rejected.
         """
-        entry = self._choose(signature, capability, gpu)
+        entry = self.choose(signature, capability, gpu)
         if entry is None:
-            raise KernelMiss(self._explain(signature, capability))
+            raise KernelMiss(self.explain(signature, capability))
         return entry
 
     def find(self, signature: Signature, capability: Capability, m: int, gpu: Gpu | None = None) -> str:
         """The name of the function that is best for `signature` at `m` rows; raises as `lookup` does."""
         return self.lookup(signature, capability, gpu).best(m)
 
-    def _choose(self, signature: Signature, capability: Capability, gpu: Gpu | None) -> Entry | None:
+    def choose(self, signature: Signature, capability: Capability, gpu: Gpu | None = None) -> Entry | None:
+        """What `lookup` finds, or None."""
         entries = [e for e in self._by_signature.get(signature, ()) if serves(e.target, capability)]
         target = max((e.target for e in entries), key=preference, default=None)
         return nearest_kind((e for e in entries if e.target == target), gpu)
 
-    def _explain(self, signature: Signature, capability: Capability) -> str:
+    def explain(self, signature: Signature, capability: Capability) -> str:
+        """Why there is no entry for `signature`: the nearest ones, and how they differ."""
         gpu = f"compute capability {capability[0]}.{capability[1]}"
         lines = [f"no kernel for {signature.key()} on {gpu}"]
         apart = {(e.signature, e.target): e for e in self.entries}.values()

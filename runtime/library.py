@@ -32,11 +32,10 @@ from .call import (
 from .contents import Contents, GemmPlan, Preloaded, gemm_key, open_archives
 from .counters import Counters
 from .devices import Device, ordinal_of
-from .dispatch import Entry
 from .driver import LAST_DEFAULT_STREAM, Driver
 from .dtypes import DTYPES
 from .errors import ArgumentError, DeviceError, KernelMiss, LayoutError
-from .fallback import allocate, on_stream, result_dtype, torch_gemm
+from .fallback import TorchCall, allocate, lie_for_torch, on_stream, result_dtype, torch_gemm, torch_runs
 from .function import Function, device_view, remember, resolve_stream
 from .native import loaded as native_loaded
 from .native import native_table
@@ -45,6 +44,7 @@ from .rows import Known, Rows, rows_of, steps_of
 from .signature import Signature
 from .stats import ArchiveInfo, Refusal, Stats, prometheus_text
 from .tensor import LAST_STREAM, dtype_name, is_torch, stream_handle
+from .universal import AnyEntry
 from .workspace import Workspaces
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 ON_MISS = ("error", "torch")
 REQUIRE = (None, "tuned")
+ON_SLOWER = ("never", "torch")
 MISS_REASONS = ("no entry", "not tuned", "not batch-invariant", "no kernel runs")  # those of a `KernelMiss`
 _log = logging.getLogger(__name__)
 
@@ -76,11 +77,12 @@ class Library:
         on_miss: str = "error",
         *,
         require: str | None = None,
+        on_slower: str = "never",
         batch_invariant: bool = False,
     ) -> None:
-        _check_options(on_miss, require, batch_invariant)
+        _check_options(on_miss, require, on_slower, batch_invariant)
         self._driver, self._on_miss, self._require = driver, on_miss, require
-        self._batch_invariant = batch_invariant
+        self._on_slower, self._batch_invariant = on_slower, batch_invariant
         self._lock = threading.RLock()  # held for moments: while a shape is planned, a kernel loaded, contents swapped
         self._changing = threading.Lock()  # held by what works for longer: preload, reload, drop_old, close
         self._workspaces = Workspaces(driver)
@@ -88,7 +90,7 @@ class Library:
         self._tags: dict[Any, int] = {}  # what native tables know words by; kept over reloads, so that none changes
         self._call: Any = None  # of the native table in service, once it has a plan
         self._now = self._contents([archives] if isinstance(archives, Archive) else archives)
-        self._plans = self._now.plans
+        self._plans, self._given = self._now.plans, self._now.given
         self._paths: tuple[str | os.PathLike[str], ...] = tuple(archive.path for archive in self._now.archives)
         self._replaced: list[Contents] = []
         self._closed = False
@@ -138,10 +140,12 @@ class Library:
     @property
     def identity(self) -> str:
         """A word for archive, device and options, the same in every process, by which compiled graphs may be kept."""
-        return f"{self.digest} {self.device} {self._on_miss} {self._require} {self._batch_invariant}"
+        return f"{self.digest} {self.device} {self._on_miss} {self._require} {self._on_slower} {self._batch_invariant}"
 
-    def entry(self, signature: Signature) -> Entry:
-        """What the gemm table has for `signature` on this GPU; nothing is loaded.
+    def entry(self, signature: Signature) -> AnyEntry:
+        """What serves `signature` on this GPU; nothing is loaded.
+
+        An entry of the gemm table, or a `runtime.universal.PredictedEntry` by a universal table.
 
         Raises:
             KernelMiss: nothing, or nothing that `require` accepts; the message names the nearest entries.
@@ -150,6 +154,11 @@ class Library:
         """
         self._refuse_if_closed()
         return self._now.entry(signature)
+
+    def checked(self, entry: AnyEntry) -> bool:
+        """Whether the functions of an entry of this library were found right on a GPU: it is tuned, or predicted by a
+        universal table whose functions were checked."""
+        return entry.state == "tuned" or bool(self._now.checked_on(entry))
 
     def __repr__(self) -> str:
         """What it is of, in words; asks no driver, reads no file, and may be asked of a closed library."""
@@ -202,10 +211,12 @@ class Library:
         From then on `gemm` opens and reads no file, imports nothing and loads no kernel, whatever it is asked for: a
         first call of a shape does no more than arithmetic before it launches, under stream capture too. For the M
         values in `tokens` not even that, where the tensors are contiguous matrices, and torch's only if torch is
-        imported before: an import that is under way is waited for. Runners-up are loaded where the best kernel of a
-        range cannot run on this GPU at the least M of it or at one of `tokens`; where that is so at another M only, the
-        call is a miss. A later `preload` may add to this, and `reload` keeps to it. One that raises promises nothing
-        more, and leaves on the device what it had loaded.
+        imported before: an import that is under way is waited for. What fits is tried for each function of an entry at
+        the least M that it serves, at the largest that ends a range of it, and at `tokens`; where it cannot run on this
+        GPU there, runners-up are loaded until one can. Where that is so at another M only, another function of the
+        entry that is loaded serves, the nearest range's first; where none of them can, the call is a miss. A later
+        `preload` may add to this, and `reload` keeps to it. One that raises promises nothing more, and leaves on the
+        device what it had loaded.
 
         `only` names the signatures that are meant, or their keys, as a model needs of an archive of many: all this then
         holds for them, and kernels for others go on being loaded at their first call.
@@ -272,7 +283,7 @@ class Library:
                 new.close()
                 return False
             with self._lock:
-                self._call, self._plans, self._now = None, new.plans, new
+                self._call, self._plans, self._given, self._now = None, new.plans, new.given, new
                 self._replaced.append(old)
             self._counters.reloaded()
         return True
@@ -330,6 +341,7 @@ class Library:
             launches=sum(launches.values()),
             launches_by_function={name: count for name, count in launches.items() if count},
             refusals=tuple(sorted(refusals, key=lambda r: (-r.misses, r.signature, r.reason))),
+            given_to_torch=counters.given_to_torch.read(),
             kernels_loaded=len(functions),
             kernel_bytes=sum(function.loaded_bytes for function in functions),
             loads=counters.loads,
@@ -399,6 +411,7 @@ class Library:
         # Each attribute of a torch tensor costs 40-90 ns and this is all of them: the key says everything about a call
         # but its pointers, and those are checked below by integer arithmetic.
         key: tuple[Any, ...] = ()
+        of_torch = None
         try:
             if out is None:
                 key = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, a.get_device(), b.get_device())
@@ -408,9 +421,14 @@ class Library:
                        a.get_device(), b.get_device(), out.get_device())
                 # fmt: on
             found = self._plans.get(key)
+            if found is None:
+                of_torch = self._given.get(key)
         except (AttributeError, TypeError, RuntimeError):  # not torch's, or not strided
             found = None
         if found is None:
+            result = None if of_torch is None else of_torch(a, b, out, stream)
+            if result is not None:
+                return result
             return self._gemm(Call(a, b, out, stream), key)
         launch, device, misaligned, a_bytes, b_bytes, d_bytes, current_stream, current_device, shape, dtype, *_ = found
         result = out
@@ -462,10 +480,17 @@ class Library:
             result = None if tag is None else native(tag, stream, a, b, out, *operands)
             if result is not None:
                 return result
+        of_torch = None
         try:
-            found = self._plans.get(call.key())
+            key = call.key()
+            found = self._plans.get(key)
+            if found is None:
+                of_torch = self._given.get(key)
         except (AttributeError, TypeError, RuntimeError):  # not torch's, or not strided
             found = None
+        result = None if of_torch is None else of_torch(a, b, out, stream, operands)
+        if result is not None:
+            return result
         if found is None or (out is None and stream is not None):
             return self._gemm(call)
         result = out
@@ -536,6 +561,10 @@ class Library:
         except LayoutError as error:
             views, unfit = tuple(seen.values()), error
         check_memory(dict(zip(seen, views, strict=True)))
+        if self._on_slower == "torch" and torch_calls and unfit is None and torch_runs(signature):
+            named = dict(zip((operand.name for operand in signature.operands()), views, strict=True))
+            if lie_for_torch(signature, seen) and self._give(call, out, allocated, signature, named):
+                return out
         key = gemm_key(torch_calls, signature, tuple(seen.values()))
         with driver.current():
             try:
@@ -571,6 +600,34 @@ class Library:
             found.launch(tuple(v.pointer for v in views), handle)
         return out
 
+    def _give(
+        self, call: Call, out: Any, allocated: bool, signature: Signature, views: Mapping[str, TensorView]
+    ) -> bool:
+        """Let torch compute a call, and those like it from now on, if it was measured to be faster; whether it did.
+
+        `out` is the call's output, `allocated` or the caller's; `views` are all operands as kernels would take them.
+        """
+        now = self._now
+        try:
+            if not now.entry(signature).torch_is_faster(views["a"].shape[-2]):
+                return False
+        except KernelMiss:  # which is told of, or falls back, as any other
+            return False
+        given = TorchCall(signature, views, tuple(out.shape), self._counters.given_to_torch.add)
+        try:
+            if given(call.a, call.b, out, call.stream, call.operands) is None:
+                return False  # which kernels would tell of
+        except (RuntimeError, TypeError, ValueError) as error:
+            if self._counters.torch_refused(signature.key()):
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                _log.warning("%s: torch was faster and does not take this here: %s", signature.key(), reason)
+            return False
+        key = call._replace(out=None if allocated and call.stream is None else out).key()
+        with self._lock:
+            if self._now is now and not self._closed:
+                remember(now.given, key, given)
+        return True
+
     def _keep_rows(self, call: Call, found: GemmPlan, views: tuple[TensorView, ...]) -> None:
         """Remember a plan of torch tensors for calls with other numbers of rows. The caller holds the lock."""
         asked = rows_of(call)
@@ -599,6 +656,8 @@ class Library:
         with self._lock:
             preloaded = self._now.preloaded
             like = None if preloaded and rows in preloaded.tokens else self._now.rows.get(alike)
+            if like is not None and self._on_slower == "torch" and like.entry.torch_is_faster(rows):
+                return False
             known = None if like is None else like.find(rows)
             plan = None if known is None else known.gemm.function.plan_rows(known.gemm.plan, rows)
             if known is None or plan is None:
@@ -644,6 +703,7 @@ def load(
     on_miss: str = "error",
     *,
     require: str | None = None,
+    on_slower: str = "never",
     batch_invariant: bool = False,
 ) -> Library:
     """Open the archive at `path` for one device; nothing but the archive is touched before the first use.
@@ -661,9 +721,13 @@ def load(
     `require="tuned"` treats entries of the archive that were never tuned on a GPU as missing; by default the first that
     is used is logged as a warning.
 
+    `on_slower="torch"` lets torch compute a GEMM of torch tensors where `aot tune` measured torch's own kernel to be
+    faster at that number of rows, counted in `Stats.given_to_torch`: the very call that was measured, one of mm, bmm,
+    addmm and _scaled_mm. By default, "never", the archive serves all that it can.
+
     `batch_invariant=True` serves each signature with one function at every M, so that a row's result has the same bits
     however many other rows there are; entries that name no such function are missing. It leaves nothing to torch, so
-    `on_miss` must be "error".
+    `on_miss` must be "error" and `on_slower` "never".
 
     A library may be opened before a fork and used after it by every child, but its first use (any call that needs the
     device) must come after the fork, as with CUDA itself.
@@ -672,9 +736,10 @@ def load(
         ArchiveError: a file is not an archive that can be trusted.
         ArgumentError: an option is unknown, two do not go together, there is no path, or `device` names no CUDA device.
     """
-    _check_options(on_miss, require, batch_invariant)
+    _check_options(on_miss, require, on_slower, batch_invariant)
     driver = Driver(ordinal_of(device))
-    return Library(open_archives(_paths(path)), driver, on_miss, require=require, batch_invariant=batch_invariant)
+    archives = open_archives(_paths(path))
+    return Library(archives, driver, on_miss, require=require, on_slower=on_slower, batch_invariant=batch_invariant)
 
 
 def _paths(path: Paths) -> tuple[str | os.PathLike[str], ...]:
@@ -702,15 +767,18 @@ def _torch_can(signature: Signature) -> bool:
     return DTYPES[signature.a].bits >= 16 and signature.a == signature.b == signature.d and signature.scaling == "none"
 
 
-def _check_options(on_miss: str, require: str | None, batch_invariant: bool) -> None:
+def _check_options(on_miss: str, require: str | None, on_slower: str, batch_invariant: bool) -> None:
     if on_miss not in ON_MISS:
         raise ArgumentError(f"on_miss must be one of {ON_MISS}, found {on_miss!r}")
     if require not in REQUIRE:
         raise ArgumentError(f"require must be one of {REQUIRE}, found {require!r}")
+    if on_slower not in ON_SLOWER:
+        raise ArgumentError(f"on_slower must be one of {ON_SLOWER}, found {on_slower!r}")
     if type(batch_invariant) is not bool:
         raise ArgumentError(f"batch_invariant must be True or False, found {batch_invariant!r:.80}")
-    if batch_invariant and on_miss == "torch":
-        raise ArgumentError(
-            "batch_invariant=True with on_miss='torch' would promise equal bits at every M of kernels that torch "
-            "chooses by M; give one of them"
-        )
+    for name, word in (("on_miss", on_miss), ("on_slower", on_slower)):
+        if batch_invariant and word == "torch":
+            raise ArgumentError(
+                f"batch_invariant=True with {name}='torch' would promise equal bits at every M of kernels that torch "
+                "chooses by M; give one of them"
+            )

@@ -29,6 +29,11 @@ MAX_GPU_MEMORY_GBPS = 1_000_000  # found: 8,000
 MAX_GEMM_FUNCTIONS = 32  # that are tried for a call, each of which may have to be read and loaded
 MAX_GEMM_EXTENT = 2**31 - 1  # of N, K and the batch; strides of more than 32 bits are the record's matter
 
+# --- a cost program ---
+MAX_COST_NODES = 8_192  # of all functions of a form together; each evaluation takes about 1 ns a node
+MAX_COST_RESULTS = 64  # functions of a form
+MAX_UNIVERSAL_FORMS = 512  # of the table "universal"
+
 # --- a record ---
 MAX_ARGUMENTS = 64  # those inside tuples too; found: 9
 MAX_ARGUMENT_DEPTH = 4  # of tuples in tuples

@@ -13,13 +13,14 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 
-_INTERFACE = 4  # that of _native.c, to be raised there and here with every change of what it offers
+_INTERFACE = 5  # that of _native.c, to be raised there and here with every change of what it offers
 _native: Any = None  # where it was not built: an install without a C compiler
 with contextlib.suppress(ImportError):
     from . import _native
 if _native is not None and getattr(_native, "INTERFACE", None) != _INTERFACE:
     _log.warning("%s is of another version and left alone, so launches take longer: install again", _native.__file__)
     _native = None
+costs: Any = getattr(_native, "Costs", None)  # what reads and evaluates cost programs, where it was built
 loaded = _native is not None  # whether native code launches kernels and evaluates their programs
 
 

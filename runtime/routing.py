@@ -70,12 +70,12 @@ def check_overlap(overlap: str, known: tuple[str, ...] = OVERLAPS) -> None:
 
 
 def choose(lib: Library, wanted: Signature) -> tuple[Signature | None, str]:
-    """The signature by which `lib` has a tuned kernel for `wanted`, or None and why there is none.
+    """The signature by which `lib` has a kernel for `wanted` that was found right on a GPU, or None and why not.
 
     `wanted.overlap` is the most that the caller promises: where the archive has nothing for it, entries that rely on
-    less are taken, the strongest first.
+    less are taken, the strongest first. Tuned entries come before those that a universal table predicts.
     """
-    reason = ""
+    reason, predicted = "", None
     for word in reversed(OVERLAPS[: OVERLAPS.index(wanted.overlap) + 1]):
         signature = dataclasses.replace(wanted, overlap=word)
         try:
@@ -85,8 +85,11 @@ def choose(lib: Library, wanted: Signature) -> tuple[Signature | None, str]:
             continue
         if entry.state == "tuned":
             return signature, ""
-        reason = reason or f"{signature.key()} is {entry.state}, never run on a GPU; run: aot tune"
-    return None, reason
+        if lib.checked(entry):
+            predicted = predicted or signature
+        else:
+            reason = reason or f"{signature.key()} is {entry.state}, never run on a GPU; run: aot tune"
+    return (None, reason) if predicted is None else (predicted, "")
 
 
 def _in_one_line(miss: KernelMiss) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .call import Call
-from .dispatch import Entry
 from .dtypes import DTYPES
 from .record import TensorView
 from .tuples import NamedTuple
+from .universal import AnyEntry
 
 if TYPE_CHECKING:
     from .contents import GemmPlan
@@ -30,7 +30,7 @@ class Known(NamedTuple):
 class Rows:
     """The plans of calls that are alike but for their number of rows, one for each function."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: AnyEntry) -> None:
         self.entry = entry
         self._known: dict[str, Known] = {}
 

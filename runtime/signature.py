@@ -6,6 +6,7 @@ Knows nothing of kernels, tiles or devices.
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -26,6 +27,13 @@ OVERLAPS = ("serial", "launch", "weights")
 SCALE_BLOCK = 128  # elements of K, and rows of B, that share one scale where scaling is "block"
 
 _INTERLEAVED = "_interleaved"
+_KEY = re.compile(
+    r"(?P<a>[^_]+)_(?P<b>[^_]+)_(?P<d>[^_]+)_(?P<accumulator>[^_]+)_(?P<epilogue>.+)_n(?P<n>\d{1,10})_k(?P<k>\d{1,10})"
+    r"(?:_b(?P<batch>\d{1,10}))?(?:_(?P<scaling>tensor|row_column|block))?(?:_(?P<b_major>n)-major)?"
+    r"(?:_(?P<overlap>launch|weights))?",
+    re.ASCII,
+)
+_USUAL = {"batch": 1, "scaling": "none", "b_major": "k", "overlap": "serial"}
 
 
 class Epilogue(NamedTuple):
@@ -142,6 +150,20 @@ class Signature:
         if self.overlap != "serial":
             word += f"_{self.overlap}"
         return word
+
+    @classmethod
+    def of_key(cls, word: str) -> Signature | None:
+        """The signature whose `key` is `word`, or None if there is none."""
+        parts = _KEY.fullmatch(word)
+        if parts is None:
+            return None
+        obj: dict[str, Any] = {**_USUAL, **{name: part for name, part in parts.groupdict().items() if part is not None}}
+        obj |= {name: int(obj[name]) for name in ("n", "k", "batch")}
+        try:
+            found = cls.from_json(obj)
+        except RecordError:
+            return None
+        return found if found.key() == word else None
 
     def operands(self) -> tuple[Operand, ...]:
         """The tensors that a kernel takes, in order; `extra_operands` says what follows A, B and D."""

@@ -39,6 +39,8 @@ class Stats(NamedTuple):
       `launches_by_function`. Exact: each call counts once, when the driver has taken its last kernel. Replays of CUDA
       graphs are not seen, nor counted.
     - `refusals`: see `Refusal`, those most often missed first. Calls that are wrong in themselves are not counted.
+    - `given_to_torch`: calls of `gemm` that torch computed because it was measured to be faster (`on_slower="torch"`),
+      which are no misses; graphs are not seen here either.
     - `kernels_loaded`, `kernel_bytes`: cubins on the device now, and their bytes, with those that were replaced and not
       yet dropped; `loads`, `load_seconds`, `longest_load_seconds`: how many were ever loaded, and the time it took to
       read, load and check them.
@@ -58,6 +60,7 @@ class Stats(NamedTuple):
     launches: int
     launches_by_function: dict[str, int]
     refusals: tuple[Refusal, ...]
+    given_to_torch: int
     kernels_loaded: int
     kernel_bytes: int
     loads: int
@@ -113,6 +116,12 @@ _METRICS: tuple[tuple[str, str, str, Any], ...] = (
     ),
     ("misses_total", "counter", "Calls that no kernel served.", lambda s: _refused(s, "misses")),
     ("fallbacks_total", "counter", "Calls that torch computed instead.", lambda s: _refused(s, "fallbacks")),
+    (
+        "given_to_torch_total",
+        "counter",
+        "Calls that torch computed because it was measured to be faster.",
+        lambda s: [({}, s.given_to_torch)],
+    ),
     ("kernels_loaded", "gauge", "Cubins on the device.", lambda s: [({}, s.kernels_loaded)]),
     ("kernel_bytes", "gauge", "Bytes of the cubins on the device.", lambda s: [({}, s.kernel_bytes)]),
     ("loads_total", "counter", "Cubins that were loaded.", lambda s: [({}, s.loads)]),

@@ -48,6 +48,7 @@ LAYERS = {
 }
 TOKENS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 KINDS = ("bf16", "fp8", "swiglu")
+NAMES = tuple(name for name in PEERS if name != "deep_gemm")  # which takes scales of blocks, as no kind here has
 REGIMES = (("M = 1..64", 1, 64), ("M = 65..511", 65, 511), ("M >= 512", 512, 1 << 30), ("all M", 1, 1 << 30))
 
 OURS, OVERLAPPING, CUBLAS, FAST, _AGAIN = "ours", "ours overlapping", "cublas", "cublas fast", "cublas again"
@@ -349,7 +350,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("archive", type=Path, nargs="?", help="the tuned archive; not needed with --compile-only")
     patch_argument(parser)
     parser.add_argument("--kinds", type=words(KINDS), default=list(KINDS), help=f"of {','.join(KINDS)}")
-    parser.add_argument("--peers", type=words(tuple(PEERS)), default=list(PEERS), help=f"of {','.join(PEERS)}")
+    parser.add_argument("--peers", type=words(NAMES), default=list(NAMES), help=f"of {','.join(NAMES)}")
     parser.add_argument("--layers", type=words(tuple(LAYERS)), default=list(LAYERS), help="comma-separated names")
     everything = "compare the layers of this manifest instead; may be repeated"
     parser.add_argument("--manifest", type=Path, action="append", default=[], help=everything)

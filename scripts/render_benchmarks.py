@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import bench_startup
+import random_cases
+import summarise_random
 from report import geomean
 
 ROOT = Path(__file__).parent.parent
@@ -24,9 +26,9 @@ and commit behind it. Device times are medians of CUDA-graph replays over operan
 (cold weights), interleaved with torch (cuBLAS) in one process; *spread* is (largest - smallest) / median over the
 replays, and *noise* is torch against itself in the same run. Below 1.00x this archive is slower than cuBLAS.
 
-The archives of the first two sections and of those beside quack, of `build/serial8.aot` and those laid over it, are of
-kernels as of commit 1c2cbb1, compiled without a GPU (`aot build build/NAME.yaml --candidates C --target sm_90a
---no-tune`), from parts of the manifests in `benchmarks/`:
+The archives of the first two sections on the tuned grid and of those beside quack, of `build/serial8.aot` and those
+laid over it, are of kernels as of commit 1c2cbb1, compiled without a GPU (`aot build build/NAME.yaml --candidates C
+--target sm_90a --no-tune`), from parts of the manifests in `benchmarks/`:
 
 ```bash
 grep -Ev 'overlap:|scaling:' benchmarks/layers.yaml > build/serial8.yaml   # 24 candidates, 821 kernels
@@ -608,9 +610,77 @@ def ranking(title: str, result: dict[str, Any]) -> list[str]:
     return [f"## {title}", "", *origin(result), *table(header, rows), ""]
 
 
+OFF_GRID_NAMES = {
+    "ours": "this archive",
+    "on_slower": 'with `on_slower="torch"`',
+    "against": "the other archive",
+    "best_of": "the best of the candidates",
+    "torch": "torch (cuBLAS)",
+    "deep_gemm": "DeepGEMM",
+}
+OFF_GRID_COLUMNS = ("regime", "cases", "gpus", "geomean", "lowest", "worst", "slower", "most")
+
+
+def off_grid(documents: list[dict[str, Any]]) -> list[str]:
+    """Cases that nobody tuned for, of every run of scripts/bench_random.py: one table for each archive and draw."""
+    lines = ["## Off the tuned grid", ""]
+    lines += [
+        f"Layers of many models, each at an M drawn from 1 to {random_cases.MOST_TOKENS} with the commit as seed."
+    ]
+    lines += [
+        "*slower* is the share of cases below 0.97x. Beside the mean and the share is the least favourable GPU's.",
+        "",
+    ]
+    summary = summarise_random.summarise(documents)
+    for archive, drawn in dict.fromkeys((d["archive"], d["drawn"]) for d in documents):
+        own = [d for d in documents if (d["archive"], d["drawn"]) == (archive, drawn)]
+        for document in own:
+            lines += origin(document)
+            others = [e for e in document["environments"].values() if e["gpu_id"] != document["environment"]["gpu_id"]]
+            lines += [f"Also on {e['gpu']} {e['gpu_id']}, driver {e.get('driver')}." for e in others]
+            lines += [""] if others else []
+        rows = [
+            [OFF_GRID_NAMES[s["who"]], OFF_GRID_NAMES[s["over"]], s["group"], *_off_grid_cells(s)]
+            for s in summary
+            if (s["archive"], s["drawn"]) == (archive, drawn)
+        ]
+        header = [
+            "",
+            "over",
+            "signatures",
+            "M",
+            "cases",
+            "GPUs",
+            "geomean",
+            "lowest GPU's",
+            "worst",
+            "slower",
+            "highest GPU's",
+        ]
+        lines += table([*header, "highest GPU"], rows)
+        wrong, unserved = len(summarise_random.wrong(own)), len(summarise_random.unserved(own))
+        of_torch = summarise_random.noise(own)
+        noise = f"; torch against itself is at {of_torch:.3f}x" if of_torch else ""
+        left = sum(summarise_random.improvised(r) for d in own for r in d["results"])
+        noise += f". Not compared with torch, which has no kernel for them: {left}" if left else ""
+        lines += ["", f"Wrong results: {wrong}. Cases not served: {unserved}{noise}.", ""]
+    return lines
+
+
+def _off_grid_cells(line: dict[str, Any]) -> list[str]:
+    ratios = {c: f"{line[c]:.3f}x" for c in ("geomean", "lowest", "worst")}
+    shares = {c: f"{line[c]:.1%}" for c in ("slower", "most")}
+    regime = {"regime": line["regime"].removeprefix("M = ").removeprefix("M ")}
+    cells = line | regime | shares | ratios | {"geomean": f"**{ratios['geomean']}**"}
+    return [str(cells[c]) for c in OFF_GRID_COLUMNS]
+
+
 def main() -> int:
     """Render the page."""
     lines = [INTRO]
+    random_files = sorted(RESULTS.glob("random_*.json"))
+    if random_files:
+        lines += off_grid(summarise_random.read(random_files))
     sections = {
         "gemm_h200_tuned": lambda r: gemm("GEMM of every layer on an H200, against cuBLAS", r),
         "gemm_h200_all": lambda r: gemm("The same archives on another, at the same time", r),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import itertools
+import math
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -285,6 +287,18 @@ class FakeTensor:
     def transpose(self, _i: int, _j: int) -> FakeTensor:
         return self
 
+    def t(self) -> FakeTensor:
+        rows, columns = self.shape
+        return FakeTensor((columns, rows), self.dtype.name, self._strides[::-1], self.pointer, self.device.index)
+
+    def view(self, *shape: Any) -> FakeTensor:
+        wanted = list(shape[0] if shape and isinstance(shape[0], tuple) else shape)
+        if -1 in wanted:
+            place = wanted.index(-1)
+            wanted[place] = math.prod(self.shape) // math.prod(wanted[:place] + wanted[place + 1 :])
+        assert math.prod(wanted) == math.prod(self.shape)
+        return FakeTensor(tuple(wanted), self.dtype.name, pointer=self.pointer, device=self.device.index)
+
 
 FakeTensor.__module__ = "torch.fake"
 
@@ -304,6 +318,9 @@ class FakeTorch(types.ModuleType):
         self.stream = 0
         self.device = 0
         self.matmuls = 0
+        self.products: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []  # mm and its like: name, arguments
+        self.refuses = ""  # of these, what raises
+        self.grad = self.autocasts = False
         self.entered: list[Any] = []
         self._C = types.SimpleNamespace(
             _cuda_getCurrentRawStream=lambda device: self.stream, _cuda_getDevice=lambda: self.device
@@ -311,7 +328,11 @@ class FakeTorch(types.ModuleType):
         self.cuda = types.SimpleNamespace(
             stream=self._enter, ExternalStream=lambda handle, device: ("external", handle)
         )
-        self.no_grad = contextlib.nullcontext
+        self.no_grad = lambda: self._enter("no_grad")
+        self.is_grad_enabled, self.is_autocast_enabled = lambda: self.grad, lambda: self.autocasts
+        self.autocast = lambda kind, enabled: self._enter(("autocast", kind, enabled))
+        for name in ("mm", "bmm", "addmm", "_scaled_mm"):
+            setattr(self, name, functools.partial(self._product, name))
         self.Tensor, self.nn = FakeTensor, types.SimpleNamespace(Parameter=FakeParameter)
         for name, dtype in DTYPES.items():
             setattr(self, name, dtype)
@@ -320,6 +341,14 @@ class FakeTorch(types.ModuleType):
     def _enter(self, stream: Any) -> Iterator[None]:
         self.entered.append(stream)
         yield
+
+    def _product(self, name: str, *arguments: Any, out: Any = None, **more: Any) -> Any:
+        if self.refuses == name:
+            raise RuntimeError(f"{name} is not for this GPU\nand more")
+        self.products.append((name, arguments, more | {"out": out}))
+        a, b = arguments[1:3] if name == "addmm" else arguments[:2]
+        n = b.shape[-2 if name == "bmm" else -1]  # `transpose` gives the tensor itself
+        return FakeTensor((*a.shape[:-1], n), more.get("out_dtype", a.dtype).name) if out is None else out
 
     def matmul(self, a: Any, b: Any, out: Any) -> None:
         self.matmuls += 1

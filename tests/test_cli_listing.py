@@ -74,6 +74,52 @@ def test_ls_and_show_give_times_of_what_was_tuned(run: Run, archive: Path, tmp_p
     assert "1.10x" in shown
 
 
+def test_ls_and_show_say_which_kind_each_entry_is_for_and_where_torch_was_faster(
+    run: Run, archive: Path, tmp_path: Path
+) -> None:
+    with Archive.open(archive) as opened:
+        package = Package()
+        package.add_archive(opened)
+        table = opened.table("gemm")
+        kinds = [{"name": name, "multiprocessors": n, "memory_gbps": 4_000} for name, n in (("H20", 78), ("H200", 132))]
+        of, *rest = table["entries"]
+        tuned: dict[str, Any] = {"state": "tuned", "timings": TIMINGS, "candidates": [], "invariant": None}
+        names = of["functions"]
+        tuned |= {"functions": names[:1], "ranges": [[None, 0]]}
+        rows: list[dict[str, Any]] = [
+            of | tuned | {"gpu": 0, "torch_faster": [[16, 16], [500, None]]},
+            of | tuned | {"gpu": 1, "torch_faster": [[1, 400]], "invariant": 0},
+        ]
+        package.set_table("gemm", {"gpus": kinds, "entries": [*rows, of, *rest]})
+        tuning = [H200 | {"gpu": "H20"}, H200 | {"gpu": "H200"}]
+        package.set_table("tuning", {"environments": tuning})
+        package.write(tmp_path / "kinds.aot")
+    path = tmp_path / "kinds.aot"
+    found = json.loads(run("ls", path, "--json").out)
+    assert [entry["gpu"] for entry in found["entries"]] == [*kinds, None, *(None for _ in rest)]
+    counts = [(entry["faster_with_torch"], entry["measured"]) for entry in found["entries"]]
+    assert counts == [(1, 2), (2, 2), (0, 0), *((0, 0) for _ in rest)]
+    assert (found["totals"]["faster_with_torch"], found["totals"]["measured"]) == (3, 4)
+    listed = run("ls", path).out
+    assert "H20 (78 SMs, 4000 GB/s)" in listed
+    assert "H200 (132 SMs, 4000 GB/s)" in listed
+    assert "1 of 2" in listed
+    assert "torch was faster at 3 of 4 M values that were measured" in listed
+    shown = json.loads(run("show", path, UP, "--json").out)["gemm"]
+    assert [entry["gpu"] for entry in shown] == [*kinds, None]
+    assert shown[0]["torch_faster"] == [{"m_min": 16, "m_max": 16}, {"m_min": 500, "m_max": None}]
+    assert [entry["tuning"] for entry in shown] == [tuning[:1], tuning[1:], []]
+    assert shown[1]["invariant"] == names[0]
+    text = run("show", path, UP).out
+    assert f"{UP} on sm_90a, H20 (78 SMs, 4000 GB/s): tuned" in text
+    assert "torch was faster at M = 16, 500-: 1 of 2 that were measured" in text
+    assert f"equal bits at every M: {names[0]}" in text
+    assert "torch" not in run("ls", archive).out
+    (built,) = json.loads(run("show", archive, UP, "--json").out)["gemm"]
+    assert built["invariant"] in {name for row in built["candidates"] for name in row["functions"]}
+    assert run("verify", path).status == 0
+
+
 def test_ls_and_show_say_where_times_are_from(run: Run, archive: Path, tmp_path: Path) -> None:
     other = H200 | {"gpu": "NVIDIA B200", "compute_capability": "10.0"}
     tuning = {"environments": [H200 | {"cute_aot": "0.1.0", "rejected": {}}, other]}

@@ -307,3 +307,61 @@ def test_pass_leaves_what_the_archive_does_not_have(library: Library, plain: Sig
     routes = routed(library, lambda x: nn.functional.linear(x, b), 16, lambda m: tensor(plain, m, plain.k))
     assert dict(routes.routed) == {}
     assert "no kernel for" in str(routes)
+
+
+# --- autotuning ---
+
+
+@pytest.mark.parametrize("epilogue", ["none", "bias"])
+@pytest.mark.parametrize("backends", ["ATEN", "ATEN,TRITON"])
+def test_autotuning_measures_the_archive(
+    library: Library, signatures: list[Signature], epilogue: str, backends: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """With results that are right, whatever wins, for any M; and where Inductor sees the archive win, it is chosen."""
+    from runtime.torch import extern_kernel
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    s = smallest(signatures, f"GEMM with epilogue {epilogue}", epilogue=epilogue)
+    layer = linear(s, s.n)
+    real = extern_kernel._Caller.benchmark
+    for wins in (False, True):
+        measured: list[float] = []
+
+        def benchmark(self: Any, *args: Any, out: Any, wins: bool = wins, measured: list[float] = measured) -> float:
+            measured.append(real(self, *args, out=out))
+            return 1e-6 if wins else measured[-1]
+
+        monkeypatch.setattr(extern_kernel._Caller, "benchmark", benchmark)
+        torch._dynamo.reset()
+        torch._inductor.utils.clear_caches()
+        options = aot_torch.autotune_choices(library, mode="max-autotune-no-cudagraphs")
+        more = {"fx_graph_cache": False, "autotune_local_cache": False, "max_autotune_gemm_backends": backends}
+        compiled = torch.compile(layer, fullgraph=True, options={**options, **more})
+        with torch.no_grad():
+            for m in (16, 33):
+                x = tensor(s, m, s.k)
+                torch._dynamo.mark_dynamic(x, 0)
+                assert error(compiled(x), layer(x)) < CHAINED_TOLERANCE, f"M = {m}"
+        choices = options["post_grad_custom_post_pass"]
+        assert dict(choices.offered) == {s.key(): 1}, str(choices)
+        assert not choices.failed, str(choices)
+        assert measured
+        assert all(0 < time < 1e3 for time in measured), "finite times, in milliseconds"
+    assert dict(choices.chosen) == {s.key(): 1}, str(choices)
+
+
+def test_autotuned_graphs_are_captured(library: Library, plain: Signature, tmp_path: Path, monkeypatch: Any) -> None:
+    from runtime.torch import extern_kernel
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(extern_kernel._Caller, "benchmark", lambda *_, **__: 1e-6)
+    layer, x = linear(plain, plain.n), tensor(plain, 16, plain.k)
+    options = aot_torch.autotune_choices(library)
+    more = {"fx_graph_cache": False, "max_autotune_gemm_backends": "ATEN"}
+    compiled = torch.compile(layer, fullgraph=True, options={**options, **more})
+    with torch.no_grad():
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            x.normal_()
+            assert error(compiled(x), layer(x)) < CHAINED_TOLERANCE
+    assert dict(options["post_grad_custom_post_pass"].chosen) == {plain.key(): 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aot.select import points, ranges, waves
+from aot.select import invariant, points, ranges, waves
 from aot.tune.session import candidates_at
 
 
@@ -22,6 +22,23 @@ def test_neighbours_with_one_function_become_one_range() -> None:
         (64, "b"),
         (None, "a"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("ranked", "sharing", "answer"),
+    [
+        ([(1, ["a", "b"]), (64, ["b", "a"]), (256, ["b"])], [], "b"),
+        ([(1, ["a", "b"]), (64, ["b", "a"]), (256, ["b"])], ["b"], "a"),
+        ([(1, ["s", "a"]), (64, ["s", "a"]), (256, ["b"])], ["s"], "a"),  # first of those that may
+        ([(1, ["b"]), (64, ["a", "b"])], [], "b"),  # as often first, and more often there
+        ([(1, ["b", "a"]), (64, ["a", "b"])], [], "a"),
+        ([(1, ["s"])], ["s"], None),
+    ],
+)
+def test_equal_bits_come_from_what_is_ranked_first_most_often_and_shares_no_tiles(
+    ranked: list[tuple[int, list[str]]], sharing: list[str], answer: str | None
+) -> None:
+    assert invariant(ranked, sharing) == answer
 
 
 @pytest.mark.parametrize("best", [[], [(16, "a"), (1, "b")], [(16, "a"), (16, "b")]])

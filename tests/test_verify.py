@@ -24,7 +24,7 @@ from runtime.signature import Signature
 from .command_line import Run
 from .made_up_kernel import kernel
 from .mutants import real_records
-from .recording_driver import entry, gemm_record, signature, write_archive
+from .recording_driver import H200, entry, gemm_record, signature, write_archive
 
 Change = Callable[[dict[str, Any]], None]
 FIRST_NODE = 5  # of `gemm_record`
@@ -298,6 +298,18 @@ def test_function_of_many_gemms_is_evaluated_for_all(tmp_path: Path) -> None:
         found = {finding.subject: finding for finding in verify(opened)}
     assert found["launches of f"].detail == "300 shapes"
     assert "launches left out" not in found
+
+
+def test_function_for_equal_bits_may_share_no_tiles(tmp_path: Path) -> None:
+    records = [gemm_record("alone"), gemm_record("shared", workspaces=((4096, None, True),))]
+    for name, ok in (("alone", True), ("shared", False)):
+        row = entry(signature(), [(16, "shared"), (None, "alone")], gpu=H200, invariant=name)
+        write_archive(tmp_path / f"{name}.aot", records, [row])
+        with Archive.open(tmp_path / f"{name}.aot") as opened:
+            (found,) = [f for f in verify(opened) if f.subject.startswith("gemm bf16")]
+        assert found.subject.endswith(" on sm_90a, NVIDIA H200 (132 SMs, 4800 GB/s)")
+        assert found.ok is ok, found.detail
+        assert ok or "takes the workspace space0, so CTAs share tiles" in found.detail
 
 
 # --- the budget ---

@@ -10,16 +10,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from runtime.dtypes import DTYPES
-from runtime.signature import Signature
 
+from ..costs import H200, Extents, Machine, Number, ceil, floor, maximum, minimum, select, sqrt
 from ..kernels.sm90.persistent_choices import STAGE_BYTES_OF_K, Form, Plan
 from ..variants import Variant
 
 # Fitted to times on H200s (132 SMs, power-limited; November 2026), in microseconds, bytes and multiply-adds.
 _MULTIPROCESSORS = 132
-_RESIDENT = {1: 132, 2: 66, 4: 30}  # clusters that run at a time, by CTAs
+_RESIDENT = {1: 132, 2: 66, 4: 30}  # clusters that run at a time on such a GPU, by CTAs
 _L2_BYTES_PER_US = 17.8e6
 _MEMORY_BYTES_PER_US = 8.3e6  # beside other flows, of which some is hidden
 _FLOOR_BYTES_PER_US = 3.9e6  # where there is nothing else
@@ -30,9 +31,8 @@ _SHARED_TILES_US = 0.86  # of the CTAs that share a tile through memory
 _EXCHANGED_BYTES_PER_US = 2.67e6  # that they write and read back
 _QUADS = 0.98  # the time of tiles in this order against any other, on average; from shape to shape 0.8 to 1.0
 _OVERLAP_US = 0.7  # what a launch gains that may begin early; taken from kernels for few tokens
-_SPARE_BYTE_US = 2e-6  # of a row past M that a CTA loads
+_SPARE_BYTES_PER_US = 500_000  # of rows past M that a CTA loads
 _READ_OF_ROWS = 0.45  # what a byte that WGMMA reads of its 64 rows costs, against one of columns
-_NORM = 4  # the power in the norm that makes one time of four
 _WGMMA_ROWS = 64
 _OPERATOR_PIECES = 4  # or so, of NVIDIA's kernels
 
@@ -78,18 +78,26 @@ _RATES = {
 }
 
 
-def of_own(v: Variant, form_of: Callable[[Variant], Form], signature: Signature, m: int) -> float:
+def of_own(v: Variant, form_of: Callable[[Variant], Form], of: Extents, m: Number, machine: Machine = H200) -> Any:
     """Microseconds for a variant of sm90_persistent; see `estimate_us`."""
     tiling, plan = _own(v, form_of)
-    extents = m, signature.n, signature.k
     if not plan.stream_k:
-        return estimate_us(tiling, extents, signature.batch) - (_OVERLAP_US if plan.overlap else 0.0)
-    clusters = _clusters(tiling, m, signature.n) * signature.batch
-    stages = math.ceil(signature.k * tiling.bytes_in / STAGE_BYTES_OF_K)
-    slices, shared = plan.slices_of(clusters, _RESIDENT[plan.cluster], stages)
-    exchanged = 2 * (slices - 1) * shared * plan.partials_bytes
-    exchange_us = _SHARED_TILES_US + exchanged / _EXCHANGED_BYTES_PER_US if slices > 1 else 0.0
-    return estimate_us(tiling, extents, signature.batch, slices) + exchange_us
+        return estimate_us(tiling, of, m, machine) - (_OVERLAP_US if plan.overlap else 0.0)
+    clusters, resident = _clusters(tiling, m, of.n) * of.batch, _resident(plan.cluster, machine)
+    slices, shared = _slices(plan, clusters, resident, of.k * tiling.bytes_in / STAGE_BYTES_OF_K)
+    exchanged = (slices - 1) * shared * (2 * plan.partials_bytes)
+    exchange_us = select(slices, 1, 0.0, _SHARED_TILES_US + exchanged / _EXCHANGED_BYTES_PER_US)
+    return estimate_us(tiling, of, m, machine, slices) + exchange_us
+
+
+def _slices(plan: Plan, clusters: Any, resident: Any, stages: Number) -> tuple[Any, Any]:
+    """What `Plan.slices_of` says, for numbers that need not be known: slices of each shared tile, and such tiles."""
+    shared = clusters - floor(clusters / resident) * resident
+    most = minimum(floor(resident / maximum(shared, 1)), floor(ceil(stages) / plan.least_slice))
+    slices: Any = 1
+    for count in plan.slices:  # ascending
+        slices = select(count, most, count, slices)
+    return select(shared, 0, 1, slices), shared
 
 
 @cache
@@ -113,7 +121,7 @@ def _own(v: Variant, form_of: Callable[[Variant], Form]) -> tuple[Tiling, Plan]:
     return tiling, plan
 
 
-def of_operator(v: Variant, signature: Signature, m: int) -> float:
+def of_operator(v: Variant, of: Extents, m: Number, machine: Machine = H200) -> Any:
     """Microseconds for a variant of the Operator API's sm90_static_persistent; see `estimate_us`.
 
     Taken for a cooperative one of our own, whose times stand for it within a few percent.
@@ -127,45 +135,60 @@ def of_operator(v: Variant, signature: Signature, m: int) -> float:
         bytes_out=DTYPES[v.d].bytes,
         pieces=_OPERATOR_PIECES,
     )
-    return estimate_us(tiling, (m, signature.n, signature.k), signature.batch)
+    return estimate_us(tiling, of, m, machine)
 
 
-def _clusters(t: Tiling, m: int, n: int) -> int:
+def _clusters(t: Tiling, m: Number, n: Number) -> Any:
     """Tiles of D, as a cluster takes them at a time."""
-    return math.ceil(m / (t.tile_m * t.cluster_m)) * math.ceil(n / (t.tile_n * t.cluster_n))
+    return ceil(m / (t.tile_m * t.cluster_m)) * ceil(n / (t.tile_n * t.cluster_n))
 
 
-def estimate_us(t: Tiling, extents: tuple[int, int, int], batch: int = 1, slices: int = 1) -> float:
-    """A guess at the time on an H200 for `extents` M, N and K, with the last wave's tiles cut into `slices` of K.
+def _resident(cluster: int, machine: Machine) -> Any:
+    """Clusters of so many CTAs that run at a time."""
+    return floor(machine.multiprocessors * _RESIDENT[cluster] / _MULTIPROCESSORS)
+
+
+def estimate_us(t: Tiling, of: Extents, m: Number, machine: Machine = H200, slices: Number = 1) -> Any:
+    """A guess at the time in microseconds, with the last wave's tiles cut into `slices` of K.
 
     A norm of four flows (tile after tile through the busiest SM, products and what they move at the power that there
     is, bytes out of L2, bytes out of memory), the time to start, and the epilogues that nothing hides. How well it
     orders variants is in `aot.rank`.
     """
-    m, n, k = extents
+    n, k, batch = of.n, of.k, of.batch
     rates = _RATES[t.bytes_in]
+    larger, memory_faster = machine.multiprocessors / _MULTIPROCESSORS, machine.memory_gbps / H200.memory_gbps
     cluster = t.cluster_m * t.cluster_n * t.split_k
     clusters = _clusters(t, m, n) * batch
-    waves = math.ceil(clusters / _RESIDENT[cluster])
+    waves = ceil(clusters / _resident(cluster, machine))
     tiles = clusters * cluster
     rows, columns = (t.tile_n, t.tile_m) if t.swap else (t.tile_m, t.tile_n)
     depth = k / t.split_k
-    products = rows * columns * depth
+    products = depth * (rows * columns)
     # WGMMA reads 64 rows and all columns for each 64 rows; TMA brings both once.
     reads = math.ceil(rows / _WGMMA_ROWS) * (_READ_OF_ROWS * _WGMMA_ROWS + columns)
-    moved = (reads + rates.brought * (rows + columns)) * depth * t.bytes_in
-    busy_us = (waves - 1 + 1 / slices) * max(products / rates.clock, moved / rates.shared_bytes)
-    energy = products + rates.byte * moved
-    power_us = tiles * energy / _MULTIPROCESSORS / rates.power * (rates.pingpong if t.pingpong else 1.0)
-    loads = (t.tile_m / t.cluster_n + t.tile_n / t.cluster_m) * depth * t.bytes_in
+    moved = depth * ((reads + rates.brought * (rows + columns)) * t.bytes_in)
+    busy_us = (waves - 1 + 1 / slices) * maximum(products / rates.clock, moved / rates.shared_bytes)
+    energy = products + moved * rates.byte
+    power_us = tiles * energy / (machine.multiprocessors * (rates.power / (rates.pingpong if t.pingpong else 1.0)))
+    loads = depth * ((t.tile_m / t.cluster_n + t.tile_n / t.cluster_m) * t.bytes_in)
     memory = batch * (n * k * t.bytes_in + m * k * t.bytes_in + m * n * t.bytes_out)
-    flows = busy_us, power_us, tiles * loads / _L2_BYTES_PER_US, memory / _MEMORY_BYTES_PER_US
-    body_us = max(sum(flow**_NORM for flow in flows) ** (1 / _NORM), memory / _FLOOR_BYTES_PER_US)
-    body_us *= _QUADS if t.order == "quads" else 1.0
+    l2_us, memory_us = tiles * loads / (larger * _L2_BYTES_PER_US), memory / (memory_faster * _MEMORY_BYTES_PER_US)
+    floor_us = memory / (memory_faster * _FLOOR_BYTES_PER_US)
+    body_us = maximum(_norm(busy_us, power_us, l2_us, memory_us), floor_us)
+    body_us = body_us * (_QUADS if t.order == "quads" else 1.0)
     epilogue_us = rates.epilogue_us * rows * columns / 128**2 / (1 if t.pingpong else 2) / t.split_k
     epilogue_us += rates.piece_us * t.pieces / t.split_k
     if t.split_k > 1:
         epilogue_us += _MEETING_US + t.pushed_bytes / _PUSHED_BYTES_PER_US
-    spare_us = -m % t.tile_m / t.cluster_n * depth * t.bytes_in * _SPARE_BYTE_US
+    spare_rows = ceil(m / t.tile_m) * t.tile_m - m
+    spare_us = spare_rows * depth * t.bytes_in / (t.cluster_n * _SPARE_BYTES_PER_US)
     shown = 1 + (waves - 1) * (0.0 if t.pingpong else rates.seen)
-    return rates.start_us + body_us + spare_us + epilogue_us * shown + (_SHARING_START_US if cluster > 1 else 0.0)
+    start_us = rates.start_us + (_SHARING_START_US if cluster > 1 else 0.0)
+    return body_us + spare_us + epilogue_us * shown + start_us
+
+
+def _norm(*flows: Any) -> Any:
+    """Their norm to the power of four, which makes one time of several that share a GPU."""
+    squares = [flow * flow for flow in flows]
+    return sqrt(sqrt(sum(square * square for square in squares)))

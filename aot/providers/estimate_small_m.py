@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from runtime.signature import Signature
-
+from ..costs import H200, Extents, Machine, Number, ceil, maximum, minimum, select
 from ..kernels.sm90 import small_m_choices as choices
 from ..variants import Variant
 
@@ -23,8 +22,8 @@ _READ_AGAIN = 0.63  # what another row of tiles of D costs, in reads of B
 _CYCLES_PER_US = 2200
 _POWER = {2: 2.4e6, 1: 4.0e6}  # multiply-adds of an SM, a microsecond, while all are busy; by bytes of an element
 _EXACT = 1.12  # for moving the sums of 8-bit products to f32 registers
-_SPLIT_US, _SPLIT_SUM_US, _STORE_SUM_US = 0.23, 1.4e-4, 9.2e-5  # a CTA, and each of its sums
-_SPARE_TOKEN_US = 4e-6  # for each row past M that a CTA loads, and each column of A
+_SPLIT_US, _SPLIT_SUMS_PER_US, _STORE_SUMS_PER_US = 0.23, 7100, 10_900  # a CTA, and its sums
+_SPARE_PER_US = 250_000  # rows past M that a CTA loads, times columns of A
 _LATENCY_US = 1.51  # of a load while the memory is busy
 _TAIL = 1.34
 _REST = 0.08
@@ -75,40 +74,45 @@ def _tile(v: Variant, form_of: Callable[[Variant], choices.Form]) -> _Tile:
     )
 
 
-def estimate_us(v: Variant, form_of: Callable[[Variant], choices.Form], signature: Signature, m: int) -> float:
-    """A guess at the time on an H200, good for putting the choices for one problem in order and for nothing else.
+def estimate_us(
+    v: Variant, form_of: Callable[[Variant], choices.Form], of: Extents, m: Number, machine: Machine = H200
+) -> Any:
+    """A guess at the time in microseconds, good for putting the choices for one problem in order and for nothing else.
 
     The slowest of three flows (memory to L2, L2 to the SMs, and what the busiest SM takes in, with what it keeps in
     flight, and multiplies), a little of the other two, and the time to start, add up and store; or what power allows.
     How well it orders variants is in `aot.rank`.
     """
-    t, n, k, batch = _tile(v, form_of), signature.n, signature.k, signature.batch
-    tiles_m, tokens = math.ceil(m / t.tile_m), min(m, t.tile_m)
-    tiles_n = math.ceil(n / t.tile_n / t.cluster_n) * t.cluster_n
+    t, n, k, batch = _tile(v, form_of), of.n, of.k, of.batch
+    larger = machine.multiprocessors / _MULTIPROCESSORS
+    tiles_m, tokens = ceil(m / t.tile_m), minimum(m, t.tile_m)
+    tiles_n = ceil(n / (t.tile_n * t.cluster_n)) * t.cluster_n
     ctas = batch * tiles_m * tiles_n * t.split_k
-    columns = math.ceil(k / t.depth / t.split_k) * t.depth  # of K, for a CTA
+    columns = ceil(k / (t.depth * t.split_k)) * t.depth  # of K, for a CTA
 
-    power_us = batch * tiles_m * t.tile_m * tiles_n * t.tile_n * k / _MULTIPROCESSORS / _POWER[t.bytes]
+    power_us = batch * tiles_m * tiles_n * k * (t.tile_m * t.tile_n) / (machine.multiprocessors * _POWER[t.bytes])
     b_bytes = batch * n * k * t.bytes
-    memory_us = b_bytes * (1 + _READ_AGAIN * (tiles_m - 1)) / _MEMORY_BYTES_PER_US
+    memory_rate = machine.memory_gbps * (_MEMORY_BYTES_PER_US / H200.memory_gbps)
+    memory_us = b_bytes * (1 + _READ_AGAIN * (tiles_m - 1)) / memory_rate
     a_bytes = batch * tiles_m * tiles_n * tokens * k * t.bytes / t.cluster_n
-    l2_us = (b_bytes * tiles_m + a_bytes) / _L2_BYTES_PER_US
+    l2_us = (b_bytes * tiles_m + a_bytes) / (larger * _L2_BYTES_PER_US)
 
-    waves = ctas / t.resident
-    busiest = min(t.per_sm, math.ceil(ctas / _MULTIPROCESSORS))
+    waves = ctas / (larger * t.resident)
+    busiest = minimum(t.per_sm, ceil(ctas / machine.multiprocessors))
     in_flight = busiest * t.stages * (t.tile_n + tokens) * t.depth * t.bytes
     load_us = (t.tile_n + tokens) * columns * t.bytes * _LATENCY_US / in_flight
-    cta_us = max(load_us, t.cycles * columns * t.bytes / 32 / _CYCLES_PER_US)
-    sm_us = busiest * cta_us if waves <= 1 else (waves * busiest + _TAIL * (math.ceil(waves) - waves)) * cta_us
+    cta_us = maximum(load_us, columns * (t.cycles * t.bytes / 32 / _CYCLES_PER_US))
+    several = (waves * busiest + _TAIL * (ceil(waves) - waves)) * cta_us
+    sm_us = select(waves, 1, busiest * cta_us, several)
 
-    slowest = max(memory_us, l2_us, sm_us)
-    flows = max(slowest + _REST * (memory_us + l2_us + sm_us - slowest), power_us)
-    starts = _START_US + math.ceil(waves) * _START_OF_CTA_US / t.per_sm
-    spare = -m % t.piece / t.cluster_n * k / t.split_k * _SPARE_TOKEN_US
+    slowest = maximum(maximum(memory_us, l2_us), sm_us)
+    flows = maximum(slowest + _REST * (memory_us + l2_us + sm_us - slowest), power_us)
+    starts = _START_US + ceil(waves) * (_START_OF_CTA_US / t.per_sm)
+    spare = (ceil(m / t.piece) * t.piece - m) * k / (t.cluster_n * t.split_k * _SPARE_PER_US)
     sums = tokens * t.tile_n
-    meeting = spare + (_SPLIT_US + sums * _SPLIT_SUM_US) * (t.split_k > 1) + sums * _STORE_SUM_US
+    meeting = spare + (_SPLIT_US + sums / _SPLIT_SUMS_PER_US if t.split_k > 1 else 0) + sums / _STORE_SUMS_PER_US
     us = flows + starts + meeting - t.overlap_us
-    return us * _BEYOND if m > _FITTED_M else us
+    return select(m, _FITTED_M, us, us * _BEYOND)
 
 
 def _wgmma_cycles(left: int, right: int) -> float:

@@ -39,7 +39,7 @@ FAMILIES: dict[str, Family] = {
         scalings=SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
-        estimate_us=lambda v, s, m: estimate_small_m.estimate_us(v, _small_m_form, s, m),
+        estimate_us=lambda v, *of: estimate_small_m.estimate_us(v, _small_m_form, *of),
     ),
     # More tokens on Hopper: warp-specialised and persistent, cooperative or pingpong.
     "sm90_persistent": Family(
@@ -53,7 +53,7 @@ FAMILIES: dict[str, Family] = {
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
         limit=lambda v, s: persistent_choices.limit(_persistent_form(v), s.n),
-        estimate_us=lambda v, s, m: estimate_persistent.of_own(v, _persistent_form, s, m),
+        estimate_us=lambda v, *of: estimate_persistent.of_own(v, _persistent_form, *of),
     ),
     # One block a row, `threads` threads a block; `overlap` with the kernels before and after, which Ampere cannot.
     "rmsnorm_row": Family(

@@ -10,8 +10,10 @@ from typing import Any
 
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch, Entry
+from runtime.fallback import torch_runs
 from runtime.gpus import Gpu
 from runtime.signature import Signature
+from runtime.universal import Universal
 
 from .. import select, tables
 from ..pack import Package
@@ -23,8 +25,6 @@ from .pool import Pool
 from .session import Tuned
 
 _BEYOND = 2  # times the largest M that was measured, to where predictions go; what serves there serves all larger M
-# A second call beside the product, such as an epilogue, is none that a server would make in place of ours.
-_ONE_CALL = ("torch.mm", "torch.bmm", "torch.addmm", "torch._scaled_mm")
 
 Key = tuple[Signature, str]  # a signature and a target
 
@@ -65,6 +65,7 @@ class Writer:
         rows, report.unserved, report.speedups = self._rows(results, rejected)
         of_gemms = {name for e in self._dispatch.entries for name in e.names}
         keep = {name for row in rows for name in row.names()} | (set(self._archive.functions) - of_gemms)
+        keep |= _of_universal(self._archive)
         package = Package()
         package.add_archive(self._archive, sorted(keep))
         for name in self._archive.tables:
@@ -136,9 +137,8 @@ class Writer:
             us = dict(measured.times)[name].us if name in dict(measured.times) else predictions.us(name, measured.m)
             timings.append(_timing(measured, name, us, rejected))
             ratios.append(measured.baseline_time.us / us)
-        baselines = {
-            m.m: _baseline_us(m) for m in one.measured if m.baseline.startswith(_ONE_CALL) and "," not in m.baseline
-        }
+        by_torch = [found for found in one.measured if torch_runs(signature) and _is_one_call(found.baseline)]
+        baselines = {found.m: _baseline_us(found) for found in by_torch}
         row = GemmRow(
             signature,
             target,
@@ -161,6 +161,14 @@ class Writer:
         return choose.invariant(times, kept or alone, predictions.curve)
 
 
+def _of_universal(archive: Archive) -> set[str]:
+    """The functions that serve forms at any N and K."""
+    if "universal" not in archive.tables:
+        return set()
+    found = Universal.from_json(archive.table("universal"), archive.functions.targets_by_name())
+    return {function.name for _, form in found.forms for function in form.functions}
+
+
 def _right(one: Tuned, rejected: Mapping[str, str]) -> list[str]:
     """The functions that may serve, if any was measured."""
     names = [name for name in one.names if name not in rejected]
@@ -179,6 +187,11 @@ def _untouched(entry: Entry, rejected: Mapping[str, str]) -> GemmRow | None:
     serving = select.ranges([(m, names[0]) for m, names in candidates])
     invariant = None if entry.invariant in rejected else entry.invariant
     return replace(row, candidates=candidates, ranges=serving, invariant=invariant)
+
+
+def _is_one_call(baseline: str) -> bool:
+    """Whether a baseline, by its name, is a product and no kernel besides: what a server runs in place of a function."""
+    return baseline.startswith("torch.") and "torch.compile" not in baseline and "eager" not in baseline
 
 
 def _baseline_us(found: Measured) -> float:

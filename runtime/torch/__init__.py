@@ -1,13 +1,26 @@
 """An archive inside torch: a custom operator, linear layers that call it, and a pass for torch.compile.
 
 Imported by name only (`import runtime.torch`), since it needs torch. `gemm` is `Library.gemm` as the operator
-`cute_aot::gemm`; `replace_linears` puts it into a model; `inductor_options` lets Inductor put it into what it compiles.
+`cute_aot::gemm`; `replace_linears` puts it into a model; `inductor_options` lets Inductor put it into what it compiles,
+and `autotune_choices` lets Inductor measure the archive's kernels beside its own.
 Knows nothing of kernels: all that is computed is computed by `Library.gemm`.
 """
 
 from ..routing import Layer, Report
+from .autotune import GemmChoices, autotune_choices
 from .inductor import GemmPass, inductor_options
 from .linears import replace_linears, restore_linears
 from .operator import gemm, register
 
-__all__ = ["GemmPass", "Layer", "Report", "gemm", "inductor_options", "register", "replace_linears", "restore_linears"]
+__all__ = [
+    "GemmChoices",
+    "GemmPass",
+    "Layer",
+    "Report",
+    "autotune_choices",
+    "gemm",
+    "inductor_options",
+    "register",
+    "replace_linears",
+    "restore_linears",
+]

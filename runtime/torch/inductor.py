@@ -9,21 +9,14 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .. import routing
-from ..errors import ArgumentError
 from ..library import Library
-from ..routing import check_overlap, choose
-from ..signature import Epilogue, Signature
-from ..tensor import dtype_name
-from .operator import ALIGNMENT_BYTES, GEMM, register
-
-_MATMULS = {
-    torch.ops.aten.mm.default: "mm",
-    torch.ops.aten.addmm.default: "addmm",
-    torch.ops.aten.bmm.default: "bmm",
-}
+from ..routing import check_overlap
+from ..signature import Signature
+from . import products
+from .operator import GEMM, register
+from .products import MATMULS, Operand, is_scaled, match, value_of
 
 
 class GemmPass:
@@ -44,12 +37,12 @@ class GemmPass:
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Replace in `graph` what can be."""
         for node in list(graph.nodes):
-            if node.op != "call_function" or node.target not in _MATMULS:
+            if node.op != "call_function" or node.target not in MATMULS:
                 continue
             *bias, a, b = node.args
             signature, reason = self._match(node, a, b, bias[0] if bias else None)
             if signature is None:
-                self.left[f"{_MATMULS[node.target]}: {reason}"] += 1
+                self.left[f"{MATMULS[node.target]}: {reason}"] += 1
             else:
                 self.routed[signature.key()] += 1
                 self._put(graph, node, signature, bias)
@@ -58,7 +51,7 @@ class GemmPass:
         """What decides the graphs that this pass makes: its own sources, the archive's digest, device and options."""
         from torch._inductor.custom_graph_pass import get_hash_for_files
 
-        sources = get_hash_for_files((__file__, routing.__file__)).hex()
+        sources = get_hash_for_files((__file__, products.__file__, routing.__file__)).hex()
         return f"cute_aot {sources} {self.number} {self.lib.identity} {self.overlap}"
 
     def __deepcopy__(self, _memo: Any) -> GemmPass:
@@ -73,32 +66,12 @@ class GemmPass:
 
     def _match(self, node: Any, a: Any, b: Any, bias: Any) -> tuple[Signature | None, str]:
         """The signature of a matrix product, a (..., M, K) and b (..., K, N), or why there is none."""
-        given = [x for x in (node, a, b, bias) if x is not None]
-        values: list[Any] = [x.meta.get("val") if isinstance(x, torch.fx.Node) else None for x in given]
-        if not all(isinstance(v, torch.Tensor) for v in values):
+        values = [value_of(x) for x in (node, a, b, bias) if x is not None]
+        known = [Operand.of(x) for x in values if x is not None]
+        if len(known) != len(values):
             return None, "its shapes are not known"
-        d, va, vb, *vbias = values
-        extents = [*vb.shape, va.shape[-1], *(va.shape[:-2])]
-        if not all(type(n) is int and n > 0 for n in extents):
-            return None, "N, K or batch is not static, or is 0"
-        if any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
-            return None, "alpha or beta is not 1"
-        n, k = vb.shape[-1], vb.shape[-2]
-        if vbias and (vbias[0].shape != (n,) or vbias[0].stride() != (1,) or vbias[0].dtype != d.dtype):
-            return None, "the bias is not a vector of N elements of D's type"
-        if any(str(v.device) != self.lib.device for v in values):
-            return None, f"its device is {va.device}, the library's {self.lib.device}"
-        try:
-            of_a, of_b, of_d = (dtype_name(v.dtype) for v in (va, vb, d))
-        except ArgumentError:
-            return None, f"its element type is {va.dtype}"
-        major = "n" if vb.stride(-2) != 1 < k and vb.stride(-1) == 1 else "k"
-        if reason := _layout_problem(va, vb, d, major):
-            return None, reason
-        batch = vb.shape[0] if vb.dim() == 3 else 1
-        word = Epilogue(bias=bool(vbias)).word()
-        wanted = Signature(of_a, of_b, of_d, "f32", word, n, k, batch, b_major=major, overlap=self.overlap)
-        return choose(self.lib, wanted)
+        d, of_a, of_b, *of_bias = known
+        return match(self.lib, self.overlap, d, of_a, of_b, of_bias[0] if of_bias else None, is_scaled(node))
 
     def _put(self, graph: torch.fx.Graph, node: Any, signature: Signature, bias: list[Any]) -> None:
         """Put the operator in the place of `node`; its result is laid out as the product's was."""
@@ -117,23 +90,6 @@ class GemmPass:
         graph.erase_node(node)
         if not b.users and b.op == "call_function":
             graph.erase_node(b)
-
-
-def _layout_problem(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, major: str) -> str:
-    """What of these strides and offsets no kernel takes, or, of the result, the operator does not give."""
-    of_b = (b.stride(-2), b.stride(-1)) if major == "k" else (b.stride(-1), b.stride(-2))
-    for name, x, (inner, outer) in (("a", a, (a.stride(-1), a.stride(-2))), ("b", b, of_b)):
-        unit = ALIGNMENT_BYTES // x.element_size()
-        steps = [outer, x.storage_offset()]
-        if x.dim() == 3 and not statically_known_true(x.stride(0) == x.shape[1] * x.shape[2]):
-            steps.append(x.stride(0))
-        expanded = any(type(step) is int and step == 0 for step in x.stride())
-        if inner != 1 or expanded or any(type(step) is not int or step % unit for step in steps):
-            return f"strides {tuple(x.stride())} or offset of {name}"
-    strides = (d.shape[-1], 1) if d.dim() == 2 else (d.shape[-2] * d.shape[-1], d.shape[-1], 1)
-    if not all(statically_known_true(x == y) for x, y in zip(d.stride(), strides, strict=True)):
-        return f"the result has strides {tuple(d.stride())}, not row-major"
-    return ""
 
 
 def inductor_options(lib: Library, *, overlap: str = "serial") -> dict[str, Any]:

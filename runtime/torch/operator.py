@@ -63,7 +63,12 @@ def _number_of(identity: int) -> int:
     return register(alive[identity])
 
 
-def _registered(number: int) -> Library:
+def library_of(number: int) -> Library:
+    """The library that `register` gave this number.
+
+    Raises:
+        ArgumentError: there is none.
+    """
     lib = _libraries.get(number)
     if lib is None:
         raise ArgumentError(
@@ -91,12 +96,12 @@ _OPERATORS.define(
 
 
 def _gemm(library: int, a: torch.Tensor, b: torch.Tensor, **more: Any) -> torch.Tensor:
-    result: torch.Tensor = _registered(library).gemm(a, b, **more)
+    result: torch.Tensor = library_of(library).gemm(a, b, **more)
     return result
 
 
 def _gemm_out(library: int, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, **more: Any) -> None:
-    _registered(library).gemm(a, b, out=out, **more)
+    library_of(library).gemm(a, b, out=out, **more)
 
 
 # Also for the CPU, where the library itself says what is wrong.

@@ -1,4 +1,4 @@
-"""The libraries that `bench_peers.py` times this archive against: one small file each, none of them needed.
+"""The libraries that benchmarks time this archive against: one small file each, none of them needed.
 
 A peer is imported only when it is asked for; one that is not installed says so and is reported as absent.
 """
@@ -11,6 +11,7 @@ from .base import CACHE, Peer, PeerError, PeerMissing, Settings, guarded, writte
 
 # Module and class of each peer, in the order in which results show them.
 PEERS = {
+    "deep_gemm": ("deep_gemm", "DeepGemm"),
     "operators": ("operators", "Operators"),
     "quack": ("quack_kernels", "Quack"),
     "triton": ("triton_inductor", "TritonInductor"),

@@ -1,0 +1,255 @@
+"""Which functions of a form serve any N, K and M, and the table by which a reader chooses among them.
+
+A form is a signature without N and K. Functions are chosen on problems drawn over the whole range, by the times that
+their families estimate, and by measured ones where there are any. Pure; knows nothing of compilers or files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runtime import canonical
+from runtime.dtypes import DTYPES
+from runtime.limits import MAX_COST_RESULTS, MAX_GEMM_EXTENT
+from runtime.signature import OVERLAPS, Signature
+
+from .estimates import LEAST_M, MIDDLE, MOST_M, Correction, Estimates, program
+from .providers import PROVIDERS, provider
+from .variants import Variant, family_of, unsuited
+
+FUNCTIONS = 40  # of a form, unless told otherwise
+# Of a form that differs from another in its overlap alone, what it has besides the other's: a share of that.
+_OVERLAPPING_SHARE = 0.25
+_DRAWN = 100  # problems for each regime of M
+_REGIMES = (1, 64), (65, 511), (512, 8192)  # of M, both ends included
+_N, _K = (256, 131_072), (512, 32_768)
+_MEASURED_WEIGHT = 4.0  # of a problem that was measured, against one that is estimated
+_LIKELY_0, _LIKELY_FLAT = 10.0, 20.0  # of a correction: that it is 0 in the middle, and flat, in measurements
+_NEAR, _NEGLIGIBLE = 0.2, 1e-3  # a share of the best time by which others count less, and a correction that is none
+_WORST = math.log(4)  # what a problem costs that no function computes
+_ENOUGH = 2e-4  # mean gain of a function below which no more are taken
+_MULTIPLES = (1, 8, 16, 32, 64, 128, 256)
+_ODD = (3, 5, 7, 11)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The functions of a form on a target, most useful first, and what was measured of their estimates.
+
+    `form` is a signature whose N and K say nothing.
+    """
+
+    form: Signature
+    target: str
+    variants: tuple[Variant, ...]
+    corrections: Mapping[Variant, Correction]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Microseconds by a variant's choices, which are the same for variants of forms that are alike, at one problem."""
+
+    n: int
+    k: int
+    m: int
+    us: Mapping[Any, float]
+
+
+def forms(signatures: Iterable[Signature]) -> list[Signature]:
+    """The distinct forms of signatures, those that overlap less first among those that are otherwise the same."""
+    found = dict.fromkeys(dataclasses.replace(s, n=_N[0], k=_K[0], batch=min(s.batch, 2)) for s in signatures)
+    return sorted(found, key=lambda s: OVERLAPS.index(s.overlap))
+
+
+def choose(
+    form: Signature, target: str, count: int, kept: Sequence[Variant] = (), measured: Sequence[Measured] = ()
+) -> Chosen:
+    """At most `count` functions for a form besides `kept`, which the archive has anyway.
+
+    Greedy, as facility location is approximated (Nemhauser, Wolsey and Fisher, 1978): the next is the one by which the
+    mean logarithm of the best time at all problems falls most.
+    """
+    kept = [v for v in kept if unsuited(v, form) is None]
+    candidates = list(dict.fromkeys([*kept, *_estimated(form, target)]))
+    corrections = _corrections(candidates, form, measured)
+    rows = _losses(candidates, corrections, form, measured)
+    taken = _cover(rows, len(candidates), len(kept), min(count + len(kept), MAX_COST_RESULTS))
+    variants = tuple(candidates[place] for place in taken)
+    return Chosen(form, target, variants, {v: corrections[v] for v in variants if v in corrections})
+
+
+def choose_all(
+    signatures: Iterable[Signature], target: str, count: int = FUNCTIONS, measured: Sequence[tuple[Signature, Any]] = ()
+) -> list[Chosen]:
+    """`choose` for each form of `signatures`; one that differs from another in its overlap shares the other's."""
+    found: list[Chosen] = []
+    for form in forms(signatures):
+        serial = dataclasses.replace(form, overlap=OVERLAPS[0])
+        kept = next((c.variants for c in found if c.form == serial), ())
+        times = [m for s, m in measured if alike(s, form)]
+        found.append(choose(form, target, math.ceil(count * _OVERLAPPING_SHARE) if kept else count, kept, times))
+    return [c for c in found if c.variants]
+
+
+def alike(measured: Signature, form: Signature) -> bool:
+    """Whether times of one form tell which tiles suit the other: by the bytes of an element, gates and block scales."""
+    same = (
+        lambda s: DTYPES[s.a].bits,
+        lambda s: DTYPES[s.d].bits,
+        lambda s: s.parts.gated,
+        lambda s: s.scaling == "block",
+        lambda s: s.b_major,
+        lambda s: s.batch > 1,
+    )
+    return measured.overlap == OVERLAPS[0] and all(of(measured) == of(form) for of in same)
+
+
+def choices_of(variant: Variant) -> tuple[str, str, Any]:
+    """What variants of forms that are alike have in common."""
+    return variant.provider, variant.family, variant.config
+
+
+def table(chosen: Sequence[Chosen]) -> dict[str, Any]:
+    """The table "universal", as `runtime.universal` reads it; forms with equal estimates share a cost program."""
+    programs: dict[bytes, int] = {}
+    rows = []
+    for c in chosen:
+        number = programs.setdefault(canonical.dumps(program(c.variants, c.corrections)), len(programs))
+        form = c.form.to_json()
+        batched = form.pop("batch") > 1
+        del form["n"], form["k"]
+        functions = [
+            [v.name(), _multiple(v, c.form, "n"), _multiple(v, c.form, "k"), _most_rows(v, c.form), _is_invariant(v)]
+            for v in c.variants
+        ]
+        rows.append(
+            {"form": form | {"batched": batched}, "target": c.target, "functions": functions, "program": number}
+        )
+    return {"checked_on": [], "forms": rows, "programs": [canonical.loads(p) for p in programs]}
+
+
+def _is_invariant(variant: Variant) -> int:
+    """Whether the order of summation is the same at every M: not where the last wave's tiles are cut along K."""
+    return int(not variant.options.get("stream_k", False))
+
+
+def _multiple(variant: Variant, form: Signature, extent: str) -> int:
+    """The least number of which N or K must be a multiple."""
+    for step in _MULTIPLES:
+        of = [Signature(**(dataclasses.asdict(form) | {extent: step * odd})) for odd in _ODD]
+        if all(unsuited(variant, signature) is None for signature in of):
+            return step
+    raise ValueError(f"{variant.name()} takes no multiple of {_MULTIPLES[-1]} as {extent.upper()}")
+
+
+def _most_rows(variant: Variant, form: Signature) -> int:
+    """The most rows of B, as a power of two, or all there may be."""
+    most = 1 << (MAX_GEMM_EXTENT.bit_length() - 1)
+    while unsuited(variant, dataclasses.replace(form, n=most)) is not None:
+        most //= 2
+    return MAX_GEMM_EXTENT if most == 1 << (MAX_GEMM_EXTENT.bit_length() - 1) else most
+
+
+def _estimated(form: Signature, target: str) -> list[Variant]:
+    """The variants for a form whose families estimate their times."""
+    every = (v for p in PROVIDERS for v in provider(p).variants(target, form))
+    return [v for v in every if (family := family_of(v)) is not None and family.estimate_us is not None]
+
+
+def _corrections(
+    variants: Sequence[Variant], form: Signature, measured: Sequence[Measured]
+) -> dict[Variant, Correction]:
+    """A line for each variant that was measured, by least squares, drawn to 0 where there is little to go by.
+
+    Where a variant is far from the best its time does not matter, and counts for little.
+    """
+    if not measured:
+        return {}
+    estimates, places = Estimates(variants), [choices_of(v) for v in variants]
+    sums = [[_LIKELY_0, 0.0, _LIKELY_FLAT, 0.0, 0.0] for _ in variants]  # weights 1, x, x x; and y, x y
+    for at in measured:
+        x = min(max(math.log(at.m), math.log(LEAST_M)), math.log(MOST_M)) - MIDDLE
+        least = min(at.us.values())
+        of = dataclasses.replace(form, n=at.n, k=at.k)
+        for place, estimated, mine in zip(places, estimates.us(of, at.m), sums, strict=True):
+            if place in at.us:
+                y, weight = math.log(at.us[place] / estimated), math.exp(-(at.us[place] / least - 1) / _NEAR)
+                for i, value in enumerate((1.0, x, x * x, y, x * y)):
+                    mine[i] += weight * value
+    found = {}
+    for variant, (w, wx, wxx, wy, wxy) in zip(variants, sums, strict=True):
+        determinant = w * wxx - wx * wx
+        line = Correction((wxx * wy - wx * wxy) / determinant, (w * wxy - wx * wy) / determinant)
+        if max(map(abs, line)) > _NEGLIGIBLE:
+            found[variant] = Correction(*(round(x, 4) for x in line))
+    return found
+
+
+def _losses(
+    variants: Sequence[Variant],
+    corrections: Mapping[Variant, Correction],
+    form: Signature,
+    measured: Sequence[Measured],
+) -> list[list[float]]:
+    """For each problem the logarithm of each variant's time over the least, times the weight of the problem."""
+    if not variants:
+        return []
+    estimates, places = Estimates(variants, corrections), [choices_of(v) for v in variants]
+    rows = []
+    for m, n, k in _problems():
+        us = estimates.us(dataclasses.replace(form, n=n, k=k), m)
+        least = min(us)
+        rows.append([min(math.log(x / least), _WORST) for x in us])
+    for at in measured:
+        us = [at.us.get(place, math.inf) for place in places]
+        least = min(us)
+        if math.isfinite(least):
+            rows.append([_MEASURED_WEIGHT * min(math.log(x / least), _WORST) for x in us])
+    return rows
+
+
+def _problems() -> list[tuple[int, int, int]]:
+    """M, N and K of the problems to choose on, the same each time: log-uniform, N and K multiples of 64."""
+    drawn = random.Random(0)
+
+    def log_uniform(low: int, high: int) -> float:
+        return math.exp(drawn.uniform(math.log(low), math.log(high)))
+
+    return [
+        (round(log_uniform(*regime)), round(log_uniform(*_N) / 64) * 64, round(log_uniform(*_K) / 64) * 64)
+        for regime in _REGIMES
+        for _ in range(_DRAWN)
+    ]
+
+
+def _cover(rows: Sequence[Sequence[float]], columns: int, kept: int, count: int) -> list[int]:
+    """Columns, the first `kept` among them, whose least values have the least sum; `count` of them at most."""
+    now = [_WORST * _MEASURED_WEIGHT] * len(rows)
+    by_column = list(zip(*rows, strict=True))
+    taken = list(range(kept))
+    for column in taken:
+        now = [min(pair) for pair in zip(now, by_column[column], strict=True)]
+
+    def gain(column: int) -> float:
+        return math.fsum(max(0.0, a - b) for a, b in zip(now, by_column[column], strict=True))
+
+    # A gain only falls as others are taken, so one that is still the greatest when it is computed again is the next.
+    waiting = [(-gain(column), column) for column in range(kept, columns)]
+    heapq.heapify(waiting)
+    while waiting and len(taken) < count:
+        _, column = heapq.heappop(waiting)
+        found = gain(column)
+        if waiting and -found > waiting[0][0]:
+            heapq.heappush(waiting, (-found, column))
+            continue
+        if taken and found < _ENOUGH * len(rows):
+            break
+        taken.append(column)
+        now = [min(pair) for pair in zip(now, by_column[column], strict=True)]
+    return taken

@@ -1,0 +1,262 @@
+"""The table "universal" of an archive: for a form, which of its functions is best at any N, K and M, by a cost program.
+
+A form is a signature without N and K. What is chosen is *predicted*: no one measured it. Has the face of
+`runtime.gemm_table.Entry`, so that a library serves both alike. Knows nothing of the tensors of a call or the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, NoReturn
+
+from .costs import CostProgram
+from .dispatch import preference, serves
+from .errors import RecordError
+from .gemm_table import Entry
+from .gpus import Gpu
+from .limits import MAX_COST_RESULTS, MAX_GEMM_EXTENT, MAX_GEMM_FUNCTIONS, MAX_UNIVERSAL_FORMS
+from .reading import is_int
+from .signature import OVERLAPS, Signature
+from .tuples import NamedTuple
+
+PREDICTED = "predicted"
+# What cost programs take, in order; `aot.estimates` writes them so.
+INPUTS = ("m", "n", "k", "batch", "multiprocessors", "memory_gbps")
+_INVARIANT_M = tuple(1 << i for i in range(14))  # 1 to 8192
+_USUAL_MEMORY_GBPS = 4917  # an H200's, where the driver does not say
+_KEPT = 4096  # choices of an entry that are kept, by M
+_WORDS = ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major", "overlap")
+
+
+class Function(NamedTuple):
+    """A function of a form: N and K must be multiples of these, N at most `most_n`. `invariant`: its order of summation
+    does not depend on M."""
+
+    name: str
+    n_multiple: int
+    k_multiple: int
+    most_n: int
+    invariant: bool
+
+
+class Form:
+    """The functions for a form on a target."""
+
+    def __init__(self, target: str, functions: tuple[Function, ...], program: Any, where: str) -> None:
+        self.target, self.functions, self._program, self._where = target, functions, program, where
+
+    @cached_property
+    def costs(self) -> CostProgram:
+        """What gives each function's time.
+
+        Raises:
+            RecordError: it is malformed.
+        """
+        found = CostProgram.from_json(self._program, len(INPUTS), self._where)
+        if found.results != len(self.functions):
+            raise RecordError(
+                f"{self._where}: its cost program gives {found.results} times for {len(self.functions)} functions; "
+                "build the archive again"
+            )
+        return found
+
+
+class PredictedEntry:
+    """What an archive serves for a signature that no table names: the function of least predicted time at each M.
+
+    `candidates`, `timings`, `ranges` and `torch_faster` are empty: nothing was measured.
+    """
+
+    state = PREDICTED
+    gpu: Gpu | None = None
+    candidates: tuple[Any, ...] = ()
+    timings: tuple[Any, ...] = ()
+    torch_faster: tuple[Any, ...] = ()
+    ranges: tuple[Any, ...] = ()
+    bounds: tuple[int, ...] = ()
+
+    def __init__(self, signature: Signature, form: Form, machine: tuple[int, int]) -> None:
+        self.signature, self.target, self._form = signature, form.target, form
+        # What programs take besides M, for this signature on a GPU of so many SMs and such a memory rate.
+        self._values = (signature.n, signature.k, signature.batch, *machine)
+        self._places = [place for place, f in enumerate(form.functions) if _takes(f, signature)]
+        self._chosen: dict[int, int] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The functions that can compute the signature."""
+        return tuple(self._form.functions[place].name for place in self._places)
+
+    def us(self, m: int) -> dict[str, float]:
+        """The predicted time of each of `names` at `m` rows, in microseconds."""
+        times = self._form.costs.evaluate((m, *self._values))
+        return {self._form.functions[place].name: times[place] for place in self._places}
+
+    def best(self, m: int) -> str:
+        """The function of least predicted time at `m` rows."""
+        place = self._chosen.get(m)
+        if place is None:
+            times = self._form.costs.evaluate((m, *self._values))
+            place = min(self._places, key=times.__getitem__)
+            if len(self._chosen) >= _KEPT:
+                self._chosen.clear()
+            self._chosen[m] = place
+        return self._form.functions[place].name
+
+    def functions(self, m: int) -> tuple[str, ...]:
+        """The best function for `m` rows, then what to try where the device cannot run it: best first, not too many."""
+        times = self.us(m)
+        return tuple(sorted(times, key=times.__getitem__))[:MAX_GEMM_FUNCTIONS]
+
+    def torch_is_faster(self, m: int) -> bool:
+        """Never: nothing was measured."""
+        return False
+
+    def only_invariant(self) -> Entry:
+        """`invariant`, which must be there, at every M, and nothing else."""
+        assert self.invariant is not None
+        names = (self.invariant,)
+        return Entry(self.signature, self.target, None, PREDICTED, names, (), (0,), self.invariant, (), (), ())
+
+    def likely(self) -> list[int]:
+        """M values between which the choice changes little: 1 to 64, then by steps of a sixteenth."""
+        found = list(range(1, 65))
+        while found[-1] < _INVARIANT_M[-1]:
+            found.append(found[-1] + max(8, found[-1] // 128 * 8))
+        return found
+
+    @cached_property
+    def invariant(self) -> str | None:
+        """The function to serve at every M, so that a row's bits do not depend on how many rows there are: of those
+        whose order of summation does not, the one that loses least against the best, from M = 1 to 8192 by powers of
+        two."""
+        places = [place for place in self._places if self._form.functions[place].invariant]
+        losses = dict.fromkeys(places, 1.0)
+        for m in _INVARIANT_M:
+            times = self._form.costs.evaluate((m, *self._values))
+            least = min(times[place] for place in self._places)
+            for place in places:
+                losses[place] *= times[place] / least
+        return self._form.functions[min(places, key=losses.__getitem__)].name if places else None
+
+
+AnyEntry = Entry | PredictedEntry  # what a library serves
+
+
+class Universal:
+    """The table, checked. `checked_on` names the kinds of GPU on which every function was found right."""
+
+    def __init__(self, forms: dict[tuple[Any, ...], Form], checked_on: tuple[str, ...]) -> None:
+        self._forms, self.checked_on = forms, checked_on
+        self._targets = {form.target for form in forms.values()}
+
+    def __len__(self) -> int:
+        return len(self._forms)
+
+    @classmethod
+    def from_json(cls, obj: Any, targets: Mapping[str, str]) -> Universal:
+        """Check and read a table; `targets` has the target of each function by name. Cost programs are read later.
+
+        Raises:
+            RecordError: anything is missing, unknown, or names a function that is not there.
+        """
+        where = "universal table"
+        obj = _fields(obj, {"checked_on", "forms", "programs"}, where)
+        programs, checked_on = _list(obj["programs"], where), _list(obj["checked_on"], where)
+        if not all(isinstance(name, str) and name for name in checked_on):
+            _fail(where, f"checked_on must be names of GPUs, found {checked_on!r:.100}")
+        if len(_list(obj["forms"], where)) > MAX_UNIVERSAL_FORMS or len(programs) > MAX_UNIVERSAL_FORMS:
+            _fail(where, f"has {len(obj['forms'])} forms, at most {MAX_UNIVERSAL_FORMS} are read")
+        forms: dict[tuple[Any, ...], Form] = {}
+        used = set()
+        for number, row in enumerate(obj["forms"]):
+            here = f"{where}: form {number}"
+            row = _fields(row, {"form", "target", "functions", "program"}, here)
+            if not is_int(row["program"], 0, len(programs) - 1):
+                _fail(here, f"program must be one of the {len(programs)} there are, found {row['program']!r:.50}")
+            used.add(row["program"])
+            key = (*_key(row["form"], here), row["target"])
+            if key in forms:
+                _fail(here, "it is there twice")
+            functions = tuple(_function(f, row["target"], targets, here) for f in _list(row["functions"], here))
+            if not 1 <= len(functions) <= MAX_COST_RESULTS or len({f.name for f in functions}) != len(functions):
+                _fail(here, f"needs 1 to {MAX_COST_RESULTS} functions, each once, found {len(functions)}")
+            forms[key] = Form(row["target"], functions, programs[row["program"]], here)
+        if used != set(range(len(programs))):
+            _fail(where, "a program is used by no form")
+        return cls(forms, tuple(checked_on))
+
+    @property
+    def forms(self) -> tuple[tuple[tuple[Any, ...], Form], ...]:
+        """Each form under its words, whether it is batched, and its target."""
+        return tuple(self._forms.items())
+
+    def entry(self, signature: Signature, capability: tuple[int, int], gpu: Gpu) -> PredictedEntry | None:
+        """What is served for `signature` on a GPU, by the form that relies on most of the overlap it promises.
+
+        None if no form for a target that the GPU runs, or no function of it, can compute the signature.
+        """
+        words = tuple(getattr(signature, word) for word in _WORDS[:-1])
+        for target in sorted(self._targets, key=preference, reverse=True):
+            if not serves(target, capability):
+                continue
+            for overlap in reversed(OVERLAPS[: OVERLAPS.index(signature.overlap) + 1]):
+                form = self._forms.get((*words, overlap, signature.batch > 1, target))
+                if form is not None and any(_takes(f, signature) for f in form.functions):
+                    machine = gpu.multiprocessors, gpu.memory_gbps or _USUAL_MEMORY_GBPS
+                    return PredictedEntry(signature, form, machine)
+        return None
+
+    def functions(self, capability: tuple[int, int]) -> list[str]:
+        """The functions of all forms that a GPU runs, each once."""
+        forms = (form for form in self._forms.values() if serves(form.target, capability))
+        return list(dict.fromkeys(f.name for form in forms for f in form.functions))
+
+
+def _takes(function: Function, signature: Signature) -> bool:
+    return (
+        signature.n % function.n_multiple == 0
+        and signature.k % function.k_multiple == 0
+        and signature.n <= function.most_n
+    )
+
+
+def _key(obj: Any, where: str) -> tuple[Any, ...]:
+    """What `Universal` keeps a form under, its words checked as a signature's are."""
+    obj = _fields(obj, {*_WORDS, "batched"}, where)
+    if type(obj["batched"]) is not bool:
+        _fail(where, f"batched must be true or false, found {obj['batched']!r:.50}")
+    words = {word: obj[word] for word in _WORDS}
+    try:
+        Signature.from_json(words | {"n": 256, "k": 256, "batch": 1})
+    except RecordError as error:
+        _fail(where, str(error))
+    return (*words.values(), obj["batched"])
+
+
+def _function(obj: Any, target: Any, targets: Mapping[str, str], where: str) -> Function:
+    if not isinstance(obj, list) or len(obj) != 5:
+        _fail(where, f"a function is [name, multiple of N, of K, most N, invariant], found {obj!r:.100}")
+    name, n_multiple, k_multiple, most_n, invariant = obj
+    if not isinstance(name, str) or name not in targets or targets[name] != target:
+        _fail(where, f"function {name!r:.100} is not in the archive for {target!r:.50}")
+    if not all(is_int(x, 1, MAX_GEMM_EXTENT) for x in obj[1:4]) or not is_int(invariant, 0, 1):
+        _fail(where, f"function {name!r:.100} has limits that are no positive integers, or an invariant not 0 or 1")
+    return Function(name, n_multiple, k_multiple, most_n, bool(invariant))
+
+
+def _fields(obj: Any, names: set[str], where: str) -> dict[str, Any]:
+    if not isinstance(obj, dict) or set(obj) != names:
+        _fail(where, f"needs exactly the fields {sorted(names)}, found {obj!r:.200}")
+    return obj
+
+
+def _list(obj: Any, where: str) -> list[Any]:
+    if not isinstance(obj, list):
+        _fail(where, f"must be a list, found {obj!r:.200}")
+    return obj
+
+
+def _fail(where: str, what: str) -> NoReturn:
+    raise RecordError(f"{where}: {what}; build the archive again")

@@ -1,0 +1,306 @@
+"""Which functions `aot build --universal` takes for a form, and how good what they choose is, on kept times."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot import manifest, times, universal
+from aot.__main__ import main
+from aot.estimates import Correction, Estimates
+from aot.providers import PROVIDERS, provider
+from aot.universal import Chosen, Measured, choices_of
+from aot.variants import Variant, unsuited
+from runtime.archive import Archive
+from runtime.gpus import Gpu
+from runtime.signature import Signature
+from runtime.universal import Universal
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import random_cases  # noqa: E402
+
+TIMES = ROOT / "benchmarks" / "results" / "variants_h200.json.xz"
+MANIFEST = ROOT / "manifests" / "universal" / "sm_90a.yaml"
+PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
+ROWS = Signature("e4m3", "e4m3", "bf16", "f32", "none", 6144, 4096, scaling="row_column")
+FOLDS = 3
+
+
+@cache
+def measured(form: Signature) -> list[Measured]:
+    """Problems of a form of which all variants were timed, not the most likely alone."""
+    found = [m for s, m in times.load(TIMES, "sm_90a") if universal.alike(s, form) and s.scaling == form.scaling]
+    most = max(len(m.us) for m in found)
+    return [m for m in found if len(m.us) > most * 0.9]
+
+
+def folds(form: Signature) -> list[tuple[list[Measured], list[Measured]]]:
+    """The problems in two: to choose by, and of N and K that those do not have."""
+    shapes = sorted({(m.n, m.k) for m in measured(form)})
+    random.Random(0).shuffle(shapes)
+    parts = [set(shapes[i::FOLDS]) for i in range(FOLDS)]
+    return [
+        ([m for m in measured(form) if (m.n, m.k) not in part], [m for m in measured(form) if (m.n, m.k) in part])
+        for part in parts
+    ]
+
+
+@cache
+def chosen_by(form: Signature, fold: int) -> Chosen:
+    return universal.choose(form, "sm_90a", 40, (), folds(form)[fold][0])
+
+
+def losses(form: Signature, corrections: Mapping[int, Mapping[Variant, Correction]] | None = None) -> list[float]:
+    """Logarithms of the time of what is chosen over that of the best of all variants, at N and K that were left out."""
+    found = []
+    for fold, (_, left_out) in enumerate(folds(form)):
+        of = chosen_by(form, fold)
+        estimates = Estimates(of.variants, (corrections or {}).get(fold, of.corrections))
+        for at in left_out:
+            us = estimates.us(dataclasses.replace(form, n=at.n, k=at.k), at.m)
+            timed = [(t, at.us[choices_of(v)]) for t, v in zip(us, of.variants, strict=True) if choices_of(v) in at.us]
+            found.append(math.log(min(timed)[1] / min(at.us.values())))
+    return found
+
+
+def mean(of: Sequence[float]) -> float:
+    return math.exp(math.fsum(of) / len(of)) - 1
+
+
+@pytest.mark.parametrize(("form", "most", "worst"), [(PLAIN, 0.060, 0.40), (ROWS, 0.045, 0.40)], ids=["bf16", "e4m3"])
+def test_what_is_chosen_for_shapes_never_seen_is_near_the_best_of_all(
+    form: Signature, most: float, worst: float
+) -> None:
+    """Of 600 and of 409 variants on an H200, at M = 128 to 8192."""
+    found = losses(form)
+    assert len(found) > 100
+    assert mean(found) < most
+    assert max(found) < worst
+
+
+@pytest.mark.parametrize("form", [PLAIN, ROWS], ids=["bf16", "e4m3"])
+def test_what_was_measured_of_one_function_says_nothing_of_another(form: Signature) -> None:
+    """The corrections are worth something: shuffled among the functions they do harm, left out they are missed."""
+    shuffled: list[float] = []
+    for seed in range(8):
+        given: dict[int, dict[Variant, Correction]] = {}
+        for fold in range(FOLDS):
+            lines = list(chosen_by(form, fold).corrections.values())
+            random.Random(seed).shuffle(lines)
+            given[fold] = dict(zip(chosen_by(form, fold).corrections, lines, strict=True))
+        shuffled.append(mean(losses(form, given)))
+    without: dict[int, dict[Variant, Correction]] = {fold: {} for fold in range(FOLDS)}
+    assert sum(shuffled) / len(shuffled) > mean(losses(form)) + 0.01
+    assert mean(losses(form, without)) > mean(losses(form)) + 0.002
+
+
+def test_functions_cover_few_rows_and_many() -> None:
+    families = [v.family for v in chosen_by(PLAIN, 0).variants]
+    assert len(families) == 40
+    assert min(families.count(name) for name in ("sm90_small_m", "sm90_persistent")) >= 12
+
+
+def test_choosing_is_the_same_each_time_and_each_function_is_there_once() -> None:
+    again = universal.choose(PLAIN, "sm_90a", 40, (), folds(PLAIN)[0][0])
+    assert again == chosen_by(PLAIN, 0)
+    assert len(set(again.variants)) == len(again.variants)
+
+
+def test_a_form_that_overlaps_more_shares_the_functions_of_the_other() -> None:
+    weights = dataclasses.replace(PLAIN, overlap="weights")
+    serial, early = universal.choose_all([weights, PLAIN], "sm_90a", 8)
+    assert (serial.form.overlap, early.form.overlap) == ("serial", "weights")
+    assert early.variants[: len(serial.variants)] == serial.variants
+    own = early.variants[len(serial.variants) :]
+    assert len(own) == 2
+    assert all(v.options["overlap"] != "serial" for v in own)
+
+
+def test_a_form_without_estimates_has_no_functions() -> None:
+    assert universal.choose_all([PLAIN], "sm_100a", 8) == []
+
+
+def table_of(chosen: Sequence[Chosen]) -> Universal:
+    targets = {v.name(): v.target for c in chosen for v in c.variants}
+    return Universal.from_json(json.loads(json.dumps(universal.table(chosen))), targets)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        PLAIN,
+        dataclasses.replace(PLAIN, epilogue="swiglu"),
+        dataclasses.replace(ROWS, scaling="block"),
+        dataclasses.replace(ROWS, scaling="block", epilogue="swiglu"),
+        dataclasses.replace(ROWS, d="e4m3", epilogue="swiglu"),
+    ],
+    ids=Signature.key,
+)
+def test_the_table_serves_the_extents_that_functions_compute_and_no_others(form: Signature) -> None:
+    (of,) = universal.choose_all([form], "sm_90a", 6)
+    table = table_of([of])
+    for n in (8, 16, 24, 32, 48, 64, 96, 128, 160, 256, 320, 512, 1000, 1024, 6144, 1 << 27, 1 << 28):
+        for k in (8, 16, 24, 32, 64, 128, 136, 200, 4096):
+            wanted = dataclasses.replace(form, n=n, k=k)
+            suited = {v.name() for v in of.variants if unsuited(v, wanted) is None}
+            found = table.entry(wanted, (9, 0), Gpu("NVIDIA H200", 132, 4917))
+            assert set(found.names if found else ()) == suited, (n, k)
+
+
+def test_the_table_gives_the_estimates_with_what_was_measured() -> None:
+    of = chosen_by(PLAIN, 0)
+    found = table_of([of]).entry(PLAIN, (9, 0), Gpu("NVIDIA H200", 132, 4917))
+    assert found is not None
+    for m in (1, 100, 5000):
+        estimated = dict(
+            zip((v.name() for v in of.variants), Estimates(of.variants, of.corrections).us(PLAIN, m), strict=True)
+        )
+        assert found.us(m) == estimated
+        assert found.best(m) == min(estimated, key=lambda name: estimated[name])
+    shared = {v.name() for v in of.variants if v.options.get("stream_k")}
+    assert shared
+    (row,) = universal.table([of])["forms"]
+    assert {name for name, *_, invariant in row["functions"] if not invariant} == shared
+
+
+def test_the_packaged_manifest_names_the_forms_that_models_ask_for() -> None:
+    forms = universal.forms(p.signature for p in manifest.load(MANIFEST).problems())
+    plain = {(s.a, s.epilogue, s.overlap) for s in forms if s.scaling == "none"}
+    words = [
+        (a, e, o)
+        for a in ("bf16", "f16")
+        for e in ("none", "bias", "residual", "swiglu")
+        for o in ("serial", "weights")
+    ]
+    assert plain == set(words)
+    assert {(s.scaling, s.overlap) for s in forms if s.a == "e4m3"} == {
+        (s, o) for s in ("tensor", "row_column", "block") for o in ("serial", "weights")
+    }
+
+
+def test_no_linear_layer_of_these_models_is_left(models: dict[str, list[Signature]]) -> None:
+    """As transformers has them, q, k, v, gate and up apart, and as vLLM does, whether tuned for or not."""
+    forms = [p.signature for p in manifest.load(MANIFEST).problems() if p.signature.overlap == "serial"]
+    table = table_of(universal.choose_all(forms, "sm_90a", 1))
+    for name in ("llama-3.1-8b", "qwen3-8b", "qwen3-8b-fp8", "qwen2.5-7b", "gemma-3-1b", "gemma-3-27b", "mistral-7b"):
+        assert models[name], name
+        for signature in models[name]:
+            found = table.entry(signature, (9, 0), Gpu("NVIDIA H200", 132, 4917))
+            if "geglu" not in signature.epilogue:
+                assert found is not None, f"{name}: {signature.key()}"
+
+
+@pytest.fixture
+def models() -> dict[str, list[Signature]]:
+    found: dict[str, list[Signature]] = {}
+    for layer in random_cases.load_layers(random_cases.default_paths()):
+        for name in layer.names:
+            found.setdefault(name.partition(":")[0], []).append(layer.signature)
+    return found
+
+
+# --- building ---
+
+TINY = """format: 1
+model: tiny
+source: a test
+tokens: [1, 64]
+targets: [sm_90a]
+gemms:
+  - {name: up, n: 1024, k: 512, dtypes: {a: bf16, b: bf16, d: bf16}}
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("universal")
+    (folder / "tiny.yaml").write_text(TINY)
+    arguments = ["build", str(folder / "tiny.yaml"), "--universal", "--candidates", "2", "--no-tune"]
+    assert run(*arguments, "-o", str(folder / "universal.aot"), "--cache", str(folder / "cache")) == 0
+    return folder
+
+
+def run(*arguments: str) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["aot", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+    return int(end.value.code or 0)
+
+
+def test_build_writes_a_table_of_forms_and_no_entries(built: Path) -> None:
+    with Archive.open(built / "universal.aot") as archive:
+        targets = archive.functions.targets_by_name()
+        table = Universal.from_json(archive.table("universal"), targets)
+        assert archive.table("gemm")["entries"] == []
+        assert len(targets) == 2
+    assert len(table) == 1
+    assert table.checked_on == ()
+    for n, k in ((1024, 512), (8, 8), (50_000, 13_824)):
+        assert table.entry(dataclasses.replace(PLAIN, n=n, k=k), (9, 0), Gpu("NVIDIA H200", 132, 4917)) is not None
+
+
+def test_a_build_on_a_base_has_all_of_both(built: Path) -> None:
+    common = ["build", str(built / "tiny.yaml"), "--candidates", "1", "--no-tune", "--cache", str(built / "cache")]
+    assert run(*common, "--base", str(built / "universal.aot"), "-o", str(built / "both.aot")) == 0
+    with Archive.open(built / "universal.aot") as base, Archive.open(built / "both.aot") as both:
+        assert set(base.functions) <= set(both.functions)
+        assert both.table("universal") == base.table("universal")
+        assert [e["signature"]["n"] for e in both.table("gemm")["entries"]] == [1024]
+        assert [m["model"] for m in both.table("build")["models"]] == ["tiny", "tiny"]
+    assert run(*common, "--base", str(built / "both.aot"), "-o", str(built / "again.aot")) == 0
+    with Archive.open(built / "again.aot") as again, Archive.open(built / "both.aot") as both:
+        assert len(again.table("gemm")["entries"]) == 1, "it takes the place of the base's"
+        assert set(again.functions) == set(both.functions)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--universal", "--function", "rmsnorm"], "build them without --universal"),
+        (["--times", "x.json"], "give that too"),
+        (["--universal", "--times", "x.json"], "x.json: no file of times"),
+        (["--universal", "--target", "sm_100a"], "estimates its times"),
+        (["--universal", "--target", "sm_1"], "sm_1"),
+        (["--base", "gone.aot"], "gone.aot"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_status_2(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
+) -> None:
+    assert run("build", str(built / "tiny.yaml"), "-o", str(tmp_path / "x.aot"), *more) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert error.count("\n") == 0
+    assert not (tmp_path / "x.aot").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"names": [], "results": [{"signature": {}}]}', '{"names": [["f"]], "results": 3}'],
+)
+def test_a_file_of_something_else_is_no_file_of_times(tmp_path: Path, content: str) -> None:
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(times.TimesError, match="no file of times"):
+        times.load(tmp_path / "x.json", "sm_90a")
+
+
+def test_times_are_of_variants_of_any_alike_form() -> None:
+    every: list[tuple[Signature, Any]] = times.load(TIMES, "sm_90a")
+    assert len(every) == 538
+    bias, block = dataclasses.replace(PLAIN, epilogue="bias"), dataclasses.replace(ROWS, scaling="block")
+    assert sum(universal.alike(s, bias) for s, _ in every) == 164
+    assert sum(universal.alike(s, block) for s, _ in every) == 0
+    legal = {choices_of(v) for p in PROVIDERS for v in provider(p).variants("sm_90a", bias)}
+    assert legal & set(every[0][1].us)

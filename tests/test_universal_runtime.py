@@ -1,0 +1,389 @@
+"""What a universal table serves: a prediction for any N and K, where no gemm entry is; and how it is read."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aot.pack import Package
+from runtime import KernelMiss, Library, RecordError, native
+from runtime.contents import open_archives
+from runtime.gpus import Gpu
+from runtime.routing import choose
+from runtime.signature import EPILOGUES, MAJORS, OVERLAPS, SCALINGS, Signature
+from runtime.universal import PREDICTED, Universal
+
+from .recording_driver import (
+    FakeTensor,
+    FakeTorch,
+    RecordingDriver,
+    cubin,
+    entry,
+    gemm_record,
+    signature,
+    table,
+    write_archive,
+)
+
+K = 512
+# Microseconds: "few" 100 + M, "many" 150 + M / 10, "wide" 1, which takes N in multiples of 1024 only, and "shared" 1000
+# up to M = 1000 and 1 beyond, which adds up in an order that depends on M.
+PROGRAM = {
+    "constants": [100, 150, 10, 1, 1000],  # from place 6, after the inputs
+    "operations": "add div add select",  # from place 11
+    "operands": [0, 6, 0, 8, 12, 7, 0, 10, 10, 9],
+    "results": [11, 13, 9, 14],
+}
+FORM: dict[str, Any] = {
+    "a": "bf16",
+    "b": "bf16",
+    "d": "bf16",
+    "accumulator": "f32",
+    "epilogue": "none",
+    "scaling": "none",
+}
+FORM |= {"b_major": "k", "overlap": "serial", "batched": False}
+NAMES = ("few", "many", "wide", "shared")
+MOST = 2**31 - 1
+ROW: dict[str, Any] = {
+    "form": FORM,
+    "target": "sm_90a",
+    "functions": [
+        ["few", 8, 8, MOST, 1],
+        ["many", 8, 8, MOST, 1],
+        ["wide", 1024, 8, 4096, 1],
+        ["shared", 8, 8, MOST, 0],
+    ],
+    "program": 0,
+}
+TABLE: dict[str, Any] = {"checked_on": ["NVIDIA H200"], "forms": [ROW], "programs": [PROGRAM]}
+TARGETS = dict.fromkeys(NAMES, "sm_90a")
+GPU, HOPPER = Gpu("NVIDIA H200", 132, 4917), (9, 0)
+RECORDS = [gemm_record(n) for n in NAMES[:3]] + [gemm_record("shared", workspaces=((4096, None, True),))]
+
+
+def of(n: int, k: int = K, **more: Any) -> Signature:
+    return Signature.from_json(signature(n, k, **more))
+
+
+def universal(obj: Any = TABLE) -> Universal:
+    return Universal.from_json(obj, TARGETS)
+
+
+def write(path: Path, rows: list[dict[str, Any]] = [], obj: Any = TABLE) -> dict[bytes, Any]:  # noqa: B006
+    package = Package()
+    for record in RECORDS:
+        package.add_function(record, cubin(record["name"]))
+    package.set_table("gemm", table(rows))
+    package.set_table("universal", obj)
+    package.write(path)
+    kernels: dict[bytes, Any] = {}
+    for r in RECORDS:
+        sizes = tuple(p["size"] for p in r["program"]["launches"][0]["parameters"])
+        kernels[cubin(r["name"])] = {f"kernel_{r['name']}": sizes}
+    return kernels
+
+
+@pytest.fixture
+def driver(torch: FakeTorch) -> RecordingDriver:
+    return RecordingDriver()
+
+
+def library(folder: Path, driver: RecordingDriver, rows: Any = (), obj: Any = TABLE, **options: Any) -> Library:
+    driver.kernels |= write(folder / "universal.aot", list(rows), obj)
+    return Library(open_archives([folder / "universal.aot"]), driver, **options)
+
+
+def launched(lib: Library, driver: RecordingDriver, n: int, m: int, **more: Any) -> str:
+    lib.gemm(FakeTensor((m, K)), FakeTensor((n, K)), out=FakeTensor((m, n)), **more)
+    return driver.launches[-1].symbol.removeprefix("kernel_")
+
+
+# --- choosing ---
+
+
+@pytest.mark.parametrize("without_native", [False, True])
+def test_the_least_time_at_the_exact_m_decides(monkeypatch: pytest.MonkeyPatch, without_native: bool) -> None:
+    if without_native:
+        monkeypatch.setattr(native, "costs", None)
+    found = universal().entry(of(512), HOPPER, GPU)
+    assert found is not None
+    assert (found.state, found.target) == (PREDICTED, "sm_90a")
+    assert [found.best(m) for m in (1, 55, 56, 999, 1000, 1001)] == ["few", "few", "many", "many", "many", "shared"]
+    assert found.functions(56) == ("many", "few", "shared")
+    assert found.us(10) == {"few": 110.0, "many": 151.0, "shared": 1000.0}
+
+
+def test_functions_take_multiples_of_n_and_k_and_n_up_to_a_most() -> None:
+    table = universal()
+    for n, k, names in (
+        (512, 8, {"few", "many", "shared"}),
+        (1024, 8, set(NAMES)),
+        (4096, 512, set(NAMES)),
+        (5120, 512, {"few", "many", "shared"}),
+        (512, 12, None),
+        (20, 512, None),
+    ):
+        found = table.entry(of(n, k), HOPPER, GPU)
+        assert (None if found is None else set(found.names)) == names
+
+
+@pytest.mark.parametrize(
+    "more", [{"epilogue": "silu"}, {"batch": 2}, {"b_major": "n"}, {"dtype": "f16"}, {"dtype": "e4m3", "d": "bf16"}]
+)
+def test_other_forms_are_not_guessed(more: dict[str, Any]) -> None:
+    assert universal().entry(of(512, **more), HOPPER, GPU) is None
+
+
+def test_other_gpus_are_not_served() -> None:
+    assert universal().entry(of(512), (10, 0), GPU) is None
+    assert universal().functions((10, 0)) == []
+
+
+def test_a_form_that_relies_on_less_serves_what_promises_more() -> None:
+    table = universal()
+    found = table.entry(of(512, overlap="weights"), HOPPER, GPU)
+    assert found is not None
+    assert found.signature.overlap == "weights"
+    early = copy.deepcopy(TABLE)
+    early["forms"].append(ROW | {"form": FORM | {"overlap": "launch"}, "functions": [["few", 8, 8, MOST, 1]]})
+    early["forms"][1]["program"] = 1
+    early["programs"] = [PROGRAM, PROGRAM | {"results": [11]}]
+    for overlap, names in (("serial", 3), ("launch", 1), ("weights", 1)):
+        found = universal(early).entry(of(512, overlap=overlap), HOPPER, GPU)
+        assert found is not None
+        assert len(found.names) == names, overlap
+
+
+def test_equal_bits_are_of_one_function_that_loses_least_and_shares_no_tiles(
+    tmp_path: Path, driver: RecordingDriver
+) -> None:
+    found = universal().entry(of(512), HOPPER, GPU)
+    assert found is not None
+    assert found.invariant == "many"
+    lib = library(tmp_path, driver, batch_invariant=True)
+    assert {launched(lib, driver, 512, m) for m in (1, 50, 4000)} == {"many"}
+    alone = copy.deepcopy(TABLE)
+    for function in alone["forms"][0]["functions"]:
+        function[-1] = 0
+    with pytest.raises(KernelMiss, match="no function that serves every M with equal bits"):
+        launched(library(tmp_path, driver, obj=alone, batch_invariant=True), driver, 512, 1)
+
+
+# --- serving ---
+
+
+def test_any_n_and_k_is_served_by_prediction(tmp_path: Path, driver: RecordingDriver) -> None:
+    lib = library(tmp_path, driver)
+    assert launched(lib, driver, 1024, 3) == "wide"
+    for n, m, name in ((512, 3, "few"), (520, 70, "many"), (512, 70, "many"), (512, 4, "few"), (512, 3, "few")):
+        assert launched(lib, driver, n, m) == name
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_tuned_entry_wins_over_the_model_whatever_the_order(
+    tmp_path: Path, driver: RecordingDriver, first: bool
+) -> None:
+    driver.kernels |= write(tmp_path / "universal.aot")
+    driver.kernels |= write_archive(
+        tmp_path / "tuned.aot", [gemm_record("tuned")], [entry(signature(512, K), [(None, "tuned")])]
+    )
+    paths = [tmp_path / "tuned.aot", tmp_path / "universal.aot"]
+    lib = Library(open_archives(paths if first else paths[::-1]), driver)
+    assert launched(lib, driver, 512, 3) == "tuned"
+    assert launched(lib, driver, 520, 3) == "few"
+
+
+def test_of_two_universal_tables_the_last_serves(tmp_path: Path, driver: RecordingDriver) -> None:
+    driver.kernels |= write(tmp_path / "base.aot")
+    swapped = copy.deepcopy(TABLE)
+    swapped["programs"][0]["results"] = [13, 11, 9, 14]
+    driver.kernels |= write(tmp_path / "last.aot", obj=swapped)
+    lib = Library(open_archives([tmp_path / "base.aot", tmp_path / "last.aot"]), driver)
+    assert launched(lib, driver, 512, 3) == "many"
+
+
+def test_what_the_model_chose_is_refused_where_tuned_is_required(tmp_path: Path, driver: RecordingDriver) -> None:
+    lib = library(tmp_path, driver, require="tuned")
+    with pytest.raises(KernelMiss, match="is predicted: its kernels were checked on NVIDIA H200 and chosen by a model"):
+        launched(lib, driver, 512, 3)
+    assert lib.stats().refusals[0].reason == "not tuned"
+    assert lib.preload() == ()
+
+
+@pytest.mark.parametrize(("checked_on", "warned"), [(["NVIDIA H200"], 0), ([], 1)])
+def test_functions_that_ran_nowhere_are_warned_of_and_left_out_of_models(
+    tmp_path: Path, driver: RecordingDriver, caplog: pytest.LogCaptureFixture, checked_on: list[str], warned: int
+) -> None:
+    lib = library(tmp_path, driver, obj=TABLE | {"checked_on": checked_on})
+    with caplog.at_level(logging.WARNING):
+        launched(lib, driver, 512, 3)
+        launched(lib, driver, 520, 3)
+    assert [r for r in caplog.records if "never run or checked" in r.message] == caplog.records[:warned]
+    assert len(caplog.records) == warned
+    taken, reason = choose(lib, of(512))
+    assert (taken is None) is bool(warned)
+    assert ("never run on a GPU" in reason) is bool(warned)
+
+
+def test_models_take_tuned_entries_that_rely_on_less_before_predicted_ones(
+    tmp_path: Path, driver: RecordingDriver
+) -> None:
+    lib = library(tmp_path, driver, [entry(signature(512, K), [(None, "few")])])
+    taken, _ = choose(lib, of(512, overlap="weights"))
+    assert taken == of(512)
+    taken, _ = choose(lib, of(520, overlap="weights"))
+    assert taken == of(520, overlap="weights")
+
+
+def test_a_miss_says_that_no_form_fits(tmp_path: Path, driver: RecordingDriver) -> None:
+    lib = library(tmp_path, driver)
+    with pytest.raises(KernelMiss, match="no universal table has a form with these types and words"):
+        launched(lib, driver, 512, 3, epilogue="silu")
+
+
+def test_a_function_that_is_none_of_the_form_is_refused(tmp_path: Path, driver: RecordingDriver) -> None:
+    wrong = copy.deepcopy(TABLE)
+    wrong["forms"][0]["form"]["epilogue"] = "bias"
+    lib = library(tmp_path, driver, obj=wrong)
+    bias = FakeTensor((512,))
+    with pytest.raises(RecordError, match="does not take the tensors of this GEMM"):
+        lib.gemm(FakeTensor((3, K)), FakeTensor((512, K)), out=FakeTensor((3, 512)), bias=bias)
+
+
+# --- preload ---
+
+
+def test_preload_loads_every_function_that_the_model_may_choose(tmp_path: Path, driver: RecordingDriver) -> None:
+    lib = library(tmp_path, driver)
+    assert set(lib.preload()) == set(NAMES)
+    loads = lib.stats().loads
+    for n, m in itertools.product((8, 512, 1024, 5120), (1, 60, 2000)):
+        launched(lib, driver, n, m)
+    assert lib.stats().loads == loads
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+def test_preload_of_a_signature_loads_what_is_best_somewhere(
+    tmp_path: Path, driver: RecordingDriver, by_key: bool
+) -> None:
+    lib = library(tmp_path, driver)
+    wanted = of(512)
+    assert set(lib.preload([3, 70], only=[wanted.key() if by_key else wanted])) == {"few", "many", "shared"}
+    loads, plans = lib.stats().loads, lib.stats().plans_made
+    assert [launched(lib, driver, 512, m) for m in (3, 70)] == ["few", "many"]
+    assert (lib.stats().loads, lib.stats().plans_made) == (loads, plans)
+    assert launched(lib, driver, 1024, 3) == "wide", "others go on being loaded when they are first asked for"
+    with pytest.raises(KernelMiss, match="cannot preload"):
+        lib.preload(only=[of(20)])
+
+
+def test_reload_keeps_to_what_was_preloaded(tmp_path: Path, driver: RecordingDriver) -> None:
+    lib = library(tmp_path, driver)
+    lib.preload([3], only=[of(512)])
+    swapped = copy.deepcopy(TABLE)
+    swapped["programs"][0]["results"] = [13, 11, 9, 14]
+    driver.kernels |= write(tmp_path / "other.aot", obj=swapped)
+    assert lib.reload(tmp_path / "other.aot")
+    loads = lib.stats().loads
+    assert launched(lib, driver, 512, 3) == "many"
+    assert lib.stats().loads == loads
+
+
+def test_reload_refuses_a_malformed_program(tmp_path: Path, driver: RecordingDriver) -> None:
+    lib = library(tmp_path, driver)
+    launched(lib, driver, 512, 3)
+    wrong = copy.deepcopy(TABLE)
+    wrong["programs"][0]["results"] = [11]
+    write(tmp_path / "wrong.aot", obj=wrong)
+    with pytest.raises(RecordError, match="gives 1 times for 4 functions"):
+        lib.reload(tmp_path / "wrong.aot")
+    assert launched(lib, driver, 512, 3) == "few"
+
+
+# --- reading ---
+
+DAMAGE: dict[str, tuple[Any, Any, str]] = {
+    "a field is missing": ([], {"forms": [], "programs": []}, "exactly the fields"),
+    "a field is unknown": (["forms", 0, "batch"], 1, "exactly the fields"),
+    "checked_on is a word": (["checked_on"], "NVIDIA H200", "must be a list"),
+    "checked_on has no name": (["checked_on"], [""], "must be names"),
+    "a form is there twice": (["forms"], [ROW, ROW], "twice"),
+    "a word is unknown": (["forms", 0, "form", "epilogue"], "tanh", "unknown epilogue"),
+    "a type is unknown": (["forms", 0, "form", "a"], "bf17", "unknown element type"),
+    "batched is a number": (["forms", 0, "form", "batched"], 1, "batched must be true or false"),
+    "a function is not there": (["forms", 0, "functions", 0, 0], "gone", "not in the archive for 'sm_90a'"),
+    "a function is for another target": (["forms", 0, "target"], "sm_100a", "not in the archive for 'sm_100a'"),
+    "a function is there twice": (["forms", 0, "functions", 0, 0], "many", "each once"),
+    "a function is a word": (["forms", 0, "functions", 0], "few", "a function is"),
+    "a multiple is 0": (["forms", 0, "functions", 0, 1], 0, "no positive integers"),
+    "a multiple is a fraction": (["forms", 0, "functions", 0, 2], 8.0, "no positive integers"),
+    "invariant is true": (["forms", 0, "functions", 0, 4], True, "invariant not 0 or 1"),
+    "there is no function": (["forms", 0, "functions"], [], "1 to 64 functions"),
+    "a program is not there": (["forms", 0, "program"], 1, "one of the 1 there are"),
+    "a program is unused": (["programs"], [PROGRAM, PROGRAM], "used by no form"),
+    "forms are no list": (["forms"], {}, "must be a list"),
+    "there are too many": (["forms"], [None] * 513, "at most 512"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_malformed_table_is_refused_where(what: str) -> None:
+    path, value, message = DAMAGE[what]
+    obj = copy.deepcopy(TABLE)
+    if not path:
+        obj = value
+    else:
+        place = obj
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = value
+    with pytest.raises(RecordError, match=f"universal table.*{message}.*build the archive again"):
+        universal(obj)
+
+
+TYPES = st.sampled_from(["bf16", "f16", "e4m3", "f32"])
+
+
+@given(
+    st.builds(
+        Signature,
+        TYPES,
+        TYPES,
+        TYPES,
+        st.just("f32"),
+        st.sampled_from(sorted(EPILOGUES)),
+        st.integers(1, 1 << 20).map(lambda n: 2 * n),
+        st.integers(1, 1 << 20),
+        st.integers(1, 9),
+        st.sampled_from(SCALINGS),
+        st.sampled_from(MAJORS),
+        st.sampled_from(OVERLAPS),
+    )
+)
+def test_a_key_says_all_of_its_signature(wanted: Signature) -> None:
+    assert Signature.of_key(wanted.key()) == wanted
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "",
+        "qkv",
+        "bf16_bf16_bf16_f32_none_n8_k08",
+        "bf16_bf16_bf16_f32_none_n8_k8_b1",
+        "bf16_bf16_bf16_f32_none_n8_k8_serial",
+        "bf16_bf16_bf16_f32_what_n8_k8",
+        "bf16_bf16_bf16_f32_swiglu_n9_k8",
+        f"bf16_bf16_bf16_f32_none_n{2**31}_k8",
+    ],
+)
+def test_what_is_no_key_is_none(word: str) -> None:
+    assert Signature.of_key(word) is None
