@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import subprocess
 import sys
 import time
@@ -10,12 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from aot.tune import tune_archive
 from aot.tune.executor import LocalExecutor, MeasuringFailed
 from aot.tune.jobs import Answer, Job
+from aot.tune.run import Machine
 from aot.tune.worker import Setup
 from aot.tune_options import TuneOptions
+from runtime.archive import Archive
+from runtime.dispatch import Dispatch
 from runtime.errors import AotError
 from runtime.signature import Signature
+
+from .recording_driver import entry, gemm_record, write_archive
+from .simulated_gpu import GPU
 
 ROOT = Path(__file__).resolve().parent.parent
 SIGNATURES = [Signature("bf16", "bf16", "bf16", "f32", "none", n, 512) for n in (512, 1024)]
@@ -102,6 +110,26 @@ def test_nothing_to_blame_twice_ends_the_tuning(tmp_path: Path) -> None:
 def test_an_error_of_ours_ends_the_tuning_with_its_words(tmp_path: Path) -> None:
     with pytest.raises(AotError, match="torch cannot compute it"):
         run(tmp_path, [Job(SIGNATURES[0], ("slow",), (), 64)], "refuses")
+
+
+def test_an_archive_is_tuned_over_its_own_name_by_processes_that_crash(tmp_path: Path) -> None:
+    names = ["slow", "dies", "quick", "poisons"]
+    path = tmp_path / "model.aot"
+    candidates = [[16, names], [64, names]]
+    rows = [entry(s.to_json(), [(None, "dies")], candidates=candidates, state="ranked") for s in SIGNATURES]
+    write_archive(path, [gemm_record(name) for name in names], rows)
+    (tmp_path / "started").mkdir()
+
+    def executor(setup: Setup) -> LocalExecutor:
+        setup = dataclasses.replace(setup, details=str(tmp_path / "started"))
+        return LocalExecutor([None], "tests.simulated_gpu:crashing", setup)
+
+    report = tune_archive(path, path, machine=Machine((9, 0), GPU, executor))
+    assert report.rejected.keys() == {"dies", "poisons"}
+    with Archive.open(path) as archive:
+        assert set(archive.functions) == {"quick"}
+        assert [e.state for e in Dispatch.from_json(archive.table("gemm")).entries] == ["tuned", "tuned"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.aot", "started"]
 
 
 def test_tuning_imports_no_torch_into_the_command() -> None:

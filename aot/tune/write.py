@@ -190,7 +190,7 @@ def _untouched(entry: Entry, rejected: Mapping[str, str]) -> GemmRow | None:
 
 
 def _is_one_call(baseline: str) -> bool:
-    """Whether a baseline, by its name, is a product and no kernel besides: what a server runs in place of a function."""
+    """Whether a baseline, by its name, is a product alone, which a server can run in place of a function."""
     return baseline.startswith("torch.") and "torch.compile" not in baseline and "eager" not in baseline
 
 
