@@ -232,13 +232,19 @@ def _tune_command(
             min=0, max=1, help="Share of the best time by which a function may be slower that serves elsewhere too."
         ),
     ] = TuneOptions.tolerance,
+    history: Annotated[
+        bool, typer.Option(help="Keep in OUT what was measured and rejected, for people to read; servers skip it.")
+    ] = TuneOptions.history,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Measure candidates on this machine's GPU and keep the fastest. IN stays as it is."""
+    """Measure candidates on this machine's GPUs, all of them at a time, and keep the fastest. IN stays as it is.
+
+    Where IN was tuned on another kind of GPU, what is fastest on this kind is added. Killed, the same command goes on.
+    """
     _refuse_inputs(output, [source])
     require_replaceable(output, force)
-    options = TuneOptions(finalists, repeats, seed, sustained, tolerance)
+    options = TuneOptions(finalists, repeats, seed, sustained, tolerance, history)
     with Archive.open(source) as opened:
         opened.check_blocks()  # before torch is imported, which takes seconds
     report = _tune(source, output, options, as_json)
@@ -263,7 +269,7 @@ def _tune(source: Path, destination: Path, options: TuneOptions, as_json: bool) 
     for entry in report.unserved:
         warn(f"{entry}: no candidate computes the right result; the archive cannot serve it")
     if report.interrupted:
-        rest = f"`aot tune {destination} -o OTHER` goes on with the rest"
+        rest = f"the same command goes on, as does `aot tune {destination} -o OTHER` with the rest"
         raise Stop(f"interrupted; {destination} has what was measured; {rest}", INTERRUPTED)
     if not as_json:
         result = f", {geomean:.3f}x the baseline in the geometric mean" if geomean else ""
