@@ -273,12 +273,15 @@ def _tune(source: Path, destination: Path, options: TuneOptions, as_json: bool) 
         raise Stop(f"interrupted; {destination} has what was measured; {rest}", INTERRUPTED)
     if not as_json:
         result = f", {geomean:.3f}x the baseline in the geometric mean" if geomean else ""
-        say(f"{destination}: tuned at {len(report.measured)} points{result}; `aot ls {destination}` lists them")
+        done = [f"tuned at {_count(len(report.measured), 'point')}{result}"] if report.measured else []
+        done += [f"checked {_count(report.forms, 'form')}"] if report.forms else []
+        say(f"{destination}: {' and '.join(done)}; `aot ls {destination}` lists them")
     return {
         "points": len(report.measured),
         "geomean": geomean,
         "rejected": report.rejected,
         "unserved": report.unserved,
+        "forms": report.forms,
         "environment": report.environment,
     }
 

@@ -11,9 +11,9 @@ import heapq
 import math
 import operator
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from runtime import canonical
 from runtime.dtypes import DTYPES
@@ -53,6 +53,10 @@ class Chosen:
     corrections: Mapping[Variant, Correction]
 
 
+# What the table has of a form: its words and functions, and the cost program of these.
+Row: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
+
+
 @dataclass(frozen=True)
 class Measured:
     """Microseconds by a variant's choices, which are the same for variants of forms that are alike, at one problem."""
@@ -82,8 +86,8 @@ def choose(
     taken = _cover(
         _losses(candidates, form, measured), len(candidates), len(kept), min(count + len(kept), MAX_COST_RESULTS)
     )
-    variants, corrections = tuple(candidates[i] for i in taken), _corrections(candidates, form, measured)
-    return Chosen(form, target, variants, {v: corrections[v] for v in variants if v in corrections})
+    variants, lines = tuple(candidates[i] for i in taken), corrections(candidates, form, measured)
+    return Chosen(form, target, variants, {v: lines[v] for v in variants if v in lines})
 
 
 def choose_all(
@@ -99,17 +103,16 @@ def choose_all(
     return [c for c in found if c.variants]
 
 
+def likeness(signature: Signature) -> tuple[Any, ...]:
+    """What forms have in common of which times tell the same: bytes of an element, gates, block scales, order of B."""
+    s = signature
+    bits = DTYPES[s.a].bits, DTYPES[s.d].bits
+    return (*bits, s.parts.gated, s.scaling == "block", s.b_major, s.batch > 1)
+
+
 def alike(measured: Signature, form: Signature) -> bool:
-    """Whether times of one form tell which tiles suit the other: by the bytes of an element, gates and block scales."""
-    same = (
-        lambda s: DTYPES[s.a].bits,
-        lambda s: DTYPES[s.d].bits,
-        lambda s: s.parts.gated,
-        lambda s: s.scaling == "block",
-        lambda s: s.b_major,
-        lambda s: s.batch > 1,
-    )
-    return measured.overlap == OVERLAPS[0] and all(of(measured) == of(form) for of in same)
+    """Whether times of one form, which overlaps nothing, tell which tiles suit the other."""
+    return measured.overlap == OVERLAPS[0] and likeness(measured) == likeness(form)
 
 
 def choices_of(variant: Variant) -> tuple[str, str, Any]:
@@ -118,22 +121,45 @@ def choices_of(variant: Variant) -> tuple[str, str, Any]:
 
 
 def table(chosen: Sequence[Chosen]) -> dict[str, Any]:
-    """The table "universal", as `runtime.universal` reads it; forms with equal estimates share a cost program."""
-    programs: dict[bytes, int] = {}
-    rows = []
-    for c in chosen:
-        number = programs.setdefault(canonical.dumps(program(c.variants, c.corrections)), len(programs))
-        form = c.form.to_json()
-        batched = form.pop("batch") > 1
-        del form["n"], form["k"]
-        functions = [
-            [v.name(), _multiple(v, c.form, "n"), _multiple(v, c.form, "k"), _most_rows(v, c.form), _is_invariant(v)]
-            for v in c.variants
+    """The table "universal", as `runtime.universal` reads it, of functions that were never run."""
+    return assemble([row(c) for c in chosen], [])
+
+
+def row(chosen: Chosen) -> Row:
+    """What the table has of a form."""
+    form = chosen.form.to_json()
+    batched = form.pop("batch") > 1
+    del form["n"], form["k"]
+    functions = [
+        [
+            v.name(),
+            _multiple(v, chosen.form, "n"),
+            _multiple(v, chosen.form, "k"),
+            _most_rows(v, chosen.form),
+            _is_invariant(v),
         ]
-        rows.append(
-            {"form": form | {"batched": batched}, "target": c.target, "functions": functions, "program": number}
-        )
-    return {"checked_on": [], "forms": rows, "programs": [canonical.loads(p) for p in programs]}
+        for v in chosen.variants
+    ]
+    words = {"form": form | {"batched": batched}, "target": chosen.target, "functions": functions}
+    return words, program(chosen.variants, chosen.corrections)
+
+
+def without(of: Row, names: Collection[str]) -> Row | None:
+    """A row without some functions; None if that leaves none."""
+    words, costs = of
+    left = [place for place, (name, *_) in enumerate(words["functions"]) if name not in names]
+    if not left:
+        return None
+    functions, results = ([parts[place] for place in left] for parts in (words["functions"], costs["results"]))
+    return words | {"functions": functions}, costs | {"results": results}
+
+
+def assemble(rows: Sequence[Row], checked_on: Sequence[str]) -> dict[str, Any]:
+    """The table of these rows, whose functions were checked on these kinds of GPU; equal programs are there once."""
+    programs: dict[bytes, int] = {}
+    numbers = [programs.setdefault(canonical.dumps(costs), len(programs)) for _, costs in rows]
+    forms = [words | {"program": number} for (words, _), number in zip(rows, numbers, strict=True)]
+    return {"checked_on": list(checked_on), "forms": forms, "programs": [canonical.loads(p) for p in programs]}
 
 
 def _is_invariant(variant: Variant) -> int:
@@ -164,7 +190,7 @@ def _estimated(form: Signature, target: str) -> list[Variant]:
     return [v for v in every if (family := family_of(v)) is not None and family.estimate_us is not None]
 
 
-def _corrections(
+def corrections(
     variants: Sequence[Variant], form: Signature, measured: Sequence[Measured]
 ) -> dict[Variant, Correction]:
     """What times say of each variant's estimate that they do not say of all, drawn to 0 where there is little to go by.

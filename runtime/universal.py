@@ -43,8 +43,16 @@ class Function(NamedTuple):
 class Form:
     """The functions for a form on a target."""
 
-    def __init__(self, target: str, functions: tuple[Function, ...], program: Any, where: str) -> None:
-        self.target, self.functions, self._program, self._where = target, functions, program, where
+    def __init__(
+        self, words: tuple[Any, ...], target: str, functions: tuple[Function, ...], program: Any, where: str
+    ) -> None:
+        self._words, self.target, self.functions = words, target, functions
+        self._program, self._where = program, where
+
+    def signature(self, n: int, k: int) -> Signature:
+        """The signature of this form with these extents, and with a batch of 2 where it is batched."""
+        *words, batched = self._words
+        return Signature(n=n, k=k, batch=2 if batched else 1, **dict(zip(_WORDS, words, strict=True)))
 
     @cached_property
     def costs(self) -> CostProgram:
@@ -176,13 +184,14 @@ class Universal:
             if not is_int(row["program"], 0, len(programs) - 1):
                 _fail(here, f"program must be one of the {len(programs)} there are, found {row['program']!r:.50}")
             used.add(row["program"])
-            key = (*_key(row["form"], here), row["target"])
+            words = _key(row["form"], here)
+            key = (*words, row["target"])
             if key in forms:
                 _fail(here, "it is there twice")
             functions = tuple(_function(f, row["target"], targets, here) for f in _list(row["functions"], here))
             if not 1 <= len(functions) <= MAX_COST_RESULTS or len({f.name for f in functions}) != len(functions):
                 _fail(here, f"needs 1 to {MAX_COST_RESULTS} functions, each once, found {len(functions)}")
-            forms[key] = Form(row["target"], functions, programs[row["program"]], here)
+            forms[key] = Form(words, row["target"], functions, programs[row["program"]], here)
         if used != set(range(len(programs))):
             _fail(where, "a program is used by no form")
         return cls(forms, tuple(checked_on))

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,19 +22,19 @@ from runtime.gpus import Gpu
 from runtime.record import Record
 
 from ..tune_options import TuneError, TuneOptions
-from . import points, session
+from . import forms, points, session
 from .executor import Executor, LocalExecutor
 from .jobs import Answer, Job
 from .journal import Journal
 from .pool import Pool
-from .session import Tuned
 from .worker import Setup
-from .write import Key, TuneReport, Writer
+from .write import Results, TuneReport, Writer
 
 _WRITE_EVERY_S = 60.0
 _BACKEND = "aot.tune.gpu:GpuBackend"
 
 Progress = Callable[[int, int, str], None]
+_Task = Entry | forms.Task
 
 
 class Machine(NamedTuple):
@@ -65,21 +65,24 @@ def tune_archive(
     options, machine = options or TuneOptions(), machine or this_machine()
     with Archive.open(source) as archive, source.open("rb") as held:
         dispatch = Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name())
-        entries = entries_to_tune(source, dispatch, machine)
+        tasks = forms.to_tune(archive, machine.capability, machine.gpu)
+        if not dispatch.entries and not tasks and forms.are_for(archive, machine.capability):
+            raise TuneError(f"{source}: its forms were tuned on this kind of GPU; build it again to tune it again")
+        entries = entries_to_tune(source, dispatch, machine, tasks)
         # The very file, though another takes its name: the output may be the input.
         here = Path(f"/proc/{os.getpid()}/fd/{held.fileno()}")
         with contextlib.closing(machine.executor(Setup(here if here.exists() else source, options))) as executor:
             report = TuneReport(executor.environment())
             of = {"archive": _digest(source), "options": asdict(options), "gpu": list(machine.gpu)}
             journal = Journal(Path(f"{destination}.tuning"), of | {"environment": _lasting(report.environment)})
-            course = _Course(entries, _pools(archive, dispatch, entries), executor, journal)
+            course = _Course(entries, tasks, _pools(archive, dispatch, entries), executor, journal)
             writer = Writer(archive, dispatch, course.pools, machine.gpu, options)
             return _tuned(course, writer, report, destination, progress or (lambda done, total, what: None))
 
 
 def _tuned(course: _Course, writer: Writer, report: TuneReport, destination: Path, progress: Progress) -> TuneReport:
     """Measure, and write what is known whatever comes in between; the journal stays where something is left to do."""
-    results: dict[Key, Tuned] = {}
+    results = Results()
 
     def write(last: bool) -> bool:
         with _undisturbed() as interrupts:
@@ -123,15 +126,19 @@ def this_machine() -> Machine:
     return Machine(capability, gpu, lambda setup: LocalExecutor(alike, _BACKEND, setup))
 
 
-def entries_to_tune(source: Path, dispatch: Dispatch, machine: Machine) -> list[Entry]:
+def entries_to_tune(
+    source: Path, dispatch: Dispatch, machine: Machine, tasks: Collection[forms.Task] = ()
+) -> list[Entry]:
     """For each signature the entry to tune: one that waits for it, else one that was tuned on another kind of GPU.
+
+    Where there are `tasks` besides, there need be no such entry.
 
     Raises:
         TuneError: there is no entry for this GPU's target, or all are tuned for its kind.
     """
     mine = [e for e in dispatch.entries if serves(e.target, machine.capability)]
     capability = f"{machine.capability[0]}.{machine.capability[1]}"
-    if not mine:
+    if not mine and not tasks:
         there = ", ".join(sorted({e.target for e in dispatch.entries})) or "nothing"
         raise TuneError(
             f"{source}: this GPU has compute capability {capability}, the archive has {there}; "
@@ -142,7 +149,7 @@ def entries_to_tune(source: Path, dispatch: Dispatch, machine: Machine) -> list[
         return [e for e in mine if best.get(e.signature) is e]
     here = {e.signature for e in mine if e.gpu is None or e.gpu.same_kind(machine.gpu)}
     elsewhere = {e.signature: e for e in sorted(mine, key=lambda e: preference(e.target)) if e.signature not in here}
-    if not elsewhere:
+    if not elsewhere and not tasks:
         raise TuneError(f"{source}: its {len(mine)} entries for this GPU are tuned; build it again to tune it again")
     return list(elsewhere.values())
 
@@ -160,9 +167,10 @@ def _pools(archive: Archive, dispatch: Dispatch, entries: Sequence[Entry]) -> di
 
 
 class _Course(NamedTuple):
-    """What a run needs: the entries in order, what is known of functions, and what does jobs or has done them."""
+    """What a run needs: entries and forms in order, what is known of functions, what does jobs and has done them."""
 
     entries: Sequence[Entry]
+    forms: Sequence[forms.Task]
     pools: dict[str, Pool]
     executor: Executor
     journal: Journal
@@ -171,51 +179,57 @@ class _Course(NamedTuple):
 def _run(
     course: _Course,
     report: TuneReport,
-    results: dict[Key, Tuned],
+    results: Results,
     progress: Progress,
     write: Callable[[bool], bool],
 ) -> None:
-    """Tune entry after entry, as many at a time as there are workers; one is in `results` when it is complete.
+    """Tune entry after entry and form after form, as many at a time as there are workers; one is in `results` when it
+    is complete.
 
-    Which entries are tuned at a time changes no answer: what one finds is not used for another before all is written.
-    `write` says whether it was interrupted.
+    Which are tuned at a time changes no answer: what one finds is not used for another before all is written. `write`
+    says whether it was interrupted.
     """
     total = sum(points.budget(len(points.first(session.tokens_of(e)))) for e in course.entries)
-    open_now: dict[Job, tuple[Entry, Generator[Job, Answer, Tuned]]] = {}
-    waiting = list(course.entries)
+    total += sum(map(forms.steps, course.forms))
+    open_now: dict[Job, tuple[_Task, Generator[Job, Answer, Any]]] = {}
+    waiting: list[_Task] = [*course.entries, *course.forms]
     done, written = 0, time.monotonic()
 
-    def advance(entry: Entry, steps: Generator[Job, Answer, Tuned], answer: Answer | None) -> None:
+    def advance(task: _Task, steps: Generator[Job, Answer, Any], answer: Answer | None) -> None:
         """Send answers, those that are known already at once, until something is to be done or the entry is."""
         nonlocal done
         while True:
             try:
                 job = next(steps) if answer is None else steps.send(answer)
             except StopIteration as end:
-                tuned: Tuned = end.value
-                results[entry.signature, entry.target] = tuned
+                results.keep(task, end.value)
                 report.rejected |= {
-                    name: reason for name, reason in tuned.rejected.items() if name not in report.rejected
+                    name: reason for name, reason in end.value.rejected.items() if name not in report.rejected
                 }
                 return
-            done += job.m > 0
-            progress(min(done, total), total, f"{entry.signature.key()}" + (f" M={job.m}" if job.m else ""))
+            done += job.m > 0 or isinstance(task, forms.Task)
+            progress(min(done, total), total, f"{job.signature.key()}" + (f" M={job.m}" if job.m else ""))
             answer = course.journal.answer(job)
             if answer is None:
                 course.executor.submit(job)
-                open_now[job] = entry, steps
+                open_now[job] = task, steps
                 return
 
     while waiting or open_now:
         while waiting and len(open_now) < course.executor.width:
-            entry = waiting.pop(0)
-            advance(entry, session.tune(entry, course.pools[entry.target]), None)
+            task = waiting.pop(0)
+            if isinstance(task, forms.Task):
+                advance(task, forms.tune(task), None)
+            else:
+                advance(task, session.tune(task, course.pools[task.target]), None)
         for job, answer in course.executor.answers() if open_now else ():
             course.journal.keep(job, answer)
             advance(*open_now.pop(job), answer)
-        found = [results[key] for e in course.entries if (key := (e.signature, e.target)) in results]
+        found = [results.entries[key] for e in course.entries if (key := (e.signature, e.target)) in results.entries]
         report.measured = [(tuned.signature.key(), at) for tuned in found for at in tuned.measured]
-        if results and time.monotonic() - written > _WRITE_EVERY_S:
+        report.forms = len(results.forms)
+        results.all_forms = len(results.forms) == len(course.forms)
+        if (results.entries or results.forms) and time.monotonic() - written > _WRITE_EVERY_S:
             if write(False):
                 raise KeyboardInterrupt
             written = time.monotonic()

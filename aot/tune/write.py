@@ -13,13 +13,13 @@ from runtime.dispatch import Dispatch, Entry
 from runtime.fallback import torch_runs
 from runtime.gpus import Gpu
 from runtime.signature import Signature
-from runtime.universal import Universal
 
 from .. import select, tables
 from ..pack import Package
 from ..tables import GemmRow
 from ..tune_options import TuneOptions
-from . import choose, history
+from . import choose, forms, history
+from .forms import Task, TunedForm
 from .halving import Measured
 from .pool import Pool
 from .session import Tuned
@@ -34,16 +34,34 @@ class TuneReport:
     """What tuning did: (signature key, measured) pairs in order, and functions that computed something wrong.
 
     `speedups` has the baseline's time over that of the function that serves, for each of `measured` that has one.
-    `unserved` has signatures with no correct function left, which are no longer in the archive; `interrupted` is set
-    where Ctrl-C came first: what was measured by then is written, and tuning the result goes on with the rest.
+    `forms` counts those of a universal table that were checked and timed. `unserved` has signatures with no correct
+    function left, which are no longer in the archive; `interrupted` is set where Ctrl-C came first: what was measured
+    by then is written, and tuning the result goes on with the rest.
     """
 
     environment: dict[str, Any]
     measured: list[tuple[str, Measured]] = field(default_factory=list)
     rejected: dict[str, str] = field(default_factory=dict)
     unserved: list[str] = field(default_factory=list)
+    forms: int = 0
     speedups: list[float] = field(default_factory=list)
     interrupted: bool = False
+
+
+@dataclass
+class Results:
+    """What is known: what was found of entries, and of forms by their place; and whether that is all of the forms."""
+
+    entries: dict[Key, Tuned] = field(default_factory=dict)
+    forms: dict[int, TunedForm] = field(default_factory=dict)
+    all_forms: bool = False
+
+    def keep(self, task: Entry | Task, found: Any) -> None:
+        """Keep what was found of a task that is complete."""
+        if isinstance(task, Task):
+            self.forms[task.place] = found
+        else:
+            self.entries[task.signature, task.target] = found
 
 
 class Writer:
@@ -59,18 +77,21 @@ class Writer:
         self._archive, self._dispatch, self._pools, self._gpu, self._options = archive, dispatch, pools, gpu, options
         self._times: dict[tuple[Key, frozenset[str]], choose.Times] = {}
 
-    def write(self, results: Mapping[Key, Tuned], report: TuneReport, destination: Path, last: bool) -> None:
+    def write(self, found: Results, report: TuneReport, destination: Path, last: bool) -> None:
         """Write the archive; fills in what of `report` follows. The history is written the `last` time."""
-        rejected = report.rejected
+        rejected, results = report.rejected, found.entries
         rows, report.unserved, report.speedups = self._rows(results, rejected)
-        of_gemms = {name for e in self._dispatch.entries for name in e.names}
+        universal = forms.table(self._archive, found.forms if found.all_forms else {}, rejected, self._gpu)
+        of_gemms = {name for e in self._dispatch.entries for name in e.names} | forms.names(self._archive)
         keep = {name for row in rows for name in row.names()} | (set(self._archive.functions) - of_gemms)
-        keep |= _of_universal(self._archive)
+        keep |= {name for row in universal["forms"] for name, *_ in row["functions"]} if universal else set()
         package = Package()
         package.add_archive(self._archive, sorted(keep))
         for name in self._archive.tables:
-            if name not in ("gemm", "tuning", history.TABLE):
+            if name not in ("gemm", "tuning", "universal", history.TABLE):
                 package.set_table(name, self._archive.table(name))
+        if universal is not None:
+            package.set_table("universal", universal)
         package.set_table("gemm", tables.gemm_table(rows, self._archive.functions.targets_by_name()))
         environment = report.environment | {
             "rejected": dict(sorted(rejected.items())),
@@ -80,10 +101,11 @@ class Writer:
         package.write(destination)
         if last and self._options.history:
             order = dict.fromkeys((e.signature, e.target) for e in self._dispatch.entries)
-            tuned = ((history.Kind(key[1], self._gpu.name), results[key]) for key in order if key in results)
-            found = history.table(tuned, history.tunings(self._archive))
+            tuned = [(history.Kind(key[1], self._gpu.name), results[key]) for key in order if key in results]
+            tuned += [(history.Kind(t, self._gpu.name), one) for t, one in forms.tunings(self._archive, found.forms)]
+            seen = history.table(tuned, history.tunings(self._archive))
             share = history.MOST_SHARE / (1 - history.MOST_SHARE)
-            if fits := history.fitted(found, int(destination.stat().st_size * share)):
+            if fits := history.fitted(seen, int(destination.stat().st_size * share)):
                 package.set_table(history.TABLE, fits, alone=True)
                 package.write(destination)
 
@@ -159,14 +181,6 @@ class Writer:
         alone = [name for name in _right(one, rejected) if not pool.uses_workspace(name)]
         kept = [name for name in alone if name in chosen]
         return choose.invariant(times, kept or alone, predictions.curve)
-
-
-def _of_universal(archive: Archive) -> set[str]:
-    """The functions that serve forms at any N and K."""
-    if "universal" not in archive.tables:
-        return set()
-    found = Universal.from_json(archive.table("universal"), archive.functions.targets_by_name())
-    return {function.name for _, form in found.forms for function in form.functions}
 
 
 def _right(one: Tuned, rejected: Mapping[str, str]) -> list[str]:
