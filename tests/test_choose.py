@@ -54,6 +54,8 @@ def test_a_change_that_saves_next_to_nothing_is_not_made() -> None:
     assert ranges(little, {"a", "b"}, 0.01) == [(None, "a")]
     much = times((1024, {"a": 10.0, "b": 12.0}), (1032, {"a": 12.0, "b": 10.0}), (1040, {"a": 10.0, "b": 12.0}))
     assert ranges(much, {"a", "b"}, 0.01) == [(1024, "a"), (1032, "b"), (None, "a")]
+    short = times((8192, {"a": 10.0, "b": 11.0}), (8200, {"a": 11.0, "b": 10.0}), (8208, {"a": 10.0, "b": 11.0}))
+    assert ranges(short, {"a", "b"}, 0.01) == [(8192, "a"), (8200, "b"), (None, "a")]  # too far behind to stay
 
 
 def test_what_loses_little_for_long_gives_way() -> None:
