@@ -59,12 +59,12 @@ class Backend(gpu.GpuBackend):
     def __init__(self, **functions: Any) -> None:
         self.careful, self.log = False, list[Any]()
         self.announce = lambda name, m: self.log.append((name, m))
-        self.library = SimpleNamespace(functions=functions)
+        self.library = SimpleNamespace(functions=functions)  # type: ignore[assignment]
         self.baselines = {SIGNATURE: ("torch.mm", lambda o: self.log.append("torch.mm"))}
 
 
 SIGNATURE = Signature("bf16", "bf16", "bf16", "f32", "none", 512, 512)
-OPERANDS: Any = OperandSet("a", "b", "d", {"scale_a": "sa", "scale_b": "sb", "bias": "c"})  # type: ignore[arg-type]
+OPERANDS: Any = OperandSet("a", "b", "d", {"scale_a": "sa", "scale_b": "sb", "bias": "c"})
 
 
 @pytest.fixture(autouse=True)
