@@ -78,7 +78,7 @@ def mean(of: Sequence[float]) -> float:
     return math.exp(math.fsum(of) / len(of)) - 1
 
 
-@pytest.mark.parametrize(("form", "most", "worst"), [(PLAIN, 0.060, 0.40), (ROWS, 0.045, 0.40)], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize(("form", "most", "worst"), [(PLAIN, 0.048, 0.25), (ROWS, 0.042, 0.25)], ids=["bf16", "e4m3"])
 def test_what_is_chosen_for_shapes_never_seen_is_near_the_best_of_all(
     form: Signature, most: float, worst: float
 ) -> None:
@@ -102,7 +102,7 @@ def test_what_was_measured_of_one_function_says_nothing_of_another(form: Signatu
         shuffled.append(mean(losses(form, given)))
     without: dict[int, dict[Variant, Correction]] = {fold: {} for fold in range(FOLDS)}
     assert sum(shuffled) / len(shuffled) > mean(losses(form)) + 0.01
-    assert mean(losses(form, without)) > mean(losses(form)) + 0.002
+    assert mean(losses(form, without)) > mean(losses(form)) + 0.005
 
 
 def test_functions_cover_few_rows_and_many() -> None:
