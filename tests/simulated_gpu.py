@@ -26,6 +26,7 @@ from aot.tune.pool import Pool
 from aot.tune.run import Machine
 from aot.tune.worker import Announce, Setup, do
 from aot.tune_options import TuneOptions
+from runtime.archive import Archive
 from runtime.dispatch import Entry
 from runtime.errors import AotError
 from runtime.gpus import Gpu
@@ -183,6 +184,9 @@ def machine(
 def crashing(setup: Setup, announce: Announce) -> SimulatedGpu:
     """A backend of which functions do what their names say: "dies", "poisons", "hangs"; each start leaves a file."""
     Path(setup.details, str(os.getpid())).touch()
+    if setup.archive.exists():
+        with Archive.open(setup.archive) as archive:
+            assert "poisons" in archive.functions
 
     def time_of(name: str, signature: Signature, m: int) -> float:
         return {"quick": 2.0, "slow": 2.2, BASELINE: 2.5}.get(name, 1.0)

@@ -175,17 +175,18 @@ class LocalExecutor:
             elif isinstance(message, Launching):
                 process.launching = message
             elif isinstance(message, Failure):
-                return self._failed(place, message)
+                self._failed(place, message)
+                return None
             else:
                 task, process.task = process.task, None
                 assert task is not None
                 return task.job, Answer({**task.rejected, **message.rejected}, message.measured)
         busy = process.task or process.environment is None
         if busy and time.monotonic() - process.heard >= self._timeout_s:
-            return self._failed(place, Failure(f"no result after {self._timeout_s:g} s", fatal=False))
+            self._failed(place, Failure(f"no result after {self._timeout_s:g} s", fatal=False))
         return None
 
-    def _failed(self, place: int, failure: Failure) -> tuple[Job, Answer] | None:
+    def _failed(self, place: int, failure: Failure) -> None:
         """Put a fresh process in the place of one that failed, and give it what is left to do of its job."""
         process = self._processes[place]
         process.stop()
@@ -196,7 +197,7 @@ class LocalExecutor:
         self._processes[place] = fresh = _Process(process.device, self._backend, self._setup)
         task = process.task
         if task is None:
-            return None
+            return
         job = task.job
         name, m = process.launching.name, process.launching.m
         if name in job.names:
@@ -206,10 +207,7 @@ class LocalExecutor:
             raise MeasuringFailed(f"measuring failed twice at {what}: {failure.reason}; look at this GPU, then go on")
         else:
             task.failures += 1
-        if not task.left().names:
-            return job, Answer(task.rejected)
         fresh.give(task)
-        return None
 
 
 def _has_news(connection: Connection) -> bool:

@@ -58,9 +58,9 @@ class Measured:
 
         What was not timed under load, being too far behind, is taken to be slowed down as the others are.
         """
-        if not self.sustained:
-            return {n: t.us for n, t in self.times}
         slower = [math.log(self.sustained[n].us / t.us) / 2 for n, t in self.times if n in self.sustained]
+        if not slower:
+            return {n: t.us for n, t in self.times}
         usual = math.exp(math.fsum(slower) / len(slower))
         return {
             n: math.sqrt(t.us * self.sustained[n].us) if n in self.sustained else t.us * usual for n, t in self.times
