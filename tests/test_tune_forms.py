@@ -223,16 +223,19 @@ def test_forms_of_other_targets_stay_as_they_are(tmp_path: Path, chosen: list[un
     assert after["programs"][kept["program"]] == obj["programs"][row["program"]]
 
 
-def test_functions_that_no_provider_knows_are_checked_and_keep_their_estimates(tmp_path: Path) -> None:
-    package = Package()
-    for name in ("one", "other"):
+@pytest.mark.parametrize("known", [False, True])
+def test_functions_that_no_provider_knows_are_checked_and_keep_their_estimates(
+    tmp_path: Path, chosen: list[universal.Chosen], known: bool
+) -> None:
+    package, kept = Package(), chosen[0].variants[0].name() if known else "kept"
+    for name in ("one", "other", kept):
         package.add_function(gemm_record(name), cubin(name))
-    costs = {"constants": [7, 9], "operations": "", "operands": [], "results": [6, 7]}
+    costs = {"constants": [7, 9], "operations": "", "operands": [], "results": [6, 7, 6]}
     words = {"a": "bf16", "b": "bf16", "d": "bf16", "accumulator": "f32", "epilogue": "none", "scaling": "none"}
     row = {
         "form": words | {"b_major": "k", "overlap": "serial", "batched": False},
         "target": "sm_90a",
-        "functions": [["one", 8, 8, 1 << 20, 1], ["other", 8, 8, 1 << 20, 1]],
+        "functions": [["one", 8, 8, 1 << 20, 1], ["other", 8, 8, 1 << 20, 1], [kept, 8, 8, 1 << 20, 1]],
         "program": 0,
     }
     package.set_table("gemm", table([]))
@@ -240,7 +243,7 @@ def test_functions_that_no_provider_knows_are_checked_and_keep_their_estimates(t
     package.write(tmp_path / "foreign.aot")
     backend = SimulatedGpu(lambda name, s, m: 5.0, wrong=wrong_are("one"))
     assert tuned(tmp_path / "foreign.aot", tmp_path / "tuned.aot", backend).forms == 1
-    assert predicted(tmp_path / "tuned.aot", PLAIN).us(3) == {"other": 9.0}
+    assert predicted(tmp_path / "tuned.aot", PLAIN).us(3) == {"other": 9.0, kept: 7.0}
     assert read(tmp_path / "tuned.aot").checked_on == ("made up",)
 
 
