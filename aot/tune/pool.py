@@ -7,12 +7,13 @@ its variant. One that no provider knows here may serve what an entry of the arch
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 
 from runtime.dispatch import Entry, gemm_mismatch
 from runtime.record import Record
 from runtime.signature import Signature
 
+from ..estimates import Estimates
 from ..providers import PROVIDERS, provider
 from ..roofline import expected_us
 from ..variants import Variant, family_of
@@ -25,7 +26,7 @@ class Pool:
         self._target, self._names, self._record = target, set(names), cache(record)
         self._entries = [e for e in entries if e.target == target]
         self._variants: dict[Signature, dict[str, Variant]] = {}
-        self._us: dict[Signature, dict[tuple[str, int], float]] = {}
+        self._us: dict[Signature, dict[int, dict[str, float]]] = {}  # by M and name
 
     def suited(self, entry: Entry) -> list[str]:
         """The functions that can compute an entry's signature, by name: its own, and the archive's other ones."""
@@ -43,18 +44,15 @@ class Pool:
 
     def estimates(self, signature: Signature) -> Callable[[str, int], float]:
         """What gives microseconds of a function at M: the estimate of its family, or a roofline where it has none."""
-        variants = self._of(signature)
-        known = self._us.setdefault(signature, {})
+        found = {n: v for n, v in self._of(signature).items() if (f := family_of(v)) is not None and f.estimate_us}
+        estimates, known = _estimates(tuple(found.values())), self._us.setdefault(signature, {})
 
         def estimate_us(name: str, m: int) -> float:
-            if (name, m) not in known:
-                variant = variants.get(name)
-                family = family_of(variant) if variant else None
-                if variant and family and family.estimate_us:
-                    known[name, m] = family.estimate_us(variant, signature, m)
-                else:
-                    known[name, m] = expected_us(signature, m)
-            return known[name, m]
+            at_m = known.get(m)
+            if at_m is None:
+                at_m = known[m] = dict(zip(found, estimates.us(signature, m), strict=True))
+            us = at_m.get(name)
+            return expected_us(signature, m) if us is None else us
 
         return estimate_us
 
@@ -84,6 +82,11 @@ class Pool:
     @cached_property
     def _known(self) -> Mapping[str, Variant]:
         return {name: v for e in self._entries for name, v in self._of(e.signature).items()}
+
+
+@lru_cache(16)  # signatures that differ in N and K alone mostly have the same variants
+def _estimates(variants: tuple[Variant, ...]) -> Estimates:
+    return Estimates(variants)
 
 
 def _served(entry: Entry) -> list[str]:
