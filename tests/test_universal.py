@@ -105,6 +105,23 @@ def test_what_was_measured_of_one_function_says_nothing_of_another(form: Signatu
     assert mean(losses(form, without)) > mean(losses(form)) + 0.005
 
 
+@pytest.mark.parametrize(("form", "cost"), [(PLAIN, 0.143), (ROWS, 0.151)], ids=["bf16", "e4m3"])
+def test_what_equal_bits_at_every_m_cost(form: Signature, cost: float) -> None:
+    """Of N and K timed at most M: one function whose order of summation is fixed, against the best of each M."""
+    by_shape: dict[tuple[int, int], list[Measured]] = {}
+    for at in measured(form):
+        by_shape.setdefault((at.n, at.k), []).append(at)
+    found = []
+    for cases in by_shape.values():
+        if len(cases) >= 5:
+            everywhere = set.intersection(*(set(at.us) for at in cases))
+            fixed = [c for c in everywhere if not dict(c[2]).get("stream_k", False)]
+            losses = [[math.log(at.us[c] / min(at.us.values())) for at in cases] for c in fixed]
+            found.append(min(math.fsum(of) / len(of) for of in losses))
+    assert len(found) == 15
+    assert mean(found) == pytest.approx(cost, abs=0.002)
+
+
 def test_functions_cover_few_rows_and_many() -> None:
     families = [v.family for v in chosen_by(PLAIN, 0).variants]
     assert len(families) == 40
