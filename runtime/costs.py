@@ -44,8 +44,10 @@ class CostProgram:
         self.inputs, self.results, self._evaluator = inputs, results, evaluator
 
     @classmethod
-    def from_json(cls, obj: Any, inputs: int, where: str) -> CostProgram:
+    def from_json(cls, obj: Any, inputs: int, where: str, in_python: bool = False) -> CostProgram:
         """Check and read a program over so many inputs; `where` names it in errors.
+
+        `in_python` has Python evaluate it though native code was built, to hold the two against each other.
 
         `constants` are numbers, `operations` one string of words of `OPERATIONS`, `operands` those of all operations
         in a row, and `results` places: inputs come first, then constants, then operations, each of which may take what
@@ -80,7 +82,7 @@ class CostProgram:
             codes = bytes([_CODES[word] for word in words])
         except KeyError as error:
             raise fail(f"unknown operation {error!s:.50}") from None
-        make = _PythonCosts if native.costs is None else native.costs
+        make = _PythonCosts if in_python or native.costs is None else native.costs
         try:
             return cls(inputs, make(inputs, constants, codes, operands, results), len(results))
         except (ValueError, TypeError, OverflowError) as error:

@@ -16,7 +16,13 @@ from .dispatch import preference, serves
 from .errors import RecordError
 from .gemm_table import Entry
 from .gpus import Gpu
-from .limits import MAX_COST_RESULTS, MAX_GEMM_EXTENT, MAX_GEMM_FUNCTIONS, MAX_UNIVERSAL_FORMS
+from .limits import (
+    MAX_COST_RESULTS,
+    MAX_GEMM_EXTENT,
+    MAX_GEMM_FUNCTIONS,
+    MAX_UNIVERSAL_FORMS,
+    MAX_UNIVERSAL_NODES,
+)
 from .reading import is_int
 from .signature import OVERLAPS, Signature
 from .tuples import NamedTuple
@@ -27,7 +33,8 @@ INPUTS = ("m", "n", "k", "batch", "multiprocessors", "memory_gbps")
 _INVARIANT_M = tuple(1 << i for i in range(14))  # 1 to 8192
 _USUAL_MEMORY_GBPS = 4917  # an H200's, where the driver does not say
 _KEPT = 4096  # choices of an entry that are kept, by M
-_WORDS = ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major", "overlap")
+# The fields of a signature that a form has too, in the order in which `Universal.forms` gives them.
+WORDS = ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major", "overlap")
 
 
 class Function(NamedTuple):
@@ -41,10 +48,21 @@ class Function(NamedTuple):
     invariant: bool
 
 
+class _Program:
+    """A cost program of the table, read once, when one of the forms that share it is asked for."""
+
+    def __init__(self, obj: Any, where: str) -> None:
+        self._obj, self._where = obj, where
+
+    @cached_property
+    def costs(self) -> CostProgram:
+        return CostProgram.from_json(self._obj, len(INPUTS), self._where)
+
+
 class Form:
     """The functions for a form on a target."""
 
-    def __init__(self, target: str, functions: tuple[Function, ...], program: Any, where: str) -> None:
+    def __init__(self, target: str, functions: tuple[Function, ...], program: _Program, where: str) -> None:
         self.target, self.functions, self._program, self._where = target, functions, program, where
 
     @cached_property
@@ -54,7 +72,7 @@ class Form:
         Raises:
             RecordError: it is malformed.
         """
-        found = CostProgram.from_json(self._program, len(INPUTS), self._where)
+        found = self._program.costs
         if found.results != len(self.functions):
             raise RecordError(
                 f"{self._where}: its cost program gives {found.results} times for {len(self.functions)} functions; "
@@ -169,6 +187,12 @@ class Universal:
             _fail(where, f"checked_on must be names of GPUs, found {checked_on!r:.100}")
         if len(_list(obj["forms"], where)) > MAX_UNIVERSAL_FORMS or len(programs) > MAX_UNIVERSAL_FORMS:
             _fail(where, f"has {len(obj['forms'])} forms, at most {MAX_UNIVERSAL_FORMS} are read")
+        if (nodes := sum(map(_nodes, programs))) > MAX_UNIVERSAL_NODES:
+            _fail(
+                where,
+                f"its cost programs have {nodes} constants and operations, at most {MAX_UNIVERSAL_NODES} are read",
+            )
+        shared = [_Program(program, f"{where}: program {number}") for number, program in enumerate(programs)]
         forms: dict[tuple[Any, ...], Form] = {}
         used = set()
         for number, row in enumerate(obj["forms"]):
@@ -183,7 +207,7 @@ class Universal:
             functions = tuple(_function(f, row["target"], targets, here) for f in _list(row["functions"], here))
             if not 1 <= len(functions) <= MAX_COST_RESULTS or len({f.name for f in functions}) != len(functions):
                 _fail(here, f"needs 1 to {MAX_COST_RESULTS} functions, each once, found {len(functions)}")
-            forms[key] = Form(row["target"], functions, programs[row["program"]], here)
+            forms[key] = Form(row["target"], functions, shared[row["program"]], here)
         if used != set(range(len(programs))):
             _fail(where, "a program is used by no form")
         return cls(forms, tuple(checked_on))
@@ -198,7 +222,7 @@ class Universal:
 
         None if no form for a target that the GPU runs, or no function of it, can compute the signature.
         """
-        words = tuple(getattr(signature, word) for word in _WORDS[:-1])
+        words = tuple(getattr(signature, word) for word in WORDS[:-1])
         for target in sorted(self._targets, key=preference, reverse=True):
             if not serves(target, capability):
                 continue
@@ -232,12 +256,21 @@ def _takes(function: Function, signature: Signature) -> bool:
     )
 
 
+def _nodes(program: Any) -> int:
+    """The constants and operations of a cost program, about, before it is read; 0 of what is none."""
+    if not isinstance(program, dict):
+        return 0
+    constants, operations = program.get("constants"), program.get("operations")
+    count = len(constants) if isinstance(constants, list) else 0
+    return count + (operations.count(" ") + 1 if isinstance(operations, str) else 0)
+
+
 def _key(obj: Any, where: str) -> tuple[Any, ...]:
     """What `Universal` keeps a form under, its words checked as a signature's are."""
-    obj = _fields(obj, {*_WORDS, "batched"}, where)
+    obj = _fields(obj, {*WORDS, "batched"}, where)
     if type(obj["batched"]) is not bool:
         _fail(where, f"batched must be true or false, found {obj['batched']!r:.50}")
-    words = {word: obj[word] for word in _WORDS}
+    words = {word: obj[word] for word in WORDS}
     try:
         Signature.from_json(words | {"n": 256, "k": 256, "batch": 1})
     except RecordError as error:
