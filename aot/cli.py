@@ -184,7 +184,9 @@ def _build(
     if not as_json:
         made = f"{summary['compiled']} compiled, {summary['cached']} from the cache"
         kernels, failed = _count(summary["functions"], "kernel"), _count(summary["failed"], "candidate")
-        say(f"{output}: {kernels} ({made}), {failed} failed, {built.archive_bytes:,} bytes, {summary['seconds']:.1f} s")
+        forms = f"serving {_count(built.forms, 'form')} at any N and K, " if built.forms else ""
+        size = f"{built.archive_bytes:,} bytes, {summary['seconds']:.1f} s"
+        say(f"{output}: {kernels} ({made}), {failed} failed, {forms}{size}")
     if not no_tune and build.tunable(built.targets):
         summary["tuning"] = _tune(output, output, TuneOptions(), as_json)
         summary["bytes"] = output.stat().st_size
@@ -203,6 +205,7 @@ def _summary(output: Path, built: Built, seconds: float) -> dict[str, Any]:
         "archive": str(output),
         "bytes": built.archive_bytes,
         "functions": len(report.kernels),
+        "forms": built.forms,
         "compiled": report.compiled,
         "cached": report.cached,
         "failed": len(report.failures),
