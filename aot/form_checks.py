@@ -93,16 +93,19 @@ class Costs:
         results, functions = read[0].results, row.form.functions
         if results != len(functions):
             raise RecordError(f"its cost program gives {results} times for {len(functions)} functions")
+        batch = row.signature(2, 1).batch
+        able: dict[tuple[int, int], list[int]] = {}  # places of functions that take an N and K
         for done, (m, n, k, gpu) in enumerate(problems):
-            values = m, n, k, row.signature(n, k).batch, gpu.multiprocessors, gpu.memory_gbps
-            times = self._evaluate(row.program, read, values)
+            times = self._evaluate(row.program, read, (m, n, k, batch, gpu.multiprocessors, gpu.memory_gbps))
             if times is None:
                 return done, len(problems) - done
-            for function, us in zip(functions, times, strict=True):
-                if not 0 < us < math.inf and _takes(function, n, k):
+            if (n, k) not in able:
+                able[n, k] = [place for place, f in enumerate(functions) if _takes(f, n, k)]
+            for place in able[n, k]:
+                if not 0 < times[place] < math.inf:
                     raise RecordError(
-                        f"function {function.name} is said to take {us} us at M = {m}, N = {n}, K = {k} on "
-                        f"{gpu.words()}; build the archive again"
+                        f"function {functions[place].name} is said to take {times[place]} us at M = {m}, N = {n}, "
+                        f"K = {k} on {gpu.words()}; build the archive again"
                     )
         return len(problems), 0
 
@@ -154,7 +157,7 @@ def _problems(row: FormRow) -> list[tuple[int, int, int, Gpu]]:
 
 def _least_times(row: FormRow, function: Function) -> int:
     """How many of a function's multiple the least N is: with a gate it is even."""
-    return 1 + function.n_multiple % 2 if row.signature(2, 1).parts.gated else 1
+    return 2 if function.n_multiple % 2 and row.signature(2, 1).parts.gated else 1
 
 
 def _extents(multiple: int, most: int, large: int) -> list[int]:

@@ -17,9 +17,11 @@ from .errors import RecordError
 from .gemm_table import Entry
 from .gpus import Gpu
 from .limits import (
+    MAX_CHECKED_GPUS,
     MAX_COST_RESULTS,
     MAX_GEMM_EXTENT,
     MAX_GEMM_FUNCTIONS,
+    MAX_NAME_CHARACTERS,
     MAX_UNIVERSAL_FORMS,
     MAX_UNIVERSAL_NODES,
 )
@@ -183,8 +185,10 @@ class Universal:
         where = "universal table"
         obj = _fields(obj, {"checked_on", "forms", "programs"}, where)
         programs, checked_on = _list(obj["programs"], where), _list(obj["checked_on"], where)
-        if not all(isinstance(name, str) and name for name in checked_on):
-            _fail(where, f"checked_on must be names of GPUs, found {checked_on!r:.100}")
+        if len(checked_on) > MAX_CHECKED_GPUS:
+            _fail(where, f"checked_on has {len(checked_on)} names, at most {MAX_CHECKED_GPUS} are read")
+        if not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS for name in checked_on):
+            _fail(where, f"checked_on must be names of GPUs, found {checked_on!r:.300}")
         if len(_list(obj["forms"], where)) > MAX_UNIVERSAL_FORMS or len(programs) > MAX_UNIVERSAL_FORMS:
             _fail(where, f"has {len(obj['forms'])} forms, at most {MAX_UNIVERSAL_FORMS} are read")
         if (nodes := sum(map(_nodes, programs))) > MAX_UNIVERSAL_NODES:
