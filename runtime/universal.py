@@ -6,6 +6,7 @@ A form is a signature without N and K. What is chosen is *predicted*: no one mea
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from functools import cached_property
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 from .costs import CostProgram
 from .dispatch import preference, serves
 from .errors import RecordError
-from .gemm_table import Entry
+from .gemm_table import TARGET, Entry
 from .gpus import Gpu
 from .limits import (
     MAX_CHECKED_GPUS,
@@ -157,7 +158,7 @@ class PredictedEntry:
         for m in _INVARIANT_M:
             times = self._form.costs.evaluate((m, *self._values))
             least = min(times[place] for place in self._places)
-            for place in places:
+            for place in places if 0 < least < math.inf else ():  # else a ratio would say nothing
                 losses[place] *= times[place] / least
         return self._form.functions[min(places, key=losses.__getitem__)].name if places else None
 
@@ -205,6 +206,8 @@ class Universal:
             if not is_int(row["program"], 0, len(programs) - 1):
                 _fail(here, f"program must be one of the {len(programs)} there are, found {row['program']!r:.50}")
             used.add(row["program"])
+            if not isinstance(row["target"], str) or not TARGET.fullmatch(row["target"]):
+                _fail(here, f"unknown target {row['target']!r:.50}")
             key = (*_key(row["form"], here), row["target"])
             if key in forms:
                 _fail(here, "it is there twice")
