@@ -389,6 +389,14 @@ def test_a_build_counts_the_forms_of_its_base(run: Run, folder: Path, archive: P
     assert json.loads(again.out)["forms"] == 1
 
 
+def test_a_build_counts_the_forms_that_it_serves(run: Run, folder: Path, tmp_path: Path) -> None:
+    arguments = ["build", folder / "tiny.yaml", "--universal", "--candidates", 1, "--cache", folder / "cache"]
+    result = run(*arguments, "--no-tune", "-o", tmp_path / "forms.aot", "--json")
+    assert (result.status, json.loads(result.out)["forms"]) == (0, 1)
+    assert checks(tmp_path / "forms.aot", "form ")[0].detail == "1 functions"
+    assert [finding for finding in checks(tmp_path / "forms.aot", "") if not finding.ok] == []
+
+
 def test_a_table_that_readers_refuse_is_not_written() -> None:
     table = TABLE | {"forms": [None] * 513}
     with pytest.raises(build.BuildError, match="at most 512 are read; split the manifests over several archives"):
