@@ -29,9 +29,10 @@ from .compiler import BuildReport, Event, compile_variants
 from .forms import read as read_forms
 from .manifest import Manifest
 from .providers import PROVIDERS, provider
-from .select import invariant, points, ranges
+from .select import invariant, points, ranges, waves
 from .targets import target as target_named
 from .times import load as load_times
+from .tune.history import TABLE as HISTORY
 from .variants import Variant
 
 CANDIDATES = 8
@@ -89,7 +90,8 @@ def plan(
 ) -> Plan:
     """Choose what to compile: for each signature, target and M the `limit` variants that rank best.
 
-    At the M values between the manifest's where a choice may change (`select.points`), a quarter as many.
+    At the M values between the manifest's where a choice may change (`select.points`), a quarter as many; where waves
+    of tiles end (`select.waves`), the best.
 
     `targets` replaces those of the manifests. `functions` names further operations, such as "rmsnorm", of which every
     variant is compiled.
@@ -112,15 +114,22 @@ def plan(
     for name in dict.fromkeys(t for t, _ in wanted):
         tokens = {signature: sorted(ms) for (t, signature), ms in wanted.items() if t == name}
         variants = dict.fromkeys(v for p in PROVIDERS for s in tokens for v in provider(p).variants(name, s))
-        problems = [(s, m) for s, ms in tokens.items() for m in points(ms)]
+        limits = {s: _limits(s, ms, target_named(name).multiprocessors, limit) for s, ms in tokens.items()}
+        problems = [(s, m) for s, by_tokens in limits.items() for m in by_tokens]
         found = rank.shortlist(variants, problems, name, limit)
-        few = max(1, limit // 4)
-        for s, ms in tokens.items():
-            ranked = ((m, found.candidates[s, m][: limit if m in ms else few]) for m in points(ms))
-            gemms.append(GemmCandidates(s, name, tuple((m, tuple(variants)) for m, variants in ranked)))
+        for s, by_tokens in limits.items():
+            ranked = ((m, tuple(found.candidates[s, m][:most])) for m, most in sorted(by_tokens.items()))
+            gemms.append(GemmCandidates(s, name, tuple(ranked)))
         ranking[name] = found.source
     chosen = tuple(ranking)
     return Plan(manifests, chosen, tuple(gemms), _functions(functions, chosen), ranking, limit)
+
+
+def _limits(signature: Signature, tokens: Sequence[int], multiprocessors: int, limit: int) -> dict[int, int]:
+    """How many candidates a signature has at each M that it is ranked for."""
+    found = dict.fromkeys(waves(signature.n, multiprocessors, tokens), 1)
+    found |= dict.fromkeys(points(tokens), max(1, limit // 4))
+    return found | dict.fromkeys(tokens, limit)
 
 
 def plan_universal(
@@ -207,7 +216,7 @@ def build(
         entries = [*_rows_besides(base, entries), *entries]
         build_table["models"] = [*tables.models(base), *build_table["models"]]
         for name in {*base.tables} - {"build", "gemm"}:
-            package.set_table(name, base.table(name))
+            package.set_table(name, base.table(name), alone=name == HISTORY)
         below = None if forms else read_forms(base)
         served = 0 if below is None else len(below)
     for kernel in report.kernels.values():

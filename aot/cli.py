@@ -19,7 +19,6 @@ import typer
 from runtime.archive import Archive, FileUnreadable
 from runtime.errors import AotError, ArchiveError
 from runtime.limits import MAX_GEMM_EXTENT
-from runtime.universal import universal as universal_path
 
 from . import ending
 from .console import print_checks, print_function, print_gemm, print_listing, print_predicted, resources_line
@@ -111,10 +110,7 @@ def _build(
     universal: Annotated[
         bool, typer.Option("--universal", help="Serve the forms of MANIFESTs at any N and K, chosen by a model.")
     ] = False,
-    base: Annotated[
-        str | None,
-        typer.Option(metavar="BASE", help="Keep all that this archive serves too; `universal` is the one in runtime."),
-    ] = None,
+    base: Annotated[Path | None, typer.Option(metavar="BASE", help="Keep all that this archive serves too.")] = None,
     times: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --universal: measured times to choose functions by.")
     ] = None,
@@ -141,8 +137,7 @@ def _build(
     from .universal import FUNCTIONS
 
     begun = time.monotonic()
-    based_on = None if base is None else Path(universal_path() if base == "universal" else base)
-    _refuse_inputs(output, manifests if based_on is None else [*manifests, based_on])
+    _refuse_inputs(output, manifests if base is None else [*manifests, base])
     require_replaceable(output, force, keep_tuned=True)
     loaded = [manifest.load(path) for path in manifests]
     if universal:
@@ -173,7 +168,7 @@ def _build(
         kept = Cache(directory, lambda message: progress.warn(f"cache: {message}"))
         try:
             with contextlib.ExitStack() as stack:
-                below = None if based_on is None else stack.enter_context(Archive.open(based_on))
+                below = None if base is None else stack.enter_context(Archive.open(base))
                 built = build.build(work, output, kept, jobs, on_event, on_start, below)
         except KeyboardInterrupt:
             done = f"interrupted with {finished} of {total} kernels done; the same command continues there"
@@ -241,13 +236,19 @@ def _tune_command(
             min=0, max=1, help="Share of the best time by which a function may be slower that serves elsewhere too."
         ),
     ] = TuneOptions.tolerance,
+    history: Annotated[
+        bool, typer.Option(help="Keep in OUT what was measured and rejected, for people to read; servers skip it.")
+    ] = TuneOptions.history,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Measure candidates on this machine's GPU and keep the fastest. IN stays as it is."""
+    """Measure candidates on this machine's GPUs, all of them at a time, and keep the fastest. IN stays as it is.
+
+    Where IN was tuned on another kind of GPU, what is fastest on this kind is added. Killed, the same command goes on.
+    """
     _refuse_inputs(output, [source])
     require_replaceable(output, force)
-    options = TuneOptions(finalists, repeats, seed, sustained, tolerance)
+    options = TuneOptions(finalists, repeats, seed, sustained, tolerance, history)
     with Archive.open(source) as opened:
         opened.check_blocks()  # before torch is imported, which takes seconds
     report = _tune(source, output, options, as_json)
@@ -272,16 +273,19 @@ def _tune(source: Path, destination: Path, options: TuneOptions, as_json: bool) 
     for entry in report.unserved:
         warn(f"{entry}: no candidate computes the right result; the archive cannot serve it")
     if report.interrupted:
-        rest = f"`aot tune {destination} -o OTHER` goes on with the rest"
+        rest = f"the same command goes on, as does `aot tune {destination} -o OTHER` with the rest"
         raise Stop(f"interrupted; {destination} has what was measured; {rest}", INTERRUPTED)
     if not as_json:
         result = f", {geomean:.3f}x the baseline in the geometric mean" if geomean else ""
-        say(f"{destination}: tuned at {len(report.measured)} points{result}; `aot ls {destination}` lists them")
+        done = [f"tuned at {_count(len(report.measured), 'point')}{result}"] if report.measured else []
+        done += [f"checked {_count(report.forms, 'form')}"] if report.forms else []
+        say(f"{destination}: {' and '.join(done)}; `aot ls {destination}` lists them")
     return {
         "points": len(report.measured),
         "geomean": geomean,
         "rejected": report.rejected,
         "unserved": report.unserved,
+        "forms": report.forms,
         "environment": report.environment,
     }
 

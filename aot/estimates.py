@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from runtime.costs import CostProgram
 from runtime.limits import MAX_COST_RESULTS
@@ -27,22 +27,21 @@ class _Extents(NamedTuple):
     batch: Any
 
 
-class Correction(NamedTuple):
-    """What measurements say of a function's estimate: the logarithm of measured over estimated time, as a line in the
-    logarithm of M, from `LEAST_M` to `MOST_M`; beyond it is what it is there, and at `UNCORRECTED_M` and below 0."""
-
-    at_middle: float = 0.0
-    slope: float = 0.0
-
-    def of(self, m: Number) -> Any:
-        """The logarithm at `m` rows."""
-        place = log(minimum(maximum(m, LEAST_M), MOST_M)) - MIDDLE
-        share = log(minimum(maximum(m, UNCORRECTED_M), LEAST_M) / UNCORRECTED_M) / math.log(LEAST_M / UNCORRECTED_M)
-        return (self.at_middle + place * self.slope) * share
+# M values at which corrections are known: an octave apart, or two where kernels are for few rows.
+CORRECTED_M = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+Correction: TypeAlias = tuple[float, ...]  # the logarithm of measured over estimated time at each of `CORRECTED_M`
 
 
-UNCORRECTED_M, LEAST_M, MOST_M = 64, 128, 8192  # what has been measured of all variants begins at 128
-MIDDLE = 6.5  # of logarithms of M
+def shares(m: Number) -> list[Any]:
+    """By how much each of `CORRECTED_M` counts at `m` rows: linear interpolation in log M, constant beyond the last."""
+    x = log(minimum(m, CORRECTED_M[-1])) / math.log(2)
+    places = [math.log2(at) for at in CORRECTED_M]
+    found = []
+    for before, place, after in zip([-1.0, *places], places, [*places[1:], math.inf], strict=False):
+        rising = (x - before) / (place - before)
+        falling = 1.0 if math.isinf(after) else (after - x) / (after - place)
+        found.append(maximum(minimum(rising, falling), 0))
+    return found
 
 
 def program(
@@ -50,20 +49,24 @@ def program(
 ) -> dict[str, Any]:
     """The cost program over `INPUTS` that gives the microseconds of each of `variants`, in order.
 
+    Those that `corrections` has are multiplied by what was measured of them.
+
     Raises:
         ValueError: one is of a family that has no estimate.
     """
     tape = Tape(INPUTS)
     m, n, k, batch, multiprocessors, memory_gbps = tape.symbols()
-    of, machine = _Extents(n, k, batch), Machine(multiprocessors, memory_gbps)
+    of, machine, counts = _Extents(n, k, batch), Machine(multiprocessors, memory_gbps), shares(m)
     results = []
     for variant in variants:
         family = family_of(variant)
         if family is None or family.estimate_us is None:
             raise ValueError(f"{variant.name()}: its family has no estimate of times")
         us = family.estimate_us(variant, of, m, machine)
-        line = corrections.get(variant)
-        results.append(us if line is None else us * exp(line.of(m)))
+        if variant in corrections:
+            known = ((count, x) for count, x in zip(counts, corrections[variant], strict=True) if x)
+            us = us * exp(sum(count * x for count, x in known))
+        results.append(us)
     return tape.to_json(results)
 
 

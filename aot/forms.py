@@ -21,7 +21,6 @@ from .costs import H200
 TABLE = "universal"
 ROWS = (1, 16, 64, 256, 1024, 4096)  # for which a choice is shown, unless told otherwise
 USUAL_GPU = Gpu("NVIDIA H200", cast(int, H200.multiprocessors), cast(int, H200.memory_gbps))
-_BATCHES = 2  # of a signature that stands for a batched form
 
 
 class FormRow(NamedTuple):
@@ -36,11 +35,11 @@ class FormRow(NamedTuple):
     def name(self) -> str:
         """The key of its signatures with stars for what they differ in, such as "bf16_bf16_bf16_f32_bias_n*_k*"."""
         key = self.signature(2, 1).key()
-        return key.replace("_n2_k1", "_n*_k*").replace(f"_k*_b{_BATCHES}", "_k*_b*")
+        return key.replace("_n2_k1", "_n*_k*").replace("_k*_b2", "_k*_b*")
 
     def signature(self, n: int, k: int) -> Signature:
-        """One of its signatures."""
-        return Signature(**dict(zip(WORDS, self.words, strict=True)), n=n, k=k, batch=_BATCHES if self.batched else 1)
+        """One of its signatures, with a batch of 2 where it is batched."""
+        return self.form.signature(n, k)
 
     def to_json(self) -> dict[str, Any]:
         """Its words by name, and `batched`."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -22,6 +21,10 @@ from runtime.errors import AotError, WorkspaceError
 from runtime.signature import Signature
 
 from .operands import MOST_LAUNCHES, OperandSet, Weights, poisoned, reference
+from .roofline import expected_us, power_bound
+from .timing import Timing
+
+__all__ = ["Timing", "expected_us", "power_bound"]  # for those who measure, with what is defined here
 
 # ||out - reference|| / ||reference|| allowed for each output type: rounding to nearest gives about 0.42 of a unit in
 # the last place, 1.7e-3 for bf16, 2.1e-4 for f16 and 2.6e-2 for e4m3; the rest is room for the order of summation.
@@ -47,14 +50,6 @@ Launch = Callable[[OperandSet], Any]
 
 class MeasureError(AotError):
     """The machine cannot measure what was asked."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Microseconds of one launch: the median over replays, and (largest - smallest) / median."""
-
-    us: float
-    spread: float
 
 
 def max_error(signature: Signature) -> float:
@@ -109,16 +104,6 @@ def _judge(signature: Signature, out: torch.Tensor, expected: torch.Tensor, norm
     return error
 
 
-def expected_us(signature: Signature, m: int) -> float:
-    """A floor for sizing graphs only: 4 TB/s or 800 TFLOP/s (an H200's), whichever takes longer."""
-    return max(signature.bytes(m) / 4e6, signature.flops(m) / 800e6, 2.0)
-
-
-def power_bound(signature: Signature, m: int) -> bool:
-    """Whether operations take so much longer than memory that power decides, by the rates of `expected_us`."""
-    return signature.flops(m) / 800e6 > 2 * signature.bytes(m) / 4e6
-
-
 class Contender:
     """One function captured into a CUDA graph of `count` launches over rotated operands."""
 
@@ -150,9 +135,7 @@ class Contender:
 
     def timing(self) -> Timing:
         """What the timed replays took; call after synchronising."""
-        samples = [start.elapsed_time(end) * 1e3 / (self.count * times) for start, end, times in self.events]
-        median = statistics.median(samples)
-        return Timing(median, (max(samples) - min(samples)) / median)
+        return Timing.of([start.elapsed_time(end) * 1e3 / (self.count * times) for start, end, times in self.events])
 
 
 def time_interleaved(
@@ -161,13 +144,17 @@ def time_interleaved(
     floor_us: float,
     repeats: int,
     graph_us: float,
+    captured: Callable[[], None] = lambda: None,
 ) -> dict[str, Timing]:
     """Time launches in turn, each as a graph of about `graph_us`; `floor_us` is the least one can take.
+
+    `captured` is called when every launch has run once and is captured, before the first replay.
 
     Graphs hold two launches or more, unless one finds L2 cold without a second set of operands. A contender that cannot
     be launched at this shape (an `AotError`) is left out of the result.
     """
     graphs = _capture(contenders, operands, floor_us, graph_us)
+    captured()
     for graph in graphs.values():
         for _ in range(_WARMUP_REPLAYS):
             graph.replay(timed=False)
@@ -196,11 +183,15 @@ def whole_turns(count: int, least: int) -> int:
 
 
 def time_sustained(
-    contenders: Mapping[str, Launch], operands: Sequence[OperandSet], floor_us: float
+    contenders: Mapping[str, Launch],
+    operands: Sequence[OperandSet],
+    floor_us: float,
+    captured: Callable[[], None] = lambda: None,
 ) -> dict[str, Timing]:
     """Time launches as `time_interleaved` does, each without pause for long enough to meet the clock that its own power
     leaves it. In turns of a millisecond all share one clock, and what takes more energy an operation does not show."""
     graphs = _capture(contenders, operands, floor_us, _SUSTAINED_US / _SUSTAINED_SAMPLES / 4)
+    captured()
     for graph in graphs.values():
         least_us = graph.count * floor_us
         graph.replay(math.ceil(_SETTLE_US / least_us), timed=False)

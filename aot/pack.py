@@ -87,6 +87,7 @@ class _Blob(NamedTuple):
     kind: str
     sha256: str
     data: bytes
+    alone: bool = False
 
 
 class Package:
@@ -99,6 +100,7 @@ class Package:
         self._functions: dict[str, _Function] = {}
         self._cubins: dict[str, bytes] = {}
         self._tables: dict[str, bytes] = {}
+        self._alone: frozenset[str] = frozenset()
 
     def add_function(self, record: dict[str, Any], cubin: bytes) -> None:
         """Add a function; the same one again changes nothing.
@@ -129,11 +131,12 @@ class Package:
             raise PackError(f"function {name}: a different one of this name was added before; rename one")
         self._cubins[digest] = bytes(cubin)
 
-    def set_table(self, name: str, obj: dict[str, Any]) -> None:
-        """Set table `name`, replacing what it was."""
+    def set_table(self, name: str, obj: dict[str, Any], alone: bool = False) -> None:
+        """Set table `name`, replacing what it was; `alone`: in a block of its own, which no other table needs."""
         if not is_name(name):
             raise PackError(f"a table's name must be 1 to 255 printable ASCII characters, found {name!r}")
         self._tables[name] = _encode(f"table {name}", obj)
+        self._alone = (self._alone | {name}) if alone else self._alone - {name}
 
     def add_archive(self, archive: Archive, names: Iterable[str] | None = None) -> None:
         """Add the functions `names` of an open archive, or all of them.
@@ -167,7 +170,7 @@ class Package:
         blobs = [
             *(_blob(RECORDS, function.record) for _, function in functions),
             *(_Blob(kind, digest, self._cubins[digest]) for kind, digest in cubins),
-            *(_blob(TABLES, data) for _, data in sorted(self._tables.items())),
+            *(_blob(TABLES, data, name in self._alone) for name, data in sorted(self._tables.items())),
         ]
         groups = list(_solid_blocks(blobs))
         with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
@@ -228,17 +231,18 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _blob(kind: str, data: bytes) -> _Blob:
-    return _Blob(kind, _sha256(data), data)
+def _blob(kind: str, data: bytes, alone: bool = False) -> _Blob:
+    return _Blob(kind, _sha256(data), data, alone)
 
 
 def _solid_blocks(blobs: list[_Blob]) -> Iterator[list[_Blob]]:
-    """Cut `blobs` into runs of one kind, of bounded size; a larger blob is a run by itself."""
+    """Cut `blobs` into runs of one kind, of bounded size; a larger blob, or one that is `alone`, is one by itself."""
     group: list[_Blob] = []
     size = 0
     for blob in blobs:
         most = RECORDS_BLOCK_BYTES if blob.kind == RECORDS else SOLID_BLOCK_BYTES
-        if group and (blob.kind != group[0].kind or size + len(blob.data) > most):
+        apart = blob.alone or (group and group[-1].alone)
+        if group and (apart or blob.kind != group[0].kind or size + len(blob.data) > most):
             yield group
             group, size = [], 0
         group.append(blob)

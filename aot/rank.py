@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import metadata
 from itertools import islice
 from operator import itemgetter
@@ -27,6 +28,7 @@ from runtime.dtypes import DTYPES
 from runtime.signature import OVERLAPS, Signature
 
 from . import targets
+from .estimates import Estimates
 from .providers import PROVIDERS, families
 from .targets import Target
 from .variants import Variant, family_of, overlaps_less, unsuited
@@ -138,7 +140,6 @@ class _Shape(NamedTuple):
 
 _Shapes: TypeAlias = list[tuple[Variant, _Shape]]
 _Costs: TypeAlias = list[tuple[float, ...]]  # of shapes in their order
-_Estimate: TypeAlias = Callable[[Variant, Signature, int], float]
 
 
 class _Model(Protocol):
@@ -171,21 +172,20 @@ class _Suited:
     """
 
     def __init__(self, shapes: _Shapes) -> None:
-        self.estimated: list[tuple[_Estimate, Variant]] = []
+        self.estimated: list[Variant] = []
         self.others: list[Variant] = []
         shapes_of_others: list[_Shape] = []
-        estimates: dict[tuple[str, str], _Estimate | None] = {}  # there are many variants, and few families
+        known: dict[tuple[str, str], bool] = {}  # there are many variants, and few families
         for variant, shape in shapes:
             key = variant.provider, variant.family
-            if key not in estimates:
+            if key not in known:
                 family = family_of(variant)
-                estimates[key] = family.estimate_us if family else None
-            estimate_us = estimates[key]
-            if estimate_us is None:
+                known[key] = family is not None and family.estimate_us is not None
+            if known[key]:
+                self.estimated.append(variant)
+            else:
                 self.others.append(variant)
                 shapes_of_others.append(shape)
-            else:
-                self.estimated.append((estimate_us, variant))
         self.shapes = list(dict.fromkeys(shapes_of_others))
         place_of = {shape: place for place, shape in enumerate(self.shapes)}
         self.places = [place_of[shape] for shape in shapes_of_others]
@@ -203,9 +203,14 @@ class _Suited:
 
 def _order(suited: _Suited, signature: Signature, m: int, model: _Model) -> list[Variant]:
     """Cheapest first: by their families' own estimates of the time, then those without by `model`."""
-    estimated = [(estimate_us(variant, signature, m), variant) for estimate_us, variant in suited.estimated]
+    estimated = zip(_estimates(tuple(suited.estimated)).us(signature, m), suited.estimated, strict=True)
     first = [variant for _, variant in sorted(estimated, key=itemgetter(0))]
     return [*first, *_by_model(suited, signature, m, model)] if suited.others else first
+
+
+@lru_cache(16)  # signatures that differ in N and K alone mostly have the same variants
+def _estimates(variants: tuple[Variant, ...]) -> Estimates:
+    return Estimates(variants)
 
 
 def _by_model(suited: _Suited, signature: Signature, m: int, model: _Model) -> list[Variant]:

@@ -1,11 +1,13 @@
-"""Which M values to look at, which functions serve them, and from these to the ranges of a dispatch entry. Pure."""
+"""Which M values to rank candidates for, and from the best at each to the ranges of a dispatch entry. Pure."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
+_TILES_M, _TILES_N, _WAVES = (64, 128, 256), (128, 256), 4
 _WHOLE_TILES = (240, 336, 400, 640)  # of 80 and 120 tokens, 112 and 168, 80, 128
 
 
@@ -39,28 +41,24 @@ def invariant(ranked: Sequence[tuple[int, Sequence[str]]], sharing: Collection[s
     return min(there, key=lambda name: (-firsts[name], -there[name], name), default=None)
 
 
-def fewest(times: Sequence[Mapping[str, float]], tolerance: float, kept: Collection[str] = ()) -> list[str]:
-    """A function for each point, from few in all: none takes more than 1 + `tolerance` of the least time there.
-
-    `times` has functions' times at each point, `kept` functions that are kept in any case. Greedy: the function that
-    will do at most points comes first, as cover is approximated (Chvatal, 1979); ties go by name.
-    """
-    allowed = [{f for f, time in at.items() if time <= min(at.values()) * (1 + tolerance)} for at in times]
-    chosen = set(kept)
-    while left := [names for names in allowed if not names & chosen]:
-        uses = Counter(name for names in left for name in names)
-        chosen.add(min(uses, key=lambda name: (-uses[name], name)))
-    return [min(names & chosen, key=lambda f: (at[f], f)) for at, names in zip(times, allowed, strict=True)]
-
-
 def points(tokens: Sequence[int]) -> list[int]:
-    """The M values to measure: the given ones, and more between the first and the last.
+    """The M values to rank for: the given ones, and more between the first and the last.
 
-    Powers of two, from 64 up their 1.5-folds too, every 32 from 128 to 512, and `_WHOLE_TILES`. A function serves the
-    range below the M it was chosen at, and the right tile changes quickly where few tiles cover M: on an H200 what was
-    chosen at M = 352 took 1.35 times as long as cuBLAS at M = 333 for N = 5376 and K = 4096, where three tiles of 112
-    tokens would have done and it has four.
+    Powers of two, from 64 up their 1.5-folds too, every 32 from 128 to 512, and `_WHOLE_TILES`: the right tile changes
+    quickly where few tiles cover M.
     """
     between = {x for i in range(3, 31) for x in (1 << i, 3 << (i - 1) if i >= 6 else 1 << i)}
     between |= {*range(128, 512, 32), *_WHOLE_TILES}
     return sorted({*tokens, *(x for x in between if min(tokens) < x < max(tokens))})
+
+
+def waves(n: int, multiprocessors: int, tokens: Sequence[int]) -> list[int]:
+    """The M values, between the first and the last of `tokens`, at which common tiles of D (M, `n`) fill the SMs just
+    so, once to `_WAVES` times, and the next ones, for which they need a wave more."""
+    full = {
+        rows * tile_m
+        for tile_m, tile_n in itertools.product(_TILES_M, _TILES_N)
+        for wave in range(1, _WAVES + 1)
+        if (rows := wave * multiprocessors // math.ceil(n / tile_n))
+    }
+    return sorted(m for m in full | {m + 1 for m in full} if min(tokens) < m < max(tokens))

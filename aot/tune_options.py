@@ -17,13 +17,15 @@ class TuneError(AotError):
 class TuneOptions:
     """How thoroughly to measure: functions that reach the interleaved comparison, its repeats, and whether those that
     power bounds are compared under sustained load too. `tolerance` is the share of the best time by which another
-    function may be slower that serves elsewhere anyway: fewer kernels to load and to keep."""
+    function may be slower that serves elsewhere anyway: fewer kernels to load and to keep. `history`: whether what was
+    seen is kept in the archive, for people; servers do not read it."""
 
     finalists: int = 4
     repeats: int = 5
     seed: int = 0
     sustained: bool = True
     tolerance: float = 0.01
+    history: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance <= 1:

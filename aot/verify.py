@@ -17,6 +17,7 @@ from runtime.signature import Signature
 
 from . import cubin, form_checks, forms, launch_checks, tables
 from .evaluation import Budget
+from .tune import history
 
 Samples = dict[str, dict[Signature, str]]  # by function, GEMMs of forms that it serves, and the form's name
 Uses = dict[str, dict[Signature, tuple[int, ...]]]  # by function, GEMMs that it serves, and M values in its ranges
@@ -70,6 +71,8 @@ def verify(archive: Archive) -> list[Finding]:
         _check("build table", lambda: f"{len(tables.gemms(archive))} gemms, {len(tables.tools(archive))} tools")
     )
     findings.append(_check("tuning table", lambda: f"{len(tables.environments(archive))} environments"))
+    if history.TABLE in archive.tables:
+        findings.append(_check("history table", lambda: f"{len(history.tunings(archive))} tunings"))
     return [*findings, gemm_table, *entries, *in_forms]
 
 

@@ -47,7 +47,7 @@ def serve(descriptor: int, module: str, parent: int) -> None:
 
     Ends where nobody sends any more, and with the process `parent` even in the middle of a compilation.
     """
-    _end_with(parent)
+    end_with(parent)
     lower = importlib.import_module(module).lower
     with Connection(descriptor) as connection:
         while True:
@@ -58,7 +58,7 @@ def serve(descriptor: int, module: str, parent: int) -> None:
             connection.send(_answer(lower, variant))
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """Have the kernel end this process when `parent` dies, however it dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

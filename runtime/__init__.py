@@ -20,7 +20,6 @@ from .errors import (
 )
 from .library import Function, Library, load
 from .stats import Stats
-from .universal import universal
 
 __all__ = [
     "AotError",
@@ -36,7 +35,6 @@ __all__ = [
     "Stats",
     "WorkspaceError",
     "load",
-    "universal",
 ]
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ A form is a signature without N and K. What is chosen is *predicted*: no one mea
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, NoReturn
@@ -65,8 +64,16 @@ class _Program:
 class Form:
     """The functions for a form on a target."""
 
-    def __init__(self, target: str, functions: tuple[Function, ...], program: _Program, where: str) -> None:
-        self.target, self.functions, self._program, self._where = target, functions, program, where
+    def __init__(
+        self, words: tuple[Any, ...], target: str, functions: tuple[Function, ...], program: _Program, where: str
+    ) -> None:
+        self._words, self.target, self.functions = words, target, functions
+        self._program, self._where = program, where
+
+    def signature(self, n: int, k: int) -> Signature:
+        """The signature of this form with these extents, and with a batch of 2 where it is batched."""
+        *words, batched = self._words
+        return Signature(n=n, k=k, batch=2 if batched else 1, **dict(zip(WORDS, words, strict=True)))
 
     @cached_property
     def costs(self) -> CostProgram:
@@ -208,13 +215,14 @@ class Universal:
             used.add(row["program"])
             if not isinstance(row["target"], str) or not TARGET.fullmatch(row["target"]):
                 _fail(here, f"unknown target {row['target']!r:.50}")
-            key = (*_key(row["form"], here), row["target"])
+            words = _key(row["form"], here)
+            key = (*words, row["target"])
             if key in forms:
                 _fail(here, "it is there twice")
             functions = tuple(_function(f, row["target"], targets, here) for f in _list(row["functions"], here))
             if not 1 <= len(functions) <= MAX_COST_RESULTS or len({f.name for f in functions}) != len(functions):
                 _fail(here, f"needs 1 to {MAX_COST_RESULTS} functions, each once, found {len(functions)}")
-            forms[key] = Form(row["target"], functions, shared[row["program"]], here)
+            forms[key] = Form(words, row["target"], functions, shared[row["program"]], here)
         if used != set(range(len(programs))):
             _fail(where, "a program is used by no form")
         return cls(forms, tuple(checked_on))
@@ -244,15 +252,6 @@ class Universal:
         """The functions of all forms that a GPU runs, each once."""
         forms = (form for form in self._forms.values() if serves(form.target, capability))
         return list(dict.fromkeys(f.name for form in forms for f in form.functions))
-
-
-def universal() -> str:
-    """The path of the archive that comes with this package: GEMMs of the forms that models use, at any M, N and K.
-
-    `runtime.load(runtime.universal())` serves them with no build and no tuning; `runtime.load([runtime.universal(),
-    "model.aot"])` serves what the second has as it was tuned, and the rest by the first.
-    """
-    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "universal.aot")
 
 
 def _takes(function: Function, signature: Signature) -> bool:

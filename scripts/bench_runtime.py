@@ -96,6 +96,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("archive", type=Path, help="a tuned archive for this GPU")
     parser.add_argument("--large", type=Path, help="an archive of 1,000 kernels, some of them for this GPU")
+    parser.add_argument("--universal", type=Path, help="an archive that serves any N and K (aot build --universal)")
     parser.add_argument("--blocks", type=int, default=15)
     out_argument(parser)
     options = parser.parse_args()
@@ -142,6 +143,8 @@ def main() -> int:
     new_shape()
     results["new_m_ms"] = median_ms(new_shape, 200)
     results |= first_calls(options.archive)
+    if options.universal is not None:
+        results |= any_shape(options.universal)
     for name, value in results.items():
         print(f"{name:24s} {value}")
     write(options.out, environment, results=results)
@@ -208,6 +211,40 @@ def first_calls(path: Path) -> dict[str, Any]:
     return {
         name: {"median": round(statistics.median(found), 4), "max": round(max(found), 4), "calls": len(found)}
         for name, found in samples.items()
+    }
+
+
+def any_shape(path: Path) -> dict[str, Any]:
+    """Time calls that a universal table serves, all of its functions being loaded: the first of an N and K, and then
+    those of M values that come later, apart by whether their function was called for this N and K before."""
+    import torch
+
+    library = runtime.load(path)
+    start = time.perf_counter()
+    functions = len(library.preload())
+    found: dict[str, Any] = {"universal_preload_ms": round((time.perf_counter() - start) * 1e3, 1)}
+    found["universal_functions"] = functions
+    k, most = 2048, 4096
+    samples: dict[str, list[float]] = {"first_of_shape_ms": [], "new_m_new_function_ms": [], "new_m_predicted_ms": []}
+    a = torch.randn(most, k, device="cuda", dtype=torch.bfloat16)
+    for n in range(1024, 4096, 128):
+        b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+        d = torch.empty(most, n, device="cuda", dtype=torch.bfloat16)
+        entry = library.entry(Signature("bf16", "bf16", "bf16", "f32", "none", n, k))
+        seen: set[str] = set()
+        for place, m in enumerate((100, *range(2, 64, 9), *range(70, most, 331))):
+            name = entry.best(m)
+            label = "new_m_predicted_ms" if name in seen else "new_m_new_function_ms" if place else "first_of_shape_ms"
+            seen.add(name)
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            library.gemm(a[:m], b, out=d[:m])
+            samples[label].append((time.perf_counter() - start) * 1e3)
+    torch.cuda.synchronize()
+    library.close()
+    return found | {
+        name: {"median": round(statistics.median(of), 4), "max": round(max(of), 4), "calls": len(of)}
+        for name, of in samples.items()
     }
 
 

@@ -19,7 +19,7 @@ import runtime
 from aot import measure
 from aot.baseline import baseline
 from aot.operands import OperandSet, Weights
-from aot.tune import candidates_at
+from aot.tune.session import candidates_at
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch
 

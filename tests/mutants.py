@@ -269,8 +269,12 @@ def _change_entry(rng: random.Random, content: Content) -> None:
     how = rng.randrange(12)
     if how == 0:
         bounds = [rng.choice(NUMBERS) for _ in range(rng.choice([1, 2, 5]))]
-        last = entry["ranges"][-1][1]
-        entry["ranges"][:0] = [[b, last] for b in (sorted(bounds) if rng.random() < 0.5 else bounds)]
+        other = rng.choice(content.names)
+        if other not in entry["functions"]:
+            entry["functions"].append(other)
+        bounds = sorted(bounds) if rng.random() < 0.5 else bounds
+        count = len(entry["functions"])
+        entry["ranges"] = [[b, i % count] for i, b in enumerate([*bounds, None])]
     elif how == 1:
         entry["ranges"] = entry["ranges"][::-1]
     elif how == 2:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aot import costs
 from aot.costs import H200, CostError, Machine, Tape
-from aot.estimates import Correction, Estimates, program
+from aot.estimates import CORRECTED_M, Estimates, program, shares
 from aot.providers import PROVIDERS, provider
 from aot.variants import Variant, family_of
 from runtime import native
@@ -170,14 +170,24 @@ def test_what_takes_fewer_sms_and_less_memory_takes_longer() -> None:
         assert sum(there) > 1.02 * sum(here), m
 
 
-def test_a_correction_is_a_line_in_the_logarithm_of_m_and_nothing_for_few_rows() -> None:
+def test_a_correction_is_interpolated_in_the_logarithm_of_m_and_nothing_for_few_rows() -> None:
     variants = estimated(PLAIN)[:2]
-    line = Correction(0.1, 0.02)
-    plain, corrected = Estimates(variants), Estimates(variants, {variants[1]: line})
-    for m, expected in ((1, 0.0), (64, 0.0), (128, 0.1 + 0.02 * (math.log(128) - 6.5)), (1 << 20, 0.1502)):
+    values = (0.0, 0.0, 0.0, 0.0, 0.1, 0.2, 0.0, -0.1, 0.0, 0.0, 0.05)
+    plain, corrected = Estimates(variants), Estimates(variants, {variants[1]: values})
+    at = {1: 0, 64: 0, 91: 0.05, 128: 0.1, 181: 0.15, 256: 0.2, 1024: -0.1, 8192: 0.05, 1 << 20: 0.05}
+    for m, expected in at.items():
         before, after = plain.us(PLAIN, m), corrected.us(PLAIN, m)
         assert after[0] == before[0]
-        assert math.log(after[1] / before[1]) == pytest.approx(expected, abs=1e-3)
+        assert math.log(after[1] / before[1]) == pytest.approx(expected, abs=2e-3)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 5, 40, 64, 100, 128, 3000, 8192, 20_000])
+def test_shares_of_neighbours_make_one(m: int) -> None:
+    found = shares(m)
+    assert sum(found) == pytest.approx(1)
+    assert 1 <= sum(x > 0 for x in found) <= 2
+    if m in CORRECTED_M:
+        assert found[CORRECTED_M.index(m)] == 1
 
 
 def test_operations_that_estimates_share_are_there_once_and_unused_ones_not_at_all() -> None:

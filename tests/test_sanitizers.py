@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("_native.c", "_program.c", "_program_read.c")
-TESTS = ("native", "evaluators", "program", "driver", "function", "rows", "library", "library_operands")
+SOURCES = ("_native.c", "_costs.c", "_program.c", "_program_read.c")
+TESTS = ("costs", "native", "evaluators", "program", "driver", "function", "rows", "library", "library_operands")
 FLAGS = "-shared -fPIC -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",  # the interpreter keeps what it never frees

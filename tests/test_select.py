@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from aot.select import fewest, invariant, points, ranges
-from aot.tune import candidates_at
+from aot.select import invariant, points, ranges, waves
+from aot.tune.session import candidates_at
 
 
 def test_a_function_serves_the_range_below_its_m_and_the_last_everything_above() -> None:
@@ -49,35 +47,21 @@ def test_ranges_need_ascending_m(best: list[tuple[int, str]]) -> None:
         ranges(best)
 
 
-def test_one_function_serves_where_it_is_nearly_the_best() -> None:
-    times = [{"a": 10.0, "b": 10.05}, {"b": 20.0, "c": 19.9}, {"c": 30.0, "b": 30.2}]
-    assert fewest(times, 0.01) == ["b", "b", "b"]
-    assert fewest(times, 0.004) == ["a", "c", "c"]
-    assert fewest(times, 0.0) == ["a", "c", "c"]
-
-
-def test_what_is_kept_in_any_case_serves_first_and_the_best_of_it() -> None:
-    times = [{"a": 10.0, "b": 10.05, "c": 10.02}]
-    assert fewest(times, 0.01) == ["a"]
-    assert fewest(times, 0.01, ["b", "c"]) == ["c"]
-    assert fewest(times, 0.001, ["b", "c"]) == ["a"]
-
-
-@given(
-    times=st.lists(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(1, 10), min_size=1), min_size=1, max_size=20),
-    tolerance=st.floats(0, 1),
-)
-def test_nothing_chosen_is_slower_than_allowed(times: list[dict[str, float]], tolerance: float) -> None:
-    chosen = fewest(times, tolerance)
-    assert all(at[f] <= min(at.values()) * (1 + tolerance) for at, f in zip(times, chosen, strict=True))
-    assert chosen == fewest([dict(reversed(at.items())) for at in times], tolerance)
-
-
 def test_points_fill_the_gaps_between_the_manifests_tokens() -> None:
     every_32 = [128, 160, 192, 224, 240, 256, 288, 320, 333, 336, 352, 384, 400, 416, 448, 480, 512]
     assert points([1, 333, 1024]) == [1, 8, 16, 32, 64, 96, *every_32, 640, 768, 1024]
     assert points([16]) == [16]
     assert points([4096, 1])[-3:] == [2048, 3072, 4096]
+
+
+def test_waves_end_where_tiles_fill_the_sms() -> None:
+    """4096 columns are 32 tiles of 128 and 16 of 256: of 132 SMs 4 and 8 rows of tiles fill 128."""
+    found = waves(4096, 132, [1, 8192])
+    assert {256, 257, 512, 513, 1024, 1025, 2048, 2049} <= set(found)
+    assert found == sorted(found)
+    assert waves(4096, 132, [512]) == []
+    assert max(waves(4096, 132, [1, 300])) < 300
+    assert waves(1 << 20, 132, [1, 8192]) == []
 
 
 def test_candidates_for_an_m_are_those_ranked_near_it() -> None:

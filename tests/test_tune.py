@@ -1,55 +1,52 @@
-"""What tuning writes, with the GPU replaced by canned measurements: winners, rejections, interruptions."""
+"""What tuning writes, with the GPU replaced by a simulated one: choices, rejections, interruptions, kinds of GPU."""
 
 from __future__ import annotations
 
+import json
 import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
-from aot import measure, tune
-from aot.measure import Timing
-from aot.operands import OperandSet
-from aot.tune import Measured, TuneError, TuneReport, tune_archive
+from aot import verify
+from aot.timing import Timing
+from aot.tune import TuneError, TuneOptions, TuneReport, history, run, tune_archive
+from aot.tune.jobs import Job
+from aot.tune.write import Writer
 from runtime.archive import Archive
-from runtime.dispatch import Dispatch, Entry
+from runtime.dispatch import Dispatch
 from runtime.gpus import Gpu
+from runtime.signature import Signature
 
-from .recording_driver import RecordingDriver, entry, gemm_record, signature, write_archive
-from .recording_driver import table as gemm_table
+from .recording_driver import entry, gemm_record, signature, write_archive
+from .simulated_gpu import BASELINE, GPU, SimulatedGpu, machine
 
-REAL_TUNER: Any = tune._Tuner
 NAMES = ["slow", "quick", "wrong"]
+NONE: Mapping[str, str] = {}
 
 
-class CannedTuner:
-    """Stands in for the tuner: "quick" beats "slow", "wrong" would beat both and is rejected at the second entry."""
+def by_m(name: str, s: Signature, m: int) -> float:
+    """ "quick" beats "slow" for few rows, "slow" for many; "wrong" would beat both."""
+    few = {"wrong": 1.95, "quick": 2.0, "slow": 2.2}
+    many = {"wrong": 1.95, "slow": 2.0, "quick": 2.2}
+    return {BASELINE: 2.5, **(few if m < 200 else many)}[name]
 
-    interrupt_at = ""
 
-    def __init__(self, library: Any, report: TuneReport, options: Any) -> None:
-        self.report = report
+def scripted(us: Mapping[str, float] | Callable[[str, Signature, int], float] = by_m, **more: Any) -> SimulatedGpu:
+    """A GPU without noise, for which "wrong" is wrong where N is 1024."""
+    time_of = us if callable(us) else lambda name, s, m: us[name]
+    more.setdefault("wrong", lambda s, name: "it is wrong" if name == "wrong" and s.n == 1024 else None)
+    return SimulatedGpu(time_of, noise=0.0, **more)
 
-    def check(self, entry: Entry) -> None:
-        if entry.signature.n == 1024:
-            self.report.rejected["wrong"] = "relative error 1.0"
-        if entry.signature.key().endswith(self.interrupt_at or "no such"):
-            raise KeyboardInterrupt
 
-    def measure(self, entry: Entry, m: int) -> Measured | None:
-        times = {"wrong": 1.0, "quick": 2.0, "slow": 3.0} if m < 512 else {"wrong": 1.0, "slow": 2.0, "quick": 3.0}
-        times = {n: us for n, us in times.items() if n in dict(entry.candidates)[16]}
-        found = Measured(
-            m, tuple((n, Timing(us, 0.01)) for n, us in times.items()), "torch.mm", Timing(2.5, 0.02), len(times)
-        )
-        self.report.measured.append((entry.signature.key(), found))
-        return found
+def wrong_are(*names: str) -> Callable[[Signature, str], str | None]:
+    return lambda s, name: "relative error 1.0" if name in names else None
 
 
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def source(tmp_path: Path) -> Path:
     candidates = [[16, NAMES], [512, NAMES]]
     rows = [
         entry(signature(n, 512), [(None, "wrong")], candidates=candidates) | {"state": "ranked"}
@@ -57,109 +54,107 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ]
     path = tmp_path / "candidates.aot"
     write_archive(path, [gemm_record(n) for n in [*NAMES, "no_candidate"]], rows)
-    monkeypatch.setattr(tune, "_Tuner", CannedTuner)
-    monkeypatch.setattr(tune, "Driver", RecordingDriver)
-    monkeypatch.setattr(measure, "environment", lambda: {"gpu": "made up", "compute_capability": "9.0", "l2_bytes": 1})
-    monkeypatch.setattr(tune.torch.cuda, "get_device_capability", lambda: (9, 0))
     return path
 
 
-def test_a_function_is_called_with_all_operands_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune.torch.cuda, "current_stream", lambda: 7)
-    calls = []
-    functions = {"f": lambda *given, stream: calls.append((given, stream))}
-    tuner = REAL_TUNER(SimpleNamespace(functions=functions), TuneReport({"l2_bytes": 1}), tune.TuneOptions())
-    extras = {"scale_a": "sa", "scale_b": "sb", "bias": "c"}
-    tuner._launch("f")(OperandSet("a", "b", "d", extras))
-    assert calls == [(("a", "b", "d", "sa", "sb", "c"), 7)]
+def tuned(
+    source: Path,
+    destination: Path,
+    gpu: SimulatedGpu | None = None,
+    options: TuneOptions | None = None,
+    **of_machine: Any,
+) -> TuneReport:
+    return tune_archive(source, destination, options, None, machine(gpu or scripted(), **of_machine))
 
 
-@pytest.mark.parametrize(("sustained", "first"), [(True, "lean"), (False, "quick")])
+def table(path: Path) -> dict[int, Any]:
+    with Archive.open(path) as archive:
+        entries = Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name()).entries
+        return {e.signature.n: e for e in entries}
+
+
+# --- what serves ---
+
+
+def test_the_fastest_right_function_serves_each_m(source: Path, tmp_path: Path) -> None:
+    tuned(source, tmp_path / "tuned.aot")
+    row = table(tmp_path / "tuned.aot")[512]
+    assert (row.state, row.gpu) == ("tuned", GPU)
+    assert [name for _, name in row.ranges] == ["quick", "slow"]
+    assert row.best(128) == "quick"
+    assert row.best(256) == "slow"
+    first = row.timings[0]
+    assert (first["m"], first["function"], first["us"], first["runner_up"]) == (16, "quick", 2.0, "slow")
+    assert (first["baseline"], first["baseline_us"], first["baseline_spread"]) == (BASELINE, 2.5, 0.0)
+
+
+def test_points_are_added_where_the_choice_changes(source: Path, tmp_path: Path) -> None:
+    jobs: list[Job] = []
+    tuned(source, tmp_path / "tuned.aot", scripted(wrong=wrong_are("wrong")), done=jobs)
+    ms = [job.m for job in jobs if job.m and job.signature.n == 512]
+    assert ms[:6] == [16, 32, 64, 128, 256, 512]
+    assert 1 <= len(ms[6:]) <= 5
+    assert all(128 < m < 256 for m in ms[6:])
+
+
+def test_a_function_that_is_nearly_the_best_serves_alone(source: Path, tmp_path: Path) -> None:
+    report = tuned(source, tmp_path / "tuned.aot", options=TuneOptions(tolerance=1.0))
+    assert len({name for row in table(tmp_path / "tuned.aot").values() for _, name in row.ranges}) == 1
+    exact = tuned(source, tmp_path / "exact.aot", options=TuneOptions(tolerance=0.0))
+    assert len({name for row in table(tmp_path / "exact.aot").values() for _, name in row.ranges}) == 2
+    assert sum(report.speedups) / len(report.speedups) < sum(exact.speedups) / len(exact.speedups)
+
+
+@pytest.mark.parametrize(("sustained", "first"), [(True, "slow"), (False, "quick")])
 def test_under_sustained_load_the_least_product_of_both_times_wins(
-    monkeypatch: pytest.MonkeyPatch, sustained: bool, first: str
+    source: Path, tmp_path: Path, sustained: bool, first: str
 ) -> None:
     """The quick one is 2% faster in turns of a millisecond, and takes so much power that it is 5% slower for long."""
-    short = {"quick": 100.0, "lean": 102.0, "torch.mm": 103.0}
-    long = {"quick": 126.0, "lean": 120.0, "torch.mm": 121.0}
-    weights = SimpleNamespace(operands=lambda m: [OperandSet("a", "b", "d", {})])
-    monkeypatch.setattr(tune, "Weights", lambda *given: weights)
-    monkeypatch.setattr(tune, "baseline", lambda *given: ("torch.mm", None))
-    monkeypatch.setattr(measure, "time_interleaved", lambda c, *rest: {n: Timing(short[n], 0.01) for n in c})
-    monkeypatch.setattr(measure, "time_sustained", lambda c, *rest: {n: Timing(long[n], 0.01) for n in c})
-    library = SimpleNamespace(functions={"quick": None, "lean": None}, forget_captures=lambda: None)
-    tuner = REAL_TUNER(library, TuneReport({"l2_bytes": 1}), tune.TuneOptions(sustained=sustained))
-    row = entry(signature(8192, 8192), [(None, "quick")], candidates=[[4096, ["quick", "lean"]]])
-    ranked = Dispatch.from_json(gemm_table([row])).entries[0]
-    found = tuner.measure(ranked, 4096)
-    assert found.times[0][0] == first
-    assert set(found.sustained) == (set(long) if sustained else set())
-    monkeypatch.setattr(tune, "Driver", RecordingDriver)
-    tuned = tune._tuned_entry(ranked, [found])
-    assert tuned is not None
-    (timing,) = tuned.timings
+    times = {"quick": 100.0, "slow": 102.0, BASELINE: 103.0}
+    load = {"quick": 1.26, "slow": 1.18, BASELINE: 1.17}
+    gpu = scripted(times, wrong=wrong_are("wrong"), bound=True, sustained=load)
+    tuned(source, tmp_path / "tuned.aot", gpu, TuneOptions(sustained=sustained))
+    row = table(tmp_path / "tuned.aot")[512]
+    assert row.ranges == ((None, first),)
+    timing = row.timings[0]
     if sustained:
-        assert (timing["sustained_us"], timing["baseline_sustained_us"]) == (120.0, 121.0)
+        assert (timing["sustained_us"], timing["baseline_sustained_us"]) == (120.36, 120.51)
     else:
         assert "sustained_us" not in timing
 
 
-def test_every_contender_has_every_place_in_two_rounds() -> None:
-    orders = list(measure.turns(3, 6))
-    assert orders == [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1], [2, 0, 1], [1, 0, 2]]
-    for place in range(4):
-        assert {order[place] for order in measure.turns(4, 8)} == {0, 1, 2, 3}
-    assert list(measure.turns(1, 2)) == [[0], [0]]
-    assert list(measure.turns(0, 2)) == [[], []]
+def test_where_torch_is_faster_is_written(source: Path, tmp_path: Path) -> None:
+    def us(name: str, s: Signature, m: int) -> float:
+        return 2.0 if name == BASELINE and m >= 300 else by_m(name, s, m) * (1.2 if m >= 300 else 1.0)
+
+    tuned(source, tmp_path / "tuned.aot", scripted(us, wrong=wrong_are("wrong")))
+    ((first, last),) = table(tmp_path / "tuned.aot")[512].torch_faster
+    assert 256 < first <= 512
+    assert last is None
 
 
-def test_power_bounds_large_problems_only() -> None:
-    large = Dispatch.from_json(gemm_table([entry(signature(8192, 8192), [(None, "f")])])).entries[0].signature
-    assert [m for m in (16, 128, 512, 4096) if measure.power_bound(large, m)] == [512, 4096]
-
-
-def table(path: Path) -> dict[int, Entry]:
-    with Archive.open(path) as archive:
-        entries = Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name()).entries
-    return {entry.signature.n: entry for entry in entries}
-
-
-def test_the_fastest_right_function_wins_each_range(source: Path, tmp_path: Path) -> None:
-    tune_archive(source, tmp_path / "tuned.aot")
+def test_the_invariant_function_has_no_workspace_and_is_the_best_of_those(tmp_path: Path) -> None:
+    names = ["spacious", "little", "plain"]
+    rows = [entry(signature(512, 512), [(None, "plain")], candidates=[[16, names], [512, names]], state="ranked")]
+    records = [
+        gemm_record("spacious", workspaces=((1 << 20, None, True),)),
+        gemm_record("little"),
+        gemm_record("plain"),
+    ]
+    write_archive(tmp_path / "in.aot", records, rows)
+    gpu = scripted({"spacious": 1.0, "little": 2.0, "plain": 3.0, BASELINE: 2.5})
+    tuned(tmp_path / "in.aot", tmp_path / "tuned.aot", gpu)
     row = table(tmp_path / "tuned.aot")[512]
-    assert (row.state, row.gpu) == ("tuned", Gpu("NVIDIA H200", 132, 4_800))
-    assert row.ranges == ((480, "quick"), (None, "slow"))
-    first = row.timings[0]
-    assert (first["m"], first["function"], first["us"], first["runner_up"]) == (16, "quick", 2.0, "slow")
-    assert (first["baseline"], first["baseline_us"], first["baseline_spread"]) == ("torch.mm", 2.5, 0.02)
+    assert (row.ranges, row.invariant) == (((None, "spacious"),), "little")
+    with Archive.open(tmp_path / "tuned.aot") as archive:
+        assert set(archive.functions) == {"spacious", "little"}
 
 
-def test_a_function_that_is_nearly_the_best_serves_alone(source: Path, tmp_path: Path) -> None:
-    report = tune_archive(source, tmp_path / "tuned.aot", tune.TuneOptions(tolerance=1.0))
-    rows = table(tmp_path / "tuned.aot").values()
-    assert len({name for row in rows for _, name in row.ranges}) == 1
-    exact = tune_archive(source, tmp_path / "exact.aot", tune.TuneOptions(tolerance=0.0))
-    assert len({name for row in table(tmp_path / "exact.aot").values() for _, name in row.ranges}) == 2
-    assert sum(report.speedups) < sum(exact.speedups)
-
-
-class Canned(CannedTuner):
-    """Rejects and measures what a test says."""
-
-    rejects: ClassVar[dict[str, str]] = {}
-    times: ClassVar[dict[int, dict[str, float]]] = {}  # by N
-
-    def check(self, entry: Entry) -> None:
-        self.report.rejected |= self.rejects
-
-    def measure(self, entry: Entry, m: int) -> Measured | None:
-        times = tuple((n, Timing(us, 0.01)) for n, us in self.times[entry.signature.n].items())
-        found = Measured(m, times, "torch.mm", Timing(2.5, 0.02), len(times))
-        self.report.measured.append((entry.signature.key(), found))
-        return found
+# --- what was tuned before ---
 
 
 @pytest.fixture
-def half_tuned(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def half_tuned(tmp_path: Path) -> Path:
     """N = 512 was tuned before, and has "early" for few rows and "zealous" for many; N = 1024 was not."""
     rows = [
         entry(signature(512, 512), [(64, "early"), (None, "zealous")]) | {"state": "tuned"},
@@ -167,101 +162,96 @@ def half_tuned(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ]
     path = tmp_path / "half_tuned.aot"
     write_archive(path, [gemm_record(n) for n in ("early", "zealous", "new")], rows)
-    monkeypatch.setattr(tune, "_Tuner", Canned)
-    monkeypatch.setattr(Canned, "times", {1024: {"new": 2.0, "zealous": 2.01}})
     return path
 
 
+NEARLY = {"new": 2.0, "zealous": 2.01, "early": 9.0, BASELINE: 2.5}
+
+
 def test_what_serves_already_serves_where_it_is_nearly_the_best(half_tuned: Path, tmp_path: Path) -> None:
-    tune_archive(half_tuned, tmp_path / "tuned.aot")
+    tuned(half_tuned, tmp_path / "tuned.aot", scripted(NEARLY))
     assert table(tmp_path / "tuned.aot")[1024].ranges == ((None, "zealous"),)
     with Archive.open(tmp_path / "tuned.aot") as archive:
         assert set(archive.functions) == {"early", "zealous"}
         assert archive.table("tuning")["environments"][-1]["tolerance"] == 0.01
 
 
-def test_what_no_longer_serves_has_no_lead(half_tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Canned, "rejects", {"early": "wrong here"})
-    report = tune_archive(half_tuned, tmp_path / "tuned.aot")
+def test_what_no_longer_serves_has_no_lead(half_tuned: Path, tmp_path: Path) -> None:
+    report = tuned(half_tuned, tmp_path / "tuned.aot", scripted(NEARLY, wrong=wrong_are("early")))
+    assert report.rejected.keys() == {"early"}
     assert report.unserved == ["bf16_bf16_bf16_f32_none_n512_k512 on sm_90a"]
     assert table(tmp_path / "tuned.aot")[1024].ranges == ((None, "new"),)
 
 
-def test_a_point_whose_finalists_are_all_rejected_later_is_left_out(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tune, "_Tuner", Canned)
-    monkeypatch.setattr(Canned, "rejects", {"wrong": "relative error 1.0"})
-    monkeypatch.setattr(Canned, "times", {512: {"wrong": 1.0}, 1024: {"quick": 2.0}, 2048: {"quick": 2.0}})
-    report = tune_archive(source, tmp_path / "tuned.aot")
-    assert report.unserved == ["bf16_bf16_bf16_f32_none_n512_k512 on sm_90a"]
-    assert set(table(tmp_path / "tuned.aot")) == {1024, 2048}
-
-
-def test_tolerance_is_of_one_time_where_there_are_two() -> None:
-    """In the geometric mean of both the second is 0.8% slower, in their product 1.6%."""
-    times = (("a", Timing(100.0, 0.0)), ("b", Timing(101.6, 0.0)))
-    long = {"a": Timing(100.0, 0.0), "b": Timing(100.0, 0.0)}
-    found = Measured(4096, times, "torch.mm", Timing(100.0, 0.0), 2, long)
-    row = entry(signature(8192, 8192), [(None, "a")])
-    key = Dispatch.from_json(gemm_table([row])).entries[0].signature, "sm_90a"
-    for tolerance, first in ((0.01, "b"), (0.007, "a")):
-        assert tune._as_served({key: [found]}, (), tolerance, ["b"])[key][0].times[0][0] == first
+def test_functions_of_other_signatures_are_tried_too(half_tuned: Path, tmp_path: Path) -> None:
+    tuned(half_tuned, tmp_path / "tuned.aot", scripted(NEARLY | {"early": 1.0}))
+    assert table(tmp_path / "tuned.aot")[1024].ranges == ((None, "early"),)
 
 
 @pytest.mark.parametrize("tolerance", [-0.1, 1.5, float("nan")])
 def test_an_absurd_tolerance_is_refused(tolerance: float) -> None:
     with pytest.raises(TuneError, match="tolerance must be 0 to 1"):
-        tune.TuneOptions(tolerance=tolerance)
+        TuneOptions(tolerance=tolerance)
 
 
-def test_contenders_are_replayed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    replayed: list[str] = []
-
-    class Graph:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def replay(self, timed: bool = True) -> None:
-            if timed:
-                replayed.append(self.name)
-
-        def timing(self) -> Timing:
-            return Timing(1.0, 0.0)
-
-    monkeypatch.setattr(measure, "_capture", lambda contenders, *_: {name: Graph(name) for name in contenders})
-    monkeypatch.setattr(measure.torch.cuda, "synchronize", lambda: None)
-    none: Any = None
-    measure.time_interleaved({"a": none, "b": none, "c": none}, [], 1.0, 3, 1.0)
-    assert "".join(replayed) == "abccbabca"
+# --- what is wrong ---
 
 
 def test_a_function_rejected_once_is_in_no_entry_and_not_in_the_archive(source: Path, tmp_path: Path) -> None:
-    report = tune_archive(source, tmp_path / "tuned.aot")
-    assert report.rejected == {"wrong": "relative error 1.0"}
+    report = tuned(source, tmp_path / "tuned.aot")
+    assert report.rejected == {"wrong": "bf16_bf16_bf16_f32_none_n1024_k512 M=1: it is wrong"}
     with Archive.open(tmp_path / "tuned.aot") as archive:
         assert set(archive.functions) == {"slow", "quick", "no_candidate"}
         assert archive.table("tuning")["environments"][0]["rejected"] == report.rejected
 
 
-def test_interrupted_tuning_keeps_what_was_measured_and_goes_on_later(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CannedTuner, "interrupt_at", "n2048_k512")
-    assert tune_archive(source, tmp_path / "half.aot").interrupted
+def test_a_signature_without_a_right_function_is_dropped_and_named(source: Path, tmp_path: Path) -> None:
+    gpu = scripted(wrong=lambda s, name: "wrong here" if s.n == 1024 or name == "wrong" else None)
+    report = tuned(source, tmp_path / "tuned.aot", gpu)
+    assert "bf16_bf16_bf16_f32_none_n1024_k512 on sm_90a" in report.unserved
+    assert 1024 not in table(tmp_path / "tuned.aot")
+
+
+def test_a_function_that_is_wrong_where_it_is_timed_does_not_serve(source: Path, tmp_path: Path) -> None:
+    """At M = 64, which is not among those that everything is checked at."""
+    checked: list[int] = []
+
+    class Late(SimulatedGpu):
+        def check(self, s: Signature, m: int, names: Any) -> dict[str, str]:
+            checked.append(m)
+            return {"wrong": "relative error 1.0"} if m == 64 and "wrong" in names else {}
+
+    report = tuned(source, tmp_path / "tuned.aot", Late(by_m, noise=0.0))
+    assert {1, 3, 16, 17, 64, 333, 512} <= set(checked)
+    assert report.rejected.keys() == {"wrong"}
+
+
+# --- what comes in between ---
+
+
+def interrupt_at(n: int, error: type[BaseException] = KeyboardInterrupt) -> Callable[[Job], None]:
+    def before(job: Job) -> None:
+        if job.signature.n == n:
+            raise error
+
+    return before
+
+
+def test_interrupted_tuning_keeps_what_was_measured_and_goes_on_later(source: Path, tmp_path: Path) -> None:
+    assert tuned(source, tmp_path / "half.aot", before=interrupt_at(2048)).interrupted
     rows = table(tmp_path / "half.aot")
     assert [rows[n].state for n in (512, 1024, 2048)] == ["tuned", "tuned", "ranked"]
     # The rest waits with what is known by now: "wrong" is out of its candidates and ranges.
     assert rows[2048].candidates == ((16, ("slow", "quick")), (512, ("slow", "quick")))
     assert rows[2048].ranges == ((None, "slow"),)
-    monkeypatch.setattr(CannedTuner, "interrupt_at", "")
-    report = tune_archive(tmp_path / "half.aot", tmp_path / "whole.aot")
+    report = tuned(tmp_path / "half.aot", tmp_path / "whole.aot")
     assert {key for key, _ in report.measured} == {"bf16_bf16_bf16_f32_none_n2048_k512"}
     assert {row.state for row in table(tmp_path / "whole.aot").values()} == {"tuned"}
     with Archive.open(tmp_path / "whole.aot") as archive:
         assert len(archive.table("tuning")["environments"]) == 2
+        assert len(history.tunings(archive)) == 3
     with pytest.raises(TuneError, match="are tuned; build it again"):
-        tune_archive(tmp_path / "whole.aot", tmp_path / "again.aot")
+        tuned(tmp_path / "whole.aot", tmp_path / "again.aot")
 
 
 class Killed(BaseException):
@@ -269,51 +259,176 @@ class Killed(BaseException):
 
 
 def test_a_process_that_is_killed_loses_little(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(self: CannedTuner, entry: Entry) -> None:
-        if entry.signature.n == 2048:
-            raise Killed
-
-    monkeypatch.setattr(CannedTuner, "check", check)
-    monkeypatch.setattr(tune, "_WRITE_EVERY_S", -1.0)
+    monkeypatch.setattr(run, "_WRITE_EVERY_S", -1.0)
     with pytest.raises(Killed):
-        tune_archive(source, tmp_path / "half.aot")
+        tuned(source, tmp_path / "half.aot", before=interrupt_at(2048, Killed))
     rows = table(tmp_path / "half.aot")
     assert [rows[n].state for n in (512, 1024, 2048)] == ["tuned", "tuned", "ranked"]
+
+
+def killed_after(jobs: int, done: list[Job]) -> Callable[[Job], None]:
+    def before(job: Job) -> None:
+        if len(done) == jobs:
+            raise Killed
+
+    return before
+
+
+@pytest.mark.parametrize("after", [0, 1, 7, 20])
+@pytest.mark.parametrize("error", [Killed, KeyboardInterrupt])
+def test_the_same_command_goes_on_and_gives_the_same_table(
+    source: Path, tmp_path: Path, after: int, error: type[BaseException]
+) -> None:
+    tuned(source, tmp_path / "at_once.aot")
+    whole: list[Job] = []
+    tuned(source, tmp_path / "counted.aot", done=whole)
+    first: list[Job] = []
+
+    def before(job: Job) -> None:
+        if len(first) == after:
+            raise error
+
+    try:
+        assert tuned(source, tmp_path / "tuned.aot", before=before, done=first).interrupted
+    except Killed:
+        assert error is Killed
+    journal = tmp_path / "tuned.aot.tuning"
+    assert len(journal.read_text().splitlines()) == 1 + after
+    with journal.open("a") as file:
+        file.write('{"job": "cut sh')
+    second: list[Job] = []
+    with pytest.raises(Killed):
+        tuned(source, tmp_path / "tuned.aot", before=killed_after(2, second), done=second)
+    journal.write_text(journal.read_text()[:-1])  # of the last line the end alone is missing
+    third: list[Job] = []
+    tuned(source, tmp_path / "tuned.aot", done=third)
+    assert first + second[:-1] + third == whole
+    assert (tmp_path / "tuned.aot").read_bytes() == (tmp_path / "at_once.aot").read_bytes()
+    assert not journal.exists()
+
+
+def test_a_journal_of_other_options_is_begun_anew(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        tuned(source, tmp_path / "tuned.aot", before=interrupt_at(2048, Killed))
+    jobs: list[Job] = []
+    tuned(source, tmp_path / "tuned.aot", options=TuneOptions(repeats=3), done=jobs)
+    assert {job.signature.n for job in jobs} == {512, 1024, 2048}
 
 
 @pytest.mark.parametrize("every_s", [-1.0, 60.0])
 def test_ctrl_c_while_writing_comes_after_it(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float
 ) -> None:
-    real = tune._write
+    real = Writer.write
 
-    def write(*given: Any) -> None:
+    def write(self: Writer, *given: Any) -> None:
         signal.raise_signal(signal.SIGINT)
-        real(*given)
+        real(self, *given)
 
-    monkeypatch.setattr(tune, "_WRITE_EVERY_S", every_s)
-    monkeypatch.setattr(tune, "_write", write)
-    report = tune_archive(source, tmp_path / "half.aot")
+    monkeypatch.setattr(run, "_WRITE_EVERY_S", every_s)
+    monkeypatch.setattr(Writer, "write", write)
+    report = tuned(source, tmp_path / "half.aot")
     assert report.interrupted == (every_s < 0)
-    tuned = [row.state for row in table(tmp_path / "half.aot").values()].count("tuned")
-    assert tuned == (1 if every_s < 0 else 3)
+    states = [row.state for row in table(tmp_path / "half.aot").values()]
+    assert states.count("tuned") == (1 if every_s < 0 else 3)
 
 
-def test_a_signature_without_a_right_function_is_dropped_and_named(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def check(self: CannedTuner, entry: Entry) -> None:
-        if entry.signature.n == 1024:
-            self.report.rejected |= dict.fromkeys(NAMES, "wrong here")
+# --- kinds of GPU ---
 
-    monkeypatch.setattr(CannedTuner, "check", check)
-    monkeypatch.setattr(CannedTuner, "measure", lambda self, entry, m: None)
-    report = tune_archive(source, tmp_path / "tuned.aot")
-    assert "bf16_bf16_bf16_f32_none_n1024_k512 on sm_90a" in report.unserved
-    assert 1024 not in table(tmp_path / "tuned.aot")
+OTHER = Gpu("another", 78, 4000)
 
 
-def test_another_gpu_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune.torch.cuda, "get_device_capability", lambda: (10, 0))
+def test_an_archive_tuned_on_one_kind_is_tuned_for_another_beside_it(source: Path, tmp_path: Path) -> None:
+    tuned(source, tmp_path / "first.aot")
+    tuned(
+        tmp_path / "first.aot", tmp_path / "both.aot", scripted({"quick": 2.0, "slow": 3.0, BASELINE: 1.0}), kind=OTHER
+    )
+    with Archive.open(tmp_path / "both.aot") as archive:
+        found = Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name())
+    assert [(e.signature.n, e.gpu) for e in found.entries] == [(n, g) for n in (512, 1024, 2048) for g in (GPU, OTHER)]
+    for e in found.entries:
+        assert [name for _, name in e.ranges] == (["quick", "slow"] if e.gpu == GPU else ["quick"])
+    for kind in (GPU, OTHER):
+        with pytest.raises(TuneError, match="are tuned; build it again"):
+            tuned(tmp_path / "both.aot", tmp_path / "again.aot", kind=kind)
+
+
+def test_a_gpu_of_another_target_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(TuneError, match=r"compute capability 10\.0, the archive has sm_90a"):
-        tune_archive(source, tmp_path / "tuned.aot")
+        tune_archive(source, tmp_path / "t.aot", machine=machine(scripted())._replace(capability=(10, 0)))
+
+
+# --- history ---
+
+
+def test_the_history_says_what_was_seen_and_servers_do_not_read_it(source: Path, tmp_path: Path) -> None:
+    tuned(source, tmp_path / "tuned.aot")
+    with Archive.open(tmp_path / "tuned.aot") as archive:
+        rows = history.tunings(archive)
+        assert list(archive.tables) == ["gemm", "history", "tuning"]
+        assert [len(block.blobs) for block in archive.blocks if block.kind == "tables"] == [1, 1, 1]
+        assert {c.subject: c.detail for c in verify.verify(archive)}["history table"] == "3 tunings"
+    assert [row["signature"][-9:] for row in rows] == ["n512_k512", "1024_k512", "2048_k512"]
+    point, names = rows[0]["points"][0], rows[0]["names"]
+    assert point["m"] == 16
+    assert {names[i]: ticks for i, ticks, *_ in point["finalists"]} == {"wrong": 195, "quick": 200, "slow": 220}
+    assert rows[1]["rejected"] == [
+        [rows[1]["names"].index("wrong"), "bf16_bf16_bf16_f32_none_n1024_k512 M=1: it is wrong"]
+    ]
+
+
+def test_no_history_leaves_it_out(source: Path, tmp_path: Path) -> None:
+    tuned(source, tmp_path / "tuned.aot", options=TuneOptions(history=False))
+    with Archive.open(tmp_path / "tuned.aot") as archive:
+        assert "history" not in archive.tables
+
+
+def test_a_history_that_is_too_large_loses_the_slowest_of_what_was_screened() -> None:
+    point = {"m": 1, "baseline": ["t", 1, 1, 0, 0], "finalists": [[0, 1, 1, 0, 0]]}
+    screened = [[i, 7919 * i * i % 10007 + i] for i in range(1, 2000)]
+    row = {
+        "signature": "s",
+        "target": "t",
+        "gpu": "g",
+        "names": [],
+        "points": [point | {"screened": screened}],
+        "rejected": [],
+    }
+    whole = {"tunings": [row]}
+    assert history.fitted(whole, 1 << 20) == whole
+    fitted = history.fitted(whole, 2000)
+    assert fitted is not None
+    left = fitted["tunings"][0]["points"][0]["screened"]
+    assert 0 < len(left) < 2000
+    assert left == screened[: len(left)]
+    assert history.fitted(whole, 10) is None
+
+
+@pytest.mark.parametrize("damage", ["names", "points", "rejected", "gpu"])
+def test_a_damaged_history_is_found(source: Path, tmp_path: Path, damage: str) -> None:
+    tuned(source, tmp_path / "tuned.aot")
+    with Archive.open(tmp_path / "tuned.aot") as archive:
+        found = json.loads(json.dumps(archive.table("history")))
+        found["tunings"][1][damage] = {"names": [], "points": [{"m": 0}], "rejected": [[99, "x"]], "gpu": 7}[damage]
+
+        class Damaged:
+            path, tables = archive.path, archive.tables
+
+            def table(self, name: str) -> Any:
+                return found
+
+        with pytest.raises(Exception, match=r"table history: tunings\[1\]"):
+            history.tunings(Damaged())  # type: ignore[arg-type]
+
+
+# --- what a timing is ---
+
+
+def test_a_kernel_with_two_speeds_is_judged_by_the_mean() -> None:
+    two = Timing.of([10.0, 10.1, 10.05, 13.0, 13.1, 10.0])
+    assert two.bimodal
+    assert two.us == pytest.approx(sum(two.samples) / 6)
+    assert not Timing.of([10.0, 10.1, 10.2, 10.3, 10.4, 10.5]).bimodal
+    assert not Timing.of([10.0, 10.1, 10.05, 10.02, 10.0, 30.0]).bimodal  # one outlier is no speed
+    assert Timing.of([3.0, 1.0, 2.0]).us == 2.0
+    assert Timing.of([3.0, 1.0, 2.0]).spread == 1.0

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,10 @@ from runtime.signature import Signature
 from runtime.universal import Universal
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import random_cases  # noqa: E402
+
 TIMES = ROOT / "benchmarks" / "results" / "variants_h200.json.xz"
 MANIFEST = ROOT / "manifests" / "universal" / "sm_90a.yaml"
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
@@ -73,7 +78,7 @@ def mean(of: Sequence[float]) -> float:
     return math.exp(math.fsum(of) / len(of)) - 1
 
 
-@pytest.mark.parametrize(("form", "most", "worst"), [(PLAIN, 0.060, 0.40), (ROWS, 0.045, 0.40)], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize(("form", "most", "worst"), [(PLAIN, 0.048, 0.25), (ROWS, 0.042, 0.25)], ids=["bf16", "e4m3"])
 def test_what_is_chosen_for_shapes_never_seen_is_near_the_best_of_all(
     form: Signature, most: float, worst: float
 ) -> None:
@@ -97,7 +102,7 @@ def test_what_was_measured_of_one_function_says_nothing_of_another(form: Signatu
         shuffled.append(mean(losses(form, given)))
     without: dict[int, dict[Variant, Correction]] = {fold: {} for fold in range(FOLDS)}
     assert sum(shuffled) / len(shuffled) > mean(losses(form)) + 0.01
-    assert mean(losses(form, without)) > mean(losses(form)) + 0.002
+    assert mean(losses(form, without)) > mean(losses(form)) + 0.005
 
 
 def test_functions_cover_few_rows_and_many() -> None:
@@ -182,6 +187,27 @@ def test_the_packaged_manifest_names_the_forms_that_models_ask_for() -> None:
     assert {(s.scaling, s.overlap) for s in forms if s.a == "e4m3"} == {
         (s, o) for s in ("tensor", "row_column", "block") for o in ("serial", "weights")
     }
+
+
+def test_no_linear_layer_of_these_models_is_left(models: dict[str, list[Signature]]) -> None:
+    """As transformers has them, q, k, v, gate and up apart, and as vLLM does, whether tuned for or not."""
+    forms = [p.signature for p in manifest.load(MANIFEST).problems() if p.signature.overlap == "serial"]
+    table = table_of(universal.choose_all(forms, "sm_90a", 1))
+    for name in ("llama-3.1-8b", "qwen3-8b", "qwen3-8b-fp8", "qwen2.5-7b", "gemma-3-1b", "gemma-3-27b", "mistral-7b"):
+        assert models[name], name
+        for signature in models[name]:
+            found = table.entry(signature, (9, 0), Gpu("NVIDIA H200", 132, 4917))
+            if "geglu" not in signature.epilogue:
+                assert found is not None, f"{name}: {signature.key()}"
+
+
+@pytest.fixture
+def models() -> dict[str, list[Signature]]:
+    found: dict[str, list[Signature]] = {}
+    for layer in random_cases.load_layers(random_cases.default_paths()):
+        for name in layer.names:
+            found.setdefault(name.partition(":")[0], []).append(layer.signature)
+    return found
 
 
 # --- building ---

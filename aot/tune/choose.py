@@ -1,0 +1,178 @@
+"""From predicted times to ranges of M: few functions, and no more changes between them than predictions can tell.
+
+Pure, and ignorant of where predictions come from.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+# Every M below this is looked at, and above it what ends a tile: tiles have a multiple of 8 rows.
+_EVERY_M, _ROWS = 64, 8
+_COARSE = 1 / 12  # octaves; first all functions are looked at in these steps
+_CONTENDERS = 0.15  # then between two of them those that are behind the best by no more than this at either
+# What a change of function must save, in shares of the time by octaves of M: 1% over 1/25 of an octave. Below that a
+# prediction, 1 to 3% off, cannot tell; more ranges than 100 are rare with it.
+_CHANGE = 0.0004
+# Where a change saves less, a function may serve on up to this share behind the best, and no more.
+_BEHIND = 0.02
+
+Curve = Callable[[str, Sequence[int]], list[float]]  # of a function, predicted microseconds at each of these M
+Ranges = list[tuple["int | None", str]]
+
+
+class Times(NamedTuple):
+    """Predicted times of one signature: at each of `ms`, which is the largest M of a group that behaves alike, those of
+    the functions that may be chosen there."""
+
+    ms: list[int]
+    us: list[dict[str, float]]
+
+    def widths(self) -> list[float]:
+        """The octaves of M that each group has."""
+        before = [self.ms[0] / 2, *self.ms[:-1]]
+        return [math.log2(m / b) for b, m in zip(before, self.ms, strict=True)]
+
+
+def group_ends(most: int) -> list[int]:
+    """The largest M of each group of M that need not be told apart, up to the first that has `most`."""
+    return [*range(1, _EVERY_M + 1), *range(_EVERY_M + _ROWS, most + _ROWS, _ROWS)]
+
+
+def predicted(names: Sequence[str], curve: Curve, most: int, tolerance: float = 0.0) -> Times:
+    """The times at every M up to `most`, of the functions of `names` that come near the best somewhere near there, or
+    within `tolerance` of it."""
+    ms = group_ends(most)
+    coarse = sorted(
+        {min(range(len(ms)), key=lambda i: abs(ms[i] - wanted)) for wanted in _steps(ms[-1])} | {len(ms) - 1}
+    )
+    at_coarse = {name: curve(name, [ms[i] for i in coarse]) for name in names}
+    near = []
+    for place in range(len(coarse)):
+        limit = min(us[place] for us in at_coarse.values()) * (1 + max(_CONTENDERS, tolerance))
+        near.append({name for name, us in at_coarse.items() if us[place] <= limit})
+    found: list[dict[str, float]] = [{} for _ in ms]
+    for name in sorted(names):
+        wanted: set[int] = {coarse[0]} if name in near[0] else set()
+        for place, (first, last) in enumerate(itertools.pairwise(coarse)):
+            if name in near[place] or name in near[place + 1]:
+                wanted.update(range(first + (place > 0), last + 1))
+        places = sorted(wanted)
+        for i, us in zip(places, curve(name, [ms[i] for i in places]), strict=True):
+            found[i][name] = us
+    return Times(ms, found)
+
+
+def _steps(most: int) -> list[float]:
+    return [2 ** (i * _COARSE) for i in range(math.ceil(math.log2(most) / _COARSE) + 1)]
+
+
+def cover(all_times: Sequence[Times], tolerance: float, kept: Collection[str] = ()) -> set[str]:
+    """Functions of which at every M one takes no more than 1 + `tolerance` of the least time: few in all.
+
+    `kept` are had in any case, and those of them that are of use here are in the answer. Greedy: what will do for the
+    most octaves comes first, as cover is approximated (Chvatal, 1979); ties go by name.
+    """
+    widths: defaultdict[frozenset[str], float] = defaultdict(float)
+    for times in all_times:
+        for us, width in zip(times.us, times.widths(), strict=True):
+            limit = min(us.values()) * (1 + tolerance)
+            widths[frozenset(name for name, t in us.items() if t <= limit)] += width
+    chosen = {name for names in widths for name in names if name in kept}
+    while left := {names: width for names, width in widths.items() if not names & chosen}:
+        use: defaultdict[str, float] = defaultdict(float)
+        for names, width in left.items():
+            for name in names:
+                use[name] += width
+        chosen.add(min(use, key=lambda name: (-round(use[name], 9), name)))
+    return chosen
+
+
+def ranges(times: Times, chosen: Collection[str], tolerance: float) -> Ranges:
+    """The (largest M, function) pairs that lose least, where each change of function counts as a loss of `_CHANGE`.
+
+    `chosen` has a function within `tolerance` at every M, as `cover` finds it. The last range has no largest M.
+    """
+    names = _path(times, chosen, 1 + max(tolerance, _BEHIND))
+    ends = [m for m, (name, after) in zip(times.ms, itertools.pairwise([*names, ""]), strict=True) if name != after]
+    found: Ranges = [(m, names[times.ms.index(m)]) for m in ends]
+    return [*found[:-1], (None, found[-1][1])]
+
+
+def _path(times: Times, chosen: Collection[str], limit: float) -> list[str]:
+    """The function for each group, by dynamic programming from the first group to the last."""
+    losses: dict[str, float] = {}  # of the best path that ends in each function
+    came: list[dict[str, str]] = []
+    for us, width in zip(times.us, times.widths(), strict=True):
+        least = min(us.values())
+        here = {name: t for name, t in us.items() if name in chosen and t <= least * limit}
+        if not here:  # what was within the tolerance is no contender here
+            name = min((n for n in us if n in chosen), key=lambda n: us[n], default=min(us, key=lambda n: us[n]))
+            here = {name: us[name]}
+        cheapest = min(losses, key=lambda n: (losses[n], n)) if losses else ""
+        steps, now = {}, {}
+        for name, t in here.items():
+            stay, change = losses.get(name, math.inf), losses[cheapest] + _CHANGE if losses else 0.0
+            steps[name] = name if stay <= change else cheapest
+            now[name] = min(stay, change) + width * math.log(t / least)
+        came.append(steps)
+        losses = now
+    path = [min(losses, key=lambda n: (losses[n], n))]
+    for steps in reversed(came[1:]):
+        path.append(steps[path[-1]])
+    return path[::-1]
+
+
+def serving(found: Ranges, m: int) -> str:
+    """The function that serves `m`."""
+    return next(name for m_max, name in found if m_max is None or m <= m_max)
+
+
+def invariant(all_times: Times, names: Collection[str], curve: Curve) -> str | None:
+    """The function of `names` whose time over the best predicted is least in the geometric mean over log-spaced M."""
+    by_m = dict(zip(all_times.ms, all_times.us, strict=True))
+    ms = sorted({min(by_m, key=lambda m: abs(m - wanted)) for wanted in _steps(all_times.ms[-1])})
+    best = [min(by_m[m].values()) for m in ms]
+
+    def behind(name: str) -> float:
+        return math.fsum(math.log(us / least) for us, least in zip(curve(name, ms), best, strict=True))
+
+    return min(sorted(names), key=behind, default=None)
+
+
+def where_faster(
+    baseline: Mapping[int, float], times: Times, found: Ranges, tolerance: float
+) -> list[tuple[int, int | None]]:
+    """The ranges of M, as (smallest, largest) with no largest where they have no end, where a baseline wins by more
+    than `tolerance` over what serves; `baseline` has its measured microseconds by M, interpolated in log M.
+
+    Below the first M that was measured nothing is known; what it is at the last holds for all larger M.
+    """
+    if not baseline:
+        return []
+    known = sorted((math.log(m), math.log(us)) for m, us in baseline.items())
+    first, last = min(baseline), max(baseline)
+    both = []
+    ms = [m for m in times.ms if first <= m <= last] or [times.ms[-1]]
+    us_at = dict(zip(times.ms, times.us, strict=True))
+    for m in ms:
+        ours = us_at[m][serving(found, m)]
+        both.append({"ours": ours, "torch": math.exp(_between(known, math.log(m))) * (1 + tolerance)})
+    best = ranges(Times(ms, both), ("ours", "torch"), math.inf)
+    wins, below = list[tuple[int, int | None]](), first - 1
+    for m_max, who in best:
+        if who == "torch":
+            wins.append((below + 1, m_max))
+        below = m_max or 0
+    return wins
+
+
+def _between(known: Sequence[tuple[float, float]], x: float) -> float:
+    for (a, u), (b, v) in itertools.pairwise(known):
+        if x <= b:
+            return u + (v - u) * (x - a) / (b - a)
+    return known[-1][1]

@@ -1,0 +1,206 @@
+"""How the forms of a universal table are tuned: every function checked, and times that correct their estimates.
+
+Forms whose kernels have the same tiles share what is measured: bf16 and f16, a bias or none. So a group of them is
+timed at as many problems as any one alone would be. Like `session`, it asks for jobs and is sent their answers.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from runtime.archive import Archive
+from runtime.dispatch import Capability, serves
+from runtime.gpus import Gpu
+from runtime.signature import Signature
+from runtime.universal import Form, Universal
+
+from .. import universal
+from ..providers import PROVIDERS, provider
+from ..variants import Variant
+from .halving import Measured
+from .jobs import Answer, Job
+from .session import CHECK_TOKENS, Tuned
+
+_PROBLEMS = 48  # for each group of forms that are alike, as many in each regime of M
+_REGIMES = (1, 64), (65, 511), (512, 8192)
+_N, _K = (256, 32_768), (512, 16_384)
+_MOST_FLOPS = 2.0**39  # a launch of about a millisecond, and a reference of about ten
+_CHECKED_AT = (1, 1), (9, 17), (37, 5)  # N and K, in the least extents that all functions take; odd, so tiles hang over
+_LEAST_EXTENT = 64
+
+
+class Task(NamedTuple):
+    """A form to tune: its place in the table, what it is, and the (M, N, K) at which its functions are timed."""
+
+    place: int
+    form: Form
+    problems: tuple[tuple[int, int, int], ...]
+
+
+@dataclass
+class TunedForm:
+    """What was found of a form: functions that may not serve, with reasons, and the times at each problem."""
+
+    rejected: dict[str, str] = field(default_factory=dict)
+    times: list[tuple[Signature, Measured]] = field(default_factory=list)
+
+
+def to_tune(archive: Archive, capability: Capability, gpu: Gpu) -> list[Task]:
+    """The forms for this GPU's target, unless the functions of all were checked on its kind before."""
+    table = _table(archive)
+    if table is None or gpu.name in table.checked_on:
+        return []
+    mine = [(place, form) for place, (_, form) in enumerate(table.forms) if serves(form.target, capability)]
+    groups: dict[Any, list[int]] = {}
+    for place, form in mine:
+        groups.setdefault((form.target, _group(_sample(form))), []).append(place)
+    found = []
+    for place, form in mine:
+        group = groups[form.target, _group(_sample(form))]
+        count = len(range(group.index(place), _PROBLEMS, len(group)))
+        found.append(Task(place, form, tuple(_problems(form, place, count))))
+    return found
+
+
+def are_for(archive: Archive, capability: Capability) -> bool:
+    """Whether the archive has forms that such a GPU runs."""
+    table = _table(archive)
+    return table is not None and any(serves(form.target, capability) for _, form in table.forms)
+
+
+def steps(task: Task) -> int:
+    """How many jobs `tune` asks for at most, which progress is told by."""
+    return len(_CHECKED_AT) + len(task.problems)
+
+
+def tune(task: Task) -> Generator[Job, Answer, TunedForm]:
+    """Tune one form: its functions are checked on few extents at many M, then at each problem, where they are timed."""
+    found, form = TunedForm(), task.form
+
+    def right() -> tuple[str, ...]:
+        return tuple(f.name for f in form.functions if f.name not in found.rejected)
+
+    n_step, k_step = _multiples(form)
+    for n, k in _CHECKED_AT:
+        if names := right():
+            answer = yield Job(form.signature(n * n_step, k * k_step), names, CHECK_TOKENS)
+            found.rejected |= answer.rejected
+    for m, n, k in task.problems:
+        if names := right():
+            signature = form.signature(n, k)
+            answer = yield Job(signature, names, check=(m,), m=m)
+            found.rejected |= answer.rejected
+            if answer.measured is not None:
+                found.times.append((signature, answer.measured))
+    return found
+
+
+def table(
+    archive: Archive, tuned: Mapping[int, TunedForm], rejected: Collection[str], gpu: Gpu
+) -> dict[str, Any] | None:
+    """The archive's universal table without rejected functions; None where that leaves nothing, or there was none.
+
+    `tuned` has every form that `to_tune` gave, or none: then they are marked as checked on `gpu`, and their estimates
+    are corrected by what was measured.
+    """
+    there = _table(archive)
+    if there is None:
+        return None
+    forms, source = [form for _, form in there.forms], archive.table("universal")
+    known = {name: v for place in tuned for name, v in _variants(forms[place]).items()}
+    measured = [
+        (signature, universal.Measured(signature.n, signature.k, found.m, us))
+        for one in tuned.values()
+        for signature, found in one.times
+        if (us := {universal.choices_of(known[n]): t for n, t in found.all_scores().items() if n in known})
+    ]
+    rows = []
+    for place, (row, form) in enumerate(zip(source["forms"], forms, strict=True)):
+        words = {name: value for name, value in row.items() if name != "program"}
+        left = universal.without((words, source["programs"][row["program"]]), rejected)
+        if left is not None:
+            variants = [known.get(f.name) for f in form.functions if f.name not in rejected] if place in tuned else []
+            rows.append(_corrected(left, form, variants, measured))
+    checked_on = dict.fromkeys([*there.checked_on, *([gpu.name] if tuned else [])])
+    return universal.assemble(rows, list(checked_on)) if rows else None
+
+
+def names(archive: Archive) -> set[str]:
+    """The functions of the archive's forms."""
+    there = _table(archive)
+    return set() if there is None else {f.name for _, form in there.forms for f in form.functions}
+
+
+def tunings(archive: Archive, tuned: Mapping[int, TunedForm]) -> list[tuple[str, Tuned]]:
+    """What was found at each signature, with the target, as the history keeps it."""
+    there = _table(archive)
+    found: dict[tuple[str, Signature], Tuned] = {}
+    for place, one in tuned.items():
+        assert there is not None  # whose forms these are
+        form = there.forms[place][1]
+        for signature, measured in one.times:
+            at = found.setdefault((form.target, signature), Tuned(signature, [f.name for f in form.functions]))
+            at.measured = sorted([*at.measured, measured], key=lambda m: m.m)
+    return [(target, of) for (target, _), of in found.items()]
+
+
+def _corrected(
+    row: universal.Row,
+    form: Form,
+    variants: Sequence[Variant | None],
+    measured: Sequence[tuple[Signature, universal.Measured]],
+) -> universal.Row:
+    """The row with estimates that times of alike forms correct, where all of its functions are known variants."""
+    signature, found = _sample(form), [v for v in variants if v is not None]
+    alike = [m for s, m in measured if _group(s) == _group(signature)]
+    if not alike or not variants or len(found) < len(variants):
+        return row
+    lines = universal.corrections(found, signature, alike)
+    return universal.row(universal.Chosen(signature, form.target, tuple(found), lines))
+
+
+def _table(archive: Archive) -> Universal | None:
+    if "universal" not in archive.tables:
+        return None
+    return Universal.from_json(archive.table("universal"), archive.functions.targets_by_name())
+
+
+def _group(signature: Signature) -> tuple[Any, ...]:
+    return (*universal.likeness(signature), signature.overlap)
+
+
+def _variants(form: Form) -> dict[str, Variant]:
+    """The variants that a form's functions were compiled from, by name, where a provider knows them."""
+    names = {f.name for f in form.functions}
+    every = (v for p in PROVIDERS for v in provider(p).variants(form.target, _sample(form)))
+    return {name: v for v in every if (name := v.name()) in names}
+
+
+def _multiples(form: Form) -> tuple[int, int]:
+    """The least N and K of which every function of a form takes all multiples."""
+    return math.lcm(*(f.n_multiple for f in form.functions)), math.lcm(*(f.k_multiple for f in form.functions))
+
+
+def _sample(form: Form) -> Signature:
+    n_step, k_step = _multiples(form)
+    return form.signature(math.lcm(n_step, _LEAST_EXTENT), math.lcm(k_step, _LEAST_EXTENT))
+
+
+def _problems(form: Form, place: int, count: int) -> list[tuple[int, int, int]]:
+    """M, N and K of so many problems, the same each time: log-uniform, M in turns from each regime, none too large."""
+    drawn, found = random.Random(place), list[tuple[int, int, int]]()
+    steps = [math.lcm(step, _LEAST_EXTENT) for step in _multiples(form)]
+
+    def log_uniform(low: int, high: int, step: int = 1) -> int:
+        return max(1, round(math.exp(drawn.uniform(math.log(low), math.log(high))) / step)) * step
+
+    while len(found) < count:
+        m = log_uniform(*_REGIMES[(len(found) + place) % len(_REGIMES)])
+        n, k = log_uniform(*_N, steps[0]), log_uniform(*_K, steps[1])
+        if form.signature(n, k).flops(m) <= _MOST_FLOPS:
+            found.append((m, n, k))
+    return found

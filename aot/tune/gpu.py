@@ -1,0 +1,112 @@
+"""The backend that measures on a GPU: needs torch, and runs in a process of its own (`aot.tune.worker`)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from runtime.archive import Archive
+from runtime.driver import Driver
+from runtime.errors import DeviceError
+from runtime.library import Library
+from runtime.signature import Signature
+
+from .. import measure
+from ..baseline import baseline
+from ..measure import Launch
+from ..operands import OperandSet, Weights
+from ..timing import Timing
+from .worker import Announce, Setup
+
+
+class GpuBackend:
+    """Checks and times functions of an archive on the GPU that torch sees first."""
+
+    def __init__(self, setup: Setup, announce: Announce) -> None:
+        self.careful = False
+        self.seed = setup.options.seed
+        self.announce = announce
+        self._environment = measure.environment()
+        self.l2_bytes = self._environment["l2_bytes"]
+        self.library = Library(Archive.open(setup.archive), Driver())
+        self.baselines: dict[Signature, tuple[str, Launch]] = {}  # the last: to compile one takes seconds
+
+    def environment(self) -> dict[str, Any]:
+        """The machine and the versions behind a measurement."""
+        return self._environment
+
+    def launch(self, name: str, m: int) -> Launch:
+        """A launch of one function on torch's current stream, which is announced."""
+        function = self.library.functions[name]
+
+        def launch(o: OperandSet) -> None:
+            capturing = torch.cuda.is_current_stream_capturing()
+            if not capturing:
+                self.announce(name, m)
+            try:
+                function(*o.tensors(), stream=torch.cuda.current_stream())
+            except DeviceError:
+                if not capturing:
+                    torch.cuda.synchronize()  # raises where the context is of no more use
+                raise
+
+        return launch
+
+    def check(self, signature: Signature, m: int, names: Sequence[str]) -> dict[str, str]:
+        """The functions that compute something wrong at `m` on fresh random operands, with what is wrong."""
+        weights = Weights(signature, m, 0, self.seed + m)
+        found = measure.check(signature, m, weights, {name: self.launch(name, m) for name in names})
+        self.announce("", m)
+        return {name: result for name, result in found.items() if isinstance(result, str)}
+
+    @contextlib.contextmanager
+    def bench(self, signature: Signature, m: int) -> Iterator[GpuBench]:
+        """What takes times at `m`, on operands that together are more than three times what L2 holds."""
+        operands = Weights(signature, m, self.l2_bytes, self.seed).operands(m)
+        if signature not in self.baselines:
+            self.baselines = {signature: baseline(signature, operands[0])}
+        try:
+            yield GpuBench(self, signature, m, operands)
+        finally:
+            self.library.forget_captures()  # their graphs are gone
+
+
+class GpuBench:
+    """Takes times of functions, and of torch's baseline, for one signature at one M."""
+
+    def __init__(self, backend: GpuBackend, signature: Signature, m: int, operands: Sequence[OperandSet]) -> None:
+        self._backend, self._operands, self._m = backend, operands, m
+        self._floor_us = measure.expected_us(signature, m)
+        self.power_bound = measure.power_bound(signature, m)
+        self.baseline, self._torch = backend.baselines[signature]
+
+    def time(self, names: Collection[str], repeats: int, graph_us: float) -> dict[str, Timing]:
+        """Time launches in turn, or where that failed before, one after the other."""
+        if not self._backend.careful:
+            launches = self._launches(names)
+            return measure.time_interleaved(launches, self._operands, self._floor_us, repeats, graph_us, self._captured)
+        found: dict[str, Timing] = {}
+        for name in names:
+            alone = self._launches([name])
+            found |= measure.time_interleaved(alone, self._operands, self._floor_us, repeats, graph_us)
+        return found
+
+    def sustained(self, names: Collection[str]) -> dict[str, Timing]:
+        """Time launches for long enough to meet the clock that their power leaves them."""
+        launches = self._launches(names)
+        return measure.time_sustained(launches, self._operands, self._floor_us, self._captured)
+
+    def _captured(self) -> None:
+        self._backend.announce("", self._m)
+
+    def _launches(self, names: Collection[str]) -> Mapping[str, Launch]:
+        ours = {name: self._backend.launch(name, self._m) for name in names if name != self.baseline}
+        return ours | ({self.baseline: self._launch_baseline} if self.baseline in names else {})
+
+    def _launch_baseline(self, o: OperandSet) -> None:
+        if not torch.cuda.is_current_stream_capturing():
+            self._captured()  # what fails now is no function's fault
+        self._torch(o)

@@ -1,0 +1,136 @@
+"""Time the candidates of one point: all of them briefly, the better half longer, and the last few against torch. Pure.
+
+What takes times is given; it may be a GPU or something that pretends to be one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..timing import Timing
+from ..tune_options import TuneOptions
+
+_SCREEN_REPEATS, _SCREEN_GRAPH_US, _LONGEST_SCREEN_US = 2, 100.0, 400.0
+_FINAL_GRAPH_US = 1_000.0
+_HOPELESS = 1.15  # of the second best time of a screening, whatever its place
+# Under load functions trade places by their power, but not by more than this.
+_MAY_WIN_UNDER_LOAD = 1.06
+_LOOKS = 2  # at finalists of whom none leads clearly
+
+
+class Bench(Protocol):
+    """What can take times for one signature at one M, of functions by name and of the baseline."""
+
+    baseline: str
+    power_bound: bool
+
+    def time(self, names: Collection[str], repeats: int, graph_us: float) -> dict[str, Timing]:
+        """Time launches in turn; what cannot be launched at this shape is left out."""
+        ...
+
+    def sustained(self, names: Collection[str]) -> dict[str, Timing]:
+        """Time launches for long enough to meet the clock that their power leaves them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found for one signature at one M; `times` has the finalists, best first, without the baseline.
+
+    `sustained` has times under sustained load of the finalists and the baseline by name, where they were taken. Best is
+    then the least product of both times: a server may be busy for milliseconds or for minutes. `screened` has the
+    microseconds of every function that was launched when it was looked at last before the finals.
+    """
+
+    m: int
+    times: tuple[tuple[str, Timing], ...]
+    baseline: str
+    baseline_time: Timing
+    candidates: int
+    sustained: Mapping[str, Timing] = field(default_factory=dict)
+    screened: Mapping[str, float] = field(default_factory=dict)
+
+    def scores(self) -> dict[str, float]:
+        """What finalists are compared by, in microseconds: the geometric mean of both times, where there are two.
+
+        What was not timed under load, being too far behind, is taken to be slowed down as the others are.
+        """
+        slower = [math.log(self.sustained[n].us / t.us) / 2 for n, t in self.times if n in self.sustained]
+        if not slower:
+            return {n: t.us for n, t in self.times}
+        usual = math.exp(math.fsum(slower) / len(slower))
+        return {
+            n: math.sqrt(t.us * self.sustained[n].us) if n in self.sustained else t.us * usual for n, t in self.times
+        }
+
+    def all_scores(self) -> dict[str, float]:
+        """The same of all functions that were launched: what was only screened is brought to the finalists' scale."""
+        scores = self.scores()
+        both = [math.log(us / self.screened[n]) for n, us in scores.items() if n in self.screened]
+        scale = math.exp(math.fsum(both) / len(both)) if both else 1.0
+        return {n: us * scale for n, us in self.screened.items()} | scores
+
+
+def measure(bench: Bench, m: int, names: Sequence[str], options: TuneOptions) -> Measured | None:
+    """Find the best of `names` at `m`; None if none can be launched."""
+    screened: dict[str, float] = {}
+    left, graph_us = list(names), _SCREEN_GRAPH_US
+    while True:
+        us = {n: t.us for n, t in bench.time(left, _SCREEN_REPEATS, graph_us).items()}
+        screened |= us
+        if not us:
+            return None
+        order = sorted(us, key=lambda n: (us[n], n))
+        second = us[order[min(1, len(order) - 1)]]  # a first place may be luck
+        hopeful = [n for n in order if us[n] <= _HOPELESS * second]
+        left = hopeful[: max(options.finalists, math.ceil(len(hopeful) / 2))]
+        if len(left) <= options.finalists:
+            break
+        graph_us = min(2 * graph_us, _LONGEST_SCREEN_US)
+    times = _finals(bench, left, options)
+    finalists = [n for n in left if n in times]
+    if not finalists:
+        return None
+    sustained: dict[str, Timing] = {}
+    if options.sustained and bench.power_bound:
+        least = min(times[n].us for n in finalists)
+        near = [n for n in finalists if times[n].us <= _MAY_WIN_UNDER_LOAD * least]
+        sustained = bench.sustained([*near, bench.baseline])
+    found = Measured(
+        m,
+        tuple((n, times[n]) for n in finalists),
+        bench.baseline,
+        times[bench.baseline],
+        len(screened),
+        sustained,
+        screened,
+    )
+    scores = found.scores()
+    ordered = tuple(sorted(found.times, key=lambda of: (scores[of[0]], of[0])))
+    return Measured(m, ordered, found.baseline, found.baseline_time, found.candidates, sustained, screened)
+
+
+def _finals(bench: Bench, finalists: Sequence[str], options: TuneOptions) -> dict[str, Timing]:
+    """The finalists' times in turns with the baseline; again while none leads by more than its noise.
+
+    Noise of less than the tolerance decides nothing.
+    """
+    samples: dict[str, tuple[float, ...]] = {}
+    times: dict[str, Timing] = {}
+    for _ in range(_LOOKS):
+        for name, timing in bench.time([*finalists, bench.baseline], options.repeats, _FINAL_GRAPH_US).items():
+            samples[name] = samples.get(name, ()) + (timing.samples or (timing.us,))
+        times = {name: Timing.of(taken) for name, taken in samples.items()}
+        ours = sorted((times[n] for n in finalists if n in times), key=lambda t: t.us)
+        noise = max(map(_noise, ours[:2]), default=0.0)
+        if len(ours) < 2 or noise < options.tolerance or ours[1].us / ours[0].us - 1 > noise:
+            break
+    return times
+
+
+def _noise(timing: Timing) -> float:
+    """By about what share a time may be off: the spread of its samples over the root of how many there are."""
+    return timing.spread / math.sqrt(max(1, len(timing.samples)))

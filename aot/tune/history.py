@@ -1,0 +1,149 @@
+"""What tuning saw, as a table of the archive: finalists with their spreads, what was screened, what was rejected.
+
+No server reads it. Functions go by their place in a list of names, and times are integers of 10 ns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import zstandard
+
+from runtime import canonical
+from runtime.archive import Archive
+from runtime.errors import RecordError
+
+from ..timing import Timing
+from .halving import Measured
+from .session import Tuned
+
+TABLE = "history"
+MOST_SHARE = 0.25  # of the file
+_LEVEL = 19
+
+
+class Kind(NamedTuple):
+    """What a tuning was for: a target, and the name of the GPU."""
+
+    target: str
+    gpu: str
+
+
+def table(tuned: Iterable[tuple[Kind, Tuned]], before: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """The table of what was tuned now, and of the tunings that the archive had `before`."""
+    return {"tunings": [*before, *(_tuning(kind, one) for kind, one in tuned)]}
+
+
+def tunings(archive: Archive) -> list[dict[str, Any]]:
+    """What the table says, one row for each signature that was tuned; [] where there is none.
+
+    Raises:
+        RecordError: it is not what `table` makes.
+    """
+    if TABLE not in archive.tables:
+        return []
+    where = f"{archive.path}: table {TABLE}"
+    found = archive.table(TABLE).get("tunings")
+    if not isinstance(found, list):
+        _fail(where, "'tunings' must be a list")
+    for i, row in enumerate(found):
+        here = f"{where}: tunings[{i}]"
+        if not isinstance(row, dict) or set(row) != {"signature", "target", "gpu", "names", "points", "rejected"}:
+            _fail(here, "needs exactly the fields signature, target, gpu, names, points and rejected")
+        if not all(isinstance(row[field], str) for field in ("signature", "target", "gpu")):
+            _fail(here, "signature, target and gpu must be words")
+        if not isinstance(row["names"], list) or not all(isinstance(name, str) for name in row["names"]):
+            _fail(here, "names must be a list of words")
+        _require_pairs(row["rejected"], len(row["names"]), str, f"{here}: rejected")
+        if not isinstance(row["points"], list):
+            _fail(here, "points must be a list")
+        for j, point in enumerate(row["points"]):
+            _require_point(point, len(row["names"]), f"{here}: points[{j}]")
+    return found
+
+
+def fitted(history: dict[str, Any], most_bytes: int) -> dict[str, Any] | None:
+    """The table with as many screened functions at each M, the fastest first, as let it compress to `most_bytes`; None
+    where not even the finalists fit."""
+    longest = max((len(p["screened"]) for t in history["tunings"] for p in t["points"]), default=0)
+    keep = longest
+    while True:
+        found = {"tunings": [_shortened(tuning, keep) for tuning in history["tunings"]]}
+        if len(zstandard.ZstdCompressor(level=_LEVEL).compress(canonical.dumps(found))) <= most_bytes:
+            return found
+        if not keep:
+            return None
+        keep = keep * 3 // 4
+
+
+def _tuning(kind: Kind, one: Tuned) -> dict[str, Any]:
+    seen = {name for found in one.measured for name in (*found.screened, *(n for n, _ in found.times))}
+    names = sorted(seen | one.rejected.keys())
+    place = {name: i for i, name in enumerate(names)}
+    return {
+        "signature": one.signature.key(),
+        "target": kind.target,
+        "gpu": kind.gpu,
+        "names": names,
+        "rejected": [[place[name], reason] for name, reason in sorted(one.rejected.items())],
+        "points": [_point(found, place) for found in one.measured],
+    }
+
+
+def _point(found: Measured, place: dict[str, int]) -> dict[str, Any]:
+    """Finalists are [function, time, spread in thousandths, time under load or 0, 1 where it has two speeds]."""
+    finalists = {name for name, _ in found.times}
+    screened = sorted((us, name) for name, us in found.screened.items() if name not in finalists)
+    return {
+        "m": found.m,
+        "baseline": [found.baseline, *_numbers(found.baseline_time, found.sustained.get(found.baseline))],
+        "finalists": [[place[name], *_numbers(t, found.sustained.get(name))] for name, t in found.times],
+        "screened": [[place[name], _ticks(us)] for us, name in screened],
+    }
+
+
+def _numbers(timing: Timing, sustained: Timing | None) -> list[int]:
+    load = _ticks(sustained.us) if sustained else 0
+    return [_ticks(timing.us), round(timing.spread * 1000), load, int(timing.bimodal)]
+
+
+def _ticks(us: float) -> int:
+    return round(us * 100)
+
+
+def _shortened(tuning: dict[str, Any], keep: int) -> dict[str, Any]:
+    return tuning | {"points": [p | {"screened": p["screened"][:keep]} for p in tuning["points"]]}
+
+
+def _require_point(point: Any, names: int, where: str) -> None:
+    if not isinstance(point, dict) or set(point) != {"m", "baseline", "finalists", "screened"}:
+        _fail(where, "needs exactly the fields m, baseline, finalists and screened")
+    if not _are_counts([point["m"]]) or not point["m"]:
+        _fail(where, f"m cannot be {point['m']!r:.50}")
+    baseline = point["baseline"]
+    if not isinstance(baseline, list) or len(baseline) != 5 or not isinstance(baseline[0], str):
+        _fail(where, "baseline must be a name and four numbers")
+    if not _are_counts(baseline[1:]):
+        _fail(where, "baseline has a number that is none")
+    for what, length in (("finalists", 5), ("screened", 2)):
+        rows = point[what]
+        if not isinstance(rows, list) or not all(isinstance(r, list) and len(r) == length for r in rows):
+            _fail(where, f"{what} must be rows of {length} numbers")
+        if not all(_are_counts(row) and row[0] < names for row in rows):
+            _fail(where, f"{what} has a number that is none, or a function that is not there")
+
+
+def _require_pairs(rows: Any, names: int, kind: type, where: str) -> None:
+    if not isinstance(rows, list) or not all(isinstance(r, list) and len(r) == 2 for r in rows):
+        _fail(where, "must be pairs")
+    if not all(_are_counts(row[:1]) and row[0] < names and isinstance(row[1], kind) for row in rows):
+        _fail(where, "names a function that is not there, or says nothing of one")
+
+
+def _are_counts(values: Sequence[Any]) -> bool:
+    return all(type(value) is int and value >= 0 for value in values)
+
+
+def _fail(where: str, what: str) -> NoReturn:
+    raise RecordError(f"{where}: {what}; tune the archive again, or with --no-history")

@@ -1,0 +1,76 @@
+"""What tuning asks of a GPU, and the answers, as plain data: they go to other processes and into files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from runtime import canonical
+from runtime.signature import Signature
+
+from ..timing import Timing
+from .halving import Measured
+
+
+@dataclass(frozen=True)
+class Job:
+    """Functions to look at for one signature: to check at each M of `check`, and to time at `m` where that is not 0."""
+
+    signature: Signature
+    names: tuple[str, ...]
+    check: tuple[int, ...] = ()
+    m: int = 0
+
+    def key(self) -> str:
+        """The same for equal jobs and only for them."""
+        return canonical.digest([self.signature.to_json(), list(self.names), list(self.check), self.m])
+
+    def without(self, names: Mapping[str, str]) -> Job:
+        """The job without these functions."""
+        return Job(self.signature, tuple(n for n in self.names if n not in names), self.check, self.m)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Functions that may not serve, with the reason, and what timing the others found, if something was timed."""
+
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    measured: Measured | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary that `from_json` reads; samples are left out."""
+        found = self.measured
+        return {
+            "rejected": dict(self.rejected),
+            "measured": None
+            if found is None
+            else {
+                "m": found.m,
+                "times": [[name, _timing(t)] for name, t in found.times],
+                "baseline": found.baseline,
+                "baseline_time": _timing(found.baseline_time),
+                "candidates": found.candidates,
+                "sustained": {name: _timing(t) for name, t in found.sustained.items()},
+                "screened": dict(found.screened),
+            },
+        }
+
+    @classmethod
+    def from_json(cls, obj: Mapping[str, Any]) -> Answer:
+        """Read what `to_json` wrote; what else there may be is the journal's matter."""
+        found = obj["measured"]
+        if found is None:
+            return cls(obj["rejected"])
+        times = tuple((name, Timing(**t)) for name, t in found["times"])
+        sustained = {name: Timing(**t) for name, t in found["sustained"].items()}
+        baseline = Timing(**found["baseline_time"])
+        return cls(
+            obj["rejected"], Measured(**found | {"times": times, "sustained": sustained, "baseline_time": baseline})
+        )
+
+
+def _timing(timing: Timing) -> dict[str, Any]:
+    found = asdict(timing)
+    del found["samples"]
+    return found

@@ -1,0 +1,93 @@
+"""The M values to measure for one signature: a few to begin with, then where the choice is least certain. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from .calibrate import Predictions
+
+_STEPS_PER_OCTAVE = 16
+# What one more point must promise, as the expected share of the time at that M: below this the choice may stand.
+_WORTH = 0.002
+# Standard deviations that a function may be behind the best by, and how many functions there may be, to be timed at one
+# of the first points, where little is known, and at an added one.
+_FIRST, _ADDED = (3.0, 40), (2.0, 16)
+# Where launches are long: as many as this time of screening is enough for, and no fewer than eight.
+_SCREENING_US, _LAUNCHES, _LEAST = 30_000.0, 8, 8
+
+
+class Point(NamedTuple):
+    """An M to measure, and the functions to time there."""
+
+    m: int
+    names: list[str]
+
+
+def first(tokens: Sequence[int]) -> list[int]:
+    """The M values to begin with: the given ones, and powers of two between the first and the last."""
+    return sorted({*tokens, *(1 << i for i in range(31) if min(tokens) < 1 << i < max(tokens))})
+
+
+def budget(begun_with: int) -> int:
+    """How many points a signature may have in all, where `first` gave it so many: 24 for M of 1 to 8192."""
+    return begun_with + max(1, begun_with - 4)
+
+
+def grid(least: int, most: int) -> list[int]:
+    """M values between two, ends left out, evenly spaced in log M; above 64 they are multiples of 8."""
+    count = math.ceil(math.log2(most / least) * _STEPS_PER_OCTAVE)
+    spaced = (least * 2 ** (i / _STEPS_PER_OCTAVE) for i in range(count))
+    return [m for m in sorted({round(m) if m <= 64 else round(m / 8) * 8 for m in spaced}) if least < m < most]
+
+
+def following(predictions: Predictions, names: Collection[str], measured: Collection[int]) -> Point | None:
+    """Where the choice is least certain between the smallest and the largest M that was measured; None where it is
+    certain enough.
+
+    That is where the time that some other function than the predicted best may save is largest, as an expectation. What
+    was measured nearby settles it, so points go to where neighbours disagree and estimates change, such as where waves
+    of tiles end.
+    """
+    best, worth = None, _WORTH
+    for m in grid(min(measured), max(measured)):
+        if m in measured:
+            continue
+        us = {name: predictions.us(name, m) for name in names}
+        winner = min(sorted(us), key=lambda name: us[name])
+        gain = max((_gain(predictions, m, us, winner, name) for name in us if name != winner), default=0.0)
+        if gain > worth:
+            best, worth = m, gain
+    return None if best is None else Point(best, plausible(predictions, names, best, _ADDED))
+
+
+def plausible(
+    predictions: Predictions, names: Collection[str], m: int, limits: tuple[float, int] = _FIRST
+) -> list[str]:
+    """The functions that may be best at `m`, the likeliest first."""
+    deviations, most = limits
+    us = {name: predictions.us(name, m) for name in names}
+    least = min(us.values())
+    near = [
+        name
+        for name in sorted(us, key=lambda n: (us[n], n))
+        if us[name] <= least * (1 + deviations * predictions.uncertainty(name, m))
+    ]
+    return near[: min(most, at_most(least))]
+
+
+def at_most(us: float) -> int:
+    """How many functions are screened at a point where one takes `us`."""
+    return max(_LEAST, int(_SCREENING_US / _LAUNCHES / us))
+
+
+def _gain(of: Predictions, m: int, us: dict[str, float], winner: str, name: str) -> float:
+    """The share of the winner's time that the other may save: the mean of what is above zero of a normal variable."""
+    behind = math.log(us[name] / us[winner])
+    if behind > 0.3:
+        return 0.0
+    sigma = math.hypot(of.uncertainty(name, m), of.uncertainty(winner, m))
+    z = behind / sigma
+    density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    return sigma * density - behind * math.erfc(z / math.sqrt(2)) / 2

@@ -1,0 +1,116 @@
+"""How one signature is tuned: which functions are checked, where they are timed, and when that is enough.
+
+A session asks for jobs and is sent their answers; who does them, where, and whether they were done before, it does not
+know. The same answers lead to the same jobs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+from runtime.dispatch import Entry
+from runtime.signature import Signature
+
+from . import points
+from .calibrate import Calibration, Observation, Predictions
+from .halving import Measured
+from .jobs import Answer, Job
+from .pool import Pool
+
+# Every candidate is checked at these M besides those it is ranked for: one row, fewer than any tile, and ragged.
+CHECK_TOKENS = (1, 3, 17, 333)
+_MANIFEST = 0.5  # of the longest row of candidates: a build ranks fewer at M that no manifest names
+
+
+@dataclass
+class Tuned:
+    """What was found for a signature: measurements by M, ascending, and functions that may not serve, with reasons."""
+
+    signature: Signature
+    names: list[str]
+    measured: list[Measured] = field(default_factory=list)
+    rejected: dict[str, str] = field(default_factory=dict)
+
+    def predictions(self, pool: Pool) -> Predictions:
+        """Predictions from all that was measured of the functions that may serve."""
+        seen = [
+            Observation(self.signature, found.m, name, us)
+            for found in self.measured
+            for name, us in found.all_scores().items()
+            if name not in self.rejected
+        ]
+        return Calibration(seen, pool.estimates, pool.relatives).of(self.signature)
+
+    def right(self) -> list[str]:
+        """The functions that may serve."""
+        return [name for name in self.names if name not in self.rejected]
+
+
+def tokens_of(entry: Entry) -> list[int]:
+    """The M values that an entry was asked for: those with long rows of candidates, or those it was timed at before."""
+    if not entry.candidates:
+        return sorted({t["m"] for t in entry.timings}) or [m for m, _ in entry.ranges if m is not None] or [1]
+    longest = max(len(names) for _, names in entry.candidates)
+    ms = [m for m, _ in entry.candidates]
+    return sorted({ms[0], ms[-1], *(m for m, names in entry.candidates if len(names) > _MANIFEST * longest)})
+
+
+def candidates_at(ranked: Sequence[tuple[int, Sequence[str]]], m: int) -> list[str]:
+    """The candidates for `m`: those ranked for it, and for M values within a factor of two, the nearest first."""
+    near = sorted((max(m, tokens) / min(m, tokens), tokens) for tokens, _ in ranked)
+    names = dict(ranked)
+    kept = [tokens for factor, tokens in near if factor <= 2] or [near[0][1]]
+    return list(dict.fromkeys(name for tokens in kept for name in names[tokens]))
+
+
+def _to_screen(ranked: Sequence[str], predictions: Predictions, right: Sequence[str], m: int) -> list[str]:
+    """What is timed at one of the first points: what was ranked for it, then what may be best by what is known; fewer
+    of both where launches are long."""
+    likely = points.plausible(predictions, right, m)
+    wanted = [name for pair in itertools.zip_longest(ranked, likely) for name in pair if name is not None]
+    return list(dict.fromkeys(wanted))[: points.at_most(predictions.us(likely[0], m))]
+
+
+def tune(entry: Entry, pool: Pool) -> Generator[Job, Answer, Tuned]:
+    """Tune one signature; jobs come one after the other.
+
+    All candidates are checked first, and functions that were compiled for something else before they are timed.
+    """
+    signature = entry.signature
+    candidates = entry.candidates or ((1, tuple(pool.suited(entry))),)
+    tuned = Tuned(signature, pool.suited(entry))
+    checked: set[str] = set()
+    begun = points.first(tokens_of(entry))
+
+    def check(names: Sequence[str]) -> Generator[Job, Answer, None]:
+        new = tuple(n for n in dict.fromkeys(names) if n not in checked)
+        checked.update(new)
+        if new:
+            answer = yield Job(signature, new, CHECK_TOKENS)
+            tuned.rejected |= answer.rejected
+
+    def time(m: int, names: Sequence[str]) -> Generator[Job, Answer, None]:
+        yield from check(names)
+        right = tuple(n for n in names if n not in tuned.rejected)
+        if not right:
+            return
+        answer = yield Job(signature, right, m=m, check=() if m in CHECK_TOKENS else (m,))
+        tuned.rejected |= answer.rejected
+        if answer.measured is not None:
+            tuned.measured.append(answer.measured)
+            tuned.measured.sort(key=lambda found: found.m)
+
+    yield from check([name for _, names in candidates for name in names])
+    for m in begun:
+        if right := tuned.right():
+            yield from time(m, _to_screen(candidates_at(candidates, m), tuned.predictions(pool), right, m))
+    looked_at = set(begun)
+    while tuned.measured and len(looked_at) < points.budget(len(begun)):
+        point = points.following(tuned.predictions(pool), tuned.right(), looked_at)
+        if point is None:
+            break
+        looked_at.add(point.m)
+        yield from time(point.m, point.names)
+    return tuned

@@ -1,0 +1,237 @@
+"""From what was measured to the rows of the gemm table, and to the archive with them and the functions they name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from runtime.archive import Archive
+from runtime.dispatch import Dispatch, Entry
+from runtime.fallback import torch_runs
+from runtime.gpus import Gpu
+from runtime.signature import Signature
+
+from .. import select, tables
+from ..pack import Package
+from ..tables import GemmRow
+from ..tune_options import TuneOptions
+from . import choose, forms, history
+from .forms import Task, TunedForm
+from .halving import Measured
+from .pool import Pool
+from .session import Tuned
+
+_BEYOND = 2  # times the largest M that was measured, to where predictions go; what serves there serves all larger M
+
+Key = tuple[Signature, str]  # a signature and a target
+
+
+@dataclass
+class TuneReport:
+    """What tuning did: (signature key, measured) pairs in order, and functions that computed something wrong.
+
+    `speedups` has the baseline's time over that of the function that serves, for each of `measured` that has one.
+    `forms` counts those of a universal table that were checked and timed. `unserved` has signatures with no correct
+    function left, which are no longer in the archive; `interrupted` is set where Ctrl-C came first: what was measured
+    by then is written, and tuning the result goes on with the rest.
+    """
+
+    environment: dict[str, Any]
+    measured: list[tuple[str, Measured]] = field(default_factory=list)
+    rejected: dict[str, str] = field(default_factory=dict)
+    unserved: list[str] = field(default_factory=list)
+    forms: int = 0
+    speedups: list[float] = field(default_factory=list)
+    interrupted: bool = False
+
+
+@dataclass
+class Results:
+    """What is known: what was found of entries, and of forms by their place; and whether that is all of the forms."""
+
+    entries: dict[Key, Tuned] = field(default_factory=dict)
+    forms: dict[int, TunedForm] = field(default_factory=dict)
+    all_forms: bool = False
+
+    def keep(self, task: Entry | Task, found: Any) -> None:
+        """Keep what was found of a task that is complete."""
+        if isinstance(task, Task):
+            self.forms[task.place] = found
+        else:
+            self.entries[task.signature, task.target] = found
+
+
+class Writer:
+    """Writes archives of what is known so far; `entries` are those that are tuned, the rest stays as it is.
+
+    An entry with candidates gives way to its tuned row. One without, which was tuned on another kind of GPU, stays, and
+    the row for this kind comes after it.
+    """
+
+    def __init__(
+        self, archive: Archive, dispatch: Dispatch, pools: Mapping[str, Pool], gpu: Gpu, options: TuneOptions
+    ) -> None:
+        self._archive, self._dispatch, self._pools, self._gpu, self._options = archive, dispatch, pools, gpu, options
+        self._times: dict[tuple[Key, frozenset[str]], choose.Times] = {}
+
+    def write(self, found: Results, report: TuneReport, destination: Path, last: bool) -> None:
+        """Write the archive; fills in what of `report` follows. The history is written the `last` time."""
+        rejected, results = report.rejected, found.entries
+        rows, report.unserved, report.speedups = self._rows(results, rejected)
+        universal = forms.table(self._archive, found.forms if found.all_forms else {}, rejected, self._gpu)
+        of_gemms = {name for e in self._dispatch.entries for name in e.names} | forms.names(self._archive)
+        keep = {name for row in rows for name in row.names()} | (set(self._archive.functions) - of_gemms)
+        keep |= {name for row in universal["forms"] for name, *_ in row["functions"]} if universal else set()
+        package = Package()
+        package.add_archive(self._archive, sorted(keep))
+        for name in self._archive.tables:
+            if name not in ("gemm", "tuning", "universal", history.TABLE):
+                package.set_table(name, self._archive.table(name))
+        if universal is not None:
+            package.set_table("universal", universal)
+        package.set_table("gemm", tables.gemm_table(rows, self._archive.functions.targets_by_name()))
+        environment = report.environment | {
+            "rejected": dict(sorted(rejected.items())),
+            "tolerance": self._options.tolerance,
+        }
+        package.set_table("tuning", {"environments": [*tables.environments(self._archive), environment]})
+        package.write(destination)
+        if last and self._options.history:
+            order = dict.fromkeys((e.signature, e.target) for e in self._dispatch.entries)
+            tuned = [(history.Kind(key[1], self._gpu.name), results[key]) for key in order if key in results]
+            tuned += [(history.Kind(t, self._gpu.name), one) for t, one in forms.tunings(self._archive, found.forms)]
+            seen = history.table(tuned, history.tunings(self._archive))
+            share = history.MOST_SHARE / (1 - history.MOST_SHARE)
+            if fits := history.fitted(seen, int(destination.stat().st_size * share)):
+                package.set_table(history.TABLE, fits, alone=True)
+                package.write(destination)
+
+    def _rows(
+        self, results: Mapping[Key, Tuned], rejected: Mapping[str, str]
+    ) -> tuple[list[GemmRow], list[str], list[float]]:
+        """The rows, the signatures that nothing serves any more, and the speedups."""
+        untouched = {id(e): _untouched(e, rejected) for e in self._dispatch.entries}
+        served = {
+            name
+            for e in self._dispatch.entries
+            if not e.candidates and (row := untouched[id(e)])
+            for name in row.names()
+        }
+        times = {key: self._predicted(key, one, rejected) for key, one in results.items() if _right(one, rejected)}
+        chosen = choose.cover(list(times.values()), self._options.tolerance, served)
+        rows, unserved, speedups = list[GemmRow](), list[str](), list[float]()
+        for entry in self._dispatch.entries:
+            key = entry.signature, entry.target
+            replaced = key in results and entry.candidates
+            if not replaced and (row := untouched[id(entry)]):
+                rows.append(row)
+            elif not replaced or key not in times:
+                unserved.append(f"{entry.signature.key()} on {entry.target}")
+            if key in times and (replaced or not any(r.signature == key[0] and r.gpu == self._gpu for r in rows)):
+                row, ratios = self._tuned_row(key, results[key], times[key], chosen, rejected)
+                rows.append(row)
+                speedups += ratios
+        return rows, unserved, speedups
+
+    def _predicted(self, key: Key, one: Tuned, rejected: Mapping[str, str]) -> choose.Times:
+        """What the functions that may serve take at every M; computed once for each set of those that may not."""
+        wrong = frozenset(name for name in one.names if name in rejected)
+        if (key, wrong) not in self._times:
+            names = _right(one, rejected)
+            most = _BEYOND * max(found.m for found in one.measured)
+            curve = one.predictions(self._pools[key[1]]).curve
+            self._times[key, wrong] = choose.predicted(names, curve, most, self._options.tolerance)
+        return self._times[key, wrong]
+
+    def _tuned_row(
+        self, key: Key, one: Tuned, times: choose.Times, chosen: set[str], rejected: Mapping[str, str]
+    ) -> tuple[GemmRow, list[float]]:
+        """The row of one signature, and its speedups at the M that were measured."""
+        signature, target = key
+        tolerance, predictions = self._options.tolerance, one.predictions(self._pools[target])
+        found = choose.ranges(times, chosen, tolerance)
+        timings, ratios = [], list[float]()
+        for measured in one.measured:
+            name = choose.serving(found, measured.m)
+            us = dict(measured.times)[name].us if name in dict(measured.times) else predictions.us(name, measured.m)
+            timings.append(_timing(measured, name, us, rejected))
+            ratios.append(measured.baseline_time.us / us)
+        by_torch = [found for found in one.measured if torch_runs(signature) and _is_one_call(found.baseline)]
+        baselines = {found.m: _baseline_us(found) for found in by_torch}
+        row = GemmRow(
+            signature,
+            target,
+            self._gpu,
+            "tuned",
+            found,
+            invariant=self._invariant(target, one, times, chosen, rejected),
+            torch_faster=choose.where_faster(baselines, times, found, tolerance),
+            timings=timings,
+        )
+        return row, ratios
+
+    def _invariant(
+        self, target: str, one: Tuned, times: choose.Times, chosen: set[str], rejected: Mapping[str, str]
+    ) -> str | None:
+        """The function that serves every M best of those without a workspace: of what is kept, or else of all."""
+        pool, predictions = self._pools[target], one.predictions(self._pools[target])
+        alone = [name for name in _right(one, rejected) if not pool.uses_workspace(name)]
+        kept = [name for name in alone if name in chosen]
+        return choose.invariant(times, kept or alone, predictions.curve)
+
+
+def _right(one: Tuned, rejected: Mapping[str, str]) -> list[str]:
+    """The functions that may serve, if any was measured."""
+    names = [name for name in one.names if name not in rejected]
+    launched = {name for found in one.measured for name in found.screened}
+    return names if launched & set(names) else []
+
+
+def _untouched(entry: Entry, rejected: Mapping[str, str]) -> GemmRow | None:
+    """An entry that was not measured, without the functions that turned out wrong; None if that leaves nothing."""
+    row = GemmRow.of(entry)
+    if not row.names() & rejected.keys():
+        return row
+    candidates = [(m, [n for n in names if n not in rejected]) for m, names in entry.candidates]
+    if not candidates or not all(names for _, names in candidates):
+        return None
+    serving = select.ranges([(m, names[0]) for m, names in candidates])
+    invariant = None if entry.invariant in rejected else entry.invariant
+    return replace(row, candidates=candidates, ranges=serving, invariant=invariant)
+
+
+def _is_one_call(baseline: str) -> bool:
+    """Whether a baseline, by its name, is a product alone, which a server can run in place of a function."""
+    return baseline.startswith("torch.") and "torch.compile" not in baseline and "eager" not in baseline
+
+
+def _baseline_us(found: Measured) -> float:
+    sustained = found.sustained.get(found.baseline)
+    return math.sqrt(found.baseline_time.us * sustained.us) if sustained else found.baseline_time.us
+
+
+def _timing(found: Measured, name: str, us: float, rejected: Iterable[str]) -> dict[str, Any]:
+    """A row of timings: what serves at an M that was measured, with its spread if it was a finalist there, else with
+    its predicted time; and the best other finalist."""
+    finalists = dict(found.times)
+    others = ((n, t) for n, t in found.times if n != name and n not in set(rejected))
+    runner_up, runner_up_time = next(others, (None, None))
+    ours, row = finalists.get(name), dict[str, Any]()
+    row |= {"m": found.m, "function": name, "us": round(us, 3)}
+    if ours is not None:
+        row |= {"spread": round(ours.spread, 4)} | ({"bimodal": True} if ours.bimodal else {})
+    row |= {
+        "baseline": found.baseline,
+        "baseline_us": round(found.baseline_time.us, 3),
+        "baseline_spread": round(found.baseline_time.spread, 4),
+        "runner_up": runner_up,
+        "runner_up_us": round(runner_up_time.us, 3) if runner_up_time else None,
+        "candidates": found.candidates,
+    }
+    if name in found.sustained and found.baseline in found.sustained:
+        row["sustained_us"] = round(found.sustained[name].us, 3)
+        row["baseline_sustained_us"] = round(found.sustained[found.baseline].us, 3)
+    return row

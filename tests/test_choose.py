@@ -1,0 +1,260 @@
+"""From predicted times to ranges, and what all of the tuner makes of a simulated GPU: how far from the best it is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aot import build, manifest, select
+from aot.tune import choose, halving, points, session
+from aot.tune.calibrate import Calibration
+from aot.tune.choose import Times, cover, group_ends, predicted, ranges, serving, where_faster
+from aot.tune.session import Tuned
+from aot.tune.worker import do
+from aot.tune_options import TuneOptions
+from runtime.dispatch import Entry
+from runtime.signature import Signature
+
+from .simulated_gpu import SimulatedBench, SimulatedGpu, Truth, pool_of
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def times(*rows: tuple[int, dict[str, float]]) -> Times:
+    return Times([m for m, _ in rows], [us for _, us in rows])
+
+
+# --- from times to ranges ---
+
+
+def test_every_m_is_in_a_group_and_tiles_end_with_one() -> None:
+    ends = group_ends(8192)
+    assert ends[:64] == list(range(1, 65))
+    assert ends[64:67] == [72, 80, 88]
+    assert ends[-1] == 8192
+    assert group_ends(100)[-1] == 104
+
+
+def test_few_functions_do_where_they_are_nearly_the_best() -> None:
+    found = times((1, {"a": 10.0, "b": 10.05}), (2, {"b": 20.0, "c": 19.9}), (4, {"c": 30.0, "b": 30.2}))
+    assert cover([found], 0.01) == {"b"}
+    assert cover([found], 0.0) == {"a", "c"}
+    assert cover([found], 0.01, ["a", "z"]) == {"a", "b"}
+
+
+def test_a_change_that_saves_next_to_nothing_is_not_made() -> None:
+    little = times((1024, {"a": 10.0, "b": 10.1}), (1032, {"a": 10.1, "b": 10.0}), (1040, {"a": 10.0, "b": 10.1}))
+    assert ranges(little, {"a", "b"}, 0.01) == [(None, "a")]
+    much = times((1024, {"a": 10.0, "b": 12.0}), (1032, {"a": 12.0, "b": 10.0}), (1040, {"a": 10.0, "b": 12.0}))
+    assert ranges(much, {"a", "b"}, 0.01) == [(1024, "a"), (1032, "b"), (None, "a")]
+    short = times((8192, {"a": 10.0, "b": 11.0}), (8200, {"a": 11.0, "b": 10.0}), (8208, {"a": 10.0, "b": 11.0}))
+    assert ranges(short, {"a", "b"}, 0.01) == [(8192, "a"), (8200, "b"), (None, "a")]  # too far behind to stay
+
+
+def test_what_loses_little_for_long_gives_way() -> None:
+    found = times(*((m, {"a": 10.0, "b": 10.05 if m < 64 else 9.9}) for m in (1, 2, 4, 8, 16, 32, 64, 128, 256)))
+    assert ranges(found, {"a", "b"}, 0.01) == [(32, "a"), (None, "b")]
+
+
+@given(
+    rows=st.lists(st.dictionaries(st.sampled_from("abcdef"), st.floats(1, 10), min_size=1), min_size=1, max_size=20),
+    tolerance=st.floats(0, 0.5),
+)
+def test_nothing_that_serves_is_slower_than_allowed(rows: list[dict[str, float]], tolerance: float) -> None:
+    found = Times(list(range(1, len(rows) + 1)), rows)
+    chosen = cover([found], tolerance)
+    serves = ranges(found, chosen, tolerance)
+    assert serves[-1][0] is None
+    assert all(a[1] != b[1] for a, b in itertools.pairwise(serves))
+    for m, us in zip(found.ms, found.us, strict=True):
+        assert us[serving(serves, m)] <= min(us.values()) * (1 + max(tolerance, 0.0201))
+
+
+def test_only_what_is_near_the_best_is_looked_at_closely() -> None:
+    asked: list[tuple[str, int]] = []
+
+    def curve(name: str, ms: list[int]) -> list[float]:
+        asked.extend((name, m) for m in ms)
+        return [{"a": 100.0 + m, "b": 2101.0, "far": 9e9}[name] for m in ms]
+
+    found = predicted(["a", "b", "far"], curve, 8192)  # type: ignore[arg-type]
+    assert all("far" not in us for us in found.us)
+    assert sum(name == "far" for name, _ in asked) < 200
+    assert ranges(found, {"a", "b"}, 0.0) == [(2000, "a"), (None, "b")]
+
+
+def test_where_a_baseline_wins_by_more_than_the_tolerance() -> None:
+    ours = times(*((m, {"f": 10.0}) for m in group_ends(1024)))
+    serves = [(None, "f")]
+    assert where_faster({}, ours, serves, 0.01) == []  # type: ignore[arg-type]
+    assert where_faster({16: 9.95, 512: 9.95}, ours, serves, 0.01) == []  # type: ignore[arg-type]
+    assert where_faster({16: 9.0, 512: 9.0}, ours, serves, 0.01) == [(16, None)]  # type: ignore[arg-type]
+    ((first, last),) = where_faster({16: 12.0, 64: 8.0, 256: 12.0}, ours, serves, 0.01)  # type: ignore[arg-type]
+    assert 16 < first <= 40
+    assert last is not None
+    assert 100 < last < 256
+
+
+# --- points ---
+
+
+def test_the_first_points_are_the_manifests_and_powers_of_two() -> None:
+    assert points.first([1, 48, 100]) == [1, 2, 4, 8, 16, 32, 48, 64, 100]
+    assert points.first([7]) == [7]
+    assert points.budget(len(points.first([1, 8192]))) == 24
+
+
+# --- all of it ---
+
+
+@cache
+def archive_of_llama() -> tuple[Entry, ...]:
+    work = build.plan([manifest.load(ROOT / "manifests/llama-3.1-8b.yaml")], ["sm_90a"])
+    found = []
+    for gemm in work.gemms:
+        names = dict.fromkeys(v.name() for _, variants in gemm.by_tokens for v in variants)
+        index = {name: i for i, name in enumerate(names)}
+        ranked = tuple((m, tuple(index[v.name()] for v in variants)) for m, variants in gemm.by_tokens)
+        found.append(Entry(gemm.signature, "sm_90a", None, "ranked", tuple(names), (), (0,), None, (), ranked, ()))
+    return tuple(found)
+
+
+QKV, OUT, GATE_UP, DOWN, LM_HEAD = range(5)
+
+
+def tune(gpu: SimulatedGpu, entry: Entry) -> Tuned:
+    pool = pool_of(archive_of_llama())
+    steps = session.tune(entry, pool)
+    job = next(steps)
+    while True:
+        try:
+            job = steps.send(do(gpu, job, TuneOptions()))
+        except StopIteration as end:
+            found: Tuned = end.value
+            return found
+
+
+def served(tuned: Tuned) -> list[tuple[int | None, str]]:
+    predictions = tuned.predictions(pool_of(archive_of_llama()))
+    found = predicted(tuned.right(), predictions.curve, 2 * tuned.measured[-1].m)
+    return ranges(found, cover([found], 0.01), 0.01)
+
+
+def regrets(tuned: Tuned, truth: Truth, serves: list[tuple[int | None, str]], seed: int = 0) -> list[float]:
+    """At 60 random M of all the archive's functions, log-uniform."""
+    chance, found = random.Random(seed), []
+    for _ in range(60):
+        m = round(2 ** chance.uniform(0, math.log2(tuned.measured[-1].m)))
+        us = {name: truth(name, tuned.signature, m) for name in tuned.names}
+        found.append(us[serving(serves, m)] / min(us.values()) - 1)
+    return found
+
+
+def todays_busy_us(truth: Truth, entry: Entry) -> float:
+    """What a GPU was busy for when each M between had its winner: 31 points, all candidates once and four again."""
+    gpu = SimulatedGpu(truth)
+    ms = select.points(session.tokens_of(entry))
+    ranked = [(m, names) for m, names in entry.candidates if m in ms]
+    for m in ms:
+        bench, names = SimulatedBench(gpu, entry.signature, m), session.candidates_at(ranked, m)
+        bench.time(names, 2, 200.0)
+        bench.time([*names[:4], bench.baseline], 5, 1000.0)
+    return gpu.busy_us
+
+
+@pytest.mark.parametrize(("seed", "which"), [(0, QKV), (0, OUT), (2, DOWN)])
+def test_the_tuned_table_is_within_a_percent_of_the_best(seed: int, which: int) -> None:
+    entry = archive_of_llama()[which]
+    truth = Truth(pool_of(archive_of_llama()), seed)
+    gpu = SimulatedGpu(truth)
+    tuned = tune(gpu, entry)
+    assert len(tuned.measured) <= 27
+    assert gpu.busy_us <= todays_busy_us(truth, entry)
+    found = regrets(tuned, truth, served(tuned))
+    assert sum(found) / len(found) <= 0.010
+    assert max(found) <= 0.08
+    winners = [(found.m, found.times[0][0]) for found in tuned.measured]
+    before = regrets(tuned, truth, [*winners[:-1], (None, winners[-1][1])])
+    assert sum(before) > 2 * sum(found)  # what was chosen at the next measured M above
+
+
+def test_the_same_seed_gives_the_same_table_and_another_another() -> None:
+    entry, pool = archive_of_llama()[LM_HEAD], pool_of(archive_of_llama())
+    first, again = (served(tune(SimulatedGpu(Truth(pool, 3)), entry)) for _ in range(2))
+    assert first == again
+    assert first != served(tune(SimulatedGpu(Truth(pool, 4)), entry))
+
+
+def test_a_slow_function_that_is_lucky_once_does_not_win() -> None:
+    entry, pool = archive_of_llama()[LM_HEAD], pool_of(archive_of_llama())
+    truth = Truth(pool, 0)
+    behind = {
+        name: min(truth(name, entry.signature, m) / best[m] for m in best)
+        for best in [
+            {m: min(truth(n, entry.signature, m) for n in pool.suited(entry)) for m in (1, 8, 32, 64, 128, 256)}
+        ]
+        for name in pool.suited(entry)
+    }
+    ranked = {name for _, names in entry.candidates for name in names}
+    lucky = [name for name in sorted(behind, key=lambda n: behind[n]) if behind[name] > 1.03 and name in ranked][:1]
+    tuned = tune(SimulatedGpu(truth, lucky=lucky), entry)
+    assert any(set(lucky) & found.screened.keys() for found in tuned.measured)
+    assert not set(lucky) & {found.times[0][0] for found in tuned.measured}
+    assert not set(lucky) & {name for _, name in served(tuned)}
+
+
+# --- successive halving ---
+
+SIGNATURE = Signature("bf16", "bf16", "bf16", "f32", "none", 4096, 4096)
+
+
+def measured(
+    us: dict[str, float], noise: float, options: TuneOptions | None = None
+) -> tuple[halving.Measured, list[int]]:
+    """What is found, and how many samples each round took of how many functions."""
+    gpu = SimulatedGpu(lambda name, s, m: us.get(name, 10.0), noise)
+    bench, rounds = SimulatedBench(gpu, SIGNATURE, 64), list[int]()
+    real = bench.time
+
+    def time(names: list[str], repeats: int, graph_us: float) -> object:
+        rounds.append(len(names))
+        return real(names, repeats, graph_us)
+
+    bench.time = time  # type: ignore[method-assign, assignment]
+    found = halving.measure(bench, 64, list(us), options or TuneOptions())
+    assert found is not None
+    return found, rounds
+
+
+def test_half_go_on_until_the_finalists_meet_torch() -> None:
+    found, rounds = measured({f"f{i}": 10.0 + i / 20 for i in range(24)}, 0.0)
+    assert rounds == [24, 12, 6, 5]
+    assert [name for name, _ in found.times] == ["f0", "f1", "f2", "f3"]
+    assert len(found.screened) == 24
+
+
+def test_what_is_hopeless_goes_at_once() -> None:
+    _, rounds = measured({"best": 10.0, "good": 10.5, **{f"f{i}": 20.0 for i in range(20)}}, 0.0)
+    assert rounds == [22, 3]
+
+
+def test_a_lead_within_the_noise_is_looked_at_again_and_not_for_ever() -> None:
+    noisy = [measured({"a": 10.0, f"b{i}": 10.001}, 0.1)[1] for i in range(20)]
+    assert sum(rounds == [2, 3, 3] for rounds in noisy) >= 4
+    assert max(map(len, noisy)) == 3
+    assert measured({"a": 10.0, "b": 12.0}, 0.02)[1] == [2, 3]
+    assert measured({"a": 10.0, "b": 10.001}, 0.0001)[1] == [2, 3]
+
+
+def test_times_of_a_screening_are_brought_to_the_finalists_scale() -> None:
+    found, _ = measured({f"f{i}": 10.0 + i / 10 for i in range(6)}, 0.0)
+    assert found.all_scores()["f5"] == pytest.approx(10.5)
+    assert Calibration([], lambda s: lambda name, m: 1.0, lambda name: []).of(SIGNATURE).us("f0", 3) == 1.0
+    assert choose.invariant(times((1, {"a": 1.0, "b": 2.0})), ["b", "a"], lambda n, ms: [ord(n) for _ in ms]) == "a"

@@ -1,0 +1,120 @@
+"""What of measuring needs no GPU: the order of turns, what power bounds, how the GPU backend launches and announces."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aot import measure
+from aot.operands import OperandSet
+from aot.timing import Timing
+from runtime.errors import DeviceError
+from runtime.signature import Signature
+
+pytest.importorskip("torch")
+
+from aot.tune import gpu
+
+
+def test_every_contender_has_every_place_in_two_rounds() -> None:
+    orders = list(measure.turns(3, 6))
+    assert orders == [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1], [2, 0, 1], [1, 0, 2]]
+    for place in range(4):
+        assert {order[place] for order in measure.turns(4, 8)} == {0, 1, 2, 3}
+    assert list(measure.turns(1, 2)) == [[0], [0]]
+    assert list(measure.turns(0, 2)) == [[], []]
+
+
+def test_power_bounds_large_problems_only() -> None:
+    large = Signature("bf16", "bf16", "bf16", "f32", "none", 8192, 8192)
+    assert [m for m in (16, 128, 512, 4096) if measure.power_bound(large, m)] == [512, 4096]
+
+
+def test_contenders_are_replayed_in_turns_once_all_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed: list[str] = []
+
+    class Graph:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def replay(self, timed: bool = True) -> None:
+            replayed.append(self.name if timed else ".")
+
+        def timing(self) -> Timing:
+            return Timing(1.0, 0.0)
+
+    monkeypatch.setattr(measure, "_capture", lambda contenders, *_: {name: Graph(name) for name in contenders})
+    monkeypatch.setattr(measure.torch.cuda, "synchronize", lambda: None)
+    none: Any = None
+    contenders = {"a": none, "b": none, "c": none}
+    measure.time_interleaved(contenders, [], 1.0, 3, 1.0, lambda: replayed.append("!"))
+    assert "".join(replayed) == "!......abccbabca"
+
+
+class Backend(gpu.GpuBackend):
+    """The GPU's backend with functions that are called and no GPU; `log` has what was announced and called."""
+
+    def __init__(self, **functions: Any) -> None:
+        self.careful, self.log = False, list[Any]()
+        self.announce = lambda name, m: self.log.append((name, m))
+        self.library = SimpleNamespace(functions=functions)  # type: ignore[assignment]
+        self.baselines = {SIGNATURE: ("torch.mm", lambda o: self.log.append("torch.mm"))}
+
+
+SIGNATURE = Signature("bf16", "bf16", "bf16", "f32", "none", 512, 512)
+OPERANDS: Any = OperandSet("a", "b", "d", {"scale_a": "sa", "scale_b": "sb", "bias": "c"})
+
+
+@pytest.fixture(autouse=True)
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu.torch.cuda, "current_stream", lambda: 7)
+    monkeypatch.setattr(gpu.torch.cuda, "is_current_stream_capturing", lambda: False)
+
+
+def test_a_function_is_announced_and_called_with_all_operands_in_order() -> None:
+    called: list[Any] = []
+    backend = Backend(f=lambda *given, stream: called.append((given, stream)))
+    backend.launch("f", 33)(OPERANDS)
+    assert (backend.log, called) == ([("f", 33)], [(("a", "b", "d", "sa", "sb", "c"), 7)])
+
+
+def test_an_error_of_the_device_is_the_functions_own_only_while_the_context_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*given: Any, stream: Any) -> None:
+        raise DeviceError("cuLaunchKernelEx failed")
+
+    monkeypatch.setattr(gpu.torch.cuda, "synchronize", lambda: None)
+    with pytest.raises(DeviceError):
+        Backend(f=fails).launch("f", 33)(OPERANDS)
+
+    def poisoned() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(gpu.torch.cuda, "synchronize", poisoned)
+    with pytest.raises(RuntimeError, match="illegal memory"):
+        Backend(f=fails).launch("f", 33)(OPERANDS)
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_replays_are_announced_as_nobodys_unless_each_is_timed_alone(
+    monkeypatch: pytest.MonkeyPatch, careful: bool
+) -> None:
+    def time_interleaved(launches: Any, operands: Any, floor: float, repeats: int, graph: float, *more: Any) -> Any:
+        for launch in launches.values():
+            launch(OPERANDS)
+        for captured in more:
+            captured()
+        backend.log.append("replay")
+        return {name: Timing(1.0, 0.0) for name in launches}
+
+    monkeypatch.setattr(measure, "time_interleaved", time_interleaved)
+    backend = Backend(f=lambda *given, stream: None, g=lambda *given, stream: None)
+    backend.careful = careful
+    found = gpu.GpuBench(backend, SIGNATURE, 64, []).time(["f", "g", "torch.mm"], 2, 100.0)
+    assert list(found) == ["f", "g", "torch.mm"]
+    alone = [("f", 64), "replay", ("g", 64), "replay", ("", 64), "torch.mm", "replay"]
+    together = [("f", 64), ("g", 64), ("", 64), "torch.mm", ("", 64), "replay"]
+    assert backend.log == (alone if careful else together)

@@ -1,0 +1,275 @@
+"""Tuning forms of a universal table: every function is checked, and times correct the estimates that choose."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from aot import universal
+from aot.estimates import Estimates
+from aot.pack import Package
+from aot.providers import PROVIDERS, provider
+from aot.tune import TuneError, TuneReport, forms, history
+from aot.tune.jobs import Job
+from aot.variants import Variant
+from runtime.archive import Archive
+from runtime.gpus import Gpu
+from runtime.signature import Signature
+from runtime.universal import PredictedEntry, Universal
+
+from .recording_driver import cubin, entry, gemm_record, signature, table
+from .simulated_gpu import BASELINE, GPU, SimulatedGpu, machine
+from .test_tune import tuned, wrong_are
+
+PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
+BIAS = dataclasses.replace(PLAIN, epilogue="bias")
+NOBODY = wrong_are()
+
+
+def write(path: Path, chosen: Sequence[universal.Chosen], rows: Sequence[dict[str, object]] = ()) -> Path:
+    package = Package()
+    for name, target in {v.name(): v.target for c in chosen for v in c.variants}.items():
+        package.add_function(gemm_record(name, target=target), cubin(name))
+    package.set_table("gemm", table(list(rows)))
+    package.set_table("universal", universal.table(chosen))
+    package.write(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def chosen() -> list[universal.Chosen]:
+    return universal.choose_all([PLAIN, BIAS], "sm_90a", 10)
+
+
+@pytest.fixture
+def source(tmp_path: Path, chosen: list[universal.Chosen]) -> Path:
+    return write(tmp_path / "universal.aot", chosen)
+
+
+def biased(name: str) -> float:
+    """The true time over the estimated one of a function, the same for alike functions of both forms."""
+    plain = name.replace(".bias", "")
+    return math.exp(random.Random(plain).gauss(0, 0.15))
+
+
+def truth(chosen: Sequence[universal.Chosen]) -> Callable[[str, Signature, int], float]:
+    variants = {v.name(): v for c in chosen for v in c.variants}
+    estimates = {name: Estimates([v]) for name, v in variants.items()}
+
+    def time_of(name: str, s: Signature, m: int) -> float:
+        return 50.0 if name == BASELINE else estimates[name].us(s, m)[0] * biased(name)
+
+    return time_of
+
+
+def gpu(chosen: Sequence[universal.Chosen], wrong: Callable[[Signature, str], str | None] = NOBODY) -> SimulatedGpu:
+    return SimulatedGpu(truth(chosen), wrong=wrong)
+
+
+def read(path: Path) -> Universal:
+    with Archive.open(path) as archive:
+        return Universal.from_json(archive.table("universal"), archive.functions.targets_by_name())
+
+
+def predicted(path: Path, wanted: Signature) -> PredictedEntry:
+    found = read(path).entry(wanted, (9, 0), GPU)
+    assert found is not None
+    return found
+
+
+def test_all_functions_are_checked_and_marked_so(source: Path, tmp_path: Path, chosen: list[universal.Chosen]) -> None:
+    done: list[Job] = []
+    report = tuned(source, tmp_path / "tuned.aot", gpu(chosen), done=done)
+    assert isinstance(report, TuneReport)
+    assert (report.forms, report.measured, report.rejected) == (2, [], {})
+    assert read(tmp_path / "tuned.aot").checked_on == ("made up",)
+    for c in chosen:
+        mine = [job for job in done if job.signature.epilogue == c.form.epilogue]
+        checks = [job for job in mine if not job.m]
+        assert len({(job.signature.n, job.signature.k) for job in checks}) == 3
+        for job in mine:
+            assert set(job.names) == {v.name() for v in c.variants}
+            assert job.check == ((1, 3, 17, 333) if not job.m else (job.m,))
+    times = [job for job in done if job.m]
+    assert len(times) == 48, "alike forms share what is measured"
+    assert [sum(low <= job.m <= high for job in times) for low, high in ((1, 64), (65, 511), (512, 8192))] == [16] * 3
+    assert max(job.signature.flops(job.m) for job in times) <= 2**39
+
+
+def losses(path: Path, chosen: Sequence[universal.Chosen], form: Signature) -> list[float]:
+    """How far what is predicted best is behind the best, in logarithms, at problems that tuning does not draw."""
+    us = truth(chosen)
+    names = next([v.name() for v in c.variants] for c in chosen if c.form.epilogue == form.epilogue)
+    chance, found = random.Random(5), []
+    for _ in range(60):
+        m = round(2 ** chance.uniform(0, 13))
+        wanted = dataclasses.replace(form, n=chance.randrange(8, 400) * 64, k=chance.randrange(8, 200) * 64)
+        best = min(us(name, wanted, m) for name in names)
+        found.append(math.log(us(predicted(path, wanted).best(m), wanted, m) / best))
+    return found
+
+
+@pytest.mark.parametrize("form", [PLAIN, BIAS], ids=["none", "bias"])
+def test_times_correct_the_estimates_of_every_alike_form(
+    source: Path, tmp_path: Path, chosen: list[universal.Chosen], form: Signature
+) -> None:
+    before = losses(source, chosen, form)
+    tuned(source, tmp_path / "tuned.aot", gpu(chosen))
+    after = losses(tmp_path / "tuned.aot", chosen, form)
+    assert sum(after) / 60 < 0.01
+    assert sum(before) / 60 > 5 * sum(after) / 60
+
+
+def test_a_wrong_function_is_in_no_form_and_not_in_the_archive(
+    source: Path, tmp_path: Path, chosen: list[universal.Chosen]
+) -> None:
+    wrong = chosen[0].variants[3].name()
+    report = tuned(source, tmp_path / "tuned.aot", gpu(chosen, wrong_are(wrong)))
+    assert set(report.rejected) == {wrong}
+    with Archive.open(tmp_path / "tuned.aot") as archive:
+        assert wrong not in archive.functions
+        assert len(archive.functions) == sum(len(c.variants) for c in chosen) - 1
+    found = predicted(tmp_path / "tuned.aot", PLAIN)
+    assert wrong not in found.names
+    assert set(found.us(100)) == set(found.names)
+
+
+def test_a_form_without_a_right_function_is_dropped(
+    source: Path, tmp_path: Path, chosen: list[universal.Chosen]
+) -> None:
+    wrong = wrong_are(*(v.name() for v in chosen[1].variants))
+    tuned(source, tmp_path / "tuned.aot", gpu(chosen, wrong))
+    assert [words[4] for words, _ in read(tmp_path / "tuned.aot").forms] == [chosen[0].form.epilogue]
+    nothing = wrong_are(*(v.name() for c in chosen for v in c.variants))
+    tuned(source, tmp_path / "none.aot", gpu(chosen, nothing))
+    with Archive.open(tmp_path / "none.aot") as archive:
+        assert "universal" not in archive.tables
+        assert not archive.functions
+
+
+def test_what_was_interrupted_is_not_marked_and_goes_on_later(
+    source: Path, tmp_path: Path, chosen: list[universal.Chosen]
+) -> None:
+    jobs: list[Job] = []
+
+    def before(job: Job) -> None:
+        jobs.append(job)
+        if len(jobs) == 40:
+            raise KeyboardInterrupt
+
+    assert tuned(source, tmp_path / "tuned.aot", gpu(chosen), before=before).interrupted
+    assert read(tmp_path / "tuned.aot").checked_on == ()
+    left: list[Job] = []
+    tuned(source, tmp_path / "tuned.aot", gpu(chosen), done=left)
+    assert read(tmp_path / "tuned.aot").checked_on == ("made up",)
+    assert len(left) == 2 * 3 + 48 - 39
+    whole = tmp_path / "whole.aot"
+    tuned(source, whole, gpu(chosen))
+    with Archive.open(whole) as a, Archive.open(tmp_path / "tuned.aot") as b:
+        assert a.table("universal") == b.table("universal")
+
+
+def test_what_is_checked_on_a_kind_is_not_checked_again(
+    source: Path, tmp_path: Path, chosen: list[universal.Chosen]
+) -> None:
+    tuned(source, tmp_path / "one.aot", gpu(chosen))
+    with pytest.raises(TuneError, match="its forms were tuned on this kind of GPU"):
+        tuned(tmp_path / "one.aot", tmp_path / "two.aot", gpu(chosen))
+    tuned(tmp_path / "one.aot", tmp_path / "two.aot", gpu(chosen), kind=Gpu("another", 114, 2039))
+    assert read(tmp_path / "two.aot").checked_on == ("made up", "another")
+
+
+def test_entries_and_forms_are_tuned_together(tmp_path: Path, chosen: list[universal.Chosen]) -> None:
+    names = [v.name() for v in chosen[0].variants]
+    rows = [entry(signature(512, 512), [(None, names[0])], candidates=[[16, names]]) | {"state": "ranked"}]
+    source = write(tmp_path / "both.aot", chosen, rows)
+    report = tuned(source, tmp_path / "tuned.aot", gpu(chosen))
+    assert report.forms == 2
+    assert report.measured
+    assert read(tmp_path / "tuned.aot").checked_on == ("made up",)
+    with Archive.open(tmp_path / "tuned.aot") as archive:
+        assert set(names) <= set(archive.functions), "what loses for the entry is the form's still"
+        assert archive.table("gemm")["entries"][0]["state"] == "tuned"
+
+
+def test_forms_of_other_targets_stay_as_they_are(tmp_path: Path, chosen: list[universal.Chosen]) -> None:
+    names = {v.name(): "sm_100a" for v in chosen[0].variants}
+    variants = [dataclasses.replace(v, target="sm_100a") for v in chosen[0].variants]
+    other = [[v.name(), 8, 8, 1 << 20, 1] for v in variants]
+    package = Package()
+    for c in chosen:
+        for v in c.variants:
+            package.add_function(gemm_record(v.name()), cubin(v.name()))
+    for v in variants:
+        package.add_function(gemm_record(v.name(), target="sm_100a"), cubin(v.name()))
+    obj = universal.table(chosen)
+    row = obj["forms"][0] | {"target": "sm_100a", "functions": other}
+    obj["forms"].append(row)
+    package.set_table("gemm", table([]))
+    package.set_table("universal", obj)
+    package.write(tmp_path / "two.aot")
+    assert len(names) == len(other)
+    report = tuned(tmp_path / "two.aot", tmp_path / "tuned.aot", gpu(chosen))
+    assert report.forms == 2
+    with Archive.open(tmp_path / "tuned.aot") as archive:
+        after = archive.table("universal")
+    kept = after["forms"][2]
+    assert {k: v for k, v in kept.items() if k != "program"} == {k: v for k, v in row.items() if k != "program"}
+    assert after["programs"][kept["program"]] == obj["programs"][row["program"]]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_functions_that_no_provider_knows_are_checked_and_keep_their_estimates(
+    tmp_path: Path, chosen: list[universal.Chosen], known: bool
+) -> None:
+    package, kept = Package(), chosen[0].variants[0].name() if known else "kept"
+    for name in ("one", "other", kept):
+        package.add_function(gemm_record(name), cubin(name))
+    costs = {"constants": [7, 9], "operations": "", "operands": [], "results": [6, 7, 6]}
+    words = {"a": "bf16", "b": "bf16", "d": "bf16", "accumulator": "f32", "epilogue": "none", "scaling": "none"}
+    row = {
+        "form": words | {"b_major": "k", "overlap": "serial", "batched": False},
+        "target": "sm_90a",
+        "functions": [["one", 8, 8, 1 << 20, 1], ["other", 8, 8, 1 << 20, 1], [kept, 8, 8, 1 << 20, 1]],
+        "program": 0,
+    }
+    package.set_table("gemm", table([]))
+    package.set_table("universal", {"checked_on": [], "forms": [row], "programs": [costs]})
+    package.write(tmp_path / "foreign.aot")
+    backend = SimulatedGpu(lambda name, s, m: 5.0, wrong=wrong_are("one"))
+    assert tuned(tmp_path / "foreign.aot", tmp_path / "tuned.aot", backend).forms == 1
+    assert predicted(tmp_path / "tuned.aot", PLAIN).us(3) == {"other": 9.0, kept: 7.0}
+    assert read(tmp_path / "tuned.aot").checked_on == ("made up",)
+
+
+def test_the_history_has_the_problems(source: Path, tmp_path: Path, chosen: list[universal.Chosen]) -> None:
+    tuned(source, tmp_path / "tuned.aot", gpu(chosen))
+    with Archive.open(tmp_path / "tuned.aot") as archive:
+        rows = history.tunings(archive)
+    assert sum(len(row["points"]) for row in rows) == 48
+    assert {row["gpu"] for row in rows} == {"made up"}
+
+
+def test_problems_are_of_extents_that_every_function_takes() -> None:
+    signature = Signature("e4m3", "e4m3", "bf16", "f32", "swiglu", 6144, 4096, scaling="block")
+    (of,) = universal.choose_all([signature], "sm_90a", 4)
+    targets = {v.name(): v.target for v in of.variants}
+    ((_, form),) = Universal.from_json(universal.table([of]), targets).forms
+    every: list[Variant] = [v for p in PROVIDERS for v in provider(p).variants("sm_90a", signature)]
+    assert {v.name() for v in of.variants} <= {v.name() for v in every}
+    for m, n, k in forms._problems(form, 0, 40):
+        assert 1 <= m <= 8192
+        assert all(n % f.n_multiple == 0 and k % f.k_multiple == 0 for f in form.functions)
+
+
+def test_a_machine_of_another_target_is_refused(source: Path, tmp_path: Path, chosen: list[universal.Chosen]) -> None:
+    from aot.tune import tune_archive
+
+    other = machine(gpu(chosen))._replace(capability=(10, 0))
+    with pytest.raises(TuneError, match=r"compute capability 10\.0"):
+        tune_archive(source, tmp_path / "x.aot", None, None, other)
