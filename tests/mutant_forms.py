@@ -101,7 +101,7 @@ def _damage_program(rng: random.Random, table: Table, raw: RawText) -> None:
     elif how == 2:
         rng.choice([of["operands"].pop, of["results"].pop, of["constants"].pop])()
     elif how == 3:
-        of["results"] *= rng.choice(_COUNTS)
+        of["results"] *= rng.choice(_COUNTS) if len(of["results"]) < _COUNTS[-1] else 1
     elif how == 4:
         of["operations"] += rng.choice([" add", " ", " pow", " ADD", "\0", " sqrt\n", "add"])
     elif how == 5:
@@ -128,6 +128,8 @@ def _huge_program(rng: random.Random, table: Table, raw: RawText) -> None:
 def _many(rng: random.Random, table: Table, raw: RawText) -> None:
     """Forms or functions again and again."""
     row = rng.choice(table["forms"])
+    if len(table["forms"]) * len(row["functions"]) > _COUNTS[-1]:
+        raise Refused  # it was made many before, and would be too much to write
     if rng.random() < 0.5:
         row["functions"] *= rng.choice(_COUNTS)
         return
