@@ -18,13 +18,15 @@ from typing import Any
 from runtime.archive import Archive
 from runtime.dispatch import serves
 from runtime.driver import Driver
-from runtime.errors import AotError, DeviceError
+from runtime.errors import AotError, DeviceError, RecordError
 from runtime.gemm_table import read
 from runtime.signature import Signature
+from runtime.universal import Universal
 
 from . import manifest, pack, rank, tables, universal
 from .cache import Cache
 from .compiler import BuildReport, Event, compile_variants
+from .forms import read as read_forms
 from .manifest import Manifest
 from .providers import PROVIDERS, provider
 from .select import invariant, points, ranges, waves
@@ -71,12 +73,13 @@ class Plan:
 @dataclass(frozen=True)
 class Built:
     """What a build did. `unserved` has (signature, target, reason) for what the archive cannot serve, `targets` those
-    for which it serves something."""
+    for which it serves something; `forms` counts what it serves at any N and K, those of a base too."""
 
     report: BuildReport
     targets: tuple[str, ...]
     unserved: tuple[tuple[Signature, str, str], ...]
     archive_bytes: int
+    forms: int
 
 
 def plan(
@@ -188,7 +191,8 @@ def build(
     `on_event` and `on_start` are those of `aot.compiler.compile_variants`.
 
     Raises:
-        AotError: nothing could be compiled, the archive cannot be written, or others may write to the cache.
+        AotError: nothing could be compiled, readers would refuse the table of forms, the archive cannot be written, or
+            others may write to the cache.
     """
     pack.destination(destination)  # before the work, not after it
     report = compile_variants(work.variants(), cache, jobs, on_event, on_start=on_start)
@@ -205,6 +209,7 @@ def build(
     unserved += without
     targets = tuple(dict.fromkeys([*(row.target for row in entries), *(form.target for form in forms)]))
     build_table = _build_table(work, report, unserved)
+    served = 0
     if base is not None:
         package.add_archive(base, [name for name in base.functions if name not in function_targets])
         function_targets = base.functions.targets_by_name() | function_targets
@@ -212,14 +217,27 @@ def build(
         build_table["models"] = [*tables.models(base), *build_table["models"]]
         for name in {*base.tables} - {"build", "gemm"}:
             package.set_table(name, base.table(name), alone=name == HISTORY)
+        below = None if forms else read_forms(base)
+        served = 0 if below is None else len(below)
     for kernel in report.kernels.values():
         package.add_function(kernel.record, kernel.cubin)
     package.set_table("gemm", tables.gemm_table(entries, function_targets))
     package.set_table("build", build_table)
     if forms:
-        package.set_table("universal", universal.table(forms))
+        table = universal.table(forms)
+        served = _require_readable(table, function_targets)
+        package.set_table("universal", table)
     package.write(destination, cache=cache)
-    return Built(report, targets, tuple(unserved), os.stat(destination).st_size)
+    return Built(report, targets, tuple(unserved), os.stat(destination).st_size, served)
+
+
+def _require_readable(table: dict[str, Any], function_targets: Mapping[str, str]) -> int:
+    """The number of forms of a universal table that readers take."""
+    try:
+        return len(Universal.from_json(table, function_targets))
+    except RecordError as error:
+        reason = str(error).partition(";")[0]
+        raise BuildError(f"{reason}; split the manifests over several archives, or give --candidates fewer") from None
 
 
 def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow], list[tuple[Signature, str, str]]]:

@@ -18,9 +18,10 @@ import typer
 
 from runtime.archive import Archive, FileUnreadable
 from runtime.errors import AotError, ArchiveError
+from runtime.limits import MAX_GEMM_EXTENT
 
 from . import ending
-from .console import print_checks, print_function, print_gemm, print_listing, resources_line
+from .console import print_checks, print_function, print_gemm, print_listing, print_predicted, resources_line
 from .ending import INTERRUPTED, Stop
 from .output import require_replaceable
 from .progress import Progress
@@ -178,7 +179,9 @@ def _build(
     if not as_json:
         made = f"{summary['compiled']} compiled, {summary['cached']} from the cache"
         kernels, failed = _count(summary["functions"], "kernel"), _count(summary["failed"], "candidate")
-        say(f"{output}: {kernels} ({made}), {failed} failed, {built.archive_bytes:,} bytes, {summary['seconds']:.1f} s")
+        forms = f"serving {_count(built.forms, 'form')} at any N and K, " if built.forms else ""
+        size = f"{built.archive_bytes:,} bytes, {summary['seconds']:.1f} s"
+        say(f"{output}: {kernels} ({made}), {failed} failed, {forms}{size}")
     if not no_tune and build.tunable(built.targets):
         summary["tuning"] = _tune(output, output, TuneOptions(), as_json)
         summary["bytes"] = output.stat().st_size
@@ -197,6 +200,7 @@ def _summary(output: Path, built: Built, seconds: float) -> dict[str, Any]:
         "archive": str(output),
         "bytes": built.archive_bytes,
         "functions": len(report.kernels),
+        "forms": built.forms,
         "compiled": report.compiled,
         "cached": report.cached,
         "failed": len(report.failures),
@@ -291,7 +295,8 @@ def _tune(source: Path, destination: Path, options: TuneOptions, as_json: bool) 
 
 @app.command("ls", epilog=_examples("aot ls model.aot", "aot ls model.aot --json"))
 def _ls(archive: ArchivePath, as_json: Json = False) -> None:
-    """List what an archive serves. For each signature and target the functions by range of M, then sizes."""
+    """List what an archive serves. For each signature and target the functions by range of M, then what it serves at
+    any N and K, and sizes."""
     from . import describe
 
     with Archive.open(archive) as opened:
@@ -301,25 +306,37 @@ def _ls(archive: ArchivePath, as_json: Json = False) -> None:
     print_listing(found)
 
 
-@app.command("show", epilog=_examples("aot show model.aot qkv"))
+@app.command(
+    "show",
+    epilog=_examples(
+        "aot show model.aot qkv", "aot show universal.aot bf16_bf16_bf16_f32_none_n6144_k4096 --m 48 --m 3000"
+    ),
+)
 def _show(
     archive: ArchivePath,
     entry: Annotated[str, typer.Argument(metavar="ENTRY", help="A function, a signature, or a gemm such as qkv.")],
+    m: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--m", metavar="M", min=1, max=MAX_GEMM_EXTENT, help="Rows to predict a choice for. May be repeated."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show one function or signature of an archive in full."""
+    """Show one function or signature of an archive in full; of a signature that no entry has what is predicted."""
     from . import describe
 
     with Archive.open(archive) as opened:
-        found = describe.show(opened, entry)
+        found = describe.show(opened, entry, m or ())
     if as_json:
         return print_json(found)
     if "function" in found:
         return print_function(found["function"])
-    for i, gemm in enumerate(found["gemm"]):
+    printed = print_predicted if "predicted" in found else print_gemm
+    for i, gemm in enumerate(found.get("predicted") or found["gemm"]):
         if i:
             print()
-        print_gemm(gemm)
+        printed(gemm)
 
 
 @app.command("verify", epilog=_examples("aot verify model.aot"))

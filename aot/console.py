@@ -57,6 +57,10 @@ def print_listing(found: dict[str, Any]) -> None:
         header = ["signature", "gemms", "target", "gpu", "state", "torch faster", "M", "us", "ratio", "function"]
         _print_table(header, rows, right={6, 7, 8})
         print()
+    if found["forms"]:
+        header = ["any N and K", "target", "functions", "multiples of N, K", "checked on"]
+        _print_table(header, [_form(form) for form in found["forms"]], right={2})
+        print()
     if found["functions"]:
         _print_table(["target", "other function"], [[f["target"], f["name"]] for f in found["functions"]])
         print()
@@ -77,12 +81,7 @@ def print_gemm(gemm: dict[str, Any]) -> None:
     gemm = _cleaned(gemm)
     kind = f", {_kind(gemm['gpu'])}" if gemm["gpu"] else ""
     print(f"{gemm['key']} on {gemm['target']}{kind}: {gemm['state']}")
-    if gemm["gemms"]:
-        print(f"gemms: {', '.join(gemm['gemms'])}")
-    print(f"takes: {', '.join(_operand(o) for o in gemm['operands'])}")
-    said = {name: gemm["signature"][name] for name in ("epilogue", "scaling", "overlap")}
-    if unusual := [f"{name} {word}" for name, word in said.items() if word not in ("none", "serial")]:
-        print(f"with: {', '.join(unusual)}")
+    _print_operands(gemm)
     if gemm["invariant"]:
         print(f"equal bits at every M: {gemm['invariant']}")
     if gemm["torch_faster"]:
@@ -101,6 +100,20 @@ def print_gemm(gemm: dict[str, Any]) -> None:
         print(f"\ncandidates at M = {row['m']}, best first:")
         for name in row["functions"]:
             print(f"  {name}")
+
+
+def print_predicted(gemm: dict[str, Any]) -> None:
+    """What `aot show` prints for a signature that a form computes."""
+    gemm = _cleaned(gemm)
+    print(f"{gemm['key']} on {gemm['target']}: {gemm['state']} for {_kind(gemm['gpu'])}, not measured")
+    _print_operands(gemm)
+    checked = ", ".join(gemm["checked_on"])
+    print(f"functions that can compute it: {gemm['functions']}, {f'checked on {checked}' if checked else 'never run'}")
+    if gemm["invariant"]:
+        print(f"equal bits at every M: {gemm['invariant']}")
+    print()
+    rows = [[str(c["m"]), "" if c["us"] is None else f"{c['us']:.1f}", c["function"]] for c in gemm["choices"]]
+    _print_table(["M", "predicted us", "function"], rows, right={0, 1})
 
 
 def print_function(function: dict[str, Any]) -> None:
@@ -167,6 +180,22 @@ def _operand(operand: dict[str, Any]) -> str:
     """A tensor, such as "bias bf16 (4096)"."""
     shape = ", ".join(map(str, operand["shape"]))
     return f"{operand['name']} {operand['dtype']} ({shape}){' transposed' if operand['transposed'] else ''}"
+
+
+def _print_operands(gemm: dict[str, Any]) -> None:
+    """The gemms of models that a signature is, and what it takes."""
+    if gemm["gemms"]:
+        print(f"gemms: {', '.join(gemm['gemms'])}")
+    print(f"takes: {', '.join(_operand(o) for o in gemm['operands'])}")
+    said = {name: gemm["signature"][name] for name in ("epilogue", "scaling", "overlap")}
+    if unusual := [f"{name} {word}" for name, word in said.items() if word not in ("none", "serial")]:
+        print(f"with: {', '.join(unusual)}")
+
+
+def _form(form: dict[str, Any]) -> list[str]:
+    multiples = " or ".join(f"{pair['n']}, {pair['k']}" for pair in form["multiples"])
+    checked = ", ".join(form["checked_on"]) or "never run"
+    return [form["form"], form["target"], str(form["functions"]), multiples, checked]
 
 
 def _timing(row: dict[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from runtime import canonical
@@ -23,7 +23,7 @@ from runtime.launch import (
 from runtime.record import Record
 from runtime.signature import Operand, Signature
 
-from . import tables
+from . import forms, tables
 from .manifest import did_you_mean
 
 _ATTRIBUTES = {
@@ -38,8 +38,13 @@ class UnknownName(AotError):
     """The archive has nothing of the name asked for."""
 
 
+class NothingPredicted(AotError):
+    """M values were asked for of something that was measured, ranked, or is no GEMM."""
+
+
 def listing(archive: Archive) -> dict[str, Any]:
-    """Every entry of the gemm table with its ranges, the functions outside it, sizes in total, where it was tuned.
+    """Every entry of the gemm table with its ranges, every form of the universal table (`aot.forms.listing`), the
+    functions outside both, sizes in total, where it was tuned.
 
     `gpu` is the kind of GPU that an entry was tuned on, None where it is for any of its target. `measured` counts the M
     values that an entry was measured at, and `faster_with_torch` those of them where torch was faster by more than the
@@ -65,9 +70,13 @@ def listing(archive: Archive) -> dict[str, Any]:
                 "candidates": sum(len(ranked) for _, ranked in entry.candidates),
             }
         )
+    universal = forms.read(archive)
+    rows = forms.rows(archive, universal)
+    used.update(f.name for row in rows for f in row.form.functions)
     others = [{"name": e.name, "target": e.target} for e in archive.functions.values() if e.name not in used]
     return {
         "entries": entries,
+        "forms": forms.listing(rows, universal.checked_on if universal else ()),
         "functions": others,
         "totals": _totals(archive)
         | {name: sum(entry[name] for entry in entries) for name in ("measured", "faster_with_torch")},
@@ -76,25 +85,54 @@ def listing(archive: Archive) -> dict[str, Any]:
     }
 
 
-def show(archive: Archive, name: str) -> dict[str, Any]:
+def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, Any]:
     """What the archive says of `name`: a function, a signature, or a gemm of the models it was built for.
+
+    A signature that has no entry, and that a form can compute, is shown with what is predicted for it: at `tokens`
+    rows, or at `aot.forms.ROWS` where there are none.
 
     Raises:
         UnknownName: it is none of these.
+        NothingPredicted: there are `tokens`, and nothing of it is predicted.
     """
     if name in archive.functions:
+        _require_no_tokens(archive, name, tokens, "a function")
         return {"function": _function(archive, name)}
     gemms = _gemm_names(archive)
     entries = _dispatch(archive).entries
     chosen = [e for e in entries if e.signature.key() == name or name in gemms.get(e.signature.key(), ())]
-    if not chosen:
+    if chosen:
+        _require_no_tokens(archive, name, tokens, "in the gemm table")
+        environments = tables.environments(archive)
+        return {"gemm": [_entry(e, gemms, environments) for e in chosen]}
+    predicted = _predicted(archive, name, gemms, tokens or forms.ROWS)
+    if not predicted:
         known = [*{e.signature.key(): None for e in entries}, *{g: None for gs in gemms.values() for g in gs}]
         near = did_you_mean(name, [*known, *archive.functions]).split("known:")[0]
         raise UnknownName(
             f"{archive.path}: has no function, signature or gemm {name!r}; {near}`aot ls {archive.path}` lists them"
         )
-    environments = tables.environments(archive)
-    return {"gemm": [_entry(e, gemms, environments) for e in chosen]}
+    return {"predicted": predicted}
+
+
+def _require_no_tokens(archive: Archive, name: str, tokens: Sequence[int], what: str) -> None:
+    if tokens:
+        raise NothingPredicted(
+            f"{archive.path}: {name!r} is {what}, and --m is for what is predicted; leave it out to see all there is"
+        )
+
+
+def _predicted(archive: Archive, name: str, gemms: Mapping[str, list[str]], tokens: Sequence[int]) -> list[Any]:
+    """What the universal table predicts for a signature, or for those of a gemm, by key."""
+    table = forms.read(archive)
+    if table is None:
+        return []
+    keys = [key for key, names in gemms.items() if name in names] or [name]
+    found = []
+    for signature in filter(None, map(Signature.of_key, keys)):
+        of = _described(signature, gemms)
+        found += [of | more for more in forms.predicted(archive, table, signature, tokens)]
+    return found
 
 
 # --- the gemm table ---
@@ -133,11 +171,7 @@ def _ranges(entry: Entry) -> list[dict[str, Any]]:
 
 
 def _entry(entry: Entry, gemms: Mapping[str, list[str]], environments: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "signature": entry.signature.to_json(),
-        "key": entry.signature.key(),
-        "operands": [_operand(o, entry.signature) for o in entry.signature.operands()],
-        "gemms": gemms.get(entry.signature.key(), []),
+    return _described(entry.signature, gemms) | {
         "target": entry.target,
         "gpu": _gpu(entry),
         "state": entry.state,
@@ -148,6 +182,16 @@ def _entry(entry: Entry, gemms: Mapping[str, list[str]], environments: list[dict
         "timings": tables.timings(entry),
         "tuning": [e for e in environments if entry.timings and _is_of(entry, e)],
         "candidates": [{"m": m, "functions": list(ranked)} for m, ranked in entry.candidates],
+    }
+
+
+def _described(signature: Signature, gemms: Mapping[str, list[str]]) -> dict[str, Any]:
+    """What is shown of a signature, whoever serves it."""
+    return {
+        "signature": signature.to_json(),
+        "key": signature.key(),
+        "operands": [_operand(o, signature) for o in signature.operands()],
+        "gemms": gemms.get(signature.key(), []),
     }
 
 

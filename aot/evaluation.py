@@ -35,6 +35,7 @@ STEPS_OF_A_SHAPE = 256  # for which a call is made up, bound and evaluated, and 
 STEPS_OF_A_NUMBER = 32  # each extent and stride of its tensors,
 STEPS_OF_A_SLOT = 8  # each place of a pointer
 NATIVE_NODES = 16  # and so many nodes where native code evaluates them
+STEPS_TO_READ_A_COST_NODE = 16  # of a cost program, by Python and by native code
 PYTHON_SHAPES = 2  # of a function, that Python evaluates too where native code does
 
 

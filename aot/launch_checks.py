@@ -7,6 +7,7 @@ arguments promise. Knows nothing of archives, tables or cubins.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from runtime.arithmetic import NodeReader
@@ -35,10 +36,13 @@ class _Group(NamedTuple):
 
     signature: Signature | None
     rows: tuple[int, ...]
+    form: str | None = None  # of which the signature is a sample
 
     @property
     def what(self) -> str:
-        return "any extents" if self.signature is None else self.signature.key()
+        if self.signature is None:
+            return "any extents"
+        return self.signature.key() + ("" if self.form is None else f", of the form {self.form}")
 
     def cases(self, record: Record) -> Iterator[Case]:
         for m in self.rows:
@@ -48,19 +52,27 @@ class _Group(NamedTuple):
                 yield Case(f"{m} rows", shapes.extents_of(record, self.signature, m))
 
 
-def check(obj: dict[str, Any], record: Record, uses: Mapping[Signature, Iterable[int]], budget: Budget) -> Launches:
+def check(
+    obj: dict[str, Any],
+    record: Record,
+    uses: Mapping[Signature, Iterable[int]],
+    budget: Budget,
+    samples: Mapping[Signature, str] = MappingProxyType({}),
+) -> Launches:
     """Check the launches of a record, and evaluate them for all that it serves, as far as the budget goes.
 
     `obj` is the record as JSON, `uses` the GEMMs that it serves with M values of interest: each is evaluated for these
-    and `ROWS`. A function that serves none is evaluated for any legal extents.
+    and `ROWS`. `samples` are GEMMs of forms that it serves, with the form's name, and are evaluated for `ROWS`. A
+    function that serves none of either is evaluated for any legal extents.
 
     Raises:
         RecordError: what must reach a kernel does not, a symbol is bound to nothing, clusters or addresses are out of
             range, no shape of a GEMM can be launched, or native code and Python do not agree.
     """
-    unseen = check_inputs(obj, record, every_tensor=bool(uses))
+    unseen = check_inputs(obj, record, every_tensor=bool(uses or samples))
     warnings = [f"no launch is given {_named(unseen)}; is that meant?"] if unseen else []
     groups = [_Group(signature, tuple(sorted({*ROWS, *rows}))) for signature, rows in uses.items()]
+    groups += [_Group(signature, ROWS, form) for signature, form in samples.items() if signature not in uses]
     groups = groups or [_Group(None, ROWS)]
     evaluator, left = Evaluator(obj, record), sum(len(group.rows) for group in groups)
     if not budget.take(evaluator.steps_to_read):

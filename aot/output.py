@@ -8,6 +8,7 @@ from runtime.archive import Archive
 from runtime.dispatch import Dispatch
 from runtime.errors import AotError
 
+from . import forms
 from .pack import destination
 
 _STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1")
@@ -18,7 +19,8 @@ class OutputRefused(AotError):
 
 
 def require_replaceable(output: Path, force: bool, keep_tuned: bool = False) -> None:
-    """Refuse to replace a file that is no archive, and with `keep_tuned` an archive that holds tuned entries.
+    """Refuse to replace a file that is no archive, and with `keep_tuned` an archive that holds tuned entries, or forms
+    whose functions were checked on a GPU.
 
     An empty file holds nothing to lose. `force` allows every file.
 
@@ -32,24 +34,32 @@ def require_replaceable(output: Path, force: bool, keep_tuned: bool = False) -> 
     if force or not found.exists() or not found.stat().st_size:
         return
     try:
-        tuned = _tuned_entries(found)
+        held = _made_on_a_gpu(found)
     except AotError as error:
         reason = str(error).removeprefix(f"{found}: ").partition(";")[0]
         raise OutputRefused(
             f"{output}: is there and is no archive that can be read ({reason}); name another output, or give --force "
             "to replace it"
         ) from None
-    if keep_tuned and tuned:
-        entries = f"{tuned} tuned {'entry' if tuned == 1 else 'entries'}"
+    if keep_tuned and held:
         raise OutputRefused(
-            f"{output}: holds {entries}, which a build would replace; name another output, or give --force to lose them"
+            f"{output}: holds {' and '.join(held)}, which a build would replace; name another output, or give --force "
+            "to lose them"
         )
 
 
-def _tuned_entries(path: Path) -> int:
+def _made_on_a_gpu(path: Path) -> list[str]:
+    """What of an archive needs a GPU to make again, in words."""
+    found = []
     with Archive.open(path) as archive:
         archive.check_blocks()
-        if "gemm" not in archive.tables:
-            return 0
-        entries = Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name()).entries
-    return sum(entry.state == "tuned" for entry in entries)
+        targets = archive.functions.targets_by_name()
+        if "gemm" in archive.tables:
+            entries = Dispatch.from_json(archive.table("gemm"), targets).entries
+            if tuned := sum(entry.state == "tuned" for entry in entries):
+                found.append(f"{tuned} tuned {'entry' if tuned == 1 else 'entries'}")
+        universal = forms.read(archive)
+        if universal is not None and universal.checked_on:
+            count = f"{len(universal)} {'form' if len(universal) == 1 else 'forms'}"
+            found.append(f"{count} whose functions were checked on {', '.join(universal.checked_on)}")
+    return found

@@ -15,10 +15,11 @@ from runtime.errors import AotError, RecordError
 from runtime.record import Record
 from runtime.signature import Signature
 
-from . import cubin, launch_checks, tables
+from . import cubin, form_checks, forms, launch_checks, tables
 from .evaluation import Budget
 from .tune import history
 
+Samples = dict[str, dict[Signature, str]]  # by function, GEMMs of forms that it serves, and the form's name
 Uses = dict[str, dict[Signature, tuple[int, ...]]]  # by function, GEMMs that it serves, and M values in its ranges
 
 Kernels = dict[str, cubin.CubinKernel]  # of a cubin, by symbol
@@ -57,14 +58,22 @@ def verify(archive: Archive) -> list[Finding]:
         _check(f"gemm {entry.signature.key()} on {_place(entry)}", partial(_compare_entry, entry, record, uses))
         for entry in table
     ]
-    findings += _check_launches(archive, record, uses)
+    budget = Budget(archive.file_bytes)
+    rows: list[forms.FormRow] = []
+    samples: Samples = {}
+    in_forms: list[Finding] = []
+    if forms.TABLE in archive.tables:
+        in_forms.append(_check("universal table", partial(_read_forms, archive, rows)))
+        in_forms += [_check(f"form {_form(row)}", partial(_compare_form, row, record, samples)) for row in rows]
+        in_forms += _check_costs(archive, rows, budget)
+    findings += _check_launches(archive, record, uses, samples, budget)
     findings.append(
         _check("build table", lambda: f"{len(tables.gemms(archive))} gemms, {len(tables.tools(archive))} tools")
     )
     findings.append(_check("tuning table", lambda: f"{len(tables.environments(archive))} environments"))
     if history.TABLE in archive.tables:
         findings.append(_check("history table", lambda: f"{len(history.tunings(archive))} tunings"))
-    return [*findings, gemm_table, *entries]
+    return [*findings, gemm_table, *entries, *in_forms]
 
 
 class _Once(Generic[Key, Value]):
@@ -138,14 +147,16 @@ def _require_same(name: str, what: str, stated: Any, held: Any) -> None:
         raise RecordError(f"function {name}: {what}: {stated} in its record, {held} in its cubin; build it again")
 
 
-def _check_launches(archive: Archive, read: Callable[[str], Record], uses: Uses) -> list[Finding]:
+def _check_launches(
+    archive: Archive, read: Callable[[str], Record], uses: Uses, samples: Samples, budget: Budget
+) -> list[Finding]:
     """Look at the launches of each function, and say what the budget left out."""
-    budget, findings, left_out = Budget(archive.file_bytes), list[Finding](), dict[str, int]()
+    findings, left_out = list[Finding](), dict[str, int]()
     for name in archive.functions:
         subject = f"launches of {name}"
         try:
             record = read(name)
-            found = launch_checks.check(archive.record(name), record, uses.get(name, {}), budget)
+            found = launch_checks.check(archive.record(name), record, uses.get(name, {}), budget, samples.get(name, {}))
         except AotError as error:
             findings.append(Finding(subject, False, str(error)))
             continue
@@ -207,3 +218,61 @@ def _rows_by_function(entry: Entry) -> dict[str, tuple[int, ...]]:
     for m, name in entry.ranges:
         found[name] = found[name] if m is None else (*found[name][:1], m)
     return found
+
+
+# --- the universal table ---
+
+
+def _form(row: forms.FormRow) -> str:
+    return f"{row.name} on {row.form.target}"
+
+
+def _read_forms(archive: Archive, into: list[forms.FormRow]) -> str:
+    into += forms.rows(archive, forms.read(archive))
+    return f"{len(into)} forms, {len(archive.table(forms.TABLE)['programs'])} cost programs"
+
+
+def _compare_form(row: forms.FormRow, read: Callable[[str], Record], samples: Samples) -> str:
+    """Hold a form against the records of its functions; GEMMs to launch each for go into `samples`."""
+    failed = list[str]()
+    suited = set[Any]()
+    for function in row.form.functions:
+        try:
+            of = form_checks.samples(row, function)
+            form_checks.require_suited(of, function, read(function.name), suited)
+        except AotError as error:
+            failed.append(str(error))
+            continue
+        for signature in of:
+            samples.setdefault(function.name, {}).setdefault(form_checks.serial(signature), _form(row))
+    if failed:
+        others = f"; {len(failed) - 1} more of its functions fail" if len(failed) > 1 else ""
+        raise RecordError(f"form {_form(row)}: {failed[0]}{others}")
+    return f"{len(row.form.functions)} functions"
+
+
+def _check_costs(archive: Archive, rows: Iterable[forms.FormRow], budget: Budget) -> list[Finding]:
+    """Evaluate the cost program of each form, and say what the budget left out."""
+    if not rows:
+        return []
+    findings, left_out = list[Finding](), list[str]()
+    costs = form_checks.Costs(archive.table(forms.TABLE)["programs"], budget)
+    for row in rows:
+        subject = f"costs of form {_form(row)}"
+        try:
+            evaluated, missing = costs.check(row)
+        except RecordError as error:
+            findings.append(Finding(subject, False, f"form {_form(row)}: {error}"))
+            continue
+        detail = f"{evaluated} problems"
+        if missing:
+            detail += f", {missing} left out"
+            left_out.append(_form(row))
+        findings.append(Finding(subject, True, detail))
+    if left_out:
+        warning = (
+            f"the times of {len(left_out)} forms, first {left_out[0]}, were not evaluated for every problem, so a "
+            f"choice may rest on none: verify takes {budget.most_steps} steps for a file of {archive.file_bytes} bytes"
+        )
+        findings.append(Finding("costs left out", True, f"of {len(left_out)} forms", warning))
+    return findings

@@ -35,6 +35,7 @@ OPERATIONS: dict[str, int] = {
 }
 _CODES = {word: code for code, word in enumerate(OPERATIONS)}
 _ARITIES = tuple(OPERATIONS.values())
+_REFUSALS = (ValueError, TypeError, OverflowError)  # of what reads a program
 
 
 class CostProgram:
@@ -44,8 +45,10 @@ class CostProgram:
         self.inputs, self.results, self._evaluator = inputs, results, evaluator
 
     @classmethod
-    def from_json(cls, obj: Any, inputs: int, where: str) -> CostProgram:
+    def from_json(cls, obj: Any, inputs: int, where: str, in_python: bool = False) -> CostProgram:
         """Check and read a program over so many inputs; `where` names it in errors.
+
+        `in_python` has Python evaluate it though native code was built, to hold the two against each other.
 
         `constants` are numbers, `operations` one string of words of `OPERATIONS`, `operands` those of all operations
         in a row, and `results` places: inputs come first, then constants, then operations, each of which may take what
@@ -80,11 +83,12 @@ class CostProgram:
             codes = bytes([_CODES[word] for word in words])
         except KeyError as error:
             raise fail(f"unknown operation {error!s:.50}") from None
-        make = _PythonCosts if native.costs is None else native.costs
+        make = _PythonCosts if in_python or native.costs is None else native.costs
+        given = inputs, constants, codes, operands, results
         try:
-            return cls(inputs, make(inputs, constants, codes, operands, results), len(results))
-        except (ValueError, TypeError, OverflowError) as error:
-            raise fail(str(error)) from None
+            return cls(inputs, make(*given), len(results))
+        except _REFUSALS as error:
+            raise fail(_wording(given, error)) from None
 
     def evaluate(self, values: Sequence[float]) -> list[float]:
         """The results for a value of each input, in order. What has no finite value is infinite: never the least."""
@@ -122,6 +126,15 @@ class _PythonCosts:
         for operation, operands in self._steps:
             known.append(operation(*[known[x] for x in operands]))
         return [known[x] if math.isfinite(known[x]) else math.inf for x in self._results]
+
+
+def _wording(given: tuple[Any, ...], error: Exception) -> str:
+    """What Python says of a program that is refused, so that errors are the same with native code and without."""
+    try:
+        _PythonCosts(*given)
+    except _REFUSALS as of_python:
+        return str(of_python)
+    return str(error)
 
 
 def _require_places(places: list[int], known: int, count: int) -> None:

@@ -32,7 +32,9 @@ MAX_GEMM_EXTENT = 2**31 - 1  # of N, K and the batch; strides of more than 32 bi
 # --- a cost program ---
 MAX_COST_NODES = 8_192  # of all functions of a form together; each evaluation takes about 1 ns a node
 MAX_COST_RESULTS = 64  # functions of a form
-MAX_UNIVERSAL_FORMS = 512  # of the table "universal"
+MAX_UNIVERSAL_FORMS = 512  # of the table "universal"; found: 22
+MAX_CHECKED_GPUS = 64  # kinds of GPU on which the functions of that table were checked
+MAX_UNIVERSAL_NODES = 1 << 18  # of all its cost programs together; found: 33,364
 
 # --- a record ---
 MAX_ARGUMENTS = 64  # those inside tuples too; found: 9

@@ -6,6 +6,7 @@ A form is a signature without N and K. What is chosen is *predicted*: no one mea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, NoReturn
@@ -13,9 +14,17 @@ from typing import Any, NoReturn
 from .costs import CostProgram
 from .dispatch import preference, serves
 from .errors import RecordError
-from .gemm_table import Entry
+from .gemm_table import TARGET, Entry
 from .gpus import Gpu
-from .limits import MAX_COST_RESULTS, MAX_GEMM_EXTENT, MAX_GEMM_FUNCTIONS, MAX_UNIVERSAL_FORMS
+from .limits import (
+    MAX_CHECKED_GPUS,
+    MAX_COST_RESULTS,
+    MAX_GEMM_EXTENT,
+    MAX_GEMM_FUNCTIONS,
+    MAX_NAME_CHARACTERS,
+    MAX_UNIVERSAL_FORMS,
+    MAX_UNIVERSAL_NODES,
+)
 from .reading import is_int
 from .signature import OVERLAPS, Signature
 from .tuples import NamedTuple
@@ -26,7 +35,8 @@ INPUTS = ("m", "n", "k", "batch", "multiprocessors", "memory_gbps")
 _INVARIANT_M = tuple(1 << i for i in range(14))  # 1 to 8192
 _USUAL_MEMORY_GBPS = 4917  # an H200's, where the driver does not say
 _KEPT = 4096  # choices of an entry that are kept, by M
-_WORDS = ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major", "overlap")
+# The fields of a signature that a form has too, in the order in which `Universal.forms` gives them.
+WORDS = ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major", "overlap")
 
 
 class Function(NamedTuple):
@@ -40,11 +50,22 @@ class Function(NamedTuple):
     invariant: bool
 
 
+class _Program:
+    """A cost program of the table, read once, when one of the forms that share it is asked for."""
+
+    def __init__(self, obj: Any, where: str) -> None:
+        self._obj, self._where = obj, where
+
+    @cached_property
+    def costs(self) -> CostProgram:
+        return CostProgram.from_json(self._obj, len(INPUTS), self._where)
+
+
 class Form:
     """The functions for a form on a target."""
 
     def __init__(
-        self, words: tuple[Any, ...], target: str, functions: tuple[Function, ...], program: Any, where: str
+        self, words: tuple[Any, ...], target: str, functions: tuple[Function, ...], program: _Program, where: str
     ) -> None:
         self._words, self.target, self.functions = words, target, functions
         self._program, self._where = program, where
@@ -52,7 +73,7 @@ class Form:
     def signature(self, n: int, k: int) -> Signature:
         """The signature of this form with these extents, and with a batch of 2 where it is batched."""
         *words, batched = self._words
-        return Signature(n=n, k=k, batch=2 if batched else 1, **dict(zip(_WORDS, words, strict=True)))
+        return Signature(n=n, k=k, batch=2 if batched else 1, **dict(zip(WORDS, words, strict=True)))
 
     @cached_property
     def costs(self) -> CostProgram:
@@ -61,7 +82,7 @@ class Form:
         Raises:
             RecordError: it is malformed.
         """
-        found = CostProgram.from_json(self._program, len(INPUTS), self._where)
+        found = self._program.costs
         if found.results != len(self.functions):
             raise RecordError(
                 f"{self._where}: its cost program gives {found.results} times for {len(self.functions)} functions; "
@@ -144,7 +165,7 @@ class PredictedEntry:
         for m in _INVARIANT_M:
             times = self._form.costs.evaluate((m, *self._values))
             least = min(times[place] for place in self._places)
-            for place in places:
+            for place in places if 0 < least < math.inf else ():  # else a ratio would say nothing
                 losses[place] *= times[place] / least
         return self._form.functions[min(places, key=losses.__getitem__)].name if places else None
 
@@ -172,10 +193,18 @@ class Universal:
         where = "universal table"
         obj = _fields(obj, {"checked_on", "forms", "programs"}, where)
         programs, checked_on = _list(obj["programs"], where), _list(obj["checked_on"], where)
-        if not all(isinstance(name, str) and name for name in checked_on):
-            _fail(where, f"checked_on must be names of GPUs, found {checked_on!r:.100}")
+        if len(checked_on) > MAX_CHECKED_GPUS:
+            _fail(where, f"checked_on has {len(checked_on)} names, at most {MAX_CHECKED_GPUS} are read")
+        if not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS for name in checked_on):
+            _fail(where, f"checked_on must be names of GPUs, found {checked_on!r:.300}")
         if len(_list(obj["forms"], where)) > MAX_UNIVERSAL_FORMS or len(programs) > MAX_UNIVERSAL_FORMS:
             _fail(where, f"has {len(obj['forms'])} forms, at most {MAX_UNIVERSAL_FORMS} are read")
+        if (nodes := sum(map(_nodes, programs))) > MAX_UNIVERSAL_NODES:
+            _fail(
+                where,
+                f"its cost programs have {nodes} constants and operations, at most {MAX_UNIVERSAL_NODES} are read",
+            )
+        shared = [_Program(program, f"{where}: program {number}") for number, program in enumerate(programs)]
         forms: dict[tuple[Any, ...], Form] = {}
         used = set()
         for number, row in enumerate(obj["forms"]):
@@ -184,6 +213,8 @@ class Universal:
             if not is_int(row["program"], 0, len(programs) - 1):
                 _fail(here, f"program must be one of the {len(programs)} there are, found {row['program']!r:.50}")
             used.add(row["program"])
+            if not isinstance(row["target"], str) or not TARGET.fullmatch(row["target"]):
+                _fail(here, f"unknown target {row['target']!r:.50}")
             words = _key(row["form"], here)
             key = (*words, row["target"])
             if key in forms:
@@ -191,7 +222,7 @@ class Universal:
             functions = tuple(_function(f, row["target"], targets, here) for f in _list(row["functions"], here))
             if not 1 <= len(functions) <= MAX_COST_RESULTS or len({f.name for f in functions}) != len(functions):
                 _fail(here, f"needs 1 to {MAX_COST_RESULTS} functions, each once, found {len(functions)}")
-            forms[key] = Form(words, row["target"], functions, programs[row["program"]], here)
+            forms[key] = Form(words, row["target"], functions, shared[row["program"]], here)
         if used != set(range(len(programs))):
             _fail(where, "a program is used by no form")
         return cls(forms, tuple(checked_on))
@@ -206,7 +237,7 @@ class Universal:
 
         None if no form for a target that the GPU runs, or no function of it, can compute the signature.
         """
-        words = tuple(getattr(signature, word) for word in _WORDS[:-1])
+        words = tuple(getattr(signature, word) for word in WORDS[:-1])
         for target in sorted(self._targets, key=preference, reverse=True):
             if not serves(target, capability):
                 continue
@@ -231,12 +262,21 @@ def _takes(function: Function, signature: Signature) -> bool:
     )
 
 
+def _nodes(program: Any) -> int:
+    """The constants and operations of a cost program, about, before it is read; 0 of what is none."""
+    if not isinstance(program, dict):
+        return 0
+    constants, operations = program.get("constants"), program.get("operations")
+    count = len(constants) if isinstance(constants, list) else 0
+    return count + (operations.count(" ") + 1 if isinstance(operations, str) else 0)
+
+
 def _key(obj: Any, where: str) -> tuple[Any, ...]:
     """What `Universal` keeps a form under, its words checked as a signature's are."""
-    obj = _fields(obj, {*_WORDS, "batched"}, where)
+    obj = _fields(obj, {*WORDS, "batched"}, where)
     if type(obj["batched"]) is not bool:
         _fail(where, f"batched must be true or false, found {obj['batched']!r:.50}")
-    words = {word: obj[word] for word in _WORDS}
+    words = {word: obj[word] for word in WORDS}
     try:
         Signature.from_json(words | {"n": 256, "k": 256, "batch": 1})
     except RecordError as error:

@@ -25,7 +25,9 @@ import zstandard
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from runtime.gpus import Gpu
-from tests import fuzz_library, mutants
+from runtime.limits import MAX_COST_NODES, MAX_COST_RESULTS, MAX_UNIVERSAL_FORMS, MAX_UNIVERSAL_NODES
+from runtime.signature import EPILOGUES, MAJORS, OVERLAPS, SCALINGS
+from tests import fuzz_library, mutant_forms, mutants
 from tests.fuzz_archive import Parts, assemble, disassemble, encode_index
 from tests.fuzz_library import Finding, Fuzzer, Session
 from tests.made_up_kernel import PROGBITS, STRTAB, SYMTAB, Sections, elf
@@ -506,6 +508,87 @@ def table_build_of_long_names() -> tuple[bytes, mutants.Content]:
     """The name that is asked for is held against each."""
     gemms = [{"name": "bf16_" * 20_000 + str(i), "signature": "bf16" + "x" * 50_000} for i in range(20)]
     return _archive(gemm_record("bomb"), tables=_gemm_table() | {"build": {"models": [{"gemms": gemms}]}})
+
+
+def _forms(
+    programs: list[dict[str, Any]], count: int, functions: int = 1, padded: bool = False
+) -> tuple[bytes, mutants.Content]:
+    """So many forms in turn of these programs, each of so many functions; in a file that may hold 15 MB if `padded`."""
+    names = ["bomb", *(f"bomb{i}" for i in range(functions - 1))]
+    table_ = mutant_forms.table_of([(name, "sm_90a", signature(512, 512)) for name in names])
+    (row,) = table_["forms"]
+    kinds = itertools.product(OVERLAPS, MAJORS, EPILOGUES, (False, True), SCALINGS)
+    rows = []
+    for number, (overlap, major, epilogue, batched, scaling) in enumerate(itertools.islice(kinds, count)):
+        form = {"overlap": overlap, "b_major": major, "epilogue": epilogue, "batched": batched, "scaling": scaling}
+        rows.append(row | {"form": row["form"] | form, "program": number % len(programs)})
+    tables = {"gemm": table([]), "universal": table_ | {"forms": rows, "programs": programs}}
+    records = [gemm_record("bomb")] + [gemm_record("bomb") | {"name": name} for name in names[1:]]
+    return _archive(*records, tables=tables, cubin={"bomb": _noise("")} if padded else None)
+
+
+def _long_program(nodes: int, results: int = 1, word: str = "sqrt") -> dict[str, Any]:
+    """A program of so many operations, one after the other."""
+    inputs, operands = 6, [0] * nodes
+    if nodes:
+        operands = [0, *range(inputs, inputs + nodes - 1)]
+    return {"constants": [], "operations": " ".join([word] * nodes), "operands": operands, "results": [3] * results}
+
+
+@bomb
+def forms_that_share_a_long_program() -> tuple[bytes, mutants.Content]:
+    return _forms([_long_program(MAX_COST_NODES)], MAX_UNIVERSAL_FORMS)
+
+
+@bomb
+def forms_of_long_programs() -> tuple[bytes, mutants.Content]:
+    """As many operations as may be in all programs together."""
+    return _forms([_long_program(MAX_COST_NODES - 1)] * (MAX_UNIVERSAL_NODES // MAX_COST_NODES), MAX_UNIVERSAL_FORMS)
+
+
+@bomb
+def forms_of_too_many_long_programs() -> tuple[bytes, mutants.Content]:
+    return _forms([_long_program(MAX_COST_NODES - 1)] * 100, MAX_UNIVERSAL_FORMS)
+
+
+@bomb
+def forms_of_slow_operations() -> tuple[bytes, mutants.Content]:
+    return _forms([_long_program(MAX_COST_NODES, word="exp")] * 30, MAX_UNIVERSAL_FORMS)
+
+
+@bomb
+def forms_of_many_functions() -> tuple[bytes, mutants.Content]:
+    """64 functions in each of 512 forms, which each are held against."""
+    return _forms([_long_program(8_000, MAX_COST_RESULTS)], MAX_UNIVERSAL_FORMS, MAX_COST_RESULTS)
+
+
+@bomb
+def forms_of_too_many_functions() -> tuple[bytes, mutants.Content]:
+    return _forms([_long_program(1)], 200, 700)
+
+
+@bomb
+def form_of_a_program_of_two_million_operations() -> tuple[bytes, mutants.Content]:
+    program = _long_program(0)
+    return _forms([program | {"operations": "exp " * 2_000_000 + "exp", "operands": [0] * 500_000}], 1, padded=True)
+
+
+@bomb
+def form_of_a_million_results() -> tuple[bytes, mutants.Content]:
+    return _forms([_long_program(1, 900_000)], 1, padded=True)
+
+
+@bomb
+def form_of_a_million_programs() -> tuple[bytes, mutants.Content]:
+    return _forms([{}] * 450_000, 500, padded=True)
+
+
+@bomb
+def form_checked_on_many_gpus() -> tuple[bytes, mutants.Content]:
+    data = mutant_forms.table_of([("bomb", "sm_90a", signature(512, 512))])
+    data["checked_on"] = ["NVIDIA H200"] * 900_000
+    tables = _gemm_table() | {"universal": data}
+    return _archive(gemm_record("bomb"), tables=tables, cubin={"bomb": _noise("")})
 
 
 def _gemm_table() -> dict[str, Any]:

@@ -36,12 +36,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from aot import console, describe, shapes, verify
 from runtime import Library, native
 from runtime.archive import Archive
+from runtime.dispatch import gemm_mismatch
 from runtime.driver import PreparedLaunch
 from runtime.errors import AotError
 from runtime.launch import Launch
 from runtime.record import Record, TensorView
 from runtime.signature import Signature
 from runtime.tensor import TORCH_NAMES
+from runtime.universal import WORDS
 from tests import mutants, recording_driver
 from tests.native_stand_in import exchange_capsule
 from tests.recording_driver import DTYPES, FakeTensor, FakeTorch, RecordingDriver, TorchDType, _Recorded
@@ -194,6 +196,8 @@ def print_shown(found: dict[str, Any]) -> None:
         console.print_function(found["function"])
     for gemm in found.get("gemm", []):
         console.print_gemm(gemm)
+    for gemm in found.get("predicted", []):
+        console.print_predicted(gemm)
 
 
 def print_found(checks: list[verify.Finding]) -> None:
@@ -210,6 +214,7 @@ class Session:
         """What follows an operation of more than `patience` seconds of CPU time is left out."""
         self.path, self.base, self.content, self.plan, self.patience = path, base, content, plan, patience
         self.signatures = _signatures(content) or [PLAIN]
+        self.predicted = _predicted(content)
         self.outcomes: list[Outcome] = []
         self.grown: list[int] = []
         self.peak = _peak_kb()
@@ -217,6 +222,7 @@ class Session:
     def run(self, compiled: bool) -> list[Outcome]:
         """Do one of the things that are done to archives, which of them depends on the mutant."""
         native._native = _NATIVE if compiled else None
+        native.costs = getattr(native._native, "Costs", None)
         _set_capsule(compiled and _NATIVE is not None)
         self.driver = driver_for(self.content)
         recording_driver._addresses = itertools.count(1 << 50, 1 << 30)  # of what is allocated, the same each time
@@ -228,6 +234,7 @@ class Session:
                 return self.describe(archive)
             library = self.attempt("library", lambda: Library(archive, self.driver), keep=True)
             if library is not None:
+                self.archive = archive
                 (self.call_functions, self.call_gemm, self.preload)[self.plan - 1](library)
                 self.attempt("close", library.close)
         finally:
@@ -237,7 +244,8 @@ class Session:
     def describe(self, archive: Archive) -> list[Outcome]:
         """What the command line does, but that what it prints is thrown away."""
         self.printed("ls", lambda: describe.listing(archive), console.print_listing)
-        for name in [self.content.names[0], *(signature.key() for signature in self.signatures[:1])]:
+        asked = [*self.signatures[:1], *self.predicted]
+        for name in [self.content.names[0], *(signature.key() for signature in asked)]:
             self.printed("show", partial(describe.show, archive, name), print_shown)
         self.printed("verify", lambda: verify.verify(archive), print_found)
         return self.outcomes
@@ -268,18 +276,38 @@ class Session:
 
     def call_gemm(self, library: Library) -> None:
         """A GEMM for several numbers of rows, of which the last is planned from one before, and of another type."""
-        for signature in self.signatures[:1]:
+        for signature in [*self.signatures[:1], *self.predicted]:
             for m in ROWS:
                 given, words = gemm_call(signature, m, m != 5000)
+                before = len(self.driver.launches)
                 self.attempt("gemm", partial(library.gemm, *given, **words), keep=True, launched=True)
+                served = {launch.symbol for launch in self.driver.launches[before:]}
+                self.attempt("what served it", partial(self.require_fitting, signature, served))
             wrong, words = gemm_call(signature, 3, False)
             wrong[0].dtype = DTYPES["float32"]
             self.attempt("gemm of f32", partial(library.gemm, *wrong, **words), keep=True, launched=True)
 
+    def require_fitting(self, signature: Signature, served: set[str]) -> None:
+        """Fail where a GEMM was served by a kernel whose record does not compute it."""
+        for symbol in served:
+            records = [self.read(name) for name in self.archive.functions]
+            having = [r for r in records if r is not None and symbol in {kernel.symbol for kernel in r.kernels}]
+            if all(gemm_mismatch(signature, record) for record in having):
+                raise AssertionError(f"{signature.key()} was served by {symbol}")
+
+    def read(self, name: str) -> Record | None:
+        try:
+            return Record.from_json(self.archive.record(name))
+        except AotError:
+            return None
+
     def preload(self, library: Library) -> None:
         """What a server does besides calls."""
         self.attempt("preload", lambda: library.preload(tokens=[77]))
-        for signature in self.signatures[:1]:
+        for signature in self.predicted:
+            self.attempt("preload of one", partial(library.preload, tokens=[77], only=[signature]))
+            self.attempt("entry", lambda signature=signature: library.entry(signature).state)  # type: ignore[misc]
+        for signature in [*self.signatures[:1], *self.predicted]:
             given, words = gemm_call(signature, 77, True)
             self.attempt("gemm", partial(library.gemm, *given, **words), keep=True, launched=True)
         self.attempt("stats", lambda: library.stats().launches_by_function)
@@ -439,6 +467,16 @@ def _signatures(content: mutants.Content) -> list[Signature]:
         except (AotError, LookupError, TypeError):
             continue
     return [*found]
+
+
+def _predicted(content: mutants.Content) -> list[Signature]:
+    """A signature of a form of the universal table, of an N and K that no entry has; none where there is no form."""
+    try:
+        row = content.tables["universal"]["forms"][0]
+        words = {word: row["form"][word] for word in WORDS}
+        return [Signature.from_json(words | {"n": 1536, "k": 1040, "batch": 2 if row["form"]["batched"] else 1})]
+    except (AotError, LookupError, TypeError):
+        return []
 
 
 def _entries(content: mutants.Content) -> Iterator[Any]:

@@ -18,7 +18,7 @@ import zstandard
 
 from runtime.dtypes import DTYPES
 
-from . import mutant_cubins
+from . import mutant_cubins, mutant_forms
 from .fuzz_archive import Parts, assemble, encode_index, mutate_bytes, mutate_column, mutate_value
 from .mutant_programs import PROGRAM_CHANGES, Refused
 
@@ -313,6 +313,12 @@ def _change_entry(rng: random.Random, content: Content) -> None:
         content.tables[rng.choice(["build", "tuning", "other"])] = _junk(rng, content)
 
 
+def _change_form(rng: random.Random, content: Content) -> None:
+    """Forms and cost programs of the universal table."""
+    for _ in range(rng.choice([1, 1, 2])):
+        mutant_forms.change(rng, content.tables["universal"], content.raw_text)
+
+
 RECORD_CHANGES: list[Callable[[random.Random, Content], None]] = [
     _change_tensor,
     _change_symbols,
@@ -320,6 +326,8 @@ RECORD_CHANGES: list[Callable[[random.Random, Content], None]] = [
     _add_argument,
     _change_kernels,
     _change_entry,
+    _change_form,
+    _change_form,
 ]
 
 
@@ -332,17 +340,19 @@ def _change_program(rng: random.Random, content: Content) -> None:
 
 
 def fresh(rng: random.Random, samples: list[str]) -> Content:
-    """A valid archive of some of `samples`, records as text, with an entry for each that is a GEMM."""
+    """A valid archive of some of `samples`, records as text, with an entry and a form for each that is a GEMM."""
     chosen = rng.sample(samples, rng.choice([1, 1, 1, 2]))
     records = [json.loads(text) for text in chosen]
     entries = [entry for record in records if (entry := _entry(record)) is not None]
     signatures = [entry["signature"] for entry in entries]
+    gemms = [(entry["functions"][0], entry["target"], entry["signature"]) for entry in entries]
     tables: dict[str, Any] = {
         "build": {
             "models": [{"gemms": [{"signature": "up", "name": "up"} for _ in signatures]}],
             "tools": {"nvidia-cutlass-dsl": "4.8.1"},
         },
         "gemm": {"gpus": [], "entries": entries},
+        "universal": mutant_forms.table_of(gemms),
         "tuning": {"environments": [{"gpu": "H200", "compute_capability": "9.0", "multiprocessors": 132}]},
     }
     names = [record["name"] for record in records]

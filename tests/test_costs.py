@@ -103,6 +103,17 @@ def test_malformed_program_is_refused_where(what: str) -> None:
         read(obj)
 
 
+@pytest.mark.skipif(native.costs is None, reason="runtime._native was not built")
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_program_is_refused_in_the_same_words_with_native_code_and_without(what: str) -> None:
+    said = []
+    for in_python in (False, True):
+        with pytest.raises(RecordError) as error:
+            CostProgram.from_json(DAMAGE[what][0], 2, "here", in_python)
+        said.append(str(error.value))
+    assert said[0] == said[1]
+
+
 @pytest.mark.usefixtures("evaluator")
 def test_a_value_for_each_input_is_needed() -> None:
     with pytest.raises(ValueError, match="a value for each input"):

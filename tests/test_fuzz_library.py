@@ -46,3 +46,21 @@ def test_fuzzer_finds_what_is_planted(finding: str) -> None:
     program += "totals = fuzz_library.fuzz(8, 0, 1)\nfor found in totals.findings: print(': '.join(found[:2]))\n"
     done = fuzzer("-c", program)
     assert finding in done.stdout.splitlines(), done.stdout + done.stderr
+
+
+def test_fuzzer_finds_a_gemm_that_was_served_by_a_function_of_another() -> None:
+    program = "from tests import fuzz_library\n"
+    program += "fuzz_library.gemm_mismatch = lambda signature, record: 'planted'\n"
+    program += "totals = fuzz_library.fuzz(100, 0, 1)\nfor found in totals.findings: print(': '.join(found[:2]))\n"
+    done = fuzzer("-c", program)
+    assert done.stdout.splitlines() == ["escape: what served it"], done.stdout + done.stderr
+
+
+@pytest.mark.skipif(native.costs is None, reason="runtime._native was not built")
+def test_fuzzer_finds_cost_programs_whose_times_differ_without_native_code() -> None:
+    program = "from runtime import costs\nfrom tests import fuzz_library\n"
+    program += "evaluate = costs._PythonCosts.evaluate\n"
+    program += "costs._PythonCosts.evaluate = lambda self, values: [2 * x for x in evaluate(self, values)]\n"
+    program += "totals = fuzz_library.fuzz(40, 0, 1)\nfor found in totals.findings: print(': '.join(found[:2]))\n"
+    done = fuzzer("-c", program)
+    assert "differ: show" in done.stdout.splitlines(), done.stdout + done.stderr

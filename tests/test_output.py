@@ -9,6 +9,7 @@ from aot import build, cli
 
 from . import recording_driver
 from .command_line import MANIFEST, ROOT, Run
+from .test_universal_runtime import write
 
 
 def _archive(path: Path, tuned: int) -> Path:
@@ -89,6 +90,22 @@ def test_a_build_does_not_replace_a_tuned_archive(
     assert (result.status, result.out) == (2, "")
     assert result.err == (
         f"error: {out}: holds {said} which a build would replace; name another output, or give --force to lose them\n"
+    )
+    assert out.read_bytes() == before
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("tuned", [0, 1])
+def test_a_build_does_not_replace_forms_that_were_checked(run: Run, folder: Path, tmp_path: Path, tuned: int) -> None:
+    rows = [recording_driver.entry(recording_driver.signature(512, 512), [(None, "few")], state="tuned")] * tuned
+    out = tmp_path / "universal.aot"
+    write(out, rows)
+    before = out.read_bytes()
+    result = run("build", folder / "tiny.yaml", "-o", out)
+    assert (result.status, result.out) == (2, "")
+    held = "1 tuned entry and " * tuned + "1 form whose functions were checked on NVIDIA H200"
+    assert result.err == (
+        f"error: {out}: holds {held}, which a build would replace; name another output, or give --force to lose them\n"
     )
     assert out.read_bytes() == before
 

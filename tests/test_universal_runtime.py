@@ -177,6 +177,15 @@ def test_equal_bits_are_of_one_function_that_loses_least_and_shares_no_tiles(
         launched(library(tmp_path, driver, obj=alone, batch_invariant=True), driver, 512, 1)
 
 
+@pytest.mark.parametrize("time", [0, -5, 1e308])
+def test_times_that_mean_nothing_choose_a_function_all_the_same(time: float) -> None:
+    """The first, where all are said to take as long; 1e308 squared has no finite value."""
+    odd = PROGRAM | {"constants": [time], "operations": "mul", "operands": [6, 6 if time == 1e308 else 4]}
+    found = universal(TABLE | {"programs": [odd | {"results": [7] * 4}]}).entry(of(512), HOPPER, GPU)
+    assert found is not None
+    assert (found.best(3), found.invariant) == ("few", "few")
+
+
 # --- serving ---
 
 
@@ -315,12 +324,17 @@ DAMAGE: dict[str, tuple[Any, Any, str]] = {
     "a field is unknown": (["forms", 0, "batch"], 1, "exactly the fields"),
     "checked_on is a word": (["checked_on"], "NVIDIA H200", "must be a list"),
     "checked_on has no name": (["checked_on"], [""], "must be names"),
+    "checked_on has a long name": (["checked_on"], ["x" * 256], "must be names"),
+    "checked_on has many names": (["checked_on"], ["NVIDIA H200"] * 65, "at most 64 are read"),
+    "programs are long": (["programs"], [PROGRAM | {"operations": "add " * 131_072}] * 2, "at most 262144 are read"),
     "a form is there twice": (["forms"], [ROW, ROW], "twice"),
     "a word is unknown": (["forms", 0, "form", "epilogue"], "tanh", "unknown epilogue"),
     "a type is unknown": (["forms", 0, "form", "a"], "bf17", "unknown element type"),
     "batched is a number": (["forms", 0, "form", "batched"], 1, "batched must be true or false"),
     "a function is not there": (["forms", 0, "functions", 0, 0], "gone", "not in the archive for 'sm_90a'"),
     "a function is for another target": (["forms", 0, "target"], "sm_100a", "not in the archive for 'sm_100a'"),
+    "a target is a list": (["forms", 0, "target"], ["sm_90a"], "unknown target"),
+    "a target is unknown": (["forms", 0, "target"], "sm90", "unknown target"),
     "a function is there twice": (["forms", 0, "functions", 0, 0], "many", "each once"),
     "a function is a word": (["forms", 0, "functions", 0], "few", "a function is"),
     "a multiple is 0": (["forms", 0, "functions", 0, 1], 0, "no positive integers"),

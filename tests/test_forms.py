@@ -1,0 +1,403 @@
+"""What `aot ls`, `show`, `verify` and `build` say of archives that serve forms at any N and K."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot import build, form_checks, forms, launch_checks, verify
+from aot.evaluation import Budget
+from runtime import native
+from runtime.archive import Archive
+from runtime.costs import CostProgram
+from runtime.gpus import Gpu
+from runtime.record import Record
+from runtime.universal import Universal
+
+from .command_line import Run
+from .recording_driver import entry, signature
+from .test_universal_runtime import FORM, MOST, NAMES, PROGRAM, RECORDS, ROW, TABLE, of, write
+
+FORM_NAME = "bf16_bf16_bf16_f32_none_n*_k*"
+KEY = "bf16_bf16_bf16_f32_none_n520_k512"
+Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """One form of four functions, and an entry served by one of them."""
+    write(tmp_path / "forms.aot", [entry(signature(512, 512), [(None, "few")])])
+    return tmp_path / "forms.aot"
+
+
+def changed(folder: Path, change: Change, rows: list[dict[str, Any]] = []) -> Path:  # noqa: B006
+    obj = copy.deepcopy(TABLE)
+    change(obj)
+    write(folder / "changed.aot", rows, obj)
+    return folder / "changed.aot"
+
+
+def checks(path: Path, subject: str) -> list[verify.Finding]:
+    """The findings whose subjects begin so."""
+    with Archive.open(path) as opened:
+        return [finding for finding in verify.verify(opened) if finding.subject.startswith(subject)]
+
+
+def failed(path: Path) -> list[verify.Finding]:
+    """The failed checks but those of cubins, which are made up."""
+    return [finding for finding in checks(path, "") if not finding.ok and not finding.subject.startswith("function ")]
+
+
+# --- ls ---
+
+
+def test_ls_lists_each_form_after_the_entries(run: Run, archive: Path) -> None:
+    lines = [line.split() for line in run("ls", archive).out.splitlines()]
+    of_form = [FORM_NAME, "sm_90a", "4", "8,", "8", "NVIDIA", "H200"]
+    assert lines.index(of_form) > next(i for i, line in enumerate(lines) if line[:1] == [of(512).key()])
+    assert not any("other" in line for line in lines)
+    assert lines[-1][:4] == ["4", "functions", "for", "sm_90a:"]
+
+
+def test_ls_as_json_has_the_forms_and_no_function_of_theirs(run: Run, archive: Path) -> None:
+    found = json.loads(run("ls", archive, "--json").out)
+    assert found["forms"] == [
+        {
+            "form": FORM_NAME,
+            "words": FORM,
+            "target": "sm_90a",
+            "functions": 4,
+            "multiples": [{"n": 8, "k": 8}],
+            "most_n": MOST,
+            "checked_on": ["NVIDIA H200"],
+        }
+    ]
+    assert found["functions"] == []
+    assert found["totals"]["functions"] == 4
+
+
+def test_ls_of_forms_alone_says_that_they_ran_nowhere(run: Run, tmp_path: Path) -> None:
+    path = changed(tmp_path, lambda obj: obj.update(checked_on=[]))
+    result = run("ls", path)
+    assert (result.status, result.err) == (0, "")
+    first, second, *_ = result.out.splitlines()
+    assert first.split() == [
+        "any",
+        "N",
+        "and",
+        "K",
+        "target",
+        "functions",
+        "multiples",
+        "of",
+        "N,",
+        "K",
+        "checked",
+        "on",
+    ]
+    assert second.endswith("  never run")
+
+
+def test_ls_gives_each_pair_of_multiples_that_no_other_function_takes(run: Run, tmp_path: Path) -> None:
+    def change(obj: dict[str, Any]) -> None:
+        for function, (n, k) in zip(
+            obj["forms"][0]["functions"], ((8, 64), (64, 8), (16, 128), (128, 16)), strict=True
+        ):
+            function[1:3] = [n, k]
+
+    assert "  8, 64 or 64, 8  " in run("ls", changed(tmp_path, change)).out
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ({"batched": True}, "bf16_bf16_bf16_f32_none_n*_k*_b*"),
+        ({"epilogue": "swiglu", "overlap": "weights"}, "bf16_bf16_bf16_f32_swiglu_n*_k*_weights"),
+        ({"scaling": "block", "b_major": "n"}, "bf16_bf16_bf16_f32_none_n*_k*_block_n-major"),
+    ],
+)
+def test_a_form_is_named_as_the_keys_of_its_signatures(words: dict[str, Any], name: str) -> None:
+    table = Universal.from_json(TABLE | {"forms": [ROW | {"form": FORM | words}]}, dict.fromkeys(NAMES, "sm_90a"))
+    ((key, form),) = table.forms
+    row = forms.FormRow(key[:-2], key[-2], form, 0)
+    assert row.name == name
+    assert row.to_json() == FORM | words
+    made = row.signature(512, 64).key()
+    assert made == name.replace("n*", "n512").replace("k*", "k64").replace("b*", "b2")
+
+
+def test_a_malformed_table_is_an_error(run: Run, tmp_path: Path) -> None:
+    path = changed(tmp_path, lambda obj: obj.update(programs=[]))
+    for command in (["ls", path], ["show", path, KEY]):
+        result = run(*command)
+        assert (result.status, result.out) == (2, "")
+        assert "universal table: form 0: program must be one of the 0 there are" in result.err
+
+
+# --- show ---
+
+
+def test_show_predicts_for_a_signature_that_no_entry_has(run: Run, archive: Path) -> None:
+    out = run("show", archive, KEY).out
+    assert out.startswith(f"{KEY} on sm_90a: predicted for NVIDIA H200 (132 SMs, 4917 GB/s), not measured\n")
+    assert "takes: a bf16 (M, 512), b bf16 (520, 512), d bf16 (M, 520)\n" in out
+    assert "functions that can compute it: 3, checked on NVIDIA H200\n" in out
+    assert "equal bits at every M: many\n" in out
+    rows = [line.split() for line in out[out.index("predicted us") :].splitlines()[1:]]
+    assert rows == [
+        ["1", "101.0", "few"],
+        ["16", "116.0", "few"],
+        ["64", "156.4", "many"],
+        ["256", "175.6", "many"],
+        ["1024", "1.0", "shared"],
+        ["4096", "1.0", "shared"],
+    ]
+
+
+def test_show_predicts_for_exactly_the_rows_asked_for(run: Run, archive: Path) -> None:
+    found = json.loads(run("show", archive, KEY, "--m", 70, "--m", 3, "--m", 70, "--json").out)
+    (of_key,) = found["predicted"]
+    assert of_key["choices"] == [{"m": 70, "function": "many", "us": 157.0}, {"m": 3, "function": "few", "us": 103.0}]
+    assert (of_key["state"], of_key["functions"], of_key["checked_on"]) == ("predicted", 3, ["NVIDIA H200"])
+    assert of_key["gpu"] == {"name": "NVIDIA H200", "multiprocessors": 132, "memory_gbps": 4917}
+
+
+def test_show_predicts_for_the_kind_that_the_functions_were_checked_on(run: Run, tmp_path: Path) -> None:
+    """Where the archive has its rates; a program of SMs alone shows which kind it was."""
+    kind = Gpu("NVIDIA H20", 78, 4000)
+    rows = [entry(signature(512, 512), [(None, "few")], gpu=kind)]
+    by_sms = PROGRAM | {"operations": "", "operands": [], "results": [4, 4, 4, 4]}
+    for checked, sms in (("NVIDIA H20", 78), ("NVIDIA L4", 132), ("NVIDIA H200", 132)):
+        fields: dict[str, Any] = {"checked_on": [checked], "programs": [by_sms]}
+        write(tmp_path / "kind.aot", rows, TABLE | fields)
+        (found,) = json.loads(run("show", tmp_path / "kind.aot", KEY, "--json").out)["predicted"]
+        assert (found["gpu"]["multiprocessors"], found["choices"][0]["us"]) == (sms, sms)
+
+
+def test_show_of_an_entry_or_a_function_is_what_it_was(run: Run, archive: Path) -> None:
+    assert list(json.loads(run("show", archive, of(512).key(), "--json").out)) == ["gemm"]
+    assert list(json.loads(run("show", archive, "few", "--json").out)) == ["function"]
+    for name in (of(512).key(), "few"):
+        result = run("show", archive, name, "--m", 3)
+        assert (result.status, result.out) == (2, "")
+        assert "--m is for what is predicted; leave it out" in result.err
+
+
+@pytest.mark.parametrize(
+    "name", ["bf16_bf16_bf16_f32_none_n12_k512", "bf16_bf16_bf16_f32_silu_n512_k512", "fewer", "x" * 9]
+)
+def test_show_of_what_no_form_can_compute_suggests_the_nearest(run: Run, archive: Path, name: str) -> None:
+    result = run("show", archive, name)
+    assert (result.status, result.out) == (2, "")
+    assert f"has no function, signature or gemm '{name}'" in result.err
+    assert ("did you mean 'few'?" in result.err) is (name == "fewer")
+
+
+def test_a_time_that_is_no_number_is_shown_as_none(run: Run, tmp_path: Path) -> None:
+    of_zero = PROGRAM | {"constants": [0], "operations": "div", "operands": [0, 6], "results": [7] * 4}
+    path = changed(tmp_path, lambda obj: obj.update(programs=[of_zero]))
+    (found,) = json.loads(run("show", path, KEY, "--json").out)["predicted"]
+    assert {choice["us"] for choice in found["choices"]} == {None}
+    assert run("show", path, KEY).status == 0
+
+
+# --- verify ---
+
+
+def test_verify_holds_forms_against_records_and_evaluates_their_costs(archive: Path) -> None:
+    assert failed(archive) == []
+    assert checks(archive, "universal table") == [verify.Finding("universal table", True, "1 forms, 1 cost programs")]
+    assert checks(archive, "form ") == [verify.Finding(f"form {FORM_NAME} on sm_90a", True, "4 functions")]
+    problems = len(form_checks.ROWS) * 3 * 3 * len(form_checks.GPUS)
+    assert checks(archive, "costs of form") == [
+        verify.Finding(f"costs of form {FORM_NAME} on sm_90a", True, f"{problems} problems")
+    ]
+    details = {finding.subject: finding.detail for finding in checks(archive, "launches of")}
+    assert details["launches of many"] == "6 shapes"
+    assert details["launches of few"] == "9 shapes", "those of its entry too"
+
+
+def _bias(obj: dict[str, Any]) -> None:
+    obj["forms"][0]["form"]["epilogue"] = "bias"
+
+
+def _shared_is_invariant(obj: dict[str, Any]) -> None:
+    obj["forms"][0]["functions"][3][4] = 1
+
+
+def _takes_no_n(obj: dict[str, Any]) -> None:
+    obj["forms"][0]["functions"][2][1:4] = [1024, 8, 1000]
+
+
+def _program(**fields: Any) -> Change:
+    return lambda obj: obj["programs"][0].update(fields)
+
+
+WRONG: dict[str, tuple[Change, str, str]] = {
+    "operands": (_bias, "form", "does not take the tensors of this GEMM (a, b, d, bias) but (a, b, d); build the"),
+    "invariant": (
+        _shared_is_invariant,
+        "form",
+        "function shared is to give equal bits at every M, but takes the workspace",
+    ),
+    "no N": (_takes_no_n, "form", "function wide takes no N or no K: multiples of 1024 up to 1000"),
+    "zero": (
+        _program(constants=[100, 150, 10, 0, 1000]),
+        "costs of form",
+        "function wide is said to take 0.0 us at M = 1, N = 4096,",
+    ),
+    "negative": (
+        _program(constants=[-100, 150, 10, 1, 1000]),
+        "costs of form",
+        "function few is said to take -99.0 us at M = 1,",
+    ),
+    "infinite": (
+        _program(constants=[100, 150, 0, 1, 1000]),
+        "costs of form",
+        "function many is said to take inf us at M = 1,",
+    ),
+    "too few": (_program(results=[11]), "costs of form", "its cost program gives 1 times for 4 functions"),
+    "damaged": (_program(operations="add div add pow"), "costs of form", "its cost program: unknown operation 'pow'"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_verify_fails_once_and_names_the_form(tmp_path: Path, what: str) -> None:
+    change, subject, message = WRONG[what]
+    path = changed(tmp_path, change)
+    (found,) = failed(path)
+    name = FORM_NAME.replace("none", "bias") if what == "operands" else FORM_NAME
+    assert found.subject == f"{subject} {name} on sm_90a"
+    assert found.detail.startswith(f"form {name} on sm_90a: ")
+    assert message in found.detail
+
+
+def test_verify_of_a_table_that_cannot_be_read_fails_once(run: Run, tmp_path: Path) -> None:
+    path = changed(tmp_path, lambda obj: obj["forms"][0].update(target="sm_80"))
+    (found,) = failed(path)
+    assert found.subject == "universal table"
+    assert "form 0: function 'few' is not in the archive for 'sm_80'" in found.detail
+
+
+def test_verify_takes_no_time_of_a_problem_that_a_function_does_not_compute(tmp_path: Path) -> None:
+    """ "wide" takes N up to 4096, and its time is infinite beyond."""
+    beyond = PROGRAM | {
+        "constants": [100, 150, 10, 1, 1000, 0, 4096],
+        "operations": "add div add select div select",  # from place 13
+        "operands": [0, 6, 0, 8, 14, 7, 0, 10, 10, 9, 9, 11, 1, 12, 9, 17],
+        "results": [13, 15, 18, 16],
+    }
+    assert failed(changed(tmp_path, lambda obj: obj.update(programs=[beyond]))) == []
+
+
+def test_verify_launches_the_least_and_large_extents_of_each_function(tmp_path: Path) -> None:
+    """Multiples that a record does not allow are refused: its N and K must be multiples of 8."""
+    path = changed(tmp_path, lambda obj: obj["forms"][0]["functions"][0].__setitem__(1, 4))
+    (found,) = failed(path)
+    assert found.subject == "launches of few"
+    assert f"refuses every shape of bf16_bf16_bf16_f32_none_n4_k8, of the form {FORM_NAME} on sm_90a" in found.detail
+
+
+def test_a_sample_that_an_entry_has_is_launched_for_the_entry_alone() -> None:
+    record = RECORDS[0]
+    of_form = {of(8): "a form"}
+    found = launch_checks.check(record, Record.from_json(record), {of(8): [5]}, Budget(0), of_form)
+    assert found.launched == 4
+    assert launch_checks.check(record, Record.from_json(record), {}, Budget(0), of_form).launched == 3
+
+
+def test_samples_are_of_even_n_where_there_is_a_gate() -> None:
+    gated = TABLE | {"forms": [ROW | {"form": FORM | {"epilogue": "swiglu"}, "functions": [["few", 3, 1, 500, 1]]}]}
+    ((key, form),) = Universal.from_json(gated, dict.fromkeys(NAMES, "sm_90a")).forms
+    least, large = form_checks.samples(forms.FormRow(key[:-2], key[-2], form, 0), form.functions[0])
+    assert (least.n, least.k) == (6, 1)
+    assert (large.n, large.k) == (498, form_checks.LARGE_K)
+
+
+@pytest.mark.skipif(native.costs is None, reason="runtime._native was not built")
+def test_native_code_and_python_that_disagree_are_told_of(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = CostProgram.from_json
+
+    def other(obj: Any, inputs: int, where: str, in_python: bool = False) -> CostProgram:
+        return read(obj | {"constants": [101, 150, 10, 1, 1000]} if in_python else obj, inputs, where, in_python)
+
+    monkeypatch.setattr(CostProgram, "from_json", other)
+    (found,) = failed(archive)
+    assert "native code and Python disagree on its times at (1, 8, 8, 1, 132, 4917); report this" in found.detail
+
+
+def test_times_are_evaluated_within_the_budget(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four operations and five constants are nine steps for each problem, and sixteen times that to read."""
+    monkeypatch.setattr(verify, "Budget", lambda size: _Few(size, 16 * 9 + 9 * 7))
+    (found,) = checks(archive, "costs of form")
+    assert found.detail == f"7 problems, {len(form_checks.ROWS) * 18 - 7} left out"
+    (warned,) = checks(archive, "costs left out")
+    assert f"the times of 1 forms, first {FORM_NAME} on sm_90a, were not evaluated for every problem" in warned.warning
+
+
+class _Few(Budget):
+    """A budget of so many steps."""
+
+    def __init__(self, file_bytes: int, steps: int) -> None:
+        super().__init__(file_bytes)
+        self.take(self.most_steps - steps)
+
+
+def test_a_program_is_read_once_for_all_of_its_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, asked = CostProgram.from_json, []
+
+    def counted(*given: Any, **more: Any) -> CostProgram:
+        asked.append(given)
+        return read(*given, **more)
+
+    def change(obj: dict[str, Any]) -> None:
+        obj["forms"].append(ROW | {"form": FORM | {"overlap": "weights"}})
+
+    monkeypatch.setattr(CostProgram, "from_json", counted)
+    path = changed(tmp_path, change)
+    assert failed(path) == []
+    assert len(asked) == 2, "in native code and in Python"
+    asked.clear()
+    with Archive.open(path) as opened:
+        table = forms.read(opened)
+    assert table is not None
+    assert len({id(form.costs) for _, form in table.forms}) == len(asked) == 1
+
+
+# --- build ---
+
+
+def test_a_build_replaces_forms_that_ran_nowhere(run: Run, folder: Path, tmp_path: Path) -> None:
+    out = changed(tmp_path, lambda obj: obj.update(checked_on=[]))
+    arguments = ["build", folder / "tiny.yaml", "--candidates", 1, "--cache", folder / "cache", "--no-tune"]
+    assert run(*arguments, "-o", out).status == 0
+    assert out.read_bytes() == (folder / "tiny.aot").read_bytes()
+
+
+def test_a_build_counts_the_forms_of_its_base(run: Run, folder: Path, archive: Path, tmp_path: Path) -> None:
+    arguments = ["build", folder / "tiny.yaml", "--candidates", 1, "--cache", folder / "cache", "--no-tune"]
+    plain = run(*arguments, "-o", tmp_path / "plain.aot")
+    assert "at any N and K" not in plain.out
+    based = run(*arguments, "--base", archive, "-o", tmp_path / "based.aot")
+    assert ", serving 1 form at any N and K, " in based.out
+    again = run(*arguments, "--base", archive, "-o", tmp_path / "again.aot", "--json")
+    assert json.loads(again.out)["forms"] == 1
+
+
+def test_a_build_counts_the_forms_that_it_serves(run: Run, folder: Path, tmp_path: Path) -> None:
+    arguments = ["build", folder / "tiny.yaml", "--universal", "--candidates", 1, "--cache", folder / "cache"]
+    result = run(*arguments, "--no-tune", "-o", tmp_path / "forms.aot", "--json")
+    assert (result.status, json.loads(result.out)["forms"]) == (0, 1)
+    assert checks(tmp_path / "forms.aot", "form ")[0].detail == "1 functions"
+    assert [finding for finding in checks(tmp_path / "forms.aot", "") if not finding.ok] == []
+
+
+def test_a_table_that_readers_refuse_is_not_written() -> None:
+    table = TABLE | {"forms": [None] * 513}
+    with pytest.raises(build.BuildError, match="at most 512 are read; split the manifests over several archives"):
+        build._require_readable(table, {})
