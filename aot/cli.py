@@ -277,7 +277,9 @@ def _tune(source: Path, destination: Path, options: TuneOptions, as_json: bool) 
         raise Stop(f"interrupted; {destination} has what was measured; {rest}", INTERRUPTED)
     if not as_json:
         result = f", {geomean:.3f}x the baseline in the geometric mean" if geomean else ""
-        done = [f"tuned at {_count(len(report.measured), 'point')}{result}"] if report.measured else []
+        done = (
+            [f"tuned at {_count(len(report.measured), 'point')}{result}"] if report.measured or not report.forms else []
+        )
         done += [f"checked {_count(report.forms, 'form')}"] if report.forms else []
         say(f"{destination}: {' and '.join(done)}; `aot ls {destination}` lists them")
     return {

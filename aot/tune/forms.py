@@ -16,9 +16,10 @@ from runtime.archive import Archive
 from runtime.dispatch import Capability, serves
 from runtime.gpus import Gpu
 from runtime.signature import Signature
-from runtime.universal import Form, Universal
+from runtime.universal import Form
 
 from .. import universal
+from ..forms import read
 from ..providers import PROVIDERS, provider
 from ..variants import Variant
 from .halving import Measured
@@ -51,7 +52,7 @@ class TunedForm:
 
 def to_tune(archive: Archive, capability: Capability, gpu: Gpu) -> list[Task]:
     """The forms for this GPU's target, unless the functions of all were checked on its kind before."""
-    table = _table(archive)
+    table = read(archive)
     if table is None or gpu.name in table.checked_on:
         return []
     mine = [(place, form) for place, (_, form) in enumerate(table.forms) if serves(form.target, capability)]
@@ -68,7 +69,7 @@ def to_tune(archive: Archive, capability: Capability, gpu: Gpu) -> list[Task]:
 
 def are_for(archive: Archive, capability: Capability) -> bool:
     """Whether the archive has forms that such a GPU runs."""
-    table = _table(archive)
+    table = read(archive)
     return table is not None and any(serves(form.target, capability) for _, form in table.forms)
 
 
@@ -107,7 +108,7 @@ def table(
     `tuned` has every form that `to_tune` gave, or none: then they are marked as checked on `gpu`, and their estimates
     are corrected by what was measured.
     """
-    there = _table(archive)
+    there = read(archive)
     if there is None:
         return None
     forms, source = [form for _, form in there.forms], archive.table("universal")
@@ -131,13 +132,13 @@ def table(
 
 def names(archive: Archive) -> set[str]:
     """The functions of the archive's forms."""
-    there = _table(archive)
+    there = read(archive)
     return set() if there is None else {f.name for _, form in there.forms for f in form.functions}
 
 
 def tunings(archive: Archive, tuned: Mapping[int, TunedForm]) -> list[tuple[str, Tuned]]:
     """What was found at each signature, with the target, as the history keeps it."""
-    there = _table(archive)
+    there = read(archive)
     found: dict[tuple[str, Signature], Tuned] = {}
     for place, one in tuned.items():
         assert there is not None  # whose forms these are
@@ -161,12 +162,6 @@ def _corrected(
         return row
     lines = universal.corrections(found, signature, alike)
     return universal.row(universal.Chosen(signature, form.target, tuple(found), lines))
-
-
-def _table(archive: Archive) -> Universal | None:
-    if "universal" not in archive.tables:
-        return None
-    return Universal.from_json(archive.table("universal"), archive.functions.targets_by_name())
 
 
 def _group(signature: Signature) -> tuple[Any, ...]:
