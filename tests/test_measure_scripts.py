@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 import itertools
 
 import bench_startup
+import compare_bits
 import launch_all
 import measure_bounds
 import measure_company
@@ -204,3 +205,9 @@ def test_a_sweep_of_nothing_says_so(arguments: list[str]) -> None:
     assert run.returncode != 0
     assert "error: " in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_functions_whose_bits_are_equal_at_every_m_are_a_group() -> None:
+    seen = {"a": ["1", "2"], "b": ["1", "3"], "c": ["1", "2"], "d": ["9", "3"]}
+    assert compare_bits.groups(seen) == [["a", "c"], ["b"], ["d"]]
+    assert compare_bits.groups({}) == []
