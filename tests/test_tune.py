@@ -226,6 +226,19 @@ def test_a_function_that_is_wrong_where_it_is_timed_does_not_serve(source: Path,
     assert report.rejected.keys() == {"wrong"}
 
 
+def test_a_signature_whose_functions_all_turn_out_wrong_after_some_were_timed_is_dropped(
+    source: Path, tmp_path: Path
+) -> None:
+    class Late(SimulatedGpu):
+        def check(self, s: Signature, m: int, names: Any) -> dict[str, str]:
+            return dict.fromkeys(names, "relative error 1.0") if m == 64 and s.n == 1024 else {}
+
+    report = tuned(source, tmp_path / "tuned.aot", Late(by_m, noise=0.0))
+    assert report.rejected.keys() == set(NAMES)
+    assert len(report.unserved) == 3
+    assert not table(tmp_path / "tuned.aot")
+
+
 # --- what comes in between ---
 
 
