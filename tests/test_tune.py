@@ -390,6 +390,24 @@ def test_the_history_says_what_was_seen_and_servers_do_not_read_it(source: Path,
     ]
 
 
+def test_what_is_written_on_the_way_keeps_the_history_of_before(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output may be the input, and the tuning may be killed."""
+    path = tmp_path / "tuned.aot"
+    tuned(source, path)
+    monkeypatch.setattr(run, "_WRITE_EVERY_S", -1.0)
+    with pytest.raises(Killed):
+        tuned(path, path, kind=Gpu("another", 114, 2039), before=interrupt_at(1024, Killed))
+    with Archive.open(path) as archive:
+        assert len(Dispatch.from_json(archive.table("gemm")).entries) == 4
+        assert len(history.tunings(archive)) == 3
+        assert [len(block.blobs) for block in archive.blocks if block.kind == "tables"] == [1, 1, 1]
+    tuned(path, path, kind=Gpu("another", 114, 2039))
+    with Archive.open(path) as archive:
+        assert {row["gpu"] for row in history.tunings(archive)} == {"made up", "another"}
+
+
 def test_no_history_leaves_it_out(source: Path, tmp_path: Path) -> None:
     tuned(source, tmp_path / "tuned.aot", options=TuneOptions(history=False))
     with Archive.open(tmp_path / "tuned.aot") as archive:

@@ -88,8 +88,9 @@ class Writer:
         package = Package()
         package.add_archive(self._archive, sorted(keep))
         for name in self._archive.tables:
-            if name not in ("gemm", "tuning", "universal", history.TABLE):
-                package.set_table(name, self._archive.table(name))
+            kept = name != history.TABLE or (self._options.history and not last)  # the output may be the input
+            if kept and name not in ("gemm", "tuning", "universal"):
+                package.set_table(name, self._archive.table(name), alone=name == history.TABLE)
         if universal is not None:
             package.set_table("universal", universal)
         package.set_table("gemm", tables.gemm_table(rows, self._archive.functions.targets_by_name()))
