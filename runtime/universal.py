@@ -40,11 +40,22 @@ class Function(NamedTuple):
     invariant: bool
 
 
+class _Program:
+    """A cost program of the table, which is read once for all forms that have it."""
+
+    def __init__(self, obj: Any, where: str) -> None:
+        self._obj, self._where = obj, where
+
+    @cached_property
+    def costs(self) -> CostProgram:
+        return CostProgram.from_json(self._obj, len(INPUTS), self._where)
+
+
 class Form:
     """The functions for a form on a target."""
 
     def __init__(
-        self, words: tuple[Any, ...], target: str, functions: tuple[Function, ...], program: Any, where: str
+        self, words: tuple[Any, ...], target: str, functions: tuple[Function, ...], program: _Program, where: str
     ) -> None:
         self._words, self.target, self.functions = words, target, functions
         self._program, self._where = program, where
@@ -61,7 +72,7 @@ class Form:
         Raises:
             RecordError: it is malformed.
         """
-        found = CostProgram.from_json(self._program, len(INPUTS), self._where)
+        found = self._program.costs
         if found.results != len(self.functions):
             raise RecordError(
                 f"{self._where}: its cost program gives {found.results} times for {len(self.functions)} functions; "
@@ -145,7 +156,7 @@ class PredictedEntry:
             times = self._form.costs.evaluate((m, *self._values))
             least = min(times[place] for place in self._places)
             for place in places:
-                losses[place] *= times[place] / least
+                losses[place] *= times[place] / least if least > 0 else 1.0  # no estimate gives 0, but a file may
         return self._form.functions[min(places, key=losses.__getitem__)].name if places else None
 
 
@@ -171,7 +182,8 @@ class Universal:
         """
         where = "universal table"
         obj = _fields(obj, {"checked_on", "forms", "programs"}, where)
-        programs, checked_on = _list(obj["programs"], where), _list(obj["checked_on"], where)
+        programs = [_Program(p, f"{where}: program {i}") for i, p in enumerate(_list(obj["programs"], where))]
+        checked_on = _list(obj["checked_on"], where)
         if not all(isinstance(name, str) and name for name in checked_on):
             _fail(where, f"checked_on must be names of GPUs, found {checked_on!r:.100}")
         if len(_list(obj["forms"], where)) > MAX_UNIVERSAL_FORMS or len(programs) > MAX_UNIVERSAL_FORMS:
@@ -185,6 +197,8 @@ class Universal:
                 _fail(here, f"program must be one of the {len(programs)} there are, found {row['program']!r:.50}")
             used.add(row["program"])
             words = _key(row["form"], here)
+            if not isinstance(row["target"], str):
+                _fail(here, f"target must be a word, found {row['target']!r:.50}")
             key = (*words, row["target"])
             if key in forms:
                 _fail(here, "it is there twice")

@@ -177,6 +177,13 @@ def test_equal_bits_are_of_one_function_that_loses_least_and_shares_no_tiles(
         launched(library(tmp_path, driver, obj=alone, batch_invariant=True), driver, 512, 1)
 
 
+def test_times_of_nothing_are_no_reason_for_equal_bits_to_fail(tmp_path: Path, driver: RecordingDriver) -> None:
+    free = copy.deepcopy(TABLE)
+    free["programs"][0] = {"constants": [0], "operations": "", "operands": [], "results": [6] * 4}
+    lib = library(tmp_path, driver, obj=free, batch_invariant=True)
+    assert launched(lib, driver, 512, 3) == "few"
+
+
 # --- serving ---
 
 
@@ -321,6 +328,7 @@ DAMAGE: dict[str, tuple[Any, Any, str]] = {
     "batched is a number": (["forms", 0, "form", "batched"], 1, "batched must be true or false"),
     "a function is not there": (["forms", 0, "functions", 0, 0], "gone", "not in the archive for 'sm_90a'"),
     "a function is for another target": (["forms", 0, "target"], "sm_100a", "not in the archive for 'sm_100a'"),
+    "a target is a list": (["forms", 0, "target"], ["sm_90a"], "target must be a word"),
     "a function is there twice": (["forms", 0, "functions", 0, 0], "many", "each once"),
     "a function is a word": (["forms", 0, "functions", 0], "few", "a function is"),
     "a multiple is 0": (["forms", 0, "functions", 0, 1], 0, "no positive integers"),
@@ -347,6 +355,14 @@ def test_malformed_table_is_refused_where(what: str) -> None:
         place[path[-1]] = value
     with pytest.raises(RecordError, match=f"universal table.*{message}.*build the archive again"):
         universal(obj)
+
+
+def test_a_program_of_many_forms_is_read_once() -> None:
+    """A file of a few kilobytes may have 512 forms of one program of 8,192 operations, which Python reads in 10 ms."""
+    shared = copy.deepcopy(TABLE)
+    shared["forms"].append(ROW | {"form": FORM | {"overlap": "launch"}})
+    (_, one), (_, other) = universal(shared).forms
+    assert one.costs is other.costs
 
 
 TYPES = st.sampled_from(["bf16", "f16", "e4m3", "f32"])
