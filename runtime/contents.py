@@ -39,6 +39,7 @@ from .universal import PREDICTED, AnyEntry, PredictedEntry, Universal
 from .workspace import Workspaces
 
 _log = logging.getLogger(__name__)
+_UNKNOWN: Any = object()
 _NOWHERE = 1 << 40  # an aligned address for tensors that are planned for before they exist
 
 
@@ -335,14 +336,15 @@ class Contents:
 
     def _predict(self, signature: Signature) -> AnyEntry | None:
         """What the universal table of the last layer that can compute `signature` has for it."""
-        if not self._universals or signature in self._predicted:
-            return self._predicted.get(signature)
-        found: AnyEntry | None = None
-        for layer, universal in self._universals:
+        if not self._universals:
+            return None
+        found: AnyEntry | None = self._predicted.get(signature, _UNKNOWN)  # once: another thread may push it out
+        if found is not _UNKNOWN:
+            return found
+        found = None
+        for _, universal in self._universals:
             predicted = universal.entry(signature, self._driver.compute_capability, self._driver.gpu)
             if predicted is not None:
-                with self._lock:
-                    self._owners[signature, predicted.target] = layer
                 found = predicted.only_invariant() if self._batch_invariant and predicted.invariant else predicted
                 break
         with self._lock:
@@ -396,8 +398,12 @@ class Contents:
 
     def _layer(self, entry: AnyEntry) -> _Layer:
         """The layer that `entry` is from, whose functions it names."""
-        if not self._owners:
+        if len(self._layers) == 1:
             return self._layers[0]
+        if entry.state == PREDICTED:  # of any N and K, too many to be kept
+            capability = self._driver.compute_capability
+            owners = (layer for layer, of in self._universals if of.form(entry.signature, capability) is not None)
+            return next(owners, self._layers[0])
         return self._owners.get((entry.signature, entry.target), self._layers[0])
 
     def _function(self, entry: AnyEntry, name: str) -> Function:
@@ -412,6 +418,8 @@ class Contents:
                     f"{layer.archive.path}: the gemm table has {name} for {entry.signature.key()}, but it {mismatch}; "
                     "build the archive again"
                 )
+            if len(self._matched) >= MAX_PLANS:  # a universal table has signatures without end
+                self._matched.clear()
             self._matched.add(match)
         if self._batch_invariant and (shared := workspaces_of(function.record)):
             raise RecordError(

@@ -216,7 +216,13 @@ class Universal:
         return tuple(self._forms.items())
 
     def entry(self, signature: Signature, capability: tuple[int, int], gpu: Gpu) -> PredictedEntry | None:
-        """What is served for `signature` on a GPU, by the form that relies on most of the overlap it promises.
+        """What is served for `signature` on a GPU, by the form that `form` finds; None if it finds none."""
+        found = self.form(signature, capability)
+        machine = gpu.multiprocessors, gpu.memory_gbps or _USUAL_MEMORY_GBPS
+        return None if found is None else PredictedEntry(signature, found, machine)
+
+    def form(self, signature: Signature, capability: tuple[int, int]) -> Form | None:
+        """Of the forms for `signature` on such a GPU the one that relies on most of the overlap it promises.
 
         None if no form for a target that the GPU runs, or no function of it, can compute the signature.
         """
@@ -227,8 +233,7 @@ class Universal:
             for overlap in reversed(OVERLAPS[: OVERLAPS.index(signature.overlap) + 1]):
                 form = self._forms.get((*words, overlap, signature.batch > 1, target))
                 if form is not None and any(_takes(f, signature) for f in form.functions):
-                    machine = gpu.multiprocessors, gpu.memory_gbps or _USUAL_MEMORY_GBPS
-                    return PredictedEntry(signature, form, machine)
+                    return form
         return None
 
     def functions(self, capability: tuple[int, int]) -> list[str]:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aot.pack import Package
-from runtime import KernelMiss, Library, RecordError, native
+from runtime import KernelMiss, Library, RecordError, contents, function, native
 from runtime.contents import open_archives
 from runtime.gpus import Gpu
 from runtime.routing import choose
@@ -171,8 +171,8 @@ def test_equal_bits_are_of_one_function_that_loses_least_and_shares_no_tiles(
     lib = library(tmp_path, driver, batch_invariant=True)
     assert {launched(lib, driver, 512, m) for m in (1, 50, 4000)} == {"many"}
     alone = copy.deepcopy(TABLE)
-    for function in alone["forms"][0]["functions"]:
-        function[-1] = 0
+    for row in alone["forms"][0]["functions"]:
+        row[-1] = 0
     with pytest.raises(KernelMiss, match="no function that serves every M with equal bits"):
         launched(library(tmp_path, driver, obj=alone, batch_invariant=True), driver, 512, 1)
 
@@ -215,6 +215,33 @@ def test_of_two_universal_tables_the_last_serves(tmp_path: Path, driver: Recordi
     driver.kernels |= write(tmp_path / "last.aot", obj=swapped)
     lib = Library(open_archives([tmp_path / "base.aot", tmp_path / "last.aot"]), driver)
     assert launched(lib, driver, 512, 3) == "many"
+
+
+def test_signatures_without_end_take_no_memory_without_end(
+    tmp_path: Path, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (function, contents):
+        monkeypatch.setattr(module, "MAX_PLANS", 8)
+    driver.kernels |= write(tmp_path / "base.aot") | write(tmp_path / "last.aot")
+    lib = Library(open_archives([tmp_path / "base.aot", tmp_path / "last.aot"]), driver)
+    for n in range(8, 8 * 30, 8):
+        assert launched(lib, driver, n, 3) == "few"
+    now = lib._now
+    assert max(map(len, (now._predicted, now._matched, now._owners, now.plans))) <= 8
+    assert now._layer(lib.entry(of(8))).archive.path == str(tmp_path / "last.aot")
+
+
+def test_a_prediction_that_is_pushed_out_while_it_is_looked_up_is_made_again(
+    tmp_path: Path, driver: RecordingDriver
+) -> None:
+    class Pushed(dict[Any, Any]):
+        def __contains__(self, key: object) -> bool:
+            return super().__contains__(key) and (self.pop(key), True)[1]
+
+    lib = library(tmp_path, driver)
+    launched(lib, driver, 512, 3)
+    lib._now._predicted = Pushed(lib._now._predicted)
+    assert launched(lib, driver, 512, 70) == "many"
 
 
 def test_what_the_model_chose_is_refused_where_tuned_is_required(tmp_path: Path, driver: RecordingDriver) -> None:
