@@ -323,16 +323,20 @@ class Contents:
 
     def _lookup(self, signature: Signature) -> AnyEntry:
         """What serves `signature`, whatever the options say of it; raises as `entry` does."""
-        table, driver = self._gemm_table(), self._driver
-        found = table.choose(signature, driver.compute_capability, driver.gpu) or self._predict(signature)
+        found = self._find(signature)
         if found is None:
-            why = table.explain(signature, driver.compute_capability)
+            why = self._gemm_table().explain(signature, self._driver.compute_capability)
             if self._universals:
                 why += (
                     "\nand no universal table has a form with these types and words whose functions take this N and K"
                 )
             raise KernelMiss(why)
         return found
+
+    def _find(self, signature: Signature) -> AnyEntry | None:
+        """What `_lookup` finds, or None."""
+        driver = self._driver
+        return self._gemm_table().choose(signature, driver.compute_capability, driver.gpu) or self._predict(signature)
 
     def _predict(self, signature: Signature) -> AnyEntry | None:
         """What the universal table of the last layer that can compute `signature` has for it."""
@@ -532,7 +536,9 @@ class Contents:
         any_shape = self._universal_functions() if asked.only is None else []
         tokens: Sequence[int] = asked.tokens
         in_all = asked.besides(self.preloaded)
-        signatures = sum(map(in_all.covers, {entry.signature for entry in (*there, *entries)}))
+        keys = {entry.signature.key() for entry in (*there, *entries)}
+        keys |= self.preloaded.only or set() if self.preloaded else set()  # what was predicted is not all `there`
+        signatures = len(keys if in_all.only is None else keys & in_all.only)
         # A plan has a key of its own, one for tensors of torch, and one for torch's calls once there was one.
         most = MAX_PLANS // max(signatures * (3 if sys.modules.get("torch") else 1), 1)
         if len(in_all.tokens) > most and not as_many_as_fit:
@@ -600,8 +606,8 @@ class Contents:
         entries = [entry for entry in there if asked.covers(entry.signature)]
         named = {entry.signature.key() for entry in entries}
         others = (Signature.of_key(key) for key in sorted((asked.only or frozenset()) - named))
-        predicted = (self._predict(signature) for signature in others if signature is not None)
-        entries += [entry for entry in predicted if entry is not None and self._allows(entry)]
+        found = (self._find(signature) for signature in others if signature is not None)
+        entries += [entry for entry in found if entry is not None and self._allows(entry)]
         if missing := sorted((asked.only or frozenset()) - {entry.signature.key() for entry in entries}):
             what = f"{self.path} cannot preload {', '.join(missing)}: it has no such entry for this GPU"
             what += f" that is {self._require}" if self._require else ""

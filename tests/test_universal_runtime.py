@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aot.pack import Package
-from runtime import KernelMiss, Library, RecordError, contents, function, native
+from runtime import ArgumentError, KernelMiss, Library, RecordError, contents, function, native
 from runtime.contents import open_archives
 from runtime.gpus import Gpu
 from runtime.routing import choose
@@ -317,6 +317,27 @@ def test_preload_of_a_signature_loads_what_is_best_somewhere(
     assert launched(lib, driver, 1024, 3) == "wide", "others go on being loaded when they are first asked for"
     with pytest.raises(KernelMiss, match="cannot preload"):
         lib.preload(only=[of(20)])
+
+
+def test_preload_promises_no_prediction_where_an_entry_wins_that_is_refused(
+    tmp_path: Path, driver: RecordingDriver
+) -> None:
+    """The entry names no function for equal bits, the form has one, and a call is a miss all the same."""
+    lib = library(tmp_path, driver, [entry(signature(512, K), [(None, "few")])], batch_invariant=True)
+    with pytest.raises(KernelMiss, match=r"cannot preload.*with a function for equal bits"):
+        lib.preload(only=[of(512)])
+    assert lib.preload(only=[of(520)]) == ("many",)
+
+
+def test_plans_of_what_was_predicted_count_among_those_that_are_kept(
+    tmp_path: Path, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lib = library(tmp_path, driver)
+    monkeypatch.setattr(contents, "MAX_PLANS", 3 * 7)
+    lib.preload(range(1, 4), only=[of(512)])
+    with pytest.raises(ArgumentError, match=r"4 M values for 2 signatures .* give fewer, 3 in all"):
+        lib.preload(range(1, 5), only=[of(520)])
+    lib.preload(range(1, 4), only=[of(520)])
 
 
 def test_reload_keeps_to_what_was_preloaded(tmp_path: Path, driver: RecordingDriver) -> None:
