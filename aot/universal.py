@@ -122,7 +122,7 @@ def choices_of(variant: Variant) -> tuple[str, str, Any]:
 
 def table(chosen: Sequence[Chosen]) -> dict[str, Any]:
     """The table "universal", as `runtime.universal` reads it, of functions that were never run."""
-    return assemble([row(c) for c in chosen], [])
+    return assemble([row(c) for c in chosen], {})
 
 
 def row(chosen: Chosen) -> Row:
@@ -154,12 +154,17 @@ def without(of: Row, names: Collection[str]) -> Row | None:
     return words | {"functions": functions}, costs | {"results": results}
 
 
-def assemble(rows: Sequence[Row], checked_on: Sequence[str]) -> dict[str, Any]:
-    """The table of these rows, whose functions were checked on these kinds of GPU; equal programs are there once."""
+def assemble(rows: Sequence[Row], checked_on: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The table of these rows, whose functions were checked, by target, on these kinds of GPU; equal programs are there
+    once."""
     programs: dict[bytes, int] = {}
     numbers = [programs.setdefault(canonical.dumps(costs), len(programs)) for _, costs in rows]
     forms = [words | {"program": number} for (words, _), number in zip(rows, numbers, strict=True)]
-    return {"checked_on": list(checked_on), "forms": forms, "programs": [canonical.loads(p) for p in programs]}
+    return {
+        "checked_on": {t: list(names) for t, names in checked_on.items()},
+        "forms": forms,
+        "programs": [canonical.loads(p) for p in programs],
+    }
 
 
 def _is_invariant(variant: Variant) -> int:

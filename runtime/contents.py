@@ -369,7 +369,8 @@ class Contents:
         if entry.state != PREDICTED:
             return ()
         layer = self._layer(entry)
-        return next((universal.checked_on for owner, universal in self._universals if owner is layer), ())
+        table = next((universal for owner, universal in self._universals if owner is layer), None)
+        return () if table is None else table.checked_on.get(entry.target, ())
 
     def _refuse(self, entry: AnyEntry) -> None:
         if self._require not in (None, entry.state):

@@ -164,9 +164,9 @@ AnyEntry = Entry | PredictedEntry  # what a library serves
 
 
 class Universal:
-    """The table, checked. `checked_on` names the kinds of GPU on which every function was found right."""
+    """The table, checked. `checked_on` names, by target, the kinds of GPU on which every function was found right."""
 
-    def __init__(self, forms: dict[tuple[Any, ...], Form], checked_on: tuple[str, ...]) -> None:
+    def __init__(self, forms: dict[tuple[Any, ...], Form], checked_on: Mapping[str, tuple[str, ...]]) -> None:
         self._forms, self.checked_on = forms, checked_on
         self._targets = {form.target for form in forms.values()}
 
@@ -183,9 +183,6 @@ class Universal:
         where = "universal table"
         obj = _fields(obj, {"checked_on", "forms", "programs"}, where)
         programs = [_Program(p, f"{where}: program {i}") for i, p in enumerate(_list(obj["programs"], where))]
-        checked_on = _list(obj["checked_on"], where)
-        if not all(isinstance(name, str) and name for name in checked_on):
-            _fail(where, f"checked_on must be names of GPUs, found {checked_on!r:.100}")
         if len(_list(obj["forms"], where)) > MAX_UNIVERSAL_FORMS or len(programs) > MAX_UNIVERSAL_FORMS:
             _fail(where, f"has {len(obj['forms'])} forms, at most {MAX_UNIVERSAL_FORMS} are read")
         forms: dict[tuple[Any, ...], Form] = {}
@@ -208,7 +205,7 @@ class Universal:
             forms[key] = Form(words, row["target"], functions, programs[row["program"]], here)
         if used != set(range(len(programs))):
             _fail(where, "a program is used by no form")
-        return cls(forms, tuple(checked_on))
+        return cls(forms, _checked_on(obj["checked_on"], {form.target for form in forms.values()}, where))
 
     @property
     def forms(self) -> tuple[tuple[tuple[Any, ...], Form], ...]:
@@ -261,6 +258,15 @@ def _key(obj: Any, where: str) -> tuple[Any, ...]:
     except RecordError as error:
         _fail(where, str(error))
     return (*words.values(), obj["batched"])
+
+
+def _checked_on(obj: Any, targets: set[str], where: str) -> dict[str, tuple[str, ...]]:
+    if not isinstance(obj, dict) or not obj.keys() <= targets:
+        _fail(where, f"checked_on must map targets of its forms to names of GPUs, found {obj!r:.100}")
+    for names in obj.values():
+        if not all(isinstance(name, str) and name for name in _list(names, where)):
+            _fail(where, f"checked_on must have names of GPUs, found {names!r:.100}")
+    return {target: tuple(names) for target, names in obj.items()}
 
 
 def _function(obj: Any, target: Any, targets: Mapping[str, str], where: str) -> Function:

@@ -87,7 +87,7 @@ def test_all_functions_are_checked_and_marked_so(source: Path, tmp_path: Path, c
     report = tuned(source, tmp_path / "tuned.aot", gpu(chosen), done=done)
     assert isinstance(report, TuneReport)
     assert (report.forms, report.measured, report.rejected) == (2, [], {})
-    assert read(tmp_path / "tuned.aot").checked_on == ("made up",)
+    assert read(tmp_path / "tuned.aot").checked_on == {"sm_90a": ("made up",)}
     for c in chosen:
         mine = [job for job in done if job.signature.epilogue == c.form.epilogue]
         checks = [job for job in mine if not job.m]
@@ -163,10 +163,10 @@ def test_what_was_interrupted_is_not_marked_and_goes_on_later(
             raise KeyboardInterrupt
 
     assert tuned(source, tmp_path / "tuned.aot", gpu(chosen), before=before).interrupted
-    assert read(tmp_path / "tuned.aot").checked_on == ()
+    assert read(tmp_path / "tuned.aot").checked_on == {}
     left: list[Job] = []
     tuned(source, tmp_path / "tuned.aot", gpu(chosen), done=left)
-    assert read(tmp_path / "tuned.aot").checked_on == ("made up",)
+    assert read(tmp_path / "tuned.aot").checked_on == {"sm_90a": ("made up",)}
     assert len(left) == 2 * 3 + 48 - 39
     whole = tmp_path / "whole.aot"
     tuned(source, whole, gpu(chosen))
@@ -181,7 +181,7 @@ def test_what_is_checked_on_a_kind_is_not_checked_again(
     with pytest.raises(TuneError, match="its forms were tuned on this kind of GPU"):
         tuned(tmp_path / "one.aot", tmp_path / "two.aot", gpu(chosen))
     tuned(tmp_path / "one.aot", tmp_path / "two.aot", gpu(chosen), kind=Gpu("another", 114, 2039))
-    assert read(tmp_path / "two.aot").checked_on == ("made up", "another")
+    assert read(tmp_path / "two.aot").checked_on == {"sm_90a": ("made up", "another")}
 
 
 def test_entries_and_forms_are_tuned_together(tmp_path: Path, chosen: list[universal.Chosen]) -> None:
@@ -191,7 +191,7 @@ def test_entries_and_forms_are_tuned_together(tmp_path: Path, chosen: list[unive
     report = tuned(source, tmp_path / "tuned.aot", gpu(chosen))
     assert report.forms == 2
     assert report.measured
-    assert read(tmp_path / "tuned.aot").checked_on == ("made up",)
+    assert read(tmp_path / "tuned.aot").checked_on == {"sm_90a": ("made up",)}
     with Archive.open(tmp_path / "tuned.aot") as archive:
         assert set(names) <= set(archive.functions), "what loses for the entry is the form's still"
         assert archive.table("gemm")["entries"][0]["state"] == "tuned"
@@ -216,6 +216,7 @@ def test_forms_of_other_targets_stay_as_they_are(tmp_path: Path, chosen: list[un
     assert len(names) == len(other)
     report = tuned(tmp_path / "two.aot", tmp_path / "tuned.aot", gpu(chosen))
     assert report.forms == 2
+    assert read(tmp_path / "tuned.aot").checked_on == {"sm_90a": ("made up",)}, "the others ran nowhere"
     with Archive.open(tmp_path / "tuned.aot") as archive:
         after = archive.table("universal")
     kept = after["forms"][2]
@@ -239,12 +240,12 @@ def test_functions_that_no_provider_knows_are_checked_and_keep_their_estimates(
         "program": 0,
     }
     package.set_table("gemm", table([]))
-    package.set_table("universal", {"checked_on": [], "forms": [row], "programs": [costs]})
+    package.set_table("universal", {"checked_on": {}, "forms": [row], "programs": [costs]})
     package.write(tmp_path / "foreign.aot")
     backend = SimulatedGpu(lambda name, s, m: 5.0, wrong=wrong_are("one"))
     assert tuned(tmp_path / "foreign.aot", tmp_path / "tuned.aot", backend).forms == 1
     assert predicted(tmp_path / "tuned.aot", PLAIN).us(3) == {"other": 9.0, kept: 7.0}
-    assert read(tmp_path / "tuned.aot").checked_on == ("made up",)
+    assert read(tmp_path / "tuned.aot").checked_on == {"sm_90a": ("made up",)}
 
 
 def test_the_history_has_the_problems(source: Path, tmp_path: Path, chosen: list[universal.Chosen]) -> None:

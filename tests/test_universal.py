@@ -246,7 +246,7 @@ def test_build_writes_a_table_of_forms_and_no_entries(built: Path) -> None:
         assert archive.table("gemm")["entries"] == []
         assert len(targets) == 2
     assert len(table) == 1
-    assert table.checked_on == ()
+    assert table.checked_on == {}
     for n, k in ((1024, 512), (8, 8), (50_000, 13_824)):
         assert table.entry(dataclasses.replace(PLAIN, n=n, k=k), (9, 0), Gpu("NVIDIA H200", 132, 4917)) is not None
 

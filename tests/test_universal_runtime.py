@@ -63,10 +63,11 @@ ROW: dict[str, Any] = {
     ],
     "program": 0,
 }
-TABLE: dict[str, Any] = {"checked_on": ["NVIDIA H200"], "forms": [ROW], "programs": [PROGRAM]}
+TABLE: dict[str, Any] = {"checked_on": {"sm_90a": ["NVIDIA H200"]}, "forms": [ROW], "programs": [PROGRAM]}
 TARGETS = dict.fromkeys(NAMES, "sm_90a")
 GPU, HOPPER = Gpu("NVIDIA H200", 132, 4917), (9, 0)
 RECORDS = [gemm_record(n) for n in NAMES[:3]] + [gemm_record("shared", workspaces=((4096, None, True),))]
+RECORDS.append(gemm_record("other", target="sm_100a"))
 
 
 def of(n: int, k: int = K, **more: Any) -> Signature:
@@ -252,11 +253,17 @@ def test_what_the_model_chose_is_refused_where_tuned_is_required(tmp_path: Path,
     assert lib.preload() == ()
 
 
-@pytest.mark.parametrize(("checked_on", "warned"), [(["NVIDIA H200"], 0), ([], 1)])
+@pytest.mark.parametrize(
+    ("checked_on", "warned"),
+    [({"sm_90a": ["NVIDIA H200"]}, 0), ({}, 1), ({"sm_90a": []}, 1), ({"sm_100a": ["NVIDIA B200"]}, 1)],
+)
 def test_functions_that_ran_nowhere_are_warned_of_and_left_out_of_models(
-    tmp_path: Path, driver: RecordingDriver, caplog: pytest.LogCaptureFixture, checked_on: list[str], warned: int
+    tmp_path: Path, driver: RecordingDriver, caplog: pytest.LogCaptureFixture, checked_on: Any, warned: int
 ) -> None:
-    lib = library(tmp_path, driver, obj=TABLE | {"checked_on": checked_on})
+    obj = copy.deepcopy(TABLE) | {"checked_on": checked_on}
+    obj["forms"].append(ROW | {"target": "sm_100a", "functions": [["other", 8, 8, MOST, 1]], "program": 1})
+    obj["programs"].append(PROGRAM | {"results": [11]})
+    lib = library(tmp_path, driver, obj=obj)
     with caplog.at_level(logging.WARNING):
         launched(lib, driver, 512, 3)
         launched(lib, driver, 520, 3)
@@ -368,8 +375,10 @@ def test_reload_refuses_a_malformed_program(tmp_path: Path, driver: RecordingDri
 DAMAGE: dict[str, tuple[Any, Any, str]] = {
     "a field is missing": ([], {"forms": [], "programs": []}, "exactly the fields"),
     "a field is unknown": (["forms", 0, "batch"], 1, "exactly the fields"),
-    "checked_on is a word": (["checked_on"], "NVIDIA H200", "must be a list"),
-    "checked_on has no name": (["checked_on"], [""], "must be names"),
+    "checked_on is a list": (["checked_on"], ["NVIDIA H200"], "must map targets of its forms"),
+    "checked_on has another target": (["checked_on"], {"sm_100a": ["NVIDIA B200"]}, "must map targets of its forms"),
+    "checked_on has a word": (["checked_on"], {"sm_90a": "NVIDIA H200"}, "must be a list"),
+    "checked_on has no name": (["checked_on"], {"sm_90a": [""]}, "must have names"),
     "a form is there twice": (["forms"], [ROW, ROW], "twice"),
     "a word is unknown": (["forms", 0, "form", "epilogue"], "tanh", "unknown epilogue"),
     "a type is unknown": (["forms", 0, "form", "a"], "bf17", "unknown element type"),

@@ -50,11 +50,15 @@ class TunedForm:
 
 
 def to_tune(archive: Archive, capability: Capability, gpu: Gpu) -> list[Task]:
-    """The forms for this GPU's target, unless the functions of all were checked on its kind before."""
+    """The forms for this GPU's targets, but those whose functions were checked on its kind before."""
     table = _table(archive)
-    if table is None or gpu.name in table.checked_on:
+    if table is None:
         return []
-    mine = [(place, form) for place, (_, form) in enumerate(table.forms) if serves(form.target, capability)]
+    mine = [
+        (place, form)
+        for place, (_, form) in enumerate(table.forms)
+        if serves(form.target, capability) and gpu.name not in table.checked_on.get(form.target, ())
+    ]
     groups: dict[Any, list[int]] = {}
     for place, form in mine:
         groups.setdefault((form.target, _group(_sample(form))), []).append(place)
@@ -125,8 +129,14 @@ def table(
         if left is not None:
             variants = [known.get(f.name) for f in form.functions if f.name not in rejected] if place in tuned else []
             rows.append(_corrected(left, form, variants, measured))
-    checked_on = dict.fromkeys([*there.checked_on, *([gpu.name] if tuned else [])])
-    return universal.assemble(rows, list(checked_on)) if rows else None
+    left_for, checked_on = (
+        {words["target"] for words, _ in rows},
+        {t: dict.fromkeys(n) for t, n in there.checked_on.items()},
+    )
+    for place in tuned:
+        checked_on.setdefault(forms[place].target, {})[gpu.name] = None
+    kept = {target: list(names) for target, names in checked_on.items() if target in left_for}
+    return universal.assemble(rows, kept) if rows else None
 
 
 def names(archive: Archive) -> set[str]:
