@@ -248,6 +248,37 @@ def test_functions_that_no_provider_knows_are_checked_and_keep_their_estimates(
     assert read(tmp_path / "tuned.aot").checked_on == {"sm_90a": ("made up",)}
 
 
+def foreign(path: Path, functions: Sequence[tuple[str, int, int, int]]) -> Path:
+    package = Package()
+    for name, *_ in functions:
+        package.add_function(gemm_record(name), cubin(name))
+    costs = {"constants": [7], "operations": "", "operands": [], "results": [6] * len(functions)}
+    words = {"a": "bf16", "b": "bf16", "d": "bf16", "accumulator": "f32", "epilogue": "none", "scaling": "none"}
+    form = words | {"b_major": "k", "overlap": "serial", "batched": False}
+    row = {"form": form, "target": "sm_90a", "functions": [[*f, 1] for f in functions], "program": 0}
+    package.set_table("gemm", table([]))
+    package.set_table("universal", {"checked_on": {}, "forms": [row], "programs": [costs]})
+    package.write(path)
+    return path
+
+
+def test_no_function_is_asked_for_more_columns_than_it_takes(tmp_path: Path) -> None:
+    source = foreign(tmp_path / "foreign.aot", [("wide", 8, 8, 1 << 20), ("narrow", 8, 8, 2048)])
+    done: list[Job] = []
+    backend = SimulatedGpu(
+        lambda name, s, m: 5.0, wrong=lambda s, name: "it faults" if name == "narrow" and s.n > 2048 else None
+    )
+    assert tuned(source, tmp_path / "tuned.aot", backend, done=done).rejected == {}
+    assert {job.names for job in done} == {("wide",), ("wide", "narrow")}
+
+
+def test_extents_that_no_problem_is_small_enough_for_end_the_search(tmp_path: Path) -> None:
+    source = foreign(tmp_path / "foreign.aot", [("vast", 1 << 20, 1 << 20, 1 << 30)])
+    with Archive.open(source) as archive:
+        (task,) = forms.to_tune(archive, (9, 0), GPU)
+    assert task.problems == ()
+
+
 def test_the_history_has_the_problems(source: Path, tmp_path: Path, chosen: list[universal.Chosen]) -> None:
     tuned(source, tmp_path / "tuned.aot", gpu(chosen))
     with Archive.open(tmp_path / "tuned.aot") as archive:

@@ -31,6 +31,7 @@ _N, _K = (256, 32_768), (512, 16_384)
 _MOST_FLOPS = 2.0**39  # a launch of about a millisecond, and a reference of about ten
 _CHECKED_AT = (1, 1), (9, 17), (37, 5)  # N and K, in the least extents that all functions take; odd, so tiles hang over
 _LEAST_EXTENT = 64
+_TRIES = 100  # to draw a problem; functions that take only vast extents have none
 
 
 class Task(NamedTuple):
@@ -85,16 +86,16 @@ def tune(task: Task) -> Generator[Job, Answer, TunedForm]:
     """Tune one form: its functions are checked on few extents at many M, then at each problem, where they are timed."""
     found, form = TunedForm(), task.form
 
-    def right() -> tuple[str, ...]:
-        return tuple(f.name for f in form.functions if f.name not in found.rejected)
+    def right(n: int) -> tuple[str, ...]:
+        return tuple(f.name for f in form.functions if f.name not in found.rejected and n <= f.most_n)
 
     n_step, k_step = _multiples(form)
     for n, k in _CHECKED_AT:
-        if names := right():
+        if names := right(n * n_step):
             answer = yield Job(form.signature(n * n_step, k * k_step), names, CHECK_TOKENS)
             found.rejected |= answer.rejected
     for m, n, k in task.problems:
-        if names := right():
+        if names := right(n):
             signature = form.signature(n, k)
             answer = yield Job(signature, names, check=(m,), m=m)
             found.rejected |= answer.rejected
@@ -201,16 +202,21 @@ def _sample(form: Form) -> Signature:
 
 
 def _problems(form: Form, place: int, count: int) -> list[tuple[int, int, int]]:
-    """M, N and K of so many problems, the same each time: log-uniform, M in turns from each regime, none too large."""
+    """M, N and K of so many problems, the same each time: log-uniform, M in turns from each regime, none too large.
+
+    They are fewer where all that functions take is too large.
+    """
     drawn, found = random.Random(place), list[tuple[int, int, int]]()
     steps = [math.lcm(step, _LEAST_EXTENT) for step in _multiples(form)]
 
     def log_uniform(low: int, high: int, step: int = 1) -> int:
         return max(1, round(math.exp(drawn.uniform(math.log(low), math.log(high))) / step)) * step
 
-    while len(found) < count:
+    for _ in range(_TRIES * count):
         m = log_uniform(*_REGIMES[(len(found) + place) % len(_REGIMES)])
         n, k = log_uniform(*_N, steps[0]), log_uniform(*_K, steps[1])
         if form.signature(n, k).flops(m) <= _MOST_FLOPS:
             found.append((m, n, k))
+        if len(found) == count:
+            break
     return found
