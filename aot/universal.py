@@ -20,6 +20,7 @@ from runtime.dtypes import DTYPES
 from runtime.limits import MAX_COST_RESULTS, MAX_GEMM_EXTENT
 from runtime.signature import OVERLAPS, Signature
 
+from .costs import H200, Machine
 from .estimates import CORRECTED_M, Correction, Estimates, program, shares
 from .providers import PROVIDERS, provider
 from .variants import Variant, family_of, unsuited
@@ -196,9 +197,10 @@ def _estimated(form: Signature, target: str) -> list[Variant]:
 
 
 def corrections(
-    variants: Sequence[Variant], form: Signature, measured: Sequence[Measured]
+    variants: Sequence[Variant], form: Signature, measured: Sequence[Measured], machine: Machine = H200
 ) -> dict[Variant, Correction]:
-    """What times say of each variant's estimate that they do not say of all, drawn to 0 where there is little to go by.
+    """What times of a machine say of each variant's estimate for it that they do not say of all, drawn to 0 where there
+    is little to go by.
 
     A variant's mean over all its problems comes first; at each M, what is left is drawn to that. At an M where nothing
     was measured, there is no correction.
@@ -208,7 +210,7 @@ def corrections(
     estimates, places = Estimates(variants), [choices_of(v) for v in variants]
     seen: list[tuple[list[float], dict[int, float]]] = []
     for at in measured:
-        us = estimates.us(dataclasses.replace(form, n=at.n, k=at.k), at.m)
+        us = estimates.us(dataclasses.replace(form, n=at.n, k=at.k), at.m, machine)
         logs = {i: math.log(at.us[p] / us[i]) for i, p in enumerate(places) if p in at.us}
         seen.append((shares(at.m), logs))
     somewhere = [any(counts[i] for counts, _ in seen) for i in range(len(CORRECTED_M))]

@@ -215,8 +215,7 @@ class Universal:
     def entry(self, signature: Signature, capability: tuple[int, int], gpu: Gpu) -> PredictedEntry | None:
         """What is served for `signature` on a GPU, by the form that `form` finds; None if it finds none."""
         found = self.form(signature, capability)
-        machine = gpu.multiprocessors, gpu.memory_gbps or _USUAL_MEMORY_GBPS
-        return None if found is None else PredictedEntry(signature, found, machine)
+        return None if found is None else PredictedEntry(signature, found, machine_of(gpu))
 
     def form(self, signature: Signature, capability: tuple[int, int]) -> Form | None:
         """Of the forms for `signature` on such a GPU the one that relies on most of the overlap it promises.
@@ -237,6 +236,11 @@ class Universal:
         """The functions of all forms that a GPU runs, each once."""
         forms = (form for form in self._forms.values() if serves(form.target, capability))
         return list(dict.fromkeys(f.name for form in forms for f in form.functions))
+
+
+def machine_of(gpu: Gpu) -> tuple[int, int]:
+    """What cost programs take of a GPU: its SMs, and its memory rate or, where the driver does not say, a usual one."""
+    return gpu.multiprocessors, gpu.memory_gbps or _USUAL_MEMORY_GBPS
 
 
 def _takes(function: Function, signature: Signature) -> bool:

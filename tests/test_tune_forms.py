@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from aot import universal
+from aot.costs import Machine
 from aot.estimates import Estimates
 from aot.pack import Package
 from aot.providers import PROVIDERS, provider
@@ -123,6 +124,26 @@ def test_times_correct_the_estimates_of_every_alike_form(
     after = losses(tmp_path / "tuned.aot", chosen, form)
     assert sum(after) / 60 < 0.01
     assert sum(before) / 60 > 5 * sum(after) / 60
+
+
+def test_times_of_another_gpu_correct_estimates_for_that_gpu(
+    tmp_path: Path, chosen: list[universal.Chosen], source: Path
+) -> None:
+    """Here every function takes what is estimated for a GPU of fewer SMs: there is nothing to correct."""
+    small = Gpu("small", 60, 1500)
+    estimates = {v.name(): Estimates([v]) for c in chosen for v in c.variants}
+    machine = Machine(small.multiprocessors, small.memory_gbps)
+
+    def time_of(name: str, s: Signature, m: int) -> float:
+        return 50.0 if name == BASELINE else estimates[name].us(s, m, machine)[0]
+
+    tuned(source, tmp_path / "tuned.aot", SimulatedGpu(time_of, noise=0.0), kind=small)
+    for m, n, k in ((3, 4096, 4096), (100, 8192, 1024), (2000, 3072, 8192)):
+        wanted = dataclasses.replace(PLAIN, n=n, k=k)
+        found = read(tmp_path / "tuned.aot").entry(wanted, (9, 0), small)
+        assert found is not None
+        for name, us in found.us(m).items():
+            assert us == pytest.approx(time_of(name, wanted, m), rel=0.001), (name, m)
 
 
 def test_a_wrong_function_is_in_no_form_and_not_in_the_archive(

@@ -16,9 +16,10 @@ from runtime.archive import Archive
 from runtime.dispatch import Capability, serves
 from runtime.gpus import Gpu
 from runtime.signature import Signature
-from runtime.universal import Form, Universal
+from runtime.universal import Form, Universal, machine_of
 
 from .. import universal
+from ..costs import Machine
 from ..providers import PROVIDERS, provider
 from ..variants import Variant
 from .halving import Measured
@@ -129,15 +130,12 @@ def table(
         left = universal.without((words, source["programs"][row["program"]]), rejected)
         if left is not None:
             variants = [known.get(f.name) for f in form.functions if f.name not in rejected] if place in tuned else []
-            rows.append(_corrected(left, form, variants, measured))
-    left_for, checked_on = (
-        {words["target"] for words, _ in rows},
-        {t: dict.fromkeys(n) for t, n in there.checked_on.items()},
-    )
+            rows.append(_corrected(left, form, variants, measured, Machine(*machine_of(gpu))))
+    checked_on = {target: dict.fromkeys(names) for target, names in there.checked_on.items()}
     for place in tuned:
         checked_on.setdefault(forms[place].target, {})[gpu.name] = None
-    kept = {target: list(names) for target, names in checked_on.items() if target in left_for}
-    return universal.assemble(rows, kept) if rows else None
+    left_for = {words["target"] for words, _ in rows}
+    return universal.assemble(rows, {t: list(checked_on[t]) for t in checked_on if t in left_for}) if rows else None
 
 
 def names(archive: Archive) -> set[str]:
@@ -164,13 +162,14 @@ def _corrected(
     form: Form,
     variants: Sequence[Variant | None],
     measured: Sequence[tuple[Signature, universal.Measured]],
+    machine: Machine,
 ) -> universal.Row:
     """The row with estimates that times of alike forms correct, where all of its functions are known variants."""
     signature, found = _sample(form), [v for v in variants if v is not None]
     alike = [m for s, m in measured if _group(s) == _group(signature)]
     if not alike or not variants or len(found) < len(variants):
         return row
-    lines = universal.corrections(found, signature, alike)
+    lines = universal.corrections(found, signature, alike, machine)
     return universal.row(universal.Chosen(signature, form.target, tuple(found), lines))
 
 
