@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 from collections.abc import Callable, Mapping
@@ -13,7 +14,8 @@ import pytest
 from aot import verify
 from aot.timing import Timing
 from aot.tune import TuneError, TuneOptions, TuneReport, history, run, tune_archive
-from aot.tune.jobs import Job
+from aot.tune.jobs import Answer, Job
+from aot.tune.journal import Journal
 from aot.tune.write import Writer
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch
@@ -326,6 +328,18 @@ def test_a_journal_of_other_options_is_begun_anew(source: Path, tmp_path: Path) 
     jobs: list[Job] = []
     tuned(source, tmp_path / "tuned.aot", options=TuneOptions(repeats=3), done=jobs)
     assert {job.signature.n for job in jobs} == {512, 1024, 2048}
+
+
+def test_answers_of_another_tuning_with_the_same_output_are_none_of_this_one(tmp_path: Path) -> None:
+    """Two at a time append to one file, of which the second wrote the head."""
+    job = Job(Signature.from_json(signature(512, 512)), ("quick",), (1,))
+    one = Journal(tmp_path / "journal", {"archive": "one"})
+    other = Journal(tmp_path / "journal", {"archive": "other"})
+    one.keep(job, Answer())
+    other.keep(dataclasses.replace(job, m=3), Answer())
+    again = Journal(tmp_path / "journal", {"archive": "other"})
+    assert again.answer(job) is None
+    assert again.answer(dataclasses.replace(job, m=3)) is not None
 
 
 @pytest.mark.parametrize("every_s", [-1.0, 60.0])
