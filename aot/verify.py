@@ -14,6 +14,7 @@ from runtime.dispatch import Dispatch, Entry, gemm_mismatch, workspaces_of
 from runtime.errors import AotError, RecordError
 from runtime.record import Record
 from runtime.signature import Signature
+from runtime.universal import Universal
 
 from . import cubin, launch_checks, tables
 from .evaluation import Budget
@@ -64,6 +65,8 @@ def verify(archive: Archive) -> list[Finding]:
     findings.append(_check("tuning table", lambda: f"{len(tables.environments(archive))} environments"))
     if history.TABLE in archive.tables:
         findings.append(_check("history table", lambda: f"{len(history.tunings(archive))} tunings"))
+    if "universal" in archive.tables:
+        findings.append(_check("universal table", partial(_compare_forms, archive, record)))
     return [*findings, gemm_table, *entries]
 
 
@@ -195,6 +198,26 @@ def _compare_entry(entry: Entry, read: Callable[[str], Record], uses: Uses) -> s
     if failed:
         raise failed[0]
     return f"{len(rows)} functions, {len(tables.timings(entry))} timings"
+
+
+def _compare_forms(archive: Archive, read: Callable[[str], Record]) -> str:
+    """Read the universal table and its cost programs, and hold its forms against the records of their functions."""
+    table = Universal.from_json(archive.table("universal"), archive.functions.targets_by_name())
+    for number, (_, form) in enumerate(table.forms):
+        form.costs  # noqa: B018
+        where, suited = f"universal table: form {number}", set[Any]()
+        for f in form.functions:
+            record = read(f.name)
+            if record.tensors not in suited:
+                if mismatch := gemm_mismatch(form.signature(2 * f.n_multiple, f.k_multiple), record):
+                    raise RecordError(f"{where}: function {f.name} {mismatch}; build the archive again")
+                suited.add(record.tensors)
+            if f.invariant and (spaces := workspaces_of(record)):
+                raise RecordError(
+                    f"{where}: function {f.name} may give equal bits at every M, but takes the workspace {spaces[0]}, "
+                    "so CTAs share tiles; build the archive again"
+                )
+    return f"{len(table)} forms"
 
 
 def _place(entry: Entry) -> str:

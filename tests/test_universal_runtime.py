@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aot import verify
 from aot.pack import Package
 from runtime import ArgumentError, KernelMiss, Library, RecordError, contents, function, native
+from runtime.archive import Archive
 from runtime.contents import open_archives
 from runtime.gpus import Gpu
 from runtime.routing import choose
@@ -420,6 +422,30 @@ def test_a_program_of_many_forms_is_read_once() -> None:
     shared["forms"].append(ROW | {"form": FORM | {"overlap": "launch"}})
     (_, one), (_, other) = universal(shared).forms
     assert one.costs is other.costs
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "found"),
+    [
+        ([], None, "1 forms"),
+        (["functions", 0, 1], 0, "no positive integers"),
+        (["functions"], ROW["functions"][:1], "gives 4 times for 1 functions"),
+        (["form", "epilogue"], "bias", "function few does not take the tensors of this GEMM"),
+        (["functions", 3, 4], 1, "function shared may give equal bits at every M, but takes the workspace"),
+    ],
+)
+def test_verify_looks_at_forms(tmp_path: Path, path: list[Any], value: Any, found: str) -> None:
+    obj = copy.deepcopy(TABLE)
+    place = obj["forms"][0]
+    for step in path[:-1]:
+        place = place[step]
+    if path:
+        place[path[-1]] = value
+    write(tmp_path / "universal.aot", obj=obj)
+    with Archive.open(tmp_path / "universal.aot") as archive:
+        (check,) = [check for check in verify.verify(archive) if check.subject == "universal table"]
+    assert check.ok is (not path)
+    assert found in check.detail
 
 
 TYPES = st.sampled_from(["bf16", "f16", "e4m3", "f32"])
