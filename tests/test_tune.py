@@ -380,6 +380,21 @@ def test_an_archive_tuned_on_one_kind_is_tuned_for_another_beside_it(source: Pat
             tuned(tmp_path / "both.aot", tmp_path / "again.aot", kind=kind)
 
 
+@pytest.mark.parametrize("tuned_first", [True, False])
+@pytest.mark.parametrize("kind", [GPU, Gpu("another", 114, 2039)])
+def test_candidates_beside_what_was_tuned_before_become_one_entry(tmp_path: Path, tuned_first: bool, kind: Gpu) -> None:
+    before = entry(signature(512, 512), [(None, "slow")], gpu=Gpu("another", 114, 2039))
+    waits = entry(signature(512, 512), [(None, "slow")], candidates=[[16, ["slow", "quick"]]]) | {"state": "ranked"}
+    rows = [before, waits] if tuned_first else [waits, before]
+    write_archive(tmp_path / "both.aot", [gemm_record(n) for n in ("slow", "quick")], rows)
+    tuned(tmp_path / "both.aot", tmp_path / "tuned.aot", kind=kind)
+    with Archive.open(tmp_path / "tuned.aot") as archive:
+        found = Dispatch.from_json(archive.table("gemm")).entries
+    assert {(e.gpu, e.state) for e in found} == {(kind, "tuned"), (before["gpu"], "tuned")}
+    assert len(found) == len({e.gpu for e in found})
+    assert next(e for e in found if e.gpu == kind).best(16) == "quick"
+
+
 def test_a_gpu_of_another_target_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(TuneError, match=r"compute capability 10\.0, the archive has sm_90a"):
         tune_archive(source, tmp_path / "t.aot", machine=machine(scripted())._replace(capability=(10, 0)))
