@@ -108,7 +108,7 @@ class _Trials:
     """Counts what evaluating programs takes, to see what fits: a file may ask for more than a server has time for."""
 
     def __init__(self, file_bytes: int, asked: int) -> None:
-        """`asked` is for how many M the caller wants plans, of all signatures."""
+        """`asked` is at how many M the caller wants something, of all signatures."""
         self._steps, self._most = 0, PRELOAD_ALLOWANCE_STEPS
         self._most += PRELOAD_STEPS_OF_A_BYTE * file_bytes + PRELOAD_STEPS_OF_A_TOKEN * asked
 
@@ -556,13 +556,16 @@ class Contents:
         loaded: dict[str, None] = {}
         for entry in entries:
             self._accept(entry)
-        cases = [(entry, m) for entry in entries for m in sorted({*_tried(entry), *tokens})]
+        tried = [_tried(entry) for entry in entries]
+        cases = [(entry, m) for entry, ms in zip(entries, tried, strict=True) for m in sorted({*ms, *tokens})]
+        # What is predicted was named by the caller, and by no archive.
+        named = sum(len(ms) for entry, ms in zip(entries, tried, strict=True) if entry.state == PREDICTED)
         try:
             # All that needs no context comes first: another thread may be creating it, which takes 0.2 s and more.
             best = [self._function(entry, entry.best(m)) for entry, m in cases]
             for function in (*best, *any_shape):
                 function.read()
-            trials = _Trials(sum(archive.file_bytes for archive in self.archives), len(entries) * len(tokens))
+            trials = _Trials(sum(a.file_bytes for a in self.archives), named + len(entries) * len(tokens))
             with self._driver.current():  # waits, if it must, while nobody waits for the lock
                 for (entry, m), function in zip(cases, best, strict=True):
                     loaded |= dict.fromkeys(self._load_for(entry, m, function, trials))

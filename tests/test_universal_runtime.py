@@ -328,6 +328,12 @@ def test_preload_of_a_signature_loads_what_is_best_somewhere(
         lib.preload(only=[of(20)])
 
 
+def test_as_many_signatures_are_preloaded_as_are_named(tmp_path: Path, driver: RecordingDriver) -> None:
+    """What they take to try is no matter of the archive's size: it does not name them."""
+    lib = library(tmp_path, driver)
+    assert set(lib.preload(only=[of(8 * i) for i in range(1, 1_500)])) == {"few", "many", "wide", "shared"}
+
+
 def test_preload_promises_no_prediction_where_an_entry_wins_that_is_refused(
     tmp_path: Path, driver: RecordingDriver
 ) -> None:
