@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import signal
 from collections.abc import Callable, Mapping
@@ -328,6 +329,24 @@ def test_a_journal_of_other_options_is_begun_anew(source: Path, tmp_path: Path) 
     jobs: list[Job] = []
     tuned(source, tmp_path / "tuned.aot", options=TuneOptions(repeats=3), done=jobs)
     assert {job.signature.n for job in jobs} == {512, 1024, 2048}
+
+
+def test_the_journal_is_of_the_file_that_is_tuned_though_another_takes_its_name(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    real = run.entries_to_tune
+
+    def replace(*given: Any) -> Any:
+        (tmp_path / "new.aot").write_bytes(b"another archive")
+        (tmp_path / "new.aot").replace(source)
+        return real(*given)
+
+    monkeypatch.setattr(run, "entries_to_tune", replace)
+    with pytest.raises(Killed):
+        tuned(source, tmp_path / "tuned.aot", before=interrupt_at(1024, Killed))
+    head = json.loads((tmp_path / "tuned.aot.tuning").read_text().splitlines()[0])
+    assert head["archive"] == digest
 
 
 def test_answers_of_another_tuning_with_the_same_output_are_none_of_this_one(tmp_path: Path) -> None:
