@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from runtime import canonical
 from runtime.archive import Archive
 from runtime.dispatch import serves
 from runtime.driver import Driver
@@ -32,6 +33,7 @@ from .providers import PROVIDERS, provider
 from .select import invariant, points, ranges, waves
 from .targets import target as target_named
 from .times import load as load_times
+from .tune.forms import names as names_of_forms
 from .tune.history import TABLE as HISTORY
 from .variants import Variant
 
@@ -191,8 +193,8 @@ def build(
     `on_event` and `on_start` are those of `aot.compiler.compile_variants`.
 
     Raises:
-        AotError: nothing could be compiled, readers would refuse the table of forms, the archive cannot be written, or
-            others may write to the cache.
+        AotError: nothing could be compiled, readers would refuse the table of forms, the archive cannot be written,
+            others may write to the cache, or the base serves with functions of which this build has other code.
     """
     pack.destination(destination)  # before the work, not after it
     report = compile_variants(work.variants(), cache, jobs, on_event, on_start=on_start)
@@ -211,9 +213,12 @@ def build(
     build_table = _build_table(work, report, unserved)
     served = 0
     if base is not None:
+        kept = _rows_besides(base, entries)
+        serving = {name for row in kept for name in row.names()} | (set() if forms else names_of_forms(base))
+        _require_same_code(base, serving, report)
         package.add_archive(base, [name for name in base.functions if name not in function_targets])
         function_targets = base.functions.targets_by_name() | function_targets
-        entries = [*_rows_besides(base, entries), *entries]
+        entries = [*kept, *entries]
         build_table["models"] = [*tables.models(base), *build_table["models"]]
         for name in {*base.tables} - {"build", "gemm"}:
             package.set_table(name, base.table(name), alone=name == HISTORY)
@@ -285,6 +290,18 @@ def _rows_besides(base: Archive, entries: Iterable[tables.GemmRow]) -> list[tabl
     replaced = {(row.signature, row.target) for row in entries}
     there = read(base.table("gemm"), base.functions.targets_by_name())
     return [tables.GemmRow.of(e) for e in there if (e.signature, e.target) not in replaced]
+
+
+def _require_same_code(base: Archive, serving: Collection[str], report: BuildReport) -> None:
+    """Refuse a base whose entries or forms would get code that they were not tuned with."""
+    for kernel in report.kernels.values():
+        name = kernel.record["name"]
+        if name in serving and canonical.dumps(base.record(name)) != canonical.dumps(kernel.record):
+            raise BuildError(
+                f"{base.path}: serves with {name}, and this build has other code of that name, which was not tuned or "
+                "checked there; build the base again with this version of the compiler and tune it, or load both "
+                "archives as layers"
+            )
 
 
 def _takes_workspace(arguments: Iterable[Mapping[str, Any]]) -> bool:

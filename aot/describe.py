@@ -76,7 +76,7 @@ def listing(archive: Archive) -> dict[str, Any]:
     others = [{"name": e.name, "target": e.target} for e in archive.functions.values() if e.name not in used]
     return {
         "entries": entries,
-        "forms": forms.listing(rows, universal.checked_on if universal else ()),
+        "forms": forms.listing(rows, universal.checked_on if universal else {}),
         "functions": others,
         "totals": _totals(archive)
         | {name: sum(entry[name] for entry in entries) for name in ("measured", "faster_with_torch")},

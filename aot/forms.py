@@ -6,7 +6,7 @@ Behind `aot ls`, `show` and `verify`. Times are microseconds. Knows nothing of h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from runtime.archive import Archive
@@ -68,7 +68,7 @@ def rows(archive: Archive, table: Universal | None) -> list[FormRow]:
     ]
 
 
-def listing(found: Iterable[FormRow], checked_on: Sequence[str]) -> list[dict[str, Any]]:
+def listing(found: Iterable[FormRow], checked_on: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
     """What `aot ls` says of forms.
 
     `functions` counts them. `multiples` has the N and K of which a signature's must be multiples, several pairs where
@@ -82,7 +82,7 @@ def listing(found: Iterable[FormRow], checked_on: Sequence[str]) -> list[dict[st
             "functions": len(row.form.functions),
             "multiples": _multiples(row.form),
             "most_n": max(f.most_n for f in row.form.functions),
-            "checked_on": list(checked_on),
+            "checked_on": list(checked_on.get(row.form.target, ())),
         }
         for row in found
     ]
@@ -100,14 +100,14 @@ def predicted(
     """
     found: dict[str, dict[str, Any]] = {}
     for target in dict.fromkeys(form.target for _, form in table.forms):
-        gpu = _gpu(archive, table.checked_on, target)
+        gpu = _gpu(archive, table.checked_on.get(target, ()), target)
         entry = table.entry(signature, _capability(target), gpu)
         if entry is not None and entry.target not in found:
             found[entry.target] = {
                 "target": entry.target,
                 "gpu": gpu._asdict(),
                 "state": entry.state,
-                "checked_on": list(table.checked_on),
+                "checked_on": list(table.checked_on.get(entry.target, ())),
                 "functions": len(entry.names),
                 "invariant": entry.invariant,
                 "choices": [_choice(entry, m) for m in dict.fromkeys(tokens)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from runtime.archive import Archive
@@ -59,7 +60,9 @@ def _made_on_a_gpu(path: Path) -> list[str]:
             if tuned := sum(entry.state == "tuned" for entry in entries):
                 found.append(f"{tuned} tuned {'entry' if tuned == 1 else 'entries'}")
         universal = forms.read(archive)
-        if universal is not None and universal.checked_on:
-            count = f"{len(universal)} {'form' if len(universal) == 1 else 'forms'}"
-            found.append(f"{count} whose functions were checked on {', '.join(universal.checked_on)}")
+        names = {} if universal is None else dict.fromkeys(itertools.chain.from_iterable(universal.checked_on.values()))
+        if universal is not None and names:
+            checked = sum(bool(universal.checked_on.get(form.target)) for _, form in universal.forms)
+            count = f"{checked} {'form' if checked == 1 else 'forms'}"
+            found.append(f"{count} whose functions were checked on {', '.join(names)}")
     return found

@@ -20,6 +20,7 @@ from runtime.dtypes import DTYPES
 from runtime.limits import MAX_COST_RESULTS, MAX_GEMM_EXTENT
 from runtime.signature import OVERLAPS, Signature
 
+from .costs import H200, Machine
 from .estimates import CORRECTED_M, Correction, Estimates, program, shares
 from .providers import PROVIDERS, provider
 from .variants import Variant, family_of, unsuited
@@ -122,7 +123,7 @@ def choices_of(variant: Variant) -> tuple[str, str, Any]:
 
 def table(chosen: Sequence[Chosen]) -> dict[str, Any]:
     """The table "universal", as `runtime.universal` reads it, of functions that were never run."""
-    return assemble([row(c) for c in chosen], [])
+    return assemble([row(c) for c in chosen], {})
 
 
 def row(chosen: Chosen) -> Row:
@@ -154,12 +155,17 @@ def without(of: Row, names: Collection[str]) -> Row | None:
     return words | {"functions": functions}, costs | {"results": results}
 
 
-def assemble(rows: Sequence[Row], checked_on: Sequence[str]) -> dict[str, Any]:
-    """The table of these rows, whose functions were checked on these kinds of GPU; equal programs are there once."""
+def assemble(rows: Sequence[Row], checked_on: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The table of these rows, whose functions were checked, by target, on these kinds of GPU; equal programs are there
+    once."""
     programs: dict[bytes, int] = {}
     numbers = [programs.setdefault(canonical.dumps(costs), len(programs)) for _, costs in rows]
     forms = [words | {"program": number} for (words, _), number in zip(rows, numbers, strict=True)]
-    return {"checked_on": list(checked_on), "forms": forms, "programs": [canonical.loads(p) for p in programs]}
+    return {
+        "checked_on": {t: list(names) for t, names in checked_on.items()},
+        "forms": forms,
+        "programs": [canonical.loads(p) for p in programs],
+    }
 
 
 def _is_invariant(variant: Variant) -> int:
@@ -191,9 +197,10 @@ def _estimated(form: Signature, target: str) -> list[Variant]:
 
 
 def corrections(
-    variants: Sequence[Variant], form: Signature, measured: Sequence[Measured]
+    variants: Sequence[Variant], form: Signature, measured: Sequence[Measured], machine: Machine = H200
 ) -> dict[Variant, Correction]:
-    """What times say of each variant's estimate that they do not say of all, drawn to 0 where there is little to go by.
+    """What times of a machine say of each variant's estimate for it that they do not say of all, drawn to 0 where there
+    is little to go by.
 
     A variant's mean over all its problems comes first; at each M, what is left is drawn to that. At an M where nothing
     was measured, there is no correction.
@@ -203,7 +210,7 @@ def corrections(
     estimates, places = Estimates(variants), [choices_of(v) for v in variants]
     seen: list[tuple[list[float], dict[int, float]]] = []
     for at in measured:
-        us = estimates.us(dataclasses.replace(form, n=at.n, k=at.k), at.m)
+        us = estimates.us(dataclasses.replace(form, n=at.n, k=at.k), at.m, machine)
         logs = {i: math.log(at.us[p] / us[i]) for i, p in enumerate(places) if p in at.us}
         seen.append((shares(at.m), logs))
     somewhere = [any(counts[i] for counts, _ in seen) for i in range(len(CORRECTED_M))]

@@ -39,6 +39,7 @@ from .universal import PREDICTED, AnyEntry, PredictedEntry, Universal
 from .workspace import Workspaces
 
 _log = logging.getLogger(__name__)
+_UNKNOWN: Any = object()
 _NOWHERE = 1 << 40  # an aligned address for tensors that are planned for before they exist
 
 
@@ -107,7 +108,7 @@ class _Trials:
     """Counts what evaluating programs takes, to see what fits: a file may ask for more than a server has time for."""
 
     def __init__(self, file_bytes: int, asked: int) -> None:
-        """`asked` is for how many M the caller wants plans, of all signatures."""
+        """`asked` is at how many M the caller wants something, of all signatures."""
         self._steps, self._most = 0, PRELOAD_ALLOWANCE_STEPS
         self._most += PRELOAD_STEPS_OF_A_BYTE * file_bytes + PRELOAD_STEPS_OF_A_TOKEN * asked
 
@@ -322,10 +323,9 @@ class Contents:
 
     def _lookup(self, signature: Signature) -> AnyEntry:
         """What serves `signature`, whatever the options say of it; raises as `entry` does."""
-        table, driver = self._gemm_table(), self._driver
-        found = table.choose(signature, driver.compute_capability, driver.gpu) or self._predict(signature)
+        found = self._find(signature)
         if found is None:
-            why = table.explain(signature, driver.compute_capability)
+            why = self._gemm_table().explain(signature, self._driver.compute_capability)
             if self._universals:
                 why += (
                     "\nand no universal table has a form with these types and words whose functions take this N and K"
@@ -333,16 +333,22 @@ class Contents:
             raise KernelMiss(why)
         return found
 
+    def _find(self, signature: Signature) -> AnyEntry | None:
+        """What `_lookup` finds, or None."""
+        driver = self._driver
+        return self._gemm_table().choose(signature, driver.compute_capability, driver.gpu) or self._predict(signature)
+
     def _predict(self, signature: Signature) -> AnyEntry | None:
         """What the universal table of the last layer that can compute `signature` has for it."""
-        if not self._universals or signature in self._predicted:
-            return self._predicted.get(signature)
-        found: AnyEntry | None = None
-        for layer, universal in self._universals:
+        if not self._universals:
+            return None
+        found: AnyEntry | None = self._predicted.get(signature, _UNKNOWN)  # once: another thread may push it out
+        if found is not _UNKNOWN:
+            return found
+        found = None
+        for _, universal in self._universals:
             predicted = universal.entry(signature, self._driver.compute_capability, self._driver.gpu)
             if predicted is not None:
-                with self._lock:
-                    self._owners[signature, predicted.target] = layer
                 found = predicted.only_invariant() if self._batch_invariant and predicted.invariant else predicted
                 break
         with self._lock:
@@ -363,7 +369,8 @@ class Contents:
         if entry.state != PREDICTED:
             return ()
         layer = self._layer(entry)
-        return next((universal.checked_on for owner, universal in self._universals if owner is layer), ())
+        table = next((universal for owner, universal in self._universals if owner is layer), None)
+        return () if table is None else table.checked_on.get(entry.target, ())
 
     def _refuse(self, entry: AnyEntry) -> None:
         if self._require not in (None, entry.state):
@@ -396,8 +403,12 @@ class Contents:
 
     def _layer(self, entry: AnyEntry) -> _Layer:
         """The layer that `entry` is from, whose functions it names."""
-        if not self._owners:
+        if len(self._layers) == 1:
             return self._layers[0]
+        if entry.state == PREDICTED:  # of any N and K, too many to be kept
+            capability = self._driver.compute_capability
+            owners = (layer for layer, of in self._universals if of.form(entry.signature, capability) is not None)
+            return next(owners, self._layers[0])
         return self._owners.get((entry.signature, entry.target), self._layers[0])
 
     def _function(self, entry: AnyEntry, name: str) -> Function:
@@ -412,6 +423,8 @@ class Contents:
                     f"{layer.archive.path}: the gemm table has {name} for {entry.signature.key()}, but it {mismatch}; "
                     "build the archive again"
                 )
+            if len(self._matched) >= MAX_PLANS:  # a universal table has signatures without end
+                self._matched.clear()
             self._matched.add(match)
         if self._batch_invariant and (shared := workspaces_of(function.record)):
             raise RecordError(
@@ -524,7 +537,9 @@ class Contents:
         any_shape = self._universal_functions() if asked.only is None else []
         tokens: Sequence[int] = asked.tokens
         in_all = asked.besides(self.preloaded)
-        signatures = sum(map(in_all.covers, {entry.signature for entry in (*there, *entries)}))
+        keys = {entry.signature.key() for entry in (*there, *entries)}
+        keys |= self.preloaded.only or set() if self.preloaded else set()  # what was predicted is not all `there`
+        signatures = len(keys if in_all.only is None else keys & in_all.only)
         # A plan has a key of its own, one for tensors of torch, and one for torch's calls once there was one.
         most = MAX_PLANS // max(signatures * (3 if sys.modules.get("torch") else 1), 1)
         if len(in_all.tokens) > most and not as_many_as_fit:
@@ -541,13 +556,16 @@ class Contents:
         loaded: dict[str, None] = {}
         for entry in entries:
             self._accept(entry)
-        cases = [(entry, m) for entry in entries for m in sorted({*_tried(entry), *tokens})]
+        tried = [_tried(entry) for entry in entries]
+        cases = [(entry, m) for entry, ms in zip(entries, tried, strict=True) for m in sorted({*ms, *tokens})]
+        # What is predicted was named by the caller, and by no archive.
+        named = sum(len(ms) for entry, ms in zip(entries, tried, strict=True) if entry.state == PREDICTED)
         try:
             # All that needs no context comes first: another thread may be creating it, which takes 0.2 s and more.
             best = [self._function(entry, entry.best(m)) for entry, m in cases]
             for function in (*best, *any_shape):
                 function.read()
-            trials = _Trials(sum(archive.file_bytes for archive in self.archives), len(entries) * len(tokens))
+            trials = _Trials(sum(a.file_bytes for a in self.archives), named + len(entries) * len(tokens))
             with self._driver.current():  # waits, if it must, while nobody waits for the lock
                 for (entry, m), function in zip(cases, best, strict=True):
                     loaded |= dict.fromkeys(self._load_for(entry, m, function, trials))
@@ -592,8 +610,8 @@ class Contents:
         entries = [entry for entry in there if asked.covers(entry.signature)]
         named = {entry.signature.key() for entry in entries}
         others = (Signature.of_key(key) for key in sorted((asked.only or frozenset()) - named))
-        predicted = (self._predict(signature) for signature in others if signature is not None)
-        entries += [entry for entry in predicted if entry is not None and self._allows(entry)]
+        found = (self._find(signature) for signature in others if signature is not None)
+        entries += [entry for entry in found if entry is not None and self._allows(entry)]
         if missing := sorted((asked.only or frozenset()) - {entry.signature.key() for entry in entries}):
             what = f"{self.path} cannot preload {', '.join(missing)}: it has no such entry for this GPU"
             what += f" that is {self._require}" if self._require else ""

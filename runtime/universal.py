@@ -51,7 +51,7 @@ class Function(NamedTuple):
 
 
 class _Program:
-    """A cost program of the table, read once, when one of the forms that share it is asked for."""
+    """A cost program of the table, which is read once for all forms that have it."""
 
     def __init__(self, obj: Any, where: str) -> None:
         self._obj, self._where = obj, where
@@ -174,9 +174,9 @@ AnyEntry = Entry | PredictedEntry  # what a library serves
 
 
 class Universal:
-    """The table, checked. `checked_on` names the kinds of GPU on which every function was found right."""
+    """The table, checked. `checked_on` names, by target, the kinds of GPU on which every function was found right."""
 
-    def __init__(self, forms: dict[tuple[Any, ...], Form], checked_on: tuple[str, ...]) -> None:
+    def __init__(self, forms: dict[tuple[Any, ...], Form], checked_on: Mapping[str, tuple[str, ...]]) -> None:
         self._forms, self.checked_on = forms, checked_on
         self._targets = {form.target for form in forms.values()}
 
@@ -192,11 +192,7 @@ class Universal:
         """
         where = "universal table"
         obj = _fields(obj, {"checked_on", "forms", "programs"}, where)
-        programs, checked_on = _list(obj["programs"], where), _list(obj["checked_on"], where)
-        if len(checked_on) > MAX_CHECKED_GPUS:
-            _fail(where, f"checked_on has {len(checked_on)} names, at most {MAX_CHECKED_GPUS} are read")
-        if not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS for name in checked_on):
-            _fail(where, f"checked_on must be names of GPUs, found {checked_on!r:.300}")
+        programs = _list(obj["programs"], where)
         if len(_list(obj["forms"], where)) > MAX_UNIVERSAL_FORMS or len(programs) > MAX_UNIVERSAL_FORMS:
             _fail(where, f"has {len(obj['forms'])} forms, at most {MAX_UNIVERSAL_FORMS} are read")
         if (nodes := sum(map(_nodes, programs))) > MAX_UNIVERSAL_NODES:
@@ -225,7 +221,7 @@ class Universal:
             forms[key] = Form(words, row["target"], functions, shared[row["program"]], here)
         if used != set(range(len(programs))):
             _fail(where, "a program is used by no form")
-        return cls(forms, tuple(checked_on))
+        return cls(forms, _checked_on(obj["checked_on"], {form.target for form in forms.values()}, where))
 
     @property
     def forms(self) -> tuple[tuple[tuple[Any, ...], Form], ...]:
@@ -233,7 +229,12 @@ class Universal:
         return tuple(self._forms.items())
 
     def entry(self, signature: Signature, capability: tuple[int, int], gpu: Gpu) -> PredictedEntry | None:
-        """What is served for `signature` on a GPU, by the form that relies on most of the overlap it promises.
+        """What is served for `signature` on a GPU, by the form that `form` finds; None if it finds none."""
+        found = self.form(signature, capability)
+        return None if found is None else PredictedEntry(signature, found, machine_of(gpu))
+
+    def form(self, signature: Signature, capability: tuple[int, int]) -> Form | None:
+        """Of the forms for `signature` on such a GPU the one that relies on most of the overlap it promises.
 
         None if no form for a target that the GPU runs, or no function of it, can compute the signature.
         """
@@ -244,14 +245,18 @@ class Universal:
             for overlap in reversed(OVERLAPS[: OVERLAPS.index(signature.overlap) + 1]):
                 form = self._forms.get((*words, overlap, signature.batch > 1, target))
                 if form is not None and any(_takes(f, signature) for f in form.functions):
-                    machine = gpu.multiprocessors, gpu.memory_gbps or _USUAL_MEMORY_GBPS
-                    return PredictedEntry(signature, form, machine)
+                    return form
         return None
 
     def functions(self, capability: tuple[int, int]) -> list[str]:
         """The functions of all forms that a GPU runs, each once."""
         forms = (form for form in self._forms.values() if serves(form.target, capability))
         return list(dict.fromkeys(f.name for form in forms for f in form.functions))
+
+
+def machine_of(gpu: Gpu) -> tuple[int, int]:
+    """What cost programs take of a GPU: its SMs, and its memory rate or, where the driver does not say, a usual one."""
+    return gpu.multiprocessors, gpu.memory_gbps or _USUAL_MEMORY_GBPS
 
 
 def _takes(function: Function, signature: Signature) -> bool:
@@ -282,6 +287,17 @@ def _key(obj: Any, where: str) -> tuple[Any, ...]:
     except RecordError as error:
         _fail(where, str(error))
     return (*words.values(), obj["batched"])
+
+
+def _checked_on(obj: Any, targets: set[str], where: str) -> dict[str, tuple[str, ...]]:
+    if not isinstance(obj, dict) or not obj.keys() <= targets:
+        _fail(where, f"checked_on must map targets of its forms to names of GPUs, found {obj!r:.100}")
+    for names in obj.values():
+        if len(_list(names, where)) > MAX_CHECKED_GPUS:
+            _fail(where, f"checked_on has {len(names)} names, at most {MAX_CHECKED_GPUS} are read")
+        if not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS for name in names):
+            _fail(where, f"checked_on must have names of GPUs, found {names!r:.300}")
+    return {target: tuple(names) for target, names in obj.items()}
 
 
 def _function(obj: Any, target: Any, targets: Mapping[str, str], where: str) -> Function:

@@ -586,7 +586,7 @@ def form_of_a_million_programs() -> tuple[bytes, mutants.Content]:
 @bomb
 def form_checked_on_many_gpus() -> tuple[bytes, mutants.Content]:
     data = mutant_forms.table_of([("bomb", "sm_90a", signature(512, 512))])
-    data["checked_on"] = ["NVIDIA H200"] * 900_000
+    data["checked_on"] = {"sm_90a": ["NVIDIA H200"] * 900_000}
     tables = _gemm_table() | {"universal": data}
     return _archive(gemm_record("bomb"), tables=tables, cubin={"bomb": _noise("")})
 

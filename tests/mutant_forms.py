@@ -34,7 +34,7 @@ def table_of(gemms: list[tuple[str, str, dict[str, Any]]]) -> Table:
             row = {"form": form, "target": target, "functions": [], "program": len(rows)}
             rows.append(row)
         row["functions"].append([name, 16, 16, MAX_GEMM_EXTENT, 1])
-    return {"checked_on": [], "forms": rows, "programs": [program(len(row["functions"])) for row in rows]}
+    return {"checked_on": {}, "forms": rows, "programs": [program(len(row["functions"])) for row in rows]}
 
 
 def program(results: int) -> dict[str, Any]:
@@ -142,7 +142,9 @@ def _many(rng: random.Random, table: Table, raw: RawText) -> None:
 
 
 def _checked_on(rng: random.Random, table: Table, raw: RawText) -> None:
-    table["checked_on"] = rng.choice([["NVIDIA H200"], ["x" * 100_000], ["\x1b[31m"], [""], [1], "H200", None])
+    names = rng.choice([["NVIDIA H200"], ["x" * 100_000], ["\x1b[31m"], [""], [1], ["x"] * 65, "H200", None])
+    target = rng.choice([*(form["target"] for form in table["forms"] if isinstance(form["target"], str)), "sm_1", ""])
+    table["checked_on"] = rng.choice([{target: names}, {target: names}, names])
 
 
 _CHANGES: list[Callable[[random.Random, Table, RawText], None]] = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import signal
 from collections.abc import Callable, Mapping
@@ -13,7 +15,8 @@ import pytest
 from aot import verify
 from aot.timing import Timing
 from aot.tune import TuneError, TuneOptions, TuneReport, history, run, tune_archive
-from aot.tune.jobs import Job
+from aot.tune.jobs import Answer, Job
+from aot.tune.journal import Journal
 from aot.tune.write import Writer
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch
@@ -226,6 +229,19 @@ def test_a_function_that_is_wrong_where_it_is_timed_does_not_serve(source: Path,
     assert report.rejected.keys() == {"wrong"}
 
 
+def test_a_signature_whose_functions_all_turn_out_wrong_after_some_were_timed_is_dropped(
+    source: Path, tmp_path: Path
+) -> None:
+    class Late(SimulatedGpu):
+        def check(self, s: Signature, m: int, names: Any) -> dict[str, str]:
+            return dict.fromkeys(names, "relative error 1.0") if m == 64 and s.n == 1024 else {}
+
+    report = tuned(source, tmp_path / "tuned.aot", Late(by_m, noise=0.0))
+    assert report.rejected.keys() == set(NAMES)
+    assert len(report.unserved) == 3
+    assert not table(tmp_path / "tuned.aot")
+
+
 # --- what comes in between ---
 
 
@@ -315,6 +331,36 @@ def test_a_journal_of_other_options_is_begun_anew(source: Path, tmp_path: Path) 
     assert {job.signature.n for job in jobs} == {512, 1024, 2048}
 
 
+def test_the_journal_is_of_the_file_that_is_tuned_though_another_takes_its_name(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    real = run.entries_to_tune
+
+    def replace(*given: Any) -> Any:
+        (tmp_path / "new.aot").write_bytes(b"another archive")
+        (tmp_path / "new.aot").replace(source)
+        return real(*given)
+
+    monkeypatch.setattr(run, "entries_to_tune", replace)
+    with pytest.raises(Killed):
+        tuned(source, tmp_path / "tuned.aot", before=interrupt_at(1024, Killed))
+    head = json.loads((tmp_path / "tuned.aot.tuning").read_text().splitlines()[0])
+    assert head["archive"] == digest
+
+
+def test_answers_of_another_tuning_with_the_same_output_are_none_of_this_one(tmp_path: Path) -> None:
+    """Two at a time append to one file, of which the second wrote the head."""
+    job = Job(Signature.from_json(signature(512, 512)), ("quick",), (1,))
+    one = Journal(tmp_path / "journal", {"archive": "one"})
+    other = Journal(tmp_path / "journal", {"archive": "other"})
+    one.keep(job, Answer())
+    other.keep(dataclasses.replace(job, m=3), Answer())
+    again = Journal(tmp_path / "journal", {"archive": "other"})
+    assert again.answer(job) is None
+    assert again.answer(dataclasses.replace(job, m=3)) is not None
+
+
 @pytest.mark.parametrize("every_s", [-1.0, 60.0])
 def test_ctrl_c_while_writing_comes_after_it(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float
@@ -353,6 +399,21 @@ def test_an_archive_tuned_on_one_kind_is_tuned_for_another_beside_it(source: Pat
             tuned(tmp_path / "both.aot", tmp_path / "again.aot", kind=kind)
 
 
+@pytest.mark.parametrize("tuned_first", [True, False])
+@pytest.mark.parametrize("kind", [GPU, Gpu("another", 114, 2039)])
+def test_candidates_beside_what_was_tuned_before_become_one_entry(tmp_path: Path, tuned_first: bool, kind: Gpu) -> None:
+    before = entry(signature(512, 512), [(None, "slow")], gpu=Gpu("another", 114, 2039))
+    waits = entry(signature(512, 512), [(None, "slow")], candidates=[[16, ["slow", "quick"]]]) | {"state": "ranked"}
+    rows = [before, waits] if tuned_first else [waits, before]
+    write_archive(tmp_path / "both.aot", [gemm_record(n) for n in ("slow", "quick")], rows)
+    tuned(tmp_path / "both.aot", tmp_path / "tuned.aot", kind=kind)
+    with Archive.open(tmp_path / "tuned.aot") as archive:
+        found = Dispatch.from_json(archive.table("gemm")).entries
+    assert {(e.gpu, e.state) for e in found} == {(kind, "tuned"), (before["gpu"], "tuned")}
+    assert len(found) == len({e.gpu for e in found})
+    assert next(e for e in found if e.gpu == kind).best(16) == "quick"
+
+
 def test_a_gpu_of_another_target_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(TuneError, match=r"compute capability 10\.0, the archive has sm_90a"):
         tune_archive(source, tmp_path / "t.aot", machine=machine(scripted())._replace(capability=(10, 0)))
@@ -375,6 +436,24 @@ def test_the_history_says_what_was_seen_and_servers_do_not_read_it(source: Path,
     assert rows[1]["rejected"] == [
         [rows[1]["names"].index("wrong"), "bf16_bf16_bf16_f32_none_n1024_k512 M=1: it is wrong"]
     ]
+
+
+def test_what_is_written_on_the_way_keeps_the_history_of_before(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output may be the input, and the tuning may be killed."""
+    path = tmp_path / "tuned.aot"
+    tuned(source, path)
+    monkeypatch.setattr(run, "_WRITE_EVERY_S", -1.0)
+    with pytest.raises(Killed):
+        tuned(path, path, kind=Gpu("another", 114, 2039), before=interrupt_at(1024, Killed))
+    with Archive.open(path) as archive:
+        assert len(Dispatch.from_json(archive.table("gemm")).entries) == 4
+        assert len(history.tunings(archive)) == 3
+        assert [len(block.blobs) for block in archive.blocks if block.kind == "tables"] == [1, 1, 1]
+    tuned(path, path, kind=Gpu("another", 114, 2039))
+    with Archive.open(path) as archive:
+        assert {row["gpu"] for row in history.tunings(archive)} == {"made up", "another"}
 
 
 def test_no_history_leaves_it_out(source: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from aot import universal
+from aot.costs import Machine
 from aot.estimates import Estimates
 from aot.pack import Package
 from aot.providers import PROVIDERS, provider
@@ -87,7 +88,7 @@ def test_all_functions_are_checked_and_marked_so(source: Path, tmp_path: Path, c
     report = tuned(source, tmp_path / "tuned.aot", gpu(chosen), done=done)
     assert isinstance(report, TuneReport)
     assert (report.forms, report.measured, report.rejected) == (2, [], {})
-    assert read(tmp_path / "tuned.aot").checked_on == ("made up",)
+    assert read(tmp_path / "tuned.aot").checked_on == {"sm_90a": ("made up",)}
     for c in chosen:
         mine = [job for job in done if job.signature.epilogue == c.form.epilogue]
         checks = [job for job in mine if not job.m]
@@ -123,6 +124,26 @@ def test_times_correct_the_estimates_of_every_alike_form(
     after = losses(tmp_path / "tuned.aot", chosen, form)
     assert sum(after) / 60 < 0.01
     assert sum(before) / 60 > 5 * sum(after) / 60
+
+
+def test_times_of_another_gpu_correct_estimates_for_that_gpu(
+    tmp_path: Path, chosen: list[universal.Chosen], source: Path
+) -> None:
+    """Here every function takes what is estimated for a GPU of fewer SMs: there is nothing to correct."""
+    small = Gpu("small", 60, 1500)
+    estimates = {v.name(): Estimates([v]) for c in chosen for v in c.variants}
+    machine = Machine(small.multiprocessors, small.memory_gbps)
+
+    def time_of(name: str, s: Signature, m: int) -> float:
+        return 50.0 if name == BASELINE else estimates[name].us(s, m, machine)[0]
+
+    tuned(source, tmp_path / "tuned.aot", SimulatedGpu(time_of, noise=0.0), kind=small)
+    for m, n, k in ((3, 4096, 4096), (100, 8192, 1024), (2000, 3072, 8192)):
+        wanted = dataclasses.replace(PLAIN, n=n, k=k)
+        found = read(tmp_path / "tuned.aot").entry(wanted, (9, 0), small)
+        assert found is not None
+        for name, us in found.us(m).items():
+            assert us == pytest.approx(time_of(name, wanted, m), rel=0.001), (name, m)
 
 
 def test_a_wrong_function_is_in_no_form_and_not_in_the_archive(
@@ -163,10 +184,10 @@ def test_what_was_interrupted_is_not_marked_and_goes_on_later(
             raise KeyboardInterrupt
 
     assert tuned(source, tmp_path / "tuned.aot", gpu(chosen), before=before).interrupted
-    assert read(tmp_path / "tuned.aot").checked_on == ()
+    assert read(tmp_path / "tuned.aot").checked_on == {}
     left: list[Job] = []
     tuned(source, tmp_path / "tuned.aot", gpu(chosen), done=left)
-    assert read(tmp_path / "tuned.aot").checked_on == ("made up",)
+    assert read(tmp_path / "tuned.aot").checked_on == {"sm_90a": ("made up",)}
     assert len(left) == 2 * 3 + 48 - 39
     whole = tmp_path / "whole.aot"
     tuned(source, whole, gpu(chosen))
@@ -181,7 +202,7 @@ def test_what_is_checked_on_a_kind_is_not_checked_again(
     with pytest.raises(TuneError, match="its forms were tuned on this kind of GPU"):
         tuned(tmp_path / "one.aot", tmp_path / "two.aot", gpu(chosen))
     tuned(tmp_path / "one.aot", tmp_path / "two.aot", gpu(chosen), kind=Gpu("another", 114, 2039))
-    assert read(tmp_path / "two.aot").checked_on == ("made up", "another")
+    assert read(tmp_path / "two.aot").checked_on == {"sm_90a": ("made up", "another")}
 
 
 def test_entries_and_forms_are_tuned_together(tmp_path: Path, chosen: list[universal.Chosen]) -> None:
@@ -191,7 +212,7 @@ def test_entries_and_forms_are_tuned_together(tmp_path: Path, chosen: list[unive
     report = tuned(source, tmp_path / "tuned.aot", gpu(chosen))
     assert report.forms == 2
     assert report.measured
-    assert read(tmp_path / "tuned.aot").checked_on == ("made up",)
+    assert read(tmp_path / "tuned.aot").checked_on == {"sm_90a": ("made up",)}
     with Archive.open(tmp_path / "tuned.aot") as archive:
         assert set(names) <= set(archive.functions), "what loses for the entry is the form's still"
         assert archive.table("gemm")["entries"][0]["state"] == "tuned"
@@ -216,6 +237,7 @@ def test_forms_of_other_targets_stay_as_they_are(tmp_path: Path, chosen: list[un
     assert len(names) == len(other)
     report = tuned(tmp_path / "two.aot", tmp_path / "tuned.aot", gpu(chosen))
     assert report.forms == 2
+    assert read(tmp_path / "tuned.aot").checked_on == {"sm_90a": ("made up",)}, "the others ran nowhere"
     with Archive.open(tmp_path / "tuned.aot") as archive:
         after = archive.table("universal")
     kept = after["forms"][2]
@@ -239,12 +261,43 @@ def test_functions_that_no_provider_knows_are_checked_and_keep_their_estimates(
         "program": 0,
     }
     package.set_table("gemm", table([]))
-    package.set_table("universal", {"checked_on": [], "forms": [row], "programs": [costs]})
+    package.set_table("universal", {"checked_on": {}, "forms": [row], "programs": [costs]})
     package.write(tmp_path / "foreign.aot")
     backend = SimulatedGpu(lambda name, s, m: 5.0, wrong=wrong_are("one"))
     assert tuned(tmp_path / "foreign.aot", tmp_path / "tuned.aot", backend).forms == 1
     assert predicted(tmp_path / "tuned.aot", PLAIN).us(3) == {"other": 9.0, kept: 7.0}
-    assert read(tmp_path / "tuned.aot").checked_on == ("made up",)
+    assert read(tmp_path / "tuned.aot").checked_on == {"sm_90a": ("made up",)}
+
+
+def foreign(path: Path, functions: Sequence[tuple[str, int, int, int]]) -> Path:
+    package = Package()
+    for name, *_ in functions:
+        package.add_function(gemm_record(name), cubin(name))
+    costs = {"constants": [7], "operations": "", "operands": [], "results": [6] * len(functions)}
+    words = {"a": "bf16", "b": "bf16", "d": "bf16", "accumulator": "f32", "epilogue": "none", "scaling": "none"}
+    form = words | {"b_major": "k", "overlap": "serial", "batched": False}
+    row = {"form": form, "target": "sm_90a", "functions": [[*f, 1] for f in functions], "program": 0}
+    package.set_table("gemm", table([]))
+    package.set_table("universal", {"checked_on": {}, "forms": [row], "programs": [costs]})
+    package.write(path)
+    return path
+
+
+def test_no_function_is_asked_for_more_columns_than_it_takes(tmp_path: Path) -> None:
+    source = foreign(tmp_path / "foreign.aot", [("wide", 8, 8, 1 << 20), ("narrow", 8, 8, 2048)])
+    done: list[Job] = []
+    backend = SimulatedGpu(
+        lambda name, s, m: 5.0, wrong=lambda s, name: "it faults" if name == "narrow" and s.n > 2048 else None
+    )
+    assert tuned(source, tmp_path / "tuned.aot", backend, done=done).rejected == {}
+    assert {job.names for job in done} == {("wide",), ("wide", "narrow")}
+
+
+def test_extents_that_no_problem_is_small_enough_for_end_the_search(tmp_path: Path) -> None:
+    source = foreign(tmp_path / "foreign.aot", [("vast", 1 << 20, 1 << 20, 1 << 30)])
+    with Archive.open(source) as archive:
+        (task,) = forms.to_tune(archive, (9, 0), GPU)
+    assert task.problems == ()
 
 
 def test_the_history_has_the_problems(source: Path, tmp_path: Path, chosen: list[universal.Chosen]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import random
@@ -17,6 +18,7 @@ import pytest
 from aot import manifest, times, universal
 from aot.__main__ import main
 from aot.estimates import Correction, Estimates
+from aot.pack import Package
 from aot.providers import PROVIDERS, provider
 from aot.universal import Chosen, Measured, choices_of
 from aot.variants import Variant, unsuited
@@ -263,7 +265,7 @@ def test_build_writes_a_table_of_forms_and_no_entries(built: Path) -> None:
         assert archive.table("gemm")["entries"] == []
         assert len(targets) == 2
     assert len(table) == 1
-    assert table.checked_on == ()
+    assert table.checked_on == {}
     for n, k in ((1024, 512), (8, 8), (50_000, 13_824)):
         assert table.entry(dataclasses.replace(PLAIN, n=n, k=k), (9, 0), Gpu("NVIDIA H200", 132, 4917)) is not None
 
@@ -280,6 +282,42 @@ def test_a_build_on_a_base_has_all_of_both(built: Path) -> None:
     with Archive.open(built / "again.aot") as again, Archive.open(built / "both.aot") as both:
         assert len(again.table("gemm")["entries"]) == 1, "it takes the place of the base's"
         assert set(again.functions) == set(both.functions)
+
+
+@pytest.mark.parametrize("kept", ["entry", "form", "nothing"])
+def test_a_build_on_a_base_gives_no_other_code_to_what_the_base_serves(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: str
+) -> None:
+    """Another version of the compiler makes another cubin of the same name, which nobody tuned or checked."""
+    common = ["build", str(built / "tiny.yaml"), "--candidates", "1", "--no-tune", "--cache", str(built / "cache")]
+    assert run(*common, "-o", str(tmp_path / "new.aot")) == 0
+    package = Package()
+    with Archive.open(tmp_path / "new.aot") as new:
+        codes = {name: new.cubin(name) for name in new.functions}
+        for name, code in codes.items():
+            digest = hashlib.sha256(code + b"other").hexdigest()
+            package.add_function(new.record(name) | {"cubin": digest}, code + b"other")
+        gemm = new.table("gemm")
+    if kept == "entry":
+        gemm["entries"][0]["signature"]["n"] = 2048
+    package.set_table("gemm", gemm)
+    if kept == "form":
+        functions = [[name, 8, 8, 1 << 20, 0] for name in codes]
+        words, _ = universal.row(Chosen(PLAIN, "sm_90a", (), {}))
+        costs = {"constants": [1], "operations": "", "operands": [], "results": [6] * len(codes)}
+        table = universal.assemble([(words | {"functions": functions}, costs)], {})
+        package.set_table("universal", table)
+    package.write(tmp_path / "old.aot")
+    capsys.readouterr()
+    status = run(*common, "--base", str(tmp_path / "old.aot"), "-o", str(tmp_path / "x.aot"))
+    if kept == "nothing":
+        assert status == 0
+        with Archive.open(tmp_path / "x.aot") as both:
+            assert {name: both.cubin(name) for name in codes} == codes
+        return
+    assert status == 2
+    assert f"serves with {min(codes)}, and this build has other code of that name" in capsys.readouterr().err
+    assert not (tmp_path / "x.aot").exists()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aot.pack import Package
-from runtime import KernelMiss, Library, RecordError, native
+from runtime import ArgumentError, KernelMiss, Library, RecordError, contents, function, native
 from runtime.contents import open_archives
 from runtime.gpus import Gpu
 from runtime.routing import choose
@@ -63,10 +63,11 @@ ROW: dict[str, Any] = {
     ],
     "program": 0,
 }
-TABLE: dict[str, Any] = {"checked_on": ["NVIDIA H200"], "forms": [ROW], "programs": [PROGRAM]}
+TABLE: dict[str, Any] = {"checked_on": {"sm_90a": ["NVIDIA H200"]}, "forms": [ROW], "programs": [PROGRAM]}
 TARGETS = dict.fromkeys(NAMES, "sm_90a")
 GPU, HOPPER = Gpu("NVIDIA H200", 132, 4917), (9, 0)
 RECORDS = [gemm_record(n) for n in NAMES[:3]] + [gemm_record("shared", workspaces=((4096, None, True),))]
+RECORDS.append(gemm_record("other", target="sm_100a"))
 
 
 def of(n: int, k: int = K, **more: Any) -> Signature:
@@ -171,8 +172,8 @@ def test_equal_bits_are_of_one_function_that_loses_least_and_shares_no_tiles(
     lib = library(tmp_path, driver, batch_invariant=True)
     assert {launched(lib, driver, 512, m) for m in (1, 50, 4000)} == {"many"}
     alone = copy.deepcopy(TABLE)
-    for function in alone["forms"][0]["functions"]:
-        function[-1] = 0
+    for row in alone["forms"][0]["functions"]:
+        row[-1] = 0
     with pytest.raises(KernelMiss, match="no function that serves every M with equal bits"):
         launched(library(tmp_path, driver, obj=alone, batch_invariant=True), driver, 512, 1)
 
@@ -184,6 +185,13 @@ def test_times_that_mean_nothing_choose_a_function_all_the_same(time: float) -> 
     found = universal(TABLE | {"programs": [odd | {"results": [7] * 4}]}).entry(of(512), HOPPER, GPU)
     assert found is not None
     assert (found.best(3), found.invariant) == ("few", "few")
+
+
+def test_times_of_nothing_are_no_reason_for_equal_bits_to_fail(tmp_path: Path, driver: RecordingDriver) -> None:
+    free = copy.deepcopy(TABLE)
+    free["programs"][0] = {"constants": [0], "operations": "", "operands": [], "results": [6] * 4}
+    lib = library(tmp_path, driver, obj=free, batch_invariant=True)
+    assert launched(lib, driver, 512, 3) == "few"
 
 
 # --- serving ---
@@ -219,6 +227,33 @@ def test_of_two_universal_tables_the_last_serves(tmp_path: Path, driver: Recordi
     assert launched(lib, driver, 512, 3) == "many"
 
 
+def test_signatures_without_end_take_no_memory_without_end(
+    tmp_path: Path, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (function, contents):
+        monkeypatch.setattr(module, "MAX_PLANS", 8)
+    driver.kernels |= write(tmp_path / "base.aot") | write(tmp_path / "last.aot")
+    lib = Library(open_archives([tmp_path / "base.aot", tmp_path / "last.aot"]), driver)
+    for n in range(8, 8 * 30, 8):
+        assert launched(lib, driver, n, 3) == "few"
+    now = lib._now
+    assert max(map(len, (now._predicted, now._matched, now._owners, now.plans))) <= 8
+    assert now._layer(lib.entry(of(8))).archive.path == str(tmp_path / "last.aot")
+
+
+def test_a_prediction_that_is_pushed_out_while_it_is_looked_up_is_made_again(
+    tmp_path: Path, driver: RecordingDriver
+) -> None:
+    class Pushed(dict[Any, Any]):
+        def __contains__(self, key: object) -> bool:
+            return super().__contains__(key) and (self.pop(key), True)[1]
+
+    lib = library(tmp_path, driver)
+    launched(lib, driver, 512, 3)
+    lib._now._predicted = Pushed(lib._now._predicted)
+    assert launched(lib, driver, 512, 70) == "many"
+
+
 def test_what_the_model_chose_is_refused_where_tuned_is_required(tmp_path: Path, driver: RecordingDriver) -> None:
     lib = library(tmp_path, driver, require="tuned")
     with pytest.raises(KernelMiss, match="is predicted: its kernels were checked on NVIDIA H200 and chosen by a model"):
@@ -227,11 +262,17 @@ def test_what_the_model_chose_is_refused_where_tuned_is_required(tmp_path: Path,
     assert lib.preload() == ()
 
 
-@pytest.mark.parametrize(("checked_on", "warned"), [(["NVIDIA H200"], 0), ([], 1)])
+@pytest.mark.parametrize(
+    ("checked_on", "warned"),
+    [({"sm_90a": ["NVIDIA H200"]}, 0), ({}, 1), ({"sm_90a": []}, 1), ({"sm_100a": ["NVIDIA B200"]}, 1)],
+)
 def test_functions_that_ran_nowhere_are_warned_of_and_left_out_of_models(
-    tmp_path: Path, driver: RecordingDriver, caplog: pytest.LogCaptureFixture, checked_on: list[str], warned: int
+    tmp_path: Path, driver: RecordingDriver, caplog: pytest.LogCaptureFixture, checked_on: Any, warned: int
 ) -> None:
-    lib = library(tmp_path, driver, obj=TABLE | {"checked_on": checked_on})
+    obj = copy.deepcopy(TABLE) | {"checked_on": checked_on}
+    obj["forms"].append(ROW | {"target": "sm_100a", "functions": [["other", 8, 8, MOST, 1]], "program": 1})
+    obj["programs"].append(PROGRAM | {"results": [11]})
+    lib = library(tmp_path, driver, obj=obj)
     with caplog.at_level(logging.WARNING):
         launched(lib, driver, 512, 3)
         launched(lib, driver, 520, 3)
@@ -294,6 +335,33 @@ def test_preload_of_a_signature_loads_what_is_best_somewhere(
         lib.preload(only=[of(20)])
 
 
+def test_as_many_signatures_are_preloaded_as_are_named(tmp_path: Path, driver: RecordingDriver) -> None:
+    """What they take to try is no matter of the archive's size: it does not name them."""
+    lib = library(tmp_path, driver)
+    assert set(lib.preload(only=[of(8 * i) for i in range(1, 1_500)])) == {"few", "many", "wide", "shared"}
+
+
+def test_preload_promises_no_prediction_where_an_entry_wins_that_is_refused(
+    tmp_path: Path, driver: RecordingDriver
+) -> None:
+    """The entry names no function for equal bits, the form has one, and a call is a miss all the same."""
+    lib = library(tmp_path, driver, [entry(signature(512, K), [(None, "few")])], batch_invariant=True)
+    with pytest.raises(KernelMiss, match=r"cannot preload.*with a function for equal bits"):
+        lib.preload(only=[of(512)])
+    assert lib.preload(only=[of(520)]) == ("many",)
+
+
+def test_plans_of_what_was_predicted_count_among_those_that_are_kept(
+    tmp_path: Path, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lib = library(tmp_path, driver)
+    monkeypatch.setattr(contents, "MAX_PLANS", 3 * 7)
+    lib.preload(range(1, 4), only=[of(512)])
+    with pytest.raises(ArgumentError, match=r"4 M values for 2 signatures .* give fewer, 3 in all"):
+        lib.preload(range(1, 5), only=[of(520)])
+    lib.preload(range(1, 4), only=[of(520)])
+
+
 def test_reload_keeps_to_what_was_preloaded(tmp_path: Path, driver: RecordingDriver) -> None:
     lib = library(tmp_path, driver)
     lib.preload([3], only=[of(512)])
@@ -322,10 +390,12 @@ def test_reload_refuses_a_malformed_program(tmp_path: Path, driver: RecordingDri
 DAMAGE: dict[str, tuple[Any, Any, str]] = {
     "a field is missing": ([], {"forms": [], "programs": []}, "exactly the fields"),
     "a field is unknown": (["forms", 0, "batch"], 1, "exactly the fields"),
-    "checked_on is a word": (["checked_on"], "NVIDIA H200", "must be a list"),
-    "checked_on has no name": (["checked_on"], [""], "must be names"),
-    "checked_on has a long name": (["checked_on"], ["x" * 256], "must be names"),
-    "checked_on has many names": (["checked_on"], ["NVIDIA H200"] * 65, "at most 64 are read"),
+    "checked_on is a list": (["checked_on"], ["NVIDIA H200"], "must map targets of its forms"),
+    "checked_on has another target": (["checked_on"], {"sm_100a": ["NVIDIA B200"]}, "must map targets of its forms"),
+    "checked_on has a word": (["checked_on"], {"sm_90a": "NVIDIA H200"}, "must be a list"),
+    "checked_on has no name": (["checked_on"], {"sm_90a": [""]}, "must have names"),
+    "checked_on has a long name": (["checked_on"], {"sm_90a": ["x" * 256]}, "must have names"),
+    "checked_on has many names": (["checked_on"], {"sm_90a": ["NVIDIA H200"] * 65}, "at most 64 are read"),
     "programs are long": (["programs"], [PROGRAM | {"operations": "add " * 131_072}] * 2, "at most 262144 are read"),
     "a form is there twice": (["forms"], [ROW, ROW], "twice"),
     "a word is unknown": (["forms", 0, "form", "epilogue"], "tanh", "unknown epilogue"),
@@ -361,6 +431,14 @@ def test_malformed_table_is_refused_where(what: str) -> None:
         place[path[-1]] = value
     with pytest.raises(RecordError, match=f"universal table.*{message}.*build the archive again"):
         universal(obj)
+
+
+def test_a_program_of_many_forms_is_read_once() -> None:
+    """A file of a few kilobytes may have 512 forms of one program of 8,192 operations, which Python reads in 10 ms."""
+    shared = copy.deepcopy(TABLE)
+    shared["forms"].append(ROW | {"form": FORM | {"overlap": "launch"}})
+    (_, one), (_, other) = universal(shared).forms
+    assert one.costs is other.costs
 
 
 TYPES = st.sampled_from(["bf16", "f16", "e4m3", "f32"])

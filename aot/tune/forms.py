@@ -16,9 +16,10 @@ from runtime.archive import Archive
 from runtime.dispatch import Capability, serves
 from runtime.gpus import Gpu
 from runtime.signature import Signature
-from runtime.universal import Form
+from runtime.universal import Form, machine_of
 
 from .. import universal
+from ..costs import Machine
 from ..forms import read
 from ..providers import PROVIDERS, provider
 from ..variants import Variant
@@ -32,6 +33,7 @@ _N, _K = (256, 32_768), (512, 16_384)
 _MOST_FLOPS = 2.0**39  # a launch of about a millisecond, and a reference of about ten
 _CHECKED_AT = (1, 1), (9, 17), (37, 5)  # N and K, in the least extents that all functions take; odd, so tiles hang over
 _LEAST_EXTENT = 64
+_TRIES = 100  # to draw a problem; functions that take only vast extents have none
 
 
 class Task(NamedTuple):
@@ -51,11 +53,15 @@ class TunedForm:
 
 
 def to_tune(archive: Archive, capability: Capability, gpu: Gpu) -> list[Task]:
-    """The forms for this GPU's target, unless the functions of all were checked on its kind before."""
+    """The forms for this GPU's targets, but those whose functions were checked on its kind before."""
     table = read(archive)
-    if table is None or gpu.name in table.checked_on:
+    if table is None:
         return []
-    mine = [(place, form) for place, (_, form) in enumerate(table.forms) if serves(form.target, capability)]
+    mine = [
+        (place, form)
+        for place, (_, form) in enumerate(table.forms)
+        if serves(form.target, capability) and gpu.name not in table.checked_on.get(form.target, ())
+    ]
     groups: dict[Any, list[int]] = {}
     for place, form in mine:
         groups.setdefault((form.target, _group(_sample(form))), []).append(place)
@@ -82,16 +88,16 @@ def tune(task: Task) -> Generator[Job, Answer, TunedForm]:
     """Tune one form: its functions are checked on few extents at many M, then at each problem, where they are timed."""
     found, form = TunedForm(), task.form
 
-    def right() -> tuple[str, ...]:
-        return tuple(f.name for f in form.functions if f.name not in found.rejected)
+    def right(n: int) -> tuple[str, ...]:
+        return tuple(f.name for f in form.functions if f.name not in found.rejected and n <= f.most_n)
 
     n_step, k_step = _multiples(form)
     for n, k in _CHECKED_AT:
-        if names := right():
+        if names := right(n * n_step):
             answer = yield Job(form.signature(n * n_step, k * k_step), names, CHECK_TOKENS)
             found.rejected |= answer.rejected
     for m, n, k in task.problems:
-        if names := right():
+        if names := right(n):
             signature = form.signature(n, k)
             answer = yield Job(signature, names, check=(m,), m=m)
             found.rejected |= answer.rejected
@@ -125,9 +131,12 @@ def table(
         left = universal.without((words, source["programs"][row["program"]]), rejected)
         if left is not None:
             variants = [known.get(f.name) for f in form.functions if f.name not in rejected] if place in tuned else []
-            rows.append(_corrected(left, form, variants, measured))
-    checked_on = dict.fromkeys([*there.checked_on, *([gpu.name] if tuned else [])])
-    return universal.assemble(rows, list(checked_on)) if rows else None
+            rows.append(_corrected(left, form, variants, measured, Machine(*machine_of(gpu))))
+    checked_on = {target: dict.fromkeys(names) for target, names in there.checked_on.items()}
+    for place in tuned:
+        checked_on.setdefault(forms[place].target, {})[gpu.name] = None
+    left_for = {words["target"] for words, _ in rows}
+    return universal.assemble(rows, {t: list(checked_on[t]) for t in checked_on if t in left_for}) if rows else None
 
 
 def names(archive: Archive) -> set[str]:
@@ -154,13 +163,14 @@ def _corrected(
     form: Form,
     variants: Sequence[Variant | None],
     measured: Sequence[tuple[Signature, universal.Measured]],
+    machine: Machine,
 ) -> universal.Row:
     """The row with estimates that times of alike forms correct, where all of its functions are known variants."""
     signature, found = _sample(form), [v for v in variants if v is not None]
     alike = [m for s, m in measured if _group(s) == _group(signature)]
     if not alike or not variants or len(found) < len(variants):
         return row
-    lines = universal.corrections(found, signature, alike)
+    lines = universal.corrections(found, signature, alike, machine)
     return universal.row(universal.Chosen(signature, form.target, tuple(found), lines))
 
 
@@ -186,16 +196,21 @@ def _sample(form: Form) -> Signature:
 
 
 def _problems(form: Form, place: int, count: int) -> list[tuple[int, int, int]]:
-    """M, N and K of so many problems, the same each time: log-uniform, M in turns from each regime, none too large."""
+    """M, N and K of so many problems, the same each time: log-uniform, M in turns from each regime, none too large.
+
+    They are fewer where all that functions take is too large.
+    """
     drawn, found = random.Random(place), list[tuple[int, int, int]]()
     steps = [math.lcm(step, _LEAST_EXTENT) for step in _multiples(form)]
 
     def log_uniform(low: int, high: int, step: int = 1) -> int:
         return max(1, round(math.exp(drawn.uniform(math.log(low), math.log(high))) / step)) * step
 
-    while len(found) < count:
+    for _ in range(_TRIES * count):
         m = log_uniform(*_REGIMES[(len(found) + place) % len(_REGIMES)])
         n, k = log_uniform(*_N, steps[0]), log_uniform(*_K, steps[1])
         if form.signature(n, k).flops(m) <= _MOST_FLOPS:
             found.append((m, n, k))
+        if len(found) == count:
+            break
     return found

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any, TextIO
 
+from runtime import canonical
+
 from .jobs import Answer, Job
 
 _FORMAT = 1
@@ -58,14 +60,18 @@ class Journal:
 
     def answer(self, job: Job) -> Answer | None:
         """The answer to a job, if it was done."""
-        return self._answers.get(job.key())
+        return self._answers.get(self._key(job))
 
     def keep(self, job: Job, answer: Answer) -> None:
         """Write an answer down."""
         if self._file is not None:
             with contextlib.suppress(OSError):  # a disk that is full costs the journal, not the tuning
-                self._file.write(json.dumps({"job": job.key(), "answer": answer.to_json()}) + "\n")
+                self._file.write(json.dumps({"job": self._key(job), "answer": answer.to_json()}) + "\n")
                 self._file.flush()
+
+    def _key(self, job: Job) -> str:
+        """What a job's answer is kept under: another tuning with the same output may write to the file meanwhile."""
+        return canonical.digest([self._head, job.key()])
 
     def close(self, remove: bool) -> None:
         """End it; `remove` where everything is in the output."""

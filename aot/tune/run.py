@@ -70,10 +70,11 @@ def tune_archive(
             raise TuneError(f"{source}: its forms were tuned on this kind of GPU; build it again to tune it again")
         entries = entries_to_tune(source, dispatch, machine, tasks)
         # The very file, though another takes its name: the output may be the input.
-        here = Path(f"/proc/{os.getpid()}/fd/{held.fileno()}")
-        with contextlib.closing(machine.executor(Setup(here if here.exists() else source, options))) as executor:
+        by_number = Path(f"/proc/{os.getpid()}/fd/{held.fileno()}")
+        here = by_number if by_number.exists() else source
+        with contextlib.closing(machine.executor(Setup(here, options))) as executor:
             report = TuneReport(executor.environment())
-            of = {"archive": _digest(source), "options": asdict(options), "gpu": list(machine.gpu)}
+            of = {"archive": _digest(here), "options": asdict(options), "gpu": list(machine.gpu)}
             journal = Journal(Path(f"{destination}.tuning"), of | {"environment": _lasting(report.environment)})
             course = _Course(entries, tasks, _pools(archive, dispatch, entries), executor, journal)
             writer = Writer(archive, dispatch, course.pools, machine.gpu, options)

@@ -107,7 +107,7 @@ def tune(entry: Entry, pool: Pool) -> Generator[Job, Answer, Tuned]:
         if right := tuned.right():
             yield from time(m, _to_screen(candidates_at(candidates, m), tuned.predictions(pool), right, m))
     looked_at = set(begun)
-    while tuned.measured and len(looked_at) < points.budget(len(begun)):
+    while tuned.measured and tuned.right() and len(looked_at) < points.budget(len(begun)):
         point = points.following(tuned.predictions(pool), tuned.right(), looked_at)
         if point is None:
             break

@@ -67,8 +67,8 @@ class Results:
 class Writer:
     """Writes archives of what is known so far; `entries` are those that are tuned, the rest stays as it is.
 
-    An entry with candidates gives way to its tuned row. One without, which was tuned on another kind of GPU, stays, and
-    the row for this kind comes after it.
+    An entry with candidates, or for this kind of GPU, gives way to its tuned row. Another, which was tuned on another
+    kind, stays, and the row for this kind comes after it.
     """
 
     def __init__(
@@ -88,8 +88,9 @@ class Writer:
         package = Package()
         package.add_archive(self._archive, sorted(keep))
         for name in self._archive.tables:
-            if name not in ("gemm", "tuning", "universal", history.TABLE):
-                package.set_table(name, self._archive.table(name))
+            kept = name != history.TABLE or (self._options.history and not last)  # the output may be the input
+            if kept and name not in ("gemm", "tuning", "universal"):
+                package.set_table(name, self._archive.table(name), alone=name == history.TABLE)
         if universal is not None:
             package.set_table("universal", universal)
         package.set_table("gemm", tables.gemm_table(rows, self._archive.functions.targets_by_name()))
@@ -125,12 +126,12 @@ class Writer:
         rows, unserved, speedups = list[GemmRow](), list[str](), list[float]()
         for entry in self._dispatch.entries:
             key = entry.signature, entry.target
-            replaced = key in results and entry.candidates
+            replaced = key in results and (entry.candidates or entry.gpu == self._gpu)
             if not replaced and (row := untouched[id(entry)]):
                 rows.append(row)
             elif not replaced or key not in times:
                 unserved.append(f"{entry.signature.key()} on {entry.target}")
-            if key in times and (replaced or not any(r.signature == key[0] and r.gpu == self._gpu for r in rows)):
+            if key in times and not any((r.signature, r.target, r.gpu) == (*key, self._gpu) for r in rows):
                 row, ratios = self._tuned_row(key, results[key], times[key], chosen, rejected)
                 rows.append(row)
                 speedups += ratios
