@@ -21,6 +21,7 @@ from runtime.dispatch import serves
 from runtime.driver import Driver
 from runtime.errors import AotError, DeviceError, RecordError
 from runtime.gemm_table import read
+from runtime.limits import MAX_COST_RESULTS
 from runtime.signature import Signature
 from runtime.universal import Universal
 
@@ -75,13 +76,16 @@ class Plan:
 @dataclass(frozen=True)
 class Built:
     """What a build did. `unserved` has (signature, target, reason) for what the archive cannot serve, `targets` those
-    for which it serves something; `forms` counts what it serves at any N and K, those of a base too."""
+    for which it serves something; `forms` counts what it serves at any N and K, those of a base too. `of_base` counts
+    functions that are the base's alone, `untuned` the base's tuned entries that gave way to new candidates."""
 
     report: BuildReport
     targets: tuple[str, ...]
     unserved: tuple[tuple[Signature, str, str], ...]
     archive_bytes: int
     forms: int
+    of_base: int
+    untuned: int
 
 
 def plan(
@@ -145,10 +149,13 @@ def plan_universal(
     `times` is a file of measured times (`aot.times`), by which functions are chosen where it has times of a form.
 
     Raises:
-        AotError: an unknown target, no manifest, no form with estimates on a target, or `times` cannot be read.
+        AotError: an unknown target, no manifest, no form with estimates on a target, more functions than readers take,
+            or `times` cannot be read.
     """
     if not manifests:
         raise BuildError("there is nothing to build; name a manifest")
+    if limit > MAX_COST_RESULTS:
+        raise BuildError(f"a form has at most {MAX_COST_RESULTS} functions, found --candidates {limit}; give fewer")
     manifests = tuple(dict.fromkeys(manifests))
     forms: list[universal.Chosen] = []
     ranking = {}
@@ -211,13 +218,16 @@ def build(
     unserved += without
     targets = tuple(dict.fromkeys([*(row.target for row in entries), *(form.target for form in forms)]))
     build_table = _build_table(work, report, unserved)
-    served = 0
+    served = of_base = gone = 0
     if base is not None:
         kept = _rows_besides(base, entries)
         serving = {name for row in kept for name in row.names()} | (set() if forms else names_of_forms(base))
         _require_same_code(base, serving, report)
-        package.add_archive(base, [name for name in base.functions if name not in function_targets])
-        function_targets = base.functions.targets_by_name() | function_targets
+        left = (set(base.functions) - _named(base)) | serving
+        package.add_archive(base, [name for name in base.functions if name in left and name not in function_targets])
+        function_targets = {n: t for n, t in base.functions.targets_by_name().items() if n in left} | function_targets
+        of_base = len(left - {v.name() for v in report.kernels})
+        gone = sum(row.state == "tuned" for row in _rows(base)) - sum(row.state == "tuned" for row in kept)
         entries = [*kept, *entries]
         build_table["models"] = [*tables.models(base), *build_table["models"]]
         for name in {*base.tables} - {"build", "gemm"}:
@@ -233,7 +243,7 @@ def build(
         served = _require_readable(table, function_targets)
         package.set_table("universal", table)
     package.write(destination, cache=cache)
-    return Built(report, targets, tuple(unserved), os.stat(destination).st_size, served)
+    return Built(report, targets, tuple(unserved), os.stat(destination).st_size, served, of_base, gone)
 
 
 def _require_readable(table: dict[str, Any], function_targets: Mapping[str, str]) -> int:
@@ -285,11 +295,19 @@ def _forms(work: Plan, report: BuildReport) -> tuple[list[universal.Chosen], lis
 
 def _rows_besides(base: Archive, entries: Iterable[tables.GemmRow]) -> list[tables.GemmRow]:
     """The rows of another archive but for the signatures and targets of `entries`."""
-    if "gemm" not in base.tables:
-        return []
     replaced = {(row.signature, row.target) for row in entries}
-    there = read(base.table("gemm"), base.functions.targets_by_name())
-    return [tables.GemmRow.of(e) for e in there if (e.signature, e.target) not in replaced]
+    return [row for row in _rows(base) if (row.signature, row.target) not in replaced]
+
+
+def _rows(archive: Archive) -> list[tables.GemmRow]:
+    if "gemm" not in archive.tables:
+        return []
+    return [tables.GemmRow.of(e) for e in read(archive.table("gemm"), archive.functions.targets_by_name())]
+
+
+def _named(archive: Archive) -> set[str]:
+    """The functions that its entries and forms name."""
+    return {name for row in _rows(archive) for name in row.names()} | names_of_forms(archive)
 
 
 def _require_same_code(base: Archive, serving: Collection[str], report: BuildReport) -> None:

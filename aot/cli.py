@@ -96,6 +96,8 @@ def _options(
     epilog=_examples(
         "aot build model.yaml -o model.aot",
         "aot build a.yaml b.yaml -o both.aot --target sm_90a --target sm_100a --function rmsnorm",
+        "aot build forms.yaml -o universal.aot --universal",
+        "aot build model.yaml -o candidates.aot --base universal.aot",
     ),
 )
 def _build(
@@ -108,9 +110,11 @@ def _build(
         list[str] | None, typer.Option(metavar="NAME", help="Add another operation, such as rmsnorm. May be repeated.")
     ] = None,
     universal: Annotated[
-        bool, typer.Option("--universal", help="Serve the forms of MANIFESTs at any N and K, chosen by a model.")
+        bool, typer.Option("--universal", help="Serve the forms of MANIFESTs at any N and K, by estimated times.")
     ] = False,
-    base: Annotated[Path | None, typer.Option(metavar="BASE", help="Keep all that this archive serves too.")] = None,
+    base: Annotated[
+        list[Path] | None, typer.Option(metavar="BASE", help="Keep all that this archive serves too. One at most.")
+    ] = None,
     times: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --universal: measured times to choose functions by.")
     ] = None,
@@ -137,7 +141,9 @@ def _build(
     from .universal import FUNCTIONS
 
     begun = time.monotonic()
-    _refuse_inputs(output, manifests if base is None else [*manifests, base])
+    if len(base or ()) > 1:
+        raise AotError("--base is there more than once; load several archives as layers, runtime.load([...])")
+    _refuse_inputs(output, [*manifests, *(base or ()), *([times] if times else ())])
     require_replaceable(output, force, keep_tuned=True)
     loaded = [manifest.load(path) for path in manifests]
     if universal:
@@ -168,20 +174,25 @@ def _build(
         kept = Cache(directory, lambda message: progress.warn(f"cache: {message}"))
         try:
             with contextlib.ExitStack() as stack:
-                below = None if base is None else stack.enter_context(Archive.open(base))
+                below = stack.enter_context(Archive.open(base[0])) if base else None
                 built = build.build(work, output, kept, jobs, on_event, on_start, below)
         except KeyboardInterrupt:
             done = f"interrupted with {finished} of {total} kernels done; the same command continues there"
             raise Stop(done, INTERRUPTED) from None
     for signature, name, reason in built.unserved:
         warn(f"{signature.key()} on {name}: {reason}; the archive cannot serve it")
+    if built.untuned:
+        warn(
+            f"{_count(built.untuned, 'tuned entry', 'tuned entries')} of the base gave way to candidates; run: aot tune"
+        )
     summary = _summary(output, built, time.monotonic() - begun)
     if not as_json:
         made = f"{summary['compiled']} compiled, {summary['cached']} from the cache"
         kernels, failed = _count(summary["functions"], "kernel"), _count(summary["failed"], "candidate")
         forms = f"serving {_count(built.forms, 'form')} at any N and K, " if built.forms else ""
         size = f"{built.archive_bytes:,} bytes, {summary['seconds']:.1f} s"
-        say(f"{output}: {kernels} ({made}), {failed} failed, {forms}{size}")
+        of_base = f" and {built.of_base} of the base" if built.of_base else ""
+        say(f"{output}: {kernels} ({made}){of_base}, {failed} failed, {forms}{size}")
     if not no_tune and build.tunable(built.targets):
         summary["tuning"] = _tune(output, output, TuneOptions(), as_json)
         summary["bytes"] = output.stat().st_size
@@ -200,6 +211,7 @@ def _summary(output: Path, built: Built, seconds: float) -> dict[str, Any]:
         "archive": str(output),
         "bytes": built.archive_bytes,
         "functions": len(report.kernels),
+        "functions_of_base": built.of_base,
         "forms": built.forms,
         "compiled": report.compiled,
         "cached": report.cached,

@@ -108,6 +108,8 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
     predicted = _predicted(archive, name, gemms, tokens or forms.ROWS)
     if not predicted:
         known = [*{e.signature.key(): None for e in entries}, *{g: None for gs in gemms.values() for g in gs}]
+        if "*" in name:
+            raise UnknownName(f"{archive.path}: {name!r} is a form; put an N and a K in place of its stars")
         near = did_you_mean(name, [*known, *archive.functions]).split("known:")[0]
         raise UnknownName(
             f"{archive.path}: has no function, signature or gemm {name!r}; {near}`aot ls {archive.path}` lists them"

@@ -41,6 +41,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from runtime.archive import MAGIC
 from runtime.dtypes import DTYPES
 from runtime.errors import AotError
 from runtime.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, SCALINGS, Signature
@@ -235,6 +236,8 @@ def read_text(path: str, max_bytes: int = MAX_FILE_BYTES) -> str:
         raise ManifestError(f"{path}: cannot be read: {error}; check the path and its permissions") from None
     if len(data) > max_bytes:
         raise ManifestError(f"{path}: larger than {max_bytes} bytes, the most such a file may be; check the path")
+    if data.startswith(MAGIC):
+        raise ManifestError(f"{path}: is an archive, not a text file; give it to --base, or to `aot tune` or `aot ls`")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

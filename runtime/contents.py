@@ -233,6 +233,11 @@ class Contents:
         return None if self._dispatch is None else len({entry.signature for entry in self._dispatch.entries})
 
     @property
+    def forms(self) -> int:
+        """How many forms are served at any N and K; 0 while nobody has asked for the tables."""
+        return sum(len(universal) for _, universal in self._universals)
+
+    @property
     def used(self) -> bool:
         """Whether the gemm table was asked for, for which the device must be there."""
         return self._dispatch is not None
@@ -325,18 +330,23 @@ class Contents:
         """What serves `signature`, whatever the options say of it; raises as `entry` does."""
         found = self._find(signature)
         if found is None:
-            why = self._gemm_table().explain(signature, self._driver.compute_capability)
-            if self._universals:
-                why += (
-                    "\nand no universal table has a form with these types and words whose functions take this N and K"
-                )
-            raise KernelMiss(why)
+            capability = self._driver.compute_capability
+            reasons = [universal.reason(signature, capability) for _, universal in self._universals]
+            raise KernelMiss(self._gemm_table().explain(signature, capability, reasons[:1]))
         return found
 
     def _find(self, signature: Signature) -> AnyEntry | None:
         """What `_lookup` finds, or None."""
         driver = self._driver
-        return self._gemm_table().choose(signature, driver.compute_capability, driver.gpu) or self._predict(signature)
+        found = self._gemm_table().choose(signature, driver.compute_capability, driver.gpu)
+        return self._predict(signature) if found is None else self._instead(found)
+
+    def _instead(self, entry: Entry) -> AnyEntry:
+        """An entry of the table, or, where it was never tuned, what is predicted by functions that were checked."""
+        if entry.state == "tuned":
+            return entry
+        predicted = self._predict(entry.signature)
+        return predicted if predicted is not None and self.checked_on(predicted) else entry
 
     def _predict(self, signature: Signature) -> AnyEntry | None:
         """What the universal table of the last layer that can compute `signature` has for it."""
@@ -531,8 +541,8 @@ class Contents:
     def preload(self, asked: Preloaded, as_many_as_fit: bool = False) -> tuple[str, ...]:
         """See `Library.preload`. With `as_many_as_fit` M values that would be too many are left out, as are signatures
         that there are no more."""
-        there = self._gemm_table().entries_for(self._driver.compute_capability, self._driver.gpu)
-        there = tuple(entry for entry in there if self._allows(entry))
+        rows = self._gemm_table().entries_for(self._driver.compute_capability, self._driver.gpu)
+        there = tuple(entry for entry in map(self._instead, rows) if self._allows(entry))
         entries = self._asked_for(asked, there, as_many_as_fit)
         any_shape = self._universal_functions() if asked.only is None else []
         tokens: Sequence[int] = asked.tokens

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .errors import KernelMiss
@@ -172,8 +172,8 @@ class Dispatch:
         target = max((e.target for e in entries), key=preference, default=None)
         return nearest_kind((e for e in entries if e.target == target), gpu)
 
-    def explain(self, signature: Signature, capability: Capability) -> str:
-        """Why there is no entry for `signature`: the nearest ones, and how they differ."""
+    def explain(self, signature: Signature, capability: Capability, more: Sequence[str] = ()) -> str:
+        """Why there is no entry for `signature`: the nearest ones, and how they differ; then `more`, and what to do."""
         gpu = f"compute capability {capability[0]}.{capability[1]}"
         lines = [f"no kernel for {signature.key()} on {gpu}"]
         apart = {(e.signature, e.target): e for e in self.entries}.values()
@@ -186,7 +186,7 @@ class Dispatch:
             ]
         else:
             lines.append("the archive's gemm table has no entries")
-        lines.append("add the problem to the manifest and build the archive again")
+        lines += [*more, "add the problem to the manifest and build the archive again"]
         return "\n".join(lines)
 
 

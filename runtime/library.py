@@ -142,18 +142,22 @@ class Library:
         """A word for archive, device and options, the same in every process, by which compiled graphs may be kept."""
         return f"{self.digest} {self.device} {self._on_miss} {self._require} {self._on_slower} {self._batch_invariant}"
 
-    def entry(self, signature: Signature) -> AnyEntry:
-        """What serves `signature` on this GPU; nothing is loaded.
+    def entry(self, signature: Signature | str) -> AnyEntry:
+        """What serves `signature`, which may be given by its key, on this GPU; nothing is loaded.
 
         An entry of the gemm table, or a `runtime.universal.PredictedEntry` by a universal table.
 
         Raises:
+            ArgumentError: it is neither a signature nor the key of one.
             KernelMiss: nothing, or nothing that `require` accepts; the message names the nearest entries.
             ArchiveClosed: the library was closed.
             DeviceError: the archive has nothing for this GPU.
         """
         self._refuse_if_closed()
-        return self._now.entry(signature)
+        wanted = Signature.of_key(signature) if isinstance(signature, str) else signature
+        if not isinstance(wanted, Signature):
+            raise ArgumentError(f"signature must be one or its key, as `aot ls` lists them, found {signature!r:.200}")
+        return self._now.entry(wanted)
 
     def checked(self, entry: AnyEntry) -> bool:
         """Whether the functions of an entry of this library were found right on a GPU: it is tuned, or predicted by a
@@ -166,7 +170,7 @@ class Library:
         targets = dict.fromkeys(target for archive in now.archives for target in archive.targets)
         words = [f"{len(now.functions)} functions for {', '.join(targets) or 'no target'}"]
         if now.signatures is not None:
-            words.append(f"{now.signatures} signatures")
+            words.append(f"{now.signatures} signatures" + (f" and {now.forms} forms" if now.forms else ""))
         device = self._driver.known_device
         words.append("closed" if self._closed else "no device yet" if device is None else f"cuda:{device}")
         return f"<Library of {now.path}: {', '.join(words)}>"

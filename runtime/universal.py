@@ -248,6 +248,17 @@ class Universal:
                     return form
         return None
 
+    def reason(self, signature: Signature, capability: tuple[int, int]) -> str:
+        """Why no form serves `signature` on such a GPU, in words."""
+        words = tuple(getattr(signature, word) for word in WORDS[:-1])
+        for (*of_form, _, batched, target), form in self._forms.items():
+            if (tuple(of_form), batched) == (words, signature.batch > 1) and serves(target, capability):
+                pairs = {(f.n_multiple, f.k_multiple) for f in form.functions}
+                least = [p for p in pairs if not any(p != q and p[0] % q[0] == p[1] % q[1] == 0 for q in pairs)]
+                taken = " or ".join(f"N in multiples of {n} and K of {k}" for n, k in sorted(least))
+                return f"the form that is served at any N and K takes {taken}"
+        return f"of the forms that are served at any N and K, {len(self)}, none has these types and words"
+
     def functions(self, capability: tuple[int, int]) -> list[str]:
         """The functions of all forms that a GPU runs, each once."""
         forms = (form for form in self._forms.values() if serves(form.target, capability))

@@ -180,6 +180,12 @@ def test_show_predicts_for_the_kind_that_the_functions_were_checked_on(run: Run,
         assert (found["gpu"]["multiprocessors"], found["choices"][0]["us"]) == (sms, sms)
 
 
+def test_show_of_a_form_asks_for_an_n_and_a_k(run: Run, archive: Path) -> None:
+    result = run("show", archive, FORM_NAME)
+    assert (result.status, result.out) == (2, "")
+    assert "is a form; put an N and a K in place of its stars" in result.err
+
+
 def test_show_of_an_entry_or_a_function_is_what_it_was(run: Run, archive: Path) -> None:
     assert list(json.loads(run("show", archive, of(512).key(), "--json").out)) == ["gemm"]
     assert list(json.loads(run("show", archive, "few", "--json").out)) == ["function"]

@@ -494,6 +494,12 @@ def test_load_rejects_an_impossible_path() -> None:
         load("a\0b")
 
 
+def test_an_archive_is_told_from_a_manifest(tmp_path: Path) -> None:
+    (tmp_path / "m.aot").write_bytes(b"CUTEAOT\0\xff")
+    with pytest.raises(ManifestError, match=r"m\.aot: is an archive, not a text file; give it to --base"):
+        load(tmp_path / "m.aot")
+
+
 def test_load_rejects_bytes_that_are_not_utf8_with_their_line(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_bytes(GOOD.encode().replace(b"made", b"m\xff"))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from aot import manifest, times, universal
+from aot import manifest, tables, times, universal
 from aot.__main__ import main
 from aot.estimates import Correction, Estimates
 from aot.pack import Package
@@ -320,9 +320,31 @@ def test_a_build_on_a_base_gives_no_other_code_to_what_the_base_serves(
     assert not (tmp_path / "x.aot").exists()
 
 
+def test_a_build_on_a_tuned_base_says_what_it_replaces(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And has no function that only what was replaced named."""
+    with Archive.open(built / "universal.aot") as archive:
+        package, (name, other) = Package(), list(archive.functions)
+        package.add_archive(archive)
+        row = tables.GemmRow(dataclasses.replace(PLAIN, n=1024, k=512), "sm_90a", None, "tuned", [(None, name)])
+        package.set_table("gemm", tables.gemm_table([row], archive.functions.targets_by_name()))
+        package.write(built / "tuned.aot")
+    common = ["build", str(built / "tiny.yaml"), "--no-tune", "--cache", str(built / "cache"), "--candidates", "1"]
+    assert run(*common, "--base", str(built / "tuned.aot"), "-o", str(built / "over.aot"), "--json") == 0
+    said = capsys.readouterr()
+    assert "1 tuned entry of the base gave way to candidates" in said.err
+    summary = json.loads(said.out)
+    with Archive.open(built / "over.aot") as archive:
+        assert other in archive.functions, "nothing says whose it is"
+        assert len(archive.functions) == summary["functions"] + summary["functions_of_base"]
+        named = {n for e in archive.table("gemm")["entries"] for n in e["functions"]}
+        assert (name in archive.functions) is (name in named)
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
+        (["--universal", "--candidates", "65"], "a form has at most 64 functions"),
+        (["--base", "a.aot", "--base", "b.aot"], "--base is there more than once"),
         (["--universal", "--function", "rmsnorm"], "build them without --universal"),
         (["--times", "x.json"], "give that too"),
         (["--universal", "--times", "x.json"], "x.json: no file of times"),

@@ -295,8 +295,48 @@ def test_models_take_tuned_entries_that_rely_on_less_before_predicted_ones(
 
 def test_a_miss_says_that_no_form_fits(tmp_path: Path, driver: RecordingDriver) -> None:
     lib = library(tmp_path, driver)
-    with pytest.raises(KernelMiss, match="no universal table has a form with these types and words"):
+    advice = "add the problem to the manifest"
+    with pytest.raises(KernelMiss, match=rf"forms that are served .*, 1, none has these types and words\n{advice}"):
         launched(lib, driver, 512, 3, epilogue="silu")
+    taken = rf"any N and K takes N in multiples of 8 and K of 8\n{advice}"
+    with pytest.raises(KernelMiss, match=taken):
+        launched(lib, driver, 20, 3)
+
+
+def test_an_entry_may_be_asked_for_by_its_key(tmp_path: Path, driver: RecordingDriver) -> None:
+    lib = library(tmp_path, driver)
+    assert lib.entry(of(512).key()) is lib.entry(of(512))
+    unknown: Any
+    for unknown in ("qkv", None, 3):
+        with pytest.raises(ArgumentError, match="signature must be one or its key"):
+            lib.entry(unknown)
+
+
+def test_a_library_in_use_counts_its_forms(tmp_path: Path, driver: RecordingDriver) -> None:
+    lib = library(tmp_path, driver)
+    assert "form" not in repr(lib)
+    launched(lib, driver, 512, 3)
+    assert ", 0 signatures and 1 forms, cuda:0>" in repr(lib)
+
+
+@pytest.mark.parametrize(
+    ("state", "checked", "serves"),
+    [("tuned", True, "many"), ("ranked", True, "few"), ("ranked", False, "many"), ("tuned", False, "many")],
+)
+def test_what_was_never_run_gives_way_to_checked_functions(
+    tmp_path: Path, driver: RecordingDriver, state: str, checked: bool, serves: str
+) -> None:
+    rows = [entry(signature(512, K), [(None, "many")], state=state)]
+    obj = TABLE | {"checked_on": {"sm_90a": ["NVIDIA H200"]} if checked else {}}
+    lib = library(tmp_path, driver, rows, obj)
+    assert launched(lib, driver, 512, 3) == serves
+    taken, _ = choose(lib, of(512))
+    assert (taken is None) is (not checked and state == "ranked")
+    again = library(tmp_path, driver, rows, obj)
+    assert serves in again.preload([3], only=[of(512)])
+    plans = again.stats().plans_made
+    assert launched(again, driver, 512, 3) == serves
+    assert again.stats().plans_made == plans
 
 
 def test_a_function_that_is_none_of_the_form_is_refused(tmp_path: Path, driver: RecordingDriver) -> None:
