@@ -90,6 +90,17 @@ def test_only_what_is_near_the_best_is_looked_at_closely() -> None:
     assert ranges(found, {"a", "b"}, 0.0) == [(2000, "a"), (None, "b")]
 
 
+def test_rows_of_candidates_tell_what_was_asked_for_if_they_differ() -> None:
+    def entry(*rows: tuple[int, int]) -> Entry:
+        ranked = tuple((m, tuple(range(count))) for m, count in rows)
+        names = tuple("abcdefgh")
+        return Entry(SIGNATURE, "sm_90a", None, "ranked", names, (), (0,), None, (), ranked, ())
+
+    assert session.tokens_of(entry((1, 8), (16, 8), (24, 2), (64, 8), (96, 2), (4096, 8))) == [1, 16, 64, 4096]
+    assert session.tokens_of(entry((1, 1), (16, 1), (24, 1), (4096, 1))) == [1, 4096]
+    assert session.tokens_of(entry((16, 1))) == [16]
+
+
 def test_where_a_baseline_wins_by_more_than_the_tolerance() -> None:
     ours = times(*((m, {"f": 10.0}) for m in group_ends(1024)))
     serves = [(None, "f")]

@@ -49,12 +49,17 @@ class Tuned:
 
 
 def tokens_of(entry: Entry) -> list[int]:
-    """The M values that an entry was asked for: those with long rows of candidates, or those it was timed at before."""
+    """The M values that an entry was asked for: those with long rows of candidates, or those it was timed at before.
+
+    Where all rows are as long, as with one candidate each, nothing tells them apart: the first and the last.
+    """
     if not entry.candidates:
         return sorted({t["m"] for t in entry.timings}) or [m for m, _ in entry.ranges if m is not None] or [1]
     longest = max(len(names) for _, names in entry.candidates)
     ms = [m for m, _ in entry.candidates]
-    return sorted({ms[0], ms[-1], *(m for m, names in entry.candidates if len(names) > _MANIFEST * longest)})
+    told_apart = any(len(names) < longest for _, names in entry.candidates)
+    asked = (m for m, names in entry.candidates if told_apart and len(names) > _MANIFEST * longest)
+    return sorted({ms[0], ms[-1], *asked})
 
 
 def candidates_at(ranked: Sequence[tuple[int, Sequence[str]]], m: int) -> list[str]:
