@@ -55,7 +55,9 @@ def match(
 ) -> tuple[Signature | None, str]:
     """The signature by which `lib` has a checked kernel for d = a @ b + bias, or None and why there is none.
 
-    Checked are kernels of tuned entries, and those that a table predicts whose functions were checked. a is (..., M, K) and b (..., K, N), batched if both are of three dimensions. `scaled` says that the product has an
+    Checked are kernels of tuned entries, and those that a table predicts whose functions were checked.
+
+    a is (..., M, K) and b (..., K, N), batched if both are of three dimensions. `scaled` says that the product has an
     alpha or a beta that is not 1.
     """
     extents = [*b.shape, a.shape[-1], *(a.shape[:-2])]
