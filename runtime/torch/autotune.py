@@ -89,8 +89,8 @@ def autotune_choices(lib: Library, *, mode: str = "max-autotune", overlap: str =
     """Options for `torch.compile(model, options=...)`: those of `mode`, with `lib` as one more choice of autotuning.
 
     Inductor measures the archive's kernel beside its own choices for each mm, addmm and bmm that the archive has a
-    tuned entry for, and keeps the fastest. What was offered and chosen is in `options["post_grad_custom_post_pass"]`,
-    a `GemmChoices`, printable.
+    checked kernel for (of a tuned entry, or predicted by a table whose functions were checked), and keeps the fastest.
+    What was offered and chosen is in `options["post_grad_custom_post_pass"]`, a `GemmChoices`, printable.
 
     Raises:
         ArgumentError: `lib` is no open library, `mode` is neither "max-autotune" nor "max-autotune-no-cudagraphs", or

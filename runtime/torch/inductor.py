@@ -22,10 +22,11 @@ from .products import MATMULS, Operand, is_scaled, match, value_of
 class GemmPass:
     """A pass of Inductor's over the graph after autograd: mm, addmm and bmm that an archive serves become the operator.
 
-    N, K, batch and element types must be known and have a tuned entry; M may be a symbol. B is transposed from a
-    row-major (N, K), as for linear layers, or is a row-major (K, N). addmm is taken with alpha and beta 1 and a bias of
-    one dimension. `routed` counts what was replaced by the key of its signature, `left` the rest by the reason; a graph
-    that Inductor takes from its cache does not come by here and is not counted again.
+    N, K, batch and element types must be known and have a checked kernel (of a tuned entry, or predicted by a table
+    whose functions were checked); M may be a symbol. B is transposed from a row-major (N, K), as for linear layers, or
+    is a row-major (K, N). addmm is taken with alpha and beta 1 and a bias of one dimension. `routed` counts what was
+    replaced by the key of its signature, `left` the rest by the reason; a graph that Inductor takes from its cache does
+    not come by here and is not counted again.
     """
 
     def __init__(self, lib: Library, overlap: str = "serial") -> None:

@@ -163,7 +163,9 @@ def _gated_class(cls: Any) -> Any:
 
 
 def replace_linears(model: nn.Module, lib: Library, *, fuse: bool = True, overlap: str = "serial") -> Report:
-    """Let `lib` compute the nn.Linear layers of `model` that it has a tuned kernel for, in place.
+    """Let `lib` compute the nn.Linear layers of `model` that it has a checked kernel for, in place.
+
+    Checked are kernels of tuned entries, and those that a table predicts whose functions were checked.
 
     Modules and Parameters stay the same objects (only modules' classes change), so hooks, ties and the keys of the
     state_dict do. With `fuse`, where the archive has that signature:

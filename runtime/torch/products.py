@@ -53,7 +53,9 @@ def is_scaled(node: torch.fx.Node) -> bool:
 def match(
     lib: Library, overlap: str, d: Operand, a: Operand, b: Operand, bias: Operand | None, scaled: bool
 ) -> tuple[Signature | None, str]:
-    """The signature by which `lib` has a tuned kernel for d = a @ b + bias, or None and why there is none.
+    """The signature by which `lib` has a checked kernel for d = a @ b + bias, or None and why there is none.
+
+    Checked are kernels of tuned entries, and those that a table predicts whose functions were checked.
 
     a is (..., M, K) and b (..., K, N), batched if both are of three dimensions. `scaled` says that the product has an
     alpha or a beta that is not 1.
