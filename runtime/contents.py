@@ -403,7 +403,7 @@ class Contents:
         if checked_on := self.checked_on(entry):
             return (
                 f"{self._where(entry)} is {entry.state}: its kernels were checked on {', '.join(checked_on)} and "
-                "chosen by a model, not by times; to tune it, build a manifest that names it with --base and run: aot "
+                "chosen by estimate, not by times; to tune it, build a manifest that names it with --base and run: aot "
                 "tune"
             )
         return (

@@ -256,7 +256,9 @@ def test_a_prediction_that_is_pushed_out_while_it_is_looked_up_is_made_again(
 
 def test_what_the_model_chose_is_refused_where_tuned_is_required(tmp_path: Path, driver: RecordingDriver) -> None:
     lib = library(tmp_path, driver, require="tuned")
-    with pytest.raises(KernelMiss, match="is predicted: its kernels were checked on NVIDIA H200 and chosen by a model"):
+    with pytest.raises(
+        KernelMiss, match="is predicted: its kernels were checked on NVIDIA H200 and chosen by estimate"
+    ):
         launched(lib, driver, 512, 3)
     assert lib.stats().refusals[0].reason == "not tuned"
     assert lib.preload() == ()
