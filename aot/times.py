@@ -1,12 +1,14 @@
-"""Files of times that were measured of many variants, read: what `scripts/sweep_variants.py --times` takes too.
+"""Files of times that were measured of many variants, read: what `scripts/sweep_variants.py` writes.
 
-A file is JSON, compressed with xz if its name ends so. `names` has lists of functions; each of `results` has a
-`signature`, an `m`, which of the lists its times are of, `us` in the order of that list (null: not timed), and `best`
-with times of a few that were taken with more care.
+A file is JSON, compressed with xz if its name ends so. Each of `results` has a `signature`, as its fields or its key,
+an `m`, microseconds by function in `us`, and in `best` those of a few that were taken with more care. Where many have
+the same functions, `us` may be a list (null: not timed) in the order of one of the lists in `names`, which the `names`
+of the result counts from 0.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import lzma
 from pathlib import Path
@@ -34,23 +36,33 @@ def load(path: Path, target: str) -> list[tuple[Signature, Measured]]:
         data = path.read_bytes()
         content = json.loads(lzma.decompress(data) if path.suffix == ".xz" else data)
         return _measured(content, target)
-    except (OSError, lzma.LZMAError, ValueError, LookupError, TypeError, AotError) as error:
+    except (OSError, lzma.LZMAError, ValueError, LookupError, TypeError, AttributeError, AotError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         raise TimesError(
             f"{path}: no file of times ({reason:.200}); name one such as benchmarks/results/variants_h200.json.xz"
         ) from None
 
 
+def _signature(obj: Any) -> Signature:
+    found = Signature.of_key(obj) if isinstance(obj, str) else Signature.from_json(obj)
+    if found is None:
+        raise ValueError(f"{obj!r:.100} is no key of a signature")
+    return found
+
+
 def _measured(content: Any, target: str) -> list[tuple[Signature, Measured]]:
-    variants: dict[int, dict[str, Variant]] = {}
+    variants: dict[Signature, dict[str, Variant]] = {}
     found = []
     for case in content["results"]:
-        signature, names = Signature.from_json(case["signature"]), content["names"][case["names"]]
-        if case["names"] not in variants:
-            legal = (v for p in PROVIDERS for v in provider(p).variants(target, signature))
-            variants[case["names"]] = {v.name(): v for v in legal}
-        known = variants[case["names"]]
-        us = {name: float(t) for name, t in zip(names, case["us"], strict=True) if t is not None}
+        signature, us = _signature(case["signature"]), case["us"]
+        form = dataclasses.replace(signature, n=256, k=256)
+        if form not in variants:
+            legal = (v for p in PROVIDERS for v in provider(p).variants(target, form))
+            variants[form] = {v.name(): v for v in legal}
+        known = variants[form]
+        if isinstance(us, list):
+            us = dict(zip(content["names"][case["names"]], us, strict=True))
+        us = {name: float(t) for name, t in us.items() if t is not None}
         us |= {name: float(t) for name, t in case["best"].items() if name in us}
         times = {choices_of(known[name]): t for name, t in us.items() if name in known and t > 0}
         if times:

@@ -365,12 +365,33 @@ def test_what_cannot_be_is_one_line_and_status_2(
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "{}", '{"names": [], "results": [{"signature": {}}]}', '{"names": [["f"]], "results": 3}'],
+    [
+        "",
+        "[]",
+        "{}",
+        '{"names": [], "results": [{"signature": {}}]}',
+        '{"names": [["f"]], "results": 3}',
+        '{"results": [{"signature": "x"}]}',
+    ],
 )
 def test_a_file_of_something_else_is_no_file_of_times(tmp_path: Path, content: str) -> None:
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(times.TimesError, match="no file of times"):
         times.load(tmp_path / "x.json", "sm_90a")
+
+
+def test_times_by_key_and_name_are_read_as_those_in_lists(tmp_path: Path) -> None:
+    """As scripts/sweep_variants.py writes them."""
+    names = [v.name() for v in provider("own").variants("sm_90a", PLAIN)[:3]]
+    us = {name: 10.0 + i for i, name in enumerate(names)}
+    case = {"signature": PLAIN.key(), "m": 300, "best": {names[2]: 9.5, "torch": 12.0}, "loss": [1.0], "us": us}
+    (tmp_path / "x.json").write_text(json.dumps({"results": [case]}))
+    ((signature, found),) = times.load(tmp_path / "x.json", "sm_90a")
+    assert (signature, found.n, found.k, found.m) == (PLAIN, 6144, 4096, 300)
+    assert sorted(found.us.values()) == [9.5, 10.0, 11.0]
+    listed = case | {"signature": PLAIN.to_json(), "names": 0, "us": list(us.values())}
+    (tmp_path / "y.json").write_text(json.dumps({"names": [names], "results": [listed]}))
+    assert times.load(tmp_path / "y.json", "sm_90a") == [(signature, found)]
 
 
 def test_times_are_of_variants_of_any_alike_form() -> None:
