@@ -372,6 +372,7 @@ def test_what_cannot_be_is_one_line_and_status_2(
         '{"names": [], "results": [{"signature": {}}]}',
         '{"names": [["f"]], "results": 3}',
         '{"results": [{"signature": "x"}]}',
+        '{"results": [{"signature": "bf16_bf16_bf16_f32_none_n8_k8", "m": 1, "us": 3, "best": {}}]}',
     ],
 )
 def test_a_file_of_something_else_is_no_file_of_times(tmp_path: Path, content: str) -> None:
