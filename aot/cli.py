@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,8 +30,9 @@ from .targets import TARGETS
 from .tune_options import MAX_SEED, TuneOptions
 
 if TYPE_CHECKING:
-    from .build import Built
+    from .build import Built, Plan
     from .compiler import Event
+    from .manifest import Manifest
 
 
 def _examples(*lines: str) -> str:
@@ -138,7 +139,6 @@ def _build(
     from . import build, manifest
     from .cache import Cache
     from .describe import resources
-    from .universal import FUNCTIONS
 
     begun = time.monotonic()
     if len(base or ()) > 1:
@@ -147,9 +147,7 @@ def _build(
     require_replaceable(output, force, keep_tuned=True)
     loaded = [manifest.load(path) for path in manifests]
     if universal:
-        if function:
-            raise AotError("--function adds operations that no table chooses; build them without --universal")
-        work = build.plan_universal(loaded, target or (), candidates or FUNCTIONS, times)
+        work = _plan_universal(loaded, target or (), candidates, times, function)
     elif times is not None:
         raise AotError("--times is what --universal chooses by; give that too, or leave it out")
     else:
@@ -179,20 +177,8 @@ def _build(
         except KeyboardInterrupt:
             done = f"interrupted with {finished} of {total} kernels done; the same command continues there"
             raise Stop(done, INTERRUPTED) from None
-    for signature, name, reason in built.unserved:
-        warn(f"{signature.key()} on {name}: {reason}; the archive cannot serve it")
-    if built.untuned:
-        warn(
-            f"{_count(built.untuned, 'tuned entry', 'tuned entries')} of the base gave way to candidates; run: aot tune"
-        )
     summary = _summary(output, built, time.monotonic() - begun)
-    if not as_json:
-        made = f"{summary['compiled']} compiled, {summary['cached']} from the cache"
-        kernels, failed = _count(summary["functions"], "kernel"), _count(summary["failed"], "candidate")
-        forms = f"serving {_count(built.forms, 'form')} at any N and K, " if built.forms else ""
-        size = f"{built.archive_bytes:,} bytes, {summary['seconds']:.1f} s"
-        of_base = f" and {built.of_base} of the base" if built.of_base else ""
-        say(f"{output}: {kernels} ({made}){of_base}, {failed} failed, {forms}{size}")
+    _tell(built, summary, quiet=as_json)
     if not no_tune and build.tunable(built.targets):
         summary["tuning"] = _tune(output, output, TuneOptions(), as_json)
         summary["bytes"] = output.stat().st_size
@@ -200,6 +186,38 @@ def _build(
         print_json(summary)
     if built.unserved or (summary["tuning"] or {}).get("unserved") or (strict and summary["failed"]):
         raise typer.Exit(1)
+
+
+def _plan_universal(
+    manifests: Sequence[Manifest],
+    targets: Sequence[str],
+    candidates: int | None,
+    times: Path | None,
+    function: Sequence[str] | None,
+) -> Plan:
+    from .build import plan_universal
+    from .universal import FUNCTIONS
+
+    if function:
+        raise AotError("--function adds operations that no table chooses; build them without --universal")
+    return plan_universal(manifests, targets, candidates or FUNCTIONS, times)
+
+
+def _tell(built: Built, summary: dict[str, Any], quiet: bool) -> None:
+    """Warn of what the archive cannot serve or lost, then say what was made."""
+    for signature, name, reason in built.unserved:
+        warn(f"{signature.key()} on {name}: {reason}; the archive cannot serve it")
+    if built.untuned:
+        entries = _count(built.untuned, "tuned entry", "tuned entries")
+        warn(f"{entries} of the base gave way to candidates; run: aot tune")
+    if quiet:
+        return
+    made = f"{summary['compiled']} compiled, {summary['cached']} from the cache"
+    kernels, failed = _count(summary["functions"], "kernel"), _count(summary["failed"], "candidate")
+    forms = f"serving {_count(built.forms, 'form')} at any N and K, " if built.forms else ""
+    size = f"{built.archive_bytes:,} bytes, {summary['seconds']:.1f} s"
+    of_base = f" and {built.of_base} of the base" if built.of_base else ""
+    say(f"{summary['archive']}: {kernels} ({made}){of_base}, {failed} failed, {forms}{size}")
 
 
 def _summary(output: Path, built: Built, seconds: float) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import operator
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from .errors import RecordError
 from .gpus import Gpu
@@ -24,6 +24,7 @@ from .limits import (
     MAX_GPU_MULTIPROCESSORS,
     MAX_NAME_CHARACTERS,
 )
+from .reading import fail_table, table_fields, table_list
 from .signature import Signature
 from .tuples import NamedTuple
 
@@ -113,11 +114,11 @@ def read(obj: Any, targets: Mapping[str, str] | None = None) -> tuple[Entry, ...
         RecordError: anything is missing, unknown, out of order, unused, or names a function that is not there.
         TableLimitExceeded: it has more rows than are read.
     """
-    obj = _fields(obj, {"gpus", "entries"}, "gemm table")
-    rows = _list(obj["entries"], "gemm table: entries")
+    obj = table_fields(obj, {"gpus", "entries"}, "gemm table")
+    rows = table_list(obj["entries"], "gemm table: entries")
     if len(rows) > MAX_GEMM_ENTRIES:
         raise TableLimitExceeded(_said("gemm table", f"has {len(rows)} entries, at most {MAX_GEMM_ENTRIES} are read"))
-    gpus = _read_gpus(_list(obj["gpus"], "gemm table: gpus"))
+    gpus = _read_gpus(table_list(obj["gpus"], "gemm table: gpus"))
     entries = [_read_entry(row, number, gpus, targets) for number, row in enumerate(rows)]
     if (ranges := sum(len(entry.chosen) for entry in entries)) > MAX_GEMM_RANGES:
         raise TableLimitExceeded(_said("gemm table", f"has {ranges} ranges of M, at most {MAX_GEMM_RANGES} are read"))
@@ -126,31 +127,15 @@ def read(obj: Any, targets: Mapping[str, str] | None = None) -> tuple[Entry, ...
         key = entry.signature, entry.target, entry.gpu
         if key in seen:
             kind = "any GPU" if entry.gpu is None else entry.gpu.words()
-            _fail("gemm table", f"two entries for {entry.signature.key()} on {entry.target}, {kind}")
+            fail_table("gemm table", f"two entries for {entry.signature.key()} on {entry.target}, {kind}")
         seen.add(key)
     if unused := set(gpus) - {entry.gpu for entry in entries}:
-        _fail("gemm table", f"no entry is for {min(unused).words()}, which is among its gpus")
+        fail_table("gemm table", f"no entry is for {min(unused).words()}, which is among its gpus")
     return tuple(entries)
 
 
 def _said(where: str, what: str) -> str:
     return f"{where}: {what}; build the archive again"
-
-
-def _fail(where: str, what: str) -> NoReturn:
-    raise RecordError(_said(where, what))
-
-
-def _fields(obj: Any, names: set[str], where: str) -> dict[str, Any]:
-    if not isinstance(obj, dict) or set(obj) != names:
-        _fail(where, f"needs exactly the fields {sorted(names)}, found {obj!r:.200}")
-    return obj
-
-
-def _list(obj: Any, where: str) -> list[Any]:
-    if not isinstance(obj, list):
-        _fail(where, f"must be a list, found {obj!r:.200}")
-    return obj
 
 
 def _read_gpus(rows: list[Any]) -> list[Gpu]:
@@ -159,40 +144,40 @@ def _read_gpus(rows: list[Any]) -> list[Gpu]:
     found: dict[Gpu, None] = {}
     for number, row in enumerate(rows):
         where = f"gemm table: gpus[{number}]"
-        row = _fields(row, {"name", "multiprocessors", "memory_gbps"}, where)
+        row = table_fields(row, {"name", "multiprocessors", "memory_gbps"}, where)
         name, sms, rate = row["name"], row["multiprocessors"], row["memory_gbps"]
         if type(name) is not str or not 0 < len(name) <= MAX_NAME_CHARACTERS:
-            _fail(where, f"name must be a word of at most {MAX_NAME_CHARACTERS} characters, found {name!r:.50}")
+            fail_table(where, f"name must be a word of at most {MAX_NAME_CHARACTERS} characters, found {name!r:.50}")
         if type(sms) is not int or not 1 <= sms <= MAX_GPU_MULTIPROCESSORS:
-            _fail(where, f"multiprocessors must be 1 to {MAX_GPU_MULTIPROCESSORS}, found {sms!r:.50}")
+            fail_table(where, f"multiprocessors must be 1 to {MAX_GPU_MULTIPROCESSORS}, found {sms!r:.50}")
         if type(rate) is not int or not 0 <= rate <= MAX_GPU_MEMORY_GBPS:
-            _fail(where, f"memory_gbps must be 0 to {MAX_GPU_MEMORY_GBPS}, found {rate!r:.50}")
+            fail_table(where, f"memory_gbps must be 0 to {MAX_GPU_MEMORY_GBPS}, found {rate!r:.50}")
         gpu = Gpu(name, sms, rate)
         if gpu in found:
-            _fail(where, f"{gpu.words()} is there twice")
+            fail_table(where, f"{gpu.words()} is there twice")
         found[gpu] = None
     return list(found)
 
 
 def _read_entry(obj: Any, number: int, gpus: Sequence[Gpu], targets: Mapping[str, str] | None) -> Entry:
     where = f"gemm table entry {number}"
-    obj = _fields(obj, _FIELDS, where)
+    obj = table_fields(obj, _FIELDS, where)
     signature = Signature.from_json(obj["signature"])
     target, gpu, invariant = obj["target"], obj["gpu"], obj["invariant"]
     if not isinstance(target, str) or not TARGET.fullmatch(target):
-        _fail(where, f"unknown target {target!r:.50}")
+        fail_table(where, f"unknown target {target!r:.50}")
     if obj["state"] not in STATES:
-        _fail(where, f"state must be one of {STATES}, found {obj['state']!r:.50}")
+        fail_table(where, f"state must be one of {STATES}, found {obj['state']!r:.50}")
     if gpu is not None:
         _indexes([gpu], len(gpus), "gpus", f"{where} gpu")
-    names = _read_names(_list(obj["functions"], f"{where} functions"), target, targets, f"{where} functions")
+    names = _read_names(table_list(obj["functions"], f"{where} functions"), target, targets, f"{where} functions")
     bounds, chosen = _read_ranges(obj["ranges"], len(names), f"{where} ranges")
     if invariant is not None:
         _indexes([invariant], len(names), "functions", f"{where} invariant")
     ranked = _read_ranked(obj["candidates"], len(names), f"{where} candidates")
     used = {*chosen, *itertools.chain.from_iterable(indexes for _, indexes in ranked)} | {invariant}
     if unused := set(range(len(names))) - used:
-        _fail(f"{where} functions", f"{names[min(unused)]!r:.100} is used by no range and is no candidate")
+        fail_table(f"{where} functions", f"{names[min(unused)]!r:.100} is used by no range and is no candidate")
     return Entry(
         signature,
         target,
@@ -204,28 +189,28 @@ def _read_entry(obj: Any, number: int, gpus: Sequence[Gpu], targets: Mapping[str
         None if invariant is None else names[invariant],
         _read_torch_faster(obj["torch_faster"], f"{where} torch_faster"),
         ranked,
-        tuple(_list(obj["timings"], f"{where} timings")),
+        tuple(table_list(obj["timings"], f"{where} timings")),
     )
 
 
 def _read_names(rows: list[Any], target: str, targets: Mapping[str, str] | None, where: str) -> tuple[str, ...]:
     for name in rows:
         if not isinstance(name, str) or not name:
-            _fail(where, f"a function's name must be a word, found {name!r:.100}")
+            fail_table(where, f"a function's name must be a word, found {name!r:.100}")
         if targets is not None and targets.get(name) != target:
             held = f"is for {targets[name]}" if name in targets else "is not in the archive"
-            _fail(where, f"function {name!r:.300} {held}, the entry is for {target}")
+            fail_table(where, f"function {name!r:.300} {held}, the entry is for {target}")
     if len(set(rows)) != len(rows):
-        _fail(where, f"{next(name for name in rows if rows.count(name) > 1)!r:.100} is there twice")
+        fail_table(where, f"{next(name for name in rows if rows.count(name) > 1)!r:.100} is there twice")
     return tuple(rows)
 
 
 def _columns(rows: Any, what: str, where: str) -> list[tuple[Any, ...]]:
     """The two columns of a list of pairs; none of an empty one."""
-    _list(rows, where)
+    table_list(rows, where)
     if not all(type(row) is list and len(row) == 2 for row in rows):
         bad = next(row for row in rows if type(row) is not list or len(row) != 2)
-        _fail(where, f"a row is {what}, found {bad!r:.200}")
+        fail_table(where, f"a row is {what}, found {bad!r:.200}")
     return list(zip(*rows, strict=True))
 
 
@@ -236,7 +221,7 @@ def _ascending(values: Sequence[Any], where: str) -> None:
         return
     for value in values:
         if type(value) is not int or value <= above:
-            _fail(where, f"M values must be integers in ascending order, found {value!r:.50} after {above}")
+            fail_table(where, f"M values must be integers in ascending order, found {value!r:.50} after {above}")
         above = value
 
 
@@ -244,21 +229,21 @@ def _indexes(values: Sequence[Any], count: int, of: str, where: str) -> None:
     """Whether these count one of `count` things each."""
     if values and (set(map(type, values)) != {int} or min(values) < 0 or max(values) >= count):
         bad = next(value for value in values if type(value) is not int or not 0 <= value < count)
-        _fail(where, f"{bad!r:.50} is no index into the {count} {of}")
+        fail_table(where, f"{bad!r:.50} is no index into the {count} {of}")
 
 
 def _read_ranges(obj: Any, count: int, where: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     columns = _columns(obj, "[m_max, index of a function]", where)
     if not columns:
-        _fail(where, "there is no range")
+        fail_table(where, "there is no range")
     (*bounds, last), chosen = columns
     if last is not None or None in bounds:
-        _fail(where, "the last range, and only that, has m_max null")
+        fail_table(where, "the last range, and only that, has m_max null")
     _ascending(bounds, where)
     _indexes(chosen, count, "functions", where)
     if not all(map(operator.ne, chosen, chosen[1:])):
         place = next(i for i, pair in enumerate(itertools.pairwise(chosen)) if pair[0] == pair[1])
-        _fail(where, f"those up to M = {bounds[place]} and after it have the same function, and are one range")
+        fail_table(where, f"those up to M = {bounds[place]} and after it have the same function, and are one range")
     return tuple(bounds), chosen
 
 
@@ -269,7 +254,7 @@ def _read_ranked(obj: Any, count: int, where: str) -> tuple[tuple[int, tuple[int
     tokens, ranked = columns
     _ascending(tokens, where)
     for m, indexes in zip(tokens, ranked, strict=True):
-        _indexes(_list(indexes, f"{where} at M = {m}"), count, "functions", f"{where} at M = {m}")
+        _indexes(table_list(indexes, f"{where} at M = {m}"), count, "functions", f"{where} at M = {m}")
     return tuple(zip(tokens, map(tuple, ranked), strict=True))
 
 
@@ -280,10 +265,10 @@ def _read_torch_faster(obj: Any, where: str) -> tuple[tuple[int, int | None], ..
     above: Any = 0
     for i, (first, last) in enumerate(zip(*columns, strict=True)):
         if type(first) is not int or first <= above:
-            _fail(where, f"M values must be integers in ascending order, found {first!r:.50} after {above}")
+            fail_table(where, f"M values must be integers in ascending order, found {first!r:.50} after {above}")
         if last is None and i < len(columns[0]) - 1:
-            _fail(where, "only the last range may have m_max null")
+            fail_table(where, "only the last range may have m_max null")
         if last is not None and (type(last) is not int or last < first):
-            _fail(where, f"a range may not end before it begins, found {last!r:.50} after {first}")
+            fail_table(where, f"a range may not end before it begins, found {last!r:.50} after {first}")
         above = last
     return tuple(zip(*columns, strict=True))

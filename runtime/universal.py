@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 from .costs import CostProgram
 from .dispatch import preference, serves
@@ -25,7 +25,7 @@ from .limits import (
     MAX_UNIVERSAL_FORMS,
     MAX_UNIVERSAL_NODES,
 )
-from .reading import is_int
+from .reading import fail_table, is_int, table_fields, table_list
 from .signature import OVERLAPS, Signature
 from .tuples import NamedTuple
 
@@ -191,12 +191,12 @@ class Universal:
             RecordError: anything is missing, unknown, or names a function that is not there.
         """
         where = "universal table"
-        obj = _fields(obj, {"checked_on", "forms", "programs"}, where)
-        programs = _list(obj["programs"], where)
-        if len(_list(obj["forms"], where)) > MAX_UNIVERSAL_FORMS or len(programs) > MAX_UNIVERSAL_FORMS:
-            _fail(where, f"has {len(obj['forms'])} forms, at most {MAX_UNIVERSAL_FORMS} are read")
+        obj = table_fields(obj, {"checked_on", "forms", "programs"}, where)
+        programs = table_list(obj["programs"], where)
+        if len(table_list(obj["forms"], where)) > MAX_UNIVERSAL_FORMS or len(programs) > MAX_UNIVERSAL_FORMS:
+            fail_table(where, f"has {len(obj['forms'])} forms, at most {MAX_UNIVERSAL_FORMS} are read")
         if (nodes := sum(map(_nodes, programs))) > MAX_UNIVERSAL_NODES:
-            _fail(
+            fail_table(
                 where,
                 f"its cost programs have {nodes} constants and operations, at most {MAX_UNIVERSAL_NODES} are read",
             )
@@ -205,22 +205,22 @@ class Universal:
         used = set()
         for number, row in enumerate(obj["forms"]):
             here = f"{where}: form {number}"
-            row = _fields(row, {"form", "target", "functions", "program"}, here)
+            row = table_fields(row, {"form", "target", "functions", "program"}, here)
             if not is_int(row["program"], 0, len(programs) - 1):
-                _fail(here, f"program must be one of the {len(programs)} there are, found {row['program']!r:.50}")
+                fail_table(here, f"program must be one of the {len(programs)} there are, found {row['program']!r:.50}")
             used.add(row["program"])
             if not isinstance(row["target"], str) or not TARGET.fullmatch(row["target"]):
-                _fail(here, f"unknown target {row['target']!r:.50}")
+                fail_table(here, f"unknown target {row['target']!r:.50}")
             words = _key(row["form"], here)
             key = (*words, row["target"])
             if key in forms:
-                _fail(here, "it is there twice")
-            functions = tuple(_function(f, row["target"], targets, here) for f in _list(row["functions"], here))
+                fail_table(here, "it is there twice")
+            functions = tuple(_function(f, row["target"], targets, here) for f in table_list(row["functions"], here))
             if not 1 <= len(functions) <= MAX_COST_RESULTS or len({f.name for f in functions}) != len(functions):
-                _fail(here, f"needs 1 to {MAX_COST_RESULTS} functions, each once, found {len(functions)}")
+                fail_table(here, f"needs 1 to {MAX_COST_RESULTS} functions, each once, found {len(functions)}")
             forms[key] = Form(words, row["target"], functions, shared[row["program"]], here)
         if used != set(range(len(programs))):
-            _fail(where, "a program is used by no form")
+            fail_table(where, "a program is used by no form")
         return cls(forms, _checked_on(obj["checked_on"], {form.target for form in forms.values()}, where))
 
     @property
@@ -289,50 +289,36 @@ def _nodes(program: Any) -> int:
 
 def _key(obj: Any, where: str) -> tuple[Any, ...]:
     """What `Universal` keeps a form under, its words checked as a signature's are."""
-    obj = _fields(obj, {*WORDS, "batched"}, where)
+    obj = table_fields(obj, {*WORDS, "batched"}, where)
     if type(obj["batched"]) is not bool:
-        _fail(where, f"batched must be true or false, found {obj['batched']!r:.50}")
+        fail_table(where, f"batched must be true or false, found {obj['batched']!r:.50}")
     words = {word: obj[word] for word in WORDS}
     try:
         Signature.from_json(words | {"n": 256, "k": 256, "batch": 1})
     except RecordError as error:
-        _fail(where, str(error))
+        fail_table(where, str(error))
     return (*words.values(), obj["batched"])
 
 
 def _checked_on(obj: Any, targets: set[str], where: str) -> dict[str, tuple[str, ...]]:
     if not isinstance(obj, dict) or not obj.keys() <= targets:
-        _fail(where, f"checked_on must map targets of its forms to names of GPUs, found {obj!r:.100}")
+        fail_table(where, f"checked_on must map targets of its forms to names of GPUs, found {obj!r:.100}")
     for names in obj.values():
-        if len(_list(names, where)) > MAX_CHECKED_GPUS:
-            _fail(where, f"checked_on has {len(names)} names, at most {MAX_CHECKED_GPUS} are read")
+        if len(table_list(names, where)) > MAX_CHECKED_GPUS:
+            fail_table(where, f"checked_on has {len(names)} names, at most {MAX_CHECKED_GPUS} are read")
         if not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS for name in names):
-            _fail(where, f"checked_on must have names of GPUs, found {names!r:.300}")
+            fail_table(where, f"checked_on must have names of GPUs, found {names!r:.300}")
     return {target: tuple(names) for target, names in obj.items()}
 
 
 def _function(obj: Any, target: Any, targets: Mapping[str, str], where: str) -> Function:
     if not isinstance(obj, list) or len(obj) != 5:
-        _fail(where, f"a function is [name, multiple of N, of K, most N, invariant], found {obj!r:.100}")
+        fail_table(where, f"a function is [name, multiple of N, of K, most N, invariant], found {obj!r:.100}")
     name, n_multiple, k_multiple, most_n, invariant = obj
     if not isinstance(name, str) or name not in targets or targets[name] != target:
-        _fail(where, f"function {name!r:.100} is not in the archive for {target!r:.50}")
+        fail_table(where, f"function {name!r:.100} is not in the archive for {target!r:.50}")
     if not all(is_int(x, 1, MAX_GEMM_EXTENT) for x in obj[1:4]) or not is_int(invariant, 0, 1):
-        _fail(where, f"function {name!r:.100} has limits that are no positive integers, or an invariant not 0 or 1")
+        fail_table(
+            where, f"function {name!r:.100} has limits that are no positive integers, or an invariant not 0 or 1"
+        )
     return Function(name, n_multiple, k_multiple, most_n, bool(invariant))
-
-
-def _fields(obj: Any, names: set[str], where: str) -> dict[str, Any]:
-    if not isinstance(obj, dict) or set(obj) != names:
-        _fail(where, f"needs exactly the fields {sorted(names)}, found {obj!r:.200}")
-    return obj
-
-
-def _list(obj: Any, where: str) -> list[Any]:
-    if not isinstance(obj, list):
-        _fail(where, f"must be a list, found {obj!r:.200}")
-    return obj
-
-
-def _fail(where: str, what: str) -> NoReturn:
-    raise RecordError(f"{where}: {what}; build the archive again")
