@@ -145,13 +145,8 @@ def _build(
         raise AotError("--base is there more than once; load several archives as layers, runtime.load([...])")
     _refuse_inputs(output, [*manifests, *(base or ()), *([times] if times else ())])
     require_replaceable(output, force, keep_tuned=True)
-    loaded = [manifest.load(path) for path in manifests]
-    if universal:
-        work = _plan_universal(loaded, target or (), candidates, times, function)
-    elif times is not None:
-        raise AotError("--times is what --universal chooses by; give that too, or leave it out")
-    else:
-        work = build.plan(loaded, target or (), candidates or build.CANDIDATES, function or ())
+    planned = _plan_universal if universal else _plan
+    work = planned([manifest.load(path) for path in manifests], target or (), candidates, times, function)
     total = len(work.variants())
     finished = 0
     with Progress("compiling") as progress:
@@ -201,6 +196,20 @@ def _plan_universal(
     if function:
         raise AotError("--function adds operations that no table chooses; build them without --universal")
     return plan_universal(manifests, targets, candidates or FUNCTIONS, times)
+
+
+def _plan(
+    manifests: Sequence[Manifest],
+    targets: Sequence[str],
+    candidates: int | None,
+    times: Path | None,
+    function: Sequence[str] | None,
+) -> Plan:
+    from .build import CANDIDATES, plan
+
+    if times is not None:
+        raise AotError("--times is what --universal chooses by; give that too, or leave it out")
+    return plan(manifests, targets, candidates or CANDIDATES, function or ())
 
 
 def _tell(built: Built, summary: dict[str, Any], quiet: bool) -> None:

@@ -316,7 +316,8 @@ class Contents:
     def entry(self, signature: Signature) -> AnyEntry:
         """What serves `signature` on this GPU, if the options accept that; nothing is loaded.
 
-        The gemm table's entry, else what a universal table predicts.
+        The gemm table's entry, unless it was never tuned and functions that were checked are predicted; where there is
+        none, what a universal table predicts.
 
         Raises:
             KernelMiss: nothing; the message names the nearest entries.
