@@ -227,7 +227,7 @@ def cases(seed: str, count: int, layers: Sequence[Layer]) -> list[Case]:
 
     More cases of one seed begin with the fewer. There are fewer than `count` where the layers have no more.
     """
-    draw = _Draw(seed)
+    draw = Draw(seed)
     found: dict[tuple[str, int], Case] = {}
     misses = 0
     while len(found) < count and misses < _MOST_MISSES:
@@ -242,7 +242,7 @@ def cases(seed: str, count: int, layers: Sequence[Layer]) -> list[Case]:
 
 def few_layers(seed: str, count: int, tokens: int, layers: Sequence[Layer]) -> list[Case]:
     """Of `count` layers that are drawn, each that sees any M, `tokens` values of M each: to look closely at a few."""
-    draw = _Draw(f"{seed} few layers")
+    draw = Draw(f"{seed} few layers")
     left = [layer for layer in layers if layer.fits(MOST_TOKENS)]
     found = []
     for _ in range(min(count, len(left))):
@@ -254,7 +254,7 @@ def few_layers(seed: str, count: int, tokens: int, layers: Sequence[Layer]) -> l
     return found
 
 
-class _Draw:
+class Draw:
     """Random numbers that are the same wherever Python runs.
 
     Python promises that of `random.Random(seed).random()` for an integer seed, and of none of the methods that are made

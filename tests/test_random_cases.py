@@ -67,7 +67,7 @@ def test_the_seed_is_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_logarithm_of_m_is_uniform() -> None:
     """Chi-square over the thirteen octaves, with what each has when 8193 ** u is rounded down; 32.9 is 0.1%."""
     count = 20_000
-    draw = random_cases._Draw(SEED)
+    draw = random_cases.Draw(SEED)
     ms = [draw.tokens() for _ in range(count)]
     found = Counter(min(int(math.log2(m)), 12) for m in ms)
     edges = [math.log(1 << i, 8193) for i in range(13)] + [1.0]
@@ -78,7 +78,7 @@ def test_the_logarithm_of_m_is_uniform() -> None:
 
 
 def test_each_m_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = random_cases._Draw(SEED)
+    draw = random_cases.Draw(SEED)
     for m in (1, 2, 333, 8191, 8192):
         low, high = (math.log(x, 8193) for x in (m, m + 1))
         monkeypatch.setattr(draw._random, "random", lambda middle=(low + high) / 2: middle)
