@@ -34,7 +34,7 @@ _N, _K = (256, 131_072), (512, 32_768)
 _MEASURED_WEIGHT = 4.0  # of a problem that was measured, against one that is estimated
 # As how many measurements of none a correction begins, of a function and of it at one M. Tried on N and K left out, 40
 # functions: what is chosen is 4.5% behind the best of all in bf16 and 4.0% in e4m3, without corrections 5.8% and 4.9%.
-_LIKELY_0, _LIKELY_FLAT = 3.0, 6.0
+_LIKELY_0, _LIKELY_FLAT = 20.0, 20.0
 _WORST = math.log(4)  # what a problem costs that no function computes
 _ENOUGH = 2e-4  # mean gain of a function below which no more are taken
 _MULTIPLES = (1, 8, 16, 32, 64, 128, 256)

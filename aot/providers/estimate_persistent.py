@@ -13,26 +13,28 @@ from functools import cache
 from typing import Any
 
 from runtime.dtypes import DTYPES
+from runtime.signature import Epilogue
 
 from ..costs import H200, Extents, Machine, Number, ceil, floor, maximum, minimum, select, sqrt
 from ..kernels.sm90.persistent_choices import STAGE_BYTES_OF_K, Form, Plan
 from ..variants import Variant
 
-# Fitted to times on H200s (132 SMs, power-limited; November 2026), in microseconds, bytes and multiply-adds.
+# Fitted to 170,000 times on H200s (132 SMs, power-limited; November 2026), in microseconds, bytes and multiply-adds: of
+# up to 600 functions at powers of two of M, and of 40 for each form at M, N and K drawn at random.
 _MULTIPROCESSORS = 132
 _RESIDENT = {1: 132, 2: 66, 4: 30}  # clusters that run at a time on such a GPU, by CTAs
-_L2_BYTES_PER_US = 17.8e6
-_MEMORY_BYTES_PER_US = 8.3e6  # beside other flows, of which some is hidden
-_FLOOR_BYTES_PER_US = 3.9e6  # where there is nothing else
-_SHARING_START_US = 0.3  # of CTAs in lockstep
-_MEETING_US = 0.9  # of CTAs that split K, before they push sums
-_PUSHED_BYTES_PER_US = 0.028e6
-_SHARED_TILES_US = 0.86  # of the CTAs that share a tile through memory
-_EXCHANGED_BYTES_PER_US = 2.67e6  # that they write and read back
+_L2_BYTES_PER_US = 14.2e6
+_MEMORY_BYTES_PER_US = 4.17e6
+_FLOOR_BYTES_PER_US = 4.15e6  # where there is nothing else
+_OUT, _RESIDUAL = 1.75, 4.33  # what a byte of D costs of these, and one of the residual
+_PAST_M_BYTES_PER_US = 14.3e6  # of rows past M, that CTAs receive: these come one after the other, whoever asks
+_MEETING_US = 1.06  # of CTAs that split K, before they push sums
+_PUSHED_BYTES_PER_US = 0.0323e6
+_SHARED_TILES_US = 3.54  # of the CTAs that share a tile through memory
+_EXCHANGED_BYTES_PER_US = 12.7e6  # that they write and read back
 _QUADS = 0.98  # the time of tiles in this order against any other, on average; from shape to shape 0.8 to 1.0
-_OVERLAP_US = 0.7  # what a launch gains that may begin early; taken from kernels for few tokens
-_SPARE_BYTES_PER_US = 500_000  # of rows past M that a CTA loads
-_READ_OF_ROWS = 0.45  # what a byte that WGMMA reads of its 64 rows costs, against one of columns
+_OVERLAP_US = 0.91  # what a launch gains that may begin early
+_RESIDUAL_US = 2.29  # of 128 x 128 sums by one warpgroup, to which a residual is added
 _WGMMA_ROWS = 64
 _OPERATOR_PIECES = 4  # or so, of NVIDIA's kernels
 
@@ -54,6 +56,8 @@ class Tiling:
     pushed_bytes: int = 0
     pieces: int = 0  # of D, that a warpgroup stores one after the other
     order: str = "rows"  # of tiles; see `persistent_choices.OPTIONS`
+    gated: bool = False
+    residual: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,18 +67,18 @@ class _Rates:
     start_us: float
     power: float  # multiply-adds of an SM while all are busy
     byte: float  # multiply-adds that take as much energy as a byte that WGMMA reads of its columns
+    of_rows: float  # and one of its 64 rows, in bytes of columns
     clock: float  # multiply-adds of an SM while few are
-    shared_bytes: float  # of an SM's shared memory, that WGMMA reads
-    brought: float  # what a byte that TMA brings costs of these, in time and energy
-    epilogue_us: float  # of 128 x 128 sums by one warpgroup
-    piece_us: float  # of each piece of it; in 16 bits none was seen
+    brought: float  # bytes that TMA brings to an SM
+    epilogue_us: float  # of 128 x 128 sums by one warpgroup, and
+    piece_us: float  # of each piece of it; in 16 bits neither was seen
     seen: float  # of it, and of all that a tile costs besides, where no other warpgroup multiplies
     pingpong: float  # power that pingpong takes, against cooperative
 
 
 _RATES = {
-    2: _Rates(3.3, 5.9e6, 3.84, 2.86e6, 0.583e6, 4.34, 0.428, 0.0, 1.98, 0.923),
-    1: _Rates(3.45, 14.4e6, 24.3, 6.15e6, 0.26e6, 1.44, 0.637, 0.099, 0.786, 1.0),
+    2: _Rates(2.81, 3.17e6, 0.612, 7.38, 3.34e6, 0.12e6, 0.0, 0.0, 1.91, 0.936),
+    1: _Rates(3.13, 43.3e6, 252, 0.844, 6.64e6, 0.113e6, 0.581, 0.074, 0.992, 1.0),
 }
 
 
@@ -117,6 +121,8 @@ def _own(v: Variant, form_of: Callable[[Variant], Form]) -> tuple[Tiling, Plan]:
         plan.pushed_bytes,
         plan.blocks * plan.pieces,
         str(v.options["order"]),
+        plan.form.gated,
+        Epilogue.of(plan.form.epilogue).residual,
     )
     return tiling, plan
 
@@ -152,8 +158,8 @@ def estimate_us(t: Tiling, of: Extents, m: Number, machine: Machine = H200, slic
     """A guess at the time in microseconds, with the last wave's tiles cut into `slices` of K.
 
     A norm of four flows (tile after tile through the busiest SM, products and what they move at the power that there
-    is, bytes out of L2, bytes out of memory), the time to start, and the epilogues that nothing hides. How well it
-    orders variants is in `aot.rank`.
+    is, bytes out of L2, bytes out of memory), the time to start, the rows past M that are loaded, and the epilogues
+    that nothing hides. How well it orders variants is in `aot.rank`.
     """
     n, k, batch = of.n, of.k, of.batch
     rates = _RATES[t.bytes_in]
@@ -161,31 +167,37 @@ def estimate_us(t: Tiling, of: Extents, m: Number, machine: Machine = H200, slic
     cluster = t.cluster_m * t.cluster_n * t.split_k
     clusters = _clusters(t, m, n) * batch
     waves = ceil(clusters / _resident(cluster, machine))
-    tiles = clusters * cluster
+    tiles, depth = clusters * cluster, k / t.split_k
+    products, brought = depth * (t.tile_m * t.tile_n), depth * ((t.tile_m + t.tile_n) * t.bytes_in)
+    tile_us, epilogue_us = maximum(products / rates.clock, brought / rates.brought), _epilogue_us(t, rates)
+    # Of two warpgroups that alternate, one multiplies while the other stores.
+    next_us = maximum(tile_us, (tile_us + epilogue_us) / 2) if t.pingpong else tile_us
+    busy_us = (waves - 1) * next_us + tile_us / slices
     rows, columns = (t.tile_n, t.tile_m) if t.swap else (t.tile_m, t.tile_n)
-    depth = k / t.split_k
-    products = depth * (rows * columns)
-    # WGMMA reads 64 rows and all columns for each 64 rows; TMA brings both once.
-    reads = math.ceil(rows / _WGMMA_ROWS) * (_READ_OF_ROWS * _WGMMA_ROWS + columns)
-    moved = depth * ((reads + rates.brought * (rows + columns)) * t.bytes_in)
-    busy_us = (waves - 1 + 1 / slices) * maximum(products / rates.clock, moved / rates.shared_bytes)
-    energy = products + moved * rates.byte
+    # WGMMA reads 64 rows and all columns for each 64 rows.
+    reads = depth * (math.ceil(rows / _WGMMA_ROWS) * (rates.of_rows * _WGMMA_ROWS + columns) * t.bytes_in)
+    energy = products + reads * rates.byte
     power_us = tiles * energy / (machine.multiprocessors * (rates.power / (rates.pingpong if t.pingpong else 1.0)))
     loads = depth * ((t.tile_m / t.cluster_n + t.tile_n / t.cluster_m) * t.bytes_in)
-    memory = batch * (n * k * t.bytes_in + m * k * t.bytes_in + m * n * t.bytes_out)
+    out = t.bytes_out * (_OUT + (_RESIDUAL if t.residual else 0.0)) / (2 if t.gated else 1)
+    memory = batch * (n * k * t.bytes_in + m * k * t.bytes_in + m * n * out)
     l2_us, memory_us = tiles * loads / (larger * _L2_BYTES_PER_US), memory / (memory_faster * _MEMORY_BYTES_PER_US)
     floor_us = memory / (memory_faster * _FLOOR_BYTES_PER_US)
     body_us = maximum(_norm(busy_us, power_us, l2_us, memory_us), floor_us)
     body_us = body_us * (_QUADS if t.order == "quads" else 1.0)
-    epilogue_us = rates.epilogue_us * rows * columns / 128**2 / (1 if t.pingpong else 2) / t.split_k
-    epilogue_us += rates.piece_us * t.pieces / t.split_k
-    if t.split_k > 1:
-        epilogue_us += _MEETING_US + t.pushed_bytes / _PUSHED_BYTES_PER_US
-    spare_rows = ceil(m / t.tile_m) * t.tile_m - m
-    spare_us = spare_rows * depth * t.bytes_in / (t.cluster_n * _SPARE_BYTES_PER_US)
+    past_m = ceil(m / (t.tile_m * t.cluster_m)) * (t.tile_m * t.cluster_m) - m
+    receivers = batch * (ceil(n / (t.tile_n * t.cluster_n)) * t.cluster_n)
+    past_m_us = past_m * k * receivers * t.bytes_in / (larger * _PAST_M_BYTES_PER_US)
     shown = 1 + (waves - 1) * (0.0 if t.pingpong else rates.seen)
-    start_us = rates.start_us + (_SHARING_START_US if cluster > 1 else 0.0)
-    return body_us + spare_us + epilogue_us * shown + start_us
+    return body_us + past_m_us + epilogue_us * shown + rates.start_us
+
+
+def _epilogue_us(t: Tiling, rates: _Rates) -> float:
+    """From sums to D, of one tile by the warpgroups that have it."""
+    sums_us = rates.epilogue_us + (_RESIDUAL_US if t.residual else 0.0)
+    found = sums_us * t.tile_m * t.tile_n / 128**2 / (1 if t.pingpong else 2) + rates.piece_us * t.pieces
+    meeting_us = _MEETING_US + t.pushed_bytes / _PUSHED_BYTES_PER_US if t.split_k > 1 else 0.0
+    return found / t.split_k + meeting_us
 
 
 def _norm(*flows: Any) -> Any:
