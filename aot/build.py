@@ -142,15 +142,15 @@ def plan_universal(
     manifests: Sequence[Manifest],
     targets: Sequence[str] = (),
     limit: int = universal.FUNCTIONS,
-    times: Path | None = None,
+    times: Sequence[Path] = (),
 ) -> Plan:
     """Choose what to compile to serve the forms of the manifests' gemms at any N and K: `limit` functions for each.
 
-    `times` is a file of measured times (`aot.times`), by which functions are chosen where it has times of a form.
+    `times` are files of measured times (`aot.times`), by which functions are chosen where they have some of a form.
 
     Raises:
         AotError: an unknown target, no manifest, no form with estimates on a target, more functions than readers take,
-            or `times` cannot be read.
+            or one of `times` cannot be read.
     """
     if not manifests:
         raise BuildError("there is nothing to build; name a manifest")
@@ -162,7 +162,7 @@ def plan_universal(
     for name in targets or dict.fromkeys(t for m in manifests for t in m.targets):
         target_named(name)
         signatures = [p.signature for m in manifests if targets or name in m.targets for p in m.problems()]
-        measured = [] if times is None else load_times(times, name)
+        measured = [found for path in times for found in load_times(path, name)]
         chosen = universal.choose_all(signatures, name, limit, measured)
         if not chosen:
             raise BuildError(
@@ -170,7 +170,9 @@ def plan_universal(
                 "chosen at any N and K; choose another target, or build without --universal"
             )
         forms += chosen
-        ranking[name] = "the families' own estimates" + (f", and times in {times.name}" if times and measured else "")
+        ranking[name] = "the families' own estimates" + (
+            f", and times in {', '.join(path.name for path in times)}" if measured else ""
+        )
     return Plan(manifests, tuple(ranking), (), (), ranking, limit, tuple(forms))
 
 

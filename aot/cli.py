@@ -117,7 +117,8 @@ def _build(
         list[Path] | None, typer.Option(metavar="BASE", help="Keep all that this archive serves too. One at most.")
     ] = None,
     times: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --universal: measured times to choose functions by.")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="With --universal: measured times to choose by. May be repeated."),
     ] = None,
     candidates: Annotated[
         int | None,
@@ -143,10 +144,10 @@ def _build(
     begun = time.monotonic()
     if len(base or ()) > 1:
         raise AotError("--base is there more than once; load several archives as layers, runtime.load([...])")
-    _refuse_inputs(output, [*manifests, *(base or ()), *([times] if times else ())])
+    _refuse_inputs(output, [*manifests, *(base or ()), *(times or ())])
     require_replaceable(output, force, keep_tuned=True)
     planned = _plan_universal if universal else _plan
-    work = planned([manifest.load(path) for path in manifests], target or (), candidates, times, function)
+    work = planned([manifest.load(path) for path in manifests], target or (), candidates, times or (), function)
     total = len(work.variants())
     finished = 0
     with Progress("compiling") as progress:
@@ -187,7 +188,7 @@ def _plan_universal(
     manifests: Sequence[Manifest],
     targets: Sequence[str],
     candidates: int | None,
-    times: Path | None,
+    times: Sequence[Path],
     function: Sequence[str] | None,
 ) -> Plan:
     from .build import plan_universal
@@ -202,12 +203,12 @@ def _plan(
     manifests: Sequence[Manifest],
     targets: Sequence[str],
     candidates: int | None,
-    times: Path | None,
+    times: Sequence[Path],
     function: Sequence[str] | None,
 ) -> Plan:
     from .build import CANDIDATES, plan
 
-    if times is not None:
+    if times:
         raise AotError("--times is what --universal chooses by; give that too, or leave it out")
     return plan(manifests, targets, candidates or CANDIDATES, function or ())
 

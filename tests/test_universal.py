@@ -20,6 +20,7 @@ from aot.__main__ import main
 from aot.estimates import Correction, Estimates
 from aot.pack import Package
 from aot.providers import PROVIDERS, provider
+from aot.tune import history
 from aot.universal import Chosen, Measured, choices_of
 from aot.variants import Variant, unsuited
 from runtime.archive import Archive
@@ -393,6 +394,28 @@ def test_times_by_key_and_name_are_read_as_those_in_lists(tmp_path: Path) -> Non
     listed = case | {"signature": PLAIN.to_json(), "names": 0, "us": list(us.values())}
     (tmp_path / "y.json").write_text(json.dumps({"names": [names], "results": [listed]}))
     assert times.load(tmp_path / "y.json", "sm_90a") == [(signature, found)]
+
+
+def test_times_of_a_tuned_archive_are_those_of_its_history(tmp_path: Path) -> None:
+    """Finalists by both their times, and what was only screened on their scale."""
+    names = sorted(v.name() for v in provider("own").variants("sm_90a", PLAIN)[:3])
+    points = [
+        {
+            "m": 300,
+            "baseline": ["torch.mm", 1200, 10, 0, 0],
+            "finalists": [[2, 900, 10, 1600, 0], [0, 1000, 10, 0, 0]],
+            "screened": [[1, 3000]],
+        }
+    ]
+    row = {"signature": PLAIN.key(), "target": "sm_90a", "gpu": "made up", "names": names, "points": points}
+    package = Package()
+    package.set_table(history.TABLE, {"tunings": [row | {"rejected": []}]}, alone=True)
+    package.write(tmp_path / "tuned.aot")
+    ((signature, found),) = times.load(tmp_path / "tuned.aot", "sm_90a")
+    assert (signature, found.n, found.k, found.m) == (PLAIN, 6144, 4096, 300)
+    by_name = {v.name(): found.us[choices_of(v)] for v in provider("own").variants("sm_90a", PLAIN)[:3]}
+    assert by_name == pytest.approx({names[2]: 12.0, names[0]: 40 / 3, names[1]: 40.0})
+    assert times.load(tmp_path / "tuned.aot", "sm_80") == []
 
 
 def test_times_are_of_variants_of_any_alike_form() -> None:

@@ -5,7 +5,7 @@ No server reads it. Functions go by their place in a list of names, and times ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import zstandard
@@ -21,6 +21,7 @@ from .session import Tuned
 TABLE = "history"
 MOST_SHARE = 0.25  # of the file
 _LEVEL = 19
+_TICKS_PER_US = 100
 
 
 class Kind(NamedTuple):
@@ -61,6 +62,21 @@ def tunings(archive: Archive) -> list[dict[str, Any]]:
         for j, point in enumerate(row["points"]):
             _require_point(point, len(row["names"]), f"{here}: points[{j}]")
     return found
+
+
+def measured(names: Sequence[str], point: Mapping[str, Any]) -> Measured:
+    """What was found at a point of a tuning, as `tunings` gives both, as far as it was kept."""
+
+    def timing(us: int, spread: int, _: int, bimodal: int) -> Timing:
+        return Timing(us / _TICKS_PER_US, spread / 1000, bimodal=bool(bimodal))
+
+    finalists = {names[i]: numbers for i, *numbers in point["finalists"]}
+    baseline, *of_baseline = point["baseline"]
+    loads = {name: load for name, (_, _, load, _) in {**finalists, baseline: of_baseline}.items() if load}
+    times = tuple((name, timing(*numbers)) for name, numbers in finalists.items())
+    screened = {names[i]: us / _TICKS_PER_US for i, us in point["screened"]} | {name: t.us for name, t in times}
+    sustained = {name: Timing(load / _TICKS_PER_US, 0.0) for name, load in loads.items()}
+    return Measured(point["m"], times, baseline, timing(*of_baseline), len(screened), sustained, screened)
 
 
 def fitted(history: dict[str, Any], most_bytes: int) -> dict[str, Any] | None:
@@ -109,7 +125,7 @@ def _numbers(timing: Timing, sustained: Timing | None) -> list[int]:
 
 
 def _ticks(us: float) -> int:
-    return round(us * 100)
+    return round(us * _TICKS_PER_US)
 
 
 def _shortened(tuning: dict[str, Any], keep: int) -> dict[str, Any]:

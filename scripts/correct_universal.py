@@ -1,0 +1,73 @@
+"""Write an archive's universal table anew: today's estimates, corrected by the times in the archive's own history.
+
+    python scripts/correct_universal.py tuned.aot -o better.aot
+
+For when estimates have become better since the archive was tuned. Its functions, which were checked on a GPU, and its
+other tables stay as they are. Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import report  # noqa: F401  # puts the checkout on the path
+
+from aot import times
+from aot.forms import read
+from aot.pack import Package
+from aot.tune import history
+from aot.tune.forms import TunedForm, table
+from runtime.archive import Archive
+from runtime.errors import AotError
+from runtime.gpus import Gpu
+
+H200 = Gpu("NVIDIA H200", 132, 4814)
+
+
+def corrected(archive: Archive, gpu: Gpu) -> Package:
+    """The archive with such a table; `gpu` is what the history is of.
+
+    Raises:
+        AotError: it has no universal table, or no times.
+    """
+    universal = read(archive)
+    rows = [row for row in history.tunings(archive) if row["gpu"] == gpu.name]
+    if universal is None or not rows:
+        raise AotError(f"{archive.path}: has no forms with times of {gpu.name}; tune it there first")
+    tuned = {}
+    for place, (_, form) in enumerate(universal.forms):
+        one = tuned[place] = TunedForm()
+        for row in rows:
+            signature = times.signature_of(row["signature"])
+            if row["target"] == form.target and form.signature(signature.n, signature.k) == signature:
+                one.times += [(signature, history.measured(row["names"], point)) for point in row["points"]]
+    package = Package()
+    package.add_archive(archive)
+    for name in archive.tables:
+        package.set_table(name, archive.table(name), alone=name == history.TABLE)
+    found = table(archive, tuned, (), gpu)
+    assert found is not None  # nothing is rejected
+    package.set_table("universal", found)
+    return package
+
+
+def main() -> int:
+    """Correct and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("archive", type=Path)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    options = parser.parse_args()
+    try:
+        with Archive.open(options.archive) as archive:
+            package = corrected(archive, H200)
+            package.write(options.output)
+    except AotError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
