@@ -20,7 +20,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from .persistent_choices import STAGE_BYTES_OF_K, STORE_BUFFERS, WARPGROUPS, WGMMA_ROWS, Plan
 from .persistent_epilogue import Fused, store_tile
-from .persistent_feed import feed, next_stage, operand
+from .persistent_feed import boxes_at, feed, next_stage, operand
 from .persistent_gpc import shift
 from .persistent_places import Places, place_of
 from .persistent_promotion import fetch, promote, scales_of_blocks, take_over
@@ -71,8 +71,9 @@ class Persistent:
         if cutlass.const_expr(plan.swap):
             rows, columns, out = b, a, cute.make_tensor(d.iterator, cute.select(d.layout, [1, 0, 2][: cute.rank(d)]))
 
-        of_rows = operand(plan, rows, plan.rows, plan.cluster_columns, OperandMajorMode.K)
-        of_columns = operand(plan, columns, plan.columns, plan.cluster_rows, _major(plan))
+        boxed = (plan.skip_oob and not plan.swap, plan.skip_oob and plan.swap)
+        of_rows = operand(plan, rows, plan.rows, plan.cluster_columns, OperandMajorMode.K, boxed[0])
+        of_columns = operand(plan, columns, plan.columns, plan.cluster_rows, _major(plan), boxed[1])
         piece = (WGMMA_ROWS, plan.piece_columns)
         out_layout = _piece_layout(piece, element_d, plan.swap)
         store = cpasync.CopyBulkTensorTileS2GOp()
@@ -120,8 +121,8 @@ class Persistent:
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        rows_atom, rows, rows_layout = of_rows
-        columns_atom, columns, columns_layout = of_columns
+        rows_atom, rows, rows_layout, *boxes_of_rows = of_rows
+        columns_atom, columns, columns_layout, *boxes_of_columns = of_columns
         out_atom, out, out_layout = of_out
 
         smem = cutlass.memory.SmemAllocator()
@@ -137,7 +138,7 @@ class Persistent:
         scales = allocate(plan, smem)
 
         if warp_index == _LOADING_WARP:
-            for descriptor in (rows_atom, columns_atom, out_atom):
+            for descriptor in (rows_atom, columns_atom, out_atom, *boxes_of_rows[:1], *boxes_of_columns[:1]):
                 cpasync.prefetch_descriptor(descriptor)
             with cute.arch.elect_one():
                 for stage in cutlass.range_constexpr(plan.stages):
@@ -166,8 +167,9 @@ class Persistent:
                 # is complete then says that those before it are, which the next but one relies on.
                 if cutlass.const_expr(plan.overlap):
                     cute.arch.griddepcontrol_wait()
-                load_rows, load_columns = (rows_atom, rows, shared_rows), (columns_atom, columns, shared_columns)
-                feed(plan, load_rows, load_columns, (full, empty), tiles, member, places)
+                load_rows = (rows_atom, rows, shared_rows, boxes_at(boxes_of_rows, shared_rows))
+                load_columns = (columns_atom, columns, shared_columns, boxes_at(boxes_of_columns, shared_columns))
+                feed(plan, load_rows, load_columns, (full, empty), (tiles, extents[0]), member, places)
             elif cutlass.const_expr(plan.split_k > 1):
                 self._attend(tiles[2])
         else:
