@@ -92,7 +92,7 @@ def feed(
         row, column, batch = place_of(places, tile)
         place = (row, column, (batch,) if cutlass.const_expr(batched) else ())
         count = count_k + (plan.spare if plan.split_k > 1 else 0)
-        inside = plan.tokens
+        inside = plan.tokens  # known here and now where no rows are skipped, so that one of the loops below is left
         if cutlass.const_expr(plan.skip_oob):
             inside = plan.tokens_inside((row, column)[plan.swap], m, cutlass.min, cutlass.max)
         if inside == plan.tokens:
