@@ -146,10 +146,12 @@ class Family:
     operation: str  # "gemm", or the name of a function that no table dispatches
     targets: tuple[str, ...]
     elements: tuple[tuple[str, str, str], ...]  # (a, b, d)
-    options: Mapping[str, tuple[Option, ...]]
+    options: Mapping[str, tuple[Option, ...]]  # what is legal
     rule: Callable[[Variant], str | None] = _no_rule  # why choices that are allowed one by one are illegal together
     # Whether `rule` refuses all that begins with these choices, the first of `options`: enumeration goes no further.
     hopeless: Callable[[Mapping[str, Option]], bool] | None = None
+    # Fewer values of some choices, for enumeration: who builds an archive is offered these, and may ask for others.
+    offered: Mapping[str, tuple[Option, ...]] = field(default_factory=dict)
     batched: tuple[bool, ...] = (False, True)
     scalings: tuple[str, ...] = ("none",)
     b_majors: tuple[str, ...] = ("k",)
@@ -165,6 +167,9 @@ class Family:
     def __post_init__(self) -> None:
         for name in self.targets:
             target_named(name)
+        for option, values in self.offered.items():
+            if not set(values) <= set(self.options.get(option, ())):
+                raise ValueError(f"{option} is offered as {values}, of which not all are legal")
         unknown = {self.accumulator, *itertools.chain(*self.elements)} - set(DTYPES)
         if unknown:
             raise ValueError(f"unknown element types {sorted(unknown)}; the element types are {', '.join(DTYPES)}")
@@ -288,8 +293,9 @@ def overlaps_less(variants: Sequence[Variant]) -> list[bool]:
     return [overlap < most[key] for key, overlap in zip(alike, overlaps, strict=True)]
 
 
-def legal_variants(provider: str, target: str, signature: Signature) -> list[Variant]:
-    """Every legal GEMM variant of `provider` that computes `signature` on `target`, in a fixed order."""
+def legal_variants(provider: str, target: str, signature: Signature, unoffered: bool = False) -> list[Variant]:
+    """Every legal GEMM variant of `provider` that computes `signature` on `target` and is offered, in a fixed order;
+    with `unoffered` also those that are not."""
     wanted = _Form(
         (signature.a, signature.b, signature.d),
         signature.batch > 1,
@@ -302,7 +308,7 @@ def legal_variants(provider: str, target: str, signature: Signature) -> list[Var
         v
         for name, family in _families(provider).items()
         if family.operation == "gemm" and family.accumulator == signature.accumulator
-        for v in _legal(provider, name, family, target, wanted)
+        for v in _legal(provider, name, family, target, wanted, unoffered)
         if _unsuited_alike(v, family, signature) is None
     ]
 
@@ -319,10 +325,12 @@ def legal_functions(provider: str, target: str) -> list[Variant]:
     ]
 
 
-def _combinations(family: Family, promised: str) -> list[dict[str, Option]]:
-    """Every combination of a family's choices but those that are hopeless, or rely on more overlap than is promised."""
+def _combinations(family: Family, promised: str, unoffered: bool) -> list[dict[str, Option]]:
+    """Every combination of a family's choices but those that are hopeless, rely on more overlap than is promised, or,
+    without `unoffered`, are not offered."""
     found: list[dict[str, Option]] = [{}]
-    for option, values in family.options.items():
+    for option, legal in family.options.items():
+        values = legal if unoffered else family.offered.get(option, legal)
         if option == "overlap":
             values = tuple(value for value in values if not _is_too_much(value, promised))
         found = [known | {option: value} for known in found for value in values]
@@ -332,12 +340,14 @@ def _combinations(family: Family, promised: str) -> list[dict[str, Option]]:
 
 
 @cache
-def _legal(provider: str, name: str, family: Family, target: str, form: _Form) -> tuple[Variant, ...]:
-    """Every legal variant of a family of the given form."""
+def _legal(
+    provider: str, name: str, family: Family, target: str, form: _Form, unoffered: bool = False
+) -> tuple[Variant, ...]:
+    """Every legal variant of a family of the given form; see `legal_variants`."""
     if target not in family.targets or _formless(name, family, form):
         return ()
     variants = []
-    for combination in _combinations(family, form.overlap):
+    for combination in _combinations(family, form.overlap, unoffered):
         variant = Variant(
             provider,
             name,

@@ -26,7 +26,10 @@ from aot.operands import TORCH_DTYPES
 from runtime.dispatch import serves
 from runtime.record import TensorArgument
 
-SCHEDULES = ("cooperative", "pingpong", "swap", "stream_k", "quads", "launch", "weights", "overlap", "block_scaled")
+SCHEDULES = (
+    *("cooperative", "pingpong", "swap", "skip_oob", "stream_k", "quads"),
+    *("launch", "weights", "overlap", "block_scaled"),
+)
 Extents = Mapping[str, tuple[int, ...]]
 EXTENTS: Extents = {"m": (3, 77), "n": (288,), "p": (144,), "k": (528,), "kb": (5,), "nb": (3,), "l": (2,)}
 DEEP: Extents = {"m": (77,), "n": (288,), "p": (144,), "k": (14416,), "kb": (113,), "nb": (3,), "l": (2,)}

@@ -32,8 +32,8 @@ from aot import measure, rank
 from aot.baseline import baseline
 from aot.measure import Launch
 from aot.operands import OperandSet, Weights
-from aot.providers import PROVIDERS, provider
-from aot.variants import Variant
+from aot.providers import PROVIDERS
+from aot.variants import Variant, legal_variants
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch
 from runtime.signature import Signature
@@ -46,9 +46,9 @@ _SCREEN_GRAPH_US, _FINAL_GRAPH_US, _FINALISTS = 120.0, 600.0, 8
 
 
 def variants(signature: Signature, names: Iterable[str]) -> dict[str, Variant]:
-    """Of these functions the variants that compute `signature`, by name."""
+    """Of these functions the variants that compute `signature`, by name; also of what is not offered."""
     there = set(names)
-    legal = (v for p in PROVIDERS for v in provider(p).variants(TARGET, signature))
+    legal = (v for p in PROVIDERS for v in legal_variants(p, TARGET, signature, unoffered=True))
     return {v.name(): v for v in legal if v.name() in there}
 
 

@@ -20,7 +20,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from aot.kernels.sm90.persistent_choices import Form, Plan
 from aot.lower import Lowered, lower
 from aot.manifest import signature_problem
 from aot.providers import PROVIDERS, provider
-from aot.variants import Family, Variant
+from aot.variants import Family, Variant, choices, illegal
 from runtime.dtypes import DTYPES
 from runtime.errors import ProgramError, RecordError
 from runtime.evaluator import PythonEvaluator
@@ -186,7 +186,7 @@ def sample(target: str) -> list[Variant]:
     """One variant of every family, scheduler, element type and form that the target has, and every non-GEMM.
 
     Of plain ones also such that every way to share loads, to order tiles and to lay tokens out is among them, and of
-    these and gated ones every way to store D.
+    these and gated ones every way to store D. And what is legal but not offered, of every form and way to share.
     """
     chosen: dict[tuple[Any, ...], Variant] = {}
     others: dict[tuple[Any, ...], Variant] = {}
@@ -210,7 +210,23 @@ def sample(target: str) -> list[Variant]:
         of_family = (x for x in found if (x.provider, x.family) == (name, family))
         if all(_value(x, option) != value for x in of_family):
             found.append(v)
-    return found
+    return [*found, *_unoffered(found)]
+
+
+def _unoffered(offered: Iterable[Variant]) -> list[Variant]:
+    """Variants that are legal but not offered, each but for that one of `offered`: one for all that differ in tiles,
+    order, overlap and element types of a width."""
+    found: dict[tuple[Any, ...], Variant] = {}
+    for v in offered:
+        family = provider(v.provider).families[v.family]
+        for option, values in family.offered.items():
+            for value in (x for x in family.options[option] if x not in values):
+                twin = replace(v, config=choices(**{**v.options, option: value}))
+                form = v.batched, v.scaling, v.b_major, v.epilogue, DTYPES[v.a].bits, DTYPES[v.d].bits
+                hosts = (v.options.get(o) for o in ("swap", "split_k", "stream_k", "cluster_m", "cluster_n"))
+                if illegal(twin) is None:
+                    found.setdefault((v.provider, v.family, option, value, *form, *hosts), twin)
+    return list(found.values())
 
 
 _SHARING = ("cluster_m", "cluster_n", "order", "ctas_per_sm", "many tokens", "odd pieces")

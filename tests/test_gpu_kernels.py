@@ -123,6 +123,24 @@ def test_every_function_is_right_where_extents_fill_no_tile(
     assert [w for w in wrong if w] == []
 
 
+def test_what_shared_memory_held_before_reaches_no_row_of_d(
+    library: Library, functions: list[tuple[str, Signature]]
+) -> None:
+    """Rows past M may keep what the launch before left there: NaN, of a full tile."""
+    import torch
+
+    from aot.operands import Weights
+
+    wrong = []
+    for name, s in functions:
+        for m in (1, 77, 200, 333):
+            o = Weights(s, 1024, 0, seed=m).operands(1024)[0]
+            o.a.view(torch.uint8).fill_(0xFF)
+            launcher(library, name)(o)
+            wrong.append(failures(library, name, s, m))
+    assert [w for w in wrong if w] == []
+
+
 def test_tiles_that_move_to_other_clusters_are_taken_once_each(
     library: Library, functions: list[tuple[str, Signature]]
 ) -> None:

@@ -106,6 +106,14 @@ def test_orders_of_tiles_that_move_them_are_schedules_of_their_own() -> None:
     assert launch_all.one_of_each(names) == names
 
 
+def test_skipping_rows_past_m_is_a_schedule_of_its_own_and_is_timed_where_an_archive_has_it() -> None:
+    signature = Signature("bf16", "bf16", "bf16", "f32", "none", 8192, 4096)
+    (skips, *_) = (v for v in legal_variants("own", "sm_90a", signature, unoffered=True) if v.options.get("skip_oob"))
+    names = [skips.name().replace(".skip_oob", ""), skips.name()]
+    assert launch_all.one_of_each(names) == sorted(names)
+    assert list(sweep_variants.variants(signature, names)) == names
+
+
 @pytest.mark.parametrize("name", bench_startup.CHILDREN)
 def test_children_that_are_timed_are_python_with_all_their_numbers(name: str) -> None:
     code = bench_startup.code_of(name, 12)

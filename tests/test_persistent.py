@@ -40,8 +40,13 @@ SIGNATURES = (
 )
 
 
-def variants(signature: Signature) -> list[Variant]:
-    return [v for v in legal_variants("own", "sm_90a", signature) if v.family == FAMILY]
+def variants(signature: Signature, unoffered: bool = False) -> list[Variant]:
+    return [v for v in legal_variants("own", "sm_90a", signature, unoffered) if v.family == FAMILY]
+
+
+def skipping(signature: Signature) -> list[Variant]:
+    """Those that leave out rows past M, which are not offered."""
+    return [v for v in variants(signature, unoffered=True) if v.options["skip_oob"]]
 
 
 def form(signature: Signature) -> Form:
@@ -71,7 +76,7 @@ def test_what_enumeration_leaves_out_early_is_illegal(signature: Signature) -> N
     everything = (dict(zip(options, values, strict=True)) for values in itertools.product(*options.values()))
     legal = [o for o in everything if persistent_choices.rule(o, form(signature)) is None]
     promised = dataclasses.replace(signature, overlap="launch")
-    assert legal == [{name: v.options[name] for name in options} for v in variants(promised)]
+    assert legal == [{name: v.options[name] for name in options} for v in variants(promised, unoffered=True)]
 
 
 def test_what_overlaps_is_for_signatures_that_promise_it_and_has_no_workspace() -> None:
@@ -148,6 +153,83 @@ def test_what_ctas_load_together_is_what_a_stage_waits_for(signature: Signature)
         together = (of_a * plan.cluster_columns + of_b * plan.cluster_rows) * DTYPES[signature.a].bytes
         assert together == (plan.rows + plan.columns) * STAGE_BYTES_OF_K, v.name()
         assert of_d == 64 * plan.piece_columns, v.name()
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [PLAIN, dataclasses.replace(PLAIN, epilogue="swiglu"), FP8],
+    ids=Signature.key,
+)
+def test_boxes_of_tokens_are_as_many_bytes_as_a_stage_waits_for(signature: Signature) -> None:
+    """The TMA descriptor that loads a tile's rows inside M, beside the three that all kernels have."""
+    pytest.importorskip("cutlass")
+    found: dict[object, Variant] = {}
+    for v in skipping(signature):
+        plan = Plan.of(v.options, form(signature))
+        found.setdefault((plan.swap, plan.cluster_rows, plan.cluster_columns, plan.box_tokens), v)
+    assert len(found) >= 3
+    for v in found.values():
+        plan = Plan.of(v.options, form(signature))
+        first, second, third, of_d = boxes(v, signature)
+        of_a, of_box, of_b = (second, third, first) if plan.swap else (first, second, third)
+        size = DTYPES[signature.a].bytes
+        of_b *= plan.cluster_columns if plan.swap else plan.cluster_rows
+        assert (of_a * plan.token_sharers + of_b) * size == plan.stage_bytes(plan.boxes), v.name()
+        for count in range(plan.boxes + 1):
+            assert (of_box * count + of_b) * size == plan.stage_bytes(count), v.name()
+        assert of_d == 64 * plan.piece_columns, v.name()
+
+
+def arrivals(plan: Plan, tile_row: int, tile_column: int, m: int) -> dict[tuple[int, int], tuple[int, int]]:
+    """For each CTA of a cluster, by its place, the bytes that its stage waits for and those that arrive there, as
+    `persistent_feed` loads the cluster's tile at so many tiles of clusters."""
+    ctas = list(itertools.product(range(plan.cluster_rows), range(plan.cluster_columns)))
+    arrived, expected = dict.fromkeys(ctas, 0), {}
+    for row, column in ctas:
+        same_rows = [cta for cta in ctas if cta[0] == row]
+        same_columns = [cta for cta in ctas if cta[1] == column]
+        tile = (tile_row * plan.cluster_rows + row, tile_column * plan.cluster_columns + column)[plan.swap]
+        inside = plan.tokens_inside(tile, m)
+        of_rows, of_columns = plan.rows // len(same_rows), plan.columns // len(same_columns)
+        expected[row, column] = plan.stage_bytes(plan.boxes)
+        if inside < plan.tokens:
+            expected[row, column] = plan.stage_bytes(plan.boxes_inside(inside))
+            mine = plan.boxes_of(row if plan.swap else column)
+            of_tokens = sum(box < plan.boxes_inside(inside) for box in mine) * plan.box_tokens
+            of_rows, of_columns = (of_rows, of_tokens) if plan.swap else (of_tokens, of_columns)
+        for loaded, sharers in ((of_rows, same_rows), (of_columns, same_columns)):
+            for cta in sharers:
+                arrived[cta] += loaded * STAGE_BYTES_OF_K
+    return {cta: (expected[cta], arrived[cta]) for cta in ctas}
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
+def test_what_arrives_at_a_stage_is_what_it_waits_for_at_any_m(signature: Signature) -> None:
+    """A byte more or less, and a kernel never ends. CTAs of a cluster along M may be past M altogether."""
+    shapes = ("swap", "rows", "columns", "cluster_rows", "cluster_columns")
+    plans = {
+        tuple(getattr(plan, name) for name in shapes): plan
+        for plan in (Plan.of(v.options, form(signature)) for v in skipping(signature))
+    }
+    assert {plan.token_sharers for plan in plans.values()} == {1, 2}
+    for plan in plans.values():
+        of_cluster = plan.tokens * (plan.cluster_columns if plan.swap else plan.cluster_rows)
+        for m in (*range(1, 2 * of_cluster + 2), 1000, 4095, 4096, 4097):
+            for tile in {0, (m - 1) // of_cluster}:
+                for cta, (expected, arrived) in arrivals(plan, tile, tile, m).items():
+                    assert expected == arrived, (plan, m, tile, cta)
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
+def test_every_row_inside_m_is_loaded_once_and_few_past_it(signature: Signature) -> None:
+    for plan in {Plan.of(v.options, form(signature)) for v in skipping(signature)}:
+        loaded = sorted(itertools.chain.from_iterable(map(plan.boxes_of, range(plan.token_sharers))))
+        assert loaded == list(range(plan.boxes))
+        assert plan.boxes * plan.box_tokens == plan.tokens
+        for inside in range(plan.tokens + 1):
+            rows = plan.boxes_inside(inside) * plan.box_tokens
+            assert inside <= rows < inside + plan.box_tokens
+        assert [plan.tokens_inside(tile, plan.tokens + 3) for tile in range(4)] == [plan.tokens, 3, 0, 0]
 
 
 def test_every_activation_has_variants_alone_and_with_all_other_parts() -> None:

@@ -215,6 +215,19 @@ def test_a_family_names_targets_and_element_types_that_exist() -> None:
         Family("gemm", ("sm_90a",), (("bf16", "bfloat16", "bf16"),), {})
 
 
+def test_what_is_not_offered_is_legal_for_who_asks_for_it() -> None:
+    offered = legal_variants("own", "sm_90a", signature())
+    every = legal_variants("own", "sm_90a", signature(), unoffered=True)
+    more = sorted(set(every) - set(offered), key=Variant.name)
+    assert set(offered) < set(every)
+    assert [v for v in more if illegal(v)] == []
+    assert {v.family for v in more} == {"sm90_persistent"}
+    assert {with_options(v, skip_oob=False) for v in more} == {v for v in offered if v.family == "sm90_persistent"}
+    assert len({v.name() for v in every}) == len(every)
+    with pytest.raises(ValueError, match=r"stages is offered as \(2, 3\), of which not all are legal"):
+        Family("gemm", ("sm_90a",), (), {"stages": (3, 4)}, offered={"stages": (2, 3)})
+
+
 def test_small_m_overlaps_nothing_that_no_signature_promises() -> None:
     for overlap in ("weights", "launch"):
         early = with_options(SMALL_M, overlap=overlap)

@@ -49,6 +49,7 @@ FAMILIES: dict[str, Family] = {
         persistent_choices.OPTIONS,
         lambda v: persistent_choices.rule(v.options, _persistent_form(v)),
         persistent_choices.hopeless,
+        persistent_choices.OFFERED,
         scalings=SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),

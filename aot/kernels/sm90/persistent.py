@@ -20,11 +20,12 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from .persistent_choices import STAGE_BYTES_OF_K, STORE_BUFFERS, WARPGROUPS, WGMMA_ROWS, Plan
 from .persistent_epilogue import Fused, store_tile
+from .persistent_feed import boxes_at, feed, next_stage, operand
 from .persistent_gpc import shift
 from .persistent_places import Places, place_of
 from .persistent_promotion import fetch, promote, scales_of_blocks, take_over
 from .persistent_scales import Scales, allocate
-from .persistent_split import push
+from .persistent_split import end_gathering, push
 from .persistent_stream import finish, item, shares
 
 _WARP = 32
@@ -34,8 +35,6 @@ _THREADS = _CONSUMERS + _WARPGROUP
 _LOADING_WARP = _CONSUMERS // _WARP
 _LOAD_REGISTERS, _MULTIPLY_REGISTERS = 40, 232
 _TURN = 2  # a named barrier for each warpgroup, and the epilogue's follow
-_BEYOND = 1 << 20  # a stage that no K has
-_ADDED = 6  # and last, where K is split: all that others sent has been read
 
 
 class Persistent:
@@ -72,8 +71,9 @@ class Persistent:
         if cutlass.const_expr(plan.swap):
             rows, columns, out = b, a, cute.make_tensor(d.iterator, cute.select(d.layout, [1, 0, 2][: cute.rank(d)]))
 
-        of_rows = self._operand(rows, plan.rows, plan.cluster_columns, OperandMajorMode.K)
-        of_columns = self._operand(columns, plan.columns, plan.cluster_rows, _major(plan))
+        boxed = (plan.skip_oob and not plan.swap, plan.skip_oob and plan.swap)
+        of_rows = operand(plan, rows, plan.rows, plan.cluster_columns, OperandMajorMode.K, boxed[0])
+        of_columns = operand(plan, columns, plan.columns, plan.cluster_rows, _major(plan), boxed[1])
         piece = (WGMMA_ROWS, plan.piece_columns)
         out_layout = _piece_layout(piece, element_d, plan.swap)
         store = cpasync.CopyBulkTensorTileS2GOp()
@@ -111,25 +111,6 @@ class Persistent:
             use_pdl=plan.overlap,
         )
 
-    @cute.jit
-    def _operand(
-        self,
-        x: cute.Tensor,
-        extent: cutlass.Constexpr,
-        sharers: cutlass.Constexpr,
-        major: cutlass.Constexpr,
-    ) -> Any:
-        """The TMA atom, the tensor and the stages in shared memory of an operand that `sharers` CTAs load together."""
-        tile_k = STAGE_BYTES_OF_K * 8 // self.element.width
-        kinds = warpgroup.SmemLayoutAtomKind
-        k_major = major == OperandMajorMode.K
-        atom = warpgroup.make_smem_layout_atom(kinds.K_SW128 if k_major else kinds.MN_SW128, self.element)
-        shape = (extent, tile_k, self.plan.stages)
-        layout = cute.tile_to_shape(atom, shape, (0, 1, 2) if k_major else (1, 0, 2))
-        load = cpasync.CopyBulkTensorTileG2SMulticastOp() if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp()
-        tma_atom, tma = cpasync.make_tiled_tma_atom(load, x, cute.select(layout, [0, 1]), (extent, tile_k), sharers)
-        return tma_atom, tma, layout
-
     @cute.kernel
     def kernel(self, of_rows: Any, of_columns: Any, of_out: Any, tiles: Any, extents: Any, extras: Any) -> None:
         """Every tile of D that falls to this cluster. `extents` is M and N.
@@ -140,8 +121,8 @@ class Persistent:
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        rows_atom, rows, rows_layout = of_rows
-        columns_atom, columns, columns_layout = of_columns
+        rows_atom, rows, rows_layout, *boxes_of_rows = of_rows
+        columns_atom, columns, columns_layout, *boxes_of_columns = of_columns
         out_atom, out, out_layout = of_out
 
         smem = cutlass.memory.SmemAllocator()
@@ -157,7 +138,7 @@ class Persistent:
         scales = allocate(plan, smem)
 
         if warp_index == _LOADING_WARP:
-            for descriptor in (rows_atom, columns_atom, out_atom):
+            for descriptor in (rows_atom, columns_atom, out_atom, *boxes_of_rows[:1], *boxes_of_columns[:1]):
                 cpasync.prefetch_descriptor(descriptor)
             with cute.arch.elect_one():
                 for stage in cutlass.range_constexpr(plan.stages):
@@ -186,13 +167,9 @@ class Persistent:
                 # is complete then says that those before it are, which the next but one relies on.
                 if cutlass.const_expr(plan.overlap):
                     cute.arch.griddepcontrol_wait()
-                self._feed(
-                    (rows_atom, rows, shared_rows),
-                    (columns_atom, columns, shared_columns),
-                    (full, empty),
-                    tiles,
-                    (member, places),
-                )
+                load_rows = (rows_atom, rows, shared_rows, boxes_at(boxes_of_rows, shared_rows))
+                load_columns = (columns_atom, columns, shared_columns, boxes_at(boxes_of_columns, shared_columns))
+                feed(plan, load_rows, load_columns, (full, empty), (tiles, extents[0]), member, places)
             elif cutlass.const_expr(plan.split_k > 1):
                 self._attend(tiles[2])
         else:
@@ -229,12 +206,6 @@ class Persistent:
         first = count_k * slice_k // split
         return (count_k * (slice_k + 1) // split - first) * unit, first * unit
 
-    def _item(self, index: Any, tiles: Any) -> tuple[Any, Any, Any, Any]:
-        """A cluster's item of work as a tile's number, its first stage along K, how many, and what `finish` takes."""
-        if self.plan.stream_k:
-            return item(index, tiles)
-        return index, tiles[4], tiles[3], None
-
     @cute.jit
     def _attend(self, tiles: cutlass.Int32) -> None:
         """A warp without work: a cluster's CTAs meet with all their threads."""
@@ -244,78 +215,6 @@ class Persistent:
         for _ in cutlass.range(block // cluster, tiles, blocks // cluster, unroll=1):
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
-
-    @cute.jit
-    def _feed(self, load_rows: Any, load_columns: Any, barriers: Any, tiles: Any, where: Any) -> None:
-        """The loading warp: keep every stage full. An operand is its TMA atom, its tensor and its shared memory."""
-        plan = self.plan
-        member, places = where
-        rows_atom, rows, shared_rows = load_rows
-        columns_atom, columns, shared_columns = load_columns
-        tile_k = cute.size(shared_rows, mode=[1])
-        tail_modes = (None,) * (cute.rank(rows) - 2)
-        tiled_rows = cute.local_tile(rows, (plan.rows, tile_k), (None, None, *tail_modes))
-        tiled_columns = cute.local_tile(columns, (plan.columns, tile_k), (None, None, *tail_modes))
-        to_rows, from_rows = cpasync.tma_partition(
-            rows_atom,
-            member[1],
-            cute.make_layout(plan.cluster_columns),
-            cute.group_modes(shared_rows, 0, 2),
-            cute.group_modes(tiled_rows, 0, 2),
-        )
-        to_columns, from_columns = cpasync.tma_partition(
-            columns_atom,
-            member[0],
-            cute.make_layout(plan.cluster_rows),
-            cute.group_modes(shared_columns, 0, 2),
-            cute.group_modes(tiled_columns, 0, 2),
-        )
-        # Who shares these rows is in the same row of the cluster's grid of CTAs, which counts rows first.
-        rows_mask, columns_mask = None, None
-        if cutlass.const_expr(plan.cluster_columns > 1):
-            every = sum(1 << (other * plan.cluster_rows) for other in range(plan.cluster_columns))
-            rows_mask = cutlass.Int16(every) << cutlass.Int16(member[0])
-        if cutlass.const_expr(plan.cluster_rows > 1):
-            every = (1 << plan.cluster_rows) - 1
-            columns_mask = cutlass.Int16(every) << cutlass.Int16(member[1] * plan.cluster_rows)
-
-        operands = (rows_atom, from_rows, to_rows, rows_mask), (columns_atom, from_columns, to_columns, columns_mask)
-        block, _, _ = cute.arch.block_idx()
-        blocks, _, _ = cute.arch.grid_dim()
-        stage = cutlass.Int32(0)
-        phase = cutlass.Int32(1)  # the first round finds every stage empty
-        for index in cutlass.range(block // plan.cluster, tiles[2], blocks // plan.cluster, unroll=1):
-            tile, first_k, count_k, _ = self._item(index, tiles)
-            row, column, batch = place_of(places, tile)
-            tail = (batch,) if cutlass.const_expr(cute.rank(rows) == 3) else ()
-            for k in cutlass.range(count_k + (plan.spare if plan.split_k > 1 else 0), unroll=1):
-                at = (row, column, first_k + k, *tail)
-                stage, phase = self._load(operands, barriers, (stage, phase), at)
-            if cutlass.const_expr(plan.split_k > 1):
-                cute.arch.cluster_arrive_relaxed()
-                cute.arch.cluster_wait()
-                cute.arch.barrier(barrier_id=_ADDED, number_of_threads=_CONSUMERS + _WARP)
-        if cutlass.const_expr(plan.split_k == 1):
-            for _ in cutlass.range_constexpr(plan.spare):
-                tail = (0,) if cutlass.const_expr(cute.rank(rows) == 3) else ()
-                stage, phase = self._load(operands, barriers, (stage, phase), (0, 0, _BEYOND, *tail))
-
-    @cute.jit
-    def _load(self, operands: Any, barriers: Any, at: Any, place: Any) -> Any:
-        """Fill a stage with what `place` (rows, columns, K[, batch]) counts in tiles; return the next one."""
-        (rows_atom, from_rows, to_rows, rows_mask), (columns_atom, from_columns, to_columns, columns_mask) = operands
-        full, empty = barriers
-        stage, phase = at
-        row, column, *rest = place
-        cute.arch.mbarrier_wait(empty + stage, phase)
-        bar = full + stage
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(bar, (self.plan.rows + self.plan.columns) * STAGE_BYTES_OF_K)
-        source = from_rows[(None, row, *rest)]
-        cute.copy(rows_atom, source, to_rows[None, stage], tma_bar_ptr=bar, mcast_mask=rows_mask)
-        source = from_columns[(None, column, *rest)]
-        cute.copy(columns_atom, source, to_columns[None, stage], tma_bar_ptr=bar, mcast_mask=columns_mask)
-        return self._next(stage, phase)
 
     @cute.jit
     def _consume(
@@ -357,7 +256,7 @@ class Persistent:
                 first += group * step
                 step *= 2
             for index in cutlass.range(first, tiles[2], step, unroll=1):
-                tile, _, stages_k, share = self._item(index, tiles)
+                tile, _, stages_k, share = item(plan, index, tiles)
                 # A stage's barrier tells two rounds apart and no more, so nobody may wait for one before its turn.
                 others_turn: Any = None
                 if cutlass.const_expr(plan.pingpong):
@@ -374,7 +273,7 @@ class Persistent:
                     finish(plan, sums, of_out, place, given, share, spaces)
                 else:
                     store_tile(plan, sums, of_out, place, given, slices)
-                self._exchanged()
+                end_gathering(plan)
                 if cutlass.const_expr(plan.pingpong):  # pass over the other warpgroup's tile
                     stage += count_k
                     phase ^= (stage // plan.stages) & 1
@@ -426,7 +325,7 @@ class Persistent:
                     stage, phase = self._begin_tile(operands, partials[0], barriers, (stage, phase), group)
             turn = self._exchange(sums, slices, turn, thread)
             store_tile(plan, sums, of_out, place, (fused, tile_scales), slices)
-            self._exchanged()
+            end_gathering(plan)
         warpgroup.wait_group(0)
         if cutlass.const_expr(plan.sets == 1):  # noqa: SIM102
             if group == 0:  # the last turn that the other passed on
@@ -438,7 +337,7 @@ class Persistent:
         stage, phase = at
         if cutlass.const_expr(self.plan.sets > 1):
             self._multiply_stage(operands, partial, barriers, at, False)
-            stage, phase = self._next(stage, phase)
+            stage, phase = next_stage(self.plan, stage, phase)
         else:
             self._begin_block(operands, partial, barriers, at, (0, group))
         return stage, phase
@@ -467,7 +366,7 @@ class Persistent:
     def _after(self, stage: cutlass.Int32, phase: cutlass.Int32) -> Any:
         """The stage after an interval."""
         for _ in range(self.plan.promotion):
-            stage, phase = self._next(stage, phase)
+            stage, phase = next_stage(self.plan, stage, phase)
         return stage, phase
 
     @cute.jit
@@ -486,7 +385,7 @@ class Persistent:
                 a = cute.append_ones(operands[0][(None, block, block_k, stage)], up_to_rank=2)
                 cute.gemm(tiled_mma, partial, a, operands[1][(None, None, block_k, stage)], partial)
             warpgroup.commit_group()
-            stage, phase = self._next(stage, phase)
+            stage, phase = next_stage(self.plan, stage, phase)
         cute.arch.barrier_arrive(barrier_id=_TURN + 1 - group, number_of_threads=_CONSUMERS)
 
     @cute.jit
@@ -499,7 +398,7 @@ class Persistent:
             for k in cutlass.range_constexpr(plan.promotion):
                 warpgroup.wait_group(plan.promotion - 1 - k)
                 self._release(barriers[1] + stage, member)
-                stage = self._next(stage, cutlass.Int32(0))[0]
+                stage = next_stage(plan, stage, cutlass.Int32(0))[0]
 
     @cute.jit
     def _alternate(self, operands: Any, sums: Any, barriers: Any, at: Any, member: Any, scaled: Any) -> Any:
@@ -520,7 +419,7 @@ class Persistent:
             for i in cutlass.range_constexpr(plan.unit_k):
                 new, old = (even, odd) if cutlass.const_expr(i % 2) else (odd, even)
                 self._multiply_stage(operands, new, barriers, (stage, phase), False)
-                stage, phase = self._next(stage, phase)
+                stage, phase = next_stage(plan, stage, phase)
                 if cutlass.const_expr(i > 0):
                     warpgroup.wait_group(1)
                     self._release_before(barriers, stage, member, 2)
@@ -529,12 +428,6 @@ class Persistent:
         if cutlass.const_expr(plan.split_k > 1):
             self._finish(barriers, stage, member)
         return stage, phase
-
-    def _next(self, stage: cutlass.Int32, phase: cutlass.Int32) -> Any:
-        """The stage after this one, without a branch."""
-        stage = stage + 1
-        around = stage == self.plan.stages
-        return cutlass.select_(around, cutlass.Int32(0), stage), cutlass.select_(around, phase ^ 1, phase)
 
     @cute.jit
     def _exchange(self, sums: cute.Tensor, slices: Any, turn: cutlass.Int32, thread: cutlass.Int32) -> Any:
@@ -550,13 +443,6 @@ class Persistent:
             push(plan, sums, stages, arrived, slice_k, thread)
             cute.arch.mbarrier_wait(arrived, turn)
         return turn ^ 1
-
-    @cute.jit
-    def _exchanged(self) -> None:
-        """Let the loading warp have the stages back."""
-        if cutlass.const_expr(self.plan.split_k > 1):
-            cute.arch.fence_proxy("async.shared", space="cta")
-            cute.arch.barrier_arrive(barrier_id=_ADDED, number_of_threads=_CONSUMERS + _WARP)
 
     @cute.jit
     def _multiply(self, operands: Any, sums: cute.Tensor, barriers: Any, at: Any, member: Any, others_turn: Any) -> Any:

@@ -6,7 +6,7 @@ A *form* is what all variants for a signature share: element types, scaling, epi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ _BAND_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster tha
 _BANDS = {"two_rows": 2, "columns": 8, "quads": 8}
 _LEAST_SLICE, _MOST_SLICES = 4, 12  # stages of K, and how many to a tile
 COUNTER_BYTES = 32  # a sector of L2
+_BOX_TOKENS, _SMALL_BOX_TOKENS = 16, 8  # of a TMA box where rows past M are left out; 8 are a swizzle atom's
 _UNIT_K = 4  # stages of a loop's body where two sets of sums alternate
 # What a thread has for sums, of the 232 registers that it is given: the rest holds addresses, coordinates and counters.
 # Above these the compiler spills.
@@ -57,8 +58,11 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch").
     # Loading B too was tried, and gains nothing (docs/kernels.md).
     "overlap": ("serial", "launch"),
+    # Loads of a tile that hangs over M leave out rows of A past it, which take longer to load than others.
+    "skip_oob": (False, True),
 }
-
+# What enumeration offers less of. No GPU has run a kernel that skips rows yet (docs/kernels.md).
+OFFERED: dict[str, tuple[int | str | bool, ...]] = {"skip_oob": (False,)}
 
 # Of which K is shared: swap, tile_m, tile_n.
 _SHARED_TILES = {(False, 128, 128), (True, 128, 128), (True, 168, 128)}
@@ -111,6 +115,7 @@ class Plan:
     stream_k: bool
     pingpong: bool
     overlap: bool
+    skip_oob: bool
     registers: int  # that a thread needs for sums while it stores a tile
     piece_columns: int  # of D, by 64 rows, stored at once
     stages: int
@@ -156,6 +161,7 @@ class Plan:
             stream_k=options["stream_k"],
             pingpong=pingpong,
             overlap=options["overlap"] != "serial",
+            skip_oob=options["skip_oob"],
             registers=sums,
             piece_columns=piece,
             stages=stages_with(piece),
@@ -170,6 +176,45 @@ class Plan:
     def multicasts(self) -> bool:
         """Whether CTAs load for each other."""
         return self.cluster_rows * self.cluster_columns > 1
+
+    @property
+    def tokens(self) -> int:
+        """Rows of A in a tile."""
+        return self.columns if self.swap else self.rows
+
+    @property
+    def token_sharers(self) -> int:
+        """CTAs of a cluster that load these together: each a share, which all get."""
+        return self.cluster_rows if self.swap else self.cluster_columns
+
+    @property
+    def box_tokens(self) -> int:
+        """Rows of A in a TMA box where `skip_oob` leaves some of a tile out, such that boxes divide among sharers."""
+        return _SMALL_BOX_TOKENS if self.tokens // self.token_sharers % _BOX_TOKENS else _BOX_TOKENS
+
+    @property
+    def boxes(self) -> int:
+        """Such boxes in a tile."""
+        return self.tokens // self.box_tokens
+
+    def tokens_inside(self, tile: Any, m: Any, least: Callable[..., Any] = min, most: Callable[..., Any] = max) -> Any:
+        """Rows of A that tile number `tile` along M has, of `m`: none if it is all past M. The numbers may be the
+        compiler's, as in the methods that follow, and `least` and `most` are then its."""
+        return least(most(m - tile * self.tokens, 0), self.tokens)
+
+    def boxes_inside(self, inside: Any) -> Any:
+        """The first boxes of a tile that hold any of its first `inside` rows of A."""
+        return (inside + self.box_tokens - 1) // self.box_tokens
+
+    def boxes_of(self, sharer: Any) -> list[Any]:
+        """The boxes of a tile that one of the CTAs that share them loads: they take turns, so that all have as many of
+        the first ones."""
+        return [turn * self.token_sharers + sharer for turn in range(self.boxes // self.token_sharers)]
+
+    def stage_bytes(self, boxes: Any) -> Any:
+        """What arrives at a stage of each CTA in all, from itself and others, where the first `boxes` are loaded."""
+        others = self.rows + self.columns - self.tokens
+        return (others + boxes * self.box_tokens) * STAGE_BYTES_OF_K
 
     @property
     def piece_sums(self) -> int:

@@ -13,6 +13,8 @@ from cutlass import cute
 from .persistent_choices import WARPGROUPS, Plan
 
 _THREADS = WARPGROUPS * 128
+_LOADING_THREADS = 32
+_GATHERED = 6  # a named barrier, the last one where K is split
 
 
 def _received(plan: Plan, stages: cute.Pointer) -> cute.Tensor:
@@ -73,3 +75,15 @@ def gather(plan: Plan, sums: cute.Tensor, stages: cute.Pointer, number: int, thr
             for term in ordered[1:]:
                 total = total + term
             sums[at] = total
+
+
+def end_gathering(plan: Plan) -> None:
+    """All that others sent has been read: let the loading warp have the stages back."""
+    if plan.split_k > 1:
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.barrier_arrive(barrier_id=_GATHERED, number_of_threads=_THREADS + _LOADING_THREADS)
+
+
+def await_gathered() -> None:
+    """The loading warp: wait for that."""
+    cute.arch.barrier(barrier_id=_GATHERED, number_of_threads=_THREADS + _LOADING_THREADS)

@@ -37,12 +37,14 @@ def shares(plan: Plan, tiles: Any, clusters: Any, count_k: Any) -> tuple[Any, An
     return whole + rest * slices, whole, slices
 
 
-def item(index: Any, tiles: Any) -> tuple[Any, Any, Any, Any]:
+def item(plan: Plan, index: Any, tiles: Any) -> tuple[Any, Any, Any, Any]:
     """Item `index` of the work: its tile, the first stage and the number of stages along K, and for `finish` which of
-    the shared tiles it is, which slice, and of how many.
+    the shared tiles it is, which slice, and of how many. Where no tiles are shared, an item is a tile.
 
     Neighbours have the same slice of different tiles, so that they read the same rows of A or B at the same time.
     """
+    if not plan.stream_k:
+        return index, tiles[4], tiles[3], None
     count_k, whole, slices = tiles[3], tiles[5], tiles[6]
     rest = cutlass.max(index - whole, 0)
     each = cutlass.max((tiles[2] - whole) // slices, 1)
