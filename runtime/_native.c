@@ -7,7 +7,7 @@
 
 #include "_native.h"
 
-enum { INTERFACE = 5 }; /* that of runtime/native.py */
+enum { INTERFACE = 6 }; /* that of runtime/native.py */
 
 /* --- ABI of others: dlpack.h 1.3, cuda.h --- */
 
@@ -53,7 +53,9 @@ enum { MOST_BYTES = 4096, MOST_PARAMETERS = 32, MOST_SLOTS = 32, MOST_ATTRIBUTES
 typedef struct { uint32_t offset, pointer; uint64_t addend, mask; } Slot;
 
 typedef struct {
-    PyObject_HEAD
+    PyObject_VAR_HEAD
+    PyObject *failed; /* called with this, its grid, block and shared bytes, the pointers, the stream and the CUresult */
+    PyObject *weakrefs; /* who would unload the kernel sees by one whether a call still holds this */
     LaunchKernel call;
     void *function;
     Config config;
@@ -61,9 +63,7 @@ typedef struct {
     uint32_t size, parameters, slots, pointers;
     uint32_t offset[MOST_PARAMETERS];
     Slot slot[MOST_SLOTS];
-    unsigned char template[MOST_BYTES];
-    PyObject *failed; /* called with this, the pointers, the stream and the CUresult */
-    PyObject *weakrefs; /* who would unload the kernel sees by one whether a call still holds this */
+    unsigned char template[]; /* size */
 } Launch;
 
 static PyTypeObject *launch_type;
@@ -93,6 +93,7 @@ static int launch(const Launch *self, const uint64_t *pointers, uint64_t stream)
 /* 0, or -1 with an exception set: what `failed` raised, if it did. */
 static int launch_or_fail(Launch *self, const uint64_t *pointers, uint64_t stream) {
     int error = launch(self, pointers, stream);
+    const uint32_t *grid = self->config.grid, *block = self->config.block;
     PyObject *given, *answer;
     if (error == 0) return 0;
     given = PyTuple_New(self->pointers);
@@ -104,7 +105,9 @@ static int launch_or_fail(Launch *self, const uint64_t *pointers, uint64_t strea
             return -1;
         }
     }
-    answer = PyObject_CallFunction(self->failed, "OOKi", self, given, (unsigned long long)stream, error);
+    answer = PyObject_CallFunction(self->failed, "O((III)(III)I)OKi", self, grid[0], grid[1], grid[2], block[0],
+                                   block[1], block[2], self->config.shared_bytes, given, (unsigned long long)stream,
+                                   error);
     Py_DECREF(given);
     if (answer == NULL) return -1;
     Py_DECREF(answer);
@@ -128,6 +131,15 @@ static Py_ssize_t integers(PyObject *sequence, uint64_t *out, Py_ssize_t most) {
     return count;
 }
 
+/* A launch with room for so many bytes of parameters, or NULL with an exception set. */
+static Launch *launch_alloc(PyTypeObject *type, Py_ssize_t size, PyObject *failed) {
+    Launch *self = (Launch *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, size);
+    if (self == NULL) return NULL;
+    Py_INCREF(failed);
+    self->failed = failed;
+    return self;
+}
+
 /* Launch(cuLaunchKernelEx, function, (grid, block and shared bytes), ((attribute, words...), ...), parameters, offsets,
           ((offset, pointer, addend, mask), ...), number of pointers, failed)
    OverflowError: it is larger than this can hold. */
@@ -143,17 +155,15 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     if (!PyArg_ParseTuple(args, "KKOOy#OOIO", &call, &function, &shape, &attributes, &parameters, &size, &offsets,
                           &slots, &pointers, &failed))
         return NULL;
-    self = (Launch *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (size > MOST_BYTES || pointers > MOST_TENSORS) {
+        PyErr_SetString(PyExc_OverflowError, "more than a native launch can hold");
+        return NULL;
+    }
+    self = launch_alloc(type, size, failed);
     if (self == NULL) return NULL;
-    Py_INCREF(failed);
-    self->failed = failed;
     self->call = (LaunchKernel)(uintptr_t)call;
     self->function = (void *)(uintptr_t)function;
     self->pointers = pointers;
-    if (size > MOST_BYTES || pointers > MOST_TENSORS) {
-        PyErr_SetString(PyExc_OverflowError, "more than a native launch can hold");
-        goto wrong;
-    }
     self->size = (uint32_t)size;
     memcpy(self->template, parameters, (size_t)size);
     if (integers(shape, words, 7) != 7) goto wrong;
@@ -225,7 +235,29 @@ static PyObject *launch_run(PyObject *object, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
+/* again(grid, parameters): this with another grid and other bytes of parameters, of which there are as many. */
+static PyObject *launch_again(PyObject *object, PyObject *args) {
+    const Launch *self = (Launch *)object;
+    const size_t first = offsetof(Launch, call);
+    unsigned int grid[3];
+    const char *parameters;
+    Py_ssize_t size;
+    Launch *other;
+    if (!PyArg_ParseTuple(args, "(III)y#", &grid[0], &grid[1], &grid[2], &parameters, &size)) return NULL;
+    if (size != (Py_ssize_t)self->size) {
+        PyErr_SetString(PyExc_ValueError, "a wrong number of bytes of parameters");
+        return NULL;
+    }
+    other = launch_alloc(Py_TYPE(object), size, self->failed);
+    if (other == NULL) return NULL;
+    memcpy((char *)other + first, (const char *)self + first, offsetof(Launch, template) - first);
+    memcpy(other->template, parameters, (size_t)size);
+    for (int i = 0; i < 3; i++) other->config.grid[i] = grid[i];
+    return (PyObject *)other;
+}
+
 static PyMethodDef launch_methods[] = {
+    {"again", launch_again, METH_VARARGS, "again(grid, parameters)"},
     {"launch", (PyCFunction)(void (*)(void))launch_run, METH_FASTCALL, "launch(pointers, stream)"},
     {NULL, NULL, 0, NULL},
 };
@@ -243,7 +275,7 @@ static PyType_Slot launch_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec launch_spec = {"runtime._native.Launch", sizeof(Launch), 0, Py_TPFLAGS_DEFAULT, launch_slots};
+static PyType_Spec launch_spec = {"runtime._native.Launch", offsetof(Launch, template), 1, Py_TPFLAGS_DEFAULT, launch_slots};
 
 /* --- how often --- */
 
