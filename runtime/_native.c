@@ -48,7 +48,7 @@ enum { INVALID_VALUE = 1 }; /* of CUresult */
 /* --- one prepared launch --- */
 
 enum { MOST_TENSORS = 12 };
-enum { MOST_BYTES = 4096, MOST_PARAMETERS = 32, MOST_SLOTS = 32, MOST_ATTRIBUTES = 4, ALIGNMENT = 64 };
+enum { MOST_BYTES = 4096, MOST_PARAMETERS = 32, MOST_ATTRIBUTES = 4, ALIGNMENT = 64 };
 
 typedef struct { uint32_t offset, pointer; uint64_t addend, mask; } Slot;
 
@@ -61,9 +61,10 @@ typedef struct {
     Config config;
     uint32_t attributes[MOST_ATTRIBUTES][ATTRIBUTE_BYTES / 4];
     uint32_t size, parameters, slots, pointers;
-    uint32_t offset[MOST_PARAMETERS];
-    Slot slot[MOST_SLOTS];
-    unsigned char template[]; /* size */
+    Slot *slot; /* these and what is below are in `rest` */
+    uint32_t *offset; /* of each parameter */
+    unsigned char *template; /* size */
+    uint64_t rest[];
 } Launch;
 
 static PyTypeObject *launch_type;
@@ -131,12 +132,17 @@ static Py_ssize_t integers(PyObject *sequence, uint64_t *out, Py_ssize_t most) {
     return count;
 }
 
-/* A launch with room for so many bytes of parameters, or NULL with an exception set. */
-static Launch *launch_alloc(PyTypeObject *type, Py_ssize_t size, PyObject *failed) {
-    Launch *self = (Launch *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, size);
+/* A launch with room for so many slots, parameters and bytes of these, or NULL with an exception set. */
+static Launch *launch_alloc(PyTypeObject *type, Py_ssize_t slots, Py_ssize_t parameters, Py_ssize_t size) {
+    Py_ssize_t rest = slots * (Py_ssize_t)sizeof(Slot) + parameters * (Py_ssize_t)sizeof(uint32_t) + size;
+    Launch *self = (Launch *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, rest);
     if (self == NULL) return NULL;
-    Py_INCREF(failed);
-    self->failed = failed;
+    self->slots = (uint32_t)slots;
+    self->parameters = (uint32_t)parameters;
+    self->size = (uint32_t)size;
+    self->slot = (Slot *)self->rest;
+    self->offset = (uint32_t *)(self->slot + slots);
+    self->template = (unsigned char *)(self->offset + parameters);
     return self;
 }
 
@@ -147,24 +153,28 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     unsigned long long call, function;
     PyObject *shape, *attributes, *offsets, *slots, *failed;
     const char *parameters;
-    Py_ssize_t size, count;
+    Py_ssize_t size, count, slots_given, parameters_given;
     unsigned int pointers;
-    uint64_t words[ATTRIBUTE_WORDS + 1];
+    uint64_t words[ATTRIBUTE_WORDS + 1], found[MOST_PARAMETERS];
     Launch *self;
     (void)keywords;
     if (!PyArg_ParseTuple(args, "KKOOy#OOIO", &call, &function, &shape, &attributes, &parameters, &size, &offsets,
                           &slots, &pointers, &failed))
         return NULL;
+    slots_given = PySequence_Size(slots);
+    parameters_given = integers(offsets, found, MOST_PARAMETERS);
+    if (slots_given < 0 || parameters_given < 0) return NULL;
     if (size > MOST_BYTES || pointers > MOST_TENSORS) {
         PyErr_SetString(PyExc_OverflowError, "more than a native launch can hold");
         return NULL;
     }
-    self = launch_alloc(type, size, failed);
+    self = launch_alloc(type, slots_given, parameters_given, size);
     if (self == NULL) return NULL;
+    Py_INCREF(failed);
+    self->failed = failed;
     self->call = (LaunchKernel)(uintptr_t)call;
     self->function = (void *)(uintptr_t)function;
     self->pointers = pointers;
-    self->size = (uint32_t)size;
     memcpy(self->template, parameters, (size_t)size);
     if (integers(shape, words, 7) != 7) goto wrong;
     for (int i = 0; i < 3; i++) {
@@ -183,24 +193,15 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *keywor
         self->attributes[i][0] = (uint32_t)words[0];
         for (Py_ssize_t j = 1; j < found; j++) self->attributes[i][j + 1] = (uint32_t)words[j];
     }
-    {
-        uint64_t found[MOST_PARAMETERS];
-        count = integers(offsets, found, MOST_PARAMETERS);
-        if (count < 0) goto wrong;
-        self->parameters = (uint32_t)count;
-        for (Py_ssize_t i = 0; i < count; i++) {
-            if (found[i] > (uint64_t)size) goto wrong;
-            self->offset[i] = (uint32_t)found[i];
-        }
+    for (Py_ssize_t i = 0; i < parameters_given; i++) {
+        if (found[i] > (uint64_t)size) goto wrong;
+        self->offset[i] = (uint32_t)found[i];
     }
-    count = PySequence_Size(slots);
-    if (count < 0 || count > MOST_SLOTS) goto wrong;
-    self->slots = (uint32_t)count;
-    for (Py_ssize_t i = 0; i < count; i++) {
+    for (Py_ssize_t i = 0; i < slots_given; i++) {
         PyObject *item = PySequence_GetItem(slots, i);
-        Py_ssize_t found = item == NULL ? -1 : integers(item, words, 4);
+        count = item == NULL ? -1 : integers(item, words, 4);
         Py_XDECREF(item);
-        if (found != 4 || size < 8 || words[0] > (uint64_t)size - 8 || words[1] >= pointers) goto wrong;
+        if (count != 4 || size < 8 || words[0] > (uint64_t)size - 8 || words[1] >= pointers) goto wrong;
         self->slot[i] = (Slot){(uint32_t)words[0], (uint32_t)words[1], words[2], words[3]};
     }
     return (PyObject *)self;
@@ -238,7 +239,6 @@ static PyObject *launch_run(PyObject *object, PyObject *const *args, Py_ssize_t 
 /* again(grid, parameters): this with another grid and other bytes of parameters, of which there are as many. */
 static PyObject *launch_again(PyObject *object, PyObject *args) {
     const Launch *self = (Launch *)object;
-    const size_t first = offsetof(Launch, call);
     unsigned int grid[3];
     const char *parameters;
     Py_ssize_t size;
@@ -248,11 +248,19 @@ static PyObject *launch_again(PyObject *object, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "a wrong number of bytes of parameters");
         return NULL;
     }
-    other = launch_alloc(Py_TYPE(object), size, self->failed);
+    other = launch_alloc(Py_TYPE(object), self->slots, self->parameters, size);
     if (other == NULL) return NULL;
-    memcpy((char *)other + first, (const char *)self + first, offsetof(Launch, template) - first);
-    memcpy(other->template, parameters, (size_t)size);
+    Py_INCREF(self->failed);
+    other->failed = self->failed;
+    other->call = self->call;
+    other->function = self->function;
+    other->config = self->config;
     for (int i = 0; i < 3; i++) other->config.grid[i] = grid[i];
+    memcpy(other->attributes, self->attributes, sizeof self->attributes);
+    other->pointers = self->pointers;
+    memcpy(other->slot, self->slot, self->slots * sizeof *self->slot);
+    memcpy(other->offset, self->offset, self->parameters * sizeof *self->offset);
+    memcpy(other->template, parameters, (size_t)size);
     return (PyObject *)other;
 }
 
@@ -275,7 +283,7 @@ static PyType_Slot launch_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec launch_spec = {"runtime._native.Launch", offsetof(Launch, template), 1, Py_TPFLAGS_DEFAULT, launch_slots};
+static PyType_Spec launch_spec = {"runtime._native.Launch", offsetof(Launch, rest), 1, Py_TPFLAGS_DEFAULT, launch_slots};
 
 /* --- how often --- */
 
