@@ -85,7 +85,10 @@ class Tape:
         return Symbol(self, self._known[key])
 
     def to_json(self, results: Sequence[Number]) -> dict[str, Any]:
-        """The program that gives `results`, without the operations that none of them needs."""
+        """The program that gives `results`, without the operations that none of them needs.
+
+        Operations of one kind that do not depend on each other follow each other, which are evaluated together.
+        """
         wanted = [self.place(x) for x in results]
         first, used, stack = len(self.inputs), set[int](), list(wanted)
         while stack:
@@ -96,6 +99,10 @@ class Tape:
                 stack += node[1:] if node[0] != _CONST else []
         constants = [p for p in sorted(used) if self.nodes[p - first][0] == _CONST]
         operations = [p for p in sorted(used) if self.nodes[p - first][0] != _CONST]
+        depth = dict.fromkeys([*range(first), *constants], 0)
+        for place in operations:
+            depth[place] = 1 + max(depth[x] for x in self.nodes[place - first][1:])
+        operations.sort(key=lambda place: (depth[place], self.nodes[place - first][0]))
         moved = {place: i for i, place in enumerate([*range(first), *constants, *operations])}
         return {
             "constants": [self.nodes[place - first][1] for place in constants],

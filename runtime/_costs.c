@@ -17,21 +17,27 @@ static const uint8_t arity[CODES] = {2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 4};
 enum { OPERANDS = 4 };
 static const double LARGEST_EXPONENT = 700.0;
 
-typedef struct { uint32_t code, x[OPERANDS]; } Step;
+/* Operations of one kind, next to each other. Writers order programs so that there are few runs: a switch for each
+   operation is what takes long, where a processor cannot foresee it. */
+typedef struct { uint32_t code, count; } Run;
+
+typedef uint16_t Place;
+_Static_assert(MAX_INPUTS + MAX_COST_NODES <= UINT16_MAX, "places of values take more than 16 bits");
 
 typedef struct {
     PyObject_HEAD
-    uint32_t inputs, constants, steps, results;
-    double *constant;
-    Step *step;
-    uint32_t *result;
+    uint32_t inputs, constants, steps, runs, results;
+    double *known; /* of inputs, constants, which stay, and steps: of the evaluation under way, with the GIL held */
+    Run *run;
+    Place *operand, *result; /* operands of all runs in a row */
 } Costs;
 
 static void costs_dealloc(PyObject *self) {
     Costs *costs = (Costs *)self;
     PyTypeObject *type = Py_TYPE(self);
-    free(costs->constant);
-    free(costs->step);
+    free(costs->known);
+    free(costs->run);
+    free(costs->operand);
     free(costs->result);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
@@ -53,21 +59,23 @@ static int fill(Costs *self, PyObject *constants, const char *codes, PyObject *o
     uint32_t known = self->inputs + self->constants;
     Py_ssize_t at = 0, there = PyList_Size(operands);
     for (uint32_t i = 0; i < self->constants; i++) {
-        self->constant[i] = PyFloat_AsDouble(PyList_GetItem(constants, i));
+        self->known[self->inputs + i] = PyFloat_AsDouble(PyList_GetItem(constants, i));
         if (PyErr_Occurred()) return -1;
     }
     for (uint32_t i = 0; i < self->steps; i++, known++) {
-        Step *step = &self->step[i];
-        step->code = (uint8_t)codes[i];
-        if (step->code >= CODES || at + arity[step->code] > there) {
+        uint8_t code = (uint8_t)codes[i];
+        Run *last = self->runs == 0 ? NULL : &self->run[self->runs - 1];
+        if (code >= CODES || at + arity[code] > there) {
             PyErr_Format(PyExc_ValueError, "its operations take more than the %zd operands that there are", there);
             return -1;
         }
-        for (uint32_t j = 0; j < arity[step->code]; j++) {
-            long found = place(operands, at++, known);
+        for (uint32_t j = 0; j < arity[code]; j++, at++) {
+            long found = place(operands, at, known);
             if (found < 0) return -1;
-            step->x[j] = (uint32_t)found;
+            self->operand[at] = (Place)found;
         }
+        if (last != NULL && last->code == code) last->count++;
+        else self->run[self->runs++] = (Run){code, 1};
     }
     if (at != there) {
         PyErr_Format(PyExc_ValueError, "its operations take %zd operands, found %zd", at, there);
@@ -76,7 +84,7 @@ static int fill(Costs *self, PyObject *constants, const char *codes, PyObject *o
     for (uint32_t i = 0; i < self->results; i++) {
         long found = place(results, i, known);
         if (found < 0) return -1;
-        self->result[i] = (uint32_t)found;
+        self->result[i] = (Place)found;
     }
     return 0;
 }
@@ -103,10 +111,11 @@ static PyObject *costs_new(PyTypeObject *type, PyObject *args, PyObject *keyword
     self->constants = (uint32_t)PyList_Size(constants);
     self->steps = (uint32_t)steps;
     self->results = (uint32_t)PyList_Size(results);
-    self->constant = calloc((size_t)self->constants + 1, sizeof(double));
-    self->step = calloc((size_t)self->steps + 1, sizeof(Step));
-    self->result = calloc((size_t)self->results + 1, sizeof(uint32_t));
-    if (self->constant == NULL || self->step == NULL || self->result == NULL) {
+    self->known = calloc((size_t)self->inputs + self->constants + self->steps, sizeof(double));
+    self->run = calloc((size_t)self->steps + 1, sizeof(Run));
+    self->operand = calloc((size_t)self->steps * OPERANDS + 1, sizeof(Place));
+    self->result = calloc((size_t)self->results + 1, sizeof(Place));
+    if (self->known == NULL || self->run == NULL || self->operand == NULL || self->result == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
@@ -114,57 +123,91 @@ static PyObject *costs_new(PyTypeObject *type, PyObject *args, PyObject *keyword
     return (PyObject *)self;
 }
 
-static double computed(const Step *step, const double *known) {
-    double a = known[step->x[0]], b = known[step->x[1]];
-    switch (step->code) {
-    case ADD: return a + b;
-    case SUB: return a - b;
-    case MUL: return a * b;
-    case DIV: return b == 0 ? NAN : a / b;
-    case MAX: return a > b ? a : b;
-    case MIN: return a < b ? a : b;
-    case CEIL: return ceil(a) + 0.0; /* no negative zero, which Python has none of */
-    case FLOOR: return floor(a) + 0.0;
-    case SQRT: return a >= 0 ? sqrt(a) : NAN;
-    case LOG: return a > 0 && a < INFINITY ? log(a) : NAN;
-    case EXP: return a < LARGEST_EXPONENT ? exp(a) : NAN;
-    default: return a <= b ? known[step->x[2]] : known[step->x[3]]; /* SELECT */
+#define A known[x[0]]
+#define B known[x[1]]
+#define EACH(operands, result) \
+    for (; next < end; x += (operands)) *next++ = (result); \
+    return x
+
+/* Compute the results of `run` from `next` on; the operands of the run after it. */
+static const Place *compute(const Run *run, const Place *x, const double *known, double *next) {
+    const double *end = next + run->count;
+    switch (run->code) {
+    case ADD: EACH(2, A + B);
+    case SUB: EACH(2, A - B);
+    case MUL: EACH(2, A * B);
+    case DIV: EACH(2, B == 0 ? NAN : A / B);
+    case MAX: EACH(2, A > B ? A : B);
+    case MIN: EACH(2, A < B ? A : B);
+    case CEIL: EACH(1, ceil(A) + 0.0); /* no negative zero, which Python has none of */
+    case FLOOR: EACH(1, floor(A) + 0.0);
+    case SQRT: EACH(1, A >= 0 ? sqrt(A) : NAN);
+    case LOG: EACH(1, A > 0 && A < INFINITY ? log(A) : NAN);
+    case EXP: EACH(1, A < LARGEST_EXPONENT ? exp(A) : NAN);
+    default: EACH(4, A <= B ? known[x[2]] : known[x[3]]); /* SELECT */
     }
 }
 
-/* evaluate(values): a list of the results for a number for each input. */
-static PyObject *costs_evaluate(PyObject *object, PyObject *values) {
-    Costs *self = (Costs *)object;
-    double *known, *next;
-    PyObject *found = NULL;
+/* Compute the results for a number for each input; -1 with an exception set if there are not as many. */
+static int results_for(Costs *self, PyObject *values, double *result) {
+    double input[MAX_INPUTS], *next = self->known + self->inputs + self->constants;
+    const Place *operand = self->operand;
     if (!PySequence_Check(values) || PySequence_Size(values) != (Py_ssize_t)self->inputs) {
         PyErr_SetString(PyExc_ValueError, "a cost program takes a value for each input");
-        return NULL;
+        return -1;
     }
-    known = malloc(((size_t)self->inputs + self->constants + self->steps) * sizeof(double));
-    if (known == NULL) return PyErr_NoMemory();
     for (uint32_t i = 0; i < self->inputs; i++) {
         PyObject *value = PySequence_GetItem(values, i);
-        known[i] = value == NULL ? -1.0 : PyFloat_AsDouble(value);
+        input[i] = value == NULL ? -1.0 : PyFloat_AsDouble(value);
         Py_XDECREF(value);
-        if (known[i] == -1.0 && PyErr_Occurred()) goto done;
+        if (input[i] == -1.0 && PyErr_Occurred()) return -1;
     }
-    next = known + self->inputs;
-    for (uint32_t i = 0; i < self->constants; i++) *next++ = self->constant[i];
-    for (uint32_t i = 0; i < self->steps; i++) *next++ = computed(&self->step[i], known);
+    /* From here on nothing of Python runs, which might evaluate this again. */
+    memcpy(self->known, input, self->inputs * sizeof *input);
+    for (uint32_t i = 0; i < self->runs; next += self->run[i++].count)
+        operand = compute(&self->run[i], operand, self->known, next);
+    for (uint32_t i = 0; i < self->results; i++) {
+        double value = self->known[self->result[i]];
+        result[i] = isfinite(value) ? value : INFINITY;
+    }
+    return 0;
+}
+
+static PyObject *costs_evaluate(PyObject *object, PyObject *values) {
+    Costs *self = (Costs *)object;
+    double result[MAX_COST_RESULTS];
+    PyObject *found;
+    if (results_for(self, values, result) < 0) return NULL;
     found = PyList_New(self->results);
     for (uint32_t i = 0; found != NULL && i < self->results; i++) {
-        double value = known[self->result[i]];
-        PyObject *number = PyFloat_FromDouble(isfinite(value) ? value : INFINITY);
+        PyObject *number = PyFloat_FromDouble(result[i]);
         if (number == NULL || PyList_SetItem(found, i, number) < 0) Py_CLEAR(found);
     }
-done:
-    free(known);
     return found;
+}
+
+static PyObject *costs_least(PyObject *object, PyObject *args) {
+    Costs *self = (Costs *)object;
+    double result[MAX_COST_RESULTS];
+    PyObject *values, *places;
+    long least = -1;
+    if (!PyArg_ParseTuple(args, "OO!", &values, &PyTuple_Type, &places) || results_for(self, values, result) < 0)
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(places); i++) {
+        long place = PyLong_AsLong(PyTuple_GetItem(places, i));
+        if (place < 0 || place >= (long)self->results) {
+            if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "there is no such result");
+            return NULL;
+        }
+        if (least < 0 || result[place] < result[least]) least = place;
+    }
+    if (least < 0) PyErr_SetString(PyExc_ValueError, "the least of no results");
+    return least < 0 ? NULL : PyLong_FromLong(least);
 }
 
 static PyMethodDef methods[] = {
     {"evaluate", costs_evaluate, METH_O, "evaluate(values): the results, infinite where they have no finite value"},
+    {"least", costs_least, METH_VARARGS, "least(values, places): which of these results is the least, the first of equal ones"},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot slots[] = {

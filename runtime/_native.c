@@ -7,7 +7,7 @@
 
 #include "_native.h"
 
-enum { INTERFACE = 5 }; /* that of runtime/native.py */
+enum { INTERFACE = 6 }; /* that of runtime/native.py */
 
 /* --- ABI of others: dlpack.h 1.3, cuda.h --- */
 
@@ -48,22 +48,23 @@ enum { INVALID_VALUE = 1 }; /* of CUresult */
 /* --- one prepared launch --- */
 
 enum { MOST_TENSORS = 12 };
-enum { MOST_BYTES = 4096, MOST_PARAMETERS = 32, MOST_SLOTS = 32, MOST_ATTRIBUTES = 4, ALIGNMENT = 64 };
+enum { MOST_BYTES = 4096, MOST_PARAMETERS = 32, MOST_ATTRIBUTES = 4, ALIGNMENT = 64 };
 
 typedef struct { uint32_t offset, pointer; uint64_t addend, mask; } Slot;
 
 typedef struct {
-    PyObject_HEAD
+    PyObject_VAR_HEAD
+    PyObject *failed; /* called with this, its grid, block and shared bytes, the pointers, the stream and the CUresult */
+    PyObject *weakrefs; /* who would unload the kernel sees by one whether a call still holds this */
     LaunchKernel call;
     void *function;
     Config config;
     uint32_t attributes[MOST_ATTRIBUTES][ATTRIBUTE_BYTES / 4];
     uint32_t size, parameters, slots, pointers;
-    uint32_t offset[MOST_PARAMETERS];
-    Slot slot[MOST_SLOTS];
-    unsigned char template[MOST_BYTES];
-    PyObject *failed; /* called with this, the pointers, the stream and the CUresult */
-    PyObject *weakrefs; /* who would unload the kernel sees by one whether a call still holds this */
+    Slot *slot; /* these and what is below are in `rest` */
+    uint32_t *offset; /* of each parameter */
+    unsigned char *template; /* size */
+    uint64_t rest[];
 } Launch;
 
 static PyTypeObject *launch_type;
@@ -93,6 +94,7 @@ static int launch(const Launch *self, const uint64_t *pointers, uint64_t stream)
 /* 0, or -1 with an exception set: what `failed` raised, if it did. */
 static int launch_or_fail(Launch *self, const uint64_t *pointers, uint64_t stream) {
     int error = launch(self, pointers, stream);
+    const uint32_t *grid = self->config.grid, *block = self->config.block;
     PyObject *given, *answer;
     if (error == 0) return 0;
     given = PyTuple_New(self->pointers);
@@ -104,7 +106,9 @@ static int launch_or_fail(Launch *self, const uint64_t *pointers, uint64_t strea
             return -1;
         }
     }
-    answer = PyObject_CallFunction(self->failed, "OOKi", self, given, (unsigned long long)stream, error);
+    answer = PyObject_CallFunction(self->failed, "O((III)(III)I)OKi", self, grid[0], grid[1], grid[2], block[0],
+                                   block[1], block[2], self->config.shared_bytes, given, (unsigned long long)stream,
+                                   error);
     Py_DECREF(given);
     if (answer == NULL) return -1;
     Py_DECREF(answer);
@@ -128,6 +132,20 @@ static Py_ssize_t integers(PyObject *sequence, uint64_t *out, Py_ssize_t most) {
     return count;
 }
 
+/* A launch with room for so many slots, parameters and bytes of these, or NULL with an exception set. */
+static Launch *launch_alloc(PyTypeObject *type, Py_ssize_t slots, Py_ssize_t parameters, Py_ssize_t size) {
+    Py_ssize_t rest = slots * (Py_ssize_t)sizeof(Slot) + parameters * (Py_ssize_t)sizeof(uint32_t) + size;
+    Launch *self = (Launch *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, rest);
+    if (self == NULL) return NULL;
+    self->slots = (uint32_t)slots;
+    self->parameters = (uint32_t)parameters;
+    self->size = (uint32_t)size;
+    self->slot = (Slot *)self->rest;
+    self->offset = (uint32_t *)(self->slot + slots);
+    self->template = (unsigned char *)(self->offset + parameters);
+    return self;
+}
+
 /* Launch(cuLaunchKernelEx, function, (grid, block and shared bytes), ((attribute, words...), ...), parameters, offsets,
           ((offset, pointer, addend, mask), ...), number of pointers, failed)
    OverflowError: it is larger than this can hold. */
@@ -135,26 +153,28 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     unsigned long long call, function;
     PyObject *shape, *attributes, *offsets, *slots, *failed;
     const char *parameters;
-    Py_ssize_t size, count;
+    Py_ssize_t size, count, slots_given, parameters_given;
     unsigned int pointers;
-    uint64_t words[ATTRIBUTE_WORDS + 1];
+    uint64_t words[ATTRIBUTE_WORDS + 1], found[MOST_PARAMETERS];
     Launch *self;
     (void)keywords;
     if (!PyArg_ParseTuple(args, "KKOOy#OOIO", &call, &function, &shape, &attributes, &parameters, &size, &offsets,
                           &slots, &pointers, &failed))
         return NULL;
-    self = (Launch *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    slots_given = PySequence_Size(slots);
+    parameters_given = integers(offsets, found, MOST_PARAMETERS);
+    if (slots_given < 0 || parameters_given < 0) return NULL;
+    if (size > MOST_BYTES || pointers > MOST_TENSORS) {
+        PyErr_SetString(PyExc_OverflowError, "more than a native launch can hold");
+        return NULL;
+    }
+    self = launch_alloc(type, slots_given, parameters_given, size);
     if (self == NULL) return NULL;
     Py_INCREF(failed);
     self->failed = failed;
     self->call = (LaunchKernel)(uintptr_t)call;
     self->function = (void *)(uintptr_t)function;
     self->pointers = pointers;
-    if (size > MOST_BYTES || pointers > MOST_TENSORS) {
-        PyErr_SetString(PyExc_OverflowError, "more than a native launch can hold");
-        goto wrong;
-    }
-    self->size = (uint32_t)size;
     memcpy(self->template, parameters, (size_t)size);
     if (integers(shape, words, 7) != 7) goto wrong;
     for (int i = 0; i < 3; i++) {
@@ -173,24 +193,15 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *keywor
         self->attributes[i][0] = (uint32_t)words[0];
         for (Py_ssize_t j = 1; j < found; j++) self->attributes[i][j + 1] = (uint32_t)words[j];
     }
-    {
-        uint64_t found[MOST_PARAMETERS];
-        count = integers(offsets, found, MOST_PARAMETERS);
-        if (count < 0) goto wrong;
-        self->parameters = (uint32_t)count;
-        for (Py_ssize_t i = 0; i < count; i++) {
-            if (found[i] > (uint64_t)size) goto wrong;
-            self->offset[i] = (uint32_t)found[i];
-        }
+    for (Py_ssize_t i = 0; i < parameters_given; i++) {
+        if (found[i] > (uint64_t)size) goto wrong;
+        self->offset[i] = (uint32_t)found[i];
     }
-    count = PySequence_Size(slots);
-    if (count < 0 || count > MOST_SLOTS) goto wrong;
-    self->slots = (uint32_t)count;
-    for (Py_ssize_t i = 0; i < count; i++) {
+    for (Py_ssize_t i = 0; i < slots_given; i++) {
         PyObject *item = PySequence_GetItem(slots, i);
-        Py_ssize_t found = item == NULL ? -1 : integers(item, words, 4);
+        count = item == NULL ? -1 : integers(item, words, 4);
         Py_XDECREF(item);
-        if (found != 4 || size < 8 || words[0] > (uint64_t)size - 8 || words[1] >= pointers) goto wrong;
+        if (count != 4 || size < 8 || words[0] > (uint64_t)size - 8 || words[1] >= pointers) goto wrong;
         self->slot[i] = (Slot){(uint32_t)words[0], (uint32_t)words[1], words[2], words[3]};
     }
     return (PyObject *)self;
@@ -225,7 +236,36 @@ static PyObject *launch_run(PyObject *object, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
+/* again(grid, parameters): this with another grid and other bytes of parameters, of which there are as many. */
+static PyObject *launch_again(PyObject *object, PyObject *args) {
+    const Launch *self = (Launch *)object;
+    unsigned int grid[3];
+    const char *parameters;
+    Py_ssize_t size;
+    Launch *other;
+    if (!PyArg_ParseTuple(args, "(III)y#", &grid[0], &grid[1], &grid[2], &parameters, &size)) return NULL;
+    if (size != (Py_ssize_t)self->size) {
+        PyErr_SetString(PyExc_ValueError, "a wrong number of bytes of parameters");
+        return NULL;
+    }
+    other = launch_alloc(Py_TYPE(object), self->slots, self->parameters, size);
+    if (other == NULL) return NULL;
+    Py_INCREF(self->failed);
+    other->failed = self->failed;
+    other->call = self->call;
+    other->function = self->function;
+    other->config = self->config;
+    for (int i = 0; i < 3; i++) other->config.grid[i] = grid[i];
+    memcpy(other->attributes, self->attributes, sizeof self->attributes);
+    other->pointers = self->pointers;
+    memcpy(other->slot, self->slot, self->slots * sizeof *self->slot);
+    memcpy(other->offset, self->offset, self->parameters * sizeof *self->offset);
+    memcpy(other->template, parameters, (size_t)size);
+    return (PyObject *)other;
+}
+
 static PyMethodDef launch_methods[] = {
+    {"again", launch_again, METH_VARARGS, "again(grid, parameters)"},
     {"launch", (PyCFunction)(void (*)(void))launch_run, METH_FASTCALL, "launch(pointers, stream)"},
     {NULL, NULL, 0, NULL},
 };
@@ -243,7 +283,7 @@ static PyType_Slot launch_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec launch_spec = {"runtime._native.Launch", sizeof(Launch), 0, Py_TPFLAGS_DEFAULT, launch_slots};
+static PyType_Spec launch_spec = {"runtime._native.Launch", offsetof(Launch, rest), 1, Py_TPFLAGS_DEFAULT, launch_slots};
 
 /* --- how often --- */
 

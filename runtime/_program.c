@@ -32,6 +32,8 @@ typedef struct {
     Origin *origin;   /* of the values that poison comes from */
 } State;
 
+enum { FEW = 256 }; /* values that are on the stack, as those of GEMMs are: memory that was not used yet takes longer */
+
 static uint32_t poisoned(State *state, uint32_t number, int reason, const Op *op, uint64_t x, uint64_t y) {
     state->origin[number] = (Origin){(uint8_t)reason, op->code, op->width, x, y};
     return number + 1;
@@ -311,7 +313,7 @@ static PyObject *wrong_with(const Shape *shape, const State *state) {
     Py_RETURN_NONE;
 }
 
-/* (grid, block, shared bytes, attributes, parameters, the addend of each slot) */
+/* (grid, parameters, (block, shared bytes, attributes, the addend of each slot)) */
 static PyObject *launch_of(const Shape *shape, const State *state) {
     PyObject *parameters = PyBytes_FromStringAndSize((const char *)shape->template, shape->total);
     PyObject *grid, *block, *attributes, *addends;
@@ -332,8 +334,8 @@ static PyObject *launch_of(const Shape *shape, const State *state) {
         Py_DECREF(parameters);
         return NULL;
     }
-    return Py_BuildValue("(NNKNNN)", grid, block, (unsigned long long)state->value[shape->shared_bytes], attributes,
-                         parameters, addends);
+    return Py_BuildValue("(NN(NKNN))", grid, parameters, block, (unsigned long long)state->value[shape->shared_bytes],
+                         attributes, addends);
 }
 
 /* An input as the unsigned integer its bits make; 0 if it does not fit `width` bits. */
@@ -357,17 +359,25 @@ static int input(PyObject *object, unsigned width, uint64_t *out) {
 static PyObject *program_evaluate(PyObject *object, PyObject *inputs) {
     const Program *self = (const Program *)object;
     size_t values = (size_t)self->scratch + 1;
-    State state;
+    Origin few[FEW];
+    uint64_t few_values[FEW];
+    uint32_t few_poisons[FEW];
+    State state = {few_values, few_poisons, few};
+    void *allocated = NULL;
     PyObject *result = NULL;
     if (!PyTuple_Check(inputs) || PyTuple_Size(inputs) != self->inputs) {
         PyErr_SetString(PyExc_TypeError, "evaluate((inputs...)), as many as there are");
         return NULL;
     }
-    state.origin = malloc(values * (sizeof *state.origin + sizeof *state.value + sizeof *state.poison));
-    if (state.origin == NULL) return PyErr_NoMemory();
-    state.value = (uint64_t *)(state.origin + values);
-    state.poison = (uint32_t *)(state.value + values);
-    memset(state.value, 0, values * (sizeof *state.value + sizeof *state.poison));
+    if (values > FEW) {
+        allocated = malloc(values * (sizeof *state.origin + sizeof *state.value + sizeof *state.poison));
+        if (allocated == NULL) return PyErr_NoMemory();
+        state.origin = allocated;
+        state.value = (uint64_t *)(state.origin + values);
+        state.poison = (uint32_t *)(state.value + values);
+    }
+    memset(state.value, 0, values * sizeof *state.value);
+    memset(state.poison, 0, values * sizeof *state.poison);
     for (uint32_t i = 0; i < self->inputs; i++)
         if (!input(PyTuple_GetItem(inputs, i), self->widths[i], &state.value[i])) {
             PyErr_Clear();
@@ -395,7 +405,7 @@ static PyObject *program_evaluate(PyObject *object, PyObject *inputs) {
         Py_XDECREF(item);
     }
 end:
-    free(state.origin);
+    free(allocated);
     return result;
 }
 

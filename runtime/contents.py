@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -190,9 +191,11 @@ class Contents:
         batch_invariant: bool,
     ) -> None:
         self.archives = tuple(archives)
-        self.plans: dict[Any, GemmPlan] = {}  # changed by holders of the lock, as are
-        self.rows: dict[Any, Rows] = {}  # calls that are known but for their number of rows
-        self.given: dict[Any, TorchCall] = {}  # calls of torch tensors that torch serves, by the same keys as plans
+        self.plans: OrderedDict[Any, GemmPlan] = OrderedDict()  # changed by holders of the lock, as are
+        self.rows: OrderedDict[Any, Rows] = OrderedDict()  # calls that are known but for their number of rows
+        self.given: OrderedDict[Any, TorchCall] = (
+            OrderedDict()
+        )  # calls of torch tensors that torch serves, by the same keys as plans
         self.table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
         self.preloaded: Preloaded | None = None  # changed as plans are
         self._driver, self._counters, self._lock, self._require = driver, counters, lock, require
@@ -210,7 +213,7 @@ class Contents:
         self.functions = Functions(self._layers)
         self._dispatch: Dispatch | None = None
         self._universals: list[tuple[_Layer, Universal]] = []  # read with `_dispatch`, the last layer's first
-        self._predicted: dict[Signature, AnyEntry | None] = {}  # by them
+        self._predicted: OrderedDict[Signature, AnyEntry | None] = OrderedDict()  # by them
         self._owners: dict[tuple[Signature, str], _Layer] = {}  # of gemm entries, where there are several layers
         # Signatures, each with the tensors of functions that can compute it.
         self._matched: set[tuple[Signature, tuple[TensorArgument, ...] | None]] = set()

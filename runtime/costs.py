@@ -8,8 +8,10 @@ of tiles, GEMMs or archives: `aot.costs` writes programs by running the estimate
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import native
@@ -95,6 +97,11 @@ class CostProgram:
         found: list[float] = self._evaluator.evaluate(values)
         return found
 
+    def least(self, values: Sequence[float], places: tuple[int, ...]) -> int:
+        """Which of the results at `places` is the least for these values, the first of equal ones."""
+        found: int = self._evaluator.least(values, places)
+        return found
+
 
 class _PythonCosts:
     """What `runtime._native.Costs` is, in Python.
@@ -106,26 +113,44 @@ class _PythonCosts:
     def __init__(
         self, inputs: int, constants: list[float], codes: bytes, operands: list[int], results: list[int]
     ) -> None:
-        self._inputs, self._constants, self._steps = inputs, [float(x) for x in constants], []
+        self._inputs, self._constants = inputs, [float(x) for x in constants]
         known, at = inputs + len(constants), 0
         for code in codes:
             given = operands[at : at + _ARITIES[code]]
             at += _ARITIES[code]
             _require_places(given, known, _ARITIES[code])
-            self._steps.append((_PYTHON[code], given))
             known += 1
         if at != len(operands):
             raise ValueError(f"its operations take {at} operands, found {len(operands)}")
         _require_places(results, known, len(results))
-        self._results = results
+        self._runs, self._results = list(_runs(inputs + len(constants), codes, operands)), results
 
     def evaluate(self, values: Sequence[float]) -> list[float]:
         if len(values) != self._inputs:
             raise ValueError("a cost program takes a value for each input")
         known = [*map(float, values), *self._constants]
-        for operation, operands in self._steps:
-            known.append(operation(*[known[x] for x in operands]))
+        for operation, columns in self._runs:
+            known += map(operation, *[[known[x] for x in column] for column in columns])
         return [known[x] if math.isfinite(known[x]) else math.inf for x in self._results]
+
+    def least(self, values: Sequence[float], places: tuple[int, ...]) -> int:
+        return min(places, key=self.evaluate(values).__getitem__)
+
+
+def _runs(known: int, codes: bytes, operands: list[int]) -> Iterator[tuple[Callable[..., float], list[list[int]]]]:
+    """Operations of one kind, next to each other, none of which takes what another of them gives; their operands by
+    column. `known` is the place of the first."""
+    at = 0
+    for code, group in itertools.groupby(codes):
+        arity, left = _ARITIES[code], len(list(group))
+        while left:
+            end = first = at
+            while end < first + left * arity and operands[end] < known:
+                end += 1
+            count = (end - first) // arity
+            at = first + count * arity
+            yield _PYTHON[code], [operands[first + column : at : arity] for column in range(arity)]
+            known, left = known + count, left - count
 
 
 def _wording(given: tuple[Any, ...], error: Exception) -> str:
@@ -152,9 +177,9 @@ def _whole(rounded: Callable[[float], int]) -> Callable[[float], float]:
 
 # In the order of `OPERATIONS`.
 _PYTHON: tuple[Callable[..., float], ...] = (
-    lambda a, b: a + b,
-    lambda a, b: a - b,
-    lambda a, b: a * b,
+    operator.add,
+    operator.sub,
+    operator.mul,
     _div,
     lambda a, b: a if a > b else b,
     lambda a, b: a if a < b else b,

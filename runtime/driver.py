@@ -309,30 +309,34 @@ class Driver:
         config = LaunchConfig(cluster, block, shared_bytes, ((CLUSTER_DIMENSION, cluster),))
         return self._get(ctypes.c_int, "cuOccupancyMaxActiveClusters", kernel, config.address)
 
-    def prepare(self, kernel: Any, launch: Launch, pointers: int) -> PreparedLaunch:
-        """Build the launch configuration and the parameters, once, for `pointers` pointers."""
+    def prepare(self, kernel: Any, launch: Launch, pointers: int, like: PreparedLaunch | None = None) -> PreparedLaunch:
+        """Build the launch configuration and the parameters, once, for `pointers` pointers.
 
-        def failed(ready: Any, given: Sequence[int], stream: int, error: int) -> None:
-            self._retry(launch, ready, given, stream, error)
-
+        `like` was prepared for a launch that differs from this one in its grid and its parameters' bytes only.
+        """
         if _native is not None:
+            if isinstance(like, _native.Launch):
+                return like.again(launch.grid, launch.parameters)
             shape = (*launch.grid, *launch.block, launch.shared_bytes)
             attributes = [(identity, *words) for identity, words in launch.attributes]
             slots = [(slot.offset, slot.pointer, slot.addend, slot.mask) for slot in launch.slots]
-            parts = (attributes, launch.parameters, launch.offsets, slots, pointers, failed)
+            parts = (attributes, launch.parameters, launch.offsets, slots, pointers, self._retry)
             try:
                 return _native.Launch(self._address("cuLaunchKernelEx"), kernel, shape, *parts)
             except OverflowError:  # larger than it has room for
                 pass
-        return _PooledLaunch(self._cuda.cuLaunchKernelEx, kernel, launch, failed)
+        return _PooledLaunch(self._cuda.cuLaunchKernelEx, kernel, launch, self._retry)
 
-    def _retry(self, launch: Launch, again: PreparedLaunch, pointers: Sequence[int], stream: int, error: int) -> None:
+    def _retry(
+        self, again: PreparedLaunch, shape: tuple[Any, ...], pointers: Sequence[int], stream: int, error: int
+    ) -> None:
         """Launch again with the context current if a default stream was asked for where none was, else raise."""
         if error == _INVALID_CONTEXT and stream <= LAST_DEFAULT_STREAM and not self._current_context():
             with self.current():
                 return again.launch(pointers, stream)
-        shape = f"grid {launch.grid}, block {launch.block}, {launch.shared_bytes} bytes of shared memory"
-        return self._check("cuLaunchKernelEx", error, f" ({shape}, stream {stream:#x})")
+        grid, block, shared_bytes = shape
+        detail = f" (grid {grid}, block {block}, {shared_bytes} bytes of shared memory, stream {stream:#x})"
+        return self._check("cuLaunchKernelEx", error, detail)
 
     # --- below: how the driver is reached ---
 
@@ -437,7 +441,8 @@ class _PooledLaunch:
         error = self._call(config.address, self._kernel, address, None)
         self._pool.append(ready)
         if error:
-            self._failed(self, pointers, stream, error)
+            launch = self._launch
+            self._failed(self, (launch.grid, launch.block, launch.shared_bytes), pointers, stream, error)
 
     def _prepare(self) -> tuple[Any, ...]:
         launch = self._launch

@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 from .archive import Archive, ArchiveClosed, FunctionEntry
 from .counters import Counters
 from .dispatch import serves
-from .driver import Driver
+from .driver import Driver, PreparedLaunch
 from .errors import ArgumentError, DeviceError, ProgramError, RecordError
 from .launch import CLUSTER_DIMENSION, Evaluation, Launch
 from .record import Argument, DeviceArgument, Record, SuppliedArgument, TensorArgument, TensorView, TupleArgument
@@ -44,9 +45,16 @@ class Plan:
         values: tuple[int, ...],
         pointers: int,
         counter: Any,
+        like: tuple[PreparedLaunch, ...] = (),
     ) -> None:
+        """`like` has launches that were prepared for other shapes, from which these differ as `Driver.prepare` says."""
         self.values = values
-        self.direct = tuple([driver.prepare(kernel, launch, pointers) for kernel, launch in launches])
+        self.direct = tuple(
+            [
+                driver.prepare(kernel, launch, pointers, before)
+                for (kernel, launch), before in zip(launches, like or (None,) * len(launches), strict=True)
+            ]
+        )
         self._count = counter.add
 
     def launch(self, pointers: tuple[int, ...], stream: int) -> None:
@@ -95,9 +103,10 @@ class Function:
         self._cubin: bytes | None = None  # between `read` and `load`
         self._module: Any = None
         self._kernels: tuple[Any, ...] = ()
-        self._plans: dict[tuple[int, ...], AnyPlan] = {}
+        self._plans: OrderedDict[tuple[int, ...], AnyPlan] = OrderedDict()
         self._residency: dict[str, int] = {}
         self._last: Evaluation | None = None  # of the last plan, which fits; its numbers are mostly those of the next
+        self._last_ready: tuple[PreparedLaunch, ...] = ()  # its launches, unless it was only tried
         self._active_clusters: dict[Any, int] = {}
         self._counters = counters
         self._counter: Any = None
@@ -223,6 +232,7 @@ class Function:
         with self._lock:
             self._retired = True
             self._plans.clear()
+            self._last_ready = ()
 
     def _refuse_if_retired(self) -> None:
         if self._retired:
@@ -265,7 +275,7 @@ class Function:
             values = record.bind(views, residency).values
             evaluation, found = self._evaluate(values)
             if found == residency:
-                self._last, self._residency = evaluation, residency
+                self._last, self._last_ready, self._residency = evaluation, (), residency
                 return evaluation.launches, values, found
             residency = found
         raise ProgramError(f"{self.name}: its blocks depend on how many of them can be resident")
@@ -289,7 +299,7 @@ class Function:
             if values[place] != told.get(name):
                 return None
         self._last = evaluation
-        return self._prepared(evaluation.launches, values, told)
+        return self._prepared(evaluation.launches, values, told, self._last_ready)
 
     def _evaluate(self, values: tuple[int, ...]) -> tuple[Evaluation, dict[str, int]]:
         """The launches, which fit the device, and the device numbers that they ask for."""
@@ -304,13 +314,20 @@ class Function:
         asked = record.device_arguments
         return evaluation, {a.name: self._max_active_clusters(a, evaluation.launches) for a in asked}
 
-    def _prepared(self, launches: tuple[Launch, ...], values: tuple[int, ...], residency: dict[str, int]) -> AnyPlan:
-        """The plan with these launches, for which that many clusters can be resident."""
+    def _prepared(
+        self,
+        launches: tuple[Launch, ...],
+        values: tuple[int, ...],
+        residency: dict[str, int],
+        like: tuple[PreparedLaunch, ...] = (),
+    ) -> AnyPlan:
+        """The plan with these launches, for which that many clusters can be resident; for `like` see `Plan`."""
         record = self.record
         ready = [(self._kernels[launch.kernel], launch) for launch in launches]
         spaces = record.workspace_arguments
         needs = tuple([Need(a.bytes * (1 if a.each is None else residency[a.each]), a.zeroed) for a in spaces])
-        plan = Plan(self._driver, ready, values, len(record.program.pointers), self.counter)
+        plan = Plan(self._driver, ready, values, len(record.program.pointers), self.counter, like)
+        self._last_ready = plan.direct
         self._ready.update(plan.direct)
         return WorkspacePlan(plan, self._workspaces, needs) if needs else plan
 
@@ -376,10 +393,10 @@ class Function:
         return views
 
 
-def remember(plans: dict[Any, Any], key: Any, plan: Any) -> None:
+def remember(plans: OrderedDict[Any, Any], key: Any, plan: Any) -> None:
     """Keep a plan, at the price of the oldest; the caller holds the lock."""
     while len(plans) >= MAX_PLANS:
-        del plans[next(iter(plans))]
+        plans.popitem(last=False)
     plans[key] = plan
 
 

@@ -634,7 +634,7 @@ class Library:
 
     def _keep_rows(self, call: Call, found: GemmPlan, views: tuple[TensorView, ...]) -> None:
         """Remember a plan of torch tensors for calls with other numbers of rows. The caller holds the lock."""
-        asked = rows_of(call)
+        asked = rows_of(call, call.key())
         if asked is None:
             return
         rows, alike = asked
@@ -651,7 +651,8 @@ class Library:
         if call.out is None and call.stream is not None:
             return False  # every such call is a first one
         try:
-            asked, key = rows_of(call), key or call.key()
+            key = key or call.key()
+            asked = rows_of(call, key)
             if asked is None or key in self._plans or asked[1] not in self._now.rows:
                 return False
         except (AttributeError, TypeError, RuntimeError):  # no torch tensors, or sparse ones, or no words
@@ -683,9 +684,10 @@ class Library:
         if not now.table or (allocated and call.stream is not None):
             return
         tag = 0 if call.plain else self._tags.setdefault((call.epilogue, call.overlap, call.dtype), len(self._tags) + 1)
-        misaligned = (*[found.misaligned] * 3, *(mask for mask, _, _ in found.extras))
-        sizes = (found.a_bytes, found.b_bytes, found.d_bytes, *(size for _, size, _ in found.extras))
-        may_be_d = (False, False, False, *(may for _, _, may in found.extras))
+        masks, sizes, may_be_d = zip(*found.extras, strict=True) if found.extras else ((), (), ())
+        misaligned = (found.misaligned, found.misaligned, found.misaligned, *masks)
+        sizes = (found.a_bytes, found.b_bytes, found.d_bytes, *sizes)
+        may_be_d = (False, False, False, *may_be_d)
         tensors = (call.a, call.b, None if allocated else call.out, *(() if call.plain else call.operands))
         shape, options = (found.shape, {"dtype": found.dtype}) if allocated else (None, None)
         counter = found.function.counter

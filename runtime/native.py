@@ -13,7 +13,7 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 
-_INTERFACE = 5  # that of _native.c, to be raised there and here with every change of what it offers
+_INTERFACE = 6  # that of _native.c, to be raised there and here with every change of what it offers
 _native: Any = None  # where it was not built: an install without a C compiler
 with contextlib.suppress(ImportError):
     from . import _native

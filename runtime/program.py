@@ -123,20 +123,18 @@ class NativeEvaluator:
         if type(found) is tuple:
             raise self._refuse(values, *found)
         launches = []
-        for shape, slots, (grid, block, shared_bytes, attributes, parameters, addends) in zip(
-            self.launches, self._slots, found, strict=True
-        ):
-            if any(addends):
-                slots = tuple([slot._replace(addend=a) for slot, a in zip(slots, addends, strict=True)])
-            kernel, _, offsets, sizes = shape
+        numbers = tuple([rest for _, _, rest in found])
+        small = last is not None and last.numbers == numbers
+        for place, (grid, parameters, (block, shared_bytes, attributes, addends)) in enumerate(found):
+            if last is not None and small:
+                slots = last.launches[place].slots
+            else:
+                slots = self._slots[place]
+                if any(addends):
+                    slots = tuple([slot._replace(addend=a) for slot, a in zip(slots, addends, strict=True)])
+            kernel, _, offsets, sizes = self.launches[place]
             launches.append(Launch(kernel, grid, block, shared_bytes, attributes, parameters, offsets, sizes, slots))
-        small = last is not None
-        if last is not None:
-            for now, before in zip(launches, last.launches, strict=True):
-                # Block, shared bytes and attributes; and slots.
-                if now[2:5] != before[2:5] or now[8] != before[8]:
-                    small = False
-        return Evaluation(tuple(launches), small)
+        return Evaluation(tuple(launches), small, numbers)
 
     def _refuse(self, values: tuple[int, ...], what: str, *facts: Any) -> ProgramError:
         """Why there are no launches."""

@@ -43,29 +43,38 @@ class Rows:
         self._known.setdefault(known.gemm.function.name, known)
 
 
-def rows_of(call: Call) -> tuple[int, Any] | None:
+def rows_of(call: Call, key: tuple[Any, ...]) -> tuple[int, Any] | None:
     """The rows of a call of torch tensors, and what else it is, which is the same for calls that are alike.
 
-    None where its tensors are no matrices, or have one row: extents of 1 let strides be ignored.
+    `key` is `call.key()`. None where its tensors are no matrices, or have one row: extents of 1 let strides be ignored.
     """
-    a, b, out = call.a, call.b, call.out
-    if a.dim() != 2 or b.dim() != 2 or (out is not None and out.dim() != 2):
-        return None
-    rows = a.shape[0]
-    if rows < 2:
-        return None
-    parts: list[Any] = [call.epilogue, call.overlap, call.dtype, call.plain, call.stream is None]
-    for place, x in enumerate((a, b, out, *call.operands)):
-        if x is None:
-            parts.append(None)
-            continue
-        if x.storage_offset() and not x.untyped_storage().nbytes():
+    for x in (call.a, call.b, call.out) if call.plain else (call.a, call.b, call.out, *call.operands):
+        if x is not None and x.storage_offset() and not x.untyped_storage().nbytes():
             return None  # its storage was freed, which is an error to be told
-        shape = tuple(x.shape)
-        if place in _WITH_ROWS and shape and shape[0] == rows:
-            shape = (-1, *shape[1:])
-        parts.append((shape, x.stride(), x.dtype, x.get_device()))
+    if call.plain:
+        return _rows_of_plain(call, key)
+    *words, a, b, out = key[:6]
+    rows = a[0][0] if a[0] else 0
+    if rows < 2 or any(seen is not None and len(seen[0]) != 2 for seen in (a, b, out)):
+        return None
+    parts: list[Any] = [*words, call.stream is None]
+    for place, seen in enumerate(key[3:]):
+        if place in _WITH_ROWS and seen is not None and seen[0] and seen[0][0] == rows:
+            seen = (-1, *seen[0][1:]), *seen[1:]
+        parts.append(seen)
     return rows, tuple(parts)
+
+
+def _rows_of_plain(call: Call, key: tuple[Any, ...]) -> tuple[int, Any] | None:
+    shape = key[0]
+    if len(shape) != 2 or len(key[3]) != 2 or shape[0] < 2:
+        return None
+    rows, columns = shape
+    if call.out is None:
+        return rows, (call.stream is None, columns, *key[1:])
+    if len(key[6]) != 2 or key[6][0] != rows:
+        return None
+    return rows, (call.stream is None, columns, key[6][1], *key[1:6], *key[7:])
 
 
 def steps_of(call: Call, views: tuple[TensorView, ...], rows: int) -> tuple[int, ...]:

@@ -109,7 +109,7 @@ class PredictedEntry:
         self.signature, self.target, self._form = signature, form.target, form
         # What programs take besides M, for this signature on a GPU of so many SMs and such a memory rate.
         self._values = (signature.n, signature.k, signature.batch, *machine)
-        self._places = [place for place, f in enumerate(form.functions) if _takes(f, signature)]
+        self._places = tuple([place for place, f in enumerate(form.functions) if _takes(f, signature)])
         self._chosen: dict[int, int] = {}
 
     @property
@@ -126,8 +126,7 @@ class PredictedEntry:
         """The function of least predicted time at `m` rows."""
         place = self._chosen.get(m)
         if place is None:
-            times = self._form.costs.evaluate((m, *self._values))
-            place = min(self._places, key=times.__getitem__)
+            place = self._form.costs.least((m, *self._values), self._places)
             if len(self._chosen) >= _KEPT:
                 self._chosen.clear()
             self._chosen[m] = place

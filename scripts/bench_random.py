@@ -7,7 +7,7 @@ file is written in the end, on Ctrl-C and once a minute; `summarise_random.py` m
 occasions. Exit status 1 if any result is wrong.
 
 `--best-of` looks closely at a few layers instead: it times every function of an archive of candidates that computes the
-problem, to say how far what was chosen is behind the best of them.
+problem, to say how far what was chosen is behind the best of them, which is never slower than what was chosen.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ from runtime.signature import Signature
 
 _AGAIN = "torch again"
 _FINALISTS = 4
+_SEEN_AGAIN = 12  # of the candidates, after a first look that is so short that the best may come out ninth
 _CANDIDATE = "candidate: "
 _AT_ONCE = 40  # graphs are captured before they are replayed, and each takes memory
-_SCREEN_GRAPH_US, _FINAL_GRAPH_US = 120.0, 1000.0
+_SCREEN_GRAPH_US, _AGAIN_GRAPH_US, _FINAL_GRAPH_US = 120.0, 400.0, 1000.0
+_AGAIN_REPEATS = 3
 _WRITE_EVERY_S = 60.0
 
 
@@ -80,7 +82,7 @@ class Bench:
         said[OURS]["variant"] = _function(self._libraries[OURS], signature, m)
         operands = Weights(signature, m, self._l2_bytes, seed=m).operands(m)
         launches |= self._of_peers(signature, m, operands, said)
-        launches |= self._of_candidates(signature, m, operands, said)
+        launches |= self._of_candidates(signature, m, operands, said, said[OURS]["variant"])
         right = self._right(signature, m, weights, launches, said)
         if signature not in self._baselines:
             self._baselines = {signature: baseline(signature, operands[0])}
@@ -144,25 +146,39 @@ class Bench:
         return found
 
     def _of_candidates(
-        self, signature: Signature, m: int, operands: Sequence[OperandSet], said: dict[str, dict[str, Any]]
+        self,
+        signature: Signature,
+        m: int,
+        operands: Sequence[OperandSet],
+        said: dict[str, dict[str, Any]],
+        served: str,
     ) -> dict[str, Launch]:
-        """The fastest few functions of the archive of candidates, by a short look at all of them."""
+        """The fastest few functions of the archive of candidates, by a short look at all of them and a longer one at
+        the best of these; and `served`, what the archive serves, where it is one of them."""
         if self._candidates is None:
             return {}
         if signature not in self._names:
             self._names = {signature: list(sweep_variants.variants(signature, self._candidates.functions))}
         names = self._names[signature]
         floor = measure.expected_us(signature, m)
+
+        def look(names: Sequence[str], repeats: int, graph_us: float) -> dict[str, float]:
+            part = {name: sweep_variants.launcher(self._candidates, name) for name in names}
+            times = measure.time_interleaved(part, operands, floor, repeats, graph_us)
+            return {name: timing.us for name, timing in times.items()}
+
         us: dict[str, float] = {}
         for start in range(0, len(names), _AT_ONCE):
-            part = {name: sweep_variants.launcher(self._candidates, name) for name in names[start : start + _AT_ONCE]}
-            times = measure.time_interleaved(part, operands, floor, 1, _SCREEN_GRAPH_US)
-            us |= {name: timing.us for name, timing in times.items()}
+            us |= look(names[start : start + _AT_ONCE], 1, _SCREEN_GRAPH_US)
         said[BEST_OF] = {"candidates": len(us)}
         if not us:
             said[BEST_OF]["unserved"] = f"none of {len(self._candidates.functions)} functions computes it"
-        fastest = sorted(us, key=lambda name: us[name])[:_FINALISTS]
-        return {_CANDIDATE + name: sweep_variants.launcher(self._candidates, name) for name in fastest}
+        fastest = sorted(us, key=us.__getitem__)
+        if len(fastest) > _FINALISTS:
+            again = look(fastest[:_SEEN_AGAIN], _AGAIN_REPEATS, _AGAIN_GRAPH_US)
+            fastest = sorted(again, key=again.__getitem__)[:_FINALISTS]
+        finalists = dict.fromkeys([*fastest, served] if served in us else fastest)
+        return {_CANDIDATE + name: sweep_variants.launcher(self._candidates, name) for name in finalists}
 
     def _right(
         self,
@@ -186,11 +202,15 @@ class Bench:
         return right
 
     def _best(self, times: Mapping[str, measure.Timing], said: dict[str, dict[str, Any]]) -> None:
-        finalists = {name: timing for name, timing in times.items() if name.startswith(_CANDIDATE)}
-        if finalists:
-            name = min(finalists, key=lambda n: finalists[n].us)
-            found = {"us": round(finalists[name].us, 3), "spread": round(finalists[name].spread, 4)}
-            said[BEST_OF] |= {"variant": name.removeprefix(_CANDIDATE), **found}
+        """Say which finalist was fastest, or what the archive serves where that is none of them and faster."""
+        finalists = {n.removeprefix(_CANDIDATE): timing for n, timing in times.items() if n.startswith(_CANDIDATE)}
+        if not finalists:
+            return
+        if OURS in times:
+            finalists.setdefault(said[OURS]["variant"], times[OURS])
+        name = min(finalists, key=lambda n: finalists[n].us)
+        found = {"us": round(finalists[name].us, 3), "spread": round(finalists[name].spread, 4)}
+        said[BEST_OF] |= {"variant": name, **found}
 
 
 def _gemm(library: Any, signature: Signature) -> Launch:

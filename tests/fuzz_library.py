@@ -127,9 +127,9 @@ class Totals:
 class LenientDriver(RecordingDriver):
     """Finds in every cubin the kernels that `described` gives for it, and makes launches as the real driver does."""
 
-    def prepare(self, kernel: Any, launch: Launch, pointers: int) -> PreparedLaunch:
+    def prepare(self, kernel: Any, launch: Launch, pointers: int, like: PreparedLaunch | None = None) -> PreparedLaunch:
         try:
-            return super().prepare(kernel, launch, pointers)
+            return super().prepare(kernel, launch, pointers, like)
         except OverflowError:  # as `runtime.driver` has it: larger than native code has room for
             return _Recorded(self, kernel[1], launch)
 

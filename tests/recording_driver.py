@@ -149,10 +149,12 @@ class RecordingDriver(Driver):
         self.log.append(("max_active_clusters", kernel[1], cluster, block, shared_bytes))
         return self.active_clusters
 
-    def prepare(self, kernel: Any, launch: Launch, pointers: int) -> PreparedLaunch:
+    def prepare(self, kernel: Any, launch: Launch, pointers: int, like: PreparedLaunch | None = None) -> PreparedLaunch:
         self.log.append(("prepare", kernel[1]))
         if native._native is None or not hasattr(FakeTensor, "__dlpack_c_exchange_api__"):
             return _Recorded(self, kernel[1], launch)
+        if isinstance(like, native._native.Launch):
+            return like.again(launch.grid, launch.parameters)
         self._shapes.append((kernel[1], launch))
         shape = (*launch.grid, *launch.block, launch.shared_bytes)
         attributes = [(identity, *words) for identity, words in launch.attributes]

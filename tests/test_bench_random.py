@@ -59,6 +59,9 @@ class Library:
         words = {k: v for k, v in more.items() if isinstance(v, torch.Tensor)}
         out.copy_(reference(self.signature, OperandSet(a, b, out, words)) * self.factor)
 
+    def gemm_of(self, o: OperandSet) -> None:
+        self.gemm(o.a, o.b, out=o.d)
+
     def entry(self, signature: Signature) -> Any:
         return SimpleNamespace(best=lambda m: f"best at {m}")
 
@@ -147,6 +150,53 @@ def test_the_best_of_candidates_is_the_fastest_that_is_right(monkeypatch: pytest
     monkeypatch.setattr(sweep_variants, "variants", lambda signature, names: {})
     none = run(case(), candidates=Library())["contenders"]["best_of"]
     assert none == {"candidates": 0, "unserved": "none of 3 functions computes it"}
+
+
+MANY = [f"b.{number:02d}" for number in range(20)]
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Who is timed at each look at the candidates `MANY`, of which each takes its number more than 20 us; but the first
+    look has 19 five microseconds before itself, and 15 before all."""
+    timed: list[list[str]] = []
+
+    def time_interleaved(launches: Any, *_: Any) -> dict[str, Any]:
+        us = {name: US.get(name) or 20.0 + int(name[-2:]) for name in launches}
+        if not timed:
+            us |= {MANY[15]: 1.0, MANY[19]: 19.0 + 5.0, MANY[0]: 20.0 + 6.5}
+        timed.append(sorted(name.removeprefix("candidate: ") for name in launches))
+        return {name: measure.Timing(found, 0.01) for name, found in us.items()}
+
+    monkeypatch.setattr(sweep_variants, "variants", lambda signature, names: dict.fromkeys(MANY))
+    monkeypatch.setattr(sweep_variants, "launcher", lambda library, name: Library().gemm_of)
+    monkeypatch.setattr(measure, "time_interleaved", time_interleaved)
+    return timed
+
+
+def test_candidates_that_a_short_look_put_behind_are_looked_at_again(
+    looks: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(US, "ours", 30.0)
+    said = run(case(), candidates=Library())["contenders"]["best_of"]
+    first, second, final = looks
+    assert first == MANY
+    assert set(second) == {*MANY[:10], MANY[15], MANY[19]}
+    assert {*MANY[:4]} == {name for name in final if name in MANY}
+    assert (said["variant"], said["us"], said["candidates"]) == (MANY[0], 20.0, 20)
+
+
+@pytest.mark.parametrize("chosen", ["b.17", "of no candidate"])
+def test_the_best_of_candidates_is_no_slower_than_what_is_served(
+    looks: list[list[str]], monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    monkeypatch.setitem(US, "ours", 18.0)
+    monkeypatch.setitem(US, "candidate: b.17", 17.5)
+    monkeypatch.setattr(Library, "entry", lambda *_: SimpleNamespace(best=lambda m: chosen))
+    said = run(case(), candidates=Library())["contenders"]
+    assert (said["ours"]["variant"], said["ours"]["us"]) == (chosen, 18.0)
+    assert ("b.17" in looks[-1]) == (chosen == "b.17"), "it is timed as the others are"
+    assert (said["best_of"]["variant"], said["best_of"]["us"]) == (chosen, 17.5 if chosen == "b.17" else 18.0)
 
 
 def test_captures_are_forgotten_after_a_case() -> None:

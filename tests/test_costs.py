@@ -120,10 +120,26 @@ def test_a_value_for_each_input_is_needed() -> None:
         read(GOOD).evaluate((1,))
 
 
+@pytest.mark.usefixtures("evaluator")
+def test_the_least_of_some_results_is_found_by_its_place() -> None:
+    # x, y, y again and infinity
+    found = read({"constants": [0], "operations": "div", "operands": [0, 2], "results": [0, 1, 1, 3]})
+    assert found.least((5, 3), (0, 1, 2, 3)) == 1
+    assert found.least((5, 3), (3, 2, 1)) == 2  # the first of equal ones
+    assert found.least((5, 3), (0, 3)) == 0
+    assert found.least((5, 3), (3,)) == 3
+    assert found.least((2, 3), (1, 0)) == 0
+    for places in ((), (4,), (-5,)):
+        with pytest.raises((ValueError, IndexError)):
+            found.least((5, 3), places)
+
+
 @st.composite
 def programs(draw: st.DrawFn) -> dict[str, Any]:
     constants = draw(st.lists(st.floats(-1e6, 1e6), max_size=4))
-    words = draw(st.lists(st.sampled_from(sorted(OPERATIONS)), min_size=1, max_size=30))
+    # Of few kinds there are runs, in which some take what others of the run give.
+    kinds = draw(st.sampled_from([sorted(OPERATIONS), ["add", "max"], ["select", "ceil"]]))
+    words = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=30))
     operands, known = [], 2 + len(constants)
     for word in words:
         operands += [draw(st.integers(0, known - 1)) for _ in range(OPERATIONS[word])]
@@ -202,6 +218,16 @@ def test_operations_that_estimates_share_are_there_once_and_unused_ones_not_at_a
         "operands": [0, 1, 4, 2, 3, 5],
         "results": [5, 6],
     }
+
+
+def test_operations_of_one_kind_follow_each_other_where_they_can() -> None:
+    tape = Tape(("x", "y"))
+    x, y = tape.symbols()
+    many = [(x + i) * (y + i) for i in range(1, 5)]
+    written = tape.to_json(many)
+    assert written["operations"] == " ".join(["add"] * 8 + ["mul"] * 4)
+    found = CostProgram.from_json(written, 2, "here")
+    assert found.evaluate((10, 20)) == [(10 + i) * (20 + i) for i in range(1, 5)]
 
 
 @pytest.mark.parametrize(

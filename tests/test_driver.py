@@ -302,6 +302,22 @@ def test_prepared_launch_is_what_the_plan_says(cuda: StandInCuda) -> None:
     assert found.values == (descriptor, struct.pack("<Q", 0x42), bytes(range(24)))
 
 
+def test_a_launch_like_another_differs_in_its_grid_and_parameters(cuda: StandInCuda) -> None:
+    driver = Driver()
+    driver.load(b"cubin")
+    other = LAUNCH._replace(grid=(7, 1, 3), parameters=bytes(reversed(LAUNCH.parameters)))
+    like = driver.prepare(0x5E, LAUNCH, 2)
+    for ready in (driver.prepare(0x5E, other, 2), driver.prepare(0x5E, other, 2, like), like):
+        ready.launch((0x1234567890, 0x40), 0x77)
+    anew, alike, before = cuda.launched
+    assert alike == anew
+    assert (anew.grid, before.grid) == (other.grid, LAUNCH.grid)
+    assert anew.values != before.values
+    cuda.launch_errors = [1]
+    with pytest.raises(DeviceError, match=r"grid \(7, 1, 3\), block \(384, 1, 1\), 98304 bytes"):
+        driver.prepare(0x5E, other, 2, like).launch((0, 0), 5)
+
+
 def test_largest_addresses_and_negative_addends_wrap_as_they_should(cuda: StandInCuda) -> None:
     driver = Driver()
     driver.load(b"cubin")

@@ -692,6 +692,7 @@ def test_plans_are_bounded(library: Library, driver: RecordingDriver, monkeypatc
         library.gemm(FakeTensor((m, K)), b)
     assert len(library._plans) == 8
     assert len(driver.launches) == 30
+    assert {plan.shape[0] for plan in library._plans.values()} <= {1, *range(22, 30)}, "the oldest go"
 
 
 # --- threads ---

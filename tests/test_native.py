@@ -99,6 +99,21 @@ def test_a_launch_takes_its_own_number_of_pointers() -> None:
     assert calls == [7]
 
 
+def test_a_launch_like_another_has_as_many_bytes_of_parameters() -> None:
+    calls = Calls()
+    ready = calls.launch(7)
+    for wrong in (bytes(31), bytes(33), b""):
+        with pytest.raises(ValueError, match="wrong number of bytes"):
+            ready.again((1, 1, 1), wrong)
+    other = ready.again((1, 1, 1), bytes(32))
+    watched = weakref.ref(other)
+    del ready
+    other.launch((1, 2, 3), 0)
+    assert calls == [7]
+    del other
+    assert watched() is None
+
+
 class Parameters:
     """A cuKernelGetParamInfo of a kernel with parameters of these sizes; then it answers `end`."""
 

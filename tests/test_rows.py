@@ -196,9 +196,9 @@ def test_overlap_of_what_else_has_rows_is_found_with_the_new_extent(library: Lib
             )
 
 
-def test_plan_of_other_rows_is_told_what_the_device_has_for_it(tmp_path: Path, torch: FakeTorch) -> None:
-    """From 500 rows on it takes so much shared memory that half as many clusters are resident."""
-    record = gemm_record("f", workspaces=((1 << 16, "max_active_clusters", False),))
+def record_of_two_sizes(**more: Any) -> dict[str, Any]:
+    """From 500 rows on it takes twice as much shared memory."""
+    record = gemm_record("f", **more)
     program = record["program"]
     first = len(program["values"]) + len(program["nodes"])
     program["nodes"] += [
@@ -212,6 +212,28 @@ def test_plan_of_other_rows_is_told_what_the_device_has_for_it(tmp_path: Path, t
         ["mul", 64, first + 5, first + 6],
     ]
     program["launches"][0]["shared_bytes"] = first + 7
+    return record
+
+
+def test_plan_of_other_rows_is_like_the_last_plan_and_not_like_what_was_only_tried(
+    tmp_path: Path, torch: FakeTorch
+) -> None:
+    records = [record_of_two_sizes(), gemm_record("g")]
+    kernels = write_archive(
+        tmp_path / "f.aot", records, [entry(signature(N, 512), [(600, "f"), (700, "g"), (None, "f")])]
+    )
+    driver = RecordingDriver(kernels=kernels)
+    library = Library(Archive.open(tmp_path / "f.aot"), driver)
+    library.gemm(**plain(100, 512))
+    library.preload()  # tries 701 rows last
+    for m, size in ((800, 1 << 17), (200, 1 << 16)):
+        library.gemm(**plain(m, 512))
+        assert driver.launches[-1].shared_bytes == size
+
+
+def test_plan_of_other_rows_is_told_what_the_device_has_for_it(tmp_path: Path, torch: FakeTorch) -> None:
+    """Of what takes twice as much shared memory half as many clusters are resident."""
+    record = record_of_two_sizes(workspaces=((1 << 16, "max_active_clusters", False),))
     kernels = write_archive(tmp_path / "f.aot", [record], [entry(signature(N, 512), [(None, "f")])])
 
     class Driver(RecordingDriver):

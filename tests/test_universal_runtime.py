@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +245,7 @@ def test_signatures_without_end_take_no_memory_without_end(
 def test_a_prediction_that_is_pushed_out_while_it_is_looked_up_is_made_again(
     tmp_path: Path, driver: RecordingDriver
 ) -> None:
-    class Pushed(dict[Any, Any]):
+    class Pushed(OrderedDict[Any, Any]):
         def __contains__(self, key: object) -> bool:
             return super().__contains__(key) and (self.pop(key), True)[1]
 
