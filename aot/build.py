@@ -36,7 +36,7 @@ from .targets import target as target_named
 from .times import load as load_times
 from .tune.forms import names as names_of_forms
 from .tune.history import TABLE as HISTORY
-from .variants import Variant
+from .variants import Variant, summation
 
 CANDIDATES = 8
 
@@ -260,9 +260,9 @@ def _require_readable(table: dict[str, Any], function_targets: Mapping[str, str]
 def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow], list[tuple[Signature, str, str]]]:
     """The rows of the gemm table (`runtime.dispatch` reads them), and what no kernel is there for."""
     entries, unserved = [], []
-    sharing = {v.name() for v, kernel in report.kernels.items() if _takes_workspace(kernel.record["arguments"])}
     for gemm in work.gemms:
         compiled = [(m, [v.name() for v in variants if v in report.kernels]) for m, variants in gemm.by_tokens]
+        words = {v.name(): summation(v, gemm.signature.k) for _, variants in gemm.by_tokens for v in variants}
         ranked = [(m, names) for m, names in compiled if names]
         if not ranked:
             failed = any(variants for _, variants in gemm.by_tokens)
@@ -276,7 +276,7 @@ def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow]
                 None,
                 "ranked",
                 ranges([(m, names[0]) for m, names in ranked]),
-                invariant(ranked, sharing),
+                invariant(ranked, {name: word for name, word in words.items() if word is not None}),
                 candidates=ranked,
             )
         )
@@ -322,10 +322,6 @@ def _require_same_code(base: Archive, serving: Collection[str], report: BuildRep
                 "checked there; build the base again with this version of the compiler and tune it, or load both "
                 "archives as layers"
             )
-
-
-def _takes_workspace(arguments: Iterable[Mapping[str, Any]]) -> bool:
-    return any(a["kind"] == "workspace" or _takes_workspace(a.get("items", ())) for a in arguments)
 
 
 def _build_table(work: Plan, report: BuildReport, unserved: list[tuple[Signature, str, str]]) -> dict[str, Any]:

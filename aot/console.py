@@ -82,8 +82,6 @@ def print_gemm(gemm: dict[str, Any]) -> None:
     kind = f", {_kind(gemm['gpu'])}" if gemm["gpu"] else ""
     print(f"{gemm['key']} on {gemm['target']}{kind}: {gemm['state']}")
     _print_operands(gemm)
-    if gemm["invariant"]:
-        print(f"equal bits at every M: {gemm['invariant']}")
     if gemm["torch_faster"]:
         ranges = ", ".join(_interval(row) for row in gemm["torch_faster"])
         print(f"torch was faster at M = {ranges}: {_faster_with_torch(gemm)} that were measured")
@@ -91,6 +89,10 @@ def print_gemm(gemm: dict[str, Any]) -> None:
         print(_environment(environment))
     print()
     _print_table(["M", "function"], [[_interval(row), row["function"]] for row in gemm["ranges"]], right={0})
+    if gemm["invariant"]:
+        print()
+        rows = [[_interval(row), row["function"]] for row in gemm["invariant"]]
+        _print_table(["M", "function, of those that give equal bits at every M"], rows, right={0})
     if gemm["timings"]:
         print()
         header = ["M", "us", "spread", "baseline us", "spread", "ratio", "sustained", "other us"]
@@ -109,11 +111,12 @@ def print_predicted(gemm: dict[str, Any]) -> None:
     _print_operands(gemm)
     checked = ", ".join(gemm["checked_on"])
     print(f"functions that can compute it: {gemm['functions']}, {f'checked on {checked}' if checked else 'never run'}")
-    if gemm["invariant"]:
-        print(f"equal bits at every M: {gemm['invariant']}")
-    print()
-    rows = [[str(c["m"]), "" if c["us"] is None else f"{c['us']:.1f}", c["function"]] for c in gemm["choices"]]
-    _print_table(["M", "predicted us", "function"], rows, right={0, 1})
+    titles = {"choices": "function", "invariant": "function, of those that give equal bits at every M"}
+    for choices, title in titles.items():
+        if gemm[choices]:
+            print()
+            rows = [[str(c["m"]), "" if c["us"] is None else f"{c['us']:.1f}", c["function"]] for c in gemm[choices]]
+            _print_table(["M", "predicted us", title], rows, right={0, 1})
 
 
 def print_function(function: dict[str, Any]) -> None:

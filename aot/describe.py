@@ -160,14 +160,21 @@ def _functions_of(entry: Entry) -> set[str]:
 
 def _ranges(entry: Entry) -> list[dict[str, Any]]:
     rows = []
-    above = 0
     timings = tables.timings(entry)  # by M, which ascends
     at = [t["m"] for t in timings]
-    for m_max, function in entry.ranges:
-        measured = timings[bisect_right(at, above) : None if m_max is None else bisect_right(at, m_max)]
+    for row in _intervals(entry.ranges):
+        first = bisect_right(at, row["m_min"] - 1)
+        measured = timings[first : None if row["m_max"] is None else bisect_right(at, row["m_max"])]
         last = measured[-1] if measured else {"us": None, "ratio": None}
-        row = {"m_min": above + 1, "m_max": m_max, "function": function}
         rows.append(row | {"us": last["us"], "ratio": last["ratio"], "measured": len(measured)})
+    return rows
+
+
+def _intervals(ranges: Iterable[tuple[int | None, str]]) -> list[dict[str, Any]]:
+    """Each range with its first and its last M, None for every larger one, and its function."""
+    rows, above = list[dict[str, Any]](), 0
+    for m_max, function in ranges:
+        rows.append({"m_min": above + 1, "m_max": m_max, "function": function})
         above = m_max or above
     return rows
 
@@ -178,7 +185,7 @@ def _entry(entry: Entry, gemms: Mapping[str, list[str]], environments: list[dict
         "gpu": _gpu(entry),
         "state": entry.state,
         "ranges": _ranges(entry),
-        "invariant": entry.invariant,
+        "invariant": None if entry.invariant is None else _intervals(entry.invariant_ranges or ()),
         "torch_faster": [{"m_min": first, "m_max": last} for first, last in entry.torch_faster],
         **_measured(entry),
         "timings": tables.timings(entry),

@@ -57,14 +57,14 @@ def require_suited(of: Sequence[Signature], function: Function, record: Record, 
     """Hold a function's record against signatures of its form, of which `suited` has the tensors that are known to fit.
 
     Raises:
-        RecordError: it cannot compute one, or is said to sum in one order at every M and takes a workspace.
+        RecordError: it cannot compute one, or is said to give equal bits at every M and takes a workspace.
     """
     for signature in of:
         if (record.tensors, signature) not in suited:
             if mismatch := gemm_mismatch(signature, record):
                 raise RecordError(f"function {function.name} {mismatch}; build the archive again")
             suited.add((record.tensors, signature))
-    if function.invariant and (spaces := workspaces_of(record)):
+    if function.equal_bits and (spaces := workspaces_of(record)):
         raise RecordError(
             f"function {function.name} is to give equal bits at every M, but takes the workspace {spaces[0]}, so CTAs "
             "share tiles; build the archive again"

@@ -109,8 +109,8 @@ def predicted(
                 "state": entry.state,
                 "checked_on": list(table.checked_on.get(entry.target, ())),
                 "functions": len(entry.names),
-                "invariant": entry.invariant,
                 "choices": [_choice(entry, m) for m in dict.fromkeys(tokens)],
+                "invariant": _invariant(entry, tokens),
             }
     return list(found.values())
 
@@ -119,6 +119,11 @@ def _choice(entry: PredictedEntry, m: int) -> dict[str, Any]:
     name = entry.best(m)
     us = entry.us(m)[name]
     return {"m": m, "function": name, "us": round(us, 3) if math.isfinite(us) else None}
+
+
+def _invariant(entry: PredictedEntry, tokens: Sequence[int]) -> list[dict[str, Any]] | None:
+    """What is chosen for callers who want equal bits at every M."""
+    return None if entry.invariant is None else [_choice(entry.only_invariant(), m) for m in dict.fromkeys(tokens)]
 
 
 def _multiples(form: Form) -> list[dict[str, int]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 _TILES_M, _TILES_N, _WAVES = (64, 128, 256), (128, 256), 4
+_ANY_M = 1 << 62  # above all that bound a range
 _WHOLE_TILES = (240, 336, 400, 640)  # of 80 and 120 tokens, 112 and 168, 80, 128
 
 
@@ -28,17 +29,31 @@ def ranges(best: Sequence[tuple[int, str]]) -> list[tuple[int | None, str]]:
     return merged
 
 
-def invariant(ranked: Sequence[tuple[int, Sequence[str]]], sharing: Collection[str]) -> str | None:
-    """The candidate to serve callers who want equal bits at every M; None where there is none.
+def invariant(
+    ranked: Sequence[tuple[int, Sequence[str]]], summation: Mapping[str, str]
+) -> list[tuple[int | None, str]] | None:
+    """The ranges to serve callers who want equal bits at every M; None where there are none.
 
-    One with a tile shape and an order of sums along K that no M changes, so none of those `sharing` tiles through a
-    workspace: of the others the one that is ranked before the rest at most M values, then at most M values among the
-    candidates, then by name. Places stand in for times, which are not kept; tuning chooses by those.
+    `summation` has the candidates that may serve them, those that give equal bits with the same word
+    (`aot.variants.summation`). Of the words, the one whose candidates are ranked before those of others at most M
+    values, then the one with most places among the candidates, then by name. Places stand in for times, which are not
+    kept; tuning chooses by those. At each M the best candidate of that word is chosen, if it has any there.
     """
-    alone = [[name for name in names if name not in sharing] for _, names in ranked]
-    firsts = Counter(names[0] for names in alone if names)
-    there = Counter(name for names in alone for name in names)
-    return min(there, key=lambda name: (-firsts[name], -there[name], name), default=None)
+    words = [[summation[name] for name in names if name in summation] for _, names in ranked]
+    firsts = Counter(of[0] for of in words if of)
+    there = Counter(itertools.chain.from_iterable(words))
+    if not there:
+        return None
+    best = min(there, key=lambda word: (-firsts[word], -there[word], word))
+    alike = [(m, [name for name in names if summation.get(name) == best]) for m, names in ranked]
+    return ranges([(m, names[0]) for m, names in alike if names])
+
+
+def without(found: Sequence[tuple[int | None, str]], names: Collection[str]) -> list[tuple[int | None, str]] | None:
+    """Ranges without some functions, whose M fall to the functions of the ranges that follow, and at the end to the one
+    before; None where that leaves nothing."""
+    left = [(m_max or _ANY_M, name) for m_max, name in found if name not in names]
+    return ranges(left) if left else None
 
 
 def points(tokens: Sequence[int]) -> list[int]:

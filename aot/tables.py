@@ -36,9 +36,9 @@ class GemmRow:
 
     `gpu` is the kind of GPU that it is for, None any of the target's; `state` is "tuned" or "ranked". `ranges` pairs
     the largest M of a range with its function, ascending, neighbours with different ones; the last has None, every
-    larger M. `invariant` is the function for callers who want equal bits at every M. `torch_faster` has the first and
-    the last M (None: no last) of where torch was faster, ascending and disjoint. `candidates` pairs M values with
-    functions, best first. `timings` is what was measured, as `timings` reads it.
+    larger M. `invariant` is the same for callers who want equal bits at every M, which all of its functions give, or
+    None. `torch_faster` has the first and the last M (None: no last) of where torch was faster, ascending and disjoint.
+    `candidates` pairs M values with functions, best first. `timings` is what was measured, as `timings` reads it.
     """
 
     signature: Signature
@@ -46,7 +46,7 @@ class GemmRow:
     gpu: Gpu | None
     state: str
     ranges: Sequence[tuple[int | None, str]]
-    invariant: str | None = None
+    invariant: Sequence[tuple[int | None, str]] | None = None
     torch_faster: Sequence[tuple[int, int | None]] = ()
     candidates: Sequence[tuple[int, Sequence[str]]] = ()
     timings: Sequence[dict[str, Any]] = ()
@@ -60,7 +60,7 @@ class GemmRow:
             entry.gpu,
             entry.state,
             entry.ranges,
-            entry.invariant,
+            entry.invariant_ranges,
             entry.torch_faster,
             entry.candidates,
             entry.timings,
@@ -73,8 +73,8 @@ class GemmRow:
     def _names_in_order(self) -> list[str]:
         """Each once: those that serve, by M, then the rest."""
         ranked = itertools.chain.from_iterable(names for _, names in self.candidates)
-        found = dict.fromkeys([*(name for _, name in self.ranges), self.invariant, *ranked])
-        return [name for name in found if name is not None]
+        serving = (name for _, name in (*self.ranges, *(self.invariant or ())))
+        return list(dict.fromkeys([*serving, *ranked]))
 
     def to_json(self, gpus: Mapping[Gpu, int]) -> dict[str, Any]:
         """It as readers take it; `gpus` has the place of each kind in the table."""
@@ -87,7 +87,7 @@ class GemmRow:
             "state": self.state,
             "functions": names,
             "ranges": [[m_max, index[name]] for m_max, name in self.ranges],
-            "invariant": None if self.invariant is None else index[self.invariant],
+            "invariant": None if self.invariant is None else [[m_max, index[name]] for m_max, name in self.invariant],
             "torch_faster": [[first, last] for first, last in self.torch_faster],
             "candidates": [[m, [index[name] for name in ranked]] for m, ranked in self.candidates],
             "timings": list(self.timings),

@@ -11,7 +11,7 @@ import heapq
 import math
 import operator
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,7 +23,7 @@ from runtime.signature import OVERLAPS, Signature
 from .costs import H200, Machine
 from .estimates import CORRECTED_M, Correction, Estimates, program, shares
 from .providers import PROVIDERS, provider
-from .variants import Variant, family_of, unsuited
+from .variants import Variant, family_of, summation, unsuited
 
 FUNCTIONS = 40  # of a form, unless told otherwise
 # Of a form that differs from another in its overlap alone, what it has besides the other's: a share of that.
@@ -137,12 +137,12 @@ def row(chosen: Chosen) -> Row:
             _multiple(v, chosen.form, "n"),
             _multiple(v, chosen.form, "k"),
             _most_rows(v, chosen.form),
-            _is_invariant(v),
         ]
         for v in chosen.variants
     ]
     words = {"form": form | {"batched": batched}, "target": chosen.target, "functions": functions}
-    return words, program(chosen.variants, chosen.corrections)
+    equal_bits = _numbered([summation(v) for v in chosen.variants])
+    return words | {"equal_bits": equal_bits}, program(chosen.variants, chosen.corrections)
 
 
 def without(of: Row, names: Collection[str]) -> Row | None:
@@ -151,8 +151,10 @@ def without(of: Row, names: Collection[str]) -> Row | None:
     left = [place for place, (name, *_) in enumerate(words["functions"]) if name not in names]
     if not left:
         return None
-    functions, results = ([parts[place] for place in left] for parts in (words["functions"], costs["results"]))
-    return words | {"functions": functions}, costs | {"results": results}
+    of_functions = words["functions"], words["equal_bits"], costs["results"]
+    functions, equal_bits, results = ([parts[place] for place in left] for parts in of_functions)
+    equal_bits = _numbered([number or None for number in equal_bits])
+    return words | {"functions": functions, "equal_bits": equal_bits}, costs | {"results": results}
 
 
 def assemble(rows: Sequence[Row], checked_on: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -168,9 +170,10 @@ def assemble(rows: Sequence[Row], checked_on: Mapping[str, Sequence[str]]) -> di
     }
 
 
-def _is_invariant(variant: Variant) -> int:
-    """Whether the order of summation is the same at every M: not where the last wave's tiles are cut along K."""
-    return int(not variant.options.get("stream_k", False))
+def _numbered(words: Iterable[Hashable | None]) -> list[int]:
+    """A number for each word, from 1 up in order of appearance; 0 for None."""
+    numbers: dict[Hashable | None, int] = {None: 0}
+    return [numbers.setdefault(word, len(numbers)) for word in words]
 
 
 def _multiple(variant: Variant, form: Signature, extent: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,6 +21,7 @@ from runtime.signature import OVERLAPS, Signature
 from .targets import target as target_named
 
 Option: TypeAlias = int | str | bool
+_TILES = "tile", "cluster", "fallback"  # choices whose extents are one word of a name
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Variant:
         if self.batched:
             parts.append("batched")
         options = dict(self.config)
-        for prefix in ("tile", "cluster", "fallback"):
+        for prefix in _TILES:
             if f"{prefix}_m" in options:
                 extents = [options.pop(f"{prefix}_{mode}", None) for mode in "mnk"]
                 parts.append(prefix + "x".join(str(e) for e in extents if e is not None))
@@ -133,6 +134,10 @@ def _no_limit(v: Variant, signature: Signature) -> str | None:
     return None
 
 
+def _promises_nothing(v: Variant, k: int | None) -> str | None:
+    return None
+
+
 @dataclass(frozen=True, eq=False)
 class Family:
     """Variants of one provider that differ in their choices only: what each may be, and which combinations are illegal.
@@ -159,6 +164,7 @@ class Family:
     accumulator: str = "f32"
     access_bytes: int = 16  # rows of A, B and D are loaded and stored in whole pieces of this size
     limit: Callable[[Variant, Signature], str | None] = _no_limit  # why a legal GEMM cannot compute a signature
+    summation: Callable[[Variant, int | None], str | None] = _promises_nothing  # see the function of that name
     traits: Mapping[str, int] = field(default_factory=dict)
     # Microseconds for (variant, signature, M[, `aot.costs.Machine`]), by which variants of all families that have it
     # are put in order, before others. Written in the arithmetic of `aot.costs`, so extents may be symbols.
@@ -184,6 +190,65 @@ def _families(provider: str) -> Mapping[str, Family]:
     from .providers import families  # providers describe themselves in this module's terms, so they import it first
 
     return families(provider)
+
+
+def of_name(name: str) -> Variant | None:
+    """The legal variant of that name; None where there is none here."""
+    parts = name.split(".")
+    if len(parts) < 4:
+        return None
+    provider, of, types, *words, target = parts
+    family, elements = _families(provider).get(of), types.split("_")
+    if family is None or len(elements) != 4:
+        return None
+    a, b, d, accumulator = elements
+
+    def taken(word: str) -> bool:
+        """Whether this is the next word; it is gone then."""
+        return words[:1] == [word] and bool(words.pop(0))
+
+    variant = Variant(
+        provider,
+        of,
+        target,
+        (),
+        a,
+        b,
+        d,
+        accumulator,
+        epilogue=next((e for e in family.epilogues if taken(e)), "none"),
+        scaling=next((s for s in family.scalings if taken(f"{s}_scaled")), "none"),
+        b_major=next((b for b in family.b_majors if taken(f"b_{b}_major")), "k"),
+        batched=taken("batched"),
+        operation=family.operation,
+    )
+    options: dict[str, Option] = {option: False for option, values in family.options.items() if False in values}
+    for word in words:
+        options |= _choices_in(word, family)
+    found = replace(variant, config=choices(**options))
+    return found if illegal(found) is None and found.name() == name else None
+
+
+def _choices_in(word: str, family: Family) -> dict[str, Option]:
+    """What a word of a name says of a family's choices; nothing where it is none."""
+    for prefix in _TILES:
+        if f"{prefix}_m" in family.options and word.startswith(prefix):
+            names = [f"{prefix}_{mode}" for mode in "mnk" if f"{prefix}_{mode}" in family.options]
+            values = word.removeprefix(prefix).split("x")
+            if len(names) == len(values) and all(map(_is_number, values)):
+                return dict(zip(names, map(int, values), strict=True))
+    if word in family.options:
+        return {word: True}
+    for option, allowed in family.options.items():
+        if word in allowed:
+            return {option: word}
+        if word.startswith(option) and _is_number(word.removeprefix(option)):
+            return {option: int(word.removeprefix(option))}
+    return {}
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) < 10
 
 
 def illegal(variant: Variant) -> str | None:
@@ -277,6 +342,18 @@ def _unsuited_alike(variant: Variant, family: Family | None, signature: Signatur
 def _is_too_much(relied: object, promised: str) -> bool:
     """Whether a choice called overlap relies on more than is promised; words that are no such promise mean others."""
     return relied in OVERLAPS and OVERLAPS.index(str(relied)) > OVERLAPS.index(promised)
+
+
+def summation(variant: Variant, k: int | None = None) -> str | None:
+    """A word for how a GEMM's sums along K are made: two functions that compute a signature and have the same one give
+    equal bits, and a row of D has the same bits whatever M is.
+
+    None where a row's bits may depend on M, or where nobody promises otherwise. `k` is the signature's; without it,
+    words are the same only where they are for every K. Only what was measured, or follows from code that functions
+    share, has the same word; other functions have a word each.
+    """
+    family = family_of(variant)
+    return None if family is None else family.summation(variant, k)
 
 
 def overlaps_less(variants: Sequence[Variant]) -> list[bool]:

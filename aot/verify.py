@@ -5,7 +5,7 @@ each table. Only finds; how that is printed is not its subject.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from runtime.archive import Archive
@@ -16,8 +16,10 @@ from runtime.record import Record
 from runtime.signature import Signature
 
 from . import cubin, form_checks, forms, launch_checks, tables
+from .equal_bits import require_equal_bits
 from .evaluation import Budget
 from .tune import history
+from .variants import Variant, of_name
 
 Samples = dict[str, dict[Signature, str]]  # by function, GEMMs of forms that it serves, and the form's name
 Uses = dict[str, dict[Signature, tuple[int, ...]]]  # by function, GEMMs that it serves, and M values in its ranges
@@ -45,7 +47,7 @@ def verify(archive: Archive) -> list[Finding]:
     def read_cubin(blob: int) -> Kernels:
         return cubin.kernels(archive.blob(blob))
 
-    record, kernels = _Once(read_record), _Once(read_cubin)
+    record, kernels, variant = _Once(read_record), _Once(read_cubin), cache(of_name)
     findings = [Finding(*check) for check in archive.verify()]
     findings += [
         _check(f"function {name}", partial(_compare, archive.entry(name), record, kernels))
@@ -55,7 +57,9 @@ def verify(archive: Archive) -> list[Finding]:
     gemm_table = _check("gemm table", partial(_read_table, archive, table))
     uses: Uses = {}
     entries = [
-        _check(f"gemm {entry.signature.key()} on {_place(entry)}", partial(_compare_entry, entry, record, uses))
+        _check(
+            f"gemm {entry.signature.key()} on {_place(entry)}", partial(_compare_entry, entry, record, variant, uses)
+        )
         for entry in table
     ]
     budget = Budget(archive.file_bytes)
@@ -64,7 +68,9 @@ def verify(archive: Archive) -> list[Finding]:
     in_forms: list[Finding] = []
     if forms.TABLE in archive.tables:
         in_forms.append(_check("universal table", partial(_read_forms, archive, rows)))
-        in_forms += [_check(f"form {_form(row)}", partial(_compare_form, row, record, samples)) for row in rows]
+        in_forms += [
+            _check(f"form {_form(row)}", partial(_compare_form, row, record, variant, samples)) for row in rows
+        ]
         in_forms += _check_costs(archive, rows, budget)
     findings += _check_launches(archive, record, uses, samples, budget)
     findings.append(
@@ -184,9 +190,13 @@ def _read_table(archive: Archive, into: list[Entry]) -> str:
     return f"{len(into)} entries"
 
 
-def _compare_entry(entry: Entry, read: Callable[[str], Record], uses: Uses) -> str:
-    """Hold an entry against the records of its functions, and read its timings; what they serve goes into `uses`."""
+def _compare_entry(
+    entry: Entry, read: Callable[[str], Record], variant: Callable[[str], Variant | None], uses: Uses
+) -> str:
+    """Hold an entry against the records of its functions, and what is known of the variants of those that are to give
+    equal bits, and read its timings; what they serve goes into `uses`."""
     rows, failed = _rows_by_function(entry), list[AotError]()
+    equal_bits = {name for _, name in entry.invariant_ranges or ()}
     suited = set[Any]()  # the tensors of functions that can compute it: `gemm_mismatch` looks at nothing else
     for name, of_interest in rows.items():
         try:
@@ -195,7 +205,7 @@ def _compare_entry(entry: Entry, read: Callable[[str], Record], uses: Uses) -> s
                 if mismatch := gemm_mismatch(entry.signature, record):
                     raise RecordError(f"function {name} {mismatch}; build the archive again")
                 suited.add(record.tensors)
-            if name == entry.invariant and (spaces := workspaces_of(record)):
+            if name in equal_bits and (spaces := workspaces_of(record)):
                 raise RecordError(
                     f"function {name} is to give equal bits at every M, but takes the workspace {spaces[0]}, so CTAs "
                     "share tiles; build the archive again"
@@ -205,6 +215,7 @@ def _compare_entry(entry: Entry, read: Callable[[str], Record], uses: Uses) -> s
             failed.append(error)
     if failed:
         raise failed[0]
+    require_equal_bits(dict.fromkeys(equal_bits, 1), variant, entry.signature.k)
     return f"{len(rows)} functions, {len(tables.timings(entry))} timings"
 
 
@@ -214,10 +225,10 @@ def _place(entry: Entry) -> str:
 
 def _rows_by_function(entry: Entry) -> dict[str, tuple[int, ...]]:
     """The functions that an entry names, each with the first and the last M at which a range of it ends."""
-    found: dict[str, tuple[int, ...]] = dict.fromkeys(sorted(entry.names), ())
-    for m, name in entry.ranges:
-        found[name] = found[name] if m is None else (*found[name][:1], m)
-    return found
+    ends: dict[str, list[int]] = {name: [] for name in sorted(entry.names)}
+    for m, name in (*entry.ranges, *(entry.invariant_ranges or ())):
+        ends[name] += [] if m is None else [m]
+    return {name: (min(of), max(of)) if of else () for name, of in ends.items()}
 
 
 # --- the universal table ---
@@ -232,8 +243,10 @@ def _read_forms(archive: Archive, into: list[forms.FormRow]) -> str:
     return f"{len(into)} forms, {len(archive.table(forms.TABLE)['programs'])} cost programs"
 
 
-def _compare_form(row: forms.FormRow, read: Callable[[str], Record], samples: Samples) -> str:
-    """Hold a form against the records of its functions; GEMMs to launch each for go into `samples`."""
+def _compare_form(
+    row: forms.FormRow, read: Callable[[str], Record], variant: Callable[[str], Variant | None], samples: Samples
+) -> str:
+    """Hold a form against the records and variants of its functions; GEMMs to launch each for go into `samples`."""
     failed = list[str]()
     suited = set[Any]()
     for function in row.form.functions:
@@ -245,8 +258,12 @@ def _compare_form(row: forms.FormRow, read: Callable[[str], Record], samples: Sa
             continue
         for signature in of:
             samples.setdefault(function.name, {}).setdefault(form_checks.serial(signature), _form(row))
+    try:
+        require_equal_bits({function.name: function.equal_bits for function in row.form.functions}, variant)
+    except AotError as error:
+        failed.append(str(error))
     if failed:
-        others = f"; {len(failed) - 1} more of its functions fail" if len(failed) > 1 else ""
+        others = f"; {len(failed) - 1} more of its checks fail" if len(failed) > 1 else ""
         raise RecordError(f"form {_form(row)}: {failed[0]}{others}")
     return f"{len(row.form.functions)} functions"
 

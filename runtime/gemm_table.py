@@ -52,10 +52,10 @@ class Entry(NamedTuple):
     """What the table says of one signature on one target, for one kind of GPU or, where `gpu` is None, for any.
 
     `names` are its functions, which the rest counts from 0: `chosen[i]` serves M up to `bounds[i]`, and the last of
-    `chosen`, which has no bound, every larger M. `invariant` is the function for callers who want equal bits at every
-    M, `torch_faster` has the first and the last M (None: no last) of where torch was measured to be faster. `ranked`
-    lists, for M values that were looked at, functions from best to worst. `timings` is where the choice comes from,
-    and opaque here.
+    `chosen`, which has no bound, every larger M. `invariant` is the same, bounds and then functions, for callers who
+    want equal bits at every M, which all of its functions give; None if there is none. `torch_faster` has the first and
+    the last M (None: no last) of where torch was measured to be faster. `ranked` lists, for M values that were looked
+    at, functions from best to worst. `timings` is where the choice comes from, and opaque here.
     """
 
     signature: Signature
@@ -65,7 +65,7 @@ class Entry(NamedTuple):
     names: tuple[str, ...]
     bounds: tuple[int, ...]
     chosen: tuple[int, ...]
-    invariant: str | None
+    invariant: tuple[tuple[int, ...], tuple[int, ...]] | None
     torch_faster: tuple[tuple[int, int | None], ...]
     ranked: tuple[tuple[int, tuple[int, ...]], ...]
     timings: tuple[Any, ...]
@@ -73,8 +73,15 @@ class Entry(NamedTuple):
     @property
     def ranges(self) -> tuple[tuple[int | None, str], ...]:
         """The largest M of each range with its function, ascending; the last has None, every larger M."""
-        names = self.names
-        return tuple((bound, names[i]) for bound, i in zip((*self.bounds, None), self.chosen, strict=True))
+        return self._by_name(self.bounds, self.chosen)
+
+    @property
+    def invariant_ranges(self) -> tuple[tuple[int | None, str], ...] | None:
+        """`invariant`, by name, as `ranges`."""
+        return None if self.invariant is None else self._by_name(*self.invariant)
+
+    def _by_name(self, bounds: Sequence[int], chosen: Sequence[int]) -> tuple[tuple[int | None, str], ...]:
+        return tuple((bound, self.names[i]) for bound, i in zip((*bounds, None), chosen, strict=True))
 
     @property
     def candidates(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
@@ -102,9 +109,19 @@ class Entry(NamedTuple):
         return any(first <= m and (last is None or m <= last) for first, last in self.torch_faster)
 
     def only_invariant(self) -> Entry:
-        """This with `invariant`, which must be there, at every M, and nothing else."""
+        """This with what `invariant`, which must be there, has, and nothing else: no other function stands in."""
         assert self.invariant is not None
-        return self._replace(names=(self.invariant,), bounds=(), chosen=(0,), torch_faster=(), ranked=())
+        bounds, by_place = self.invariant
+        places = {place: i for i, place in enumerate(dict.fromkeys(by_place))}
+        chosen = tuple(places[place] for place in by_place)
+        return self._replace(
+            names=tuple(self.names[place] for place in places),
+            bounds=bounds,
+            chosen=chosen,
+            invariant=(bounds, chosen),
+            torch_faster=(),
+            ranked=(),
+        )
 
 
 def read(obj: Any, targets: Mapping[str, str] | None = None) -> tuple[Entry, ...]:
@@ -120,7 +137,7 @@ def read(obj: Any, targets: Mapping[str, str] | None = None) -> tuple[Entry, ...
         raise TableLimitExceeded(_said("gemm table", f"has {len(rows)} entries, at most {MAX_GEMM_ENTRIES} are read"))
     gpus = _read_gpus(table_list(obj["gpus"], "gemm table: gpus"))
     entries = [_read_entry(row, number, gpus, targets) for number, row in enumerate(rows)]
-    if (ranges := sum(len(entry.chosen) for entry in entries)) > MAX_GEMM_RANGES:
+    if (ranges := sum(map(_count_ranges, entries))) > MAX_GEMM_RANGES:
         raise TableLimitExceeded(_said("gemm table", f"has {ranges} ranges of M, at most {MAX_GEMM_RANGES} are read"))
     seen = set()
     for entry in entries:
@@ -132,6 +149,10 @@ def read(obj: Any, targets: Mapping[str, str] | None = None) -> tuple[Entry, ...
     if unused := set(gpus) - {entry.gpu for entry in entries}:
         fail_table("gemm table", f"no entry is for {min(unused).words()}, which is among its gpus")
     return tuple(entries)
+
+
+def _count_ranges(entry: Entry) -> int:
+    return len(entry.chosen) + (0 if entry.invariant is None else len(entry.invariant[1]))
 
 
 def _said(where: str, what: str) -> str:
@@ -163,7 +184,7 @@ def _read_entry(obj: Any, number: int, gpus: Sequence[Gpu], targets: Mapping[str
     where = f"gemm table entry {number}"
     obj = table_fields(obj, _FIELDS, where)
     signature = Signature.from_json(obj["signature"])
-    target, gpu, invariant = obj["target"], obj["gpu"], obj["invariant"]
+    target, gpu = obj["target"], obj["gpu"]
     if not isinstance(target, str) or not TARGET.fullmatch(target):
         fail_table(where, f"unknown target {target!r:.50}")
     if obj["state"] not in STATES:
@@ -172,10 +193,12 @@ def _read_entry(obj: Any, number: int, gpus: Sequence[Gpu], targets: Mapping[str
         _indexes([gpu], len(gpus), "gpus", f"{where} gpu")
     names = _read_names(table_list(obj["functions"], f"{where} functions"), target, targets, f"{where} functions")
     bounds, chosen = _read_ranges(obj["ranges"], len(names), f"{where} ranges")
-    if invariant is not None:
-        _indexes([invariant], len(names), "functions", f"{where} invariant")
+    invariant = None
+    if obj["invariant"] is not None:
+        invariant = _read_ranges(obj["invariant"], len(names), f"{where} invariant")
     ranked = _read_ranked(obj["candidates"], len(names), f"{where} candidates")
-    used = {*chosen, *itertools.chain.from_iterable(indexes for _, indexes in ranked)} | {invariant}
+    used = {*chosen, *itertools.chain.from_iterable(indexes for _, indexes in ranked)}
+    used.update(() if invariant is None else invariant[1])
     if unused := set(range(len(names))) - used:
         fail_table(f"{where} functions", f"{names[min(unused)]!r:.100} is used by no range and is no candidate")
     return Entry(
@@ -186,7 +209,7 @@ def _read_entry(obj: Any, number: int, gpus: Sequence[Gpu], targets: Mapping[str
         names,
         bounds,
         chosen,
-        None if invariant is None else names[invariant],
+        invariant,
         _read_torch_faster(obj["torch_faster"], f"{where} torch_faster"),
         ranked,
         tuple(table_list(obj["timings"], f"{where} timings")),

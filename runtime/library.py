@@ -731,9 +731,9 @@ def load(
     faster at that number of rows, counted in `Stats.given_to_torch`: the very call that was measured, one of mm, bmm,
     addmm and _scaled_mm. By default, "never", the archive serves all that it can.
 
-    `batch_invariant=True` serves each signature with one function at every M, so that a row's result has the same bits
-    however many other rows there are; entries that name no such function are missing. It leaves nothing to torch, so
-    `on_miss` must be "error" and `on_slower` "never".
+    `batch_invariant=True` serves each signature with functions that all give equal bits, so that a row's result has the
+    same bits however many other rows there are; entries that name no such functions are missing. It leaves nothing to
+    torch, so `on_miss` must be "error" and `on_slower` "never".
 
     A library may be opened before a fork and used after it by every child, but its first use (any call that needs the
     device) must come after the fork, as with CUDA itself.

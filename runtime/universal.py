@@ -7,7 +7,7 @@ A form is a signature without N and K. What is chosen is *predicted*: no one mea
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -40,14 +40,14 @@ WORDS = ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major", "overla
 
 
 class Function(NamedTuple):
-    """A function of a form: N and K must be multiples of these, N at most `most_n`. `invariant`: its order of summation
-    does not depend on M."""
+    """A function of a form: N and K must be multiples of these, N at most `most_n`. Those of the same `equal_bits` give
+    equal bits, at every M; not those of 0."""
 
     name: str
     n_multiple: int
     k_multiple: int
     most_n: int
-    invariant: bool
+    equal_bits: int
 
 
 class _Program:
@@ -105,11 +105,15 @@ class PredictedEntry:
     ranges: tuple[Any, ...] = ()
     bounds: tuple[int, ...] = ()
 
-    def __init__(self, signature: Signature, form: Form, machine: tuple[int, int]) -> None:
-        self.signature, self.target, self._form = signature, form.target, form
+    def __init__(
+        self, signature: Signature, form: Form, machine: tuple[int, int], among: Sequence[int] | None = None
+    ) -> None:
+        """The functions of `form` that can compute the signature, or of these only those at the places `among`."""
+        self.signature, self.target, self._form, self._machine = signature, form.target, form, machine
         # What programs take besides M, for this signature on a GPU of so many SMs and such a memory rate.
         self._values = (signature.n, signature.k, signature.batch, *machine)
-        self._places = tuple([place for place, f in enumerate(form.functions) if _takes(f, signature)])
+        every = range(len(form.functions)) if among is None else among
+        self._places = tuple([place for place in every if _takes(form.functions[place], signature)])
         self._chosen: dict[int, int] = {}
 
     @property
@@ -141,11 +145,10 @@ class PredictedEntry:
         """Never: nothing was measured."""
         return False
 
-    def only_invariant(self) -> Entry:
-        """`invariant`, which must be there, at every M, and nothing else."""
+    def only_invariant(self) -> PredictedEntry:
+        """This with the functions of `invariant`, which must be there, and no others."""
         assert self.invariant is not None
-        names = (self.invariant,)
-        return Entry(self.signature, self.target, None, PREDICTED, names, (), (0,), self.invariant, (), (), ())
+        return PredictedEntry(self.signature, self._form, self._machine, self._in_class(self._class))
 
     def likely(self) -> list[int]:
         """M values between which the choice changes little: 1 to 64, then by steps of a sixteenth."""
@@ -154,19 +157,40 @@ class PredictedEntry:
             found.append(found[-1] + max(8, found[-1] // 128 * 8))
         return found
 
+    @property
+    def invariant(self) -> tuple[str, ...] | None:
+        """The functions among which to choose so that a row's bits do not depend on how many rows there are; None if
+        there is none."""
+        if not self._class:
+            return None
+        return tuple(self._form.functions[place].name for place in self._in_class(self._class))
+
+    def _in_class(self, number: int) -> list[int]:
+        return [place for place in self._places if self._form.functions[place].equal_bits == number]
+
     @cached_property
-    def invariant(self) -> str | None:
-        """The function to serve at every M, so that a row's bits do not depend on how many rows there are: of those
-        whose order of summation does not, the one that loses least against the best, from M = 1 to 8192 by powers of
-        two."""
-        places = [place for place in self._places if self._form.functions[place].invariant]
-        losses = dict.fromkeys(places, 1.0)
+    def _class(self) -> int:
+        """The `equal_bits` of `invariant`, 0 if there is none: of the numbers that there are, the one whose best
+        functions lose least against the best of all, from M = 1 to 8192 by powers of two. So it is the same whatever M
+        is asked for."""
+        classes: dict[int, list[int]] = {}
+        for place in self._places:
+            classes.setdefault(self._form.functions[place].equal_bits, []).append(place)
+        classes.pop(0, None)
+        if len(classes) < 2:
+            return next(iter(classes), 0)
+        losses = dict.fromkeys(classes, 1.0)
+        alone = [(number, places[0]) for number, places in classes.items() if len(places) == 1]  # mostly of 8 bits
+        several = [(number, places) for number, places in classes.items() if len(places) > 1]
         for m in _INVARIANT_M:
             times = self._form.costs.evaluate((m, *self._values))
-            least = min(times[place] for place in self._places)
-            for place in places if 0 < least < math.inf else ():  # else a ratio would say nothing
-                losses[place] *= times[place] / least
-        return self._form.functions[min(places, key=losses.__getitem__)].name if places else None
+            least = min(map(times.__getitem__, self._places))
+            if 0 < least < math.inf:  # else a ratio would say nothing
+                for number, place in alone:
+                    losses[number] *= times[place] / least
+                for number, places in several:
+                    losses[number] *= min(map(times.__getitem__, places)) / least
+        return min(losses, key=losses.__getitem__)
 
 
 AnyEntry = Entry | PredictedEntry  # what a library serves
@@ -204,7 +228,7 @@ class Universal:
         used = set()
         for number, row in enumerate(obj["forms"]):
             here = f"{where}: form {number}"
-            row = table_fields(row, {"form", "target", "functions", "program"}, here)
+            row = table_fields(row, {"form", "target", "functions", "equal_bits", "program"}, here)
             if not is_int(row["program"], 0, len(programs) - 1):
                 fail_table(here, f"program must be one of the {len(programs)} there are, found {row['program']!r:.50}")
             used.add(row["program"])
@@ -214,7 +238,7 @@ class Universal:
             key = (*words, row["target"])
             if key in forms:
                 fail_table(here, "it is there twice")
-            functions = tuple(_function(f, row["target"], targets, here) for f in table_list(row["functions"], here))
+            functions = _functions(row, targets, here)
             if not 1 <= len(functions) <= MAX_COST_RESULTS or len({f.name for f in functions}) != len(functions):
                 fail_table(here, f"needs 1 to {MAX_COST_RESULTS} functions, each once, found {len(functions)}")
             forms[key] = Form(words, row["target"], functions, shared[row["program"]], here)
@@ -310,14 +334,27 @@ def _checked_on(obj: Any, targets: set[str], where: str) -> dict[str, tuple[str,
     return {target: tuple(names) for target, names in obj.items()}
 
 
-def _function(obj: Any, target: Any, targets: Mapping[str, str], where: str) -> Function:
-    if not isinstance(obj, list) or len(obj) != 5:
-        fail_table(where, f"a function is [name, multiple of N, of K, most N, invariant], found {obj!r:.100}")
-    name, n_multiple, k_multiple, most_n, invariant = obj
+def _functions(row: Mapping[str, Any], targets: Mapping[str, str], where: str) -> tuple[Function, ...]:
+    """Those of a form, with the number of each in `equal_bits`, where a new one is the least that was not there."""
+    functions, numbers = table_list(row["functions"], where), table_list(row["equal_bits"], where)
+    if len(numbers) != len(functions):
+        fail_table(where, f"equal_bits needs a number for each of the {len(functions)} functions, found {len(numbers)}")
+    most = 0
+    for number in numbers:
+        if not is_int(number, 0, most + 1):
+            fail_table(where, f"equal_bits must be 0, or 1 and up in order of appearance, found {number!r:.50}")
+        most = max(most, number)
+    return tuple(
+        _function(obj, number, row["target"], targets, where) for obj, number in zip(functions, numbers, strict=True)
+    )
+
+
+def _function(obj: Any, equal_bits: int, target: Any, targets: Mapping[str, str], where: str) -> Function:
+    if not isinstance(obj, list) or len(obj) != 4:
+        fail_table(where, f"a function is [name, multiple of N, of K, most N], found {obj!r:.100}")
+    name, n_multiple, k_multiple, most_n = obj
     if not isinstance(name, str) or name not in targets or targets[name] != target:
         fail_table(where, f"function {name!r:.100} is not in the archive for {target!r:.50}")
-    if not all(is_int(x, 1, MAX_GEMM_EXTENT) for x in obj[1:4]) or not is_int(invariant, 0, 1):
-        fail_table(
-            where, f"function {name!r:.100} has limits that are no positive integers, or an invariant not 0 or 1"
-        )
-    return Function(name, n_multiple, k_multiple, most_n, bool(invariant))
+    if not all(is_int(x, 1, MAX_GEMM_EXTENT) for x in obj[1:]):
+        fail_table(where, f"function {name!r:.100} has limits that are no positive integers")
+    return Function(name, n_multiple, k_multiple, most_n, equal_bits)

@@ -3,10 +3,11 @@
     python tests/fuzz_library.py --mutants 100000 --seed 0 --jobs 2 [--keep FOLDER] [--only NUMBER]
 
 Each mutant (`tests/mutants.py`) is opened on a recording driver, with native code and without, and either listed, shown
-and verified; or its functions are called; or its GEMMs are; or it is preloaded and reloaded. Four things are findings:
-an exception that is no AotError, an operation of more than a second of CPU time (3 for `verify`), one that needs more
-than 512 MB of memory, and an answer that native code and Python do not agree on. Mutant NUMBER of a seed is always the
-same; `--keep` keeps the smallest mutant of each finding.
+and verified; or its functions are called; or its GEMMs are; or it is preloaded and reloaded; the last two also as by
+callers who want equal bits at every M. Four things are findings: an exception that is no AotError, an operation of more
+than a second of CPU time (3 for `verify`), one that needs more than 512 MB of memory, and an answer that native code
+and Python do not agree on. Mutant NUMBER of a seed is always the same; `--keep` keeps the smallest mutant of each
+finding.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ RUNAWAY_SECONDS = 20.0  # of CPU time, after which an operation is ended
 STUCK_SECONDS = 120.0  # of one mutant, after which its process is ended
 ROWS = (1, 77, 5000, 78)
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 512, 512)  # asked for where the table has none
-PLANS = 4  # of `Session.run`
+PLANS = 6  # of `Session.run`; from `_EQUAL_BITS` on for callers who want equal bits
+_EQUAL_BITS = 4
 ANSWER_EVERY = 100  # mutants, of which a process that ends early loses the account
 _NATIVE = native._native
 
@@ -232,10 +234,14 @@ class Session:
         try:
             if self.plan == 0:
                 return self.describe(archive)
-            library = self.attempt("library", lambda: Library(archive, self.driver), keep=True)
+            equal_bits = self.plan >= _EQUAL_BITS
+            library = self.attempt(
+                "library", lambda: Library(archive, self.driver, batch_invariant=equal_bits), keep=True
+            )
             if library is not None:
                 self.archive = archive
-                (self.call_functions, self.call_gemm, self.preload)[self.plan - 1](library)
+                plans = self.call_functions, self.call_gemm, self.preload, self.call_gemm, self.preload
+                plans[self.plan - 1](library)
                 self.attempt("close", library.close)
         finally:
             archive.close()

@@ -31,9 +31,10 @@ def table_of(gemms: list[tuple[str, str, dict[str, Any]]]) -> Table:
         form = {word: of[word] for word in _WORDS} | {"batched": of["batch"] > 1}
         row = next((r for r in rows if (r["form"], r["target"]) == (form, target)), None)
         if row is None:
-            row = {"form": form, "target": target, "functions": [], "program": len(rows)}
+            row = {"form": form, "target": target, "functions": [], "equal_bits": [], "program": len(rows)}
             rows.append(row)
-        row["functions"].append([name, 16, 16, MAX_GEMM_EXTENT, 1])
+        row["functions"].append([name, 16, 16, MAX_GEMM_EXTENT])
+        row["equal_bits"].append(1)
     return {"checked_on": {}, "forms": rows, "programs": [program(len(row["functions"])) for row in rows]}
 
 
@@ -68,7 +69,7 @@ def _copy(obj: Any) -> Any:
 def _swap(rng: random.Random, table: Table, raw: RawText) -> None:
     """The words, functions, target or program of one form in another; or of itself."""
     one, other = rng.choice(table["forms"]), rng.choice(table["forms"])
-    field = rng.choice(["form", "functions", "target", "program"])
+    field = rng.choice(["form", "functions", "equal_bits", "target", "program"])
     if one is other:
         a, b = rng.choice(_WORDS), rng.choice(_WORDS)
         one["form"][a], one["form"][b] = one["form"][b], one["form"][a]
@@ -76,10 +77,14 @@ def _swap(rng: random.Random, table: Table, raw: RawText) -> None:
 
 
 def _limits(rng: random.Random, table: Table, raw: RawText) -> None:
-    """Multiples, the most N, and whether the order of summation is the same at every M."""
-    function = rng.choice(rng.choice(table["forms"])["functions"])
+    """Multiples, the most N, and which functions give equal bits."""
+    row = rng.choice(table["forms"])
+    place = rng.randrange(len(row["functions"]))
     at = rng.randrange(1, 5)
-    function[at] = rng.choice([0, 1, True]) if at == 4 else rng.choice(_EXTENTS)
+    if at == 4:
+        row["equal_bits"][place : place + 1] = rng.choice([[0], [1], [2], [True], [-1], [1.0], [], [1, 1]])
+    else:
+        row["functions"][place][at] = rng.choice(_EXTENTS)
 
 
 def _words(rng: random.Random, table: Table, raw: RawText) -> None:
@@ -131,7 +136,9 @@ def _many(rng: random.Random, table: Table, raw: RawText) -> None:
     if len(table["forms"]) * len(row["functions"]) > _COUNTS[-1]:
         raise Refused  # it was made many before, and would be too much to write
     if rng.random() < 0.5:
-        row["functions"] *= rng.choice(_COUNTS)
+        count = rng.choice(_COUNTS)
+        row["functions"] *= count
+        row["equal_bits"] *= count
         return
     for i in range(rng.choice([2, 30, MAX_UNIVERSAL_FORMS, MAX_UNIVERSAL_FORMS + 1])):
         copied = _copy(row)

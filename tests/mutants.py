@@ -302,7 +302,9 @@ def _change_entry(rng: random.Random, content: Content) -> None:
         gpus.append({"name": rng.choice(WORDS), "multiprocessors": rng.choice(NUMBERS), "memory_gbps": 4_800})
         entry["gpu"] = rng.choice([None, 0, len(gpus) - 1, len(gpus)])
     elif how == 8:
-        entry["invariant"] = rng.choice([None, 0, *NUMBERS])
+        bounds = [*sorted(rng.sample(range(1, 9000), rng.choice([0, 1, 3]))), rng.choice([None, None, *NUMBERS])]
+        places = [rng.choice([0, i % 2, *NUMBERS]) for i in range(len(bounds))]
+        entry["invariant"] = rng.choice([None, [], 0, [list(row) for row in zip(bounds, places, strict=True)]])
     elif how == 9:
         ends = [rng.choice([*NUMBERS, None]) for _ in range(rng.choice([2, 4]))]
         entry["torch_faster"] = [ends[i : i + 2] for i in range(0, len(ends), 2)]
@@ -366,7 +368,7 @@ def _entry(record: dict[str, Any]) -> dict[str, Any] | None:
         return None
     name = record["name"]
     base = {"signature": of, "target": record["target"], "gpu": None, "state": "ranked", "functions": [name]}
-    served = {"ranges": [[None, 0]], "invariant": 0, "torch_faster": [], "candidates": [[64, [0]]]}
+    served = {"ranges": [[None, 0]], "invariant": [[None, 0]], "torch_faster": [], "candidates": [[64, [0]]]}
     return base | served | {"timings": []}
 
 

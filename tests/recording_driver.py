@@ -533,13 +533,13 @@ def entry(
     state: str = "tuned",
     *,
     gpu: Gpu | None = None,
-    invariant: str | None = None,
+    invariant: Sequence[tuple[int | None, str]] | None = None,
     torch_faster: Sequence[tuple[int, int | None]] = (),
 ) -> dict[str, Any]:
     """A row of the gemm table, but for `gpu`, which `table` makes an index of."""
     every = [name for _, name in ranges] + [name for _, names in candidates or [] for name in names]
     places: dict[str, int] = {}
-    for name in [*every, *([] if invariant is None else [invariant])]:
+    for name in [*every, *(name for _, name in invariant or [])]:
         places.setdefault(name, len(places))
     return {
         "signature": of,
@@ -548,7 +548,7 @@ def entry(
         "state": state,
         "functions": list(places),
         "ranges": [[m, places[name]] for m, name in ranges],
-        "invariant": None if invariant is None else places[invariant],
+        "invariant": None if invariant is None else [[m, places[name]] for m, name in invariant],
         "torch_faster": [list(pair) for pair in torch_faster],
         "candidates": [[m, [places[name] for name in ranked]] for m, ranked in candidates or []],
         "timings": [],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -268,4 +269,21 @@ def test_times_of_a_screening_are_brought_to_the_finalists_scale() -> None:
     found, _ = measured({f"f{i}": 10.0 + i / 10 for i in range(6)}, 0.0)
     assert found.all_scores()["f5"] == pytest.approx(10.5)
     assert Calibration([], lambda s: lambda name, m: 1.0, lambda name: []).of(SIGNATURE).us("f0", 3) == 1.0
-    assert choose.invariant(times((1, {"a": 1.0, "b": 2.0})), ["b", "a"], lambda n, ms: [ord(n) for _ in ms]) == "a"
+
+
+def test_the_class_that_loses_least_over_m_gives_equal_bits() -> None:
+    us = {"a": [1.0, 1.0, 9.0, 9.0], "b": [9.0, 9.0, 1.0, 1.0], "c": [1.2] * 4, "d": [0.9] * 4}
+    all_times = times(*((m, {name: of[i] for name, of in us.items()}) for i, m in enumerate((1, 2, 4, 8))))
+
+    def curve(name: str, ms: Sequence[int]) -> list[float]:
+        return [us[name][(1, 2, 4, 8).index(m)] for m in ms]
+
+    def best(*classes: list[str], kept: str = "abcd", others: float = 0.05) -> Sequence[str]:
+        return choose.best_class(all_times, classes, curve, kept, others)
+
+    assert best(["c"], ["a", "b"]) == ["a", "b"]
+    assert best(["c"], ["a"], ["b"]) == ["c"]
+    assert best(["c"], ["a", "b"], ["d"]) == ["d"]
+    assert best(["c"], ["a", "b"], kept="c", others=0.19) == ["a", "b"]
+    assert best(["c"], ["a", "b"], kept="c", others=0.21) == ["c"], "others would be kept for this alone"
+    assert best() == ()

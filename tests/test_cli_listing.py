@@ -88,7 +88,7 @@ def test_ls_and_show_say_which_kind_each_entry_is_for_and_where_torch_was_faster
         tuned |= {"functions": names[:1], "ranges": [[None, 0]]}
         rows: list[dict[str, Any]] = [
             of | tuned | {"gpu": 0, "torch_faster": [[16, 16], [500, None]]},
-            of | tuned | {"gpu": 1, "torch_faster": [[1, 400]], "invariant": 0},
+            of | tuned | {"gpu": 1, "torch_faster": [[1, 400]], "invariant": [[None, 0]]},
         ]
         package.set_table("gemm", {"gpus": kinds, "entries": [*rows, of, *rest]})
         tuning = [H200 | {"gpu": "H20"}, H200 | {"gpu": "H200"}]
@@ -109,14 +109,17 @@ def test_ls_and_show_say_which_kind_each_entry_is_for_and_where_torch_was_faster
     assert [entry["gpu"] for entry in shown] == [*kinds, None]
     assert shown[0]["torch_faster"] == [{"m_min": 16, "m_max": 16}, {"m_min": 500, "m_max": None}]
     assert [entry["tuning"] for entry in shown] == [tuning[:1], tuning[1:], []]
-    assert shown[1]["invariant"] == names[0]
+    assert shown[0]["invariant"] is None
+    assert shown[1]["invariant"] == [{"m_min": 1, "m_max": None, "function": names[0]}]
     text = run("show", path, UP).out
     assert f"{UP} on sm_90a, H20 (78 SMs, 4000 GB/s): tuned" in text
     assert "torch was faster at M = 16, 500-: 1 of 2 that were measured" in text
-    assert f"equal bits at every M: {names[0]}" in text
+    listed = text[text.index("function, of those that give equal bits at every M") :].splitlines()[1]
+    assert listed.split() == ["1-", names[0]]
     assert "torch" not in run("ls", archive).out
     (built,) = json.loads(run("show", archive, UP, "--json").out)["gemm"]
-    assert built["invariant"] in {name for row in built["candidates"] for name in row["functions"]}
+    ranked = {name for row in built["candidates"] for name in row["functions"]}
+    assert {row["function"] for row in built["invariant"]} <= ranked
     assert run("verify", path).status == 0
 
 

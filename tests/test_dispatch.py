@@ -173,8 +173,16 @@ FIRST = ["entries", 0]
         ([*FIRST, "functions", 0], 7, "must be a word"),
         ([*FIRST, "functions", 0], "medium", "'medium' is there twice"),
         ([*FIRST, "functions"], [*TABLE["entries"][0]["functions"], "square"], "'square' is used by no range"),
-        ([*FIRST, "invariant"], 5, "invariant: 5 is no index"),
-        ([*FIRST, "invariant"], "small", "'small' is no index"),
+        ([*FIRST, "invariant"], 0, "invariant: must be a list"),
+        ([*FIRST, "invariant"], [], "invariant: there is no range"),
+        ([*FIRST, "invariant"], [[None, 5]], "invariant: 5 is no index into the 5 functions"),
+        ([*FIRST, "invariant"], [[None, "small"]], "invariant: 'small' is no index"),
+        ([*FIRST, "invariant"], [[16, 0], [64, 1]], "invariant: the last range, and only that, has m_max null"),
+        ([*FIRST, "invariant"], [[None, 0], [None, 1]], "has m_max null"),
+        ([*FIRST, "invariant"], [[16, 0], [16, 1], [None, 0]], "invariant: .*ascending order, found 16 after 16"),
+        ([*FIRST, "invariant"], [[16, 0], [None, 0]], "up to M = 16 and after it have the same function"),
+        ([*FIRST, "invariant"], [[16, 0, 1], [None, 0]], "invariant: a row is"),
+        ([*FIRST, "functions"], [*TABLE["entries"][0]["functions"], "gone"], "'gone' is not in the archive"),
         ([*FIRST, "candidates", 0], [1], "a row is"),
         ([*FIRST, "candidates", 1, 0], 1, "candidates: .*ascending order"),
         ([*FIRST, "candidates", 0, 1], [7], "candidates at M = 1: 7 is no index"),
@@ -287,13 +295,19 @@ def test_entry_reads_as_it_was_written() -> None:
         [(16, "small"), (None, "large")],
         candidates=[[8, ["tiny", "small"]]],
         gpu=H200,
-        invariant="wide",
+        invariant=[(16, "wide"), (99, "small"), (None, "wide")],
         torch_faster=[(3, 3), (5, 9), (12, None)],
     )
     (found,) = Dispatch.from_json(table([row]), TARGETS).entries
     assert found.ranges == ((16, "small"), (None, "large"))
     assert found.candidates == ((8, ("tiny", "small")),)
-    assert (found.gpu, found.invariant) == (H200, "wide")
+    assert found.gpu == H200
+    assert found.invariant_ranges == ((16, "wide"), (99, "small"), (None, "wide"))
+    only = found.only_invariant()
+    assert (only.names, only.ranges, only.invariant_ranges) == (("wide", "small"), *[found.invariant_ranges] * 2)
+    assert (only.torch_faster, only.candidates) == ((), ())
+    assert [only.best(m) for m in (1, 16, 17, 99, 100)] == ["wide", "wide", "small", "small", "wide"]
+    assert {name for m in (1, 50, 5000) for name in only.functions(m)} == {"wide", "small"}
     assert [m for m in range(1, 15) if found.torch_is_faster(m)] == [3, 5, 6, 7, 8, 9, 12, 13, 14]
     assert tables.gemm_table([tables.GemmRow.of(found)], TARGETS)["entries"][0]["timings"] == []
     (again,) = Dispatch.from_json(tables.gemm_table([tables.GemmRow.of(found)], TARGETS), TARGETS).entries

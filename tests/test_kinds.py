@@ -118,21 +118,25 @@ def test_layer_takes_the_place_of_every_kind_of_its_signature(tmp_path: Path, dr
     assert launched(library, driver, 5, 2048) == "small"
 
 
-# --- one function for every M ---
+# --- equal bits at every M ---
 
 DENSE = entry(
     A,
     [(16, "small"), (64, "large"), (None, "other")],
     candidates=[[1, ["small", "large"]]],
-    invariant="large",
+    invariant=[(99, "bounded"), (None, "large")],
     torch_faster=[(3, None)],
 )
 
 
-def test_batch_invariant_library_has_one_function_for_every_m(tmp_path: Path, driver: RecordingDriver) -> None:
+def test_batch_invariant_library_has_the_functions_for_equal_bits_and_no_others(
+    tmp_path: Path, driver: RecordingDriver
+) -> None:
     library = opened(tmp_path, driver, [DENSE], batch_invariant=True)
-    assert {launched(library, driver, m) for m in (1, 2, 16, 17, 64, 65, 5000)} == {"large"}
-    assert library.preload(tokens=[1, 100]) == ("large",)
+    ms = (5000, 1, 2, 16, 17, 64, 65, 99, 100)
+    assert [launched(library, driver, m) for m in ms] == ["large", *["bounded"] * 7, "large"]
+    assert set(library.preload(tokens=[1, 100])) == {"bounded", "large"}
+    assert library.entry(Signature.from_json(A)).names == ("bounded", "large")
     plain = opened(tmp_path, driver, [DENSE])
     assert [launched(plain, driver, m) for m in (16, 17, 65)] == ["small", "large", "other"]
 
@@ -146,34 +150,50 @@ def test_batch_invariant_library_misses_where_no_function_is_named(tmp_path: Pat
     assert [(r.reason, r.misses) for r in library.stats().refusals] == [("not batch-invariant", 2)]
     with pytest.raises(KernelMiss, match="every M"):
         library.entry(Signature.from_json(B))
-    assert library.preload() == ("large",)
+    assert set(library.preload()) == {"bounded", "large"}
     with pytest.raises(KernelMiss, match="no such entry for this GPU with a function for equal bits"):
         library.preload(only=[Signature.from_json(B)])
 
 
-def test_batch_invariant_function_that_cannot_run_has_no_stand_in(tmp_path: Path, driver: RecordingDriver) -> None:
-    made = entry(A, [(None, "small")], candidates=[[1, ["small", "large"]]], invariant="bounded")
-    library = opened(tmp_path, driver, [made], batch_invariant=True)
+def test_only_what_gives_equal_bits_stands_in_for_a_function_that_cannot_run(
+    tmp_path: Path, driver: RecordingDriver
+) -> None:
+    """ "bounded" does not take 100 rows."""
+    alone = entry(A, [(None, "small")], candidates=[[1, ["small", "large"]]], invariant=[(None, "bounded")])
+    library = opened(tmp_path, driver, [alone], batch_invariant=True)
     assert launched(library, driver, 50) == "bounded"
     with pytest.raises(KernelMiss, match="no kernel for"):
         launched(library, driver, 100)
+    two = entry(A, [(None, "small")], candidates=[[1, ["small"]]], invariant=[(8, "other"), (None, "bounded")])
+    library = opened(tmp_path, driver, [two], batch_invariant=True)
+    assert [launched(library, driver, m) for m in (8, 9, 99, 100)] == ["other", "bounded", "bounded", "other"]
 
 
 def test_batch_invariant_library_refuses_a_function_whose_ctas_share_tiles(
     tmp_path: Path, driver: RecordingDriver
 ) -> None:
-    made = entry(A, [(None, "shared")], invariant="shared")
+    made = entry(A, [(None, "shared")], invariant=[(8, "small"), (None, "shared")])
     library = opened(tmp_path, driver, [made], batch_invariant=True)
+    assert launched(library, driver, 5) == "small"
     with pytest.raises(RecordError, match=r"shared to give .* at every M, but it takes the workspace space0"):
-        launched(library, driver, 5)
+        launched(library, driver, 9)
 
 
-def test_reload_goes_on_with_one_function(tmp_path: Path, driver: RecordingDriver) -> None:
+def test_reload_goes_on_with_what_gives_equal_bits(tmp_path: Path, driver: RecordingDriver) -> None:
     library = opened(tmp_path, driver, [DENSE], batch_invariant=True)
     library.preload()
-    driver.kernels |= write_archive(tmp_path / "new.aot", RECORDS, [entry(A, [(None, "small")], invariant="other")])
+    made = entry(A, [(None, "small")], invariant=[(8, "other"), (None, "large")])
+    driver.kernels |= write_archive(tmp_path / "new.aot", RECORDS, [made])
     assert library.reload(tmp_path / "new.aot")
-    assert launched(library, driver, 5) == "other"
+    assert [launched(library, driver, m) for m in (5, 9)] == ["other", "large"]
+
+
+def test_layer_takes_the_place_of_what_gives_equal_bits_too(tmp_path: Path, driver: RecordingDriver) -> None:
+    base = [DENSE, entry(B, [(None, "small")], invariant=[(None, "small")])]
+    patch = entry(A, [(None, "small")], invariant=[(4, "other"), (None, "small")])
+    library = opened(tmp_path, driver, base, [patch], batch_invariant=True)
+    assert [launched(library, driver, m) for m in (4, 5, 5000)] == ["other", "small", "small"]
+    assert launched(library, driver, 5, 2048) == "small"
 
 
 def test_batch_invariant_is_an_option_that_is_checked_and_told(tmp_path: Path, driver: RecordingDriver) -> None:

@@ -218,7 +218,7 @@ def test_integers_that_would_not_be_read_are_not_written() -> None:
 def table(entries: int, ranges: int) -> dict[str, Any]:
     rows = [[m + 1, m % 2] for m in range(ranges - 1)] + [[None, (ranges - 1) % 2]]
     rest: dict[str, Any] = {"target": "sm_90a", "gpu": None, "state": "tuned", "functions": ["f", "g"], "ranges": rows}
-    rest |= {"invariant": 0, "torch_faster": [], "candidates": [], "timings": []}
+    rest |= {"invariant": None, "torch_faster": [], "candidates": [], "timings": []}
     return {"gpus": [], "entries": [{"signature": SIGNATURE | {"n": n + 1}, **rest} for n in range(entries)]}
 
 
@@ -226,6 +226,12 @@ def test_gemm_table_may_have_so_many_ranges_and_no_more() -> None:
     assert len(Dispatch.from_json(table(2, limits.MAX_GEMM_RANGES // 2)).entries) == 2
     with pytest.raises(RecordError, match="has 65538 ranges of M, at most 65536"):
         Dispatch.from_json(table(2, limits.MAX_GEMM_RANGES // 2 + 1))
+    both = table(1, limits.MAX_GEMM_RANGES // 2)
+    both["entries"][0]["invariant"] = both["entries"][0]["ranges"]
+    assert len(Dispatch.from_json(both).entries) == 1
+    both["entries"][0]["invariant"] = table(1, limits.MAX_GEMM_RANGES // 2 + 1)["entries"][0]["ranges"]
+    with pytest.raises(RecordError, match="has 65537 ranges of M, at most 65536"):
+        Dispatch.from_json(both)
 
 
 def test_gemm_table_with_too_many_entries_is_refused_before_they_are_read() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aot.select import invariant, points, ranges, waves
+from aot.select import invariant, points, ranges, waves, without
 from aot.tune.session import candidates_at
 
 
@@ -25,20 +25,41 @@ def test_neighbours_with_one_function_become_one_range() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranked", "sharing", "answer"),
+    ("ranked", "summation", "answer"),
     [
-        ([(1, ["a", "b"]), (64, ["b", "a"]), (256, ["b"])], [], "b"),
-        ([(1, ["a", "b"]), (64, ["b", "a"]), (256, ["b"])], ["b"], "a"),
-        ([(1, ["s", "a"]), (64, ["s", "a"]), (256, ["b"])], ["s"], "a"),  # first of those that may
-        ([(1, ["b"]), (64, ["a", "b"])], [], "b"),  # as often first, and more often there
-        ([(1, ["b", "a"]), (64, ["a", "b"])], [], "a"),
-        ([(1, ["s"])], ["s"], None),
+        # The word whose functions are ranked before those of others most often, and of these the best at each M.
+        ([(1, "abx"), (64, "xb"), (256, "b")], {"a": "one", "b": "one", "x": "two"}, [(1, "a"), (None, "b")]),
+        ([(1, "ab"), (64, "ba"), (256, "b")], {"a": "one", "b": "two"}, [(None, "b")]),
+        # Those without a word do not count, and M without any of the word fall to what follows, or to what was before.
+        ([(1, "sa"), (64, "sb"), (256, "x")], {"a": "one", "b": "one", "x": "two"}, [(1, "a"), (None, "b")]),
+        ([(1, "x"), (16, "a"), (64, "b")], {"a": "one", "b": "one", "x": "two"}, [(16, "a"), (None, "b")]),
+        ([(1, "b"), (64, "ab")], {"a": "one", "b": "two"}, [(None, "b")]),  # as often first, and more often there
+        ([(1, "ba"), (64, "ab")], {"a": "one", "b": "two"}, [(None, "a")]),
+        ([(1, "s")], {}, None),
+        ([(1, "ab"), (2, "ba"), (4, "ab")], {"a": "one", "b": "one"}, [(1, "a"), (2, "b"), (None, "a")]),
     ],
 )
-def test_equal_bits_come_from_what_is_ranked_first_most_often_and_shares_no_tiles(
-    ranked: list[tuple[int, list[str]]], sharing: list[str], answer: str | None
+def test_equal_bits_come_from_alike_functions_of_which_one_is_ranked_first_most_often(
+    ranked: list[tuple[int, str]], summation: dict[str, str], answer: list[tuple[int | None, str]] | None
 ) -> None:
-    assert invariant(ranked, sharing) == answer
+    assert invariant([(m, list(names)) for m, names in ranked], summation) == answer
+
+
+@pytest.mark.parametrize(
+    ("gone", "left"),
+    [
+        ("", [(4, "a"), (16, "b"), (64, "c"), (None, "b")]),
+        ("a", [(16, "b"), (64, "c"), (None, "b")]),
+        ("c", [(4, "a"), (None, "b")]),
+        ("b", [(4, "a"), (None, "c")]),
+        ("bc", [(None, "a")]),
+        ("abc", None),
+    ],
+)
+def test_ranges_without_a_function_fall_to_those_beside_it(
+    gone: str, left: list[tuple[int | None, str]] | None
+) -> None:
+    assert without([(4, "a"), (16, "b"), (64, "c"), (None, "b")], gone) == left
 
 
 @pytest.mark.parametrize("best", [[], [(16, "a"), (1, "b")], [(16, "a"), (16, "b")]])

@@ -13,14 +13,18 @@ from typing import Any
 import pytest
 
 from aot import verify
+from aot.providers import provider
 from aot.timing import Timing
 from aot.tune import TuneError, TuneOptions, TuneReport, history, run, tune_archive
 from aot.tune.jobs import Answer, Job
 from aot.tune.journal import Journal
+from aot.tune.pool import Pool
 from aot.tune.write import Writer
+from aot.variants import summation
 from runtime.archive import Archive
 from runtime.dispatch import Dispatch
 from runtime.gpus import Gpu
+from runtime.record import Record
 from runtime.signature import Signature
 
 from .recording_driver import entry, gemm_record, signature, write_archive
@@ -28,6 +32,7 @@ from .simulated_gpu import BASELINE, GPU, SimulatedGpu, machine
 
 NAMES = ["slow", "quick", "wrong"]
 NONE: Mapping[str, str] = {}
+EQUAL = [(16, "wrong"), (99, "quick"), (None, "slow")]  # what gives equal bits, by the builder
 
 
 def by_m(name: str, s: Signature, m: int) -> float:
@@ -52,7 +57,7 @@ def wrong_are(*names: str) -> Callable[[Signature, str], str | None]:
 def source(tmp_path: Path) -> Path:
     candidates = [[16, NAMES], [512, NAMES]]
     rows = [
-        entry(signature(n, 512), [(None, "wrong")], candidates=candidates) | {"state": "ranked"}
+        entry(signature(n, 512), [(None, "wrong")], candidates=candidates, invariant=EQUAL) | {"state": "ranked"}
         for n in (512, 1024, 2048)
     ]
     path = tmp_path / "candidates.aot"
@@ -148,9 +153,62 @@ def test_the_invariant_function_has_no_workspace_and_is_the_best_of_those(tmp_pa
     gpu = scripted({"spacious": 1.0, "little": 2.0, "plain": 3.0, BASELINE: 2.5})
     tuned(tmp_path / "in.aot", tmp_path / "tuned.aot", gpu)
     row = table(tmp_path / "tuned.aot")[512]
-    assert (row.ranges, row.invariant) == (((None, "spacious"),), "little")
+    assert (row.ranges, row.invariant_ranges) == (((None, "spacious"),), ((None, "little"),))
     with Archive.open(tmp_path / "tuned.aot") as archive:
         assert set(archive.functions) == {"spacious", "little"}
+
+
+WORDS = {"few": "uncut", "many": "uncut", "halves": "cut in two", "quarters": "cut in four"}
+
+
+def tuned_row(
+    folder: Path, patch: pytest.MonkeyPatch, times: Mapping[str, tuple[float, float]]
+) -> tuple[Any, set[str]]:
+    """What is tuned of an entry, and the functions that are kept. `times` has each candidate's up to M = 100, and
+    above; those of one of `WORDS` give equal bits."""
+    names = list(times)
+    patch.setattr(Pool, "summation", lambda pool, name, of: WORDS.get(name))
+    rows = [entry(signature(512, 512), [(None, names[0])], candidates=[[16, names], [512, names]], state="ranked")]
+    write_archive(folder / "in.aot", [gemm_record(name) for name in names], rows)
+    tuned(folder / "in.aot", folder / "tuned.aot", scripted(lambda name, s, m: dict(times).get(name, (1, 1))[m > 100]))
+    with Archive.open(folder / "tuned.aot") as archive:
+        return table(folder / "tuned.aot")[512], set(archive.functions)
+
+
+def test_functions_that_give_equal_bits_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of another class is the best single one, and what serves by default is of no class."""
+    times = {"few": (1.0, 3.0), "many": (3.0, 1.0), "halves": (1.4, 1.4), "quarters": (1.2, 1.3), "none": (0.8, 0.8)}
+    row, kept = tuned_row(tmp_path, monkeypatch, times)
+    assert row.ranges == ((None, "none"),)
+    (first, second) = row.invariant_ranges
+    assert (first[1], second) == ("few", (None, "many"))
+    assert 64 <= first[0] < 128
+    assert kept == {"none", "few", "many"}
+
+
+@pytest.mark.parametrize(("behind", "more"), [(0.02, False), (0.04, False), (0.08, True)])
+def test_a_function_that_serves_anyway_gives_equal_bits_where_it_is_nearly_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: float, more: bool
+) -> None:
+    """ "many" serves many rows by default; for few, where "none" does, it is `behind` "few"."""
+    times = {"few": (1.0, 3.0), "many": (1.0 + behind, 1.0), "none": (0.9, 1.1)}
+    row, kept = tuned_row(tmp_path, monkeypatch, times)
+    assert [name for _, name in row.ranges] == ["none", "many"]
+    assert [name for _, name in row.invariant_ranges] == (["few", "many"] if more else ["many"])
+    assert ("few" in kept) is more
+
+
+def test_the_tuner_knows_which_functions_of_an_archive_give_equal_bits() -> None:
+    of = Signature.from_json(signature(512, 512))
+    variants = [v for v in provider("own").variants("sm_90a", of) if v.integer("split_k") == 1]
+    names = ["unknown", "spacious", *(v.name() for v in variants)]
+
+    def record(name: str) -> Record:
+        return Record.from_json(gemm_record(name, workspaces=((8, None, True),) if name == "spacious" else ()))
+
+    pool = Pool("sm_90a", names, record, [])
+    assert [pool.summation(name, of) for name in names] == ["unknown", None, *(summation(v, 512) for v in variants)]
+    assert len({pool.summation(v.name(), of) for v in variants}) == 2, "what shares tiles, and the rest"
 
 
 # --- what was tuned before ---
@@ -260,6 +318,7 @@ def test_interrupted_tuning_keeps_what_was_measured_and_goes_on_later(source: Pa
     # The rest waits with what is known by now: "wrong" is out of its candidates and ranges.
     assert rows[2048].candidates == ((16, ("slow", "quick")), (512, ("slow", "quick")))
     assert rows[2048].ranges == ((None, "slow"),)
+    assert rows[2048].invariant_ranges == ((99, "quick"), (None, "slow"))
     report = tuned(tmp_path / "half.aot", tmp_path / "whole.aot")
     assert {key for key, _ in report.measured} == {"bf16_bf16_bf16_f32_none_n2048_k512"}
     assert {row.state for row in table(tmp_path / "whole.aot").values()} == {"tuned"}

@@ -221,7 +221,7 @@ def test_entries_and_forms_are_tuned_together(tmp_path: Path, chosen: list[unive
 def test_forms_of_other_targets_stay_as_they_are(tmp_path: Path, chosen: list[universal.Chosen]) -> None:
     names = {v.name(): "sm_100a" for v in chosen[0].variants}
     variants = [dataclasses.replace(v, target="sm_100a") for v in chosen[0].variants]
-    other = [[v.name(), 8, 8, 1 << 20, 1] for v in variants]
+    other = [[v.name(), 8, 8, 1 << 20] for v in variants]
     package = Package()
     for c in chosen:
         for v in c.variants:
@@ -229,7 +229,7 @@ def test_forms_of_other_targets_stay_as_they_are(tmp_path: Path, chosen: list[un
     for v in variants:
         package.add_function(gemm_record(v.name(), target="sm_100a"), cubin(v.name()))
     obj = universal.table(chosen)
-    row = obj["forms"][0] | {"target": "sm_100a", "functions": other}
+    row = obj["forms"][0] | {"target": "sm_100a", "functions": other, "equal_bits": [0] * len(other)}
     obj["forms"].append(row)
     package.set_table("gemm", table([]))
     package.set_table("universal", obj)
@@ -257,7 +257,8 @@ def test_functions_that_no_provider_knows_are_checked_and_keep_their_estimates(
     row = {
         "form": words | {"b_major": "k", "overlap": "serial", "batched": False},
         "target": "sm_90a",
-        "functions": [["one", 8, 8, 1 << 20, 1], ["other", 8, 8, 1 << 20, 1], [kept, 8, 8, 1 << 20, 1]],
+        "functions": [["one", 8, 8, 1 << 20], ["other", 8, 8, 1 << 20], [kept, 8, 8, 1 << 20]],
+        "equal_bits": [1, 2, 2],
         "program": 0,
     }
     package.set_table("gemm", table([]))
@@ -265,7 +266,9 @@ def test_functions_that_no_provider_knows_are_checked_and_keep_their_estimates(
     package.write(tmp_path / "foreign.aot")
     backend = SimulatedGpu(lambda name, s, m: 5.0, wrong=wrong_are("one"))
     assert tuned(tmp_path / "foreign.aot", tmp_path / "tuned.aot", backend).forms == 1
-    assert predicted(tmp_path / "tuned.aot", PLAIN).us(3) == {"other": 9.0, kept: 7.0}
+    left = predicted(tmp_path / "tuned.aot", PLAIN)
+    assert left.us(3) == {"other": 9.0, kept: 7.0}
+    assert left.invariant == ("other", kept)
     assert read(tmp_path / "tuned.aot").checked_on == {"sm_90a": ("made up",)}
 
 
@@ -276,7 +279,8 @@ def foreign(path: Path, functions: Sequence[tuple[str, int, int, int]]) -> Path:
     costs = {"constants": [7], "operations": "", "operands": [], "results": [6] * len(functions)}
     words = {"a": "bf16", "b": "bf16", "d": "bf16", "accumulator": "f32", "epilogue": "none", "scaling": "none"}
     form = words | {"b_major": "k", "overlap": "serial", "batched": False}
-    row = {"form": form, "target": "sm_90a", "functions": [[*f, 1] for f in functions], "program": 0}
+    row = {"form": form, "target": "sm_90a", "functions": [list(f) for f in functions], "program": 0}
+    row["equal_bits"] = [1] * len(functions)
     package.set_table("gemm", table([]))
     package.set_table("universal", {"checked_on": {}, "forms": [row], "programs": [costs]})
     package.write(path)

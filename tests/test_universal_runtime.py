@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
+import math
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,12 @@ ROW: dict[str, Any] = {
     "form": FORM,
     "target": "sm_90a",
     "functions": [
-        ["few", 8, 8, MOST, 1],
-        ["many", 8, 8, MOST, 1],
-        ["wide", 1024, 8, 4096, 1],
-        ["shared", 8, 8, MOST, 0],
+        ["few", 8, 8, MOST],
+        ["many", 8, 8, MOST],
+        ["wide", 1024, 8, 4096],
+        ["shared", 8, 8, MOST],
     ],
+    "equal_bits": [1, 1, 2, 0],
     "program": 0,
 }
 TABLE: dict[str, Any] = {"checked_on": {"sm_90a": ["NVIDIA H200"]}, "forms": [ROW], "programs": [PROGRAM]}
@@ -155,8 +157,8 @@ def test_a_form_that_relies_on_less_serves_what_promises_more() -> None:
     assert found is not None
     assert found.signature.overlap == "weights"
     early = copy.deepcopy(TABLE)
-    early["forms"].append(ROW | {"form": FORM | {"overlap": "launch"}, "functions": [["few", 8, 8, MOST, 1]]})
-    early["forms"][1]["program"] = 1
+    alone = {"functions": [["few", 8, 8, MOST]], "equal_bits": [1], "program": 1}
+    early["forms"].append(ROW | alone | {"form": FORM | {"overlap": "launch"}})
     early["programs"] = [PROGRAM, PROGRAM | {"results": [11]}]
     for overlap, names in (("serial", 3), ("launch", 1), ("weights", 1)):
         found = universal(early).entry(of(512, overlap=overlap), HOPPER, GPU)
@@ -164,19 +166,59 @@ def test_a_form_that_relies_on_less_serves_what_promises_more() -> None:
         assert len(found.names) == names, overlap
 
 
-def test_equal_bits_are_of_one_function_that_loses_least_and_shares_no_tiles(
-    tmp_path: Path, driver: RecordingDriver
-) -> None:
+def test_functions_that_give_equal_bits_take_turns_and_no_others_do(tmp_path: Path, driver: RecordingDriver) -> None:
     found = universal().entry(of(512), HOPPER, GPU)
     assert found is not None
-    assert found.invariant == "many"
+    assert found.invariant == ("few", "many")
     lib = library(tmp_path, driver, batch_invariant=True)
-    assert {launched(lib, driver, 512, m) for m in (1, 50, 4000)} == {"many"}
+    assert [launched(lib, driver, 512, m) for m in (4000, 1, 50, 56)] == ["many", "few", "few", "many"]
+    assert lib.entry(of(512)).names == ("few", "many")
     alone = copy.deepcopy(TABLE)
-    for row in alone["forms"][0]["functions"]:
-        row[-1] = 0
+    alone["forms"][0]["equal_bits"] = [0] * 4
     with pytest.raises(KernelMiss, match="no function that serves every M with equal bits"):
         launched(library(tmp_path, driver, obj=alone, batch_invariant=True), driver, 512, 1)
+
+
+@pytest.mark.parametrize("numbers", list(itertools.product((0, 1, 2, 3), repeat=3)))
+@pytest.mark.parametrize("without_native", [False, True])
+def test_which_functions_give_equal_bits_is_the_same_whatever_m_is_asked_for_first(
+    monkeypatch: pytest.MonkeyPatch, numbers: tuple[int, ...], without_native: bool
+) -> None:
+    """And they are those of one number of which the best at each M loses least, from M = 1 to 8192."""
+    if without_native:
+        monkeypatch.setattr(native, "costs", None)
+    if any(number > 1 + max(0, 0, *numbers[:i]) for i, number in enumerate(numbers)):
+        return  # no table has that
+    obj = copy.deepcopy(TABLE)
+    obj["forms"][0]["equal_bits"] = [*numbers[:2], 0, numbers[2]]
+    names, found = ("few", "many", "shared"), list[Any]()
+    for first in (1, 70, 5000):
+        entry = universal(obj).entry(of(512), HOPPER, GPU)
+        assert entry is not None
+        entry.best(first)
+        if entry.invariant is None:
+            assert not any(numbers)
+            return
+        only = entry.only_invariant()
+        only.best(first)
+        found.append((only.names, only.invariant, [only.best(m) for m in (1, 56, 5000)]))
+        us = [entry.us(1 << i) for i in range(14)]
+    assert found[0] == found[1] == found[2]
+    same, again, _ = found[0]
+    classes = {n: tuple(x for x, of in zip(names, numbers, strict=True) if of == n) for n in numbers if n}
+    assert same == again
+    assert same in classes.values()
+
+    def behind(members: tuple[str, ...]) -> float:
+        return math.fsum(math.log(min(at[name] for name in members) / min(at.values())) for at in us)
+
+    assert behind(same) == min(map(behind, classes.values()))
+
+
+def test_which_functions_give_equal_bits_follows_n_and_k(tmp_path: Path, driver: RecordingDriver) -> None:
+    lib = library(tmp_path, driver, batch_invariant=True)
+    assert {launched(lib, driver, 1024, m) for m in (1, 50, 4000)} == {"wide"}
+    assert {launched(lib, driver, 5120, m) for m in (1, 4000)} == {"few", "many"}
 
 
 @pytest.mark.parametrize("time", [0, -5, 1e308])
@@ -185,7 +227,7 @@ def test_times_that_mean_nothing_choose_a_function_all_the_same(time: float) -> 
     odd = PROGRAM | {"constants": [time], "operations": "mul", "operands": [6, 6 if time == 1e308 else 4]}
     found = universal(TABLE | {"programs": [odd | {"results": [7] * 4}]}).entry(of(512), HOPPER, GPU)
     assert found is not None
-    assert (found.best(3), found.invariant) == ("few", "few")
+    assert (found.best(3), found.invariant) == ("few", ("few", "many"))
 
 
 def test_times_of_nothing_are_no_reason_for_equal_bits_to_fail(tmp_path: Path, driver: RecordingDriver) -> None:
@@ -273,7 +315,8 @@ def test_functions_that_ran_nowhere_are_warned_of_and_left_out_of_models(
     tmp_path: Path, driver: RecordingDriver, caplog: pytest.LogCaptureFixture, checked_on: Any, warned: int
 ) -> None:
     obj = copy.deepcopy(TABLE) | {"checked_on": checked_on}
-    obj["forms"].append(ROW | {"target": "sm_100a", "functions": [["other", 8, 8, MOST, 1]], "program": 1})
+    alone = {"functions": [["other", 8, 8, MOST]], "equal_bits": [1], "program": 1}
+    obj["forms"].append(ROW | alone | {"target": "sm_100a"})
     obj["programs"].append(PROGRAM | {"results": [11]})
     lib = library(tmp_path, driver, obj=obj)
     with caplog.at_level(logging.WARNING):
@@ -391,7 +434,7 @@ def test_preload_promises_no_prediction_where_an_entry_wins_that_is_refused(
     lib = library(tmp_path, driver, [entry(signature(512, K), [(None, "few")])], batch_invariant=True)
     with pytest.raises(KernelMiss, match=r"cannot preload.*with a function for equal bits"):
         lib.preload(only=[of(512)])
-    assert lib.preload(only=[of(520)]) == ("many",)
+    assert lib.preload(only=[of(520)]) == ("few", "many")
 
 
 def test_plans_of_what_was_predicted_count_among_those_that_are_kept(
@@ -452,8 +495,15 @@ DAMAGE: dict[str, tuple[Any, Any, str]] = {
     "a function is a word": (["forms", 0, "functions", 0], "few", "a function is"),
     "a multiple is 0": (["forms", 0, "functions", 0, 1], 0, "no positive integers"),
     "a multiple is a fraction": (["forms", 0, "functions", 0, 2], 8.0, "no positive integers"),
-    "invariant is true": (["forms", 0, "functions", 0, 4], True, "invariant not 0 or 1"),
-    "there is no function": (["forms", 0, "functions"], [], "1 to 64 functions"),
+    "a function has a fifth": (["forms", 0, "functions", 0], ["few", 8, 8, MOST, 1], "a function is"),
+    "equal bits are true": (["forms", 0, "equal_bits", 0], True, "equal_bits must be 0, or 1 and up in order"),
+    "equal bits are a fraction": (["forms", 0, "equal_bits", 0], 1.0, "equal_bits must be 0, or 1 and up in order"),
+    "equal bits begin at 2": (["forms", 0, "equal_bits"], [2, 1, 1, 1], "in order of appearance, found 2"),
+    "equal bits leave one out": (["forms", 0, "equal_bits"], [0, 1, 3, 2], "in order of appearance, found 3"),
+    "equal bits are less than none": (["forms", 0, "equal_bits", 3], -1, "in order of appearance, found -1"),
+    "equal bits are of fewer": (["forms", 0, "equal_bits"], [1, 1, 2], "a number for each of the 4 functions, found 3"),
+    "equal bits are no list": (["forms", 0, "equal_bits"], 1, "must be a list"),
+    "there is no function": (["forms", 0], ROW | {"functions": [], "equal_bits": []}, "1 to 64 functions"),
     "a program is not there": (["forms", 0, "program"], 1, "one of the 1 there are"),
     "a program is unused": (["programs"], [PROGRAM, PROGRAM], "used by no form"),
     "forms are no list": (["forms"], {}, "must be a list"),

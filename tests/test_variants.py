@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from aot.providers import cutlass_operators
 from aot.targets import TARGETS, target
-from aot.variants import Family, Variant, choices, illegal, legal_functions, legal_variants, unsuited
+from aot.variants import Family, Variant, choices, illegal, legal_functions, legal_variants, of_name, unsuited
 from runtime.errors import AotError, RecordError
 from runtime.signature import Signature
 
@@ -83,6 +84,50 @@ def test_name_keeps_a_tile_that_has_no_rows() -> None:
 )
 def test_each_target_offers_its_families(family_target: str, types: tuple[str, str, str], count: int) -> None:
     assert len(legal_variants("cutlass_operators", family_target, signature(types))) == count
+
+
+def test_every_name_is_read_as_its_variant() -> None:
+    assert [v.name() for v in ALL if of_name(v.name()) != v] == []
+    forms = (
+        Signature("e4m3", "e4m3", "e4m3", "f32", "bias+swiglu_interleaved+scale", 4096, 4096, scaling="row_column"),
+        Signature("bf16", "bf16", "bf16", "f32", "none", 4096, 4096, batch=2, b_major="n"),
+        Signature("f16", "f16", "f16", "f32", "gelu_tanh", 4096, 4096, overlap="weights"),
+    )
+    for form in forms:
+        found = legal_variants("own", "sm_90a", form)
+        assert found
+        assert [of_name(v.name()) for v in found] == found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda name: name.replace("own.", "gone."),
+        lambda name: name.replace("sm90_small_m", "sm90_small"),
+        lambda name: name.replace("bf16_bf16_bf16_f32", "bf16_bf16_bf16"),
+        lambda name: name.replace("bf16_bf16_bf16_f32", "bf16_bf16_f64_f32"),
+        lambda name: name.replace("split_k1", "split_k3"),
+        lambda name: name.replace("split_k1", "split_k01"),
+        lambda name: name.replace("split_k1", "split_k1.split_k1"),
+        lambda name: name.replace(".split_k1", ""),
+        lambda name: name.replace("split_k1", "split_k" + "1" * 5000),
+        lambda name: name.replace("sm_90a", "sm_100a"),
+        lambda name: name + ".sm_90a",
+        lambda name: name.upper(),
+        lambda name: "",
+        lambda name: "own.sm90_small_m",
+    ],
+)
+def test_what_is_nearly_a_name_is_none(change: Callable[[str], str]) -> None:
+    assert "split_k1" in SMALL_M.name()
+    assert of_name(change(SMALL_M.name())) is None
+
+
+@given(variant=st.sampled_from(ALL), words=st.lists(st.text(max_size=8), max_size=3), cut=st.integers(0, 80))
+def test_a_name_that_is_read_is_that_of_the_variant(variant: Variant, words: list[str], cut: int) -> None:
+    name = ".".join([variant.name()[:cut], *words, variant.name()[cut:]])
+    found = of_name(name)
+    assert found is None or found.name() == name
 
 
 @given(st.sampled_from(ALL))

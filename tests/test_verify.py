@@ -12,6 +12,7 @@ import pytest
 from aot import cubin, evaluation, launch_checks, shapes
 from aot.evaluation import Budget
 from aot.pack import Package
+from aot.providers import provider
 from aot.verify import Finding, causes, verify
 from runtime import native
 from runtime.archive import Archive
@@ -24,7 +25,8 @@ from runtime.signature import Signature
 from .command_line import Run
 from .made_up_kernel import kernel
 from .mutants import real_records
-from .recording_driver import H200, entry, gemm_record, signature, write_archive
+from .recording_driver import H200, entry, gemm_record, signature, table, write_archive
+from .recording_driver import cubin as made_up_cubin
 
 Change = Callable[[dict[str, Any]], None]
 FIRST_NODE = 5  # of `gemm_record`
@@ -303,13 +305,67 @@ def test_function_of_many_gemms_is_evaluated_for_all(tmp_path: Path) -> None:
 def test_function_for_equal_bits_may_share_no_tiles(tmp_path: Path) -> None:
     records = [gemm_record("alone"), gemm_record("shared", workspaces=((4096, None, True),))]
     for name, ok in (("alone", True), ("shared", False)):
-        row = entry(signature(), [(16, "shared"), (None, "alone")], gpu=H200, invariant=name)
+        row = entry(signature(), [(16, "shared"), (None, "alone")], gpu=H200, invariant=[(None, name)])
         write_archive(tmp_path / f"{name}.aot", records, [row])
         with Archive.open(tmp_path / f"{name}.aot") as opened:
             (found,) = [f for f in verify(opened) if f.subject.startswith("gemm bf16")]
         assert found.subject.endswith(" on sm_90a, NVIDIA H200 (132 SMs, 4800 GB/s)")
         assert found.ok is ok, found.detail
         assert ok or "takes the workspace space0, so CTAs share tiles" in found.detail
+
+
+def names_of(**options: Any) -> list[str]:
+    """Variants for `signature()`, so that it is known how they add up along K."""
+    found = provider("own").variants("sm_90a", Signature.from_json(signature()))
+    return [v.name() for v in found if options.items() <= v.options.items()]
+
+
+UNCUT, HALVES = (names_of(split_k=split, swap=False, stream_k=False)[:2] for split in (1, 2))
+STREAMED = names_of(stream_k=True)[0]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (UNCUT, None),
+        (HALVES, None),
+        ([*UNCUT, "unknown"], None),
+        (
+            [STREAMED],
+            f"function {STREAMED} is to give equal bits at every M, but how it adds up along K may depend on M",
+        ),
+        ([UNCUT[0], HALVES[0]], "they add up along K in different ways"),
+        ([*UNCUT, HALVES[0]], "they add up along K in different ways"),
+    ],
+)
+@pytest.mark.parametrize("in_a_form", [False, True])
+def test_functions_for_equal_bits_add_up_along_k_in_one_way(
+    tmp_path: Path, names: list[str], message: str | None, in_a_form: bool
+) -> None:
+    every = [*dict.fromkeys([*names, "other"])]
+    bounds = [*range(16, 16 * len(names), 16), None]
+    row = entry(signature(), [(None, "other")], invariant=None if in_a_form else list(zip(bounds, names, strict=True)))
+    package = Package()
+    for name in every:
+        package.add_function(gemm_record(name), made_up_cubin(name))
+    package.set_table("gemm", table([row]))
+    words = {name: word for name, word in signature().items() if name not in ("n", "k", "batch")}
+    form = {
+        "form": words | {"batched": False},
+        "target": "sm_90a",
+        "functions": [[name, 8, 8, 1 << 20] for name in every],
+        "equal_bits": [int(name in names) for name in every],
+        "program": 0,
+    }
+    costs = {"constants": [7], "operations": "", "operands": [], "results": [6] * len(every)}
+    package.set_table("universal", {"checked_on": {}, "forms": [form] * in_a_form, "programs": [costs] * in_a_form})
+    package.write(tmp_path / "bits.aot")
+    with Archive.open(tmp_path / "bits.aot") as opened:
+        found = {f.subject: f for f in verify(opened)}
+    prefix = "form bf16" if in_a_form else "gemm bf16"
+    (subject,) = [s for s in found if s.startswith(prefix)]
+    assert found[subject].ok is (message is None), found[subject].detail
+    assert message is None or message in found[subject].detail
 
 
 # --- the budget ---

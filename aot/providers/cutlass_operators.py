@@ -20,7 +20,7 @@ from runtime.signature import Signature
 
 from ..targets import TARGETS
 from ..variants import Family, Option, Variant, illegal, legal_variants
-from . import estimate_persistent
+from . import estimate_persistent, summation
 from .base import Buildable, ProviderError, digest, gemm_tensors, stand_ins
 
 DISTRIBUTION = "nvidia-cutlass-operators"
@@ -124,6 +124,7 @@ FAMILIES: dict[str, Family] = {
         {"tile_m": (64, 128), "tile_n": (128,), "tile_k": (32,), "stages": (4,)},
         _sm80_rule,
         traits={"instruction_m": 16},
+        summation=summation.by_itself,
     ),
     # Warp-specialised and persistent: TMA, WGMMA, multicast within clusters. In e4m3 the sums stay in the tensor core
     # over all of K, with its reduced precision, as cuBLAS's fast accumulation does.
@@ -133,10 +134,13 @@ FAMILIES: dict[str, Family] = {
         _DENSE,
         {"tile_m": (64, 128), "tile_n": (64, 128, 256), "tile_k": (64, 128), "cluster_m": (1, 2), "cluster_n": (1, 2)},
         _tile_k_rule,
+        summation=summation.of_operator,
         estimate_us=estimate_persistent.of_operator,
     ),
     # Warp-specialised and persistent: TMA, tcgen05.mma of one or two CTAs, static or cluster-launch-control scheduling.
-    "sm100_persistent": Family("gemm", ("sm_100a", "sm_103a"), _DENSE, _SM100_OPTIONS, _sm100_rule),
+    "sm100_persistent": Family(
+        "gemm", ("sm_100a", "sm_103a"), _DENSE, _SM100_OPTIONS, _sm100_rule, summation=summation.by_itself
+    ),
     # The same with two cluster shapes in one launch: the smaller fills what the larger leaves.
     "sm100_preferred_cluster": Family(
         "gemm",
@@ -145,6 +149,7 @@ FAMILIES: dict[str, Family] = {
         _SM100_OPTIONS | {"fallback_m": (2,), "fallback_n": (1,)},
         _sm100_preferred_cluster_rule,
         limit=_sm100_preferred_cluster_limit,
+        summation=summation.by_itself,
     ),
     # Low latency for few tokens: swap-AB (weights on the MMA's M side, so tile_n is 64), one CTA a tile, direct stores.
     # Right at any M up to 65535 tiles, which the grid holds; meant for M <= 64.
@@ -153,6 +158,7 @@ FAMILIES: dict[str, Family] = {
         ("sm_100a", "sm_103a"),
         _SAME_16_BIT,
         {"tile_m": (8, 16, 32), "tile_n": (64,), "tile_k": (128,), "stages": (8,)},
+        summation=summation.by_itself,
     ),
 }
 

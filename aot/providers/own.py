@@ -14,7 +14,7 @@ from runtime.signature import EPILOGUES, MAJORS, SCALINGS, Signature
 from ..kernels.sm90 import persistent_choices, small_m_choices
 from ..targets import TARGETS
 from ..variants import Family, Variant, illegal, legal_functions, legal_variants
-from . import estimate_persistent, estimate_small_m
+from . import estimate_persistent, estimate_small_m, summation
 from .base import Buildable, ProviderError, digest, gemm_tensors, stand_ins
 
 _HERE = Path(__file__)
@@ -39,6 +39,7 @@ FAMILIES: dict[str, Family] = {
         scalings=SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
+        summation=summation.of_small_m,
         estimate_us=lambda v, *of: estimate_small_m.estimate_us(v, _small_m_form, *of),
     ),
     # More tokens on Hopper: warp-specialised and persistent, cooperative or pingpong.
@@ -54,6 +55,7 @@ FAMILIES: dict[str, Family] = {
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
         limit=lambda v, s: persistent_choices.limit(_persistent_form(v), s.n),
+        summation=summation.of_persistent,
         estimate_us=lambda v, *of: estimate_persistent.of_own(v, _persistent_form, *of),
     ),
     # One block a row, `threads` threads a block; `overlap` with the kernels before and after, which Ampere cannot.

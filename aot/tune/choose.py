@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 # Every M below this is looked at, and above it what ends a tile: tiles have a multiple of 8 rows.
@@ -132,16 +132,21 @@ def serving(found: Ranges, m: int) -> str:
     return next(name for m_max, name in found if m_max is None or m <= m_max)
 
 
-def invariant(all_times: Times, names: Collection[str], curve: Curve) -> str | None:
-    """The function of `names` whose time over the best predicted is least in the geometric mean over log-spaced M."""
+def best_class(
+    all_times: Times, classes: Iterable[Sequence[str]], curve: Curve, kept: Collection[str], others: float
+) -> Sequence[str]:
+    """Of classes of functions the one that is least behind the best predicted, in the geometric mean over octaves of M,
+    if the best of the class serves each M. Functions that are not `kept` count as `others`, a share, slower."""
     by_m = dict(zip(all_times.ms, all_times.us, strict=True))
-    ms = sorted({min(by_m, key=lambda m: abs(m - wanted)) for wanted in _steps(all_times.ms[-1])})
-    best = [min(by_m[m].values()) for m in ms]
+    octaves = (2**i for i in range(math.ceil(math.log2(all_times.ms[-1])) + 1))
+    ms = sorted({min(by_m, key=lambda m: abs(m - wanted)) for wanted in octaves})
 
-    def behind(name: str) -> float:
-        return math.fsum(math.log(us / least) for us, least in zip(curve(name, ms), best, strict=True))
+    def behind(names: Sequence[str]) -> float:
+        curves = [[us if name in kept else us * (1 + others) for us in curve(name, ms)] for name in names]
+        best = (min(us) for us in zip(*curves, strict=True))
+        return math.fsum(math.log(us / min(by_m[m].values())) for us, m in zip(best, ms, strict=True))
 
-    return min(sorted(names), key=behind, default=None)
+    return min(classes, key=behind, default=())
 
 
 def where_faster(

@@ -21,8 +21,7 @@ from runtime.universal import Form, machine_of
 from .. import universal
 from ..costs import Machine
 from ..forms import read
-from ..providers import PROVIDERS, provider
-from ..variants import Variant
+from ..variants import Variant, of_name, unsuited
 from .halving import Measured
 from .jobs import Answer, Job
 from .session import CHECK_TOKENS, Tuned
@@ -180,9 +179,8 @@ def _group(signature: Signature) -> tuple[Any, ...]:
 
 def _variants(form: Form) -> dict[str, Variant]:
     """The variants that a form's functions were compiled from, by name, where a provider knows them."""
-    names = {f.name for f in form.functions}
-    every = (v for p in PROVIDERS for v in provider(p).variants(form.target, _sample(form)))
-    return {name: v for v in every if (name := v.name()) in names}
+    found = ((f.name, of_name(f.name)) for f in form.functions)
+    return {name: v for name, v in found if v is not None and unsuited(v, _sample(form)) is None}
 
 
 def _multiples(form: Form) -> tuple[int, int]:

@@ -14,9 +14,8 @@ from runtime.record import Record
 from runtime.signature import Signature
 
 from ..estimates import Estimates
-from ..providers import PROVIDERS, provider
 from ..roofline import expected_us
-from ..variants import Variant, family_of
+from ..variants import Variant, family_of, of_name, summation, unsuited
 
 
 class Pool:
@@ -69,15 +68,24 @@ class Pool:
         """Drop what is kept of a signature's estimates."""
         self._us.pop(signature, None)
 
-    def uses_workspace(self, name: str) -> bool:
-        """Whether a function's CTAs meet in memory, so that what it computes may depend on what runs."""
-        return bool(self._record(name).workspace_arguments)
+    def summation(self, name: str, signature: Signature) -> str | None:
+        """What `variants.summation` says of a function. One that no provider knows is taken to be like no other, if its
+        CTAs do not meet in memory, where what it computes may depend on what runs."""
+        if self._record(name).workspace_arguments:
+            return None
+        variant = self._of(signature).get(name)
+        return name if variant is None else summation(variant, signature.k)
 
     def _of(self, signature: Signature) -> Mapping[str, Variant]:
         if signature not in self._variants:
-            legal = (v for p in PROVIDERS for v in provider(p).variants(self._target, signature))
-            self._variants[signature] = {name: v for v in legal if (name := v.name()) in self._names}
+            named = self._named.items()
+            self._variants[signature] = {name: v for name, v in named if unsuited(v, signature) is None}
         return self._variants[signature]
+
+    @cached_property
+    def _named(self) -> Mapping[str, Variant]:
+        found = ((name, of_name(name)) for name in sorted(self._names))
+        return {name: v for name, v in found if v is not None and v.target == self._target}
 
     @cached_property
     def _known(self) -> Mapping[str, Variant]:
