@@ -23,7 +23,7 @@ from runtime.errors import AotError, DeviceError, RecordError
 from runtime.gemm_table import read
 from runtime.limits import MAX_COST_RESULTS
 from runtime.signature import Signature
-from runtime.universal import Universal
+from runtime.universal_table import Universal
 
 from . import manifest, pack, rank, tables, universal
 from .cache import Cache

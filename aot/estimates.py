@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from runtime.costs import CostProgram
 from runtime.limits import MAX_COST_RESULTS
-from runtime.universal import INPUTS
+from runtime.universal_table import INPUTS
 
 from .costs import H200, Extents, Machine, Number, Tape, exp, log, maximum, minimum
 from .variants import Variant, family_of

@@ -20,7 +20,7 @@ from runtime.gpus import Gpu
 from runtime.limits import MAX_GEMM_EXTENT
 from runtime.record import Record
 from runtime.signature import OVERLAPS, Signature
-from runtime.universal import INPUTS, Function
+from runtime.universal_table import INPUTS, Function
 
 from .evaluation import NATIVE_NODES, STEPS_TO_READ_A_COST_NODE, Budget
 from .forms import USUAL_GPU, FormRow

@@ -14,7 +14,7 @@ from runtime.dispatch import Dispatch
 from runtime.gemm_table import TARGET, Entry
 from runtime.gpus import Gpu
 from runtime.signature import Signature
-from runtime.universal import WORDS, Form, PredictedEntry, Universal
+from runtime.universal_table import WORDS, Form, PredictedEntry, Universal
 
 from .costs import H200
 
@@ -24,7 +24,7 @@ USUAL_GPU = Gpu("NVIDIA H200", cast(int, H200.multiprocessors), cast(int, H200.m
 
 
 class FormRow(NamedTuple):
-    """A form of the table: its words (`runtime.universal.WORDS`), whether it is batched, and its functions."""
+    """A form of the table: its words (`runtime.universal_table.WORDS`), whether it is batched, and its functions."""
 
     words: tuple[str, ...]
     batched: bool

@@ -122,7 +122,7 @@ def choices_of(variant: Variant) -> tuple[str, str, Any]:
 
 
 def table(chosen: Sequence[Chosen]) -> dict[str, Any]:
-    """The table "universal", as `runtime.universal` reads it, of functions that were never run."""
+    """The table "universal", as `runtime.universal_table` reads it, of functions that were never run."""
     return assemble([row(c) for c in chosen], {})
 
 

@@ -19,6 +19,7 @@ from .errors import (
     WorkspaceError,
 )
 from .library import Function, Library, load
+from .packaged import universal
 from .stats import Stats
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Stats",
     "WorkspaceError",
     "load",
+    "universal",
 ]
 
 if TYPE_CHECKING:

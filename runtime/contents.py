@@ -36,7 +36,7 @@ from .rows import Rows
 from .signature import Signature
 from .tensor import TORCH_NAMES, contiguous_strides, span_bytes, torch_current_device, torch_current_stream
 from .tuples import NamedTuple
-from .universal import PREDICTED, AnyEntry, PredictedEntry, Universal
+from .universal_table import PREDICTED, AnyEntry, PredictedEntry, Universal
 from .workspace import Workspaces
 
 _log = logging.getLogger(__name__)

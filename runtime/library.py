@@ -44,7 +44,7 @@ from .rows import Known, Rows, rows_of, steps_of
 from .signature import Signature
 from .stats import ArchiveInfo, Refusal, Stats, prometheus_text
 from .tensor import LAST_STREAM, dtype_name, is_torch, stream_handle
-from .universal import AnyEntry
+from .universal_table import AnyEntry
 from .workspace import Workspaces
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Library:
     def entry(self, signature: Signature | str) -> AnyEntry:
         """What serves `signature`, which may be given by its key, on this GPU; nothing is loaded.
 
-        An entry of the gemm table, or a `runtime.universal.PredictedEntry` by a universal table.
+        An entry of the gemm table, or a `runtime.universal_table.PredictedEntry` by a universal table.
 
         Raises:
             ArgumentError: it is neither a signature nor the key of one.

@@ -11,7 +11,7 @@ from .call import Call
 from .dtypes import DTYPES
 from .record import TensorView
 from .tuples import NamedTuple
-from .universal import AnyEntry
+from .universal_table import AnyEntry
 
 if TYPE_CHECKING:
     from .contents import GemmPlan

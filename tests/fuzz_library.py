@@ -44,7 +44,7 @@ from runtime.launch import Launch
 from runtime.record import Record, TensorView
 from runtime.signature import Signature
 from runtime.tensor import TORCH_NAMES
-from runtime.universal import WORDS
+from runtime.universal_table import WORDS
 from tests import mutants, recording_driver
 from tests.native_stand_in import exchange_capsule
 from tests.recording_driver import DTYPES, FakeTensor, FakeTorch, RecordingDriver, TorchDType, _Recorded

@@ -9,7 +9,7 @@ from typing import Any
 
 from runtime.costs import OPERATIONS
 from runtime.limits import MAX_COST_NODES, MAX_COST_RESULTS, MAX_GEMM_EXTENT, MAX_UNIVERSAL_FORMS
-from runtime.universal import INPUTS
+from runtime.universal_table import INPUTS
 
 from .mutant_programs import Refused
 

@@ -17,7 +17,7 @@ from runtime.archive import Archive
 from runtime.costs import CostProgram
 from runtime.gpus import Gpu
 from runtime.record import Record
-from runtime.universal import Universal
+from runtime.universal_table import Universal
 
 from .command_line import Run
 from .recording_driver import entry, signature

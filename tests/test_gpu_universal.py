@@ -21,7 +21,7 @@ from runtime.archive import Archive
 from runtime.dispatch import serves
 from runtime.driver import Driver
 from runtime.signature import Signature
-from runtime.universal import PREDICTED, Form, Universal
+from runtime.universal_table import PREDICTED, Form, Universal
 
 pytestmark = pytest.mark.gpu
 

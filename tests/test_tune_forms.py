@@ -21,7 +21,7 @@ from aot.variants import Variant
 from runtime.archive import Archive
 from runtime.gpus import Gpu
 from runtime.signature import Signature
-from runtime.universal import PredictedEntry, Universal
+from runtime.universal_table import PredictedEntry, Universal
 
 from .recording_driver import cubin, entry, gemm_record, signature, table
 from .simulated_gpu import BASELINE, GPU, SimulatedGpu, machine

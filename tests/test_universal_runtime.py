@@ -20,7 +20,7 @@ from runtime.contents import open_archives
 from runtime.gpus import Gpu
 from runtime.routing import choose
 from runtime.signature import EPILOGUES, MAJORS, OVERLAPS, SCALINGS, Signature
-from runtime.universal import PREDICTED, Universal
+from runtime.universal_table import PREDICTED, Universal
 
 from .recording_driver import (
     FakeTensor,

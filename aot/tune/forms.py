@@ -16,7 +16,7 @@ from runtime.archive import Archive
 from runtime.dispatch import Capability, serves
 from runtime.gpus import Gpu
 from runtime.signature import Signature
-from runtime.universal import Form, machine_of
+from runtime.universal_table import Form, machine_of
 
 from .. import universal
 from ..costs import Machine

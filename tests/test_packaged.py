@@ -1,0 +1,151 @@
+"""The archive that comes with the package: what it serves, and how good what it predicts is at shapes it never saw."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+
+import pytest
+
+import runtime
+from aot import manifest, times, universal, verify
+from aot.estimates import Correction, Estimates
+from aot.forms import read
+from aot.providers import PROVIDERS, provider
+from aot.universal import Measured, choices_of
+from aot.variants import Variant
+from runtime import Library
+from runtime.archive import Archive
+from runtime.contents import open_archives
+from runtime.signature import Signature
+from runtime.universal_table import PREDICTED
+
+from .command_line import ROOT
+from .recording_driver import RecordingDriver
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import random_cases
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MOST_BYTES = 1_500_000
+FOLDS = 4
+REGIMES = (1, 64), (65, 511), (512, 8192)
+
+
+@pytest.fixture(scope="module")
+def archive() -> Archive:
+    return Archive.open(runtime.universal())
+
+
+def test_it_is_small_and_sound(archive: Archive) -> None:
+    assert runtime.universal().stat().st_size <= MOST_BYTES
+    assert [found for found in verify.verify(archive) if not found.ok] == []
+
+
+def test_it_serves_the_forms_of_the_manifest_by_checked_kernels_that_providers_know(archive: Archive) -> None:
+    gemms = manifest.load(ROOT / "manifests/universal/sm_90a.yaml").gemms
+    table = read(archive)
+    assert table is not None
+    assert {form.signature(256, 512) for _, form in table.forms} == set(
+        universal.forms([gemm.signature for gemm in gemms])
+    )
+    assert table.checked_on == {"sm_90a": ("NVIDIA H200",)}
+    for _, form in table.forms:
+        known = {v.name() for p in PROVIDERS for v in provider(p).variants("sm_90a", form.signature(4096, 4096))}
+        assert {f.name for f in form.functions} <= known
+
+
+def test_it_comes_with_an_install() -> None:
+    """As one of the package's data files, which git keeps though it keeps no other archive."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        patterns = tomllib.load(file)["tool"]["setuptools"]["package-data"]["runtime"]
+    assert any(runtime.universal().match(pattern) for pattern in patterns)
+    assert "!/runtime/universal.aot" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-8b", "gemma-3-4b", "gemma-3-12b"])
+def test_no_product_of_these_models_is_left(model: str) -> None:
+    """Without an activation that is fused: transformers asks for plain products, as `replace_linears` takes them."""
+    layers = [
+        layer.signature
+        for layer in random_cases.load_layers(random_cases.default_paths())
+        if any(name.startswith(f"{model}:") for name in layer.names) and layer.signature.epilogue in ("none", "bias")
+    ]
+    assert len(layers) >= 4
+    library = Library(open_archives([runtime.universal()]), RecordingDriver())
+    for signature in layers:
+        found = library.entry(signature)
+        assert found.state == PREDICTED
+        assert library.checked(found)
+
+
+# --- how good its predictions are, at the problems that its functions were timed at ---
+
+
+@cache
+def groups() -> list[list[tuple[Signature, Measured]]]:
+    """The problems that it was tuned at, those of alike forms together."""
+    found: dict[object, list[tuple[Signature, Measured]]] = {}
+    for signature, at in times.load(runtime.universal(), "sm_90a"):
+        found.setdefault((universal.likeness(signature), signature.overlap), []).append((signature, at))
+    return list(found.values())
+
+
+Corrected = Callable[[Mapping[Variant, Correction]], Mapping[Variant, Correction]]
+
+
+@cache
+def losses(correct: Corrected) -> list[tuple[int, float]]:
+    """M, and the logarithm of the time of what is chosen over that of the best of the form's functions, at problems
+    that corrections know nothing of."""
+    found = []
+    for problems in groups():
+        form = problems[0][0]
+        timed = {c for _, at in problems for c in at.us}
+        variants = [v for p in PROVIDERS for v in provider(p).variants("sm_90a", form) if choices_of(v) in timed]
+        for fold in range(FOLDS):
+            known = [at for i, (_, at) in enumerate(problems) if i % FOLDS != fold]
+            estimates = Estimates(variants, correct(universal.corrections(variants, form, known)))
+            for signature, at in problems[fold::FOLDS]:
+                us = estimates.us(signature, at.m)
+                there = [(t, at.us[c]) for v, t in zip(variants, us, strict=True) if (c := choices_of(v)) in at.us]
+                found.append((at.m, math.log(min(there)[1] / min(at.us.values()))))
+    return found
+
+
+def kept(lines: Mapping[Variant, Correction]) -> Mapping[Variant, Correction]:
+    return lines
+
+
+def left_out(lines: Mapping[Variant, Correction]) -> Mapping[Variant, Correction]:
+    return {}
+
+
+def shuffled(lines: Mapping[Variant, Correction]) -> Mapping[Variant, Correction]:
+    given = list(lines.values())
+    random.Random(3).shuffle(given)
+    return dict(zip(lines, given, strict=True))
+
+
+def mean(of: Sequence[tuple[int, float]]) -> float:
+    return math.fsum(x for _, x in of) / len(of)
+
+
+def test_at_random_shapes_and_m_the_choice_is_near_the_best() -> None:
+    """Of 384 problems, M, N and K drawn log-uniformly: 3.2%, 3.6% and 2.5% behind in the three ranges of M."""
+    assert len(losses(kept)) == 384
+    for low, high in REGIMES:
+        assert mean([x for x in losses(kept) if low <= x[0] <= high]) < 0.04
+
+
+def test_corrections_are_worth_something_and_harm_where_they_are_shuffled() -> None:
+    assert mean(losses(kept)) < mean(losses(left_out)) - 0.01
+    assert mean(losses(shuffled)) > mean(losses(left_out))
