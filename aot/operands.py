@@ -24,6 +24,7 @@ E4M3_MAX = 448.0
 _FLOAT64_ELEMENTS = 10 << 20
 # A graph has no more launches than this, and needs no more operands.
 MOST_LAUNCHES = 400
+_ZERO_ROWS = 5, 11  # of A, where a sum of zeros shall be looked at
 # cuBLAS wants scales of blocks in rows of a multiple of 4, and as many rows of A (`aot.baseline`); we take any.
 _SCALE_ALIGNMENT = 4
 
@@ -123,6 +124,18 @@ def gemm_options(signature: Signature, operands: OperandSet) -> GemmOptions:
     if signature.overlap != "serial":
         options["overlap"] = signature.overlap
     return cast(GemmOptions, options)
+
+
+def put_zeros(operands: OperandSet) -> None:
+    """Make two rows of A zeros, of one sign each, if there are so many, and the numbers of a row of B positive.
+
+    A sum of zeros has a sign, which may depend on how it is made.
+    """
+    a, b = operands.a, operands.b
+    for row, zero in zip(_ZERO_ROWS, (0.0, -0.0), strict=True):
+        if row < a.shape[-2]:
+            a[..., row, :] = torch.tensor(zero, device=a.device).to(a.dtype)
+    b[..., 0, :] = b[..., 0, :].float().abs().to(b.dtype)
 
 
 def poisoned(shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:

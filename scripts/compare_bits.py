@@ -1,8 +1,8 @@
 """Which functions of an archive give the same bits: those of a group may take turns at different M and a row keeps its.
 
-For each signature, all functions that compute it run on the same random operands at several M; those whose outputs are
-equal, bit by bit, at every M make a group. Needs a GPU. A group is what was seen, not a promise: kernels that add up
-along K in one order, whatever their tiles, are expected to be in one.
+For each signature, all functions that compute it run on the same random operands at several M, some rows of zeros among
+them; those whose outputs are equal, bit by bit, at every M make a group. Needs a GPU. A group is what was seen; what is
+promised is for `aot/providers/summation.py` to say, which rests on benchmarks/results/bits_h200.json.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ def digests_of(library: Any, signature: Any, names: Sequence[str], tokens: Seque
     """For each function that can be launched at all of `tokens` a digest of its output at each."""
     import torch
 
-    from aot.operands import Weights
+    from aot.operands import Weights, put_zeros
     from runtime.errors import AotError
 
     found: dict[str, list[str]] = {name: [] for name in names}
     for m in tokens:
         (o, *_) = Weights(signature, m, 0, seed=m).operands(m)
+        put_zeros(o)
         for name in list(found):
             o.d.view(torch.uint8).fill_(0xFF)
             try:

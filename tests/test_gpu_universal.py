@@ -3,6 +3,7 @@ pytest -m gpu tests/test_gpu_universal.py --archive universal.aot."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 
 import runtime
 from aot import measure
-from aot.operands import OperandSet, Weights, gemm_options
+from aot.operands import OperandSet, Weights, gemm_options, put_zeros
 from runtime import Library
 from runtime.archive import Archive
 from runtime.dispatch import serves
@@ -77,7 +78,13 @@ def test_predicted_functions_compute_what_was_asked_for(library: Library, forms:
     assert not wrong
 
 
+def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether they are equal, negative zeros and what is no number too."""
+    return torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
+
+
 def test_a_row_has_the_same_bits_whatever_the_batch(tuned_archive: Path, forms: list[Form]) -> None:
+    """And several functions take turns where there are several that give equal bits."""
     with runtime.load(tuned_archive, batch_invariant=True) as library:
         for place, form in enumerate(forms):
             signature, _ = next(drawn(form, 100 + place))
@@ -85,12 +92,34 @@ def test_a_row_has_the_same_bits_whatever_the_batch(tuned_archive: Path, forms: 
                 continue
             most = 700
             (o, *_) = Weights(signature, most, 0, seed=place).operands(most)
+            put_zeros(o)
             given: dict[str, Any] = dict(gemm_options(signature, o)) | {"dtype": o.d.dtype}
-            whole = library.gemm(o.a, o.b, **given)
-            for rows in (1, 2, 17, 64, 130, 512):
+            whole, entry, used = library.gemm(o.a, o.b, **given), library.entry(signature), set[str]()
+            for rows in (1, 2, 17, 64, 130, 333, 512):
                 by_row = {name: x[:rows] for name, x in given.items() if name in ("scale_a", "residual")}
                 part = library.gemm(o.a[:rows], o.b, **given | by_row)
-                assert torch.equal(part, whole[:rows]), f"{signature.key()}: {rows} rows"
+                used.add(entry.best(rows))
+                assert same_bits(part, whole[:rows]), f"{signature.key()}: {rows} rows by {entry.best(rows)}"
+            assert len(used) > 1 or len(entry.names) < 4, f"{signature.key()}: only {used} of {entry.names}"
+
+
+def test_functions_of_one_number_give_equal_bits(tuned_archive: Path, forms: list[Form]) -> None:
+    """At N and K that are ragged against every tile, whichever of them is the fastest."""
+    stream = torch.cuda.current_stream()
+    with runtime.load(tuned_archive) as library:
+        for place, form in enumerate(forms):
+            for signature, m in itertools.islice(drawn(form, 200 + place), 4):
+                o = Weights(signature, m, 0, seed=m).operands(m)[0]
+                put_zeros(o)
+                first: dict[int, torch.Tensor] = {}
+                for f in form.functions:
+                    if f.equal_bits == 0 or signature.n % f.n_multiple or signature.k % f.k_multiple:
+                        continue
+                    o.d.view(torch.uint8).fill_(0xFF)
+                    library.functions[f.name](*o.tensors(), stream=stream)
+                    expected = first.setdefault(f.equal_bits, o.d.clone())
+                    assert same_bits(o.d, expected), f"{signature.key()} M={m}: {f.name}"
+        torch.cuda.synchronize()
 
 
 def test_a_new_m_is_no_slower_to_serve_than_fifty_microseconds(library: Library) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aot import measure
-from aot.operands import MOST_LAUNCHES, TORCH_DTYPES, OperandSet, Weights, reference
+from aot.operands import MOST_LAUNCHES, TORCH_DTYPES, OperandSet, Weights, put_zeros, reference
 from runtime.call import EXTRAS
 from runtime.dtypes import DTYPES
 from runtime.errors import ProgramError, WorkspaceError
@@ -319,3 +319,19 @@ def test_baseline_names_what_torch_cannot_do(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch, "mm", refuse)
     with pytest.raises(measure.MeasureError, match=r"torch cannot compute .*torch.mm: not on this GPU"):
         baseline(PLAIN, made(PLAIN))
+
+
+@pytest.mark.parametrize("s", SAMPLES, ids=by_name)
+def test_rows_of_zeros_have_one_sign_each_and_meet_positive_numbers(s: Signature) -> None:
+    o, untouched = made(s, 13), made(s, 13)
+    put_zeros(o)
+    a, b = o.a.float(), o.b.float()
+    for row, negative in ((5, False), (11, True)):
+        assert (a[..., row, :] == 0).all()
+        assert (torch.signbit(a[..., row, :]) == negative).all()
+    assert (b[..., 0, :] >= 0).all()
+    assert torch.equal(b.abs(), untouched.b.float().abs())
+    assert torch.equal(a[..., :5, :], untouched.a.float()[..., :5, :])
+    few = made(s, 3)
+    put_zeros(few)
+    assert torch.equal(few.a.float(), made(s, 3).a.float())

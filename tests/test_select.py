@@ -35,6 +35,7 @@ def test_neighbours_with_one_function_become_one_range() -> None:
         ([(1, "x"), (16, "a"), (64, "b")], {"a": "one", "b": "one", "x": "two"}, [(16, "a"), (None, "b")]),
         ([(1, "b"), (64, "ab")], {"a": "one", "b": "two"}, [(None, "b")]),  # as often first, and more often there
         ([(1, "ba"), (64, "ab")], {"a": "one", "b": "two"}, [(None, "a")]),
+        ([(1, "axy"), (64, "axy")], {"a": "one", "x": "two", "y": "two"}, [(None, "a")]),
         ([(1, "s")], {}, None),
         ([(1, "ab"), (2, "ba"), (4, "ab")], {"a": "one", "b": "one"}, [(1, "a"), (2, "b"), (None, "a")]),
     ],

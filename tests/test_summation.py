@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from aot import build
+from aot.compiler import BuildReport
 from aot.targets import TARGETS
 from aot.variants import Variant, legal_variants, of_name, summation
 from runtime.signature import Signature
@@ -181,3 +183,25 @@ def test_epilogues_of_both_families_are_the_same_operations(epilogue: str, split
     (one, *others) = found.values()
     assert one["FFMA"] > 0, "there is something to fuse"
     assert all(other == one for other in others), found
+
+
+# --- what the builder makes of it ---
+
+
+FEW_MANY_HALVES = ("sm90_small_m", 1, 128), ("sm90_small_m", 1, 64), ("sm90_small_m", 2, 64)
+
+
+def test_a_build_names_functions_of_one_word_for_equal_bits() -> None:
+    """The best at each M of those ranked, whatever is ranked before them."""
+    streamed = next(v for v in variants() if v.options.get("stream_k", False))
+    uncut, other, halves = (by_cut()[key] for key in FEW_MANY_HALVES)
+    ranked = ((1, (streamed, uncut)), (64, (streamed, halves, other)), (512, (streamed, other, uncut)))
+    gemm = build.GemmCandidates(PLAIN, "sm_90a", ranked)
+    report = BuildReport(dict.fromkeys((streamed, uncut, other, halves), None), {}, {}, 0, 0, 0.0)  # type: ignore[arg-type]
+    ((row,), unserved) = build._gemm_entries(build.Plan((), ("sm_90a",), (gemm,), (), {}, 8), report)
+    assert not unserved
+    assert row.ranges == [(None, streamed.name())]
+    assert row.invariant == [(1, uncut.name()), (None, other.name())]
+    alone = build.GemmCandidates(PLAIN, "sm_90a", ((1, (streamed,)),))
+    ((row,), _) = build._gemm_entries(build.Plan((), ("sm_90a",), (alone,), (), {}, 8), report)
+    assert row.invariant is None

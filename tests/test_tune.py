@@ -198,6 +198,17 @@ def test_a_function_that_serves_anyway_gives_equal_bits_where_it_is_nearly_the_b
     assert ("few" in kept) is more
 
 
+def test_of_two_that_give_equal_bits_as_fast_the_one_that_serves_anyway_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(WORDS, "also", "uncut")
+    times = {"also": (1.0, 1.02), "many": (1.02, 1.0), "none": (0.9, 1.1)}
+    row, kept = tuned_row(tmp_path, monkeypatch, times)
+    assert [name for _, name in row.ranges] == ["none", "many"]
+    assert row.invariant_ranges == ((None, "many"),)
+    assert kept == {"none", "many"}
+
+
 def test_the_tuner_knows_which_functions_of_an_archive_give_equal_bits() -> None:
     of = Signature.from_json(signature(512, 512))
     variants = [v for v in provider("own").variants("sm_90a", of) if v.integer("split_k") == 1]
