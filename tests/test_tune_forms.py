@@ -20,7 +20,7 @@ from aot.tune.jobs import Job
 from aot.variants import Variant
 from runtime.archive import Archive
 from runtime.gpus import Gpu
-from runtime.signature import Signature
+from runtime.signature import SCALE_BLOCK, Signature
 from runtime.universal_table import PredictedEntry, Universal
 
 from .recording_driver import cubin, entry, gemm_record, signature, table
@@ -322,6 +322,7 @@ def test_problems_are_of_extents_that_every_function_takes() -> None:
     for m, n, k in forms._problems(form, 0, 40):
         assert 1 <= m <= 8192
         assert all(n % f.n_multiple == 0 and k % f.k_multiple == 0 for f in form.functions)
+        assert (n % SCALE_BLOCK, k % SCALE_BLOCK) == (0, 0)  # else there is no kernel of torch's to compare with
 
 
 def test_a_machine_of_another_target_is_refused(source: Path, tmp_path: Path, chosen: list[universal.Chosen]) -> None:

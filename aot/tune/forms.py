@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from runtime.archive import Archive
 from runtime.dispatch import Capability, serves
 from runtime.gpus import Gpu
-from runtime.signature import Signature
+from runtime.signature import SCALE_BLOCK, Signature
 from runtime.universal_table import Form, machine_of
 
 from .. import universal
@@ -199,7 +199,10 @@ def _problems(form: Form, place: int, count: int) -> list[tuple[int, int, int]]:
     They are fewer where all that functions take is too large.
     """
     drawn, found = random.Random(place), list[tuple[int, int, int]]()
-    steps = [math.lcm(step, _LEAST_EXTENT) for step in _multiples(form)]
+    n_step, k_step = _multiples(form)
+    # Whole blocks are what weights come in, and all that torch has a kernel for.
+    whole = SCALE_BLOCK if form.signature(n_step, k_step).scaling == "block" else _LEAST_EXTENT
+    steps = math.lcm(n_step, whole), math.lcm(k_step, whole)
 
     def log_uniform(low: int, high: int, step: int = 1) -> int:
         return max(1, round(math.exp(drawn.uniform(math.log(low), math.log(high))) / step)) * step
