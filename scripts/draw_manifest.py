@@ -18,7 +18,8 @@ import random_cases
 from random_cases import MODELS, Layer
 
 from aot import manifest as manifests
-from aot.manifest import Gemm, Manifest, ManifestError
+from aot.manifest import Gemm, Manifest
+from runtime.errors import AotError
 
 TOKENS = (1, 16, 64, 256, 1024, 4096, 8192)  # those of manifests/
 _GROUPS = ("16 bits", "16 bits, fused")
@@ -28,7 +29,7 @@ def drawn(seed: str, count: int, groups: Sequence[str], layers: Sequence[Layer])
     """One layer of each of `count` models, none twice; of these `groups`, as `random_cases.group` says them."""
     draw = random_cases.Draw(f"{seed} manifest")
     by_model: dict[str, list[Layer]] = {}
-    for layer in layers:
+    for layer in sorted(layers, key=lambda layer: layer.signature.key()):
         if random_cases.group(layer.signature) in groups:
             for name in layer.names:
                 by_model.setdefault(name.split(":")[0], []).append(layer)
@@ -73,7 +74,7 @@ def main() -> int:
         mine += drawn(seed, options.models, _GROUPS, others) + drawn(seed, options.block, ("e4m3 block",), others)
         text = manifests.dump(manifest_of(mine, f"Layers of manifests/ and of {MODELS.name}, drawn by {seed}"))
         manifests.write(text, options.output, replace=True)
-    except ManifestError as error:
+    except AotError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -13,10 +13,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 
+import draw_manifest
 import random_cases
 import report
 import yaml
 
+from aot import manifest
 from aot.manifest import ManifestError, signature_problem
 from runtime.signature import Signature
 
@@ -208,3 +210,31 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_drawing_needs_no_torch() -> None:
     program = "import sys; sys.modules['torch'] = None; sys.path.insert(0, 'scripts'); import random_cases"
     subprocess.run([sys.executable, "-c", program], cwd=random_cases.ROOT, check=True)
+
+
+# --- a manifest of what is drawn ---
+
+
+def test_a_manifest_has_one_layer_of_each_model_that_is_drawn() -> None:
+    found = draw_manifest.drawn(SEED, 24, ("16 bits", "16 bits, fused"), LAYERS)
+    assert len({x.signature for x in found}) == len(found) == 24
+    assert {random_cases.group(x.signature) for x in found} <= {"16 bits", "16 bits, fused"}
+    assert found == draw_manifest.drawn(SEED, 24, ("16 bits", "16 bits, fused"), LAYERS[::-1])
+    assert found != draw_manifest.drawn(SEED + "5", 24, ("16 bits", "16 bits, fused"), LAYERS)
+    assert len(draw_manifest.drawn(SEED, 1000, ("e4m3 row_column",), LAYERS)) < 1000
+
+
+def test_the_manifest_of_layers_is_one_and_asks_for_no_more_tokens_than_a_layer_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "drawn.yaml"
+    arguments = ["draw_manifest.py", "--seed", SEED, "--models", "5", "--block", "2", "-o", str(path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert draw_manifest.main() == 0
+    found = manifest.load(path)
+    own = random_cases.load_layers(random_cases.default_paths()[:-1])
+    assert {x.signature for x in own if x.signature.a != "e4m3"} < {gemm.signature for gemm in found.gemms}
+    assert sum(gemm.signature.scaling == "block" for gemm in found.gemms) == 2
+    assert all(max(gemm.tokens) <= 256 for gemm in found.gemms if gemm.name.endswith("lm_head"))
+    monkeypatch.setattr(sys, "argv", [*arguments[:-1], str(tmp_path)])
+    assert draw_manifest.main() == 2
