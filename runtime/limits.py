@@ -23,7 +23,7 @@ MAX_NAME_CHARACTERS = 255  # of a function or a table
 
 # --- the gemm table ---
 MAX_GEMM_ENTRIES = 8_192  # found: 147
-MAX_GEMM_RANGES = 65_536  # of all entries together; found: 1,671
+MAX_GEMM_RANGES = 65_536  # of all entries together, those for equal bits too; found: 3,424
 MAX_GPU_MULTIPROCESSORS = 65_536  # found: 148
 MAX_GPU_MEMORY_GBPS = 1_000_000  # found: 8,000
 MAX_GEMM_FUNCTIONS = 32  # that are tried for a call, each of which may have to be read and loaded
