@@ -6,11 +6,11 @@ All are guesses that decide what gets compiled and measured, and what is served 
 nothing of compilers.
 
 How good a guess, for sm_90a from M = 128 up, where hundreds of variants were timed on H200s at up to seven M
-(`benchmarks/results/ranking_all_h200.json`): of 600 in bf16 the best of the first 12 takes 0.6 % longer than the best
-of all (262 problems of 22 to 27 layers of models), the first alone 4 %; of 351 with SwiGLU 0.1 % and 3 % (32 problems
-of 4); of 409 in row-scaled e4m3 0.2 % and 3 % (122 of 22). The estimates are fitted to these times, to others at M, N
-and K drawn at random, and up to M = 64 to others still; of stream_k they hold what was measured on average, and of
-orders of tiles they know but one.
+(`scripts/sweep_variants.py --times benchmarks/variants_h200.json.xz` says it): of 600 in bf16 the best of the first 12
+takes 0.6 % longer than the best of all (262 problems of 22 to 27 layers of models), the first alone 4 %; of 351 with
+SwiGLU 0.1 % and 3 % (32 problems of 4); of 409 in row-scaled e4m3 0.2 % and 3 % (122 of 22). The estimates are fitted
+to these times, to others at M, N and K drawn at random, and up to M = 64 to others still; of stream_k they hold what
+was measured on average, and of orders of tiles they know but one.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def load(path: Path, target: str) -> list[tuple[Signature, Measured]]:
         reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         raise TimesError(
             f"{path}: no file of times ({reason:.200}); name a tuned archive, or a file such as "
-            "benchmarks/results/variants_h200.json.xz"
+            "benchmarks/variants_h200.json.xz"
         ) from None
 
 

@@ -6,7 +6,7 @@ all functions of that form are timed briefly, on cold L2; the best 8 again in tu
 the estimates of `aot.providers` are fitted to. Functions serve any N and K, so an archive of one problem for each form
 will do, with `--manifest` for the layers to time.
 
-    python scripts/sweep_variants.py --times benchmarks/results/variants_h200.json.xz
+    python scripts/sweep_variants.py --times benchmarks/variants_h200.json.xz
 
 needs no GPU: it asks the ranking again, about times that were taken before.
 """
@@ -94,7 +94,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(lzma.decompress(path.read_bytes()))
     except (OSError, lzma.LZMAError, ValueError) as error:
-        sys.exit(f"error: {path}: {error}; name a file such as benchmarks/results/variants_h200.json.xz")
+        sys.exit(f"error: {path}: {error}; name a file such as benchmarks/variants_h200.json.xz")
     return found
 
 

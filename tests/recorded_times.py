@@ -1,4 +1,4 @@
-"""Times of every function that was timed on an H200, for tests of what predicts them: benchmarks/results says how."""
+"""Times of every function that was timed on an H200, for tests of what predicts them: the file says how."""
 
 from __future__ import annotations
 
@@ -13,7 +13,28 @@ from aot.providers import PROVIDERS, provider
 from aot.variants import Variant, family_of
 from runtime.signature import Signature
 
-TIMES = Path(__file__).resolve().parent.parent / "benchmarks/results/variants_h200.json.xz"
+TIMES = Path(__file__).resolve().parent.parent / "benchmarks/variants_h200.json.xz"
+
+
+class Fastest(NamedTuple):
+    """The fastest of all functions at a problem, among those that were timed with more care."""
+
+    signature: Signature
+    m: int
+    function: str
+
+
+@cache
+def fastest() -> tuple[Fastest, ...]:
+    """The problems of which every function was timed, each with the fastest."""
+    content = json.loads(lzma.decompress(TIMES.read_bytes()))
+    found = []
+    for case in content["results"]:
+        if case["whole"]:
+            timed = {n: t for n, t in case["best"].items() if n in content["names"][case["names"]]}
+            best = min(timed, key=timed.__getitem__)
+            found.append(Fastest(Signature.from_json(case["signature"]), case["m"], best))
+    return tuple(found)
 
 
 class Recorded(NamedTuple):

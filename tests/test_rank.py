@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +16,8 @@ from aot.targets import TARGETS
 from aot.variants import Option, Variant, choices, legal_variants
 from runtime.signature import OVERLAPS, Signature
 
-TIMED = Path(__file__).parent.parent / "benchmarks" / "results" / "ranking_all_h200.json"
+from .recorded_times import fastest
+
 SIGNATURE = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
 FP8 = Signature("e4m3", "e4m3", "bf16", "f32", "none", 6144, 4096)
 
@@ -246,28 +244,13 @@ def test_ranking_takes_every_element_type_and_word(types: tuple[str, str, str]) 
 )
 def test_the_fastest_of_all_variants_is_among_the_first_24(form: str, least: float) -> None:
     """Of every fourth problem for which all were timed on an H200; in bf16 of 0.74 with the estimates before."""
-    results = json.loads(TIMED.read_text())["results"]
-    cases = [case for case in results if case["signature"].startswith(form + "_n")][::4]
-    asked = [(_timed(case["signature"]), case["m"]) for case in cases]
+    cases = [case for case in fastest() if case.signature.key().startswith(form + "_n")][::4]
+    asked = [(case.signature, case.m) for case in cases]
     every = {v for s in {dataclasses.replace(s, n=8192, k=4096) for s, _ in asked} for v in _all_variants(s)}
     found = shortlist(every, asked, "sm_90a", 24).candidates
-    hits = []
-    for case, key in zip(cases, asked, strict=True):
-        (fastest,) = case["best"].keys() - {"torch"}
-        hits.append(fastest in {v.name() for v in found[key]})
+    hits = [case.function in {v.name() for v in found[key]} for case, key in zip(cases, asked, strict=True)]
     assert sum(hits) >= least * len(hits)
 
 
 def _all_variants(signature: Signature) -> list[Variant]:
     return [v for p in PROVIDERS for v in provider(p).variants("sm_90a", signature)]
-
-
-def _timed(key: str) -> Signature:
-    """The signature of a key, as far as those forms need it."""
-    match = re.fullmatch(r"(\w+?)_(\w+?)_(\w+?)_f32_(\w+)_n(\d+)_k(\d+)(?:_(\w+))?", key)
-    assert match is not None
-    a, b, d, epilogue, n, k, word = match.groups()
-    scaling, overlap = ("row_column", "serial") if word == "row_column" else ("none", word or "serial")
-    found = Signature(a, b, d, "f32", epilogue, int(n), int(k), scaling=scaling, overlap=overlap)
-    assert found.key() == key
-    return found

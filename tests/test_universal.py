@@ -36,7 +36,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import random_cases  # noqa: E402
 
-TIMES = ROOT / "benchmarks" / "results" / "variants_h200.json.xz"
+TIMES = ROOT / "benchmarks" / "variants_h200.json.xz"
 MANIFEST = ROOT / "manifests" / "universal" / "sm_90a.yaml"
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
 ROWS = Signature("e4m3", "e4m3", "bf16", "f32", "none", 6144, 4096, scaling="row_column")
