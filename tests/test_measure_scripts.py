@@ -1,4 +1,4 @@
-"""Scripts that measure what bounds a GEMM, as far as they need no GPU: what they make of figures, what they refuse."""
+"""Scripts that measure, as far as they need no GPU: what they make of figures, and what they refuse."""
 
 from __future__ import annotations
 
@@ -14,81 +14,14 @@ import pytest
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 
-import itertools
-
 import bench_startup
 import compare_bits
 import launch_all
-import measure_bounds
-import measure_company
-import measure_gpcs
-import measure_lengths
-import measure_tiles
 import report
 import sweep_variants
 
-from aot.measure import Timing
 from aot.variants import legal_variants
 from runtime.signature import Signature
-
-COST_US = {"small": 2.0, "pause": 10.0, "memset": 80.0, "theirs": 30.0, "ours": 35.0}
-
-
-def test_what_comes_before_is_taken_off_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each launch behind something else takes 1 us more than alone; the larger spread of both graphs is told."""
-    ran: list[str] = []
-
-    def did(name: str) -> Any:
-        return lambda *_: ran.append(name)
-
-    def graph_us(steps: Any) -> Timing:
-        ran.clear()
-        for step in steps:
-            step()
-        behind = sum(a != b == "ours" for a, b in itertools.pairwise(ran))
-        return Timing(sum(COST_US[name] for name in ran) + behind, 0.02 if behind else 0.01)
-
-    fake = SimpleNamespace(
-        zeros=lambda *_, **__: SimpleNamespace(add_=did("small")),
-        empty=lambda *_, **__: SimpleNamespace(zero_=did("memset")),
-        uint8=None,
-        cuda=SimpleNamespace(_sleep=did("pause")),
-    )
-    monkeypatch.setattr(measure_company, "torch", fake)
-    monkeypatch.setattr(measure_company, "graph_us", graph_us)
-    found = list(measure_company.companies(did("ours"), did("theirs"), ["one", "another"]))
-    assert [us for _, us, _ in found] == [35.0, 35.0, 36.0, 36.0, 36.0, 36.0]
-    assert [spread for *_, spread in found] == [0.01, 0.01, 0.02, 0.02, 0.02, 0.02]
-    assert len({name for name, *_ in found}) == 6
-
-
-def test_a_case_is_a_key_and_values_of_m() -> None:
-    assert measure_bounds.parse_case("key:64,256") == [("key", 64), ("key", 256)]
-    with pytest.raises(Exception, match="is not KEY:M,M"):
-        measure_bounds.parse_case("key:many")
-
-
-def test_a_peer_is_named_with_its_candidate() -> None:
-    assert measure_bounds.parse_peer("quack:tile 128x128 pingpong") == ("quack", "tile 128x128 pingpong")
-    for bad in ("quack", "cublas:tile 128x128"):
-        with pytest.raises(Exception, match="is not PEER:CANDIDATE"):
-            measure_bounds.parse_peer(bad)
-
-
-def test_a_line_is_told_in_what_is_paid_once_and_for_each_column() -> None:
-    exact = measure_lengths.line({1024: 3.0, 2048: 4.0, 4096: 6.0})
-    assert exact == {"fixed_us": 2.0, "us_per_1024": 1.0, "off": 0.0}
-    assert measure_lengths.line({1024: 3.0, 2048: 4.0, 4096: 6.6})["off"] > 0.02
-    assert measure_lengths.lengths(4096, 64)[0] == 1024
-    assert measure_lengths.lengths(1000, 64)[-1] == 1472  # whole stages
-    with pytest.raises(ValueError, match="needs 1024 columns"):
-        measure_lengths.lengths(1000, 128)
-
-
-def test_sms_whose_reads_were_served_once_are_of_a_group() -> None:
-    pairs = [(0, 2), (0, 4), (0, 6), (2, 4), (2, 6)]
-    assert measure_gpcs.groups(8, pairs, [2.0, 1.0, 2.0, 2.0, 1.02]) == [[0, 1, 4, 5], [2, 3, 6, 7]]
-    assert measure_gpcs.groups(6, [(0, 2), (0, 4), (2, 4)], [2.0, 2.0, 2.0]) == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_a_part_of_an_archive_that_nothing_has_is_refused(
@@ -145,24 +78,6 @@ def test_a_result_names_the_commit_that_its_files_are_of(monkeypatch: pytest.Mon
     assert report.commit() == f"{head}+changes"
     (tmp_path / "COMMIT").write_text("copied\n")  # as a tree is that was copied over another commit's
     assert report.commit() == "copied"
-
-
-def test_tiles_of_the_busiest_cta() -> None:
-    """8192 rows of B are 43 tiles of 192, or 22 pairs of them."""
-    name = "own.sm90_persistent.bf16_bf16_bf16_f32.tile{}.rows.serial.pingpong.split_k1{}.sm_90a"
-    for tile, tiles in (("128x192.cluster1x1", 21), ("128x192.cluster2x1", 21), ("128x192.cluster1x2", 22)):
-        assert measure_tiles.tiles_of_an_sm(name.format(tile, ""), 8192, 8192, 132) == (tiles, 128 * 192)
-    assert measure_tiles.tiles_of_an_sm(name.format("176x128.cluster1x2", ".swap"), 8192, 8192, 132)[0] == 23
-    assert measure_tiles.tiles_of_an_sm(name.format("128x128.cluster1x2", ""), 64, 128, 2)[0] == 1
-    for wrong in ("own.sm90_small_m.bf16", name.format("128x128.cluster1x1", ".stream_k")):
-        with pytest.raises(SystemExit, match="whole tiles"):
-            measure_tiles.tiles_of_an_sm(wrong, 64, 64, 132)
-
-
-def test_a_problem_is_three_numbers() -> None:
-    assert measure_tiles.problem("1024x8192x512") == (1024, 8192, 512)
-    with pytest.raises(Exception, match="is not MxNxK"):
-        measure_tiles.problem("1024x8192")
 
 
 def test_the_ranking_is_asked_again_about_times_that_were_taken() -> None:

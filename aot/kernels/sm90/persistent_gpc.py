@@ -4,9 +4,10 @@ Requests of SMs of one GPC for a line that is already asked for are merged on th
 (counters lrc__* of ncu; docs/kernels.md has the measurements). What a cluster multicasts is not merged any more, so it
 is the other operand that four clusters should read together.
 
-The order in which an H200 gives clusters of two to its GPCs, as `scripts/measure_gpcs.py` sees it: four to one of them,
-then one to each of eight, four times, then one to each of seven, four times, and two. Chips differ in a few clusters.
-Where the order is another altogether, tiles are still taken once each, and four that should be neighbours are not.
+The order in which an H200 gives clusters of two to its GPCs, as it was seen on two of them ("SMs of a GPC" in
+benchmarks/results/studies_h200.json): four to one of them, then one to each of eight, four times, then one to each of
+seven, four times, and two. Chips differ in a few clusters. Where the order is another altogether, tiles are still taken
+once each, and four that should be neighbours are not.
 """
 
 from typing import Any
