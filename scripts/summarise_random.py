@@ -63,7 +63,7 @@ def summarise(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                     picked = [(r, x) for r, x in timed if group in (ALL, r["group"]) and low <= r["m"] <= high]
                     if picked:
                         line = {"archive": archive, "drawn": drawn, "who": who, "over": over, "group": group}
-                        lines.append(line | {"regime": regime} | _figures(picked))
+                        lines.append(line | {"regime": regime} | figures(picked))
     return lines
 
 
@@ -81,7 +81,8 @@ def improvised(result: Mapping[str, Any]) -> bool:
     return variant.startswith("dequantise") or ", eager " in variant
 
 
-def _figures(picked: Sequence[tuple[Mapping[str, Any], float]]) -> dict[str, Any]:
+def figures(picked: Sequence[tuple[Mapping[str, Any], float]]) -> dict[str, Any]:
+    """What a line says of cases and ratios: see `summarise`."""
     by_gpu: dict[str, list[float]] = {}
     for result, ratio in picked:
         by_gpu.setdefault(result["gpu_id"], []).append(ratio)
@@ -91,12 +92,12 @@ def _figures(picked: Sequence[tuple[Mapping[str, Any], float]]) -> dict[str, Any
         "cases": len({(r["signature"], r["m"]) for r, _ in picked}),
         "measured": len(picked),
         "gpus": len(by_gpu),
-        "geomean": round(geomean(ratios), 4),
-        "lowest": round(min(geomean(own) for own in by_gpu.values()), 4),
-        "worst": round(worst, 4),
+        "geomean": round(geomean(ratios), 6),
+        "lowest": round(min(geomean(own) for own in by_gpu.values()), 6),
+        "worst": round(worst, 6),
         "worst_at": at,
-        "slower": round(_slower(ratios), 4),
-        "most": round(max(_slower(own) for own in by_gpu.values()), 4),
+        "slower": round(_slower(ratios), 6),
+        "most": round(max(_slower(own) for own in by_gpu.values()), 6),
     }
 
 

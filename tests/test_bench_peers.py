@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 
 import bench_peers
 import peers
-import render_benchmarks
+import reduce_results
 from peers import quack_kernels
 from report import write
 
@@ -242,24 +241,23 @@ def test_a_library_error_becomes_one_candidates_failure() -> None:
         peers.guarded(broken)(None)  # type: ignore[arg-type]
 
 
-def test_the_result_file_renders(tmp_path: Path) -> None:
-    said = {
-        "quack": {"versions": {"quack-kernels": "0"}, "search": "all of them"},
-        "triton": {"absent": "ModuleNotFoundError: triton"},
-    }
-    left_out = [{"kind": "bf16", "layer": "8B o", "m": 512}]
-    summary = bench_peers.summarise(RESULTS)
+def test_the_result_file_is_reduced_to_ratios_by_contender_and_range_of_m(tmp_path: Path) -> None:
+    said = {"quack": {"versions": {"quack-kernels": "0"}, "search": "all of them"}, "triton": {"absent": "no"}}
     path = tmp_path / "peers_bf16.json"
-    write(path, {"gpu": "a GPU"}, peers=said, summary=summary, left_out=left_out, results=RESULTS)
-    text = "\n".join(render_benchmarks.peers("Peers", json.loads(path.read_text())))
-    assert "all of them" in text
-    assert "absent" in text
-    assert "1 case was left out" in text
-    assert "12.0 (1.20x)" in text
-    assert "| bf16 | ours | 1..64 | cublas |" in text
-    before = [{k: v for k, v in s.items() if k != "ours"} for s in summary]
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"summary": before}))
-    assert "\n".join(render_benchmarks.peers("Peers", json.loads(path.read_text()))) == text
+    write(path, {"gpu": "a GPU"}, peers=said, summary=[], left_out=[{"m": 512}], results=RESULTS)
+    found = reduce_results.reduced(["whole"], [reduce_results.read(str(path))])
+    assert found["peers"] == said
+    (run,) = found["runs"]
+    assert (run["environment"], run["left_out"], run["cases"], run["noise"]) == ({"gpu": "a GPU"}, 1, 3, 1.01)
+    ratios = {(s["what"], s["over"], s["regime"]): (s["measured"], s["geomean"], s["slower"]) for s in found["summary"]}
+    assert ratios == {
+        ("bf16 ours", "cublas", "M <= 64"): (2, 1.2, 0.0),
+        ("bf16 ours", "cublas", "M >= 512"): (1, 0.9, 1.0),
+        ("bf16 ours", "cublas", "all M"): (3, round((1.2 * 1.2 * 0.9) ** (1 / 3), 6), round(1 / 3, 6)),
+        ("bf16 ours", "quack", "M <= 64"): (1, 2.0, 0.0),
+        ("bf16 ours", "quack", "M >= 512"): (1, 1.0, 0.0),
+        ("bf16 ours", "quack", "all M"): (2, round(2**0.5, 6), 0.0),
+    }
 
 
 @pytest.mark.parametrize("count", range(1, 8))

@@ -1,0 +1,206 @@
+"""Reduce result files to what their summary needs, which is what benchmarks/results/ keeps.
+
+    python scripts/reduce_results.py build/gemm.json build/gemm_on_another.json -o benchmarks/results/gemm_h200.json
+    python scripts/reduce_results.py 701bf53:benchmarks/results/peers_fp8.json -o benchmarks/results/peers_fp8.json
+
+Sources are files, or files of a commit as git names them; what is written says of which it is a summary. Several are of
+one script, and their cases are averaged together. Files of `bench_gemm.py` and `bench_peers.py` become a line for each
+pair, group of layers and range of M. One of `bench_random.py` keeps its cases, without what no summary reads. Those of
+other scripts are put together whole. Needs neither torch nor a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import random_cases
+import summarise_random
+from report import ROOT, geomean
+
+EIGHT = "eight layers"  # those of benchmarks/layers.yaml, which kernels are judged by
+ALL = summarise_random.ALL
+_RUN = ("command", "date", "commit", "note", "left_out")
+_ENVIRONMENT = ("gpu", "gpu_id", "driver", "torch", "cublas", "archive_sha256", "ours_sha256")
+_CONTENDER = ("us", "spread", "wrong", "unserved", "failed")
+
+Document = Mapping[str, Any]
+Timed = tuple[dict[str, Any], float]  # a case with its GPU, and how many times as fast one is as another
+
+
+def gemm(documents: Sequence[Document]) -> dict[str, Any]:
+    """The archive over torch, of each kind of signature; and over a cold read of B, where that was timed."""
+    rows = [r | {"gpu_id": _gpu(d)} for d in documents for r in d["results"] if "speedup" in r]
+    summary = []
+    for types in sorted({r["types"] for r in rows}):
+        of_types = [r for r in rows if r["types"] == types]
+        for group, of in _groups(of_types):
+            timed = [(r, r["speedup"]) for r in of]
+            summary += _lines({"what": types, "over": "torch", "group": group}, timed, [r["spread"] for r in of])
+    return {"summary": summary, "over_cold_read": list(_over_cold_read(rows))}
+
+
+def _groups(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    return [(EIGHT, [r for r in rows if r["layers"].startswith("layers:")]), (ALL, list(rows))]
+
+
+def _over_cold_read(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """How many times as long as reading B alone GEMMs of so few tokens take that they do little else."""
+    read = [r for r in rows if r["types"] == "bf16" and "read_us" in r]
+    for group, of in _groups(read):
+        for who in ("us", "torch_us"):
+            ratios = [r[who] / r["read_us"] for r in of]
+            if ratios:
+                name = "torch" if who == "torch_us" else "bf16"
+                found = {"geomean": round(geomean(ratios), 4), "most": round(max(ratios), 4)}
+                yield {"what": name, "group": group, "most_m": max(r["m"] for r in of), "cases": len(ratios), **found}
+
+
+def peers(documents: Sequence[Document]) -> dict[str, Any]:
+    """The archive over each contender, of each kind, with what overlaps as a line of its own."""
+    rows = [r | {"gpu_id": _gpu(d), "layers": r["layer"]} for d in documents for r in d["results"]]
+    summary = []
+    for kind in sorted({r["kind"] for r in rows}):
+        for ours in ("ours", "ours overlapping"):
+            of = [r for r in rows if r["kind"] == kind and "us" in r["contenders"].get(ours, {})]
+            for over in sorted({name for r in of for name in r["contenders"] if not name.startswith("ours")}):
+                found = [r for r in of if "us" in r["contenders"].get(over, {})]
+                timed = [(r, r["contenders"][over]["us"] / r["contenders"][ours]["us"]) for r in found]
+                spreads = [r["contenders"][ours]["spread"] for r in found]
+                summary += _lines({"what": f"{kind} {ours}", "over": over, "group": ALL}, timed, spreads)
+    said = {name: found for d in documents for name, found in d["peers"].items()}
+    return {"peers": said, "summary": summary}
+
+
+def drawn(documents: Sequence[Document]) -> dict[str, Any]:
+    """One document of `bench_random.py`, which `summarise_random.py` reads as it would have read the whole."""
+    (document,) = documents
+    results = []
+    for r in document["results"]:
+        said = {name: {k: v for k, v in c.items() if k in _CONTENDER} for name, c in r["contenders"].items()}
+        if torch := r["contenders"].get(summarise_random.TORCH):
+            said[summarise_random.TORCH]["variant"] = torch["variant"]
+        results.append(r | {"contenders": said})
+    return {**document, "results": results}
+
+
+def runs(documents: Sequence[Document]) -> dict[str, Any]:
+    """The documents as they are."""
+    return {"runs": [dict(d) for d in documents]}
+
+
+def _lines(pair: dict[str, str], timed: Sequence[Timed], spreads: Sequence[float]) -> list[dict[str, Any]]:
+    """A line for each range of M, as `summarise_random.summarise` has them, and one for all M."""
+    lines = []
+    for regime, low, high in (*random_cases.REGIMES, ("all M", 1, random_cases.MOST_TOKENS)):
+        inside = [low <= r["m"] <= high for r, _ in timed]
+        if any(inside):
+            picked = [t for t, of in zip(timed, inside, strict=True) if of]
+            largest = max(s for s, of in zip(spreads, inside, strict=True) if of)
+            lines.append(pair | {"regime": regime, **summarise_random.figures(picked), "largest_spread": largest})
+    return lines
+
+
+def _gpu(document: Document) -> str:
+    return str(document["environment"].get("gpu_id", "unknown"))
+
+
+def _run(document: Document) -> dict[str, Any]:
+    """Where figures come from, and what held for all cases of one file."""
+    rows = document["results"]
+    found = {k: document[k] for k in _RUN if document.get(k)}
+    if "left_out" in found:
+        found["left_out"] = len(found["left_out"])
+    found["environment"] = {k: v for k, v in document["environment"].items() if k in _ENVIRONMENT}
+    noise = [r["noise"] for r in rows if "noise" in r]
+    errors = [r["error"] for r in rows if isinstance(r.get("error"), float)]
+    more = {"largest_error": round(max(errors), 6), "wrong": len(rows) - len(errors)} if errors else {}
+    return found | {"cases": len(rows), "noise": round(geomean(noise), 4)} | more
+
+
+def reduced(sources: Sequence[str], documents: Sequence[Document]) -> dict[str, Any]:
+    """What is kept of the documents.
+
+    Raises:
+        ValueError: they are not of one script.
+    """
+    kinds = {_kind(d) for d in documents}
+    if len(kinds) > 1:
+        raise ValueError("the sources are of several scripts; reduce those of each by themselves")
+    (kind,) = kinds
+    whole = {"summary_of": list(sources)}
+    if kind in (gemm, peers):
+        return whole | {"runs": [_run(d) for d in documents]} | kind(documents)
+    return whole | kind(documents)
+
+
+def _kind(document: Document) -> Callable[[Sequence[Document]], dict[str, Any]]:
+    rows = document.get("results")
+    if "drawn" in document:
+        return drawn
+    if isinstance(rows, list) and rows and "speedup" in rows[0] and "types" in rows[0]:
+        return gemm
+    return peers if isinstance(rows, list) and rows and "contenders" in rows[0] else runs
+
+
+def read(source: str) -> dict[str, Any]:
+    """A result file, or one of a commit.
+
+    Raises:
+        ValueError: there is none; the message names it.
+    """
+    try:
+        if Path(source).exists():
+            text = Path(source).read_text()
+        else:
+            show = ["git", "show", source]
+            text = subprocess.run(show, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        found: dict[str, Any] = json.loads(text)
+        assert {"command", "date", "commit", "environment"} <= found.keys()
+    except (OSError, ValueError, AttributeError, AssertionError, subprocess.CalledProcessError):
+        raise ValueError(f"{source} is no result file; name one, or COMMIT:PATH of one in git's history") from None
+    return found
+
+
+def dump(document: Document) -> str:
+    """JSON with a line for each element of each list, so that changes can be read and the file stays small."""
+    lines = []
+    for key, value in document.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            lines.append(f"{json.dumps(key)}: [\n{_rows(value)}\n]")
+        else:
+            lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _rows(rows: Iterable[Any]) -> str:
+    return ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
+
+
+def main() -> int:
+    """Read, reduce and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sources", nargs="+", help="result files, or COMMIT:PATH")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--over", help="only lines that compare with this one, of those that took part")
+    parser.add_argument("--note", help="what else a reader must know, such as how the archives were built")
+    options = parser.parse_args()
+    try:
+        found = reduced(options.sources, [read(source) for source in options.sources])
+    except ValueError as error:
+        parser.error(str(error))
+    if options.over:
+        found["summary"] = [line for line in found["summary"] if line["over"] == options.over]
+    if options.note:
+        found["note"] = options.note
+    options.output.write_text(dump(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
