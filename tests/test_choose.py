@@ -120,7 +120,7 @@ def test_where_a_baseline_wins_by_more_than_the_tolerance() -> None:
 def test_the_first_points_are_the_manifests_and_powers_of_two() -> None:
     assert points.first([1, 48, 100]) == [1, 2, 4, 8, 16, 32, 48, 64, 100]
     assert points.first([7]) == [7]
-    assert points.budget(len(points.first([1, 8192]))) == 24
+    assert points.budget(len(points.first([1, 8192]))) == 27
 
 
 # --- all of it ---
@@ -248,7 +248,7 @@ def test_the_next_point_is_that_of_a_look_at_all_functions_everywhere(monkeypatc
 
     monkeypatch.setattr(points, "following", following)
     tune(SimulatedGpu(Truth(pool, 2)), entry)
-    assert len(asked) == 10
+    assert len(asked) == 13
 
 
 def test_the_same_seed_gives_the_same_table_and_another_another() -> None:

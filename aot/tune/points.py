@@ -35,8 +35,8 @@ def first(tokens: Sequence[int]) -> list[int]:
 
 
 def budget(begun_with: int) -> int:
-    """How many points a signature may have in all, where `first` gave it so many: 24 for M of 1 to 8192."""
-    return begun_with + max(1, begun_with - 4)
+    """How many points a signature may have in all, where `first` gave it so many: 27 for M of 1 to 8192."""
+    return begun_with + max(1, begun_with - 1)
 
 
 def grid(least: int, most: int) -> list[int]:
