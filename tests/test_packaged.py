@@ -12,7 +12,6 @@ import pytest
 
 import runtime
 from aot import manifest, times, universal, verify
-from aot.describe import UnknownName, show
 from aot.estimates import Correction, Estimates
 from aot.forms import read
 from aot.providers import PROVIDERS, provider
@@ -86,18 +85,6 @@ def test_no_product_of_these_models_is_left(model: str) -> None:
         found = library.entry(signature)
         assert found.state == PREDICTED
         assert library.checked(found)
-
-
-@pytest.mark.parametrize(
-    ("key", "why"),
-    [
-        ("bf16_bf16_bf16_f32_swiglu_n28680_k4096", "an N that is a multiple of 16 and a K of 8"),
-        ("bf16_bf16_bf16_f32_gelu_n4096_k4096", "no form has its types and words"),
-    ],
-)
-def test_what_no_form_computes_is_told_with_the_reason(archive: Archive, key: str, why: str) -> None:
-    with pytest.raises(UnknownName, match=why):
-        show(archive, key)
 
 
 # --- how good its predictions are, at the problems that its functions were timed at ---
