@@ -110,11 +110,26 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
         known = [*{e.signature.key(): None for e in entries}, *{g: None for gs in gemms.values() for g in gs}]
         if "*" in name:
             raise UnknownName(f"{archive.path}: {name!r} is a form; put an N and a K in place of its stars")
+        if reason := _why_not_predicted(archive, name):
+            raise UnknownName(f"{archive.path}: {name!r} has no entry, and {reason}")
         near = did_you_mean(name, [*known, *archive.functions]).split("known:")[0]
         raise UnknownName(
             f"{archive.path}: has no function, signature or gemm {name!r}; {near}`aot ls {archive.path}` lists them"
         )
     return {"predicted": predicted}
+
+
+def _why_not_predicted(archive: Archive, name: str) -> str:
+    """Why no form computes a signature; nothing where the name is no signature's, or the archive has no forms."""
+    signature, table = Signature.of_key(name), forms.read(archive)
+    if signature is None or table is None:
+        return ""
+    alike = [form for _, form in table.forms if form.signature(signature.n, signature.k) == signature]
+    if not alike:
+        return f"no form has its types and words; `aot ls {archive.path}` lists the forms"
+    multiples = [(f.n_multiple, f.k_multiple) for f in alike[0].functions]
+    n, k = (min(extents) for extents in zip(*multiples, strict=True))
+    return f"the functions of its form take an N that is a multiple of {n} and a K of {k}; pad both"
 
 
 def _require_no_tokens(archive: Archive, name: str, tokens: Sequence[int], what: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -22,7 +21,7 @@ from runtime.signature import Signature
 
 from .operands import MOST_LAUNCHES, OperandSet, Weights, poisoned, reference
 from .roofline import expected_us, power_bound
-from .timing import Timing
+from .timing import LOAD, Timing
 
 __all__ = ["Timing", "expected_us", "power_bound"]  # for those who measure, with what is defined here
 
@@ -41,9 +40,8 @@ _ROUNDING = {"bf16": 2**-8, "f16": 2**-11, "e4m3": 2**-4, "f32": 2**-24}
 _GUARD_ROWS = 8
 # Figures from a device that was idle between two replays would include its wake-up.
 _WARMUP_REPLAYS = 2
-# An H200 lowers its clock 30 to 100 ms after a load begins that takes more power than it may, and then stays there.
-_SETTLE_US, _SUSTAINED_US, _SUSTAINED_SAMPLES = 110e3, 40e3, 4
-_RECOVER_S = 0.06  # and it takes about as long for the clock to come back
+_GRAPHS_OF_A_SAMPLE = 4  # under sustained load
+RECOVER_S = 0.06  # after which the clock has come back from a sustained load
 
 Launch = Callable[[OperandSet], Any]
 
@@ -186,19 +184,28 @@ def time_sustained(
     contenders: Mapping[str, Launch],
     operands: Sequence[OperandSet],
     floor_us: float,
+    us: Mapping[str, float],
     captured: Callable[[], None] = lambda: None,
 ) -> dict[str, Timing]:
     """Time launches as `time_interleaved` does, each without pause for long enough to meet the clock that its own power
-    leaves it. In turns of a millisecond all share one clock, and what takes more energy an operation does not show."""
-    graphs = _capture(contenders, operands, floor_us, _SUSTAINED_US / _SUSTAINED_SAMPLES / 4)
+    leaves it. In turns of a millisecond all share one clock, and what takes more energy an operation does not show.
+
+    `us` says what each takes, about. Nobody is timed while the load begins, and the first follows the last as each
+    follows another. What is timed next finds the clock low, unless it waits for `RECOVER_S`.
+    """
+    graphs = _capture(contenders, operands, floor_us, LOAD.sample_us / _GRAPHS_OF_A_SAMPLE)
     captured()
-    for graph in graphs.values():
-        least_us = graph.count * floor_us
-        graph.replay(math.ceil(_SETTLE_US / least_us), timed=False)
-        for _ in range(_SUSTAINED_SAMPLES):
-            graph.replay(math.ceil(_SUSTAINED_US / _SUSTAINED_SAMPLES / least_us))
-        torch.cuda.synchronize()
-    time.sleep(_RECOVER_S)
+
+    def replay(name: str, graph: Contender, for_us: float, timed: bool) -> None:
+        graph.replay(math.ceil(for_us / (graph.count * us[name])), timed)
+
+    for name, graph in graphs.items():
+        replay(name, graph, LOAD.settle_us / len(graphs), False)
+    for name, graph in graphs.items():
+        replay(name, graph, LOAD.own_us, False)
+        for _ in range(LOAD.samples):
+            replay(name, graph, LOAD.sample_us, True)
+    torch.cuda.synchronize()
     return {name: graph.timing() for name, graph in graphs.items()}
 
 

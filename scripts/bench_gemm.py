@@ -94,7 +94,9 @@ def run(
         fastest = min((times[name] for name in reads), key=lambda timing: timing.us)
         found |= {"read_us": round(fastest.us, 3), "read_spread": round(fastest.spread, 4)}
     if sustained and measure.power_bound(signature, m):
-        ours, theirs = measure.time_sustained(contenders, operands, floor).values()
+        us = {name: times[name].us for name in contenders}
+        ours, theirs = measure.time_sustained(contenders, operands, floor, us).values()
+        time.sleep(measure.RECOVER_S)
         found |= {
             "sustained_us": round(ours.us, 3),
             "sustained_spread": round(ours.spread, 4),

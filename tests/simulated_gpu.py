@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from aot.roofline import expected_us
-from aot.timing import Timing
+from aot.timing import LOAD, Timing
 from aot.tune.halving import Bench
 from aot.tune.jobs import Answer, Job
 from aot.tune.pool import Pool
@@ -91,6 +91,7 @@ class SimulatedGpu:
     sustained: Mapping[str, float] = field(default_factory=dict)  # by function, how much longer it takes under load
     careful: bool = False
     busy_us: float = 0.0
+    loads: list[int] = field(default_factory=list)  # the M at which functions were timed under sustained load
     announce: Announce = lambda name, m: None
 
     def environment(self) -> dict[str, Any]:
@@ -130,10 +131,11 @@ class SimulatedBench:
             found[name] = Timing.of([us * luck * math.exp(chance.gauss(0, noise)) for _ in range(repeats)])
         return found
 
-    def sustained(self, names: Collection[str]) -> dict[str, Timing]:
-        return {
-            n: Timing(self.gpu.time_of(n, self.signature, self.m) * self.gpu.sustained.get(n, 1.0), 0.01) for n in names
-        }
+    def sustained(self, us: Mapping[str, float]) -> dict[str, Timing]:
+        self.gpu.busy_us += LOAD.us(len(us))
+        self.gpu.loads.append(self.m)
+        true = {name: self.gpu.time_of(name, self.signature, self.m) for name in us}
+        return {name: Timing(t * self.gpu.sustained.get(name, 1.0), 0.01) for name, t in true.items()}
 
 
 class Inline:

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aot import build, manifest, select
+from aot.timing import Timing
 from aot.tune import choose, halving, points, session
-from aot.tune.calibrate import Calibration
+from aot.tune.calibrate import Calibration, Predictions
 from aot.tune.choose import Times, cover, group_ends, predicted, ranges, serving, where_faster
 from aot.tune.session import Tuned
 from aot.tune.worker import do
@@ -23,7 +24,7 @@ from aot.tune_options import TuneOptions
 from runtime.dispatch import Entry
 from runtime.signature import Signature
 
-from .simulated_gpu import SimulatedBench, SimulatedGpu, Truth, pool_of
+from .simulated_gpu import SimulatedBench, SimulatedGpu, TimeOf, Truth, pool_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -120,7 +121,7 @@ def test_where_a_baseline_wins_by_more_than_the_tolerance() -> None:
 def test_the_first_points_are_the_manifests_and_powers_of_two() -> None:
     assert points.first([1, 48, 100]) == [1, 2, 4, 8, 16, 32, 48, 64, 100]
     assert points.first([7]) == [7]
-    assert points.budget(len(points.first([1, 8192]))) == 24
+    assert points.budget(len(points.first([1, 8192]))) == 27
 
 
 # --- all of it ---
@@ -159,7 +160,7 @@ def served(tuned: Tuned) -> list[tuple[int | None, str]]:
     return ranges(found, cover([found], 0.01), 0.01)
 
 
-def regrets(tuned: Tuned, truth: Truth, serves: list[tuple[int | None, str]], seed: int = 0) -> list[float]:
+def regrets(tuned: Tuned, truth: TimeOf, serves: list[tuple[int | None, str]], seed: int = 0) -> list[float]:
     """At 60 random M of all the archive's functions, log-uniform."""
     chance, found = random.Random(seed), []
     for _ in range(60):
@@ -195,6 +196,60 @@ def test_the_tuned_table_is_within_a_percent_of_the_best(seed: int, which: int) 
     winners = [(found.m, found.times[0][0]) for found in tuned.measured]
     before = regrets(tuned, truth, [*winners[:-1], (None, winners[-1][1])])
     assert sum(before) > 2 * sum(found)  # what was chosen at the next measured M above
+
+
+def test_load_is_put_on_at_the_first_points_alone_and_the_table_is_as_near_the_best() -> None:
+    """A third of the functions are slowed down by 6% more than the others; what counts is the score of both times."""
+    entry, pool = archive_of_llama()[QKV], pool_of(archive_of_llama())
+    truth = Truth(pool, 0)
+    thirsty = dict.fromkeys([name for i, name in enumerate(pool.suited(entry)) if i % 3 == 0], 1.06)
+    gpu = SimulatedGpu(truth, bound=True, sustained=thirsty)
+    tuned = tune(gpu, entry)
+    first = points.first(session.tokens_of(entry))
+    assert set(gpu.loads) <= set(first)
+    assert len(gpu.loads) >= 5
+    assert len(tuned.measured) > len(first)
+
+    def both(name: str, signature: Signature, m: int) -> float:
+        return truth(name, signature, m) * math.sqrt(thirsty.get(name, 1.0))
+
+    found = regrets(tuned, both, served(tuned))
+    assert sum(found) / len(found) <= 0.010
+
+
+def test_what_a_function_loses_under_load_is_taken_for_larger_m_without() -> None:
+    pool = pool_of(archive_of_llama())
+    signature, (calm, thirsty) = archive_of_llama()[QKV].signature, pool.suited(archive_of_llama()[QKV])[:2]
+    times = ((calm, Timing(100.0, 0.0)), (thirsty, Timing(100.0, 0.0)))
+
+    def at(m: int, load: float | None = None) -> halving.Measured:
+        loaded = {} if load is None else {calm: Timing(110.0, 0.0), thirsty: Timing(110.0 * load, 0.0)}
+        return halving.Measured(m, times, "torch.mm", Timing(100.0, 0.0), 2, loaded)
+
+    tuned = Tuned(signature, [calm, thirsty], [at(64), at(512, 1.1), at(700), at(1024, 1.1), at(1500)])
+    predictions = tuned.predictions(pool)
+    beside = {m: predictions.us(thirsty, m) / predictions.us(calm, m) for m in (64, 512, 700, 1024, 1500)}
+    # At 700 and 1500 by two measurements, and one more of which load slows down both alike.
+    expected = {64: 0.0, 512: 1.0, 700: 2 / 3, 1024: 1.0, 1500: 2 / 3}
+    assert beside == pytest.approx({m: math.sqrt(1.1) ** share for m, share in expected.items()})
+
+
+def test_the_next_point_is_that_of_a_look_at_all_functions_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry, pool = archive_of_llama()[QKV], pool_of(archive_of_llama())
+    asked = []
+    real = points.following
+
+    def following(predictions: Predictions, names: list[str], measured: set[int]) -> points.Point | None:
+        found = real(predictions, names, measured)
+        monkeypatch.setattr(points, "_COARSE", 1)
+        assert real(predictions, names, measured) == found
+        monkeypatch.setattr(points, "_COARSE", 4)
+        asked.append(found)
+        return found
+
+    monkeypatch.setattr(points, "following", following)
+    tune(SimulatedGpu(Truth(pool, 2)), entry)
+    assert len(asked) == 13
 
 
 def test_the_same_seed_gives_the_same_table_and_another_another() -> None:
@@ -263,6 +318,15 @@ def test_a_lead_within_the_noise_is_looked_at_again_and_not_for_ever() -> None:
     assert max(map(len, noisy)) == 3
     assert measured({"a": 10.0, "b": 12.0}, 0.02)[1] == [2, 3]
     assert measured({"a": 10.0, "b": 10.001}, 0.0001)[1] == [2, 3]
+
+
+def test_load_decides_only_between_finalists_that_are_near_each_other() -> None:
+    for us, asked in (({"a": 10.0, "b": 10.2, "c": 10.5}, {"a", "b"}), ({"a": 10.0, "b": 10.5}, set())):
+        gpu = SimulatedGpu(lambda name, s, m, us=us: us.get(name, 10.0), 0.0, bound=True)  # type: ignore[misc]
+        found = halving.measure(SimulatedBench(gpu, SIGNATURE, 64), 64, list(us), TuneOptions())
+        assert found is not None
+        assert found.sustained.keys() == asked | ({found.baseline} if asked else set())
+        assert gpu.loads == [64] * bool(asked)
 
 
 def test_times_of_a_screening_are_brought_to_the_finalists_scale() -> None:

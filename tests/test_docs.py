@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-OLD = ROOT / "docs" / "kernels.md"  # which docs/kernels/ replaces
-PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if p != OLD)]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = [
     p for folder in ("aot", "benchmarks", "manifests", "runtime", "scripts") for p in (ROOT / folder).rglob("*.*")
 ]

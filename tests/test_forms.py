@@ -197,14 +197,26 @@ def test_show_of_an_entry_or_a_function_is_what_it_was(run: Run, archive: Path) 
         assert "--m is for what is predicted; leave it out" in result.err
 
 
-@pytest.mark.parametrize(
-    "name", ["bf16_bf16_bf16_f32_none_n12_k512", "bf16_bf16_bf16_f32_silu_n512_k512", "fewer", "x" * 9]
-)
-def test_show_of_what_no_form_can_compute_suggests_the_nearest(run: Run, archive: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["fewer", "x" * 9])
+def test_show_of_what_is_no_signature_suggests_the_nearest(run: Run, archive: Path, name: str) -> None:
     result = run("show", archive, name)
     assert (result.status, result.out) == (2, "")
     assert f"has no function, signature or gemm '{name}'" in result.err
     assert ("did you mean 'few'?" in result.err) is (name == "fewer")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("bf16_bf16_bf16_f32_none_n12_k512", "take an N that is a multiple of 8 and a K of 8"),
+        ("bf16_bf16_bf16_f32_silu_n512_k512", "no form has its types and words"),
+    ],
+)
+def test_show_of_what_no_form_can_compute_says_why(run: Run, archive: Path, name: str, why: str) -> None:
+    result = run("show", archive, name)
+    assert (result.status, result.out) == (2, "")
+    assert f"'{name}' has no entry, and " in result.err
+    assert why in result.err
 
 
 def test_a_time_that_is_no_number_is_shown_as_none(run: Run, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from aot import measure
 from aot.operands import OperandSet
-from aot.timing import Timing
+from aot.timing import LOAD, Timing
 from runtime.errors import DeviceError
 from runtime.signature import Signature
 
@@ -51,6 +51,34 @@ def test_contenders_are_replayed_in_turns_once_all_are_captured(monkeypatch: pyt
     contenders = {"a": none, "b": none, "c": none}
     measure.time_interleaved(contenders, [], 1.0, 3, 1.0, lambda: replayed.append("!"))
     assert "".join(replayed) == "!......abccbabca"
+
+
+def test_nobody_is_timed_while_a_sustained_load_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed: list[tuple[str, float, bool]] = []
+    us = {"a": 100.0, "b": 200.0, "c": 50.0}
+
+    class Graph:
+        count = 5
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def replay(self, times: int, timed: bool) -> None:
+            replayed.append((self.name, times * self.count * us[self.name], timed))
+
+        def timing(self) -> Timing:
+            return Timing(1.0, 0.0)
+
+    monkeypatch.setattr(measure, "_capture", lambda contenders, *_: {name: Graph(name) for name in contenders})
+    monkeypatch.setattr(measure.torch.cuda, "synchronize", lambda: replayed.append(("|", 0.0, False)))
+    measure.time_sustained(dict.fromkeys(us), [], 1.0, us, lambda: replayed.append(("!", 0.0, False)))  # type: ignore[arg-type]
+    words = "".join(name.upper() if timed else name for name, _, timed in replayed)
+    assert words == "!abcaAAAAbBBBBcCCCC|", "the first follows the last, as each follows another"
+    settled = sum(taken for name, taken, _ in replayed[1:4])
+    assert LOAD.settle_us <= settled < 1.02 * LOAD.settle_us
+    assert all(taken >= LOAD.own_us for _, taken, timed in replayed[4:-1] if not timed)
+    assert all(LOAD.sample_us <= taken <= 1.1 * LOAD.sample_us for _, taken, timed in replayed if timed)
+    assert sum(taken for _, taken, _ in replayed) == pytest.approx(LOAD.us(3), rel=0.01)
 
 
 class Backend(gpu.GpuBackend):
@@ -118,3 +146,22 @@ def test_replays_are_announced_as_nobodys_unless_each_is_timed_alone(
     alone = [("f", 64), "replay", ("g", 64), "replay", ("", 64), "torch.mm", "replay"]
     together = [("f", 64), ("g", 64), ("", 64), "torch.mm", ("", 64), "replay"]
     assert backend.log == (alone if careful else together)
+
+
+def test_what_is_timed_after_a_sustained_load_waits_until_the_clock_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    now = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=slept.append)
+    monkeypatch.setattr(gpu, "time", clock)
+    monkeypatch.setattr(measure, "time_interleaved", lambda launches, *_: {})
+    monkeypatch.setattr(measure, "time_sustained", lambda launches, *_: {})
+    backend = Backend(f=lambda *given, stream: None)
+    backend.careful = False
+    bench = gpu.GpuBench(backend, SIGNATURE, 64, [])
+    bench.time(["f"], 2, 100.0)
+    bench.sustained({"f": 1.0})
+    now[0] += 0.02
+    gpu.GpuBench(backend, SIGNATURE, 128, []).time(["f"], 2, 100.0)
+    now[0] += 1.0
+    bench.time(["f"], 2, 100.0)
+    assert slept == [0.0, pytest.approx(measure.RECOVER_S - 0.02), 0.0]

@@ -97,6 +97,7 @@ def test_all_functions_are_checked_and_marked_so(source: Path, tmp_path: Path, c
             assert set(job.names) == {v.name() for v in c.variants}
             assert job.check == ((1, 3, 17, 333) if not job.m else (job.m,))
     times = [job for job in done if job.m]
+    assert all(job.sustained for job in times)
     assert len(times) == 48, "alike forms share what is measured"
     assert [sum(low <= job.m <= high for job in times) for low, high in ((1, 64), (65, 511), (512, 8192))] == [16] * 3
     assert max(job.signature.flops(job.m) for job in times) <= 2**39

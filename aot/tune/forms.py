@@ -98,7 +98,7 @@ def tune(task: Task) -> Generator[Job, Answer, TunedForm]:
     for m, n, k in task.problems:
         if names := right(n):
             signature = form.signature(n, k)
-            answer = yield Job(signature, names, check=(m,), m=m)
+            answer = yield Job(signature, names, check=(m,), m=m, sustained=True)
             found.rejected |= answer.rejected
             if answer.measured is not None:
                 found.times.append((signature, answer.measured))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from .worker import Announce, Setup
 
 class GpuBackend:
     """Checks and times functions of an archive on the GPU that torch sees first."""
+
+    recovered_at = 0.0  # by the monotonic clock: when the GPU's clock has come back from a sustained load
 
     def __init__(self, setup: Setup, announce: Announce) -> None:
         self.careful = False
@@ -85,6 +88,7 @@ class GpuBench:
 
     def time(self, names: Collection[str], repeats: int, graph_us: float) -> dict[str, Timing]:
         """Time launches in turn, or where that failed before, one after the other."""
+        time.sleep(max(0.0, self._backend.recovered_at - time.monotonic()))
         if not self._backend.careful:
             launches = self._launches(names)
             return measure.time_interleaved(launches, self._operands, self._floor_us, repeats, graph_us, self._captured)
@@ -94,10 +98,12 @@ class GpuBench:
             found |= measure.time_interleaved(alone, self._operands, self._floor_us, repeats, graph_us)
         return found
 
-    def sustained(self, names: Collection[str]) -> dict[str, Timing]:
+    def sustained(self, us: Mapping[str, float]) -> dict[str, Timing]:
         """Time launches for long enough to meet the clock that their power leaves them."""
-        launches = self._launches(names)
-        return measure.time_sustained(launches, self._operands, self._floor_us, self._captured)
+        launches = self._launches(list(us))
+        found = measure.time_sustained(launches, self._operands, self._floor_us, us, self._captured)
+        self._backend.recovered_at = time.monotonic() + measure.RECOVER_S
+        return found
 
     def _captured(self) -> None:
         self._backend.announce("", self._m)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from runtime import canonical
@@ -15,20 +15,22 @@ from .halving import Measured
 
 @dataclass(frozen=True)
 class Job:
-    """Functions to look at for one signature: to check at each M of `check`, and to time at `m` where that is not 0."""
+    """Functions to look at for one signature: to check at each M of `check`, and to time at `m` where that is not 0;
+    `sustained`: under sustained load too, where that is asked for and power bounds."""
 
     signature: Signature
     names: tuple[str, ...]
     check: tuple[int, ...] = ()
     m: int = 0
+    sustained: bool = False
 
     def key(self) -> str:
         """The same for equal jobs and only for them."""
-        return canonical.digest([self.signature.to_json(), list(self.names), list(self.check), self.m])
+        return canonical.digest([self.signature.to_json(), list(self.names), list(self.check), self.m, self.sustained])
 
     def without(self, names: Mapping[str, str]) -> Job:
         """The job without these functions."""
-        return Job(self.signature, tuple(n for n in self.names if n not in names), self.check, self.m)
+        return replace(self, names=tuple(n for n in self.names if n not in names))
 
 
 @dataclass(frozen=True)

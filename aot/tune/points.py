@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from .calibrate import Predictions
@@ -11,6 +11,10 @@ from .calibrate import Predictions
 _STEPS_PER_OCTAVE = 16
 # What one more point must promise, as the expected share of the time at that M: below this the choice may stand.
 _WORTH = 0.002
+# Behind the best by this logarithm nothing promises as much: predictions are 5% off at most, as a standard deviation.
+_TOO_FAR = 0.15
+# Every so many M all functions are looked at, and between those what is at one of both neighbours no further behind.
+_COARSE, _FAR = 4, 1.35
 # Standard deviations that a function may be behind the best by, and how many functions there may be, to be timed at one
 # of the first points, where little is known, and at an added one.
 _FIRST, _ADDED = (3.0, 40), (2.0, 16)
@@ -31,8 +35,8 @@ def first(tokens: Sequence[int]) -> list[int]:
 
 
 def budget(begun_with: int) -> int:
-    """How many points a signature may have in all, where `first` gave it so many: 24 for M of 1 to 8192."""
-    return begun_with + max(1, begun_with - 4)
+    """How many points a signature may have in all, where `first` gave it so many: 27 for M of 1 to 8192."""
+    return begun_with + max(1, begun_with - 1)
 
 
 def grid(least: int, most: int) -> list[int]:
@@ -51,15 +55,26 @@ def following(predictions: Predictions, names: Collection[str], measured: Collec
     of tiles end.
     """
     best, worth = None, _WORTH
-    for m in grid(min(measured), max(measured)):
+    ms = grid(min(measured), max(measured))
+    coarse = [{name: predictions.us(name, m) for name in names} for m in [*ms[::_COARSE], *ms[-1:]]]
+    for place, m in enumerate(ms):
         if m in measured:
             continue
-        us = {name: predictions.us(name, m) for name in names}
+        before, after = coarse[place // _COARSE : place // _COARSE + 2]
+        us = before
+        if place % _COARSE:
+            us = {name: predictions.us(name, m) for name in _near(before) | _near(after)}
         winner = min(sorted(us), key=lambda name: us[name])
         gain = max((_gain(predictions, m, us, winner, name) for name in us if name != winner), default=0.0)
         if gain > worth:
             best, worth = m, gain
     return None if best is None else Point(best, plausible(predictions, names, best, _ADDED))
+
+
+def _near(us: Mapping[str, float]) -> set[str]:
+    """Those that may be worth a look where M is a little larger or smaller."""
+    most = _FAR * min(us.values())
+    return {name for name, t in us.items() if t <= most}
 
 
 def plausible(
@@ -85,7 +100,7 @@ def at_most(us: float) -> int:
 def _gain(of: Predictions, m: int, us: dict[str, float], winner: str, name: str) -> float:
     """The share of the winner's time that the other may save: the mean of what is above zero of a normal variable."""
     behind = math.log(us[name] / us[winner])
-    if behind > 0.3:
+    if behind > _TOO_FAR:
         return 0.0
     sigma = math.hypot(of.uncertainty(name, m), of.uncertainty(winner, m))
     z = behind / sigma

@@ -7,6 +7,7 @@ know. The same answers lead to the same jobs.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from .pool import Pool
 
 # Every candidate is checked at these M besides those it is ranked for: one row, fewer than any tile, and ragged.
 CHECK_TOKENS = (1, 3, 17, 333)
+_LIKELY_USUAL = 1  # as so many measurements that load slows a function down as it does others
 _MANIFEST = 0.5  # of the longest row of candidates: a build ranks fewer at M that no manifest names
 
 
@@ -35,13 +37,25 @@ class Tuned:
 
     def predictions(self, pool: Pool) -> Predictions:
         """Predictions from all that was measured of the functions that may serve."""
-        seen = [
-            Observation(self.signature, found.m, name, us)
-            for found in self.measured
-            for name, us in found.all_scores().items()
-            if name not in self.rejected
-        ]
+        seen, slower = list[Observation](), self._slower()
+        under_load = min((found.m for found in self.measured if found.sustained), default=math.inf)
+        for found in self.measured:
+            guess = not found.sustained and found.m > under_load
+            for name, us in found.all_scores().items():
+                if name not in self.rejected:
+                    us *= slower.get(name, 1.0) if guess else 1.0
+                    seen.append(Observation(self.signature, found.m, name, us))
         return Calibration(seen, pool.estimates, pool.relatives).of(self.signature)
+
+    def _slower(self) -> dict[str, float]:
+        """By what the score of each function that was timed under load is longer than its short time, beside those of
+        the other finalists there, as a mean that is drawn to 1: what is taken for M at which none was timed so."""
+        logs: dict[str, list[float]] = {}
+        for found in self.measured:
+            slowdowns = found.slowdowns()
+            for name, slowdown in slowdowns.items():
+                logs.setdefault(name, []).append(slowdown - math.fsum(slowdowns.values()) / len(slowdowns))
+        return {name: math.exp(math.fsum(of) / (len(of) + _LIKELY_USUAL) / 2) for name, of in logs.items()}
 
     def right(self) -> list[str]:
         """The functions that may serve."""
@@ -81,7 +95,8 @@ def _to_screen(ranked: Sequence[str], predictions: Predictions, right: Sequence[
 def tune(entry: Entry, pool: Pool) -> Generator[Job, Answer, Tuned]:
     """Tune one signature; jobs come one after the other.
 
-    All candidates are checked first, and functions that were compiled for something else before they are timed.
+    All candidates are checked first, and functions that were compiled for something else before they are timed. Under
+    sustained load functions are timed at the first points alone: it takes four times what the rest of a point does.
     """
     signature = entry.signature
     candidates = entry.candidates or ((1, tuple(pool.suited(entry))),)
@@ -96,12 +111,12 @@ def tune(entry: Entry, pool: Pool) -> Generator[Job, Answer, Tuned]:
             answer = yield Job(signature, new, CHECK_TOKENS)
             tuned.rejected |= answer.rejected
 
-    def time(m: int, names: Sequence[str]) -> Generator[Job, Answer, None]:
+    def time(m: int, names: Sequence[str], sustained: bool) -> Generator[Job, Answer, None]:
         yield from check(names)
         right = tuple(n for n in names if n not in tuned.rejected)
         if not right:
             return
-        answer = yield Job(signature, right, m=m, check=() if m in CHECK_TOKENS else (m,))
+        answer = yield Job(signature, right, () if m in CHECK_TOKENS else (m,), m, sustained)
         tuned.rejected |= answer.rejected
         if answer.measured is not None:
             tuned.measured.append(answer.measured)
@@ -110,12 +125,12 @@ def tune(entry: Entry, pool: Pool) -> Generator[Job, Answer, Tuned]:
     yield from check([name for _, names in candidates for name in names])
     for m in begun:
         if right := tuned.right():
-            yield from time(m, _to_screen(candidates_at(candidates, m), tuned.predictions(pool), right, m))
+            yield from time(m, _to_screen(candidates_at(candidates, m), tuned.predictions(pool), right, m), True)
     looked_at = set(begun)
     while tuned.measured and tuned.right() and len(looked_at) < points.budget(len(begun)):
         point = points.following(tuned.predictions(pool), tuned.right(), looked_at)
         if point is None:
             break
         looked_at.add(point.m)
-        yield from time(point.m, point.names)
+        yield from time(point.m, point.names, False)
     return tuned

@@ -11,7 +11,7 @@ import importlib
 import os
 import signal
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -122,5 +122,6 @@ def do(backend: Backend, job: Job, options: TuneOptions) -> Answer:
             rejected[name] = f"{job.signature.key()} M={m}: {reason}"
     if not job.m or not right():
         return Answer(rejected)
+    options = replace(options, sustained=options.sustained and job.sustained)
     with backend.bench(job.signature, job.m) as bench:
         return Answer(rejected, halving.measure(bench, job.m, list(right()), options))

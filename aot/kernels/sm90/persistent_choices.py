@@ -39,7 +39,7 @@ _MOST_SUMS_SPLIT = 120  # all sets of them
 _FEW_SUMS = 64  # whose pieces must be small for there to be one for each of many slices of K
 _SUMS_BESIDE_WIDE_PIECES = 80  # an epilogue with more of them needs the registers of half a piece
 
-# What won somewhere, of wider choices, over the layers and M of docs/kernels.md on an H200.
+# What won somewhere, of wider choices, over layers of models at several M on an H200.
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "schedule": ("cooperative", "pingpong"),
     "swap": (False, True),  # rows of B on WGMMA's M side, whose extent is a multiple of 64, and tokens on its N side
@@ -56,12 +56,12 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     # four by four, tiles that read the same of the operand that clusters do not multicast.
     "order": ("rows", "two_rows", "columns", "quads"),
     # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch").
-    # Loading B too was tried, and gains nothing (docs/kernels.md).
+    # Loading B too was tried, and gains nothing (docs/kernels/sm90_persistent.md).
     "overlap": ("serial", "launch"),
     # Loads of a tile that hangs over M leave out rows of A past it, which take longer to load than others.
     "skip_oob": (False, True),
 }
-# What enumeration offers less of. No GPU has run a kernel that skips rows yet (docs/kernels.md).
+# What enumeration offers less of. No GPU has run a kernel that skips rows yet (docs/kernels/sm90_persistent.md).
 OFFERED: dict[str, tuple[int | str | bool, ...]] = {"skip_oob": (False,)}
 
 # Of which K is shared: swap, tile_m, tile_n.

@@ -1,8 +1,8 @@
 """Which clusters are neighbours on the chip: those of one GPC, whose reads of the same lines L2 serves once.
 
 Requests of SMs of one GPC for a line that is already asked for are merged on their way to L2, up to four of them
-(counters lrc__* of ncu; docs/kernels.md has the measurements). What a cluster multicasts is not merged any more, so it
-is the other operand that four clusters should read together.
+(counters lrc__* of ncu; docs/kernels/sm90_persistent.md has what it gains). What a cluster multicasts is not merged any
+more, so it is the other operand that four clusters should read together.
 
 The order in which an H200 gives clusters of two to its GPCs, as it was seen on two of them ("SMs of a GPC" in
 benchmarks/results/studies_h200.json): four to one of them, then one to each of eight, four times, then one to each of

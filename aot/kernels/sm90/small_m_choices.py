@@ -25,8 +25,8 @@ _ATOM_BYTES = 128
 _WGMMA_ROWS = 64
 _FEW_TOKENS, _FEW_WEIGHTS = 64, 128  # tiles up to which weights take WGMMA's M side, which comes in 64 rows
 _WARPGROUP = 128
-# What won somewhere, of wider choices, over 11 layers at 11 M from 1 to 256 on an H200 (docs/kernels.md): rows of B
-# that a tile may have, by its tokens, and what may go together of split_k, cluster_n and ctas_per_sm. Tiles of B need
+# What won somewhere, of wider choices, over 11 layers at 11 M from 1 to 256 on an H200: rows of B that a tile may
+# have, by its tokens, and what may go together of split_k, cluster_n and ctas_per_sm. Tiles of B need
 # not divide N, nor be multiples of WGMMA's 64 rows; only multiples of 16 can be gated, and of 64 be N-major.
 _TILES_N: dict[int, tuple[int, ...]] = {
     8: (48, 56, 64, 96, 112, 144, 224),
