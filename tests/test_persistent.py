@@ -220,6 +220,15 @@ def test_what_arrives_at_a_stage_is_what_it_waits_for_at_any_m(signature: Signat
                     assert expected == arrived, (plan, m, tile, cta)
 
 
+def test_the_estimate_of_a_kernel_that_skips_rows_past_m_counts_only_those_that_it_loads() -> None:
+    for v in skipping(PLAIN):
+        all_rows = dataclasses.replace(v, config=choices(**{**v.options, "skip_oob": False}))
+        tokens = Plan.of(v.options, form(PLAIN)).tokens * v.integer("cluster_m")
+        for m, saves in ((tokens, False), (tokens + 8, True)):
+            skips_us, loads_us = (estimate_persistent.of_own(w, plain_form, PLAIN, m) for w in (v, all_rows))
+            assert skips_us < loads_us if saves else skips_us == loads_us
+
+
 @pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
 def test_every_row_inside_m_is_loaded_once_and_few_past_it(signature: Signature) -> None:
     for plan in {Plan.of(v.options, form(signature)) for v in skipping(signature)}:

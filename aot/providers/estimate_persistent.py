@@ -58,6 +58,7 @@ class Tiling:
     order: str = "rows"  # of tiles; see `persistent_choices.OPTIONS`
     gated: bool = False
     residual: bool = False
+    box_m: int = 0  # rows of A in a TMA box, of which those past M are left out; 0 if all of a tile is loaded
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ def _own(v: Variant, form_of: Callable[[Variant], Form]) -> tuple[Tiling, Plan]:
         str(v.options["order"]),
         plan.form.gated,
         Epilogue.of(plan.form.epilogue).residual,
+        plan.box_tokens if plan.skip_oob else 0,
     )
     return tiling, plan
 
@@ -185,7 +187,8 @@ def estimate_us(t: Tiling, of: Extents, m: Number, machine: Machine = H200, slic
     floor_us = memory / (memory_faster * _FLOOR_BYTES_PER_US)
     body_us = maximum(_norm(busy_us, power_us, l2_us, memory_us), floor_us)
     body_us = body_us * (_QUADS if t.order == "quads" else 1.0)
-    past_m = ceil(m / (t.tile_m * t.cluster_m)) * (t.tile_m * t.cluster_m) - m
+    loaded_m = t.box_m or t.tile_m * t.cluster_m  # so many rows at a time
+    past_m = ceil(m / loaded_m) * loaded_m - m
     receivers = batch * (ceil(n / (t.tile_n * t.cluster_n)) * t.cluster_n)
     past_m_us = past_m * k * receivers * t.bytes_in / (larger * _PAST_M_BYTES_PER_US)
     shown = 1 + (waves - 1) * (0.0 if t.pingpong else rates.seen)
