@@ -23,7 +23,7 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 
 # torch first and pinned: any newer one would do, but this is the one the tests ran with.
-$(VENV)/ready: pyproject.toml $(wildcard runtime/*.c runtime/*.h)
+$(VENV)/ready: pyproject.toml $(wildcard runtime/native/*.c runtime/native/*.h)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet torch==2.13.0
 	$(BIN)/pip install --quiet --editable '.[build,test]'

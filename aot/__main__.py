@@ -1,4 +1,4 @@
-"""The command `aot`, also as `python -m aot`: runs `aot.cli`, or says what to install for it.
+"""The command `aot`, also as `python -m aot`: runs `aot.cli.commands`, or says what to install for it.
 
 A plain install looks at archives; what builds and tunes them comes with extras and may be missing.
 """
@@ -30,7 +30,7 @@ def main() -> None:
     if sys.stderr is None:  # closed by the caller; print() would take standard output in its place
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # for as long as the process lasts
     try:
-        from .cli import main as run
+        from .cli.commands import main as run
 
         run()
     except ModuleNotFoundError as error:

@@ -15,28 +15,34 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from runtime import canonical
-from runtime.archive import Archive
-from runtime.dispatch import serves
-from runtime.driver import Driver
+from runtime.container import canonical
+from runtime.container.archive import Archive
+from runtime.device.driver import Driver
 from runtime.errors import AotError, DeviceError, RecordError
-from runtime.gemm_table import read
+from runtime.gemm.dispatch import serves
+from runtime.gemm.signature import Signature
+from runtime.gemm.table import read
+from runtime.gemm.universal import Universal
 from runtime.limits import MAX_COST_RESULTS
-from runtime.signature import Signature
-from runtime.universal_table import Universal
 
-from . import manifest, pack, rank, tables, universal
-from .cache import Cache
-from .compiler import BuildReport, Event, compile_variants
-from .forms import read as read_forms
-from .manifest import Manifest
-from .providers import PROVIDERS, provider
-from .select import invariant, points, ranges, waves
-from .targets import target as target_named
-from .times import load as load_times
+from . import files
+from .compile.cache import Cache
+from .compile.compiler import BuildReport, Event, compile_variants
+from .pack import tables
+from .pack import write as pack
+from .pack.forms import read as read_forms
+from .pack.ranges import invariant, ranges
+from .problem import manifest
+from .problem.manifest import Manifest
+from .search import rank, universal
+from .search.legal import summation
+from .search.m_values import points, waves
+from .search.provider import PROVIDERS, provider
+from .search.targets import target as target_named
+from .search.variants import Variant
 from .tune.forms import names as names_of_forms
 from .tune.history import TABLE as HISTORY
-from .variants import Variant, summation
+from .tune.times import load as load_times
 
 CANDIDATES = 8
 
@@ -96,8 +102,8 @@ def plan(
 ) -> Plan:
     """Choose what to compile: for each signature, target and M the `limit` variants that rank best.
 
-    At the M values between the manifest's where a choice may change (`select.points`), a quarter as many; where waves
-    of tiles end (`select.waves`), the best.
+    At the M values between the manifest's where a choice may change (`m_values.points`), a quarter as many; where waves
+    of tiles end (`m_values.waves`), the best.
 
     `targets` replaces those of the manifests. `functions` names further operations, such as "rmsnorm", of which every
     variant is compiled.
@@ -146,7 +152,8 @@ def plan_universal(
 ) -> Plan:
     """Choose what to compile to serve the forms of the manifests' gemms at any N and K: `limit` functions for each.
 
-    `times` are files of measured times (`aot.times`), by which functions are chosen where they have some of a form.
+    `times` are files of measured times (`aot.tune.times`), by which functions are chosen where they have some of a
+    form.
 
     Raises:
         AotError: an unknown target, no manifest, no form with estimates on a target, more functions than readers take,
@@ -199,13 +206,13 @@ def build(
     With a `base` the archive has all that it has too; entries of `work` take the place of those for the same signature
     and target, and its forms, if it has any, that of all of the base's.
 
-    `on_event` and `on_start` are those of `aot.compiler.compile_variants`.
+    `on_event` and `on_start` are those of `aot.compile.compiler.compile_variants`.
 
     Raises:
         AotError: nothing could be compiled, readers would refuse the table of forms, the archive cannot be written,
             others may write to the cache, or the base serves with functions of which this build has other code.
     """
-    pack.destination(destination)  # before the work, not after it
+    files.destination(destination)  # before the work, not after it
     report = compile_variants(work.variants(), cache, jobs, on_event, on_start=on_start)
     if not report.kernels:
         if reasons := sorted(set(report.failures.values())):
@@ -258,7 +265,7 @@ def _require_readable(table: dict[str, Any], function_targets: Mapping[str, str]
 
 
 def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow], list[tuple[Signature, str, str]]]:
-    """The rows of the gemm table (`runtime.dispatch` reads them), and what no kernel is there for."""
+    """The rows of the gemm table (`runtime.gemm.dispatch` reads them), and what no kernel is there for."""
     entries, unserved = [], []
     for gemm in work.gemms:
         compiled = [(m, [v.name() for v in variants if v in report.kernels]) for m, variants in gemm.by_tokens]

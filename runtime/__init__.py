@@ -18,9 +18,9 @@ from .errors import (
     RecordError,
     WorkspaceError,
 )
-from .library import Function, Library, load
 from .packaged import universal
-from .stats import Stats
+from .serve.library import Function, Library, load
+from .serve.stats import Stats
 
 __all__ = [
     "AotError",

@@ -1,9 +1,9 @@
 """Element types by their short names, as archives and messages write them.
 
-Knows bits and nothing of frameworks; `runtime.tensor` maps framework types to these names.
+Knows bits and nothing of frameworks; `runtime.program.tensor` maps framework types to these names.
 """
 
-from .tuples import NamedTuple
+from .named_tuple import NamedTuple
 
 
 class DType(NamedTuple):

@@ -10,7 +10,7 @@ class AotError(Exception):
 
 
 class ArchiveError(AotError):
-    """An archive file cannot be trusted or read; `runtime.archive` names each way."""
+    """An archive file cannot be trusted or read; `runtime.container.archive` names each way."""
 
 
 class RecordError(AotError):

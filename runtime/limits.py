@@ -8,7 +8,7 @@ its size. `_limits.h` has those that native code needs; `tests/test_limits.py` h
 # --- the file ---
 MAX_INDEX_BYTES = 16 << 20  # decompressed; about 90,000 functions
 MAX_INDEX_HEAD_BYTES = 256 << 10  # the JSON it begins with; about 4,000 blocks
-MAX_BLOCK_BYTES = 32 << 20  # decompressed; `aot.pack` writes 8 MiB, but for one blob that has more
+MAX_BLOCK_BYTES = 32 << 20  # decompressed; `aot.pack.write` writes 8 MiB, but for one blob that has more
 MAX_RECORDS_BLOCK_BYTES = 1 << 20  # the same of a block of records, and so of a record; the largest found has 6 KB
 # All blocks together may decompress to this many times the file, and to the allowance besides. Found: 29.
 MAX_EXPANSION = 256

@@ -19,11 +19,11 @@ import cold_read
 from report import geomean, out_argument, patch_argument, write
 
 import runtime
-from aot import manifest as manifests
-from aot import measure
-from aot.baseline import baseline
-from aot.operands import OperandSet, Weights, gemm_options
-from runtime.signature import Signature
+from aot.problem import manifest as manifests
+from aot.tune import measure
+from aot.tune.baseline import baseline
+from aot.tune.operands import OperandSet, Weights, gemm_options
+from runtime.gemm.signature import Signature
 
 TOKENS = (1, 3, 16, 64, 128, 256, 333, 512, 1024, 2048, 4096, 8192)
 REGIMES = (  # all from 128 up is counted twice, since that is what 8-bit inputs are judged by

@@ -21,7 +21,7 @@ from torch import nn
 
 import runtime
 import runtime.torch
-from aot import measure
+from aot.tune import measure
 
 # From the models' config.json on Hugging Face.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

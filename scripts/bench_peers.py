@@ -28,12 +28,12 @@ from peers import CACHE, PEERS, Peer, PeerMissing, Settings, guarded, load, writ
 from report import geomean, out_argument, patch_argument, write
 
 import runtime
-from aot import measure
-from aot.baseline import baseline
-from aot.measure import Launch
-from aot.operands import OperandSet, Weights, poisoned, reference
+from aot.tune import measure
+from aot.tune.baseline import baseline
+from aot.tune.measure import Launch
+from aot.tune.operands import OperandSet, Weights, poisoned, reference
 from runtime.errors import AotError, KernelMiss
-from runtime.signature import Signature
+from runtime.gemm.signature import Signature
 
 # N x K of one GPU's layers: Llama-3.1-8B, and Llama-3.1-70B over eight GPUs.
 LAYERS = {

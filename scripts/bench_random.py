@@ -32,12 +32,12 @@ from random_cases import Case
 from summarise_random import AGAINST, BEST_OF, DEEP_GEMM, ON_SLOWER, OURS, TORCH
 
 import runtime
-from aot import measure
-from aot.baseline import baseline
-from aot.measure import Launch
-from aot.operands import OperandSet, Weights, gemm_options
+from aot.tune import measure
+from aot.tune.baseline import baseline
+from aot.tune.measure import Launch
+from aot.tune.operands import OperandSet, Weights, gemm_options
 from runtime.errors import AotError, KernelMiss, WorkspaceError
-from runtime.signature import Signature
+from runtime.gemm.signature import Signature
 
 _AGAIN = "torch again"
 _FINALISTS = 4

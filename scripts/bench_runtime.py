@@ -18,15 +18,15 @@ from typing import Any
 from report import out_argument, write
 
 import runtime
-from aot import measure
-from aot.operands import TORCH_DTYPES
+from aot.tune import measure
+from aot.tune.operands import TORCH_DTYPES
 from runtime import native
-from runtime.archive import Archive
-from runtime.dispatch import Dispatch, serves
-from runtime.driver import _PooledLaunch
+from runtime.container.archive import Archive
+from runtime.device.driver import _PooledLaunch
 from runtime.dtypes import DTYPES
-from runtime.record import TensorArgument
-from runtime.signature import Signature
+from runtime.gemm.dispatch import Dispatch, serves
+from runtime.gemm.signature import Signature
+from runtime.program.record import TensorArgument
 
 BLOCK_LAUNCHES = 200
 

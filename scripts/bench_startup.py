@@ -123,7 +123,7 @@ library = runtime.load(archive)
 names, found = set(library.preload()), {}
 began = time.monotonic()
 from aot.lower import lower
-from aot.providers import PROVIDERS, provider
+from aot.search.provider import PROVIDERS, provider
 for entry in Dispatch.from_json(library._now.archives[0].table("gemm")).entries:
     for variant in (v for p in PROVIDERS for v in provider(p).variants("sm_90a", entry.signature)):
         if variant.name() in names and len(found) < {jit}:
@@ -248,7 +248,7 @@ def main() -> int:
         }
         shown = (f"{p}={x['median'] * 1e3:.1f}ms" for p, x in results[name].items() if p not in COUNTS)
         print(name, *shown, flush=True)
-    from aot import measure
+    from aot.tune import measure
 
     write(options.out, measure.environment(), unit="s, but for kernels and gemms, which are counts", results=results)
     return 0

@@ -18,7 +18,7 @@ import cuda_probe
 import torch
 from report import out_argument, write
 
-from aot import measure
+from aot.tune import measure
 
 _SOURCE = rb"""
 template <int UNROLL>

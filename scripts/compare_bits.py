@@ -31,7 +31,7 @@ def digests_of(library: Any, signature: Any, names: Sequence[str], tokens: Seque
     """For each function that can be launched at all of `tokens` a digest of its output at each."""
     import torch
 
-    from aot.operands import Weights, put_zeros
+    from aot.tune.operands import Weights, put_zeros
     from runtime.errors import AotError
 
     found: dict[str, list[str]] = {name: [] for name in names}
@@ -59,9 +59,9 @@ def main() -> int:
     options = parser.parse_args()
 
     import runtime
-    from aot import measure
-    from runtime.archive import Archive
-    from runtime.dispatch import Dispatch, serves
+    from aot.tune import measure
+    from runtime.container.archive import Archive
+    from runtime.gemm.dispatch import Dispatch, serves
 
     environment = measure.environment()
     capability = tuple(int(x) for x in environment["compute_capability"].split("."))

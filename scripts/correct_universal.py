@@ -14,14 +14,13 @@ from pathlib import Path
 
 import report  # noqa: F401  # puts the checkout on the path
 
-from aot import times
-from aot.forms import read
-from aot.pack import Package
-from aot.tune import history
+from aot.pack.forms import read
+from aot.pack.write import Package
+from aot.tune import history, times
 from aot.tune.forms import TunedForm, table
-from runtime.archive import Archive
+from runtime.container.archive import Archive
+from runtime.device.gpus import Gpu
 from runtime.errors import AotError
-from runtime.gpus import Gpu
 
 H200 = Gpu("NVIDIA H200", 132, 4814)
 

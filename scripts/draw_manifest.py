@@ -17,8 +17,8 @@ from pathlib import Path
 import random_cases
 from random_cases import MODELS, Layer
 
-from aot import manifest as manifests
-from aot.manifest import Gemm, Manifest
+from aot.problem import manifest as manifests
+from aot.problem.manifest import Gemm, Manifest
 from runtime.errors import AotError
 
 TOKENS = (1, 16, 64, 256, 1024, 4096, 8192)  # those of manifests/

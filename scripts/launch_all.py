@@ -22,9 +22,9 @@ import report  # noqa: F401  # puts the checkout on the path
 import torch
 
 import runtime
-from aot.operands import TORCH_DTYPES
-from runtime.dispatch import serves
-from runtime.record import TensorArgument
+from aot.tune.operands import TORCH_DTYPES
+from runtime.gemm.dispatch import serves
+from runtime.program.record import TensorArgument
 
 SCHEDULES = (
     *("cooperative", "pingpong", "swap", "skip_oob", "stream_k", "quads"),

@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 import report
 import yaml
 
-from aot import manifest as manifests
-from aot.manifest import ManifestError, signature_problem
-from aot.model_config import DTYPES, MOST_LOGITS, Wanted, manifest_from_config
-from runtime.signature import EPILOGUES, MAJORS, SCALINGS, Signature
+from aot.problem import manifest as manifests
+from aot.problem.manifest import ManifestError, signature_problem
+from aot.problem.model_config import DTYPES, MOST_LOGITS, Wanted, manifest_from_config
+from runtime.gemm.signature import EPILOGUES, MAJORS, SCALINGS, Signature
 
 ROOT = report.ROOT
 MODELS = ROOT / "benchmarks" / "models.yaml"

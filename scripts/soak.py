@@ -20,10 +20,10 @@ import torch
 from report import out_argument, write
 
 import runtime
-from aot import measure
-from runtime.archive import Archive
-from runtime.dispatch import Dispatch
-from runtime.signature import Signature
+from aot.tune import measure
+from runtime.container.archive import Archive
+from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.signature import Signature
 
 TOKENS = (1, 3, 16, 33, 64)
 _COMPARE_EVERY = 500
@@ -141,7 +141,7 @@ def main() -> int:
 
 def _rewritten(source: Path, destination: Path) -> Path:
     """The same archive with one more table, and so with another digest."""
-    from aot.pack import Package
+    from aot.pack.write import Package
 
     with Archive.open(source) as archive:
         package = Package()

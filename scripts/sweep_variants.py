@@ -2,7 +2,7 @@
 
 Build the archive with as many candidates as the ranking may put in order, and do not tune it. For each signature and M
 all functions of that form are timed briefly, on cold L2; the best 8 again in turn with torch. Then, for the order that
-`aot.rank` gives them: how much longer the best of its first few takes than the best of all. These times are also what
+`aot.search.rank` gives: how much longer the best of its first few takes than the best of all. These times are also what
 the estimates of `aot.providers` are fitted to. Functions serve any N and K, so an archive of one problem for each form
 will do, with `--manifest` for the layers to time.
 
@@ -28,15 +28,17 @@ import torch
 from report import geomean, out_argument, write
 
 import runtime
-from aot import measure, rank
-from aot.baseline import baseline
-from aot.measure import Launch
-from aot.operands import OperandSet, Weights
-from aot.providers import PROVIDERS
-from aot.variants import Variant, legal_variants
-from runtime.archive import Archive
-from runtime.dispatch import Dispatch
-from runtime.signature import Signature
+from aot.search import rank
+from aot.search.legal import legal_variants
+from aot.search.provider import PROVIDERS
+from aot.search.variants import Variant
+from aot.tune import measure
+from aot.tune.baseline import baseline
+from aot.tune.measure import Launch
+from aot.tune.operands import OperandSet, Weights
+from runtime.container.archive import Archive
+from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.signature import Signature
 
 TARGET = "sm_90a"
 TOKENS = (1, 8, 16, 32, 64, 128, 192, 256, 333, 512, 1024, 2048, 4096, 8192)

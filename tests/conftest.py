@@ -70,12 +70,12 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     """The command line in this process."""
 
     def call(*arguments: object) -> Result:
-        from aot import cli
+        from aot.cli import commands
 
         monkeypatch.setattr(sys, "argv", ["aot", *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as exit:
-            cli.main()
+            commands.main()
         return Result(int(exit.value.code or 0), *capsys.readouterr())
 
     return call

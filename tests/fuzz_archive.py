@@ -27,8 +27,8 @@ import zstandard
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from aot.pack import Package
-from runtime.archive import Archive
+from aot.pack.write import Package
+from runtime.container.archive import Archive
 from runtime.errors import ArchiveError
 
 

@@ -34,17 +34,19 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from aot import console, describe, shapes, verify
+from aot.cli import console, describe
+from aot.verify import archive as verify
+from aot.verify import shapes
 from runtime import Library, native
-from runtime.archive import Archive
-from runtime.dispatch import gemm_mismatch
-from runtime.driver import PreparedLaunch
+from runtime.container.archive import Archive
+from runtime.device.driver import PreparedLaunch
+from runtime.device.launch import Launch
 from runtime.errors import AotError
-from runtime.launch import Launch
-from runtime.record import Record, TensorView
-from runtime.signature import Signature
-from runtime.tensor import TORCH_NAMES
-from runtime.universal_table import WORDS
+from runtime.gemm.dispatch import gemm_mismatch
+from runtime.gemm.signature import Signature
+from runtime.gemm.universal import WORDS
+from runtime.program.record import Record, TensorView
+from runtime.program.tensor import TORCH_NAMES
 from tests import mutants, recording_driver
 from tests.native_stand_in import exchange_capsule
 from tests.recording_driver import DTYPES, FakeTensor, FakeTorch, RecordingDriver, TorchDType, _Recorded
@@ -132,7 +134,7 @@ class LenientDriver(RecordingDriver):
     def prepare(self, kernel: Any, launch: Launch, pointers: int, like: PreparedLaunch | None = None) -> PreparedLaunch:
         try:
             return super().prepare(kernel, launch, pointers, like)
-        except OverflowError:  # as `runtime.driver` has it: larger than native code has room for
+        except OverflowError:  # as `runtime.device.driver` has it: larger than native code has room for
             return _Recorded(self, kernel[1], launch)
 
     def kernel_count(self, library: Any) -> int:

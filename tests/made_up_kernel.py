@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from aot.cubin import CubinKernel
+from aot.compile.cubin import CubinKernel
 
 from .samples import record
 

@@ -9,7 +9,7 @@ import random
 import struct
 from typing import Any, NamedTuple
 
-from aot.cubin import CubinKernel
+from aot.compile.cubin import CubinKernel
 
 from .made_up_kernel import PROGBITS, SYMTAB, cubin, cubin_of
 

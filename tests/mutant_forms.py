@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from runtime.costs import OPERATIONS
+from runtime.gemm.universal import INPUTS
 from runtime.limits import MAX_COST_NODES, MAX_COST_RESULTS, MAX_GEMM_EXTENT, MAX_UNIVERSAL_FORMS
-from runtime.universal_table import INPUTS
+from runtime.program.costs import OPERATIONS
 
 from .mutant_programs import Refused
 

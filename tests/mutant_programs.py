@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from runtime.arithmetic import _BINARY, _CAST, _COMPARE, _FLAGS, _UNARY_FLAGGED
-from runtime.reading import WIDTHS
+from runtime.container.fields import WIDTHS
+from runtime.program.arithmetic import _BINARY, _CAST, _COMPARE, _FLAGS, _UNARY_FLAGGED
 
 Program = dict[str, Any]
 _SIZES = [2, 8, 15, 16, 17, 100]

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from runtime.tensor import _DLTensor
+from runtime.program.tensor import _DLTensor
 
 
 class Config(ctypes.Structure):

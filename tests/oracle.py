@@ -28,20 +28,21 @@ from typing import Any
 
 import pytest
 
-from aot.host_ir import _argument_inputs
-from aot.host_text import parse_function
-from aot.host_types import leaves, parse_type
+from aot.compile.host.ir import _argument_inputs
+from aot.compile.host.text import parse_function
+from aot.compile.host.types import leaves, parse_type
+from aot.compile.lower import Lowered, lower
 from aot.kernels.sm90.persistent_choices import Form, Plan
-from aot.lower import Lowered, lower
-from aot.manifest import signature_problem
-from aot.providers import PROVIDERS, provider
-from aot.variants import Family, Variant, choices, illegal
+from aot.problem.manifest import signature_problem
+from aot.search.legal import illegal
+from aot.search.provider import PROVIDERS, provider
+from aot.search.variants import Family, Variant, choices
+from runtime.device.launch import Evaluation, Launch
 from runtime.dtypes import DTYPES
 from runtime.errors import ProgramError, RecordError
-from runtime.evaluator import PythonEvaluator
-from runtime.launch import Evaluation, Launch
-from runtime.record import Record, TensorArgument
-from runtime.signature import Signature
+from runtime.gemm.signature import Signature
+from runtime.program.evaluator import PythonEvaluator
+from runtime.program.record import Record, TensorArgument
 
 SHIM = Path(__file__).with_name("oracle_shim.c")
 PREFIX = "oracle"

@@ -9,9 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from aot.providers import PROVIDERS, provider
-from aot.variants import Variant, family_of
-from runtime.signature import Signature
+from aot.search.legal import family_of
+from aot.search.provider import PROVIDERS, provider
+from aot.search.variants import Variant
+from runtime.gemm.signature import Signature
 
 TIMES = Path(__file__).resolve().parent.parent / "benchmarks/variants_h200.json.xz"
 

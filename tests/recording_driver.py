@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aot.pack import Package
-from aot.providers.base import gemm_tensors
-from aot.variants import Variant
+from aot.pack.write import Package
+from aot.providers.arguments import gemm_tensors
+from aot.search.variants import Variant
 from runtime import native
-from runtime.driver import Driver, PreparedLaunch
+from runtime.device.driver import Driver, PreparedLaunch
+from runtime.device.gpus import Gpu
+from runtime.device.launch import ATTRIBUTE_WORDS, Launch
+from runtime.device.libcuda import FUNCTIONS
 from runtime.errors import DeviceError
-from runtime.gpus import Gpu
-from runtime.launch import ATTRIBUTE_WORDS, Launch
-from runtime.libcuda import FUNCTIONS
-from runtime.signature import Signature
-from runtime.tensor import contiguous_strides
+from runtime.gemm.signature import Signature
+from runtime.program.tensor import contiguous_strides
 
 from .native_stand_in import read_config, write
 

@@ -18,20 +18,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from aot.roofline import expected_us
-from aot.timing import LOAD, Timing
 from aot.tune.halving import Bench
 from aot.tune.jobs import Answer, Job
+from aot.tune.options import TuneOptions
 from aot.tune.pool import Pool
+from aot.tune.roofline import expected_us
 from aot.tune.run import Machine
+from aot.tune.timing import LOAD, Timing
 from aot.tune.worker import Announce, Setup, do
-from aot.tune_options import TuneOptions
-from runtime.archive import Archive
-from runtime.dispatch import Entry
+from runtime.container.archive import Archive
+from runtime.device.gpus import Gpu
 from runtime.errors import AotError
-from runtime.gpus import Gpu
-from runtime.record import Record
-from runtime.signature import Signature
+from runtime.gemm.dispatch import Entry
+from runtime.gemm.signature import Signature
+from runtime.program.record import Record
 
 from .recording_driver import gemm_record
 

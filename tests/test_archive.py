@@ -18,10 +18,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aot import pack
-from runtime import archive as reader
-from runtime import canonical
-from runtime.archive import Archive
+from aot.pack import write as pack
+from runtime.container import archive as reader
+from runtime.container import canonical
+from runtime.container.archive import Archive
 
 from .fuzz_archive import (
     HOWS,
@@ -131,7 +131,7 @@ def test_reader_survives_replacement_of_the_file(path: Path) -> None:
 
 
 def test_reader_imports_neither_torch_nor_the_builder() -> None:
-    code = "import sys, runtime.archive; assert not {'aot', 'torch', 'cutlass', 'cuda'} & set(sys.modules)"
+    code = "import sys, runtime.container.archive; assert not {'aot', 'torch', 'cutlass', 'cuda'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aot import pack
-from runtime.archive import Archive
+from aot.pack import write as pack
+from runtime.container.archive import Archive
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.arithmetic import NodeReader, Poison
 from runtime.errors import ProgramError, RecordError
+from runtime.program.arithmetic import NodeReader, Poison
 
 SIGNED = {8: ctypes.c_int8, 16: ctypes.c_int16, 32: ctypes.c_int32, 64: ctypes.c_int64}
 

@@ -20,7 +20,7 @@ import reduce_results
 from peers import quack_kernels
 from report import write
 
-from aot import measure
+from aot.tune import measure
 from runtime.errors import AotError, KernelMiss
 
 

@@ -24,10 +24,10 @@ import torch
 import yaml
 from peers import deep_gemm
 
-from aot import measure
-from aot.operands import OperandSet, Weights, reference
+from aot.tune import measure
+from aot.tune.operands import OperandSet, Weights, reference
 from runtime.errors import ArgumentError, KernelMiss
-from runtime.signature import Signature
+from runtime.gemm.signature import Signature
 
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 64, 128)
 FUSED = Signature("bf16", "bf16", "bf16", "f32", "bias+relu", 64, 128)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.archive import Archive
-from runtime.record import Record
+from runtime.container.archive import Archive
+from runtime.program.record import Record
 
 from .bombs import BOMBS
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from aot import cache as caches
-from aot.cache import Cache, CacheError, Entry, KeyFields, ToolFields, UntrustedCache, cache_key
+from aot.compile import cache as caches
+from aot.compile.cache import Cache, CacheError, Entry, KeyFields, ToolFields, UntrustedCache, cache_key
 from runtime.errors import AotError
 
 from .command_line import ROOT
@@ -26,7 +26,7 @@ TOOLS = ToolFields(
     wheels={"nvidia-cutlass-dsl": "4.8.1 ab", "nvidia-cutlass-dsl-libs-base": "4.8.1 cd"},
     extraction=1,
     options=("KeepCUBIN",),
-    sources={"aot/host_ir.py": "cd" * 32},
+    sources={"aot/compile/host/ir.py": "cd" * 32},
 )
 FIELDS = KeyFields(
     tools=cache_key(TOOLS),
@@ -45,8 +45,8 @@ OTHER_TOOLS: list[dict[str, Any]] = [
     {"wheels": {"nvidia-cutlass-dsl": "4.8.1 ab"}},
     {"extraction": 2},
     {"options": ("KeepCUBIN", "OptLevel")},
-    {"sources": {"aot/host_ir.py": "ce" * 32}},
-    {"sources": {"aot/lower.py": "cd" * 32}},
+    {"sources": {"aot/compile/host/ir.py": "ce" * 32}},
+    {"sources": {"aot/compile/lower.py": "cd" * 32}},
 ]
 OTHER_FIELDS: list[dict[str, Any]] = [
     {"tools": "ab" * 32},

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from aot.tune.calibrate import Calibration, Observation, Predictions
-from runtime.signature import Signature
+from runtime.gemm.signature import Signature
 
 from .recorded_times import Recorded, estimates, family, recorded
 

@@ -13,16 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aot import build, manifest, select
-from aot.timing import Timing
+from aot import build
+from aot.problem import manifest
+from aot.search import m_values
 from aot.tune import choose, halving, points, session
 from aot.tune.calibrate import Calibration, Predictions
 from aot.tune.choose import Times, cover, group_ends, predicted, ranges, serving, where_faster
+from aot.tune.options import TuneOptions
 from aot.tune.session import Tuned
+from aot.tune.timing import Timing
 from aot.tune.worker import do
-from aot.tune_options import TuneOptions
-from runtime.dispatch import Entry
-from runtime.signature import Signature
+from runtime.gemm.dispatch import Entry
+from runtime.gemm.signature import Signature
 
 from .simulated_gpu import SimulatedBench, SimulatedGpu, TimeOf, Truth, pool_of
 
@@ -173,7 +175,7 @@ def regrets(tuned: Tuned, truth: TimeOf, serves: list[tuple[int | None, str]], s
 def todays_busy_us(truth: Truth, entry: Entry) -> float:
     """What a GPU was busy for when each M between had its winner: 31 points, all candidates once and four again."""
     gpu = SimulatedGpu(truth)
-    ms = select.points(session.tokens_of(entry))
+    ms = m_values.points(session.tokens_of(entry))
     ranked = [(m, names) for m, names in entry.candidates if m in ms]
     for m in ms:
         bench, names = SimulatedBench(gpu, entry.signature, m), session.candidates_at(ranked, m)

@@ -15,14 +15,18 @@ from typing import Any
 
 import pytest
 
-from aot import build, cli, manifest
-from aot.compiler import BuildReport
-from aot.manifest import Manifest
-from aot.targets import TARGETS
-from aot.tune_options import TuneOptions
-from aot.variants import Variant
-from runtime.archive import Archive
-from runtime.dispatch import Dispatch
+from aot import build
+from aot.cli import commands
+from aot.compile.compiler import BuildReport
+from aot.problem import manifest
+from aot.problem.manifest import Manifest
+from aot.search.targets import TARGETS
+from aot.search.variants import Variant
+from aot.tune import run as run_of_tune
+from aot.tune.options import TuneOptions
+from aot.tune.write import TuneReport
+from runtime.container.archive import Archive
+from runtime.gemm.dispatch import Dispatch
 
 from .command_line import COMMAND, DOWN, MANIFEST, ROOT, UP, Result, Run, hear_control_c
 
@@ -82,7 +86,7 @@ def test_a_rebuild_compiles_nothing_and_gives_the_same_bytes(build_again: Run, a
 
 def test_a_rebuild_needs_neither_torch_nor_the_dsl(folder: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; sys.modules.update(dict.fromkeys(['torch', 'cutlass'])); from aot.cli import main; "
+        "import sys; sys.modules.update(dict.fromkeys(['torch', 'cutlass'])); from aot.commands.commands import main; "
         "sys.argv[0] = 'aot'; main()"
     )
     arguments = ["build", "tiny.yaml", "-o", str(tmp_path / "again.aot"), "--candidates", "1", "--no-tune"]
@@ -170,7 +174,7 @@ def test_where_a_gpu_is_the_build_goes_on_to_tune(
         tuned.append((source, destination))
         return {"points": 3}
 
-    monkeypatch.setattr(cli, "_tune", tune)
+    monkeypatch.setattr(commands, "_tune", tune)
     monkeypatch.setattr(build, "tunable", lambda targets: True)
     assert json.loads(build_again("--json").out)["tuning"] == {"points": 3}
     assert tuned == [(tmp_path / "again.aot", tmp_path / "again.aot")]
@@ -185,7 +189,7 @@ def test_a_build_that_tunes_reports_the_size_of_what_it_leaves(
         destination.write_bytes(b"tuned")
         return {"points": 3}
 
-    monkeypatch.setattr(cli, "_tune", tune)
+    monkeypatch.setattr(commands, "_tune", tune)
     monkeypatch.setattr(build, "tunable", lambda targets: True)
     assert json.loads(build_again("--json").out)["bytes"] == len(b"tuned")
 
@@ -239,7 +243,7 @@ def test_a_strict_build_has_status_1_where_a_candidate_fails(
     build_again: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tuned: bool, options: list[str]
 ) -> None:
     monkeypatch.setattr(build, "tunable", lambda targets: tuned)
-    monkeypatch.setattr(cli, "_tune", lambda *_: {"unserved": []})
+    monkeypatch.setattr(commands, "_tune", lambda *_: {"unserved": []})
     result = build_again("--strict", *options)
     assert (result.status, result.err) == (1, "")
     assert (tmp_path / "again.aot").exists()
@@ -253,10 +257,10 @@ def test_a_strict_build_of_which_nothing_fails_has_status_0(build_again: Run) ->
 
 def test_the_cache_is_where_the_system_keeps_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cli._cache_directory() == tmp_path / "cute-aot"
+    assert commands._cache_directory() == tmp_path / "cute-aot"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert cli._cache_directory() == Path("/home/somebody/.cache/cute-aot")
+    assert commands._cache_directory() == Path("/home/somebody/.cache/cute-aot")
 
 
 def test_without_a_home_nothing_is_cached_and_the_build_goes_on(
@@ -267,7 +271,7 @@ def test_without_a_home_nothing_is_cached_and_the_build_goes_on(
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", nowhere)
-    assert cli._cache_directory() is None
+    assert commands._cache_directory() is None
     monkeypatch.setattr(build, "build", _asks_the_cache)
     result = run("build", folder / "tiny.yaml", "-o", tmp_path / "x.aot")
     assert result.err.splitlines() == [
@@ -295,7 +299,7 @@ def test_a_cache_that_cannot_be_written_is_one_warning_and_the_archive_is_the_sa
     for entry in [*(tmp_path / "cache").rglob("*.contents"), *sorted((tmp_path / "cache").rglob("*.kernel"))[:2]]:
         entry.unlink()
     arguments = ["--candidates", 1, "--cache", tmp_path / "cache", "--no-tune"]
-    monkeypatch.setattr("aot.cache.Cache._make", refuse)
+    monkeypatch.setattr("aot.compile.cache.Cache._make", refuse)
     result = run("build", folder / "tiny.yaml", "-o", tmp_path / "again.aot", *arguments)
     assert result.status == 0
     warnings = [line for line in result.err.splitlines() if not line.startswith("compiling ")]
@@ -403,7 +407,7 @@ def test_termination_is_like_control_c_and_leaves_nothing_behind(folder: Path, t
 def test_tune_says_what_is_wrong_with_its_input_before_it_imports_torch(
     run: Run, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "aot.tune", None)
+    monkeypatch.setitem(sys.modules, "aot.tune.run", None)
     source = tmp_path / "in.aot"
     if what == "text":
         source.write_text("not an archive, but long enough to be read as one\n" * 9)
@@ -435,8 +439,7 @@ def test_tune_says_what_is_missing_from_its_result(
     status: int,
     message: str,
 ) -> None:
-    tune = pytest.importorskip("aot.tune")
-    monkeypatch.setattr(tune, "tune_archive", lambda *_: tune.TuneReport({}, **found))
+    monkeypatch.setattr(run_of_tune, "tune_archive", lambda *_: TuneReport({}, **found))
     result = run("tune", archive, "-o", tmp_path / "tuned.aot")
     assert result.status == status
     assert result.err.startswith(message)
@@ -445,14 +448,13 @@ def test_tune_says_what_is_missing_from_its_result(
 def test_tune_passes_its_options_on_and_reports_what_serves(
     run: Run, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tune = pytest.importorskip("aot.tune")
     seen = []
 
     def tune_archive(source: Path, destination: Path, options: Any, progress: Any) -> Any:
         seen.append(options)
-        return tune.TuneReport({}, speedups=[1.0, 4.0])
+        return TuneReport({}, speedups=[1.0, 4.0])
 
-    monkeypatch.setattr(tune, "tune_archive", tune_archive)
+    monkeypatch.setattr(run_of_tune, "tune_archive", tune_archive)
     result = run("tune", archive, "-o", tmp_path / "t.aot", "--tolerance", "0.05", "--finalists", "7", "--no-sustained")
     assert "2.000x the baseline" in result.out
     assert run("tune", archive, "-o", tmp_path / "t.aot").status == 0

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from aot.pack import Package
-from runtime.archive import Archive
-from runtime.signature import Signature
+from aot.pack.write import Package
+from runtime.container.archive import Archive
+from runtime.gemm.signature import Signature
 
 from . import recording_driver
 from .command_line import DOWN, UP, Run

@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 
-from aot import compiler, temporary
-from aot.cache import Cache, Entry
-from aot.compiler import SOURCES, BuildReport, CompileError, Event, Kernel, compile_variants
-from aot.providers import provider
-from aot.toolchain import Toolchain, ToolchainError
-from aot.variants import Variant, choices
-from runtime.record import Record
-from runtime.signature import Signature
+from aot import files
+from aot.compile import compiler
+from aot.compile.cache import Cache, Entry
+from aot.compile.compiler import SOURCES, BuildReport, CompileError, Event, Kernel, compile_variants
+from aot.compile.toolchain import Toolchain, ToolchainError
+from aot.search.provider import provider
+from aot.search.variants import Variant, choices
+from runtime.gemm.signature import Signature
+from runtime.program.record import Record
 
 from .command_line import hear_control_c
 from .made_up_kernel import kernel as made_up
@@ -31,7 +32,7 @@ from .made_up_kernel import kernel as made_up
 ROOT = Path(__file__).resolve().parents[1]
 SIGNATURE = Signature("bf16", "bf16", "bf16", "f32", "none", 512, 512)
 
-# Stands in for aot.lower in workers; a variant's config says what is to happen.
+# Stands in for aot.compile.lower in workers; a variant's config says what is to happen.
 FAKE = """
 import json, os, signal, sys, time
 from types import SimpleNamespace
@@ -155,7 +156,7 @@ def test_the_key_follows_wheels_providers_sources_and_options(monkeypatch: pytes
     keys = [key(), key("4.8.1 ac")]
     monkeypatch.setattr(compiler.lower, "COMPILE_OPTIONS", ("Other",))
     keys.append(key())
-    monkeypatch.setattr(compiler.host_ir, "EXTRACTION_VERSION", 999)
+    monkeypatch.setattr(compiler.ir, "EXTRACTION_VERSION", 999)
     keys.append(key())
     monkeypatch.setattr(compiler, "SOURCES", SOURCES[1:])
     keys.append(key())
@@ -179,7 +180,7 @@ def _imports(file: Path) -> set[Path]:
 
 
 def test_every_file_of_this_project_that_a_worker_runs_is_in_the_key() -> None:
-    found, new = set[Path](), {ROOT / "aot/lower.py"}
+    found, new = set[Path](), {ROOT / "aot/compile/lower.py"}
     while new:
         found |= new
         new = {imported for file in new for imported in _imports(file)} - found
@@ -188,7 +189,7 @@ def test_every_file_of_this_project_that_a_worker_runs_is_in_the_key() -> None:
 
 
 def test_without_the_dsl_nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("aot.toolchain.distributions", lambda: [])
+    monkeypatch.setattr("aot.compile.toolchain.distributions", lambda: [])
     with pytest.raises(ToolchainError, match="pip install"):
         compile_variants([fake()], Cache(tmp_path))
 
@@ -436,7 +437,7 @@ def test_a_failure_where_there_is_no_room_ends_the_build_and_names_the_folder_an
         return None if len(asked) == 1 else "No space left on device"
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(temporary, "refusal", refusal)
+    monkeypatch.setattr(files, "refusal", refusal)
     with pytest.raises(CompileError) as error:
         compile_fakes([fake(), fake("fill"), fake(number=1)])
     assert re.match(rf"{tmp_path}: .* \(No space left on device; [\d,]+ bytes are left there\)", str(error.value))
@@ -510,14 +511,14 @@ def test_workers_of_a_killed_builder_end_and_its_scratch_folder_is_collected(
 
 
 def test_a_worker_whose_parent_is_gone_already_ends() -> None:
-    program = "from aot.worker import serve; serve(0, 'aot.compiler', 1234567)"
+    program = "from aot.compile.worker import serve; serve(0, 'aot.compile.compiler', 1234567)"
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE) as worker:
         assert worker.wait(timeout=60) == 0  # though nobody closes the connection
 
 
 def test_the_builder_itself_imports_neither_torch_nor_the_dsl() -> None:
     program = (
-        "import sys, aot.cli, aot.build, aot.compiler, aot.describe; "
+        "import sys, aot.cli.commands, aot.build, aot.compile.compiler, aot.cli.describe; "
         "print([m for m in ('torch', 'cutlass', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

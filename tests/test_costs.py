@@ -11,16 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aot import costs
-from aot.costs import H200, CostError, Machine, Tape
-from aot.estimates import CORRECTED_M, Estimates, program, shares
-from aot.providers import PROVIDERS, provider
-from aot.variants import Variant, family_of
+from aot.search import costs
+from aot.search.costs import H200, CostError, Machine, Tape
+from aot.search.estimates import CORRECTED_M, Estimates, program, shares
+from aot.search.legal import family_of
+from aot.search.provider import PROVIDERS, provider
+from aot.search.variants import Variant
 from runtime import native
-from runtime.costs import OPERATIONS, CostProgram, _PythonCosts
 from runtime.errors import RecordError
+from runtime.gemm.signature import Signature
 from runtime.limits import MAX_COST_NODES, MAX_COST_RESULTS
-from runtime.signature import Signature
+from runtime.program.costs import OPERATIONS, CostProgram, _PythonCosts
 
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
 FORMS = [

@@ -1,7 +1,7 @@
 import pytest
 
-from aot import cubin
-from aot.cubin import CubinError, CubinKernel
+from aot.compile import cubin
+from aot.compile.cubin import CubinError, CubinKernel
 
 from .made_up_kernel import cubin as made_up
 from .made_up_kernel import cubin_of

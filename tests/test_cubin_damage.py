@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from aot import cubin
-from runtime.archive import Archive
+from aot.compile import cubin
+from runtime.container.archive import Archive
 
 from .made_up_kernel import PROGBITS, STRTAB, SYMTAB, Sections, cubin_of, elf
 from .made_up_kernel import cubin as made_up

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from aot import tables
-from runtime.dispatch import Dispatch, gemm_mismatch, serves
+from aot.pack import tables
+from runtime.device.gpus import Gpu
 from runtime.errors import KernelMiss, RecordError
-from runtime.gpus import Gpu
+from runtime.gemm.dispatch import Dispatch, gemm_mismatch, serves
+from runtime.gemm.signature import Signature
 from runtime.limits import MAX_GEMM_FUNCTIONS
-from runtime.record import Record
-from runtime.signature import Signature
+from runtime.program.record import Record
 
 from .recording_driver import H200, entry, gemm_record, operands_record, signature, table
 

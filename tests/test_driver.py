@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from runtime import DeviceError, WorkspaceError, libcuda
-from runtime import driver as driver_module
-from runtime.driver import Driver
-from runtime.gpus import Gpu
-from runtime.launch import Launch, Slot
-from runtime.libcuda import FUNCTIONS
+from runtime import DeviceError, WorkspaceError
+from runtime.device import driver as driver_module
+from runtime.device import libcuda
+from runtime.device.driver import Driver
+from runtime.device.gpus import Gpu
+from runtime.device.launch import Launch, Slot
+from runtime.device.libcuda import FUNCTIONS
 
 from .native_stand_in import read_config, write
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime import native
-from runtime.arithmetic import _BINARY, _CAST, _COMPARE, _FLAGS, _UNARY_FLAGGED, OPERATIONS
+from runtime.container.fields import WIDTHS
+from runtime.device.launch import Evaluation, Launch
 from runtime.errors import ProgramError, RecordError
-from runtime.evaluator import PythonEvaluator
-from runtime.launch import Evaluation, Launch
-from runtime.program import NativeEvaluator
-from runtime.reading import WIDTHS
+from runtime.program.arithmetic import _BINARY, _CAST, _COMPARE, _FLAGS, _UNARY_FLAGGED, OPERATIONS
+from runtime.program.evaluator import PythonEvaluator
+from runtime.program.program import NativeEvaluator
 
 pytestmark = pytest.mark.skipif(native._native is None, reason="runtime._native was not built")
 INPUTS = tuple((f"x{i}", width) for i, width in enumerate((32, 32, 64, 64, 8, 16, 1)))

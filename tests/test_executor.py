@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from aot.tune import tune_archive
 from aot.tune.executor import LocalExecutor, MeasuringFailed
 from aot.tune.jobs import Answer, Job
-from aot.tune.run import Machine
+from aot.tune.options import TuneOptions
+from aot.tune.run import Machine, tune_archive
 from aot.tune.worker import Setup
-from aot.tune_options import TuneOptions
-from runtime.archive import Archive
-from runtime.dispatch import Dispatch
+from runtime.container.archive import Archive
 from runtime.errors import AotError
-from runtime.signature import Signature
+from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.signature import Signature
 
 from .recording_driver import entry, gemm_record, write_archive
 from .simulated_gpu import GPU
@@ -137,6 +136,7 @@ def test_an_archive_is_tuned_over_its_own_name_by_processes_that_crash(
 
 
 def test_tuning_imports_no_torch_into_the_command() -> None:
-    code = "import sys; import aot.tune, aot.cli; print('torch' in sys.modules, 'multiprocessing.spawn' in sys.modules)"
+    looks = "print('torch' in sys.modules, 'multiprocessing.spawn' in sys.modules)"
+    code = f"import sys; import aot.tune.run, aot.cli.commands; {looks}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split()[0] == "False"

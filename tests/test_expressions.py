@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aot.expressions import Graph, Node, Writer
-from runtime.arithmetic import NodeReader, Poison
+from aot.compile.host.expressions import Graph, Node, Writer
+from runtime.program.arithmetic import NodeReader, Poison
 
 EDGES = (0, 1, 2, 127, 128, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
 

@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
-from aot import build, form_checks, forms, launch_checks, verify
-from aot.evaluation import Budget
+from aot import build
+from aot.pack import forms
+from aot.verify import archive as verify
+from aot.verify import form_checks, launch_checks
+from aot.verify.evaluation import Budget
 from runtime import native
-from runtime.archive import Archive
-from runtime.costs import CostProgram
-from runtime.gpus import Gpu
-from runtime.record import Record
-from runtime.universal_table import Universal
+from runtime.container.archive import Archive
+from runtime.device.gpus import Gpu
+from runtime.gemm.universal import Universal
+from runtime.program.costs import CostProgram
+from runtime.program.record import Record
 
 from .command_line import Run
 from .recording_driver import entry, signature

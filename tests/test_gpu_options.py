@@ -15,18 +15,18 @@ pytest.importorskip("torch")
 import torch
 
 import runtime
-from aot import select
-from aot.operands import OperandSet, Weights, gemm_options, put_zeros
-from aot.pack import Package
-from aot.tables import GemmRow, gemm_table
-from aot.variants import of_name, summation
-from runtime.archive import Archive
-from runtime.call import EXTRAS
-from runtime.dispatch import Dispatch, Entry, serves, workspaces_of
-from runtime.driver import Driver
-from runtime.fallback import one_call, torch_runs
-from runtime.record import Record
-from runtime.signature import Signature
+from aot.pack import ranges
+from aot.pack.tables import GemmRow, gemm_table
+from aot.pack.write import Package
+from aot.search.legal import of_name, summation
+from aot.tune.operands import OperandSet, Weights, gemm_options, put_zeros
+from runtime.container.archive import Archive
+from runtime.device.driver import Driver
+from runtime.gemm.call import EXTRAS
+from runtime.gemm.dispatch import Dispatch, Entry, serves, workspaces_of
+from runtime.gemm.fallback import one_call, torch_runs
+from runtime.gemm.signature import Signature
+from runtime.program.record import Record
 
 pytestmark = pytest.mark.gpu
 
@@ -56,7 +56,7 @@ def packed(tuned_archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
             most = max(alike(archive, entry), key=len, default=list[str]())
             turns = list(zip(TURNS_UP_TO, cycle(most), strict=False))
             everywhere = [(1, None)] if torch_runs(entry.signature) else []
-            equal = select.ranges(turns) if turns else None
+            equal = ranges.ranges(turns) if turns else None
             row = replace(GemmRow.of(entry), torch_faster=everywhere, invariant=equal)
             rows.append(row)
         package.set_table("gemm", gemm_table(rows, targets))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from runtime import Library
-from runtime.signature import Signature
+from runtime.gemm.signature import Signature
 
 from . import test_gpu_runtime as on_gpu
 from .test_gpu_runtime import Exported, Problem, arguments, is_plain, made
@@ -24,8 +24,8 @@ library, signature, signatures, torch = on_gpu.library, on_gpu.signature, on_gpu
 
 def test_only_one_signature_is_preloaded(library: Library, signatures: list[Signature], torch: Any) -> None:
     """Its first call may be under capture, before anything of it ran; others load at their first call."""
-    from aot import measure
-    from aot.operands import Weights
+    from aot.tune import measure
+    from aot.tune.operands import Weights
 
     def gemm(s: Signature, o: Any) -> None:
         library.gemm(o.a, o.b, out=o.d, **arguments(s, o))

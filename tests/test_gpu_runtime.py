@@ -13,11 +13,11 @@ import pytest
 
 import runtime
 from runtime import ArgumentError, DeviceError, KernelMiss, Library
-from runtime.archive import Archive
-from runtime.dispatch import Dispatch, serves
-from runtime.driver import Driver
-from runtime.signature import Signature
-from runtime.tensor import TORCH_NAMES
+from runtime.container.archive import Archive
+from runtime.device.driver import Driver
+from runtime.gemm.dispatch import Dispatch, serves
+from runtime.gemm.signature import Signature
+from runtime.program.tensor import TORCH_NAMES
 
 pytestmark = pytest.mark.gpu
 
@@ -116,20 +116,20 @@ class ExportedDLPack(Exported):
 
 def arguments(s: Signature, o: Any) -> Any:
     """What `gemm` takes by keyword for this signature and these operands."""
-    from aot.operands import gemm_options
+    from aot.tune.operands import gemm_options
 
     return gemm_options(s, o)
 
 
 def made(s: Signature, m: int, seed: int = 0) -> Any:
-    from aot.operands import Weights
+    from aot.tune.operands import Weights
 
     return Weights(s, m, 0, seed).operands(m)[0]
 
 
 def test_results_are_right_at_ragged_m(library: Library, signatures: list[Signature], torch: Any) -> None:
-    from aot import measure
-    from aot.operands import Weights
+    from aot.tune import measure
+    from aot.tune.operands import Weights
 
     for s in signatures:
 
@@ -459,7 +459,7 @@ def test_every_form_can_be_captured_and_runs_on_any_stream(
 @pytest.fixture
 def other_archive(tuned_archive: Path, tmp_path: Path) -> Path:
     """The same kernels in a file with another digest."""
-    from aot.pack import Package
+    from aot.pack.write import Package
 
     with Archive.open(tuned_archive) as archive:
         package = Package()

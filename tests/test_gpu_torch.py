@@ -15,11 +15,11 @@ from torch import nn
 import runtime
 import runtime.torch as aot_torch
 from runtime import Library
-from runtime.archive import Archive
-from runtime.dispatch import Dispatch
-from runtime.driver import Driver
-from runtime.signature import GATES, Epilogue, Signature
-from runtime.tensor import TORCH_NAMES
+from runtime.container.archive import Archive
+from runtime.device.driver import Driver
+from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.signature import GATES, Epilogue, Signature
+from runtime.program.tensor import TORCH_NAMES
 
 pytestmark = pytest.mark.gpu
 
@@ -88,7 +88,7 @@ def product(a: Any, b: Any) -> Any:
 
 
 def test_operator_gives_the_very_bits_of_the_library(library: Library, signatures: list[Signature]) -> None:
-    from aot.operands import Weights, gemm_options
+    from aot.tune.operands import Weights, gemm_options
 
     for s in signatures:
         for m in (1, 77):

@@ -15,14 +15,14 @@ pytest.importorskip("torch")
 import torch
 
 import runtime
-from aot import measure
-from aot.operands import OperandSet, Weights, gemm_options, put_zeros
+from aot.tune import measure
+from aot.tune.operands import OperandSet, Weights, gemm_options, put_zeros
 from runtime import Library
-from runtime.archive import Archive
-from runtime.dispatch import serves
-from runtime.driver import Driver
-from runtime.signature import Signature
-from runtime.universal_table import PREDICTED, Form, Universal
+from runtime.container.archive import Archive
+from runtime.device.driver import Driver
+from runtime.gemm.dispatch import serves
+from runtime.gemm.signature import Signature
+from runtime.gemm.universal import PREDICTED, Form, Universal
 
 pytestmark = pytest.mark.gpu
 

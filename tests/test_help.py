@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import typer
 
-from aot import cli
-from aot.tune_options import TuneOptions
+from aot.cli import commands
+from aot.tune.options import TuneOptions
 
 from .command_line import COMMAND, ROOT, Run
 
@@ -43,7 +43,7 @@ def test_help_ends_with_examples_that_can_be_called(
         program, *words = shlex.split(example)
         assert program == "aot"
         assert words[: len(command.split())] == command.split()
-        _parse(typer.main.get_command(cli.app), words)
+        _parse(typer.main.get_command(commands.app), words)
 
 
 def _parse(command: Any, words: list[str]) -> None:
@@ -75,9 +75,8 @@ def test_help_of_tune_states_the_defaults_that_it_has(run: Run, option: str) -> 
 
 
 def test_help_of_tune_imports_no_torch() -> None:
-    program = (
-        "import sys; sys.modules['torch'] = None; sys.argv = ['aot', 'tune', '-h']; from aot.cli import main; main()"
-    )
+    absent = "import sys; sys.modules['torch'] = None; sys.argv = ['aot', 'tune', '-h']"
+    program = f"{absent}; from aot.commands.commands import main; main()"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL).returncode == 0
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from aot.host_ir import HostProgram, extract
-from aot.host_types import HostIRError
+from aot.compile.host.ir import HostProgram, extract
+from aot.compile.host.types import HostIRError
+from runtime.device.launch import Launch
 from runtime.errors import ProgramError
-from runtime.launch import Launch
-from runtime.program import Program
+from runtime.program.program import Program
 
 TREE: list[dict[str, Any]] = [
     {"kind": "tensor", "name": "x", "dtype": "f32", "shape": ["m"], "strides": [1], "alignment": 16},

@@ -116,7 +116,7 @@ def test_every_import_is_a_dependency_that_a_message_can_name() -> None:
     extras = project["optional-dependencies"]
     declared = _names([*project["dependencies"], *extras["tune"], *extras["build"]])
     assert {_DISTRIBUTIONS.get(name, name) for name in imported} <= declared
-    optional = {"nvMatmulHeuristics"}  # `aot.rank` goes on without it
+    optional = {"nvMatmulHeuristics"}  # `aot.search.rank` goes on without it
     assert imported - optional <= set(_MISSING)
     assert {_DISTRIBUTIONS.get(name, name) for name in _MISSING} <= declared
 

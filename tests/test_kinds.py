@@ -11,9 +11,9 @@ import pytest
 
 import runtime
 from runtime import ArgumentError, KernelMiss, Library, RecordError
-from runtime.contents import open_archives
-from runtime.gpus import Gpu
-from runtime.signature import Signature
+from runtime.device.gpus import Gpu
+from runtime.gemm.signature import Signature
+from runtime.serve.contents import open_archives
 
 from .recording_driver import (
     H200,

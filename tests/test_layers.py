@@ -10,8 +10,8 @@ import pytest
 
 import runtime
 from runtime import ArchiveError, ArgumentError, DeviceError, KernelMiss, Library, RecordError
-from runtime.archive import Archive, UnknownEntry
-from runtime.contents import open_archives
+from runtime.container.archive import Archive, UnknownEntry
+from runtime.serve.contents import open_archives
 
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, gemm_record, signature, write_archive
 
@@ -120,7 +120,7 @@ def test_patch_for_another_target_leaves_the_base_alone(
 
 
 def test_patch_without_a_gemm_table_adds_functions(tmp_path: Path, files: list[Path], driver: RecordingDriver) -> None:
-    from aot.pack import Package
+    from aot.pack.write import Package
 
     from .recording_driver import cubin
 

@@ -14,8 +14,8 @@ import pytest
 
 import runtime
 from runtime import ArchiveError, ArgumentError, DeviceError, KernelMiss, Library, RecordError
-from runtime.archive import Archive
-from runtime.signature import Signature
+from runtime.container.archive import Archive
+from runtime.gemm.signature import Signature
 
 from .recording_driver import (
     FakeTensor,
@@ -686,7 +686,7 @@ def test_function_beside_one_that_fits_its_entry_is_held_against_it_too(
 
 
 def test_plans_are_bounded(library: Library, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.function.MAX_PLANS", 8)
+    monkeypatch.setattr("runtime.serve.function.MAX_PLANS", 8)
     b = FakeTensor((N, K))
     for m in (*range(1, 30), 1):
         library.gemm(FakeTensor((m, K)), b)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime import ArgumentError, KernelMiss, LayoutError, Library
-from runtime.archive import Archive
+from runtime.container.archive import Archive
 
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, operands_record, signature, write_archive
 
@@ -368,7 +368,9 @@ def test_fallback_counts_by_the_whole_signature(
     driver: RecordingDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("runtime.library.torch_gemm", lambda torch, epilogue, given, out: seen.append((given, out)))
+    monkeypatch.setattr(
+        "runtime.serve.library.torch_gemm", lambda torch, epilogue, given, out: seen.append((given, out))
+    )
     library = Library(Archive.open(tmp_path / "model.aot"), driver, on_miss="torch")
     a, b, x = FakeTensor((16, K)), FakeTensor((N, K)), FakeTensor((16, N))
     assert library.gemm(a, b, residual=x, out=x, epilogue="gelu") is x

@@ -14,18 +14,19 @@ from typing import Any
 import pytest
 import zstandard
 
-from aot import tables
-from runtime import canonical, limits, native
-from runtime.archive import HEADER, Archive, IndexMalformed, SizeLimitExceeded
-from runtime.dispatch import Dispatch
+from aot.pack import tables
+from runtime import limits, native
+from runtime.container import canonical
+from runtime.container.archive import HEADER, Archive, IndexMalformed, SizeLimitExceeded
 from runtime.errors import RecordError
-from runtime.program import Program
-from runtime.record import Record
-from runtime.signature import Signature
+from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.signature import Signature
+from runtime.program.program import Program
+from runtime.program.record import Record
 
 from .samples import record
 
-NATIVE = Path(limits.__file__).with_name("_limits.h")
+NATIVE = Path(str(native.__file__)).with_name("limits.h")
 Change = Callable[[dict[str, Any]], object]
 
 

@@ -13,7 +13,8 @@ import cutlass
 from cutlass import cute
 
 import aot.lower
-from aot.providers.base import Buildable, stand_ins
+from aot.search.provider import Buildable
+from aot.providers.arguments import stand_ins
 from aot.variants import Variant
 
 TREE = [
@@ -48,12 +49,12 @@ class Provider:
         return Buildable(Spilling(variant.options["dynamic"]), stand_ins(TREE, SYMBOLS), TREE, SYMBOLS)
 
 
-aot.lower.provider = lambda name: Provider()
+aot.compile.lower.provider = lambda name: Provider()
 for dynamic in (False, True):
     variant = Variant("own", "spilling", "sm_90a", (("dynamic", dynamic),), "f32", "f32", "f32", operation="test")
     try:
-        print("compiled", aot.lower.lower(variant).record["kernels"][0]["local_bytes"])
-    except aot.lower.LoweringError as error:
+        print("compiled", aot.compile.lower.lower(variant).record["kernels"][0]["local_bytes"])
+    except aot.compile.lower.LoweringError as error:
         print("refused", error)
 """
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aot import manifest as module
-from aot.manifest import Gemm, Manifest, ManifestError, Problem, dump, load, loads
-from aot.targets import TARGETS
-from runtime.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, SCALINGS, Signature
+from aot.problem import manifest as module
+from aot.problem.manifest import Gemm, Manifest, ManifestError, Problem, dump, load, loads
+from aot.search.targets import TARGETS
+from runtime.gemm.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, SCALINGS, Signature
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = sorted((ROOT / "manifests").glob("*.yaml"))

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from aot import measure
-from aot.operands import OperandSet
-from aot.timing import LOAD, Timing
+from aot.tune import measure
+from aot.tune.operands import OperandSet
+from aot.tune.timing import LOAD, Timing
 from runtime.errors import DeviceError
-from runtime.signature import Signature
+from runtime.gemm.signature import Signature
 
 pytest.importorskip("torch")
 

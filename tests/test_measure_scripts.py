@@ -20,8 +20,8 @@ import launch_all
 import report
 import sweep_variants
 
-from aot.variants import legal_variants
-from runtime.signature import Signature
+from aot.search.legal import legal_variants
+from runtime.gemm.signature import Signature
 
 
 def test_a_part_of_an_archive_that_nothing_has_is_refused(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from aot import model_config
-from aot.manifest import Manifest, ManifestError, dump, load, loads
-from aot.model_config import Wanted, manifest_from_config
-from aot.model_families import FAMILIES, load_config
+from aot.problem import model_config
+from aot.problem.manifest import Manifest, ManifestError, dump, load, loads
+from aot.problem.model_config import Wanted, manifest_from_config
+from aot.problem.model_families import FAMILIES, load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "tests" / "data" / "configs"

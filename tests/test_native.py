@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from runtime import native
-from runtime.libcuda import FUNCTIONS
+from runtime.device.libcuda import FUNCTIONS
 
 from .native_stand_in import exchange_capsule, write
 from .recording_driver import FakeTensor

@@ -10,9 +10,9 @@ import pytest
 
 import runtime
 from runtime import ArgumentError, KernelMiss, Library
-from runtime.archive import Archive, ArchiveClosed
-from runtime.fallback import torch_runs
-from runtime.signature import Signature
+from runtime.container.archive import Archive, ArchiveClosed
+from runtime.gemm.fallback import torch_runs
+from runtime.gemm.signature import Signature
 
 from .recording_driver import (
     FakeTensor,

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from aot import measure
-from aot.operands import MOST_LAUNCHES, TORCH_DTYPES, OperandSet, Weights, put_zeros, reference
-from runtime.call import EXTRAS
+from aot.tune import measure
+from aot.tune.operands import MOST_LAUNCHES, TORCH_DTYPES, OperandSet, Weights, put_zeros, reference
 from runtime.dtypes import DTYPES
 from runtime.errors import ProgramError, WorkspaceError
-from runtime.fallback import one_call, torch_gemm, torch_runs
-from runtime.signature import Signature
+from runtime.gemm.call import EXTRAS
+from runtime.gemm.fallback import one_call, torch_gemm, torch_runs
+from runtime.gemm.signature import Signature
 
 torch = pytest.importorskip("torch")
 
-from aot.baseline import baseline  # noqa: E402  # needs torch
+from aot.tune.baseline import baseline  # noqa: E402  # needs torch
 
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 144, 160)
 FP8 = dataclasses.replace(PLAIN, a="e4m3", b="e4m3")
@@ -60,7 +60,7 @@ def activation(name: str, x: float) -> float:
 
 
 def element(s: Signature, o: OperandSet, m: int, column: int) -> float:
-    """One element of D, as the docstrings of `runtime.signature` have it."""
+    """One element of D, as the docstrings of `runtime.gemm.signature` have it."""
     x = {name: t.double() for name, t in o.extras.items()}
 
     def total(n: int) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aot.targets import TARGETS
+from aot.search.targets import TARGETS
 
 ROOT = Path(__file__).parent.parent
 

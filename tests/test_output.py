@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from aot import build, cli
+from aot import build
+from aot.cli import commands
 
 from . import recording_driver
 from .command_line import MANIFEST, ROOT, Run
@@ -30,7 +31,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(build, "plan", reached)
     monkeypatch.setattr(build, "compile_variants", reached)
-    monkeypatch.setattr(cli, "_tune", reached)
+    monkeypatch.setattr(commands, "_tune", reached)
 
 
 @pytest.mark.usefixtures("no_work")
@@ -168,7 +169,7 @@ def test_tune_replaces_an_archive_and_what_it_is_forced_to(
         tuned.append(destination)
         return {"unserved": []}
 
-    monkeypatch.setattr(cli, "_tune", tune)
+    monkeypatch.setattr(commands, "_tune", tune)
     (tmp_path / "notes.txt").write_text("mine")
     _archive(tmp_path / "tuned.aot", 1)
     assert run("tune", archive, "-o", tmp_path / name, *options).status == 0

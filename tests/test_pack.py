@@ -19,11 +19,12 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aot import pack
-from aot.cache import Cache
-from aot.pack import Package, PackError, destination
-from runtime import canonical
-from runtime.archive import Archive
+from aot.compile.cache import Cache
+from aot.files import OutputError, destination
+from aot.pack import write as pack
+from aot.pack.write import Package, PackError
+from runtime.container import canonical
+from runtime.container.archive import Archive
 
 from .command_line import ROOT
 
@@ -503,7 +504,7 @@ def test_write_never_lets_a_file_that_the_disk_changed_take_its_place(
 
 def test_write_collects_what_a_killed_writer_left_of_the_same_file(tmp_path: Path) -> None:
     program = (
-        "import os, signal, sys; from aot.pack import Package; "
+        "import os, signal, sys; from aot.pack.write import Package; "
         "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL); Package().write(sys.argv[1])"
     )
     for name in ("x.aot", "other.aot"):
@@ -538,13 +539,13 @@ def test_write_syncs_the_file_then_renames_then_syncs_the_folder(
 
 
 def test_write_into_a_missing_folder_says_so(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match=r"none/x\.aot: cannot be written: its folder does not exist"):
+    with pytest.raises(OutputError, match=r"none/x\.aot: cannot be written: its folder does not exist"):
         Package().write(tmp_path / "none" / "x.aot")
 
 
 def test_write_onto_a_folder_says_so(tmp_path: Path) -> None:
     (tmp_path / "x.aot").mkdir()
-    with pytest.raises(PackError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         Package().write(tmp_path / "x.aot")
     assert os.listdir(tmp_path) == ["x.aot"]
 
@@ -552,14 +553,14 @@ def test_write_onto_a_folder_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", ".", "/", "x/", "a\0b"])
 def test_write_rejects_what_names_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PackError, match=r"the output has no name|it is a folder|null byte"):
+    with pytest.raises(OutputError, match=r"the output has no name|it is a folder|null byte"):
         Package().write(name)
     assert os.listdir(tmp_path) == []
 
 
 def test_write_leaves_a_named_pipe_alone(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(PackError, match="no regular file"):
+    with pytest.raises(OutputError, match="no regular file"):
         Package().write(tmp_path / "pipe")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
     assert os.listdir(tmp_path) == ["pipe"]
@@ -576,8 +577,8 @@ def test_destination_rejects_devices_and_sockets(tmp_path: Path, monkeypatch: py
         return os.stat_result((kind | 0o666, *found[1:])) if name == str(path) else real(name, **options)
 
     monkeypatch.setattr(pack.os, "stat", as_node)
-    with pytest.raises(PackError, match="no regular file"):
-        pack.destination(path)
+    with pytest.raises(OutputError, match="no regular file"):
+        destination(path)
 
 
 def test_write_follows_a_symbolic_link_to_its_file(tmp_path: Path) -> None:
@@ -600,14 +601,14 @@ def test_write_makes_the_file_that_a_symbolic_link_promises(tmp_path: Path) -> N
 def test_write_rejects_a_circle_of_symbolic_links(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    with pytest.raises(PackError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         Package().write(tmp_path / "a")
 
 
 def test_write_rejects_a_symbolic_link_to_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link.aot").symlink_to("pipe")
-    with pytest.raises(PackError, match="no regular file"):
+    with pytest.raises(OutputError, match="no regular file"):
         Package().write(tmp_path / "link.aot")
 
 
@@ -709,5 +710,5 @@ def test_write_refuses_what_decompresses_to_more_than_readers_take(tmp_path: Pat
 
 
 def test_a_name_that_leaves_no_room_for_a_temporary_one_is_refused_before_the_work(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match="its name is too long"):
+    with pytest.raises(OutputError, match="its name is too long"):
         destination(tmp_path / ("x" * 240 + ".aot"))

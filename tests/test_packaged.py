@@ -11,17 +11,20 @@ from functools import cache
 import pytest
 
 import runtime
-from aot import manifest, times, universal, verify
-from aot.estimates import Correction, Estimates
-from aot.forms import read
-from aot.providers import PROVIDERS, provider
-from aot.universal import Measured, choices_of
-from aot.variants import Variant
+from aot.pack.forms import read
+from aot.problem import manifest
+from aot.search import universal
+from aot.search.estimates import Correction, Estimates
+from aot.search.provider import PROVIDERS, provider
+from aot.search.universal import Measured, choices_of
+from aot.search.variants import Variant
+from aot.tune import times
+from aot.verify import archive as verify
 from runtime import Library
-from runtime.archive import Archive
-from runtime.contents import open_archives
-from runtime.signature import Signature
-from runtime.universal_table import PREDICTED
+from runtime.container.archive import Archive
+from runtime.gemm.signature import Signature
+from runtime.gemm.universal import PREDICTED
+from runtime.serve.contents import open_archives
 
 from .command_line import ROOT
 from .recording_driver import RecordingDriver

@@ -18,11 +18,12 @@ import pytest
 from aot.kernels.sm90 import persistent_choices
 from aot.kernels.sm90.persistent_choices import STAGE_BYTES_OF_K, Form, Plan
 from aot.providers import estimate_persistent
-from aot.rank import rank
-from aot.variants import Variant, choices, legal_variants, unsuited
+from aot.search.legal import legal_variants, unsuited
+from aot.search.rank import rank
+from aot.search.variants import Variant, choices
 from runtime.dtypes import DTYPES
-from runtime.record import Record, TensorArgument, TensorView
-from runtime.signature import EPILOGUES, SCALINGS, Signature
+from runtime.gemm.signature import EPILOGUES, SCALINGS, Signature
+from runtime.program.record import Record, TensorArgument, TensorView
 
 FAMILY = "sm90_persistent"
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
@@ -111,7 +112,7 @@ def test_gates_are_loaded_by_the_cta_that_loads_what_they_gate() -> None:
 def boxes(variant: Variant, signature: Signature) -> list[int]:
     """Elements of the boxes that a launch's TMA descriptors ask for. Their extents, less one, are a descriptor's bytes
     from 55 on, as descriptors of tiles that are known show."""
-    from aot.lower import lower
+    from aot.compile.lower import lower
 
     record = Record.from_json(lower(variant).record)
     columns = signature.n // (2 if signature.parts.gated else 1)
@@ -517,7 +518,7 @@ def test_the_other_warpgroup_has_its_turn_right_behind_the_last_products(tmp_pat
     program = next(Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin/nvdisasm"), None)
     if program is None:
         pytest.skip("nvdisasm is not installed")
-    from aot.lower import lower
+    from aot.compile.lower import lower
 
     options = {"tile_m": 128, "tile_n": 128, "cluster_m": 1, "cluster_n": 2, "schedule": "pingpong", "order": "rows"}
     options |= {"split_k": 1, "stream_k": False, "swap": False}

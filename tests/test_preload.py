@@ -18,10 +18,12 @@ from typing import Any
 
 import pytest
 
-from runtime import ArgumentError, DeviceError, KernelMiss, Library, RecordError, canonical, contents
-from runtime.archive import Archive
-from runtime.function import MAX_PLANS, Function
-from runtime.signature import Signature
+from runtime import ArgumentError, DeviceError, KernelMiss, Library, RecordError
+from runtime.container import canonical
+from runtime.container.archive import Archive
+from runtime.gemm.signature import Signature
+from runtime.serve import contents
+from runtime.serve.function import MAX_PLANS, Function
 
 from .recording_driver import (
     FakeTensor,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from runtime import DeviceError, Library
-from runtime.archive import Archive
-from runtime.driver import Driver
+from runtime.container.archive import Archive
+from runtime.device.driver import Driver
 
 from .recording_driver import (
     FakeTensor,

@@ -10,7 +10,7 @@ import pytest
 
 from runtime import native
 from runtime.errors import ProgramError, RecordError
-from runtime.program import NativeEvaluator, Program
+from runtime.program.program import NativeEvaluator, Program
 
 from .samples import record
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from aot.progress import Progress
+from aot.cli.progress import Progress
 
 
 class Clock:
@@ -50,7 +50,7 @@ def test_piped_progress_is_told_while_nothing_is_finished(capsys: pytest.Capture
 def test_a_thread_says_how_far_piped_work_has_come(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aot.progress._LINE_EVERY_S", 0.01)
+    monkeypatch.setattr("aot.cli.progress._LINE_EVERY_S", 0.01)
     said = threading.Event()
     with Progress("compiling") as progress:
         monkeypatch.setattr(progress, "say_if_due", said.set)

@@ -18,13 +18,15 @@ from typing import Any
 import pytest
 
 from aot.build import plan
-from aot.manifest import Gemm, Manifest
-from aot.providers import PROVIDERS, ProviderError, cutlass_operators, provider
-from aot.providers.base import digest
-from aot.targets import TARGETS
-from aot.variants import Family, Variant, choices, illegal, legal_functions, legal_variants, unsuited
+from aot.problem.manifest import Gemm, Manifest
+from aot.providers import cutlass_operators
+from aot.providers.arguments import digest
+from aot.search.legal import illegal, legal_functions, legal_variants, unsuited
+from aot.search.provider import PROVIDERS, ProviderError, provider
+from aot.search.targets import TARGETS
+from aot.search.variants import Family, Variant, choices
 from runtime.errors import AotError
-from runtime.signature import Signature
+from runtime.gemm.signature import Signature
 
 ROOT = Path(__file__).parents[1]
 TYPES = {"bf16": ("bf16",) * 3, "f16": ("f16",) * 3, "e4m3": ("e4m3", "e4m3", "bf16")}
@@ -69,7 +71,7 @@ COMPILE = """
 import hashlib, json, os, sys
 target, variants = sys.argv[1], json.load(sys.stdin)
 os.environ["CUTE_DSL_ARCH"] = target
-from aot.providers import provider
+from aot.search.provider import provider
 from aot.variants import Variant
 import cutlass.utils
 from cutlass import cute

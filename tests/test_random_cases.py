@@ -18,9 +18,9 @@ import random_cases
 import report
 import yaml
 
-from aot import manifest
-from aot.manifest import ManifestError, signature_problem
-from runtime.signature import Signature
+from aot.problem import manifest
+from aot.problem.manifest import ManifestError, signature_problem
+from runtime.gemm.signature import Signature
 
 SEED = "f40e4c7de3b0d1b9f3b6a3d6f5a2a9f8e7c6b5a4"
 LAYERS = random_cases.load_layers(random_cases.default_paths())

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aot.providers import PROVIDERS, provider
-from aot.rank import rank, shortlist
-from aot.targets import TARGETS
-from aot.variants import Option, Variant, choices, legal_variants
-from runtime.signature import OVERLAPS, Signature
+from aot.search.legal import legal_variants
+from aot.search.provider import PROVIDERS, provider
+from aot.search.rank import rank, shortlist
+from aot.search.targets import TARGETS
+from aot.search.variants import Option, Variant, choices
+from runtime.gemm.signature import OVERLAPS, Signature
 
 from .recorded_times import fastest
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import ArgumentError, LayoutError, RecordError
-from runtime.record import Record, TensorView, WorkspaceArgument
+from runtime.program.record import Record, TensorView, WorkspaceArgument
 
 from .samples import record
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from aot.pack import Package
+from aot.pack.write import Package
 from runtime import ArchiveError, DeviceError, KernelMiss, Library, RecordError
-from runtime.archive import Archive
-from runtime.call import Call
-from runtime.contents import open_archives
-from runtime.signature import Signature
+from runtime.container.archive import Archive
+from runtime.gemm.call import Call
+from runtime.gemm.signature import Signature
+from runtime.serve.contents import open_archives
 
 from .recording_driver import (
     FakeTensor,

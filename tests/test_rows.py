@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from runtime import ArgumentError, KernelMiss, LayoutError, Library
-from runtime.archive import Archive
-from runtime.contents import Contents
+from runtime.container.archive import Archive
+from runtime.serve.contents import Contents
 
 from .recording_driver import (
     FakeTensor,

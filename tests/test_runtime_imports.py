@@ -119,7 +119,7 @@ def test_other_names_are_no_attributes_of_the_package() -> None:
 
 
 def test_native_code_and_python_agree_on_their_interface() -> None:
-    found = re.search(r"enum \{ INTERFACE = (\d+) \}", (ROOT / "runtime" / "_native.c").read_text())
+    found = re.search(r"enum \{ INTERFACE = (\d+) \}", (ROOT / "runtime" / "native" / "_native.c").read_text())
     assert found is not None
     assert int(found[1]) == native._INTERFACE
 
@@ -130,16 +130,17 @@ def test_native_code_and_python_agree_on_their_interface() -> None:
 def test_native_code_of_another_version_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, interface: int | None, used: bool
 ) -> None:
-    built = types.ModuleType("runtime._native")
+    built = types.ModuleType("built elsewhere")
     built.__file__ = "old.so"
     if interface is not None:
         built.INTERFACE = interface  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "runtime._native", built)
-    monkeypatch.setattr(runtime, "_native", built, raising=False)
-    spec = importlib.util.spec_from_file_location("runtime.native_again", native.__file__)
+    name = "runtime.native_again"
+    spec = importlib.util.spec_from_file_location(name, native.__file__, submodule_search_locations=[])
     assert spec is not None
     assert spec.loader is not None
     again = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, again)
+    monkeypatch.setitem(sys.modules, f"{name}._native", built)
     spec.loader.exec_module(again)
     assert again._native is (built if used else None)
     assert again.loaded is used

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("_native.c", "_costs.c", "_program.c", "_program_read.c")
+SOURCES = ("_native.c", "costs.c", "program.c", "program_read.c")
 TESTS = ("costs", "native", "evaluators", "program", "driver", "function", "rows", "library", "library_operands")
 FLAGS = "-shared -fPIC -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 OPTIONS = {
@@ -60,9 +60,9 @@ def _copy(folder: Path) -> Path:
 
 
 def _compile(folder: Path) -> None:
-    runtime = folder / "runtime"
-    command = ["gcc", *FLAGS.split(), f"-I{sysconfig.get_path('include')}", "-o", str(runtime / "_native.abi3.so")]
-    subprocess.run([*command, *(str(runtime / source) for source in SOURCES)], check=True)
+    native = folder / "runtime" / "native"
+    command = ["gcc", *FLAGS.split(), f"-I{sysconfig.get_path('include')}", "-o", str(native / "_native.abi3.so")]
+    subprocess.run([*command, *(str(native / source) for source in SOURCES)], check=True)
 
 
 def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -90,7 +90,7 @@ def test_sanitizers_report_nothing_where_native_code_is_tested(package: Path) ->
 @pytest.mark.parametrize("what", PLANTED)
 def test_sanitizers_report_what_is_planted(tmp_path: Path, what: str) -> None:
     folder = _copy(tmp_path)
-    source = folder / "runtime" / "_native.c"
+    source = folder / "runtime" / "native" / "_native.c"
     text, count = re.subn(
         r"PyInit__native\(void\) \{", lambda found: f"{found[0]}{{{PLANTED[what]}}}", source.read_text()
     )

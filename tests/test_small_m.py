@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 
 from aot.kernels.sm90 import small_m_choices as few
-from aot.providers import provider
-from aot.targets import TARGETS
-from aot.variants import Variant, choices, illegal, unsuited
-from runtime.signature import EPILOGUES, OVERLAPS, Signature
+from aot.search.legal import illegal, unsuited
+from aot.search.provider import provider
+from aot.search.targets import TARGETS
+from aot.search.variants import Variant, choices
+from runtime.gemm.signature import EPILOGUES, OVERLAPS, Signature
 
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 4096, 4096)
 SCALED = Signature("e4m3", "e4m3", "bf16", "f32", "none", 4096, 4096, scaling="row_column")

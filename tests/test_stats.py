@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from runtime import ArgumentError, DeviceError, KernelMiss, Library, Stats, counters, native
-from runtime.archive import Archive
-from runtime.counters import MAX_REFUSALS, Counter, Counters
-from runtime.stats import prometheus_text
+from runtime import ArgumentError, DeviceError, KernelMiss, Library, Stats, native
+from runtime.container.archive import Archive
+from runtime.serve import counters
+from runtime.serve.counters import MAX_REFUSALS, Counter, Counters
+from runtime.serve.stats import prometheus_text
 
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, gemm_record, signature, write_archive
 
@@ -132,7 +133,7 @@ def test_library_counts_without_native_code(make: Make, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("loaded", [False, True])
 def test_stats_say_whether_native_code_is_in_use(make: Make, monkeypatch: pytest.MonkeyPatch, loaded: bool) -> None:
-    monkeypatch.setattr("runtime.library.native_loaded", loaded)
+    monkeypatch.setattr("runtime.serve.library.native_loaded", loaded)
     library, _ = make()
     assert library.stats().native is loaded
     assert library.stats().to_json()["native"] is loaded

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from aot import cli, streams
-from aot.pack import Package
-from runtime.archive import Archive
+from aot.cli import commands, streams
+from aot.pack.write import Package
+from runtime.container.archive import Archive
 
 from .command_line import COMMAND, MANIFEST, ROOT, UP, Result, Run
 
@@ -71,7 +71,7 @@ def run_odd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             patched.setattr(sys, "stdout", out)
             patched.setattr(sys, "stderr", err)
             with pytest.raises(SystemExit) as exit:
-                cli.main()
+                commands.main()
         return Result(int(exit.value.code or 0), out.text(), err.text())
 
     return call

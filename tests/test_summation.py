@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from aot import build
-from aot.compiler import BuildReport
-from aot.targets import TARGETS
-from aot.variants import Variant, legal_variants, of_name, summation
-from runtime.signature import Signature
+from aot.compile.compiler import BuildReport
+from aot.search.legal import legal_variants, of_name, summation
+from aot.search.targets import TARGETS
+from aot.search.variants import Variant
+from runtime.gemm.signature import Signature
 
 BITS = Path(__file__).parent.parent / "benchmarks" / "results" / "bits_h200.json"
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
@@ -159,7 +160,7 @@ def test_epilogues_of_both_families_are_the_same_operations(epilogue: str, split
     program = next(Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin/nvdisasm"), None)
     if program is None:
         pytest.skip("nvdisasm is not installed")
-    from aot.lower import lower
+    from aot.compile.lower import lower
 
     d = "e4m3" if "scale" in epilogue else "bf16"
     of = Signature("bf16", "bf16", d, "f32", epilogue, 6144, 4096)

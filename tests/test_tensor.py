@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import ArgumentError
-from runtime.record import TensorView
-from runtime.tensor import (
+from runtime.program.record import TensorView
+from runtime.program.tensor import (
     UNKNOWN_DEVICE,
     contiguous_strides,
     flatten_rows,

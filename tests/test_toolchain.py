@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from aot import toolchain as toolchains
-from aot.cache import Cache
-from aot.providers import provider
-from aot.toolchain import ToolchainError, toolchain
+from aot.compile import toolchain as toolchains
+from aot.compile.cache import Cache
+from aot.compile.toolchain import ToolchainError, toolchain
+from aot.search.provider import provider
 
 DSL = "nvidia-cutlass-dsl"
 LONG_AGO_NS = time.time_ns() - 10**15

@@ -21,9 +21,9 @@ from torch import nn
 
 import runtime.torch as aot
 from runtime import ArgumentError, Library
-from runtime.archive import Archive, ArchiveClosed
-from runtime.fallback import apply_activation
-from runtime.signature import Epilogue
+from runtime.container.archive import Archive, ArchiveClosed
+from runtime.gemm.fallback import apply_activation
+from runtime.gemm.signature import Epilogue
 
 from .recording_driver import RecordingDriver, entry, operands_record, signature, write_archive
 

@@ -12,20 +12,22 @@ from typing import Any
 
 import pytest
 
-from aot import verify
-from aot.providers import provider
-from aot.timing import Timing
-from aot.tune import TuneError, TuneOptions, TuneReport, history, run, tune_archive
+from aot.search.legal import summation
+from aot.search.provider import provider
+from aot.tune import history, run
 from aot.tune.jobs import Answer, Job
 from aot.tune.journal import Journal
+from aot.tune.options import TuneError, TuneOptions
 from aot.tune.pool import Pool
-from aot.tune.write import Writer
-from aot.variants import summation
-from runtime.archive import Archive
-from runtime.dispatch import Dispatch
-from runtime.gpus import Gpu
-from runtime.record import Record
-from runtime.signature import Signature
+from aot.tune.run import tune_archive
+from aot.tune.timing import Timing
+from aot.tune.write import TuneReport, Writer
+from aot.verify import archive as verify
+from runtime.container.archive import Archive
+from runtime.device.gpus import Gpu
+from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.signature import Signature
+from runtime.program.record import Record
 
 from .recording_driver import entry, gemm_record, signature, write_archive
 from .simulated_gpu import BASELINE, GPU, SimulatedGpu, machine

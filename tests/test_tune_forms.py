@@ -10,18 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from aot import universal
-from aot.costs import Machine
-from aot.estimates import Estimates
-from aot.pack import Package
-from aot.providers import PROVIDERS, provider
-from aot.tune import TuneError, TuneReport, forms, history
+from aot.pack.write import Package
+from aot.search import universal
+from aot.search.costs import Machine
+from aot.search.estimates import Estimates
+from aot.search.provider import PROVIDERS, provider
+from aot.search.variants import Variant
+from aot.tune import forms, history
 from aot.tune.jobs import Job
-from aot.variants import Variant
-from runtime.archive import Archive
-from runtime.gpus import Gpu
-from runtime.signature import SCALE_BLOCK, Signature
-from runtime.universal_table import PredictedEntry, Universal
+from aot.tune.options import TuneError
+from aot.tune.write import TuneReport
+from runtime.container.archive import Archive
+from runtime.device.gpus import Gpu
+from runtime.gemm.signature import SCALE_BLOCK, Signature
+from runtime.gemm.universal import PredictedEntry, Universal
 
 from .recording_driver import cubin, entry, gemm_record, signature, table
 from .simulated_gpu import BASELINE, GPU, SimulatedGpu, machine
@@ -327,7 +329,7 @@ def test_problems_are_of_extents_that_every_function_takes() -> None:
 
 
 def test_a_machine_of_another_target_is_refused(source: Path, tmp_path: Path, chosen: list[universal.Chosen]) -> None:
-    from aot.tune import tune_archive
+    from aot.tune.run import tune_archive
 
     other = machine(gpu(chosen))._replace(capability=(10, 0))
     with pytest.raises(TuneError, match=r"compute capability 10\.0"):

@@ -16,20 +16,23 @@ from typing import Any
 
 import pytest
 
-from aot import manifest, tables, times, universal
 from aot.__main__ import main
-from aot.estimates import Correction, Estimates
-from aot.pack import Package
-from aot.providers import PROVIDERS, provider
-from aot.tune import choose, history
+from aot.pack import tables
+from aot.pack.write import Package
+from aot.problem import manifest
+from aot.search import universal
+from aot.search.estimates import Correction, Estimates
+from aot.search.legal import summation, unsuited
+from aot.search.provider import PROVIDERS, provider
+from aot.search.universal import Chosen, Measured, choices_of
+from aot.search.variants import Variant
+from aot.tune import choose, history, times
+from aot.tune.options import TuneOptions
 from aot.tune.write import FOR_EQUAL_BITS
-from aot.tune_options import TuneOptions
-from aot.universal import Chosen, Measured, choices_of
-from aot.variants import Variant, summation, unsuited
-from runtime.archive import Archive
-from runtime.gpus import Gpu
-from runtime.signature import Signature
-from runtime.universal_table import Universal
+from runtime.container.archive import Archive
+from runtime.device.gpus import Gpu
+from runtime.gemm.signature import Signature
+from runtime.gemm.universal import Universal
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aot.pack import Package
-from runtime import ArgumentError, KernelMiss, Library, RecordError, contents, function, native
-from runtime.contents import open_archives
-from runtime.gpus import Gpu
-from runtime.routing import choose
-from runtime.signature import EPILOGUES, MAJORS, OVERLAPS, SCALINGS, Signature
-from runtime.universal_table import PREDICTED, Universal
+from aot.pack.write import Package
+from runtime import ArgumentError, KernelMiss, Library, RecordError, native
+from runtime.device.gpus import Gpu
+from runtime.gemm.signature import EPILOGUES, MAJORS, OVERLAPS, SCALINGS, Signature
+from runtime.gemm.universal import PREDICTED, Universal
+from runtime.serve import contents, function
+from runtime.serve.contents import open_archives
+from runtime.torch.layers import choose
 
 from .recording_driver import (
     FakeTensor,

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aot.providers import cutlass_operators
-from aot.targets import TARGETS, target
-from aot.variants import Family, Variant, choices, illegal, legal_functions, legal_variants, of_name, unsuited
+from aot.search.legal import illegal, legal_functions, legal_variants, of_name, unsuited
+from aot.search.targets import TARGETS, target
+from aot.search.variants import Family, Variant, choices
 from runtime.errors import AotError, RecordError
-from runtime.signature import Signature
+from runtime.gemm.signature import Signature
 
 TYPES = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"), ("e4m3", "e4m3", "bf16"))
 
@@ -303,7 +304,7 @@ def test_unknown_target_lists_the_known_ones() -> None:
 def test_enumerating_imports_no_compiler() -> None:
     code = """
 import sys
-from aot.providers import PROVIDERS, provider
+from aot.search.provider import PROVIDERS, provider
 from runtime.signature import Signature
 for name in PROVIDERS:
     provider(name).variants("sm_100a", Signature("bf16", "bf16", "bf16", "f32", "none", 4096, 4096))

@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from aot import cubin, evaluation, launch_checks, shapes
-from aot.evaluation import Budget
-from aot.pack import Package
-from aot.providers import provider
-from aot.verify import Finding, causes, verify
+from aot.compile import cubin
+from aot.pack.write import Package
+from aot.search.provider import provider
+from aot.verify import evaluation, launch_checks, shapes
+from aot.verify.archive import Finding, causes, verify
+from aot.verify.evaluation import Budget
 from runtime import native
-from runtime.archive import Archive
+from runtime.container.archive import Archive
 from runtime.errors import RecordError
-from runtime.evaluator import PythonEvaluator
-from runtime.program import NativeEvaluator
-from runtime.record import Record
-from runtime.signature import Signature
+from runtime.gemm.signature import Signature
+from runtime.program.evaluator import PythonEvaluator
+from runtime.program.program import NativeEvaluator
+from runtime.program.record import Record
 
 from .command_line import Run
 from .made_up_kernel import kernel

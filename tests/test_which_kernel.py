@@ -16,8 +16,8 @@ import random_cases
 import torch
 import which_kernel
 
-from aot.operands import Weights
-from runtime.signature import Signature
+from aot.tune.operands import Weights
+from runtime.gemm.signature import Signature
 
 SIGNATURES = [Signature("bf16", "bf16", "bf16", "f32", "none", n, 64) for n in (64, 128)]
 LAYERS = [random_cases.Layer(s, (f"model:n{s.n}",), 8192) for s in SIGNATURES]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from aot.console import _arguments
+from aot.cli.console import _arguments
 from runtime import DeviceError, Library, RecordError
-from runtime.archive import Archive
-from runtime.record import Record
-from runtime.workspace import Need, Workspaces
+from runtime.container.archive import Archive
+from runtime.device.workspace import Need, Workspaces
+from runtime.program.record import Record
 
 from .recording_driver import (
     FakeTensor,

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from runtime.dtypes import DTYPES
-from runtime.signature import Signature
+from runtime.gemm.signature import Signature
 
-from ..targets import TARGETS
-from ..variants import Family, Option, Variant, illegal, legal_variants
+from ..search.legal import illegal, legal_variants
+from ..search.provider import Buildable, ProviderError
+from ..search.targets import TARGETS
+from ..search.variants import Family, Option, Variant
 from . import estimate_persistent, summation
-from .base import Buildable, ProviderError, digest, gemm_tensors, stand_ins
+from .arguments import digest, gemm_tensors, stand_ins
 
 DISTRIBUTION = "nvidia-cutlass-operators"
 VERSION = "0.3.0"  # the version whose operators, arguments and limits were read

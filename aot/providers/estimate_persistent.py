@@ -13,11 +13,11 @@ from functools import cache
 from typing import Any
 
 from runtime.dtypes import DTYPES
-from runtime.signature import Epilogue
+from runtime.gemm.signature import Epilogue
 
-from ..costs import H200, Extents, Machine, Number, ceil, floor, maximum, minimum, select, sqrt
 from ..kernels.sm90.persistent_choices import STAGE_BYTES_OF_K, Form, Plan
-from ..variants import Variant
+from ..search.costs import H200, Extents, Machine, Number, ceil, floor, maximum, minimum, select, sqrt
+from ..search.variants import Variant
 
 # Fitted to 170,000 times on H200s (132 SMs, power-limited; November 2026), in microseconds, bytes and multiply-adds: of
 # up to 600 functions at powers of two of M, and of 40 for each form at M, N and K drawn at random.
@@ -161,7 +161,7 @@ def estimate_us(t: Tiling, of: Extents, m: Number, machine: Machine = H200, slic
 
     A norm of four flows (tile after tile through the busiest SM, products and what they move at the power that there
     is, bytes out of L2, bytes out of memory), the time to start, the rows past M that are loaded, and the epilogues
-    that nothing hides. How well it orders variants is in `aot.rank`.
+    that nothing hides. How well it orders variants is in `aot.search.rank`.
     """
     n, k, batch = of.n, of.k, of.batch
     rates = _RATES[t.bytes_in]

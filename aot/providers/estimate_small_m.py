@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..costs import H200, Extents, Machine, Number, ceil, maximum, minimum, select
 from ..kernels.sm90 import small_m_choices as choices
-from ..variants import Variant
+from ..search.costs import H200, Extents, Machine, Number, ceil, maximum, minimum, select
+from ..search.variants import Variant
 
 # Fitted to times on an H200 (132 SMs; November 2026): microseconds, bytes, cycles.
 _START_US, _START_OF_CTA_US, _OVERLAP_US = 1.0, 1.68, 0.7
@@ -81,7 +81,7 @@ def estimate_us(
 
     The slowest of three flows (memory to L2, L2 to the SMs, and what the busiest SM takes in, with what it keeps in
     flight, and multiplies), a little of the other two, and the time to start, add up and store; or what power allows.
-    How well it orders variants is in `aot.rank`.
+    How well it orders variants is in `aot.search.rank`.
     """
     t, n, k, batch = _tile(v, form_of), of.n, of.k, of.batch
     larger = machine.multiprocessors / _MULTIPROCESSORS

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from runtime.dtypes import DTYPES
-from runtime.signature import EPILOGUES, MAJORS, SCALINGS, Signature
+from runtime.gemm.signature import EPILOGUES, MAJORS, SCALINGS, Signature
 
 from ..kernels.sm90 import persistent_choices, small_m_choices
-from ..targets import TARGETS
-from ..variants import Family, Variant, illegal, legal_functions, legal_variants
+from ..search.legal import illegal, legal_functions, legal_variants
+from ..search.provider import Buildable, ProviderError
+from ..search.targets import TARGETS
+from ..search.variants import Family, Variant
 from . import estimate_persistent, estimate_small_m, summation
-from .base import Buildable, ProviderError, digest, gemm_tensors, stand_ins
+from .arguments import digest, gemm_tensors, stand_ins
 
 _HERE = Path(__file__)
 _KERNELS = _HERE.parents[1] / "kernels"

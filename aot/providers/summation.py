@@ -1,4 +1,4 @@
-"""How functions add up along K, as `aot.variants.summation` words it: which of them give equal bits.
+"""How functions add up along K, as `aot.search.variants.summation` words it: which of them give equal bits.
 
 With bf16, K-major B and no epilogue, on an H200 at five M and five signatures, all functions of the three families of
 Hopper that cut K nowhere agree bit by bit, whatever their tiles, clusters, schedules and operands' sides. So do those
@@ -20,7 +20,7 @@ from runtime.dtypes import DTYPES
 
 from ..kernels.sm90.persistent_choices import STAGE_BYTES_OF_K
 from ..kernels.sm90.small_m_choices import Form, tile_k
-from ..variants import Variant
+from ..search.variants import Variant
 
 _UNCUT = "uncut"
 _COMPARED_BITS = 16  # of an element of A and B

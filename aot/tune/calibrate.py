@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
-from runtime.signature import Signature
+from runtime.gemm.signature import Signature
 
 Estimate = Callable[[Signature], Callable[[str, int], float]]  # for a signature, microseconds of a function at M
 Relatives = Callable[[str], Sequence[Hashable]]  # groups that a function is of, the widest first

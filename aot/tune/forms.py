@@ -12,16 +12,17 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from runtime.archive import Archive
-from runtime.dispatch import Capability, serves
-from runtime.gpus import Gpu
-from runtime.signature import SCALE_BLOCK, Signature
-from runtime.universal_table import Form, machine_of
+from runtime.container.archive import Archive
+from runtime.device.gpus import Gpu
+from runtime.gemm.dispatch import Capability, serves
+from runtime.gemm.signature import SCALE_BLOCK, Signature
+from runtime.gemm.universal import Form, machine_of
 
-from .. import universal
-from ..costs import Machine
-from ..forms import read
-from ..variants import Variant, of_name, unsuited
+from ..pack.forms import read
+from ..search import universal
+from ..search.costs import Machine
+from ..search.legal import of_name, unsuited
+from ..search.variants import Variant
 from .halving import Measured
 from .jobs import Answer, Job
 from .session import CHECK_TOKENS, Tuned

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from runtime.archive import Archive
-from runtime.driver import Driver
+from runtime.container.archive import Archive
+from runtime.device.driver import Driver
 from runtime.errors import DeviceError
-from runtime.library import Library
-from runtime.signature import Signature
+from runtime.gemm.signature import Signature
+from runtime.serve.library import Library
 
-from .. import measure
-from ..baseline import baseline
-from ..measure import Launch
-from ..operands import OperandSet, Weights
-from ..timing import Timing
+from . import measure
+from .baseline import baseline
+from .measure import Launch
+from .operands import OperandSet, Weights
+from .timing import Timing
 from .worker import Announce, Setup
 
 

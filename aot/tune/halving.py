@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..timing import Timing
-from ..tune_options import TuneOptions
+from .options import TuneOptions
+from .timing import Timing
 
 _SCREEN_REPEATS, _SCREEN_GRAPH_US, _LONGEST_SCREEN_US = 2, 100.0, 400.0
 _FINAL_GRAPH_US = 1_000.0

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, NoReturn
 
 import zstandard
 
-from runtime import canonical
-from runtime.archive import Archive
+from runtime.container import canonical
+from runtime.container.archive import Archive
 from runtime.errors import RecordError
 
-from ..timing import Timing
 from .halving import Measured
 from .session import Tuned
+from .timing import Timing
 
 TABLE = "history"
 MOST_SHARE = 0.25  # of the file

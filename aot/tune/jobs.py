@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from runtime import canonical
-from runtime.signature import Signature
+from runtime.container import canonical
+from runtime.gemm.signature import Signature
 
-from ..timing import Timing
 from .halving import Measured
+from .timing import Timing
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, TextIO
 
-from runtime import canonical
+from runtime.container import canonical
 
 from .jobs import Answer, Job
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 
-from runtime.dispatch import Entry, gemm_mismatch
-from runtime.record import Record
-from runtime.signature import Signature
+from runtime.gemm.dispatch import Entry, gemm_mismatch
+from runtime.gemm.signature import Signature
+from runtime.program.record import Record
 
-from ..estimates import Estimates
-from ..roofline import expected_us
-from ..variants import Variant, family_of, of_name, summation, unsuited
+from ..search.estimates import Estimates
+from ..search.legal import family_of, of_name, summation, unsuited
+from ..search.variants import Variant
+from .roofline import expected_us
 
 
 class Pool:

@@ -14,18 +14,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runtime.archive import Archive
-from runtime.dispatch import Capability, Dispatch, Entry, preference, serves
-from runtime.driver import Driver
+from runtime.container.archive import Archive
+from runtime.device.driver import Driver
+from runtime.device.gpus import Gpu
 from runtime.errors import AotError, DeviceError
-from runtime.gpus import Gpu
-from runtime.record import Record
+from runtime.gemm.dispatch import Capability, Dispatch, Entry, preference, serves
+from runtime.program.record import Record
 
-from ..tune_options import TuneError, TuneOptions
 from . import forms, points, session
 from .executor import Executor, LocalExecutor
 from .jobs import Answer, Job
 from .journal import Journal
+from .options import TuneError, TuneOptions
 from .pool import Pool
 from .worker import Setup
 from .write import Results, TuneReport, Writer

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runtime.errors import AotError
-from runtime.signature import Signature
+from runtime.gemm.signature import Signature
 
-from ..tune_options import TuneOptions
-from ..worker import end_with, last_line
+from ..compile.worker import end_with, last_line
 from . import halving
 from .jobs import Answer, Job
+from .options import TuneOptions
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Backend(Protocol):
     careful: bool  # time one function after the other, so that what fails is known
 
     def environment(self) -> dict[str, Any]:
-        """What is measured on, as `aot.measure.environment` has it."""
+        """What is measured on, as `aot.tune.measure.environment` has it."""
         ...
 
     def check(self, signature: Signature, m: int, names: Sequence[str]) -> dict[str, str]:

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from runtime.archive import Archive
-from runtime.dispatch import Dispatch, Entry
-from runtime.fallback import torch_runs
-from runtime.gpus import Gpu
-from runtime.signature import Signature
+from runtime.container.archive import Archive
+from runtime.device.gpus import Gpu
+from runtime.gemm.dispatch import Dispatch, Entry
+from runtime.gemm.fallback import torch_runs
+from runtime.gemm.signature import Signature
 
-from .. import select, tables
-from ..pack import Package
-from ..tables import GemmRow
-from ..tune_options import TuneOptions
+from ..pack import ranges, tables
+from ..pack.tables import GemmRow
+from ..pack.write import Package
 from . import choose, forms, history
 from .forms import Task, TunedForm
 from .halving import Measured
+from .options import TuneOptions
 from .pool import Pool
 from .session import Tuned
 
@@ -221,8 +221,8 @@ def _untouched(entry: Entry, rejected: Mapping[str, str]) -> GemmRow | None:
     candidates = [(m, [n for n in names if n not in rejected]) for m, names in entry.candidates]
     if not candidates or not all(names for _, names in candidates):
         return None
-    serving = select.ranges([(m, names[0]) for m, names in candidates])
-    invariant = select.without(row.invariant or (), rejected)
+    serving = ranges.ranges([(m, names[0]) for m, names in candidates])
+    invariant = ranges.without(row.invariant or (), rejected)
     return replace(row, candidates=candidates, ranges=serving, invariant=invariant)
 
 

@@ -6,9 +6,9 @@ and `autotune_choices` lets Inductor measure the archive's kernels beside its ow
 Knows nothing of kernels: all that is computed is computed by `Library.gemm`.
 """
 
-from ..routing import Layer, Report
 from .autotune import GemmChoices, autotune_choices
 from .inductor import GemmPass, inductor_options
+from .layers import Layer, Report
 from .linears import replace_linears, restore_linears
 from .operator import gemm, register
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from .. import routing
 from ..errors import ArgumentError
-from ..library import Library
-from ..routing import check_overlap
-from ..signature import Signature
-from . import products
+from ..gemm.signature import Signature
+from ..serve.library import Library
+from . import layers, products
+from .layers import check_overlap
 from .operator import register
 from .products import MATMULS, Operand
 
@@ -53,7 +52,7 @@ class GemmChoices:
 
         from . import extern_kernel
 
-        modules = (products, routing, extern_kernel)
+        modules = (products, layers, extern_kernel)
         sources = get_hash_for_files((__file__, *(str(module.__file__) for module in modules))).hex()
         return f"cute_aot choices {sources} {self.number} {self.lib.identity} {self.overlap}"
 

@@ -20,7 +20,7 @@ from torch._inductor.utils import convert_shape_to_symint, convert_to_symint
 from torch._inductor.virtualized import V
 
 from ..errors import AotError
-from ..signature import Signature
+from ..gemm.signature import Signature
 from .autotune import MARK, GemmChoices
 from .operator import library_of
 from .products import Operand

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from .. import routing
-from ..library import Library
-from ..routing import check_overlap
-from ..signature import Signature
-from . import products
+from ..gemm.signature import Signature
+from ..serve.library import Library
+from . import layers, products
+from .layers import check_overlap
 from .operator import GEMM, register
 from .products import MATMULS, Operand, is_scaled, match, value_of
 
@@ -52,7 +51,7 @@ class GemmPass:
         """What decides the graphs that this pass makes: its own sources, the archive's digest, device and options."""
         from torch._inductor.custom_graph_pass import get_hash_for_files
 
-        sources = get_hash_for_files((__file__, products.__file__, routing.__file__)).hex()
+        sources = get_hash_for_files((__file__, products.__file__, layers.__file__)).hex()
         return f"cute_aot {sources} {self.number} {self.lib.identity} {self.overlap}"
 
     def __deepcopy__(self, _memo: Any) -> GemmPass:

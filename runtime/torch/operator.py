@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..call import EXTRAS, GemmOptions, check_shapes, epilogue_of, result_shape, signature_of
 from ..errors import ArgumentError
-from ..fallback import result_dtype
-from ..library import Library, alive
-from ..record import TensorView
-from ..tensor import TORCH_NAMES, dtype_name
+from ..gemm.call import EXTRAS, GemmOptions, check_shapes, epilogue_of, result_shape, signature_of
+from ..gemm.fallback import result_dtype
+from ..program.record import TensorView
+from ..program.tensor import TORCH_NAMES, dtype_name
+from ..serve.library import Library, alive
 
 if TYPE_CHECKING:
     from typing import Unpack

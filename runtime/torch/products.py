@@ -11,10 +11,10 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..errors import ArgumentError
-from ..library import Library
-from ..routing import choose
-from ..signature import Epilogue, Signature
-from ..tensor import dtype_name
+from ..gemm.signature import Epilogue, Signature
+from ..program.tensor import dtype_name
+from ..serve.library import Library
+from .layers import choose
 from .operator import ALIGNMENT_BYTES
 
 MATMULS = {

@@ -11,10 +11,10 @@ from typing import Protocol
 import torch
 from report import version
 
-from aot.measure import Launch
-from aot.operands import OperandSet
+from aot.tune.measure import Launch
+from aot.tune.operands import OperandSet
 from runtime.errors import AotError
-from runtime.signature import Signature
+from runtime.gemm.signature import Signature
 
 CACHE = Path(tempfile.gettempdir()) / "cute-aot-peers"  # where peers' compiled kernels are, unless said otherwise
 Problem = tuple[Signature, int]  # a signature and its M

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from aot.measure import Launch
-from aot.operands import OperandSet
-from runtime.signature import Signature
+from aot.tune.measure import Launch
+from aot.tune.operands import OperandSet
+from runtime.gemm.signature import Signature
 
 from .base import Problem, Settings, versions_of
 

@@ -14,9 +14,9 @@ import cutlass.utils
 import torch
 from cutlass import cute
 
-from aot.measure import Launch
-from aot.operands import TORCH_DTYPES, OperandSet
-from runtime.signature import Signature
+from aot.tune.measure import Launch
+from aot.tune.operands import TORCH_DTYPES, OperandSet
+from runtime.gemm.signature import Signature
 
 from .base import Problem, Settings, versions_of
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aot.measure import Launch
-from aot.operands import OperandSet, Weights
-from runtime.signature import Signature
+from aot.tune.measure import Launch
+from aot.tune.operands import OperandSet, Weights
+from runtime.gemm.signature import Signature
 
 from .base import Problem, Settings, versions_of
 

@@ -59,7 +59,7 @@ class Persistent:
         max_active_clusters: cutlass.Int32,
         stream: Any,
     ) -> None:
-        """Launch over A ([L,] M, K), B ([L,] N, K), D ([L,] M, columns) and what else `runtime.signature` says."""
+        """Launch over A ([L,] M, K), B ([L,] N, K), D ([L,] M, columns) and what else `runtime.gemm.signature` says."""
         plan = self.plan
         self.element, self.element_d = element, element_d = a.element_type, d.element_type
         self.batched = cute.rank(d) == 3

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.dtypes import DTYPES
-from runtime.signature import SCALE_BLOCK, Epilogue, extra_operands
+from runtime.gemm.signature import SCALE_BLOCK, Epilogue, extra_operands
 
 SHARED_BYTES_PER_CTA = 227 << 10
 _STATIC_BYTES = 1 << 10  # of a CTA's, what every kernel of the DSL declares

@@ -11,7 +11,7 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
 
-from runtime.signature import SCALE_BLOCK, Epilogue
+from runtime.gemm.signature import SCALE_BLOCK, Epilogue
 
 from .epilogue import activate, gate
 from .persistent_choices import STORE_BUFFERS, WGMMA_ROWS, Plan

@@ -25,7 +25,7 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
-from runtime.signature import SCALE_BLOCK
+from runtime.gemm.signature import SCALE_BLOCK
 
 from .small_m_choices import Form, memory, piece, row_of_b, sides, swapped, tile_k, warpgroups
 from .small_m_output import Output
@@ -81,7 +81,7 @@ class SmallM:
         stream: Any,
     ) -> None:
         """Launch over A (M, K), B (N, K), D (M, columns) and what the form has besides, each perhaps behind a batch;
-        `runtime.signature` has the shapes."""
+        `runtime.gemm.signature` has the shapes."""
         a, b, d, residual = (self._batch_last(t) for t in (a, b, d, residual))
         element = a.element_type
         left_layout, left_mma = self._layouts(element, self.left_rows, self.mma_rows, self.swapped)

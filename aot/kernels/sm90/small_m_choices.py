@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from runtime.signature import OVERLAPS, SCALE_BLOCK, Epilogue
+from runtime.gemm.signature import OVERLAPS, SCALE_BLOCK, Epilogue
 
 SHARED_BYTES_PER_SM = 228 << 10
 SHARED_BYTES_PER_CTA = 227 << 10

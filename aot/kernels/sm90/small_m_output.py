@@ -1,4 +1,5 @@
-"""From the sums of `small_m.SmallM` to D: added up over the slices of K, then what `runtime.signature.Epilogue` names.
+"""From the sums of `small_m.SmallM` to D: added up over the slices of K, then what `runtime.gemm.signature.Epilogue`
+names.
 
 Sums go through shared memory, a row a token: to the CTA of the cluster that adds them up, and to the thread that makes
 eight columns of D of them.
@@ -10,7 +11,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from runtime.signature import Epilogue
+from runtime.gemm.signature import Epilogue
 
 from .epilogue import activate, gate
 from .small_m_choices import Form, Memory, row_of_b, sums_pitch, swapped, terms

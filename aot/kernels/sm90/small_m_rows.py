@@ -10,7 +10,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from runtime.signature import Epilogue
+from runtime.gemm.signature import Epilogue
 
 from .small_m_choices import HALF_GROUP as _HALF
 from .small_m_choices import Form

@@ -1,0 +1,320 @@
+"""What an archive holds, as plain data: behind `aot ls` and `aot show`, which only print it.
+
+Every result is a JSON object or made of such; times are microseconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from runtime.container import canonical
+from runtime.container.archive import RECORDS, TABLES, Archive
+from runtime.device.launch import (
+    CLUSTER_DIMENSION,
+    COOPERATIVE,
+    PREFERRED_CLUSTER_DIMENSION,
+    PROGRAMMATIC_STREAM_SERIALIZATION,
+)
+from runtime.errors import AotError
+from runtime.gemm.dispatch import Dispatch, Entry, serves
+from runtime.gemm.signature import Operand, Signature
+from runtime.program.record import Record
+
+from ..pack import forms, tables
+from ..problem.manifest import did_you_mean
+
+_ATTRIBUTES = {
+    COOPERATIVE: "cooperative",
+    CLUSTER_DIMENSION: "cluster",
+    PROGRAMMATIC_STREAM_SERIALIZATION: "programmatic stream serialization",
+    PREFERRED_CLUSTER_DIMENSION: "preferred cluster",
+}
+
+
+class UnknownName(AotError):
+    """The archive has nothing of the name asked for."""
+
+
+class NothingPredicted(AotError):
+    """M values were asked for of something that was measured, ranked, or is no GEMM."""
+
+
+def listing(archive: Archive) -> dict[str, Any]:
+    """Every entry of the gemm table with its ranges, every form of the universal table (`aot.pack.forms.listing`), the
+    functions outside both, sizes in total, where it was tuned.
+
+    `gpu` is the kind of GPU that an entry was tuned on, None where it is for any of its target. `measured` counts the M
+    values that an entry was measured at, and `faster_with_torch` those of them where torch was faster by more than the
+    tolerance; `totals` has both of all entries.
+    A range's `us` and `ratio` (baseline time / its own; above 1 is faster) are those at the largest M it was measured
+    at, None where it was not; `measured` counts such M.
+    """
+    names = _gemm_names(archive)
+    entries: list[dict[str, Any]] = []
+    used: set[str] = set()
+    for entry in _dispatch(archive).entries:
+        used |= _functions_of(entry)
+        key = entry.signature.key()
+        entries.append(
+            {
+                "signature": key,
+                "gemms": names.get(key, []),
+                "target": entry.target,
+                "gpu": _gpu(entry),
+                "state": entry.state,
+                "ranges": _ranges(entry),
+                **_measured(entry),
+                "candidates": sum(len(ranked) for _, ranked in entry.candidates),
+            }
+        )
+    universal = forms.read(archive)
+    rows = forms.rows(archive, universal)
+    used.update(f.name for row in rows for f in row.form.functions)
+    others = [{"name": e.name, "target": e.target} for e in archive.functions.values() if e.name not in used]
+    return {
+        "entries": entries,
+        "forms": forms.listing(rows, universal.checked_on if universal else {}),
+        "functions": others,
+        "totals": _totals(archive)
+        | {name: sum(entry[name] for entry in entries) for name in ("measured", "faster_with_torch")},
+        "tools": tables.tools(archive),
+        "tuning": tables.environments(archive),
+    }
+
+
+def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, Any]:
+    """What the archive says of `name`: a function, a signature, or a gemm of the models it was built for.
+
+    A signature that has no entry, and that a form can compute, is shown with what is predicted for it: at `tokens`
+    rows, or at `aot.pack.forms.ROWS` where there are none.
+
+    Raises:
+        UnknownName: it is none of these.
+        NothingPredicted: there are `tokens`, and nothing of it is predicted.
+    """
+    if name in archive.functions:
+        _require_no_tokens(archive, name, tokens, "a function")
+        return {"function": _function(archive, name)}
+    gemms = _gemm_names(archive)
+    entries = _dispatch(archive).entries
+    chosen = [e for e in entries if e.signature.key() == name or name in gemms.get(e.signature.key(), ())]
+    if chosen:
+        _require_no_tokens(archive, name, tokens, "in the gemm table")
+        environments = tables.environments(archive)
+        return {"gemm": [_entry(e, gemms, environments) for e in chosen]}
+    predicted = _predicted(archive, name, gemms, tokens or forms.ROWS)
+    if not predicted:
+        known = [*{e.signature.key(): None for e in entries}, *{g: None for gs in gemms.values() for g in gs}]
+        if "*" in name:
+            raise UnknownName(f"{archive.path}: {name!r} is a form; put an N and a K in place of its stars")
+        if reason := _why_not_predicted(archive, name):
+            raise UnknownName(f"{archive.path}: {name!r} has no entry, and {reason}")
+        near = did_you_mean(name, [*known, *archive.functions]).split("known:")[0]
+        raise UnknownName(
+            f"{archive.path}: has no function, signature or gemm {name!r}; {near}`aot ls {archive.path}` lists them"
+        )
+    return {"predicted": predicted}
+
+
+def _why_not_predicted(archive: Archive, name: str) -> str:
+    """Why no form computes a signature; nothing where the name is no signature's, or the archive has no forms."""
+    signature, table = Signature.of_key(name), forms.read(archive)
+    if signature is None or table is None:
+        return ""
+    alike = [form for _, form in table.forms if form.signature(signature.n, signature.k) == signature]
+    if not alike:
+        return f"no form has its types and words; `aot ls {archive.path}` lists the forms"
+    multiples = [(f.n_multiple, f.k_multiple) for f in alike[0].functions]
+    n, k = (min(extents) for extents in zip(*multiples, strict=True))
+    return f"the functions of its form take an N that is a multiple of {n} and a K of {k}; pad both"
+
+
+def _require_no_tokens(archive: Archive, name: str, tokens: Sequence[int], what: str) -> None:
+    if tokens:
+        raise NothingPredicted(
+            f"{archive.path}: {name!r} is {what}, and --m is for what is predicted; leave it out to see all there is"
+        )
+
+
+def _predicted(archive: Archive, name: str, gemms: Mapping[str, list[str]], tokens: Sequence[int]) -> list[Any]:
+    """What the universal table predicts for a signature, or for those of a gemm, by key."""
+    table = forms.read(archive)
+    if table is None:
+        return []
+    keys = [key for key, names in gemms.items() if name in names] or [name]
+    found = []
+    for signature in filter(None, map(Signature.of_key, keys)):
+        of = _described(signature, gemms)
+        found += [of | more for more in forms.predicted(archive, table, signature, tokens)]
+    return found
+
+
+# --- the gemm table ---
+
+
+def _dispatch(archive: Archive) -> Dispatch:
+    if "gemm" not in archive.tables:
+        return Dispatch(())
+    return Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name())
+
+
+def _gemm_names(archive: Archive) -> dict[str, list[str]]:
+    """The gemms of the models that the archive was built for, by signature; an archive need not say."""
+    names: dict[str, list[str]] = {}
+    for signature, name in dict.fromkeys(tables.gemms(archive)):
+        names.setdefault(signature, []).append(name)
+    return names
+
+
+def _functions_of(entry: Entry) -> set[str]:
+    return set(entry.names)
+
+
+def _ranges(entry: Entry) -> list[dict[str, Any]]:
+    rows = []
+    timings = tables.timings(entry)  # by M, which ascends
+    at = [t["m"] for t in timings]
+    for row in _intervals(entry.ranges):
+        first = bisect_right(at, row["m_min"] - 1)
+        measured = timings[first : None if row["m_max"] is None else bisect_right(at, row["m_max"])]
+        last = measured[-1] if measured else {"us": None, "ratio": None}
+        rows.append(row | {"us": last["us"], "ratio": last["ratio"], "measured": len(measured)})
+    return rows
+
+
+def _intervals(ranges: Iterable[tuple[int | None, str]]) -> list[dict[str, Any]]:
+    """Each range with its first and its last M, None for every larger one, and its function."""
+    rows, above = list[dict[str, Any]](), 0
+    for m_max, function in ranges:
+        rows.append({"m_min": above + 1, "m_max": m_max, "function": function})
+        above = m_max or above
+    return rows
+
+
+def _entry(entry: Entry, gemms: Mapping[str, list[str]], environments: list[dict[str, Any]]) -> dict[str, Any]:
+    return _described(entry.signature, gemms) | {
+        "target": entry.target,
+        "gpu": _gpu(entry),
+        "state": entry.state,
+        "ranges": _ranges(entry),
+        "invariant": None if entry.invariant is None else _intervals(entry.invariant_ranges or ()),
+        "torch_faster": [{"m_min": first, "m_max": last} for first, last in entry.torch_faster],
+        **_measured(entry),
+        "timings": tables.timings(entry),
+        "tuning": [e for e in environments if entry.timings and _is_of(entry, e)],
+        "candidates": [{"m": m, "functions": list(ranked)} for m, ranked in entry.candidates],
+    }
+
+
+def _described(signature: Signature, gemms: Mapping[str, list[str]]) -> dict[str, Any]:
+    """What is shown of a signature, whoever serves it."""
+    return {
+        "signature": signature.to_json(),
+        "key": signature.key(),
+        "operands": [_operand(o, signature) for o in signature.operands()],
+        "gemms": gemms.get(signature.key(), []),
+    }
+
+
+def _gpu(entry: Entry) -> dict[str, Any] | None:
+    return None if entry.gpu is None else entry.gpu._asdict()
+
+
+def _measured(entry: Entry) -> dict[str, int]:
+    tokens = [timing["m"] for timing in tables.timings(entry)]
+    return {"measured": len(tokens), "faster_with_torch": sum(map(entry.torch_is_faster, tokens))}
+
+
+def _is_of(entry: Entry, environment: dict[str, Any]) -> bool:
+    """Whether an entry may have been tuned on such a machine."""
+    if entry.gpu is not None and entry.gpu.name != environment["gpu"]:
+        return False
+    return serves(entry.target, tables.capability(environment))
+
+
+def _operand(operand: Operand, signature: Signature) -> dict[str, Any]:
+    """A tensor of the call; M stays a word."""
+    extents = signature.extents()
+    shape = [extents.get(axis, axis) for axis in operand.axes]
+    transposed = operand.name == "b" and signature.b_major == "n"
+    return {"name": operand.name, "dtype": operand.dtype, "shape": shape, "transposed": transposed}
+
+
+# --- functions ---
+
+
+def _function(archive: Archive, name: str) -> dict[str, Any]:
+    obj = archive.record(name)
+    record = Record.from_json(obj)
+    program = obj["program"]
+    return {
+        "name": name,
+        "target": record.target,
+        "family": record.family,
+        "arguments": obj["arguments"],
+        "symbols": obj["symbols"],
+        "kernels": obj["kernels"],
+        "launches": [_launch(launch, program) for launch in program["launches"]],
+        "program": {"nodes": len(program["nodes"]), "bytes": len(canonical.dumps(program))},
+        "cubin": {"sha256": record.cubin, "bytes": len(archive.cubin(name))},
+    }
+
+
+def resources(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each launch of a function record takes of an SM: threads, registers a thread, bytes of memory.
+
+    `shared_bytes` is what its CTA has of shared memory, static and dynamic, `local_bytes` what each thread spills;
+    None where it depends on the arguments.
+    """
+    found = []
+    for launch in record["program"]["launches"]:
+        kernel, what = record["kernels"][launch["kernel"]], _launch(launch, record["program"])
+        threads = None if None in what["block"] else math.prod(what["block"])
+        dynamic = what["shared_bytes"]
+        shared = None if dynamic is None else kernel["shared_bytes"] + dynamic
+        found.append(
+            {
+                "threads": threads,
+                "registers": kernel["registers"],
+                "shared_bytes": shared,
+                "local_bytes": kernel["local_bytes"],
+            }
+        )
+    return found
+
+
+def _launch(launch: dict[str, Any], program: dict[str, Any]) -> dict[str, Any]:
+    """A launch with None in place of every number that depends on the arguments."""
+
+    def constants(references: Iterable[int]) -> list[int | None]:
+        nodes = (program["nodes"][r - inputs] if r >= inputs else [None] for r in references)
+        return [node[2] if node[0] == "const" else None for node in nodes]
+
+    inputs = len(program["values"])
+    parameters = launch["parameters"]
+    return {
+        "kernel": launch["kernel"],
+        "grid": constants(launch["grid"]),
+        "block": constants(launch["block"]),
+        "shared_bytes": constants([launch["shared_bytes"]])[0],
+        "attributes": {_ATTRIBUTES[number]: constants(words) for number, words in launch["attributes"]},
+        "parameter_bytes": [p["size"] for p in parameters],
+        "tma_descriptors": sum(slot[1] == "tma" for p in parameters for slot in p["slots"]),
+    }
+
+
+def _totals(archive: Archive) -> dict[str, Any]:
+    sizes = archive.sizes()
+    count = len(archive.functions)
+    return {
+        "functions": count,
+        "targets": list(archive.targets),
+        "cubins": sum(size.blobs for kind, size in sizes.items() if kind not in (RECORDS, TABLES)),
+        "raw_bytes": sum(size.raw for size in sizes.values()),
+        "file_bytes": archive.file_bytes,
+        "bytes_per_function": round(archive.file_bytes / count) if count else None,
+        "by_kind": {kind: size._asdict() for kind, size in sizes.items()},
+    }

@@ -1,0 +1,68 @@
+"""What a command may write over, asked before its work: never without `--force` what could not be made again."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from runtime.container.archive import Archive
+from runtime.errors import AotError
+from runtime.gemm.dispatch import Dispatch
+
+from ..files import destination
+from ..pack import forms
+
+_STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1")
+
+
+class OutputRefused(AotError):
+    """The output is there, and replacing it would lose something."""
+
+
+def require_replaceable(output: Path, force: bool, keep_tuned: bool = False) -> None:
+    """Refuse to replace a file that is no archive, and with `keep_tuned` an archive that holds tuned entries, or forms
+    whose functions were checked on a GPU.
+
+    An empty file holds nothing to lose. `force` allows every file.
+
+    Raises:
+        OutputRefused: there is such a file.
+        OutputError: nothing can be written there, whatever is forced.
+    """
+    if str(output) in _STANDARD_OUTPUT:
+        raise OutputRefused(f"{output}: an archive is not written to standard output; name a file")
+    found = destination(output)
+    if force or not found.exists() or not found.stat().st_size:
+        return
+    try:
+        held = _made_on_a_gpu(found)
+    except AotError as error:
+        reason = str(error).removeprefix(f"{found}: ").partition(";")[0]
+        raise OutputRefused(
+            f"{output}: is there and is no archive that can be read ({reason}); name another output, or give --force "
+            "to replace it"
+        ) from None
+    if keep_tuned and held:
+        raise OutputRefused(
+            f"{output}: holds {' and '.join(held)}, which a build would replace; name another output, or give --force "
+            "to lose them"
+        )
+
+
+def _made_on_a_gpu(path: Path) -> list[str]:
+    """What of an archive needs a GPU to make again, in words."""
+    found = []
+    with Archive.open(path) as archive:
+        archive.check_blocks()
+        targets = archive.functions.targets_by_name()
+        if "gemm" in archive.tables:
+            entries = Dispatch.from_json(archive.table("gemm"), targets).entries
+            if tuned := sum(entry.state == "tuned" for entry in entries):
+                found.append(f"{tuned} tuned {'entry' if tuned == 1 else 'entries'}")
+        universal = forms.read(archive)
+        names = {} if universal is None else dict.fromkeys(itertools.chain.from_iterable(universal.checked_on.values()))
+        if universal is not None and names:
+            checked = sum(bool(universal.checked_on.get(form.target)) for _, form in universal.forms)
+            count = f"{checked} {'form' if checked == 1 else 'forms'}"
+            found.append(f"{count} whose functions were checked on {', '.join(names)}")
+    return found

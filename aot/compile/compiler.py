@@ -1,0 +1,399 @@
+"""Variants to kernels: from the build cache, or else compiled in worker processes that never see a GPU.
+
+A worker is told its architecture before it imports the DSL, which keeps it, so each compiles for one target; it takes
+one variant at a time, so that a slow one holds up no other. What it prints goes to a file, and is read when it dies.
+Whatever goes wrong with one variant (an exception, a crash, a hang) is that variant's failure and nobody else's; one
+whose worker was killed is given to another once.
+Every kernel enters the cache as it arrives: a build that is interrupted continues where it was.
+
+Knows nothing of manifests, rankings or archives, and imports neither torch nor the DSL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from hashlib import sha256
+from multiprocessing.connection import Pipe, wait
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import AotError
+from runtime.program.record import Record
+
+from .. import files
+from ..search.provider import provider
+from ..search.variants import Variant
+from . import cubin, lower
+from .cache import SCHEMA_VERSION, Cache, Entry, KeyFields, ToolFields, cache_key
+from .host import ir
+from .toolchain import Toolchain, python, toolchain
+from .worker import Compiled, Failed, last_line
+
+LOWERING = "aot.compile.lower"
+TIMEOUT_S = 300.0
+
+# A worker needs about 2 s before its first kernel (imports), and then about 0.5 s a kernel: another one pays where
+# those that are running have more than this many kernels each to go.
+_START_UP_KERNELS = 4
+
+_SCRATCH = "aot-build-"  # how the names of folders begin that compilers write to
+_ROOT = Path(__file__).resolve().parents[2]
+# This project's files that `aot.compile.lower` runs; a provider's own digest covers the provider. A test follows the
+# imports.
+SOURCES = (
+    "aot/compile/cubin.py",
+    "aot/compile/host/expressions.py",
+    "aot/compile/host/ir.py",
+    "aot/compile/host/text.py",
+    "aot/compile/host/types.py",
+    "aot/compile/lower.py",
+    "aot/search/targets.py",
+    "aot/search/variants.py",
+    "runtime/program/arithmetic.py",
+    "runtime/container/canonical.py",
+    "runtime/dtypes.py",
+    "runtime/program/evaluator.py",
+    "runtime/device/launch.py",
+    "runtime/limits.py",
+    "runtime/native/__init__.py",
+    "runtime/program/poison.py",
+    "runtime/program/program.py",
+    "runtime/container/fields.py",
+    "runtime/program/record.py",
+    "runtime/gemm/signature.py",
+    "runtime/named_tuple.py",
+)
+
+
+class CompileError(AotError):
+    """Compiling cannot even start, or there is no room for it to go on."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled variant."""
+
+    variant: Variant
+    record: dict[str, Any]
+    cubin: bytes
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to a variant: "cached" or "compiled", with its `record`, or "failed", with `detail` saying why."""
+
+    variant: Variant
+    outcome: str
+    detail: str = ""
+    record: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """The kernels and the failures with their reasons, both in the order of the variants given; and what made them."""
+
+    kernels: dict[Variant, Kernel]
+    failures: dict[Variant, str]
+    tools: dict[str, str]
+    compiled: int
+    cached: int
+    seconds: float
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def compile_variants(
+    variants: Iterable[Variant],
+    cache: Cache,
+    jobs: int | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+    *,
+    on_start: Callable[[int, int], None] = lambda kernels, processes: None,
+    timeout_s: float = TIMEOUT_S,
+    lowering: str = LOWERING,
+) -> BuildReport:
+    """Compile each variant that is not in `cache`, in up to `jobs` processes (default: one for each usable core).
+
+    `on_start` hears once how many kernels are to be compiled, in how many processes at most, if there are any;
+    `timeout_s` bounds one variant. `lowering` names the module whose `lower(variant)` workers call.
+
+    Raises:
+        ToolchainError: the DSL is not installed.
+        UntrustedCache: others may write to the cache directory.
+        CompileError: no worker can be started, or the folder for temporary files has no room for its work.
+    """
+    begun = time.monotonic()
+    with contextlib.suppress(CompileError):  # nothing may be left to compile
+        files.collect(_temporary_folder(), _SCRATCH)
+    wanted = list(dict.fromkeys(variants))
+    tools = toolchain(cache)
+    key = _key_maker(tools)
+    keys = {v: key(v) for v in wanted}
+    kernels: dict[Variant, Kernel] = {}
+    for variant in wanted:
+        entry = cache.get(keys[variant], partial(_require_kernel, variant))
+        if entry is not None:
+            kernels[variant] = Kernel(variant, *entry)
+            on_event(Event(variant, "cached", record=entry.record))
+    cached = len(kernels)
+    failures: dict[Variant, str] = {}
+    missing = [v for v in wanted if v not in kernels]
+    processes = min(jobs or usable_cores(), len(missing))
+    if missing:
+        on_start(len(missing), processes)
+    with contextlib.closing(_compile_all(missing, processes, timeout_s, lowering)) as answers:
+        for variant, answer in answers:
+            if isinstance(answer, Compiled):
+                cache.put(keys[variant], Entry(answer.record, answer.cubin))
+                kernels[variant] = Kernel(variant, answer.record, answer.cubin)
+                on_event(Event(variant, "compiled", record=answer.record))
+            else:
+                failures[variant] = answer.reason
+                on_event(Event(variant, "failed", answer.reason))
+    return BuildReport(
+        {v: kernels[v] for v in wanted if v in kernels},
+        {v: failures[v] for v in wanted if v in failures},
+        tools.versions,
+        len(kernels) - cached,
+        cached,
+        time.monotonic() - begun,
+    )
+
+
+def _key_maker(tools: Toolchain) -> Callable[[Variant], str]:
+    """A function from variants to cache keys; everything but the variant is read once."""
+    sources = {name: sha256((_ROOT / name).read_bytes()).hexdigest() for name in SOURCES}
+    common = cache_key(
+        ToolFields(
+            schema=SCHEMA_VERSION,
+            python=python(),
+            wheels=tools.wheels,
+            extraction=ir.EXTRACTION_VERSION,
+            options=lower.COMPILE_OPTIONS,
+            sources=sources,
+        )
+    )
+
+    @cache
+    def provider_digest(name: str) -> str:
+        return provider(name).source_digest()
+
+    def key(variant: Variant) -> str:
+        digest = provider_digest(variant.provider)
+        return cache_key(KeyFields(common, variant.to_json(), variant.name(), variant.target, digest))
+
+    return key
+
+
+def _require_kernel(variant: Variant, entry: Entry) -> None:
+    """Raise an AotError or ValueError where `entry` is no compiled kernel of `variant`."""
+    record = Record.from_json(entry.record)
+    said = record.name, record.target, record.family, record.cubin
+    family = f"{variant.provider}.{variant.family}"
+    if said != (variant.name(), variant.target, family, sha256(entry.cubin).hexdigest()):
+        raise ValueError(f"does not hold {variant.name()}")
+    if set(cubin.kernels(entry.cubin)) != {kernel.symbol for kernel in record.kernels}:
+        raise ValueError(f"does not hold the kernels that the record of {variant.name()} names")
+
+
+# --- worker processes ---
+
+
+class _Worker:
+    """A worker process, seen from its parent."""
+
+    def __init__(self, target: str, lowering: str, scratch: Path, timeout_s: float) -> None:
+        self.target = target
+        self.variant: Variant | None = None
+        self.answered = 0
+        self.deadline = 0.0
+        self._timeout_s = timeout_s
+        self._scratch = scratch
+        try:
+            descriptor, name = tempfile.mkstemp(prefix="worker-", suffix=".log", dir=scratch)
+        except OSError as error:
+            raise _no_room(error.strerror) from None
+        os.close(descriptor)
+        self._log = open(name, "a+b")  # noqa: SIM115  # appending, so that it can be emptied between variants
+        self.connection, theirs = Pipe()
+        # The parent's path, so that the child finds the same modules; by -c, so that no folder is put before it.
+        code = f"import sys; sys.path[:] = {sys.path!r}; from aot.compile.worker import serve; "
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"{code}serve({theirs.fileno()}, {lowering!r}, {os.getpid()})"],
+                env=_environment(target, scratch),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is the parent's to handle
+            )
+        except OSError as error:
+            raise CompileError(f"cannot start a compile worker ({error.strerror}); use fewer jobs") from None
+        finally:
+            theirs.close()
+
+    def give(self, variant: Variant) -> None:
+        self.variant = variant
+        self.deadline = time.monotonic() + self._timeout_s
+        self._log.truncate(0)
+        with contextlib.suppress(OSError):  # a process that is gone says so when its answer is read
+            self.connection.send(variant)
+
+    def take(self) -> Compiled | Failed:
+        """The answer that has arrived, or the way the process ended without one."""
+        try:
+            answer: Compiled | Failed = self.connection.recv()
+        except (EOFError, OSError):
+            status = self._process.wait()
+            return Failed(self._explain(f"its worker {_ending(status)}"), False, killed=status == -signal.SIGKILL)
+        self.answered += 1
+        if isinstance(answer, Failed):
+            return Failed(answer.reason.replace(str(self._scratch), "..."), answer.reusable)
+        return answer
+
+    def overdue(self) -> Failed | None:
+        """What to say where the time for the variant has passed without an answer."""
+        if time.monotonic() < self.deadline or self.connection.poll():
+            return None
+        return Failed(self._explain(f"no result after {self._timeout_s:g} s"), reusable=False)
+
+    def stop(self) -> None:
+        """End the process at once; what it was doing is lost."""
+        self.connection.close()
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+    def _explain(self, what: str) -> str:
+        self._log.seek(0)
+        said = last_line(self._log.read().decode(errors="replace")).replace(str(self._scratch), "...")
+        return f"{what}; its last words: {said}" if said else what
+
+
+def _environment(target: str, scratch: Path) -> dict[str, str]:
+    """The parent's environment with the architecture, without GPUs, and without DSL settings that change the code."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CUTE_DSL_")}
+    return kept | {"CUTE_DSL_ARCH": target, "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(scratch)}
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
+def _temporary_folder() -> Path:
+    """Where temporary files go: where TMPDIR says, though others could be written to, or else where Python finds room.
+
+    Raises:
+        CompileError: nowhere.
+    """
+    try:
+        return Path(os.path.abspath(os.environ.get("TMPDIR") or tempfile.gettempdir()))
+    except OSError as error:
+        raise CompileError(f"{error.strerror}; set TMPDIR to a folder that has room") from None
+
+
+def _require_room(folder: Path) -> None:
+    """Refuse to go on where a compiler could not write what it makes, which it does not always say."""
+    if reason := files.refusal(folder, _SCRATCH):
+        raise _no_room(reason)
+
+
+def _no_room(reason: str | None) -> CompileError:
+    folder = _temporary_folder()
+    left = ""
+    with contextlib.suppress(OSError):
+        left = f"; {shutil.disk_usage(folder).free:,} bytes are left there"
+    return CompileError(
+        f"{folder}: a file of {files.PROBE_BYTES:,} bytes cannot be written to compile in ({reason}{left}); "
+        "set TMPDIR to a folder that takes it"
+    )
+
+
+def _compile_all(
+    variants: list[Variant], jobs: int, timeout_s: float, lowering: str
+) -> Generator[tuple[Variant, Compiled | Failed], None, None]:
+    """Each variant with its answer, as they come. Closing this ends every worker at once."""
+    queues: dict[str, deque[Variant]] = {}
+    for variant in variants:
+        queues.setdefault(variant.target, deque()).append(variant)
+    workers: list[_Worker] = []
+    given_again: set[Variant] = set()
+    if not variants:
+        return
+    _require_room(_temporary_folder())
+    with files.folder(_temporary_folder(), _SCRATCH) as scratch:
+        try:
+            while True:
+                _dismiss(workers, queues)
+                while len(workers) < jobs and (target := _understaffed(queues, workers)):
+                    workers.append(_Worker(target, lowering, scratch, timeout_s))
+                    workers[-1].give(queues[target].popleft())
+                if not workers:
+                    return
+                for variant, answer in _answers(workers, queues):
+                    if isinstance(answer, Failed):
+                        _require_room(scratch)
+                        if answer.killed and variant not in given_again:
+                            given_again.add(variant)
+                            queues[variant.target].append(variant)
+                            continue
+                    yield variant, answer
+        finally:
+            for worker in workers:
+                worker.stop()
+
+
+def _answers(workers: list[_Worker], queues: dict[str, deque[Variant]]) -> Iterator[tuple[Variant, Compiled | Failed]]:
+    """Wait for one or more answers; give each worker that can go on its next variant, and drop the others."""
+    patience_s = max(0.0, min(w.deadline for w in workers) - time.monotonic())
+    ready = wait([w.connection for w in workers], timeout=patience_s)
+    for worker in list(workers):
+        answer = worker.take() if worker.connection in ready else worker.overdue()
+        if answer is None:
+            continue
+        variant = worker.variant
+        assert variant is not None
+        worker.variant = None
+        if isinstance(answer, Failed) and not answer.reusable:
+            workers.remove(worker)
+            worker.stop()
+        elif queues[worker.target]:
+            worker.give(queues[worker.target].popleft())
+        yield variant, answer
+
+
+def _dismiss(workers: list[_Worker], queues: dict[str, deque[Variant]]) -> None:
+    """End the workers that have nothing to do, which makes room for other targets."""
+    for worker in [w for w in workers if w.variant is None]:
+        workers.remove(worker)
+        worker.stop()
+
+
+def _understaffed(queues: dict[str, deque[Variant]], workers: list[_Worker]) -> str | None:
+    """The target that most wants another worker, or None where none would gain from it."""
+    staff = Counter(w.target for w in workers)
+    warm = Counter(w.target for w in workers if w.answered)
+    wanting = [t for t, queue in queues.items() if queue and len(queue) > _START_UP_KERNELS * warm[t]]
+    return max(wanting, key=lambda t: len(queues[t]) / (staff[t] + 1), default=None)

@@ -1,0 +1,1 @@
+"""The host function that the DSL compiles, read as IR, and the launch program that says the same as data."""

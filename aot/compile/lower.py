@@ -1,0 +1,107 @@
+"""One variant to a record and a cubin, in this process: trace, compile, extract, check.
+
+Runs in worker processes that were told their architecture before the DSL was imported (`aot.compile.compiler` sees to
+it), and in the oracle. Knows nothing of caches, processes or archives.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from runtime.errors import AotError
+from runtime.program.record import Record
+
+from ..search.provider import provider
+from ..search.variants import Variant
+from . import cubin as cubins
+from .host.ir import extract, host_function_text
+
+# What is passed to cute.compile besides the architecture; part of every cache key.
+COMPILE_OPTIONS = ("KeepCUBIN",)
+
+
+class LoweringError(AotError):
+    """A variant compiles, but to something that must not be shipped."""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A compiled variant: its record, its cubin, and the DSL's own compiled object for whoever checks the two."""
+
+    record: dict[str, Any]
+    cubin: bytes
+    compiled: Any
+    host_text: str
+
+
+def lower(variant: Variant) -> Lowered:
+    """Compile `variant` for its target and extract its launch program.
+
+    Raises:
+        AotError: the provider, the DSL or the extraction refuses; the message says which and why.
+    """
+    from cutlass import cute
+    from cutlass.base_dsl.compiler import DumpDir
+
+    buildable = provider(variant.provider).build(variant)
+    # KeepCUBIN writes the cubin to a directory, and `__cubin__` reads it from there.
+    with tempfile.TemporaryDirectory(prefix="aot-") as scratch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options = cute.GPUArch(variant.target), cute.KeepCUBIN(True), DumpDir(scratch)
+        compiled = cute.compile[options](buildable.function, *buildable.arguments)
+        binary = compiled.__cubin__
+    if not isinstance(binary, bytes):
+        raise LoweringError(f"{variant.name()}: the DSL kept no cubin, or more than one")
+    text = host_function_text(compiled.ir_module)
+    host = extract(text, buildable.tree, buildable.symbols)
+    found = cubins.kernels(binary)
+    if set(found) != set(host.kernels):
+        raise LoweringError(
+            f"{variant.name()}: the host launches {sorted(host.kernels)}, the cubin has {sorted(found)}"
+        )
+    if reason := _spills(found.values()):
+        raise LoweringError(f"{variant.name()}: {reason}")
+    for launch in host.program["launches"]:
+        kernel = found[host.kernels[launch["kernel"]]]
+        sizes = tuple(p["size"] for p in launch["parameters"])
+        if sizes != kernel.parameter_sizes:
+            raise LoweringError(
+                f"{variant.name()}: the host passes parameters of {sizes} bytes, "
+                f"the kernel takes {kernel.parameter_sizes}"
+            )
+    record = {
+        "name": variant.name(),
+        "target": variant.target,
+        "family": f"{variant.provider}.{variant.family}",
+        "arguments": buildable.tree,
+        "symbols": buildable.symbols,
+        "kernels": [
+            {
+                "symbol": s,
+                "registers": found[s].registers,
+                "shared_bytes": found[s].shared_bytes,
+                "local_bytes": found[s].local_bytes,
+            }
+            for s in host.kernels
+        ],
+        "program": host.program,
+        "cubin": sha256(binary).hexdigest(),
+    }
+    Record.from_json(record)  # what the reader would refuse is never written
+    return Lowered(record, binary, compiled, text)
+
+
+def _spills(kernels: Iterable[cubins.CubinKernel]) -> str | None:
+    """Why a cubin is too slow to be shipped whatever it computes: local memory, which is where registers spill to."""
+    for kernel in kernels:
+        if kernel.local_bytes:
+            return (
+                f"{kernel.symbol} keeps {kernel.local_bytes} bytes a thread in local memory beside its "
+                f"{kernel.registers} registers; kernels that spill are not shipped, choose a smaller tile"
+            )
+    return None

@@ -1,0 +1,1 @@
+"""What goes into an archive: its tables, and the file itself."""

@@ -1,0 +1,155 @@
+"""What the table "universal" of an archive holds, as plain data: its forms, and what is chosen for a signature.
+
+Behind `aot ls`, `show` and `verify`. Times are microseconds. Knows nothing of how any of it is shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from runtime.container.archive import Archive
+from runtime.device.gpus import Gpu
+from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.signature import Signature
+from runtime.gemm.table import TARGET, Entry
+from runtime.gemm.universal import WORDS, Form, PredictedEntry, Universal
+
+from ..search.costs import H200
+
+TABLE = "universal"
+ROWS = (1, 16, 64, 256, 1024, 4096)  # for which a choice is shown, unless told otherwise
+USUAL_GPU = Gpu("NVIDIA H200", cast(int, H200.multiprocessors), cast(int, H200.memory_gbps))
+
+
+class FormRow(NamedTuple):
+    """A form of the table: its words (`runtime.gemm.universal.WORDS`), whether it is batched, and its functions."""
+
+    words: tuple[str, ...]
+    batched: bool
+    form: Form
+    program: int
+
+    @property
+    def name(self) -> str:
+        """The key of its signatures with stars for what they differ in, such as "bf16_bf16_bf16_f32_bias_n*_k*"."""
+        key = self.signature(2, 1).key()
+        return key.replace("_n2_k1", "_n*_k*").replace("_k*_b2", "_k*_b*")
+
+    def signature(self, n: int, k: int) -> Signature:
+        """One of its signatures, with a batch of 2 where it is batched."""
+        return self.form.signature(n, k)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its words by name, and `batched`."""
+        return dict(zip(WORDS, self.words, strict=True)) | {"batched": self.batched}
+
+
+def read(archive: Archive) -> Universal | None:
+    """The table, or None where the archive has none.
+
+    Raises:
+        RecordError: it is malformed; cost programs are not looked at.
+    """
+    if TABLE not in archive.tables:
+        return None
+    return Universal.from_json(archive.table(TABLE), archive.functions.targets_by_name())
+
+
+def rows(archive: Archive, table: Universal | None) -> list[FormRow]:
+    """The forms of the archive's table, in its order."""
+    if table is None:
+        return []
+    programs = [row["program"] for row in archive.table(TABLE)["forms"]]
+    return [
+        FormRow(key[: len(WORDS)], key[len(WORDS)], form, program)
+        for (key, form), program in zip(table.forms, programs, strict=True)
+    ]
+
+
+def listing(found: Iterable[FormRow], checked_on: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """What `aot ls` says of forms.
+
+    `functions` counts them. `multiples` has the N and K of which a signature's must be multiples, several pairs where
+    functions differ; `most_n` is the largest N. `checked_on` names the GPUs on which its functions were found right.
+    """
+    return [
+        {
+            "form": row.name,
+            "words": row.to_json(),
+            "target": row.form.target,
+            "functions": len(row.form.functions),
+            "multiples": _multiples(row.form),
+            "most_n": max(f.most_n for f in row.form.functions),
+            "checked_on": list(checked_on.get(row.form.target, ())),
+        }
+        for row in found
+    ]
+
+
+def predicted(
+    archive: Archive, table: Universal, signature: Signature, tokens: Sequence[int] = ROWS
+) -> list[dict[str, Any]]:
+    """What is chosen for a signature at each of `tokens` rows, on each target that has a form for it; none of none.
+
+    Times depend on the GPU: they are those of a kind that `checked_on` names and this archive knows, else of an H200.
+
+    Raises:
+        RecordError: a cost program is malformed.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for target in dict.fromkeys(form.target for _, form in table.forms):
+        gpu = _gpu(archive, table.checked_on.get(target, ()), target)
+        entry = table.entry(signature, _capability(target), gpu)
+        if entry is not None and entry.target not in found:
+            found[entry.target] = {
+                "target": entry.target,
+                "gpu": gpu._asdict(),
+                "state": entry.state,
+                "checked_on": list(table.checked_on.get(entry.target, ())),
+                "functions": len(entry.names),
+                "choices": [_choice(entry, m) for m in dict.fromkeys(tokens)],
+                "invariant": _invariant(entry, tokens),
+            }
+    return list(found.values())
+
+
+def _choice(entry: PredictedEntry, m: int) -> dict[str, Any]:
+    name = entry.best(m)
+    us = entry.us(m)[name]
+    return {"m": m, "function": name, "us": round(us, 3) if math.isfinite(us) else None}
+
+
+def _invariant(entry: PredictedEntry, tokens: Sequence[int]) -> list[dict[str, Any]] | None:
+    """What is chosen for callers who want equal bits at every M."""
+    return None if entry.invariant is None else [_choice(entry.only_invariant(), m) for m in dict.fromkeys(tokens)]
+
+
+def _multiples(form: Form) -> list[dict[str, int]]:
+    """The multiples of N and K, without those that are multiples of others."""
+    pairs = sorted({(f.n_multiple, f.k_multiple) for f in form.functions})
+    least: list[tuple[int, int]] = []
+    for n, k in pairs:
+        if all(n % other_n or k % other_k for other_n, other_k in least):
+            least.append((n, k))
+    return [{"n": n, "k": k} for n, k in least]
+
+
+def _capability(target: str) -> tuple[int, int]:
+    """That of the oldest GPU that runs a target; of none where it is no target that a form can serve."""
+    match = TARGET.fullmatch(target)
+    return (int(match[1]), int(match[2])) if match else (-1, -1)
+
+
+def _gpu(archive: Archive, checked_on: Sequence[str], target: str) -> Gpu:
+    """The kind to predict for."""
+    kinds = [entry.gpu for entry in _entries(archive) if entry.gpu is not None and entry.target == target]
+    kinds.append(USUAL_GPU)
+    return next((gpu for name in checked_on for gpu in kinds if gpu.name == name), USUAL_GPU)
+
+
+def _entries(archive: Archive) -> tuple[Entry, ...]:
+    if "gemm" not in archive.tables:
+        return ()
+    return Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name()).entries

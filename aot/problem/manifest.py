@@ -1,0 +1,596 @@
+"""Manifests: the YAML files that say which GEMMs a model runs, read strictly and written back readably.
+
+    format: 1                             # of this file; only 1 exists
+    model: llama-3.1-8b                   # a name for people
+    source: where the shapes come from    # one line of text
+    layers: 32                            # optional, 1; how often a gemm marked `per: layer` repeats
+    tokens: [1, 16, 64, 1024]             # the M values to tune for, strictly increasing
+    targets: [sm_90a, sm_100a]            # names in aot.search.targets
+    defaults:                             # optional; any field of a gemm but name, n and k
+      dtypes: {a: bf16, b: bf16, d: bf16}
+    gemms:
+      - {name: qkv, n: 6144, k: 4096}
+      - {name: gate_up, n: 28672, k: 4096, epilogue: swiglu}
+      - {name: lm_head, n: 128256, k: 4096, per: model}
+
+A gemm is D = epilogue(scale(A @ B^T)) with A (M, k), B (n, k) and D (M, n), or (M, n/2) where a gated epilogue makes
+one column of two. Its fields:
+`name`, unique in the file; `n` and `k`, such that rows are a multiple of 16 bytes; `dtypes`, one of
+`DTYPE_COMBINATIONS`; `accumulator` (f32); `epilogue` (none), such as silu or bias+swiglu+residual+scale; `scaling`
+(none) of 8-bit A and B: tensor, row_column or block; `b_major` (k), n where B is stored transposed; `overlap` (serial),
+what is promised about the kernel before; `batch` (1); `count` (1), how many times it runs `per` (layer) layer or model;
+`tokens`, in place of the file's. `runtime.gemm.signature` says what the words mean.
+
+Every mistake is a `ManifestError` that names the file, the line, the field and the fix. A file cannot make the
+reader run code, follow an alias, or build more than the limits below allow.
+
+Knows nothing of kernels, and of targets only their names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import yaml
+
+from runtime.container.archive import MAGIC
+from runtime.dtypes import DTYPES
+from runtime.errors import AotError
+from runtime.gemm.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, SCALINGS, Signature
+
+from .. import files
+from ..search.targets import TARGETS
+
+FORMAT = 1
+ACCUMULATORS = ("f32",)
+PER = ("layer", "model")
+DTYPE_COMBINATIONS = (  # a, b, d
+    ("bf16", "bf16", "bf16"),
+    ("f16", "f16", "f16"),
+    ("e4m3", "e4m3", "bf16"),
+    ("e4m3", "e4m3", "f16"),
+    ("e4m3", "e4m3", "e4m3"),
+    ("bf16", "bf16", "e4m3"),
+    ("f16", "f16", "e4m3"),
+)
+
+# TMA and vectorised copies need rows that start on this boundary.
+ROW_ALIGNMENT_BYTES = 16
+
+# Far above any real model; they bound the work a hostile or mistaken file can cause.
+MAX_FILE_BYTES = 256 * 1024
+MAX_DEPTH = 8
+MAX_EXTENT = 2**24
+MAX_TOKENS = 2**20
+MAX_COUNT = 10_000
+MAX_ITEMS = 1_000
+MAX_TEXT_CHARACTERS = 2_000
+
+_TOP_FIELDS = ("format", "model", "source", "layers", "tokens", "targets", "defaults", "gemms")
+_WORDS = {
+    "accumulator": ACCUMULATORS,
+    "scaling": SCALINGS,
+    "b_major": MAJORS,
+    "overlap": OVERLAPS,
+    "per": PER,
+}
+# What a gemm has that says nothing.
+_USUAL = {"accumulator": "f32", "epilogue": "none", "scaling": "none", "b_major": "k", "overlap": "serial", "batch": 1}
+_DEFAULT_FIELDS = ("dtypes", *_USUAL, "count", "per", "tokens")
+_GEMM_FIELDS = ("name", "n", "k", *_DEFAULT_FIELDS)
+
+_TAG = "tag:yaml.org,2002:"
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
+_MAX_DIGITS = 19
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
+
+
+class ManifestError(AotError):
+    """A manifest, or a model's config.json, is missing, malformed, or asks for what is not supported."""
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """One GEMM of a model: `count` times per layer or per model, tuned for the M values in `tokens`."""
+
+    name: str
+    signature: Signature
+    count: int
+    tokens: tuple[int, ...]
+    per: str = "layer"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A distinct signature, the names of the gemms that have it, and every M that any of them asks for."""
+
+    signature: Signature
+    names: tuple[str, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What to build: the GEMMs of one model and the targets to build them for.
+
+    `tokens` is what a gemm gets that does not bring its own; `Gemm.tokens` is always filled in.
+    """
+
+    model: str
+    source: str
+    tokens: tuple[int, ...]
+    targets: tuple[str, ...]
+    gemms: tuple[Gemm, ...]
+    layers: int = 1
+
+    def problems(self) -> tuple[Problem, ...]:
+        """The distinct signatures, in the order in which they first appear."""
+        merged: dict[Signature, list[Gemm]] = {}
+        for gemm in self.gemms:
+            merged.setdefault(gemm.signature, []).append(gemm)
+        return tuple(
+            Problem(signature, tuple(g.name for g in gemms), tuple(sorted({m for g in gemms for m in g.tokens})))
+            for signature, gemms in merged.items()
+        )
+
+    def calls(self, gemm: Gemm) -> int:
+        """How many times one forward pass of the whole model runs `gemm`."""
+        return gemm.count * (self.layers if gemm.per == "layer" else 1)
+
+
+def load(path: str | os.PathLike[str]) -> Manifest:
+    """Read a manifest file.
+
+    Raises:
+        ManifestError: it cannot be read, or `loads` refuses it.
+    """
+    name = os.fspath(path)
+    return loads(read_text(name), name)
+
+
+def loads(text: str, path: str = "<manifest>") -> Manifest:
+    """Read a manifest from its text; `path` is what messages call it.
+
+    Raises:
+        ManifestError: the text is not YAML, or not a manifest.
+    """
+    return _Reader(path).manifest(_compose(text, path))
+
+
+def dump(manifest: Manifest) -> str:
+    """Write a manifest as YAML that `loads` reads back to an equal one.
+
+    Raises:
+        ManifestError: the manifest holds what no file may hold, such as an unaligned extent.
+    """
+    kinds = Counter(((g.signature.a, g.signature.b, g.signature.d), g.signature.scaling) for g in manifest.gemms)
+    common, scaling = kinds.most_common(1)[0][0] if kinds else (DTYPE_COMBINATIONS[0], "none")
+    model = _scalar(manifest.model)
+    lines = [
+        f"# The GEMMs of {model}, D = A @ B^T: A is (tokens, k), B (n, k), D (tokens, n).",
+        f"format: {FORMAT}",
+        f"model: {model}",
+        f"source: {_folded(manifest.source)}",
+        f"layers: {manifest.layers}",
+        f"tokens: {_flow(manifest.tokens)}",
+        f"targets: {_flow(manifest.targets)}",
+        "defaults:",
+        f"  dtypes: {_dtypes(*common)}",
+        *([f"  scaling: {scaling}"] if scaling != "none" else []),
+        "gemms:",
+    ]
+    lines += [f"  - {{{_gemm_fields(g, common, scaling, manifest.tokens)}}}" for g in manifest.gemms]
+    text = "\n".join(lines) + "\n"
+    if loads(text, f"manifest of {model}") != manifest:
+        raise ManifestError(
+            f"manifest of {model}: a file cannot hold it as it is; strip its texts of surrounding spaces"
+        )
+    return text
+
+
+def write(text: str, path: str | os.PathLike[str], *, replace: bool = False) -> None:
+    """Write what `dump` gave to a file, whole or not at all.
+
+    Raises:
+        ManifestError: the file is there, and not to be replaced, or the file system refuses.
+        OutputError: nothing can be written there, such as a folder.
+    """
+    target = files.destination(path)
+    if target.exists() and not replace:
+        raise ManifestError(f"{path}: is there already; --force replaces it, or name another output")
+    prefix = f".{target.name}."
+    files.collect(target.parent, prefix)
+    try:
+        with files.file(target.parent, prefix, mode=0o666) as (written, file):
+            file.write(text.encode())
+            file.flush()
+            os.replace(written, target)
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be written ({error.strerror}); check the folder and its space") from None
+
+
+def read_text(path: str, max_bytes: int = MAX_FILE_BYTES) -> str:
+    """The text of a small UTF-8 file.
+
+    Raises:
+        ManifestError: it is missing, a directory, unreadable, too large, or not UTF-8.
+    """
+    if os.path.isdir(path):
+        raise ManifestError(f"{path}: is a directory; name a file in it")
+    try:
+        with open(path, "rb") as file:
+            data = file.read(max_bytes + 1)
+    except FileNotFoundError:
+        raise ManifestError(f"{path}: no such file; check the path") from None
+    except (OSError, ValueError) as error:
+        raise ManifestError(f"{path}: cannot be read: {error}; check the path and its permissions") from None
+    if len(data) > max_bytes:
+        raise ManifestError(f"{path}: larger than {max_bytes} bytes, the most such a file may be; check the path")
+    if data.startswith(MAGIC):
+        raise ManifestError(f"{path}: is an archive, not a text file; give it to --base, or to `aot tune` or `aot ls`")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ManifestError(
+            f"{path}:{line}: byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        ) from None
+
+
+def signature_problem(signature: Signature) -> tuple[str, str] | None:
+    """Why no manifest may hold this signature, as (field, complaint with its fix), or None when it may."""
+    if problem := _dtypes_problem(signature.a, signature.b, signature.d):
+        return "dtypes", problem
+    return _words_problem(signature) or _extents_problem(signature)
+
+
+def _words_problem(signature: Signature) -> tuple[str, str] | None:
+    """What does not go together, whatever the extents."""
+    s = signature
+    if s.scaling != "none" and s.a != "e4m3":
+        return "scaling", f"{s.scaling} is for A and B in e4m3, found {s.a}; write `scaling: none`"
+    if s.b_major == "n" and s.b == "e4m3":
+        return "b_major", "n is for B of 16 bits, and e4m3 is K-major; write `b_major: k`"
+    if s.b_major == "n" and s.parts.gated:
+        return "b_major", f"n is not for gates, found {s.epilogue}; write `b_major: k` and store B (N, K)"
+    if s.d == "e4m3" and not s.parts.scale:
+        fixed = "scale" if s.epilogue == "none" else f"{s.epilogue}+scale"
+        return "epilogue", f"D in e4m3 needs a scale, found {s.epilogue}; write `epilogue: {fixed}`"
+    if s.batch > 1:
+        for field in ("scaling", "epilogue", "overlap"):
+            found = getattr(s, field)
+            if found != _USUAL[field]:
+                return field, f"{found} is not for a batch, found {s.batch}; write `{field}: {_USUAL[field]}`"
+    return None
+
+
+def _extents_problem(signature: Signature) -> tuple[str, str] | None:
+    """Which extent does not fill rows, or is absurd."""
+    s = signature
+    whole = {t: ROW_ALIGNMENT_BYTES // DTYPES[t].bytes for t in (s.a, s.b, s.d)}
+    rows = [("n", s.n, "D", s.d, whole[s.d]), ("k", s.k, "A and B", s.a, whole[s.a])]
+    if s.parts.gated:
+        rows[0] = ("n", s.n, "D, n/2 columns,", s.d, 2 * whole[s.d])
+    if s.b_major == "n":
+        rows.insert(1, ("n", s.n, "an N-major B", s.b, whole[s.b]))
+    for field, extent, operand, dtype, multiple in rows:
+        if extent < 1 or extent % multiple:
+            near = max(extent + -extent % multiple, multiple)
+            return field, (
+                f"must be a positive multiple of {multiple}, found {extent}; rows of {operand} in {dtype} must be "
+                f"multiples of {ROW_ALIGNMENT_BYTES} bytes: pad to {near}"
+            )
+        if extent > MAX_EXTENT:
+            return field, f"must be at most {MAX_EXTENT}, found {extent}; check the shape"
+    return None
+
+
+def _dtypes_problem(a: str, b: str, d: str) -> str | None:
+    if (a, b, d) in DTYPE_COMBINATIONS:
+        return None
+    known = "; ".join(_dtypes(*c) for c in DTYPE_COMBINATIONS)
+    return f"the combination {_dtypes(a, b, d)} is not supported; use one of {known}"
+
+
+def _known_epilogues(found: str) -> str:
+    """As `did_you_mean`, of words that are too many to list; known parts in another order mean those in this order."""
+    parts = {part.strip().lower() for part in found.split("+")} - {"none"}
+    same = [word for word in EPILOGUES if set(word.split("+")) - {"none"} == parts]
+    near = same or difflib.get_close_matches(found, EPILOGUES, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    activations = "|".join((*ACTIVATIONS[1:], *(f"{name}[_interleaved]" for name in GATED)))
+    return f"{hint}known: none, or of bias+({activations})+residual+scale some parts, in this order"
+
+
+def did_you_mean(found: str, known: Iterable[str]) -> str:
+    """The tail of a message about an unknown word: the nearest known one, if near, and all known ones."""
+    known = tuple(known)
+    near = difflib.get_close_matches(found, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}known: {', '.join(known)}"
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes only, without anchors and aliases and not deeper than a manifest can be."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+            raise yaml.composer.ComposerError(
+                None, None, "anchors and aliases are not allowed; use `defaults` or repeat the value", event.start_mark
+            )
+        if self.depth >= MAX_DEPTH:
+            raise yaml.composer.ComposerError(
+                None, None, f"nested deeper than {MAX_DEPTH} levels; a manifest needs 4", event.start_mark
+            )
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+def _compose(text: str, path: str) -> yaml.Node:
+    """The document's root node."""
+    if len(text) > MAX_FILE_BYTES:
+        raise ManifestError(f"{path}: larger than {MAX_FILE_BYTES} bytes, the most a manifest may be")
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        parts = [p for p in (error.context, error.problem) if p]
+        hint = "; indent with spaces, not tabs" if "'\\t'" in str(error.problem) else ""
+        raise ManifestError(f"{path}:{line}: not a YAML manifest: {', '.join(parts)}{hint}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ManifestError(
+            f"{path}:{line}: the character U+{ord(text[error.position]):04X} is not allowed in YAML; remove it"
+        ) from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        # PyYAML lets through what chr() and int() raise on absurd escapes and directives.
+        raise ManifestError(f"{path}:1: not a YAML manifest: {error}") from None
+    if node is None:
+        raise ManifestError(f"{path}:1: the file is empty; a manifest begins with `format: {FORMAT}`")
+    return node
+
+
+class _Reader:
+    """Turns nodes into a Manifest; remembers the path, so that every complaint can name it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def manifest(self, root: yaml.Node) -> Manifest:
+        if isinstance(root, yaml.MappingNode):
+            for key, value in root.value:
+                if isinstance(key, yaml.ScalarNode) and key.value == "format":
+                    self.format(value)
+        top = self.mapping(root, "", _TOP_FIELDS, ("format", "model", "source", "tokens", "targets", "gemms"))
+        model, source = self.text(top["model"], "model"), self.text(top["source"], "source")
+        layers = self.integer(top["layers"], "layers", MAX_COUNT) if "layers" in top else 1
+        tokens = self.tokens(top["tokens"], "tokens")
+        targets = self.targets(top["targets"])
+        defaults: dict[str, yaml.Node] = {}
+        if "defaults" in top:
+            defaults = self.mapping(top["defaults"], "defaults", _DEFAULT_FIELDS, ())
+            for field, value in defaults.items():  # so that an unused default is checked too
+                self.value(field, value, f"defaults.{field}")
+        gemms: list[Gemm] = []
+        for i, item in enumerate(self.items(top["gemms"], "gemms")):
+            gemm = self.gemm(item, f"gemms[{i}]", defaults, tokens)
+            if gemm.name in {g.name for g in gemms}:
+                self.fail(item, f"gemms[{i}].name", f"{gemm.name!r} is already taken; give each gemm its own name")
+            gemms.append(gemm)
+        return Manifest(model, source, tokens, targets, tuple(gemms), layers)
+
+    def gemm(self, node: yaml.Node, where: str, defaults: dict[str, yaml.Node], tokens: tuple[int, ...]) -> Gemm:
+        own = self.mapping(node, where, _GEMM_FIELDS, ("name", "n", "k"))
+        if "dtypes" not in own and "dtypes" not in defaults:
+            self.fail(node, f"{where}.dtypes", "missing; add `dtypes: {a: bf16, b: bf16, d: bf16}` here or in defaults")
+        values: dict[str, Any] = {**_USUAL, "count": 1, "per": "layer", "tokens": tokens}
+        for field, value in (defaults | own).items():
+            values[field] = self.value(field, value, f"{where}.{field}")
+        a, b, d = values["dtypes"]
+        signature = Signature(a, b, d, n=values["n"], k=values["k"], **{field: values[field] for field in _USUAL})
+        problem = signature_problem(signature)
+        if problem:
+            self.fail(own.get(problem[0], node), f"{where}.{problem[0]}", problem[1])
+        return Gemm(values["name"], signature, values["count"], values["tokens"], values["per"])
+
+    def value(self, field: str, node: yaml.Node, where: str) -> Any:
+        """One field of a gemm, checked by itself."""
+        if field == "name":
+            return self.name(node, where)
+        if field in ("n", "k"):
+            return self.integer(node, where, MAX_EXTENT)
+        if field in ("batch", "count"):
+            return self.integer(node, where, MAX_COUNT)
+        if field == "tokens":
+            return self.tokens(node, where)
+        if field == "dtypes":
+            parts = self.mapping(node, where, ("a", "b", "d"), ("a", "b", "d"))
+            known = zip(*DTYPE_COMBINATIONS, strict=True)
+            a, b, d = (
+                self.choice(parts[part], f"{where}.{part}", tuple(dict.fromkeys(types)))
+                for part, types in zip("abd", known, strict=True)
+            )
+            if problem := _dtypes_problem(a, b, d):
+                self.fail(node, where, problem)
+            return a, b, d
+        if field == "epilogue":
+            word = self.string(node, where)
+            if word not in EPILOGUES:
+                self.fail(node, where, f"unknown value {_short(repr(word))}; {_known_epilogues(word[:64])}")
+            return word
+        return self.choice(node, where, _WORDS[field])
+
+    def format(self, node: yaml.Node) -> None:
+        found = self.integer(node, "format", MAX_COUNT)
+        if found != FORMAT:
+            self.fail(node, "format", f"found {found}, this version reads {FORMAT}; install a newer cute-aot")
+
+    def tokens(self, node: yaml.Node, where: str) -> tuple[int, ...]:
+        values = [self.integer(n, f"{where}[{i}]", MAX_TOKENS) for i, n in enumerate(self.items(node, where))]
+        if values != sorted(set(values)):
+            self.fail(node, where, f"must increase strictly; write {_flow(sorted(set(values)))}")
+        return tuple(values)
+
+    def targets(self, node: yaml.Node) -> tuple[str, ...]:
+        names: list[str] = []
+        for i, item in enumerate(self.items(node, "targets")):
+            name = self.choice(item, f"targets[{i}]", tuple(TARGETS))
+            if name in names:
+                self.fail(item, f"targets[{i}]", f"{name!r} is there twice; remove one")
+            names.append(name)
+        return tuple(names)
+
+    def mapping(
+        self, node: yaml.Node, where: str, known: Sequence[str], required: Sequence[str]
+    ) -> dict[str, yaml.Node]:
+        if not isinstance(node, yaml.MappingNode):
+            self.fail(
+                node,
+                where or "the file",
+                f"must be a mapping with the fields {', '.join(known)}, found {_describe(node)}",
+            )
+        found: dict[str, yaml.Node] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag != _TAG + "str":
+                self.fail(
+                    key,
+                    where or "the file",
+                    f"field names are words, found {_describe(key)}; known: {', '.join(known)}",
+                )
+            field = f"{where}.{key.value}" if where else key.value
+            if key.value not in known:
+                self.fail(key, _short(field), f"unknown; {did_you_mean(key.value[:64], known)}")
+            if key.value in found:
+                first = found[key.value].start_mark.line + 1
+                self.fail(key, field, f"given twice, first on line {first}; remove one")
+            found[key.value] = value
+        for name in required:
+            if name not in found:
+                self.fail(node, f"{where}.{name}" if where else name, f"missing; add `{name}:`")
+        return found
+
+    def items(self, node: yaml.Node, where: str) -> list[yaml.Node]:
+        if not isinstance(node, yaml.SequenceNode):
+            self.fail(node, where, f"must be a list, found {_describe(node)}; write it as [...] or with a dash an item")
+        if not 1 <= len(node.value) <= MAX_ITEMS:
+            self.fail(node, where, f"must hold 1 to {MAX_ITEMS} items, found {len(node.value)}; add or remove some")
+        return list(node.value)
+
+    def integer(self, node: yaml.Node, where: str, most: int) -> int:
+        if not isinstance(node, yaml.ScalarNode) or node.tag != _TAG + "int":
+            self.fail(node, where, f"must be a positive integer, found {_describe(node)}; write plain digits")
+        plain = _INTEGER.fullmatch(node.value) is not None
+        if not plain or len(node.value) > _MAX_DIGITS or not 1 <= int(node.value) <= most:
+            fix = "check the value" if plain else "write plain digits"
+            self.fail(node, where, f"must be an integer from 1 to {most}, found {_short(node.value)}; {fix}")
+        return int(node.value)
+
+    def string(self, node: yaml.Node, where: str) -> str:
+        if not isinstance(node, yaml.ScalarNode) or node.tag != _TAG + "str":
+            self.fail(node, where, f"must be text, found {_describe(node)}; put quotes around text")
+        return str(node.value)
+
+    def text(self, node: yaml.Node, where: str) -> str:
+        value = self.string(node, where).strip()
+        if not value or len(value) > MAX_TEXT_CHARACTERS or not value.isprintable():
+            self.fail(
+                node, where, f"must be one line of 1 to {MAX_TEXT_CHARACTERS} printable characters; fold it with `>-`"
+            )
+        return value
+
+    def name(self, node: yaml.Node, where: str) -> str:
+        value = self.string(node, where)
+        if not _NAME.fullmatch(value):
+            self.fail(
+                node, where, f"must be 1 to 64 letters, digits, '_', '.' or '-', found {_short(repr(value))}; rename"
+            )
+        return value
+
+    def choice(self, node: yaml.Node, where: str, known: Sequence[str]) -> str:
+        value = self.string(node, where)
+        if value not in known:
+            self.fail(node, where, f"unknown value {_short(repr(value))}; {did_you_mean(value[:64], known)}")
+        return value
+
+    def fail(self, node: yaml.Node, where: str, complaint: str) -> NoReturn:
+        line = node.start_mark.line + 1
+        field = where if where == "the file" else f"field {where!r}"
+        raise ManifestError(f"{self.path}:{line}: {field}: {complaint}")
+
+
+def _describe(node: yaml.Node) -> str:
+    """What a node is, in the words of someone who reads the file."""
+    if isinstance(node, yaml.MappingNode):
+        return "a mapping"
+    if isinstance(node, yaml.SequenceNode):
+        return "a list"
+    kind = node.tag.removeprefix(_TAG)
+    if kind == "null":
+        return "nothing"
+    kind = {"str": "text", "bool": "boolean", "int": "integer", "float": "number"}.get(kind, _short(kind))
+    return f"the {kind} {_short(repr(node.value))}"
+
+
+def _short(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _scalar(text: str) -> str:
+    """A one-line YAML scalar that reads back as this text, inside a flow collection too."""
+    tag = yaml.resolver.Resolver().resolve(yaml.ScalarNode, text, (True, False))
+    if _PLAIN.fullmatch(text) and tag == _TAG + "str":
+        return text
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _folded(text: str) -> str:
+    """A top-level scalar, folded over several lines where it is long and folding cannot change it."""
+    if len(text) <= 90 or "  " in text or not text.isascii():  # quotes hold what a terminal has to escape
+        return _scalar(text)
+    lines = textwrap.wrap(text, 98, break_long_words=False, break_on_hyphens=False)
+    return ">-\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _flow(values: Iterable[int | str]) -> str:
+    return f"[{', '.join(str(v) for v in values)}]"
+
+
+def _dtypes(a: str, b: str, d: str) -> str:
+    return f"{{a: {a}, b: {b}, d: {d}}}"
+
+
+def _gemm_fields(gemm: Gemm, dtypes: tuple[str, str, str], scaling: str, tokens: tuple[int, ...]) -> str:
+    """The fields of one gemm that differ from what the reader would fill in."""
+    s = gemm.signature
+    fields: dict[str, Any] = {"name": _scalar(gemm.name), "n": s.n, "k": s.k}
+    if (s.a, s.b, s.d) != dtypes:
+        fields["dtypes"] = _dtypes(s.a, s.b, s.d)
+    usual = _USUAL | {"scaling": scaling}
+    fields |= {name: getattr(s, name) for name, value in usual.items() if getattr(s, name) != value}
+    if gemm.count != 1:
+        fields["count"] = gemm.count
+    if gemm.per != "layer":
+        fields["per"] = gemm.per
+    if gemm.tokens != tokens:
+        fields["tokens"] = _flow(gemm.tokens)
+    return ", ".join(f"{name}: {value}" for name, value in fields.items())

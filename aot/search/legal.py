@@ -1,0 +1,274 @@
+"""Which variants there are: legal ones, by what providers say of their families, and those that suit a signature.
+
+`illegal` and `unsuited` are the only source of truth about a variant for enumerators, tuners and tests. Pure: asks no
+device and imports no compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+
+from runtime.dtypes import DTYPES
+from runtime.gemm.signature import OVERLAPS, Signature
+
+from .provider import families
+from .variants import TILES, Family, Option, Variant, choices
+
+
+def family_of(variant: Variant) -> Family | None:
+    """What its provider says of a variant's family, or None if there is no such provider or family here."""
+    return families(variant.provider).get(variant.family)
+
+
+def of_name(name: str) -> Variant | None:
+    """The legal variant of that name; None where there is none here."""
+    parts = name.split(".")
+    if len(parts) < 4:
+        return None
+    provider, of, types, *words, target = parts
+    family, elements = families(provider).get(of), types.split("_")
+    if family is None or len(elements) != 4:
+        return None
+    a, b, d, accumulator = elements
+
+    def taken(word: str) -> bool:
+        """Whether this is the next word; it is gone then."""
+        return words[:1] == [word] and bool(words.pop(0))
+
+    variant = Variant(
+        provider,
+        of,
+        target,
+        (),
+        a,
+        b,
+        d,
+        accumulator,
+        epilogue=next((e for e in family.epilogues if taken(e)), "none"),
+        scaling=next((s for s in family.scalings if taken(f"{s}_scaled")), "none"),
+        b_major=next((b for b in family.b_majors if taken(f"b_{b}_major")), "k"),
+        batched=taken("batched"),
+        operation=family.operation,
+    )
+    options: dict[str, Option] = {option: False for option, values in family.options.items() if False in values}
+    for word in words:
+        options |= _choices_in(word, family)
+    found = replace(variant, config=choices(**options))
+    return found if illegal(found) is None and found.name() == name else None
+
+
+def _choices_in(word: str, family: Family) -> dict[str, Option]:
+    """What a word of a name says of a family's choices; nothing where it is none."""
+    for prefix in TILES:
+        if f"{prefix}_m" in family.options and word.startswith(prefix):
+            names = [f"{prefix}_{mode}" for mode in "mnk" if f"{prefix}_{mode}" in family.options]
+            values = word.removeprefix(prefix).split("x")
+            if len(names) == len(values) and all(map(_is_number, values)):
+                return dict(zip(names, map(int, values), strict=True))
+    if word in family.options:
+        return {word: True}
+    for option, allowed in family.options.items():
+        if word in allowed:
+            return {option: word}
+        if word.startswith(option) and _is_number(word.removeprefix(option)):
+            return {option: int(word.removeprefix(option))}
+    return {}
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) < 10
+
+
+def illegal(variant: Variant) -> str | None:
+    """Why `variant` cannot be compiled, or None if it can. Pure: asks no device and imports no compiler."""
+    family = family_of(variant)
+    if family is None or family.operation != variant.operation:
+        return f"no family {variant.family!r} of {variant.operation!r} in provider {variant.provider!r}"
+    if variant.target not in family.targets:
+        return f"{variant.family} is not made for {variant.target}, only for {', '.join(family.targets)}"
+    if variant.accumulator != family.accumulator:
+        return f"{variant.family} does not compute in {variant.accumulator}, only in {family.accumulator}"
+    elements = variant.a, variant.b, variant.d
+    form = _Form(elements, variant.batched, variant.scaling, variant.b_major, variant.epilogue)
+    if reason := _formless(variant.family, family, form):
+        return reason
+    options = variant.options
+    if set(options) != set(family.options):
+        return f"{variant.family} needs exactly the choices {sorted(family.options)}, found {sorted(options)}"
+    for name, value in options.items():
+        if not any(type(value) is type(allowed) and value == allowed for allowed in family.options[name]):
+            return f"{variant.family}: {name} must be one of {family.options[name]}, found {value!r}"
+    return family.rule(variant)
+
+
+class _Form(NamedTuple):
+    """What all variants that compute one signature have in common."""
+
+    elements: tuple[str, str, str]
+    batched: bool
+    scaling: str = "none"
+    b_major: str = "k"
+    epilogue: str = "none"
+    overlap: str = OVERLAPS[-1]  # the most that is promised
+
+
+def _formless(name: str, family: Family, form: _Form) -> str | None:
+    """Why a family has no variant at all of this form, whatever the choices, or None."""
+    a, b, d = form.elements
+    if form.elements not in family.elements:
+        return f"{name} does not compute {a} x {b} -> {d}"
+    if form.epilogue not in family.epilogues:
+        return f"{name} has no epilogue {form.epilogue!r}"
+    if form.scaling not in family.scalings:
+        return f"{name} has no scaling {form.scaling!r}"
+    if form.b_major not in family.b_majors:
+        return f"{name} takes B {'-major or '.join(family.b_majors)}-major, not {form.b_major}-major"
+    if form.batched not in family.batched:
+        return f"{name} has no {'batched' if form.batched else 'unbatched'} form"
+    if form.batched and (form.scaling, form.epilogue) != ("none", "none"):
+        return f"{name} neither scales nor fuses anything in a batch, as no kernel here does"
+    return None
+
+
+def unsuited(variant: Variant, signature: Signature) -> str | None:
+    """Why `variant` cannot compute `signature`, or None if it can, at every M from 1 up.
+
+    Rows of A, B and D are loaded and stored in pieces, so K and N must fill whole pieces. Tiles and clusters that hang
+    over the edge of D are no limit, unless the family's own says so: loads past it give zeros and stores past it are
+    dropped. A choice called overlap may rely on no more than the signature promises. A family unknown here has the
+    limits that are common; that it cannot be compiled is for `illegal` to say.
+    """
+    if variant.operation != "gemm":
+        return f"{variant.family} is not a GEMM"
+    for name in ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major"):
+        if getattr(variant, name) != getattr(signature, name):
+            return f"{variant.family}: {name} is {getattr(variant, name)}, not {getattr(signature, name)}"
+    if variant.batched != (signature.batch > 1):
+        return "a batched signature needs a batched kernel, and no other does"
+    return _unsuited_alike(variant, family_of(variant), signature)
+
+
+def _unsuited_alike(variant: Variant, family: Family | None, signature: Signature) -> str | None:
+    """The same for a variant of the signature's form."""
+    relied = variant.options.get("overlap")
+    if _is_too_much(relied, signature.overlap):
+        return f"{variant.family}: relies on overlap {relied}, promised is {signature.overlap}"
+    access_bytes = family.access_bytes if family else Family.access_bytes
+    rows = ("n", signature.n, signature.b) if signature.b_major == "n" else ("n", signature.n, signature.d)
+    for extent, value, element in (
+        rows,
+        ("columns of D", signature.columns, signature.d),
+        ("k", signature.k, signature.a),
+    ):
+        divisibility = max(1, access_bytes // DTYPES[element].bytes)
+        if value % divisibility:
+            need = f"which {access_bytes}-byte access to {element} needs"
+            return f"{extent} = {value} is not a multiple of {divisibility}, {need}"
+    return family.limit(variant, signature) if family else None
+
+
+def _is_too_much(relied: object, promised: str) -> bool:
+    """Whether a choice called overlap relies on more than is promised; words that are no such promise mean others."""
+    return relied in OVERLAPS and OVERLAPS.index(str(relied)) > OVERLAPS.index(promised)
+
+
+def summation(variant: Variant, k: int | None = None) -> str | None:
+    """A word for how a GEMM's sums along K are made: two functions that compute a signature and have the same one give
+    equal bits, and a row of D has the same bits whatever M is.
+
+    None where a row's bits may depend on M, or where nobody promises otherwise. `k` is the signature's; without it,
+    words are the same only where they are for every K. Only what was measured, or follows from code that functions
+    share, has the same word; other functions have a word each.
+    """
+    family = family_of(variant)
+    return None if family is None else family.summation(variant, k)
+
+
+def overlaps_less(variants: Sequence[Variant]) -> list[bool]:
+    """Whether each variant has a twin among `variants` that differs in overlapping more, and only in that.
+
+    It would take the place of another tile among the candidates. Which tiles may overlap how much is a family's rule.
+    """
+    words = (v.options.get("overlap") for v in variants)
+    overlaps = [OVERLAPS.index(str(word)) if word in OVERLAPS else 0 for word in words]
+    alike = [(v.provider, v.family, *(c for c in v.config if c[0] != "overlap")) for v in variants]
+    most: dict[Any, int] = {}
+    for key, overlap in zip(alike, overlaps, strict=True):
+        most[key] = max(overlap, most.get(key, 0))
+    return [overlap < most[key] for key, overlap in zip(alike, overlaps, strict=True)]
+
+
+def legal_variants(provider: str, target: str, signature: Signature, unoffered: bool = False) -> list[Variant]:
+    """Every legal GEMM variant of `provider` that computes `signature` on `target` and is offered, in a fixed order;
+    with `unoffered` also those that are not."""
+    wanted = _Form(
+        (signature.a, signature.b, signature.d),
+        signature.batch > 1,
+        signature.scaling,
+        signature.b_major,
+        signature.epilogue,
+        signature.overlap,
+    )
+    return [
+        v
+        for name, family in families(provider).items()
+        if family.operation == "gemm" and family.accumulator == signature.accumulator
+        for v in _legal(provider, name, family, target, wanted, unoffered)
+        if _unsuited_alike(v, family, signature) is None
+    ]
+
+
+def legal_functions(provider: str, target: str) -> list[Variant]:
+    """Every legal variant of `provider` for `target` that is not a GEMM, in a fixed order."""
+    return [
+        v
+        for name, family in families(provider).items()
+        if family.operation != "gemm"
+        for elements in family.elements
+        for batched in family.batched
+        for v in _legal(provider, name, family, target, _Form(elements, batched))
+    ]
+
+
+def _combinations(family: Family, promised: str, unoffered: bool) -> list[dict[str, Option]]:
+    """Every combination of a family's choices but those that are hopeless, rely on more overlap than is promised, or,
+    without `unoffered`, are not offered."""
+    found: list[dict[str, Option]] = [{}]
+    for option, legal in family.options.items():
+        values = legal if unoffered else family.offered.get(option, legal)
+        if option == "overlap":
+            values = tuple(value for value in values if not _is_too_much(value, promised))
+        found = [known | {option: value} for known in found for value in values]
+        if family.hopeless is not None:
+            found = [known for known in found if not family.hopeless(known)]
+    return found
+
+
+@cache
+def _legal(
+    provider: str, name: str, family: Family, target: str, form: _Form, unoffered: bool = False
+) -> tuple[Variant, ...]:
+    """Every legal variant of a family of the given form; see `legal_variants`."""
+    if target not in family.targets or _formless(name, family, form):
+        return ()
+    variants = []
+    for combination in _combinations(family, form.overlap, unoffered):
+        variant = Variant(
+            provider,
+            name,
+            target,
+            choices(**combination),
+            *form.elements,
+            accumulator=family.accumulator,
+            epilogue=form.epilogue,
+            batched=form.batched,
+            operation=family.operation,
+            scaling=form.scaling,
+            b_major=form.b_major,
+        )
+        if family.rule(variant) is None:  # its choices are the family's own, so `illegal` has nothing else to ask
+            variants.append(variant)
+    return tuple(variants)

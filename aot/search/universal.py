@@ -1,0 +1,303 @@
+"""Which functions of a form serve any N, K and M, and the table by which a reader chooses among them.
+
+A form is a signature without N and K. Functions are chosen on problems drawn over the whole range, by the times that
+their families estimate, and by measured ones where there are any. Pure; knows nothing of compilers or files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+import operator
+import random
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from runtime.container import canonical
+from runtime.dtypes import DTYPES
+from runtime.gemm.signature import OVERLAPS, Signature
+from runtime.limits import MAX_COST_RESULTS, MAX_GEMM_EXTENT
+
+from .costs import H200, Machine
+from .estimates import CORRECTED_M, Correction, Estimates, program, shares
+from .legal import family_of, summation, unsuited
+from .provider import PROVIDERS, provider
+from .variants import Variant
+
+FUNCTIONS = 40  # of a form, unless told otherwise
+# Of a form that differs from another in its overlap alone, what it has besides the other's: a share of that.
+_OVERLAPPING_SHARE = 0.25
+_DRAWN = 100  # problems for each regime of M
+_REGIMES = (1, 64), (65, 511), (512, 8192)  # of M, both ends included
+_N, _K = (256, 131_072), (512, 32_768)
+_MEASURED_WEIGHT = 4.0  # of a problem that was measured, against one that is estimated
+# As how many measurements of none a correction begins, of a function and of it at one M. Tried on the history of the
+# archive in the package, problems left out: what is chosen is 3.2%, 3.6% and 2.5% behind the best of the form for M up
+# to 64, to 511 and above, without corrections 4.0%, 5.8% and 3.0%, and with 3 and 6 in place of 20 3.7%, 4.4% and 3.1%.
+_LIKELY_0, _LIKELY_FLAT = 20.0, 20.0
+_WORST = math.log(4)  # what a problem costs that no function computes
+_ENOUGH = 2e-4  # mean gain of a function below which no more are taken
+_MULTIPLES = (1, 8, 16, 32, 64, 128, 256)
+_ODD = (3, 5, 7, 11)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The functions of a form on a target, most useful first, and what was measured of their estimates.
+
+    `form` is a signature whose N and K say nothing.
+    """
+
+    form: Signature
+    target: str
+    variants: tuple[Variant, ...]
+    corrections: Mapping[Variant, Correction]
+
+
+# What the table has of a form: its words and functions, and the cost program of these.
+Row: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Microseconds by a variant's choices, which are the same for variants of forms that are alike, at one problem."""
+
+    n: int
+    k: int
+    m: int
+    us: Mapping[Any, float]
+
+
+def forms(signatures: Iterable[Signature]) -> list[Signature]:
+    """The distinct forms of signatures, those that overlap less first among those that are otherwise the same."""
+    found = dict.fromkeys(dataclasses.replace(s, n=_N[0], k=_K[0], batch=min(s.batch, 2)) for s in signatures)
+    return sorted(found, key=lambda s: OVERLAPS.index(s.overlap))
+
+
+def choose(
+    form: Signature, target: str, count: int, kept: Sequence[Variant] = (), measured: Sequence[Measured] = ()
+) -> Chosen:
+    """At most `count` functions for a form besides `kept`, which the archive has anyway.
+
+    Greedy, as facility location is approximated (Nemhauser, Wolsey and Fisher, 1978): the next is the one by which the
+    mean logarithm of the best time at all problems falls most.
+    """
+    kept = [v for v in kept if unsuited(v, form) is None]
+    candidates = list(dict.fromkeys([*kept, *_estimated(form, target)]))
+    taken = _cover(
+        _losses(candidates, form, measured), len(candidates), len(kept), min(count + len(kept), MAX_COST_RESULTS)
+    )
+    variants, lines = tuple(candidates[i] for i in taken), corrections(candidates, form, measured)
+    return Chosen(form, target, variants, {v: lines[v] for v in variants if v in lines})
+
+
+def choose_all(
+    signatures: Iterable[Signature], target: str, count: int = FUNCTIONS, measured: Sequence[tuple[Signature, Any]] = ()
+) -> list[Chosen]:
+    """`choose` for each form of `signatures`; one that differs from another in its overlap shares the other's."""
+    found: list[Chosen] = []
+    for form in forms(signatures):
+        serial = dataclasses.replace(form, overlap=OVERLAPS[0])
+        kept = next((c.variants for c in found if c.form == serial), ())
+        times = [m for s, m in measured if alike(s, form)]
+        found.append(choose(form, target, math.ceil(count * _OVERLAPPING_SHARE) if kept else count, kept, times))
+    return [c for c in found if c.variants]
+
+
+def likeness(signature: Signature) -> tuple[Any, ...]:
+    """What forms have in common of which times tell the same: bytes of an element, gates, block scales, order of B."""
+    s = signature
+    bits = DTYPES[s.a].bits, DTYPES[s.d].bits
+    return (*bits, s.parts.gated, s.scaling == "block", s.b_major, s.batch > 1)
+
+
+def alike(measured: Signature, form: Signature) -> bool:
+    """Whether times of one form, which overlaps nothing, tell which tiles suit the other."""
+    return measured.overlap == OVERLAPS[0] and likeness(measured) == likeness(form)
+
+
+def choices_of(variant: Variant) -> tuple[str, str, Any]:
+    """What variants of forms that are alike have in common."""
+    return variant.provider, variant.family, variant.config
+
+
+def table(chosen: Sequence[Chosen]) -> dict[str, Any]:
+    """The table "universal", as `runtime.gemm.universal` reads it, of functions that were never run."""
+    return assemble([row(c) for c in chosen], {})
+
+
+def row(chosen: Chosen) -> Row:
+    """What the table has of a form."""
+    form = chosen.form.to_json()
+    batched = form.pop("batch") > 1
+    del form["n"], form["k"]
+    functions = [
+        [
+            v.name(),
+            _multiple(v, chosen.form, "n"),
+            _multiple(v, chosen.form, "k"),
+            _most_rows(v, chosen.form),
+        ]
+        for v in chosen.variants
+    ]
+    words = {"form": form | {"batched": batched}, "target": chosen.target, "functions": functions}
+    equal_bits = _numbered([summation(v) for v in chosen.variants])
+    return words | {"equal_bits": equal_bits}, program(chosen.variants, chosen.corrections)
+
+
+def without(of: Row, names: Collection[str]) -> Row | None:
+    """A row without some functions; None if that leaves none."""
+    words, costs = of
+    left = [place for place, (name, *_) in enumerate(words["functions"]) if name not in names]
+    if not left:
+        return None
+    of_functions = words["functions"], words["equal_bits"], costs["results"]
+    functions, equal_bits, results = ([parts[place] for place in left] for parts in of_functions)
+    equal_bits = _numbered([number or None for number in equal_bits])
+    return words | {"functions": functions, "equal_bits": equal_bits}, costs | {"results": results}
+
+
+def assemble(rows: Sequence[Row], checked_on: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The table of these rows, whose functions were checked, by target, on these kinds of GPU; equal programs are there
+    once."""
+    programs: dict[bytes, int] = {}
+    numbers = [programs.setdefault(canonical.dumps(costs), len(programs)) for _, costs in rows]
+    forms = [words | {"program": number} for (words, _), number in zip(rows, numbers, strict=True)]
+    return {
+        "checked_on": {t: list(names) for t, names in checked_on.items()},
+        "forms": forms,
+        "programs": [canonical.loads(p) for p in programs],
+    }
+
+
+def _numbered(words: Iterable[Hashable | None]) -> list[int]:
+    """A number for each word, from 1 up in order of appearance; 0 for None."""
+    numbers: dict[Hashable | None, int] = {None: 0}
+    return [numbers.setdefault(word, len(numbers)) for word in words]
+
+
+def _multiple(variant: Variant, form: Signature, extent: str) -> int:
+    """The least number of which N or K must be a multiple."""
+    for step in _MULTIPLES:
+        of = [Signature(**(dataclasses.asdict(form) | {extent: step * odd})) for odd in _ODD]
+        if all(unsuited(variant, signature) is None for signature in of):
+            return step
+    raise ValueError(f"{variant.name()} takes no multiple of {_MULTIPLES[-1]} as {extent.upper()}")
+
+
+def _most_rows(variant: Variant, form: Signature) -> int:
+    """The most rows of B, as a power of two, or all there may be."""
+    most = 1 << (MAX_GEMM_EXTENT.bit_length() - 1)
+    while unsuited(variant, dataclasses.replace(form, n=most)) is not None:
+        most //= 2
+    return MAX_GEMM_EXTENT if most == 1 << (MAX_GEMM_EXTENT.bit_length() - 1) else most
+
+
+def _estimated(form: Signature, target: str) -> list[Variant]:
+    """The variants for a form whose families estimate their times."""
+    every = (v for p in PROVIDERS for v in provider(p).variants(target, form))
+    return [v for v in every if (family := family_of(v)) is not None and family.estimate_us is not None]
+
+
+def corrections(
+    variants: Sequence[Variant], form: Signature, measured: Sequence[Measured], machine: Machine = H200
+) -> dict[Variant, Correction]:
+    """What times of a machine say of each variant's estimate for it that they do not say of all, drawn to 0 where there
+    is little to go by.
+
+    A variant's mean over all its problems comes first; at each M, what is left is drawn to that. At an M where nothing
+    was measured, there is no correction.
+    """
+    if not measured:
+        return {}
+    estimates, places = Estimates(variants), [choices_of(v) for v in variants]
+    seen: list[tuple[list[float], dict[int, float]]] = []
+    for at in measured:
+        us = estimates.us(dataclasses.replace(form, n=at.n, k=at.k), at.m, machine)
+        logs = {i: math.log(at.us[p] / us[i]) for i, p in enumerate(places) if p in at.us}
+        seen.append((shares(at.m), logs))
+    somewhere = [any(counts[i] for counts, _ in seen) for i in range(len(CORRECTED_M))]
+    of_all = _means(((counts, x) for counts, logs in seen for x in logs.values()), 0.0)
+    left: dict[int, list[tuple[list[float], float]]] = {}
+    for counts, logs in seen:
+        common = math.fsum(map(operator.mul, counts, of_all))
+        for i, x in logs.items():
+            left.setdefault(i, []).append((counts, x - common))
+    found = {}
+    for i, mine in left.items():
+        mean = math.fsum(x for _, x in mine) / (len(mine) + _LIKELY_0)
+        at_m = _means(((counts, x - mean) for counts, x in mine), _LIKELY_FLAT)
+        found[variants[i]] = tuple(round(mean + x, 4) if s else 0.0 for x, s in zip(at_m, somewhere, strict=True))
+    return found
+
+
+def _means(of: Iterable[tuple[Sequence[float], float]], likely_0: float) -> list[float]:
+    """At each of `CORRECTED_M` the mean of numbers that count there by shares, and of so many zeros."""
+    sums, counts = [0.0] * len(CORRECTED_M), [likely_0] * len(CORRECTED_M)
+    for shares_of, x in of:
+        for i, share in enumerate(shares_of):
+            if share:
+                sums[i] += share * x
+                counts[i] += share
+    return [total / count if count else 0.0 for total, count in zip(sums, counts, strict=True)]
+
+
+def _losses(variants: Sequence[Variant], form: Signature, measured: Sequence[Measured]) -> list[list[float]]:
+    """For each problem the logarithm of each variant's time over the least, times the weight of the problem."""
+    if not variants:
+        return []
+    estimates, places = Estimates(variants), [choices_of(v) for v in variants]
+    rows = []
+    for m, n, k in _problems():
+        us = estimates.us(dataclasses.replace(form, n=n, k=k), m)
+        least = min(us)
+        rows.append([min(math.log(x / least), _WORST) for x in us])
+    for at in measured:
+        us = [at.us.get(place, math.inf) for place in places]
+        least = min(us)
+        if math.isfinite(least):
+            rows.append([_MEASURED_WEIGHT * min(math.log(x / least), _WORST) for x in us])
+    return rows
+
+
+def _problems() -> list[tuple[int, int, int]]:
+    """M, N and K of the problems to choose on, the same each time: log-uniform, N and K multiples of 64."""
+    drawn = random.Random(0)
+
+    def log_uniform(low: int, high: int) -> float:
+        return math.exp(drawn.uniform(math.log(low), math.log(high)))
+
+    return [
+        (round(log_uniform(*regime)), round(log_uniform(*_N) / 64) * 64, round(log_uniform(*_K) / 64) * 64)
+        for regime in _REGIMES
+        for _ in range(_DRAWN)
+    ]
+
+
+def _cover(rows: Sequence[Sequence[float]], columns: int, kept: int, count: int) -> list[int]:
+    """Columns, the first `kept` among them, whose least values have the least sum; `count` of them at most."""
+    now = [_WORST * _MEASURED_WEIGHT] * len(rows)
+    by_column = list(zip(*rows, strict=True))
+    taken = list(range(kept))
+    for column in taken:
+        now = [min(pair) for pair in zip(now, by_column[column], strict=True)]
+
+    def gain(column: int) -> float:
+        return math.fsum(max(0.0, a - b) for a, b in zip(now, by_column[column], strict=True))
+
+    # A gain only falls as others are taken, so one that is still the greatest when it is computed again is the next.
+    waiting = [(-gain(column), column) for column in range(kept, columns)]
+    heapq.heapify(waiting)
+    while waiting and len(taken) < count:
+        _, column = heapq.heappop(waiting)
+        found = gain(column)
+        if waiting and -found > waiting[0][0]:
+            heapq.heappush(waiting, (-found, column))
+            continue
+        if taken and found < _ENOUGH * len(rows):
+            break
+        taken.append(column)
+        now = [min(pair) for pair in zip(now, by_column[column], strict=True)]
+    return taken

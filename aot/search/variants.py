@@ -1,0 +1,181 @@
+"""One way to compute something on a target, as data, and what a provider says of a family of such ways.
+
+`legal` says which of them there are. Knows no provider, and nothing of compilers, devices or the packages that kernels
+come from.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from runtime.container import canonical
+from runtime.dtypes import DTYPES
+from runtime.errors import RecordError
+from runtime.gemm.signature import Signature
+
+from .targets import target as target_named
+
+Option: TypeAlias = int | str | bool
+TILES = "tile", "cluster", "fallback"  # choices whose extents are one word of a name
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel that could be compiled: where it comes from, for which target, with which choices.
+
+    `config` holds the family's choices as sorted pairs; `options` is the same as a dictionary. `a`, `b`, `d` are the
+    element types of the two inputs and the output: for "gemm" A, B and D, for "rmsnorm" x, weight and y. Kernels are
+    dynamic in their extents, so a variant holds none: one serves every signature of its types, scaling, order of B and
+    epilogue (`runtime.gemm.signature` says what these are).
+    """
+
+    provider: str
+    family: str
+    target: str
+    config: tuple[tuple[str, Option], ...]
+    a: str
+    b: str
+    d: str
+    accumulator: str = "f32"
+    epilogue: str = "none"
+    batched: bool = False
+    operation: str = "gemm"
+    scaling: str = "none"
+    b_major: str = "k"
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.config]
+        if names != sorted(set(names)):
+            raise ValueError(f"a variant's config must be sorted by name, each name once; found {names}")
+
+    @cached_property
+    def options(self) -> Mapping[str, Option]:
+        """The choices by name."""
+        return dict(self.config)
+
+    def integer(self, name: str, default: int = 1) -> int:
+        """The integer choice called `name`, or `default` where the family has no such choice."""
+        value = self.options.get(name, default)
+        if type(value) is not int:
+            raise TypeError(f"{self.family}: the choice {name!r} is {value!r}, not an integer")
+        return value
+
+    def name(self) -> str:
+        """One readable word, the same for equal variants and only for them; relatives share a prefix."""
+        parts = [self.provider, self.family, f"{self.a}_{self.b}_{self.d}_{self.accumulator}"]
+        if self.epilogue != "none":
+            parts.append(self.epilogue)
+        if self.scaling != "none":
+            parts.append(f"{self.scaling}_scaled")
+        if self.b_major != "k":
+            parts.append(f"b_{self.b_major}_major")
+        if self.batched:
+            parts.append("batched")
+        options = dict(self.config)
+        for prefix in TILES:
+            if f"{prefix}_m" in options:
+                extents = [options.pop(f"{prefix}_{mode}", None) for mode in "mnk"]
+                parts.append(prefix + "x".join(str(e) for e in extents if e is not None))
+        for option, value in options.items():
+            if isinstance(value, str):
+                parts.append(value)
+            elif value is not False:
+                parts.append(option if value is True else f"{option}{value}")
+        return ".".join([*parts, self.target])
+
+    def key(self) -> str:
+        """Canonical JSON, the same for equal variants and only for them."""
+        return canonical.dumps(self.to_json()).decode()
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary that `from_json` reads."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"config": dict(self.config)}
+
+    @classmethod
+    def from_json(cls, obj: Any) -> Variant:
+        """Read what `to_json` wrote. A variant that reads well may still be illegal here: ask `illegal`.
+
+        Raises:
+            RecordError: a field is missing, unknown, or not of its type.
+        """
+        names = {f.name for f in fields(cls)}
+        if not isinstance(obj, dict) or set(obj) != names:
+            raise RecordError(f"a variant needs exactly the fields {sorted(names)}, found {obj!r}")
+        for name in names - {"config", "batched"}:
+            if not isinstance(obj[name], str):
+                raise RecordError(f"variant field {name!r} must be a string, found {obj[name]!r}")
+        if type(obj["batched"]) is not bool:
+            raise RecordError(f"variant field 'batched' must be true or false, found {obj['batched']!r}")
+        config = obj["config"]
+        if not isinstance(config, dict) or not all(
+            isinstance(k, str) and type(v) in (int, str, bool) for k, v in config.items()
+        ):
+            raise RecordError(
+                f"variant field 'config' must map names to integers, strings or booleans, found {config!r}"
+            )
+        return cls(**(obj | {"config": choices(**config)}))
+
+
+def choices(**options: Option) -> tuple[tuple[str, Option], ...]:
+    """The given choices as a variant's `config`."""
+    return tuple(sorted(options.items()))
+
+
+def _no_rule(v: Variant) -> str | None:
+    return None
+
+
+def _no_limit(v: Variant, signature: Signature) -> str | None:
+    return None
+
+
+def _promises_nothing(v: Variant, k: int | None) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Variants of one provider that differ in their choices only: what each may be, and which combinations are illegal.
+
+    Of a GEMM's choices, `aot.search.rank` reads those that are called tile_m, tile_n and tile_k (rows of D, columns of
+    D and depth), cluster_m, cluster_n, stages, split_k and two_cta (two CTAs share the tile, side by side along M), and
+    does without those that are missing. `traits` states by the same names what is no choice; instruction_m, the rows of
+    an MMA instruction, can only be stated there.
+    """
+
+    operation: str  # "gemm", or the name of a function that no table dispatches
+    targets: tuple[str, ...]
+    elements: tuple[tuple[str, str, str], ...]  # (a, b, d)
+    options: Mapping[str, tuple[Option, ...]]  # what is legal
+    rule: Callable[[Variant], str | None] = _no_rule  # why choices that are allowed one by one are illegal together
+    # Whether `rule` refuses all that begins with these choices, the first of `options`: enumeration goes no further.
+    hopeless: Callable[[Mapping[str, Option]], bool] | None = None
+    # Fewer values of some choices, for enumeration: who builds an archive is offered these, and may ask for others.
+    offered: Mapping[str, tuple[Option, ...]] = field(default_factory=dict)
+    batched: tuple[bool, ...] = (False, True)
+    scalings: tuple[str, ...] = ("none",)
+    b_majors: tuple[str, ...] = ("k",)
+    epilogues: frozenset[str] = frozenset(("none",))
+    accumulator: str = "f32"
+    access_bytes: int = 16  # rows of A, B and D are loaded and stored in whole pieces of this size
+    limit: Callable[[Variant, Signature], str | None] = _no_limit  # why a legal GEMM cannot compute a signature
+    summation: Callable[[Variant, int | None], str | None] = _promises_nothing  # see `legal.summation`
+    traits: Mapping[str, int] = field(default_factory=dict)
+    # Microseconds for (variant, signature, M[, `aot.search.costs.Machine`]), by which variants of all families that
+    # have it are put in order, before others. Written in the arithmetic of `aot.search.costs`, so extents may be
+    # symbols.
+    estimate_us: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.targets:
+            target_named(name)
+        for option, values in self.offered.items():
+            if not set(values) <= set(self.options.get(option, ())):
+                raise ValueError(f"{option} is offered as {values}, of which not all are legal")
+        unknown = {self.accumulator, *itertools.chain(*self.elements)} - set(DTYPES)
+        if unknown:
+            raise ValueError(f"unknown element types {sorted(unknown)}; the element types are {', '.join(DTYPES)}")

@@ -1,0 +1,284 @@
+"""Check and time GEMM functions on the GPU: float32 references, poisoned outputs, CUDA-graph replays on cold L2.
+
+A measurement is one signature at one M. Needs torch and a GPU, and no compiler. Knows nothing of archives or of what
+is done with the figures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from runtime.device.driver import Driver
+from runtime.errors import AotError, WorkspaceError
+from runtime.gemm.signature import Signature
+
+from .operands import MOST_LAUNCHES, OperandSet, Weights, poisoned, reference
+from .roofline import expected_us, power_bound
+from .timing import LOAD, Timing
+
+__all__ = ["Timing", "expected_us", "power_bound"]  # for those who measure, with what is defined here
+
+# ||out - reference|| / ||reference|| allowed for each output type: rounding to nearest gives about 0.42 of a unit in
+# the last place, 1.7e-3 for bf16, 2.1e-4 for f16 and 2.6e-2 for e4m3; the rest is room for the order of summation.
+MAX_ERROR = {"bf16": 3e-3, "f16": 5e-4, "e4m3": 4e-2, "f32": 1e-4}
+# Of 8-bit inputs to a 16-bit output. Hopper's fp8 tensor cores keep 14 bits of a partial sum (DeepSeek-V3 technical
+# report, 3.3.2): kernels that let them add up all of K may be off by this. Those that add up parts in f32 may not, and
+# where scales are for rows or blocks, that is for accuracy, all must.
+MAX_ERROR_FP8 = 1e-2
+MAX_ERROR_FP8_PROMOTED = MAX_ERROR["bf16"]
+# A single wrong tile disappears in the norm of a large matrix, so no element may be off by more than its own rounding,
+# half a unit in the last place, plus this share of the root mean square.
+MAX_ELEMENT_ERROR = 0.06
+_ROUNDING = {"bf16": 2**-8, "f16": 2**-11, "e4m3": 2**-4, "f32": 2**-24}
+_GUARD_ROWS = 8
+# Figures from a device that was idle between two replays would include its wake-up.
+_WARMUP_REPLAYS = 2
+_GRAPHS_OF_A_SAMPLE = 4  # under sustained load
+RECOVER_S = 0.06  # after which the clock has come back from a sustained load
+
+Launch = Callable[[OperandSet], Any]
+
+
+class MeasureError(AotError):
+    """The machine cannot measure what was asked."""
+
+
+def max_error(signature: Signature) -> float:
+    """The relative error, in the norm, that a kernel for `signature` may have."""
+    if signature.a != "e4m3" or signature.d == "e4m3":
+        return MAX_ERROR[signature.d]
+    return MAX_ERROR_FP8_PROMOTED if signature.scaling in ("row_column", "block") else MAX_ERROR_FP8
+
+
+def check(signature: Signature, m: int, weights: Weights, launches: Mapping[str, Launch]) -> dict[str, float | str]:
+    """Run each function once on fresh random inputs and compare it with a reference in float32 or float64.
+
+    The output starts as NaN with guard rows behind it. Returns for each function its relative error, or the reason
+    why it is wrong.
+    """
+    operands = weights.operands(m)[0]
+    expected = reference(signature, operands)
+    norm, rms = expected.norm().item(), expected.square().mean().sqrt().item()
+    results: dict[str, float | str] = {}
+    rows = signature.batch * m
+    for name, launch in launches.items():
+        guarded = poisoned((rows + _GUARD_ROWS, signature.columns), signature.d, weights.device)
+        out = guarded[:rows].view(operands.d.shape)
+        try:
+            launch(replace(operands, d=out))
+        except WorkspaceError:
+            raise  # there is no memory left, which is not this function's fault
+        except AotError as failure:  # this function's own; a failure of the device itself ends the run
+            results[name] = f"{type(failure).__name__}: {failure}"
+            continue
+        if weights.device == "cuda":
+            torch.cuda.synchronize()
+        if not torch.isnan(guarded[rows:].float()).all():
+            results[name] = "it writes behind the output"
+        else:
+            results[name] = _judge(signature, out, expected, norm, rms)
+    return results
+
+
+def _judge(signature: Signature, out: torch.Tensor, expected: torch.Tensor, norm: float, rms: float) -> float | str:
+    """The relative error of `out`, or what is wrong with it."""
+    difference = out.to(expected.dtype).sub_(expected)
+    error = difference.norm().item() / norm
+    worst = difference.abs_().sub_(expected.abs() * _ROUNDING[signature.d]).max().item() / rms
+    limit = max_error(signature)
+    if signature.d == "e4m3":  # of few elements one large one may decide, and alone it errs by up to 2^-4
+        limit *= 1 + 2 / math.sqrt(out.numel())
+    if math.isnan(error):
+        return "it leaves part of the output unwritten, or writes NaN"
+    if error > limit or worst > MAX_ELEMENT_ERROR:
+        return f"relative error {error:.2e} (limit {limit:.1e}), worst element {worst:.2f} rms"
+    return error
+
+
+class Contender:
+    """One function captured into a CUDA graph of `count` launches over rotated operands."""
+
+    def __init__(self, launch: Launch, operands: Sequence[OperandSet], count: int, stream: torch.cuda.Stream) -> None:
+        self.count = count
+        self.stream = stream
+        self.events: list[tuple[torch.cuda.Event, torch.cuda.Event, int]] = []
+        with torch.cuda.stream(stream):
+            launch(operands[0])
+            stream.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            self.graph.capture_begin()
+            try:
+                for i in range(count):
+                    launch(operands[i % len(operands)])
+            finally:
+                self.graph.capture_end()
+
+    def replay(self, times: int = 1, timed: bool = True) -> None:
+        """Queue `times` replays, as one sample."""
+        with torch.cuda.stream(self.stream):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record(self.stream)
+            for _ in range(times):
+                self.graph.replay()
+            end.record(self.stream)
+            if timed:
+                self.events.append((start, end, times))
+
+    def timing(self) -> Timing:
+        """What the timed replays took; call after synchronising."""
+        return Timing.of([start.elapsed_time(end) * 1e3 / (self.count * times) for start, end, times in self.events])
+
+
+def time_interleaved(
+    contenders: Mapping[str, Launch],
+    operands: Sequence[OperandSet],
+    floor_us: float,
+    repeats: int,
+    graph_us: float,
+    captured: Callable[[], None] = lambda: None,
+) -> dict[str, Timing]:
+    """Time launches in turn, each as a graph of about `graph_us`; `floor_us` is the least one can take.
+
+    `captured` is called when every launch has run once and is captured, before the first replay.
+
+    Graphs hold two launches or more, unless one finds L2 cold without a second set of operands. A contender that cannot
+    be launched at this shape (an `AotError`) is left out of the result.
+    """
+    graphs = _capture(contenders, operands, floor_us, graph_us)
+    captured()
+    for graph in graphs.values():
+        for _ in range(_WARMUP_REPLAYS):
+            graph.replay(timed=False)
+    contenders_in_order = list(graphs.values())
+    for order in turns(len(graphs), repeats):
+        for place in order:
+            contenders_in_order[place].replay()
+    torch.cuda.synchronize()
+    return {name: graph.timing() for name, graph in graphs.items()}
+
+
+def turns(count: int, repeats: int) -> Iterator[list[int]]:
+    """The order of `count` contenders in each repeat: A B C, C B A, B C A, A C B and so on.
+
+    Each leaves the next a clock: in one fixed order cuBLAS in its second place took 1.02 of its time in the first, over
+    40 large problems on an H200.
+    """
+    for repeat in range(repeats):
+        order = [(repeat // 2 + i) % count for i in range(count)]
+        yield order[::-1] if repeat % 2 else order
+
+
+def whole_turns(count: int, least: int) -> int:
+    """The fewest repeats, `least` or more, in which `turns` gives each of `count` contenders each place as often."""
+    return -(-least // (2 * count)) * 2 * count
+
+
+def time_sustained(
+    contenders: Mapping[str, Launch],
+    operands: Sequence[OperandSet],
+    floor_us: float,
+    us: Mapping[str, float],
+    captured: Callable[[], None] = lambda: None,
+) -> dict[str, Timing]:
+    """Time launches as `time_interleaved` does, each without pause for long enough to meet the clock that its own power
+    leaves it. In turns of a millisecond all share one clock, and what takes more energy an operation does not show.
+
+    `us` says what each takes, about. Nobody is timed while the load begins, and the first follows the last as each
+    follows another. What is timed next finds the clock low, unless it waits for `RECOVER_S`.
+    """
+    graphs = _capture(contenders, operands, floor_us, LOAD.sample_us / _GRAPHS_OF_A_SAMPLE)
+    captured()
+
+    def replay(name: str, graph: Contender, for_us: float, timed: bool) -> None:
+        graph.replay(math.ceil(for_us / (graph.count * us[name])), timed)
+
+    for name, graph in graphs.items():
+        replay(name, graph, LOAD.settle_us / len(graphs), False)
+    for name, graph in graphs.items():
+        replay(name, graph, LOAD.own_us, False)
+        for _ in range(LOAD.samples):
+            replay(name, graph, LOAD.sample_us, True)
+    torch.cuda.synchronize()
+    return {name: graph.timing() for name, graph in graphs.items()}
+
+
+def _capture(
+    contenders: Mapping[str, Launch], operands: Sequence[OperandSet], floor_us: float, graph_us: float
+) -> dict[str, Contender]:
+    """Each contender's graph, without those that cannot be launched."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    count = min(max(math.ceil(graph_us / floor_us), min(len(operands), 2)), MOST_LAUNCHES)
+    graphs = {}
+    for name, launch in contenders.items():
+        try:
+            graphs[name] = Contender(launch, operands, count, stream)
+        except WorkspaceError:
+            raise
+        except AotError:
+            continue
+    return graphs
+
+
+def environment() -> dict[str, Any]:
+    """The machine and the versions behind a measurement.
+
+    Raises:
+        MeasureError: there is no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise MeasureError("no CUDA GPU is available to measure on; run on a machine with one")
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "gpu": properties.name,
+        # GPUs of one name differ; this tells them apart and no more.
+        "gpu_id": hashlib.sha256(str(getattr(properties, "uuid", "")).encode()).hexdigest()[:8],
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
+        "cuda_driver": Driver().cuda_version,
+        "driver": _driver_version(),
+        "cute_aot": _own_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cublas": _cublas_version(),
+    }
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version("cute-aot")
+    except metadata.PackageNotFoundError:  # running from its source tree
+        return "unknown"
+
+
+def _driver_version() -> str:
+    """The kernel driver's version; it is in no driver API call."""
+    try:
+        with open("/proc/driver/nvidia/version") as f:
+            words = f.readline().split()
+    except OSError:
+        return "unknown"
+    return next((w for w in words if w[:1].isdigit() and "." in w), "unknown")
+
+
+def _cublas_version() -> str:
+    import ctypes
+
+    major_minor_patch = []
+    try:
+        library = ctypes.CDLL(f"libcublas.so.{str(torch.version.cuda).split('.')[0]}")
+        for part in range(3):
+            value = ctypes.c_int()
+            library.cublasGetProperty(part, ctypes.byref(value))
+            major_minor_patch.append(str(value.value))
+    except (OSError, AttributeError):
+        return "unknown"
+    return ".".join(major_minor_patch)

@@ -1,0 +1,189 @@
+"""Random operands of a GEMM, and what it must make of them.
+
+Needs torch; on the GPU for measurements, on the CPU for tests of this file. Knows nothing of kernels or archives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+from runtime.gemm.call import GemmOptions
+from runtime.gemm.fallback import apply_activation
+from runtime.gemm.signature import SCALE_BLOCK, Operand, Signature
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn, "f32": torch.float32}
+E4M3_MAX = 448.0
+
+# Up to this many elements a reference is computed in float64: 80 MiB for each of these, and milliseconds.
+_FLOAT64_ELEMENTS = 10 << 20
+# A graph has no more launches than this, and needs no more operands.
+MOST_LAUNCHES = 400
+_ZERO_ROWS = 5, 11  # of A, where a sum of zeros shall be looked at
+# cuBLAS wants scales of blocks in rows of a multiple of 4, and as many rows of A (`aot.tune.baseline`); we take any.
+_SCALE_ALIGNMENT = 4
+
+
+@dataclass(frozen=True)
+class OperandSet:
+    """One A, B and D of a GEMM, and by name what follows them, in the order of `Signature.operands`."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    d: torch.Tensor
+    extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All of them, in the order in which a function takes them."""
+        return (self.a, self.b, self.d, *self.extras.values())
+
+
+class Weights:
+    """Random B matrices of a signature, enough of them that using them in turn finds L2 cold.
+
+    Values are such that results are of the order of 1, or of the root of K where 8-bit inputs are not scaled. Scales
+    differ from each other by factors of about e, so that none can stand for another.
+    """
+
+    def __init__(self, signature: Signature, m: int, l2_bytes: int, seed: int, device: str = "cuda") -> None:
+        self.signature, self.device = signature, device
+        self.generator = torch.Generator(device=device).manual_seed(seed)
+        self.count = min(max(1, math.ceil(3 * l2_bytes / signature.bytes(m))), MOST_LAUNCHES)
+        self.b = [self._b() for _ in range(self.count)]
+
+    def operands(self, m: int) -> list[OperandSet]:
+        """Fresh random operands and poisoned outputs for `m` rows, one for each B."""
+        s = self.signature
+        batch = (s.batch,) if s.batch > 1 else ()
+        return [
+            OperandSet(
+                self._rows(m, s.k, s.a),
+                b,
+                poisoned((*batch, m, s.columns), s.d, self.device),
+                {operand.name: self._extra(operand, m) for operand in s.operands()[3:]},
+            )
+            for b in self.b
+        ]
+
+    def _normal(self, shape: tuple[int, ...], dtype: str = "f32") -> torch.Tensor:
+        values = torch.randn(shape, device=self.device, generator=self.generator, dtype=torch.bfloat16)
+        return values.to(TORCH_DTYPES[dtype])
+
+    def _b(self) -> torch.Tensor:
+        s = self.signature
+        batch = (s.batch,) if s.batch > 1 else ()
+        n_major = s.b_major == "n"
+        shape = (*batch, s.k, s.n) if n_major else (*batch, s.n, s.k)
+        # 8-bit values use their type's range: nothing underflows to a constant.
+        scale = 1.0 if s.b == "e4m3" else s.k**-0.5
+        values = torch.randn(shape, device=self.device, generator=self.generator, dtype=torch.bfloat16)
+        values = values.mul_(scale).to(TORCH_DTYPES[s.b])
+        return values.transpose(-1, -2) if n_major else values
+
+    def _rows(self, m: int, columns: int, dtype: str) -> torch.Tensor:
+        """A matrix of `m` rows for each batch; for scales of blocks with rows behind it that nobody counts."""
+        s = self.signature
+        if s.batch > 1:
+            return self._normal((s.batch, m, columns), dtype)
+        rows = _round_up(m, _SCALE_ALIGNMENT) if s.scaling == "block" else m
+        return self._normal((rows, columns), dtype)[:m]
+
+    def _extra(self, operand: Operand, m: int) -> torch.Tensor:
+        s = self.signature
+        extents = s.extents() | {"M": m}
+        shape = tuple(extents[axis] for axis in operand.axes)
+        # What sums are like without scales, so that a bias or a residual that is left out is seen.
+        size = s.k**0.5 if s.a == "e4m3" and s.scaling == "none" else 1.0
+        if operand.name in ("bias", "residual"):
+            values = self._normal(shape, "f32").mul_(size)
+            return values.to(TORCH_DTYPES[operand.dtype])
+        if operand.name == "scale_d" and s.d == "e4m3":  # so that some results saturate, and few are subnormal
+            return torch.rand(shape, device=self.device, generator=self.generator).mul_(48).add_(16).div_(size)
+        if operand.axes == ("M", "K/128"):
+            m_stride = _round_up(m, _SCALE_ALIGNMENT)
+            return self._scales((shape[1], m_stride)).t()[:m]
+        if operand.axes == ("N/128", "K/128"):
+            blocks = _round_up(shape[1], _SCALE_ALIGNMENT)
+            return self._scales((shape[0], blocks)).mul_(s.k**-0.5)[:, : shape[1]]
+        return self._scales(shape).mul_(s.k**-0.5 if operand.name == "scale_b" else 1.0)
+
+    def _scales(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return self._normal(shape).mul_(0.5).exp_()
+
+
+def gemm_options(signature: Signature, operands: OperandSet) -> GemmOptions:
+    """What `Library.gemm` takes by keyword for a signature and these operands; nothing where it is plain."""
+    options: dict[str, Any] = dict(operands.extras)
+    if signature.parts.activation != "none":
+        options["epilogue"] = signature.parts.activation_word
+    if signature.overlap != "serial":
+        options["overlap"] = signature.overlap
+    return cast(GemmOptions, options)
+
+
+def put_zeros(operands: OperandSet) -> None:
+    """Make two rows of A zeros, of one sign each, if there are so many, and the numbers of a row of B positive.
+
+    A sum of zeros has a sign, which may depend on how it is made.
+    """
+    a, b = operands.a, operands.b
+    for row, zero in zip(_ZERO_ROWS, (0.0, -0.0), strict=True):
+        if row < a.shape[-2]:
+            a[..., row, :] = torch.tensor(zero, device=a.device).to(a.dtype)
+    b[..., 0, :] = b[..., 0, :].float().abs().to(b.dtype)
+
+
+def poisoned(shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
+    """A tensor full of NaN."""
+    return torch.full(shape, float("nan"), device=device).to(TORCH_DTYPES[dtype])
+
+
+def reference(signature: Signature, operands: OperandSet) -> torch.Tensor:
+    """What D is before it is rounded, though after it saturates: float64 where that is cheap, else float32."""
+    a, b, extras = operands.a, operands.b, operands.extras
+    elements = a.numel() + b.numel() + operands.d.numel()
+    wide = torch.float64 if elements <= _FLOAT64_ELEMENTS else torch.float32
+    a, b = a.to(wide), b.to(wide)
+    scale_a, scale_b = extras.get("scale_a"), extras.get("scale_b")
+    if signature.scaling == "block" and scale_a is not None and scale_b is not None:
+        a = a * _spread(scale_a.to(wide), 1, signature.k)
+        b = b * _spread(_spread(scale_b.to(wide), 1, signature.k), 0, signature.n)
+        scale_a = scale_b = None
+    with _exact_products():
+        value = a @ b.transpose(-1, -2)
+    del a, b
+    if scale_a is not None and scale_b is not None:
+        value *= scale_a.to(wide)[:, None] * scale_b.to(wide)
+    if "bias" in extras:
+        value += extras["bias"]
+    value = apply_activation(torch, signature.parts, value)
+    if "residual" in extras:
+        value += extras["residual"]
+    if "scale_d" in extras:
+        value *= extras["scale_d"]
+    return value.clamp_(-E4M3_MAX, E4M3_MAX) if signature.d == "e4m3" else value
+
+
+def _spread(scales: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
+    """One scale for each element, from one for each block of them."""
+    return scales.repeat_interleave(SCALE_BLOCK, dim).narrow(dim, 0, extent)
+
+
+@contextlib.contextmanager
+def _exact_products() -> Iterator[None]:
+    """No TF32 in here."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,1 @@
+"""The archive file: blocks, digests, index and canonical JSON. Knows nothing of what records and tables mean."""

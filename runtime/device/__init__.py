@@ -1,0 +1,1 @@
+"""The CUDA driver: devices, modules, launches and workspaces. Knows nothing of archives."""

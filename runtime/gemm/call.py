@@ -1,0 +1,254 @@
+"""What a call of `Library.gemm` asks for: from the caller's tensors and words to a signature, and to matrices.
+
+Knows shapes, strides and addresses as `TensorView`s show them, and nothing of archives, plans or the driver.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict
+
+from ..errors import ArgumentError, LayoutError
+from ..named_tuple import NamedTuple
+from ..program.record import TensorView, check_address
+from ..program.tensor import flatten_rows, overlaps_itself, share_memory
+from .signature import EPILOGUES, OVERLAPS, SCALE_BLOCK, Epilogue, Signature, extra_dtype
+
+# What `gemm` takes besides a, b and out, in the order that kernels take them.
+EXTRAS = ("scale_a", "scale_b", "bias", "residual", "scale_d")
+_PARTS = ("bias", "residual", "scale")  # of an epilogue, each there where its operand is
+_ACTIVATIONS = {
+    word: epilogue for word, epilogue in EPILOGUES.items() if not any(getattr(epilogue, part) for part in _PARTS)
+}
+
+
+class GemmOptions(TypedDict, total=False):
+    """What `Library.gemm` takes by keyword besides out and stream; its docstring says what each is."""
+
+    scale_a: Any
+    scale_b: Any
+    bias: Any
+    residual: Any
+    scale_d: Any
+    epilogue: str
+    overlap: str
+    dtype: Any
+
+
+def refuse_unknown(names: Iterable[str]) -> None:
+    """Raise TypeError, as Python does of its own, if `gemm` takes no argument by one of these keywords."""
+    known = ("out", "stream", *GemmOptions.__annotations__)
+    for name in names:
+        if name not in known:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+            raise TypeError(f"gemm() got an unexpected keyword argument {name!r}; {hint}") from None
+
+
+class Call(NamedTuple):
+    """The arguments of one call of `gemm`; `operands` in the order of `EXTRAS`, None for what was not given."""
+
+    a: Any
+    b: Any
+    out: Any
+    stream: Any
+    operands: tuple[Any, ...] = (None,) * len(EXTRAS)
+    epilogue: Any = "none"
+    overlap: Any = "serial"
+    dtype: Any = None
+    plain: bool = True  # came without any of the above
+
+    def key(self) -> tuple[Any, ...]:
+        """What the fast paths look up, of torch tensors: everything that a plan depends on but the pointers."""
+        a, b, out = self.a, self.b, self.out
+        if not self.plain:
+            tensors = (a, b, out, *self.operands)
+            seen = [None if x is None else (x.shape, x.stride(), x.dtype, x.get_device()) for x in tensors]
+            return (self.epilogue, self.overlap, self.dtype, *seen)
+        inputs = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype)
+        if out is None:
+            return (*inputs, a.get_device(), b.get_device())
+        return (*inputs, out.shape, out.stride(), out.dtype, a.get_device(), b.get_device(), out.get_device())
+
+
+Views = Mapping[str, TensorView]  # by operand: a, b, perhaps d, and those of `EXTRAS` that were given
+
+
+def epilogue_of(activation: Any, views: Views) -> Epilogue:
+    """The whole epilogue: `activation`, and a part for each operand that is given.
+
+    Raises:
+        ArgumentError: `activation` is unknown.
+    """
+    found = _ACTIVATIONS.get(activation) if isinstance(activation, str) else None
+    if found is None:
+        raise ArgumentError(
+            f"epilogue must be one of {', '.join(_ACTIVATIONS)}, found {activation!r:.50}; bias, residual and scale_d "
+            "are arguments of their own"
+        )
+    return found._replace(bias="bias" in views, residual="residual" in views, scale="scale_d" in views)
+
+
+def check_shapes(a: TensorView, b: TensorView) -> None:
+    """Whether a @ b.T is meant by these shapes: b is 2-D, or both are 3-D with one batch extent."""
+    batched = len(b.shape) == 3
+    if batched and (len(a.shape) != 3 or a.shape[0] != b.shape[0]):
+        raise ArgumentError(f"b of shape {b.shape} needs a of shape ({b.shape[0]}, M, {b.shape[2]}), found {a.shape}")
+    if not batched and (len(b.shape) != 2 or not a.shape):
+        raise ArgumentError(f"gemm takes a (..., K) and b (N, K), or both batched; found {a.shape} and {b.shape}")
+    if a.shape[-1] != b.shape[-1] or a.shape[-1] == 0:
+        raise ArgumentError(
+            f"a {a.shape} and b {b.shape} must end in the same K, not 0: gemm computes a @ b.T, with b stored (N, K)"
+        )
+
+
+def result_shape(a: TensorView, b: TensorView, epilogue: Epilogue) -> tuple[int, ...]:
+    """The shape of the result: a's, with the columns of D in place of K."""
+    n = b.shape[-2]
+    if epilogue.gated and n % 2:
+        raise ArgumentError(f"b {b.shape} must have an even number of rows for {epilogue.activation}, found {n}")
+    return (*a.shape[:-1], n // 2 if epilogue.gated else n)
+
+
+def signature_of(views: Views, epilogue: Epilogue, overlap: Any) -> Signature:
+    """What is asked for, of views that `check_shapes` has passed and with d of `result_shape`.
+
+    Raises:
+        ArgumentError: an operand has a wrong shape or element type, `overlap` is unknown, or one scale is missing.
+    """
+    a, b, d = views["a"], views["b"], views["d"]
+    if overlap not in OVERLAPS:
+        raise ArgumentError(f"overlap must be one of {', '.join(OVERLAPS)}, found {overlap!r:.50}")
+    _check_extras(views, b.shape[-2], d)
+    return Signature(
+        a.dtype,
+        b.dtype,
+        d.dtype,
+        "f32",
+        epilogue.word(),
+        b.shape[-2],
+        b.shape[-1],
+        b.shape[0] if len(b.shape) == 3 else 1,
+        _scaling(views),
+        "n" if _is_n_major(b) else "k",
+        overlap,
+    )
+
+
+def _check_extras(views: Views, n: int, d: TensorView) -> None:
+    for name in EXTRAS:
+        if name not in views:
+            continue
+        found = views[name]
+        dtype = "f32" if name.startswith("scale") else extra_dtype(d.dtype)
+        if found.dtype != dtype:
+            raise ArgumentError(f"{name} must have element type {dtype} where out has {d.dtype}, found {found.dtype}")
+        if name == "scale_d" and math.prod(found.shape) != 1:
+            raise ArgumentError(f"scale_d must have one element, found shape {found.shape}")
+        wanted = {"bias": (n,), "residual": d.shape}.get(name, found.shape)
+        if found.shape != wanted:
+            raise ArgumentError(f"{name} must have shape {wanted} for b {views['b'].shape}, found {found.shape}")
+
+
+def _scaling(views: Views) -> str:
+    """Which scaling the shapes of both scales mean; where both have one element, all mean the same."""
+    if "scale_a" not in views and "scale_b" not in views:
+        return "none"
+    if "scale_a" not in views or "scale_b" not in views:
+        raise ArgumentError("scale_a and scale_b come together; pass both or neither")
+    of_a, of_b = views["scale_a"].shape, views["scale_b"].shape
+    a, b = views["a"].shape, views["b"].shape
+    rows, n = math.prod(a[:-1]), b[-2]
+    blocks_n, blocks_k = -(-n // SCALE_BLOCK), -(-b[-1] // SCALE_BLOCK)
+    if math.prod(of_a) == math.prod(of_b) == 1:
+        return "tensor"
+    if of_a in (a[:-1], (*a[:-1], 1), (rows,), (rows, 1)) and of_b in ((n,), (1, n), (n, 1)):
+        return "row_column"
+    if of_a in ((*a[:-1], blocks_k), (rows, blocks_k)) and of_b == (blocks_n, blocks_k):
+        return "block"
+    raise ArgumentError(
+        f"scale_a {of_a} and scale_b {of_b} fit no scaling of a {a} and b {b}: tensor takes one element each, "
+        f"row_column ({rows},) and ({n},), block ({rows}, {blocks_k}) and ({blocks_n}, {blocks_k})"
+    )
+
+
+def _is_n_major(b: TensorView) -> bool:
+    """Whether consecutive rows of B, and not consecutive elements of a row, are neighbours in memory."""
+    return b.strides[-1] != 1 < b.shape[-1] and b.strides[-2] == 1
+
+
+def matrices(signature: Signature, views: Views) -> tuple[TensorView, ...]:
+    """The operands as a kernel takes them, in its order: matrices, or all 3-D with a batch extent above 1; vectors.
+
+    Raises:
+        LayoutError: a tensor cannot be seen so without a copy.
+    """
+    for name in ("a", "b", "d", "residual"):
+        if name in views and not (name == "b" and signature.b_major == "n"):
+            _require_rows("out" if name == "d" else name, views[name])
+    found = []
+    for operand in signature.operands():
+        name, view = operand.name, views[operand.name]
+        if operand.axes == ("1",):
+            view = view._replace(shape=(1,), strides=(1,))
+        elif len(operand.axes) == 1:
+            view = _vector(view, name)
+        elif len(operand.axes) == 2:
+            view = flatten_rows(view, "out" if name == "d" else name)
+        found.append(view)
+    return tuple(found)
+
+
+def _require_rows(name: str, t: TensorView) -> None:
+    if t.strides[-1] != 1 < t.shape[-1]:
+        raise LayoutError(
+            f"{name} must be row-major, found strides {t.strides}; make it contiguous", f"strides of {name}"
+        )
+
+
+def _vector(t: TensorView, name: str) -> TensorView:
+    """`t`, of extents that are 1 but for consecutive ones, as a vector of neighbours in memory."""
+    size = math.prod(t.shape)
+    expected = 1
+    for extent, step in zip(reversed(t.shape), reversed(t.strides), strict=True):
+        if extent != 1 and step != expected:
+            raise LayoutError(
+                f"{name} of shape {t.shape} must be contiguous, found strides {t.strides}; make it contiguous",
+                f"strides of {name}",
+            )
+        expected *= extent
+    return t._replace(shape=(size,), strides=(1,))
+
+
+def check_memory(views: Views) -> None:
+    """Hold addresses against each other: all there, and D apart from itself and the rest.
+
+    The residual may be D itself, the same elements at the same place: a kernel reads each before it writes it.
+
+    Raises:
+        ArgumentError: they are not.
+    """
+    for name, t in views.items():
+        check_address("out" if name == "d" else name, t)
+    d = views["d"]
+    if overlaps_itself(d):
+        raise ArgumentError(f"out of shape {d.shape} and strides {d.strides} names elements twice; pass a dense tensor")
+    for name, t in views.items():
+        if name == "d" or not share_memory(t, d):
+            continue
+        if name != "residual":
+            raise ArgumentError(f"out shares memory with {name}; write to another tensor")
+        if t.pointer != d.pointer or not same_elements(t, d):
+            raise ArgumentError(
+                "out shares memory with residual without being the same tensor; pass the very same, or another"
+            )
+
+
+def same_elements(x: TensorView, y: TensorView) -> bool:
+    """Whether two tensors at one address are element for element the same."""
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return False
+    return all(s == t or extent == 1 for extent, s, t in zip(x.shape, x.strides, y.strides, strict=True))

@@ -1,0 +1,262 @@
+"""What a GEMM computes, without M: the key under which a server looks a kernel up.
+
+Knows nothing of kernels, tiles or devices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from ..container.fields import is_int
+from ..dtypes import DTYPES
+from ..errors import RecordError
+from ..limits import MAX_GEMM_EXTENT
+from ..named_tuple import NamedTuple
+
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+# Two columns into one: act(gate) * up, with silu, erf gelu or tanh gelu.
+GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+GATED = tuple(GATES)
+SCALINGS = ("none", "tensor", "row_column", "block")
+MAJORS = ("k", "n")
+OVERLAPS = ("serial", "launch", "weights")
+SCALE_BLOCK = 128  # elements of K, and rows of B, that share one scale where scaling is "block"
+
+_INTERLEAVED = "_interleaved"
+_KEY = re.compile(
+    r"(?P<a>[^_]+)_(?P<b>[^_]+)_(?P<d>[^_]+)_(?P<accumulator>[^_]+)_(?P<epilogue>.+)_n(?P<n>\d{1,10})_k(?P<k>\d{1,10})"
+    r"(?:_b(?P<batch>\d{1,10}))?(?:_(?P<scaling>tensor|row_column|block))?(?:_(?P<b_major>n)-major)?"
+    r"(?:_(?P<overlap>launch|weights))?",
+    re.ASCII,
+)
+_USUAL = {"batch": 1, "scaling": "none", "b_major": "k", "overlap": "serial"}
+
+
+class Epilogue(NamedTuple):
+    """What happens to a sum before it is D: `(act(sum + bias) + residual) * scale_d`, each part only where it is named.
+
+    `activation` is one of `ACTIVATIONS`, or of `GATED`: then D has half as many columns as B has rows, column i from
+    `act(gate_i) * up_i`, where gate_i and up_i are rows i and N/2 + i of B, or 2i and 2i + 1 if `interleaved`.
+    """
+
+    activation: str = "none"
+    interleaved: bool = False
+    bias: bool = False
+    residual: bool = False
+    scale: bool = False
+
+    @property
+    def gated(self) -> bool:
+        """Whether two columns become one."""
+        return self.activation in GATED
+
+    @property
+    def activation_word(self) -> str:
+        """The activation alone, such as "none", "silu" or "swiglu_interleaved"."""
+        return self.activation + (_INTERLEAVED if self.interleaved else "")
+
+    def word(self) -> str:
+        """One readable word, such as "none", "silu" or "bias+swiglu_interleaved+residual"."""
+        parts = ["bias"] * self.bias + [self.activation_word] * (self.activation != "none")
+        parts += ["residual"] * self.residual + ["scale"] * self.scale
+        return "+".join(parts) or "none"
+
+    @classmethod
+    def of(cls, word: str) -> Epilogue:
+        """What `word` says; only what `word()` writes is read.
+
+        Raises:
+            KeyError: it is none of `EPILOGUES`.
+        """
+        return EPILOGUES[word]
+
+
+EPILOGUES: dict[str, Epilogue] = {
+    e.word(): e
+    for e in (
+        Epilogue(activation, interleaved, *parts)
+        for parts in itertools.product((False, True), repeat=3)
+        for activation in (*ACTIVATIONS, *GATED)
+        for interleaved in ((False, True) if activation in GATED else (False,))
+    )
+}
+
+
+class Operand(NamedTuple):
+    """A tensor that a GEMM takes: its name, element type, and axes.
+
+    Axes are "batch", "M", "N", "K", "P" (columns of D where those are not N), "1", and "K/128" and "N/128", the number
+    of blocks of 128, the last perhaps short.
+    """
+
+    name: str
+    dtype: str
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """D = epilogue(scale(A @ B^T)): A (M, K), B (N, K), D (M, columns); a leading batch extent when `batch` > 1.
+
+    `a`, `b`, `d` and `accumulator` are element types by short name (`runtime.dtypes`). A and D are row-major. B is
+    stored as `torch.nn.Linear` stores its weight where `b_major` is "k", and transposed, (K, N) in memory, where it is
+    "n". `epilogue` is one of `EPILOGUES`. `scaling` says what multiplies the products, always f32:
+
+    - "tensor": scale_a (1) and scale_b (1);
+    - "row_column": scale_a (M), one a token, and scale_b (N), one an output channel;
+    - "block": scale_a (M, K/128), one for each 1 x 128 of A, and scale_b (N/128, K/128), one for each 128 x 128 of B.
+
+    `overlap` is what the caller promises about the kernels before this one on the stream: "serial" nothing, "launch"
+    that this one may begin, though not read, while they still run; "weights" also that none that may still run writes
+    B, scale_b or bias. That is not the kernel before alone: one that lets this one begin early may itself have begun
+    before its predecessor ended, and so on back to the last kernel that overlaps nothing. Constant weights are safe.
+    """
+
+    a: str
+    b: str
+    d: str
+    accumulator: str
+    epilogue: str
+    n: int
+    k: int
+    batch: int = 1
+    scaling: str = "none"
+    b_major: str = "k"
+    overlap: str = "serial"
+
+    @cached_property
+    def parts(self) -> Epilogue:
+        """What `epilogue` says."""
+        return Epilogue.of(self.epilogue)
+
+    @property
+    def columns(self) -> int:
+        """Columns of D: N, or half of it where the epilogue is gated."""
+        return self.n // 2 if self.parts.gated else self.n
+
+    def key(self) -> str:
+        """One readable word, the same for equal signatures and only for them."""
+        word = f"{self.a}_{self.b}_{self.d}_{self.accumulator}_{self.epilogue}_n{self.n}_k{self.k}"
+        if self.batch > 1:
+            word += f"_b{self.batch}"
+        if self.scaling != "none":
+            word += f"_{self.scaling}"
+        if self.b_major != "k":
+            word += f"_{self.b_major}-major"
+        if self.overlap != "serial":
+            word += f"_{self.overlap}"
+        return word
+
+    @classmethod
+    def of_key(cls, word: str) -> Signature | None:
+        """The signature whose `key` is `word`, or None if there is none."""
+        parts = _KEY.fullmatch(word)
+        if parts is None:
+            return None
+        obj: dict[str, Any] = {**_USUAL, **{name: part for name, part in parts.groupdict().items() if part is not None}}
+        obj |= {name: int(obj[name]) for name in ("n", "k", "batch")}
+        try:
+            found = cls.from_json(obj)
+        except RecordError:
+            return None
+        return found if found.key() == word else None
+
+    def operands(self) -> tuple[Operand, ...]:
+        """The tensors that a kernel takes, in order; `extra_operands` says what follows A, B and D."""
+        return self._operands
+
+    @cached_property
+    def _operands(self) -> tuple[Operand, ...]:
+        batch = ("batch",) if self.batch > 1 else ()
+        columns = "P" if self.parts.gated else "N"
+        plain = (
+            Operand("a", self.a, (*batch, "M", "K")),
+            Operand("b", self.b, (*batch, "N", "K")),
+            Operand("d", self.d, (*batch, "M", columns)),
+        )
+        return plain + extra_operands(self.d, self.scaling, self.epilogue, self.batch > 1)
+
+    def extents(self) -> dict[str, int]:
+        """The extent of each axis of `operands` but M."""
+        return {
+            "batch": self.batch,
+            "N": self.n,
+            "K": self.k,
+            "P": self.columns,
+            "K/128": -(-self.k // SCALE_BLOCK),
+            "N/128": -(-self.n // SCALE_BLOCK),
+            "1": 1,
+        }
+
+    def flops(self, m: int) -> int:
+        """Floating-point operations at `m` rows: 2 M N K for each batch."""
+        return 2 * m * self.n * self.k * self.batch
+
+    def bytes(self, m: int) -> int:
+        """The fewest bytes of device memory to move at `m` rows: A, B and residual read once, D written once."""
+        a, b, d = (DTYPES[t].bytes for t in (self.a, self.b, self.d))
+        residual = DTYPES[extra_dtype(self.d)].bytes if self.parts.residual else 0
+        return self.batch * (m * self.k * a + self.n * self.k * b + m * self.columns * (d + residual))
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary that `from_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, obj: Any) -> Signature:
+        """Read what `to_json` wrote.
+
+        Raises:
+            RecordError: a field is missing, unknown, or not of its type.
+        """
+        names = {f.name for f in fields(cls)}
+        if not isinstance(obj, dict) or set(obj) != names:
+            raise RecordError(f"a signature needs exactly the fields {sorted(names)}, found {obj!r:.200}")
+        for name in ("a", "b", "d", "accumulator"):
+            if not isinstance(obj[name], str) or obj[name] not in DTYPES:
+                raise RecordError(f"signature field {name!r}: unknown element type {obj[name]!r:.50}")
+        for name, known in (
+            ("epilogue", tuple(EPILOGUES)),
+            ("scaling", SCALINGS),
+            ("b_major", MAJORS),
+            ("overlap", OVERLAPS),
+        ):
+            if obj[name] not in known:
+                raise RecordError(f"signature field {name!r}: unknown {name} {obj[name]!r:.50}")
+        for name in ("n", "k", "batch"):
+            if not is_int(obj[name], 1, MAX_GEMM_EXTENT):
+                raise RecordError(
+                    f"signature field {name!r} must be an integer from 1 to {MAX_GEMM_EXTENT}, found {obj[name]!r:.50}"
+                )
+        if EPILOGUES[obj["epilogue"]].gated and obj["n"] % 2:
+            raise RecordError(f"signature field 'n' must be even for {obj['epilogue']}, found {obj['n']}")
+        return cls(**obj)
+
+
+def extra_dtype(d: str) -> str:
+    """The element type of bias and residual: that of D, or bf16 where D is of 8 bits."""
+    return d if DTYPES[d].bits > 8 else "bf16"
+
+
+def extra_operands(d: str, scaling: str, epilogue: str, batched: bool) -> tuple[Operand, ...]:
+    """What a GEMM takes after A, B and D, in this order: scale_a, scale_b, bias, residual, scale_d."""
+    parts = Epilogue.of(epilogue)
+    axes_of_scales = {
+        "none": (),
+        "tensor": (("1",), ("1",)),
+        "row_column": (("M",), ("N",)),
+        "block": (("M", "K/128"), ("N/128", "K/128")),
+    }[scaling]
+    extras = [Operand(name, "f32", axes) for name, axes in zip(("scale_a", "scale_b"), axes_of_scales, strict=False)]
+    if parts.bias:
+        extras.append(Operand("bias", extra_dtype(d), ("N",)))
+    if parts.residual:
+        batch = ("batch",) if batched else ()
+        extras.append(Operand("residual", extra_dtype(d), (*batch, "M", "P" if parts.gated else "N")))
+    if parts.scale:
+        extras.append(Operand("scale_d", "f32", ("1",)))
+    return tuple(extras)

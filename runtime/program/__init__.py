@@ -1,0 +1,1 @@
+"""Functions as data: records of their arguments, launch programs and cost programs, and tensors held against these."""

@@ -1,0 +1,388 @@
+"""What callers pass, as plain numbers: tensors of any framework become `TensorView`s, streams become integers.
+
+A torch tensor is read through its own methods, anything else through DLPack or `__cuda_array_interface__`; no
+framework is imported for it. Knows nothing of kernels, archives or GEMMs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..dtypes import DTYPES
+from ..errors import ArgumentError, LayoutError
+from .record import TensorView
+
+_TORCH_DTYPES = {
+    "torch.float32": "f32",
+    "torch.bfloat16": "bf16",
+    "torch.float16": "f16",
+    "torch.float8_e4m3fn": "e4m3",
+    "torch.float8_e5m2": "e5m2",
+    "torch.int64": "i64",
+    "torch.int32": "i32",
+    "torch.int8": "i8",
+    "torch.uint8": "u8",
+}
+TORCH_NAMES = {short: name.removeprefix("torch.") for name, short in _TORCH_DTYPES.items()}
+_TYPESTR_DTYPES = {"f4": "f32", "f2": "f16", "i8": "i64", "i4": "i32", "i1": "i8", "u1": "u8"}
+_DESCR_DTYPES = {"bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+# (DLDataTypeCode, bits) of dlpack.h 1.1
+_DLPACK_DTYPES = {
+    (2, 32): "f32",
+    (2, 16): "f16",
+    (4, 16): "bf16",
+    (10, 8): "e4m3",
+    (12, 8): "e5m2",
+    (0, 64): "i64",
+    (0, 32): "i32",
+    (0, 8): "i8",
+    (1, 8): "u8",
+}
+_DLPACK_CUDA, _DLPACK_CUDA_MANAGED = 2, 13
+_DLPACK_DEVICES = {1: "host memory", 3: "pinned host memory", 10: "the memory of a ROCm device"}
+_DLPACK_VERSION = (1, 1)
+_DLPACK_READ_ONLY = 1
+_MAX_RANK = 64
+LEGACY_STREAM = 1  # CU_STREAM_LEGACY: how protocols that forbid 0 name the legacy default stream
+LAST_STREAM = (1 << 64) - 1  # a handle is a pointer
+UNKNOWN_DEVICE = -1
+
+
+class Streams(Protocol):
+    """What `view` needs of a driver for arrays that name neither their device nor wait for their own stream."""
+
+    def pointer_device(self, pointer: int) -> int:
+        """The ordinal of the device that owns `pointer`."""
+
+    def order(self, earlier: int, later: int) -> None:
+        """Make stream `later` wait for stream `earlier`."""
+
+
+def is_torch(x: Any) -> bool:
+    """Whether `x` is a torch tensor, of a subclass or not."""
+    return hasattr(x, "data_ptr") and any(t.__module__.split(".", 1)[0] == "torch" for t in type(x).__mro__)
+
+
+def view(
+    x: Any, name: str = "tensor", *, stream: int = 0, driver: Streams | None = None, writable: bool = False
+) -> TensorView:
+    """The address, element type, extents and strides of `x`, which must be in CUDA memory and stays its owner.
+
+    Work that a protocol says is still pending on `x` is ordered before `stream`, and with `driver` also where only
+    the consumer can do it. Without `driver` the device of a `__cuda_array_interface__` array is `UNKNOWN_DEVICE`.
+
+    Raises:
+        ArgumentError: not a tensor, not in CUDA memory, or of an element type that kernels here do not take.
+    """
+    if is_torch(x):
+        return _from_torch(x, name)
+    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+        return _from_dlpack(x, name, stream, writable)
+    interface = getattr(x, "__cuda_array_interface__", None)
+    if isinstance(interface, dict):
+        return _from_cuda_array_interface(interface, name, stream, driver, writable)
+    if hasattr(x, "__array_interface__"):
+        raise ArgumentError(f"{name} is a {type(x).__name__} in host memory; copy it to the GPU first")
+    raise ArgumentError(
+        f"{name} must be a torch tensor, or have __dlpack__ or __cuda_array_interface__; found {type(x).__name__}"
+    )
+
+
+def _from_torch(x: Any, name: str) -> TensorView:
+    if x.device.type != "cuda":
+        raise ArgumentError(f"{name} is on {x.device}; move it to the GPU with .cuda()")
+    if str(x.layout) != "torch.strided":
+        raise ArgumentError(f"{name} has layout {x.layout}; make it dense with .to_dense()")
+    dtype = _TORCH_DTYPES.get(str(x.dtype))
+    if dtype is None:
+        raise ArgumentError(f"{name} has element type {x.dtype}; it must be one of {sorted(_TORCH_DTYPES)}")
+    if x.is_neg():
+        raise ArgumentError(f"{name} stands for the negative of what is in its memory; pass {name}.resolve_neg()")
+    pointer = x.data_ptr()
+    if pointer and x.storage_offset() and not x.untyped_storage().nbytes():
+        pointer = 0  # its storage was freed: what data_ptr gave is its offset from nothing
+    return TensorView(pointer, dtype, tuple(x.shape), tuple(x.stride()), x.device.index)
+
+
+# --- __cuda_array_interface__, version 3 ---
+
+
+def _from_cuda_array_interface(
+    interface: dict[str, Any], name: str, stream: int, driver: Streams | None, writable: bool
+) -> TensorView:
+    try:
+        shape = tuple(int(n) for n in interface["shape"])
+        typestr = str(interface["typestr"])
+        pointer, read_only = interface["data"]
+        strides_bytes = interface.get("strides")
+        strides_bytes = None if strides_bytes is None else tuple(int(s) for s in strides_bytes)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArgumentError(f"{name} has a malformed __cuda_array_interface__: {error!r}") from None
+    if interface.get("mask") is not None:
+        raise ArgumentError(f"{name} is a masked array; pass its data without a mask")
+    if writable and read_only:
+        raise ArgumentError(f"{name} is read-only; pass a writable array")
+    dtype = _typestr_dtype(typestr, interface.get("descr"), name)
+    width = DTYPES[dtype].bytes
+    if strides_bytes is None:
+        strides = contiguous_strides(shape)
+    elif len(strides_bytes) != len(shape) or any(s % width for s in strides_bytes):
+        raise ArgumentError(f"{name} has strides of {strides_bytes} bytes for shape {shape} and elements of {width}")
+    else:
+        strides = tuple(s // width for s in strides_bytes)
+    pointer = int(pointer or 0)
+    device = UNKNOWN_DEVICE
+    if driver is not None and pointer:
+        device = driver.pointer_device(pointer)
+        producer = interface.get("stream")
+        if producer is not None and producer != (stream or LEGACY_STREAM):
+            driver.order(int(producer), stream)
+    return TensorView(pointer, dtype, shape, strides, device)
+
+
+def _typestr_dtype(typestr: str, descr: Any, name: str) -> str:
+    """The element type of a typestr; where that says only raw bytes ("V"), the field name of an ml_dtypes `descr`."""
+    order, code = typestr[:1], typestr[1:]
+    found: str | None = None
+    if order in "<|=":
+        found = _TYPESTR_DTYPES.get(code)
+    if code[:1] == "V" and isinstance(descr, list) and len(descr) == 1:
+        found = _DESCR_DTYPES.get(str(descr[0][0]))
+        if found is not None and code[1:] != str(DTYPES[found].bytes):
+            found = None
+    if found is None:
+        raise ArgumentError(
+            f"{name} has __cuda_array_interface__ type {typestr!r}, which does not say what its elements are or is "
+            "none that kernels here take; pass a torch tensor or an array with __dlpack__"
+        )
+    return found
+
+
+# --- DLPack ---
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _DLManagedTensor(ctypes.Structure):
+    _fields_ = (("tensor", _DLTensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+class _DLManagedTensorVersioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _DLTensor),
+    )
+
+
+# A capsule keeps a pointer to its name, so these must live as long as the process.
+_UNVERSIONED, _USED_UNVERSIONED = b"dltensor", b"used_dltensor"
+_VERSIONED, _USED_VERSIONED = b"dltensor_versioned", b"used_dltensor_versioned"
+_capsule_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_capsule_rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_SetName", ctypes.pythonapi)
+)
+_Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+
+
+def _from_dlpack(x: Any, name: str, stream: int, writable: bool) -> TensorView:
+    device_type = int(x.__dlpack_device__()[0])
+    if device_type not in (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
+        place = _DLPACK_DEVICES.get(device_type, f"DLPack device type {device_type}")
+        raise ArgumentError(f"{name} is in {place}; copy it to the GPU first")
+    try:
+        try:
+            capsule = x.__dlpack__(stream=stream or LEGACY_STREAM, max_version=_DLPACK_VERSION, copy=False)
+        except TypeError:  # a producer from before DLPack 1.0 takes the stream alone, and does not copy
+            capsule = x.__dlpack__(stream=stream or LEGACY_STREAM)
+    except (BufferError, RuntimeError, ValueError) as error:
+        raise ArgumentError(f"{name} cannot be exported through DLPack without a copy: {error}") from None
+    return _consume(capsule, name, writable)
+
+
+def _consume(capsule: Any, name: str, writable: bool) -> TensorView:
+    """Read a capsule and give it back at once: nothing was copied, so the exporting object still owns the memory."""
+    managed: Any
+    if _capsule_is_valid(capsule, _VERSIONED):
+        address = _capsule_pointer(capsule, _VERSIONED)
+        managed, used = _DLManagedTensorVersioned.from_address(address), _USED_VERSIONED
+    elif _capsule_is_valid(capsule, _UNVERSIONED):
+        address = _capsule_pointer(capsule, _UNVERSIONED)
+        managed, used = _DLManagedTensor.from_address(address), _USED_UNVERSIONED
+    else:
+        raise ArgumentError(f"{name}: __dlpack__ did not return an unused DLPack capsule")
+    # From here on the capsule's destructor leaves the tensor to us.
+    _capsule_rename(capsule, used)
+    try:
+        if used is _USED_VERSIONED:
+            # Only the fields up to the deleter are the same in every major version.
+            if managed.major != _DLPACK_VERSION[0]:
+                raise ArgumentError(f"{name} exports DLPack {managed.major}.{managed.minor}; this runtime reads 1.x")
+            if writable and managed.flags & _DLPACK_READ_ONLY:
+                raise ArgumentError(f"{name} is read-only; pass a writable array")
+        return _read_dltensor(managed.tensor, name)
+    finally:
+        if managed.deleter:
+            _Deleter(managed.deleter)(address)
+
+
+def _read_dltensor(tensor: _DLTensor, name: str) -> TensorView:
+    if tensor.device_type not in (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
+        raise ArgumentError(f"{name}: DLPack device type {tensor.device_type} is not CUDA")
+    dtype = _DLPACK_DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    if dtype is None:
+        raise ArgumentError(
+            f"{name} has DLPack type (code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes); "
+            f"it must be one of {sorted(set(_DLPACK_DTYPES.values()))}"
+        )
+    if not 0 <= tensor.ndim <= _MAX_RANK:
+        raise ArgumentError(f"{name} has {tensor.ndim} dimensions")
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else contiguous_strides(shape)
+    return TensorView((tensor.data or 0) + tensor.byte_offset, dtype, shape, strides, tensor.device_id)
+
+
+# --- geometry ---
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The row-major strides of `shape`, in elements."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def flatten_rows(t: TensorView, name: str) -> TensorView:
+    """`t` with all dimensions but the last made one, without a copy.
+
+    Raises:
+        LayoutError: the strides do not allow it.
+    """
+    rows = math.prod(t.shape[:-1])
+    if len(t.shape) == 2:
+        return t
+    stride = None
+    expected = 0
+    for extent, step in zip(reversed(t.shape[:-1]), reversed(t.strides[:-1]), strict=True):
+        if extent == 1:
+            continue
+        if stride is None:
+            stride = step
+        elif step != expected and rows:
+            raise LayoutError(
+                f"{name} of shape {t.shape} and strides {t.strides} cannot be seen as a matrix of {rows} rows; "
+                "make it contiguous (for a torch tensor: .contiguous())",
+                f"strides of {name}",
+            )
+        expected = step * extent
+    row_stride = t.shape[-1] if stride is None else stride
+    return t._replace(shape=(rows, t.shape[-1]), strides=(row_stride, t.strides[-1]))
+
+
+def span_bytes(t: TensorView) -> int:
+    """Bytes from the first element to the end of the last; strides must not be negative."""
+    if 0 in t.shape:
+        return 0
+    last = sum((n - 1) * s for n, s in zip(t.shape, t.strides, strict=True))
+    return (last + 1) * DTYPES[t.dtype].bytes
+
+
+def overlaps_itself(t: TensorView) -> bool:
+    """Whether two indices of `t` may name one element; exact for anything sliced out of a contiguous tensor."""
+    reach = 0
+    for step, extent in sorted((s, n) for n, s in zip(t.shape, t.strides, strict=True) if n > 1):
+        if step <= reach:
+            return True
+        reach += step * (extent - 1)
+    return False
+
+
+def share_memory(x: TensorView, y: TensorView) -> bool:
+    """Whether `x` and `y` may share a byte; exact for columns of matrices with one row stride."""
+    if x.pointer >= y.pointer + span_bytes(y) or y.pointer >= x.pointer + span_bytes(x):
+        return False
+    wx, wy = DTYPES[x.dtype].bytes, DTYPES[y.dtype].bytes
+    if len(x.shape) == len(y.shape) == 2 and (pitch := x.strides[0] * wx) and pitch == y.strides[0] * wy:
+        row_x, row_y = (span_bytes(t._replace(shape=(1, t.shape[1]))) for t in (x, y))
+        gap = (y.pointer - x.pointer) % pitch
+        return not (row_x <= gap and gap + row_y <= pitch)
+    return True
+
+
+def dtype_name(dtype: Any) -> str:
+    """The short name of an element type that is given by that, or as a torch dtype.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+    found = dtype if isinstance(dtype, str) and dtype in TORCH_NAMES else _TORCH_DTYPES.get(str(dtype))
+    if found is None:
+        raise ArgumentError(f"dtype must be a torch dtype or one of {', '.join(TORCH_NAMES)}, found {dtype!r:.50}")
+    return found
+
+
+# --- streams ---
+
+
+def stream_handle(stream: Any) -> int:
+    """The CUstream behind an integer, a torch stream, a `cuda.bindings` stream or anything with `__cuda_stream__`."""
+    handle = stream if isinstance(stream, int) else getattr(stream, "cuda_stream", None)
+    if not isinstance(handle, int):
+        protocol = getattr(stream, "__cuda_stream__", None)
+        if callable(protocol):
+            version, handle = protocol()
+            if version != 0:
+                raise ArgumentError(f"stream speaks version {version} of __cuda_stream__; this runtime knows 0")
+            handle = int(handle)
+        elif type(stream).__name__ == "CUstream":
+            handle = int(stream)
+    if not isinstance(handle, int) or isinstance(handle, bool):
+        raise ArgumentError(
+            "stream must be an integer handle, a torch.cuda.Stream, a CUstream or have __cuda_stream__; "
+            f"found {type(stream).__name__}"
+        )
+    if not 0 <= handle <= LAST_STREAM:
+        raise ArgumentError(f"stream must be a handle from 0 to 2^64 - 1, found {handle}")
+    return handle
+
+
+def torch_current_stream() -> Callable[[int], int]:
+    """A function from a device's ordinal to the handle of torch's current stream there; torch must be imported."""
+    torch = sys.modules["torch"]
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if raw is not None:
+        return raw
+    return lambda device: int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def torch_current_device() -> Callable[[], int]:
+    """A function that gives the ordinal of torch's current device; torch must be imported."""
+    torch = sys.modules["torch"]
+    return getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
