@@ -118,11 +118,11 @@ said["preload"] = time.monotonic() - began
 import os
 os.environ["CUTE_DSL_ARCH"] = "sm_90a"
 import runtime
-from runtime.dispatch import Dispatch
+from runtime.gemm.dispatch import Dispatch
 library = runtime.load(archive)
 names, found = set(library.preload()), {}
 began = time.monotonic()
-from aot.lower import lower
+from aot.compile.lower import lower
 from aot.search.provider import PROVIDERS, provider
 for entry in Dispatch.from_json(library._now.archives[0].table("gemm")).entries:
     for variant in (v for p in PROVIDERS for v in provider(p).variants("sm_90a", entry.signature)):
@@ -149,7 +149,7 @@ said["first"] = time.monotonic() - began
     "torch.compile, max-autotune of a model": _TORCH
     + """
 import runtime
-from runtime.dispatch import Dispatch
+from runtime.gemm.dispatch import Dispatch
 library = runtime.load(archive)
 entries = Dispatch.from_json(library._now.archives[0].table("gemm")).entries
 found = [e.signature for e in entries]

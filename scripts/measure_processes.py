@@ -19,7 +19,7 @@ from report import out_argument, version, write
 _CHILD = """
 import sys
 import runtime
-from runtime.archive import Archive
+from runtime.container.archive import Archive
 
 def private():
     found = [line.split() for line in open("/proc/self/smaps_rollup")]

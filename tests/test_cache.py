@@ -382,7 +382,7 @@ def test_what_cannot_be_written_is_said_once_and_what_is_there_is_served(
 def test_a_disk_that_is_full_leaves_nothing_behind(top: Path) -> None:
     program = f"""
         import resource
-        from aot.cache import Cache, Entry
+        from aot.compile.cache import Cache, Entry
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
         cache = Cache({str(top)!r}, print)
         cache.put({KEY!r}, Entry({{"small": 1}}, bytes(100)))
@@ -426,7 +426,7 @@ def test_a_cache_that_is_removed_meanwhile_is_no_error(cache: Cache, top: Path, 
 def test_what_a_killed_writer_left_is_collected(top: Path, use: Callable[[Cache], object]) -> None:
     program = f"""
         import os, signal
-        from aot.cache import Cache, Entry
+        from aot.compile.cache import Cache, Entry
         os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         Cache({str(top)!r}).put({KEY!r}, Entry({{}}, bytes(100)))
     """

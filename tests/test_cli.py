@@ -86,7 +86,7 @@ def test_a_rebuild_compiles_nothing_and_gives_the_same_bytes(build_again: Run, a
 
 def test_a_rebuild_needs_neither_torch_nor_the_dsl(folder: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; sys.modules.update(dict.fromkeys(['torch', 'cutlass'])); from aot.commands.commands import main; "
+        "import sys; sys.modules.update(dict.fromkeys(['torch', 'cutlass'])); from aot.cli.commands import main; "
         "sys.argv[0] = 'aot'; main()"
     )
     arguments = ["build", "tiny.yaml", "-o", str(tmp_path / "again.aot"), "--candidates", "1", "--no-tune"]

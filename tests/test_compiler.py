@@ -400,8 +400,8 @@ def test_control_c_ends_a_build_at_once(tmp_path: Path) -> None:
         import sys
         sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]
         from tests.test_compiler import fake
-        from aot.cache import Cache
-        from aot.compiler import compile_variants
+        from aot.compile.cache import Cache
+        from aot.compile.compiler import compile_variants
         variants = [fake(), fake("hang"), fake("hang", 1)]
         say = lambda event: print(event.outcome, flush=True)
         compile_variants(variants, Cache("cache"), 2, say, lowering="fake_lowering")
@@ -489,8 +489,8 @@ def test_workers_of_a_killed_builder_end_and_its_scratch_folder_is_collected(
         import sys
         sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]
         from tests.test_compiler import fake
-        from aot.cache import Cache
-        from aot.compiler import compile_variants
+        from aot.compile.cache import Cache
+        from aot.compile.compiler import compile_variants
         compile_variants([fake("hang"), fake("hang", 1)], Cache(None), 1, lowering="fake_lowering")
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)]) as builder:

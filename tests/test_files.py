@@ -28,7 +28,7 @@ def leave(folder: Path, kind: str, prefix: str = "x.") -> Path:
     program = f"""
         import os, signal
         from pathlib import Path
-        from aot import temporary
+        from aot import files
         with files.{kind}(Path({str(folder)!r}), {prefix!r}):
             os.kill(os.getpid(), signal.SIGKILL)
     """
@@ -161,7 +161,7 @@ def test_a_folder_that_takes_no_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_takes_only_a_small_file_is_refused(tmp_path: Path) -> None:
     program = (
-        "import resource, sys; from pathlib import Path; from aot import temporary; "
+        "import resource, sys; from pathlib import Path; from aot import files; "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)); "
         f"print(files.refusal(Path({str(tmp_path)!r})))"
     )

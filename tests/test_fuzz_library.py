@@ -58,7 +58,7 @@ def test_fuzzer_finds_a_gemm_that_was_served_by_a_function_of_another() -> None:
 
 @pytest.mark.skipif(native.costs is None, reason="runtime._native was not built")
 def test_fuzzer_finds_cost_programs_whose_times_differ_without_native_code() -> None:
-    program = "from runtime import costs\nfrom tests import fuzz_library\n"
+    program = "from runtime.program import costs\nfrom tests import fuzz_library\n"
     program += "evaluate = costs._PythonCosts.evaluate\n"
     program += "costs._PythonCosts.evaluate = lambda self, values: [2 * x for x in evaluate(self, values)]\n"
     program += "totals = fuzz_library.fuzz(40, 0, 1)\nfor found in totals.findings: print(': '.join(found[:2]))\n"

@@ -55,7 +55,7 @@ def test_only_one_signature_is_preloaded(library: Library, signatures: list[Sign
 _BESIDE = """
 import sys, threading
 import runtime
-from runtime.signature import Signature
+from runtime.gemm.signature import Signature
 library = runtime.load(sys.argv[1], device=0)
 signature = Signature.from_json(eval(sys.argv[2]))
 done = []
@@ -64,7 +64,7 @@ def prepare():
 thread = threading.Thread(target=prepare)
 thread.start()
 import torch
-from runtime.tensor import TORCH_NAMES
+from runtime.program.tensor import TORCH_NAMES
 dtype = getattr(torch, TORCH_NAMES[signature.a])
 a, b = (torch.randn(rows, signature.k, device="cuda").to(dtype) for rows in (64, signature.n))
 thread.join()

@@ -76,7 +76,7 @@ def test_help_of_tune_states_the_defaults_that_it_has(run: Run, option: str) -> 
 
 def test_help_of_tune_imports_no_torch() -> None:
     absent = "import sys; sys.modules['torch'] = None; sys.argv = ['aot', 'tune', '-h']"
-    program = f"{absent}; from aot.commands.commands import main; main()"
+    program = f"{absent}; from aot.cli.commands import main; main()"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL).returncode == 0
 
 

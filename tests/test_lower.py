@@ -12,10 +12,10 @@ SPILLING = """
 import cutlass
 from cutlass import cute
 
-import aot.lower
+import aot.compile.lower
 from aot.search.provider import Buildable
 from aot.providers.arguments import stand_ins
-from aot.variants import Variant
+from aot.search.variants import Variant
 
 TREE = [
     {"kind": "tensor", "name": "x", "dtype": "f32", "shape": ["n"], "strides": [1], "alignment": 16},

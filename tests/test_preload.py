@@ -428,7 +428,7 @@ _IMPORTING = """
 import sys, threading
 from pathlib import Path
 from runtime import Library
-from runtime.archive import Archive
+from runtime.container.archive import Archive
 from tests import recording_driver
 from tests.test_preload import ENTRIES, RECORDS
 path = Path(sys.argv[1])

@@ -72,7 +72,7 @@ import hashlib, json, os, sys
 target, variants = sys.argv[1], json.load(sys.stdin)
 os.environ["CUTE_DSL_ARCH"] = target
 from aot.search.provider import provider
-from aot.variants import Variant
+from aot.search.variants import Variant
 import cutlass.utils
 from cutlass import cute
 
@@ -214,7 +214,7 @@ def test_unknown_provider_lists_the_known_ones() -> None:
 def test_source_digest_is_the_same_in_another_process_and_directory(name: str, tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
-        f"from aot.providers import provider; print(provider({name!r}).source_digest())"
+        f"from aot.search.provider import provider; print(provider({name!r}).source_digest())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stdout.strip() == provider(name).source_digest()

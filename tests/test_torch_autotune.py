@@ -317,7 +317,7 @@ from tests.test_torch import HIDDEN, OnCpu, near, tensors
 from tests import test_torch_autotune as tests
 import torch
 from torch._dynamo.utils import counters
-from runtime.archive import Archive
+from runtime.container.archive import Archive
 from runtime.torch import autotune_choices, extern_kernel
 
 extern_kernel._Caller.benchmark = lambda *_, **__: tests.FAST

@@ -305,7 +305,7 @@ def test_enumerating_imports_no_compiler() -> None:
     code = """
 import sys
 from aot.search.provider import PROVIDERS, provider
-from runtime.signature import Signature
+from runtime.gemm.signature import Signature
 for name in PROVIDERS:
     provider(name).variants("sm_100a", Signature("bf16", "bf16", "bf16", "f32", "none", 4096, 4096))
     provider(name).functions("sm_100a")

@@ -93,7 +93,7 @@ class Own:
     def source_digest(self) -> str:
         """SHA-256 over this provider and every kernel of this project."""
         kernels = ((f"kernels/{k.relative_to(_KERNELS).as_posix()}", k) for k in _KERNELS.rglob("*.py"))
-        provider = ((f"provider/{name}", _HERE.parent / name) for name in (_HERE.name, "base.py"))
+        provider = ((f"provider/{name}", _HERE.parent / name) for name in (_HERE.name, "arguments.py"))
         return digest((name, path.read_bytes()) for name, path in (*kernels, *provider))
 
     def build(self, variant: Variant) -> Buildable:
