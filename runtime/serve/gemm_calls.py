@@ -125,12 +125,11 @@ class GemmCalls:
             result = native(0, stream, a, b, out)
             if result is not None:
                 return result
-        key: tuple[Any, ...] = ()
         try:
             key = key_of_plain(a, b, out)
             found = self._now_plans.get(key)
         except (AttributeError, TypeError, RuntimeError):  # not torch's, or not strided
-            found = None
+            key, found = (), None
         if found is not None:
             result = self._launch(found, a, b, out, stream)
             if result is not None:
@@ -164,12 +163,12 @@ class GemmCalls:
             result = None if tag is None else native(tag, stream, a, b, out, *operands)
             if result is not None:
                 return result
-        call, key = Call(a, b, out, stream, operands, epilogue, overlap, dtype, False), ()
+        call = Call(a, b, out, stream, operands, epilogue, overlap, dtype, False)
         try:
             key = call.key()
             found = self._now_plans.get(key)
         except (AttributeError, TypeError, RuntimeError):  # not torch's, or not strided, or no words
-            found = None
+            key, found = (), None
         if found is not None:
             result = self._launch(found, a, b, out, stream, operands)
             if result is not None:
