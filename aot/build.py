@@ -40,6 +40,7 @@ from .search.m_values import points, waves
 from .search.provider import PROVIDERS, provider
 from .search.targets import target as target_named
 from .search.variants import Variant
+from .suggest import did_you_mean
 from .tune.forms import names as names_of_forms
 from .tune.history import TABLE as HISTORY
 from .tune.times import load as load_times
@@ -187,7 +188,7 @@ def _functions(names: Iterable[str], targets: Sequence[str]) -> tuple[Variant, .
     known = [v for t in targets for p in PROVIDERS for v in provider(p).functions(t)]
     for name in names:
         if not any(v.operation == name for v in known):
-            hint = manifest.did_you_mean(name, sorted({v.operation for v in known}))
+            hint = did_you_mean(name, sorted({v.operation for v in known}))
             raise BuildError(f"unknown function {name!r} on {', '.join(targets)}; {hint}")
     return tuple(v for v in known if v.operation in names)
 

@@ -621,7 +621,9 @@ def test_an_option_of_tune_that_makes_no_sense_is_named(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--target", "sm_99"], "unknown target 'sm_99'"),
+        (["--target", "sm_90"], "unknown target 'sm_90'; did you mean 'sm_90a'? known: sm_80, "),
+        (["--target", "SM90A"], "unknown target 'SM90A'; did you mean 'sm_90a'? known: sm_80, "),
+        (["--target", "gfx942"], "unknown target 'gfx942'; known: sm_80, "),
         (["-o", "no/such/folder/x.aot"], "its folder does not exist"),
     ],
 )

@@ -24,7 +24,7 @@ from runtime.gemm.signature import Operand, Signature
 from runtime.program.record import Record
 
 from ..pack import forms, tables
-from ..problem.manifest import did_you_mean
+from ..suggest import did_you_mean
 
 _ATTRIBUTES = {
     COOPERATIVE: "cooperative",

@@ -48,6 +48,7 @@ from runtime.gemm.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLA
 
 from .. import files
 from ..search.targets import TARGETS
+from ..suggest import did_you_mean
 
 FORMAT = 1
 ACCUMULATORS = ("f32",)
@@ -309,14 +310,6 @@ def _known_epilogues(found: str) -> str:
     hint = f"did you mean {near[0]!r}? " if near else ""
     activations = "|".join((*ACTIVATIONS[1:], *(f"{name}[_interleaved]" for name in GATED)))
     return f"{hint}known: none, or of bias+({activations})+residual+scale some parts, in this order"
-
-
-def did_you_mean(found: str, known: Iterable[str]) -> str:
-    """The tail of a message about an unknown word: the nearest known one, if near, and all known ones."""
-    known = tuple(known)
-    near = difflib.get_close_matches(found, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}known: {', '.join(known)}"
 
 
 class _Loader(yaml.SafeLoader):
