@@ -633,6 +633,15 @@ def test_what_cannot_be_built_has_status_2(build_again: Run, options: list[str],
     assert message in result.err
 
 
+def test_manifest_and_base_are_told_apart(build_again: Run, folder: Path, tmp_path: Path, archive: Path) -> None:
+    result = build_again("--base", folder / "tiny.yaml")
+    assert (result.status, result.out) == (2, "")
+    assert result.err.startswith(f"error: {folder / 'tiny.yaml'}: is a manifest, not an archive; ")
+    result = build_again(archive)
+    assert (result.status, result.out) == (2, "")
+    assert result.err.startswith(f"error: {archive}: is an archive, not a manifest; give it to `aot build --base`")
+
+
 def test_a_build_that_can_serve_nothing_names_what_and_where(run: Run, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "fused.yaml").write_text(MANIFEST.replace("defaults:\n", "defaults:\n  epilogue: swiglu\n"))
     arguments = ["-o", tmp_path / "x.aot", "--target", "sm_80", "--cache", folder / "cache"]

@@ -13,7 +13,7 @@ from runtime.container.archive import Archive
 from runtime.gemm.signature import Signature
 
 from . import recording_driver
-from .command_line import DOWN, UP, Run
+from .command_line import DOWN, MANIFEST, UP, Run
 
 
 def test_ls_lists_ranges_and_sizes(run: Run, archive: Path) -> None:
@@ -283,8 +283,23 @@ def test_verify_of_a_damaged_archive_has_status_1(run: Run, archive: Path, tmp_p
     assert not json.loads(run("verify", tmp_path / "bad.aot", "--json").out)["ok"]
 
 
-def test_verify_of_what_is_no_archive_has_status_1(run: Run, folder: Path) -> None:
-    assert run("verify", folder / "tiny.yaml").status == 1
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("", "is a folder; name an .aot file in it"),
+        ("tiny.yaml", "is a manifest, not an archive; `aot build "),
+        ("notes.txt", "begins with b'just tex', not b'CUTEAOT\\x00', so it is no archive; name an .aot file"),
+    ],
+)
+@pytest.mark.parametrize("command", [["verify"], ["verify", "--json"], ["ls"], ["show", "up"], ["tune", "-o", "x.aot"]])
+def test_what_is_no_archive_is_told_what_it_is(
+    run: Run, tmp_path: Path, command: list[str], file: str, said: str
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(MANIFEST)
+    (tmp_path / "notes.txt").write_text("just text, and no gemms: none\n")
+    result = run(command[0], tmp_path / file, *command[1:])
+    assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith(f"error: {tmp_path / file}: {said}")
 
 
 def test_verify_notices_a_record_that_no_server_would_read(run: Run, archive: Path, tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runtime.container.archive import Archive, FileUnreadable
+from runtime.container.archive import FileUnreadable, NotAnArchive
 from runtime.errors import AotError, ArchiveError
 from runtime.limits import MAX_GEMM_EXTENT
 
@@ -25,6 +25,7 @@ from ..tune.options import MAX_SEED, TuneOptions
 from . import ending
 from .console import print_checks, print_function, print_gemm, print_listing, print_predicted, resources_line
 from .ending import INTERRUPTED, Stop
+from .inputs import open_archive, refuse_outputs
 from .output import require_replaceable
 from .progress import Progress
 from .streams import print_json, printable, say, warn
@@ -145,7 +146,7 @@ def _build(
     begun = time.monotonic()
     if len(base or ()) > 1:
         raise AotError("--base is there more than once; load several archives as layers, runtime.load([...])")
-    _refuse_inputs(output, [*manifests, *(base or ()), *(times or ())])
+    refuse_outputs(output, [*manifests, *(base or ()), *(times or ())])
     require_replaceable(output, force, keep_tuned=True)
     planned = _plan_universal if universal else _plan
     work = planned([manifest.load(path) for path in manifests], target or (), candidates, times or (), function)
@@ -169,7 +170,7 @@ def _build(
         kept = Cache(directory, lambda message: progress.warn(f"cache: {message}"))
         try:
             with contextlib.ExitStack() as stack:
-                below = stack.enter_context(Archive.open(base[0])) if base else None
+                below = stack.enter_context(open_archive(base[0])) if base else None
                 built = build.build(work, output, kept, jobs, on_event, on_start, below)
         except KeyboardInterrupt:
             done = f"interrupted with {finished} of {total} kernels done; the same command continues there"
@@ -287,10 +288,10 @@ def _tune_command(
 
     Where IN was tuned on another kind of GPU, what is fastest on this kind is added. Killed, the same command goes on.
     """
-    _refuse_inputs(output, [source])
+    refuse_outputs(output, [source])
     require_replaceable(output, force)
     options = TuneOptions(finalists, repeats, seed, sustained, tolerance, history)
-    with Archive.open(source) as opened:
+    with open_archive(source) as opened:
         opened.check_blocks()  # before torch is imported, which takes seconds
     report = _tune(source, output, options, as_json)
     if as_json:
@@ -342,7 +343,7 @@ def _ls(archive: ArchivePath, as_json: Json = False) -> None:
     any N and K, and sizes."""
     from . import describe
 
-    with Archive.open(archive) as opened:
+    with open_archive(archive) as opened:
         found = describe.listing(opened)
     if as_json:
         return print_json(found)
@@ -369,7 +370,7 @@ def _show(
     """Show one function or signature of an archive in full; of a signature that no entry has what is predicted."""
     from . import describe
 
-    with Archive.open(archive) as opened:
+    with open_archive(archive) as opened:
         found = describe.show(opened, entry, m or ())
     if as_json:
         return print_json(found)
@@ -388,9 +389,9 @@ def _verify(archive: ArchivePath, as_json: Json = False) -> None:
     from ..verify import archive as verify
 
     try:
-        with Archive.open(archive) as opened:
+        with open_archive(archive) as opened:
             checks = verify.verify(opened)
-    except FileUnreadable:
+    except (FileUnreadable, NotAnArchive):
         raise
     except ArchiveError as error:
         checks = [verify.Finding("header and index", False, str(error))]
@@ -446,7 +447,7 @@ def _from_config(
             f"{tokens!r} is no list of integers such as 1,16,1024", param_hint="--tokens"
         ) from None
     if output is not None:
-        _refuse_inputs(output, [config])
+        refuse_outputs(output, [config])
     text = dump(
         manifest_from_config(
             load_config(config),
@@ -479,14 +480,6 @@ def _named_cache(name: str) -> str:
     if os.path.exists(name) and not os.path.isdir(name):
         raise AotError(f"{name}: cannot be the build cache: it is no folder; name a folder")
     return name
-
-
-def _refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:
-    """Keep a command from writing over what it reads."""
-    for path in inputs:
-        with contextlib.suppress(OSError):
-            if output.samefile(path):
-                raise AotError(f"{output}: is an input too, which would be lost; name another output")
 
 
 def _count(number: int, one: str, more: str = "") -> str:
