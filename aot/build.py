@@ -38,6 +38,7 @@ from .search import rank, universal
 from .search.legal import summation
 from .search.m_values import points, waves
 from .search.provider import PROVIDERS, provider
+from .search.targets import TARGETS
 from .search.targets import target as target_named
 from .search.variants import Variant
 from .suggest import did_you_mean
@@ -165,23 +166,39 @@ def plan_universal(
     if limit > MAX_COST_RESULTS:
         raise BuildError(f"a form has at most {MAX_COST_RESULTS} functions, found --candidates {limit}; give fewer")
     manifests = tuple(dict.fromkeys(manifests))
+    for name in targets:
+        target_named(name)
+    wanted = {
+        name: [p.signature for m in manifests if targets or name in m.targets for p in m.problems()]
+        for name in targets or dict.fromkeys(t for m in manifests for t in m.targets)
+    }
+    _require_estimates(wanted)
     forms: list[universal.Chosen] = []
     ranking = {}
-    for name in targets or dict.fromkeys(t for m in manifests for t in m.targets):
-        target_named(name)
-        signatures = [p.signature for m in manifests if targets or name in m.targets for p in m.problems()]
+    for name, signatures in wanted.items():
         measured = [found for path in times for found in load_times(path, name)]
-        chosen = universal.choose_all(signatures, name, limit, measured)
-        if not chosen:
-            raise BuildError(
-                f"no kernel family that computes these gemms on {name} estimates its times, by which functions are "
-                "chosen at any N and K; choose another target, or build without --universal"
-            )
-        forms += chosen
+        forms += universal.choose_all(signatures, name, limit, measured)
         ranking[name] = "the families' own estimates" + (
             f", and times in {', '.join(path.name for path in times)}" if measured else ""
         )
     return Plan(manifests, tuple(ranking), (), (), ranking, limit, tuple(forms))
+
+
+def _require_estimates(wanted: Mapping[str, Sequence[Signature]]) -> None:
+    """Refuse targets for which no function of a form can be chosen, naming those for which some can.
+
+    `wanted` has the signatures whose forms are wanted, by target.
+    """
+    without = [name for name, signatures in wanted.items() if not universal.can_choose(signatures, name)]
+    if not without:
+        return
+    every = {signature: None for signatures in wanted.values() for signature in signatures}
+    rest = [name for name in wanted if name not in without] or [t for t in TARGETS if universal.can_choose(every, t)]
+    fix = f"give {' '.join(f'--target {name}' for name in rest)}, or build" if rest else "build"
+    raise BuildError(
+        f"no kernel family that computes these gemms on {', '.join(without)} estimates its times, by which functions "
+        f"are chosen at any N and K; {fix} without --universal"
+    )
 
 
 def _functions(names: Iterable[str], targets: Sequence[str]) -> tuple[Variant, ...]:
