@@ -600,6 +600,21 @@ def test_a_wrong_call_has_status_2(run: Run, arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "x.aot", "qkv", "--m", "16", "--m", "0"], "'--m' must be at least 1, found '0'"),
+        (["show", "x.aot", "qkv", "--m", "3000000000"], "'--m' must be at most 2147483647, found '3000000000'"),
+        (["show", "x.aot", "qkv", "--m", "1,16"], "'--m' must be an integer, found '1,16'"),
+        (["tune", "x.aot", "-o", "y.aot", "--tolerance", "1%"], "'--tolerance' must be a number, found '1%'"),
+    ],
+)
+def test_a_number_that_cannot_be_is_named_with_what_it_may_be(run: Run, arguments: list[str], message: str) -> None:
+    result = run(*arguments)
+    shown = f"error: {message}; `aot {arguments[0]} --help` shows how to call it\n"
+    assert result == (2, "", shown)
+
+
+@pytest.mark.parametrize(
     ("option", "value", "message"),
     [
         ("--finalists", "0", "'--finalists'"),
