@@ -33,7 +33,6 @@ from .streams import print_json, printable, say, warn
 if TYPE_CHECKING:
     from ..build import Built, Plan
     from ..compile.compiler import Event
-    from ..problem.manifest import Manifest
 
 
 def _examples(*lines: str) -> str:
@@ -140,7 +139,6 @@ def _build(
     """Compile what MANIFESTs need into an archive. Where there is a GPU to tune it on, tune it too."""
     from .. import build
     from ..compile.cache import Cache
-    from ..problem import manifest
     from .describe import resources
 
     begun = time.monotonic()
@@ -148,8 +146,7 @@ def _build(
         raise AotError("--base is there more than once; load several archives as layers, runtime.load([...])")
     refuse_outputs(output, [*manifests, *(base or ()), *(times or ())])
     require_replaceable(output, force, keep_tuned=True)
-    planned = _plan_universal if universal else _plan
-    work = planned([manifest.load(path) for path in manifests], target or (), candidates, times or (), function)
+    work = _plan(manifests, target or (), candidates, functions=function or (), universal=universal, times=times or ())
     total = len(work.variants())
     finished = 0
     with Progress("compiling") as progress:
@@ -186,33 +183,28 @@ def _build(
         raise typer.Exit(1)
 
 
-def _plan_universal(
-    manifests: Sequence[Manifest],
+def _plan(
+    manifests: Sequence[Path],
     targets: Sequence[str],
     candidates: int | None,
+    *,
+    functions: Sequence[str],
+    universal: bool,
     times: Sequence[Path],
-    function: Sequence[str] | None,
 ) -> Plan:
-    from ..build import plan_universal
+    """What to compile for manifests: for their problems, with further functions; or for their forms, by times."""
+    from .. import build
+    from ..problem import manifest
     from ..search.universal import FUNCTIONS
 
-    if function:
+    if universal and functions:
         raise AotError("--function adds operations that no table chooses; build them without --universal")
-    return plan_universal(manifests, targets, candidates or FUNCTIONS, times)
-
-
-def _plan(
-    manifests: Sequence[Manifest],
-    targets: Sequence[str],
-    candidates: int | None,
-    times: Sequence[Path],
-    function: Sequence[str] | None,
-) -> Plan:
-    from ..build import CANDIDATES, plan
-
-    if times:
+    if times and not universal:
         raise AotError("--times is what --universal chooses by; give that too, or leave it out")
-    return plan(manifests, targets, candidates or CANDIDATES, function or ())
+    read = [manifest.load(path) for path in manifests]
+    if universal:
+        return build.plan_universal(read, targets, candidates or FUNCTIONS, times)
+    return build.plan(read, targets, candidates or build.CANDIDATES, functions)
 
 
 def _tell(built: Built, summary: dict[str, Any], quiet: bool) -> None:
