@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +44,7 @@ from .suggest import did_you_mean
 from .tune.forms import names as names_of_forms
 from .tune.history import TABLE as HISTORY
 from .tune.times import load as load_times
+from .version import own_version
 
 CANDIDATES = 8
 
@@ -365,19 +365,11 @@ def _build_table(work: Plan, report: BuildReport, unserved: list[tuple[Signature
         "targets": list(work.targets),
         "ranking": dict(work.ranking),
         "candidates": work.limit,
-        "tools": report.tools | {"cute-aot": version()},
+        "tools": report.tools | {"cute-aot": own_version()},
         "providers": {name: provider(name).source_digest() for name in sorted(providers)},
         "failures": [[v.name(), reason] for v, reason in report.failures.items()],
         "unserved": [[s.key(), t, reason] for s, t, reason in unserved],
     }
-
-
-def version() -> str:
-    """The version of this distribution, or "unknown" where it runs from its source tree."""
-    try:
-        return metadata.version("cute-aot")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def tunable(targets: Iterable[str]) -> bool:

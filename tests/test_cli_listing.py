@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import runtime
 from aot.pack.write import Package
 from runtime.container.archive import Archive
 from runtime.gemm.signature import Signature
@@ -137,6 +138,30 @@ def test_ls_and_show_say_where_times_are_from(run: Run, archive: Path, tmp_path:
     assert json.loads(run("show", tuned, UP, "--json").out)["gemm"][0]["tuning"] == tuning["environments"][:1]
     assert "NVIDIA" not in run("show", tuned, DOWN).out
     assert run("verify", tuned).status == 0
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        ({"cute-aot": "1.2", "nvidia-cutlass-dsl": "3.4"}, "built by cute-aot 1.2 with nvidia-cutlass-dsl 3.4"),
+        ({"cute-aot": "unknown"}, "built by a cute-aot whose version it does not say"),
+        ({}, "built by a cute-aot whose version it does not say"),
+    ],
+)
+def test_ls_says_what_built_an_archive_and_leaves_out_versions_that_nobody_knew(
+    run: Run, archive: Path, tmp_path: Path, tools: dict[str, str], said: str
+) -> None:
+    tuning = {"environments": [H200 | {"cute_aot": "unknown", "cublas": None}]}
+    made = _with_timings(archive, tmp_path / "made.aot", TIMINGS, build={"models": [], "tools": tools}, tuning=tuning)
+    lines = run("ls", made).out.splitlines()
+    assert said in lines
+    assert "tuned on NVIDIA H200, driver 580.1, CUDA 13.0, torch 2.11" in lines
+
+
+def test_ls_of_the_packages_archive_names_the_version_that_built_it(run: Run) -> None:
+    listed = run("ls", runtime.universal()).out
+    assert re.search(r"^built by cute-aot \d\S* with nvidia-cutlass-dsl \d\S*$", listed, re.MULTILINE)
+    assert "unknown" not in listed
 
 
 GOOD_TIMING = {"m": 16, "function": "f", "us": 5.0, "baseline_us": 10.0}

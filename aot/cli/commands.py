@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +21,7 @@ from runtime.limits import MAX_GEMM_EXTENT
 
 from ..search.targets import TARGETS
 from ..tune.options import MAX_SEED, TuneOptions
+from ..version import own_version
 from . import ending
 from .console import print_checks, print_function, print_gemm, print_listing, print_predicted, resources_line
 from .ending import INTERRUPTED, Stop
@@ -73,10 +73,7 @@ def main() -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        try:
-            print(metadata.version("cute-aot"))
-        except metadata.PackageNotFoundError:
-            print("not installed; running from its source tree")
+        print(own_version())
         raise typer.Exit
 
 

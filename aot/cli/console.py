@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 from runtime.device.gpus import Gpu
 
+from ..version import UNKNOWN
 from .streams import printable, say
 
 
@@ -64,9 +65,11 @@ def print_listing(found: dict[str, Any]) -> None:
     if found["functions"]:
         _print_table(["target", "other function"], [[f["target"], f["name"]] for f in found["functions"]])
         print()
+    totals = found["totals"]
+    if totals["functions"]:
+        print(_built_by(found["tools"]))
     for environment in found["tuning"]:
         print(_environment(environment))
-    totals = found["totals"]
     if totals["measured"]:
         print(f"torch was faster at {_faster_with_torch(totals)} M values that were measured")
     each = f", {totals['bytes_per_function']:,} a function" if totals["functions"] else ""
@@ -166,8 +169,15 @@ def _faster_with_torch(counts: dict[str, Any]) -> str:
     return f"{counts['faster_with_torch']} of {counts['measured']}" if counts["measured"] else ""
 
 
+def _built_by(tools: dict[str, str]) -> str:
+    """What compiled the functions, in a line."""
+    own, compiler = (tools.get(name, UNKNOWN) for name in ("cute-aot", "nvidia-cutlass-dsl"))
+    by = "a cute-aot whose version it does not say" if own == UNKNOWN else f"cute-aot {own}"
+    return f"built by {by}" + ("" if compiler == UNKNOWN else f" with nvidia-cutlass-dsl {compiler}")
+
+
 def _environment(environment: dict[str, Any]) -> str:
-    """Where timings are from, in a line."""
+    """Where timings are from, in a line that leaves out what is not known."""
     labels = {
         "driver": "driver",
         "cuda": "CUDA",
@@ -175,7 +185,9 @@ def _environment(environment: dict[str, Any]) -> str:
         "cublas": "cuBLAS",
         "cute_aot": "cute-aot",
     }
-    versions = [f"{label} {environment[name]}" for name, label in labels.items() if environment.get(name)]
+    versions = [
+        f"{label} {environment[name]}" for name, label in labels.items() if environment.get(name) not in (None, UNKNOWN)
+    ]
     return ", ".join([f"tuned on {environment['gpu']}", *versions])
 
 
