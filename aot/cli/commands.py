@@ -351,7 +351,7 @@ def _show(
     m: Annotated[
         list[int] | None,
         typer.Option(
-            "--m", metavar="M", min=1, max=MAX_GEMM_EXTENT, help="Rows to predict a choice for. May be repeated."
+            "--m", metavar="M", min=1, max=MAX_GEMM_EXTENT, help="Rows to say what serves at. May be repeated."
         ),
     ] = None,
     as_json: Json = False,
