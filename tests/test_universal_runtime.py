@@ -395,6 +395,22 @@ def test_a_function_that_is_none_of_the_form_is_refused(tmp_path: Path, driver: 
         lib.gemm(FakeTensor((3, K)), FakeTensor((512, K)), out=FakeTensor((3, 512)), bias=bias)
 
 
+def test_an_entry_serves_calls_of_its_own_overlap_and_a_form_those_of_more(
+    tmp_path: Path, driver: RecordingDriver
+) -> None:
+    lib = library(tmp_path, driver, [entry(signature(512, K), [(None, "many")])])
+    assert launched(lib, driver, 512, 3) == "many"
+    assert launched(lib, driver, 512, 3, overlap="launch") == "few"
+    assert lib.entry(of(512, overlap="launch")).state == PREDICTED
+
+
+def test_what_is_predicted_is_never_left_to_torch(tmp_path: Path, driver: RecordingDriver, torch: FakeTorch) -> None:
+    lib = library(tmp_path, driver, on_slower="torch")
+    for m in (1, 70, 2000, 70):
+        launched(lib, driver, 512, m)
+    assert (lib.stats().given_to_torch, torch.products) == (0, [])
+
+
 # --- preload ---
 
 
