@@ -391,7 +391,7 @@ def test_a_function_that_is_none_of_the_form_is_refused(tmp_path: Path, driver: 
     wrong["forms"][0]["form"]["epilogue"] = "bias"
     lib = library(tmp_path, driver, obj=wrong)
     bias = FakeTensor((512,))
-    with pytest.raises(RecordError, match="does not take the tensors of this GEMM"):
+    with pytest.raises(RecordError, match="does not take the arguments of this gemm"):
         lib.gemm(FakeTensor((3, K)), FakeTensor((512, K)), out=FakeTensor((3, 512)), bias=bias)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 
-from runtime.gemm.dispatch import Entry, gemm_mismatch
+from runtime.gemm.dispatch import Entry, record_mismatch
 from runtime.gemm.signature import Signature
 from runtime.program.record import Record
 
@@ -39,7 +39,7 @@ class Pool:
             for name in (*_served(other), *(n for _, names in other.candidates for n in names))
             if name not in self._known
         }
-        fits = {n for n in known.keys() | alike if gemm_mismatch(entry.signature, self._record(n)) is None}
+        fits = {n for n in known.keys() | alike if record_mismatch(entry.signature, self._record(n)) is None}
         return sorted((own & self._names) | (fits & self._names))
 
     def estimates(self, signature: Signature) -> Callable[[str, int], float]:
