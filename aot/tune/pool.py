@@ -70,7 +70,7 @@ class Pool:
         self._us.pop(signature, None)
 
     def summation(self, name: str, signature: Signature) -> str | None:
-        """What `variants.summation` says of a function. One that no provider knows is taken to be like no other, if its
+        """What `legal.summation` says of a function. One that no provider knows is taken to be like no other, if its
         CTAs do not meet in memory, where what it computes may depend on what runs."""
         if self._record(name).workspace_arguments:
             return None

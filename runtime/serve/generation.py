@@ -1,6 +1,12 @@
 """What a library serves between two reloads: its archives, what their tables say, and the plans made so far.
 
 A reload makes another generation, checks it, and swaps. Knows nothing of the calls that ask for plans.
+
+Workspaces, counters and the numbers by which the native table knows words belong to the library, since they mean the
+same before a swap and after it; a plan that was being made during one serves its own call and is not kept. A replaced
+generation is given up in this order: it loses its plans under the lock (`retire`); one whose launches a call still
+holds, which weak references show, is left for another time; the device is waited for; then the rest is unloaded
+(`close`). Replays of CUDA graphs cannot be seen, and are the caller's to end.
 """
 
 from __future__ import annotations
