@@ -193,7 +193,7 @@ ROOMS = {
         ("container", "native"),
         ("device",),
         ("program",),
-        ("gemm",),
+        ("gemm", "rmsnorm"),
         ("serve",),
         ("torch", "__init__"),
     ),
