@@ -24,8 +24,8 @@ from ..kernels.sm90 import persistent_choices, small_m_choices
 from ..search.legal import illegal, legal_functions, legal_variants
 from ..search.provider import Buildable, ProviderError
 from ..search.targets import TARGETS
-from ..search.variants import Family, Variant
-from . import estimate_persistent, estimate_small_m, summation
+from ..search.variants import Family, Likely, Variant
+from . import estimate_persistent, estimate_small_m, likely_persistent, likely_small_m, summation
 from .arguments import digest, gemm_tensors, stand_ins
 
 _HERE = Path(__file__)
@@ -47,6 +47,7 @@ FAMILIES: dict[str, Family] = {
         (*_SAME_16_BIT, ("bf16", "bf16", "e4m3"), *(("e4m3", "e4m3", d) for d in ("bf16", "f16", "e4m3"))),
         small_m_choices.OPTIONS,
         lambda v: small_m_choices.rule(v.options, _small_m_form(v)),
+        likely=Likely(lambda v: likely_small_m.unlikely(v.options, _small_m_form(v)), likely_small_m.hopeless),
         scalings=SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
@@ -61,7 +62,7 @@ FAMILIES: dict[str, Family] = {
         persistent_choices.OPTIONS,
         lambda v: persistent_choices.rule(v.options, _persistent_form(v)),
         persistent_choices.hopeless,
-        persistent_choices.OFFERED,
+        Likely(lambda v: likely_persistent.unlikely(v.options, _persistent_form(v)), likely_persistent.hopeless),
         scalings=SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
