@@ -160,7 +160,7 @@ def test_the_key_follows_wheels_providers_sources_and_options(monkeypatch: pytes
     keys.append(key())
     monkeypatch.setattr(compiler, "SOURCES", SOURCES[1:])
     keys.append(key())
-    monkeypatch.setattr("aot.providers.own.Own.source_digest", lambda self: "other")
+    monkeypatch.setattr("aot.providers.own.Own.source_digest", lambda self, family: "other")
     keys.append(key())
     assert len(set(keys)) == len(keys)
 

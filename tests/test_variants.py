@@ -329,7 +329,8 @@ from runtime.gemm.signature import Signature
 for name in PROVIDERS:
     provider(name).variants("sm_100a", Signature("bf16", "bf16", "bf16", "f32", "none", 4096, 4096))
     provider(name).functions("sm_100a")
-    provider(name).source_digest()
+    for family in provider(name).families:
+        provider(name).source_digest(family)
 heavy = {"torch", "cutlass", "numpy", "nvMatmulHeuristics", "cuda"} & set(sys.modules)
 assert not heavy, heavy
 """

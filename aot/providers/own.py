@@ -27,9 +27,10 @@ from ..search.targets import TARGETS
 from ..search.variants import Family, Likely, Variant
 from . import estimate_persistent, estimate_small_m, likely_persistent, likely_small_m, summation
 from .arguments import digest, gemm_tensors, stand_ins
+from .sources import made_of
 
-_HERE = Path(__file__)
-_KERNELS = _HERE.parents[1] / "kernels"
+_AOT = Path(__file__).resolve().parents[1]
+_BUILT_BY = "own.py", "arguments.py"
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
 _FP8 = (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"))
 
@@ -100,11 +101,13 @@ class Own:
         """Every legal variant for `target` that is not a GEMM."""
         return legal_functions(self.name, target)
 
-    def source_digest(self) -> str:
-        """SHA-256 over this provider and every kernel of this project."""
-        kernels = ((f"kernels/{k.relative_to(_KERNELS).as_posix()}", k) for k in _KERNELS.rglob("*.py"))
-        provider = ((f"provider/{name}", _HERE.parent / name) for name in (_HERE.name, "arguments.py"))
-        return digest((name, path.read_bytes()) for name, path in (*kernels, *provider))
+    def source_digest(self, family: str) -> str:
+        """SHA-256 over what builds a family's variants: this provider, and the files that its kernel is made of."""
+        if family not in _KERNELS:
+            raise ProviderError(f"{self.name} has no family {family!r}; its families are {', '.join(_KERNELS)}")
+        kernels = _AOT / "kernels"
+        files = [_AOT / "providers" / name for name in _BUILT_BY] + made_of(kernels / _KERNELS[family], kernels)
+        return digest((path.relative_to(_AOT).as_posix(), path.read_bytes()) for path in files)
 
     def build(self, variant: Variant) -> Buildable:
         """Prepare `variant` for `cute.compile`.
@@ -184,3 +187,4 @@ _GEMM_ARGUMENTS = (
     *("partials", "counters", "max_active_clusters", "stream"),
 )
 _BUILDERS = {"rmsnorm_row": _rmsnorm, "sm90_persistent": _persistent, "sm90_small_m": _small_m}
+_KERNELS = {"rmsnorm_row": "rmsnorm.py", "sm90_persistent": "sm90/persistent.py", "sm90_small_m": "sm90/small_m.py"}
