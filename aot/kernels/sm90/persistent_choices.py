@@ -34,9 +34,9 @@ _UNIT_K = 4  # stages of a loop's body where two sets of sums alternate
 # What a thread has for sums, of the 232 registers that it is given: the rest holds addresses, coordinates and counters.
 # Above these the compiler spills.
 _MOST_SUMS, _MOST_SUMS_FUSED, _MOST_SUMS_RESIDUAL, _MOST_SUMS_RESIDUAL_SWAPPED = 200, 144, 144, 96
-_MOST_SUMS_PROMOTED = 176  # two sets of them, of 64 rows and of all
 _MOST_SUMS_SPLIT = 120  # all sets of them
-_THREE_BLOCKS, _MOST_SUMS_RESIDUAL_OF_THREE = 3, 128  # of 64 rows
+_MOST_SUMS_PROMOTED_THREE = 176  # of tiles of three blocks of rows
+_MOST_SUMS_RESIDUAL_BESIDE = 120  # of such tiles, and of clusters of four
 
 _FEW_SUMS = 64  # whose pieces must be small for there to be one for each of many slices of K
 _SUMS_BESIDE_WIDE_PIECES = 80  # an epilogue with more of them needs the registers of half a piece
@@ -432,12 +432,12 @@ def _rule_of_form(plan: Plan, form: Form) -> str | None:
 
 def _rule_of_room(plan: Plan) -> str | None:
     most = _MOST_SUMS if plan.form.epilogue == "none" else _MOST_SUMS_FUSED
-    if plan.sets == 1:
-        most = min(most, _MOST_SUMS_PROMOTED)
+    if plan.blocks == 3 and plan.sets == 1:
+        most = min(most, _MOST_SUMS_PROMOTED_THREE)
     if Epilogue.of(plan.form.epilogue).residual:
         most = _MOST_SUMS_RESIDUAL_SWAPPED if plan.swap else _MOST_SUMS_RESIDUAL
-        if plan.blocks == _THREE_BLOCKS:
-            most = min(most, _MOST_SUMS_RESIDUAL_OF_THREE)
+        if plan.blocks == 3 or plan.cluster_rows * plan.cluster_columns > 2:
+            most = min(most, _MOST_SUMS_RESIDUAL_BESIDE)
     if plan.split_k > 1 and plan.sums * (1 + plan.sets) > _MOST_SUMS_SPLIT:
         return "adding up others' sums needs registers"
     if plan.registers > most:
