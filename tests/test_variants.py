@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from aot.providers import cutlass_operators
 from aot.search.legal import illegal, legal_functions, legal_variants, of_name, unsuited, why_unlikely
+from aot.search.provider import PROVIDERS
 from aot.search.targets import TARGETS, target
 from aot.search.variants import Family, Variant, choices
 from runtime.errors import AotError, RecordError
@@ -264,6 +266,24 @@ def test_what_is_not_likely_is_legal_for_who_asks_for_it() -> None:
     assert [v for v in every if why_unlikely(v) is None] == likely
     assert {v.family for v in set(every) - set(likely)} == {"sm90_persistent", "sm90_small_m"}
     assert len({v.name() for v in every}) == len(every)
+
+
+@pytest.mark.parametrize(
+    ("key", "count", "digest"),
+    [
+        ("bf16_bf16_bf16_f32_none_n4096_k4096_weights", 1662, "95a914e14ba009bd"),
+        ("f16_f16_f16_f32_bias+swiglu_interleaved+residual_n4096_k4096", 351, "a793e15916ce9f21"),
+        ("bf16_bf16_bf16_f32_none_n4096_k4096_b2_n-major", 165, "b874082ed9e4bb2b"),
+        ("e4m3_e4m3_bf16_f32_none_n4096_k4096_row_column", 409, "740b8af49e8a7790"),
+        ("e4m3_e4m3_e4m3_f32_swiglu+scale_n4096_k4096_block", 108, "77e30f85b3fd068e"),
+    ],
+)
+def test_builds_for_hopper_choose_from_what_won(key: str, count: int, digest: str) -> None:
+    """An opinion that changes changes these, and what archives are made of."""
+    of = Signature.of_key(key)
+    assert of is not None
+    names = [v.name() for p in PROVIDERS for v in legal_variants(p, "sm_90a", of)]
+    assert (len(names), sha256("\n".join(names).encode()).hexdigest()[:16]) == (count, digest)
 
 
 @pytest.mark.parametrize(
