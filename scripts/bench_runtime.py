@@ -23,9 +23,9 @@ from aot.tune.operands import TORCH_DTYPES
 from runtime import native
 from runtime.container.archive import Archive
 from runtime.device.driver import _PooledLaunch
-from runtime.dtypes import DTYPES
 from runtime.gemm.dispatch import Dispatch, serves
 from runtime.gemm.signature import Signature
+from runtime.numbers.dtypes import DTYPES
 from runtime.program.record import TensorArgument
 
 BLOCK_LAUNCHES = 200

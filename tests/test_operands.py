@@ -10,11 +10,11 @@ import pytest
 
 from aot.tune import measure
 from aot.tune.operands import MOST_LAUNCHES, TORCH_DTYPES, OperandSet, Weights, put_zeros, reference
-from runtime.dtypes import DTYPES
 from runtime.errors import ProgramError, WorkspaceError
 from runtime.gemm.call import EXTRAS
 from runtime.gemm.fallback import one_call, torch_gemm, torch_runs
 from runtime.gemm.signature import Signature
+from runtime.numbers.dtypes import DTYPES
 
 torch = pytest.importorskip("torch")
 

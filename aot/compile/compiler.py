@@ -62,7 +62,7 @@ SOURCES = (
     "aot/search/variants.py",
     "runtime/program/arithmetic.py",
     "runtime/container/canonical.py",
-    "runtime/dtypes.py",
+    "runtime/numbers/dtypes.py",
     "runtime/program/evaluator.py",
     "runtime/device/launch.py",
     "runtime/limits.py",

@@ -42,9 +42,9 @@ from typing import Any, NoReturn
 import yaml
 
 from runtime.container.archive import MAGIC
-from runtime.dtypes import DTYPES
 from runtime.errors import AotError
 from runtime.gemm.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, SCALINGS, Signature
+from runtime.numbers.dtypes import DTYPES
 
 from .. import files
 from ..search.targets import TARGETS

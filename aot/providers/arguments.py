@@ -9,8 +9,8 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
-from runtime.dtypes import DTYPES
 from runtime.gemm.signature import Epilogue, Operand, extra_operands
+from runtime.numbers.dtypes import DTYPES
 
 from ..search.provider import ProviderError
 from ..search.variants import Variant

@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from runtime.dtypes import DTYPES
 from runtime.gemm.signature import Signature
+from runtime.numbers.dtypes import DTYPES
 
 from ..search.legal import illegal, legal_variants
 from ..search.provider import Buildable, ProviderError

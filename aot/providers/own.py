@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from runtime.dtypes import DTYPES
 from runtime.gemm.signature import EPILOGUES, MAJORS, SCALINGS, Signature
+from runtime.numbers.dtypes import DTYPES
 
 from ..kernels.sm90 import persistent_choices, small_m_choices
 from ..search.legal import illegal, legal_functions, legal_variants

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from runtime.dtypes import DTYPES
 from runtime.gemm.signature import OVERLAPS, Signature
+from runtime.numbers.dtypes import DTYPES
 
 from .provider import families
 from .variants import TILES, Family, Option, Variant, choices

@@ -25,8 +25,8 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from runtime.dtypes import DTYPES
 from runtime.gemm.signature import OVERLAPS, Signature
+from runtime.numbers.dtypes import DTYPES
 
 from . import targets
 from .estimates import Estimates

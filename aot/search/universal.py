@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from runtime.container import canonical
-from runtime.dtypes import DTYPES
 from runtime.gemm.signature import OVERLAPS, Signature
 from runtime.limits import MAX_COST_RESULTS, MAX_GEMM_EXTENT
+from runtime.numbers.dtypes import DTYPES
 
 from .costs import H200, Machine
 from .estimates import CORRECTED_M, Correction, Estimates, program, shares

@@ -12,10 +12,10 @@ from functools import cached_property
 from typing import Any
 
 from ..container.fields import is_int
-from ..dtypes import DTYPES
 from ..errors import RecordError
 from ..limits import MAX_GEMM_EXTENT
 from ..named_tuple import NamedTuple
+from ..numbers.dtypes import DTYPES
 from ..program.operation import Operand
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
@@ -91,9 +91,9 @@ EPILOGUES: dict[str, Epilogue] = {
 class Signature:
     """D = epilogue(scale(A @ B^T)): A (M, K), B (N, K), D (M, columns); a leading batch extent when `batch` > 1.
 
-    `a`, `b`, `d` and `accumulator` are element types by short name (`runtime.dtypes`). A and D are row-major. B is
-    stored as `torch.nn.Linear` stores its weight where `b_major` is "k", and transposed, (K, N) in memory, where it is
-    "n". `epilogue` is one of `EPILOGUES`. `scaling` says what multiplies the products, always f32:
+    `a`, `b`, `d` and `accumulator` are element types by short name (`runtime.numbers.dtypes`). A and D are row-major.
+    B is stored as `torch.nn.Linear` stores its weight where `b_major` is "k", and transposed, (K, N) in memory, where
+    it is "n". `epilogue` is one of `EPILOGUES`. `scaling` says what multiplies the products, always f32:
 
     - "tensor": scale_a (1) and scale_b (1);
     - "row_column": scale_a (M), one a token, and scale_b (N), one an output channel;

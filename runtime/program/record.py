@@ -16,10 +16,10 @@ import orjson
 
 from ..container.fields import exact_fields, exact_list, fail, is_int
 from ..device.launch import PROGRAMMATIC_STREAM_SERIALIZATION, Launch
-from ..dtypes import DTYPES
 from ..errors import ArgumentError, LayoutError, RecordError
 from ..limits import MAX_ARGUMENT_DEPTH, MAX_ARGUMENTS, MAX_KERNELS, MAX_RANK, MAX_SYMBOLS, MAX_WORKSPACE_BYTES
 from ..named_tuple import NamedTuple
+from ..numbers.dtypes import DTYPES
 from .program import Program
 
 SCALAR_DTYPES = ("i32", "i64", "f32")

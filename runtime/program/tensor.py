@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..dtypes import DTYPES
 from ..errors import ArgumentError, LayoutError
+from ..numbers.dtypes import DTYPES
 from .record import TensorView
 
 _TORCH_DTYPES = {

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..container.archive import ArchiveClosed
 from ..device.driver import Driver
-from ..dtypes import DTYPES
 from ..errors import ArgumentError, KernelMiss, LayoutError
 from ..gemm.call import (
     EXTRAS,
@@ -34,6 +33,7 @@ from ..gemm.fallback import TorchCall, allocate, lie_for_torch, on_stream, resul
 from ..gemm.signature import Signature
 from ..named_tuple import NamedTuple
 from ..native import native_table
+from ..numbers.dtypes import DTYPES
 from ..program.record import TensorView
 from ..program.tensor import LAST_STREAM, dtype_name, is_torch, stream_handle
 from .counters import Counters

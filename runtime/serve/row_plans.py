@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..dtypes import DTYPES
 from ..gemm.call import Call
 from ..gemm.universal import AnyEntry
 from ..named_tuple import NamedTuple
+from ..numbers.dtypes import DTYPES
 from ..program.record import TensorView
 from .plan import GemmPlan
 

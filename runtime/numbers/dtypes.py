@@ -3,7 +3,7 @@
 Knows bits and nothing of frameworks; `runtime.program.tensor` maps framework types to these names.
 """
 
-from .named_tuple import NamedTuple
+from ..named_tuple import NamedTuple
 
 
 class DType(NamedTuple):

@@ -1,0 +1,1 @@
+"""Numbers as tensors hold them."""
