@@ -52,7 +52,7 @@ class Signature:
         return (("eps", "f32"),)
 
     def extents(self) -> Mapping[str, int]:
-        """The extent of each axis of `operands` but M."""
+        """The extent of each axis of `operands` that does not depend on M."""
         return {"N": self.n}
 
     def to_json(self) -> dict[str, Any]:

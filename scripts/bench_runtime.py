@@ -19,7 +19,7 @@ from report import out_argument, write
 
 import runtime
 from aot.tune import measure
-from aot.tune.operands import TORCH_DTYPES
+from aot.tune.elements import TORCH_DTYPES
 from runtime import native
 from runtime.container.archive import Archive
 from runtime.device.driver import _PooledLaunch

@@ -63,6 +63,7 @@ SOURCES = (
     "runtime/program/arithmetic.py",
     "runtime/container/canonical.py",
     "runtime/numbers/dtypes.py",
+    "runtime/numbers/scaling.py",
     "runtime/program/evaluator.py",
     "runtime/device/launch.py",
     "runtime/limits.py",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from runtime.gemm.signature import EPILOGUES, MAJORS, SCALINGS, Signature
+from runtime.gemm.signature import EPILOGUES, MAJORS, Signature
 from runtime.numbers.dtypes import DTYPES
 
 from ..kernels.sm90 import persistent_choices, small_m_choices
@@ -22,6 +22,7 @@ from .arguments import digest, gemm_tensors, stand_ins
 _HERE = Path(__file__)
 _KERNELS = _HERE.parents[1] / "kernels"
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
+_SCALINGS = ("none", "tensor", "row_column", "block")
 _FP8 = (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"))
 
 
@@ -38,7 +39,7 @@ FAMILIES: dict[str, Family] = {
         (*_SAME_16_BIT, ("bf16", "bf16", "e4m3"), *(("e4m3", "e4m3", d) for d in ("bf16", "f16", "e4m3"))),
         small_m_choices.OPTIONS,
         lambda v: small_m_choices.rule(v.options, _small_m_form(v)),
-        scalings=SCALINGS,
+        scalings=_SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
         summation=summation.of_small_m,
@@ -53,7 +54,7 @@ FAMILIES: dict[str, Family] = {
         lambda v: persistent_choices.rule(v.options, _persistent_form(v)),
         persistent_choices.hopeless,
         persistent_choices.OFFERED,
-        scalings=SCALINGS,
+        scalings=_SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
         limit=lambda v, s: persistent_choices.limit(_persistent_form(v), s.n),

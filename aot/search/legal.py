@@ -163,7 +163,7 @@ def _unsuited_alike(variant: Variant, family: Family | None, signature: Signatur
         ("columns of D", signature.columns, signature.d),
         ("k", signature.k, signature.a),
     ):
-        divisibility = max(1, access_bytes // DTYPES[element].bytes)
+        divisibility = DTYPES[element].filling(access_bytes)
         if value % divisibility:
             need = f"which {access_bytes}-byte access to {element} needs"
             return f"{extent} = {value} is not a multiple of {divisibility}, {need}"

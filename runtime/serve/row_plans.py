@@ -79,6 +79,6 @@ def steps_of(call: Call, views: tuple[TensorView, ...], rows: int) -> tuple[int,
     """Bytes from row to row of each operand that is given, in the order of `views`; 0 where it has no rows."""
     places = [place for place, x in enumerate((call.a, call.b, 0, *call.operands)) if x is not None]
     return tuple(
-        v.strides[0] * DTYPES[v.dtype].bytes if place in _WITH_ROWS and v.shape[0] == rows else 0
+        DTYPES[v.dtype].bytes_of(v.strides[0]) if place in _WITH_ROWS and v.shape[0] == rows else 0
         for place, v in zip(places, views, strict=True)
     )
