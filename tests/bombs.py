@@ -25,8 +25,9 @@ import zstandard
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from runtime.device.gpus import Gpu
-from runtime.gemm.signature import EPILOGUES, MAJORS, OVERLAPS, SCALINGS
+from runtime.gemm.signature import EPILOGUES, MAJORS, OVERLAPS
 from runtime.limits import MAX_COST_NODES, MAX_COST_RESULTS, MAX_UNIVERSAL_FORMS, MAX_UNIVERSAL_NODES
+from runtime.numbers.scaling import SCALINGS
 from tests import fuzz_library, mutant_forms, mutants
 from tests.fuzz_archive import Parts, assemble, disassemble, encode_index
 from tests.fuzz_library import Finding, Fuzzer, Session

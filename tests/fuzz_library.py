@@ -45,8 +45,9 @@ from runtime.errors import AotError
 from runtime.gemm.dispatch import record_mismatch
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import WORDS
+from runtime.numbers.dtypes import TORCH_NAMES
+from runtime.program.operation import extents_at
 from runtime.program.record import Record, TensorView
-from runtime.program.tensor import TORCH_NAMES
 from tests import mutants, recording_driver
 from tests.native_stand_in import exchange_capsule
 from tests.recording_driver import DTYPES, FakeTensor, FakeTorch, RecordingDriver, TorchDType, _Recorded
@@ -174,7 +175,7 @@ def tensors(given: Any) -> Any:
 
 def gemm_call(signature: Signature, m: int, with_out: bool) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of `Library.gemm`."""
-    extents, seen, address = signature.extents() | {"M": m}, {}, 1 << 44
+    extents, seen, address = extents_at(signature, m), {}, 1 << 44
     for operand in signature.operands():
         shape = tuple(extents[axis] for axis in operand.axes)
         strides = [1] * len(shape)

@@ -38,9 +38,9 @@ from aot.search.legal import illegal, why_unlikely
 from aot.search.provider import PROVIDERS, provider
 from aot.search.variants import Family, Variant, choices
 from runtime.device.launch import Evaluation, Launch
-from runtime.dtypes import DTYPES
 from runtime.errors import ProgramError, RecordError
 from runtime.gemm.signature import Signature
+from runtime.numbers.dtypes import DTYPES
 from runtime.program.evaluator import PythonEvaluator
 from runtime.program.record import Record, TensorArgument
 

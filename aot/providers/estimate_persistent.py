@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from runtime.dtypes import DTYPES
 from runtime.gemm.signature import Epilogue
+from runtime.numbers.dtypes import DTYPES
 
 from ..kernels.sm90.persistent_choices import STAGE_BYTES_OF_K, Form, Plan
 from ..search import h200

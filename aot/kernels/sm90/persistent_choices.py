@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.dtypes import DTYPES
-from runtime.gemm.signature import SCALE_BLOCK, Epilogue, extra_operands
+from runtime.gemm.signature import Epilogue, extra_operands
+from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.scaling import SCALE_BLOCK
 
 SHARED_BYTES_PER_CTA = 227 << 10
 _STATIC_BYTES = 1 << 10  # of a CTA's, what every kernel of the DSL declares

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from runtime.gemm.signature import OVERLAPS, SCALE_BLOCK, Epilogue
+from runtime.gemm.signature import OVERLAPS, Epilogue
+from runtime.numbers.scaling import SCALE_BLOCK
 
 SHARED_BYTES_PER_SM = 228 << 10
 SHARED_BYTES_PER_CTA = 227 << 10
