@@ -66,7 +66,7 @@ class Oracle:
 
     def __init__(self, lowered: Lowered, directory: Path) -> None:
         self.read(lowered.record)
-        self.flat, _, _ = _argument_inputs(lowered.record["arguments"], lowered.record["symbols"])
+        self.flat, _, _ = _argument_inputs(self.record.arguments, self.record.symbols)
         entry = next(iter(parse_function(lowered.host_text).values()))
         self.argument_types = [parse_type(t) for _, t in entry.arguments]
         match = re.search(r'sym_name = "([^"]+)"', lowered.host_text)

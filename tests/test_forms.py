@@ -367,7 +367,7 @@ def _program(**fields: Any) -> Change:
 
 
 WRONG: dict[str, tuple[Change, str, str]] = {
-    "operands": (_bias, "form", "does not take the tensors of this GEMM (a, b, d, bias) but (a, b, d); build the"),
+    "operands": (_bias, "form", "does not take the arguments of this gemm (a, b, d, bias) but (a, b, d); build the"),
     "invariant": (
         _shared_is_invariant,
         "form",

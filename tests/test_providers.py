@@ -76,6 +76,7 @@ target, variants = sys.argv[1], json.load(sys.stdin)
 os.environ["CUTE_DSL_ARCH"] = target
 from aot.search.provider import provider
 from aot.search.variants import Variant
+from runtime.program import arguments
 import cutlass.utils
 from cutlass import cute
 
@@ -90,7 +91,8 @@ for obj in variants:
     options = cute.compile[cute.GPUArch(target), cute.KeepCUBIN(True)]
     compiled = options(built.function, *built.arguments)
     cubin = hashlib.sha256(compiled.__cubin__).hexdigest()
-    results.append([built.argument_names, built.tree, built.symbols, len(compiled.kernel_info), cubin])
+    tree, symbols = arguments.to_json(built.tree), arguments.symbols_to_json(built.symbols)
+    results.append([built.argument_names, tree, symbols, len(compiled.kernel_info), cubin])
 assert cutlass.utils.HardwareInfo is no_driver
 print("RESULT" + json.dumps(results))
 """

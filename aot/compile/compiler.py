@@ -60,6 +60,7 @@ SOURCES = (
     "aot/compile/lower.py",
     "aot/search/targets.py",
     "aot/search/variants.py",
+    "runtime/program/arguments.py",
     "runtime/program/arithmetic.py",
     "runtime/container/canonical.py",
     "runtime/dtypes.py",

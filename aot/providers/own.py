@@ -10,6 +10,15 @@ from typing import Any
 
 from runtime.dtypes import DTYPES
 from runtime.gemm.signature import EPILOGUES, MAJORS, SCALINGS, Signature
+from runtime.program.arguments import (
+    Argument,
+    DeviceArgument,
+    ScalarArgument,
+    StreamArgument,
+    Symbol,
+    TensorArgument,
+    WorkspaceArgument,
+)
 
 from ..kernels.sm90 import persistent_choices, small_m_choices
 from ..search.legal import illegal, legal_functions, legal_variants
@@ -112,7 +121,7 @@ def _small_m(variant: Variant) -> Buildable:
     from ..kernels.sm90.small_m import SmallM
 
     symbols, tree = gemm_tensors(variant)
-    tree.append({"kind": "stream", "name": "stream"})
+    tree.append(StreamArgument("stream"))
     arguments = _gemm_arguments(tree, symbols)
     for persistent in ("max_active_clusters", "counters", "partials"):
         del arguments[_GEMM_ARGUMENTS.index(persistent)]
@@ -132,18 +141,17 @@ def _persistent(variant: Variant) -> Buildable:
 
     plan = persistent_choices.Plan.of(variant.options, _persistent_form(variant))
     symbols, tree = gemm_tensors(variant)
-    clusters = {"kind": "device", "name": "max_active_clusters", "property": "max_active_clusters"}
+    clusters = DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster)
     if plan.stream_k:
-        space = {"kind": "workspace", "each": "max_active_clusters"}
-        tree.append(space | {"name": "partials", "bytes": plan.partials_bytes, "zeroed": False})
-        tree.append(space | {"name": "counters", "bytes": plan.counters_bytes, "zeroed": True})
-    tree += [clusters | {"cluster_size": plan.cluster}, {"kind": "stream", "name": "stream"}]
+        tree.append(WorkspaceArgument("partials", plan.partials_bytes, each=clusters.name, zeroed=False))
+        tree.append(WorkspaceArgument("counters", plan.counters_bytes, each=clusters.name, zeroed=True))
+    tree += [clusters, StreamArgument("stream")]
     return Buildable(Persistent(plan), _gemm_arguments(tree, symbols), tree, symbols)
 
 
-def _gemm_arguments(tree: list[dict[str, Any]], symbols: dict[str, dict[str, int]]) -> list[Any]:
+def _gemm_arguments(tree: list[Argument], symbols: dict[str, Symbol]) -> list[Any]:
     """Stand-ins for a GEMM's whole list of arguments, None for each that `tree` does without."""
-    found = dict(zip((node["name"] for node in tree), stand_ins(tree, symbols), strict=True))
+    found = dict(zip((argument.name for argument in tree), stand_ins(tree, symbols), strict=True))
     return [found.get(name) for name in _GEMM_ARGUMENTS]
 
 
@@ -152,20 +160,18 @@ def _rmsnorm(variant: Variant) -> Buildable:
     from ..kernels.rmsnorm import RmsNorm
 
     symbols = {
-        "m": {"width": 32, "divisibility": 1},
-        "n": {"width": 32, "divisibility": 8},
-        "ldx": {"width": 64, "divisibility": 8},
-        "ldy": {"width": 64, "divisibility": 8},
+        "m": Symbol(32, 1),
+        "n": Symbol(32, 8),
+        "ldx": Symbol(64, 8),
+        "ldy": Symbol(64, 8),
     }
-    tree: list[dict[str, Any]] = [
-        {"kind": "tensor", "name": name, "dtype": dtype, "shape": shape, "strides": strides, "alignment": 16}
-        for name, dtype, shape, strides in (
-            ("x", variant.a, ["m", "n"], ["ldx", 1]),
-            ("weight", variant.b, ["n"], [1]),
-            ("y", variant.d, ["m", "n"], ["ldy", 1]),
-        )
+    tree: list[Argument] = [
+        TensorArgument("x", variant.a, ("m", "n"), ("ldx", 1), 16),
+        TensorArgument("weight", variant.b, ("n",), (1,), 16),
+        TensorArgument("y", variant.d, ("m", "n"), ("ldy", 1), 16),
+        ScalarArgument("eps", "f32"),
+        StreamArgument("stream"),
     ]
-    tree += [{"kind": "scalar", "name": "eps", "dtype": "f32"}, {"kind": "stream", "name": "stream"}]
     return Buildable(
         RmsNorm(variant.integer("threads"), bool(variant.options["overlap"])), stand_ins(tree, symbols), tree, symbols
     )

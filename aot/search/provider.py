@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from runtime.errors import AotError
 from runtime.gemm.signature import Signature
+from runtime.program.arguments import Argument, Symbol
 
 from .variants import Family, Variant
 
@@ -36,13 +37,13 @@ class Buildable:
 
     function: Callable[..., None]
     arguments: list[Any]
-    tree: list[dict[str, Any]]
-    symbols: dict[str, dict[str, int]]
+    tree: list[Argument]
+    symbols: dict[str, Symbol]
 
     @property
     def argument_names(self) -> list[str]:
         """The arguments' names, in order."""
-        return [node["name"] for node in self.tree]
+        return [argument.name for argument in self.tree]
 
 
 class Provider(Protocol):

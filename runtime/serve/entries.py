@@ -1,6 +1,6 @@
 """Which entry of a library's tables serves a signature on this GPU, if its options accept that.
 
-The gemm tables of several layers are one; where they have nothing, universal tables predict. Knows nothing of plans or
+Tables of several layers are one; where they have nothing, universal tables predict. Knows nothing of plans or
 of the tensors of a call.
 """
 
@@ -10,15 +10,16 @@ import itertools
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 from ..device.driver import Driver
-from ..errors import KernelMiss, RecordError
-from ..gemm.dispatch import Dispatch, Entry, gemm_mismatch, workspaces_of
-from ..gemm.signature import Signature
+from ..errors import KernelMiss, ProgramError, RecordError
+from ..gemm.dispatch import Dispatch, Entry, record_mismatch, workspaces_of
 from ..gemm.universal import PREDICTED, AnyEntry, Universal
+from ..program.operation import Asked, Operation, Signature
 from ..program.record import TensorArgument
-from .function import MAX_PLANS, Function, remember
+from .function import MAX_PLANS, Function, Unfit, remember
 from .layers import Layer, Layers
 from .options import Options
 
@@ -27,23 +28,24 @@ _UNKNOWN: Any = object()
 
 
 class Entries:
-    """What the tables of a library's layers have for this GPU. Methods may be called from any thread."""
+    """What the tables of a library's layers have of one operation for this GPU. Any thread may call its methods."""
 
-    def __init__(self, layers: Layers, driver: Driver, lock: threading.RLock, options: Options) -> None:
+    def __init__(self, of: Operation, layers: Layers, driver: Driver, lock: threading.RLock, options: Options) -> None:
+        self.of = of
         self._layers, self._driver, self._lock = layers, driver, lock
         self._options = options
         self.tuned_for: tuple[str, ...] = ()  # kinds of GPU, in words, of the entries that serve this one
         self._dispatch: Dispatch | None = None
-        self._universals: list[tuple[Layer, Universal]] = []  # read with `_dispatch`, the last layer's first
+        self._universals: list[tuple[Layer, Any]] = []  # read with `_dispatch`, the last layer's first
         self._predicted: OrderedDict[Signature, AnyEntry | None] = OrderedDict()  # by them
-        self._owners: dict[tuple[Signature, str], Layer] = {}  # of gemm entries, where there are several layers
+        self._owners: dict[tuple[Signature, str], Layer] = {}  # of entries, where there are several layers
         # Signatures, each with the tensors of functions that can compute it.
         self._matched: set[tuple[Signature, tuple[TensorArgument, ...] | None]] = set()
         self._warned = False
 
     @property
     def signatures(self) -> int | None:
-        """How many signatures the gemm table has; None while nobody has asked for it."""
+        """How many signatures the table has; None while nobody has asked for it."""
         return None if self._dispatch is None else len({entry.signature for entry in self._dispatch.entries})
 
     @property
@@ -53,19 +55,19 @@ class Entries:
 
     @property
     def used(self) -> bool:
-        """Whether the gemm table was asked for, for which the device must be there."""
+        """Whether the table was asked for, for which the device must be there."""
         return self._dispatch is not None
 
     @property
     def gpu(self) -> str | None:
-        """The kind of GPU that this is, in words; None while nobody has asked for the gemm table."""
+        """The kind of GPU that this is, in words; None while nobody has asked for the table."""
         return None if self._dispatch is None else self._driver.gpu.words()
 
     def entry(self, signature: Signature) -> AnyEntry:
         """What serves `signature` on this GPU, if the options accept that; nothing is loaded.
 
-        The gemm table's entry, unless it was never tuned and functions that were checked are predicted; where there is
-        none, what a universal table predicts.
+        The table's entry, unless it was never tuned and functions that were checked are predicted; where there is none,
+        what is predicted.
 
         Raises:
             KernelMiss: nothing; the message names the nearest entries.
@@ -85,7 +87,7 @@ class Entries:
         return found
 
     def find(self, signature: Signature) -> AnyEntry | None:
-        """What `_lookup` finds, or None."""
+        """What `lookup` finds, or None."""
         driver = self._driver
         found = self.table().choose(signature, driver.compute_capability, driver.gpu)
         return self._predict(signature) if found is None else self.instead(found)
@@ -150,6 +152,11 @@ class Entries:
             self._options.batch_invariant and entry.invariant is None
         )
 
+    def served(self) -> list[AnyEntry]:
+        """For each signature of the table what serves it on this GPU, if the options accept that."""
+        rows = self.table().entries_for(self._driver.compute_capability, self._driver.gpu)
+        return [entry for entry in map(self.instead, rows) if self.allows(entry)]
+
     def _where(self, entry: AnyEntry) -> str:
         return f"{self.layer(entry).archive.path}: {entry.signature.key()} on {entry.target}"
 
@@ -181,24 +188,43 @@ class Entries:
         function = layer.function(name)
         match = entry.signature, function.record.tensors
         if match not in self._matched:
-            mismatch = gemm_mismatch(entry.signature, function.record)
+            mismatch = record_mismatch(entry.signature, function.record)
             if mismatch is not None:
                 raise RecordError(
-                    f"{layer.archive.path}: the gemm table has {name} for {entry.signature.key()}, but it {mismatch}; "
-                    "build the archive again"
+                    f"{layer.archive.path}: the {self.of.name} table has {name} for {entry.signature.key()}, but it "
+                    f"{mismatch}; build the archive again"
                 )
             if len(self._matched) >= MAX_PLANS:  # a universal table has signatures without end
                 self._matched.clear()
             self._matched.add(match)
         if self._options.batch_invariant and (shared := workspaces_of(function.record)):
             raise RecordError(
-                f"{layer.archive.path}: the gemm table has {name} to give {entry.signature.key()} equal bits at every "
-                f"M, but it takes the workspace {shared[0]}, so CTAs share tiles; build the archive again"
+                f"{layer.archive.path}: the {self.of.name} table has {name} to give {entry.signature.key()} equal bits "
+                f"at every M, but it takes the workspace {shared[0]}, so CTAs share tiles; build the archive again"
             )
         return function
 
+    def launch(self, asked: Asked, stream: int) -> None:
+        """Launch the function that serves what is asked for; runners-up serve where the best cannot run.
+
+        Raises:
+            KernelMiss: none does, or none can run on this GPU.
+        """
+        entry = self.lookup(asked.signature)
+        self.accept(entry)
+        reasons = []
+        for name in best_first(entry, asked.m):
+            try:
+                return self.function(entry, name).launch(asked.arguments, stream)
+            except (Unfit, ProgramError) as error:
+                reasons.append(f"  {name}: {error}")
+        raise KernelMiss(
+            "\n".join([f"no kernel for {asked.signature.key()} at M = {asked.m} can run on this GPU:", *reasons]),
+            "no kernel runs",
+        )
+
     def table(self) -> Dispatch:
-        """The gemm tables of all layers as one, read when first asked for.
+        """The tables of all layers as one, read when first asked for.
 
         Raises:
             DeviceError: the archives have nothing for this GPU.
@@ -232,16 +258,17 @@ class Entries:
             )
 
     def _read_tables(self) -> Dispatch:
-        """The gemm tables as one: entries for the signature and target of an earlier layer's take the place of all of
+        """The tables as one: entries for the signature and target of an earlier layer's take the place of all of
         those, whatever kind of GPU they are for."""
         entries: dict[tuple[Signature, str], list[Entry]] = {}
         for layer in self._layers.all:
-            if "gemm" not in layer.archive.tables and len(self._layers.all) > 1:
+            if self.of.name not in layer.archive.tables and len(self._layers.all) > 1:
                 continue
             try:
-                table = Dispatch.from_json(layer.archive.table("gemm"), layer.archive.functions.targets_by_name())
+                targets = layer.archive.functions.targets_by_name()
+                table = Dispatch.from_json(layer.archive.table(self.of.name), targets, self.of)
             except RecordError as error:
-                raise RecordError(f"{layer.archive.path}: {error}") from None
+                raise type(error)(f"{layer.archive.path}: {error}") from None
             found: dict[tuple[Signature, str], list[Entry]] = {}
             for entry in table.entries:
                 found.setdefault((entry.signature, entry.target), []).append(entry)
@@ -253,16 +280,17 @@ class Entries:
             every = tuple(entry if entry.invariant is None else entry.only_invariant() for entry in every)
         return Dispatch(every)
 
-    def _read_universals(self) -> list[tuple[Layer, Universal]]:
+    def _read_universals(self) -> list[tuple[Layer, Any]]:
         """The universal tables, that of the last layer first."""
         found = []
         for layer in reversed(self._layers.all):
-            if "universal" in layer.archive.tables:
+            name = self.of.predictions
+            if name is not None and name in layer.archive.tables:
                 try:
                     targets = layer.archive.functions.targets_by_name()
-                    found.append((layer, Universal.from_json(layer.archive.table("universal"), targets)))
+                    found.append((layer, Universal.from_json(layer.archive.table(name), targets)))
                 except RecordError as error:
-                    raise RecordError(f"{layer.archive.path}: {error}") from None
+                    raise type(error)(f"{layer.archive.path}: {error}") from None
         return found
 
     def universal_functions(self) -> list[Function]:
@@ -285,3 +313,9 @@ class Entries:
         for _, universal in self._read_universals():
             for _, form in universal.forms:
                 form.costs  # noqa: B018
+
+
+def best_first(entry: AnyEntry, m: int) -> Iterator[str]:
+    """What `entry` has for `m` rows; what follows the best, which mostly nobody asks for, is found out then."""
+    yield entry.best(m)
+    yield from entry.functions(m)[1:]

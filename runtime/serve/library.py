@@ -13,18 +13,19 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..container.archive import Archive
 from ..device.driver import Driver
 from ..device.ordinal import Device, ordinal_of
 from ..device.workspace import Workspaces
-from ..errors import ArgumentError, DeviceError
+from ..errors import ArgumentError, DeviceError, KernelMiss
 from ..gemm.signature import Signature
 from ..gemm.universal import AnyEntry
 from ..native import loaded as native_loaded
+from ..program.record import TensorView
 from .counters import Counters
-from .function import Function
+from .function import Function, device_view, resolve_stream
 from .gemm_calls import GemmCalls
 from .generation import Generation
 from .layers import open_archives
@@ -212,6 +213,34 @@ class Library(GemmCalls):
         with self._changing:
             self._refuse_if_closed()
             return self._now.preloader.preload(asked)
+
+    def call(self, operation: str, *tensors: Any, stream: Any = None, **words: Any) -> Any:
+        """Launch the function that the archive's table of an operation has for these arguments, and return the result.
+
+        Which arguments there are the operation says; `rmsnorm` takes x (..., N), weight (N), `out` and `eps`. `stream`
+        is as `gemm` takes it. GEMM has a method of its own, which takes a fraction of this one's time.
+
+        Raises:
+            KernelMiss: the archive has no function for this; the message names the nearest entries.
+            ArgumentError: there is no such operation, or an argument does not fit.
+            DeviceError: the driver refused, or the archive has nothing for this GPU.
+        """
+        self._refuse_if_closed()
+        entries, driver = self._now.entries_of(operation), self._driver
+        handle = resolve_stream(stream, [x for x in (*tensors, *words.values()) if hasattr(x, "data_ptr")], driver)
+
+        def view(x: Any, name: str, writable: bool) -> TensorView:
+            return device_view(x, name, handle, driver, writable=writable)
+
+        asked = entries.of.ask(view, *tensors, **words)
+        if asked.m == 0:
+            return asked.result
+        try:
+            entries.launch(asked, handle)
+        except KernelMiss as miss:
+            self._counters.refused(asked.signature.key(), miss.reason, False)
+            raise
+        return asked.result
 
     # --- other contents ---
 

@@ -6,7 +6,6 @@ Knows nothing of the calls that ask for them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 from ..device.driver import Driver
@@ -14,12 +13,11 @@ from ..errors import KernelMiss, ProgramError
 from ..gemm.call import same_elements
 from ..gemm.fallback import TorchCall
 from ..gemm.signature import Signature
-from ..gemm.universal import AnyEntry
 from ..named_tuple import NamedTuple
 from ..program.record import TensorArgument, TensorView
 from ..program.tensor import span_bytes, torch_current_device, torch_current_stream
 from .counters import Counters
-from .entries import Entries
+from .entries import Entries, best_first
 from .function import Unfit, remember
 from .plan import GemmPlan
 from .row_plans import RowPlans
@@ -48,6 +46,7 @@ class Plans:
 
     def __init__(self, entries: Entries, driver: Driver, counters: Counters) -> None:
         self._entries, self._driver, self._counters = entries, driver, counters
+        self.operation = entries.of.name
         self.by_key: OrderedDict[Any, GemmPlan] = OrderedDict()
         self.by_rows: OrderedDict[Any, RowPlans] = OrderedDict()  # of calls that are known but for their number of rows
         self.torch_calls: OrderedDict[Any, TorchCall] = OrderedDict()  # what torch serves, by the same keys as plans
@@ -126,9 +125,3 @@ class Plans:
         self.torch_calls.clear()
         if self.native:
             self.native.clear()
-
-
-def best_first(entry: AnyEntry, m: int) -> Iterator[str]:
-    """What `entry` has for `m` rows; what follows the best, which mostly nobody asks for, is found out then."""
-    yield entry.best(m)
-    yield from entry.functions(m)[1:]

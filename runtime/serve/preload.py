@@ -10,26 +10,24 @@ import itertools
 import logging
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..device.driver import Driver
 from ..errors import ArgumentError, KernelMiss, ProgramError, RecordError
 from ..gemm.call import EXTRAS
-from ..gemm.signature import Signature
 from ..gemm.universal import PREDICTED, AnyEntry, PredictedEntry
 from ..limits import PRELOAD_ALLOWANCE_STEPS, PRELOAD_STEPS_OF_A_BYTE, PRELOAD_STEPS_OF_A_TOKEN, STEPS_OF_A_CALL
-from ..program.record import TensorView
-from ..program.tensor import TORCH_NAMES, contiguous_strides
-from .entries import Entries
+from ..program.operation import contiguous
+from ..program.tensor import TORCH_NAMES
+from .entries import Entries, best_first
 from .function import MAX_PLANS, Function, Unfit
 from .layers import Layers
 from .options import Options
 from .plan import gemm_key
-from .plans import Plans, Preloaded, best_first
+from .plans import Plans, Preloaded
 
 _log = logging.getLogger(__name__)
-_NOWHERE = 1 << 40  # an aligned address for tensors that are planned for before they exist
 
 
 class _Trials:
@@ -60,22 +58,22 @@ class Preloader:
     def __init__(
         self,
         layers: Layers,
-        entries: Entries,
+        entries: Callable[[], list[Entries]],
         plans: Plans,
         driver: Driver,
         lock: threading.RLock,
         options: Options,
     ) -> None:
-        self._layers, self._entries, self._plans, self._driver, self._lock = layers, entries, plans, driver, lock
+        self._layers, self._plans, self._driver, self._lock = layers, plans, driver, lock
+        self._all = entries
         self._options = options
 
     def preload(self, asked: Preloaded, as_many_as_fit: bool = False) -> tuple[str, ...]:
         """See `Library.preload`. With `as_many_as_fit` M values that would be too many are left out, as are signatures
         that there are no more."""
-        rows = self._entries.table().entries_for(self._driver.compute_capability, self._driver.gpu)
-        there = tuple(entry for entry in map(self._entries.instead, rows) if self._entries.allows(entry))
+        there = [entry for each in self._all() for entry in each.served()]
         entries = self._asked_for(asked, there, as_many_as_fit)
-        any_shape = self._entries.universal_functions() if asked.only is None else []
+        any_shape = [f for each in self._all() for f in each.universal_functions()] if asked.only is None else []
         tokens: Sequence[int] = asked.tokens
         in_all = asked.besides(self._plans.preloaded)
         keys = {entry.signature.key() for entry in (*there, *entries)}
@@ -98,14 +96,14 @@ class Preloader:
             tokens = [m for m in tokens if m in in_all.tokens[:most]]
         loaded: dict[str, None] = {}
         for entry in entries:
-            self._entries.accept(entry)
+            self._entries(entry).accept(entry)
         tried = [_tried(entry) for entry in entries]
         cases = [(entry, m) for entry, ms in zip(entries, tried, strict=True) for m in sorted({*ms, *tokens})]
         # What is predicted was named by the caller, and by no archive.
         named = sum(len(ms) for entry, ms in zip(entries, tried, strict=True) if entry.state == PREDICTED)
         try:
             # All that needs no context comes first: another thread may be creating it, which takes 0.2 s and more.
-            best = [self._entries.function(entry, entry.best(m)) for entry, m in cases]
+            best = [self._entries(entry).function(entry, entry.best(m)) for entry, m in cases]
             for function in (*best, *any_shape):
                 function.read()
             trials = _Trials(sum(a.file_bytes for a in self._layers.archives), named + len(entries) * len(tokens))
@@ -129,13 +127,18 @@ class Preloader:
             if tokens:
                 torch = _imported_torch()
                 kinds = [None] if torch is None else [None, torch]
-                for entry, m, kind in itertools.product(entries, tokens, kinds):
+                planned = [entry for entry in entries if entry.signature.operation == self._plans.operation]
+                for entry, m, kind in itertools.product(planned, tokens, kinds):
                     self._prepare(entry, m, kind)
         except BaseException:  # nothing was promised
             with self._lock:
                 self._plans.preloaded = before
             raise
         return tuple(loaded)
+
+    def _entries(self, entry: AnyEntry) -> Entries:
+        """Those that `entry` is one of."""
+        return next(each for each in self._all() if each.of.name == entry.signature.operation)
 
     def _asked_for(self, asked: Preloaded, there: Sequence[AnyEntry], those_there_are: bool) -> list[AnyEntry]:
         """Those of the entries `there` that are asked for, and what is predicted for others.
@@ -145,9 +148,12 @@ class Preloader:
         """
         entries = [entry for entry in there if asked.covers(entry.signature)]
         named = {entry.signature.key() for entry in entries}
-        others = (Signature.of_key(key) for key in sorted((asked.only or frozenset()) - named))
-        found = (self._entries.find(signature) for signature in others if signature is not None)
-        entries += [entry for entry in found if entry is not None and self._entries.allows(entry)]
+        for key in sorted((asked.only or frozenset()) - named):
+            for each in self._all():
+                signature = each.of.of_key(key)
+                entry = None if signature is None else each.find(signature)
+                if entry is not None and each.allows(entry):
+                    entries.append(entry)
         if missing := sorted((asked.only or frozenset()) - {entry.signature.key() for entry in entries}):
             what = f"{self._layers.path} cannot preload {', '.join(missing)}: it has no such entry for this GPU"
             what += f" that is {self._options.require}" if self._options.require else ""
@@ -159,7 +165,7 @@ class Preloader:
 
     def _load_for(self, entry: AnyEntry, m: int, best: Function, trials: _Trials) -> Iterator[str]:
         """Load `best`, the best function for `m` rows, and those after it until one can run; the context is current."""
-        views = _views(entry.signature, m, self._driver.device)
+        views = self._entries(entry).of.arguments(entry.signature, m, self._driver.device)
         for function in itertools.chain([best], self._later(entry, m)):
             function.load()
             yield function.name
@@ -176,12 +182,12 @@ class Preloader:
     def _later(self, entry: AnyEntry, m: int) -> Iterator[Function]:
         """What to try after the best function for `m` rows, found out when it is asked for."""
         for name in itertools.islice(best_first(entry, m), 1, None):
-            yield self._entries.function(entry, name)
+            yield self._entries(entry).function(entry, name)
 
     def _prepare(self, entry: AnyEntry, m: int, torch: Any) -> None:
         """Plan for `m` rows, of contiguous tensors; what no kernel can do is left for the call to tell."""
         signature = entry.signature
-        views = _views(signature, m, self._driver.device)
+        views = contiguous(signature, m, self._driver.device)
         by_name = dict(zip((operand.name for operand in signature.operands()), views, strict=True))
         seen = [by_name[name] for name in ("a", "b", "d", *EXTRAS) if name in by_name]
         key = gemm_key(torch is not None, signature, seen)
@@ -219,16 +225,3 @@ def _tried(entry: AnyEntry) -> set[int]:
         last[function] = least if bound is None else bound
         least = last[function] + 1
     return {*first.values(), *last.values()}
-
-
-def _views(signature: Signature, m: int, device: int) -> tuple[TensorView, ...]:
-    """The operands of `signature` at `m` rows as a kernel takes them, contiguous, at made-up addresses."""
-    extents = signature.extents() | {"M": m}
-    views = []
-    for number, operand in enumerate(signature.operands()):
-        shape = tuple(extents[axis] for axis in operand.axes)
-        strides = contiguous_strides(shape)
-        if operand.name == "b" and signature.b_major == "n":
-            strides = (*strides[:-2], 1, shape[-2])
-        views.append(TensorView(_NOWHERE * (number + 1), operand.dtype, shape, strides, device))
-    return tuple(views)
