@@ -352,7 +352,7 @@ def _require_same_code(base: Archive, serving: Collection[str], report: BuildRep
 
 def _origin(work: Plan, report: BuildReport, unserved: list[tuple[Signature, str, str]]) -> Build:
     """Where the archive comes from; nothing in it depends on when, where or by whom it was built."""
-    providers = {v.provider for v in work.variants()}
+    families = sorted({(v.provider, v.family) for v in work.variants()})
     return Build(
         models=[
             Model(
@@ -367,7 +367,7 @@ def _origin(work: Plan, report: BuildReport, unserved: list[tuple[Signature, str
         ranking=work.ranking,
         candidates=work.limit,
         tools=report.tools | {"cute-aot": own_version()},
-        providers={name: provider(name).source_digest() for name in sorted(providers)},
+        providers={f"{name}.{family}": provider(name).source_digest(family) for name, family in families},
         failures=[(v.name(), reason) for v, reason in report.failures.items()],
         unserved=[(s.key(), t, reason) for s, t, reason in unserved],
     )

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aot.search import costs
-from aot.search.costs import H200, CostError, Machine, Tape
+from aot.search.costs import CostError, Machine, Tape
 from aot.search.estimates import CORRECTED_M, Estimates, program, shares
+from aot.search.h200 import H200
 from aot.search.legal import family_of
 from aot.search.provider import PROVIDERS, provider
 from aot.search.variants import Variant

@@ -47,9 +47,9 @@ class Model(NamedTuple):
 class Build(NamedTuple):
     """What an archive was built for and with.
 
-    `ranking` says for each target what ordered the candidates, of which each problem had `candidates`; `tools` and
-    `providers` have versions and digests by name; `failures` pairs functions that did not compile with the reason, and
-    `unserved` has signatures, by key, with a target and the reason.
+    `ranking` says for each target what ordered the candidates, of which each problem had `candidates`; `tools` has
+    versions by name, and `providers` digests of sources by family, as records name it; `failures` pairs functions that
+    did not compile with the reason, and `unserved` has signatures, by key, with a target and the reason.
     """
 
     models: Sequence[Model] = ()

@@ -180,8 +180,11 @@ class CutlassOperators:
         """None: the operators used here are GEMMs."""
         return []
 
-    def source_digest(self) -> str:
-        """SHA-256 over this provider and the installed package's Python sources and version."""
+    def source_digest(self, family: str) -> str:
+        """SHA-256 over this provider and the installed package's Python sources and version: the same for each family,
+        since the package's operators find each other's modules at run time."""
+        if family not in _OPERATORS:
+            raise ProviderError(f"{self.name} has no family {family!r}; its families are {', '.join(_OPERATORS)}")
         found = metadata.distribution(DISTRIBUTION)
         sources = [f for f in found.files or () if f.suffix == ".py"]
         if not sources:

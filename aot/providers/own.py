@@ -24,12 +24,13 @@ from ..kernels.sm90 import persistent_choices, small_m_choices
 from ..search.legal import illegal, legal_functions, legal_variants
 from ..search.provider import Buildable, ProviderError
 from ..search.targets import TARGETS
-from ..search.variants import Family, Variant
-from . import estimate_persistent, estimate_small_m, summation
+from ..search.variants import Family, Likely, Variant
+from . import estimate_persistent, estimate_small_m, likely_persistent, likely_small_m, summation
 from .arguments import digest, gemm_tensors, stand_ins
+from .sources import made_of
 
-_HERE = Path(__file__)
-_KERNELS = _HERE.parents[1] / "kernels"
+_AOT = Path(__file__).resolve().parents[1]
+_BUILT_BY = "own.py", "arguments.py"
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
 _FP8 = (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"))
 
@@ -47,6 +48,7 @@ FAMILIES: dict[str, Family] = {
         (*_SAME_16_BIT, ("bf16", "bf16", "e4m3"), *(("e4m3", "e4m3", d) for d in ("bf16", "f16", "e4m3"))),
         small_m_choices.OPTIONS,
         lambda v: small_m_choices.rule(v.options, _small_m_form(v)),
+        likely=Likely(lambda v: likely_small_m.unlikely(v.options, _small_m_form(v)), likely_small_m.hopeless),
         scalings=SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
@@ -61,7 +63,7 @@ FAMILIES: dict[str, Family] = {
         persistent_choices.OPTIONS,
         lambda v: persistent_choices.rule(v.options, _persistent_form(v)),
         persistent_choices.hopeless,
-        persistent_choices.OFFERED,
+        Likely(lambda v: likely_persistent.unlikely(v.options, _persistent_form(v)), likely_persistent.hopeless),
         scalings=SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
@@ -99,11 +101,13 @@ class Own:
         """Every legal variant for `target` that is not a GEMM."""
         return legal_functions(self.name, target)
 
-    def source_digest(self) -> str:
-        """SHA-256 over this provider and every kernel of this project."""
-        kernels = ((f"kernels/{k.relative_to(_KERNELS).as_posix()}", k) for k in _KERNELS.rglob("*.py"))
-        provider = ((f"provider/{name}", _HERE.parent / name) for name in (_HERE.name, "arguments.py"))
-        return digest((name, path.read_bytes()) for name, path in (*kernels, *provider))
+    def source_digest(self, family: str) -> str:
+        """SHA-256 over what builds a family's variants: this provider, and the files that its kernel is made of."""
+        if family not in _KERNELS:
+            raise ProviderError(f"{self.name} has no family {family!r}; its families are {', '.join(_KERNELS)}")
+        kernels = _AOT / "kernels"
+        files = [_AOT / "providers" / name for name in _BUILT_BY] + made_of(kernels / _KERNELS[family], kernels)
+        return digest((path.relative_to(_AOT).as_posix(), path.read_bytes()) for path in files)
 
     def build(self, variant: Variant) -> Buildable:
         """Prepare `variant` for `cute.compile`.
@@ -183,3 +187,4 @@ _GEMM_ARGUMENTS = (
     *("partials", "counters", "max_active_clusters", "stream"),
 )
 _BUILDERS = {"rmsnorm_row": _rmsnorm, "sm90_persistent": _persistent, "sm90_small_m": _small_m}
+_KERNELS = {"rmsnorm_row": "rmsnorm.py", "sm90_persistent": "sm90/persistent.py", "sm90_small_m": "sm90/small_m.py"}

@@ -27,10 +27,6 @@ class Machine(NamedTuple):
     memory_gbps: Number
 
 
-# What the rates in `aot.providers` were fitted on: 6144 bits at 3201 MHz.
-H200 = Machine(132, 4917)
-
-
 class Extents(Protocol):
     """Of a signature, what an estimate depends on besides M."""
 

@@ -15,7 +15,8 @@ from runtime.gemm.universal import INPUTS
 from runtime.limits import MAX_COST_RESULTS
 from runtime.program.costs import CostProgram, CostSource
 
-from .costs import H200, Extents, Machine, Number, Tape, exp, log, maximum, minimum
+from .costs import Extents, Machine, Number, Tape, exp, log, maximum, minimum
+from .h200 import H200
 from .legal import family_of
 from .variants import Variant
 

@@ -64,10 +64,14 @@ class Provider(Protocol):
         """Every legal variant for `target` that is not a GEMM; cheap, and compiles nothing."""
         ...
 
-    def source_digest(self) -> str:
-        """SHA-256 over the sources and versions that decide what code a variant compiles to.
+    def source_digest(self, family: str) -> str:
+        """SHA-256 over the sources and versions that decide what code a variant of `family` compiles to.
 
-        Covers neither the DSL nor its compiler: their versions are the compiler's to record.
+        Covers neither the DSL nor its compiler: their versions are the compiler's to record. Nor what decides whether a
+        variant is worth compiling, or how long it takes.
+
+        Raises:
+            ProviderError: there is no such family, or its sources cannot be told.
         """
         ...
 

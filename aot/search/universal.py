@@ -20,8 +20,9 @@ from runtime.gemm.signature import OVERLAPS, Signature
 from runtime.gemm.universal import WORDS, FormSource, Function, write
 from runtime.limits import MAX_COST_RESULTS, MAX_GEMM_EXTENT
 
-from .costs import H200, Machine
+from .costs import Machine
 from .estimates import CORRECTED_M, Correction, Estimates, program, shares
+from .h200 import H200
 from .legal import family_of, summation, unsuited
 from .provider import PROVIDERS, provider
 from .variants import Variant
