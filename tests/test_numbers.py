@@ -279,13 +279,13 @@ def test_operands_of_each_scaling() -> None:
         "tensor": [("scale_a", "f32", ("1",)), ("scale_b", "f32", ("1",))],
         "row_column": [("scale_a", "f32", ("M",)), ("scale_b", "f32", ("N",))],
         "block": [("scale_a", "f32", ("M", "K/128")), ("scale_b", "f32", ("N/128", "K/128"))],
-        "mxfp8": [("scale_a", "ue8m0", ("M/128", "K/128", "512")), ("scale_b", "ue8m0", ("N/128", "K/128", "512"))],
+        "mxfp8": [("scale_a", "ue8m0", ("M/128", "512*K/128")), ("scale_b", "ue8m0", ("N/128", "512*K/128"))],
     }
 
 
 def test_two_levels_are_held_as_e4m3_and_scaled() -> None:
     two = MADE_UP[-1]
-    assert two.axes("a") == ("M/128", "K/64", "512")
+    assert two.axes("a") == ("M/128", "512*K/64")
     assert DTYPES[two.dtype].stored == "e4m3"
 
 
@@ -341,10 +341,10 @@ def test_arguments_of_scales_are_what_they_were() -> None:
     assert tree[3:] == [TensorArgument(name, "f32", (1,), (1,), 4) for name in ("scale_a", "scale_b")]
     symbols, tree = gemm_tensors(dataclasses.replace(VARIANT, scaling="mxfp8"))
     assert tree[3:] == [
-        TensorArgument(name, "ue8m0", (rows, "kb", 512), (f"ld{name}", 512, 1), 32)
+        TensorArgument(name, "ue8m0", (rows, "kt"), ("kt", 1), 32)
         for name, rows in (("scale_a", "mb"), ("scale_b", "nb"))
     ]
-    assert symbols["ldscale_a"] == Symbol(64, 512)
+    assert symbols["kt"] == Symbol(32, 512)
 
 
 def made_record(s: Signature) -> Record:
@@ -371,7 +371,7 @@ def scale(s: Signature, of: str, scales: Any, row: int, k: int) -> float:
     rows = scaling.rows_a if of == "a" else scaling.rows_b
     block_row, block_k = row // (rows or 1 << 30), k // (scaling.k or 1 << 30)
     if scaling.layout == TILES:
-        return float(scales[block_row // 128, block_k // 4, tile_offset(block_row % 128, block_k % 4)])
+        return float(scales[block_row // 128, block_k // 4 * 512 + tile_offset(block_row % 128, block_k % 4)])
     index = ([block_row] if rows else []) + ([block_k] if scaling.k else [])
     return float(scales[tuple(index) or 0])
 
@@ -487,7 +487,7 @@ def test_tiles_of_scales_may_have_any_shape_but_are_neighbours() -> None:
         given = views["scale_a"]._replace(shape=shape, strides=tensor.contiguous_strides(shape))
         assert signature_of(views | {"scale_a": given}, Epilogue(), "serial") == s
         (found,) = (v for v in matrices(s, views | {"scale_a": given}) if v.pointer == given.pointer)
-        assert (found.shape, found.strides) == ((2, 2, 512), (1024, 512, 1))
+        assert (found.shape, found.strides) == ((2, 1024), (1024, 1))
     apart = views["scale_a"]._replace(shape=(256, 8), strides=(16, 1))
     with pytest.raises(LayoutError, match="scale_a of shape"):
         matrices(s, views | {"scale_a": apart})
@@ -499,11 +499,8 @@ def test_records_with_tiles_that_lie_apart_are_none_for_the_signature() -> None:
     *others, last = made.arguments
     assert isinstance(last, TensorArgument)
     for changed, reason in (
-        (
-            last._replace(strides=(last.strides[0], 1024, 1)),
-            "takes scale_b with strides (1024, 1) of tiles",
-        ),
-        (last._replace(shape=(*last.shape[:2], 256)), "takes scale_b of shape"),
+        (last._replace(strides=("apart", 1)), "takes scale_b with strides ('apart', 1), and not without gaps"),
+        (last._replace(shape=("nb", "kt", 512), strides=("kt", 512, 1)), "takes scale_b of shape"),
         (last._replace(dtype="f32"), "takes scale_b as f32, not ue8m0"),
     ):
         made.arguments = (*others, changed)

@@ -17,7 +17,7 @@ from runtime.gemm.call import GemmOptions
 from runtime.gemm.fallback import apply_activation
 from runtime.gemm.signature import Operand, Signature
 from runtime.numbers.dtypes import DTYPES
-from runtime.numbers.scaling import SCALINGS, TILE_BLOCKS, TILE_ROWS, TILES
+from runtime.numbers.scaling import SCALINGS, TILE_BLOCKS, TILE_ROWS, TILE_SCALES, TILES
 from runtime.program.operation import extents_at
 
 from .elements import TORCH_DTYPES, name_of, to_numbers, to_type
@@ -108,7 +108,7 @@ class Weights:
             return torch.rand(shape, device=self.device, generator=self.generator).mul_(48).add_(16).div_(size)
         smallest = "scale_ab" if SCALINGS[s.scaling].tensor_scale else "scale_b"
         share = s.k**-0.5 if operand.name == smallest else 1.0
-        if len(shape) != 2:
+        if len(shape) != 2 or operand.layout == "tiles":
             return self._scales(shape).mul_(share).to(TORCH_DTYPES[operand.dtype])
         if operand.name == "scale_a":
             stride = _round_up(shape[0], _SCALE_ALIGNMENT)
@@ -195,8 +195,8 @@ def saturated(value: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def in_rows(tiles: torch.Tensor) -> torch.Tensor:
-    """Scales in `TILES`, (tiles of rows, tiles along K, a tile's scales), as a matrix of all rows by all blocks."""
-    of_rows, of_blocks, _ = tiles.shape
+    """Scales in `TILES`, (tiles of rows, scales of a row of tiles), as a matrix of all rows by all blocks."""
+    of_rows, of_blocks = tiles.shape[0], tiles.shape[1] // TILE_SCALES
     split = tiles.reshape(of_rows, of_blocks, 32, TILE_ROWS // 32, TILE_BLOCKS)
     return split.permute(0, 3, 2, 1, 4).reshape(of_rows * TILE_ROWS, of_blocks * TILE_BLOCKS)
 

@@ -278,10 +278,10 @@ def _vector(t: TensorView, name: str) -> TensorView:
 
 
 def _tiles(t: TensorView, name: str, axes: tuple[str, ...], signature: Signature) -> TensorView:
-    """`t`, neighbours in memory, as tiles of scales: (tiles of rows, tiles along K, a tile's scales)."""
-    across, size = extent_of(axes[-2], {"K": signature.k}), int(axes[-1])
+    """`t`, neighbours in memory, as tiles of scales: (tiles of rows, scales of a row of tiles)."""
+    across = extent_of(axes[-1], {"K": signature.k})
     flat = _vector(t, name)
-    return flat._replace(shape=(flat.shape[0] // (across * size), across, size), strides=(across * size, size, 1))
+    return flat._replace(shape=(flat.shape[0] // across, across), strides=(across, 1))
 
 
 def check_memory(views: Views) -> None:

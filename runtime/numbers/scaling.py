@@ -1,7 +1,8 @@
 """How A and B of a product are scaled: what shares a scale, of which type it is, and how scales lie in memory.
 
 An axis is a word: "batch", "M", "N", "K", "P" (columns of D where those are not N); "K/128", the number of blocks of
-128 along K, the last perhaps short; or a number that an extent is. Knows nothing of signatures or kernels.
+128 along K, the last perhaps short; "512*K/128", 512 times as many; or a number that an extent is. Knows nothing of
+signatures or kernels.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from ..named_tuple import NamedTuple
 
 PLAIN = "plain"
 # Blackwell's (the 1D block scaling factors layout of cuBLAS, Swizzle32x4x4 of CUTLASS): tiles of 128 rows by 4 blocks
-# along K, whole tiles only, each of 512 neighbours in memory; tiles of the same rows follow each other along K.
+# along K, whole tiles only, each of 512 neighbours in memory; tiles of the same rows follow each other along K, and the
+# next rows' tiles these: a matrix (tiles of rows, scales of a row of tiles) without a gap.
 TILES = "128x4"
 TILE_ROWS, TILE_BLOCKS = 128, 4
 TILE_SCALES = TILE_ROWS * TILE_BLOCKS
@@ -37,12 +39,13 @@ class Scaling(NamedTuple):
     tensor_scale: bool = False
 
     def axes(self, of: str) -> tuple[str, ...]:
-        """The axes of scale_a ("a") or scale_b ("b"), which there must be: rows, then blocks along K."""
+        """The axes of scale_a ("a") or scale_b ("b"), which there must be: rows, then blocks along K; or those of
+        tiles."""
         rows, axis = (self.rows_a, "M") if of == "a" else (self.rows_b, "N")
         if self.layout == TILES:
             assert rows is not None
             assert self.k is not None
-            return blocks(axis, rows * TILE_ROWS), blocks("K", self.k * TILE_BLOCKS), str(TILE_SCALES)
+            return blocks(axis, rows * TILE_ROWS), f"{TILE_SCALES}*{blocks('K', self.k * TILE_BLOCKS)}"
         pairs = ((axis, rows), ("K", self.k))
         return tuple([blocks(name, size) for name, size in pairs if size is not None]) or ("1",)
 
@@ -80,18 +83,23 @@ def extent_of(axis: str, known: Mapping[str, int]) -> int:
     """
     if axis.isdigit():
         return int(axis)
+    times, _, axis = axis.rpartition("*")
+    if times:
+        return int(times) * extent_of(axis, known)
     whole, _, size = axis.partition("/")
     return -(-known[whole] // int(size)) if size else known[axis]
 
 
 def symbol_of(axis: str) -> str | int:
-    """What argument trees call the extent of an axis: l, m, n, k, p; mb, nb and kb for blocks; or a number."""
+    """What argument trees call the extent of an axis: l, m, n, k, p; mb, nb and kb for blocks; kt for tiles; a
+    number."""
     if axis.isdigit():
         return int(axis)
     if axis == "batch":
         return "l"
+    times, _, axis = axis.rpartition("*")
     whole, _, size = axis.partition("/")
-    return whole.lower() + ("b" if size else "")
+    return whole.lower() + ("t" if times else "b" if size else "")
 
 
 def tile_offset(row: int, block: int) -> int:

@@ -31,7 +31,7 @@ class Operand(NamedTuple):
     Axes are words. "M" is the extent that a signature leaves open, "M/128" the number of blocks of 128 along it (the
     last perhaps short), "1" an extent of one, as any number is of itself; what the others are at a signature its
     `extents` says. The innermost stride is 1, unless `layout` is "columns" (the one before it is) or "free" (none need
-    be); of "tiles" the last axis is a number, and the one before it has that stride. Functions are asked for it by
+    be); of "tiles" it is a matrix without a gap. Functions are asked for it by
     name, or by place alone where it is one of the first `by_place` of its operation.
     """
 
