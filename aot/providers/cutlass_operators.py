@@ -17,7 +17,8 @@ from typing import Any
 
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES, TORCH_NAMES
-from runtime.program.arguments import DeviceArgument, StreamArgument
+from runtime.numbers.scaling import SCALINGS
+from runtime.program.arguments import Argument, DeviceArgument, StreamArgument, TensorArgument
 
 from ..search.legal import illegal, legal_variants
 from ..search.provider import Buildable, ProviderError
@@ -36,6 +37,7 @@ _OPERATORS = {
     "sm100_persistent": ("PersistentDenseGemmOperator", True),
     "sm100_preferred_cluster": ("PersistentDenseGemmPreferredClusterOperator", True),
     "sm100_tgv": ("TgvGemmOperator", False),
+    "sm100_block_scaled": ("PersistentDenseBlockScaledGemmOperator", True),
 }
 _DESIGN = (
     "tile_shape",
@@ -103,7 +105,16 @@ def _sm100_preferred_cluster_limit(v: Variant, signature: Signature) -> str | No
     return None
 
 
+def _block_scaled_limit(v: Variant, signature: Signature) -> str | None:
+    """The kernel is compiled for N that is a multiple of 32, and whole blocks of K share a scale."""
+    for extent, value in (("N", signature.n), ("K", signature.k)):
+        if value % _BLOCK_SCALED_MULTIPLE:
+            return f"{v.family}: {extent} must be a multiple of {_BLOCK_SCALED_MULTIPLE}, found {value}"
+    return None
+
+
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
+_BLOCK_SCALED_MULTIPLE = 32
 _DENSE = (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"))
 _POWERS = (1, 2, 4, 8, 16)
 _SM100_OPTIONS: dict[str, tuple[Option, ...]] = {
@@ -162,11 +173,29 @@ FAMILIES: dict[str, Family] = {
         {"tile_m": (8, 16, 32), "tile_n": (64,), "tile_k": (128,), "stages": (8,)},
         summation=summation.by_itself,
     ),
+    # Warp-specialised and persistent: TMA and tcgen05.mma with scales of blocks, which the tensor core applies. Takes
+    # addresses and extents, so A, B and D must have no gaps between rows.
+    "sm100_block_scaled": Family(
+        "gemm",
+        ("sm_100a", "sm_103a"),
+        (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16")),
+        {
+            "tile_m": (128, 256),
+            "tile_n": (64, 128, 192),
+            "tile_k": (128,),
+            "cluster_m": (2, 4),
+            "cluster_n": (1, 2, 4),
+        },
+        batched=(False,),
+        scalings=("mxfp8",),
+        limit=_block_scaled_limit,
+        summation=summation.by_itself,
+    ),
 }
 
 
 class CutlassOperators:
-    """The dense GEMMs of the Operator API that need no scales, metadata or fused epilogue."""
+    """The dense GEMMs of the Operator API, plain and block-scaled, that need no metadata or fused epilogue."""
 
     name = "cutlass_operators"
     families = FAMILIES
@@ -208,7 +237,7 @@ class CutlassOperators:
         if variant.family == "sm80_tensorop":
             _set_tile(operator.impl, variant)
         entry, values = _capture(operator, args, variant)
-        return _wrap(variant, entry, values, args)
+        return (_wrap if variant.scaling == "none" else _wrap_block_scaled)(variant, entry, values, args)
 
 
 def _gemm_arguments(torch: Any, variant: Variant) -> Any:
@@ -218,12 +247,26 @@ def _gemm_arguments(torch: Any, variant: Variant) -> Any:
     a, b, d = (getattr(torch, TORCH_NAMES[t]) for t in (variant.a, variant.b, variant.d))
     batch = (2,) if variant.batched else ()
     m, n, k = 256, 512, 1024
+    of_a: Any = torch.empty((*batch, m, k), dtype=a)
+    of_b: Any = torch.empty((*batch, n, k), dtype=b).transpose(-1, -2)
+    if variant.scaling != "none":
+        of_a, of_b = (_scaled(torch, variant, x, rows, k) for x, rows in ((of_a, m), (of_b, n)))
     return ops.GemmArguments(
-        A=torch.empty((*batch, m, k), dtype=a),
-        B=torch.empty((*batch, n, k), dtype=b).transpose(-1, -2),
+        A=of_a,
+        B=of_b,
         out=torch.empty((*batch, m, n), dtype=d),
         accumulator_type=getattr(torch, TORCH_NAMES[variant.accumulator]),
     )
+
+
+def _scaled(torch: Any, variant: Variant, x: Any, rows: int, k: int) -> Any:
+    """An operand of the Operator API with scales of blocks along K."""
+    from cutlass.operators.arguments import ScaledOperand, ScaleMode, ScaleSwizzleMode
+
+    scaling = SCALINGS[variant.scaling]
+    mode, swizzle = ScaleMode((1, 1, scaling.k)), ScaleSwizzleMode.Swizzle32x4x4
+    count = ScaledOperand.numel_scale((1, rows, k), mode, swizzle)
+    return ScaledOperand(x, torch.empty(count, dtype=getattr(torch, TORCH_NAMES[scaling.dtype])), mode, swizzle)
 
 
 def _find(variant: Variant, args: Any) -> Any:
@@ -255,7 +298,7 @@ def _wanted(variant: Variant) -> tuple[Any, ...]:
         tile = (m, n, 64)  # it says 64 for every element type; the kernel derives the real depth
     cluster = (options.get("cluster_m", 1), options.get("cluster_n", 1), 1)
     fallback = (options["fallback_m"], options["fallback_n"], 1) if "fallback_m" in options else None
-    two_cta = options.get("two_cta", None if tma_store is None else False)
+    two_cta = options.get("two_cta", None if tma_store is None else variant.family == "sm100_block_scaled")
     scheduler = _SCHEDULERS[options.get("scheduler")]
     return class_name, tile, cluster, fallback, options.get("stages"), two_cta, tma_store, scheduler
 
@@ -373,3 +416,39 @@ def _wrap(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...],
 
     function = (gemm, gemm_clusters, gemm_two_clusters)[len(clusters)]
     return Buildable(function, stand_ins(tree, symbols), tree, symbols)
+
+
+def _wrap_block_scaled(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...], args: Any) -> Buildable:
+    """A host function over A (M, K), B (N, K), D (M, N), all without gaps, tiles of scales, the device's cluster count
+    and a stream, calling `entry`, which takes addresses and extents."""
+    from cutlass import cute
+    from cutlass.cute.runtime import make_fake_stream
+
+    places = [i for i, value in enumerate(values) if isinstance(value, _MaxActiveClusters)]
+    streams = [i for i, value in enumerate(values) if isinstance(value, type(make_fake_stream()))]
+    extents = [i for i, value in enumerate(values) if isinstance(value, tuple) and len(value) == 4]
+    addresses = [i for i, value in enumerate(values) if hasattr(value, "memspace")]
+    if [len(found) for found in (places, streams, extents, addresses)] != [1, 1, 1, 5]:
+        raise ProviderError(f"the operator for {variant.name()} takes unexpected arguments: {values}")
+    size = values[places[0]].cluster_size
+
+    symbols, tensors = gemm_tensors(variant)
+    packed = {"lda": "k", "ldb": "k", "ldd": "n"}
+    tree: list[Argument] = [
+        a._replace(strides=tuple(packed.get(str(s), s) for s in a.strides))
+        for a in tensors
+        if isinstance(a, TensorArgument)
+    ]
+    symbols = {name: symbol for name, symbol in symbols.items() if name not in packed}
+    tree += [DeviceArgument("max_active_clusters", "max_active_clusters", size), StreamArgument("stream")]
+
+    @cute.jit
+    def gemm(a: Any, b: Any, d: Any, scale_a: Any, scale_b: Any, count: Any, stream: Any) -> None:
+        given = list(values)
+        for place, x in zip(addresses, (a, b, scale_a, scale_b, d), strict=True):
+            given[place] = x.iterator
+        given[extents[0]] = cute.size(a, mode=[0]), cute.size(b, mode=[0]), cute.size(a, mode=[1]), 1
+        given[places[0]], given[streams[0]] = count, stream
+        entry(*given)
+
+    return Buildable(gemm, stand_ins(tree, symbols), tree, symbols)
