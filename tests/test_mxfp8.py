@@ -56,7 +56,7 @@ def test_extents_that_the_kernel_is_not_compiled_for_are_refused(change: dict[st
 
 def test_a_manifest_follows_from_a_config(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    words = "--tp 1 --tokens 1,64 --dtype e4m3 --scaling mxfp8 --target sm_100a".split()
+    words = ["--tp", "1", "--tokens", "1,64", "--dtype", "e4m3", "--scaling", "mxfp8", "--target", "sm_100a"]
     arguments = (*words, "-o", tmp_path / "model.yaml")
     result = run("manifest", "from-config", tmp_path / "config.json", *arguments)
     assert result.status == 0, result.err
