@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from aot.kernels.sm90 import small_m_choices as few
+from aot.kernels.sm90.small_m import choices as few
 from aot.search.legal import illegal, unsuited
 from aot.search.provider import provider
 from aot.search.targets import TARGETS

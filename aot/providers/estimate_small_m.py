@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..kernels.sm90 import small_m_choices as choices
+from ..kernels.sm90.small_m import choices
 from ..search.costs import H200, Extents, Machine, Number, ceil, maximum, minimum, select
 from ..search.variants import Variant
 

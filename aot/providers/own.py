@@ -11,7 +11,10 @@ from typing import Any
 from runtime.dtypes import DTYPES
 from runtime.gemm.signature import EPILOGUES, MAJORS, SCALINGS, Signature
 
-from ..kernels.sm90 import persistent_choices, small_m_choices
+from ..kernels.sm90.persistent import choices as persistent_choices
+from ..kernels.sm90.persistent.form import Form as PersistentForm
+from ..kernels.sm90.persistent.plan import Plan
+from ..kernels.sm90.small_m import choices as small_m_choices
 from ..search.legal import illegal, legal_functions, legal_variants
 from ..search.provider import Buildable, ProviderError
 from ..search.targets import TARGETS
@@ -25,8 +28,8 @@ _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
 _FP8 = (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"))
 
 
-def _persistent_form(v: Variant) -> persistent_choices.Form:
-    return persistent_choices.Form(v.a, v.d, v.scaling, v.epilogue, v.b_major)
+def _persistent_form(v: Variant) -> PersistentForm:
+    return PersistentForm(v.a, v.d, v.scaling, v.epilogue, v.b_major)
 
 
 FAMILIES: dict[str, Family] = {
@@ -109,7 +112,7 @@ class Own:
 
 def _small_m(variant: Variant) -> Buildable:
     """A GEMM for few tokens, over the tensors of its form and a stream."""
-    from ..kernels.sm90.small_m import SmallM
+    from ..kernels.sm90.small_m.kernel import SmallM
 
     symbols, tree = gemm_tensors(variant)
     tree.append({"kind": "stream", "name": "stream"})
@@ -128,9 +131,9 @@ def _small_m_form(variant: Variant) -> small_m_choices.Form:
 
 def _persistent(variant: Variant) -> Buildable:
     """A GEMM over all operands that its form has, the number of clusters that the device holds, and a stream."""
-    from ..kernels.sm90.persistent import Persistent
+    from ..kernels.sm90.persistent.kernel import Persistent
 
-    plan = persistent_choices.Plan.of(variant.options, _persistent_form(variant))
+    plan = Plan.of(variant.options, _persistent_form(variant))
     symbols, tree = gemm_tensors(variant)
     clusters = {"kind": "device", "name": "max_active_clusters", "property": "max_active_clusters"}
     if plan.stream_k:

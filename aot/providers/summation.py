@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from runtime.dtypes import DTYPES
 
-from ..kernels.sm90.persistent_choices import STAGE_BYTES_OF_K
-from ..kernels.sm90.small_m_choices import Form, tile_k
+from ..kernels.sm90.persistent.plan import STAGE_BYTES_OF_K
+from ..kernels.sm90.small_m.choices import Form, tile_k
 from ..search.variants import Variant
 
 _UNCUT = "uncut"

@@ -27,9 +27,9 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from runtime.gemm.signature import SCALE_BLOCK
 
-from .small_m_choices import Form, memory, piece, row_of_b, sides, swapped, tile_k, warpgroups
-from .small_m_output import Output
-from .small_m_rows import Rows
+from .choices import Form, memory, piece, row_of_b, sides, swapped, tile_k, warpgroups
+from .epilogue import Output
+from .gated_rows import Rows
 
 _WARP = 32
 _WARPGROUP = 128
@@ -44,7 +44,9 @@ _EVICT_FIRST = 0x12F0000000000000  # what createpolicy makes of L2::evict_first 
 
 
 class SmallM:
-    """The kernel for one set of choices (`small_m_choices.OPTIONS`) and one form."""
+    """The kernel for one set of choices (`choices.OPTIONS`) and one form."""
+
+    __module__ = __package__  # part of the kernel's symbol, which tools find it by: the package, not this file
 
     def __init__(self, options: Mapping[str, Any], form: Form) -> None:
         self.tile_m, self.tile_n, self.tile_k = options["tile_m"], options["tile_n"], tile_k(options, form)

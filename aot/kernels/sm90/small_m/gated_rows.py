@@ -12,8 +12,8 @@ from cutlass import cute
 
 from runtime.gemm.signature import Epilogue
 
-from .small_m_choices import HALF_GROUP as _HALF
-from .small_m_choices import Form
+from .choices import HALF_GROUP as _HALF
+from .choices import Form
 
 
 class Rows:

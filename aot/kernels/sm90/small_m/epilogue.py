@@ -13,8 +13,8 @@ from cutlass import cute
 
 from runtime.gemm.signature import Epilogue
 
-from .epilogue import activate, gate
-from .small_m_choices import Form, Memory, row_of_b, sums_pitch, swapped, terms
+from ..activations import activate, gate
+from .choices import Form, Memory, row_of_b, sums_pitch, swapped, terms
 
 _COLUMNS = 8  # of D that a thread makes at a time
 _STAGED, _PREPARED = 4, 5  # named barriers
