@@ -15,6 +15,7 @@ from ..kernels.sm90.persistent import choices as persistent_choices
 from ..kernels.sm90.persistent.form import Form as PersistentForm
 from ..kernels.sm90.persistent.plan import Plan
 from ..kernels.sm90.small_m import choices as small_m_choices
+from ..kernels.sm90.small_m.form import Form as SmallMForm
 from ..search.legal import illegal, legal_functions, legal_variants
 from ..search.provider import Buildable, ProviderError
 from ..search.targets import TARGETS
@@ -122,11 +123,9 @@ def _small_m(variant: Variant) -> Buildable:
     return Buildable(SmallM(variant.options, _small_m_form(variant)), arguments, tree, symbols)
 
 
-def _small_m_form(variant: Variant) -> small_m_choices.Form:
+def _small_m_form(variant: Variant) -> SmallMForm:
     """What of a variant, besides its choices, the few-token GEMM depends on."""
-    return small_m_choices.Form(
-        DTYPES[variant.a].bytes, variant.scaling, variant.b_major, variant.epilogue, variant.batched
-    )
+    return SmallMForm(DTYPES[variant.a].bytes, variant.scaling, variant.b_major, variant.epilogue, variant.batched)
 
 
 def _persistent(variant: Variant) -> Buildable:

@@ -1,30 +1,23 @@
-"""Which forms of `small_m.SmallM` exist, as pure arithmetic: options, rules, shared memory.
+"""Which choices the GEMM for few tokens has, and which go together for a form, as pure arithmetic.
 
-Imports no compiler.
+Knows nothing of how a kernel is made (`plan` says what choices come to), and imports no compiler.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from runtime.gemm.signature import OVERLAPS, SCALE_BLOCK, Epilogue
+from runtime.gemm.signature import OVERLAPS
 
-SHARED_BYTES_PER_SM = 228 << 10
-SHARED_BYTES_PER_CTA = 227 << 10
-RESERVED_BYTES_PER_CTA = 1 << 10  # what CUDA keeps of an SM's shared memory for each CTA
-_STATIC_BYTES = 1 << 10  # of a CTA's, what every kernel of the DSL declares
-_BARRIER_BYTES = 1 << 10  # room for every mbarrier, and for aligning what comes before them
-_MOST_STAGES = 32
+from ..sizes import SWIZZLE_ATOM_BYTES, SWIZZLE_ATOM_ROWS, WARP_GROUP, WGMMA_ROWS
+from .form import Form
+from .plan import FEW_TOKENS, FEW_WEIGHTS, HALF_GROUP, Plan
+
 _FEWEST_STAGES = 3  # with two, loads stop while a stage is multiplied: up to 4 times as slow on an H200
 _PORTABLE_CLUSTER = 8
-_ATOM_ROWS = 8
-_ATOM_BYTES = 128
-_WGMMA_ROWS = 64
-_FEW_TOKENS, _FEW_WEIGHTS = 64, 128  # tiles up to which weights take WGMMA's M side, which comes in 64 rows
-_WARPGROUP = 128
+_REGISTERS_PER_SM, _MOST_REGISTERS = 1 << 16, 255
+_OTHER_REGISTERS = 40  # of a consumer thread, besides its accumulators
 # What won somewhere, of wider choices, over 11 layers at 11 M from 1 to 256 on an H200: rows of B that a tile may
 # have, by its tokens, and what may go together of split_k, cluster_n and ctas_per_sm. Tiles of B need
 # not divide N, nor be multiples of WGMMA's 64 rows; only multiples of 16 can be gated, and of 64 be N-major.
@@ -45,9 +38,6 @@ _CLUSTERS: dict[int, tuple[tuple[int, int, int], ...]] = {  # up to as many toke
 }
 _TILES_N_OF_EIGHT = (88, 96)  # with split_k = 8
 _WIDEST_SPLIT = 144  # of tile_n with split_k above 2, or clusters of more than two
-_REGISTERS_PER_SM, _MOST_REGISTERS = 1 << 16, 255
-_OTHER_REGISTERS = 40  # of a multiplying thread, besides its sums
-HALF_GROUP = 8  # gates, or ups, of the 16 rows of B that a gated epilogue takes together
 
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "tile_m": tuple(_TILES_N),  # tokens
@@ -61,124 +51,20 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Form:
-    """What a kernel computes, of all that decides its code: the width of A and B, and words of a signature."""
-
-    element_bytes: int = 2
-    scaling: str = "none"
-    b_major: str = "k"
-    epilogue: str = "none"
-    batched: bool = False
-
-    @property
-    def gated(self) -> bool:
-        """Whether two columns become one."""
-        return Epilogue.of(self.epilogue).gated
-
-
-class Memory(NamedTuple):
-    """Shared memory of a CTA: how many stages, and bytes of each part.
-
-    `staging` and, where `apart` is 0, `partial` lie over the stages, which are done with by then; `apart` follows them.
-    """
-
-    stages: int
-    left: int  # one stage of the operand on WGMMA's M side
-    right: int
-    staging: int
-    partial: int
-    apart: int
-    block: int  # stages, what lies over them, and `apart`
-
-
-def swapped(options: Mapping[str, Any]) -> bool:
-    """Whether weights take WGMMA's M side, and tokens its N side, and not the other way round."""
-    return bool(options["tile_m"] <= _FEW_TOKENS and options["tile_n"] <= _FEW_WEIGHTS)
-
-
-def sides(options: Mapping[str, Any]) -> tuple[int, int]:
-    """Rows of a tile on WGMMA's M and N sides."""
-    tile_m, tile_n = options["tile_m"], options["tile_n"]
-    return (tile_n, tile_m) if swapped(options) else (tile_m, tile_n)
-
-
-def warpgroups(options: Mapping[str, Any]) -> int:
-    """How many multiply: one for each 64 rows of WGMMA's M side, up to three."""
-    blocks = math.ceil(sides(options)[0] / _WGMMA_ROWS)
-    return blocks if blocks < 4 else 2
-
-
-def sums_pitch(options: Mapping[str, Any]) -> int:
-    """F32 elements from one token's sums to the next in shared memory, so that a warp's stores meet different banks.
-
-    Swapped, a warp stores eight rows of four tokens at a time; else pairs of columns of four tokens.
-    """
-    tile_n: int = options["tile_n"]
-    return tile_n + 4 if swapped(options) else tile_n + 8 * (tile_n % 16 == 0)
-
-
-def tile_k(options: Mapping[str, Any], form: Form) -> int:
-    """Columns of a stage: rows of 256 bytes for few tokens, of 128 for many, which leaves more stages."""
-    if form.scaling == "block":
-        return SCALE_BLOCK
-    few = options["tile_m"] <= _FEW_TOKENS
-    return (2 if few else 1) * _ATOM_BYTES // form.element_bytes
-
-
-def piece(options: Mapping[str, Any]) -> int:
-    """Rows of A in one load. Rows past M take longer to load than others, so pieces wholly past it are left out."""
-    return 16 if options["tile_m"] // options["cluster_n"] % 16 == 0 else _ATOM_ROWS
-
-
-def row_of_b(tile_n: int, form: Form, tile: Any, position: Any, extent_n: Any) -> Any:
-    """Which row of B is at `position` in a tile of D; numbers may be the compiler's. Where there is none, no such row
-    or one that is not looked at."""
-    if not form.gated:
-        return tile * tile_n + position
-    group, half, column = position // (2 * HALF_GROUP), position // HALF_GROUP % 2, position % HALF_GROUP
-    pair = (tile * (tile_n // (2 * HALF_GROUP)) + group) * HALF_GROUP + column
-    return 2 * pair + half if Epilogue.of(form.epilogue).interleaved else pair + half * (extent_n // 2)
-
-
-def memory(options: Mapping[str, Any], form: Form) -> Memory:
-    """What fits the shared memory of a CTA, if `ctas_per_sm` of them share an SM."""
-    tile_m, split_k, ctas = (options[o] for o in ("tile_m", "split_k", "ctas_per_sm"))
-    left, right = (rows * tile_k(options, form) * form.element_bytes for rows in sides(options))
-    pitch_bytes = sums_pitch(options) * 4
-    staging = tile_m * pitch_bytes
-    partial = (split_k - 1) * (tile_m // split_k) * pitch_bytes
-    apart = partial if swapped(options) else 0
-    free = min(SHARED_BYTES_PER_CTA, SHARED_BYTES_PER_SM // ctas - RESERVED_BYTES_PER_CTA)
-    free -= _STATIC_BYTES + _BARRIER_BYTES + terms(options, form) * 4 + apart
-    scales = tile_m * 4 if form.scaling == "block" else 0
-    stages = min(_MOST_STAGES, free // (left + right + scales))
-    over = staging + partial - apart
-    return Memory(
-        stages if over <= free else 0, left, right, staging, partial, apart, max(stages * (left + right), over) + apart
-    )
-
-
-def terms(options: Mapping[str, Any], form: Form) -> int:
-    """F32 elements of what a tile's epilogue keeps: scales of its tokens and rows of B, and bias."""
-    scales = options["tile_m"] + options["tile_n"] if form.scaling == "row_column" else 0
-    bias = options["tile_n"] if Epilogue.of(form.epilogue).bias else 0
-    return int(scales + bias)
-
-
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
     """Why options that are allowed one by one are not together in a kernel of this form, or None."""
-    return _rule_of_shape(options) or _rule_of_form(options, form) or _rule_of_resources(options, form)
+    return _rule_of_shape(options) or _rule_of_form(options, form) or _rule_of_resources(Plan.of(options, form))
 
 
 def _rule_of_shape(options: Mapping[str, Any]) -> str | None:
     tile_m, tile_n, split_k, cluster_n = (options[o] for o in ("tile_m", "tile_n", "split_k", "cluster_n"))
     if split_k * cluster_n > _PORTABLE_CLUSTER:
         return f"a cluster of {split_k * cluster_n} CTAs exceeds {_PORTABLE_CLUSTER}"
-    if tile_m % (cluster_n * _ATOM_ROWS):
-        return f"each of cluster_n CTAs loads as many whole groups of {_ATOM_ROWS} tokens, and tile_m has no such share"
+    if tile_m % (cluster_n * SWIZZLE_ATOM_ROWS):
+        groups = f"whole groups of {SWIZZLE_ATOM_ROWS} tokens"
+        return f"each of cluster_n CTAs loads as many {groups}, and tile_m has no such share"
     if tile_m % split_k:
-        return "each of split_k CTAs adds up as many tokens, and tile_m has no such share"
+        return "each of split_k CTAs reduces as many tokens, and tile_m has no such share"
     # The rest is left out because it gains nothing.
     if tile_n not in _TILES_N[tile_m]:
         return f"with {tile_m} tokens, tile_n is one of {_TILES_N[tile_m]}"
@@ -188,7 +74,7 @@ def _rule_of_shape(options: Mapping[str, Any]) -> str | None:
         return f"with {tile_m} tokens, (split_k, cluster_n, ctas_per_sm) is one of {clusters}, not {wanted}"
     if split_k == 8 and tile_n not in _TILES_N_OF_EIGHT:
         return f"split_k = 8 is for tile_n of {_TILES_N_OF_EIGHT}"
-    if options["overlap"] == "weights" and tile_m > _FEW_TOKENS:
+    if options["overlap"] == "weights" and tile_m > FEW_TOKENS:
         return f"with {tile_m} tokens, launches that load weights early are about 2% behind those that only begin early"
     if tile_n > _WIDEST_SPLIT and (split_k > 2 or split_k * cluster_n > 2):
         return f"tile_n above {_WIDEST_SPLIT} is for clusters of up to two"
@@ -202,23 +88,23 @@ def _rule_of_form(options: Mapping[str, Any], form: Form) -> str | None:
         return "a gated epilogue takes rows of B eight by eight, which TMA cannot where N is contiguous"
     if form.gated and options["tile_n"] % (2 * HALF_GROUP):
         return f"a gated epilogue needs tile_n in multiples of {2 * HALF_GROUP}"
-    if form.b_major != "k" and (form.element_bytes != 2 or options["tile_n"] % _WGMMA_ROWS):
-        return f"N-major B needs 16-bit elements, and tile_n in multiples of {_WGMMA_ROWS}"
-    if form.scaling == "block" and not swapped(options):
-        return f"scales of blocks need a tile of at most {_FEW_TOKENS} x {_FEW_WEIGHTS}"
+    if form.b_major != "k" and (form.element_bytes != 2 or options["tile_n"] % WGMMA_ROWS):
+        return f"N-major B needs 16-bit elements, and tile_n in multiples of {WGMMA_ROWS}"
+    if form.scaling == "block" and not Plan.of(options, form).swapped:
+        return f"scales of blocks need a tile of at most {FEW_TOKENS} x {FEW_WEIGHTS}"
     return None
 
 
-def _rule_of_resources(options: Mapping[str, Any], form: Form) -> str | None:
-    found = memory(options, form)
-    if found.stages < _FEWEST_STAGES:
-        return f"shared memory holds {found.stages} stages, fewer than {_FEWEST_STAGES}"
-    left, right = sides(options)
-    if -left % _WGMMA_ROWS * _ATOM_BYTES > found.stages * found.right:
+def _rule_of_resources(plan: Plan) -> str | None:
+    memory = plan.memory
+    if memory.stages < _FEWEST_STAGES:
+        return f"shared memory holds {memory.stages} stages, fewer than {_FEWEST_STAGES}"
+    m_rows, n_rows = plan.sides
+    if -m_rows % WGMMA_ROWS * SWIZZLE_ATOM_BYTES > memory.stages * memory.n_side:
         return "WGMMA would read past the stages"
-    threads = warpgroups(options) * _WARPGROUP
-    sums = math.ceil(left / _WGMMA_ROWS) * _WGMMA_ROWS * right // threads * (2 if form.element_bytes == 1 else 1)
-    registers = min(_MOST_REGISTERS, _REGISTERS_PER_SM // (threads + _WARPGROUP) // 8 * 8)
-    if sums + _OTHER_REGISTERS > registers:
-        return f"{sums} sums of a thread leave fewer than {_OTHER_REGISTERS} of {registers} registers"
+    threads = plan.consumer_threads
+    accumulators = plan.mma_rows * n_rows // threads * (2 if plan.form.element_bytes == 1 else 1)
+    registers = min(_MOST_REGISTERS, _REGISTERS_PER_SM // (threads + WARP_GROUP) // 8 * 8)
+    if accumulators + _OTHER_REGISTERS > registers:
+        return f"{accumulators} accumulators of a thread leave fewer than {_OTHER_REGISTERS} of {registers} registers"
     return None
