@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +37,14 @@ from .search import rank, universal
 from .search.legal import summation
 from .search.m_values import points, waves
 from .search.provider import PROVIDERS, provider
+from .search.targets import TARGETS
 from .search.targets import target as target_named
 from .search.variants import Variant
+from .suggest import did_you_mean
 from .tune.forms import names as names_of_forms
 from .tune.history import TABLE as HISTORY
 from .tune.times import load as load_times
+from .version import own_version
 
 CANDIDATES = 8
 
@@ -164,30 +166,46 @@ def plan_universal(
     if limit > MAX_COST_RESULTS:
         raise BuildError(f"a form has at most {MAX_COST_RESULTS} functions, found --candidates {limit}; give fewer")
     manifests = tuple(dict.fromkeys(manifests))
+    for name in targets:
+        target_named(name)
+    wanted = {
+        name: [p.signature for m in manifests if targets or name in m.targets for p in m.problems()]
+        for name in targets or dict.fromkeys(t for m in manifests for t in m.targets)
+    }
+    _require_estimates(wanted)
     forms: list[universal.Chosen] = []
     ranking = {}
-    for name in targets or dict.fromkeys(t for m in manifests for t in m.targets):
-        target_named(name)
-        signatures = [p.signature for m in manifests if targets or name in m.targets for p in m.problems()]
+    for name, signatures in wanted.items():
         measured = [found for path in times for found in load_times(path, name)]
-        chosen = universal.choose_all(signatures, name, limit, measured)
-        if not chosen:
-            raise BuildError(
-                f"no kernel family that computes these gemms on {name} estimates its times, by which functions are "
-                "chosen at any N and K; choose another target, or build without --universal"
-            )
-        forms += chosen
+        forms += universal.choose_all(signatures, name, limit, measured)
         ranking[name] = "the families' own estimates" + (
             f", and times in {', '.join(path.name for path in times)}" if measured else ""
         )
     return Plan(manifests, tuple(ranking), (), (), ranking, limit, tuple(forms))
 
 
+def _require_estimates(wanted: Mapping[str, Sequence[Signature]]) -> None:
+    """Refuse targets for which no function of a form can be chosen, naming those for which some can.
+
+    `wanted` has the signatures whose forms are wanted, by target.
+    """
+    without = [name for name, signatures in wanted.items() if not universal.can_choose(signatures, name)]
+    if not without:
+        return
+    every = {signature: None for signatures in wanted.values() for signature in signatures}
+    rest = [name for name in wanted if name not in without] or [t for t in TARGETS if universal.can_choose(every, t)]
+    fix = f"give {' '.join(f'--target {name}' for name in rest)}, or build" if rest else "build"
+    raise BuildError(
+        f"no kernel family that computes these gemms on {', '.join(without)} estimates its times, by which functions "
+        f"are chosen at any N and K; {fix} without --universal"
+    )
+
+
 def _functions(names: Iterable[str], targets: Sequence[str]) -> tuple[Variant, ...]:
     known = [v for t in targets for p in PROVIDERS for v in provider(p).functions(t)]
     for name in names:
         if not any(v.operation == name for v in known):
-            hint = manifest.did_you_mean(name, sorted({v.operation for v in known}))
+            hint = did_you_mean(name, sorted({v.operation for v in known}))
             raise BuildError(f"unknown function {name!r} on {', '.join(targets)}; {hint}")
     return tuple(v for v in known if v.operation in names)
 
@@ -347,19 +365,11 @@ def _build_table(work: Plan, report: BuildReport, unserved: list[tuple[Signature
         "targets": list(work.targets),
         "ranking": dict(work.ranking),
         "candidates": work.limit,
-        "tools": report.tools | {"cute-aot": version()},
+        "tools": report.tools | {"cute-aot": own_version()},
         "providers": {name: provider(name).source_digest() for name in sorted(providers)},
         "failures": [[v.name(), reason] for v, reason in report.failures.items()],
         "unserved": [[s.key(), t, reason] for s, t, reason in unserved],
     }
-
-
-def version() -> str:
-    """The version of this distribution, or "unknown" where it runs from its source tree."""
-    try:
-        return metadata.version("cute-aot")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def tunable(targets: Iterable[str]) -> bool:

@@ -1,7 +1,7 @@
 """How large what comes out of a file may be, and what a launch may ask of a GPU: one table for every reader.
 
 A file is checked against these before memory or time is spent on what it declares, so that what it can cost grows with
-its size. `_limits.h` has those that native code needs; `tests/test_limits.py` holds the two together.
+its size. `native/limits.h` has those that native code needs; `tests/test_limits.py` holds the two together.
 "Found" is the most that archives of all manifests in `manifests/` and of `tests/data/coverage.yaml` have.
 """
 

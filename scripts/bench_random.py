@@ -395,11 +395,7 @@ def open_peers(options: argparse.Namespace) -> tuple[dict[str, Peer], dict[str, 
 def main() -> int:
     """Run and report."""
     options = _options()
-    try:
-        return bench(options)
-    except AotError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return report.ends(lambda: bench(options))
 
 
 def bench(options: argparse.Namespace) -> int:

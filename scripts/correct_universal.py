@@ -8,11 +8,10 @@ other tables stay as they are. Needs no GPU.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
-import report  # noqa: F401  # puts the checkout on the path
+import report  # puts the checkout on the path
 
 from aot.pack.forms import read
 from aot.pack.write import Package
@@ -54,18 +53,15 @@ def corrected(archive: Archive, gpu: Gpu) -> Package:
 
 def main() -> int:
     """Correct and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.options_to_write(__doc__, "the archive to write")
     parser.add_argument("archive", type=Path)
-    parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
-    try:
+
+    def work() -> None:
         with Archive.open(options.archive) as archive:
-            package = corrected(archive, H200)
-            package.write(options.output)
-    except AotError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+            corrected(archive, H200).write(options.output)
+
+    return report.ends(work)
 
 
 if __name__ == "__main__":

@@ -9,17 +9,15 @@ current commit's hash, or --seed. Needs neither torch nor a GPU.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import random_cases
+import report
 from random_cases import MODELS, Layer
 
 from aot.problem import manifest as manifests
 from aot.problem.manifest import Gemm, Manifest
-from runtime.errors import AotError
 
 TOKENS = (1, 16, 64, 256, 1024, 4096, 8192)  # those of manifests/
 _GROUPS = ("16 bits", "16 bits, fused")
@@ -59,13 +57,13 @@ def manifest_of(layers: Sequence[Layer], source: str) -> Manifest:
 
 def main() -> int:
     """Draw and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.options_to_write(__doc__, "the manifest to write")
     parser.add_argument("--seed", help="any text; the current commit's hash")
     parser.add_argument("--models", type=int, default=24, help="models to draw a layer of 16 bits of (24)")
     parser.add_argument("--block", type=int, default=0, help="models to draw a layer of e4m3 with block scales of (0)")
-    parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
-    try:
+
+    def work() -> None:
         seed = options.seed or random_cases.seed_of_commit()
         own = {layer.signature for layer in random_cases.load_layers(random_cases.default_paths()[:-1])}
         layers = random_cases.load_layers(random_cases.default_paths())
@@ -74,10 +72,8 @@ def main() -> int:
         mine += drawn(seed, options.models, _GROUPS, others) + drawn(seed, options.block, ("e4m3 block",), others)
         text = manifests.dump(manifest_of(mine, f"Layers of manifests/ and of {MODELS.name}, drawn by {seed}"))
         manifests.write(text, options.output, replace=True)
-    except AotError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    return report.ends(work)
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def load_layers(paths: Sequence[Path]) -> list[Layer]:
 
 def _layers_of(path: Path) -> Iterator[tuple[str, Signature, int]]:
     try:
-        document = yaml.safe_load(manifests.read_text(str(path)))
+        document = yaml.safe_load(manifests.read_text(str(path), "a list of models"))
     except yaml.YAMLError as error:
         raise ManifestError(f"{path}: not YAML: {error}; check the file") from None
     if not isinstance(document, dict) or "models" not in document:

@@ -10,13 +10,15 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # scripts run from a checkout, installed or not
+
+from runtime.errors import AotError  # noqa: E402
 
 
 def geomean(values: Iterable[float]) -> float:
@@ -68,6 +70,23 @@ def write(path: Path | None, environment: dict[str, Any], **content: Any) -> Non
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def ends(work: Callable[[], int | None]) -> int:
+    """The exit status of a script whose work this is: what it gives, 0 for None; 2, and one line on standard error,
+    where its input is wrong."""
+    try:
+        return work() or 0
+    except AotError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def options_to_write(what: str | None, output: str) -> argparse.ArgumentParser:
+    """The options of a script, which others may be added to: `what` it does, and the one `output` that it writes."""
+    parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, required=True, help=output)
+    return parser
 
 
 def out_argument(parser: argparse.ArgumentParser) -> None:

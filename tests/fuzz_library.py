@@ -42,7 +42,7 @@ from runtime.container.archive import Archive
 from runtime.device.driver import PreparedLaunch
 from runtime.device.launch import Launch
 from runtime.errors import AotError
-from runtime.gemm.dispatch import gemm_mismatch
+from runtime.gemm.dispatch import record_mismatch
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import WORDS
 from runtime.program.record import Record, TensorView
@@ -300,7 +300,7 @@ class Session:
         for symbol in served:
             records = [self.read(name) for name in self.archive.functions]
             having = [r for r in records if r is not None and symbol in {kernel.symbol for kernel in r.kernels}]
-            if all(gemm_mismatch(signature, record) for record in having):
+            if all(record_mismatch(signature, record) for record in having):
                 raise AssertionError(f"{signature.key()} was served by {symbol}")
 
     def read(self, name: str) -> Record | None:

@@ -566,13 +566,13 @@ def table(entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def write_archive(
-    path: Path, records: list[dict[str, Any]], entries: list[dict[str, Any]]
+    path: Path, records: list[dict[str, Any]], entries: list[dict[str, Any]], operation: str = "gemm"
 ) -> dict[bytes, dict[str, tuple[int, ...]]]:
-    """Write an archive of `records` with made-up cubins; what a driver would find in those."""
+    """Write an archive of `records` with made-up cubins and `entries` of an operation; what a driver would find."""
     package = Package()
     for record in records:
         package.add_function(record, cubin(record["name"]))
-    package.set_table("gemm", table(entries))
+    package.set_table(operation, table(entries))
     package.write(path)
     return {
         cubin(r["name"]): {f"kernel_{r['name']}": tuple(p["size"] for p in r["program"]["launches"][0]["parameters"])}

@@ -181,8 +181,8 @@ def test_reader_rejects_a_missing_file(tmp_path: Path) -> None:
         Archive.open(tmp_path / "none.aot")
 
 
-def test_reader_rejects_a_directory(tmp_path: Path) -> None:
-    with pytest.raises(reader.FileUnreadable, match="Is a directory"):
+def test_reader_rejects_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(reader.FileUnreadable, match=r"is a folder; name an \.aot file in it"):
         Archive.open(tmp_path)
 
 
@@ -232,7 +232,7 @@ def test_reader_rejects_another_kind_of_file(path: Path) -> None:
 
 
 def test_reader_rejects_a_short_file_of_another_kind(path: Path) -> None:
-    refuse(path, b"PK", reader.NotAnArchive, "begins with b'PK'")
+    refuse(path, b"PK", reader.NotAnArchive, "begins with b'PK'.*so it is no archive; name an .aot file")
 
 
 # Any damage at all

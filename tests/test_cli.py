@@ -600,6 +600,21 @@ def test_a_wrong_call_has_status_2(run: Run, arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "x.aot", "qkv", "--m", "16", "--m", "0"], "'--m' must be at least 1, found '0'"),
+        (["show", "x.aot", "qkv", "--m", "3000000000"], "'--m' must be at most 2147483647, found '3000000000'"),
+        (["show", "x.aot", "qkv", "--m", "1,16"], "'--m' must be an integer, found '1,16'"),
+        (["tune", "x.aot", "-o", "y.aot", "--tolerance", "1%"], "'--tolerance' must be a number, found '1%'"),
+    ],
+)
+def test_a_number_that_cannot_be_is_named_with_what_it_may_be(run: Run, arguments: list[str], message: str) -> None:
+    result = run(*arguments)
+    shown = f"error: {message}; `aot {arguments[0]} --help` shows how to call it\n"
+    assert result == (2, "", shown)
+
+
+@pytest.mark.parametrize(
     ("option", "value", "message"),
     [
         ("--finalists", "0", "'--finalists'"),
@@ -621,7 +636,9 @@ def test_an_option_of_tune_that_makes_no_sense_is_named(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--target", "sm_99"], "unknown target 'sm_99'"),
+        (["--target", "sm_90"], "unknown target 'sm_90'; did you mean 'sm_90a'? known: sm_80, "),
+        (["--target", "SM90A"], "unknown target 'SM90A'; did you mean 'sm_90a'? known: sm_80, "),
+        (["--target", "gfx942"], "unknown target 'gfx942'; known: sm_80, "),
         (["-o", "no/such/folder/x.aot"], "its folder does not exist"),
     ],
 )
@@ -629,6 +646,15 @@ def test_what_cannot_be_built_has_status_2(build_again: Run, options: list[str],
     result = build_again(*options)
     assert (result.status, result.out) == (2, "")
     assert message in result.err
+
+
+def test_manifest_and_base_are_told_apart(build_again: Run, folder: Path, tmp_path: Path, archive: Path) -> None:
+    result = build_again("--base", folder / "tiny.yaml")
+    assert (result.status, result.out) == (2, "")
+    assert result.err.startswith(f"error: {folder / 'tiny.yaml'}: is a manifest, not an archive; ")
+    result = build_again(archive)
+    assert (result.status, result.out) == (2, "")
+    assert result.err.startswith(f"error: {archive}: is an archive, not a manifest; give it to `aot build --base`")
 
 
 def test_a_build_that_can_serve_nothing_names_what_and_where(run: Run, folder: Path, tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+import runtime
 from aot.pack.write import Package
 from runtime.container.archive import Archive
 from runtime.gemm.signature import Signature
 
 from . import recording_driver
-from .command_line import DOWN, UP, Run
+from .command_line import DOWN, MANIFEST, UP, Run
 
 
 def test_ls_lists_ranges_and_sizes(run: Run, archive: Path) -> None:
@@ -137,6 +138,30 @@ def test_ls_and_show_say_where_times_are_from(run: Run, archive: Path, tmp_path:
     assert json.loads(run("show", tuned, UP, "--json").out)["gemm"][0]["tuning"] == tuning["environments"][:1]
     assert "NVIDIA" not in run("show", tuned, DOWN).out
     assert run("verify", tuned).status == 0
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        ({"cute-aot": "1.2", "nvidia-cutlass-dsl": "3.4"}, "built by cute-aot 1.2 with nvidia-cutlass-dsl 3.4"),
+        ({"cute-aot": "unknown"}, "built by a cute-aot whose version it does not say"),
+        ({}, "built by a cute-aot whose version it does not say"),
+    ],
+)
+def test_ls_says_what_built_an_archive_and_leaves_out_versions_that_nobody_knew(
+    run: Run, archive: Path, tmp_path: Path, tools: dict[str, str], said: str
+) -> None:
+    tuning = {"environments": [H200 | {"cute_aot": "unknown", "cublas": None}]}
+    made = _with_timings(archive, tmp_path / "made.aot", TIMINGS, build={"models": [], "tools": tools}, tuning=tuning)
+    lines = run("ls", made).out.splitlines()
+    assert said in lines
+    assert "tuned on NVIDIA H200, driver 580.1, CUDA 13.0, torch 2.11" in lines
+
+
+def test_ls_of_the_packages_archive_names_the_version_that_built_it(run: Run) -> None:
+    listed = run("ls", runtime.universal()).out
+    assert re.search(r"^built by cute-aot \d\S* with nvidia-cutlass-dsl \d\S*$", listed, re.MULTILINE)
+    assert "unknown" not in listed
 
 
 GOOD_TIMING = {"m": 16, "function": "f", "us": 5.0, "baseline_us": 10.0}
@@ -283,8 +308,23 @@ def test_verify_of_a_damaged_archive_has_status_1(run: Run, archive: Path, tmp_p
     assert not json.loads(run("verify", tmp_path / "bad.aot", "--json").out)["ok"]
 
 
-def test_verify_of_what_is_no_archive_has_status_1(run: Run, folder: Path) -> None:
-    assert run("verify", folder / "tiny.yaml").status == 1
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("", "is a folder; name an .aot file in it"),
+        ("tiny.yaml", "is a manifest, not an archive; `aot build "),
+        ("notes.txt", "begins with b'just tex', not b'CUTEAOT\\x00', so it is no archive; name an .aot file"),
+    ],
+)
+@pytest.mark.parametrize("command", [["verify"], ["verify", "--json"], ["ls"], ["show", "up"], ["tune", "-o", "x.aot"]])
+def test_what_is_no_archive_is_told_what_it_is(
+    run: Run, tmp_path: Path, command: list[str], file: str, said: str
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(MANIFEST)
+    (tmp_path / "notes.txt").write_text("just text, and no gemms: none\n")
+    result = run(command[0], tmp_path / file, *command[1:])
+    assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith(f"error: {tmp_path / file}: {said}")
 
 
 def test_verify_notices_a_record_that_no_server_would_read(run: Run, archive: Path, tmp_path: Path) -> None:

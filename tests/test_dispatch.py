@@ -12,7 +12,7 @@ import pytest
 from aot.pack import tables
 from runtime.device.gpus import Gpu
 from runtime.errors import KernelMiss, RecordError
-from runtime.gemm.dispatch import Dispatch, gemm_mismatch, serves
+from runtime.gemm.dispatch import Dispatch, record_mismatch, serves
 from runtime.gemm.signature import Signature
 from runtime.limits import MAX_GEMM_FUNCTIONS
 from runtime.program.record import Record
@@ -331,7 +331,7 @@ def mismatch(changes: dict[str, dict[str, Any]], *, batched: bool = False, **wan
     one = {"kernel": 0, "grid": [0] * 3, "block": [0] * 3, "shared_bytes": 1, "attributes": [], "parameters": []}
     no_input = {"values": [], "nodes": [["const", 32, 1], ["const", 64, 0]], "launches": [one]}
     obj["program"] |= no_input  # since symbols may be gone
-    return gemm_mismatch(Signature.from_json(signature(**wanted)), Record.from_json(obj))
+    return record_mismatch(Signature.from_json(signature(**wanted)), Record.from_json(obj))
 
 
 def test_gemm_of_the_entrys_types_is_accepted() -> None:
@@ -374,8 +374,8 @@ def test_record_that_is_not_the_entrys_gemm_is_told_apart(changes: dict[str, Any
 def test_record_with_more_arguments_is_no_gemm(more: dict[str, Any]) -> None:
     obj = gemm_record("g")
     obj["arguments"].append(more)
-    found = gemm_mismatch(WANTED, Record.from_json(obj))
-    assert found == f"does not take the tensors of this GEMM (a, b, d) but (a, b, d, {more['name']})"
+    found = record_mismatch(WANTED, Record.from_json(obj))
+    assert found == f"does not take the arguments of this gemm (a, b, d) but (a, b, d, {more['name']})"
 
 
 # A GEMM with every operand there is, and one with scales of blocks.
@@ -395,7 +395,7 @@ def generic(wanted: dict[str, Any], changes: dict[str, dict[str, Any]] | None = 
     for argument in obj["arguments"]:
         argument |= (changes or {}).get(argument["name"], {})
     obj["program"]["pointers"] = [a["name"] for a in obj["arguments"] if a["kind"] == "tensor"]
-    return gemm_mismatch(Signature.from_json(signature(**(wanted | extents))), Record.from_json(obj))
+    return record_mismatch(Signature.from_json(signature(**(wanted | extents))), Record.from_json(obj))
 
 
 @pytest.mark.parametrize(
@@ -445,11 +445,11 @@ def test_record_whose_operands_are_not_the_entrys_is_told_apart(
 def test_record_for_other_operands_is_no_gemm_of_the_entry() -> None:
     obj = operands_record("g", signature(**FUSED))
     names = ("(a, b, d)", "(a, b, d, scale_a, scale_b, bias, residual, scale_d)")
-    found = gemm_mismatch(Signature.from_json(signature(dtype="e4m3", d="bf16")), Record.from_json(obj))
-    assert found == f"does not take the tensors of this GEMM {names[0]} but {names[1]}"
+    found = record_mismatch(Signature.from_json(signature(dtype="e4m3", d="bf16")), Record.from_json(obj))
+    assert found == f"does not take the arguments of this gemm {names[0]} but {names[1]}"
     plain = Record.from_json(gemm_record("g", dtype="e4m3"))
-    assert gemm_mismatch(Signature.from_json(signature(**FUSED)), plain) == (
-        f"does not take the tensors of this GEMM {names[1]} but {names[0]}"
+    assert record_mismatch(Signature.from_json(signature(**FUSED)), plain) == (
+        f"does not take the arguments of this gemm {names[1]} but {names[0]}"
     )
 
 

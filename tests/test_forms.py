@@ -23,8 +23,22 @@ from runtime.program.costs import CostProgram
 from runtime.program.record import Record
 
 from .command_line import Run
-from .recording_driver import entry, signature
-from .test_universal_runtime import FORM, MOST, NAMES, PROGRAM, RECORDS, ROW, TABLE, of, write
+from .recording_driver import FakeTorch, RecordingDriver, entry, signature
+from .test_universal_runtime import (
+    FORM,
+    GPU,
+    MOST,
+    NAMES,
+    PROGRAM,
+    RECORDS,
+    ROW,
+    TABLE,
+    K,
+    launched,
+    library,
+    of,
+    write,
+)
 
 FORM_NAME = "bf16_bf16_bf16_f32_none_n*_k*"
 KEY = "bf16_bf16_bf16_f32_none_n520_k512"
@@ -191,13 +205,103 @@ def test_show_of_a_form_asks_for_an_n_and_a_k(run: Run, archive: Path) -> None:
     assert "is a form; put an N and a K in place of its stars" in result.err
 
 
-def test_show_of_an_entry_or_a_function_is_what_it_was(run: Run, archive: Path) -> None:
-    assert list(json.loads(run("show", archive, of(512).key(), "--json").out)) == ["gemm"]
+def test_show_of_a_function_takes_no_rows(run: Run, archive: Path) -> None:
     assert list(json.loads(run("show", archive, "few", "--json").out)) == ["function"]
-    for name in (of(512).key(), "few"):
-        result = run("show", archive, name, "--m", 3)
-        assert (result.status, result.out) == (2, "")
-        assert "--m is for what is predicted; leave it out" in result.err
+    result = run("show", archive, "few", "--m", 3)
+    assert result == (2, "", f"error: {archive}: 'few' is a function, and --m is for gemms; leave it out\n")
+
+
+def test_show_of_a_tuned_entry_at_some_rows_says_what_serves_there_and_the_times_measured_there(
+    run: Run, tmp_path: Path
+) -> None:
+    row = entry(signature(512, 512), [(64, "few"), (None, "many")], invariant=[(None, "many")])
+    timing = {"function": "few", "us": 5.0, "baseline_us": 10.0}
+    row["timings"] = [{"m": 3} | timing, {"m": 100} | timing]
+    write(tmp_path / "tuned.aot", [row])
+    (found,) = json.loads(run("show", tmp_path / "tuned.aot", of(512).key(), "--m", 100, "--m", 3, "--json").out)[
+        "gemm"
+    ]
+    assert found["serves"] == {
+        "state": "tuned",
+        "choices": [{"m": 100, "function": "many", "us": None}, {"m": 3, "function": "few", "us": 5.0}],
+        "invariant": [{"m": 100, "function": "many", "us": None}, {"m": 3, "function": "many", "us": None}],
+    }
+    out = run("show", tmp_path / "tuned.aot", of(512).key(), "--m", 100, "--m", 3).out
+    assert out.startswith(f"{of(512).key()} on sm_90a: tuned\n")
+    assert "\n  M   us  function\n100       many\n  3  5.0  few\n" in out
+    assert "64" not in out, "ranges are for who asks for no rows"
+
+
+# --- entries that give way ---
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("rows", ["tuned", "ranked", "ranked any, tuned H20", "ranked H200, tuned H20", "other N"])
+def test_what_show_says_serves_is_what_a_library_launches(
+    run: Run, tmp_path: Path, torch: FakeTorch, rows: str, checked: bool, invariant: bool
+) -> None:
+    """On an H200, for which predictions are too; entries for it come before those for others."""
+    equal = [(None, "many")]
+    of_entry = signature(512, K)
+
+    def row(state: str, name: str, gpu: Gpu | None = None) -> dict[str, Any]:
+        return entry(of_entry, [(None, name)], state=state, gpu=gpu, invariant=equal)
+
+    h20, h200 = Gpu("NVIDIA H20", 78, 4000), Gpu("NVIDIA H200", 132, 4917)
+    entries = {
+        "tuned": [row("tuned", "shared")],
+        "ranked": [row("ranked", "shared")],
+        "ranked any, tuned H20": [row("ranked", "few"), row("tuned", "shared", h20)],
+        "ranked H200, tuned H20": [row("ranked", "shared", h200), row("tuned", "many", h20)],
+        "other N": [entry(signature(520, K), [(None, "shared")], state="ranked", invariant=equal)],
+    }[rows]
+    obj = TABLE | {"checked_on": {"sm_90a": ["NVIDIA H200"]} if checked else {}}
+    driver = RecordingDriver(kind=h200)
+    lib = library(tmp_path, driver, entries, obj, batch_invariant=invariant)
+    found = json.loads(run("show", tmp_path / "universal.aot", of(512).key(), "--m", 3, "--json").out)
+    serves = next(e["serves"] for e in found["gemm"] if e["serves"]) if "gemm" in found else found["predicted"][0]
+    (choice,) = serves["invariant" if invariant else "choices"]
+    assert launched(lib, driver, 512, 3) == choice["function"]
+    assert serves["state"] == lib.entry(of(512)).state
+
+
+def test_ls_lists_no_ranges_that_serve_nothing(run: Run, tmp_path: Path) -> None:
+    ranked = entry(signature(512, K), [(64, "many"), (None, "few")], state="ranked")
+    write(tmp_path / "both.aot", [ranked, entry(signature(520, K), [(None, "few")])])
+    found = json.loads(run("ls", tmp_path / "both.aot", "--json").out)
+    instead = {"state": "predicted", "form": FORM_NAME, "checked_on": ["NVIDIA H200"]}
+    assert [e["instead"] for e in found["entries"]] == [instead, None]
+    out = run("ls", tmp_path / "both.aot").out
+    (row,) = [line.split() for line in out.splitlines() if line.startswith(of(512).key())]
+    assert row == [of(512).key(), "sm_90a", *f"ranked, unused 1- gives way to what {FORM_NAME} predicts".split()]
+    assert "\n1 of 2 entries were never tuned and give way: " in out
+    unchecked = changed(tmp_path, lambda obj: obj.update(checked_on={}), [ranked])
+    assert [line.split()[2:] for line in run("ls", unchecked).out.splitlines() if line.startswith(of(512).key())] == [
+        ["ranked", "1-64", "many"],
+        ["ranked", "65-", "few"],
+    ]
+
+
+def test_show_puts_what_serves_before_an_entry_that_gives_way(run: Run, tmp_path: Path) -> None:
+    candidates = [(16, ["many", "few"])]
+    write(tmp_path / "both.aot", [entry(signature(512, K), [(None, "many")], candidates, state="ranked")])
+    whole, asked = (run("show", tmp_path / "both.aot", of(512).key(), *more).out for more in ([], ["--m", 3]))
+    head = f"{of(512).key()} on sm_90a: ranked, unused\n"
+    way = f"\ngives way to what {FORM_NAME} predicts, here for NVIDIA H200 (132 SMs, 4917 GB/s), not measured\n"
+    for out in (whole, asked):
+        assert out.startswith(head)
+        assert way in out
+    assert whole.index("4096           1.0  shared") < whole.index("\nof the entry itself, which serves nothing:\n M  ")
+    assert "candidates at M = 16" in whole
+    assert "\nM  predicted us  function\n3         103.0  few\n" in asked
+    assert "of the entry itself" not in asked
+    kinds = [
+        entry(signature(512, K), [(None, "many")], state="ranked"),
+        entry(signature(512, K), [(None, "few")], gpu=GPU),
+    ]
+    write(tmp_path / "kinds.aot", kinds)
+    assert "gives way to the entries that were tuned\n" in run("show", tmp_path / "kinds.aot", of(512).key()).out
 
 
 @pytest.mark.parametrize("name", ["fewer", "x" * 9])
@@ -263,7 +367,7 @@ def _program(**fields: Any) -> Change:
 
 
 WRONG: dict[str, tuple[Change, str, str]] = {
-    "operands": (_bias, "form", "does not take the tensors of this GEMM (a, b, d, bias) but (a, b, d); build the"),
+    "operands": (_bias, "form", "does not take the arguments of this gemm (a, b, d, bias) but (a, b, d); build the"),
     "invariant": (
         _shared_is_invariant,
         "form",

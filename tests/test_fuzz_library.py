@@ -50,7 +50,7 @@ def test_fuzzer_finds_what_is_planted(finding: str) -> None:
 
 def test_fuzzer_finds_a_gemm_that_was_served_by_a_function_of_another() -> None:
     program = "from tests import fuzz_library\n"
-    program += "fuzz_library.gemm_mismatch = lambda signature, record: 'planted'\n"
+    program += "fuzz_library.record_mismatch = lambda signature, record: 'planted'\n"
     program += "totals = fuzz_library.fuzz(100, 0, 1)\nfor found in totals.findings: print(': '.join(found[:2]))\n"
     done = fuzzer("-c", program)
     assert done.stdout.splitlines() == ["escape: what served it"], done.stdout + done.stderr

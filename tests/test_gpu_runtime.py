@@ -570,7 +570,7 @@ def test_layers_serve_from_the_last_that_has_it(
             library.gemm(problem.a, problem.b, out=problem.out)
             problem.check()
         assert [info.path for info in library.stats().archives] == [str(tuned_archive), str(other_archive)]
-        base, patch = library._now._layers
+        base, patch = library._now.layers.all
         assert not any(function.loaded for function in base.made.values())
         assert any(function.loaded for function in patch.made.values())
 

@@ -13,7 +13,7 @@ import runtime
 from runtime import ArgumentError, KernelMiss, Library, RecordError
 from runtime.device.gpus import Gpu
 from runtime.gemm.signature import Signature
-from runtime.serve.contents import open_archives
+from runtime.serve.layers import open_archives
 
 from .recording_driver import (
     H200,

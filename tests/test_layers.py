@@ -11,7 +11,7 @@ import pytest
 import runtime
 from runtime import ArchiveError, ArgumentError, DeviceError, KernelMiss, Library, RecordError
 from runtime.container.archive import Archive, UnknownEntry
-from runtime.serve.contents import open_archives
+from runtime.serve.layers import open_archives
 
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, gemm_record, signature, write_archive
 
@@ -179,7 +179,7 @@ def test_closing_closes_every_file(library: Library, driver: RecordingDriver) ->
         launched(library, driver, n)
     library.close()
     assert driver.count("unload") == 3
-    for archive in library._now.archives:
+    for archive in library._now.layers.archives:
         with pytest.raises(ArchiveError, match="closed"):
             archive.record("same")
 

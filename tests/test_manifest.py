@@ -484,8 +484,8 @@ def test_load_rejects_missing_file(tmp_path: Path) -> None:
         load(tmp_path / "m.yaml")
 
 
-def test_load_rejects_a_directory(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="is a directory"):
+def test_load_rejects_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r": is a folder; name a manifest in it"):
         load(tmp_path)
 
 
@@ -494,9 +494,10 @@ def test_load_rejects_an_impossible_path() -> None:
         load("a\0b")
 
 
-def test_an_archive_is_told_from_a_manifest(tmp_path: Path) -> None:
-    (tmp_path / "m.aot").write_bytes(b"CUTEAOT\0\xff")
-    with pytest.raises(ManifestError, match=r"m\.aot: is an archive, not a text file; give it to --base"):
+@pytest.mark.parametrize("more", [1, module.MAX_FILE_BYTES])
+def test_an_archive_is_told_from_a_manifest_whatever_its_size(tmp_path: Path, more: int) -> None:
+    (tmp_path / "m.aot").write_bytes(b"CUTEAOT\0" + b"\xff" * more)
+    with pytest.raises(ManifestError, match=r"m\.aot: is an archive, not a manifest; give it to `aot build --base`"):
         load(tmp_path / "m.aot")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from aot.tune import measure
 from aot.tune.operands import OperandSet
 from aot.tune.timing import LOAD, Timing
+from aot.version import UNKNOWN, own_version
 from runtime.errors import DeviceError
 from runtime.gemm.signature import Signature
 
@@ -165,3 +167,22 @@ def test_what_is_timed_after_a_sustained_load_waits_until_the_clock_is_back(monk
     now[0] += 1.0
     bench.time(["f"], 2, 100.0)
     assert slept == [0.0, pytest.approx(measure.RECOVER_S - 0.02), 0.0]
+
+
+def test_where_times_are_from_names_the_version_of_a_tree_that_was_never_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nothing_installed(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    properties = SimpleNamespace(
+        name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, L2_cache_size=60 << 20
+    )
+    monkeypatch.setattr(measure.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(measure.torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(measure.torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(measure, "Driver", lambda: SimpleNamespace(cuda_version="13.0"))
+    monkeypatch.setattr(metadata, "version", nothing_installed)
+    found = measure.environment()
+    assert (found["gpu"], found["cute_aot"]) == ("NVIDIA H200", own_version())
+    assert found["cute_aot"] != UNKNOWN

@@ -393,8 +393,8 @@ def test_load_config_names_the_line(tmp_path: Path) -> None:
         load_config(path)
 
 
-def test_load_config_refuses_a_directory(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="is a directory"):
+def test_load_config_refuses_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r": is a folder; name a model's config\.json in it"):
         load_config(tmp_path)
 
 

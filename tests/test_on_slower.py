@@ -67,7 +67,7 @@ def no_slow_path(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("a call took the slow path")
 
-    monkeypatch.setattr(Library, "_gemm", refuse)
+    monkeypatch.setattr(Library, "_first", refuse)
 
 
 def test_torch_serves_where_it_was_faster_and_the_archive_elsewhere(

@@ -24,7 +24,7 @@ from runtime import Library
 from runtime.container.archive import Archive
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import PREDICTED
-from runtime.serve.contents import open_archives
+from runtime.serve.layers import open_archives
 
 from .command_line import ROOT
 from .recording_driver import RecordingDriver

@@ -22,7 +22,7 @@ from runtime import ArgumentError, DeviceError, KernelMiss, Library, RecordError
 from runtime.container import canonical
 from runtime.container.archive import Archive
 from runtime.gemm.signature import Signature
-from runtime.serve import contents
+from runtime.serve import preload
 from runtime.serve.function import MAX_PLANS, Function
 
 from .recording_driver import (
@@ -283,7 +283,7 @@ def test_tokens_are_planned_before_the_first_call(opened: tuple[Library, Recordi
 
 def test_prepared_plans_are_those_that_a_call_would_make(opened: tuple[Library, RecordingDriver]) -> None:
     library, driver = opened
-    other = Library(Archive.open(library._now.archives[0].path), driver)
+    other = Library(Archive.open(library._now.layers.archives[0].path), driver)
     library.preload(tokens=[33])
     tensors = FakeTensor((33, K)), FakeTensor((1024, K))
     for each in (other, library, library):
@@ -317,8 +317,8 @@ def test_tokens_are_no_text(opened: tuple[Library, RecordingDriver], tokens: Any
 def test_tokens_that_are_given_twice_count_once(opened: tuple[Library, RecordingDriver]) -> None:
     library, _ = opened
     library.preload(tokens=[16, 1] * MAX_PLANS)
-    assert library._now.preloaded is not None
-    assert library._now.preloaded.tokens == (1, 16)
+    assert library._now.plans.preloaded is not None
+    assert library._now.plans.preloaded.tokens == (1, 16)
     assert library.stats().plans_made == 2 * 2 * len(ENTRIES), "for torch's tensors and for others"
 
 
@@ -330,7 +330,7 @@ def test_more_plans_than_are_kept_are_refused(opened: tuple[Library, RecordingDr
 def test_preload_keeps_no_decompressed_blocks(opened: tuple[Library, RecordingDriver]) -> None:
     library, _ = opened
     library.preload()
-    assert all(archive._cached_bytes == 0 for archive in library._now.archives)
+    assert all(archive._cached_bytes == 0 for archive in library._now.layers.archives)
 
 
 def test_failed_preload_keeps_nothing(opened: tuple[Library, RecordingDriver]) -> None:
@@ -338,8 +338,8 @@ def test_failed_preload_keeps_nothing(opened: tuple[Library, RecordingDriver]) -
     driver.failing = "cuLibraryLoadData"
     with pytest.raises(DeviceError):
         library.preload()
-    assert all(function._cubin is None for function in library._now.made())
-    assert all(archive._cached_bytes == 0 for archive in library._now.archives)
+    assert all(function._cubin is None for function in library._now.layers.made())
+    assert all(archive._cached_bytes == 0 for archive in library._now.layers.archives)
     driver.failing = ""
     assert library.preload()
 
@@ -351,7 +351,7 @@ def test_failed_preload_promises_nothing_more(
     library, driver = opened
     if promised_before:
         library.preload(tokens=[4], only=[key(1024)])
-    promised = library._now.preloaded
+    promised = library._now.plans.preloaded
 
     def refuse(*_: Any) -> Any:
         raise DeviceError("cuCtxGetCurrent failed: CUDA_ERROR_DEINITIALIZED (4)")
@@ -360,7 +360,7 @@ def test_failed_preload_promises_nothing_more(
         patch.setattr(driver, "prepare", refuse)
         with pytest.raises(DeviceError, match="DEINITIALIZED"):
             library.preload(tokens=[5])
-    assert library._now.preloaded == promised
+    assert library._now.plans.preloaded == promised
     call(library, 1000, 768)
     assert driver.launches[-1].symbol == "kernel_lean", "loaded at its first call, as without preload"
 
@@ -378,8 +378,8 @@ def test_torch_that_cannot_be_imported_is_none(
 
         monkeypatch.setattr(importlib, "import_module", fail)
     assert library.preload(tokens=[5])
-    assert library._now.preloaded is not None
-    assert [key[0] for key in library._plans] == [False] * len(ENTRIES)
+    assert library._now.plans.preloaded is not None
+    assert [key[0] for key in library._now_plans] == [False] * len(ENTRIES)
 
 
 def test_function_that_is_loaded_while_it_is_read_keeps_no_cubin(opened: tuple[Library, RecordingDriver]) -> None:
@@ -418,7 +418,7 @@ def test_torch_that_another_thread_is_importing_is_waited_for(
 
     monkeypatch.setattr(importlib, "import_module", imported)
     library.preload(tokens=[5])
-    plans = [plan for key, plan in library._plans.items() if key[0]]
+    plans = [plan for key, plan in library._now_plans.items() if key[0]]
     assert plans
     assert all(plan.dtype is not None and plan.current_stream is not None for plan in plans)
 
@@ -443,7 +443,7 @@ thread = threading.Thread(target=prepare)
 thread.start()
 import torch
 thread.join()
-plans = [plan for key, plan in library._plans.items() if key[0]]
+plans = [plan for key, plan in library._now_plans.items() if key[0]]
 print(len(plans), {str(plan.dtype) for plan in plans}, all(callable(plan.current_stream) for plan in plans))
 """
 
@@ -471,7 +471,7 @@ def test_plans_of_preloads_of_different_signatures_are_all_kept(opened: tuple[Li
 
 def test_values_of_several_preloads_count_together(opened: tuple[Library, RecordingDriver]) -> None:
     library, _ = opened
-    most = MAX_PLANS // len(library._now._gemm_table().entries) // 3
+    most = MAX_PLANS // len(library._now.entries.table().entries) // 3
     library.preload(tokens=range(1, most // 2 + 1))
     with pytest.raises(ArgumentError, match=rf"more plans than .* give fewer, {most} in all"):
         library.preload(tokens=range(most // 2 + 1, most + 2))
@@ -483,12 +483,12 @@ def test_preload_evaluates_no_more_than_a_server_has_time_for(
     opened: tuple[Library, RecordingDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library, _ = opened
-    bytes_ = sum(archive.file_bytes for archive in library._now.archives)
-    monkeypatch.setattr(contents, "PRELOAD_ALLOWANCE_STEPS", 1000 - contents.PRELOAD_STEPS_OF_A_BYTE * bytes_)
+    bytes_ = sum(archive.file_bytes for archive in library._now.layers.archives)
+    monkeypatch.setattr(preload, "PRELOAD_ALLOWANCE_STEPS", 1000 - preload.PRELOAD_STEPS_OF_A_BYTE * bytes_)
     with pytest.raises(RecordError, match="would evaluate more than 1000 steps of launch programs"):
         library.preload()
     library.preload(only=[Signature.from_json(signature(1024, K, batch=3)).key()])
-    monkeypatch.setattr(contents, "PRELOAD_ALLOWANCE_STEPS", 5000)
+    monkeypatch.setattr(preload, "PRELOAD_ALLOWANCE_STEPS", 5000)
     assert len(library.preload()) > 5
 
 
@@ -496,8 +496,8 @@ def test_preload_has_time_for_every_row_count_that_is_asked_for(
     opened: tuple[Library, RecordingDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library, _ = opened
-    bytes_ = sum(archive.file_bytes for archive in library._now.archives)
-    monkeypatch.setattr(contents, "PRELOAD_ALLOWANCE_STEPS", 5000 - contents.PRELOAD_STEPS_OF_A_BYTE * bytes_)
+    bytes_ = sum(archive.file_bytes for archive in library._now.layers.archives)
+    monkeypatch.setattr(preload, "PRELOAD_ALLOWANCE_STEPS", 5000 - preload.PRELOAD_STEPS_OF_A_BYTE * bytes_)
     assert library.preload(tokens=range(1, 190))
 
 

@@ -15,9 +15,9 @@ import pytest
 from aot.pack.write import Package
 from runtime import ArchiveError, DeviceError, KernelMiss, Library, RecordError
 from runtime.container.archive import Archive
-from runtime.gemm.call import Call
 from runtime.gemm.signature import Signature
-from runtime.serve.contents import open_archives
+from runtime.serve.gemm_calls import GemmCalls
+from runtime.serve.layers import open_archives
 
 from .recording_driver import (
     FakeTensor,
@@ -75,9 +75,9 @@ def unloaded(driver: RecordingDriver) -> list[bytes]:
 
 def test_unchanged_file_changes_nothing(library: Library, driver: RecordingDriver) -> None:
     call(library)
-    plans = library._plans
+    plans = library._now_plans
     assert library.reload() is False
-    assert library._plans is plans
+    assert library._now_plans is plans
     assert (library.stats().reloads, library.stats().replaced) == (0, 0)
 
 
@@ -442,14 +442,14 @@ class Gate:
 def test_plan_that_was_made_before_a_reload_is_not_kept_after_it(
     library: Library, path: Path, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key = Call.key
+    remembered = GemmCalls._remember
     gate = Gate(lambda: call(library))
 
-    def held_key(self: Call) -> Any:
+    def held(*arguments: Any) -> None:
         gate.hold()
-        return key(self)
+        remembered(*arguments)
 
-    monkeypatch.setattr(Call, "key", held_key)
+    monkeypatch.setattr(GemmCalls, "_remember", held)
     with gate.held():  # with a plan, which it is about to keep for later calls
         write(path, 1, driver)
         library.reload()

@@ -11,7 +11,7 @@ import pytest
 
 from runtime import ArgumentError, KernelMiss, LayoutError, Library
 from runtime.container.archive import Archive
-from runtime.serve.contents import Contents
+from runtime.serve.plans import Plans
 
 from .recording_driver import (
     FakeTensor,
@@ -94,13 +94,13 @@ def test_a_new_number_of_rows_launches_what_a_first_call_does(
     library: Library, driver: RecordingDriver, tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = []
-    real = Contents._make_plan
+    real = Plans._make_plan
 
     def plan_gemm(*given: Any) -> Any:
         planned.append(1)
         return real(*given)
 
-    monkeypatch.setattr(Contents, "_make_plan", plan_gemm)
+    monkeypatch.setattr(Plans, "_make_plan", plan_gemm)
     rng = random.Random(5)
     tokens = [333, 20, *(rng.randint(1, 2000) for _ in range(40)), N, K, 1, 2, 600, 601, 602]
     for m in tokens:

@@ -198,7 +198,7 @@ def test_operator_computes_what_the_library_does(lib: OnCpu) -> None:
 
 
 def test_tensors_in_host_memory_are_refused_by_the_library_itself(lib: OnCpu) -> None:
-    real = Library(lib._now.archives, lib._driver)
+    real = Library(lib._now.layers.archives, lib._driver)
     a, b = tensors((5, HIDDEN), (HIDDEN, HIDDEN))
     with pytest.raises(ArgumentError, match="a is on cpu; move it to the GPU"):
         aot.gemm(real, a, b)

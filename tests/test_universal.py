@@ -418,7 +418,7 @@ def test_a_build_on_a_tuned_base_says_what_it_replaces(built: Path, capsys: pyte
         (["--universal", "--function", "rmsnorm"], "build them without --universal"),
         (["--times", "x.json"], "give that too"),
         (["--universal", "--times", "x.json"], "x.json: no file of times"),
-        (["--universal", "--target", "sm_100a"], "estimates its times"),
+        (["--universal", "--target", "sm_100a"], "any N and K; give --target sm_90a, or build without --universal"),
         (["--universal", "--target", "sm_1"], "sm_1"),
         (["--base", "gone.aot"], "gone.aot"),
     ],
@@ -431,6 +431,18 @@ def test_what_cannot_be_is_one_line_and_status_2(
     assert message in error
     assert error.count("\n") == 0
     assert not (tmp_path / "x.aot").exists()
+
+
+def test_forms_of_several_targets_say_which_of_them_to_name(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "all.yaml").write_text(
+        (built / "tiny.yaml").read_text().replace("[sm_90a]", "[sm_80, sm_90a, sm_100a]")
+    )
+    assert run("build", str(tmp_path / "all.yaml"), "-o", str(tmp_path / "x.aot"), "--universal") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: no kernel family that computes these gemms on sm_80, sm_100a estimates its times")
+    assert error.endswith("; give --target sm_90a, or build without --universal\n")
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from runtime import ArgumentError, KernelMiss, Library, RecordError, native
 from runtime.device.gpus import Gpu
 from runtime.gemm.signature import EPILOGUES, MAJORS, OVERLAPS, SCALINGS, Signature
 from runtime.gemm.universal import PREDICTED, Universal
-from runtime.serve import contents, function
-from runtime.serve.contents import open_archives
+from runtime.serve import entries, function, preload
+from runtime.serve.layers import open_archives
 from runtime.torch.layers import choose
 
 from .recording_driver import (
@@ -274,15 +274,15 @@ def test_of_two_universal_tables_the_last_serves(tmp_path: Path, driver: Recordi
 def test_signatures_without_end_take_no_memory_without_end(
     tmp_path: Path, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (function, contents):
+    for module in (function, entries):
         monkeypatch.setattr(module, "MAX_PLANS", 8)
     driver.kernels |= write(tmp_path / "base.aot") | write(tmp_path / "last.aot")
     lib = Library(open_archives([tmp_path / "base.aot", tmp_path / "last.aot"]), driver)
     for n in range(8, 8 * 30, 8):
         assert launched(lib, driver, n, 3) == "few"
-    now = lib._now
-    assert max(map(len, (now._predicted, now._matched, now._owners, now.plans))) <= 8
-    assert now._layer(lib.entry(of(8))).archive.path == str(tmp_path / "last.aot")
+    now = lib._now.entries
+    assert max(map(len, (now._predicted, now._matched, now._owners, lib._now_plans))) <= 8
+    assert now.layer(lib.entry(of(8))).archive.path == str(tmp_path / "last.aot")
 
 
 def test_a_prediction_that_is_pushed_out_while_it_is_looked_up_is_made_again(
@@ -294,7 +294,7 @@ def test_a_prediction_that_is_pushed_out_while_it_is_looked_up_is_made_again(
 
     lib = library(tmp_path, driver)
     launched(lib, driver, 512, 3)
-    lib._now._predicted = Pushed(lib._now._predicted)
+    lib._now.entries._predicted = Pushed(lib._now.entries._predicted)
     assert launched(lib, driver, 512, 70) == "many"
 
 
@@ -391,8 +391,24 @@ def test_a_function_that_is_none_of_the_form_is_refused(tmp_path: Path, driver: 
     wrong["forms"][0]["form"]["epilogue"] = "bias"
     lib = library(tmp_path, driver, obj=wrong)
     bias = FakeTensor((512,))
-    with pytest.raises(RecordError, match="does not take the tensors of this GEMM"):
+    with pytest.raises(RecordError, match="does not take the arguments of this gemm"):
         lib.gemm(FakeTensor((3, K)), FakeTensor((512, K)), out=FakeTensor((3, 512)), bias=bias)
+
+
+def test_an_entry_serves_calls_of_its_own_overlap_and_a_form_those_of_more(
+    tmp_path: Path, driver: RecordingDriver
+) -> None:
+    lib = library(tmp_path, driver, [entry(signature(512, K), [(None, "many")])])
+    assert launched(lib, driver, 512, 3) == "many"
+    assert launched(lib, driver, 512, 3, overlap="launch") == "few"
+    assert lib.entry(of(512, overlap="launch")).state == PREDICTED
+
+
+def test_what_is_predicted_is_never_left_to_torch(tmp_path: Path, driver: RecordingDriver, torch: FakeTorch) -> None:
+    lib = library(tmp_path, driver, on_slower="torch")
+    for m in (1, 70, 2000, 70):
+        launched(lib, driver, 512, m)
+    assert (lib.stats().given_to_torch, torch.products) == (0, [])
 
 
 # --- preload ---
@@ -442,7 +458,7 @@ def test_plans_of_what_was_predicted_count_among_those_that_are_kept(
     tmp_path: Path, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lib = library(tmp_path, driver)
-    monkeypatch.setattr(contents, "MAX_PLANS", 3 * 7)
+    monkeypatch.setattr(preload, "MAX_PLANS", 3 * 7)
     lib.preload(range(1, 4), only=[of(512)])
     with pytest.raises(ArgumentError, match=r"4 M values for 2 signatures .* give fewer, 3 in all"):
         lib.preload(range(1, 5), only=[of(520)])

@@ -9,22 +9,23 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
-from importlib import metadata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runtime.container.archive import Archive, FileUnreadable
+from runtime.container.archive import FileUnreadable, NotAnArchive
 from runtime.errors import AotError, ArchiveError
 from runtime.limits import MAX_GEMM_EXTENT
 
 from ..search.targets import TARGETS
 from ..tune.options import MAX_SEED, TuneOptions
+from ..version import own_version
 from . import ending
 from .console import print_checks, print_function, print_gemm, print_listing, print_predicted, resources_line
 from .ending import INTERRUPTED, Stop
+from .inputs import open_archive, refuse_outputs
 from .output import require_replaceable
 from .progress import Progress
 from .streams import print_json, printable, say, warn
@@ -32,7 +33,6 @@ from .streams import print_json, printable, say, warn
 if TYPE_CHECKING:
     from ..build import Built, Plan
     from ..compile.compiler import Event
-    from ..problem.manifest import Manifest
 
 
 def _examples(*lines: str) -> str:
@@ -73,10 +73,7 @@ def main() -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        try:
-            print(metadata.version("cute-aot"))
-        except metadata.PackageNotFoundError:
-            print("not installed; running from its source tree")
+        print(own_version())
         raise typer.Exit
 
 
@@ -139,16 +136,14 @@ def _build(
     """Compile what MANIFESTs need into an archive. Where there is a GPU to tune it on, tune it too."""
     from .. import build
     from ..compile.cache import Cache
-    from ..problem import manifest
     from .describe import resources
 
     begun = time.monotonic()
     if len(base or ()) > 1:
         raise AotError("--base is there more than once; load several archives as layers, runtime.load([...])")
-    _refuse_inputs(output, [*manifests, *(base or ()), *(times or ())])
+    refuse_outputs(output, [*manifests, *(base or ()), *(times or ())])
     require_replaceable(output, force, keep_tuned=True)
-    planned = _plan_universal if universal else _plan
-    work = planned([manifest.load(path) for path in manifests], target or (), candidates, times or (), function)
+    work = _plan(manifests, target or (), candidates, functions=function or (), universal=universal, times=times or ())
     total = len(work.variants())
     finished = 0
     with Progress("compiling") as progress:
@@ -169,7 +164,7 @@ def _build(
         kept = Cache(directory, lambda message: progress.warn(f"cache: {message}"))
         try:
             with contextlib.ExitStack() as stack:
-                below = stack.enter_context(Archive.open(base[0])) if base else None
+                below = stack.enter_context(open_archive(base[0])) if base else None
                 built = build.build(work, output, kept, jobs, on_event, on_start, below)
         except KeyboardInterrupt:
             done = f"interrupted with {finished} of {total} kernels done; the same command continues there"
@@ -185,33 +180,28 @@ def _build(
         raise typer.Exit(1)
 
 
-def _plan_universal(
-    manifests: Sequence[Manifest],
+def _plan(
+    manifests: Sequence[Path],
     targets: Sequence[str],
     candidates: int | None,
+    *,
+    functions: Sequence[str],
+    universal: bool,
     times: Sequence[Path],
-    function: Sequence[str] | None,
 ) -> Plan:
-    from ..build import plan_universal
+    """What to compile for manifests: for their problems, with further functions; or for their forms, by times."""
+    from .. import build
+    from ..problem import manifest
     from ..search.universal import FUNCTIONS
 
-    if function:
+    if universal and functions:
         raise AotError("--function adds operations that no table chooses; build them without --universal")
-    return plan_universal(manifests, targets, candidates or FUNCTIONS, times)
-
-
-def _plan(
-    manifests: Sequence[Manifest],
-    targets: Sequence[str],
-    candidates: int | None,
-    times: Sequence[Path],
-    function: Sequence[str] | None,
-) -> Plan:
-    from ..build import CANDIDATES, plan
-
-    if times:
+    if times and not universal:
         raise AotError("--times is what --universal chooses by; give that too, or leave it out")
-    return plan(manifests, targets, candidates or CANDIDATES, function or ())
+    read = [manifest.load(path) for path in manifests]
+    if universal:
+        return build.plan_universal(read, targets, candidates or FUNCTIONS, times)
+    return build.plan(read, targets, candidates or build.CANDIDATES, functions)
 
 
 def _tell(built: Built, summary: dict[str, Any], quiet: bool) -> None:
@@ -287,10 +277,10 @@ def _tune_command(
 
     Where IN was tuned on another kind of GPU, what is fastest on this kind is added. Killed, the same command goes on.
     """
-    _refuse_inputs(output, [source])
+    refuse_outputs(output, [source])
     require_replaceable(output, force)
     options = TuneOptions(finalists, repeats, seed, sustained, tolerance, history)
-    with Archive.open(source) as opened:
+    with open_archive(source) as opened:
         opened.check_blocks()  # before torch is imported, which takes seconds
     report = _tune(source, output, options, as_json)
     if as_json:
@@ -342,7 +332,7 @@ def _ls(archive: ArchivePath, as_json: Json = False) -> None:
     any N and K, and sizes."""
     from . import describe
 
-    with Archive.open(archive) as opened:
+    with open_archive(archive) as opened:
         found = describe.listing(opened)
     if as_json:
         return print_json(found)
@@ -361,7 +351,7 @@ def _show(
     m: Annotated[
         list[int] | None,
         typer.Option(
-            "--m", metavar="M", min=1, max=MAX_GEMM_EXTENT, help="Rows to predict a choice for. May be repeated."
+            "--m", metavar="M", min=1, max=MAX_GEMM_EXTENT, help="Rows to say what serves at. May be repeated."
         ),
     ] = None,
     as_json: Json = False,
@@ -369,7 +359,7 @@ def _show(
     """Show one function or signature of an archive in full; of a signature that no entry has what is predicted."""
     from . import describe
 
-    with Archive.open(archive) as opened:
+    with open_archive(archive) as opened:
         found = describe.show(opened, entry, m or ())
     if as_json:
         return print_json(found)
@@ -388,9 +378,9 @@ def _verify(archive: ArchivePath, as_json: Json = False) -> None:
     from ..verify import archive as verify
 
     try:
-        with Archive.open(archive) as opened:
+        with open_archive(archive) as opened:
             checks = verify.verify(opened)
-    except FileUnreadable:
+    except (FileUnreadable, NotAnArchive):
         raise
     except ArchiveError as error:
         checks = [verify.Finding("header and index", False, str(error))]
@@ -446,7 +436,7 @@ def _from_config(
             f"{tokens!r} is no list of integers such as 1,16,1024", param_hint="--tokens"
         ) from None
     if output is not None:
-        _refuse_inputs(output, [config])
+        refuse_outputs(output, [config])
     text = dump(
         manifest_from_config(
             load_config(config),
@@ -479,14 +469,6 @@ def _named_cache(name: str) -> str:
     if os.path.exists(name) and not os.path.isdir(name):
         raise AotError(f"{name}: cannot be the build cache: it is no folder; name a folder")
     return name
-
-
-def _refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:
-    """Keep a command from writing over what it reads."""
-    for path in inputs:
-        with contextlib.suppress(OSError):
-            if output.samefile(path):
-                raise AotError(f"{output}: is an input too, which would be lost; name another output")
 
 
 def _count(number: int, one: str, more: str = "") -> str:

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from ..verify.archive import Finding
 
 from runtime.device.gpus import Gpu
+from runtime.gemm.universal import PREDICTED
 
+from ..version import UNKNOWN
 from .streams import printable, say
 
 
@@ -37,26 +39,13 @@ def _cleaned(obj: Any) -> Any:
 def print_listing(found: dict[str, Any]) -> None:
     """What `aot ls` prints."""
     found = _cleaned(found)
-    rows = [
-        [
-            entry["signature"],
-            ",".join(entry["gemms"]),
-            entry["target"],
-            _kind(entry["gpu"]),
-            entry["state"],
-            _faster_with_torch(entry) if row is entry["ranges"][0] else "",
-            _interval(row),
-            "" if row["us"] is None else f"{row['us']:.1f}",
-            "" if row["ratio"] is None else f"{row['ratio']:.2f}x",
-            row["function"],
-        ]
-        for entry in found["entries"]
-        for row in entry["ranges"]
-    ]
-    if rows:
+    if rows := [row for entry in found["entries"] for row in _entry(entry)]:
         header = ["signature", "gemms", "target", "gpu", "state", "torch faster", "M", "us", "ratio", "function"]
         _print_table(header, rows, right={6, 7, 8})
         print()
+    if unused := sum(entry["instead"] is not None for entry in found["entries"]):
+        what = "`aot show` with --m says what serves in their place, and `aot tune` makes them serve"
+        print(f"{unused} of {len(found['entries'])} entries were never tuned and give way: {what}\n")
     if found["forms"]:
         header = ["any N and K", "target", "functions", "multiples of N, K", "checked on"]
         _print_table(header, [_form(form) for form in found["forms"]], right={2})
@@ -64,9 +53,11 @@ def print_listing(found: dict[str, Any]) -> None:
     if found["functions"]:
         _print_table(["target", "other function"], [[f["target"], f["name"]] for f in found["functions"]])
         print()
+    totals = found["totals"]
+    if totals["functions"]:
+        print(_built_by(found["tools"]))
     for environment in found["tuning"]:
         print(_environment(environment))
-    totals = found["totals"]
     if totals["measured"]:
         print(f"torch was faster at {_faster_with_torch(totals)} M values that were measured")
     each = f", {totals['bytes_per_function']:,} a function" if totals["functions"] else ""
@@ -76,18 +67,50 @@ def print_listing(found: dict[str, Any]) -> None:
     )
 
 
+def _entry(entry: dict[str, Any]) -> list[list[str]]:
+    """The rows of an entry: one for each range, or one that says what it gives way to."""
+    named = [entry["signature"], ",".join(entry["gemms"]), entry["target"], _kind(entry["gpu"])]
+    if entry["instead"] is not None:
+        return [[*named, f"{entry['state']}, unused", "", "1-", "", "", f"gives way to {_instead(entry['instead'])}"]]
+    return [
+        [
+            *named,
+            entry["state"],
+            _faster_with_torch(entry) if row is entry["ranges"][0] else "",
+            _interval(row),
+            "" if row["us"] is None else f"{row['us']:.1f}",
+            "" if row["ratio"] is None else f"{row['ratio']:.2f}x",
+            row["function"],
+        ]
+        for row in entry["ranges"]
+    ]
+
+
+def _instead(instead: dict[str, Any]) -> str:
+    """What an entry that serves nothing gives way to."""
+    return "the entries that were tuned" if instead["form"] is None else f"what {instead['form']} predicts"
+
+
 def print_gemm(gemm: dict[str, Any]) -> None:
-    """What `aot show` prints for an entry of the gemm table."""
+    """What `aot show` prints for an entry of the gemm table, or for what serves of it at some M."""
     gemm = _cleaned(gemm)
     kind = f", {_kind(gemm['gpu'])}" if gemm["gpu"] else ""
-    print(f"{gemm['key']} on {gemm['target']}{kind}: {gemm['state']}")
+    print(f"{gemm['key']} on {gemm['target']}{kind}: {gemm['state']}{', unused' if gemm['instead'] else ''}")
     _print_operands(gemm)
+    serves = gemm["serves"]
+    if gemm["instead"]:
+        on = f", here for {_kind(serves['gpu'])}, not measured" if serves else ""
+        print(f"gives way to {_instead(gemm['instead'])}{on}")
+    if serves:
+        _print_serving(serves)
+    if "ranges" not in gemm:
+        return
     if gemm["torch_faster"]:
         ranges = ", ".join(_interval(row) for row in gemm["torch_faster"])
         print(f"torch was faster at M = {ranges}: {_faster_with_torch(gemm)} that were measured")
     for environment in gemm["tuning"]:
         print(_environment(environment))
-    print()
+    print("\nof the entry itself, which serves nothing:" if gemm["instead"] else "")
     _print_table(["M", "function"], [[_interval(row), row["function"]] for row in gemm["ranges"]], right={0})
     if gemm["invariant"]:
         print()
@@ -109,14 +132,22 @@ def print_predicted(gemm: dict[str, Any]) -> None:
     gemm = _cleaned(gemm)
     print(f"{gemm['key']} on {gemm['target']}: {gemm['state']} for {_kind(gemm['gpu'])}, not measured")
     _print_operands(gemm)
-    checked = ", ".join(gemm["checked_on"])
-    print(f"functions that can compute it: {gemm['functions']}, {f'checked on {checked}' if checked else 'never run'}")
+    _print_serving(gemm)
+
+
+def _print_serving(serves: dict[str, Any]) -> None:
+    """What serves at some M: by prediction, for a kind of GPU, or of an entry, with the times that were measured."""
+    us = "us"
+    if serves["state"] == PREDICTED:
+        us, checked = "predicted us", ", ".join(serves["checked_on"])
+        count = serves["functions"]
+        print(f"functions that can compute it: {count}, {f'checked on {checked}' if checked else 'never run'}")
     titles = {"choices": "function", "invariant": "function, of those that give equal bits at every M"}
     for choices, title in titles.items():
-        if gemm[choices]:
+        if serves[choices]:
             print()
-            rows = [[str(c["m"]), "" if c["us"] is None else f"{c['us']:.1f}", c["function"]] for c in gemm[choices]]
-            _print_table(["M", "predicted us", title], rows, right={0, 1})
+            rows = [[str(c["m"]), "" if c["us"] is None else f"{c['us']:.1f}", c["function"]] for c in serves[choices]]
+            _print_table(["M", us, title], rows, right={0, 1})
 
 
 def print_function(function: dict[str, Any]) -> None:
@@ -166,8 +197,15 @@ def _faster_with_torch(counts: dict[str, Any]) -> str:
     return f"{counts['faster_with_torch']} of {counts['measured']}" if counts["measured"] else ""
 
 
+def _built_by(tools: dict[str, str]) -> str:
+    """What compiled the functions, in a line."""
+    own, compiler = (tools.get(name, UNKNOWN) for name in ("cute-aot", "nvidia-cutlass-dsl"))
+    by = "a cute-aot whose version it does not say" if own == UNKNOWN else f"cute-aot {own}"
+    return f"built by {by}" + ("" if compiler == UNKNOWN else f" with nvidia-cutlass-dsl {compiler}")
+
+
 def _environment(environment: dict[str, Any]) -> str:
-    """Where timings are from, in a line."""
+    """Where timings are from, in a line that leaves out what is not known."""
     labels = {
         "driver": "driver",
         "cuda": "CUDA",
@@ -175,7 +213,9 @@ def _environment(environment: dict[str, Any]) -> str:
         "cublas": "cuBLAS",
         "cute_aot": "cute-aot",
     }
-    versions = [f"{label} {environment[name]}" for name, label in labels.items() if environment.get(name)]
+    versions = [
+        f"{label} {environment[name]}" for name, label in labels.items() if environment.get(name) not in (None, UNKNOWN)
+    ]
     return ", ".join([f"tuned on {environment['gpu']}", *versions])
 
 

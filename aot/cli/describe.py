@@ -19,12 +19,14 @@ from runtime.device.launch import (
     PROGRAMMATIC_STREAM_SERIALIZATION,
 )
 from runtime.errors import AotError
-from runtime.gemm.dispatch import Dispatch, Entry, serves
+from runtime.gemm.dispatch import serves
 from runtime.gemm.signature import Operand, Signature
+from runtime.gemm.table import Entry
 from runtime.program.record import Record
 
 from ..pack import forms, tables
-from ..problem.manifest import did_you_mean
+from ..pack.precedence import Precedence
+from ..suggest import did_you_mean
 
 _ATTRIBUTES = {
     COOPERATIVE: "cooperative",
@@ -38,8 +40,8 @@ class UnknownName(AotError):
     """The archive has nothing of the name asked for."""
 
 
-class NothingPredicted(AotError):
-    """M values were asked for of something that was measured, ranked, or is no GEMM."""
+class NoGemm(AotError):
+    """What serves at M values was asked of what is no GEMM."""
 
 
 def listing(archive: Archive) -> dict[str, Any]:
@@ -48,14 +50,16 @@ def listing(archive: Archive) -> dict[str, Any]:
 
     `gpu` is the kind of GPU that an entry was tuned on, None where it is for any of its target. `measured` counts the M
     values that an entry was measured at, and `faster_with_torch` those of them where torch was faster by more than the
-    tolerance; `totals` has both of all entries.
+    tolerance; `totals` has both of all entries. `instead` is what an entry gives way to, if it serves nothing
+    (`aot.pack.precedence`).
     A range's `us` and `ratio` (baseline time / its own; above 1 is faster) are those at the largest M it was measured
     at, None where it was not; `measured` counts such M.
     """
     names = _gemm_names(archive)
     entries: list[dict[str, Any]] = []
     used: set[str] = set()
-    for entry in _dispatch(archive).entries:
+    precedence = Precedence(archive)
+    for entry in precedence.entries:
         used |= _functions_of(entry)
         key = entry.signature.key()
         entries.append(
@@ -65,12 +69,13 @@ def listing(archive: Archive) -> dict[str, Any]:
                 "target": entry.target,
                 "gpu": _gpu(entry),
                 "state": entry.state,
+                "instead": precedence.instead_of(entry),
                 "ranges": _ranges(entry),
                 **_measured(entry),
                 "candidates": sum(len(ranked) for _, ranked in entry.candidates),
             }
         )
-    universal = forms.read(archive)
+    universal = precedence.universal
     rows = forms.rows(archive, universal)
     used.update(f.name for row in rows for f in row.form.functions)
     others = [{"name": e.name, "target": e.target} for e in archive.functions.values() if e.name not in used]
@@ -89,22 +94,23 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
     """What the archive says of `name`: a function, a signature, or a gemm of the models it was built for.
 
     A signature that has no entry, and that a form can compute, is shown with what is predicted for it: at `tokens`
-    rows, or at `aot.pack.forms.ROWS` where there are none.
+    rows, or at `aot.pack.forms.ROWS` where there are none. An entry is shown with what `serves` at these rows, in its
+    place if there is something `instead`, and where there are `tokens` with nothing else.
 
     Raises:
         UnknownName: it is none of these.
-        NothingPredicted: there are `tokens`, and nothing of it is predicted.
+        NoGemm: there are `tokens`, and it is a function.
     """
     if name in archive.functions:
-        _require_no_tokens(archive, name, tokens, "a function")
+        if tokens:
+            raise NoGemm(f"{archive.path}: {name!r} is a function, and --m is for gemms; leave it out")
         return {"function": _function(archive, name)}
-    gemms = _gemm_names(archive)
-    entries = _dispatch(archive).entries
+    gemms, precedence = _gemm_names(archive), Precedence(archive)
+    entries = precedence.entries
     chosen = [e for e in entries if e.signature.key() == name or name in gemms.get(e.signature.key(), ())]
     if chosen:
-        _require_no_tokens(archive, name, tokens, "in the gemm table")
         environments = tables.environments(archive)
-        return {"gemm": [_entry(e, gemms, environments) for e in chosen]}
+        return {"gemm": [_entry(archive, e, gemms, precedence, environments, tokens) for e in chosen]}
     predicted = _predicted(archive, name, gemms, tokens or forms.ROWS)
     if not predicted:
         known = [*{e.signature.key(): None for e in entries}, *{g: None for gs in gemms.values() for g in gs}]
@@ -132,13 +138,6 @@ def _why_not_predicted(archive: Archive, name: str) -> str:
     return f"the functions of its form take an N that is a multiple of {n} and a K of {k}; pad both"
 
 
-def _require_no_tokens(archive: Archive, name: str, tokens: Sequence[int], what: str) -> None:
-    if tokens:
-        raise NothingPredicted(
-            f"{archive.path}: {name!r} is {what}, and --m is for what is predicted; leave it out to see all there is"
-        )
-
-
 def _predicted(archive: Archive, name: str, gemms: Mapping[str, list[str]], tokens: Sequence[int]) -> list[Any]:
     """What the universal table predicts for a signature, or for those of a gemm, by key."""
     table = forms.read(archive)
@@ -153,12 +152,6 @@ def _predicted(archive: Archive, name: str, gemms: Mapping[str, list[str]], toke
 
 
 # --- the gemm table ---
-
-
-def _dispatch(archive: Archive) -> Dispatch:
-    if "gemm" not in archive.tables:
-        return Dispatch(())
-    return Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name())
 
 
 def _gemm_names(archive: Archive) -> dict[str, list[str]]:
@@ -194,11 +187,33 @@ def _intervals(ranges: Iterable[tuple[int | None, str]]) -> list[dict[str, Any]]
     return rows
 
 
-def _entry(entry: Entry, gemms: Mapping[str, list[str]], environments: list[dict[str, Any]]) -> dict[str, Any]:
-    return _described(entry.signature, gemms) | {
+def _entry(
+    archive: Archive,
+    entry: Entry,
+    gemms: Mapping[str, list[str]],
+    precedence: Precedence,
+    environments: list[dict[str, Any]],
+    tokens: Sequence[int],
+) -> dict[str, Any]:
+    """An entry in full, or, where there are `tokens`, what serves at these."""
+    instead = precedence.instead_of(entry)
+    found = _described(entry.signature, gemms) | {
         "target": entry.target,
         "gpu": _gpu(entry),
         "state": entry.state,
+        "instead": instead,
+        "serves": None,
+    }
+    if instead is None:
+        found["serves"] = _serves(entry, tokens) if tokens else None
+    elif instead["form"] is not None:
+        assert precedence.universal is not None  # which has the form
+        (found["serves"],) = forms.predicted(
+            archive, precedence.universal, entry.signature, tokens or forms.ROWS, entry.target
+        )
+    if tokens:
+        return found
+    return found | {
         "ranges": _ranges(entry),
         "invariant": None if entry.invariant is None else _intervals(entry.invariant_ranges or ()),
         "torch_faster": [{"m_min": first, "m_max": last} for first, last in entry.torch_faster],
@@ -206,6 +221,21 @@ def _entry(entry: Entry, gemms: Mapping[str, list[str]], environments: list[dict
         "timings": tables.timings(entry),
         "tuning": [e for e in environments if entry.timings and _is_of(entry, e)],
         "candidates": [{"m": m, "functions": list(ranked)} for m, ranked in entry.candidates],
+    }
+
+
+def _serves(entry: Entry, tokens: Sequence[int]) -> dict[str, Any]:
+    """What an entry chooses at each of `tokens` rows, as `aot.pack.forms.predicted` says it, with the times that were
+    measured at the very M."""
+    us = {(timing["m"], timing["function"]): timing["us"] for timing in tables.timings(entry)}
+
+    def choices(of: Entry) -> list[dict[str, Any]]:
+        return [{"m": m, "function": of.best(m), "us": us.get((m, of.best(m)))} for m in dict.fromkeys(tokens)]
+
+    return {
+        "state": entry.state,
+        "choices": choices(entry),
+        "invariant": None if entry.invariant is None else choices(entry.only_invariant()),
     }
 
 

@@ -78,13 +78,33 @@ def _run(app: typer.Typer) -> tuple[int, str]:
 
 def _usage(error: Any) -> str:
     """A wrong call in a line; the help where there was no command at all."""
-    said = str(error.format_message())
+    said = _bad_value(error) or str(error.format_message())
     if type(error).__name__ == "NoArgsIsHelpError":
         for line in said.splitlines():
             tell(line)
         return ""
     command = error.ctx.command_path if error.ctx else "aot"
     return f"{said.rstrip('.')}{'' if said.endswith('?') else ';'} `{command} --help` shows how to call it"
+
+
+# What pydantic calls a number that is none or out of range, and what it must be; the rest of its words are its own.
+_MUST_BE = {
+    "int_parsing": "an integer",
+    "float_parsing": "a number",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+}
+
+
+def _bad_value(error: Any) -> str:
+    """What a number must be that a newer typer has pydantic read, which names neither the option nor what was found;
+    nothing of other errors."""
+    details: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    if not details or details[0].get("type") not in _MUST_BE:
+        return ""
+    first = details[0]
+    must_be = _MUST_BE[first["type"]].format(**first.get("ctx", {}))
+    return f"{error.param.opts[0]!r} must be {must_be}, found {first['input']!r:.80}"
 
 
 def _output_failed(error: OSError) -> tuple[int, str]:

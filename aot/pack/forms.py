@@ -89,9 +89,10 @@ def listing(found: Iterable[FormRow], checked_on: Mapping[str, Sequence[str]]) -
 
 
 def predicted(
-    archive: Archive, table: Universal, signature: Signature, tokens: Sequence[int] = ROWS
+    archive: Archive, table: Universal, signature: Signature, tokens: Sequence[int] = ROWS, where: str | None = None
 ) -> list[dict[str, Any]]:
-    """What is chosen for a signature at each of `tokens` rows, on each target that has a form for it; none of none.
+    """What is chosen for a signature at each of `tokens` rows, on each target that has a form for it, or on GPUs of the
+    target `where` alone; none of none.
 
     Times depend on the GPU: they are those of a kind that `checked_on` names and this archive knows, else of an H200.
 
@@ -99,9 +100,9 @@ def predicted(
         RecordError: a cost program is malformed.
     """
     found: dict[str, dict[str, Any]] = {}
-    for target in dict.fromkeys(form.target for _, form in table.forms):
+    for target in dict.fromkeys(form.target for _, form in table.forms) if where is None else (where,):
         gpu = _gpu(archive, table.checked_on.get(target, ()), target)
-        entry = table.entry(signature, _capability(target), gpu)
+        entry = table.entry(signature, capability(target), gpu)
         if entry is not None and entry.target not in found:
             found[entry.target] = {
                 "target": entry.target,
@@ -136,20 +137,21 @@ def _multiples(form: Form) -> list[dict[str, int]]:
     return [{"n": n, "k": k} for n, k in least]
 
 
-def _capability(target: str) -> tuple[int, int]:
-    """That of the oldest GPU that runs a target; of none where it is no target that a form can serve."""
+def capability(target: str) -> tuple[int, int]:
+    """The compute capability of the oldest GPU that runs a target; of none where no GPU runs it."""
     match = TARGET.fullmatch(target)
     return (int(match[1]), int(match[2])) if match else (-1, -1)
 
 
 def _gpu(archive: Archive, checked_on: Sequence[str], target: str) -> Gpu:
     """The kind to predict for."""
-    kinds = [entry.gpu for entry in _entries(archive) if entry.gpu is not None and entry.target == target]
+    kinds = [entry.gpu for entry in entries(archive) if entry.gpu is not None and entry.target == target]
     kinds.append(USUAL_GPU)
     return next((gpu for name in checked_on for gpu in kinds if gpu.name == name), USUAL_GPU)
 
 
-def _entries(archive: Archive) -> tuple[Entry, ...]:
+def entries(archive: Archive) -> tuple[Entry, ...]:
+    """The entries of the archive's gemm table; none where it has none."""
     if "gemm" not in archive.tables:
         return ()
     return Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name()).entries

@@ -32,7 +32,7 @@ def invariant(
     """The ranges to serve callers who want equal bits at every M; None where there are none.
 
     `summation` has the candidates that may serve them, those that give equal bits with the same word
-    (`aot.search.variants.summation`). Of the words, the one whose candidates are ranked before those of others at most
+    (`aot.search.legal.summation`). Of the words, the one whose candidates are ranked before those of others at most
     M values, then the one with most places among the candidates, then by name. Places stand in for times, which are not
     kept; tuning chooses by those. At each M the best candidate of that word is chosen, if it has any there.
     """

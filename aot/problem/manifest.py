@@ -48,6 +48,7 @@ from runtime.gemm.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLA
 
 from .. import files
 from ..search.targets import TARGETS
+from ..suggest import did_you_mean
 
 FORMAT = 1
 ACCUMULATORS = ("f32",)
@@ -154,7 +155,15 @@ def load(path: str | os.PathLike[str]) -> Manifest:
         ManifestError: it cannot be read, or `loads` refuses it.
     """
     name = os.fspath(path)
-    return loads(read_text(name), name)
+    return loads(read_text(name, "a manifest"), name)
+
+
+def lists_gemms(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a manifest, perhaps one with mistakes: text with the field `gemms`."""
+    try:
+        return re.search("^gemms *:", read_text(os.fspath(path), "a manifest"), re.MULTILINE) is not None
+    except ManifestError:
+        return False
 
 
 def loads(text: str, path: str = "<manifest>") -> Manifest:
@@ -218,14 +227,14 @@ def write(text: str, path: str | os.PathLike[str], *, replace: bool = False) -> 
         raise ManifestError(f"{path}: cannot be written ({error.strerror}); check the folder and its space") from None
 
 
-def read_text(path: str, max_bytes: int = MAX_FILE_BYTES) -> str:
-    """The text of a small UTF-8 file.
+def read_text(path: str, what: str, max_bytes: int = MAX_FILE_BYTES) -> str:
+    """The text of a small UTF-8 file, which should be `what`, such as "a manifest".
 
     Raises:
-        ManifestError: it is missing, a directory, unreadable, too large, or not UTF-8.
+        ManifestError: it is missing, a folder, an archive, unreadable, too large, or not UTF-8.
     """
     if os.path.isdir(path):
-        raise ManifestError(f"{path}: is a directory; name a file in it")
+        raise ManifestError(f"{path}: is a folder; name {what} in it")
     try:
         with open(path, "rb") as file:
             data = file.read(max_bytes + 1)
@@ -233,10 +242,10 @@ def read_text(path: str, max_bytes: int = MAX_FILE_BYTES) -> str:
         raise ManifestError(f"{path}: no such file; check the path") from None
     except (OSError, ValueError) as error:
         raise ManifestError(f"{path}: cannot be read: {error}; check the path and its permissions") from None
-    if len(data) > max_bytes:
-        raise ManifestError(f"{path}: larger than {max_bytes} bytes, the most such a file may be; check the path")
     if data.startswith(MAGIC):
-        raise ManifestError(f"{path}: is an archive, not a text file; give it to --base, or to `aot tune` or `aot ls`")
+        raise ManifestError(f"{path}: is an archive, not {what}; give it to `aot build --base`, `aot tune` or `aot ls`")
+    if len(data) > max_bytes:
+        raise ManifestError(f"{path}: larger than {max_bytes} bytes, the most that {what} may be; check the path")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -309,14 +318,6 @@ def _known_epilogues(found: str) -> str:
     hint = f"did you mean {near[0]!r}? " if near else ""
     activations = "|".join((*ACTIVATIONS[1:], *(f"{name}[_interleaved]" for name in GATED)))
     return f"{hint}known: none, or of bias+({activations})+residual+scale some parts, in this order"
-
-
-def did_you_mean(found: str, known: Iterable[str]) -> str:
-    """The tail of a message about an unknown word: the nearest known one, if near, and all known ones."""
-    known = tuple(known)
-    near = difflib.get_close_matches(found, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}known: {', '.join(known)}"
 
 
 class _Loader(yaml.SafeLoader):

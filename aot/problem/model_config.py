@@ -29,7 +29,8 @@ from runtime.gemm.signature import SCALINGS, Epilogue, Signature
 
 from ..search.provider import PROVIDERS, provider
 from ..search.targets import TARGETS
-from .manifest import MAX_TOKENS, Gemm, Manifest, did_you_mean, signature_problem
+from ..suggest import did_you_mean
+from .manifest import MAX_TOKENS, Gemm, Manifest, signature_problem
 from .model_families import Model, is_integer, read_model, short
 
 # What `dtype` means for A, B and D. The router and lm_head stay in the type of D, as fp8 checkpoints keep them.

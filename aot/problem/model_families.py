@@ -140,7 +140,7 @@ def load_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         ManifestError: it cannot be read, is not JSON, or is not an object.
     """
     name = os.fspath(path)
-    text = read_text(name, MAX_CONFIG_BYTES)
+    text = read_text(name, "a model's config.json", MAX_CONFIG_BYTES)
     try:
         config = json.loads(text, object_pairs_hook=_distinct)
     except json.JSONDecodeError as error:

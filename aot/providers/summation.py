@@ -1,4 +1,4 @@
-"""How functions add up along K, as `aot.search.variants.summation` words it: which of them give equal bits.
+"""How functions add up along K, as `aot.search.legal.summation` words it: which of them give equal bits.
 
 With bf16, K-major B and no epilogue, on an H200 at five M and five signatures, all functions of the three families of
 Hopper that cut K nowhere agree bit by bit, whatever their tiles, clusters, schedules and operands' sides. So do those

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from runtime.errors import AotError
 
+from ..suggest import did_you_mean
+
 
 @dataclass(frozen=True)
 class Target:
@@ -55,4 +57,4 @@ def target(name: str) -> Target:
     try:
         return TARGETS[name]
     except KeyError:
-        raise AotError(f"unknown target {name!r}; the targets are {', '.join(TARGETS)}") from None
+        raise AotError(f"unknown target {name!r:.80}; {did_you_mean(name[:64], TARGETS)}") from None

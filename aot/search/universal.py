@@ -106,6 +106,11 @@ def choose_all(
     return [c for c in found if c.variants]
 
 
+def can_choose(signatures: Iterable[Signature], target: str) -> bool:
+    """Whether `choose_all` finds functions for one of the signatures at least."""
+    return any(_estimated(form, target) for form in forms(signatures))
+
+
 def likeness(signature: Signature) -> tuple[Any, ...]:
     """What forms have in common of which times tell the same: bytes of an element, gates, block scales, order of B."""
     s = signature

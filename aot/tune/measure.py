@@ -10,7 +10,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from runtime.device.driver import Driver
 from runtime.errors import AotError, WorkspaceError
 from runtime.gemm.signature import Signature
 
+from ..version import UNKNOWN, own_version
 from .operands import MOST_LAUNCHES, OperandSet, Weights, poisoned, reference
 from .roofline import expected_us, power_bound
 from .timing import LOAD, Timing
@@ -245,18 +245,11 @@ def environment() -> dict[str, Any]:
         "l2_bytes": properties.L2_cache_size,
         "cuda_driver": Driver().cuda_version,
         "driver": _driver_version(),
-        "cute_aot": _own_version(),
+        "cute_aot": own_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cublas": _cublas_version(),
     }
-
-
-def _own_version() -> str:
-    try:
-        return metadata.version("cute-aot")
-    except metadata.PackageNotFoundError:  # running from its source tree
-        return "unknown"
 
 
 def _driver_version() -> str:
@@ -265,8 +258,8 @@ def _driver_version() -> str:
         with open("/proc/driver/nvidia/version") as f:
             words = f.readline().split()
     except OSError:
-        return "unknown"
-    return next((w for w in words if w[:1].isdigit() and "." in w), "unknown")
+        return UNKNOWN
+    return next((w for w in words if w[:1].isdigit() and "." in w), UNKNOWN)
 
 
 def _cublas_version() -> str:
@@ -280,5 +273,5 @@ def _cublas_version() -> str:
             library.cublasGetProperty(part, ctypes.byref(value))
             major_minor_patch.append(str(value.value))
     except (OSError, AttributeError):
-        return "unknown"
+        return UNKNOWN
     return ".".join(major_minor_patch)

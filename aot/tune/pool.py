@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 
-from runtime.gemm.dispatch import Entry, gemm_mismatch
+from runtime.gemm.dispatch import Entry, record_mismatch
 from runtime.gemm.signature import Signature
 from runtime.program.record import Record
 
@@ -39,7 +39,7 @@ class Pool:
             for name in (*_served(other), *(n for _, names in other.candidates for n in names))
             if name not in self._known
         }
-        fits = {n for n in known.keys() | alike if gemm_mismatch(entry.signature, self._record(n)) is None}
+        fits = {n for n in known.keys() | alike if record_mismatch(entry.signature, self._record(n)) is None}
         return sorted((own & self._names) | (fits & self._names))
 
     def estimates(self, signature: Signature) -> Callable[[str, int], float]:
@@ -70,7 +70,7 @@ class Pool:
         self._us.pop(signature, None)
 
     def summation(self, name: str, signature: Signature) -> str | None:
-        """What `variants.summation` says of a function. One that no provider knows is taken to be like no other, if its
+        """What `legal.summation` says of a function. One that no provider knows is taken to be like no other, if its
         CTAs do not meet in memory, where what it computes may depend on what runs."""
         if self._record(name).workspace_arguments:
             return None

@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from runtime.container.archive import Archive
 from runtime.container.index import FunctionEntry
 from runtime.errors import AotError, RecordError
-from runtime.gemm.dispatch import Dispatch, Entry, gemm_mismatch, workspaces_of
+from runtime.gemm.dispatch import Dispatch, Entry, record_mismatch, workspaces_of
 from runtime.gemm.signature import Signature
 from runtime.program.record import Record
 
@@ -200,12 +200,12 @@ def _compare_entry(
     equal bits, and read its timings; what they serve goes into `uses`."""
     rows, failed = _rows_by_function(entry), list[AotError]()
     equal_bits = {name for _, name in entry.invariant_ranges or ()}
-    suited = set[Any]()  # the tensors of functions that can compute it: `gemm_mismatch` looks at nothing else
+    suited = set[Any]()  # the tensors of functions that can compute it: `record_mismatch` looks at nothing else
     for name, of_interest in rows.items():
         try:
             record = read(name)
             if record.tensors not in suited:
-                if mismatch := gemm_mismatch(entry.signature, record):
+                if mismatch := record_mismatch(entry.signature, record):
                     raise RecordError(f"function {name} {mismatch}; build the archive again")
                 suited.add(record.tensors)
             if name in equal_bits and (spaces := workspaces_of(record)):

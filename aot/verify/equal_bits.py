@@ -13,7 +13,7 @@ from ..search.variants import Variant
 def require_equal_bits(
     numbers: Mapping[str, int], variant: Callable[[str], Variant | None], k: int | None = None
 ) -> None:
-    """Hold functions of the same number, but 0, against `aot.search.variants.summation`; `variant` says what is known
+    """Hold functions of the same number, but 0, against `aot.search.legal.summation`; `variant` says what is known
     of one.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Any
 from runtime import native
 from runtime.device.gpus import Gpu
 from runtime.errors import RecordError
-from runtime.gemm.dispatch import gemm_mismatch, workspaces_of
+from runtime.gemm.dispatch import record_mismatch, workspaces_of
 from runtime.gemm.signature import OVERLAPS, Signature
 from runtime.gemm.universal import INPUTS, Function
 from runtime.limits import MAX_GEMM_EXTENT
@@ -61,7 +61,7 @@ def require_suited(of: Sequence[Signature], function: Function, record: Record, 
     """
     for signature in of:
         if (record.tensors, signature) not in suited:
-            if mismatch := gemm_mismatch(signature, record):
+            if mismatch := record_mismatch(signature, record):
                 raise RecordError(f"function {function.name} {mismatch}; build the archive again")
             suited.add((record.tensors, signature))
     if function.equal_bits and (spaces := workspaces_of(record)):

@@ -146,12 +146,14 @@ class Archive:
         name = os.fspath(path)
         try:
             file = open(name, "rb", buffering=0, opener=_open_without_waiting)  # noqa: SIM115
+        except IsADirectoryError:
+            raise FileUnreadable(f"{name}: is a folder; name an .aot file in it") from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise FileUnreadable(f"{name}: cannot be opened ({reason}); check the path and its permissions") from None
         try:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise FileUnreadable(f"{name}: is not a regular file; give the path of an .aot file")
+                raise FileUnreadable(f"{name}: is not a regular file; name an .aot file")
             return cls(file, name)
         except BaseException:
             file.close()
@@ -400,7 +402,9 @@ class Archive:
         path, size = self.path, self.file_bytes
         head = self._read(0, min(size, HEADER.size))
         if not MAGIC.startswith(head[: len(MAGIC)]):
-            raise NotAnArchive(f"{path}: begins with {head[: len(MAGIC)]!r}, not {MAGIC!r}; it is not an .aot file")
+            raise NotAnArchive(
+                f"{path}: begins with {head[: len(MAGIC)]!r}, not {MAGIC!r}, so it is no archive; name an .aot file"
+            )
         if size < HEADER.size:
             raise Truncated(f"{path}: has {size} bytes, less than a header of {HEADER.size}; copy it again")
         _, version, raw_length, offset, length, digest = HEADER.unpack(head)

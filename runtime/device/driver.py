@@ -2,7 +2,7 @@
 
 Every return code is checked; a failure is a `DeviceError` that names the call and what the driver says of it.
 libcuda is loaded and initialised when a device is first asked for something, never before. Launches, and the
-questions for a kernel's parameters, go through `runtime._native` where that was built, else through ctypes.
+questions for a kernel's parameters, go through `runtime.native._native` where that was built, else through ctypes.
 Knows nothing of archives, tensors or GEMMs; of a launch program it knows only the evaluated `Launch`.
 """
 

@@ -1,4 +1,4 @@
-"""The gemm table of an archive: signature, GPU and M in, the name of the best function out.
+"""An operation's table in an archive: signature, GPU and M in, the name of the best function out.
 
 Also the rules of which GPUs run which targets, which of several entries a GPU takes, and which records can be what an
 entry says. Knows nothing of the tensors of a call, cubins or the driver.
@@ -7,18 +7,17 @@ entry says. Knows nothing of the tensors of a call, cubins or the driver.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..device.gpus import Gpu, distance
 from ..errors import KernelMiss
+from ..program.operation import Operand, Operation, Signature, operation
 from ..program.record import Record, SuppliedArgument, TensorArgument, WorkspaceArgument
-from .signature import Operand, Signature
+from .operation import GEMM
 from .table import TARGET, Entry, read
 
 _NEAREST = 3
-_IN_PLACE = {"a": "A", "b": "B", "d": "D"}  # operands told by their place; what follows them is told by name
 Capability = tuple[int, int]
 
 
@@ -44,24 +43,26 @@ def preference(target: str) -> tuple[int, bool]:
     return (int(match[2]), bool(match[3])) if match else (-1, False)
 
 
-def gemm_mismatch(signature: Signature, record: Record) -> str | None:
+def record_mismatch(signature: Signature, record: Record) -> str | None:
     """Why the function of `record` cannot compute `signature`, as the end of a sentence; None where it can.
 
-    It must take exactly `signature.operands()` in this order, of their element types and, after D, by their names.
-    Their innermost strides are 1, but for B where that is N-major (then the stride of N is) and for the scales of
-    blocks of A (both free). M is a symbol, the other extents are symbols or what the signature makes of them; what is
-    one extent in the signature, and only that, is one symbol. What a record does not show (accumulator, epilogue, the
-    arithmetic itself) is not looked at. Functions of equal `Record.tensors` have equal answers.
+    It must take exactly `signature.operands()` in this order, of their element types and layouts and by their names, or
+    by place those that its operation says. M is a symbol, the other extents are symbols or what the signature makes of
+    them; what is one extent in the signature, and only that, is one symbol. What a record does not show (accumulator,
+    epilogue, the arithmetic itself) is not looked at. Functions of equal `Record.tensors` have equal answers.
     """
-    operands = signature.operands()
-    tensors = [a for a in record.arguments if not isinstance(a, SuppliedArgument)]
-    if len(tensors) != len(operands) or not all(isinstance(a, TensorArgument) for a in tensors):
-        wanted, found = (", ".join(x.name for x in xs) for xs in (operands, tensors))
-        return f"does not take the tensors of this GEMM ({wanted}) but ({found})"
+    operands, by_place = signature.operands(), operation(signature.operation).by_place
+    taken = [a for a in record.arguments if not isinstance(a, SuppliedArgument)]
+    tensors, numbers = taken[: len(operands)], taken[len(operands) :]
+    fits = len(tensors) == len(operands) and all(isinstance(a, TensorArgument) for a in tensors)
+    if not fits or [(a.name, getattr(a, "dtype", None)) for a in numbers] != list(signature.numbers()):
+        wanted = ", ".join([*(x.name for x in operands), *(name for name, _ in signature.numbers())])
+        found = ", ".join(x.name for x in taken)
+        return f"does not take the arguments of this {signature.operation} ({wanted}) but ({found})"
     extents: dict[str, int | str] = {}
     for operand, tensor in zip(operands, tensors, strict=True):
         assert isinstance(tensor, TensorArgument)
-        if problem := _operand_mismatch(signature, operand, tensor, extents):
+        if problem := _operand_mismatch(by_place, operand, tensor, extents):
             return problem
     known = signature.extents()
     for axis, extent in extents.items():
@@ -80,33 +81,31 @@ def workspaces_of(record: Record) -> list[str]:
 
 
 def _operand_mismatch(
-    signature: Signature, operand: Operand, tensor: TensorArgument, extents: dict[str, int | str]
+    by_place: Mapping[str, str], operand: Operand, tensor: TensorArgument, extents: dict[str, int | str]
 ) -> str | None:
     """Why `tensor` cannot be `operand`; collects the extent of each axis."""
-    which = _IN_PLACE.get(operand.name, operand.name)
-    if operand.name not in _IN_PLACE and tensor.name != operand.name:
+    which = by_place.get(operand.name, operand.name)
+    if operand.name not in by_place and tensor.name != operand.name:
         return f"takes {tensor.name} where {operand.name} belongs"
     if tensor.dtype != operand.dtype:
         return f"takes {which} as {tensor.dtype}, not {operand.dtype}"
     if len(tensor.shape) != len(operand.axes):
-        return _other_shape(operand, tensor)
-    if operand.name == "b" and signature.b_major == "n":
-        if tensor.strides[-2] != 1:
-            return f"takes B with stride {tensor.strides[-2]} of N, not 1"
-    elif tensor.strides[-1] != 1 and not (operand.name == "scale_a" and len(operand.axes) == 2):
+        return _other_shape(which, operand, tensor)
+    if operand.layout == "columns" and tensor.strides[-2] != 1:
+        return f"takes {which} with stride {tensor.strides[-2]} of {operand.axes[-2]}, not 1"
+    if operand.layout == "rows" and tensor.strides[-1] != 1:
         return f"takes {which} with innermost stride {tensor.strides[-1]}, not 1"
     for axis, extent in zip(operand.axes, tensor.shape, strict=True):
         if axis == "1":
             if extent != 1:
-                return _other_shape(operand, tensor)
+                return _other_shape(which, operand, tensor)
         elif extents.setdefault(axis, extent) != extent:
-            return f"{_other_shape(operand, tensor)}: {axis} is {extents[axis]}"
+            return f"{_other_shape(which, operand, tensor)}: {axis} is {extents[axis]}"
     return None
 
 
-def _other_shape(operand: Operand, tensor: TensorArgument) -> str:
-    which, shape = _IN_PLACE.get(operand.name, operand.name), ", ".join(map(str, tensor.shape))
-    return f"takes {which} of shape ({shape}), not ({', '.join(operand.axes)})"
+def _other_shape(which: str, operand: Operand, tensor: TensorArgument) -> str:
+    return f"takes {which} of shape ({', '.join(map(str, tensor.shape))}), not ({', '.join(operand.axes)})"
 
 
 def nearest_kind(entries: Iterable[Entry], gpu: Gpu | None) -> Entry | None:
@@ -129,7 +128,7 @@ def nearest_kind(entries: Iterable[Entry], gpu: Gpu | None) -> Entry | None:
 
 
 class Dispatch:
-    """The gemm table of an archive, checked."""
+    """The table of an operation, checked."""
 
     def __init__(self, entries: tuple[Entry, ...]) -> None:
         self.entries = entries
@@ -138,13 +137,14 @@ class Dispatch:
             self._by_signature.setdefault(entry.signature, []).append(entry)
 
     @classmethod
-    def from_json(cls, obj: Any, targets: Mapping[str, str] | None = None) -> Dispatch:
-        """Check and read a table; `targets`, the target of each function by name, lets it check the names too.
+    def from_json(cls, obj: Any, targets: Mapping[str, str] | None = None, of: Operation = GEMM) -> Dispatch:
+        """Check and read a table of the operation `of`; `targets`, the target of each function by name, lets it check
+        the names too.
 
         Raises:
             RecordError: anything is missing, unknown, out of order, or names a function that is not there.
         """
-        return cls(read(obj, targets))
+        return cls(read(obj, targets, of))
 
     def entries_for(self, capability: Capability, gpu: Gpu | None = None) -> tuple[Entry, ...]:
         """For each signature the entry that a GPU of `capability`, and of the kind `gpu`, uses, of those it can run."""
@@ -177,49 +177,28 @@ class Dispatch:
         gpu = f"compute capability {capability[0]}.{capability[1]}"
         lines = [f"no kernel for {signature.key()} on {gpu}"]
         apart = {(e.signature, e.target): e for e in self.entries}.values()
-        near = sorted(apart, key=lambda e: _distance(e, signature, capability))[:_NEAREST]
+        of = operation(signature.operation)
+
+        def distance_of(entry: Entry) -> tuple[float, str, str]:
+            elsewhere = 10.0 * (not serves(entry.target, capability))
+            return of.distance(entry.signature, signature) + elsewhere, entry.signature.key(), entry.target
+
+        near = sorted(apart, key=distance_of)[:_NEAREST]
         if near:
             lines.append(f"the nearest of {len(self.entries)} entries:")
             lines += [
-                f"  {e.signature.key()} for {e.target}: {', '.join(_differences(e, signature, capability))}"
+                f"  {e.signature.key()} for {e.target}: {', '.join(_reasons(of, e, signature, capability))}"
                 for e in near
             ]
         else:
-            lines.append("the archive's gemm table has no entries")
+            lines.append(f"the archive's {of.name} table has no entries")
         lines += [*more, "add the problem to the manifest and build the archive again"]
         return "\n".join(lines)
 
 
-def _differences(entry: Entry, wanted: Signature, capability: Capability) -> list[str]:
-    have = entry.signature
-    reasons = [
-        f"{label} is {getattr(have, field)}, wanted {getattr(wanted, field)}"
-        for field, label in (
-            ("a", "A"),
-            ("b", "B"),
-            ("d", "D"),
-            ("accumulator", "accumulator"),
-            ("epilogue", "epilogue"),
-            ("scaling", "scaling"),
-            ("b_major", "major of B"),
-            ("n", "N"),
-            ("k", "K"),
-            ("batch", "batch"),
-            ("overlap", "overlap"),
-        )
-        if getattr(have, field) != getattr(wanted, field)
-    ]
+def _reasons(of: Operation, entry: Entry, wanted: Signature, capability: Capability) -> list[str]:
+    """Why an entry does not serve what is wanted."""
+    reasons = of.differences(entry.signature, wanted)
     if not serves(entry.target, capability):
         reasons.append(f"{entry.target} does not run on compute capability {capability[0]}.{capability[1]}")
     return reasons
-
-
-def _distance(entry: Entry, wanted: Signature, capability: Capability) -> tuple[float, str, str]:
-    """How far an entry is from what was wanted: types and words before batch, overlap and extents; ties by name."""
-    have = entry.signature
-    words = ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major")
-    types = sum(getattr(have, f) != getattr(wanted, f) for f in words)
-    extents = abs(math.log2(have.n / wanted.n)) + abs(math.log2(have.k / wanted.k))
-    batch, overlap = have.batch != wanted.batch, have.overlap != wanted.overlap
-    target = not serves(entry.target, capability)
-    return 1000.0 * types + 100.0 * batch + 10.0 * (target + overlap) + extents, have.key(), entry.target

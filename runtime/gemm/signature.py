@@ -16,6 +16,7 @@ from ..dtypes import DTYPES
 from ..errors import RecordError
 from ..limits import MAX_GEMM_EXTENT
 from ..named_tuple import NamedTuple
+from ..program.operation import Operand
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 # Two columns into one: act(gate) * up, with silu, erf gelu or tanh gelu.
@@ -86,18 +87,6 @@ EPILOGUES: dict[str, Epilogue] = {
 }
 
 
-class Operand(NamedTuple):
-    """A tensor that a GEMM takes: its name, element type, and axes.
-
-    Axes are "batch", "M", "N", "K", "P" (columns of D where those are not N), "1", and "K/128" and "N/128", the number
-    of blocks of 128, the last perhaps short.
-    """
-
-    name: str
-    dtype: str
-    axes: tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class Signature:
     """D = epilogue(scale(A @ B^T)): A (M, K), B (N, K), D (M, columns); a leading batch extent when `batch` > 1.
@@ -127,6 +116,11 @@ class Signature:
     scaling: str = "none"
     b_major: str = "k"
     overlap: str = "serial"
+
+    @property
+    def operation(self) -> str:
+        """The name of the operation that it is of."""
+        return "gemm"
 
     @cached_property
     def parts(self) -> Epilogue:
@@ -166,7 +160,11 @@ class Signature:
         return found if found.key() == word else None
 
     def operands(self) -> tuple[Operand, ...]:
-        """The tensors that a kernel takes, in order; `extra_operands` says what follows A, B and D."""
+        """The tensors that a kernel takes, in order; `extra_operands` says what follows A, B and D.
+
+        Axes are "batch", "M", "N", "K", "P" (columns of D where those are not N), "1", and "K/128" and "N/128", the
+        number of blocks of 128, the last perhaps short.
+        """
         return self._operands
 
     @cached_property
@@ -175,10 +173,14 @@ class Signature:
         columns = "P" if self.parts.gated else "N"
         plain = (
             Operand("a", self.a, (*batch, "M", "K")),
-            Operand("b", self.b, (*batch, "N", "K")),
+            Operand("b", self.b, (*batch, "N", "K"), "columns" if self.b_major == "n" else "rows"),
             Operand("d", self.d, (*batch, "M", columns)),
         )
         return plain + extra_operands(self.d, self.scaling, self.epilogue, self.batch > 1)
+
+    def numbers(self) -> tuple[tuple[str, str], ...]:
+        """The numbers that kernels take after these: none."""
+        return ()
 
     def extents(self) -> dict[str, int]:
         """The extent of each axis of `operands` but M."""
@@ -251,7 +253,10 @@ def extra_operands(d: str, scaling: str, epilogue: str, batched: bool) -> tuple[
         "row_column": (("M",), ("N",)),
         "block": (("M", "K/128"), ("N/128", "K/128")),
     }[scaling]
-    extras = [Operand(name, "f32", axes) for name, axes in zip(("scale_a", "scale_b"), axes_of_scales, strict=False)]
+    extras = [
+        Operand(name, "f32", axes, "free" if name == "scale_a" and len(axes) == 2 else "rows")
+        for name, axes in zip(("scale_a", "scale_b"), axes_of_scales, strict=False)
+    ]
     if parts.bias:
         extras.append(Operand("bias", extra_dtype(d), ("N",)))
     if parts.residual:

@@ -1,4 +1,5 @@
-"""The rows of an archive's gemm table, read strictly: what serves which M of a signature, and where that is from.
+"""The rows of an operation's table in an archive, read strictly: what serves which M of a signature, and where that is
+from.
 
 A table has about a hundred ranges for each of its entries, so it is checked a column at a time, and each function's
 name is in an entry once. Knows nothing of which entry a GPU takes.
@@ -26,7 +27,8 @@ from ..limits import (
     MAX_NAME_CHARACTERS,
 )
 from ..named_tuple import NamedTuple
-from .signature import Signature
+from ..program.operation import Operation
+from .operation import GEMM
 
 STATES = ("tuned", "ranked")
 TARGET = re.compile(r"sm_([0-9]+)([0-9])([af]?)")
@@ -58,7 +60,7 @@ class Entry(NamedTuple):
     at, functions from best to worst. `timings` is where the choice comes from, and opaque here.
     """
 
-    signature: Signature
+    signature: Any  # of the operation whose table it is
     target: str
     gpu: Gpu | None
     state: str
@@ -124,30 +126,32 @@ class Entry(NamedTuple):
         )
 
 
-def read(obj: Any, targets: Mapping[str, str] | None = None) -> tuple[Entry, ...]:
-    """Check a table and read its rows; `targets`, the target of each function by name, lets it check the names too.
+def read(obj: Any, targets: Mapping[str, str] | None = None, of: Operation = GEMM) -> tuple[Entry, ...]:
+    """Check a table of the operation `of` and read its rows; `targets`, the target of each function by name, lets it
+    check the names too.
 
     Raises:
         RecordError: anything is missing, unknown, out of order, unused, or names a function that is not there.
         TableLimitExceeded: it has more rows than are read.
     """
-    obj = table_fields(obj, {"gpus", "entries"}, "gemm table")
-    rows = table_list(obj["entries"], "gemm table: entries")
+    table = f"{of.name} table"
+    obj = table_fields(obj, {"gpus", "entries"}, table)
+    rows = table_list(obj["entries"], f"{table}: entries")
     if len(rows) > MAX_GEMM_ENTRIES:
-        raise TableLimitExceeded(_said("gemm table", f"has {len(rows)} entries, at most {MAX_GEMM_ENTRIES} are read"))
-    gpus = _read_gpus(table_list(obj["gpus"], "gemm table: gpus"))
-    entries = [_read_entry(row, number, gpus, targets) for number, row in enumerate(rows)]
+        raise TableLimitExceeded(_said(table, f"has {len(rows)} entries, at most {MAX_GEMM_ENTRIES} are read"))
+    gpus = _read_gpus(table_list(obj["gpus"], f"{table}: gpus"), table)
+    entries = [_read_entry(row, number, gpus, targets, of) for number, row in enumerate(rows)]
     if (ranges := sum(map(_count_ranges, entries))) > MAX_GEMM_RANGES:
-        raise TableLimitExceeded(_said("gemm table", f"has {ranges} ranges of M, at most {MAX_GEMM_RANGES} are read"))
+        raise TableLimitExceeded(_said(table, f"has {ranges} ranges of M, at most {MAX_GEMM_RANGES} are read"))
     seen = set()
     for entry in entries:
         key = entry.signature, entry.target, entry.gpu
         if key in seen:
             kind = "any GPU" if entry.gpu is None else entry.gpu.words()
-            fail_table("gemm table", f"two entries for {entry.signature.key()} on {entry.target}, {kind}")
+            fail_table(table, f"two entries for {entry.signature.key()} on {entry.target}, {kind}")
         seen.add(key)
     if unused := set(gpus) - {entry.gpu for entry in entries}:
-        fail_table("gemm table", f"no entry is for {min(unused).words()}, which is among its gpus")
+        fail_table(table, f"no entry is for {min(unused).words()}, which is among its gpus")
     return tuple(entries)
 
 
@@ -159,12 +163,12 @@ def _said(where: str, what: str) -> str:
     return f"{where}: {what}; build the archive again"
 
 
-def _read_gpus(rows: list[Any]) -> list[Gpu]:
+def _read_gpus(rows: list[Any], table: str) -> list[Gpu]:
     if len(rows) > MAX_GEMM_ENTRIES:
-        raise TableLimitExceeded(_said("gemm table", f"has {len(rows)} gpus, at most {MAX_GEMM_ENTRIES} are read"))
+        raise TableLimitExceeded(_said(table, f"has {len(rows)} gpus, at most {MAX_GEMM_ENTRIES} are read"))
     found: dict[Gpu, None] = {}
     for number, row in enumerate(rows):
-        where = f"gemm table: gpus[{number}]"
+        where = f"{table}: gpus[{number}]"
         row = table_fields(row, {"name", "multiprocessors", "memory_gbps"}, where)
         name, sms, rate = row["name"], row["multiprocessors"], row["memory_gbps"]
         if type(name) is not str or not 0 < len(name) <= MAX_NAME_CHARACTERS:
@@ -180,10 +184,10 @@ def _read_gpus(rows: list[Any]) -> list[Gpu]:
     return list(found)
 
 
-def _read_entry(obj: Any, number: int, gpus: Sequence[Gpu], targets: Mapping[str, str] | None) -> Entry:
-    where = f"gemm table entry {number}"
+def _read_entry(obj: Any, number: int, gpus: Sequence[Gpu], targets: Mapping[str, str] | None, of: Operation) -> Entry:
+    where = f"{of.name} table entry {number}"
     obj = table_fields(obj, _FIELDS, where)
-    signature = Signature.from_json(obj["signature"])
+    signature = of.read(obj["signature"])
     target, gpu = obj["target"], obj["gpu"]
     if not isinstance(target, str) or not TARGET.fullmatch(target):
         fail_table(where, f"unknown target {target!r:.50}")

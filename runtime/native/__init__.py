@@ -1,4 +1,4 @@
-"""`runtime._native`, where it was built, and the table of shapes that it keeps for torch tensors.
+"""`runtime.native._native`, where it was built, and the table of shapes that it keeps for torch tensors.
 
 `loaded` says whether it was built and is used. Knows of a driver only what the table asks it. Importing it warns,
 through logging, of native code of another version.
@@ -26,7 +26,7 @@ loaded = _native is not None  # whether native code launches kernels and evaluat
 
 
 def native_table(driver: Any) -> Any:
-    """A `runtime._native.Table` for launches on the driver's device, or False if there can be none; torch is imported.
+    """A `_native.Table` for launches on the driver's device, or False if there can be none; torch is imported.
 
     torch 2.10 and newer have the exchange API of DLPack that it reads tensors through.
     """

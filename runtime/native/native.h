@@ -1,4 +1,4 @@
-/* What the parts of runtime._native share. Python's stable ABI of 3.10. */
+/* What the parts of runtime.native._native share. Python's stable ABI of 3.10. */
 
 #ifndef RUNTIME_NATIVE_H
 #define RUNTIME_NATIVE_H

@@ -105,7 +105,7 @@ class CostProgram:
 
 
 class _PythonCosts:
-    """What `runtime._native.Costs` is, in Python.
+    """What `runtime.native._native.Costs` is, in Python.
 
     Raises:
         ValueError: operands or results are not as many as they must be, or not of what is before them.

@@ -109,7 +109,7 @@ def _evaluator(
 
 
 class NativeEvaluator:
-    """A program that `runtime._native` has read."""
+    """A program that `runtime.native._native` has read."""
 
     def __init__(self, values: tuple[tuple[str, int], ...], program: Any) -> None:
         self._values, self._evaluate, self.steps = values, program.evaluate, program.steps()

@@ -17,7 +17,7 @@ OTHERS = ("(others)", "too many to list")
 
 
 class Counter:
-    """A count that any number of threads add to, and that loses none; what `runtime._native.Counter` is in Python."""
+    """A count that any number of threads add to, and that loses none: `_native.Counter` in Python."""
 
     def __init__(self) -> None:
         self.add = itertools.count().__next__  # one step of the interpreter, so no lock is needed

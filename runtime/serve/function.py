@@ -167,9 +167,19 @@ class Function:
             ProgramError: these extents cannot be served, an extent of 0 never.
             DeviceError: the driver refused, or this GPU cannot run the function.
         """
-        self.load()
         handle = resolve_stream(stream, flatten(arguments), self._driver)
-        views = self._view_all(self.record.arguments, arguments, handle)
+        try:
+            self.launch(self._view_all(self.record.arguments, arguments, handle), handle)
+        except Unfit as reason:
+            raise DeviceError(f"{self.name}: {reason}") from None
+
+    def launch(self, views: Sequence[Any], stream: int) -> None:
+        """Launch on the stream of this handle with the record's arguments, tensors as views on this device.
+
+        Raises:
+            Unfit: this GPU cannot run the function for these extents; else as a call.
+        """
+        self.load()
         pointers, values = self.record.bind(views, self._placeholders())
         with self._driver.current():
             plan = self._plans.get(values)
@@ -179,13 +189,10 @@ class Function:
                         f"{self.name}: a tensor with an extent of 0 cannot be launched on; the caller skips such a call"
                     )
                 with self._lock:
-                    try:
-                        plan = self.plan(views)
-                    except Unfit as reason:
-                        raise DeviceError(f"{self.name}: {reason}") from None
+                    plan = self.plan(views)
                     remember(self._plans, values, plan)
                     self._counters.planned()
-            plan.launch(pointers, handle)
+            plan.launch(pointers, stream)
 
     def read(self) -> None:
         """Read all that `load` needs out of the archive; no device is asked for anything.

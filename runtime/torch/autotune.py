@@ -26,7 +26,10 @@ class GemmChoices:
 
     `offered` and `chosen` count products of compiled graphs by the key of their signature, `left` those that the
     archive's kernel was not offered for, by the reason, and `failed` measurements that ended in an error of this
-    package. A graph that Inductor takes from its cache is not compiled and not counted again.
+    package. A graph that Inductor takes from its cache is not compiled and not counted again. The fastest product need
+    not be chosen: Inductor may take a slower Triton kernel with the elementwise operations that follow fused in. On a
+    GPU it may part a bias from its product, and then asks for the signature without one. With `autotune_in_subproc` it
+    measures Triton's kernels in other processes, and the archive's in this one, as ATen's.
     """
 
     def __init__(self, lib: Library, overlap: str) -> None:

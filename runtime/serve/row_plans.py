@@ -5,16 +5,14 @@ Knows torch's tensors by their methods, and plans; nothing of archives or the dr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..dtypes import DTYPES
 from ..gemm.call import Call
 from ..gemm.universal import AnyEntry
 from ..named_tuple import NamedTuple
 from ..program.record import TensorView
-
-if TYPE_CHECKING:
-    from .contents import GemmPlan
+from .plan import GemmPlan
 
 _WITH_ROWS = (0, 2, 3, 6)  # of a, b, out and `call.EXTRAS`: a, out, scale_a, residual
 
@@ -27,7 +25,7 @@ class Known(NamedTuple):
     steps: tuple[int, ...]
 
 
-class Rows:
+class RowPlans:
     """The plans of calls that are alike but for their number of rows, one for each function."""
 
     def __init__(self, entry: AnyEntry) -> None:

@@ -1,0 +1,42 @@
+"""Which entries of an archive's gemm table serve on no GPU, since something else of the archive goes before them.
+
+The rules are those of `runtime.gemm.dispatch.nearest_kind` and of `runtime.serve`, for one archive: what serves of a
+layer depends on the others. Knows nothing of how any of it is shown.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runtime.container.archive import Archive
+from runtime.gemm.table import Entry
+
+from . import forms
+
+
+class Precedence:
+    """What serves in place of each entry of an archive."""
+
+    def __init__(self, archive: Archive) -> None:
+        """Raises RecordError where a table is malformed."""
+        self.entries, self.universal = forms.entries(archive), forms.read(archive)
+        self._forms = {id(row.form): row.name for row in forms.rows(archive, self.universal)}
+        self._tuned = {(e.signature, e.target) for e in self.entries if e.state == "tuned"}
+
+    def instead_of(self, entry: Entry) -> dict[str, Any] | None:
+        """What an entry gives way to on every GPU; None if it serves.
+
+        `state` is "tuned" where that is entries for kinds of GPU, "predicted" where it is a form, whose name is `form`
+        and whose functions were checked on the GPUs `checked_on`; in the first case these are None and empty.
+        """
+        if entry.state == "tuned":
+            return None
+        if entry.gpu is None and (entry.signature, entry.target) in self._tuned:
+            return {"state": "tuned", "form": None, "checked_on": []}
+        if self.universal is None:
+            return None
+        form = self.universal.form(entry.signature, forms.capability(entry.target))
+        checked_on = () if form is None else self.universal.checked_on.get(form.target, ())
+        if form is None or not checked_on:
+            return None
+        return {"state": "predicted", "form": self._forms[id(form)], "checked_on": list(checked_on)}

@@ -1,0 +1,321 @@
+"""Which entry of a library's tables serves a signature on this GPU, if its options accept that.
+
+Tables of several layers are one; where they have nothing, universal tables predict. Knows nothing of plans or
+of the tensors of a call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+from ..device.driver import Driver
+from ..errors import KernelMiss, ProgramError, RecordError
+from ..gemm.dispatch import Dispatch, Entry, record_mismatch, workspaces_of
+from ..gemm.universal import PREDICTED, AnyEntry, Universal
+from ..program.operation import Asked, Operation, Signature
+from ..program.record import TensorArgument
+from .function import MAX_PLANS, Function, Unfit, remember
+from .layers import Layer, Layers
+from .options import Options
+
+_log = logging.getLogger(__name__)
+_UNKNOWN: Any = object()
+
+
+class Entries:
+    """What the tables of a library's layers have of one operation for this GPU. Any thread may call its methods."""
+
+    def __init__(self, of: Operation, layers: Layers, driver: Driver, lock: threading.RLock, options: Options) -> None:
+        self.of = of
+        self._layers, self._driver, self._lock = layers, driver, lock
+        self._options = options
+        self.tuned_for: tuple[str, ...] = ()  # kinds of GPU, in words, of the entries that serve this one
+        self._dispatch: Dispatch | None = None
+        self._universals: list[tuple[Layer, Any]] = []  # read with `_dispatch`, the last layer's first
+        self._predicted: OrderedDict[Signature, AnyEntry | None] = OrderedDict()  # by them
+        self._owners: dict[tuple[Signature, str], Layer] = {}  # of entries, where there are several layers
+        # Signatures, each with the tensors of functions that can compute it.
+        self._matched: set[tuple[Signature, tuple[TensorArgument, ...] | None]] = set()
+        self._warned = False
+
+    @property
+    def signatures(self) -> int | None:
+        """How many signatures the table has; None while nobody has asked for it."""
+        return None if self._dispatch is None else len({entry.signature for entry in self._dispatch.entries})
+
+    @property
+    def forms(self) -> int:
+        """How many forms are served at any N and K; 0 while nobody has asked for the tables."""
+        return sum(len(universal) for _, universal in self._universals)
+
+    @property
+    def used(self) -> bool:
+        """Whether the table was asked for, for which the device must be there."""
+        return self._dispatch is not None
+
+    @property
+    def gpu(self) -> str | None:
+        """The kind of GPU that this is, in words; None while nobody has asked for the table."""
+        return None if self._dispatch is None else self._driver.gpu.words()
+
+    def entry(self, signature: Signature) -> AnyEntry:
+        """What serves `signature` on this GPU, if the options accept that; nothing is loaded.
+
+        The table's entry, unless it was never tuned and functions that were checked are predicted; where there is none,
+        what is predicted.
+
+        Raises:
+            KernelMiss: nothing; the message names the nearest entries.
+            DeviceError: the archives have nothing for this GPU.
+        """
+        entry = self.lookup(signature)
+        self._refuse(entry)
+        return entry
+
+    def lookup(self, signature: Signature) -> AnyEntry:
+        """What serves `signature`, whatever the options say of it; raises as `entry` does."""
+        found = self.find(signature)
+        if found is None:
+            capability = self._driver.compute_capability
+            reasons = [universal.reason(signature, capability) for _, universal in self._universals]
+            raise KernelMiss(self.table().explain(signature, capability, reasons[:1]))
+        return found
+
+    def find(self, signature: Signature) -> AnyEntry | None:
+        """What `lookup` finds, or None."""
+        driver = self._driver
+        found = self.table().choose(signature, driver.compute_capability, driver.gpu)
+        return self._predict(signature) if found is None else self.instead(found)
+
+    def instead(self, entry: Entry) -> AnyEntry:
+        """An entry of the table, or, where it was never tuned, what is predicted by functions that were checked."""
+        if entry.state == "tuned":
+            return entry
+        predicted = self._predict(entry.signature)
+        return predicted if predicted is not None and self.checked_on(predicted) else entry
+
+    def _predict(self, signature: Signature) -> AnyEntry | None:
+        """What the universal table of the last layer that can compute `signature` has for it."""
+        if not self._universals:
+            return None
+        found: AnyEntry | None = self._predicted.get(signature, _UNKNOWN)  # once: another thread may push it out
+        if found is not _UNKNOWN:
+            return found
+        found = None
+        for _, universal in self._universals:
+            predicted = universal.entry(signature, self._driver.compute_capability, self._driver.gpu)
+            if predicted is not None:
+                found = (
+                    predicted.only_invariant() if self._options.batch_invariant and predicted.invariant else predicted
+                )
+                break
+        with self._lock:
+            remember(self._predicted, signature, found)
+        return found
+
+    def accept(self, entry: AnyEntry) -> None:
+        """Refuse an entry that the options do not allow, or warn of the first whose kernels have run nowhere."""
+        self._refuse(entry)
+        if entry.state != "tuned" and not self.checked_on(entry):
+            with self._lock:
+                if not self._warned:
+                    self._warned = True
+                    _log.warning("%s (said once for this archive)", self._never_tuned(entry))
+
+    def checked_on(self, entry: AnyEntry) -> tuple[str, ...]:
+        """The kinds of GPU on which the functions of a predicted entry were checked."""
+        if entry.state != PREDICTED:
+            return ()
+        layer = self.layer(entry)
+        table = next((universal for owner, universal in self._universals if owner is layer), None)
+        return () if table is None else table.checked_on.get(entry.target, ())
+
+    def _refuse(self, entry: AnyEntry) -> None:
+        if self._options.require not in (None, entry.state):
+            what = f"{self._never_tuned(entry)} (this library was loaded with require={self._options.require!r})"
+            raise KernelMiss(what, "not tuned")
+        if self._options.batch_invariant and entry.invariant is None:
+            raise KernelMiss(
+                f"{self._where(entry)} has no function that serves every M with equal bits, which this library was "
+                "loaded to use (batch_invariant=True); build and tune the archive again, or load it without",
+                "not batch-invariant",
+            )
+
+    def allows(self, entry: AnyEntry) -> bool:
+        """Whether the library's options accept an entry."""
+        return self._options.require in (None, entry.state) and not (
+            self._options.batch_invariant and entry.invariant is None
+        )
+
+    def served(self) -> list[AnyEntry]:
+        """For each signature of the table what serves it on this GPU, if the options accept that."""
+        rows = self.table().entries_for(self._driver.compute_capability, self._driver.gpu)
+        return [entry for entry in map(self.instead, rows) if self.allows(entry)]
+
+    def _where(self, entry: AnyEntry) -> str:
+        return f"{self.layer(entry).archive.path}: {entry.signature.key()} on {entry.target}"
+
+    def _never_tuned(self, entry: AnyEntry) -> str:
+        if checked_on := self.checked_on(entry):
+            return (
+                f"{self._where(entry)} is {entry.state}: its kernels were checked on {', '.join(checked_on)} and "
+                "chosen by estimate, not by times; to tune it, build a manifest that names it with --base and run: aot "
+                "tune"
+            )
+        return (
+            f"{self._where(entry)} is {entry.state}: its kernels were chosen by estimate and were never run or checked "
+            "on a GPU; run: aot tune"
+        )
+
+    def layer(self, entry: AnyEntry) -> Layer:
+        """The layer that `entry` is from, whose functions it names."""
+        if len(self._layers.all) == 1:
+            return self._layers.all[0]
+        if entry.state == PREDICTED:  # of any N and K, too many to be kept
+            capability = self._driver.compute_capability
+            owners = (layer for layer, of in self._universals if of.form(entry.signature, capability) is not None)
+            return next(owners, self._layers.all[0])
+        return self._owners.get((entry.signature, entry.target), self._layers.all[0])
+
+    def function(self, entry: AnyEntry, name: str) -> Function:
+        """The function `name`, which `entry` names, if its record can be what the entry says."""
+        layer = self.layer(entry)
+        function = layer.function(name)
+        match = entry.signature, function.record.tensors
+        if match not in self._matched:
+            mismatch = record_mismatch(entry.signature, function.record)
+            if mismatch is not None:
+                raise RecordError(
+                    f"{layer.archive.path}: the {self.of.name} table has {name} for {entry.signature.key()}, but it "
+                    f"{mismatch}; build the archive again"
+                )
+            if len(self._matched) >= MAX_PLANS:  # a universal table has signatures without end
+                self._matched.clear()
+            self._matched.add(match)
+        if self._options.batch_invariant and (shared := workspaces_of(function.record)):
+            raise RecordError(
+                f"{layer.archive.path}: the {self.of.name} table has {name} to give {entry.signature.key()} equal bits "
+                f"at every M, but it takes the workspace {shared[0]}, so CTAs share tiles; build the archive again"
+            )
+        return function
+
+    def launch(self, asked: Asked, stream: int) -> None:
+        """Launch the function that serves what is asked for; runners-up serve where the best cannot run.
+
+        Raises:
+            KernelMiss: none does, or none can run on this GPU.
+        """
+        entry = self.lookup(asked.signature)
+        self.accept(entry)
+        reasons = []
+        for name in best_first(entry, asked.m):
+            try:
+                return self.function(entry, name).launch(asked.arguments, stream)
+            except (Unfit, ProgramError) as error:
+                reasons.append(f"  {name}: {error}")
+        raise KernelMiss(
+            "\n".join([f"no kernel for {asked.signature.key()} at M = {asked.m} can run on this GPU:", *reasons]),
+            "no kernel runs",
+        )
+
+    def table(self) -> Dispatch:
+        """The tables of all layers as one, read when first asked for.
+
+        Raises:
+            DeviceError: the archives have nothing for this GPU.
+            RecordError: a table is malformed.
+        """
+        if self._dispatch is None:
+            self._layers.check_device()
+            with self._lock:
+                if self._dispatch is None:
+                    found, self._universals = self._read_tables(), self._read_universals()
+                    self._see_kinds(found)
+                    self._dispatch = found
+        return self._dispatch
+
+    def _see_kinds(self, table: Dispatch) -> None:
+        """Note which kinds of GPU the entries that serve were tuned on, and say so where it is not this one."""
+        here = self._driver.gpu
+        tuned = [e for e in table.entries_for(self._driver.compute_capability, here) if e.state == "tuned"]
+        kinds = [entry.gpu for entry in tuned if entry.gpu is not None]
+        self.tuned_for = tuple(sorted({kind.words() for kind in kinds}))
+        others = [kind.words() for kind in kinds if not kind.same_kind(here)]
+        if others:
+            _log.warning(
+                "%s: %d of %d signatures were tuned on %s, and this is %s: their kernels are right here, but others "
+                "may be faster; run: aot tune",
+                self._layers.path,
+                len(others),
+                len(tuned),
+                " and ".join(sorted(set(others))),
+                here.words(),
+            )
+
+    def _read_tables(self) -> Dispatch:
+        """The tables as one: entries for the signature and target of an earlier layer's take the place of all of
+        those, whatever kind of GPU they are for."""
+        entries: dict[tuple[Signature, str], list[Entry]] = {}
+        for layer in self._layers.all:
+            if self.of.name not in layer.archive.tables and len(self._layers.all) > 1:
+                continue
+            try:
+                targets = layer.archive.functions.targets_by_name()
+                table = Dispatch.from_json(layer.archive.table(self.of.name), targets, self.of)
+            except RecordError as error:
+                raise RecordError(f"{layer.archive.path}: {error}") from None
+            found: dict[tuple[Signature, str], list[Entry]] = {}
+            for entry in table.entries:
+                found.setdefault((entry.signature, entry.target), []).append(entry)
+            entries |= found
+            if len(self._layers.all) > 1:
+                self._owners |= dict.fromkeys(found, layer)
+        every = tuple(itertools.chain.from_iterable(entries.values()))
+        if self._options.batch_invariant:
+            every = tuple(entry if entry.invariant is None else entry.only_invariant() for entry in every)
+        return Dispatch(every)
+
+    def _read_universals(self) -> list[tuple[Layer, Any]]:
+        """The universal tables, that of the last layer first."""
+        found = []
+        for layer in reversed(self._layers.all):
+            name = self.of.predictions
+            if name is not None and name in layer.archive.tables:
+                try:
+                    targets = layer.archive.functions.targets_by_name()
+                    found.append((layer, Universal.from_json(layer.archive.table(name), targets)))
+                except RecordError as error:
+                    raise RecordError(f"{layer.archive.path}: {error}") from None
+        return found
+
+    def universal_functions(self) -> list[Function]:
+        """Every function that a universal table may choose on this GPU, if `require` accepts what it chooses."""
+        if self._options.require not in (None, PREDICTED):
+            return []
+        return [
+            layer.function(name)
+            for layer, universal in self._universals
+            for name in universal.functions(self._driver.compute_capability)
+        ]
+
+    def check(self) -> None:
+        """Read all tables, whatever was read before.
+
+        Raises:
+            RecordError: one is malformed.
+        """
+        self._read_tables()
+        for _, universal in self._read_universals():
+            for _, form in universal.forms:
+                form.costs  # noqa: B018
+
+
+def best_first(entry: AnyEntry, m: int) -> Iterator[str]:
+    """What `entry` has for `m` rows; what follows the best, which mostly nobody asks for, is found out then."""
+    yield entry.best(m)
+    yield from entry.functions(m)[1:]

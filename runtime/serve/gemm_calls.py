@@ -1,0 +1,411 @@
+"""The call path of `Library.gemm`, from a caller's tensors to a launch.
+
+Four ways, the fastest first: the native table; a plan that is found by the key of a call of torch tensors; a plan grown
+from one for other rows; and a first call, which finds out what is asked for, chooses, loads and plans. Each leaves to
+the next what it cannot vouch for. Knows nothing of files and reloads.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..container.archive import ArchiveClosed
+from ..device.driver import Driver
+from ..dtypes import DTYPES
+from ..errors import ArgumentError, KernelMiss, LayoutError
+from ..gemm.call import (
+    EXTRAS,
+    Call,
+    GemmOptions,
+    check_memory,
+    check_shapes,
+    epilogue_of,
+    key_of_plain,
+    matrices,
+    refuse_unknown,
+    result_shape,
+    signature_of,
+)
+from ..gemm.fallback import TorchCall, allocate, lie_for_torch, on_stream, result_dtype, torch_gemm, torch_runs
+from ..gemm.signature import Signature
+from ..named_tuple import NamedTuple
+from ..native import native_table
+from ..program.record import TensorView
+from ..program.tensor import LAST_STREAM, dtype_name, is_torch, stream_handle
+from .counters import Counters
+from .function import device_view, remember, resolve_stream
+from .generation import Generation
+from .options import Options
+from .plan import GemmPlan, gemm_key
+from .row_plans import Known, RowPlans, rows_of, steps_of
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+_log = logging.getLogger(__name__)
+
+
+class _Asked(NamedTuple):
+    """What a first call asks for. `views` are all operands by name, a, b and d first; `given` the caller's tensors but
+    for `out`, which is the caller's or was `allocated`; `handle` is the stream's."""
+
+    call: Call
+    signature: Signature
+    views: dict[str, TensorView]
+    given: dict[str, Any]
+    out: Any
+    allocated: bool
+    handle: int
+    of_torch: bool  # all tensors are torch's
+
+
+class GemmCalls:
+    """What a library is to those who call `gemm`. A reload changes the attributes that begin with `_now`, together."""
+
+    def __init__(self, driver: Driver, options: Options, counters: Counters, lock: threading.RLock) -> None:
+        self._driver, self._options, self._counters, self._lock = driver, options, counters, lock
+        self._tags: dict[Any, int] = {}  # what native tables know words by; kept over reloads, so that none changes
+        self._closed = False
+
+    def _serve(self, now: Generation) -> None:
+        """Serve what is in `now` from here on. The caller holds the lock."""
+        self._now_native: Any = None  # the call of its native table, once that has a plan
+        self._now_plans, self._now_torch_calls = now.plans.by_key, now.plans.torch_calls
+        self._now = now
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise ArchiveClosed(f"{self._now.layers.path}: this library was closed; load the archive again")
+
+    def gemm(
+        self,
+        a: Any,
+        b: Any,
+        *,
+        out: Any = None,
+        stream: Any = None,
+        **more: Unpack[GemmOptions],
+    ) -> Any:
+        """D = epilogue(scale(A @ B^T)), for b (N, K) as `torch.nn.Linear` stores its weight, and a (..., K).
+
+        Gives D (..., N). With b (L, N, K) and a (L, M, K) it is batched. b may also be N-major, that is, the transpose
+        of a row-major (K, N). Tensors are torch's or any with DLPack or `__cuda_array_interface__`. `out` is written
+        and returned; without it a torch `a` gives a new torch tensor of `dtype`, by default a's element type (bf16 for
+        8-bit floats). `stream` is a handle or a stream object; None is torch's current stream, or the legacy default
+        stream where no torch tensor is involved. No gradient is recorded. That a view at an offset lost its storage is
+        noticed in the first call of a shape only: keep what you pass. By keyword also:
+
+        - scale_a, scale_b: f32 factors of the products: one element each; or (...) or (..., 1) and (N), (1, N) or
+          (N, 1); or (..., ceil(K/128)) and (ceil(N/128), ceil(K/128)), for blocks of 1 x 128 and 128 x 128;
+        - bias (N), added to every row; then `epilogue`, "none" or an activation of `runtime.gemm.signature`, of which
+          the gated ones ("swiglu", "swiglu_interleaved" ...) halve the columns: D is (..., N/2);
+        - residual, of D's shape, added next; it may be `out` itself. bias and residual have D's element type, or bf16
+          where that has 8 bits;
+        - scale_d, one f32 element, multiplied in before D is converted; conversion to 8 bits saturates;
+        - overlap, what the caller promises about the kernels before this one (`runtime.gemm.signature.Signature`).
+
+        Raises:
+            KernelMiss: the archive has no kernel for this; the message names the nearest entries.
+            LayoutError: an ArgumentError: a tensor is misaligned, or has strides that kernels do not take.
+            ArgumentError: a tensor is malformed, on another device, without memory, or shares memory with `out`.
+            DeviceError: the driver refused, or the archive has nothing for this GPU.
+        """
+        if more:
+            try:
+                return self._gemm_more(a, b, out, stream, **more)
+            except TypeError:
+                refuse_unknown(more)
+                raise
+        native = self._now_native  # once: a reload takes it away
+        if native is not None:
+            result = native(0, stream, a, b, out)
+            if result is not None:
+                return result
+        try:
+            key = key_of_plain(a, b, out)
+            found = self._now_plans.get(key)
+        except (AttributeError, TypeError, RuntimeError):  # not torch's, or not strided
+            key, found = (), None
+        if found is not None:
+            result = self._launch(found, a, b, out, stream)
+            if result is not None:
+                return result
+        return self._unplanned(Call(a, b, out, stream), key, found)
+
+    def _gemm_more(
+        self,
+        a: Any,
+        b: Any,
+        out: Any,
+        stream: Any,
+        *,
+        bias: Any = None,
+        residual: Any = None,
+        scale_a: Any = None,
+        scale_b: Any = None,
+        scale_d: Any = None,
+        epilogue: str = "none",
+        overlap: str = "serial",
+        dtype: Any = None,
+    ) -> Any:
+        """`gemm` with more than a and b."""
+        operands = (scale_a, scale_b, bias, residual, scale_d)
+        native = self._now_native  # once: a reload takes it away
+        if native is not None:
+            try:
+                tag = self._tags.get((epilogue, overlap, dtype))
+            except TypeError:  # not hashable, so no plan has it
+                tag = None
+            result = None if tag is None else native(tag, stream, a, b, out, *operands)
+            if result is not None:
+                return result
+        call = Call(a, b, out, stream, operands, epilogue, overlap, dtype, False)
+        try:
+            key = call.key()
+            found = self._now_plans.get(key)
+        except (AttributeError, TypeError, RuntimeError):  # not torch's, or not strided, or no words
+            key, found = (), None
+        if found is not None:
+            result = self._launch(found, a, b, out, stream, operands)
+            if result is not None:
+                return result
+        return self._unplanned(call, key, found)
+
+    def _launch(self, found: GemmPlan, a: Any, b: Any, out: Any, stream: Any, operands: Sequence[Any] = ()) -> Any:
+        """Launch a call of torch tensors by its plan, and return D; None where its pointers do not fit that, or it
+        would be allocated on another stream than torch's."""
+        result = out
+        if stream is None:
+            handle = found.current_stream(found.device)  # type: ignore[misc]
+            if result is None:
+                result = a.new_empty(found.shape, dtype=found.dtype)
+        elif result is None:
+            return None
+        else:
+            handle = stream if type(stream) is int and 0 <= stream <= LAST_STREAM else stream_handle(stream)
+        pa, pb, pd = a.data_ptr(), b.data_ptr(), result.data_ptr()
+        if not found.fits(pa, pb, pd, handle):
+            return None
+        more = found.fitting([x for x in operands if x is not None], pd) if found.extras else ()
+        if more is None:
+            return None
+        found.launch((pa, pb, pd, *more), handle)
+        return result
+
+    def _unplanned(self, call: Call, key: tuple[Any, ...], found: GemmPlan | None) -> Any:
+        """A call that has no plan by its key, empty where it has none, or that does not fit what was `found`."""
+        self._refuse_if_closed()
+        if found is None and key:
+            of_torch = self._now_torch_calls.get(key)
+            if of_torch is not None:
+                result = of_torch(call.a, call.b, call.out, call.stream, call.operands)
+                if result is not None:
+                    return result
+            grown = self._grow(call, key)
+            if grown is not None:
+                result = self._launch(grown, call.a, call.b, call.out, call.stream, call.operands)
+                if result is not None:
+                    return result
+        return self._first(call)
+
+    def _first(self, call: Call) -> Any:
+        """The first call of a shape, calls from other frameworks, and calls that the other ways cannot vouch for."""
+        self._refuse_if_closed()
+        asked = self._ask(call)
+        signature, out = asked.signature, asked.out
+        if 0 in asked.views["d"].shape:
+            return out
+        views, unfit = tuple(asked.views.values()), None
+        try:
+            views = matrices(signature, asked.views)
+        except LayoutError as error:
+            unfit = error
+        check_memory(dict(zip(asked.views, views, strict=True)))
+        if self._options.on_slower == "torch" and asked.of_torch and unfit is None and torch_runs(signature):
+            named = dict(zip((operand.name for operand in signature.operands()), views, strict=True))
+            if lie_for_torch(signature, asked.views) and self._give(asked, named):
+                return out
+        key = gemm_key(asked.of_torch, signature, tuple(asked.views.values()))
+        with self._driver.current():
+            try:
+                if unfit is not None:
+                    raise unfit
+                found = self._plan(key, asked, views)
+            except (KernelMiss, LayoutError) as reason:
+                self._fall_back(asked, reason)
+                return out
+            if asked.of_torch:
+                self._remember(key, asked, found, views)
+            found.launch(tuple(v.pointer for v in views), asked.handle)
+        return out
+
+    def _ask(self, call: Call) -> _Asked:
+        """Find out what a call asks for.
+
+        Raises:
+            ArgumentError: its tensors or words make no sense.
+        """
+        driver, out = self._driver, call.out
+        a, stream = call.a, call.stream
+        given = {"a": a, "b": call.b} | {n: x for n, x in zip(EXTRAS, call.operands, strict=True) if x is not None}
+        handle = resolve_stream(stream, tuple(given.values()), driver)
+        seen = {name: device_view(x, name, handle, driver) for name, x in given.items()}
+        check_shapes(seen["a"], seen["b"])
+        epilogue = epilogue_of(call.epilogue, seen)
+        shape = result_shape(seen["a"], seen["b"], epilogue)
+        wanted = None if call.dtype is None else dtype_name(call.dtype)
+        allocated = out is None
+        if allocated:
+            out = allocate(a, shape, wanted or result_dtype(seen["a"].dtype), None if stream is None else handle)
+        d = device_view(out, "out", handle, driver, writable=True)
+        if d.shape != shape:
+            raise ArgumentError(
+                f"out must have shape {shape} for a {seen['a'].shape} and b {seen['b'].shape}, found {d.shape}"
+            )
+        if wanted not in (None, d.dtype):
+            raise ArgumentError(f"out has element type {d.dtype}, dtype says {wanted}; pass one of them")
+        seen = {"a": seen.pop("a"), "b": seen.pop("b"), "d": d} | seen
+        of_torch = all(is_torch(x) for x in (*given.values(), out))
+        signature = signature_of(seen, epilogue, call.overlap)
+        return _Asked(call, signature, seen, given, out, allocated, handle, of_torch)
+
+    def _plan(self, key: Any, asked: _Asked, views: tuple[TensorView, ...]) -> GemmPlan:
+        """The plan for a call, whose operands are `views` as kernels take them.
+
+        Raises:
+            KernelMiss: no kernel serves it.
+            LayoutError: a tensor is misaligned for the kernel that does.
+        """
+        found = self._now_plans.get(key)
+        if found is None:
+            with self._lock:
+                self._refuse_if_closed()
+                dtype = asked.out.dtype if asked.of_torch else None
+                found = self._now.plans.plan(key, asked.signature, views, asked.views["d"].shape, dtype)
+        masks = (*[found.misaligned] * 3, *(mask for mask, _, _ in found.extras))
+        if any(v.pointer & mask for v, mask in zip(views, masks, strict=True)):
+            found.function.check(views)
+        return found
+
+    def _fall_back(self, asked: _Asked, reason: KernelMiss | LayoutError) -> None:
+        """Count a call that no kernel serves, and let torch compute it where the options say so; else raise it."""
+        signature = asked.signature
+        falls_back = self._options.on_miss == "torch" and asked.of_torch and _torch_can(signature)
+        count = self._counters.refused(signature.key(), reason.reason, falls_back)
+        if not falls_back:
+            raise reason
+        if count == 1:
+            _log.warning("torch computes this from now on: %s", reason)
+        torch = sys.modules["torch"]
+        with torch.no_grad(), on_stream(None if asked.call.stream is None else asked.handle, asked.call.a):
+            torch_gemm(torch, signature.parts, asked.given, asked.out)
+
+    def _remember(self, key: Any, asked: _Asked, found: GemmPlan, views: tuple[TensorView, ...]) -> None:
+        """Keep a plan where the faster ways find it, for calls like this one of torch tensors."""
+        call, out = asked.call, asked.out
+        fast_key = call._replace(out=None if asked.allocated and call.stream is None else out).key()
+        if self._now_plans.get(fast_key) is found:
+            return
+        with self._lock:
+            if self._now_plans.get(key) is found:  # else a reload came between: this was its last call
+                self._put(call, found, asked.allocated)
+                remember(self._now_plans, fast_key, found)
+                self._keep_rows(call._replace(out=None if asked.allocated else out), found, views)
+
+    def _give(self, asked: _Asked, views: Mapping[str, TensorView]) -> bool:
+        """Let torch compute a call, and those like it from now on, if it was measured to be faster; whether it did.
+
+        `views` are all operands as kernels would take them.
+        """
+        now, call, signature, out = self._now, asked.call, asked.signature, asked.out
+        try:
+            if not now.entries.entry(signature).torch_is_faster(views["a"].shape[-2]):
+                return False
+        except KernelMiss:  # which is told of, or falls back, as any other
+            return False
+        given = TorchCall(signature, views, tuple(out.shape), self._counters.given_to_torch.add)
+        try:
+            if given(call.a, call.b, out, call.stream, call.operands) is None:
+                return False  # which kernels would tell of
+        except (RuntimeError, TypeError, ValueError) as error:
+            if self._counters.torch_refused(signature.key()):
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                _log.warning("%s: torch was faster and does not take this here: %s", signature.key(), reason)
+            return False
+        key = call._replace(out=None if asked.allocated and call.stream is None else out).key()
+        with self._lock:
+            if self._now is now and not self._closed:
+                remember(now.plans.torch_calls, key, given)
+        return True
+
+    def _keep_rows(self, call: Call, found: GemmPlan, views: tuple[TensorView, ...]) -> None:
+        """Remember a plan of torch tensors for calls with other numbers of rows. The caller holds the lock."""
+        asked = rows_of(call, call.key())
+        if asked is None:
+            return
+        rows, alike = asked
+        known = self._now.plans.by_rows
+        if alike not in known:
+            remember(known, alike, RowPlans(found.entry))
+        known[alike].keep(Known(found, rows, steps_of(call, views, rows)))
+
+    def _grow(self, call: Call, key: tuple[Any, ...]) -> GemmPlan | None:
+        """Make a plan for a call of torch tensors that is like one before but for its rows; None where none is.
+
+        A fraction of the work of the first call of a shape. Pointers are for `_launch` to check.
+        """
+        if call.out is None and call.stream is not None:
+            return None  # every such call is a first one
+        try:
+            asked = rows_of(call, key)
+            if asked is None or asked[1] not in self._now.plans.by_rows:
+                return None
+        except (AttributeError, TypeError, RuntimeError):  # sparse tensors, or no words
+            return None
+        rows, alike = asked
+        with self._lock:
+            plans = self._now.plans
+            like = None if plans.preloaded and rows in plans.preloaded.tokens else plans.by_rows.get(alike)
+            if like is None or (self._options.on_slower == "torch" and like.entry.torch_is_faster(rows)):
+                return None
+            known = like.find(rows)
+            plan = None if known is None else known.gemm.function.plan_rows(known.gemm.plan, rows)
+            if known is None or plan is None:
+                return None
+            grown = known.gemm.with_rows(plan, rows - known.rows, known.steps)
+            self._counters.planned()
+            self._put(call, grown, call.out is None)
+            remember(plans.by_key, key, grown)
+        return grown
+
+    def _put(self, call: Call, found: GemmPlan, allocated: bool) -> None:
+        """Give the native table what it needs to serve calls like this one, of torch tensors, from now on.
+
+        It leaves to Python what it cannot serve. The caller holds the lock.
+        """
+        plans = self._now.plans
+        if plans.native is None:
+            plans.native = native_table(self._driver)
+        if not plans.native or (allocated and call.stream is not None):
+            return
+        tag = 0 if call.plain else self._tags.setdefault((call.epilogue, call.overlap, call.dtype), len(self._tags) + 1)
+        masks, sizes, may_be_d = zip(*found.extras, strict=True) if found.extras else ((), (), ())
+        misaligned = (found.misaligned, found.misaligned, found.misaligned, *masks)
+        sizes = (found.a_bytes, found.b_bytes, found.d_bytes, *sizes)
+        may_be_d = (False, False, False, *may_be_d)
+        tensors = (call.a, call.b, None if allocated else call.out, *(() if call.plain else call.operands))
+        shape, options = (found.shape, {"dtype": found.dtype}) if allocated else (None, None)
+        counter = found.function.counter
+        plans.native.put(
+            tag, tensors, found.plan.direct, misaligned, sizes, may_be_d, found.device, shape, options, counter
+        )
+        self._now_native = plans.native.call
+
+
+def _torch_can(signature: Signature) -> bool:
+    """Whether torch computes this where no kernel does: one element type of 16 bits or more, and no scales."""
+    return DTYPES[signature.a].bits >= 16 and signature.a == signature.b == signature.d and signature.scaling == "none"

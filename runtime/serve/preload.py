@@ -1,0 +1,227 @@
+"""Load and plan before the first call, so that calls open no file, import nothing and load no kernel.
+
+Knows nothing of the calls that follow.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ..device.driver import Driver
+from ..errors import ArgumentError, KernelMiss, ProgramError, RecordError
+from ..gemm.call import EXTRAS
+from ..gemm.universal import PREDICTED, AnyEntry, PredictedEntry
+from ..limits import PRELOAD_ALLOWANCE_STEPS, PRELOAD_STEPS_OF_A_BYTE, PRELOAD_STEPS_OF_A_TOKEN, STEPS_OF_A_CALL
+from ..program.operation import contiguous
+from ..program.tensor import TORCH_NAMES
+from .entries import Entries, best_first
+from .function import MAX_PLANS, Function, Unfit
+from .layers import Layers
+from .options import Options
+from .plan import gemm_key
+from .plans import Plans, Preloaded
+
+_log = logging.getLogger(__name__)
+
+
+class _Trials:
+    """Counts what evaluating programs takes, to see what fits: a file may ask for more than a server has time for."""
+
+    def __init__(self, file_bytes: int, asked: int) -> None:
+        """`asked` is at how many M the caller wants something, of all signatures."""
+        self._steps, self._most = 0, PRELOAD_ALLOWANCE_STEPS
+        self._most += PRELOAD_STEPS_OF_A_BYTE * file_bytes + PRELOAD_STEPS_OF_A_TOKEN * asked
+
+    def count(self, function: Function) -> None:
+        """Count one evaluation.
+
+        Raises:
+            RecordError: it is one too many.
+        """
+        self._steps += STEPS_OF_A_CALL + function.record.program.steps
+        if self._steps > self._most:
+            raise RecordError(
+                f"{function.name}: preloading would evaluate more than {self._most} steps of launch programs, which "
+                "no archive of its size should need; name fewer signatures with only=, or build the archive again"
+            )
+
+
+class Preloader:
+    """`Library.preload` for one generation of files."""
+
+    def __init__(
+        self,
+        layers: Layers,
+        entries: Callable[[], list[Entries]],
+        plans: Plans,
+        driver: Driver,
+        lock: threading.RLock,
+        options: Options,
+    ) -> None:
+        self._layers, self._plans, self._driver, self._lock = layers, plans, driver, lock
+        self._all = entries
+        self._options = options
+
+    def preload(self, asked: Preloaded, as_many_as_fit: bool = False) -> tuple[str, ...]:
+        """See `Library.preload`. With `as_many_as_fit` M values that would be too many are left out, as are signatures
+        that there are no more."""
+        there = [entry for each in self._all() for entry in each.served()]
+        entries = self._asked_for(asked, there, as_many_as_fit)
+        any_shape = [f for each in self._all() for f in each.universal_functions()] if asked.only is None else []
+        tokens: Sequence[int] = asked.tokens
+        in_all = asked.besides(self._plans.preloaded)
+        keys = {entry.signature.key() for entry in (*there, *entries)}
+        keys |= (
+            self._plans.preloaded.only or set() if self._plans.preloaded else set()
+        )  # what was predicted is not all `there`
+        signatures = len(keys if in_all.only is None else keys & in_all.only)
+        # A plan has a key of its own, one for tensors of torch, and one for torch's calls once there was one.
+        most = MAX_PLANS // max(signatures * (3 if sys.modules.get("torch") else 1), 1)
+        if len(in_all.tokens) > most and not as_many_as_fit:
+            raise ArgumentError(
+                f"{len(in_all.tokens)} M values for {signatures} signatures are more plans than the {MAX_PLANS} that "
+                f"are kept; give fewer, {most} in all"
+            )
+        if len(in_all.tokens) > most:
+            what = (
+                "%s: of %d M values that were preloaded only the first %d are planned for, as more plans are not kept"
+            )
+            _log.warning(what, self._layers.path, len(in_all.tokens), most)
+            tokens = [m for m in tokens if m in in_all.tokens[:most]]
+        loaded: dict[str, None] = {}
+        for entry in entries:
+            self._entries(entry).accept(entry)
+        tried = [_tried(entry) for entry in entries]
+        cases = [(entry, m) for entry, ms in zip(entries, tried, strict=True) for m in sorted({*ms, *tokens})]
+        # What is predicted was named by the caller, and by no archive.
+        named = sum(len(ms) for entry, ms in zip(entries, tried, strict=True) if entry.state == PREDICTED)
+        try:
+            # All that needs no context comes first: another thread may be creating it, which takes 0.2 s and more.
+            best = [self._entries(entry).function(entry, entry.best(m)) for entry, m in cases]
+            for function in (*best, *any_shape):
+                function.read()
+            trials = _Trials(sum(a.file_bytes for a in self._layers.archives), named + len(entries) * len(tokens))
+            with self._driver.current():  # waits, if it must, while nobody waits for the lock
+                for (entry, m), function in zip(cases, best, strict=True):
+                    loaded |= dict.fromkeys(self._load_for(entry, m, function, trials))
+                for function in any_shape:
+                    function.load()
+                    loaded[function.name] = None
+        finally:
+            for archive in self._layers.archives:
+                archive.forget_blocks()
+            for function in self._layers.made():
+                function.forget()
+        with self._lock:
+            before, self._plans.preloaded = (
+                self._plans.preloaded,
+                asked._replace(tokens=tuple(tokens)).besides(self._plans.preloaded),
+            )
+        try:
+            if tokens:
+                torch = _imported_torch()
+                kinds = [None] if torch is None else [None, torch]
+                planned = [entry for entry in entries if entry.signature.operation == self._plans.operation]
+                for entry, m, kind in itertools.product(planned, tokens, kinds):
+                    self._prepare(entry, m, kind)
+        except BaseException:  # nothing was promised
+            with self._lock:
+                self._plans.preloaded = before
+            raise
+        return tuple(loaded)
+
+    def _entries(self, entry: AnyEntry) -> Entries:
+        """Those that `entry` is one of."""
+        return next(each for each in self._all() if each.of.name == entry.signature.operation)
+
+    def _asked_for(self, asked: Preloaded, there: Sequence[AnyEntry], those_there_are: bool) -> list[AnyEntry]:
+        """Those of the entries `there` that are asked for, and what is predicted for others.
+
+        Raises:
+            KernelMiss: one is not there, and it is not `those_there_are` that are wanted.
+        """
+        entries = [entry for entry in there if asked.covers(entry.signature)]
+        named = {entry.signature.key() for entry in entries}
+        for key in sorted((asked.only or frozenset()) - named):
+            for each in self._all():
+                signature = each.of.of_key(key)
+                entry = None if signature is None else each.find(signature)
+                if entry is not None and each.allows(entry):
+                    entries.append(entry)
+        if missing := sorted((asked.only or frozenset()) - {entry.signature.key() for entry in entries}):
+            what = f"{self._layers.path} cannot preload {', '.join(missing)}: it has no such entry for this GPU"
+            what += f" that is {self._options.require}" if self._options.require else ""
+            what += " with a function for equal bits at every M" if self._options.batch_invariant else ""
+            if not those_there_are:
+                raise KernelMiss(f"{what}; `aot ls` lists what it has", "no entry")
+            _log.warning("%s, as it had before", what)
+        return entries
+
+    def _load_for(self, entry: AnyEntry, m: int, best: Function, trials: _Trials) -> Iterator[str]:
+        """Load `best`, the best function for `m` rows, and those after it until one can run; the context is current."""
+        views = self._entries(entry).of.arguments(entry.signature, m, self._driver.device)
+        for function in itertools.chain([best], self._later(entry, m)):
+            function.load()
+            yield function.name
+            trials.count(function)
+            with self._lock:
+                try:
+                    function.check_fit(views)
+                    return
+                except (Unfit, ProgramError):
+                    continue
+                except ArgumentError:  # it takes other strides than these: the call will show
+                    return
+
+    def _later(self, entry: AnyEntry, m: int) -> Iterator[Function]:
+        """What to try after the best function for `m` rows, found out when it is asked for."""
+        for name in itertools.islice(best_first(entry, m), 1, None):
+            yield self._entries(entry).function(entry, name)
+
+    def _prepare(self, entry: AnyEntry, m: int, torch: Any) -> None:
+        """Plan for `m` rows, of contiguous tensors; what no kernel can do is left for the call to tell."""
+        signature = entry.signature
+        views = contiguous(signature, m, self._driver.device)
+        by_name = dict(zip((operand.name for operand in signature.operands()), views, strict=True))
+        seen = [by_name[name] for name in ("a", "b", "d", *EXTRAS) if name in by_name]
+        key = gemm_key(torch is not None, signature, seen)
+        dtype = None if torch is None else getattr(torch, TORCH_NAMES[signature.d], None)
+        with self._lock, self._driver.current():
+            try:
+                self._plans.plan(key, signature, views, by_name["d"].shape, dtype)
+            except (KernelMiss, ArgumentError) as reason:
+                _log.warning("%s at M = %d is not prepared: %s", signature.key(), m, reason)
+
+
+def _imported_torch() -> Any:
+    """torch if it is imported, else None. Where another thread is importing it not everything is there: this waits."""
+    if sys.modules.get("torch") is None:  # an import that is ruled out is a None there
+        return None
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        return None
+
+
+def _tried(entry: AnyEntry) -> set[int]:
+    """M values at which `preload` sees what fits: for each function the least that it serves, and the last that ends
+    a range of it, or of a function that serves all larger M the least of those; of what is predicted, the first of
+    likely ones at which it is best."""
+    if isinstance(entry, PredictedEntry):
+        by_function: dict[str, int] = {}
+        for m in entry.likely():
+            by_function.setdefault(entry.best(m), m)
+        return set(by_function.values())
+    first, last = dict[int, int](), dict[int, int]()
+    least = 1
+    for bound, function in itertools.zip_longest(entry.bounds, entry.chosen):
+        first.setdefault(function, least)
+        last[function] = least if bound is None else bound
+        least = last[function] + 1
+    return {*first.values(), *last.values()}

@@ -1,0 +1,206 @@
+"""Operations besides GEMM: a table each, found by name, called and preloaded like GEMM's; others bring their own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import ArgumentError, KernelMiss, Library, RecordError
+from runtime.container.archive import Archive
+from runtime.gemm.dispatch import Dispatch
+from runtime.program import operation as operations
+from runtime.program.operation import operation
+from runtime.rmsnorm import RMSNORM, Signature
+
+from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, cubin, entry, write_archive
+
+RECORDS = Path(__file__).parent / "data" / "records.json"
+OF = Signature("bf16", "bf16", "bf16", 4096)
+# An operation of another package: row-wise scaling, y[m, n] = x[m, n] * weight[n], with RMSNorm's tensors and no eps.
+OUTSIDE = """
+import dataclasses
+from runtime.program.operation import Asked
+from runtime.rmsnorm import RmsNorm, Signature
+
+class ScaledSignature(Signature):
+    operation = "row_scale"
+
+class RowScale(RmsNorm):
+    name = "row_scale"
+    def read(self, obj):
+        return ScaledSignature(**dataclasses.asdict(super().read(obj)))
+    def ask(self, view, x, weight, *, out, eps=0.0):
+        asked = super().ask(view, x, weight, out=out, eps=eps)
+        return asked._replace(signature=self.read(asked.signature.to_json()))
+
+ROW_SCALE = RowScale()
+"""
+
+
+def norm_record(name: str) -> dict[str, Any]:
+    """The record of the RMSNorm of this project, under another name."""
+    found: dict[str, Any] = next(r for r in json.loads(RECORDS.read_text()) if "rmsnorm" in r["name"])
+    kernels = [found["kernels"][0] | {"symbol": f"kernel_{name}"}]
+    return found | {"name": name, "kernels": kernels, "cubin": hashlib.sha256(cubin(name)).hexdigest()}
+
+
+def norm_entry(ranges: list[tuple[int | None, str]], of: Signature = OF, state: str = "tuned") -> dict[str, Any]:
+    return entry(of.to_json(), ranges, state=state)
+
+
+def write(path: Path, name: str = "rmsnorm") -> RecordingDriver:
+    records = [norm_record("narrow"), norm_record("wide")]
+    rows = [norm_entry([(8, "narrow"), (None, "wide")])]
+    return RecordingDriver(kernels=write_archive(path, records, rows, name))
+
+
+@pytest.fixture
+def driver(tmp_path: Path, torch: FakeTorch) -> RecordingDriver:
+    return write(tmp_path / "norms.aot")
+
+
+@pytest.fixture
+def library(tmp_path: Path, driver: RecordingDriver) -> Library:
+    return Library(Archive.open(tmp_path / "norms.aot"), driver)
+
+
+def tensors(m: int, n: int = 4096) -> tuple[FakeTensor, FakeTensor, FakeTensor]:
+    return FakeTensor((m, n)), FakeTensor((n,)), FakeTensor((m, n))
+
+
+def test_call_launches_what_the_table_has_for_the_rows_at_hand(library: Library, driver: RecordingDriver) -> None:
+    for m, symbol in ((8, "kernel_narrow"), (9, "kernel_wide")):
+        x, weight, y = tensors(m)
+        assert library.call("rmsnorm", x, weight, out=y, eps=0.5) is y
+        launch = driver.launches[-1]
+        assert launch.symbol == symbol
+        assert launch.grid[0] == m
+        pointers = [struct.unpack_from("<Q", p)[0] for p in launch.parameters[:3]]
+        assert pointers == [t.data_ptr() for t in (x, weight, y)]
+        assert struct.unpack("<f", launch.parameters[3]) == (0.5,)
+    assert library.stats().launches_by_function == {"narrow": 1, "wide": 1}
+
+
+def test_call_flattens_rows_and_allocates_like_x(library: Library, driver: RecordingDriver) -> None:
+    x, weight = FakeTensor((2, 3, 4096)), FakeTensor((4096,))
+    found = library.call("rmsnorm", x, weight)
+    assert found.shape == x.shape
+    assert driver.launches[-1].grid[0] == 6
+
+
+def test_call_of_no_rows_launches_nothing(library: Library, driver: RecordingDriver) -> None:
+    x, weight, y = tensors(0)
+    assert library.call("rmsnorm", x, weight, out=y) is y
+    assert not driver.launches
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"weight": FakeTensor((8,))}, r"rmsnorm takes x \(..., N\), weight \(N\)"),
+        ({"out": FakeTensor((8, 4096))}, "rmsnorm takes x"),
+        ({"out": None, "x": object()}, "out is needed"),
+    ],
+)
+def test_call_refuses_tensors_that_do_not_go_together(library: Library, change: dict[str, Any], match: str) -> None:
+    x, weight, y = tensors(4)
+    given = {"x": x, "weight": weight, "out": y} | change
+    with pytest.raises(ArgumentError, match=match):
+        library.call("rmsnorm", given["x"], given["weight"], out=given["out"])
+
+
+def test_call_refuses_memory_that_is_partly_shared(library: Library, driver: RecordingDriver) -> None:
+    x, weight, _ = tensors(4)
+    library.call("rmsnorm", x, weight, out=x)
+    shifted = FakeTensor((4, 4096), pointer=x.data_ptr() + 4096)
+    with pytest.raises(ArgumentError, match="shares memory"):
+        library.call("rmsnorm", x, weight, out=shifted)
+    assert len(driver.launches) == 1
+
+
+def test_miss_names_the_nearest_signature(library: Library) -> None:
+    x, weight, y = tensors(4, 2048)
+    with pytest.raises(KernelMiss, match=r"no kernel for bf16_bf16_bf16_rmsnorm_n2048 .*(\n.*)*N is 4096, wanted 2048"):
+        library.call("rmsnorm", x, weight, out=y)
+    assert library.stats().refusals[0].signature == "bf16_bf16_bf16_rmsnorm_n2048"
+
+
+def test_preload_loads_the_functions_of_every_operation(library: Library, driver: RecordingDriver) -> None:
+    assert set(library.preload([1, 16])) == {"narrow", "wide"}
+    assert library.preload(only=[OF.key()]) == ("narrow", "wide")
+    with pytest.raises(KernelMiss, match="cannot preload bf16_bf16_bf16_rmsnorm_n8"):
+        library.preload(only=["bf16_bf16_bf16_rmsnorm_n8"])
+
+
+def test_unknown_operation_is_refused_by_name(library: Library) -> None:
+    with pytest.raises(ArgumentError, match="unknown operation 'softmax'; the operations are gemm, rmsnorm"):
+        library.call("softmax", *tensors(4))
+
+
+def test_gemm_is_called_by_its_own_method(library: Library) -> None:
+    with pytest.raises(ArgumentError, match=r"gemm is not called by its name; Library\.gemm is the way"):
+        library.call("gemm", *tensors(4))
+
+
+def test_key_of_a_signature_is_read_back_and_no_other_word() -> None:
+    assert RMSNORM.of_key(OF.key()) == OF
+    assert RMSNORM.read(OF.to_json()) == OF
+    for word in ("bf16_bf16_bf16_rmsnorm_n0", "bf16_bf16_bf17_rmsnorm_n8", "bf16_bf16_bf16_rmsnorm_n08", ""):
+        assert RMSNORM.of_key(word) is None
+
+
+@pytest.mark.parametrize("change", [{"n": 0}, {"x": "bf17"}, {"more": 1}])
+def test_malformed_signatures_are_refused_where_the_table_is_read(change: dict[str, Any]) -> None:
+    row = norm_entry([(None, "f")])
+    row["signature"] = row["signature"] | change
+    row["gpu"] = None
+    with pytest.raises(RecordError, match="signature"):
+        Dispatch.from_json({"gpus": [], "entries": [row]}, of=RMSNORM)
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A distribution that brings an operation, on the path."""
+    info = tmp_path / "site" / "row_scale-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: row-scale\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[{operations.GROUP}]\nrow_scale = row_scale_of_another:ROW_SCALE\n")
+    (tmp_path / "site" / "row_scale_of_another.py").write_text(OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    operations._found.cache_clear()
+    yield
+    operations._found.cache_clear()
+    sys.modules.pop("row_scale_of_another", None)
+
+
+@pytest.mark.usefixtures("outside")
+def test_an_operation_of_another_package_is_served_like_those_here(tmp_path: Path, torch: FakeTorch) -> None:
+    driver = write(tmp_path / "scaled.aot", "row_scale")
+    library = Library(Archive.open(tmp_path / "scaled.aot"), driver)
+    assert operation("row_scale").name == "row_scale"
+    assert set(library.preload()) == {"narrow", "wide"}
+    x, weight, y = tensors(64)
+    library.call("row_scale", x, weight, out=y)
+    assert driver.launches[-1].symbol == "kernel_wide"
+
+
+@pytest.mark.usefixtures("outside")
+def test_an_operation_whose_package_is_broken_says_so(tmp_path: Path) -> None:
+    (tmp_path / "site" / "row_scale_of_another.py").write_text("import nothing_of_this_name")
+    with pytest.raises(ArgumentError, match=r"operation row_scale: .*cannot be imported .*nothing_of_this_name"):
+        operation("row_scale")
+
+
+def test_a_table_of_an_operation_that_is_not_here_is_left_alone(tmp_path: Path, torch: FakeTorch) -> None:
+    driver = write(tmp_path / "later.aot", "of_a_later_version")
+    library = Library(Archive.open(tmp_path / "later.aot"), driver)
+    assert "narrow" in library.functions
+    with pytest.raises(ArgumentError, match="unknown operation 'of_a_later_version'"):
+        library.call("of_a_later_version", *tensors(4))
