@@ -96,7 +96,7 @@ def test_no_part_of_an_n_major_tile_ends_within_a_swizzle_atom() -> None:
     n_major = dataclasses.replace(PLAIN, b_major="n")
     for v in variants(n_major):
         plan = Plan.of(v.options, form(n_major))
-        part = plan.columns // plan.atom_layout[1]
+        part = plan.columns // plan.atom_layout.columns
         assert part % 64 == 0 or 64 % part == 0, v.name()
 
 
@@ -265,8 +265,8 @@ def test_stages_and_epilogue_tiles_fit_the_shared_memory_of_a_cta(signature: Sig
 def test_epilogue_tiles_and_warp_groups_cover_a_tile_once(signature: Signature) -> None:
     for v in variants(signature):
         plan = Plan.of(v.options, form(signature))
-        assert plan.m_atoms * plan.atom_layout[0] * 64 == plan.rows
-        assert plan.epilogue_tiles_across * plan.atom_layout[1] * plan.epilogue_tile_columns == plan.out_columns
+        assert plan.m_atoms * plan.atom_layout.rows * 64 == plan.rows
+        assert plan.epilogue_tiles_across * plan.atom_layout.columns * plan.epilogue_tile_columns == plan.out_columns
         assert {plan.rows, plan.columns} == {v.integer("tile_m"), v.integer("tile_n")}
 
 
@@ -307,7 +307,7 @@ def test_scales_of_columns_wait_in_shared_memory_for_each_part_of_a_tile() -> No
     for signature in SIGNATURES:
         for v in variants(signature):
             plan = Plan.of(v.options, form(signature))
-            expected = plan.columns // plan.atom_layout[1] if signature.scaling == "row_column" else 0
+            expected = plan.columns // plan.atom_layout.columns if signature.scaling == "row_column" else 0
             assert plan.shared_scales == expected
 
 

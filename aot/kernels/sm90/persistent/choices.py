@@ -61,9 +61,9 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
     plan = Plan.of(options, form)
     unit = 16 if form.gated else 8
     whole = 16 if DTYPES[form.d].bits == 8 else unit
-    if plan.columns % (whole * plan.atom_layout[1]) and not plan.swap:
+    if plan.columns % (whole * plan.atom_layout.columns) and not plan.swap:
         return f"columns must divide into parts of {whole}"
-    if plan.columns // plan.atom_layout[1] > 256:
+    if plan.columns // plan.atom_layout.columns > 256:
         return "WGMMA's N side has at most 256"
     if (plan.columns // plan.cluster_rows) % unit or (plan.rows // plan.cluster_columns) % 8:
         return "each CTA of a cluster loads as many whole groups of 8 rows, of gates 8 with the 8 that they gate"
@@ -171,7 +171,7 @@ def _rule_of_form(plan: Plan, form: Form) -> str | None:
             return "N-major B is for 16-bit types, unswapped and not gated"
         if plan.columns % 64:
             return "N-major B needs columns in whole swizzle atoms of 64"
-        if 64 < plan.columns // plan.atom_layout[1] < 128:
+        if 64 < plan.columns // plan.atom_layout.columns < 128:
             return "a warp group's part of N-major B would end within a swizzle atom of 64"
     if form.scaling == "block":
         if plan.m_atoms > 1:

@@ -90,7 +90,7 @@ def epilogue_tile_values(
     """
     plan, parts = operands.plan, operands.parts
     coord, atom, across = tile
-    width = plan.columns // plan.atom_layout[1]
+    width = plan.columns // plan.atom_layout.columns
     lanes = 2 if parts.gated else 1
     base = atom * width // 2 + across * plan.epilogue_tile_columns * lanes // 2 if first is None else first
     # Scale and bias of the thread's two rows.

@@ -68,13 +68,13 @@ class EpilogueOperands:
 
     def atom_row(self, coord: TileCoord, atom: int) -> Any:
         """The number of an atom of 64 rows."""
-        part = self.group if self.plan.atom_layout[0] > 1 else 0
-        return (coord.row * self.plan.m_atoms + atom) * self.plan.atom_layout[0] + part
+        part = self.group if self.plan.atom_layout.rows > 1 else 0
+        return (coord.row * self.plan.m_atoms + atom) * self.plan.atom_layout.rows + part
 
     def epilogue_column(self, coord: TileCoord, across: int) -> Any:
         """The number of an epilogue tile along columns of D."""
-        part = self.group if self.plan.atom_layout[1] > 1 else 0
-        return (coord.column * self.plan.atom_layout[1] + part) * self.plan.epilogue_tiles_across + across
+        part = self.group if self.plan.atom_layout.columns > 1 else 0
+        return (coord.column * self.plan.atom_layout.columns + part) * self.plan.epilogue_tiles_across + across
 
     def first_row(self, coord: TileCoord, atom: int) -> Any:
         """The first of the thread's two rows in an atom; the other is 8 further on."""

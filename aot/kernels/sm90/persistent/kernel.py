@@ -145,9 +145,10 @@ class Persistent:
                 # is complete then says that those before it are, which the next but one relies on.
                 if cutlass.const_expr(plan.overlap):
                     cute.arch.griddepcontrol_wait()
+                m, _ = extents
                 tma_rows = TmaOperand.of(rows_atom, rows, storage.rows, boxes_of_rows)
                 tma_columns = TmaOperand.of(columns_atom, columns, storage.columns, boxes_of_columns)
-                produce(plan, tma_rows, tma_columns, storage.pipeline, scheduler, extents[0])
+                produce(plan, tma_rows, tma_columns, storage.pipeline, scheduler, m)
             elif cutlass.const_expr(plan.split_k > 1):
                 self._attend(work)
         else:

@@ -100,7 +100,7 @@ class Mainloop:
 def tiled_mma(plan: Plan, element: Any) -> cute.TiledMma:
     """WGMMA by the warp groups that share a tile, for A and B of type `element`."""
     k, smem = OperandMajorMode.K, warpgroup.OperandSource.SMEM
-    columns = plan.columns // plan.atom_layout[1]
+    columns = plan.columns // plan.atom_layout.columns
     if element.width == 8:
         op: Any = warpgroup.MmaF8Op(element, element, cutlass.Float32, (WGMMA_ROWS, columns, 32), smem, k, k)
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime.dtypes import DTYPES
 
@@ -35,6 +35,13 @@ _FEW_ACCUMULATORS = 64
 _ACCUMULATORS_BESIDE_WIDE_TILES = 80  # an epilogue with more of them needs the registers of half an epilogue tile
 
 
+class AtomLayout(NamedTuple):
+    """The consumer warp groups that share a tile, along its rows and along its columns."""
+
+    rows: int
+    columns: int
+
+
 @dataclass(frozen=True)
 class Plan:
     """All that a kernel is specialised on. Rows and columns are WGMMA's: those of D, or exchanged where `swap`."""
@@ -43,7 +50,7 @@ class Plan:
     swap: bool
     rows: int  # of a tile, as WGMMA multiplies it
     columns: int
-    atom_layout: tuple[int, int]  # the consumer warp groups that share a tile, along its rows and its columns
+    atom_layout: AtomLayout
     cluster_rows: int
     cluster_columns: int
     raster_swizzle: int  # clusters' tiles, of one column or row, that follow each other in raster order
@@ -63,17 +70,19 @@ class Plan:
         """What `options` (`choices.OPTIONS`) come to for a form."""
         swap, pingpong = options["swap"], options["schedule"] == "pingpong"
         by_mode = (options["tile_m"], options["tile_n"]), (options["cluster_m"], options["cluster_n"])
-        (rows, columns), cluster = (pair[::-1] if swap else pair for pair in by_mode)
-        atom_layout = (1, 1) if pingpong else (2, 1) if rows % (2 * WGMMA_ROWS) == 0 else (1, 2)
-        registers = rows * columns // (atom_layout[0] * atom_layout[1]) // WARP_GROUP
+        (rows, columns), (cluster_rows, cluster_columns) = (pair[::-1] if swap else pair for pair in by_mode)
+        atom_layout = AtomLayout(1, 1)
+        if not pingpong:
+            atom_layout = AtomLayout(2, 1) if rows % (2 * WGMMA_ROWS) == 0 else AtomLayout(1, 2)
+        registers = rows * columns // (atom_layout.rows * atom_layout.columns) // WARP_GROUP
         if form.promotion_interval:
-            atoms = rows // WGMMA_ROWS // atom_layout[0]
+            atoms = rows // WGMMA_ROWS // atom_layout.rows
             registers += registers if form.scaling == "block" else registers // atoms
         narrow = (form.epilogue != "none" or options["split_k"] > 1) and registers > _ACCUMULATORS_BESIDE_WIDE_TILES
         share = (4 if registers <= _FEW_ACCUMULATORS else 2) if options["stream_k"] else 2 if narrow else 1
-        multiple = options["split_k"] // math.gcd(options["split_k"], max(1, rows // WGMMA_ROWS // atom_layout[0]))
-        part = columns // (2 if form.gated else 1) // atom_layout[1]
-        scales = CONSUMERS * columns // atom_layout[1] * 4 if form.scaling == "row_column" else 0
+        multiple = options["split_k"] // math.gcd(options["split_k"], max(1, rows // WGMMA_ROWS // atom_layout.rows))
+        part = columns // (2 if form.gated else 1) // atom_layout.columns
+        scales = CONSUMERS * columns // atom_layout.columns * 4 if form.scaling == "row_column" else 0
 
         def stages_with(width: int) -> int:
             store = CONSUMERS * STORE_BUFFERS * WGMMA_ROWS * width * DTYPES[form.d].bytes
@@ -91,9 +100,9 @@ class Plan:
             rows=rows,
             columns=columns,
             atom_layout=atom_layout,
-            cluster_rows=cluster[0],
-            cluster_columns=cluster[1],
-            raster_swizzle=_RASTER_SWIZZLES.get(options["order"]) or max(1, _RASTER_ROWS // (rows * cluster[0])),
+            cluster_rows=cluster_rows,
+            cluster_columns=cluster_columns,
+            raster_swizzle=_RASTER_SWIZZLES.get(options["order"]) or max(1, _RASTER_ROWS // (rows * cluster_rows)),
             raster_along_n=options["order"] == "columns",
             quads=options["order"] == "quads",
             split_k=options["split_k"],
@@ -191,12 +200,12 @@ class Plan:
     @property
     def accumulators(self) -> int:
         """F32 accumulators of a thread, for a tile."""
-        return self.rows * self.columns // (self.atom_layout[0] * self.atom_layout[1]) // WARP_GROUP
+        return self.rows * self.columns // (self.atom_layout.rows * self.atom_layout.columns) // WARP_GROUP
 
     @property
     def m_atoms(self) -> int:
         """WGMMA atoms, of `WGMMA_ROWS` rows, in a warp group's part of a tile."""
-        return self.rows // WGMMA_ROWS // self.atom_layout[0]
+        return self.rows // WGMMA_ROWS // self.atom_layout.rows
 
     @property
     def k_tile_multiple(self) -> int:
@@ -213,7 +222,7 @@ class Plan:
     @property
     def shared_scales(self) -> int:
         """Scales of a warp group's columns, which wait for their accumulators in shared memory."""
-        return self.columns // self.atom_layout[1] if self.form.scaling == "row_column" else 0
+        return self.columns // self.atom_layout.columns if self.form.scaling == "row_column" else 0
 
     @property
     def out_columns(self) -> int:
@@ -223,7 +232,7 @@ class Plan:
     @property
     def epilogue_tiles_across(self) -> int:
         """Along the columns of a warp group's part of a tile."""
-        return self.out_columns // self.atom_layout[1] // self.epilogue_tile_columns
+        return self.out_columns // self.atom_layout.columns // self.epilogue_tile_columns
 
     @property
     def epilogue_tiles(self) -> int:

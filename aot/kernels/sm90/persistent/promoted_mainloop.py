@@ -24,7 +24,7 @@ from .scheduler import KTiles
 
 def partial_accumulators(plan: Plan, element: Any) -> list[cute.Tensor]:
     """A thread's sets of partial accumulators, in registers."""
-    rows = plan.rows if plan.partial_sets > 1 else WGMMA_ROWS * plan.atom_layout[0]
+    rows = plan.rows if plan.partial_sets > 1 else WGMMA_ROWS * plan.atom_layout.rows
     return [accumulators_of(plan, element, rows) for _ in range(plan.partial_sets)]
 
 

@@ -51,7 +51,7 @@ def multiply(
     mine = tiled_mma.get_slice(cute.arch.make_warp_uniform(thread // WARP_GROUP) * WARP_GROUP)
     a = tiled_mma.make_fragment_A(mine.partition_A(m_side))
     b = tiled_mma.make_fragment_B(mine.partition_B(n_side))
-    shape = tiled_mma.partition_shape_C((plan.mma_rows, plan.sides[1]))
+    shape = tiled_mma.partition_shape_C((plan.mma_rows, plan.sides.n))
     accumulators = cute.make_rmem_tensor(shape, cutlass.Float32)
     accumulators.fill(0.0)
     partial = accumulators

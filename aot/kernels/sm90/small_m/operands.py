@@ -27,7 +27,7 @@ def tiled_mma(plan: Plan, element: Any) -> cute.TiledMma:
     majors = [OperandMajorMode.K, OperandMajorMode.K]
     if plan.form.b_major == "n":
         majors[0 if plan.swapped else 1] = OperandMajorMode.MN
-    shape = (WGMMA_ROWS, plan.sides[1], _WGMMA_BYTES * 8 // element.width)
+    shape = (WGMMA_ROWS, plan.sides.n, _WGMMA_BYTES * 8 // element.width)
     source = warpgroup.OperandSource.SMEM
     if element.width == 8:
         op: Any = warpgroup.MmaF8Op(element, element, cutlass.Float32, shape, source, *majors)
@@ -38,12 +38,12 @@ def tiled_mma(plan: Plan, element: Any) -> cute.TiledMma:
 
 def m_side_layouts(plan: Plan, element: Any) -> tuple[Any, Any]:
     """See `_layouts`."""
-    return _layouts(plan, element, plan.sides[0], plan.mma_rows, plan.swapped)
+    return _layouts(plan, element, plan.sides.m, plan.mma_rows, plan.swapped)
 
 
 def n_side_layout(plan: Plan, element: Any) -> Any:
     """(rows, tile_k, stages) of the operand on WGMMA's N side in shared memory."""
-    layout, _ = _layouts(plan, element, plan.sides[1], plan.sides[1], not plan.swapped)
+    layout, _ = _layouts(plan, element, plan.sides.n, plan.sides.n, not plan.swapped)
     return layout
 
 

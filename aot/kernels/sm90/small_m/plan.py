@@ -50,6 +50,13 @@ class Memory(NamedTuple):
     block: int  # stages, what lies over them, and `apart`
 
 
+class Sides(NamedTuple):
+    """A number for each of WGMMA's M and N sides."""
+
+    m: int
+    n: int
+
+
 @dataclass(frozen=True)
 class Plan:
     """All that a kernel is specialised on: `choices.OPTIONS`, and the form."""
@@ -76,19 +83,19 @@ class Plan:
         return self.tile_m <= FEW_TOKENS and self.tile_n <= FEW_WEIGHTS
 
     @property
-    def sides(self) -> tuple[int, int]:
+    def sides(self) -> Sides:
         """Rows of a tile on WGMMA's M and N sides."""
-        return (self.tile_n, self.tile_m) if self.swapped else (self.tile_m, self.tile_n)
+        return Sides(self.tile_n, self.tile_m) if self.swapped else Sides(self.tile_m, self.tile_n)
 
     @property
     def mma_rows(self) -> int:
         """Rows that WGMMA multiplies on its M side: whole atoms of 64."""
-        return math.ceil(self.sides[0] / WGMMA_ROWS) * WGMMA_ROWS
+        return math.ceil(self.sides.m / WGMMA_ROWS) * WGMMA_ROWS
 
     @property
     def consumers(self) -> int:
         """Consumer warp groups: one for each 64 rows of WGMMA's M side, up to three."""
-        atoms = math.ceil(self.sides[0] / WGMMA_ROWS)
+        atoms = math.ceil(self.sides.m / WGMMA_ROWS)
         return atoms if atoms < 4 else 2
 
     @property
