@@ -486,20 +486,24 @@ def table_of_a_huge_signature() -> tuple[bytes, mutants.Content]:
 @bomb
 def table_tuning_of_many_machines() -> tuple[bytes, mutants.Content]:
     rows = b'{"compute_capability":"9.0","gpu":"H200","multiprocessors":1},' * 800_000
-    text = b'{"environments":[' + rows + b'{"compute_capability":"9.0","gpu":"H200"}]}'
+    text = b'{"schema":1,"environments":[' + rows + b'{"compute_capability":"9.0","gpu":"H200"}]}'
     return _archive(gemm_record("bomb"), tables=_gemm_table() | {"tuning": text})
 
 
 @bomb
 def table_tuning_of_a_long_number() -> tuple[bytes, mutants.Content]:
-    text = b'{"environments":[{"compute_capability":"9.0","gpu":"H200","multiprocessors":' + b"9" * 4000 + b"}]}"
+    text = (
+        b'{"schema":1,"environments":[{"compute_capability":"9.0","gpu":"H200","multiprocessors":'
+        + b"9" * 4000
+        + b"}]}"
+    )
     return _archive(gemm_record("bomb"), tables=_gemm_table() | {"tuning": text})
 
 
 @bomb
 def table_build_of_many_gemms() -> tuple[bytes, mutants.Content]:
     gemms = b'{"name":"up","signature":"up"},' * 1_500_000
-    text = b'{"models":[{"gemms":[' + gemms + b'{"name":"up","signature":"up"}]}]}'
+    text = b'{"schema":1,"models":[{"gemms":[' + gemms + b'{"name":"up","signature":"up"}]}]}'
     return _archive(gemm_record("bomb"), tables=_gemm_table() | {"build": text})
 
 
@@ -507,7 +511,7 @@ def table_build_of_many_gemms() -> tuple[bytes, mutants.Content]:
 def table_build_of_long_names() -> tuple[bytes, mutants.Content]:
     """The name that is asked for is held against each."""
     gemms = [{"name": "bf16_" * 20_000 + str(i), "signature": "bf16" + "x" * 50_000} for i in range(20)]
-    return _archive(gemm_record("bomb"), tables=_gemm_table() | {"build": {"models": [{"gemms": gemms}]}})
+    return _archive(gemm_record("bomb"), tables=_gemm_table() | {"build": {"schema": 1, "models": [{"gemms": gemms}]}})
 
 
 def _forms(

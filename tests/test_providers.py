@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,9 +19,12 @@ from typing import Any
 import pytest
 
 from aot.build import plan
+from aot.compile import compiler
+from aot.compile.toolchain import Toolchain
 from aot.problem.manifest import Gemm, Manifest
-from aot.providers import cutlass_operators
+from aot.providers import cutlass_operators, own
 from aot.providers.arguments import digest
+from aot.providers.sources import made_of
 from aot.search.legal import illegal, legal_functions, legal_variants, unsuited
 from aot.search.provider import PROVIDERS, ProviderError, provider
 from aot.search.targets import TARGETS
@@ -73,6 +77,7 @@ target, variants = sys.argv[1], json.load(sys.stdin)
 os.environ["CUTE_DSL_ARCH"] = target
 from aot.search.provider import provider
 from aot.search.variants import Variant
+from runtime.program import arguments
 import cutlass.utils
 from cutlass import cute
 
@@ -87,7 +92,8 @@ for obj in variants:
     options = cute.compile[cute.GPUArch(target), cute.KeepCUBIN(True)]
     compiled = options(built.function, *built.arguments)
     cubin = hashlib.sha256(compiled.__cubin__).hexdigest()
-    results.append([built.argument_names, built.tree, built.symbols, len(compiled.kernel_info), cubin])
+    tree, symbols = arguments.to_json(built.tree), arguments.symbols_to_json(built.symbols)
+    results.append([built.argument_names, tree, symbols, len(compiled.kernel_info), cubin])
 assert cutlass.utils.HardwareInfo is no_driver
 print("RESULT" + json.dumps(results))
 """
@@ -211,13 +217,91 @@ def test_unknown_provider_lists_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("name", list(PROVIDERS))
-def test_source_digest_is_the_same_in_another_process_and_directory(name: str, tmp_path: Path) -> None:
+def test_source_digests_are_the_same_in_another_process_and_directory(name: str, tmp_path: Path) -> None:
+    families = list(provider(name).families)
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
-        f"from aot.search.provider import provider; print(provider({name!r}).source_digest())"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from aot.search.provider import provider; "
+        f"print(*(provider({name!r}).source_digest(family) for family in {families!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert done.stdout.strip() == provider(name).source_digest()
+    assert done.stdout.split() == [provider(name).source_digest(family) for family in families]
+
+
+@pytest.mark.parametrize("name", list(PROVIDERS))
+def test_a_family_that_there_is_not_has_no_source_digest(name: str) -> None:
+    with pytest.raises(ProviderError, match=f"{name} has no family 'sm90_magic'; its families are "):
+        provider(name).source_digest("sm90_magic")
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of `aot/` whose files are the sources of our provider."""
+    shutil.copytree(ROOT / "aot", tmp_path / "aot", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(own, "_AOT", tmp_path / "aot")
+    return tmp_path / "aot"
+
+
+def _changed(*files: Path) -> set[str]:
+    """The families of our provider that are compiled anew when these files change."""
+    ours = provider("own")
+    before = {family: ours.source_digest(family) for family in ours.families}
+    for file in files:
+        file.write_bytes(file.read_bytes() + b"\n")
+    return {family for family, digest in before.items() if digest != ours.source_digest(family)}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "families"),
+    [
+        ("rmsnorm.py", {"rmsnorm_row"}),
+        ("sm90/persistent/*.py", {"sm90_persistent"}),
+        ("sm90/small_m/*.py", {"sm90_small_m"}),
+        ("sm90/activations.py", {"sm90_persistent", "sm90_small_m"}),
+        ("sm90/*/choices.py", set()),
+    ],
+)
+def test_kernels_that_change_are_compiled_anew_and_no_others(copied: Path, pattern: str, families: set[str]) -> None:
+    assert _changed(*(copied / "kernels").glob(pattern)) == families
+
+
+def test_every_file_of_a_kernel_but_which_choices_are_legal_is_in_the_digest_of_a_family() -> None:
+    """Other rules make no other code of a variant that stays legal."""
+    kernels = ROOT / "aot/kernels"
+    found = {file for module in own._KERNELS.values() for file in made_of(kernels / module, kernels)}
+    assert found == set(kernels.rglob("*.py")) - set(kernels.rglob("choices.py"))
+
+
+def test_an_estimate_or_an_opinion_that_changes_compiles_nothing_anew(copied: Path) -> None:
+    building = {"own.py", "arguments.py"}
+    others = [path for path in (copied / "providers").glob("*.py") if path.name not in building]
+    assert {"likely_persistent.py", "estimate_small_m.py", "summation.py"} < {path.name for path in others}
+    assert _changed(*others, *(copied / "search").glob("*.py")) == set()
+    for name in building:
+        assert _changed(copied / "providers" / name) == set(provider("own").families)
+
+
+def test_a_file_that_is_imported_within_a_function_or_by_its_whole_name_belongs_to_a_kernel(copied: Path) -> None:
+    lazily, wholly = (copied / "kernels" / name for name in ("lazily.py", "wholly.py"))
+    lazily.write_text("import aot.kernels.wholly")
+    wholly.write_text("from . import rmsnorm")
+    kernel = copied / "kernels/sm90/small_m/weight_tiles.py"
+    kernel.write_text(kernel.read_text() + "\n\ndef late():\n    from ...lazily import anything\n")
+    assert _changed(lazily) == _changed(wholly) == {"sm90_small_m"}
+    assert _changed(copied / "kernels/rmsnorm.py") == {"rmsnorm_row", "sm90_small_m"}
+
+
+def test_the_cache_key_of_a_variant_follows_its_own_familys_sources(copied: Path) -> None:
+    ours = [*provider("own").variants("sm_90a", signature()), *provider("own").functions("sm_90a")]
+    one_of_each = list({v.family: v for v in ours}.values())
+
+    def keys() -> dict[str, str]:
+        key = compiler._key_maker(Toolchain({"anything": "1"}, {"nvidia-cutlass-dsl": "4.8.1 ab"}))
+        return {v.family: key(v) for v in one_of_each}
+
+    before = keys()
+    (copied / "kernels/sm90/persistent/gpc.py").write_text("")
+    after = keys()
+    assert {family for family in before if before[family] != after[family]} == {"sm90_persistent"}
 
 
 def test_digest_depends_on_every_name_and_byte_and_not_on_order() -> None:
@@ -271,7 +355,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     module = ModuleType("aot.providers.made_up")
     module.MadeUp = MadeUp  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(PROVIDERS, "made_up", "MadeUp")
+    monkeypatch.setitem(PROVIDERS, "made_up", f"{module.__name__}:MadeUp")
     return MadeUp()
 
 

@@ -49,7 +49,7 @@ _START_UP_KERNELS = 4
 
 _SCRATCH = "aot-build-"  # how the names of folders begin that compilers write to
 _ROOT = Path(__file__).resolve().parents[2]
-# This project's files that `aot.compile.lower` runs; a provider's own digest covers the provider. A test follows the
+# This project's files that `aot.compile.lower` runs; a provider's own digests cover the provider. A test follows the
 # imports.
 SOURCES = (
     "aot/compile/cubin.py",
@@ -58,8 +58,11 @@ SOURCES = (
     "aot/compile/host/text.py",
     "aot/compile/host/types.py",
     "aot/compile/lower.py",
+    "aot/search/provider.py",
     "aot/search/targets.py",
     "aot/search/variants.py",
+    "aot/suggest.py",
+    "runtime/program/arguments.py",
     "runtime/program/arithmetic.py",
     "runtime/container/canonical.py",
     "runtime/dtypes.py",
@@ -68,9 +71,11 @@ SOURCES = (
     "runtime/limits.py",
     "runtime/native/__init__.py",
     "runtime/program/poison.py",
+    "runtime/program/operation.py",
     "runtime/program/program.py",
     "runtime/container/fields.py",
     "runtime/program/record.py",
+    "runtime/program/tensor.py",
     "runtime/gemm/signature.py",
     "runtime/named_tuple.py",
 )
@@ -191,11 +196,11 @@ def _key_maker(tools: Toolchain) -> Callable[[Variant], str]:
     )
 
     @cache
-    def provider_digest(name: str) -> str:
-        return provider(name).source_digest()
+    def source_digest(name: str, family: str) -> str:
+        return provider(name).source_digest(family)
 
     def key(variant: Variant) -> str:
-        digest = provider_digest(variant.provider)
+        digest = source_digest(variant.provider, variant.family)
         return cache_key(KeyFields(common, variant.to_json(), variant.name(), variant.target, digest))
 
     return key

@@ -6,11 +6,20 @@ Knows nothing of any particular provider, and imports no compiler until `stand_i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from runtime.dtypes import DTYPES
 from runtime.gemm.signature import Epilogue, Operand, extra_operands
+from runtime.program.arguments import (
+    Argument,
+    DeviceArgument,
+    ScalarArgument,
+    StreamArgument,
+    Symbol,
+    TensorArgument,
+    WorkspaceArgument,
+)
 
 from ..search.provider import ProviderError
 from ..search.variants import Variant
@@ -19,8 +28,8 @@ _ALIGNMENT_BYTES = 16
 _WORKSPACE_ALIGNMENT_BYTES = 128  # cuMemAlloc gives at least that
 
 
-def gemm_tensors(variant: Variant) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]]]:
-    """The symbols of a GEMM's tensors, and their argument nodes: every extent and leading stride free.
+def gemm_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]]:
+    """The symbols of a GEMM's tensors, and these as arguments: every extent and leading stride free.
 
     A, B and D, then what `runtime.gemm.signature.extra_operands` lists. Extents are m, n, k, l (batch), p (columns of D
     where the epilogue is gated), kb and nb (blocks of 128 of K and N); leading strides lda, ldb and so on. scale_a of
@@ -50,11 +59,11 @@ def gemm_tensors(variant: Variant) -> tuple[dict[str, dict[str, int]], list[dict
         "N/128": "nb",
         "1": 1,
     }
-    symbols: dict[str, dict[str, int]] = {}
-    tree = []
+    symbols: dict[str, Symbol] = {}
+    tree = list[Argument]()
     for operand in operands:
         shape: list[Any] = [names[axis] for axis in operand.axes]
-        symbols |= {e: {"width": 32, "divisibility": divisibility[e]} for e in shape if isinstance(e, str)}
+        symbols |= {e: Symbol(32, divisibility[e]) for e in shape if isinstance(e, str)}
         by_one = operand.name.startswith("scale") and operand.axes != ("N",)  # read one by one, not in whole pieces
         leading = f"ld{operand.name}"
         strides: list[Any] = [leading, 1][-len(shape) :]
@@ -65,14 +74,13 @@ def gemm_tensors(variant: Variant) -> tuple[dict[str, dict[str, int]], list[dict
         if len(shape) == 3:
             strides = [f"batch_stride_{operand.name}", *strides]
         pieces = 1 if by_one else whole[operand.dtype]
-        symbols |= {s: {"width": 64, "divisibility": pieces} for s in strides if isinstance(s, str)}
-        node: dict[str, Any] = {"kind": "tensor", "name": operand.name, "dtype": operand.dtype}
-        node["alignment"] = DTYPES[operand.dtype].bytes if by_one else _ALIGNMENT_BYTES
-        tree.append(node | {"shape": shape, "strides": strides})
+        symbols |= {s: Symbol(64, pieces) for s in strides if isinstance(s, str)}
+        alignment = DTYPES[operand.dtype].bytes if by_one else _ALIGNMENT_BYTES
+        tree.append(TensorArgument(operand.name, operand.dtype, tuple(shape), tuple(strides), alignment))
     return symbols, tree
 
 
-def stand_ins(tree: list[dict[str, Any]], symbols: dict[str, dict[str, int]]) -> list[Any]:
+def stand_ins(tree: Iterable[Argument], symbols: Mapping[str, Symbol]) -> list[Any]:
     """What to compile with for the arguments that `tree` describes: fake tensors, pointers and streams, and scalars of
     no matter what value.
 
@@ -83,23 +91,25 @@ def stand_ins(tree: list[dict[str, Any]], symbols: dict[str, dict[str, int]]) ->
     from cutlass.cute.runtime import make_fake_stream, make_fake_tensor, make_ptr
 
     types = {"bf16": cutlass.BFloat16, "f16": cutlass.Float16, "f32": cutlass.Float32, "e4m3": cutlass.Float8E4M3FN}
-    free = {n: cute.sym_int(s["width"], divisibility=s["divisibility"], symbol=n) for n, s in symbols.items()}
+    free: dict[int | str, Any] = {
+        n: cute.sym_int(s.width, divisibility=s.divisibility, symbol=n) for n, s in symbols.items()
+    }
 
-    def stand_in(node: dict[str, Any]) -> Any:
-        if node["kind"] == "tensor":
-            shape, strides = (tuple(free.get(e, e) for e in node[part]) for part in ("shape", "strides"))
-            return make_fake_tensor(types[node["dtype"]], shape, strides, assumed_align=node["alignment"])
-        if node["kind"] == "scalar":
-            return types[node["dtype"]](0)
-        if node["kind"] == "device":
+    def stand_in(a: Argument) -> Any:
+        if isinstance(a, TensorArgument):
+            shape, strides = (tuple(free.get(e, e) for e in part) for part in (a.shape, a.strides))
+            return make_fake_tensor(types[a.dtype], shape, strides, assumed_align=a.alignment)
+        if isinstance(a, ScalarArgument):
+            return types[a.dtype](0)
+        if isinstance(a, DeviceArgument):
             return cutlass.Int32(1)
-        if node["kind"] == "workspace":
+        if isinstance(a, WorkspaceArgument):
             return make_ptr(cutlass.Uint8, 0, cute.AddressSpace.gmem, assumed_align=_WORKSPACE_ALIGNMENT_BYTES)
-        if node["kind"] == "stream":
+        if isinstance(a, StreamArgument):
             return make_fake_stream()
-        raise ProviderError(f"no stand-in for an argument of kind {node['kind']!r}")
+        raise ProviderError(f"no stand-in for {a}")
 
-    return [stand_in(node) for node in tree]
+    return [stand_in(a) for a in tree]
 
 
 def digest(items: Iterable[tuple[str, bytes]]) -> str:

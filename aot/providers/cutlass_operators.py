@@ -17,6 +17,7 @@ from typing import Any
 
 from runtime.dtypes import DTYPES
 from runtime.gemm.signature import Signature
+from runtime.program.arguments import DeviceArgument, StreamArgument
 
 from ..search.legal import illegal, legal_variants
 from ..search.provider import Buildable, ProviderError
@@ -179,8 +180,11 @@ class CutlassOperators:
         """None: the operators used here are GEMMs."""
         return []
 
-    def source_digest(self) -> str:
-        """SHA-256 over this provider and the installed package's Python sources and version."""
+    def source_digest(self, family: str) -> str:
+        """SHA-256 over this provider and the installed package's Python sources and version: the same for each family,
+        since the package's operators find each other's modules at run time."""
+        if family not in _OPERATORS:
+            raise ProviderError(f"{self.name} has no family {family!r}; its families are {', '.join(_OPERATORS)}")
         found = metadata.distribution(DISTRIBUTION)
         sources = [f for f in found.files or () if f.suffix == ".py"]
         if not sources:
@@ -330,15 +334,14 @@ def _wrap(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...],
     tensors = {id(args.A.tensor): "a", id(args.B.tensor): "b", id(args.out.tensor): "d"}
     stream_type = type(make_fake_stream())
     roles: list[str | None] = []
-    clusters: list[dict[str, Any]] = []
+    clusters: list[DeviceArgument] = []
     for value in values:
         if id(value) in tensors:
             roles.append(tensors[id(value)])
         elif isinstance(value, _MaxActiveClusters):
             size = value.cluster_size
-            node = {"kind": "device", "property": "max_active_clusters", "cluster_size": size}
-            clusters.append(node | {"name": f"max_active_clusters_{size}"})
-            roles.append(clusters[-1]["name"])
+            clusters.append(DeviceArgument(f"max_active_clusters_{size}", "max_active_clusters", size))
+            roles.append(clusters[-1].name)
         elif isinstance(value, stream_type):
             roles.append("stream")
         else:
@@ -347,13 +350,13 @@ def _wrap(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...],
         raise ProviderError(f"the operator for {variant.name()} takes unexpected arguments: {roles}")
 
     symbols, tree = gemm_tensors(variant)
-    tree += [*clusters, {"kind": "stream", "name": "stream"}]
+    tree += [*clusters, StreamArgument("stream")]
 
     def call(a: Any, b: Any, d: Any, stream: Any, counts: tuple[Any, ...]) -> None:
         modes = [1, 0] if not variant.batched else [0, 2, 1]
         b_as_k_by_n = cute.make_tensor(b.iterator, cute.select(b.layout, modes))
         given = {"a": a, "b": b_as_k_by_n, "d": d, "stream": stream}
-        given |= {node["name"]: count for node, count in zip(clusters, counts, strict=True)}
+        given |= {argument.name: count for argument, count in zip(clusters, counts, strict=True)}
         entry(*(given[role] if role else value for role, value in zip(roles, values, strict=True)))
 
     # The DSL reads a function's own parameters, so there is one function for each number of cluster counts.

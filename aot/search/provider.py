@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from runtime.errors import AotError
 from runtime.gemm.signature import Signature
+from runtime.program.arguments import Argument, Symbol
 
 from .variants import Family, Variant
 
@@ -36,13 +37,13 @@ class Buildable:
 
     function: Callable[..., None]
     arguments: list[Any]
-    tree: list[dict[str, Any]]
-    symbols: dict[str, dict[str, int]]
+    tree: list[Argument]
+    symbols: dict[str, Symbol]
 
     @property
     def argument_names(self) -> list[str]:
         """The arguments' names, in order."""
-        return [node["name"] for node in self.tree]
+        return [argument.name for argument in self.tree]
 
 
 class Provider(Protocol):
@@ -63,10 +64,14 @@ class Provider(Protocol):
         """Every legal variant for `target` that is not a GEMM; cheap, and compiles nothing."""
         ...
 
-    def source_digest(self) -> str:
-        """SHA-256 over the sources and versions that decide what code a variant compiles to.
+    def source_digest(self, family: str) -> str:
+        """SHA-256 over the sources and versions that decide what code a variant of `family` compiles to.
 
-        Covers neither the DSL nor its compiler: their versions are the compiler's to record.
+        Covers neither the DSL nor its compiler: their versions are the compiler's to record. Nor what decides whether a
+        variant is worth compiling, or how long it takes.
+
+        Raises:
+            ProviderError: there is no such family, or its sources cannot be told.
         """
         ...
 

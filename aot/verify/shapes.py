@@ -9,16 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.gemm.signature import Signature
-from runtime.program.record import (
+from runtime.program.arguments import (
     Argument,
     NoneArgument,
-    Record,
     ScalarArgument,
     SuppliedArgument,
     TensorArgument,
-    TensorView,
     TupleArgument,
 )
+from runtime.program.record import Record, TensorView
 
 _ADDRESS = 1 << 44  # a multiple of every alignment, as are those that follow
 _BETWEEN = 1 << 40

@@ -19,10 +19,10 @@ from .form import Form
 STAGE_BYTES_OF_K = 128  # a swizzle atom of K
 CONSUMERS = 2  # warp groups
 STORE_BUFFERS = 2  # epilogue tiles in shared memory, for each consumer warp group
-ENOUGH_STAGES = 5  # of 64 K, for which epilogue tiles may be narrower
+_ENOUGH_STAGES = 5  # of 64 K, for which epilogue tiles may be narrower
 COUNTER_BYTES = 32  # a sector of L2
 # Columns of 16 bits whose rows are an odd number of 16 bytes: epilogue tiles without a swizzle.
-UNSWIZZLED_COLUMNS = (56, 40, 24)
+_UNSWIZZLED_COLUMNS = (56, 40, 24)
 _WIDE_EPILOGUE_TILE = 24  # how narrow they may be for more stages
 _MOST_TRANSPOSED_COLUMNS = 64  # of an epilogue tile where D is stored transposed, and any number would do
 _RASTER_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster than 1024 or 512 on an H200
@@ -90,9 +90,9 @@ class Plan:
             return int(left // ((rows + columns) * STAGE_BYTES_OF_K))
 
         width = _epilogue_tile_columns(part, swap, form.d, share, multiple)
-        if not form.promotion_interval and share == 1 and stages_with(width) < ENOUGH_STAGES:
+        if not form.promotion_interval and share == 1 and stages_with(width) < _ENOUGH_STAGES:
             narrower = _epilogue_tile_columns(part, swap, form.d, 2, multiple)
-            if narrower >= _WIDE_EPILOGUE_TILE and stages_with(narrower) >= ENOUGH_STAGES:
+            if narrower >= _WIDE_EPILOGUE_TILE and stages_with(narrower) >= _ENOUGH_STAGES:
                 width = narrower
         return cls(
             form=form,
@@ -296,5 +296,5 @@ def _epilogue_tile_columns(part: int, swap: bool, d: str, share: int, multiple: 
         widths = range(_MOST_TRANSPOSED_COLUMNS // share, 0, -8)
         return next((c for c in widths if part % (c * multiple) == 0), 0)
     widest = 128 // DTYPES[d].bytes
-    narrower = widest, widest // 2, widest // 4, *(UNSWIZZLED_COLUMNS if DTYPES[d].bits == 16 else ())
+    narrower = widest, widest // 2, widest // 4, *(_UNSWIZZLED_COLUMNS if DTYPES[d].bits == 16 else ())
     return next((c for c in narrower if c * share <= widest and part % (c * multiple) == 0), 0)
