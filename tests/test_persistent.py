@@ -525,7 +525,7 @@ def test_every_tile_is_scheduled_once(scheduler: Any, batched: bool) -> None:
         plan = SimpleNamespace(quads=False, cluster_rows=2, cluster_columns=1, k_tile_multiple=1, **order)
         batches = 3 if batched else 1
         grid = scheduler.Grid(_Int(rows), _Int(columns), rows * columns * batches, 1, None)
-        tiles = scheduler.TileScheduler.of(plan, grid, ClusterCta(1, 0), 0, batched)
+        tiles = scheduler.TileScheduler.of(plan, grid, 0, ClusterCta(1, 0), 0, batched)
         found = [tiles.tile_coord(_Int(i)) for i in range(grid.work)]
         wanted = itertools.product(range(1, 2 * rows, 2), range(columns), range(batches))
         assert sorted(found) == sorted(wanted)

@@ -14,7 +14,7 @@ from .epilogue import store_tile
 from .epilogue_operands import EpilogueOperands
 from .mainloop import Mainloop, accumulators_of
 from .output import Output
-from .pipeline import OrderedBarrier, Pipeline, PipelineState
+from .pipeline import HandOver, OrderedBarrier, Pipeline, PipelineState
 from .plan import Plan
 from .promoted_mainloop import AlternatingMainloop, OrderedMainloop, partial_accumulators
 from .promotion import BlockScales
@@ -85,7 +85,7 @@ def _consume(
         # A stage's barrier tells two rounds apart and no more, so nobody may wait for one out of order.
         hand_over: Any = None
         if cutlass.const_expr(plan.pingpong):
-            hand_over = order.hand_over(index + step // 2 < work_tiles)
+            hand_over = HandOver(order.other, index + step // 2 < work_tiles)
             order.wait()
         state = mainloop.multiply(accumulators, state, work.k_tiles.count, hand_over)
         mainloop.finish(state.stage)

@@ -137,7 +137,7 @@ class Persistent:
         if cutlass.const_expr(plan.split_k > 1):
             split = SplitK(storage.stages, storage.arrived, slice_k)
         grid = Grid(tile_rows, tile_columns, work, k_multiples, stream_k)
-        scheduler = TileScheduler.of(plan, grid, cta, slice_k, self.batched)
+        scheduler = TileScheduler.of(plan, grid, block, cta, slice_k, self.batched)
         if warp_index >= _PRODUCER_WARP:
             cute.arch.setmaxregister_decrease(_PRODUCER_REGISTERS)
             if warp_index == _PRODUCER_WARP:

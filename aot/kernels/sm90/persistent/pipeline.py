@@ -89,11 +89,12 @@ class OrderedBarrier:
 
     def arrive(self) -> None:
         """Let the other one through."""
-        self.hand_over(True).arrive()
+        HandOver(self.other, True).arrive()
 
-    def hand_over(self, wanted: Any) -> HandOver:
-        """What lets the other one through later, where that is `wanted`."""
-        return HandOver(_ORDERED + 1 - self.group, wanted)
+    @property
+    def other(self) -> Any:
+        """The named barrier that the other one waits for."""
+        return _ORDERED + 1 - self.group
 
 
 def meet_in_epilogue(group: Any) -> None:

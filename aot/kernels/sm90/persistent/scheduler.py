@@ -98,10 +98,10 @@ class TileScheduler:
     reciprocals: _Reciprocals | None
 
     @classmethod
-    def of(cls, plan: Plan, grid: Grid, cta: ClusterCta, slice_k: Any, batched: bool) -> TileScheduler:
-        """The scheduler of the CTA `cta`, which multiplies slice `slice_k` of K."""
+    def of(cls, plan: Plan, grid: Grid, block: Any, cta: ClusterCta, slice_k: Any, batched: bool) -> TileScheduler:
+        """The scheduler of CTA `block` of the grid and `cta` of its cluster, which multiplies slice `slice_k` of K."""
         k_tiles = slice_of(plan, grid.k_multiples, slice_k)
-        shift = gpc_shift(*this_cluster(plan), grid.work) if plan.quads else None
+        shift = gpc_shift(*_cluster_of(plan, block), grid.work) if plan.quads else None
         return cls(plan, grid, cta, k_tiles, shift, batched, _reciprocals(plan, grid))
 
     def work_tile(self, index: Any) -> WorkTile:
@@ -153,6 +153,11 @@ class TileScheduler:
 def this_cluster(plan: Plan) -> Cluster:
     """Which cluster of the grid runs this."""
     block, _, _ = cute.arch.block_idx()
+    return _cluster_of(plan, block)
+
+
+def _cluster_of(plan: Plan, block: Any) -> Cluster:
+    """The cluster of CTA `block`."""
     blocks, _, _ = cute.arch.grid_dim()
     return Cluster(block // plan.cluster, blocks // plan.cluster)
 
