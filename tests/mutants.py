@@ -16,7 +16,7 @@ from typing import Any
 
 import zstandard
 
-from runtime.dtypes import DTYPES
+from runtime.numbers.dtypes import DTYPES
 
 from . import mutant_cubins, mutant_forms
 from .fuzz_archive import Parts, assemble, encode_index, mutate_bytes, mutate_column, mutate_value

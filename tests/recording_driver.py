@@ -240,7 +240,8 @@ class TorchDType:
         return f"torch.{self.name}"
 
 
-DTYPES = {name: TorchDType(name) for name in ("bfloat16", "float16", "float32", "float8_e4m3fn", "float64")}
+_NAMES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e8m0fnu", "float64")
+DTYPES = {name: TorchDType(name) for name in _NAMES}
 _addresses = itertools.count(1 << 40, 1 << 30)
 
 

@@ -189,7 +189,7 @@ ROOMS = {
     ),
     "runtime": (
         ("errors", "limits", "named_tuple", "packaged"),
-        ("dtypes",),
+        ("numbers",),
         ("container", "native"),
         ("device",),
         ("program",),

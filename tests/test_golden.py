@@ -16,9 +16,9 @@ from aot.verify import archive as verify
 from runtime.container import canonical
 from runtime.container.archive import Archive
 from runtime.device.launch import ATTRIBUTE_WORDS, Launch
-from runtime.dtypes import DTYPES
 from runtime.gemm.dispatch import Dispatch
 from runtime.gemm.universal import INPUTS, Universal
+from runtime.numbers.dtypes import DTYPES
 from runtime.program import arithmetic, costs
 from runtime.program.arguments import DEVICE_PROPERTIES, SCALAR_DTYPES
 from runtime.program.costs import CostProgram

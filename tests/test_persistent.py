@@ -23,8 +23,9 @@ from aot.providers import estimate_persistent, likely_persistent
 from aot.search.legal import legal_variants, unsuited
 from aot.search.rank import rank
 from aot.search.variants import Variant, choices
-from runtime.dtypes import DTYPES
-from runtime.gemm.signature import EPILOGUES, SCALINGS, Signature
+from runtime.gemm.signature import EPILOGUES, Signature
+from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.scaling import SCALINGS
 from runtime.program.record import Record, TensorArgument, TensorView
 
 FAMILY = "sm90_persistent"

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,6 +32,8 @@ from aot.search.targets import TARGETS
 from aot.search.variants import Family, Variant, choices
 from runtime.errors import AotError
 from runtime.gemm.signature import Signature
+
+from .shared import made_once
 
 ROOT = Path(__file__).parents[1]
 TYPES = {"bf16": ("bf16",) * 3, "f16": ("f16",) * 3, "e4m3": ("e4m3", "e4m3", "bf16")}
@@ -118,6 +121,8 @@ def compile_all(variants: list[Variant]) -> list[Any]:
 
 
 SMALL_M = variant("sm_90a", "sm90_small_m", tile_m=32, tile_n=48, split_k=4)
+BATCHED = variant("sm_90a", "sm90_static_persistent", "bf16", 3)
+PREFERRED = variant("sm_100a", "sm100_preferred_cluster", scheduler="static", cluster_m=4, cluster_n=2)
 CASES = {
     "sm_80": [
         variant("sm_80", "sm80_tensorop", tile_m=64),
@@ -129,6 +134,7 @@ CASES = {
             dataclasses.replace(SMALL_M, config=choices(**{**SMALL_M.options, "overlap": overlap}))
             for overlap in ("launch", "weights")
         ),
+        BATCHED,
         variant("sm_90a", "sm90_static_persistent", tile_m=128, tile_n=256, cluster_m=2),
         variant("sm_90a", "sm90_static_persistent", "f16", tile_m=64, tile_n=64, cluster_m=1, cluster_n=1),
         variant("sm_90a", "sm90_static_persistent", "e4m3", 4, tile_m=128, tile_n=128, cluster_m=2, cluster_n=2),
@@ -139,6 +145,7 @@ CASES = {
     "sm_100a": [
         variant("sm_100a", "sm100_persistent", tile_m=256, tile_n=256, scheduler="clc", two_cta=True),
         variant("sm_100a", "sm100_persistent", "e4m3", 2, scheduler="static", cluster_m=16),
+        PREFERRED,
         variant("sm_100a", "sm100_preferred_cluster", "f16", scheduler="static", cluster_m=4, cluster_n=4),
         variant("sm_100a", "sm100_tgv", tile_m=8),
     ],
@@ -150,11 +157,25 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("target", list(TARGETS))
-def test_variants_of_every_family_compile_with_no_device(target: str) -> None:
+@pytest.fixture
+def compiled(request: pytest.FixtureRequest) -> Callable[[str], list[Any]]:
+    """What `compile_all` gives for a target's cases and, last, its norm; compiled once for all tests."""
     pytest.importorskip("cutlass")
-    norm = provider("own").functions(target)[0]
-    results = compile_all([*CASES[target], norm])
+
+    def of(target: str) -> list[Any]:
+        def make(folder: Path) -> None:
+            results = compile_all([*CASES[target], provider("own").functions(target)[0]])
+            (folder / "results.json").write_text(json.dumps(results))
+
+        results: list[Any] = json.loads((made_once(request, target, make) / "results.json").read_text())
+        return results
+
+    return of
+
+
+@pytest.mark.parametrize("target", list(TARGETS))
+def test_variants_of_every_family_compile_with_no_device(compiled: Callable[[str], list[Any]], target: str) -> None:
+    results = compiled(target)
     cubins = [cubin for *_, cubin in results]
     assert len(set(cubins)) == len(cubins), "two variants compiled to the same kernel"
     for names, tree, symbols, kernels, _ in results[:-1]:
@@ -181,10 +202,8 @@ def assert_consistent(tree: list[dict[str, Any]], symbols: dict[str, dict[str, i
                 assert symbols[stride]["divisibility"] > 1
 
 
-def test_preferred_clusters_ask_for_both_counts() -> None:
-    pytest.importorskip("cutlass")
-    preferred = variant("sm_100a", "sm100_preferred_cluster", scheduler="static", cluster_m=4, cluster_n=2)
-    names, tree, *_ = compile_all([preferred])[0]
+def test_preferred_clusters_ask_for_both_counts(compiled: Callable[[str], list[Any]]) -> None:
+    names, tree, *_ = compiled("sm_100a")[CASES["sm_100a"].index(PREFERRED)]
     assert names == ["a", "b", "d", "max_active_clusters_8", "max_active_clusters_2", "stream"]
     devices = [n for n in tree if n["kind"] == "device"]
     assert [(n["property"], n["cluster_size"]) for n in devices] == [
@@ -193,9 +212,8 @@ def test_preferred_clusters_ask_for_both_counts() -> None:
     ]
 
 
-def test_batched_tensors_have_batch_strides_of_their_own() -> None:
-    pytest.importorskip("cutlass")
-    _, tree, symbols, *_ = compile_all([variant("sm_90a", "sm90_static_persistent", "bf16", 3)])[0]
+def test_batched_tensors_have_batch_strides_of_their_own(compiled: Callable[[str], list[Any]]) -> None:
+    _, tree, symbols, *_ = compiled("sm_90a")[CASES["sm_90a"].index(BATCHED)]
     a, b, d = tree[:3]
     assert (a["shape"], a["strides"]) == (["l", "m", "k"], ["batch_stride_a", "lda", 1])
     assert (b["shape"], b["strides"]) == (["l", "n", "k"], ["batch_stride_b", "ldb", 1])

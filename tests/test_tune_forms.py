@@ -22,8 +22,9 @@ from aot.tune.options import TuneError
 from aot.tune.write import TuneReport
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
-from runtime.gemm.signature import SCALE_BLOCK, Signature
+from runtime.gemm.signature import Signature
 from runtime.gemm.universal import PredictedEntry, Universal
+from runtime.numbers.scaling import SCALE_BLOCK
 
 from .recording_driver import cubin, entry, gemm_record, signature, table
 from .simulated_gpu import BASELINE, GPU, SimulatedGpu, machine

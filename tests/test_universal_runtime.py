@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from aot.pack.write import Package
 from runtime import ArgumentError, KernelMiss, Library, RecordError, native
 from runtime.device.gpus import Gpu
-from runtime.gemm.signature import EPILOGUES, MAJORS, OVERLAPS, SCALINGS, Signature
+from runtime.gemm.signature import EPILOGUES, MAJORS, OVERLAPS, Signature
 from runtime.gemm.universal import PREDICTED, Universal
+from runtime.numbers.scaling import SCALINGS
 from runtime.serve import entries, function, preload
 from runtime.serve.layers import open_archives
 from runtime.torch.layers import choose
@@ -565,7 +566,7 @@ TYPES = st.sampled_from(["bf16", "f16", "e4m3", "f32"])
         st.integers(1, 1 << 20).map(lambda n: 2 * n),
         st.integers(1, 1 << 20),
         st.integers(1, 9),
-        st.sampled_from(SCALINGS),
+        st.sampled_from(tuple(SCALINGS)),
         st.sampled_from(MAJORS),
         st.sampled_from(OVERLAPS),
     )

@@ -9,8 +9,9 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from runtime.dtypes import DTYPES
 from runtime.gemm.signature import Epilogue, Operand, extra_operands
+from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.scaling import TILE_SCALES, symbol_of
 from runtime.program.arguments import (
     Argument,
     DeviceArgument,
@@ -25,6 +26,7 @@ from ..search.provider import ProviderError
 from ..search.variants import Variant
 
 _ALIGNMENT_BYTES = 16
+_SCALE_TILES_ALIGNMENT_BYTES = 32  # what block-scaled kernels of nvidia-cutlass-operators 0.3.0 assume
 _WORKSPACE_ALIGNMENT_BYTES = 128  # cuMemAlloc gives at least that
 
 
@@ -32,8 +34,8 @@ def gemm_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]]:
     """The symbols of a GEMM's tensors, and these as arguments: every extent and leading stride free.
 
     A, B and D, then what `runtime.gemm.signature.extra_operands` lists. Extents are m, n, k, l (batch), p (columns of D
-    where the epilogue is gated), kb and nb (blocks of 128 of K and N); leading strides lda, ldb and so on. scale_a of
-    block scaling has both strides free.
+    where the epilogue is gated), mb, nb and kb (blocks of M, N and K); leading strides lda, ldb and so on. scale_a has
+    both strides free where it is a matrix of scales; tiles of scales have no gap, kt of them for each row of tiles.
     """
     gated = Epilogue.of(variant.epilogue).gated
     batch = ("batch",) if variant.batched else ()
@@ -43,39 +45,35 @@ def gemm_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]]:
         Operand("d", variant.d, (*batch, "M", "P" if gated else "N")),
         *extra_operands(variant.d, variant.scaling, variant.epilogue, variant.batched),
     )
-    whole = {t: _ALIGNMENT_BYTES // DTYPES[t].bytes for t in DTYPES}  # elements in an access
+    whole = {t: d.filling(_ALIGNMENT_BYTES) for t, d in DTYPES.items()}  # elements in an access
     columns = whole[variant.d]
     if variant.b_major == "n":
         columns = max(columns, whole[variant.b])
-    divisibility = {"m": 1, "n": columns, "k": max(whole[variant.a], whole[variant.b]), "l": 1, "kb": 1, "nb": 1}
-    divisibility["p"] = whole[variant.d]
-    names: dict[str, str | int] = {
-        "batch": "l",
-        "M": "m",
-        "N": "n",
-        "K": "k",
-        "P": "p",
-        "K/128": "kb",
-        "N/128": "nb",
-        "1": 1,
-    }
+    divisibility = {"n": columns, "k": max(whole[variant.a], whole[variant.b]), "p": whole[variant.d]}
+    divisibility["kt"] = TILE_SCALES
     symbols: dict[str, Symbol] = {}
     tree = list[Argument]()
     for operand in operands:
-        shape: list[Any] = [names[axis] for axis in operand.axes]
-        symbols |= {e: Symbol(32, divisibility[e]) for e in shape if isinstance(e, str)}
-        by_one = operand.name.startswith("scale") and operand.axes != ("N",)  # read one by one, not in whole pieces
+        shape: list[Any] = [symbol_of(axis) for axis in operand.axes]
+        symbols |= {e: Symbol(32, divisibility.get(e, 1)) for e in shape if isinstance(e, str)}
+        tiles = operand.layout == "tiles"
+        # Read one by one, not in whole pieces.
+        by_one = operand.name.startswith("scale") and operand.axes != ("N",) and not tiles
         leading = f"ld{operand.name}"
         strides: list[Any] = [leading, 1][-len(shape) :]
         if operand.name == "b" and variant.b_major == "n":
             strides = [1, leading]
+        elif tiles:
+            strides = [shape[-1], 1]
         elif operand.name == "scale_a" and len(shape) == 2:
             strides = [leading, "step_scale_a"]
-        if len(shape) == 3:
+        elif len(shape) == 3:
             strides = [f"batch_stride_{operand.name}", *strides]
         pieces = 1 if by_one else whole[operand.dtype]
-        symbols |= {s: Symbol(64, pieces) for s in strides if isinstance(s, str)}
+        symbols |= {s: Symbol(64, pieces) for s in strides if isinstance(s, str) and s not in symbols}
         alignment = DTYPES[operand.dtype].bytes if by_one else _ALIGNMENT_BYTES
+        if tiles:
+            alignment = _SCALE_TILES_ALIGNMENT_BYTES
         tree.append(TensorArgument(operand.name, operand.dtype, tuple(shape), tuple(strides), alignment))
     return symbols, tree
 
@@ -90,7 +88,7 @@ def stand_ins(tree: Iterable[Argument], symbols: Mapping[str, Symbol]) -> list[A
     from cutlass import cute
     from cutlass.cute.runtime import make_fake_stream, make_fake_tensor, make_ptr
 
-    types = {"bf16": cutlass.BFloat16, "f16": cutlass.Float16, "f32": cutlass.Float32, "e4m3": cutlass.Float8E4M3FN}
+    types = {name: getattr(cutlass, d.dsl) for name, d in DTYPES.items() if d.dsl}
     free: dict[int | str, Any] = {
         n: cute.sym_int(s.width, divisibility=s.divisibility, symbol=n) for n, s in symbols.items()
     }

@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from runtime.dtypes import DTYPES
 from runtime.gemm.signature import Signature
+from runtime.numbers.dtypes import DTYPES, TORCH_NAMES
 from runtime.program.arguments import DeviceArgument, StreamArgument
 
 from ..search.legal import illegal, legal_variants
@@ -51,7 +51,6 @@ _SCHEDULERS: dict[Any, str] = {
     "clc": "CLCDynamicPersistentTileSchedulerMetadata",
     "static": "StaticPersistentTileSchedulerMetadata",
 }
-_TORCH = {"bf16": "bfloat16", "f16": "float16", "e4m3": "float8_e4m3fn", "f32": "float32"}
 
 
 def _sm80_rule(v: Variant) -> str | None:
@@ -64,7 +63,7 @@ def _sm80_rule(v: Variant) -> str | None:
 
 def _tile_k_rule(v: Variant) -> str | None:
     """A stage is four MMA instructions deep along K, which is 128 bytes for every element type."""
-    depth = 128 // DTYPES[v.a].bytes
+    depth = DTYPES[v.a].filling(128)
     return None if v.integer("tile_k") == depth else f"tile_k must be {depth} for {v.a}"
 
 
@@ -216,14 +215,14 @@ def _gemm_arguments(torch: Any, variant: Variant) -> Any:
     """Operator API arguments of some extents that every variant accepts; the compiled kernel keeps none of them."""
     import cutlass.operators as ops
 
-    a, b, d = (getattr(torch, _TORCH[t]) for t in (variant.a, variant.b, variant.d))
+    a, b, d = (getattr(torch, TORCH_NAMES[t]) for t in (variant.a, variant.b, variant.d))
     batch = (2,) if variant.batched else ()
     m, n, k = 256, 512, 1024
     return ops.GemmArguments(
         A=torch.empty((*batch, m, k), dtype=a),
         B=torch.empty((*batch, n, k), dtype=b).transpose(-1, -2),
         out=torch.empty((*batch, m, n), dtype=d),
-        accumulator_type=getattr(torch, _TORCH[variant.accumulator]),
+        accumulator_type=getattr(torch, TORCH_NAMES[variant.accumulator]),
     )
 
 

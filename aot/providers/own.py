@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from runtime.dtypes import DTYPES
-from runtime.gemm.signature import EPILOGUES, MAJORS, SCALINGS, Signature
+from runtime.gemm.signature import EPILOGUES, MAJORS, Signature
+from runtime.numbers.dtypes import DTYPES
 from runtime.program.arguments import (
     Argument,
     DeviceArgument,
@@ -36,6 +36,7 @@ from .sources import made_of
 _AOT = Path(__file__).resolve().parents[1]
 _BUILT_BY = "own.py", "arguments.py"
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
+_SCALINGS = ("none", "tensor", "row_column", "block")
 _FP8 = (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"))
 
 
@@ -53,7 +54,7 @@ FAMILIES: dict[str, Family] = {
         small_m_choices.OPTIONS,
         lambda v: small_m_choices.rule(v.options, _small_m_form(v)),
         likely=Likely(lambda v: likely_small_m.unlikely(v.options, _small_m_form(v)), likely_small_m.hopeless),
-        scalings=SCALINGS,
+        scalings=_SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
         summation=summation.of_small_m,
@@ -68,7 +69,7 @@ FAMILIES: dict[str, Family] = {
         lambda v: persistent_choices.rule(v.options, _persistent_form(v)),
         persistent_choices.hopeless,
         Likely(lambda v: likely_persistent.unlikely(v.options, _persistent_form(v)), likely_persistent.hopeless),
-        scalings=SCALINGS,
+        scalings=_SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
         limit=lambda v, s: persistent_choices.limit(_persistent_form(v), s.n),

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from runtime.dtypes import DTYPES
 from runtime.gemm.signature import OVERLAPS, Signature
+from runtime.numbers.dtypes import DTYPES
 
 from .provider import families
 from .variants import TILES, Family, Option, Variant, choices
@@ -163,7 +163,7 @@ def _unsuited_alike(variant: Variant, family: Family | None, signature: Signatur
         ("columns of D", signature.columns, signature.d),
         ("k", signature.k, signature.a),
     ):
-        divisibility = max(1, access_bytes // DTYPES[element].bytes)
+        divisibility = DTYPES[element].filling(access_bytes)
         if value % divisibility:
             need = f"which {access_bytes}-byte access to {element} needs"
             return f"{extent} = {value} is not a multiple of {divisibility}, {need}"

@@ -15,10 +15,11 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.dtypes import DTYPES
 from runtime.gemm.signature import OVERLAPS, Signature
 from runtime.gemm.universal import WORDS, FormSource, Function, write
 from runtime.limits import MAX_COST_RESULTS, MAX_GEMM_EXTENT
+from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.scaling import SCALINGS
 
 from .costs import Machine
 from .estimates import CORRECTED_M, Correction, Estimates, program, shares
@@ -109,10 +110,10 @@ def can_choose(signatures: Iterable[Signature], target: str) -> bool:
 
 
 def likeness(signature: Signature) -> tuple[Any, ...]:
-    """What forms have in common of which times tell the same: bytes of an element, gates, block scales, order of B."""
+    """What forms have in common of which times tell the same: bits of elements, gates, scales along K, order of B."""
     s = signature
     bits = DTYPES[s.a].bits, DTYPES[s.d].bits
-    return (*bits, s.parts.gated, s.scaling == "block", s.b_major, s.batch > 1)
+    return (*bits, s.parts.gated, SCALINGS[s.scaling].k, s.b_major, s.batch > 1)
 
 
 def alike(measured: Signature, form: Signature) -> bool:

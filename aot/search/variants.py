@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from runtime.container import canonical
-from runtime.dtypes import DTYPES
 from runtime.errors import RecordError
 from runtime.gemm.signature import Signature
+from runtime.numbers.dtypes import DTYPES
 
 from .targets import target as target_named
 

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
 from runtime.gemm.dispatch import Capability, serves
-from runtime.gemm.signature import SCALE_BLOCK, Signature
+from runtime.gemm.signature import Signature
 from runtime.gemm.universal import Form, FormSource, machine_of, write
+from runtime.numbers.scaling import SCALINGS
 
 from ..pack.forms import read
 from ..search import universal
@@ -201,7 +202,8 @@ def _problems(form: Form, place: int, count: int) -> list[tuple[int, int, int]]:
     drawn, found = random.Random(place), list[tuple[int, int, int]]()
     n_step, k_step = _multiples(form)
     # Whole blocks are what weights come in, and all that torch has a kernel for.
-    whole = SCALE_BLOCK if form.signature(n_step, k_step).scaling == "block" else _LEAST_EXTENT
+    scaling = SCALINGS[form.signature(n_step, k_step).scaling]
+    whole = max(_LEAST_EXTENT, scaling.k or 1, scaling.rows_b or 1)
     steps = math.lcm(n_step, whole), math.lcm(k_step, whole)
 
     def log_uniform(low: int, high: int, step: int = 1) -> int:

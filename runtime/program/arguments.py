@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 
 from ..container.fields import exact_fields, exact_list, fail, is_int
-from ..dtypes import DTYPES
 from ..limits import MAX_ARGUMENT_DEPTH, MAX_RANK, MAX_SYMBOLS, MAX_WORKSPACE_BYTES
 from ..named_tuple import NamedTuple
+from ..numbers.dtypes import DTYPES
 
 SCALAR_DTYPES = ("i32", "i64", "f32")
 DEVICE_PROPERTIES = ("max_active_clusters",)

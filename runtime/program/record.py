@@ -14,10 +14,10 @@ from typing import Any
 
 from ..container.fields import exact_fields, exact_list, fail, is_int, require_schema
 from ..device.launch import PROGRAMMATIC_STREAM_SERIALIZATION, Launch
-from ..dtypes import DTYPES
 from ..errors import ArgumentError, LayoutError, RecordError
 from ..limits import MAX_ARGUMENTS, MAX_KERNELS
 from ..named_tuple import NamedTuple
+from ..numbers.dtypes import DTYPES
 from . import arguments as codec
 from .arguments import (
     Argument,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.device.launch import ATTRIBUTE_WORDS, COOPERATIVE, PROGRAMMATIC_STREAM_SERIALIZATION
-from runtime.dtypes import DTYPES
+from runtime.numbers.dtypes import DTYPES
 from runtime.program.arguments import (
     Argument,
     DeviceArgument,

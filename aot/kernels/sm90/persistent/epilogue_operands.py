@@ -13,7 +13,8 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from runtime.gemm.signature import SCALE_BLOCK, Epilogue
+from runtime.gemm.signature import Epilogue
+from runtime.numbers.scaling import SCALE_BLOCK
 
 from ..sizes import WARP, WARP_GROUP, WGMMA_ROWS
 from .plan import Plan

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.dtypes import DTYPES
 from runtime.gemm.signature import Epilogue, extra_operands
+from runtime.numbers.dtypes import DTYPES
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from runtime.dtypes import DTYPES
+from runtime.numbers.dtypes import DTYPES
 
 from ..sizes import BARRIER_BYTES, SHARED_BYTES_PER_CTA, STATIC_BYTES, WARP_GROUP, WGMMA_ROWS
 from .form import Form

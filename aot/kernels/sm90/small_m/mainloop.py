@@ -10,7 +10,7 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import warpgroup
 
-from runtime.gemm.signature import SCALE_BLOCK
+from runtime.numbers.scaling import SCALE_BLOCK
 
 from ..sizes import WARP, WARP_GROUP, WGMMA_ROWS
 from .pipeline import Pipeline, Work, release

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from runtime.gemm.signature import SCALE_BLOCK
+from runtime.numbers.scaling import SCALE_BLOCK
 
 from ..sizes import (
     BARRIER_BYTES,
