@@ -32,7 +32,8 @@ from aot.compile.host.ir import _argument_inputs
 from aot.compile.host.text import parse_function
 from aot.compile.host.types import leaves, parse_type
 from aot.compile.lower import Lowered, lower
-from aot.kernels.sm90.persistent_choices import Form, Plan
+from aot.kernels.sm90.persistent.form import Form
+from aot.kernels.sm90.persistent.plan import Plan
 from aot.problem.manifest import signature_problem
 from aot.search.legal import illegal, why_unlikely
 from aot.search.provider import PROVIDERS, provider
@@ -243,7 +244,7 @@ def _value(v: Variant, option: str) -> Any:
         if v.family != "sm90_persistent" or v.options["swap"]:
             return False, False
         form = Form(v.a, v.d, v.scaling, v.epilogue, v.b_major)
-        odd = Plan.of(v.options, form).piece_columns * DTYPES[v.d].bytes % 32 == 16
+        odd = Plan.of(v.options, form).epilogue_tile_columns * DTYPES[v.d].bytes % 32 == 16
         return odd, odd and form.gated
     return v.integer("tile_m") > 64 if option == "many tokens" else v.options.get(option)
 

@@ -16,8 +16,9 @@ from typing import Any
 import numpy
 import pytest
 
-from aot.kernels.sm90 import persistent_choices
-from aot.kernels.sm90.persistent_choices import STAGE_BYTES_OF_K, Form, Plan
+from aot.kernels.sm90.persistent import choices as persistent_choices
+from aot.kernels.sm90.persistent.form import Form
+from aot.kernels.sm90.persistent.plan import STAGE_BYTES_OF_K, Plan
 from aot.providers import estimate_persistent, likely_persistent
 from aot.search.legal import legal_variants, unsuited
 from aot.search.rank import rank
@@ -107,7 +108,7 @@ def test_no_part_of_an_n_major_tile_ends_within_a_swizzle_atom() -> None:
     n_major = dataclasses.replace(PLAIN, b_major="n")
     for v in variants(n_major):
         plan = Plan.of(v.options, form(n_major))
-        part = plan.columns // plan.parts[1]
+        part = plan.columns // plan.atom_layout.columns
         assert part % 64 == 0 or 64 % part == 0, v.name()
 
 
@@ -165,7 +166,7 @@ def test_what_ctas_load_together_is_what_a_stage_waits_for(signature: Signature)
         of_a, of_b, of_d = boxes(v, signature)
         together = (of_a * plan.cluster_columns + of_b * plan.cluster_rows) * DTYPES[signature.a].bytes
         assert together == (plan.rows + plan.columns) * STAGE_BYTES_OF_K, v.name()
-        assert of_d == 64 * plan.piece_columns, v.name()
+        assert of_d == 64 * plan.epilogue_tile_columns, v.name()
 
 
 @pytest.mark.parametrize(
@@ -187,15 +188,15 @@ def test_boxes_of_tokens_are_as_many_bytes_as_a_stage_waits_for(signature: Signa
         of_a, of_box, of_b = (second, third, first) if plan.swap else (first, second, third)
         size = DTYPES[signature.a].bytes
         of_b *= plan.cluster_columns if plan.swap else plan.cluster_rows
-        assert (of_a * plan.token_sharers + of_b) * size == plan.stage_bytes(plan.boxes), v.name()
+        assert (of_a * plan.token_multicast + of_b) * size == plan.transaction_bytes(plan.boxes), v.name()
         for count in range(plan.boxes + 1):
-            assert (of_box * count + of_b) * size == plan.stage_bytes(count), v.name()
-        assert of_d == 64 * plan.piece_columns, v.name()
+            assert (of_box * count + of_b) * size == plan.transaction_bytes(count), v.name()
+        assert of_d == 64 * plan.epilogue_tile_columns, v.name()
 
 
 def arrivals(plan: Plan, tile_row: int, tile_column: int, m: int) -> dict[tuple[int, int], tuple[int, int]]:
     """For each CTA of a cluster, by its place, the bytes that its stage waits for and those that arrive there, as
-    `persistent_feed` loads the cluster's tile at so many tiles of clusters."""
+    `producer` loads the cluster's tile at so many tiles of clusters."""
     ctas = list(itertools.product(range(plan.cluster_rows), range(plan.cluster_columns)))
     arrived, expected = dict.fromkeys(ctas, 0), {}
     for row, column in ctas:
@@ -204,9 +205,9 @@ def arrivals(plan: Plan, tile_row: int, tile_column: int, m: int) -> dict[tuple[
         tile = (tile_row * plan.cluster_rows + row, tile_column * plan.cluster_columns + column)[plan.swap]
         inside = plan.tokens_inside(tile, m)
         of_rows, of_columns = plan.rows // len(same_rows), plan.columns // len(same_columns)
-        expected[row, column] = plan.stage_bytes(plan.boxes)
+        expected[row, column] = plan.transaction_bytes(plan.boxes)
         if inside < plan.tokens:
-            expected[row, column] = plan.stage_bytes(plan.boxes_inside(inside))
+            expected[row, column] = plan.transaction_bytes(plan.boxes_inside(inside))
             mine = plan.boxes_of(row if plan.swap else column)
             of_tokens = sum(box < plan.boxes_inside(inside) for box in mine) * plan.box_tokens
             of_rows, of_columns = (of_rows, of_tokens) if plan.swap else (of_tokens, of_columns)
@@ -224,7 +225,7 @@ def test_what_arrives_at_a_stage_is_what_it_waits_for_at_any_m(signature: Signat
     every = (plan for plan in legal_plans(signature) if plan.skip_oob)
     found = every if signature == BLOCK else likely  # with clusters of four
     plans = {tuple(getattr(plan, name) for name in shapes): plan for plan in found}
-    assert {plan.token_sharers for plan in plans.values()} == {1, 2}
+    assert {plan.token_multicast for plan in plans.values()} == {1, 2}
     for plan in plans.values():
         of_cluster = plan.tokens * (plan.cluster_columns if plan.swap else plan.cluster_rows)
         for m in (*range(1, 2 * of_cluster + 2), 1000, 4095, 4096, 4097):
@@ -245,7 +246,7 @@ def test_the_estimate_of_a_kernel_that_skips_rows_past_m_counts_only_those_that_
 @pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
 def test_every_row_inside_m_is_loaded_once_and_few_past_it(signature: Signature) -> None:
     for plan in {Plan.of(v.options, form(signature)) for v in skipping(signature)}:
-        loaded = sorted(itertools.chain.from_iterable(map(plan.boxes_of, range(plan.token_sharers))))
+        loaded = sorted(itertools.chain.from_iterable(map(plan.boxes_of, range(plan.token_multicast))))
         assert loaded == list(range(plan.boxes))
         assert plan.boxes * plan.box_tokens == plan.tokens
         for inside in range(plan.tokens + 1):
@@ -261,33 +262,33 @@ def test_every_activation_has_variants_alone_and_with_all_other_parts() -> None:
 
 
 @pytest.mark.parametrize("signature", [PLAIN, FP8, BLOCK], ids=Signature.key)
-def test_stages_and_pieces_fit_the_shared_memory_of_a_block(signature: Signature) -> None:
+def test_stages_and_epilogue_tiles_fit_the_shared_memory_of_a_cta(signature: Signature) -> None:
     for plan in legal_plans(signature):
         stages = plan.stages * (plan.rows + plan.columns) * 128
-        pieces = 4 * 64 * plan.piece_columns * DTYPES[signature.d].bytes
+        epilogue_tiles = 4 * 64 * plan.epilogue_tile_columns * DTYPES[signature.d].bytes
         scales = 2 * plan.shared_scales * 4
-        assert stages + pieces + scales + 2048 <= 227 << 10  # 1 KiB of them is static, the other for mbarriers
+        assert stages + epilogue_tiles + scales + 2048 <= 227 << 10  # 1 KiB of them is static, the other for mbarriers
         assert 16 * plan.stages + 8 <= 1024
         assert plan.stages >= 3
 
 
 @pytest.mark.parametrize("signature", [PLAIN, FP8, BLOCK], ids=Signature.key)
-def test_pieces_and_warpgroups_cover_a_tile_once(signature: Signature) -> None:
+def test_epilogue_tiles_and_warp_groups_cover_a_tile_once(signature: Signature) -> None:
     for plan in legal_plans(signature):
-        assert plan.blocks * plan.parts[0] * 64 == plan.rows
-        assert plan.pieces * plan.parts[1] * plan.piece_columns == plan.out_columns
+        assert plan.m_atoms * plan.atom_layout.rows * 64 == plan.rows
+        assert plan.epilogue_tiles_across * plan.atom_layout.columns * plan.epilogue_tile_columns == plan.out_columns
     for v in variants(signature):
         plan = Plan.of(v.options, form(signature))
         assert {plan.rows, plan.columns} == {v.integer("tile_m"), v.integer("tile_n")}
 
 
 @pytest.mark.parametrize("signature", [PLAIN, FP8, BLOCK], ids=Signature.key)
-def test_rows_of_a_piece_are_those_of_a_swizzle_atom_or_meet_no_bank_twice(signature: Signature) -> None:
+def test_rows_of_an_epilogue_tile_are_those_of_a_swizzle_atom_or_meet_no_bank_twice(signature: Signature) -> None:
     """8 rows of 16 bytes are stored at a time: where they lie an odd number of 16 bytes apart, each has banks of its
     own."""
     for plan in legal_plans(signature):
         if not plan.swap:
-            units, rest = divmod(plan.piece_columns * DTYPES[signature.d].bytes, 16)
+            units, rest = divmod(plan.epilogue_tile_columns * DTYPES[signature.d].bytes, 16)
             assert rest == 0
             assert units in (2, 4, 8) or len({row * units % 8 for row in range(8)}) == 8, plan
 
@@ -301,28 +302,28 @@ def test_5376_columns_and_gates_of_7168_are_whole_tiles_of_some_variant() -> Non
 
 
 def test_sums_of_8_bit_products_and_no_others_are_promoted_every_256_columns_or_block_of_scales() -> None:
-    assert [form(s).promotion for s in (PLAIN, FP8, BLOCK)] == [0, 2, 1]
+    assert [form(s).promotion_interval for s in (PLAIN, FP8, BLOCK)] == [0, 2, 1]
 
 
 @pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
-def test_partial_sums_are_of_one_block_of_rows_or_two_sets_of_all(signature: Signature) -> None:
+def test_partial_accumulators_are_of_one_atom_of_rows_or_two_sets_of_all(signature: Signature) -> None:
     for v in variants(signature):
         plan = Plan.of(v.options, form(signature))
-        assert plan.sets == (0 if signature.a != "e4m3" else 2 if signature.scaling == "block" else 1)
-        partial = plan.sums if plan.sets == 2 else plan.sums // plan.blocks
-        assert plan.sums + plan.sets * partial <= 200
+        assert plan.partial_sets == (0 if signature.a != "e4m3" else 2 if signature.scaling == "block" else 1)
+        partial = plan.accumulators if plan.partial_sets == 2 else plan.accumulators // plan.m_atoms
+        assert plan.accumulators + plan.partial_sets * partial <= 200
 
 
 def test_scales_of_columns_wait_in_shared_memory_for_each_part_of_a_tile() -> None:
     for signature in SIGNATURES:
         for v in variants(signature):
             plan = Plan.of(v.options, form(signature))
-            expected = plan.columns // plan.parts[1] if signature.scaling == "row_column" else 0
+            expected = plan.columns // plan.atom_layout.columns if signature.scaling == "row_column" else 0
             assert plan.shared_scales == expected
 
 
 def test_tiles_of_block_scaling_lie_within_a_block_of_b_and_have_few_rows() -> None:
-    assert all(Plan.of(v.options, form(BLOCK)).blocks == 1 for v in variants(BLOCK))
+    assert all(Plan.of(v.options, form(BLOCK)).m_atoms == 1 for v in variants(BLOCK))
     assert {v.integer("tile_n") for v in variants(BLOCK)} <= {64, 128}
 
 
@@ -357,13 +358,14 @@ def test_tiles_are_shared_where_types_have_16_bits() -> None:
 
 
 @pytest.mark.parametrize("signature", [PLAIN, FP8, BLOCK], ids=Signature.key)
-def test_every_slice_of_a_shared_tile_has_a_piece_and_room_for_what_others_send(signature: Signature) -> None:
+def test_every_slice_of_a_shared_tile_has_an_epilogue_tile_and_room_for_what_others_send(signature: Signature) -> None:
     for plan in shareable(signature):
         assert plan.slices
         for slices in plan.slices:
-            most = -(-plan.blocks * plan.pieces // slices)
-            assert plan.blocks * plan.pieces // slices >= 1
-            assert most * slices * plan.piece_sums * 256 * 4 <= plan.stages * (plan.rows + plan.columns) * 128
+            most = -(-plan.epilogue_tiles // slices)
+            assert plan.epilogue_tiles // slices >= 1
+            each = plan.epilogue_tile_accumulators * 256 * 4
+            assert most * slices * each <= plan.stages * (plan.rows + plan.columns) * 128
 
 
 @pytest.mark.parametrize("signature", [PLAIN, FP8, BLOCK], ids=Signature.key)
@@ -425,17 +427,17 @@ def test_token_tiles_follow_the_tokens() -> None:
 @pytest.mark.parametrize("clusters", [1, 3, 35, 36, 39, 63, 64, 65, 66])
 def test_every_tile_is_taken_once_whatever_gpc_takes_it(monkeypatch: pytest.MonkeyPatch, clusters: int) -> None:
     pytest.importorskip("cutlass")
-    from aot.kernels.sm90 import persistent_gpc
+    from aot.kernels.sm90.persistent import gpc
 
     plain = SimpleNamespace(Int32=int, select_=lambda condition, one, other: one if condition else other)
-    monkeypatch.setattr(persistent_gpc, "cutlass", plain)
+    monkeypatch.setattr(gpc, "cutlass", plain)
 
     def items(count: int) -> list[list[int]]:
         """Those of each cluster, in its order."""
         found = []
         for cluster in range(clusters):
-            by, last = persistent_gpc.shift(cluster, clusters, count)
-            found.append([persistent_gpc.shifted(i, by, last) for i in range(cluster, count, clusters)])
+            shift = gpc.gpc_shift(cluster, clusters, count)
+            found.append([gpc.shifted(i, shift) for i in range(cluster, count, clusters)])
         return found
 
     for count in (*range(clusters, 3 * clusters + 2), 1000):
@@ -485,10 +487,10 @@ class _Float:
 
 
 @pytest.fixture
-def places(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`persistent_places`, with numbers in place of a kernel's."""
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The tile scheduler's module, with numbers in place of a kernel's."""
     pytest.importorskip("cutlass")
-    from aot.kernels.sm90 import persistent_gpc, persistent_places
+    from aot.kernels.sm90.persistent import gpc, scheduler
 
     plain = SimpleNamespace(
         Int32=_Int,
@@ -496,12 +498,12 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Any:
         min=lambda a, b: _Int(min(a, b)),
         select_=lambda condition, one, other: one if condition else other,
     )
-    for module in (persistent_gpc, persistent_places):
+    for module in (gpc, scheduler):
         monkeypatch.setattr(module, "cutlass", plain)
-    return persistent_places
+    return scheduler
 
 
-def test_quotients_are_exact(places: Any) -> None:
+def test_quotients_are_exact(scheduler: Any) -> None:
     """By way of f32, for quotients up to 2^21, next to multiples of the divisor as well."""
     random = numpy.random.default_rng(0)
     for _ in range(3000):
@@ -509,26 +511,29 @@ def test_quotients_are_exact(places: Any) -> None:
         product = divisor * int(random.integers(0, 2 ** random.integers(1, 22)))
         for x in (product + int(random.integers(0, divisor)), product, product - 1):
             if 0 <= x < 2**31 - divisor and x // divisor < 2**21:
-                assert places._quotient(_Int(x), divisor, places._reciprocal(divisor)) == x // divisor
+                assert scheduler._quotient(_Int(x), divisor, scheduler._reciprocal(divisor)) == x // divisor
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_every_tile_has_its_place_once(places: Any, batched: bool) -> None:
+def test_every_tile_is_scheduled_once(scheduler: Any, batched: bool) -> None:
+    from aot.kernels.sm90.persistent.pipeline import ClusterCta
+
     orders = [
-        {"band": band, "along_columns": along_columns, "split_k": split_k}
-        for band, along_columns, split_k in itertools.product((1, 2, 8, 10, 16), (False, True), (1, 2))
+        {"raster_swizzle": swizzle, "raster_along_n": along_n, "split_k": split_k}
+        for swizzle, along_n, split_k in itertools.product((1, 2, 8, 10, 16), (False, True), (1, 2))
     ]
     for order, rows, columns in itertools.product(orders, (1, 2, 7, 16, 33), (1, 3, 8, 41)):
-        plan = SimpleNamespace(quads=False, cluster_rows=2, cluster_columns=1, **order)
-        order_of_grid = places.Places(plan, (_Int(rows), _Int(columns)), (1, 0), (), batched)
+        plan = SimpleNamespace(quads=False, cluster_rows=2, cluster_columns=1, k_tile_multiple=1, **order)
         batches = 3 if batched else 1
-        found = [places.place_of(order_of_grid, _Int(i)) for i in range(rows * columns * batches)]
+        grid = scheduler.Grid(_Int(rows), _Int(columns), rows * columns * batches, 1, None)
+        tiles = scheduler.TileScheduler.of(plan, grid, 0, ClusterCta(1, 0), 0, batched)
+        found = [tiles.tile_coord(_Int(i)) for i in range(grid.work)]
         wanted = itertools.product(range(1, 2 * rows, 2), range(columns), range(batches))
         assert sorted(found) == sorted(wanted)
         assert [batch for *_, batch in found] == sorted(batch for *_, batch in found)
 
 
-def test_the_other_warpgroup_has_its_turn_right_behind_the_last_products(tmp_path: Path) -> None:
+def test_the_other_warp_group_is_let_through_right_behind_the_last_products(tmp_path: Path) -> None:
     """The compiler may put the barrier after whatever else there is to compute, and the tensor cores wait for it."""
     pytest.importorskip("cutlass")
     program = next(Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin/nvdisasm"), None)

@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from aot.kernels.sm90 import small_m_choices as few
+from aot.kernels.sm90.small_m.form import Form
+from aot.kernels.sm90.small_m.plan import HALF_GROUP, Plan, row_of_b
 from aot.search.legal import illegal, unsuited
 from aot.search.provider import provider
 from aot.search.targets import TARGETS
@@ -23,11 +24,12 @@ def variants(signature: Signature) -> list[Variant]:
 
 @pytest.mark.parametrize("signature", [PLAIN, SCALED], ids=lambda s: s.a)
 def test_stages_fill_the_shared_memory_of_an_sm_and_no_more(signature: Signature) -> None:
-    form = few.Form(element_bytes=2 if signature.a == "bf16" else 1, scaling=signature.scaling)
+    form = Form(element_bytes=2 if signature.a == "bf16" else 1, scaling=signature.scaling)
     for v in variants(signature):
-        found = few.memory(v.options, form)
-        stage = found.left + found.right
-        a_cta = 2048 + found.block + 4 * few.terms(v.options, form)  # 1 KB static, 1 KB for barriers
+        plan = Plan.of(v.options, form)
+        found = plan.memory
+        stage = found.m_side + found.n_side
+        a_cta = 2048 + found.block + 4 * plan.epilogue_terms  # 1 KB static, 1 KB for barriers
         for_a_cta = TARGETS["sm_90a"].shared_bytes_per_block if v.integer("ctas_per_sm") == 1 else (228 << 9) - 1024
         assert a_cta <= for_a_cta, v.name()
         assert a_cta + stage > for_a_cta or found.stages == 32, v.name()
@@ -45,10 +47,10 @@ def test_a_variant_overlaps_no_more_than_the_signature_promises() -> None:
 @pytest.mark.parametrize("epilogue", ["swiglu", "geglu_interleaved"])
 @pytest.mark.parametrize(("n", "tile_n"), [(4096, 112), (208, 64), (16, 48)])
 def test_tiles_of_a_gated_gemm_have_every_gate_eight_rows_before_its_up(epilogue: str, n: int, tile_n: int) -> None:
-    form, found = few.Form(epilogue=epilogue), []
+    form, found = Form(epilogue=epilogue), []
     for tile in range(-(-n // tile_n)):
-        for position in (p for p in range(tile_n) if p // few.HALF_GROUP % 2 == 0):
-            gate, up = (few.row_of_b(tile_n, form, tile, p, n) for p in (position, position + few.HALF_GROUP))
+        for position in (p for p in range(tile_n) if p // HALF_GROUP % 2 == 0):
+            gate, up = (row_of_b(tile_n, form, tile, p, n) for p in (position, position + HALF_GROUP))
             assert up - gate == (1 if EPILOGUES[epilogue].interleaved else n // 2)
             found.append(gate)
     column = 2 if EPILOGUES[epilogue].interleaved else 1

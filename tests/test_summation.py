@@ -116,9 +116,9 @@ def slices(key: tuple[str, int, int], k: int) -> list[int]:
     stages = -(-k // columns)
     if name == "sm90_small_m":
         return [stages * rank // split * columns for rank in range(1, split)]
-    persistent = pytest.importorskip("aot.kernels.sm90.persistent", reason="the DSL is not installed")
-    plan = SimpleNamespace(plan=SimpleNamespace(split_k=split, unit_k=1))
-    return [persistent.Persistent._slice(plan, max(stages, split), rank)[1] * columns for rank in range(1, split)]
+    persistent = pytest.importorskip("aot.kernels.sm90.persistent.scheduler", reason="the DSL is not installed")
+    plan = SimpleNamespace(split_k=split, k_tile_multiple=1)
+    return [persistent.slice_of(plan, max(stages, split), rank).first * columns for rank in range(1, split)]
 
 
 @pytest.mark.parametrize("k", [8, 64, 72, 128, 136, 192, 256, 4096, 4160, 8320, 11008, 14336, 14400])
@@ -139,7 +139,7 @@ def test_without_k_words_are_the_same_only_where_they_are_for_every_k() -> None:
 
 EPILOGUES = ("bias+gelu_tanh+residual", "bias+swiglu+residual", "silu+residual+scale")
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)", re.MULTILINE)
-# What a value of D takes. Where a tile is takes a few more of these (`persistent_places`), fewer than there are values.
+# What a value of D takes. Where a tile is takes a few more of these (the tile scheduler), fewer than there are values.
 _OF_VALUES = "FADD", "FFMA", "FMUL", "MUFU.EX2", "MUFU.RCP", "FSEL", "FSETP.GT.AND", "FSETP.GE.AND"
 
 

@@ -302,7 +302,11 @@ def test_builds_for_hopper_choose_from_what_won(key: str, count: int, digest: st
         ("sm90_persistent", {"order": "two_rows"}, "one above the other, load columns together"),
         ("sm90_persistent", {"order": "quads"}, "CTAs of 128 rows and few columns"),
         ("sm90_persistent", {"order": "columns", "cluster_n": 2, "split_k": 1, "swap": True}, "for plain tiles only"),
-        ("sm90_persistent", {"tile_m": 64, "tile_n": 112}, "pieces without a swizzle are for tiles of 128 rows"),
+        (
+            "sm90_persistent",
+            {"tile_m": 64, "tile_n": 112},
+            "epilogue tiles without a swizzle are for tiles of 128 rows",
+        ),
         ("sm90_persistent", {"skip_oob": True}, "no GPU has run a kernel that skips rows past M"),
     ],
 )

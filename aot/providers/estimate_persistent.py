@@ -15,7 +15,8 @@ from typing import Any
 from runtime.gemm.signature import Epilogue
 from runtime.numbers.dtypes import DTYPES
 
-from ..kernels.sm90.persistent_choices import STAGE_BYTES_OF_K, Form, Plan
+from ..kernels.sm90.persistent.form import Form
+from ..kernels.sm90.persistent.plan import STAGE_BYTES_OF_K, Plan
 from ..search import h200
 from ..search.costs import Extents, Machine, Number, ceil, floor, maximum, minimum, select, sqrt
 from ..search.h200 import H200
@@ -43,7 +44,7 @@ class Tiling:
     bytes_out: int = 2
     pushed_bytes: int = 0
     pieces: int = 0  # of D, that a warpgroup stores one after the other
-    order: str = "rows"  # of tiles; see `persistent_choices.OPTIONS`
+    order: str = "rows"  # of tiles; see `persistent.choices.OPTIONS`
     gated: bool = False
     residual: bool = False
     box_m: int = 0  # rows of A in a TMA box, of which those past M are left out; 0 if all of a tile is loaded
@@ -86,7 +87,7 @@ def _own(v: Variant, form_of: Callable[[Variant], Form]) -> tuple[Tiling, Plan]:
         DTYPES[v.a].bytes,
         DTYPES[v.d].bytes,
         plan.pushed_bytes,
-        plan.blocks * plan.pieces,
+        plan.epilogue_tiles,
         str(v.options["order"]),
         plan.form.gated,
         Epilogue.of(plan.form.epilogue).residual,

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..kernels.sm90 import small_m_choices as choices
+from ..kernels.sm90.small_m.form import Form
+from ..kernels.sm90.small_m.plan import Plan
 from ..search import h200
 from ..search.costs import Extents, Machine, Number, ceil, maximum, minimum, select
 from ..search.h200 import H200
@@ -39,8 +40,9 @@ class _Tile(NamedTuple):
 
 
 @cache
-def _tile(v: Variant, form_of: Callable[[Variant], choices.Form]) -> _Tile:
-    form, o = form_of(v), v.options
+def _tile(v: Variant, form_of: Callable[[Variant], Form]) -> _Tile:
+    form = form_of(v)
+    plan = Plan.of(v.options, form)
     tile_m, tile_n, split_k, cluster_n, per_sm = (
         v.integer(name) for name in ("tile_m", "tile_n", "split_k", "cluster_n", "ctas_per_sm")
     )
@@ -50,19 +52,17 @@ def _tile(v: Variant, form_of: Callable[[Variant], choices.Form]) -> _Tile:
         split_k,
         cluster_n,
         per_sm,
-        choices.tile_k(o, form),
+        plan.tile_k,
         form.element_bytes,
-        choices.memory(o, form).stages,
-        _wgmma_cycles(*choices.sides(o)) * (_RATES.exact if form.element_bytes == 1 else 1),
-        choices.piece(o),
+        plan.stages,
+        _wgmma_cycles(*plan.sides) * (_RATES.exact if form.element_bytes == 1 else 1),
+        plan.box_tokens,
         _RATES.resident_ctas[split_k * cluster_n][per_sm - 1],
-        _RATES.overlap_us if o["overlap"] != "serial" else 0.0,
+        _RATES.overlap_us if plan.overlap != "serial" else 0.0,
     )
 
 
-def estimate_us(
-    v: Variant, form_of: Callable[[Variant], choices.Form], of: Extents, m: Number, machine: Machine = H200
-) -> Any:
+def estimate_us(v: Variant, form_of: Callable[[Variant], Form], of: Extents, m: Number, machine: Machine = H200) -> Any:
     """A guess at the time in microseconds, good for putting the choices for one problem in order and for nothing else.
 
     The slowest of three flows (memory to L2, L2 to the SMs, and what the busiest SM takes in, with what it keeps in

@@ -10,23 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..kernels.sm90.persistent_choices import Form, Plan
+from ..kernels.sm90.persistent.form import Form
+from ..kernels.sm90.persistent.plan import Plan
 
 # Of which K is shared: swap, tile_m, tile_n.
 _SHARED_TILES = {(False, 128, 128), (True, 128, 128), (True, 168, 128)}
 _SMALL_TILE = 128**2  # sums
-_SWIZZLED_COLUMNS = 16  # pieces of D in multiples of these have rows of a swizzle atom
-_STAGES_BESIDE_ODD_PIECES = 4
+_SWIZZLED_COLUMNS = 16  # epilogue tiles in multiples of these have rows of a swizzle atom
+_STAGES_BESIDE_UNSWIZZLED = 4
 
 
 def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
     """Why legal options are not worth trying together, or None."""
-    if form.promotion and options["order"] != "rows":
+    if form.promotion_interval and options["order"] != "rows":
         return "other orders of tiles were seen to win for 16-bit types only"
     for opinion in _OPINIONS.values():
         if reason := opinion(options):
             return reason
-    return _of_pieces(options, form)
+    return _of_epilogue_tiles(options, form)
 
 
 def hopeless(options: Mapping[str, Any]) -> bool:
@@ -89,8 +90,8 @@ _OPINIONS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
 }
 
 
-def _of_pieces(options: Mapping[str, Any], form: Form) -> str | None:
-    """Of tiles whose pieces of D have an odd number of 16 bytes a row, which are stored without a swizzle."""
+def _of_epilogue_tiles(options: Mapping[str, Any], form: Form) -> str | None:
+    """Of tiles whose epilogue tiles have an odd number of 16 bytes a row, which are stored without a swizzle."""
     if options["swap"]:
         return None
     parts = 1 if options["schedule"] == "pingpong" or options["tile_m"] % 128 == 0 else 2
@@ -98,10 +99,10 @@ def _of_pieces(options: Mapping[str, Any], form: Form) -> str | None:
     if columns % (_SWIZZLED_COLUMNS * options["split_k"]) == 0:
         return None  # before there is a plan, for the time that it takes
     plan = Plan.of(options, form)
-    if plan.piece_columns % _SWIZZLED_COLUMNS == 0:
+    if plan.epilogue_tile_columns % _SWIZZLED_COLUMNS == 0:
         return None
-    if plan.rows < 128 or plan.split_k > 1 or plan.stages < _STAGES_BESIDE_ODD_PIECES:
-        return "pieces without a swizzle are for tiles of 128 rows and more with K in one and stages enough"
-    if not form.gated and plan.pingpong != plan.along_columns:
+    if plan.rows < 128 or plan.split_k > 1 or plan.stages < _STAGES_BESIDE_UNSWIZZLED:
+        return "epilogue tiles without a swizzle are for tiles of 128 rows and more with K in one and stages enough"
+    if not form.gated and plan.pingpong != plan.raster_along_n:
         return "of tiles of 168 those won that are pingpong along columns or cooperative down rows"
     return None

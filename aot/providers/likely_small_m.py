@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..kernels.sm90.small_m_choices import Form, memory
+from ..kernels.sm90.small_m.form import Form
+from ..kernels.sm90.small_m.plan import Plan
 
 # Rows of B that a tile may have, by its tokens. Only multiples of 16 can be gated, and of 64 be N-major.
 _TILES_N: dict[int, tuple[int, ...]] = {
@@ -40,7 +41,7 @@ def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
     for opinion in _OPINIONS.values():
         if reason := opinion(options):
             return reason
-    stages = memory(options, form).stages
+    stages = Plan.of(options, form).stages
     if stages < _ENOUGH_STAGES:
         return f"with {stages} stages loads stop while one is multiplied: up to 4 times as slow on an H200"
     return None

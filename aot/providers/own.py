@@ -20,7 +20,11 @@ from runtime.program.arguments import (
     WorkspaceArgument,
 )
 
-from ..kernels.sm90 import persistent_choices, small_m_choices
+from ..kernels.sm90.persistent import choices as persistent_choices
+from ..kernels.sm90.persistent.form import Form as PersistentForm
+from ..kernels.sm90.persistent.plan import Plan
+from ..kernels.sm90.small_m import choices as small_m_choices
+from ..kernels.sm90.small_m.form import Form as SmallMForm
 from ..search.legal import illegal, legal_functions, legal_variants
 from ..search.provider import Buildable, ProviderError
 from ..search.targets import TARGETS
@@ -36,8 +40,8 @@ _SCALINGS = ("none", "tensor", "row_column", "block")
 _FP8 = (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"))
 
 
-def _persistent_form(v: Variant) -> persistent_choices.Form:
-    return persistent_choices.Form(v.a, v.d, v.scaling, v.epilogue, v.b_major)
+def _persistent_form(v: Variant) -> PersistentForm:
+    return PersistentForm(v.a, v.d, v.scaling, v.epilogue, v.b_major)
 
 
 FAMILIES: dict[str, Family] = {
@@ -123,7 +127,7 @@ class Own:
 
 def _small_m(variant: Variant) -> Buildable:
     """A GEMM for few tokens, over the tensors of its form and a stream."""
-    from ..kernels.sm90.small_m import SmallM
+    from ..kernels.sm90.small_m.kernel import SmallM
 
     symbols, tree = gemm_tensors(variant)
     tree.append(StreamArgument("stream"))
@@ -133,18 +137,16 @@ def _small_m(variant: Variant) -> Buildable:
     return Buildable(SmallM(variant.options, _small_m_form(variant)), arguments, tree, symbols)
 
 
-def _small_m_form(variant: Variant) -> small_m_choices.Form:
+def _small_m_form(variant: Variant) -> SmallMForm:
     """What of a variant, besides its choices, the few-token GEMM depends on."""
-    return small_m_choices.Form(
-        DTYPES[variant.a].bytes, variant.scaling, variant.b_major, variant.epilogue, variant.batched
-    )
+    return SmallMForm(DTYPES[variant.a].bytes, variant.scaling, variant.b_major, variant.epilogue, variant.batched)
 
 
 def _persistent(variant: Variant) -> Buildable:
     """A GEMM over all operands that its form has, the number of clusters that the device holds, and a stream."""
-    from ..kernels.sm90.persistent import Persistent
+    from ..kernels.sm90.persistent.kernel import Persistent
 
-    plan = persistent_choices.Plan.of(variant.options, _persistent_form(variant))
+    plan = Plan.of(variant.options, _persistent_form(variant))
     symbols, tree = gemm_tensors(variant)
     clusters = DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster)
     if plan.stream_k:
@@ -188,4 +190,8 @@ _GEMM_ARGUMENTS = (
     *("partials", "counters", "max_active_clusters", "stream"),
 )
 _BUILDERS = {"rmsnorm_row": _rmsnorm, "sm90_persistent": _persistent, "sm90_small_m": _small_m}
-_KERNELS = {"rmsnorm_row": "rmsnorm.py", "sm90_persistent": "sm90/persistent.py", "sm90_small_m": "sm90/small_m.py"}
+_KERNELS = {
+    "rmsnorm_row": "rmsnorm.py",
+    "sm90_persistent": "sm90/persistent/kernel.py",
+    "sm90_small_m": "sm90/small_m/kernel.py",
+}

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from runtime.numbers.dtypes import DTYPES
 
-from ..kernels.sm90.persistent_choices import STAGE_BYTES_OF_K
-from ..kernels.sm90.small_m_choices import Form, tile_k
+from ..kernels.sm90.persistent.plan import STAGE_BYTES_OF_K
+from ..kernels.sm90.small_m.form import Form
+from ..kernels.sm90.small_m.plan import Plan
 from ..search.variants import Variant
 
 _UNCUT = "uncut"
@@ -43,7 +44,7 @@ def of_small_m(v: Variant, k: int | None) -> str | None:
     split = v.integer("split_k")
     if not _was_compared(v) or split not in _COMPARED_SPLITS_SMALL_M:
         return v.name()
-    columns = tile_k(v.options, Form())
+    columns = Plan.of(v.options, Form()).tile_k
     return _cut(v, split, columns, None if k is None else -(-k // columns))
 
 

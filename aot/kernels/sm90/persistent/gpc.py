@@ -8,19 +8,28 @@ The order in which an H200 gives clusters of two to its GPCs, as it was seen on 
 benchmarks/results/studies_h200.json): four to one of them, then one to each of eight, four times, then one to each of
 seven, four times, and two. Chips differ in a few clusters. Where the order is another altogether, tiles are still taken
 once each, and four that should be neighbours are not.
+
+Knows of numbers of clusters and of work, not of tiles.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 
 _QUAD = 4
-_ROUNDS = (8, 7)  # GPCs that take turns, `_QUAD` times
+_ROUNDS = (8, 7)  # GPCs that are given a cluster each in a round, `_QUAD` rounds of each
 
 
-def shift(cluster: Any, clusters: Any, count: Any) -> tuple[Any, Any]:
-    """How far cluster `cluster` of `clusters` moves along the items of each full wave, so that those of a GPC take four
-    that follow each other, and its last item in a full wave, of `count` items in all.
+class GpcShift(NamedTuple):
+    """How far a cluster moves along the work of each full wave, and its last item of work in a full wave."""
+
+    by: Any
+    last: Any
+
+
+def gpc_shift(cluster: Any, clusters: Any, count: Any) -> GpcShift:
+    """How cluster `cluster` of `clusters` moves, of `count` items in all, so that those of a GPC take four that follow
+    each other.
 
     Without it a cluster has the items `cluster`, `cluster + clusters` and so on. One to one for any numbers.
     """
@@ -28,14 +37,14 @@ def shift(cluster: Any, clusters: Any, count: Any) -> tuple[Any, Any]:
     begin = _QUAD
     for gpcs in _ROUNDS:
         end = begin + gpcs * _QUAD
-        turn = (cluster - begin) // gpcs
-        place = begin + (cluster - begin - turn * gpcs) * _QUAD + turn
+        nth = (cluster - begin) // gpcs
+        target = begin + (cluster - begin - nth * gpcs) * _QUAD + nth
         inside = (cluster >= begin) & (cluster < end) & (clusters >= end)
-        by = cutlass.select_(inside, place - cluster, by)
+        by = cutlass.select_(inside, target - cluster, by)
         begin = end
-    return by, count - clusters + cluster
+    return GpcShift(by, count - clusters + cluster)
 
 
-def shifted(index: Any, by: Any, last: Any) -> Any:
+def shifted(index: Any, shift: GpcShift) -> Any:
     """Item `index` of a cluster's, moved as `shift` says."""
-    return index + cutlass.select_(index <= last, by, cutlass.Int32(0))
+    return index + cutlass.select_(index <= shift.last, shift.by, cutlass.Int32(0))

@@ -1,0 +1,174 @@
+"""Which choices a persistent GEMM has, and which go together for a form, as pure arithmetic.
+
+Knows nothing of how a kernel is made (`plan` says what choices come to), and imports no compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.gemm.signature import Epilogue
+from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.scaling import SCALE_BLOCK
+
+from ..sizes import WGMMA_ROWS
+from .form import Form
+from .plan import STAGE_BYTES_OF_K, Plan
+
+_FEWEST_STAGES = 3
+_MOST_ROWS_OF_B = 1 << 27  # in tiles of 64: see `scheduler`, whose quotients are exact up to 2^21
+# What a thread has for accumulators, of the 232 registers that it is given: the rest holds addresses, coordinates and
+# counters. Above these the compiler spills.
+_MOST_ACCUMULATORS, _MOST_FUSED, _MOST_RESIDUAL, _MOST_RESIDUAL_SWAPPED = 200, 144, 144, 96
+_MOST_SPLIT = 120  # all sets of them
+_MOST_PROMOTED_THREE = 176  # of tiles of three atoms of rows
+_MOST_RESIDUAL_BESIDE = 120  # of such tiles, and of clusters of four
+
+# What won somewhere, of wider choices, over layers of models at several M on an H200.
+OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
+    "schedule": ("cooperative", "pingpong"),
+    "swap": (False, True),  # rows of B on WGMMA's M side, whose extent is a multiple of 64, and tokens on its N side
+    "tile_m": (64, 80, 88, 96, 112, 128, 144, 160, 168, 176, 192, 256),
+    "tile_n": (64, 80, 96, 112, 128, 144, 160, 168, 176, 192, 224, 256),
+    "cluster_m": (1, 2),
+    "cluster_n": (1, 2),
+    # CTAs of a cluster that take slices of K of the same tile, each of which then reduces some epilogue tiles of D.
+    "split_k": (1, 2, 4),
+    # Tiles of the last wave, where they are too few for all SMs, are cut along K and shared by these.
+    "stream_k": (False, True),
+    # The raster order of tiles: down 2048 rows, down two clusters' rows, or along eight clusters' columns. What L2
+    # serves at a time depends on it, and on which SMs ask together. "quads" gives clusters of one GPC, four by four,
+    # tiles that read the same of the operand that clusters do not multicast.
+    "order": ("rows", "two_rows", "columns", "quads"),
+    # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch").
+    # Loading B too was tried, and gains nothing (docs/kernels/sm90_persistent.md).
+    "overlap": ("serial", "launch"),
+    # Loads of a tile that hangs over M leave out rows of A past it, which take longer to load than others.
+    "skip_oob": (False, True),
+}
+
+
+def rule(options: Mapping[str, Any], form: Form) -> str | None:
+    """Why options that are allowed one by one are not together, or None: what the hardware and this kernel demand.
+
+    What is not worth trying is for `aot.providers.likely_persistent` to say.
+    """
+    # First what needs no plan, for the time that it takes.
+    if form.promotion_interval and (options["stream_k"] or options["schedule"] == "pingpong"):
+        return "warp groups that take turns to promote share every tile, and no tile with other CTAs through memory"
+    for rule_of_choice in _RULES_OF_CHOICES.values():
+        if reason := rule_of_choice(options):
+            return reason
+    plan = Plan.of(options, form)
+    unit = 16 if form.gated else 8
+    whole = 16 if DTYPES[form.d].bits == 8 else unit
+    if plan.columns % (whole * plan.atom_layout.columns) and not plan.swap:
+        return f"columns must divide into parts of {whole}"
+    if plan.columns // plan.atom_layout.columns > 256:
+        return "WGMMA's N side has at most 256"
+    if (plan.columns // plan.cluster_rows) % unit or (plan.rows // plan.cluster_columns) % 8:
+        return "each CTA of a cluster loads as many whole groups of 8 rows, of gates 8 with the 8 that they gate"
+    if plan.epilogue_tile_columns == 0:
+        return "the tile does not divide into epilogue tiles that TMA can store"
+    return _rule_of_form(plan, form) or _rule_of_room(plan)
+
+
+def limit(form: Form, n: int) -> str | None:
+    """Why a form cannot be computed for B of `n` rows, or None."""
+    if n > _MOST_ROWS_OF_B:
+        return f"coordinates of tiles are exact up to N = {_MOST_ROWS_OF_B}"
+    if form.gated and n % 16:
+        return "gates and what they gate are loaded 8 rows at a time"
+    if form.scaling == "block" and form.gated and "_interleaved" not in form.epilogue and n % (2 * SCALE_BLOCK):
+        return "a block of B holds gates and what they gate"
+    return None
+
+
+def hopeless(options: Mapping[str, Any]) -> bool:
+    """Whether no form admits these choices, which are the first of `OPTIONS`, whatever the others are."""
+    *_, last = options
+    rule_of_choice = _RULES_OF_CHOICES.get(last)
+    return rule_of_choice is not None and rule_of_choice(options) is not None
+
+
+def _rule_of_rows(options: Mapping[str, Any]) -> str | None:
+    rows = options["tile_n" if options["swap"] else "tile_m"]
+    return f"WGMMA's M side has multiples of {WGMMA_ROWS} rows, not {rows}" if rows % WGMMA_ROWS else None
+
+
+def _rule_of_split(options: Mapping[str, Any]) -> str | None:
+    if options["split_k"] > 1 and (
+        options["schedule"] == "pingpong" or options["cluster_m"] * options["cluster_n"] > 1
+    ):
+        return "slices of K belong to both warp groups of CTAs that share nothing else"
+    return None
+
+
+def _rule_of_sharing(options: Mapping[str, Any]) -> str | None:
+    if options["stream_k"] and (options["schedule"] == "pingpong" or options["split_k"] > 1):
+        return "a shared tile's accumulators are both warp groups', and not shared by a cluster as well"
+    return None
+
+
+def _rule_of_order(options: Mapping[str, Any]) -> str | None:
+    if options["stream_k"] and options["order"] == "quads":
+        return "quads move tiles among clusters, and slices of shared tiles do not move"
+    return None
+
+
+def _rule_of_overlap(options: Mapping[str, Any]) -> str | None:
+    if options["stream_k"] and options["overlap"] != "serial":
+        return "a kernel with a workspace may not begin before the one before it, which may use the same"
+    return None
+
+
+# What needs to be known of a combination, by the last choice that it looks at.
+_RULES_OF_CHOICES = {
+    "tile_n": _rule_of_rows,
+    "split_k": _rule_of_split,
+    "stream_k": _rule_of_sharing,
+    "order": _rule_of_order,
+    "overlap": _rule_of_overlap,
+}
+
+
+def _rule_of_form(plan: Plan, form: Form) -> str | None:
+    if form.scaling != "none" and DTYPES[form.a].bits != 8:
+        return "scales are for 8-bit inputs"
+    if plan.swap and (form.gated or DTYPES[form.d].bits == 8 or form.scaling == "block"):
+        return "swapped operands have no gated epilogue, 8-bit output or block scaling"
+    if form.b_major == "n":
+        if plan.swap or form.gated or DTYPES[form.a].bits == 8:
+            return "N-major B is for 16-bit types, unswapped and not gated"
+        if plan.columns % 64:
+            return "N-major B needs columns in whole swizzle atoms of 64"
+        if 64 < plan.columns // plan.atom_layout.columns < 128:
+            return "a warp group's part of N-major B would end within a swizzle atom of 64"
+    if form.scaling == "block":
+        if plan.m_atoms > 1:
+            return "two sets of partial accumulators and four blocks' scales leave no registers for more rows"
+        if SCALE_BLOCK % plan.columns:
+            return "a tile's columns must lie within one block of B"
+    return None
+
+
+def _rule_of_room(plan: Plan) -> str | None:
+    most = _MOST_ACCUMULATORS if plan.form.epilogue == "none" else _MOST_FUSED
+    if plan.m_atoms == 3 and plan.partial_sets == 1:
+        most = min(most, _MOST_PROMOTED_THREE)
+    if Epilogue.of(plan.form.epilogue).residual:
+        most = _MOST_RESIDUAL_SWAPPED if plan.swap else _MOST_RESIDUAL
+        if plan.m_atoms == 3 or plan.cluster_rows * plan.cluster_columns > 2:
+            most = min(most, _MOST_RESIDUAL_BESIDE)
+    if plan.split_k > 1 and plan.accumulators * (1 + plan.partial_sets) > _MOST_SPLIT:
+        return "adding up others' partial sums needs registers"
+    if plan.accumulator_registers > most:
+        return f"{plan.accumulator_registers} registers for accumulators exceed {most}, and the compiler would spill"
+    if plan.pushed_bytes > plan.stages * (plan.rows + plan.columns) * STAGE_BYTES_OF_K:
+        return "others' partial sums must fit where stages were"
+    if plan.stream_k and not plan.slices:
+        return "a tile of one epilogue tile is not shared, nor one whose partial sums do not fit where stages were"
+    if plan.stages < _FEWEST_STAGES:
+        return f"shared memory holds {plan.stages} stages, fewer than {_FEWEST_STAGES}"
+    return None

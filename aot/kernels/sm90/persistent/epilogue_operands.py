@@ -1,0 +1,147 @@
+"""What the epilogue reads from memory besides A and B, as one thread sees it: scales, bias and residual.
+
+Rows and columns are WGMMA's. A thread has two rows of each WGMMA atom of 64, 8 apart, and of each 8 columns two
+neighbours. What is read for rows and columns past the edge of D is that of the last ones inside, so that nothing needs
+a condition: TMA stores nothing there. Knows nothing of what is computed of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+from cutlass import cute
+
+from runtime.gemm.signature import Epilogue
+from runtime.numbers.scaling import SCALE_BLOCK
+
+from ..sizes import WARP, WARP_GROUP, WGMMA_ROWS
+from .plan import Plan
+from .scheduler import TileCoord
+
+
+@dataclass(frozen=True)
+class EpilogueOperands:
+    """The tensors, None where the form has none, and where the thread is in the tile."""
+
+    plan: Plan
+    m: Any  # extents of A and B
+    n: Any
+    scale_a: Any
+    scale_b: Any
+    bias: Any
+    residual: Any
+    scale_d: Any
+    parts: Epilogue
+    shared_scales: Any  # room for all warp groups' scales along columns, or None
+    group: Any  # the consumer warp group
+    thread: Any  # in it
+    row: Any  # its first, in an atom of 64 rows
+    column: Any  # and in 8 columns
+
+    @classmethod
+    def of(cls, plan: Plan, extents: Any, extras: Any, shared_scales: Any, thread: cutlass.Int32) -> EpilogueOperands:
+        """What consumer thread `thread` reads of `extras`, for A and B of `extents` rows."""
+        group = cute.arch.make_warp_uniform(thread // WARP_GROUP)
+        thread = thread % WARP_GROUP
+        lane = thread % WARP
+        row, column = thread // WARP * 16 + lane // 4, lane % 4 * 2
+        parts = Epilogue.of(plan.form.epilogue)
+        (m, n), (scale_a, scale_b, bias, residual, scale_d) = extents, extras
+        (m, n), (scale_a, scale_b, bias, residual, scale_d) = extents, extras
+        return cls(
+            plan=plan,
+            m=m,
+            n=n,
+            scale_a=scale_a,
+            scale_b=scale_b,
+            bias=bias,
+            residual=residual,
+            scale_d=scale_d,
+            parts=parts,
+            shared_scales=shared_scales,
+            group=group,
+            thread=thread,
+            row=row,
+            column=column,
+        )
+
+    def atom_row(self, coord: TileCoord, atom: int) -> Any:
+        """The number of an atom of 64 rows."""
+        part = self.group if self.plan.atom_layout.rows > 1 else 0
+        return (coord.row * self.plan.m_atoms + atom) * self.plan.atom_layout.rows + part
+
+    def epilogue_column(self, coord: TileCoord, across: int) -> Any:
+        """The number of an epilogue tile along columns of D."""
+        part = self.group if self.plan.atom_layout.columns > 1 else 0
+        return (coord.column * self.plan.atom_layout.columns + part) * self.plan.epilogue_tiles_across + across
+
+    def first_row(self, coord: TileCoord, atom: int) -> Any:
+        """The first of the thread's two rows in an atom; the other is 8 further on."""
+        return self.atom_row(coord, atom) * WGMMA_ROWS + self.row
+
+    def scale_a_of_block(self, row: Any, block_k: Any) -> Any:
+        """The scale of a row of A in a block of K."""
+        return self.scale_a[cutlass.min(row, self.m - 1), _inside(self.scale_a, block_k)]
+
+    def scale_b_of_block(self, row: Any, block_k: Any) -> Any:
+        """The scale of the block of B that holds a row of it."""
+        row = cutlass.min(row, self.n - 1)
+        return self.scale_b[row // SCALE_BLOCK, _inside(self.scale_b, block_k)]
+
+    def of_tokens(self, first: Any, step: int) -> list[Any]:
+        """What multiplies the sums of two tokens `step` apart, where each token has its scale."""
+        last = self.m - 1
+        return [self.scale_a[cutlass.min(first + i * step, last)] for i in range(2)]
+
+    def of_channels(self, tensor: cute.Tensor, first: Any, step: int) -> list[Any]:
+        """Two elements of what has one for each row of B, `step` apart, as f32."""
+        if step > 1:
+            last = self.n - 1
+            return [tensor[cutlass.min(first + i * step, last)].to(cutlass.Float32) for i in range(2)]
+        return _pair(tensor, cutlass.min(first, self.n - 2) // 2)
+
+    def channel_pairs(self, tensor: Any, column: Any) -> list[list[Any]]:
+        """Of two neighbouring columns of D, the elements of `tensor` for their sums, or their gates and then
+        partners."""
+        if self.parts.interleaved:
+            first, second = (self.of_channels(tensor, 2 * column + 2 * i, 1) for i in range(2))
+            return [[first[0], second[0]], [first[1], second[1]]]
+        channels = [column, self.n // 2 + column] if self.plan.form.gated else [column]
+        return [self.of_channels(tensor, channel, 1) for channel in channels]
+
+    def residual_of(self, coord: TileCoord, atom: int, across: int) -> list[Any]:
+        """The residual of an epilogue tile, in the order of its values."""
+        plan = self.plan
+        residual = self.residual
+        if cute.rank(residual) == 3:
+            residual = residual[None, None, coord.batch]
+        row = self.first_row(coord, atom)
+        found: list[Any] = []
+        last_row, last_column = (cute.size(residual, mode=[mode]) - 1 for mode in (0, 1))
+        for j in range(plan.epilogue_tile_columns // 8):
+            column = self.epilogue_column(coord, across) * plan.epilogue_tile_columns + 8 * j + self.column
+            for half in range(2):
+                if plan.swap:
+                    at = cutlass.min(row + 8 * half, last_column)
+                    found += [residual[cutlass.min(column + i, last_row), at] for i in range(2)]
+                else:
+                    vector = residual[cutlass.min(row + 8 * half, last_row), None]
+                    found += _pair(vector, cutlass.min(column, last_column - 1) // 2, convert=False)
+        return found
+
+
+def _inside(scales: cute.Tensor, block_k: Any) -> Any:
+    """A block of K, or the last one for blocks of zeros behind it."""
+    return cutlass.min(block_k, cute.size(scales, mode=[1]) - 1)
+
+
+def _pair(vector: cute.Tensor, number: Any, convert: bool = True) -> list[Any]:
+    """Elements 2 `number` and 2 `number` + 1 of a vector."""
+    element = vector.element_type
+    pairs = cute.zipped_divide(vector, (2,))
+    values = cute.make_rmem_tensor((2,), element)
+    load = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), element, num_bits_per_copy=2 * element.width)
+    cute.copy(load, pairs[None, number], values)
+    return [values[i].to(cutlass.Float32) if convert else values[i] for i in range(2)]

@@ -1,0 +1,40 @@
+"""What a persistent GEMM computes, as far as its code depends on it.
+
+Knows nothing of tiles, and imports no compiler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.gemm.signature import Epilogue, extra_operands
+from runtime.numbers.dtypes import DTYPES
+
+
+@dataclass(frozen=True)
+class Form:
+    """What all variants for a signature share: words of `runtime.gemm.signature`."""
+
+    a: str = "bf16"
+    d: str = "bf16"
+    scaling: str = "none"
+    epilogue: str = "none"
+    b_major: str = "k"
+
+    @property
+    def gated(self) -> bool:
+        """Whether two columns become one."""
+        return Epilogue.of(self.epilogue).gated
+
+    @property
+    def reads(self) -> bool:
+        """Whether there are operands besides A and B."""
+        return bool(extra_operands(self.d, self.scaling, self.epilogue, batched=False))
+
+    @property
+    def promotion_interval(self) -> int:
+        """Stages of K after which f32 registers take over what the tensor core accumulated, or 0 for never.
+
+        Its accumulator is short in fp8: two stages at most, one where each has scales of its own.
+        """
+        return 0 if DTYPES[self.a].bits > 8 else 1 if self.scaling == "block" else 2

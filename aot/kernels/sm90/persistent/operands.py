@@ -1,0 +1,100 @@
+"""A, B and D as a persistent kernel sees them: order of their modes, TMA atoms, layouts of stages and epilogue tiles.
+
+Rows and columns are WGMMA's. Knows nothing of who loads or stores.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import cute
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+
+from ..sizes import WGMMA_ROWS
+from .plan import CONSUMERS, STAGE_BYTES_OF_K, STORE_BUFFERS, Plan
+
+
+def batch_last(x: Any) -> Any:
+    """A tensor, if there is one, with its batch, if it has one, as the last mode."""
+    if x is None or cute.rank(x) == 2:
+        return x
+    return cute.make_tensor(x.iterator, cute.select(x.layout, [1, 2, 0]))
+
+
+def gate_beside_up(b: cute.Tensor, interleaved: bool) -> cute.Tensor:
+    """B with its rows in another order: 8 that make gates, then the 8 that make what they gate, and so on.
+
+    WGMMA then leaves a gate and its partner to the same thread.
+    """
+    row = b.stride[0]
+    extent = cute.size(b, mode=[0])
+    strides = (2 * row, row, 16 * row) if interleaved else (row, extent // 2 * row, 8 * row)
+    shape = ((8, 2, extent // 16), *b.shape[1:])
+    return cute.make_tensor(b.iterator, cute.make_layout(shape, stride=(strides, *b.stride[1:])))
+
+
+def major_of_b(plan: Plan) -> OperandMajorMode:
+    """How the operand on WGMMA's N side lies in memory."""
+    return OperandMajorMode.MN if plan.form.b_major == "n" else OperandMajorMode.K
+
+
+def row_operand(plan: Plan, x: cute.Tensor) -> Any:
+    """What `_operand` says of the operand on WGMMA's M side."""
+    boxed = plan.skip_oob and not plan.swap
+    return _operand(plan, x, plan.rows, plan.cluster_columns, OperandMajorMode.K, boxed)
+
+
+def column_operand(plan: Plan, x: cute.Tensor) -> Any:
+    """What `_operand` says of the operand on WGMMA's N side."""
+    boxed = plan.skip_oob and plan.swap
+    return _operand(plan, x, plan.columns, plan.cluster_rows, major_of_b(plan), boxed)
+
+
+@cute.jit
+def _operand(
+    plan: cutlass.Constexpr,
+    x: cute.Tensor,
+    extent: cutlass.Constexpr,
+    multicast: cutlass.Constexpr,
+    major: cutlass.Constexpr,
+    boxed: cutlass.Constexpr,
+) -> Any:
+    """The TMA atom, the tensor and the layout of stages, (extent, K, stages), of an operand whose tiles `multicast`
+    CTAs load together.
+
+    If `boxed`, the same three for its boxes of `Plan.box_tokens` rows follow: their layout counts those of all stages.
+    """
+    element = x.element_type
+    tile_k = STAGE_BYTES_OF_K * 8 // element.width
+    kinds = warpgroup.SmemLayoutAtomKind
+    k_major = major == OperandMajorMode.K
+    atom = warpgroup.make_smem_layout_atom(kinds.K_SW128 if k_major else kinds.MN_SW128, element)
+    shape = (extent, tile_k, plan.stages)
+    layout = cute.tile_to_shape(atom, shape, (0, 1, 2) if k_major else (1, 0, 2))
+    load = cpasync.CopyBulkTensorTileG2SMulticastOp() if multicast > 1 else cpasync.CopyBulkTensorTileG2SOp()
+    tma_atom, tma = cpasync.make_tiled_tma_atom(load, x, cute.select(layout, [0, 1]), (extent, tile_k), multicast)
+    boxes: Any = ()
+    if cutlass.const_expr(boxed):
+        box = (plan.box_tokens, tile_k)
+        box_layout = cute.tile_to_shape(atom, (*box, plan.boxes * plan.stages), (0, 1, 2))
+        boxes = (*cpasync.make_tiled_tma_atom(load, x, cute.select(box_layout, [0, 1]), box), box_layout)
+    return (tma_atom, tma, layout, *boxes)
+
+
+def output(plan: Plan, d: cute.Tensor) -> Any:
+    """The TMA atom, the tensor and the layout of epilogue tiles of D, (rows, columns, buffers of all warp groups)."""
+    tile = (WGMMA_ROWS, plan.epilogue_tile_columns)
+    layout = _epilogue_tile_layout(tile, d.element_type, plan.swap)
+    store = cpasync.CopyBulkTensorTileS2GOp()
+    return *cpasync.make_tiled_tma_atom(store, d, cute.select(layout, [0, 1]), tile), layout
+
+
+def _epilogue_tile_layout(tile: tuple[int, int], element: Any, transposed: bool) -> cute.ComposedLayout:
+    kinds = warpgroup.SmemLayoutAtomKind
+    contiguous_bytes = tile[0 if transposed else 1] * element.width // 8
+    if contiguous_bytes // 16 % 2:
+        shape = (*tile, CONSUMERS * STORE_BUFFERS)
+        plain = cute.make_layout(shape, stride=(tile[1], 1, tile[0] * tile[1]))
+        return cute.make_composed_layout(cute.make_swizzle(0, 4, 3), 0, plain)
+    swizzles = {128: (kinds.K_SW128, kinds.MN_SW128), 64: (kinds.K_SW64, kinds.MN_SW64), 32: (kinds.K_SW32, None)}
+    atom = warpgroup.make_smem_layout_atom(swizzles[contiguous_bytes][transposed], element)
+    return cute.tile_to_shape(atom, (*tile, CONSUMERS * STORE_BUFFERS), (0, 1, 2))

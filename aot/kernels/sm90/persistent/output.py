@@ -1,0 +1,107 @@
+"""From f32 values in registers to D: converted, to shared memory, and from there by TMA, an epilogue tile at a time.
+
+Knows nothing of how the values are computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import cute
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
+
+from ..sizes import WARP, WGMMA_ROWS
+from .epilogue_operands import EpilogueOperands
+from .pipeline import meet_in_epilogue
+from .plan import STORE_BUFFERS, Plan
+from .scheduler import TileCoord
+
+
+class Output(NamedTuple):
+    """D: its TMA atom, its tensor, and (rows, columns, buffers of all warp groups) in shared memory."""
+
+    atom: Any
+    tensor: Any
+    shared: Any
+
+
+class Store(NamedTuple):
+    """How a thread stores an epilogue tile."""
+
+    operands: EpilogueOperands
+    copy: Any  # to shared memory
+    partition: Any  # by thread
+    staged: Any  # the thread's part of shared memory
+    tma: Any
+    source: Any  # (box, buffers)
+    target: Any  # (box, epilogue tiles along rows and columns[, batch])
+    values: Any  # registers, in f32
+    converted: Any  # and in D's type
+
+
+class EpilogueTile(NamedTuple):
+    """An epilogue tile of a warp group's part of a tile of D: its WGMMA atom of 64 rows, and its place across."""
+
+    coord: TileCoord
+    atom: Any
+    across: Any
+
+    @classmethod
+    def of(cls, plan: Plan, coord: TileCoord, number: Any) -> EpilogueTile:
+        """Epilogue tile `number` of `Plan.epilogue_tiles`."""
+        return cls(coord, number // plan.epilogue_tiles_across, number % plan.epilogue_tiles_across)
+
+
+def prepare_store(plan: Plan, output: Output, operands: EpilogueOperands) -> Store:
+    """What `store_epilogue_tile` needs besides values."""
+    element = output.shared.element_type
+    tile = (WGMMA_ROWS, plan.epilogue_tile_columns)
+    batch_modes = (None,) if cute.rank(output.tensor) == 3 else ()
+    tiled = cute.local_tile(output.tensor, tile, (None, None, *batch_modes))
+    source, target = cpasync.tma_partition(
+        output.atom, 0, cute.make_layout(1), cute.group_modes(output.shared, 0, 2), cute.group_modes(tiled, 0, 2)
+    )
+    # What an epilogue tile's accumulators are to WGMMA, whatever was multiplied.
+    smem, k = warpgroup.OperandSource.SMEM, OperandMajorMode.K
+    wgmma = warpgroup.MmaF16BF16Op(cutlass.BFloat16, cutlass.Float32, (*tile, 16), smem, k, k)
+    mma = cute.make_tiled_mma(cute.make_mma_atom(wgmma))
+    if element.width == 16:
+        matrices = 4 if plan.epilogue_tile_columns % 16 == 0 else 2
+        copy = cute.make_copy_atom(warp.StMatrix8x8x16bOp(plan.swap, matrices), element)
+    else:
+        copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), element, num_bits_per_copy=2 * element.width)
+    partition = cute.make_tiled_copy_C(copy, mma).get_slice(operands.thread)
+    staged = partition.partition_D(output.shared)
+    shape = mma.partition_shape_C(tile)
+    values = cute.make_rmem_tensor(shape, cutlass.Float32)
+    converted = cute.make_rmem_tensor(shape, element)
+    return Store(operands, copy, partition, staged, output.atom, source, target, values, converted)
+
+
+def coord_of(store: Store, tile: EpilogueTile) -> tuple[Any, ...]:
+    """Where an epilogue tile is in D, in epilogue tiles: its numbers along rows and columns, and its batch if D has
+    one."""
+    operands, coord = store.operands, tile.coord
+    at = operands.atom_row(coord, tile.atom), operands.epilogue_column(coord, tile.across)
+    return (*at, coord.batch) if cute.rank(store.target) == 4 else at
+
+
+@cute.jit
+def store_epilogue_tile(computed: Any, store: Store, coord: Any, buffer: Any, under_way: Any) -> None:
+    """Write the f32 values `computed` to D at `coord_of` an epilogue tile, through buffer number `buffer` of the warp
+    group's; so many stores from the others may be under way."""
+    operands, values, converted = store.operands, store.values, store.converted
+    number = operands.group * STORE_BUFFERS + buffer
+    for i in cutlass.range_constexpr(len(computed)):
+        values[i] = computed[i]
+    converted.store(values.load().to(converted.element_type))
+    cute.arch.cp_async_bulk_wait_group(under_way, read=True)
+    meet_in_epilogue(operands.group)
+    cute.copy(store.copy, store.partition.retile(converted), store.staged[None, None, None, number])
+    cute.arch.fence_proxy("async.shared", space="cta")
+    meet_in_epilogue(operands.group)
+    source, target = store.source[None, number], store.target[(None, *coord)]
+    if operands.thread < WARP:
+        cute.copy(store.tma, source, target)
+        cute.arch.cp_async_bulk_commit_group()

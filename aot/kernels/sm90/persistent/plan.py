@@ -1,0 +1,300 @@
+"""What a form and its options come to: tiles, clusters, stages and registers of one persistent kernel.
+
+Pure arithmetic, some of it on numbers that may be the compiler's. Knows nothing of which options are legal (`choices`),
+and imports no compiler.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from runtime.numbers.dtypes import DTYPES
+
+from ..sizes import BARRIER_BYTES, SHARED_BYTES_PER_CTA, STATIC_BYTES, WARP_GROUP, WGMMA_ROWS
+from .form import Form
+
+STAGE_BYTES_OF_K = 128  # a swizzle atom of K
+CONSUMERS = 2  # warp groups
+STORE_BUFFERS = 2  # epilogue tiles in shared memory, for each consumer warp group
+_ENOUGH_STAGES = 5  # of 64 K, for which epilogue tiles may be narrower
+COUNTER_BYTES = 32  # a sector of L2
+# Columns of 16 bits whose rows are an odd number of 16 bytes: epilogue tiles without a swizzle.
+_UNSWIZZLED_COLUMNS = (56, 40, 24)
+_WIDE_EPILOGUE_TILE = 24  # how narrow they may be for more stages
+_MOST_TRANSPOSED_COLUMNS = 64  # of an epilogue tile where D is stored transposed, and any number would do
+_RASTER_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster than 1024 or 512 on an H200
+_RASTER_SWIZZLES = {"two_rows": 2, "columns": 8, "quads": 8}
+_LEAST_SLICE, _MOST_SLICES = 4, 12  # stages of K, and how many to a tile
+_BOX_TOKENS, _SMALL_BOX_TOKENS = 16, 8  # of a TMA box where rows past M are left out; 8 are a swizzle atom's
+_UNROLLED_K_TILES = 4  # of a loop's body where two sets of partial accumulators alternate
+# Whose epilogue tiles must be small for there to be one for each of many slices of K.
+_FEW_ACCUMULATORS = 64
+_ACCUMULATORS_BESIDE_WIDE_TILES = 80  # an epilogue with more of them needs the registers of half an epilogue tile
+
+
+class AtomLayout(NamedTuple):
+    """The consumer warp groups that share a tile, along its rows and along its columns."""
+
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a kernel is specialised on. Rows and columns are WGMMA's: those of D, or exchanged where `swap`."""
+
+    form: Form
+    swap: bool
+    rows: int  # of a tile, as WGMMA multiplies it
+    columns: int
+    atom_layout: AtomLayout
+    cluster_rows: int
+    cluster_columns: int
+    raster_swizzle: int  # clusters' tiles, of one column or row, that follow each other in raster order
+    raster_along_n: bool  # they are of one row
+    quads: bool  # and four that follow each other fall to clusters of one GPC
+    split_k: int
+    stream_k: bool
+    pingpong: bool
+    overlap: bool
+    skip_oob: bool
+    accumulator_registers: int  # that a thread needs while it stores a tile
+    epilogue_tile_columns: int  # of D, by 64 rows, stored at once
+    stages: int
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], form: Form) -> Plan:
+        """What `options` (`choices.OPTIONS`) come to for a form."""
+        swap, pingpong = options["swap"], options["schedule"] == "pingpong"
+        by_mode = (options["tile_m"], options["tile_n"]), (options["cluster_m"], options["cluster_n"])
+        (rows, columns), (cluster_rows, cluster_columns) = (pair[::-1] if swap else pair for pair in by_mode)
+        atom_layout = AtomLayout(1, 1)
+        if not pingpong:
+            atom_layout = AtomLayout(2, 1) if rows % (2 * WGMMA_ROWS) == 0 else AtomLayout(1, 2)
+        registers = rows * columns // (atom_layout.rows * atom_layout.columns) // WARP_GROUP
+        if form.promotion_interval:
+            atoms = rows // WGMMA_ROWS // atom_layout.rows
+            registers += registers if form.scaling == "block" else registers // atoms
+        narrow = (form.epilogue != "none" or options["split_k"] > 1) and registers > _ACCUMULATORS_BESIDE_WIDE_TILES
+        share = (4 if registers <= _FEW_ACCUMULATORS else 2) if options["stream_k"] else 2 if narrow else 1
+        multiple = options["split_k"] // math.gcd(options["split_k"], max(1, rows // WGMMA_ROWS // atom_layout.rows))
+        part = columns // (2 if form.gated else 1) // atom_layout.columns
+        scales = CONSUMERS * columns // atom_layout.columns * 4 if form.scaling == "row_column" else 0
+
+        def stages_with(width: int) -> int:
+            store = CONSUMERS * STORE_BUFFERS * WGMMA_ROWS * width * DTYPES[form.d].bytes
+            left = SHARED_BYTES_PER_CTA - STATIC_BYTES - BARRIER_BYTES - store - scales
+            return int(left // ((rows + columns) * STAGE_BYTES_OF_K))
+
+        width = _epilogue_tile_columns(part, swap, form.d, share, multiple)
+        if not form.promotion_interval and share == 1 and stages_with(width) < _ENOUGH_STAGES:
+            narrower = _epilogue_tile_columns(part, swap, form.d, 2, multiple)
+            if narrower >= _WIDE_EPILOGUE_TILE and stages_with(narrower) >= _ENOUGH_STAGES:
+                width = narrower
+        return cls(
+            form=form,
+            swap=swap,
+            rows=rows,
+            columns=columns,
+            atom_layout=atom_layout,
+            cluster_rows=cluster_rows,
+            cluster_columns=cluster_columns,
+            raster_swizzle=_RASTER_SWIZZLES.get(options["order"]) or max(1, _RASTER_ROWS // (rows * cluster_rows)),
+            raster_along_n=options["order"] == "columns",
+            quads=options["order"] == "quads",
+            split_k=options["split_k"],
+            stream_k=options["stream_k"],
+            pingpong=pingpong,
+            overlap=options["overlap"] != "serial",
+            skip_oob=options["skip_oob"],
+            accumulator_registers=registers,
+            epilogue_tile_columns=width,
+            stages=stages_with(width),
+        )
+
+    # The cluster.
+
+    @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster_rows * self.cluster_columns * self.split_k
+
+    @property
+    def multicasts(self) -> bool:
+        """Whether CTAs load for each other."""
+        return self.cluster_rows * self.cluster_columns > 1
+
+    @property
+    def empty_arrivals(self) -> int:
+        """Warps, of all CTAs, that arrive at the empty barrier of a stage once they have read it."""
+        readers = sum(extent for extent in (self.cluster_rows, self.cluster_columns) if extent > 1) or 1
+        return readers * 4 * (1 if self.pingpong else CONSUMERS)
+
+    # Stages, and the TMA boxes that fill them.
+
+    @property
+    def operand_bytes(self) -> tuple[int, int]:
+        """Of one stage, for the operands on WGMMA's M and N sides."""
+        return self.rows * STAGE_BYTES_OF_K, self.columns * STAGE_BYTES_OF_K
+
+    @property
+    def tokens(self) -> int:
+        """Rows of A in a tile."""
+        return self.columns if self.swap else self.rows
+
+    @property
+    def token_multicast(self) -> int:
+        """CTAs of a cluster that load these together: each a share, which all get."""
+        return self.cluster_rows if self.swap else self.cluster_columns
+
+    @property
+    def box_tokens(self) -> int:
+        """Rows of A in a TMA box where `skip_oob` leaves some of a tile out, such that boxes divide among the CTAs that
+        load them together."""
+        return _SMALL_BOX_TOKENS if self.tokens // self.token_multicast % _BOX_TOKENS else _BOX_TOKENS
+
+    @property
+    def boxes(self) -> int:
+        """Such boxes in a tile."""
+        return self.tokens // self.box_tokens
+
+    def tokens_inside(self, tile: Any, m: Any, least: Callable[..., Any] = min, most: Callable[..., Any] = max) -> Any:
+        """Rows of A that tile number `tile` along M has, of `m`: none if it is all past M. The numbers may be the
+        compiler's, as in the methods that follow, and `least` and `most` are then its."""
+        return least(most(m - tile * self.tokens, 0), self.tokens)
+
+    def boxes_inside(self, inside: Any) -> Any:
+        """The first boxes of a tile that hold any of its first `inside` rows of A."""
+        return (inside + self.box_tokens - 1) // self.box_tokens
+
+    def boxes_of(self, rank: Any) -> list[Any]:
+        """The boxes of a tile that CTA `rank` of those that share them loads: every `token_multicast`th, so that all
+        have as many of the first ones."""
+        return [box * self.token_multicast + rank for box in range(self.boxes // self.token_multicast)]
+
+    def transaction_bytes(self, boxes: Any) -> Any:
+        """What arrives at a stage of each CTA in all, from itself and others, where the first `boxes` are loaded."""
+        others = self.rows + self.columns - self.tokens
+        return (others + boxes * self.box_tokens) * STAGE_BYTES_OF_K
+
+    # The mainloop.
+
+    @property
+    def promotion_interval(self) -> int:
+        """See `Form.promotion_interval`."""
+        return self.form.promotion_interval
+
+    @property
+    def partial_sets(self) -> int:
+        """Sets of partial accumulators, which the tensor core fills and f32 registers take over: one, for 64 rows,
+        where an ordered barrier lets the warp groups multiply and promote in turn. Scaling blocks takes longer than the
+        other's products, so there are two, for all rows, and a warp group promotes one while the tensor core fills the
+        other."""
+        if not self.promotion_interval:
+            return 0
+        return 2 if self.form.scaling == "block" else 1
+
+    @property
+    def accumulators(self) -> int:
+        """F32 accumulators of a thread, for a tile."""
+        return self.rows * self.columns // (self.atom_layout.rows * self.atom_layout.columns) // WARP_GROUP
+
+    @property
+    def m_atoms(self) -> int:
+        """WGMMA atoms, of `WGMMA_ROWS` rows, in a warp group's part of a tile."""
+        return self.rows // WGMMA_ROWS // self.atom_layout.rows
+
+    @property
+    def k_tile_multiple(self) -> int:
+        """K tiles (stages along K) go by so many to a slice of K, the last ones zeros if need be."""
+        return _UNROLLED_K_TILES if self.partial_sets > 1 else max(1, self.promotion_interval)
+
+    @property
+    def spare_k_tiles(self) -> int:
+        """K tiles that are loaded behind the last ones for products that nobody needs."""
+        return 1 if self.partial_sets > 1 else 0
+
+    # The epilogue.
+
+    @property
+    def shared_scales(self) -> int:
+        """Scales of a warp group's columns, which wait for their accumulators in shared memory."""
+        return self.columns // self.atom_layout.columns if self.form.scaling == "row_column" else 0
+
+    @property
+    def out_columns(self) -> int:
+        """Columns of D in a tile, along WGMMA's columns."""
+        return self.columns // (2 if self.form.gated else 1)
+
+    @property
+    def epilogue_tiles_across(self) -> int:
+        """Along the columns of a warp group's part of a tile."""
+        return self.out_columns // self.atom_layout.columns // self.epilogue_tile_columns
+
+    @property
+    def epilogue_tiles(self) -> int:
+        """In a warp group's part of a tile: `m_atoms` times those across, which change first."""
+        return self.m_atoms * self.epilogue_tiles_across
+
+    @property
+    def epilogue_tile_accumulators(self) -> int:
+        """A thread's accumulators behind an epilogue tile."""
+        return self.epilogue_tile_columns * (2 if self.form.gated else 1) // 2
+
+    # Slices of K.
+
+    @property
+    def pushed_bytes(self) -> int:
+        """What a CTA gets from the others of its cluster: partial sums of the epilogue tiles that it reduces."""
+        share = self.epilogue_tiles // self.split_k
+        return (self.split_k - 1) * share * self.epilogue_tile_accumulators * CONSUMERS * WARP_GROUP * 4
+
+    @property
+    def slices(self) -> tuple[int, ...]:
+        """Of K, into which `stream_k` may cut a tile: with an epilogue tile for each, and room for a CTA's share."""
+        tiles = self.epilogue_tiles
+        room = self.stages * (self.rows + self.columns) * STAGE_BYTES_OF_K
+        each = self.epilogue_tile_accumulators * CONSUMERS * WARP_GROUP * 4
+        most = min(tiles, _MOST_SLICES)
+        return tuple(s for s in range(2, most + 1) if -(-tiles // s) * s * each <= room)
+
+    @property
+    def least_slice(self) -> int:
+        """K tiles that such a slice has at least."""
+        return _LEAST_SLICE
+
+    def slices_of(self, tiles: int, clusters: int, k_tiles: int) -> tuple[int, int]:
+        """Into how many slices of K the tiles of the last wave are cut, and how many these are."""
+        rest = tiles % clusters
+        if not self.stream_k or rest == 0:
+            return 1, rest
+        most = min(clusters // rest, k_tiles // self.least_slice)
+        return max((s for s in self.slices if s <= most), default=1), rest
+
+    @property
+    def partials_bytes(self) -> int:
+        """Of the workspace that `stream_k` needs for partial sums, for each cluster."""
+        return self.cluster * CONSUMERS * WARP_GROUP * self.accumulators * 4
+
+    @property
+    def counters_bytes(self) -> int:
+        """And of the one for counters, which is left zero."""
+        return self.cluster * CONSUMERS * COUNTER_BYTES
+
+
+def _epilogue_tile_columns(part: int, swap: bool, d: str, share: int, multiple: int) -> int:
+    """The widest epilogue tile that divides a warp group's columns of D into multiples of `multiple`, or 0; a half or a
+    quarter as wide at most if `share` is 2 or 4.
+
+    Its rows are those of a swizzle atom, 128, 64 or 32 bytes; of D stored transposed, any number of such rows. Where
+    none of these divides, rows an odd number of 16 bytes apart meet no bank twice as they are.
+    """
+    if swap:
+        widths = range(_MOST_TRANSPOSED_COLUMNS // share, 0, -8)
+        return next((c for c in widths if part % (c * multiple) == 0), 0)
+    widest = 128 // DTYPES[d].bytes
+    narrower = widest, widest // 2, widest // 4, *(_UNSWIZZLED_COLUMNS if DTYPES[d].bits == 16 else ())
+    return next((c for c in narrower if c * share <= widest and part % (c * multiple) == 0), 0)

@@ -1,0 +1,96 @@
+"""What happens to the partial accumulators of 8-bit products: f32 registers take them over, times scales of blocks.
+
+Hopper's tensor core keeps about 14 bits of a sum of 8-bit products, so it accumulates a few stages only. Knows nothing
+of stages and of who multiplies when.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+from cutlass import cute
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
+
+from .epilogue_operands import EpilogueOperands
+from .plan import Plan
+from .scheduler import TileCoord
+
+
+@dataclass(frozen=True)
+class BlockScales:
+    """What scales the products of `Plan.k_tile_multiple` blocks of K of one tile, in registers."""
+
+    plan: Plan
+    operands: EpilogueOperands
+    coord: TileCoord
+    products: list[Any]  # of scales: (columns of `_first_columns`, halves, WGMMA atoms of 64 rows) for each block of K
+    factors: list[Any]  # the scales themselves, of the next blocks: rows' and then columns'
+
+    @classmethod
+    def of(cls, plan: Plan, operands: EpilogueOperands, coord: TileCoord) -> BlockScales:
+        """Those of the tile `coord`, not yet loaded."""
+        columns = 2 if _by_gate(plan) else 1
+        blocks = range(plan.k_tile_multiple)
+        products = [cute.make_rmem_tensor((columns, 2, plan.m_atoms), cutlass.Float32) for _ in blocks]
+        factors = [cute.make_rmem_tensor((2 * plan.m_atoms + columns,), cutlass.Float32) for _ in blocks]
+        return cls(plan, operands, coord, products, factors)
+
+    def fetch(self, first_k: Any) -> None:
+        """Begin to load the scales of blocks of K, from `first_k` on."""
+        plan, operands = self.plan, self.operands
+        for k, factors in enumerate(self.factors):
+            for atom in range(plan.m_atoms):
+                for half in range(2):
+                    row = operands.first_row(self.coord, atom) + 8 * half
+                    factors[2 * atom + half] = operands.scale_a_of_block(row, first_k + k)
+            for i, column in enumerate(self._first_columns()):
+                factors[2 * plan.m_atoms + i] = operands.scale_b_of_block(column, first_k + k)
+
+    def take_over(self) -> None:
+        """Multiply what was loaded, here and not before."""
+        for product, factors in zip(self.products, self.factors, strict=True):
+            for atom in range(self.plan.m_atoms):
+                for half in range(2):
+                    for i in range(cute.size(product, mode=[0])):
+                        pair = factors[2 * atom + half], factors[2 * self.plan.m_atoms + i]
+                        product[i, half, atom] = _here("mul.f32 $0, $1, $2;", *pair)
+
+    def _first_columns(self) -> list[Any]:
+        """A column of each block of B that the tile has: one, or the gates' and the other one."""
+        if _by_gate(self.plan):
+            first = self.coord.column * self.plan.out_columns
+            return [first, self.operands.n // 2 + first]
+        return [self.coord.column * self.plan.columns]
+
+
+def _by_gate(plan: Plan) -> bool:
+    """Whether gates are of another block of B than what they gate."""
+    return plan.form.gated and "_interleaved" not in plan.form.epilogue
+
+
+def promote(
+    plan: Plan, accumulators: cute.Tensor, partial: cute.Tensor, scales: Any, atoms: range, first: bool
+) -> None:
+    """Add the partial accumulators of `atoms` of 64 rows, each times its scales if there are any, or begin with them if
+    `first`."""
+    each = cute.size(accumulators) // plan.m_atoms
+    for atom in atoms:
+        for i in range(each):
+            at, x = atom * each + i, partial[(atom - atoms.start) * each + i]
+            old = 0.0 if first else accumulators[at]
+            if scales is None:
+                accumulators[at] = _here("add.f32 $0, $1, $2;", old, x)
+            else:  # 8 columns of gates, then 8 of what they gate
+                scale = scales[i // 4 % cute.size(scales, mode=[0]), i // 2 % 2, atom]
+                accumulators[at] = _here("fma.rn.f32 $0, $2, $3, $1;", old, x, scale)
+
+
+def _here(code: str, *operands: Any) -> Any:
+    """An instruction on f32 numbers that stays before any WGMMA that follows: else the compiler moves it behind those
+    that reuse the registers of partial accumulators, copies these for it, and ptxas lets no products overlap."""
+    values = [cutlass.Float32(x).ir_value() for x in operands]
+    constraints = ",".join(["=f"] + ["f"] * len(values))
+    return cutlass.Float32(llvm.inline_asm(T.f32(), values, code, constraints, has_side_effects=True))
