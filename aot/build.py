@@ -36,7 +36,7 @@ from .problem.manifest import Manifest
 from .search import rank, universal
 from .search.legal import summation
 from .search.m_values import points, waves
-from .search.provider import PROVIDERS, provider
+from .search.provider import Compilable, provider, provider_names
 from .search.targets import TARGETS
 from .search.targets import target as target_named
 from .search.variants import Variant
@@ -69,14 +69,14 @@ class Plan:
     manifests: tuple[Manifest, ...]
     targets: tuple[str, ...]
     gemms: tuple[GemmCandidates, ...]
-    functions: tuple[Variant, ...]
+    functions: tuple[Compilable, ...]
     ranking: Mapping[str, str]
     limit: int
     forms: tuple[universal.Chosen, ...] = ()
 
-    def variants(self) -> list[Variant]:
+    def variants(self) -> list[Compilable]:
         """Each variant once, in a fixed order."""
-        found = {v for gemm in self.gemms for _, candidates in gemm.by_tokens for v in candidates}
+        found: set[Compilable] = {v for gemm in self.gemms for _, candidates in gemm.by_tokens for v in candidates}
         found |= {v for form in self.forms for v in form.variants}
         return sorted(found | set(self.functions), key=lambda v: (v.target, v.name()))
 
@@ -108,13 +108,15 @@ def plan(
     of tiles end (`m_values.waves`), the best.
 
     `targets` replaces those of the manifests. `functions` names further operations, such as "rmsnorm", of which every
-    variant is compiled.
+    variant is compiled; with any of these and `targets` there need be no manifest.
 
     Raises:
-        AotError: an unknown target or function, or no manifest.
+        AotError: an unknown target or function, or nothing to build.
     """
-    if not manifests:
+    if not manifests and not functions:
         raise BuildError("there is nothing to build; name a manifest")
+    if functions and not manifests and not targets:
+        raise BuildError(f"{functions[0]!r} is compiled for the targets of manifests, and there is none; give --target")
     manifests = tuple(dict.fromkeys(manifests))
     for name in targets:
         target_named(name)
@@ -127,7 +129,7 @@ def plan(
     ranking: dict[str, str] = {}
     for name in dict.fromkeys(t for t, _ in wanted):
         tokens = {signature: sorted(ms) for (t, signature), ms in wanted.items() if t == name}
-        variants = dict.fromkeys(v for p in PROVIDERS for s in tokens for v in provider(p).variants(name, s))
+        variants = dict.fromkeys(v for p in provider_names() for s in tokens for v in provider(p).variants(name, s))
         limits = {s: _limits(s, ms, target_named(name).multiprocessors, limit) for s, ms in tokens.items()}
         problems = [(s, m) for s, by_tokens in limits.items() for m in by_tokens]
         found = rank.shortlist(variants, problems, name, limit)
@@ -135,7 +137,7 @@ def plan(
             ranked = ((m, tuple(found.candidates[s, m][:most])) for m, most in sorted(by_tokens.items()))
             gemms.append(GemmCandidates(s, name, tuple(ranked)))
         ranking[name] = found.source
-    chosen = tuple(ranking)
+    chosen = tuple(ranking) or tuple(dict.fromkeys(targets))
     return Plan(manifests, chosen, tuple(gemms), _functions(functions, chosen), ranking, limit)
 
 
@@ -202,7 +204,7 @@ def _require_estimates(wanted: Mapping[str, Sequence[Signature]]) -> None:
 
 
 def _functions(names: Iterable[str], targets: Sequence[str]) -> tuple[Variant, ...]:
-    known = [v for t in targets for p in PROVIDERS for v in provider(p).functions(t)]
+    known = [v for t in targets for p in provider_names() for v in provider(p).functions(t)]
     for name in names:
         if not any(v.operation == name for v in known):
             hint = did_you_mean(name, sorted({v.operation for v in known}))

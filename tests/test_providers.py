@@ -271,7 +271,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     module = ModuleType("aot.providers.made_up")
     module.MadeUp = MadeUp  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(PROVIDERS, "made_up", "MadeUp")
+    monkeypatch.setitem(PROVIDERS, "made_up", "aot.providers.made_up:MadeUp")
     return MadeUp()
 
 

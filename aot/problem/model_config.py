@@ -27,7 +27,7 @@ from typing import Any
 
 from runtime.gemm.signature import SCALINGS, Epilogue, Signature
 
-from ..search.provider import PROVIDERS, provider
+from ..search.provider import provider, provider_names
 from ..search.targets import TARGETS
 from ..suggest import did_you_mean
 from .manifest import MAX_TOKENS, Gemm, Manifest, signature_problem
@@ -150,7 +150,7 @@ def default_scaling(dtype: str) -> str:
 
 def default_targets(signatures: Iterable[Signature], targets: Iterable[str] = tuple(TARGETS)) -> tuple[str, ...]:
     """Those of `targets` that have kernels for all of these, with their epilogues."""
-    providers = [provider(name) for name in PROVIDERS]
+    providers = [provider(name) for name in provider_names()]
     distinct = dict.fromkeys(signatures)
     return tuple(t for t in targets if all(any(p.variants(t, s) for p in providers) for s in distinct))
 

@@ -83,6 +83,8 @@ def stand_ins(tree: list[dict[str, Any]], symbols: dict[str, dict[str, int]]) ->
     from cutlass.cute.runtime import make_fake_stream, make_fake_tensor, make_ptr
 
     types = {"bf16": cutlass.BFloat16, "f16": cutlass.Float16, "f32": cutlass.Float32, "e4m3": cutlass.Float8E4M3FN}
+    types |= {"e5m2": cutlass.Float8E5M2, "u8": cutlass.Uint8}
+    types |= {"i64": cutlass.Int64, "i32": cutlass.Int32, "i8": cutlass.Int8}
     free = {n: cute.sym_int(s["width"], divisibility=s["divisibility"], symbol=n) for n, s in symbols.items()}
 
     def stand_in(node: dict[str, Any]) -> Any:
