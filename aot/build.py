@@ -33,6 +33,7 @@ from .pack.forms import read as read_forms
 from .pack.ranges import invariant, ranges
 from .problem import manifest
 from .problem.manifest import Manifest
+from .providers.spec_file import SpecFunction
 from .search import rank, universal
 from .search.legal import summation
 from .search.m_values import points, waves
@@ -101,6 +102,7 @@ def plan(
     targets: Sequence[str] = (),
     limit: int = CANDIDATES,
     functions: Sequence[str] = (),
+    spec: Sequence[SpecFunction] = (),
 ) -> Plan:
     """Choose what to compile: for each signature, target and M the `limit` variants that rank best.
 
@@ -108,13 +110,13 @@ def plan(
     of tiles end (`m_values.waves`), the best.
 
     `targets` replaces those of the manifests. `functions` names further operations, such as "rmsnorm", of which every
-    variant is compiled; with any of these and `targets` there need be no manifest.
+    variant is compiled, and `spec` has functions of a spec. With any of these there need be no manifest.
 
     Raises:
         AotError: an unknown target or function, or nothing to build.
     """
-    if not manifests and not functions:
-        raise BuildError("there is nothing to build; name a manifest")
+    if not manifests and not functions and not spec:
+        raise BuildError("there is nothing to build; name a manifest, or --function and --spec")
     if functions and not manifests and not targets:
         raise BuildError(f"{functions[0]!r} is compiled for the targets of manifests, and there is none; give --target")
     manifests = tuple(dict.fromkeys(manifests))
@@ -138,7 +140,9 @@ def plan(
             gemms.append(GemmCandidates(s, name, tuple(ranked)))
         ranking[name] = found.source
     chosen = tuple(ranking) or tuple(dict.fromkeys(targets))
-    return Plan(manifests, chosen, tuple(gemms), _functions(functions, chosen), ranking, limit)
+    known = _functions(functions, chosen)
+    every = tuple(dict.fromkeys([*chosen, *(f.target for f in spec)]))
+    return Plan(manifests, every, tuple(gemms), (*known, *spec), ranking, limit)
 
 
 def _limits(signature: Signature, tokens: Sequence[int], multiprocessors: int, limit: int) -> dict[int, int]:
@@ -353,7 +357,8 @@ def _require_same_code(base: Archive, serving: Collection[str], report: BuildRep
 
 def _build_table(work: Plan, report: BuildReport, unserved: list[tuple[Signature, str, str]]) -> dict[str, Any]:
     """Where the archive comes from; nothing in it depends on when, where or by whom it was built."""
-    providers = {v.provider for v in work.variants()}
+    providers = {v.provider for v in work.variants() if isinstance(v, Variant)}
+    origins = {name: version for f in work.functions if isinstance(f, SpecFunction) for name, version in f.origins}
     return {
         "models": [
             {
@@ -367,9 +372,10 @@ def _build_table(work: Plan, report: BuildReport, unserved: list[tuple[Signature
         "targets": list(work.targets),
         "ranking": dict(work.ranking),
         "candidates": work.limit,
-        "tools": report.tools | {"cute-aot": own_version()},
+        "tools": origins | report.tools | {"cute-aot": own_version()},
         "providers": {name: provider(name).source_digest() for name in sorted(providers)},
-        "failures": [[v.name(), reason] for v, reason in report.failures.items()],
+        # Of a spec's functions they name its file, which is the builder's own.
+        "failures": [[v.name(), reason] for v, reason in report.failures.items() if isinstance(v, Variant)],
         "unserved": [[s.key(), t, reason] for s, t, reason in unserved],
     }
 

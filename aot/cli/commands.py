@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -20,6 +20,7 @@ from runtime.errors import AotError, ArchiveError
 from runtime.limits import MAX_GEMM_EXTENT
 
 from ..search.targets import TARGETS
+from ..search.targets import target as target_named
 from ..tune.options import MAX_SEED, TuneOptions
 from ..version import own_version
 from . import ending
@@ -33,6 +34,7 @@ from .streams import print_json, printable, say, warn
 if TYPE_CHECKING:
     from ..build import Built, Plan
     from ..compile.compiler import Event
+    from ..providers.spec_file import SpecFunction
 
 
 def _examples(*lines: str) -> str:
@@ -61,6 +63,10 @@ ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="An .aot fi
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="The .aot file to write.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace OUT, whatever it holds.")]
+SpecPath = Annotated[
+    Path | None,
+    typer.Option(metavar="SPEC", help="A Python file that describes your own functions; docs/functions.md has one."),
+]
 Targets = Annotated[
     list[str] | None, typer.Option("--target", metavar="T", help=f"May be repeated: {', '.join(TARGETS)}.")
 ]
@@ -94,19 +100,29 @@ def _options(
     epilog=_examples(
         "aot build model.yaml -o model.aot",
         "aot build a.yaml b.yaml -o both.aot --target sm_90a --target sm_100a --function rmsnorm",
+        "aot build --function quack.rmsnorm:RMSNorm --spec SPEC -o norms.aot --target sm_90a",
         "aot build forms.yaml -o universal.aot --universal",
         "aot build model.yaml -o candidates.aot --base universal.aot",
     ),
 )
 def _build(
-    manifests: Annotated[
-        list[Path], typer.Argument(metavar="MANIFEST", help="YAML files; docs/manifests.md says what they may hold.")
-    ],
     output: Output,
+    manifests: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[MANIFEST]...", help="YAML files; docs/manifests.md says what they may hold.", show_default=False
+        ),
+    ] = None,
     target: Targets = None,
     function: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Add another operation, such as rmsnorm. May be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Add another operation, such as rmsnorm; with --spec a function of it, by name or package.module:name."
+            " May be repeated.",
+        ),
     ] = None,
+    spec: SpecPath = None,
     universal: Annotated[
         bool, typer.Option("--universal", help="Serve the forms of MANIFESTs at any N and K, by estimated times.")
     ] = False,
@@ -133,7 +149,10 @@ def _build(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print what each kernel takes of an SM.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Compile what MANIFESTs need into an archive. Where there is a GPU to tune it on, tune it too."""
+    """Compile what MANIFESTs need, and functions of your own, into an archive.
+
+    Where there is a GPU to tune it on, tune it too.
+    """
     from .. import build
     from ..compile.cache import Cache
     from .describe import resources
@@ -141,9 +160,10 @@ def _build(
     begun = time.monotonic()
     if len(base or ()) > 1:
         raise AotError("--base is there more than once; load several archives as layers, runtime.load([...])")
-    refuse_outputs(output, [*manifests, *(base or ()), *(times or ())])
+    refuse_outputs(output, [*(manifests or ()), *(base or ()), *(times or ()), *([spec] if spec else ())])
     require_replaceable(output, force, keep_tuned=True)
-    work = _plan(manifests, target or (), candidates, functions=function or (), universal=universal, times=times or ())
+    options = Planning(target or (), candidates, function or (), spec, universal, times or ())
+    work = _plan(manifests or (), options)
     total = len(work.variants())
     finished = 0
     with Progress("compiling") as progress:
@@ -176,32 +196,50 @@ def _build(
         summary["bytes"] = output.stat().st_size
     if as_json:
         print_json(summary)
-    if built.unserved or (summary["tuning"] or {}).get("unserved") or (strict and summary["failed"]):
+    lost = [v for v in built.report.failures if v.provider == "spec"]
+    if built.unserved or lost or (summary["tuning"] or {}).get("unserved") or (strict and summary["failed"]):
         raise typer.Exit(1)
 
 
-def _plan(
-    manifests: Sequence[Path],
-    targets: Sequence[str],
-    candidates: int | None,
-    *,
-    functions: Sequence[str],
-    universal: bool,
-    times: Sequence[Path],
-) -> Plan:
+class Planning(NamedTuple):
+    """What `aot build` is told besides manifests of what to compile."""
+
+    targets: Sequence[str]
+    candidates: int | None
+    functions: Sequence[str]
+    spec: Path | None
+    universal: bool
+    times: Sequence[Path]
+
+
+def _plan(manifests: Sequence[Path], options: Planning) -> Plan:
     """What to compile for manifests: for their problems, with further functions; or for their forms, by times."""
     from .. import build
     from ..problem import manifest
     from ..search.universal import FUNCTIONS
 
-    if universal and functions:
-        raise AotError("--function adds operations that no table chooses; build them without --universal")
-    if times and not universal:
+    if options.universal and (options.functions or options.spec):
+        raise AotError("--function and --spec add what no table chooses; build that without --universal")
+    if options.times and not options.universal:
         raise AotError("--times is what --universal chooses by; give that too, or leave it out")
+    if options.spec is None and (word := next((w for w in options.functions if ":" in w), None)):
+        raise AotError(f"--function {word}: what it takes is not known; describe it in a spec and give --spec")
     read = [manifest.load(path) for path in manifests]
-    if universal:
-        return build.plan_universal(read, targets, candidates or FUNCTIONS, times)
-    return build.plan(read, targets, candidates or build.CANDIDATES, functions)
+    if options.universal:
+        return build.plan_universal(read, options.targets, options.candidates or FUNCTIONS, options.times)
+    words, targets = options.functions, options.targets
+    of_spec: list[SpecFunction] = []
+    if options.spec is not None:
+        from ..providers import spec_file
+
+        for name in options.targets:
+            target_named(name)
+        spec = spec_file.load(options.spec)
+        functions, words = spec_file.chosen(spec, options.functions)
+        of_spec = spec_file.compilable(spec, functions, targets or [t for m in read for t in m.targets])
+        if not read:
+            targets = targets or [f.target for f in of_spec]
+    return build.plan(read, targets, options.candidates or build.CANDIDATES, words, of_spec)
 
 
 def _tell(built: Built, summary: dict[str, Any], quiet: bool) -> None:
