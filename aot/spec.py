@@ -21,6 +21,7 @@ from runtime.program.record import SCALAR_DTYPES
 from .search.targets import target as target_named
 from .suggest import did_you_mean
 
+_CHECKED_AT = 1, 3, 17, 333  # one, fewer than any tile, and what fills none
 ROLES = ("in", "out", "inout")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SOURCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -319,6 +320,14 @@ class Function:
         """The arguments and symbols as a function record has them, constants left out."""
         symbols = {n: {"width": s.width or 64, "divisibility": s.divisibility} for n, s in self.symbols().items()}
         return [_node(a) for a in self.arguments if not isinstance(a, Constant)], symbols
+
+    def checked_at(self) -> list[dict[str, int]]:
+        """The extents to check at: `cases`, or few and many, none of them round."""
+        if self.cases:
+            return [dict(case) for case in self.cases]
+        steps = {name: s.divisibility for name, s in self.symbols().items() if name in self.extents()}
+        found = [{name: -(-wanted // step) * step for name, step in steps.items()} for wanted in _CHECKED_AT]
+        return [case for i, case in enumerate(found) if case not in found[:i]]
 
     def names(self) -> dict[str, str]:
         """The name of each variant in an archive, without the target."""

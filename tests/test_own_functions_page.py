@@ -21,7 +21,7 @@ def test_the_example_builds_by_the_command_on_the_page(
     for name, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
         Path(name).write_text(code)
     commands = re.findall(r"^aot (.*?)(?: *#.*)?$", PAGE, re.MULTILINE)
-    assert [command.split()[0] for command in commands] == ["build", "ls"]
+    assert [command.split()[0] for command in commands] == ["build", "tune", "ls"]
     assert run(*shlex.split(commands[0]), "--no-tune", "--cache", "cache").status == 0
     listed = json.loads(run("ls", "x.aot", "--json").out)["functions"]
     assert [f["name"] for f in listed] == re.findall(r'functions\["([^"]+)"\]', PAGE)

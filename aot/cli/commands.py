@@ -194,9 +194,13 @@ def _build(
     if not no_tune and build.tunable(built.targets):
         summary["tuning"] = _tune(output, output, TuneOptions(), as_json)
         summary["bytes"] = output.stat().st_size
+    own = [v for v in built.report.kernels if v.provider == "spec"]
+    if spec is not None and own and not no_tune and build.tunable({v.target for v in own}):
+        summary["checked"] = _check_functions(output, output, spec, TuneOptions(), as_json)
+        summary["bytes"] = output.stat().st_size
     if as_json:
         print_json(summary)
-    lost = [v for v in built.report.failures if v.provider == "spec"]
+    lost = [v for v in built.report.failures if v.provider == "spec"] or (summary["checked"] or {}).get("wrong")
     if built.unserved or lost or (summary["tuning"] or {}).get("unserved") or (strict and summary["failed"]):
         raise typer.Exit(1)
 
@@ -278,6 +282,7 @@ def _summary(output: Path, built: Built, seconds: float) -> dict[str, Any]:
         "unserved": [{"signature": s.key(), "target": t, "reason": reason} for s, t, reason in built.unserved],
         "seconds": round(seconds, 3),
         "tuning": None,
+        "checked": None,
     }
 
 
@@ -286,11 +291,19 @@ def _summary(output: Path, built: Built, seconds: float) -> dict[str, Any]:
     epilog=_examples(
         "aot tune candidates.aot -o model.aot",
         "aot tune candidates.aot -o model.aot --finalists 8 --repeats 9",
+        "aot tune norms.aot -o checked.aot --spec SPEC",
     ),
 )
 def _tune_command(
     source: Annotated[Path, typer.Argument(metavar="IN", help="An .aot file with candidates.")],
     output: Output,
+    spec: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Check the functions of this spec against their references, and tune nothing; see docs/functions.md.",
+        ),
+    ] = None,
     finalists: Annotated[
         int, typer.Option(min=1, help="Functions that reach the last comparison.")
     ] = TuneOptions.finalists,
@@ -314,12 +327,20 @@ def _tune_command(
     """Measure candidates on this machine's GPUs, all of them at a time, and keep the fastest. IN stays as it is.
 
     Where IN was tuned on another kind of GPU, what is fastest on this kind is added. Killed, the same command goes on.
+    With --spec, check functions of your own instead.
     """
-    refuse_outputs(output, [source])
+    refuse_outputs(output, [source, *([spec] if spec else ())])
     require_replaceable(output, force)
     options = TuneOptions(finalists, repeats, seed, sustained, tolerance, history)
     with open_archive(source) as opened:
         opened.check_blocks()  # before torch is imported, which takes seconds
+    if spec is not None:
+        checked = _check_functions(source, output, spec, options, as_json)
+        if as_json:
+            print_json({"archive": str(output), "functions": checked})
+        if checked["wrong"]:
+            raise typer.Exit(1)
+        return
     report = _tune(source, output, options, as_json)
     if as_json:
         print_json({"archive": str(output), "tuning": report})
@@ -357,6 +378,36 @@ def _tune(source: Path, destination: Path, options: TuneOptions, as_json: bool) 
         "rejected": report.rejected,
         "unserved": report.unserved,
         "forms": report.forms,
+        "environment": report.environment,
+    }
+
+
+def _check_functions(
+    source: Path, destination: Path, path: Path, options: TuneOptions, as_json: bool
+) -> dict[str, Any]:
+    from ..providers import spec_file
+    from ..tune.functions import check_archive
+
+    spec = spec_file.load(path)
+    with Progress("checking") as progress:
+        try:
+            report = check_archive(source, destination, spec, options, progress.update)
+        except KeyboardInterrupt:
+            raise Stop(f"interrupted; {destination} is what it was", INTERRUPTED) from None
+    for name, reason in report.wrong.items():
+        warn(f"{name}: left out: {reason}")
+    for name in report.unchecked:
+        warn(f"{name}: has no reference, so nothing is known of it")
+    if not as_json:
+        say(
+            f"{destination}: {_count(len(report.right), 'function')} right on {report.environment['gpu']}, "
+            f"{len(report.wrong)} wrong; `aot ls {destination}` lists them"
+        )
+    return {
+        "right": report.right,
+        "wrong": report.wrong,
+        "unchecked": report.unchecked,
+        "elsewhere": report.elsewhere,
         "environment": report.environment,
     }
 

@@ -168,10 +168,24 @@ def environments(archive: Archive) -> list[dict[str, Any]]:
     where = f"{archive.path}: table tuning"
     rows = _list(archive.table("tuning"), "environments", where)
     names = ("driver", "cuda_driver", "cuda", "torch", "cublas", "cute_aot")
-    optional: dict[str, Test] = {**dict.fromkeys(names, _is_text_or_none), "rejected": _is_names_to_texts}
+    optional: dict[str, Test] = {
+        **dict.fromkeys(names, _is_text_or_none),
+        "rejected": _is_names_to_texts,
+        "right": _is_names_to_texts,
+    }
     for i, row in enumerate(rows):
         _require(row, {"gpu": _is_text, "compute_capability": _is_capability}, optional, f"{where}: environments[{i}]")
     return rows
+
+
+def checked_on(archive: Archive) -> dict[str, list[str]]:
+    """The kinds of GPU on which functions were found right by their references, by function; as they are now."""
+    found: dict[str, list[str]] = {}
+    for row in environments(archive):
+        for name, cubin in row.get("right", {}).items():
+            if name in archive.functions and archive.record(name)["cubin"] == cubin:
+                found.setdefault(name, []).append(row["gpu"])
+    return {name: list(dict.fromkeys(gpus)) for name, gpus in found.items()}
 
 
 def capability(environment: dict[str, Any]) -> Capability:
