@@ -84,7 +84,7 @@ def right(x: Any, y: Any, scale: float) -> None:
 
 
 def of_another_scale(x: Any, y: Any, scale: float) -> None:
-    y.copy_(x.double() * (scale + 0.05))
+    y.copy_(x.double() * (scale * 1.01))
 
 
 def leaves_a_part(x: Any, y: Any, scale: float) -> None:
@@ -125,7 +125,7 @@ def refuses(x: Any, y: Any, scale: float) -> None:
 @pytest.mark.parametrize(
     ("launch", "message"),
     [
-        (of_another_scale, r"y: relative error 1\.\d\de-02 \(limit 3\.0e-03\)"),
+        (of_another_scale, r"y: relative error (1\.0|9\.)\d+e-0[23] \(limit 3\.0e-03\)"),
         (leaves_a_part, "it leaves part of y unwritten, or writes NaN"),
         (one_element_off, "y: relative error"),
         (writes_behind, "it writes outside of y"),
@@ -190,6 +190,7 @@ def test_integers_are_drawn_from_their_values_and_compared_exactly_and_inout_is_
     ("reference", "message"),
     [
         ("lambda table, at: 1 / 0", "PATH:8: ZeroDivisionError: division by zero"),
+        ("lambda table, at: __import__('torch').nn.functional.softmax(5)", "PATH:8: AttributeError: 'int' object"),
         ("lambda table, at: table", "PATH: function 'f': reference returns 1 tensors, the outputs are table, count"),
         (
             "lambda table, at: (table, at)",
