@@ -1,10 +1,13 @@
-# Two commands for a fresh machine: `make demo` and `make test`. Each makes its own environment first.
+# For a fresh machine: `make demo`, `make test` and `make test-all`. Each makes its own environment first.
 VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
 OUT ?= build/llama-3.1-8b.aot
 
-.PHONY: demo test lint clean
+# Tests run in as many processes as there are cores; one that is done takes tests from those that are not.
+PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+
+.PHONY: demo test test-all lint clean
 
 # Build a real model's archive and list it. No GPU is needed; with one, the archive is tuned on it too.
 # --force: a second demo replaces the first, which may be tuned.
@@ -13,9 +16,13 @@ demo: $(VENV)/ready
 	$(BIN)/aot build manifests/llama-3.1-8b.yaml -o $(OUT) --force
 	$(BIN)/aot ls $(OUT)
 
-# Lint, types and every test; those that need a GPU are skipped, visibly, where there is none.
+# Lint, types and tests; those that need a GPU are skipped, visibly, where there is none.
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not long"
+
+# The same, and then the sweeps that take a minute or so each.
+test-all: test
+	$(PYTEST) -m long
 
 lint: $(VENV)/ready
 	$(BIN)/ruff format --check .

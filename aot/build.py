@@ -27,8 +27,9 @@ from runtime.limits import MAX_COST_RESULTS
 from . import files
 from .compile.cache import Cache
 from .compile.compiler import BuildReport, Event, compile_variants
-from .pack import tables
+from .pack import build_table, tables
 from .pack import write as pack
+from .pack.build_table import Build, Model
 from .pack.forms import read as read_forms
 from .pack.ranges import invariant, ranges
 from .problem import manifest
@@ -250,7 +251,7 @@ def build(
     forms, without = _forms(work, report)
     unserved += without
     targets = tuple(dict.fromkeys([*(row.target for row in entries), *(form.target for form in forms)]))
-    build_table = _build_table(work, report, unserved)
+    origin = _origin(work, report, unserved)
     served = of_base = gone = 0
     if base is not None:
         kept = _rows_besides(base, entries)
@@ -262,7 +263,7 @@ def build(
         of_base = len(left - {v.name() for v in report.kernels})
         gone = sum(row.state == "tuned" for row in _rows(base)) - sum(row.state == "tuned" for row in kept)
         entries = [*kept, *entries]
-        build_table["models"] = [*tables.models(base), *build_table["models"]]
+        origin = origin._replace(models=[*build_table.read(base).models, *origin.models])
         for name in {*base.tables} - {"build", "gemm"}:
             package.set_table(name, base.table(name), alone=name == HISTORY)
         below = None if forms else read_forms(base)
@@ -270,7 +271,7 @@ def build(
     for kernel in report.kernels.values():
         package.add_function(kernel.record, kernel.cubin)
     package.set_table("gemm", tables.gemm_table(entries, function_targets))
-    package.set_table("build", build_table)
+    package.set_table("build", origin.to_json())
     if forms:
         table = universal.table(forms)
         served = _require_readable(table, function_targets)
@@ -355,29 +356,29 @@ def _require_same_code(base: Archive, serving: Collection[str], report: BuildRep
             )
 
 
-def _build_table(work: Plan, report: BuildReport, unserved: list[tuple[Signature, str, str]]) -> dict[str, Any]:
+def _origin(work: Plan, report: BuildReport, unserved: list[tuple[Signature, str, str]]) -> Build:
     """Where the archive comes from; nothing in it depends on when, where or by whom it was built."""
-    providers = {v.provider for v in work.variants() if isinstance(v, Variant)}
+    families = sorted({(v.provider, v.family) for v in work.variants() if isinstance(v, Variant)})
     origins = {name: version for f in work.functions if isinstance(f, SpecFunction) for name, version in f.origins}
-    return {
-        "models": [
-            {
-                "model": m.model,
-                "source": m.source,
-                "manifest": sha256(manifest.dump(m).encode()).hexdigest(),
-                "gemms": [{"name": g.name, "signature": g.signature.key(), "calls": m.calls(g)} for g in m.gemms],
-            }
+    return Build(
+        models=[
+            Model(
+                m.model,
+                m.source,
+                sha256(manifest.dump(m).encode()).hexdigest(),
+                [build_table.Gemm(g.name, g.signature.key(), m.calls(g)) for g in m.gemms],
+            )
             for m in work.manifests
         ],
-        "targets": list(work.targets),
-        "ranking": dict(work.ranking),
-        "candidates": work.limit,
-        "tools": origins | report.tools | {"cute-aot": own_version()},
-        "providers": {name: provider(name).source_digest() for name in sorted(providers)},
+        targets=work.targets,
+        ranking=work.ranking,
+        candidates=work.limit,
+        tools=origins | report.tools | {"cute-aot": own_version()},
+        providers={f"{name}.{family}": provider(name).source_digest(family) for name, family in families},
         # Of a spec's functions they name its file, which is the builder's own.
-        "failures": [[v.name(), reason] for v, reason in report.failures.items() if isinstance(v, Variant)],
-        "unserved": [[s.key(), t, reason] for s, t, reason in unserved],
-    }
+        failures=[(v.name(), reason) for v, reason in report.failures.items() if isinstance(v, Variant)],
+        unserved=[(s.key(), t, reason) for s, t, reason in unserved],
+    )
 
 
 def tunable(targets: Iterable[str]) -> bool:

@@ -14,13 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from runtime.dtypes import DTYPES
 from runtime.errors import AotError
-from runtime.program.record import SCALAR_DTYPES
+from runtime.numbers.dtypes import DTYPES
+from runtime.program import arguments as record_arguments
+from runtime.program.arguments import SCALAR_DTYPES
 
 from .search.targets import target as target_named
 from .suggest import did_you_mean
 
+_WHOLE = tuple(name for name, d in DTYPES.items() if d.bits % 8 == 0 and not d.stored)  # of whole bytes, as tensors are
 _CHECKED_AT = 1, 3, 17, 333  # one, fewer than any tile, and what fills none
 ROLES = ("in", "out", "inout")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -78,8 +80,8 @@ class Tensor:
     def __post_init__(self) -> None:
         _require_name("a tensor", self.name)
         here = f"tensor {self.name!r}"
-        if self.dtype not in DTYPES:
-            raise SpecError(f"{here}: unknown element type {self.dtype!r}; {did_you_mean(str(self.dtype), DTYPES)}")
+        if self.dtype not in _WHOLE:
+            raise SpecError(f"{here}: unknown element type {self.dtype!r}; {did_you_mean(str(self.dtype), _WHOLE)}")
         for what, numbers in (("shape", self.shape), ("strides", self.strides)):
             if numbers is not None:
                 _require_numbers(f"{here}: {what}", numbers)
@@ -286,7 +288,7 @@ class Function:
         if all(t.role == "in" for t in self.tensors()):
             raise SpecError("has a reference and no output; give tensors that it writes role='out' or 'inout'")
         for t in self.tensors():
-            if t.role != "out" and t.dtype.startswith(("i", "u")) and t.values is None:
+            if t.role != "out" and DTYPES[t.dtype].mantissa_bits is None and t.values is None:
                 raise SpecError(f"tensor {t.name!r} of integers needs values=(least, past the greatest) to be checked")
             if t.values is not None and isinstance(t.values[1], str) and t.values[1] not in self.extents():
                 raise SpecError(f"tensor {t.name!r}: values name {t.values[1]!r}, which is no free extent")
@@ -316,9 +318,9 @@ class Function:
                     found.setdefault(name, Symbol(name, 1, 32 if name in extents else 64))
         return found
 
-    def record(self) -> tuple[list[dict[str, Any]], dict[str, dict[str, int]]]:
+    def record(self) -> tuple[list[record_arguments.Argument], dict[str, record_arguments.Symbol]]:
         """The arguments and symbols as a function record has them, constants left out."""
-        symbols = {n: {"width": s.width or 64, "divisibility": s.divisibility} for n, s in self.symbols().items()}
+        symbols = {n: record_arguments.Symbol(s.width or 64, s.divisibility) for n, s in self.symbols().items()}
         return [_node(a) for a in self.arguments if not isinstance(a, Constant)], symbols
 
     def checked_at(self) -> list[dict[str, int]]:
@@ -334,20 +336,18 @@ class Function:
         return {variant: f"{self.name}.{variant}" if variant else self.name for variant in self.variants}
 
 
-def _node(a: Argument) -> dict[str, Any]:
+def _node(a: Argument) -> record_arguments.Argument:
     """An argument as a function record has it."""
     if isinstance(a, Tensor):
-        shape, strides = ([x if isinstance(x, int) else _name(x) for x in of] for of in (a.shape, a.all_strides()))
-        node = {"kind": "tensor", "name": a.name, "dtype": a.dtype, "shape": shape, "strides": strides}
-        return node | {"alignment": a.alignment_bytes}
+        shape, strides = (tuple(x if isinstance(x, int) else _name(x) for x in of) for of in (a.shape, a.all_strides()))
+        return record_arguments.TensorArgument(a.name, a.dtype, shape, strides, a.alignment_bytes)
     if isinstance(a, Scalar):
-        return {"kind": "scalar", "name": a.name, "dtype": a.dtype}
+        return record_arguments.ScalarArgument(a.name, a.dtype)
     if isinstance(a, Clusters):
-        of = {"property": "max_active_clusters", "cluster_size": a.cluster_size}
-        return {"kind": "device", "name": a.name, **of}
+        return record_arguments.DeviceArgument(a.name, "max_active_clusters", a.cluster_size)
     if isinstance(a, Workspace):
-        return {"kind": "workspace", "name": a.name, "bytes": a.bytes, "each": a.each, "zeroed": a.zeroed}
-    return {"kind": "stream", "name": a.name}
+        return record_arguments.WorkspaceArgument(a.name, a.bytes, a.each, a.zeroed)
+    return record_arguments.StreamArgument(a.name)
 
 
 def _name(x: str | Symbol) -> str:

@@ -17,6 +17,10 @@ class RecordError(AotError):
     """A function record is malformed or holds something this version does not know."""
 
 
+class UnsupportedSchema(RecordError):
+    """A record or table of a schema that this version does not read; the archive must be built again."""
+
+
 class ProgramError(AotError):
     """A launch program cannot serve these extents: a guard failed, a loop ran away, a grid is out of range."""
 

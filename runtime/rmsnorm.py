@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from .container.fields import is_int
-from .dtypes import DTYPES
 from .errors import ArgumentError, RecordError
 from .limits import MAX_GEMM_EXTENT
+from .numbers.dtypes import DTYPES
 from .program.operation import Asked, Operand, Operation, contiguous
 from .program.record import TensorView
 from .program.tensor import flatten_rows, overlaps_itself, share_memory
@@ -52,7 +52,7 @@ class Signature:
         return (("eps", "f32"),)
 
     def extents(self) -> Mapping[str, int]:
-        """The extent of each axis of `operands` but M."""
+        """The extent of each axis of `operands` that does not depend on M."""
         return {"N": self.n}
 
     def to_json(self) -> dict[str, Any]:

@@ -19,13 +19,13 @@ from report import out_argument, write
 
 import runtime
 from aot.tune import measure
-from aot.tune.operands import TORCH_DTYPES
+from aot.tune.elements import TORCH_DTYPES
 from runtime import native
 from runtime.container.archive import Archive
 from runtime.device.driver import _PooledLaunch
-from runtime.dtypes import DTYPES
 from runtime.gemm.dispatch import Dispatch, serves
 from runtime.gemm.signature import Signature
+from runtime.numbers.dtypes import DTYPES
 from runtime.program.record import TensorArgument
 
 BLOCK_LAUNCHES = 200

@@ -22,7 +22,7 @@ import report  # noqa: F401  # puts the checkout on the path
 import torch
 
 import runtime
-from aot.tune.operands import TORCH_DTYPES
+from aot.tune.elements import TORCH_DTYPES
 from runtime.gemm.dispatch import serves
 from runtime.program.record import TensorArgument
 

@@ -19,7 +19,9 @@ import yaml
 from aot.problem import manifest as manifests
 from aot.problem.manifest import ManifestError, signature_problem
 from aot.problem.model_config import DTYPES, MOST_LOGITS, Wanted, manifest_from_config
-from runtime.gemm.signature import EPILOGUES, MAJORS, SCALINGS, Signature
+from runtime.gemm.signature import EPILOGUES, MAJORS, Signature
+from runtime.numbers.dtypes import DTYPES as ELEMENTS
+from runtime.numbers.scaling import SCALINGS
 
 ROOT = report.ROOT
 MODELS = ROOT / "benchmarks" / "models.yaml"
@@ -73,8 +75,8 @@ def regime(m: int) -> str:
 
 def group(signature: Signature) -> str:
     """What figures of a signature may be averaged with: how A is stored and scaled, and whether anything is fused."""
-    if signature.a == "e4m3":
-        return f"e4m3 {signature.scaling}"
+    if ELEMENTS[signature.a].narrow:
+        return f"{signature.a} {signature.scaling}"
     return "16 bits" if signature.epilogue == "none" else "16 bits, fused"
 
 

@@ -24,6 +24,7 @@ from aot.tune import measure
 from runtime.container.archive import Archive
 from runtime.gemm.dispatch import Dispatch
 from runtime.gemm.signature import Signature
+from runtime.numbers.dtypes import DTYPES
 
 TOKENS = (1, 3, 16, 33, 64)
 _COMPARE_EVERY = 500
@@ -67,7 +68,7 @@ class Worker(threading.Thread):
             for place, (_, _, out, expected) in enumerate(calls):
                 if place not in bits:  # what it is to be close to, and from then on to equal
                     error = (out.float() - expected.float()).norm() / expected.float().norm()
-                    self.wrong += bool(error > measure.MAX_ERROR["bf16"])
+                    self.wrong += bool(error > DTYPES["bf16"].tolerance)
                     bits[place] = out.clone()
                 self.wrong += not torch.equal(out, bits[place])
                 out.fill_(float("nan"))

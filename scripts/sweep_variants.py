@@ -29,8 +29,7 @@ from report import geomean, out_argument, write
 
 import runtime
 from aot.search import rank
-from aot.search.legal import legal_variants
-from aot.search.provider import PROVIDERS
+from aot.search.legal import of_name, unsuited
 from aot.search.variants import Variant
 from aot.tune import measure
 from aot.tune.baseline import baseline
@@ -48,10 +47,9 @@ _SCREEN_GRAPH_US, _FINAL_GRAPH_US, _FINALISTS = 120.0, 600.0, 8
 
 
 def variants(signature: Signature, names: Iterable[str]) -> dict[str, Variant]:
-    """Of these functions the variants that compute `signature`, by name; also of what is not offered."""
-    there = set(names)
-    legal = (v for p in PROVIDERS for v in legal_variants(p, TARGET, signature, unoffered=True))
-    return {v.name(): v for v in legal if v.name() in there}
+    """Of these functions the variants that compute `signature`, by name; also of those that no build chooses."""
+    legal = (v for v in map(of_name, dict.fromkeys(names)) if v is not None and v.target == TARGET)
+    return {v.name(): v for v in legal if unsuited(v, signature) is None}
 
 
 def launcher(library: Any, name: str) -> Launch:

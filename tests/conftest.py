@@ -16,6 +16,11 @@ from runtime import native
 from .command_line import COMMAND, MANIFEST, ROOT, Result, Run
 from .native_stand_in import exchange_capsule
 from .recording_driver import FakeTensor, FakeTorch
+from .shared import made_once
+
+# Inductor compiles a file for each vector extension of the CPU to see whether it works, in every process whose cache is
+# empty: 8 s. With none of them it generates scalar code.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 # How long an example takes says nothing on a machine that others share.
 settings.register_profile("shared machine", deadline=None)
@@ -92,16 +97,18 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(request: pytest.FixtureRequest) -> Path:
     """A folder with tiny.yaml, the archive tiny.aot built from it, and the cache of that build."""
-    folder = tmp_path_factory.mktemp("cli")
-    (folder / "tiny.yaml").write_text(MANIFEST)
-    arguments = ["build", "tiny.yaml", "-o", "tiny.aot", "--candidates", "1", "--cache", "cache", "--no-tune"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*COMMAND, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"compiling \d+ kernels? in \d+ process(es)?\n(compiling: .*\n)*", done.stderr)
-    return folder
+
+    def make(folder: Path) -> None:
+        (folder / "tiny.yaml").write_text(MANIFEST)
+        arguments = ["build", "tiny.yaml", "-o", "tiny.aot", "--candidates", "1", "--cache", "cache", "--no-tune"]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run([*COMMAND, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert re.fullmatch(r"compiling \d+ kernels? in \d+ process(es)?\n(compiling: .*\n)*", done.stderr)
+
+    return made_once(request, "cli", make)
 
 
 @pytest.fixture

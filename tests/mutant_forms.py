@@ -35,7 +35,8 @@ def table_of(gemms: list[tuple[str, str, dict[str, Any]]]) -> Table:
             rows.append(row)
         row["functions"].append([name, 16, 16, MAX_GEMM_EXTENT])
         row["equal_bits"].append(1)
-    return {"checked_on": {}, "forms": rows, "programs": [program(len(row["functions"])) for row in rows]}
+    programs = [program(len(row["functions"])) for row in rows]
+    return {"schema": 1, "checked_on": {}, "forms": rows, "programs": programs}
 
 
 def program(results: int) -> dict[str, Any]:

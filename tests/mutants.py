@@ -16,7 +16,7 @@ from typing import Any
 
 import zstandard
 
-from runtime.dtypes import DTYPES
+from runtime.numbers.dtypes import DTYPES
 
 from . import mutant_cubins, mutant_forms
 from .fuzz_archive import Parts, assemble, encode_index, mutate_bytes, mutate_column, mutate_value
@@ -350,12 +350,16 @@ def fresh(rng: random.Random, samples: list[str]) -> Content:
     gemms = [(entry["functions"][0], entry["target"], entry["signature"]) for entry in entries]
     tables: dict[str, Any] = {
         "build": {
+            "schema": 1,
             "models": [{"gemms": [{"signature": "up", "name": "up"} for _ in signatures]}],
             "tools": {"nvidia-cutlass-dsl": "4.8.1"},
         },
-        "gemm": {"gpus": [], "entries": entries},
+        "gemm": {"schema": 1, "gpus": [], "entries": entries},
         "universal": mutant_forms.table_of(gemms),
-        "tuning": {"environments": [{"gpu": "H200", "compute_capability": "9.0", "multiprocessors": 132}]},
+        "tuning": {
+            "schema": 1,
+            "environments": [{"gpu": "H200", "compute_capability": "9.0", "multiprocessors": 132}],
+        },
     }
     names = [record["name"] for record in records]
     return Content(records, names, [cubin(r, n) for r, n in zip(records, names, strict=True)], tables)

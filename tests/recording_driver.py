@@ -25,6 +25,9 @@ from runtime.device.launch import ATTRIBUTE_WORDS, Launch
 from runtime.device.libcuda import FUNCTIONS
 from runtime.errors import DeviceError
 from runtime.gemm.signature import Signature
+from runtime.program.arguments import StreamArgument
+from runtime.program.program import LaunchSource, ParameterSource, ProgramSource
+from runtime.program.record import Kernel, RecordSource
 from runtime.program.tensor import contiguous_strides
 
 from .native_stand_in import read_config, write
@@ -237,7 +240,8 @@ class TorchDType:
         return f"torch.{self.name}"
 
 
-DTYPES = {name: TorchDType(name) for name in ("bfloat16", "float16", "float32", "float8_e4m3fn", "float64")}
+_NAMES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e8m0fnu", "float64")
+DTYPES = {name: TorchDType(name) for name in _NAMES}
 _addresses = itertools.count(1 << 40, 1 << 30)
 
 
@@ -422,6 +426,7 @@ def gemm_record(
         for i, (size, each, zeroed) in enumerate(workspaces)
     ]
     return {
+        "schema": 1,
         "name": name,
         "target": target,
         "family": "test",
@@ -470,35 +475,19 @@ def operands_record(name: str, of: dict[str, Any], target: str = "sm_90a") -> di
     fields = ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major")
     variant = Variant("test", "test", target, (), batched=signature.batch > 1, **{f: of[f] for f in fields})
     symbols, tree = gemm_tensors(variant)
-    pointers = [node["name"] for node in tree]
-    parameters: list[dict[str, Any]] = [
-        {"size": 8, "words": [], "slots": [[0, "raw", i, None]]} for i in range(len(pointers))
-    ]
-    parameters.append({"size": 4, "words": [[0, 4, 0]], "slots": []})
-    return {
-        "name": name,
-        "target": target,
-        "family": "test",
-        "arguments": [*tree, {"kind": "stream", "name": "stream"}],
-        "symbols": symbols,
-        "kernels": [{"symbol": f"kernel_{name}", "registers": 168, "shared_bytes": 1024, "local_bytes": 0}],
-        "program": {
-            "values": [["m", 32]],
-            "pointers": pointers,
-            "nodes": [["const", 32, 1], ["const", 64, 0]],
-            "launches": [
-                {
-                    "kernel": 0,
-                    "grid": [1, 1, 1],
-                    "block": [1, 1, 1],
-                    "shared_bytes": 2,
-                    "attributes": [],
-                    "parameters": parameters,
-                }
-            ],
-        },
-        "cubin": hashlib.sha256(cubin(name)).hexdigest(),
-    }
+    pointers = [argument.name for argument in tree]
+    parameters = [ParameterSource(8, [], [(0, "raw", i, None)]) for i in range(len(pointers))]
+    launch = LaunchSource(0, [1, 1, 1], [1, 1, 1], 2, [], [*parameters, ParameterSource(4, [(0, 4, 0)], [])])
+    return RecordSource(
+        name,
+        target,
+        "test",
+        hashlib.sha256(cubin(name)).hexdigest(),
+        [*tree, StreamArgument("stream")],
+        symbols,
+        [Kernel(f"kernel_{name}", registers=168, shared_bytes=1024, local_bytes=0)],
+        ProgramSource([("m", 32)], pointers, [["const", 32, 1], ["const", 64, 0]], [launch]),
+    ).to_json()
 
 
 def cubin(name: str) -> bytes:
@@ -562,7 +551,7 @@ def table(entries: list[dict[str, Any]]) -> dict[str, Any]:
         if row.get("gpu") is not None:
             places.setdefault(row["gpu"], len(places))
     rows = [row if row.get("gpu") is None else row | {"gpu": places[row["gpu"]]} for row in entries]
-    return {"gpus": [gpu._asdict() for gpu in places], "entries": rows}
+    return {"schema": 1, "gpus": [gpu._asdict() for gpu in places], "entries": rows}
 
 
 def write_archive(

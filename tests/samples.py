@@ -8,6 +8,7 @@ from typing import Any
 # y[m, n] = f(x[m, n], scale): one kernel of 128 threads, a CTA for each row. Its parameters: x as a plain pointer, y as
 # word 0 of a TMA descriptor behind a constant word, and m * n in 32 bits.
 RECORD: dict[str, Any] = {
+    "schema": 1,
     "name": "test.rows.sm_90a",
     "target": "sm_90a",
     "family": "test.rows",

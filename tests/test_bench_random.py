@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -295,6 +296,15 @@ def test_a_run_measures_what_it_has_not_until_time_is_over() -> None:
     assert [r["m"] for r in results] == [2, 1, 3]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Control-C as Python has it: a shell that runs tests in the background has them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_stopped_writes_what_it_has(stop: signal.Signals) -> None:
     results: list[dict[str, Any]] = []

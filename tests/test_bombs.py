@@ -17,10 +17,11 @@ from .bombs import BOMBS
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.parametrize("readings", ["first", pytest.param("second", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", BOMBS)
-def test_small_archive_costs_little(name: str) -> None:
+def test_small_archive_costs_little(name: str, readings: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "tests/bombs.py", name]
+    command = [sys.executable, "tests/bombs.py", name, readings]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 

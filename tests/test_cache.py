@@ -33,7 +33,7 @@ FIELDS = KeyFields(
     variant={"provider": "own", "config": {"threads": 128, "fast": True}},
     name="own.rmsnorm",
     target="sm_90a",
-    provider="ab" * 32,
+    sources="ab" * 32,
 )
 # One changed value for each field, and for each thing inside one.
 OTHER_TOOLS: list[dict[str, Any]] = [
@@ -56,7 +56,7 @@ OTHER_FIELDS: list[dict[str, Any]] = [
     {"variant": {"provider": "own", "config": {"threads": "128", "fast": True}}},
     {"name": "own.rmsnorm2"},
     {"target": "sm_100a"},
-    {"provider": "ab" * 31 + "ac"},
+    {"sources": "ab" * 31 + "ac"},
 ]
 KEY = cache_key(FIELDS)
 ENTRY = Entry({"name": "f", "numbers": [1, 2, 3]}, bytes(range(256)))

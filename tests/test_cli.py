@@ -71,7 +71,7 @@ def test_the_build_table_says_where_an_archive_is_from_and_not_when_or_where_it_
     assert [g["name"] for g in table["models"][0]["gemms"]] == ["up", "down"]
     assert set(table["ranking"]) == {"sm_90a"}
     assert {"nvidia-cutlass-dsl", "nvidia-cutlass-operators", "cute-aot", "python", "zstd"} <= set(table["tools"])
-    assert list(table["providers"]) == ["cutlass_operators", "own"]
+    assert list(table["providers"]) == ["cutlass_operators.sm90_static_persistent", "own.sm90_small_m"]
     assert (table["failures"], table["unserved"]) == ([], [])
     assert str(archive.parent) not in json.dumps(table)
 

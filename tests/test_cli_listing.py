@@ -91,9 +91,9 @@ def test_ls_and_show_say_which_kind_each_entry_is_for_and_where_torch_was_faster
             of | tuned | {"gpu": 0, "torch_faster": [[16, 16], [500, None]]},
             of | tuned | {"gpu": 1, "torch_faster": [[1, 400]], "invariant": [[None, 0]]},
         ]
-        package.set_table("gemm", {"gpus": kinds, "entries": [*rows, of, *rest]})
+        package.set_table("gemm", {"schema": 1, "gpus": kinds, "entries": [*rows, of, *rest]})
         tuning = [H200 | {"gpu": "H20"}, H200 | {"gpu": "H200"}]
-        package.set_table("tuning", {"environments": tuning})
+        package.set_table("tuning", {"schema": 1, "environments": tuning})
         package.write(tmp_path / "kinds.aot")
     path = tmp_path / "kinds.aot"
     found = json.loads(run("ls", path, "--json").out)
@@ -126,7 +126,7 @@ def test_ls_and_show_say_which_kind_each_entry_is_for_and_where_torch_was_faster
 
 def test_ls_and_show_say_where_times_are_from(run: Run, archive: Path, tmp_path: Path) -> None:
     other = H200 | {"gpu": "NVIDIA B200", "compute_capability": "10.0"}
-    tuning = {"environments": [H200 | {"cute_aot": "0.1.0", "rejected": {}}, other]}
+    tuning: dict[str, Any] = {"schema": 1, "environments": [H200 | {"cute_aot": "0.1.0", "rejected": {}}, other]}
     tuned = _with_timings(archive, tmp_path / "tuned.aot", TIMINGS, tuning=tuning)
     line = "tuned on NVIDIA H200, driver 580.1, CUDA 13.0, torch 2.11, cuBLAS 13.1, cute-aot 0.1.0\n"
     listed, shown = run("ls", tuned).out, run("show", tuned, UP).out
@@ -151,8 +151,9 @@ def test_ls_and_show_say_where_times_are_from(run: Run, archive: Path, tmp_path:
 def test_ls_says_what_built_an_archive_and_leaves_out_versions_that_nobody_knew(
     run: Run, archive: Path, tmp_path: Path, tools: dict[str, str], said: str
 ) -> None:
-    tuning = {"environments": [H200 | {"cute_aot": "unknown", "cublas": None}]}
-    made = _with_timings(archive, tmp_path / "made.aot", TIMINGS, build={"models": [], "tools": tools}, tuning=tuning)
+    tuning = {"schema": 1, "environments": [H200 | {"cute_aot": "unknown", "cublas": None}]}
+    build = {"schema": 1, "tools": tools}
+    made = _with_timings(archive, tmp_path / "made.aot", TIMINGS, build=build, tuning=tuning)
     lines = run("ls", made).out.splitlines()
     assert said in lines
     assert "tuned on NVIDIA H200, driver 580.1, CUDA 13.0, torch 2.11" in lines
@@ -197,18 +198,18 @@ def test_timings_that_make_no_sense_are_an_error(run: Run, archive: Path, tmp_pa
 @pytest.mark.parametrize(
     ("table", "obj"),
     [
-        ("build", {"models": 5}),
-        ("build", {"models": [{"gemms": 5}]}),
-        ("build", {"models": [{"gemms": [{"name": 5, "signature": UP}]}]}),
-        ("build", {"models": [{"gemms": [{"name": "up", "signature": [UP]}]}]}),
-        ("build", {"models": [], "tools": {"cute-aot": 1}}),
-        ("tuning", {}),
-        ("tuning", {"environments": 5}),
-        ("tuning", {"environments": [5]}),
-        ("tuning", {"environments": [{"gpu": "x"}]}),
-        ("tuning", {"environments": [H200 | {"compute_capability": "9"}]}),
-        ("tuning", {"environments": [H200 | {"torch": 2}]}),
-        ("tuning", {"environments": [H200 | {"rejected": 5}]}),
+        ("build", {"schema": 1, "models": 5}),
+        ("build", {"schema": 1, "models": [{"gemms": 5}]}),
+        ("build", {"schema": 1, "models": [{"gemms": [{"name": 5, "signature": UP}]}]}),
+        ("build", {"schema": 1, "models": [{"gemms": [{"name": "up", "signature": [UP]}]}]}),
+        ("build", {"schema": 1, "models": [], "tools": {"cute-aot": 1}}),
+        ("tuning", {"schema": 1}),
+        ("tuning", {"schema": 1, "environments": 5}),
+        ("tuning", {"schema": 1, "environments": [5]}),
+        ("tuning", {"schema": 1, "environments": [{"gpu": "x"}]}),
+        ("tuning", {"schema": 1, "environments": [H200 | {"compute_capability": "9"}]}),
+        ("tuning", {"schema": 1, "environments": [H200 | {"torch": 2}]}),
+        ("tuning", {"schema": 1, "environments": [H200 | {"rejected": 5}]}),
     ],
 )
 def test_tables_that_make_no_sense_are_an_error(run: Run, archive: Path, tmp_path: Path, table: str, obj: Any) -> None:
@@ -223,8 +224,8 @@ def test_tables_that_make_no_sense_are_an_error(run: Run, archive: Path, tmp_pat
 
 def test_names_reach_no_terminal_with_control_characters(run: Run, archive: Path, tmp_path: Path) -> None:
     models = [{"gemms": [{"name": "\x1b[31mup\n", "signature": UP}]}]
-    tuning = {"environments": [H200 | {"gpu": "\x1b]0;H200\x07"}]}
-    odd = _with_timings(archive, tmp_path / "odd.aot", TIMINGS, build={"models": models}, tuning=tuning)
+    tuning = {"schema": 1, "environments": [H200 | {"gpu": "\x1b]0;H200\x07"}]}
+    odd = _with_timings(archive, tmp_path / "odd.aot", TIMINGS, build={"schema": 1, "models": models}, tuning=tuning)
     for result in (run("ls", odd), run("show", odd, UP), run("show", odd, "none"), run("verify", odd)):
         assert all(c.isprintable() or c == "\n" for c in result.out + result.err)
     assert "\\x1b[31mup\\n" in run("ls", odd).out

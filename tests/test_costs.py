@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aot.search import costs
-from aot.search.costs import H200, CostError, Machine, Tape
+from aot.search.costs import CostError, Machine, Tape
 from aot.search.estimates import CORRECTED_M, Estimates, program, shares
+from aot.search.h200 import H200
 from aot.search.legal import family_of
 from aot.search.provider import PROVIDERS, provider
 from aot.search.variants import Variant
@@ -213,7 +214,7 @@ def test_operations_that_estimates_share_are_there_once_and_unused_ones_not_at_a
     unused = x / y
     assert unused is not None
     twice = [(x + y) * 2, 1 + (x + y) * 2]
-    assert tape.to_json(twice) == {
+    assert tape.program(twice).to_json() == {
         "constants": [2, 1],
         "operations": "add mul add",
         "operands": [0, 1, 4, 2, 3, 5],
@@ -225,7 +226,7 @@ def test_operations_of_one_kind_follow_each_other_where_they_can() -> None:
     tape = Tape(("x", "y"))
     x, y = tape.symbols()
     many = [(x + i) * (y + i) for i in range(1, 5)]
-    written = tape.to_json(many)
+    written = tape.program(many).to_json()
     assert written["operations"] == " ".join(["add"] * 8 + ["mul"] * 4)
     found = CostProgram.from_json(written, 2, "here")
     assert found.evaluate((10, 20)) == [(10 + i) * (20 + i) for i in range(1, 5)]
@@ -267,7 +268,7 @@ def test_functions_are_the_same_for_numbers_and_symbols(
     assert function(*operands) == expected
     names = tuple("abcd"[: len(operands)])
     tape = Tape(names)
-    found = CostProgram.from_json(tape.to_json([function(*tape.symbols())]), len(names), "here")
+    found = CostProgram.from_json(tape.program([function(*tape.symbols())]).to_json(), len(names), "here")
     assert found.evaluate(operands) == [expected]
 
 

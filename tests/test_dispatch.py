@@ -218,13 +218,6 @@ def test_table_that_is_no_object_is_refused() -> None:
         Dispatch.from_json([])
 
 
-def test_table_of_an_earlier_version_is_refused_with_what_to_do() -> None:
-    row = {"m_max": None, "function": "f"}
-    rest = {"target": "sm_90a", "state": "tuned", "candidates": [], "timings": []}
-    with pytest.raises(RecordError, match=r"gemm table: needs exactly the fields.*build the archive again$"):
-        Dispatch.from_json({"entries": [{"signature": signature(), "ranges": [row], **rest}]})
-
-
 def test_table_of_many_ranges_is_read_in_little_time() -> None:
     """15,000 ranges take 8 ms, most of it for signatures and names; the bound allows for busy machines."""
     ranges: list[tuple[int | None, str]] = [(m, f"f{m % 20}") for m in range(1, 100)]
@@ -309,7 +302,7 @@ def test_entry_reads_as_it_was_written() -> None:
     assert [only.best(m) for m in (1, 16, 17, 99, 100)] == ["wide", "wide", "small", "small", "wide"]
     assert {name for m in (1, 50, 5000) for name in only.functions(m)} == {"wide", "small"}
     assert [m for m in range(1, 15) if found.torch_is_faster(m)] == [3, 5, 6, 7, 8, 9, 12, 13, 14]
-    assert tables.gemm_table([tables.GemmRow.of(found)], TARGETS)["entries"][0]["timings"] == []
+    assert "timings" not in tables.gemm_table([tables.GemmRow.of(found)], TARGETS)["entries"][0]
     (again,) = Dispatch.from_json(tables.gemm_table([tables.GemmRow.of(found)], TARGETS), TARGETS).entries
     assert tables.GemmRow.of(again) == tables.GemmRow.of(found)
 

@@ -192,7 +192,7 @@ ROOMS = {
     ),
     "runtime": (
         ("errors", "limits", "named_tuple", "packaged"),
-        ("dtypes",),
+        ("numbers",),
         ("container", "native"),
         ("device",),
         ("program",),

@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 import torch
 
 from aot.build import tunable
+from aot.pack import tables
 from aot.pack.write import Package
 from aot.providers import spec_file
 from aot.spec import SpecError
@@ -27,6 +28,7 @@ from aot.tune.run import Machine
 from aot.tune.worker import Announce, Setup
 from runtime.container.archive import Archive
 from runtime.errors import ArgumentError
+from runtime.program import arguments
 
 from .command_line import Run
 from .made_up_kernel import kernel
@@ -68,10 +70,11 @@ def archive(spec: spec_file.Spec, tmp_path: Path) -> Path:
     """An archive of its functions, and of another."""
     package = Package()
     tree, symbols = spec.functions[0].record()
+    described = {"arguments": arguments.to_json(tree), "symbols": arguments.symbols_to_json(symbols)}
     for i, name in enumerate([*NAMES, "other.sm_90a"]):
         record, cubin = kernel(name, "sm_90a", "spec.mine:rows", bytes([i]))
-        package.add_function(record | {"arguments": tree, "symbols": symbols}, cubin)
-    package.set_table("gemm", {"gpus": [], "entries": []})
+        package.add_function(record | described, cubin)
+    package.set_table("gemm", tables.gemm_table([], {}))
     package.write(tmp_path / "x.aot")
     return tmp_path / "x.aot"
 

@@ -21,7 +21,9 @@ from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.device.launch import PROGRAMMATIC_STREAM_SERIALIZATION
 from runtime.gemm.dispatch import Dispatch
-from runtime.gemm.signature import SCALE_BLOCK, Signature
+from runtime.gemm.signature import Signature
+from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.scaling import SCALE_BLOCK
 
 pytestmark = pytest.mark.gpu
 
@@ -81,7 +83,7 @@ def failures(library: Library, name: str, s: Signature, m: int) -> str | None:
     from aot.tune.operands import Weights
 
     found = measure.check(s, m, Weights(s, m, 0, m + s.n + s.k), {name: launcher(library, name)})[name]
-    if isinstance(found, float) and name.startswith("own.") and s.d != "e4m3" and found > measure.MAX_ERROR[s.d]:
+    if isinstance(found, float) and name.startswith("own.") and s.d != "e4m3" and found > DTYPES[s.d].tolerance:
         found = f"relative error {found:.2e}, more than rounding and order make"
     return None if isinstance(found, float) else f"{name} at M = {m}, N = {s.n}, K = {s.k}: {found}"
 

@@ -64,7 +64,7 @@ def prepare():
 thread = threading.Thread(target=prepare)
 thread.start()
 import torch
-from runtime.program.tensor import TORCH_NAMES
+from runtime.numbers.dtypes import TORCH_NAMES
 dtype = getattr(torch, TORCH_NAMES[signature.a])
 a, b = (torch.randn(rows, signature.k, device="cuda").to(dtype) for rows in (64, signature.n))
 thread.join()

@@ -17,7 +17,7 @@ from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.gemm.dispatch import Dispatch, serves
 from runtime.gemm.signature import Signature
-from runtime.program.tensor import TORCH_NAMES
+from runtime.numbers.dtypes import TORCH_NAMES
 
 pytestmark = pytest.mark.gpu
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
@@ -11,13 +10,11 @@ from aot.compile.host.ir import HostProgram, extract
 from aot.compile.host.types import HostIRError
 from runtime.device.launch import Launch
 from runtime.errors import ProgramError
+from runtime.program.arguments import Argument, ScalarArgument, StreamArgument, Symbol, TensorArgument
 from runtime.program.program import Program
 
-TREE: list[dict[str, Any]] = [
-    {"kind": "tensor", "name": "x", "dtype": "f32", "shape": ["m"], "strides": [1], "alignment": 16},
-    {"kind": "stream", "name": "stream"},
-]
-SYMBOLS = {"m": {"width": 32, "divisibility": 1}}
+TREE: list[Argument] = [TensorArgument("x", "f32", ("m",), (1,), 16), StreamArgument("stream")]
+SYMBOLS = {"m": Symbol(32, 1)}
 CONFIG = "!llvm.struct<(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32)>"
 LAUNCH = """\
   %kp = "llvm.mlir.addressof"() <{global_name = @kernels_k}> : () -> !llvm.ptr
@@ -63,7 +60,7 @@ def program(text: str) -> HostProgram:
 
 
 def plan(text: str, m: int) -> Launch:
-    return Program.from_json(program(text).program, 1).plan([m])[0]
+    return Program.from_json(program(text).program.to_json(), 1).plan([m])[0]
 
 
 def test_a_launch_is_extracted() -> None:
@@ -185,6 +182,6 @@ def test_the_argument_tree_must_fit_the_signature() -> None:
     with pytest.raises(HostIRError, match="more arguments than the argument tree"):
         extract(host(""), TREE[:1], SYMBOLS)
     with pytest.raises(HostIRError, match="more inputs than the host function"):
-        extract(host(""), [*TREE, {"kind": "scalar", "name": "eps", "dtype": "f32"}], SYMBOLS)
+        extract(host(""), [*TREE, ScalarArgument("eps", "f32")], SYMBOLS)
     with pytest.raises(HostIRError, match="bits wide"):
-        extract(host(""), TREE, {"m": {"width": 64, "divisibility": 1}})
+        extract(host(""), TREE, {"m": Symbol(64, 1)})

@@ -26,7 +26,7 @@ else:
 
 # Distributions whose packages are imported by another name.
 _DISTRIBUTIONS = {"yaml": "pyyaml", "cutlass": "nvidia-cutlass-dsl", "nvMatmulHeuristics": "nvidia-matmul-heuristics"}
-_INSPECTION = ["cli", "console", "describe", "__main__"]
+_INSPECTION = ["__main__", "cli/commands", "cli/console", "cli/describe"]
 
 
 def _project() -> dict[str, Any]:

@@ -220,7 +220,11 @@ def table(entries: int, ranges: int) -> dict[str, Any]:
     rows = [[m + 1, m % 2] for m in range(ranges - 1)] + [[None, (ranges - 1) % 2]]
     rest: dict[str, Any] = {"target": "sm_90a", "gpu": None, "state": "tuned", "functions": ["f", "g"], "ranges": rows}
     rest |= {"invariant": None, "torch_faster": [], "candidates": [], "timings": []}
-    return {"gpus": [], "entries": [{"signature": SIGNATURE | {"n": n + 1}, **rest} for n in range(entries)]}
+    return {
+        "schema": 1,
+        "gpus": [],
+        "entries": [{"signature": SIGNATURE | {"n": n + 1}, **rest} for n in range(entries)],
+    }
 
 
 def test_gemm_table_may_have_so_many_ranges_and_no_more() -> None:
@@ -237,7 +241,7 @@ def test_gemm_table_may_have_so_many_ranges_and_no_more() -> None:
 
 def test_gemm_table_with_too_many_entries_is_refused_before_they_are_read() -> None:
     with pytest.raises(RecordError, match="has 8193 entries, at most 8192"):
-        Dispatch.from_json({"gpus": [], "entries": [None] * (limits.MAX_GEMM_ENTRIES + 1)})
+        Dispatch.from_json({"schema": 1, "gpus": [], "entries": [None] * (limits.MAX_GEMM_ENTRIES + 1)})
 
 
 def archive(path: Path, blobs: list[bytes]) -> Path:

@@ -17,12 +17,13 @@ import aot.search.provider
 from aot.search.provider import Buildable
 from aot.providers.arguments import stand_ins
 from aot.search.variants import Variant
+from runtime.program.arguments import StreamArgument, Symbol, TensorArgument
 
 TREE = [
-    {"kind": "tensor", "name": "x", "dtype": "f32", "shape": ["n"], "strides": [1], "alignment": 16},
-    {"kind": "stream", "name": "stream"},
+    TensorArgument("x", "f32", ("n",), (1,), 16),
+    StreamArgument("stream"),
 ]
-SYMBOLS = {"n": {"width": 32, "divisibility": 4}}
+SYMBOLS = {"n": Symbol(32, 4)}
 
 
 class Spilling:

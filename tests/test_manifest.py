@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from aot.problem import manifest as module
 from aot.problem.manifest import Gemm, Manifest, ManifestError, Problem, dump, load, loads
 from aot.search.targets import TARGETS
-from runtime.gemm.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, SCALINGS, Signature
+from runtime.gemm.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, Signature
+from runtime.numbers.scaling import SCALINGS
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = sorted((ROOT / "manifests").glob("*.yaml"))
@@ -537,12 +538,12 @@ signatures = st.builds(
     lambda t, n, k, batch, epilogue, words: Signature(
         t[0], t[1], t[2], "f32", epilogue, n, k, batch, words[0], words[1], words[2]
     ),
-    st.sampled_from(module.DTYPE_COMBINATIONS),
+    st.sampled_from(module.PRODUCTS),
     extents,
     extents,
     st.integers(1, module.MAX_COUNT) | st.just(1),
     st.sampled_from(list(EPILOGUES)),
-    st.tuples(st.sampled_from(SCALINGS), st.sampled_from(MAJORS), st.sampled_from(OVERLAPS)),
+    st.tuples(st.sampled_from(tuple(SCALINGS)), st.sampled_from(MAJORS), st.sampled_from(OVERLAPS)),
 ).filter(lambda s: module.signature_problem(s) is None)
 counts = st.integers(1, module.MAX_COUNT)
 names = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True) | st.sampled_from(["no", "1", "1e5", "null", "-", "."])

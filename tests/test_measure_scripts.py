@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import report
 import sweep_variants
 
 from aot.search.legal import legal_variants
+from aot.search.variants import choices
 from runtime.gemm.signature import Signature
 
 
@@ -41,8 +43,9 @@ def test_orders_of_tiles_that_move_them_are_schedules_of_their_own() -> None:
 
 def test_skipping_rows_past_m_is_a_schedule_of_its_own_and_is_timed_where_an_archive_has_it() -> None:
     signature = Signature("bf16", "bf16", "bf16", "f32", "none", 8192, 4096)
-    (skips, *_) = (v for v in legal_variants("own", "sm_90a", signature, unoffered=True) if v.options.get("skip_oob"))
-    names = [skips.name().replace(".skip_oob", ""), skips.name()]
+    (loads, *_) = (v for v in legal_variants("own", "sm_90a", signature) if v.options.get("skip_oob") is False)
+    skips = dataclasses.replace(loads, config=choices(**{**loads.options, "skip_oob": True}))
+    names = [loads.name(), skips.name()]
     assert launch_all.one_of_each(names) == sorted(names)
     assert list(sweep_variants.variants(signature, names)) == names
 

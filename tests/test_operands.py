@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from aot.tune import measure
-from aot.tune.operands import MOST_LAUNCHES, TORCH_DTYPES, OperandSet, Weights, put_zeros, reference
-from runtime.dtypes import DTYPES
+from aot.tune.elements import TORCH_DTYPES
+from aot.tune.operands import MOST_LAUNCHES, OperandSet, Weights, put_zeros, reference
 from runtime.errors import ProgramError, WorkspaceError
 from runtime.gemm.call import EXTRAS
 from runtime.gemm.fallback import one_call, torch_gemm, torch_runs
 from runtime.gemm.signature import Signature
+from runtime.numbers.dtypes import DTYPES
+from runtime.program.operation import extents_at
 
 torch = pytest.importorskip("torch")
 
@@ -118,7 +120,7 @@ def test_reference_of_a_batch_is_that_of_each() -> None:
 @pytest.mark.parametrize("s", SAMPLES, ids=by_name)
 def test_operands_are_those_of_the_signature(s: Signature) -> None:
     o = made(s)
-    extents = s.extents() | {"M": 5}
+    extents = extents_at(s, 5)
     wanted = [(p.dtype, tuple(extents[a] for a in p.axes)) for p in s.operands()]
     shorts = {dtype: short for short, dtype in TORCH_DTYPES.items()}
     assert [(shorts[t.dtype], tuple(t.shape)) for t in o.tensors()] == wanted
@@ -239,7 +241,7 @@ def test_one_call_of_torch_is_what_the_baseline_measures(s: Signature, monkeypat
     assert len(calls) == 2
     assert calls[0] == calls[1]
     error = (o.d.double() - reference(s, o)).norm() / reference(s, o).norm()
-    assert float(error) < 2 * measure.MAX_ERROR[s.d]
+    assert float(error) < 2 * DTYPES[s.d].tolerance
 
 
 @pytest.mark.parametrize("s", [s for s in SAMPLES if not torch_runs(s)], ids=by_name)
@@ -255,7 +257,7 @@ def test_fallback_of_the_runtime_computes_the_signature(s: Signature) -> None:
     o = made(s, 17)
     torch_gemm(torch, s.parts, {"a": o.a, "b": o.b, **o.extras}, o.d)
     error = (o.d.double() - reference(s, o)).norm() / reference(s, o).norm()
-    assert float(error) < 2 * measure.MAX_ERROR[s.d]
+    assert float(error) < 2 * DTYPES[s.d].tolerance
 
 
 def test_fallback_takes_the_residual_in_place() -> None:
@@ -264,7 +266,7 @@ def test_fallback_takes_the_residual_in_place() -> None:
     expected = reference(s, o)
     x = o.extras["residual"].clone()
     torch_gemm(torch, s.parts, {"a": o.a, "b": o.b, "residual": x}, x)
-    assert float((x.double() - expected).norm() / expected.norm()) < 2 * measure.MAX_ERROR["bf16"]
+    assert float((x.double() - expected).norm() / expected.norm()) < 2 * DTYPES["bf16"].tolerance
 
 
 # --- baselines; on the CPU torch has less, so names differ from a GPU's ---
@@ -281,7 +283,7 @@ def test_baseline_computes_the_signature_at_other_m_too(s: Signature, monkeypatc
         o = made(s, m, seed=m)
         launch(o)
         expected = reference(s, o)
-        assert float((o.d.double() - expected).norm() / expected.norm()) < 2.5 * measure.MAX_ERROR[s.d], name
+        assert float((o.d.double() - expected).norm() / expected.norm()) < 2.5 * DTYPES[s.d].tolerance, name
 
 
 def test_baseline_says_where_torch_compile_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +314,7 @@ def test_baseline_of_extents_that_scaled_mm_does_not_take_is_dequantised(monkeyp
         name, launch = baseline(s, o)
         assert name.startswith("dequantise, torch.mm")
         launch(o)
-        assert float((o.d.double() - reference(s, o)).norm() / reference(s, o).norm()) < 2 * measure.MAX_ERROR[s.d]
+        assert float((o.d.double() - reference(s, o)).norm() / reference(s, o).norm()) < 2 * DTYPES[s.d].tolerance
 
 
 def test_baseline_names_what_torch_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,7 @@ def test_malformed_signatures_are_refused_where_the_table_is_read(change: dict[s
     row["signature"] = row["signature"] | change
     row["gpu"] = None
     with pytest.raises(RecordError, match="signature"):
-        Dispatch.from_json({"gpus": [], "entries": [row]}, of=RMSNORM)
+        Dispatch.from_json({"schema": 1, "entries": [row]}, of=RMSNORM)
 
 
 @pytest.fixture

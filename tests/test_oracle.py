@@ -17,7 +17,11 @@ def oracle(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("target", TARGETS)
+# Those with many families; the others take a few seconds.
+LONG = "sm_90a", "sm_100a", "sm_103a"
+
+
+@pytest.mark.parametrize("target", [pytest.param(t, marks=[pytest.mark.long] * (t in LONG)) for t in TARGETS])
 def test_launch_programs_equal_the_compilers_host_code(target: str) -> None:
     run = oracle(target, "--cases", "200")
     print(run.stdout)
@@ -25,8 +29,8 @@ def test_launch_programs_equal_the_compilers_host_code(target: str) -> None:
     assert run.stdout.count("ok") >= 3
 
 
-@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
-def test_the_oracle_notices_a_changed_program(target: str) -> None:
+@pytest.mark.parametrize("target", LONG)
+def test_the_oracle_takes_a_program_of_each_family_and_notices_a_changed_one(target: str) -> None:
     run = oracle(target, "--mutate")
     assert run.returncode == 0, run.stdout + run.stderr[-3000:]
     assert "changed constants noticed" in run.stdout

@@ -8,6 +8,7 @@ import math
 import re
 import subprocess
 import sysconfig
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +18,13 @@ import pytest
 
 from aot.kernels.sm90 import persistent_choices
 from aot.kernels.sm90.persistent_choices import STAGE_BYTES_OF_K, Form, Plan
-from aot.providers import estimate_persistent
+from aot.providers import estimate_persistent, likely_persistent
 from aot.search.legal import legal_variants, unsuited
 from aot.search.rank import rank
 from aot.search.variants import Variant, choices
-from runtime.dtypes import DTYPES
-from runtime.gemm.signature import EPILOGUES, SCALINGS, Signature
+from runtime.gemm.signature import EPILOGUES, Signature
+from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.scaling import SCALINGS
 from runtime.program.record import Record, TensorArgument, TensorView
 
 FAMILY = "sm90_persistent"
@@ -41,13 +43,20 @@ SIGNATURES = (
 )
 
 
-def variants(signature: Signature, unoffered: bool = False) -> list[Variant]:
-    return [v for v in legal_variants("own", "sm_90a", signature, unoffered) if v.family == FAMILY]
+def variants(signature: Signature) -> list[Variant]:
+    return [v for v in legal_variants("own", "sm_90a", signature) if v.family == FAMILY]
+
+
+@cache
+def legal_plans(signature: Signature) -> list[Plan]:
+    """Those of all that is legal, likely or not, each once."""
+    found = (v for v in legal_variants("own", "sm_90a", signature, unlikely=True) if v.family == FAMILY)
+    return list(dict.fromkeys(Plan.of(v.options, form(signature)) for v in found))
 
 
 def skipping(signature: Signature) -> list[Variant]:
-    """Those that leave out rows past M, which are not offered."""
-    return [v for v in variants(signature, unoffered=True) if v.options["skip_oob"]]
+    """Those that leave out rows past M, which are not likely, and are likely but for that."""
+    return [dataclasses.replace(v, config=choices(**{**v.options, "skip_oob": True})) for v in variants(signature)]
 
 
 def form(signature: Signature) -> Form:
@@ -72,12 +81,15 @@ def test_every_form_has_variants_and_not_too_many(signature: Signature) -> None:
 
 
 @pytest.mark.parametrize("signature", [PLAIN, BLOCK], ids=Signature.key)
-def test_what_enumeration_leaves_out_early_is_illegal(signature: Signature) -> None:
+def test_what_enumeration_leaves_out_early_is_illegal_or_unlikely(signature: Signature) -> None:
     options = persistent_choices.OPTIONS
     everything = (dict(zip(options, values, strict=True)) for values in itertools.product(*options.values()))
     legal = [o for o in everything if persistent_choices.rule(o, form(signature)) is None]
     promised = dataclasses.replace(signature, overlap="launch")
-    assert legal == [{name: v.options[name] for name in options} for v in variants(promised, unoffered=True)]
+    every = (v for v in legal_variants("own", "sm_90a", promised, unlikely=True) if v.family == FAMILY)
+    assert legal == [{name: v.options[name] for name in options} for v in every]
+    likely = [o for o in legal if likely_persistent.unlikely(o, form(signature)) is None]
+    assert likely == [{name: v.options[name] for name in options} for v in variants(promised)]
 
 
 def test_what_overlaps_is_for_signatures_that_promise_it_and_has_no_workspace() -> None:
@@ -208,10 +220,10 @@ def arrivals(plan: Plan, tile_row: int, tile_column: int, m: int) -> dict[tuple[
 def test_what_arrives_at_a_stage_is_what_it_waits_for_at_any_m(signature: Signature) -> None:
     """A byte more or less, and a kernel never ends. CTAs of a cluster along M may be past M altogether."""
     shapes = ("swap", "rows", "columns", "cluster_rows", "cluster_columns")
-    plans = {
-        tuple(getattr(plan, name) for name in shapes): plan
-        for plan in (Plan.of(v.options, form(signature)) for v in skipping(signature))
-    }
+    likely = (Plan.of(v.options, form(signature)) for v in skipping(signature))
+    every = (plan for plan in legal_plans(signature) if plan.skip_oob)
+    found = every if signature == BLOCK else likely  # with clusters of four
+    plans = {tuple(getattr(plan, name) for name in shapes): plan for plan in found}
     assert {plan.token_sharers for plan in plans.values()} == {1, 2}
     for plan in plans.values():
         of_cluster = plan.tokens * (plan.cluster_columns if plan.swap else plan.cluster_rows)
@@ -248,10 +260,9 @@ def test_every_activation_has_variants_alone_and_with_all_other_parts() -> None:
         assert variants(Signature(a, a, "bf16", "f32", word, 4096, 4096, scaling="none")), (word, a)
 
 
-@pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
+@pytest.mark.parametrize("signature", [PLAIN, FP8, BLOCK], ids=Signature.key)
 def test_stages_and_pieces_fit_the_shared_memory_of_a_block(signature: Signature) -> None:
-    for v in variants(signature):
-        plan = Plan.of(v.options, form(signature))
+    for plan in legal_plans(signature):
         stages = plan.stages * (plan.rows + plan.columns) * 128
         pieces = 4 * 64 * plan.piece_columns * DTYPES[signature.d].bytes
         scales = 2 * plan.shared_scales * 4
@@ -260,25 +271,25 @@ def test_stages_and_pieces_fit_the_shared_memory_of_a_block(signature: Signature
         assert plan.stages >= 3
 
 
-@pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
+@pytest.mark.parametrize("signature", [PLAIN, FP8, BLOCK], ids=Signature.key)
 def test_pieces_and_warpgroups_cover_a_tile_once(signature: Signature) -> None:
-    for v in variants(signature):
-        plan = Plan.of(v.options, form(signature))
+    for plan in legal_plans(signature):
         assert plan.blocks * plan.parts[0] * 64 == plan.rows
         assert plan.pieces * plan.parts[1] * plan.piece_columns == plan.out_columns
+    for v in variants(signature):
+        plan = Plan.of(v.options, form(signature))
         assert {plan.rows, plan.columns} == {v.integer("tile_m"), v.integer("tile_n")}
 
 
-@pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
+@pytest.mark.parametrize("signature", [PLAIN, FP8, BLOCK], ids=Signature.key)
 def test_rows_of_a_piece_are_those_of_a_swizzle_atom_or_meet_no_bank_twice(signature: Signature) -> None:
     """8 rows of 16 bytes are stored at a time: where they lie an odd number of 16 bytes apart, each has banks of its
     own."""
-    for v in variants(signature):
-        plan = Plan.of(v.options, form(signature))
+    for plan in legal_plans(signature):
         if not plan.swap:
             units, rest = divmod(plan.piece_columns * DTYPES[signature.d].bytes, 16)
             assert rest == 0
-            assert units in (2, 4, 8) or len({row * units % 8 for row in range(8)}) == 8, v.name()
+            assert units in (2, 4, 8) or len({row * units % 8 for row in range(8)}) == 8, plan
 
 
 def test_5376_columns_and_gates_of_7168_are_whole_tiles_of_some_variant() -> None:
@@ -328,8 +339,13 @@ def test_more_rows_of_b_than_tiles_can_be_placed_for_are_unsuited() -> None:
 
 
 def shared(signature: Signature) -> list[Plan]:
-    """Those that share tiles."""
+    """Those that share tiles, and are likely."""
     return [Plan.of(v.options, form(signature)) for v in variants(signature) if v.options["stream_k"]]
+
+
+def shareable(signature: Signature) -> list[Plan]:
+    """All that share tiles."""
+    return [plan for plan in legal_plans(signature) if plan.stream_k]
 
 
 def test_tiles_are_shared_where_types_have_16_bits() -> None:
@@ -340,9 +356,9 @@ def test_tiles_are_shared_where_types_have_16_bits() -> None:
         assert all(not plan.pingpong and plan.split_k == 1 for plan in plans)
 
 
-@pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
+@pytest.mark.parametrize("signature", [PLAIN, FP8, BLOCK], ids=Signature.key)
 def test_every_slice_of_a_shared_tile_has_a_piece_and_room_for_what_others_send(signature: Signature) -> None:
-    for plan in shared(signature):
+    for plan in shareable(signature):
         assert plan.slices
         for slices in plan.slices:
             most = -(-plan.blocks * plan.pieces // slices)
@@ -350,9 +366,9 @@ def test_every_slice_of_a_shared_tile_has_a_piece_and_room_for_what_others_send(
             assert most * slices * plan.piece_sums * 256 * 4 <= plan.stages * (plan.rows + plan.columns) * 128
 
 
-@pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
+@pytest.mark.parametrize("signature", [PLAIN, FP8, BLOCK], ids=Signature.key)
 def test_workspace_holds_all_sums_and_two_counters_of_every_cta(signature: Signature) -> None:
-    for plan in shared(signature):
+    for plan in shareable(signature):
         assert plan.partials_bytes == plan.cluster * plan.rows * plan.columns * 4
         assert plan.counters_bytes == plan.cluster * 2 * 32
 

@@ -25,7 +25,7 @@ class Provider:
     def functions(self, target):
         return legal_functions(self.name, target)
 
-    def source_digest(self):
+    def source_digest(self, family):
         return "ab"
 
     def build(self, variant):
@@ -52,7 +52,7 @@ def distribution(folder: Path, module: str, code: str, name: str = "others", val
 def test_a_provider_of_another_distribution_is_one_of_the_providers(install: Path) -> None:
     distribution(install, "made_up_a", GOOD)
     assert provider_names() == (*PROVIDERS, "others")
-    assert provider("others").source_digest() == "ab"
+    assert provider("others").source_digest("soft") == "ab"
     (variant,) = plan([], ["sm_90a"], functions=["softmax"]).functions
     assert variant.name() == "others.soft.f32_f32_f32_f32.threads128.sm_90a"
     assert legal.of_name(variant.name()) == variant

@@ -8,9 +8,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,15 +20,20 @@ from typing import Any
 import pytest
 
 from aot.build import plan
+from aot.compile import compiler
+from aot.compile.toolchain import Toolchain
 from aot.problem.manifest import Gemm, Manifest
-from aot.providers import cutlass_operators
+from aot.providers import cutlass_operators, own
 from aot.providers.arguments import digest
+from aot.providers.sources import made_of
 from aot.search.legal import illegal, legal_functions, legal_variants, unsuited
 from aot.search.provider import PROVIDERS, ProviderError, provider
 from aot.search.targets import TARGETS
 from aot.search.variants import Family, Variant, choices
 from runtime.errors import AotError
 from runtime.gemm.signature import Signature
+
+from .shared import made_once
 
 ROOT = Path(__file__).parents[1]
 TYPES = {"bf16": ("bf16",) * 3, "f16": ("f16",) * 3, "e4m3": ("e4m3", "e4m3", "bf16")}
@@ -73,6 +80,7 @@ target, variants = sys.argv[1], json.load(sys.stdin)
 os.environ["CUTE_DSL_ARCH"] = target
 from aot.search.provider import provider
 from aot.search.variants import Variant
+from runtime.program import arguments
 import cutlass.utils
 from cutlass import cute
 
@@ -87,7 +95,8 @@ for obj in variants:
     options = cute.compile[cute.GPUArch(target), cute.KeepCUBIN(True)]
     compiled = options(built.function, *built.arguments)
     cubin = hashlib.sha256(compiled.__cubin__).hexdigest()
-    results.append([built.argument_names, built.tree, built.symbols, len(compiled.kernel_info), cubin])
+    tree, symbols = arguments.to_json(built.tree), arguments.symbols_to_json(built.symbols)
+    results.append([built.argument_names, tree, symbols, len(compiled.kernel_info), cubin])
 assert cutlass.utils.HardwareInfo is no_driver
 print("RESULT" + json.dumps(results))
 """
@@ -112,6 +121,8 @@ def compile_all(variants: list[Variant]) -> list[Any]:
 
 
 SMALL_M = variant("sm_90a", "sm90_small_m", tile_m=32, tile_n=48, split_k=4)
+BATCHED = variant("sm_90a", "sm90_static_persistent", "bf16", 3)
+PREFERRED = variant("sm_100a", "sm100_preferred_cluster", scheduler="static", cluster_m=4, cluster_n=2)
 CASES = {
     "sm_80": [
         variant("sm_80", "sm80_tensorop", tile_m=64),
@@ -123,6 +134,7 @@ CASES = {
             dataclasses.replace(SMALL_M, config=choices(**{**SMALL_M.options, "overlap": overlap}))
             for overlap in ("launch", "weights")
         ),
+        BATCHED,
         variant("sm_90a", "sm90_static_persistent", tile_m=128, tile_n=256, cluster_m=2),
         variant("sm_90a", "sm90_static_persistent", "f16", tile_m=64, tile_n=64, cluster_m=1, cluster_n=1),
         variant("sm_90a", "sm90_static_persistent", "e4m3", 4, tile_m=128, tile_n=128, cluster_m=2, cluster_n=2),
@@ -133,6 +145,7 @@ CASES = {
     "sm_100a": [
         variant("sm_100a", "sm100_persistent", tile_m=256, tile_n=256, scheduler="clc", two_cta=True),
         variant("sm_100a", "sm100_persistent", "e4m3", 2, scheduler="static", cluster_m=16),
+        PREFERRED,
         variant("sm_100a", "sm100_preferred_cluster", "f16", scheduler="static", cluster_m=4, cluster_n=4),
         variant("sm_100a", "sm100_tgv", tile_m=8),
     ],
@@ -144,11 +157,25 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("target", list(TARGETS))
-def test_variants_of_every_family_compile_with_no_device(target: str) -> None:
+@pytest.fixture
+def compiled(request: pytest.FixtureRequest) -> Callable[[str], list[Any]]:
+    """What `compile_all` gives for a target's cases and, last, its norm; compiled once for all tests."""
     pytest.importorskip("cutlass")
-    norm = provider("own").functions(target)[0]
-    results = compile_all([*CASES[target], norm])
+
+    def of(target: str) -> list[Any]:
+        def make(folder: Path) -> None:
+            results = compile_all([*CASES[target], provider("own").functions(target)[0]])
+            (folder / "results.json").write_text(json.dumps(results))
+
+        results: list[Any] = json.loads((made_once(request, target, make) / "results.json").read_text())
+        return results
+
+    return of
+
+
+@pytest.mark.parametrize("target", list(TARGETS))
+def test_variants_of_every_family_compile_with_no_device(compiled: Callable[[str], list[Any]], target: str) -> None:
+    results = compiled(target)
     cubins = [cubin for *_, cubin in results]
     assert len(set(cubins)) == len(cubins), "two variants compiled to the same kernel"
     for names, tree, symbols, kernels, _ in results[:-1]:
@@ -175,10 +202,8 @@ def assert_consistent(tree: list[dict[str, Any]], symbols: dict[str, dict[str, i
                 assert symbols[stride]["divisibility"] > 1
 
 
-def test_preferred_clusters_ask_for_both_counts() -> None:
-    pytest.importorskip("cutlass")
-    preferred = variant("sm_100a", "sm100_preferred_cluster", scheduler="static", cluster_m=4, cluster_n=2)
-    names, tree, *_ = compile_all([preferred])[0]
+def test_preferred_clusters_ask_for_both_counts(compiled: Callable[[str], list[Any]]) -> None:
+    names, tree, *_ = compiled("sm_100a")[CASES["sm_100a"].index(PREFERRED)]
     assert names == ["a", "b", "d", "max_active_clusters_8", "max_active_clusters_2", "stream"]
     devices = [n for n in tree if n["kind"] == "device"]
     assert [(n["property"], n["cluster_size"]) for n in devices] == [
@@ -187,9 +212,8 @@ def test_preferred_clusters_ask_for_both_counts() -> None:
     ]
 
 
-def test_batched_tensors_have_batch_strides_of_their_own() -> None:
-    pytest.importorskip("cutlass")
-    _, tree, symbols, *_ = compile_all([variant("sm_90a", "sm90_static_persistent", "bf16", 3)])[0]
+def test_batched_tensors_have_batch_strides_of_their_own(compiled: Callable[[str], list[Any]]) -> None:
+    _, tree, symbols, *_ = compiled("sm_90a")[CASES["sm_90a"].index(BATCHED)]
     a, b, d = tree[:3]
     assert (a["shape"], a["strides"]) == (["l", "m", "k"], ["batch_stride_a", "lda", 1])
     assert (b["shape"], b["strides"]) == (["l", "n", "k"], ["batch_stride_b", "ldb", 1])
@@ -211,13 +235,89 @@ def test_unknown_provider_lists_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("name", list(PROVIDERS))
-def test_source_digest_is_the_same_in_another_process_and_directory(name: str, tmp_path: Path) -> None:
+def test_source_digests_are_the_same_in_another_process_and_directory(name: str, tmp_path: Path) -> None:
+    families = list(provider(name).families)
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
-        f"from aot.search.provider import provider; print(provider({name!r}).source_digest())"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from aot.search.provider import provider; "
+        f"print(*(provider({name!r}).source_digest(family) for family in {families!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert done.stdout.strip() == provider(name).source_digest()
+    assert done.stdout.split() == [provider(name).source_digest(family) for family in families]
+
+
+@pytest.mark.parametrize("name", list(PROVIDERS))
+def test_a_family_that_there_is_not_has_no_source_digest(name: str) -> None:
+    with pytest.raises(ProviderError, match=f"{name} has no family 'sm90_magic'; its families are "):
+        provider(name).source_digest("sm90_magic")
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of `aot/` whose files are the sources of our provider."""
+    shutil.copytree(ROOT / "aot", tmp_path / "aot", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(own, "_AOT", tmp_path / "aot")
+    return tmp_path / "aot"
+
+
+def _changed(*files: Path) -> set[str]:
+    """The families of our provider that are compiled anew when these files change."""
+    ours = provider("own")
+    before = {family: ours.source_digest(family) for family in ours.families}
+    for file in files:
+        file.write_bytes(file.read_bytes() + b"\n")
+    return {family for family, digest in before.items() if digest != ours.source_digest(family)}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "families"),
+    [
+        ("rmsnorm.py", {"rmsnorm_row"}),
+        ("sm90/persistent*.py", {"sm90_persistent"}),
+        ("sm90/small_m*.py", {"sm90_small_m"}),
+        ("sm90/epilogue.py", {"sm90_persistent", "sm90_small_m"}),
+    ],
+)
+def test_kernels_that_change_are_compiled_anew_and_no_others(copied: Path, pattern: str, families: set[str]) -> None:
+    assert _changed(*(copied / "kernels").glob(pattern)) == families
+
+
+def test_every_file_of_a_kernel_is_in_the_digest_of_a_family() -> None:
+    kernels = ROOT / "aot/kernels"
+    found = {file for module in own._KERNELS.values() for file in made_of(kernels / module, kernels)}
+    assert found == set(kernels.rglob("*.py"))
+
+
+def test_an_estimate_or_an_opinion_that_changes_compiles_nothing_anew(copied: Path) -> None:
+    building = {"own.py", "arguments.py"}
+    others = [path for path in (copied / "providers").glob("*.py") if path.name not in building]
+    assert {"likely_persistent.py", "estimate_small_m.py", "summation.py"} < {path.name for path in others}
+    assert _changed(*others, *(copied / "search").glob("*.py")) == set()
+    for name in building:
+        assert _changed(copied / "providers" / name) == set(provider("own").families)
+
+
+def test_a_file_that_is_imported_within_a_function_or_by_its_whole_name_belongs_to_a_kernel(copied: Path) -> None:
+    lazily, wholly = (copied / "kernels" / name for name in ("lazily.py", "wholly.py"))
+    lazily.write_text("import aot.kernels.wholly")
+    wholly.write_text("from . import rmsnorm")
+    kernel = copied / "kernels/sm90/small_m_rows.py"
+    kernel.write_text(kernel.read_text() + "\n\ndef late():\n    from ..lazily import anything\n")
+    assert _changed(lazily) == _changed(wholly) == {"sm90_small_m"}
+    assert _changed(copied / "kernels/rmsnorm.py") == {"rmsnorm_row", "sm90_small_m"}
+
+
+def test_the_cache_key_of_a_variant_follows_its_own_familys_sources(copied: Path) -> None:
+    ours = [*provider("own").variants("sm_90a", signature()), *provider("own").functions("sm_90a")]
+    one_of_each = list({v.family: v for v in ours}.values())
+
+    def keys() -> dict[str, str]:
+        key = compiler._key_maker(Toolchain({"anything": "1"}, {"nvidia-cutlass-dsl": "4.8.1 ab"}))
+        return {v.family: key(v) for v in one_of_each}
+
+    before = keys()
+    (copied / "kernels/sm90/persistent_gpc.py").write_text("")
+    after = keys()
+    assert {family for family in before if before[family] != after[family]} == {"sm90_persistent"}
 
 
 def test_digest_depends_on_every_name_and_byte_and_not_on_order() -> None:
@@ -271,7 +371,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     module = ModuleType("aot.providers.made_up")
     module.MadeUp = MadeUp  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(PROVIDERS, "made_up", "aot.providers.made_up:MadeUp")
+    monkeypatch.setitem(PROVIDERS, "made_up", f"{module.__name__}:MadeUp")
     return MadeUp()
 
 

@@ -31,6 +31,17 @@ FULL: dict[str, Any] = {"epilogue": "bias+swiglu+residual+scale", "scaling": "ro
 SPACES = ((256, "max_active_clusters", False),)
 
 
+def tiles_record() -> dict[str, Any]:
+    """A function whose kernel takes the number of tiles of scales of A in place of M."""
+    found = operands_record("tiles", signature(N, K, scaling="mxfp8", dtype="e4m3", d="bf16"))
+    program = found["program"]
+    program["values"] = [["m", 32], ["mb", 32]]
+    launch = program["launches"][0]
+    launch |= {"grid": [2, 2, 2], "block": [2, 2, 2], "shared_bytes": 3}  # a value more before the constants
+    launch["parameters"][-1]["words"] = [[0, 4, 1]]
+    return found
+
+
 @pytest.fixture
 def driver(tmp_path: Path, torch: FakeTorch) -> RecordingDriver:
     full = signature(N, K, **FULL)
@@ -40,12 +51,14 @@ def driver(tmp_path: Path, torch: FakeTorch) -> RecordingDriver:
         gemm_record("bounded", tile_m=64, max_m=600),
         gemm_record("spaced", workspaces=SPACES),
         operands_record("full", full),
+        tiles_record(),
     ]
     entries = [
         entry(signature(N, K), [(64, "small"), (None, "large")]),
         entry(signature(N, 512), [(None, "bounded")], candidates=[[16, ["bounded", "small"]]]),
         entry(signature(N, 1024), [(None, "spaced")]),
         entry(full, [(None, "full")]),
+        entry(signature(N, K, scaling="mxfp8", dtype="e4m3", d="bf16"), [(None, "tiles")]),
     ]
     return RecordingDriver(kernels=write_archive(tmp_path / "model.aot", records, entries))
 
@@ -115,6 +128,26 @@ def test_a_new_number_of_rows_launches_what_a_first_call_does(
         assert launched == again, m
     # Planned in full are one row, the first call of each function, and what the program of "bounded" cannot serve.
     assert len(planned) <= 4 + sum(m > 600 for m in tokens if make(2)["a"].shape[1] == 512)
+
+
+def tiled(m: int) -> dict[str, Any]:
+    rows, blocks = -(-m // 128) * 128, -(-K // 128) * 4
+    return {
+        "a": FakeTensor((m, K), E4M3),
+        "b": FakeTensor((N, K), E4M3),
+        "out": FakeTensor((m, N)),
+        "scale_a": FakeTensor((rows, blocks), "float8_e8m0fnu"),
+        "scale_b": FakeTensor((N, blocks), "float8_e8m0fnu"),
+    }
+
+
+def test_tiles_of_scales_are_counted_anew(library: Library, driver: RecordingDriver, tmp_path: Path) -> None:
+    """Their number depends on M too, so such a plan is none for other rows, even where there are as many scales."""
+    for m in (128, 256, 1024, 130, 131, 256):
+        given = tiled(m)
+        library.gemm(**given)
+        assert driver.launches[-1] == first_call(tmp_path / "model.aot", given)
+        assert int.from_bytes(driver.launches[-1].parameters[-1], "little") == -(-m // 128)
 
 
 def test_results_are_allocated_with_their_rows(library: Library, driver: RecordingDriver) -> None:

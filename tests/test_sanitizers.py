@@ -45,6 +45,7 @@ def _library() -> str:
 
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(not _library(), reason="there is no gcc, or it has no libasan"),
     pytest.mark.skipif(not (Path(sysconfig.get_path("include")) / "Python.h").exists(), reason="there is no Python.h"),
 ]

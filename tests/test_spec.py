@@ -15,6 +15,7 @@ from aot.providers import spec_file
 from aot.providers.origin import origin
 from aot.spec import Clusters, Constant, Function, Options, Scalar, SpecError, Stream, Symbol, Tensor, Workspace
 from runtime.container import canonical
+from runtime.program import arguments
 
 from .command_line import ROOT
 
@@ -31,7 +32,7 @@ def function(*arguments: Any, **more: Any) -> Function:
 
 
 def test_arguments_become_those_of_a_record_without_constants() -> None:
-    tree, symbols = function(
+    record = function(
         Tensor("x", "bf16", ("m", Symbol("k", divisibility=8)), alignment=16),
         Tensor("y", "f32", ("m", 64), strides=("ldy", 1)),
         Constant("bias", None),
@@ -39,6 +40,7 @@ def test_arguments_become_those_of_a_record_without_constants() -> None:
         Workspace("partials", 4096, each="clusters", zeroed=True),
         Clusters("clusters", 2),
     ).record()
+    tree, symbols = arguments.to_json(record[0]), arguments.symbols_to_json(record[1])
     assert [node["kind"] for node in tree] == ["tensor", "tensor", "scalar", "workspace", "device", "stream"]
     assert tree[0] == {
         "kind": "tensor",
@@ -59,7 +61,7 @@ def test_arguments_become_those_of_a_record_without_constants() -> None:
 
 def test_a_word_and_a_symbol_of_one_name_are_one_symbol() -> None:
     _, symbols = function(Tensor("x", "f32", ("n",)), Tensor("y", "f32", (Symbol("n", divisibility=4),))).record()
-    assert symbols == {"n": {"width": 32, "divisibility": 4}}
+    assert symbols == {"n": arguments.Symbol(32, 4)}
 
 
 @pytest.mark.parametrize(

@@ -555,7 +555,7 @@ def test_a_history_that_is_too_large_loses_the_slowest_of_what_was_screened() ->
         "points": [point | {"screened": screened}],
         "rejected": [],
     }
-    whole = {"tunings": [row]}
+    whole = {"schema": 1, "tunings": [row]}
     assert history.fitted(whole, 1 << 20) == whole
     fitted = history.fitted(whole, 2000)
     assert fitted is not None

@@ -22,8 +22,9 @@ from aot.tune.options import TuneError
 from aot.tune.write import TuneReport
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
-from runtime.gemm.signature import SCALE_BLOCK, Signature
+from runtime.gemm.signature import Signature
 from runtime.gemm.universal import PredictedEntry, Universal
+from runtime.numbers.scaling import SCALE_BLOCK
 
 from .recording_driver import cubin, entry, gemm_record, signature, table
 from .simulated_gpu import BASELINE, GPU, SimulatedGpu, machine
@@ -232,7 +233,8 @@ def test_forms_of_other_targets_stay_as_they_are(tmp_path: Path, chosen: list[un
     for v in variants:
         package.add_function(gemm_record(v.name(), target="sm_100a"), cubin(v.name()))
     obj = universal.table(chosen)
-    row = obj["forms"][0] | {"target": "sm_100a", "functions": other, "equal_bits": [0] * len(other)}
+    row = obj["forms"][0] | {"target": "sm_100a", "functions": other}
+    row.pop("equal_bits", None)
     obj["forms"].append(row)
     package.set_table("gemm", table([]))
     package.set_table("universal", obj)
@@ -265,7 +267,7 @@ def test_functions_that_no_provider_knows_are_checked_and_keep_their_estimates(
         "program": 0,
     }
     package.set_table("gemm", table([]))
-    package.set_table("universal", {"checked_on": {}, "forms": [row], "programs": [costs]})
+    package.set_table("universal", {"schema": 1, "checked_on": {}, "forms": [row], "programs": [costs]})
     package.write(tmp_path / "foreign.aot")
     backend = SimulatedGpu(lambda name, s, m: 5.0, wrong=wrong_are("one"))
     assert tuned(tmp_path / "foreign.aot", tmp_path / "tuned.aot", backend).forms == 1
@@ -285,7 +287,7 @@ def foreign(path: Path, functions: Sequence[tuple[str, int, int, int]]) -> Path:
     row = {"form": form, "target": "sm_90a", "functions": [list(f) for f in functions], "program": 0}
     row["equal_bits"] = [1] * len(functions)
     package.set_table("gemm", table([]))
-    package.set_table("universal", {"checked_on": {}, "forms": [row], "programs": [costs]})
+    package.set_table("universal", {"schema": 1, "checked_on": {}, "forms": [row], "programs": [costs]})
     package.write(path)
     return path
 

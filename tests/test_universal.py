@@ -32,7 +32,8 @@ from aot.tune.write import FOR_EQUAL_BITS
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
 from runtime.gemm.signature import Signature
-from runtime.gemm.universal import Universal
+from runtime.gemm.universal import Function, Universal, write
+from runtime.program.costs import CostSource
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -371,11 +372,10 @@ def test_a_build_on_a_base_gives_no_other_code_to_what_the_base_serves(
         gemm["entries"][0]["signature"]["n"] = 2048
     package.set_table("gemm", gemm)
     if kept == "form":
-        functions = [[name, 8, 8, 1 << 20] for name in codes]
-        words, _ = universal.row(Chosen(PLAIN, "sm_90a", (), {}))
-        costs = {"constants": [1], "operations": "", "operands": [], "results": [6] * len(codes)}
-        served = words | {"functions": functions, "equal_bits": [0] * len(codes)}
-        table = universal.assemble([(served, costs)], {})
+        functions = [Function(name, 8, 8, 1 << 20, 0) for name in codes]
+        costs = CostSource([1], [], [], [6] * len(codes))
+        form = universal.source(Chosen(PLAIN, "sm_90a", (), {}))
+        table = write([form._replace(functions=functions, costs=costs)], {})
         package.set_table("universal", table)
     package.write(tmp_path / "old.aot")
     capsys.readouterr()
@@ -490,7 +490,7 @@ def test_times_of_a_tuned_archive_are_those_of_its_history(tmp_path: Path) -> No
     ]
     row = {"signature": PLAIN.key(), "target": "sm_90a", "gpu": "made up", "names": names, "points": points}
     package = Package()
-    package.set_table(history.TABLE, {"tunings": [row | {"rejected": []}]}, alone=True)
+    package.set_table(history.TABLE, {"schema": 1, "tunings": [row | {"rejected": []}]}, alone=True)
     package.write(tmp_path / "tuned.aot")
     ((signature, found),) = times.load(tmp_path / "tuned.aot", "sm_90a")
     assert (signature, found.n, found.k, found.m) == (PLAIN, 6144, 4096, 300)

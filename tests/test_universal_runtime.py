@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from aot.pack.write import Package
 from runtime import ArgumentError, KernelMiss, Library, RecordError, native
 from runtime.device.gpus import Gpu
-from runtime.gemm.signature import EPILOGUES, MAJORS, OVERLAPS, SCALINGS, Signature
+from runtime.gemm.signature import EPILOGUES, MAJORS, OVERLAPS, Signature
 from runtime.gemm.universal import PREDICTED, Universal
+from runtime.numbers.scaling import SCALINGS
 from runtime.serve import entries, function, preload
 from runtime.serve.layers import open_archives
 from runtime.torch.layers import choose
@@ -67,7 +68,7 @@ ROW: dict[str, Any] = {
     "equal_bits": [1, 1, 2, 0],
     "program": 0,
 }
-TABLE: dict[str, Any] = {"checked_on": {"sm_90a": ["NVIDIA H200"]}, "forms": [ROW], "programs": [PROGRAM]}
+TABLE: dict[str, Any] = {"schema": 1, "checked_on": {"sm_90a": ["NVIDIA H200"]}, "forms": [ROW], "programs": [PROGRAM]}
 TARGETS = dict.fromkeys(NAMES, "sm_90a")
 GPU, HOPPER = Gpu("NVIDIA H200", 132, 4917), (9, 0)
 RECORDS = [gemm_record(n) for n in NAMES[:3]] + [gemm_record("shared", workspaces=((4096, None, True),))]
@@ -491,7 +492,7 @@ def test_reload_refuses_a_malformed_program(tmp_path: Path, driver: RecordingDri
 # --- reading ---
 
 DAMAGE: dict[str, tuple[Any, Any, str]] = {
-    "a field is missing": ([], {"forms": [], "programs": []}, "exactly the fields"),
+    "a field is missing": ([], {"schema": 1, "checked_on": {}, "programs": []}, "exactly the fields"),
     "a field is unknown": (["forms", 0, "batch"], 1, "exactly the fields"),
     "checked_on is a list": (["checked_on"], ["NVIDIA H200"], "must map targets of its forms"),
     "checked_on has another target": (["checked_on"], {"sm_100a": ["NVIDIA B200"]}, "must map targets of its forms"),
@@ -565,7 +566,7 @@ TYPES = st.sampled_from(["bf16", "f16", "e4m3", "f32"])
         st.integers(1, 1 << 20).map(lambda n: 2 * n),
         st.integers(1, 1 << 20),
         st.integers(1, 9),
-        st.sampled_from(SCALINGS),
+        st.sampled_from(tuple(SCALINGS)),
         st.sampled_from(MAJORS),
         st.sampled_from(OVERLAPS),
     )

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aot.providers import cutlass_operators
-from aot.search.legal import illegal, legal_functions, legal_variants, of_name, unsuited
+from aot.search.legal import illegal, legal_functions, legal_variants, of_name, unsuited, why_unlikely
+from aot.search.provider import PROVIDERS
 from aot.search.targets import TARGETS, target
 from aot.search.variants import Family, Variant, choices
 from runtime.errors import AotError, RecordError
@@ -204,11 +206,7 @@ def test_config_must_be_sorted() -> None:
         (dataclasses.replace(SMALL_M, batched=True, epilogue="bias"), "neither scales nor fuses anything in a batch"),
         (with_options(SMALL_M, tile_m=16, split_k=8, cluster_n=2), "a cluster of 16 CTAs exceeds 8"),
         (with_options(SMALL_M, tile_m=8, cluster_n=2), "groups of 8 tokens, and tile_m has no such share"),
-        (
-            with_options(SMALL_M, tile_m=64, tile_n=64, cluster_n=2, ctas_per_sm=2),
-            "with 64 tokens, (split_k, cluster_n",
-        ),
-        (with_options(SMALL_M, tile_m=16, tile_n=144, ctas_per_sm=2), "holds 2 stages, fewer than 3"),
+        (with_options(SMALL_M, tile_m=64, tile_n=224, ctas_per_sm=2), "holds 1 stages, fewer than 2"),
     ],
 )
 def test_illegal_names_the_reason(variant: Variant, reason: str) -> None:
@@ -261,17 +259,59 @@ def test_a_family_names_targets_and_element_types_that_exist() -> None:
         Family("gemm", ("sm_90a",), (("bf16", "bfloat16", "bf16"),), {})
 
 
-def test_what_is_not_offered_is_legal_for_who_asks_for_it() -> None:
-    offered = legal_variants("own", "sm_90a", signature())
-    every = legal_variants("own", "sm_90a", signature(), unoffered=True)
-    more = sorted(set(every) - set(offered), key=Variant.name)
-    assert set(offered) < set(every)
-    assert [v for v in more if illegal(v)] == []
-    assert {v.family for v in more} == {"sm90_persistent"}
-    assert {with_options(v, skip_oob=False) for v in more} == {v for v in offered if v.family == "sm90_persistent"}
+def test_what_is_not_likely_is_legal_for_who_asks_for_it() -> None:
+    likely = legal_variants("own", "sm_90a", signature())
+    every = legal_variants("own", "sm_90a", signature(), unlikely=True)
+    assert [v for v in every if illegal(v)] == []
+    assert [v for v in every if why_unlikely(v) is None] == likely
+    assert {v.family for v in set(every) - set(likely)} == {"sm90_persistent", "sm90_small_m"}
     assert len({v.name() for v in every}) == len(every)
-    with pytest.raises(ValueError, match=r"stages is offered as \(2, 3\), of which not all are legal"):
-        Family("gemm", ("sm_90a",), (), {"stages": (3, 4)}, offered={"stages": (2, 3)})
+
+
+@pytest.mark.parametrize(
+    ("key", "count", "digest"),
+    [
+        ("bf16_bf16_bf16_f32_none_n4096_k4096_weights", 1662, "95a914e14ba009bd"),
+        ("f16_f16_f16_f32_bias+swiglu_interleaved+residual_n4096_k4096", 351, "a793e15916ce9f21"),
+        ("bf16_bf16_bf16_f32_none_n4096_k4096_b2_n-major", 165, "b874082ed9e4bb2b"),
+        ("e4m3_e4m3_bf16_f32_none_n4096_k4096_row_column", 409, "740b8af49e8a7790"),
+        ("e4m3_e4m3_e4m3_f32_swiglu+scale_n4096_k4096_block", 108, "77e30f85b3fd068e"),
+    ],
+)
+def test_builds_for_hopper_choose_from_what_won(key: str, count: int, digest: str) -> None:
+    """An opinion that changes changes these, and what archives are made of."""
+    of = Signature.of_key(key)
+    assert of is not None
+    names = [v.name() for p in PROVIDERS for v in legal_variants(p, "sm_90a", of)]
+    assert (len(names), sha256("\n".join(names).encode()).hexdigest()[:16]) == (count, digest)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "reason"),
+    [
+        ("sm90_small_m", {"tile_m": 64, "tile_n": 64, "cluster_n": 2, "ctas_per_sm": 2}, "with 64 tokens, (split_k,"),
+        ("sm90_small_m", {"tile_m": 16, "tile_n": 144, "ctas_per_sm": 2}, "with 2 stages loads stop"),
+        ("sm90_small_m", {"tile_m": 16, "tile_n": 72}, "with 16 tokens, tile_n is one of"),
+        ("sm90_small_m", {"tile_m": 16, "tile_n": 64, "split_k": 8, "ctas_per_sm": 2}, "split_k = 8 is for tile_n of"),
+        ("sm90_small_m", {"tile_m": 128, "tile_n": 64, "overlap": "weights"}, "load weights early are about 2% behind"),
+        ("sm90_small_m", {"tile_m": 32, "tile_n": 224, "split_k": 4}, "for clusters of up to two"),
+        ("sm90_persistent", {"tile_m": 192, "tile_n": 64}, "192 rows on WGMMA's M side never won"),
+        ("sm90_persistent", {"cluster_m": 2, "cluster_n": 2}, "clusters of four leave SMs idle"),
+        ("sm90_persistent", {"stream_k": True, "tile_m": 64, "tile_n": 128}, "other tiles never won by being shared"),
+        ("sm90_persistent", {"order": "columns"}, "CTAs side by side load rows together"),
+        ("sm90_persistent", {"order": "two_rows"}, "one above the other, load columns together"),
+        ("sm90_persistent", {"order": "quads"}, "CTAs of 128 rows and few columns"),
+        ("sm90_persistent", {"order": "columns", "cluster_n": 2, "split_k": 1, "swap": True}, "for plain tiles only"),
+        ("sm90_persistent", {"tile_m": 64, "tile_n": 112}, "pieces without a swizzle are for tiles of 128 rows"),
+        ("sm90_persistent", {"skip_oob": True}, "no GPU has run a kernel that skips rows past M"),
+    ],
+)
+def test_unlikely_names_the_reason(family: str, options: dict[str, int | str | bool], reason: str) -> None:
+    plain = {"swap": False, "schedule": "cooperative", "tile_m": 128, "tile_n": 64, "stream_k": False, "order": "rows"}
+    first = next(v for v in ALL if v.family == family and v.a == "bf16" and not v.batched)
+    v = with_options(first, **({**plain, **options} if family == "sm90_persistent" else options))
+    assert illegal(v) is None
+    assert reason in (why_unlikely(v) or "")
 
 
 def test_small_m_overlaps_nothing_that_no_signature_promises() -> None:
@@ -309,7 +349,8 @@ from runtime.gemm.signature import Signature
 for name in PROVIDERS:
     provider(name).variants("sm_100a", Signature("bf16", "bf16", "bf16", "f32", "none", 4096, 4096))
     provider(name).functions("sm_100a")
-    provider(name).source_digest()
+    for family in provider(name).families:
+        provider(name).source_digest(family)
 heavy = {"torch", "cutlass", "numpy", "nvMatmulHeuristics", "cuda"} & set(sys.modules)
 assert not heavy, heavy
 """

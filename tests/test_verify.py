@@ -359,7 +359,9 @@ def test_functions_for_equal_bits_add_up_along_k_in_one_way(
         "program": 0,
     }
     costs = {"constants": [7], "operations": "", "operands": [], "results": [6] * len(every)}
-    package.set_table("universal", {"checked_on": {}, "forms": [form] * in_a_form, "programs": [costs] * in_a_form})
+    package.set_table(
+        "universal", {"schema": 1, "checked_on": {}, "forms": [form] * in_a_form, "programs": [costs] * in_a_form}
+    )
     package.write(tmp_path / "bits.aot")
     with Archive.open(tmp_path / "bits.aot") as opened:
         found = {f.subject: f for f in verify(opened)}
@@ -505,7 +507,7 @@ def test_a_malformed_gemm_table_hides_no_launch(archive: Path, tmp_path: Path) -
     with Archive.open(_repacked(archive, tmp_path / "copy.aot", lambda record: None)) as opened:
         package = Package()
         package.add_archive(opened)
-    package.set_table("gemm", {"entries": 1})
+    package.set_table("gemm", {"schema": 1, "entries": 1})
     package.write(tmp_path / "odd.aot")
     with Archive.open(tmp_path / "odd.aot") as opened:
         found = verify(opened)

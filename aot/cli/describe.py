@@ -24,7 +24,7 @@ from runtime.gemm.signature import Operand, Signature
 from runtime.gemm.table import Entry
 from runtime.program.record import Record
 
-from ..pack import forms, tables
+from ..pack import build_table, forms, timings, tuning_table
 from ..pack.precedence import Precedence
 from ..suggest import did_you_mean
 
@@ -78,7 +78,7 @@ def listing(archive: Archive) -> dict[str, Any]:
     universal = precedence.universal
     rows = forms.rows(archive, universal)
     used.update(f.name for row in rows for f in row.form.functions)
-    checked = tables.checked_on(archive)
+    checked = tuning_table.checked_on(archive)
     others = [
         {"name": e.name, "target": e.target, "checked_on": checked.get(e.name, [])}
         for e in archive.functions.values()
@@ -90,8 +90,8 @@ def listing(archive: Archive) -> dict[str, Any]:
         "functions": others,
         "totals": _totals(archive)
         | {name: sum(entry[name] for entry in entries) for name in ("measured", "faster_with_torch")},
-        "tools": tables.tools(archive),
-        "tuning": tables.environments(archive),
+        "tools": dict(build_table.read(archive).tools),
+        "tuning": tuning_table.read(archive),
     }
 
 
@@ -114,7 +114,7 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
     entries = precedence.entries
     chosen = [e for e in entries if e.signature.key() == name or name in gemms.get(e.signature.key(), ())]
     if chosen:
-        environments = tables.environments(archive)
+        environments = tuning_table.read(archive)
         return {"gemm": [_entry(archive, e, gemms, precedence, environments, tokens) for e in chosen]}
     predicted = _predicted(archive, name, gemms, tokens or forms.ROWS)
     if not predicted:
@@ -162,7 +162,9 @@ def _predicted(archive: Archive, name: str, gemms: Mapping[str, list[str]], toke
 def _gemm_names(archive: Archive) -> dict[str, list[str]]:
     """The gemms of the models that the archive was built for, by signature; an archive need not say."""
     names: dict[str, list[str]] = {}
-    for signature, name in dict.fromkeys(tables.gemms(archive)):
+    for signature, name in dict.fromkeys(
+        (g.signature, g.name) for model in build_table.read(archive).models for g in model.gemms
+    ):
         names.setdefault(signature, []).append(name)
     return names
 
@@ -173,11 +175,11 @@ def _functions_of(entry: Entry) -> set[str]:
 
 def _ranges(entry: Entry) -> list[dict[str, Any]]:
     rows = []
-    timings = tables.timings(entry)  # by M, which ascends
-    at = [t["m"] for t in timings]
+    of_all = timings.read(entry)  # by M, which ascends
+    at = [t["m"] for t in of_all]
     for row in _intervals(entry.ranges):
         first = bisect_right(at, row["m_min"] - 1)
-        measured = timings[first : None if row["m_max"] is None else bisect_right(at, row["m_max"])]
+        measured = of_all[first : None if row["m_max"] is None else bisect_right(at, row["m_max"])]
         last = measured[-1] if measured else {"us": None, "ratio": None}
         rows.append(row | {"us": last["us"], "ratio": last["ratio"], "measured": len(measured)})
     return rows
@@ -223,7 +225,7 @@ def _entry(
         "invariant": None if entry.invariant is None else _intervals(entry.invariant_ranges or ()),
         "torch_faster": [{"m_min": first, "m_max": last} for first, last in entry.torch_faster],
         **_measured(entry),
-        "timings": tables.timings(entry),
+        "timings": timings.read(entry),
         "tuning": [e for e in environments if entry.timings and _is_of(entry, e)],
         "candidates": [{"m": m, "functions": list(ranked)} for m, ranked in entry.candidates],
     }
@@ -232,7 +234,7 @@ def _entry(
 def _serves(entry: Entry, tokens: Sequence[int]) -> dict[str, Any]:
     """What an entry chooses at each of `tokens` rows, as `aot.pack.forms.predicted` says it, with the times that were
     measured at the very M."""
-    us = {(timing["m"], timing["function"]): timing["us"] for timing in tables.timings(entry)}
+    us = {(timing["m"], timing["function"]): timing["us"] for timing in timings.read(entry)}
 
     def choices(of: Entry) -> list[dict[str, Any]]:
         return [{"m": m, "function": of.best(m), "us": us.get((m, of.best(m)))} for m in dict.fromkeys(tokens)]
@@ -259,7 +261,7 @@ def _gpu(entry: Entry) -> dict[str, Any] | None:
 
 
 def _measured(entry: Entry) -> dict[str, int]:
-    tokens = [timing["m"] for timing in tables.timings(entry)]
+    tokens = [timing["m"] for timing in timings.read(entry)]
     return {"measured": len(tokens), "faster_with_torch": sum(map(entry.torch_is_faster, tokens))}
 
 
@@ -267,7 +269,7 @@ def _is_of(entry: Entry, environment: dict[str, Any]) -> bool:
     """Whether an entry may have been tuned on such a machine."""
     if entry.gpu is not None and entry.gpu.name != environment["gpu"]:
         return False
-    return serves(entry.target, tables.capability(environment))
+    return serves(entry.target, tuning_table.capability(environment))
 
 
 def _operand(operand: Operand, signature: Signature) -> dict[str, Any]:
@@ -289,7 +291,7 @@ def _function(archive: Archive, name: str) -> dict[str, Any]:
         "name": name,
         "target": record.target,
         "family": record.family,
-        "checked_on": tables.checked_on(archive).get(name, []),
+        "checked_on": tuning_table.checked_on(archive).get(name, []),
         "arguments": obj["arguments"],
         "symbols": obj["symbols"],
         "kernels": obj["kernels"],

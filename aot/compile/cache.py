@@ -72,15 +72,15 @@ class ToolFields:
 class KeyFields:
     """Every fact that one compiled kernel depends on.
 
-    `tools` is the key of `ToolFields`; `variant` as JSON; `name` and `target` are what its record says; `provider` the
-    digest of the provider's sources.
+    `tools` is the key of `ToolFields`; `variant` as JSON; `name` and `target` are what its record says; `sources` the
+    digest of what its provider makes the variant's family of.
     """
 
     tools: str
     variant: dict[str, Any]
     name: str
     target: str
-    provider: str
+    sources: str
 
 
 def cache_key(fields: KeyFields | ToolFields) -> str:

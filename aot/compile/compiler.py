@@ -49,7 +49,7 @@ _START_UP_KERNELS = 4
 
 _SCRATCH = "aot-build-"  # how the names of folders begin that compilers write to
 _ROOT = Path(__file__).resolve().parents[2]
-# This project's files that `aot.compile.lower` runs; a provider's own digest covers the provider. A test follows the
+# This project's files that `aot.compile.lower` runs; a provider's own digests cover the provider. A test follows the
 # imports.
 SOURCES = (
     "aot/compile/cubin.py",
@@ -58,19 +58,25 @@ SOURCES = (
     "aot/compile/host/text.py",
     "aot/compile/host/types.py",
     "aot/compile/lower.py",
+    "aot/search/provider.py",
     "aot/search/targets.py",
     "aot/search/variants.py",
+    "aot/suggest.py",
+    "runtime/program/arguments.py",
     "runtime/program/arithmetic.py",
     "runtime/container/canonical.py",
-    "runtime/dtypes.py",
+    "runtime/numbers/dtypes.py",
+    "runtime/numbers/scaling.py",
     "runtime/program/evaluator.py",
     "runtime/device/launch.py",
     "runtime/limits.py",
     "runtime/native/__init__.py",
     "runtime/program/poison.py",
+    "runtime/program/operation.py",
     "runtime/program/program.py",
     "runtime/container/fields.py",
     "runtime/program/record.py",
+    "runtime/program/tensor.py",
     "runtime/gemm/signature.py",
     "runtime/named_tuple.py",
 )
@@ -190,10 +196,10 @@ def _key_maker(tools: Toolchain) -> Callable[[Compilable], str]:
         )
     )
 
-    digests: dict[Any, str] = {}  # of a provider's variants all the same
+    digests: dict[Any, str] = {}  # of a family's variants all the same
 
     def key(variant: Compilable) -> str:
-        of = variant.provider if isinstance(variant, Variant) else variant
+        of = (variant.provider, variant.family) if isinstance(variant, Variant) else variant
         if of not in digests:
             digests[of] = source_digest(variant)
         digest = digests[of]

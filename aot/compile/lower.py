@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Any
 
 from runtime.errors import AotError
-from runtime.program.record import Record
+from runtime.program.record import Kernel, Record, RecordSource
 
 from ..search.provider import Compilable, buildable
 from . import cubin as cubins
@@ -70,32 +70,25 @@ def lower(variant: Compilable) -> Lowered:
         )
     if not given.local_memory and (reason := _spills(found.values())):
         raise LoweringError(f"{variant.name()}: {reason}")
-    for launch in host.program["launches"]:
-        kernel = found[host.kernels[launch["kernel"]]]
-        sizes = tuple(p["size"] for p in launch["parameters"])
+    for launch in host.program.launches:
+        kernel = found[host.kernels[launch.kernel]]
+        sizes = tuple(p.size for p in launch.parameters)
         if sizes != kernel.parameter_sizes:
             raise LoweringError(
                 f"{variant.name()}: the host passes parameters of {sizes} bytes, "
                 f"the kernel takes {kernel.parameter_sizes}"
             )
-    record = {
-        "name": variant.name(),
-        "target": variant.target,
-        "family": f"{variant.provider}.{variant.family}",
-        "arguments": given.tree,
-        "symbols": given.symbols,
-        "kernels": [
-            {
-                "symbol": s,
-                "registers": found[s].registers,
-                "shared_bytes": found[s].shared_bytes,
-                "local_bytes": found[s].local_bytes,
-            }
-            for s in host.kernels
-        ],
-        "program": host.program,
-        "cubin": sha256(binary).hexdigest(),
-    }
+    resources = [found[symbol] for symbol in host.kernels]
+    record = RecordSource(
+        name=variant.name(),
+        target=variant.target,
+        family=f"{variant.provider}.{variant.family}",
+        cubin=sha256(binary).hexdigest(),
+        arguments=given.tree,
+        symbols=given.symbols,
+        kernels=[Kernel(k.symbol, k.registers, k.shared_bytes, k.local_bytes) for k in resources],
+        program=host.program,
+    ).to_json()
     Record.from_json(record)  # what the reader would refuse is never written
     return Lowered(record, binary, compiled, text)
 

@@ -16,7 +16,7 @@ from runtime.gemm.signature import Signature
 from runtime.gemm.table import TARGET, Entry
 from runtime.gemm.universal import WORDS, Form, PredictedEntry, Universal
 
-from ..search.costs import H200
+from ..search.h200 import H200
 
 TABLE = "universal"
 ROWS = (1, 16, 64, 256, 1024, 4096)  # for which a choice is shown, unless told otherwise

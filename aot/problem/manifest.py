@@ -16,10 +16,11 @@
 A gemm is D = epilogue(scale(A @ B^T)) with A (M, k), B (n, k) and D (M, n), or (M, n/2) where a gated epilogue makes
 one column of two. Its fields:
 `name`, unique in the file; `n` and `k`, such that rows are a multiple of 16 bytes; `dtypes`, one of
-`DTYPE_COMBINATIONS`; `accumulator` (f32); `epilogue` (none), such as silu or bias+swiglu+residual+scale; `scaling`
-(none) of 8-bit A and B: tensor, row_column or block; `b_major` (k), n where B is stored transposed; `overlap` (serial),
-what is promised about the kernel before; `batch` (1); `count` (1), how many times it runs `per` (layer) layer or model;
-`tokens`, in place of the file's. `runtime.gemm.signature` says what the words mean.
+`runtime.numbers.products.PRODUCTS`; `accumulator` (f32); `epilogue` (none), such as silu or
+bias+swiglu+residual+scale; `scaling` (none) of A and B of at most 8 bits, one of `runtime.numbers.scaling.SCALINGS`;
+`b_major` (k), n where B is stored transposed; `overlap` (serial), what is promised about the kernel before; `batch`
+(1); `count` (1), how many times it runs `per` (layer) layer or model; `tokens`, in place of the file's.
+`runtime.gemm.signature` says what the words mean.
 
 Every mistake is a `ManifestError` that names the file, the line, the field and the fix. A file cannot make the
 reader run code, follow an alias, or build more than the limits below allow.
@@ -42,26 +43,25 @@ from typing import Any, NoReturn
 import yaml
 
 from runtime.container.archive import MAGIC
-from runtime.dtypes import DTYPES
 from runtime.errors import AotError
-from runtime.gemm.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, SCALINGS, Signature
+from runtime.gemm.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, Signature
+from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.products import (
+    ACCUMULATORS,
+    PRODUCTS,
+    product_words,
+    scalings_of,
+    unsupported_scaling,
+    unsupported_types,
+)
+from runtime.numbers.scaling import SCALINGS
 
 from .. import files
 from ..search.targets import TARGETS
 from ..suggest import did_you_mean
 
 FORMAT = 1
-ACCUMULATORS = ("f32",)
 PER = ("layer", "model")
-DTYPE_COMBINATIONS = (  # a, b, d
-    ("bf16", "bf16", "bf16"),
-    ("f16", "f16", "f16"),
-    ("e4m3", "e4m3", "bf16"),
-    ("e4m3", "e4m3", "f16"),
-    ("e4m3", "e4m3", "e4m3"),
-    ("bf16", "bf16", "e4m3"),
-    ("f16", "f16", "e4m3"),
-)
 
 # TMA and vectorised copies need rows that start on this boundary.
 ROW_ALIGNMENT_BYTES = 16
@@ -182,7 +182,7 @@ def dump(manifest: Manifest) -> str:
         ManifestError: the manifest holds what no file may hold, such as an unaligned extent.
     """
     kinds = Counter(((g.signature.a, g.signature.b, g.signature.d), g.signature.scaling) for g in manifest.gemms)
-    common, scaling = kinds.most_common(1)[0][0] if kinds else (DTYPE_COMBINATIONS[0], "none")
+    common, scaling = kinds.most_common(1)[0][0] if kinds else (PRODUCTS[0], "none")
     model = _scalar(manifest.model)
     lines = [
         f"# The GEMMs of {model}, D = A @ B^T: A is (tokens, k), B (n, k), D (tokens, n).",
@@ -193,7 +193,7 @@ def dump(manifest: Manifest) -> str:
         f"tokens: {_flow(manifest.tokens)}",
         f"targets: {_flow(manifest.targets)}",
         "defaults:",
-        f"  dtypes: {_dtypes(*common)}",
+        f"  dtypes: {product_words(*common)}",
         *([f"  scaling: {scaling}"] if scaling != "none" else []),
         "gemms:",
     ]
@@ -257,7 +257,7 @@ def read_text(path: str, what: str, max_bytes: int = MAX_FILE_BYTES) -> str:
 
 def signature_problem(signature: Signature) -> tuple[str, str] | None:
     """Why no manifest may hold this signature, as (field, complaint with its fix), or None when it may."""
-    if problem := _dtypes_problem(signature.a, signature.b, signature.d):
+    if problem := unsupported_types(signature.a, signature.b, signature.d):
         return "dtypes", problem
     return _words_problem(signature) or _extents_problem(signature)
 
@@ -265,15 +265,15 @@ def signature_problem(signature: Signature) -> tuple[str, str] | None:
 def _words_problem(signature: Signature) -> tuple[str, str] | None:
     """What does not go together, whatever the extents."""
     s = signature
-    if s.scaling != "none" and s.a != "e4m3":
-        return "scaling", f"{s.scaling} is for A and B in e4m3, found {s.a}; write `scaling: none`"
-    if s.b_major == "n" and s.b == "e4m3":
-        return "b_major", "n is for B of 16 bits, and e4m3 is K-major; write `b_major: k`"
+    if problem := unsupported_scaling(s.a, s.scaling):
+        return "scaling", f"{problem}; write `scaling: {' or '.join(scalings_of(s.a))}`"
+    if s.b_major == "n" and DTYPES[s.b].narrow:
+        return "b_major", f"n is for B of 16 bits, and {s.b} is K-major; write `b_major: k`"
     if s.b_major == "n" and s.parts.gated:
         return "b_major", f"n is not for gates, found {s.epilogue}; write `b_major: k` and store B (N, K)"
-    if s.d == "e4m3" and not s.parts.scale:
+    if DTYPES[s.d].narrow and not s.parts.scale:
         fixed = "scale" if s.epilogue == "none" else f"{s.epilogue}+scale"
-        return "epilogue", f"D in e4m3 needs a scale, found {s.epilogue}; write `epilogue: {fixed}`"
+        return "epilogue", f"D in {s.d} needs a scale, found {s.epilogue}; write `epilogue: {fixed}`"
     if s.batch > 1:
         for field in ("scaling", "epilogue", "overlap"):
             found = getattr(s, field)
@@ -285,7 +285,7 @@ def _words_problem(signature: Signature) -> tuple[str, str] | None:
 def _extents_problem(signature: Signature) -> tuple[str, str] | None:
     """Which extent does not fill rows, or is absurd."""
     s = signature
-    whole = {t: ROW_ALIGNMENT_BYTES // DTYPES[t].bytes for t in (s.a, s.b, s.d)}
+    whole = {t: DTYPES[t].filling(ROW_ALIGNMENT_BYTES) for t in (s.a, s.b, s.d)}
     rows = [("n", s.n, "D", s.d, whole[s.d]), ("k", s.k, "A and B", s.a, whole[s.a])]
     if s.parts.gated:
         rows[0] = ("n", s.n, "D, n/2 columns,", s.d, 2 * whole[s.d])
@@ -301,13 +301,6 @@ def _extents_problem(signature: Signature) -> tuple[str, str] | None:
         if extent > MAX_EXTENT:
             return field, f"must be at most {MAX_EXTENT}, found {extent}; check the shape"
     return None
-
-
-def _dtypes_problem(a: str, b: str, d: str) -> str | None:
-    if (a, b, d) in DTYPE_COMBINATIONS:
-        return None
-    known = "; ".join(_dtypes(*c) for c in DTYPE_COMBINATIONS)
-    return f"the combination {_dtypes(a, b, d)} is not supported; use one of {known}"
 
 
 def _known_epilogues(found: str) -> str:
@@ -426,12 +419,12 @@ class _Reader:
             return self.tokens(node, where)
         if field == "dtypes":
             parts = self.mapping(node, where, ("a", "b", "d"), ("a", "b", "d"))
-            known = zip(*DTYPE_COMBINATIONS, strict=True)
+            known = zip(*PRODUCTS, strict=True)
             a, b, d = (
                 self.choice(parts[part], f"{where}.{part}", tuple(dict.fromkeys(types)))
                 for part, types in zip("abd", known, strict=True)
             )
-            if problem := _dtypes_problem(a, b, d):
+            if problem := unsupported_types(a, b, d):
                 self.fail(node, where, problem)
             return a, b, d
         if field == "epilogue":
@@ -439,7 +432,7 @@ class _Reader:
             if word not in EPILOGUES:
                 self.fail(node, where, f"unknown value {_short(repr(word))}; {_known_epilogues(word[:64])}")
             return word
-        return self.choice(node, where, _WORDS[field])
+        return self.choice(node, where, tuple(_WORDS[field]))
 
     def format(self, node: yaml.Node) -> None:
         found = self.integer(node, "format", MAX_COUNT)
@@ -576,16 +569,12 @@ def _flow(values: Iterable[int | str]) -> str:
     return f"[{', '.join(str(v) for v in values)}]"
 
 
-def _dtypes(a: str, b: str, d: str) -> str:
-    return f"{{a: {a}, b: {b}, d: {d}}}"
-
-
 def _gemm_fields(gemm: Gemm, dtypes: tuple[str, str, str], scaling: str, tokens: tuple[int, ...]) -> str:
     """The fields of one gemm that differ from what the reader would fill in."""
     s = gemm.signature
     fields: dict[str, Any] = {"name": _scalar(gemm.name), "n": s.n, "k": s.k}
     if (s.a, s.b, s.d) != dtypes:
-        fields["dtypes"] = _dtypes(s.a, s.b, s.d)
+        fields["dtypes"] = product_words(s.a, s.b, s.d)
     usual = _USUAL | {"scaling": scaling}
     fields |= {name: getattr(s, name) for name, value in usual.items() if getattr(s, name) != value}
     if gemm.count != 1:

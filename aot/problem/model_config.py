@@ -25,7 +25,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.gemm.signature import SCALINGS, Epilogue, Signature
+from runtime.gemm.signature import Epilogue, Signature
+from runtime.numbers.products import unsupported_scaling
+from runtime.numbers.scaling import SCALINGS
 
 from ..search.provider import provider, provider_names
 from ..search.targets import TARGETS
@@ -90,8 +92,8 @@ def manifest_from_config(
     _check(found, wanted)
     dtype = _dtype(found, wanted.dtype, on_warning)
     scaling = default_scaling(dtype) if wanted.scaling is None else wanted.scaling
-    if scaling != "none" and dtype != "e4m3":
-        found.fail(f"scaling {scaling} is for dtype e4m3, found {dtype}; leave it out")
+    if problem := unsupported_scaling(DTYPES[dtype][0], scaling):
+        found.fail(f"scaling {problem}; leave it out")
     activation = _activation(found) if wanted.fuse else None
     fused = Epilogue(GATES[activation], residual=not found.post_norms) if activation else Epilogue()
     layers = _Layers(DTYPES[dtype], scaling, fused, found.biased)

@@ -15,8 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from runtime.dtypes import DTYPES
 from runtime.gemm.signature import Signature
+from runtime.numbers.dtypes import DTYPES, TORCH_NAMES
+from runtime.program.arguments import DeviceArgument, StreamArgument
 
 from ..search.legal import illegal, legal_variants
 from ..search.provider import Buildable, ProviderError
@@ -50,7 +51,6 @@ _SCHEDULERS: dict[Any, str] = {
     "clc": "CLCDynamicPersistentTileSchedulerMetadata",
     "static": "StaticPersistentTileSchedulerMetadata",
 }
-_TORCH = {"bf16": "bfloat16", "f16": "float16", "e4m3": "float8_e4m3fn", "f32": "float32"}
 
 
 def _sm80_rule(v: Variant) -> str | None:
@@ -63,7 +63,7 @@ def _sm80_rule(v: Variant) -> str | None:
 
 def _tile_k_rule(v: Variant) -> str | None:
     """A stage is four MMA instructions deep along K, which is 128 bytes for every element type."""
-    depth = 128 // DTYPES[v.a].bytes
+    depth = DTYPES[v.a].filling(128)
     return None if v.integer("tile_k") == depth else f"tile_k must be {depth} for {v.a}"
 
 
@@ -179,8 +179,11 @@ class CutlassOperators:
         """None: the operators used here are GEMMs."""
         return []
 
-    def source_digest(self) -> str:
-        """SHA-256 over this provider and the installed package's Python sources and version."""
+    def source_digest(self, family: str) -> str:
+        """SHA-256 over this provider and the installed package's Python sources and version: the same for each family,
+        since the package's operators find each other's modules at run time."""
+        if family not in _OPERATORS:
+            raise ProviderError(f"{self.name} has no family {family!r}; its families are {', '.join(_OPERATORS)}")
         found = metadata.distribution(DISTRIBUTION)
         sources = [f for f in found.files or () if f.suffix == ".py"]
         if not sources:
@@ -212,14 +215,14 @@ def _gemm_arguments(torch: Any, variant: Variant) -> Any:
     """Operator API arguments of some extents that every variant accepts; the compiled kernel keeps none of them."""
     import cutlass.operators as ops
 
-    a, b, d = (getattr(torch, _TORCH[t]) for t in (variant.a, variant.b, variant.d))
+    a, b, d = (getattr(torch, TORCH_NAMES[t]) for t in (variant.a, variant.b, variant.d))
     batch = (2,) if variant.batched else ()
     m, n, k = 256, 512, 1024
     return ops.GemmArguments(
         A=torch.empty((*batch, m, k), dtype=a),
         B=torch.empty((*batch, n, k), dtype=b).transpose(-1, -2),
         out=torch.empty((*batch, m, n), dtype=d),
-        accumulator_type=getattr(torch, _TORCH[variant.accumulator]),
+        accumulator_type=getattr(torch, TORCH_NAMES[variant.accumulator]),
     )
 
 
@@ -330,15 +333,14 @@ def _wrap(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...],
     tensors = {id(args.A.tensor): "a", id(args.B.tensor): "b", id(args.out.tensor): "d"}
     stream_type = type(make_fake_stream())
     roles: list[str | None] = []
-    clusters: list[dict[str, Any]] = []
+    clusters: list[DeviceArgument] = []
     for value in values:
         if id(value) in tensors:
             roles.append(tensors[id(value)])
         elif isinstance(value, _MaxActiveClusters):
             size = value.cluster_size
-            node = {"kind": "device", "property": "max_active_clusters", "cluster_size": size}
-            clusters.append(node | {"name": f"max_active_clusters_{size}"})
-            roles.append(clusters[-1]["name"])
+            clusters.append(DeviceArgument(f"max_active_clusters_{size}", "max_active_clusters", size))
+            roles.append(clusters[-1].name)
         elif isinstance(value, stream_type):
             roles.append("stream")
         else:
@@ -347,13 +349,13 @@ def _wrap(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...],
         raise ProviderError(f"the operator for {variant.name()} takes unexpected arguments: {roles}")
 
     symbols, tree = gemm_tensors(variant)
-    tree += [*clusters, {"kind": "stream", "name": "stream"}]
+    tree += [*clusters, StreamArgument("stream")]
 
     def call(a: Any, b: Any, d: Any, stream: Any, counts: tuple[Any, ...]) -> None:
         modes = [1, 0] if not variant.batched else [0, 2, 1]
         b_as_k_by_n = cute.make_tensor(b.iterator, cute.select(b.layout, modes))
         given = {"a": a, "b": b_as_k_by_n, "d": d, "stream": stream}
-        given |= {node["name"]: count for node, count in zip(clusters, counts, strict=True)}
+        given |= {argument.name: count for argument, count in zip(clusters, counts, strict=True)}
         entry(*(given[role] if role else value for role, value in zip(roles, values, strict=True)))
 
     # The DSL reads a function's own parameters, so there is one function for each number of cluster counts.

@@ -12,29 +12,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from runtime.dtypes import DTYPES
 from runtime.gemm.signature import Epilogue
+from runtime.numbers.dtypes import DTYPES
 
 from ..kernels.sm90.persistent_choices import STAGE_BYTES_OF_K, Form, Plan
-from ..search.costs import H200, Extents, Machine, Number, ceil, floor, maximum, minimum, select, sqrt
+from ..search import h200
+from ..search.costs import Extents, Machine, Number, ceil, floor, maximum, minimum, select, sqrt
+from ..search.h200 import H200
+from ..search.rates import ElementRates
 from ..search.variants import Variant
 
-# Fitted to 170,000 times on H200s (132 SMs, power-limited; November 2026), in microseconds, bytes and multiply-adds: of
-# up to 600 functions at powers of two of M, and of 40 for each form at M, N and K drawn at random.
-_MULTIPROCESSORS = 132
-_RESIDENT = {1: 132, 2: 66, 4: 30}  # clusters that run at a time on such a GPU, by CTAs
-_L2_BYTES_PER_US = 14.2e6
-_MEMORY_BYTES_PER_US = 4.17e6
-_FLOOR_BYTES_PER_US = 4.15e6  # where there is nothing else
-_OUT, _RESIDUAL = 1.75, 4.33  # what a byte of D costs of these, and one of the residual
-_PAST_M_BYTES_PER_US = 14.3e6  # of rows past M, that CTAs receive: these come one after the other, whoever asks
-_MEETING_US = 1.06  # of CTAs that split K, before they push sums
-_PUSHED_BYTES_PER_US = 0.0323e6
-_SHARED_TILES_US = 3.54  # of the CTAs that share a tile through memory
-_EXCHANGED_BYTES_PER_US = 12.7e6  # that they write and read back
-_QUADS = 0.98  # the time of tiles in this order against any other, on average; from shape to shape 0.8 to 1.0
-_OVERLAP_US = 0.91  # what a launch gains that may begin early
-_RESIDUAL_US = 2.29  # of 128 x 128 sums by one warpgroup, to which a residual is added
+_RATES = h200.PERSISTENT
 _WGMMA_ROWS = 64
 _OPERATOR_PIECES = 4  # or so, of NVIDIA's kernels
 
@@ -61,37 +49,15 @@ class Tiling:
     box_m: int = 0  # rows of A in a TMA box, of which those past M are left out; 0 if all of a tile is loaded
 
 
-@dataclass(frozen=True)
-class _Rates:
-    """What depends on the bytes of an element."""
-
-    start_us: float
-    power: float  # multiply-adds of an SM while all are busy
-    byte: float  # multiply-adds that take as much energy as a byte that WGMMA reads of its columns
-    of_rows: float  # and one of its 64 rows, in bytes of columns
-    clock: float  # multiply-adds of an SM while few are
-    brought: float  # bytes that TMA brings to an SM
-    epilogue_us: float  # of 128 x 128 sums by one warpgroup, and
-    piece_us: float  # of each piece of it; in 16 bits neither was seen
-    seen: float  # of it, and of all that a tile costs besides, where no other warpgroup multiplies
-    pingpong: float  # power that pingpong takes, against cooperative
-
-
-_RATES = {
-    2: _Rates(2.81, 3.17e6, 0.612, 7.38, 3.34e6, 0.12e6, 0.0, 0.0, 1.91, 0.936),
-    1: _Rates(3.13, 43.3e6, 252, 0.844, 6.64e6, 0.113e6, 0.581, 0.074, 0.992, 1.0),
-}
-
-
 def of_own(v: Variant, form_of: Callable[[Variant], Form], of: Extents, m: Number, machine: Machine = H200) -> Any:
     """Microseconds for a variant of sm90_persistent; see `estimate_us`."""
     tiling, plan = _own(v, form_of)
     if not plan.stream_k:
-        return estimate_us(tiling, of, m, machine) - (_OVERLAP_US if plan.overlap else 0.0)
+        return estimate_us(tiling, of, m, machine) - (_RATES.overlap_us if plan.overlap else 0.0)
     clusters, resident = _clusters(tiling, m, of.n) * of.batch, _resident(plan.cluster, machine)
     slices, shared = _slices(plan, clusters, resident, of.k * tiling.bytes_in / STAGE_BYTES_OF_K)
     exchanged = (slices - 1) * shared * (2 * plan.partials_bytes)
-    exchange_us = select(slices, 1, 0.0, _SHARED_TILES_US + exchanged / _EXCHANGED_BYTES_PER_US)
+    exchange_us = select(slices, 1, 0.0, _RATES.shared_tiles_us + exchanged / _RATES.exchanged_bytes_per_us)
     return estimate_us(tiling, of, m, machine, slices) + exchange_us
 
 
@@ -153,7 +119,7 @@ def _clusters(t: Tiling, m: Number, n: Number) -> Any:
 
 def _resident(cluster: int, machine: Machine) -> Any:
     """Clusters of so many CTAs that run at a time."""
-    return floor(machine.multiprocessors * _RESIDENT[cluster] / _MULTIPROCESSORS)
+    return floor(machine.multiprocessors * _RATES.resident_clusters[cluster] / H200.multiprocessors)
 
 
 def estimate_us(t: Tiling, of: Extents, m: Number, machine: Machine = H200, slices: Number = 1) -> Any:
@@ -164,42 +130,45 @@ def estimate_us(t: Tiling, of: Extents, m: Number, machine: Machine = H200, slic
     that nothing hides. How well it orders variants is in `aot.search.rank`.
     """
     n, k, batch = of.n, of.k, of.batch
-    rates = _RATES[t.bytes_in]
-    larger, memory_faster = machine.multiprocessors / _MULTIPROCESSORS, machine.memory_gbps / H200.memory_gbps
+    rates = _RATES.by_element_bytes[t.bytes_in]
+    larger, memory_faster = machine.multiprocessors / H200.multiprocessors, machine.memory_gbps / H200.memory_gbps
     cluster = t.cluster_m * t.cluster_n * t.split_k
     clusters = _clusters(t, m, n) * batch
     waves = ceil(clusters / _resident(cluster, machine))
     tiles, depth = clusters * cluster, k / t.split_k
     products, brought = depth * (t.tile_m * t.tile_n), depth * ((t.tile_m + t.tile_n) * t.bytes_in)
-    tile_us, epilogue_us = maximum(products / rates.clock, brought / rates.brought), _epilogue_us(t, rates)
+    tile_us = maximum(products / rates.clock_macs_per_us, brought / rates.brought_bytes_per_us)
+    epilogue_us = _epilogue_us(t, rates)
     # Of two warpgroups that alternate, one multiplies while the other stores.
     next_us = maximum(tile_us, (tile_us + epilogue_us) / 2) if t.pingpong else tile_us
     busy_us = (waves - 1) * next_us + tile_us / slices
     rows, columns = (t.tile_n, t.tile_m) if t.swap else (t.tile_m, t.tile_n)
     # WGMMA reads 64 rows and all columns for each 64 rows.
-    reads = depth * (math.ceil(rows / _WGMMA_ROWS) * (rates.of_rows * _WGMMA_ROWS + columns) * t.bytes_in)
-    energy = products + reads * rates.byte
-    power_us = tiles * energy / (machine.multiprocessors * (rates.power / (rates.pingpong if t.pingpong else 1.0)))
+    reads = depth * (math.ceil(rows / _WGMMA_ROWS) * (rates.row_bytes * _WGMMA_ROWS + columns) * t.bytes_in)
+    energy = products + reads * rates.byte_macs
+    power = rates.power_macs_per_us / (rates.pingpong if t.pingpong else 1.0)
+    power_us = tiles * energy / (machine.multiprocessors * power)
     loads = depth * ((t.tile_m / t.cluster_n + t.tile_n / t.cluster_m) * t.bytes_in)
-    out = t.bytes_out * (_OUT + (_RESIDUAL if t.residual else 0.0)) / (2 if t.gated else 1)
+    out = t.bytes_out * (_RATES.out_bytes + (_RATES.residual_bytes if t.residual else 0.0)) / (2 if t.gated else 1)
     memory = batch * (n * k * t.bytes_in + m * k * t.bytes_in + m * n * out)
-    l2_us, memory_us = tiles * loads / (larger * _L2_BYTES_PER_US), memory / (memory_faster * _MEMORY_BYTES_PER_US)
-    floor_us = memory / (memory_faster * _FLOOR_BYTES_PER_US)
+    l2_us = tiles * loads / (larger * _RATES.l2_bytes_per_us)
+    memory_us = memory / (memory_faster * _RATES.memory_bytes_per_us)
+    floor_us = memory / (memory_faster * _RATES.floor_bytes_per_us)
     body_us = maximum(_norm(busy_us, power_us, l2_us, memory_us), floor_us)
-    body_us = body_us * (_QUADS if t.order == "quads" else 1.0)
+    body_us = body_us * (_RATES.quads if t.order == "quads" else 1.0)
     loaded_m = t.box_m or t.tile_m * t.cluster_m  # so many rows at a time
     past_m = ceil(m / loaded_m) * loaded_m - m
     receivers = batch * (ceil(n / (t.tile_n * t.cluster_n)) * t.cluster_n)
-    past_m_us = past_m * k * receivers * t.bytes_in / (larger * _PAST_M_BYTES_PER_US)
+    past_m_us = past_m * k * receivers * t.bytes_in / (larger * _RATES.past_m_bytes_per_us)
     shown = 1 + (waves - 1) * (0.0 if t.pingpong else rates.seen)
     return body_us + past_m_us + epilogue_us * shown + rates.start_us
 
 
-def _epilogue_us(t: Tiling, rates: _Rates) -> float:
+def _epilogue_us(t: Tiling, rates: ElementRates) -> float:
     """From sums to D, of one tile by the warpgroups that have it."""
-    sums_us = rates.epilogue_us + (_RESIDUAL_US if t.residual else 0.0)
+    sums_us = rates.epilogue_us + (_RATES.residual_us if t.residual else 0.0)
     found = sums_us * t.tile_m * t.tile_n / 128**2 / (1 if t.pingpong else 2) + rates.piece_us * t.pieces
-    meeting_us = _MEETING_US + t.pushed_bytes / _PUSHED_BYTES_PER_US if t.split_k > 1 else 0.0
+    meeting_us = _RATES.meeting_us + t.pushed_bytes / _RATES.pushed_bytes_per_us if t.split_k > 1 else 0.0
     return found / t.split_k + meeting_us
 
 

@@ -8,20 +8,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from runtime.dtypes import DTYPES
-from runtime.gemm.signature import EPILOGUES, MAJORS, SCALINGS, Signature
+from runtime.gemm.signature import EPILOGUES, MAJORS, Signature
+from runtime.numbers.dtypes import DTYPES
+from runtime.program.arguments import (
+    Argument,
+    DeviceArgument,
+    ScalarArgument,
+    StreamArgument,
+    Symbol,
+    TensorArgument,
+    WorkspaceArgument,
+)
 
 from ..kernels.sm90 import persistent_choices, small_m_choices
 from ..search.legal import illegal, legal_functions, legal_variants
 from ..search.provider import Buildable, ProviderError
 from ..search.targets import TARGETS
-from ..search.variants import Family, Variant
-from . import estimate_persistent, estimate_small_m, summation
+from ..search.variants import Family, Likely, Variant
+from . import estimate_persistent, estimate_small_m, likely_persistent, likely_small_m, summation
 from .arguments import digest, gemm_tensors, stand_ins
+from .sources import made_of
 
-_HERE = Path(__file__)
-_KERNELS = _HERE.parents[1] / "kernels"
+_AOT = Path(__file__).resolve().parents[1]
+_BUILT_BY = "own.py", "arguments.py"
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
+_SCALINGS = ("none", "tensor", "row_column", "block")
 _FP8 = (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"))
 
 
@@ -38,7 +49,8 @@ FAMILIES: dict[str, Family] = {
         (*_SAME_16_BIT, ("bf16", "bf16", "e4m3"), *(("e4m3", "e4m3", d) for d in ("bf16", "f16", "e4m3"))),
         small_m_choices.OPTIONS,
         lambda v: small_m_choices.rule(v.options, _small_m_form(v)),
-        scalings=SCALINGS,
+        likely=Likely(lambda v: likely_small_m.unlikely(v.options, _small_m_form(v)), likely_small_m.hopeless),
+        scalings=_SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
         summation=summation.of_small_m,
@@ -52,8 +64,8 @@ FAMILIES: dict[str, Family] = {
         persistent_choices.OPTIONS,
         lambda v: persistent_choices.rule(v.options, _persistent_form(v)),
         persistent_choices.hopeless,
-        persistent_choices.OFFERED,
-        scalings=SCALINGS,
+        Likely(lambda v: likely_persistent.unlikely(v.options, _persistent_form(v)), likely_persistent.hopeless),
+        scalings=_SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
         limit=lambda v, s: persistent_choices.limit(_persistent_form(v), s.n),
@@ -90,11 +102,13 @@ class Own:
         """Every legal variant for `target` that is not a GEMM."""
         return legal_functions(self.name, target)
 
-    def source_digest(self) -> str:
-        """SHA-256 over this provider and every kernel of this project."""
-        kernels = ((f"kernels/{k.relative_to(_KERNELS).as_posix()}", k) for k in _KERNELS.rglob("*.py"))
-        provider = ((f"provider/{name}", _HERE.parent / name) for name in (_HERE.name, "arguments.py"))
-        return digest((name, path.read_bytes()) for name, path in (*kernels, *provider))
+    def source_digest(self, family: str) -> str:
+        """SHA-256 over what builds a family's variants: this provider, and the files that its kernel is made of."""
+        if family not in _KERNELS:
+            raise ProviderError(f"{self.name} has no family {family!r}; its families are {', '.join(_KERNELS)}")
+        kernels = _AOT / "kernels"
+        files = [_AOT / "providers" / name for name in _BUILT_BY] + made_of(kernels / _KERNELS[family], kernels)
+        return digest((path.relative_to(_AOT).as_posix(), path.read_bytes()) for path in files)
 
     def build(self, variant: Variant) -> Buildable:
         """Prepare `variant` for `cute.compile`.
@@ -112,7 +126,7 @@ def _small_m(variant: Variant) -> Buildable:
     from ..kernels.sm90.small_m import SmallM
 
     symbols, tree = gemm_tensors(variant)
-    tree.append({"kind": "stream", "name": "stream"})
+    tree.append(StreamArgument("stream"))
     arguments = _gemm_arguments(tree, symbols)
     for persistent in ("max_active_clusters", "counters", "partials"):
         del arguments[_GEMM_ARGUMENTS.index(persistent)]
@@ -132,18 +146,17 @@ def _persistent(variant: Variant) -> Buildable:
 
     plan = persistent_choices.Plan.of(variant.options, _persistent_form(variant))
     symbols, tree = gemm_tensors(variant)
-    clusters = {"kind": "device", "name": "max_active_clusters", "property": "max_active_clusters"}
+    clusters = DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster)
     if plan.stream_k:
-        space = {"kind": "workspace", "each": "max_active_clusters"}
-        tree.append(space | {"name": "partials", "bytes": plan.partials_bytes, "zeroed": False})
-        tree.append(space | {"name": "counters", "bytes": plan.counters_bytes, "zeroed": True})
-    tree += [clusters | {"cluster_size": plan.cluster}, {"kind": "stream", "name": "stream"}]
+        tree.append(WorkspaceArgument("partials", plan.partials_bytes, each=clusters.name, zeroed=False))
+        tree.append(WorkspaceArgument("counters", plan.counters_bytes, each=clusters.name, zeroed=True))
+    tree += [clusters, StreamArgument("stream")]
     return Buildable(Persistent(plan), _gemm_arguments(tree, symbols), tree, symbols)
 
 
-def _gemm_arguments(tree: list[dict[str, Any]], symbols: dict[str, dict[str, int]]) -> list[Any]:
+def _gemm_arguments(tree: list[Argument], symbols: dict[str, Symbol]) -> list[Any]:
     """Stand-ins for a GEMM's whole list of arguments, None for each that `tree` does without."""
-    found = dict(zip((node["name"] for node in tree), stand_ins(tree, symbols), strict=True))
+    found = dict(zip((argument.name for argument in tree), stand_ins(tree, symbols), strict=True))
     return [found.get(name) for name in _GEMM_ARGUMENTS]
 
 
@@ -152,20 +165,18 @@ def _rmsnorm(variant: Variant) -> Buildable:
     from ..kernels.rmsnorm import RmsNorm
 
     symbols = {
-        "m": {"width": 32, "divisibility": 1},
-        "n": {"width": 32, "divisibility": 8},
-        "ldx": {"width": 64, "divisibility": 8},
-        "ldy": {"width": 64, "divisibility": 8},
+        "m": Symbol(32, 1),
+        "n": Symbol(32, 8),
+        "ldx": Symbol(64, 8),
+        "ldy": Symbol(64, 8),
     }
-    tree: list[dict[str, Any]] = [
-        {"kind": "tensor", "name": name, "dtype": dtype, "shape": shape, "strides": strides, "alignment": 16}
-        for name, dtype, shape, strides in (
-            ("x", variant.a, ["m", "n"], ["ldx", 1]),
-            ("weight", variant.b, ["n"], [1]),
-            ("y", variant.d, ["m", "n"], ["ldy", 1]),
-        )
+    tree: list[Argument] = [
+        TensorArgument("x", variant.a, ("m", "n"), ("ldx", 1), 16),
+        TensorArgument("weight", variant.b, ("n",), (1,), 16),
+        TensorArgument("y", variant.d, ("m", "n"), ("ldy", 1), 16),
+        ScalarArgument("eps", "f32"),
+        StreamArgument("stream"),
     ]
-    tree += [{"kind": "scalar", "name": "eps", "dtype": "f32"}, {"kind": "stream", "name": "stream"}]
     return Buildable(
         RmsNorm(variant.integer("threads"), bool(variant.options["overlap"])), stand_ins(tree, symbols), tree, symbols
     )
@@ -177,3 +188,4 @@ _GEMM_ARGUMENTS = (
     *("partials", "counters", "max_active_clusters", "stream"),
 )
 _BUILDERS = {"rmsnorm_row": _rmsnorm, "sm90_persistent": _persistent, "sm90_small_m": _small_m}
+_KERNELS = {"rmsnorm_row": "rmsnorm.py", "sm90_persistent": "sm90/persistent.py", "sm90_small_m": "sm90/small_m.py"}

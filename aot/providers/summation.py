@@ -16,7 +16,7 @@ Apart from the providers, so that another word compiles nothing anew.
 
 from __future__ import annotations
 
-from runtime.dtypes import DTYPES
+from runtime.numbers.dtypes import DTYPES
 
 from ..kernels.sm90.persistent_choices import STAGE_BYTES_OF_K
 from ..kernels.sm90.small_m_choices import Form, tile_k

@@ -1,7 +1,7 @@
 """Arithmetic that estimates of times are written in, over numbers or over symbols.
 
 An estimate that uses Python's `+ - * /`, and `ceil`, `maximum` and so on from here where it branches or rounds, gives a
-time for numbers. For symbols it leaves its operations in a `Tape`, of which `Tape.to_json` makes the cost program that
+time for numbers. For symbols it leaves its operations in a `Tape`, of which `Tape.program` makes the cost program that
 an archive holds (`runtime.program.costs`). Knows nothing of kernels.
 """
 
@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from runtime.program.costs import CostSource
 
 # Below this JSON has more than one spelling of a number, and a rate is easier to read than its reciprocal.
 _LEAST_CONSTANT = 1e-4
@@ -23,10 +25,6 @@ class Machine(NamedTuple):
 
     multiprocessors: Number
     memory_gbps: Number
-
-
-# What the rates in `aot.providers` were fitted on: 6144 bits at 3201 MHz.
-H200 = Machine(132, 4917)
 
 
 class Extents(Protocol):
@@ -84,7 +82,7 @@ class Tape:
             self.nodes.append(list(node))
         return Symbol(self, self._known[key])
 
-    def to_json(self, results: Sequence[Number]) -> dict[str, Any]:
+    def program(self, results: Sequence[Number]) -> CostSource:
         """The program that gives `results`, without the operations that none of them needs.
 
         Operations of one kind that do not depend on each other follow each other, which are evaluated together.
@@ -104,12 +102,12 @@ class Tape:
             depth[place] = 1 + max(depth[x] for x in self.nodes[place - first][1:])
         operations.sort(key=lambda place: (depth[place], self.nodes[place - first][0]))
         moved = {place: i for i, place in enumerate([*range(first), *constants, *operations])}
-        return {
-            "constants": [self.nodes[place - first][1] for place in constants],
-            "operations": " ".join(self.nodes[place - first][0] for place in operations),
-            "operands": [moved[x] for place in operations for x in self.nodes[place - first][1:]],
-            "results": [moved[place] for place in wanted],
-        }
+        return CostSource(
+            constants=[self.nodes[place - first][1] for place in constants],
+            operations=[self.nodes[place - first][0] for place in operations],
+            operands=[moved[x] for place in operations for x in self.nodes[place - first][1:]],
+            results=[moved[place] for place in wanted],
+        )
 
 
 class Symbol:

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from runtime.gemm.universal import INPUTS
 from runtime.limits import MAX_COST_RESULTS
-from runtime.program.costs import CostProgram
+from runtime.program.costs import CostProgram, CostSource
 
-from .costs import H200, Extents, Machine, Number, Tape, exp, log, maximum, minimum
+from .costs import Extents, Machine, Number, Tape, exp, log, maximum, minimum
+from .h200 import H200
 from .legal import family_of
 from .variants import Variant
 
@@ -47,7 +48,7 @@ def shares(m: Number) -> list[Any]:
 
 def program(
     variants: Sequence[Variant], corrections: Mapping[Variant, Correction] = MappingProxyType({})
-) -> dict[str, Any]:
+) -> CostSource:
     """The cost program over `INPUTS` that gives the microseconds of each of `variants`, in order.
 
     Those that `corrections` has are multiplied by what was measured of them.
@@ -68,7 +69,7 @@ def program(
             known = ((count, x) for count, x in zip(counts, corrections[variant], strict=True) if x)
             us = us * exp(sum(count * x for count, x in known))
         results.append(us)
-    return tape.to_json(results)
+    return tape.program(results)
 
 
 class Estimates:
@@ -78,7 +79,9 @@ class Estimates:
         self, variants: Sequence[Variant], corrections: Mapping[Variant, Correction] = MappingProxyType({})
     ) -> None:
         parts = [variants[i : i + MAX_COST_RESULTS] for i in range(0, len(variants), MAX_COST_RESULTS)]
-        self._programs = [CostProgram.from_json(program(part, corrections), len(INPUTS), "estimates") for part in parts]
+        self._programs = [
+            CostProgram.from_json(program(part, corrections).to_json(), len(INPUTS), "estimates") for part in parts
+        ]
 
     def us(self, of: Extents, m: int, machine: Machine = H200) -> list[float]:
         """The microseconds of each variant for `m` rows."""

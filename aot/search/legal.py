@@ -6,13 +6,13 @@ device and imports no compiler.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from runtime.dtypes import DTYPES
 from runtime.gemm.signature import OVERLAPS, Signature
+from runtime.numbers.dtypes import DTYPES
 
 from .provider import families
 from .variants import TILES, Family, Option, Variant, choices
@@ -163,7 +163,7 @@ def _unsuited_alike(variant: Variant, family: Family | None, signature: Signatur
         ("columns of D", signature.columns, signature.d),
         ("k", signature.k, signature.a),
     ):
-        divisibility = max(1, access_bytes // DTYPES[element].bytes)
+        divisibility = DTYPES[element].filling(access_bytes)
         if value % divisibility:
             need = f"which {access_bytes}-byte access to {element} needs"
             return f"{extent} = {value} is not a multiple of {divisibility}, {need}"
@@ -201,9 +201,16 @@ def overlaps_less(variants: Sequence[Variant]) -> list[bool]:
     return [overlap < most[key] for key, overlap in zip(alike, overlaps, strict=True)]
 
 
-def legal_variants(provider: str, target: str, signature: Signature, unoffered: bool = False) -> list[Variant]:
-    """Every legal GEMM variant of `provider` that computes `signature` on `target` and is offered, in a fixed order;
-    with `unoffered` also those that are not."""
+def why_unlikely(variant: Variant) -> str | None:
+    """Why a legal `variant` is not worth compiling, in the opinion of its family, or None. A family unknown here has no
+    opinion."""
+    family = family_of(variant)
+    return None if family is None else family.likely.unlikely(variant)
+
+
+def legal_variants(provider: str, target: str, signature: Signature, unlikely: bool = False) -> list[Variant]:
+    """Every legal GEMM variant of `provider` that computes `signature` on `target` and is worth compiling, in a fixed
+    order; with `unlikely` also those that are not, which are some hundred times as many."""
     wanted = _Form(
         (signature.a, signature.b, signature.d),
         signature.batch > 1,
@@ -212,17 +219,18 @@ def legal_variants(provider: str, target: str, signature: Signature, unoffered: 
         signature.epilogue,
         signature.overlap,
     )
+    of_form = _all_legal if unlikely else _legal
     return [
         v
         for name, family in families(provider).items()
         if family.operation == "gemm" and family.accumulator == signature.accumulator
-        for v in _legal(provider, name, family, target, wanted, unoffered)
+        for v in of_form(provider, name, family, target, wanted)
         if _unsuited_alike(v, family, signature) is None
     ]
 
 
 def legal_functions(provider: str, target: str) -> list[Variant]:
-    """Every legal variant of `provider` for `target` that is not a GEMM, in a fixed order."""
+    """Every legal variant of `provider` for `target` that is not a GEMM and is worth compiling, in a fixed order."""
     return [
         v
         for name, family in families(provider).items()
@@ -233,29 +241,47 @@ def legal_functions(provider: str, target: str) -> list[Variant]:
     ]
 
 
-def _combinations(family: Family, promised: str, unoffered: bool) -> list[dict[str, Option]]:
+def _combinations(family: Family, promised: str, unlikely: bool) -> Iterator[dict[str, Option]]:
     """Every combination of a family's choices but those that are hopeless, rely on more overlap than is promised, or,
-    without `unoffered`, are not offered."""
-    found: list[dict[str, Option]] = [{}]
-    for option, legal in family.options.items():
-        values = legal if unoffered else family.offered.get(option, legal)
+    without `unlikely`, are hopelessly unlikely; in the order of the choices' values."""
+    hopeless = [family.hopeless, None if unlikely else family.likely.hopeless]
+    refuse = [asked for asked in hopeless if asked is not None]
+    found: Iterable[dict[str, Option]] = [{}]
+    for option, values in family.options.items():
         if option == "overlap":
             values = tuple(value for value in values if not _is_too_much(value, promised))
-        found = [known | {option: value} for known in found for value in values]
-        if family.hopeless is not None:
-            found = [known for known in found if not family.hopeless(known)]
-    return found
+        found = _longer(found, option, values, refuse)
+    return iter(found)
+
+
+def _longer(
+    combinations: Iterable[dict[str, Option]],
+    option: str,
+    values: Iterable[Option],
+    refuse: Sequence[Callable[[Mapping[str, Option]], bool]],
+) -> Iterator[dict[str, Option]]:
+    """Combinations with one choice more, but those that one of `refuse` does."""
+    for known in combinations:
+        for value in values:
+            longer = known | {option: value}
+            if not any(asked(longer) for asked in refuse):
+                yield longer
 
 
 @cache
-def _legal(
-    provider: str, name: str, family: Family, target: str, form: _Form, unoffered: bool = False
-) -> tuple[Variant, ...]:
-    """Every legal variant of a family of the given form; see `legal_variants`."""
+def _legal(provider: str, name: str, family: Family, target: str, form: _Form) -> tuple[Variant, ...]:
+    """Every legal variant of a family of the given form that is worth compiling; see `legal_variants`."""
+    likely = _all_legal(provider, name, family, target, form, unlikely=False)
+    return tuple(likely)
+
+
+def _all_legal(
+    provider: str, name: str, family: Family, target: str, form: _Form, unlikely: bool = True
+) -> Iterator[Variant]:
+    """Every legal variant of a family of the given form; without `unlikely` those that are worth compiling."""
     if target not in family.targets or _formless(name, family, form):
-        return ()
-    variants = []
-    for combination in _combinations(family, form.overlap, unoffered):
+        return
+    for combination in _combinations(family, form.overlap, unlikely):
         variant = Variant(
             provider,
             name,
@@ -269,6 +295,6 @@ def _legal(
             scaling=form.scaling,
             b_major=form.b_major,
         )
-        if family.rule(variant) is None:  # its choices are the family's own, so `illegal` has nothing else to ask
-            variants.append(variant)
-    return tuple(variants)
+        # Its choices are the family's own, so `illegal` has nothing else to ask.
+        if (unlikely or family.likely.unlikely(variant) is None) and family.rule(variant) is None:
+            yield variant

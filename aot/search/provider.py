@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from runtime.errors import AotError
 from runtime.gemm.signature import Signature
+from runtime.program.arguments import Argument, Symbol
 
 from .variants import Family, Variant
 
@@ -29,7 +30,8 @@ _PARTS = "name", "families", "variants", "functions", "source_digest", "build"  
 
 
 class Compilable(Protocol):
-    """What a worker compiles, as data that is compared, hashed and pickled: a `Variant`, or what has `build` itself."""
+    """What a worker compiles, as data that is compared, hashed and pickled: a `Variant`, or what
+    has `build` and `source_digest` itself, for which it needs no provider."""
 
     @property
     def provider(self) -> str:
@@ -47,7 +49,7 @@ class Compilable(Protocol):
         """Its name in an archive."""
 
     def to_json(self) -> dict[str, Any]:
-        """Equal for equal ones and only for them, but for what `source_digest_of` covers."""
+        """Equal for equal ones and only for them, but for what `source_digest` covers."""
 
 
 class ProviderError(AotError):
@@ -70,8 +72,8 @@ class Buildable:
 
     function: Callable[..., None]
     arguments: list[Any]
-    tree: list[dict[str, Any]]
-    symbols: dict[str, dict[str, int]]
+    tree: list[Argument]
+    symbols: dict[str, Symbol]
     options: tuple[Any, ...] = ()
     local_memory: bool = False
     explain: Callable[[Exception], AotError] | None = None
@@ -79,7 +81,7 @@ class Buildable:
     @property
     def argument_names(self) -> list[str]:
         """The arguments' names, in order."""
-        return [node["name"] for node in self.tree]
+        return [argument.name for argument in self.tree]
 
 
 class Provider(Protocol):
@@ -100,10 +102,14 @@ class Provider(Protocol):
         """Every legal variant for `target` that is not a GEMM; cheap, and compiles nothing."""
         ...
 
-    def source_digest(self) -> str:
-        """SHA-256 over the sources and versions that decide what code a variant compiles to.
+    def source_digest(self, family: str) -> str:
+        """SHA-256 over the sources and versions that decide what code a variant of `family` compiles to.
 
-        Covers neither the DSL nor its compiler: their versions are the compiler's to record.
+        Covers neither the DSL nor its compiler: their versions are the compiler's to record. Nor what decides whether a
+        variant is worth compiling, or how long it takes.
+
+        Raises:
+            ProviderError: there is no such family, or its sources cannot be told.
         """
         ...
 
@@ -153,13 +159,19 @@ def buildable(item: Compilable) -> Buildable:
     Raises:
         AotError: it cannot be made.
     """
-    made: Buildable = provider(item.provider).build(item) if isinstance(item, Variant) else item.build()  # type: ignore[attr-defined]
+    if isinstance(item, Variant):
+        return provider(item.provider).build(item)
+    itself: Any = item
+    made: Buildable = itself.build()
     return made
 
 
 def source_digest(item: Compilable) -> str:
     """SHA-256 over the sources that decide what code it compiles to, but for the DSL's."""
-    found: str = provider(item.provider).source_digest() if isinstance(item, Variant) else item.source_digest()  # type: ignore[attr-defined]
+    if isinstance(item, Variant):
+        return provider(item.provider).source_digest(item.family)
+    itself: Any = item
+    found: str = itself.source_digest()
     return found
 
 

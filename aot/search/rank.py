@@ -25,8 +25,8 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from runtime.dtypes import DTYPES
 from runtime.gemm.signature import OVERLAPS, Signature
+from runtime.numbers.dtypes import DTYPES
 
 from . import targets
 from .estimates import Estimates
@@ -131,7 +131,7 @@ class _Shape(NamedTuple):
         return cls(
             tile_m=-(-extent("tile_m", 128) // (2 if said.get("two_cta") else 1)),
             tile_n=extent("tile_n", 128),
-            tile_k=extent("tile_k", 128 // DTYPES[variant.a].bytes),
+            tile_k=extent("tile_k", DTYPES[variant.a].filling(128)),
             cluster_m=extent("cluster_m", 1),
             cluster_n=extent("cluster_n", 1),
             stages=extent("stages", 4),
@@ -255,7 +255,7 @@ class _TileWaves:
         in_flight = max(1, self._multiprocessors // (s.cluster_m * s.cluster_n))
         waves = -(-clusters * s.split_k * signature.batch // in_flight)
         loads = s.tile_m / s.cluster_n + s.tile_n / s.cluster_m
-        slices = -(-signature.k // (s.tile_k * s.split_k)) * s.tile_k * DTYPES[signature.a].bytes
+        slices = -(-signature.k // (s.tile_k * s.split_k)) * DTYPES[signature.a].bytes_of(s.tile_k)
         return waves * slices * (s.tile_m * s.tile_n + self._LOAD_WEIGHT * loads)
 
 
@@ -272,7 +272,6 @@ _DEVICES = {
     "sm_103a": ("GB300_NVL", "CUTLASS3"),
     "sm_120a": ("RTX_5090", "CUTLASS"),
 }
-_LETTERS = {"f32": "S", "f16": "H", "bf16": "T", "e4m3": "Q", "e5m2": "R"}
 _SUGGESTIONS = 64  # more than it ever gives
 
 
@@ -299,7 +298,7 @@ class _MatmulHeuristics:
         self._configurations: dict[_Shape, Any] = {}
         self._encoded = self._precision.encode()
         self._waves = _TileWaves(target)
-        self._instruction_k = 32 // DTYPES[signature.a].bytes
+        self._instruction_k = DTYPES[signature.a].filling(32)
         self.source = f"{_DISTRIBUTION} {version}"
 
     def costs(self, shapes: Sequence[_Shape], signature: Signature, m: int) -> _Costs:
@@ -361,8 +360,9 @@ class _MatmulHeuristics:
 
 def _precision(signature: Signature) -> str:
     """The library's word for a signature's types: A, accumulator, D; for 8-bit floats A, B, C, accumulator, D."""
-    try:
-        a, b, d, accumulator = (_LETTERS[t] for t in (signature.a, signature.b, signature.d, signature.accumulator))
-    except KeyError as e:
-        raise _Unknown(f"{_DISTRIBUTION} does not know the element type {e}") from None
+    types = signature.a, signature.b, signature.d, signature.accumulator
+    for t in types:
+        if not DTYPES[t].heuristics:
+            raise _Unknown(f"{_DISTRIBUTION} does not know the element type {t!r}")
+    a, b, d, accumulator = (DTYPES[t].heuristics for t in types)
     return f"{a}{b}{d}{accumulator}{d}" if DTYPES[signature.a].bits == 8 else f"{a}{accumulator}{d}"

@@ -13,15 +13,17 @@ import operator
 import random
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-from runtime.container import canonical
-from runtime.dtypes import DTYPES
 from runtime.gemm.signature import OVERLAPS, Signature
+from runtime.gemm.universal import WORDS, FormSource, Function, write
 from runtime.limits import MAX_COST_RESULTS, MAX_GEMM_EXTENT
+from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.scaling import SCALINGS
 
-from .costs import H200, Machine
+from .costs import Machine
 from .estimates import CORRECTED_M, Correction, Estimates, program, shares
+from .h200 import H200
 from .legal import family_of, summation, unsuited
 from .provider import provider, provider_names
 from .variants import Variant
@@ -54,10 +56,6 @@ class Chosen:
     target: str
     variants: tuple[Variant, ...]
     corrections: Mapping[Variant, Correction]
-
-
-# What the table has of a form: its words and functions, and the cost program of these.
-Row: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -112,10 +110,10 @@ def can_choose(signatures: Iterable[Signature], target: str) -> bool:
 
 
 def likeness(signature: Signature) -> tuple[Any, ...]:
-    """What forms have in common of which times tell the same: bytes of an element, gates, block scales, order of B."""
+    """What forms have in common of which times tell the same: bits of elements, gates, scales along K, order of B."""
     s = signature
     bits = DTYPES[s.a].bits, DTYPES[s.d].bits
-    return (*bits, s.parts.gated, s.scaling == "block", s.b_major, s.batch > 1)
+    return (*bits, s.parts.gated, SCALINGS[s.scaling].k, s.b_major, s.batch > 1)
 
 
 def alike(measured: Signature, form: Signature) -> bool:
@@ -130,51 +128,29 @@ def choices_of(variant: Variant) -> tuple[str, str, Any]:
 
 def table(chosen: Sequence[Chosen]) -> dict[str, Any]:
     """The table "universal", as `runtime.gemm.universal` reads it, of functions that were never run."""
-    return assemble([row(c) for c in chosen], {})
+    return write([source(c) for c in chosen], {})
 
 
-def row(chosen: Chosen) -> Row:
-    """What the table has of a form."""
-    form = chosen.form.to_json()
-    batched = form.pop("batch") > 1
-    del form["n"], form["k"]
+def source(chosen: Chosen) -> FormSource:
+    """What the table is to have of a form."""
+    form, equal_bits = chosen.form, _numbered([summation(v) for v in chosen.variants])
     functions = [
-        [
-            v.name(),
-            _multiple(v, chosen.form, "n"),
-            _multiple(v, chosen.form, "k"),
-            _most_rows(v, chosen.form),
-        ]
-        for v in chosen.variants
+        Function(v.name(), _multiple(v, form, "n"), _multiple(v, form, "k"), _most_rows(v, form), number)
+        for v, number in zip(chosen.variants, equal_bits, strict=True)
     ]
-    words = {"form": form | {"batched": batched}, "target": chosen.target, "functions": functions}
-    equal_bits = _numbered([summation(v) for v in chosen.variants])
-    return words | {"equal_bits": equal_bits}, program(chosen.variants, chosen.corrections)
+    words = [getattr(form, word) for word in WORDS]
+    return FormSource(words, form.batch > 1, chosen.target, functions, program(chosen.variants, chosen.corrections))
 
 
-def without(of: Row, names: Collection[str]) -> Row | None:
-    """A row without some functions; None if that leaves none."""
-    words, costs = of
-    left = [place for place, (name, *_) in enumerate(words["functions"]) if name not in names]
+def without(of: FormSource, names: Collection[str]) -> FormSource | None:
+    """A form without some functions; None if that leaves none."""
+    left = [place for place, f in enumerate(of.functions) if f.name not in names]
     if not left:
         return None
-    of_functions = words["functions"], words["equal_bits"], costs["results"]
-    functions, equal_bits, results = ([parts[place] for place in left] for parts in of_functions)
-    equal_bits = _numbered([number or None for number in equal_bits])
-    return words | {"functions": functions, "equal_bits": equal_bits}, costs | {"results": results}
-
-
-def assemble(rows: Sequence[Row], checked_on: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The table of these rows, whose functions were checked, by target, on these kinds of GPU; equal programs are there
-    once."""
-    programs: dict[bytes, int] = {}
-    numbers = [programs.setdefault(canonical.dumps(costs), len(programs)) for _, costs in rows]
-    forms = [words | {"program": number} for (words, _), number in zip(rows, numbers, strict=True)]
-    return {
-        "checked_on": {t: list(names) for t, names in checked_on.items()},
-        "forms": forms,
-        "programs": [canonical.loads(p) for p in programs],
-    }
+    functions, results = [of.functions[place] for place in left], [of.costs.results[place] for place in left]
+    numbers = _numbered([f.equal_bits or None for f in functions])
+    functions = [f._replace(equal_bits=number) for f, number in zip(functions, numbers, strict=True)]
+    return of._replace(functions=functions, costs=of.costs._replace(results=results))
 
 
 def _numbered(words: Iterable[Hashable | None]) -> list[int]:

@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from runtime.container import canonical
-from runtime.dtypes import DTYPES
 from runtime.errors import RecordError
 from runtime.gemm.signature import Signature
+from runtime.numbers.dtypes import DTYPES
 
 from .targets import target as target_named
 
@@ -129,12 +129,29 @@ def _no_rule(v: Variant) -> str | None:
     return None
 
 
+def _no_opinion(v: Variant) -> str | None:
+    return None
+
+
 def _no_limit(v: Variant, signature: Signature) -> str | None:
     return None
 
 
 def _promises_nothing(v: Variant, k: int | None) -> str | None:
     return None
+
+
+@dataclass(frozen=True, eq=False)
+class Likely:
+    """Which legal variants of a family are worth compiling: an opinion, mostly from measurements.
+
+    Enumeration for builds leaves the others out; who names one gets it. Nothing here decides the code of a variant, so
+    it belongs in no digest of sources.
+    """
+
+    unlikely: Callable[[Variant], str | None] = _no_opinion  # why a legal variant is not worth trying
+    # Whether `unlikely` refuses all that begins with these choices, the first of the family's options.
+    hopeless: Callable[[Mapping[str, Option]], bool] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,12 +167,13 @@ class Family:
     operation: str  # "gemm", or the name of a function that no table dispatches
     targets: tuple[str, ...]
     elements: tuple[tuple[str, str, str], ...]  # (a, b, d)
-    options: Mapping[str, tuple[Option, ...]]  # what is legal
-    rule: Callable[[Variant], str | None] = _no_rule  # why choices that are allowed one by one are illegal together
+    options: Mapping[str, tuple[Option, ...]]  # what each choice may be
+    # Why choices that are allowed one by one are illegal together: what the hardware demands, or the kernel's algebra.
+    # What is legal and not worth compiling is for `likely` to say.
+    rule: Callable[[Variant], str | None] = _no_rule
     # Whether `rule` refuses all that begins with these choices, the first of `options`: enumeration goes no further.
     hopeless: Callable[[Mapping[str, Option]], bool] | None = None
-    # Fewer values of some choices, for enumeration: who builds an archive is offered these, and may ask for others.
-    offered: Mapping[str, tuple[Option, ...]] = field(default_factory=dict)
+    likely: Likely = Likely()
     batched: tuple[bool, ...] = (False, True)
     scalings: tuple[str, ...] = ("none",)
     b_majors: tuple[str, ...] = ("k",)
@@ -173,9 +191,6 @@ class Family:
     def __post_init__(self) -> None:
         for name in self.targets:
             target_named(name)
-        for option, values in self.offered.items():
-            if not set(values) <= set(self.options.get(option, ())):
-                raise ValueError(f"{option} is offered as {values}, of which not all are legal")
         unknown = {self.accumulator, *itertools.chain(*self.elements)} - set(DTYPES)
         if unknown:
             raise ValueError(f"unknown element types {sorted(unknown)}; the element types are {', '.join(DTYPES)}")

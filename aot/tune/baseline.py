@@ -23,9 +23,11 @@ from runtime.gemm.fallback import (
     scaled_product,
 )
 from runtime.gemm.signature import Epilogue, Signature
+from runtime.numbers.dtypes import DTYPES, DType
 
+from .elements import TORCH_DTYPES
 from .measure import Launch, MeasureError
-from .operands import E4M3_MAX, TORCH_DTYPES, OperandSet, reference
+from .operands import OperandSet, reference
 
 
 class _Product(NamedTuple):
@@ -63,17 +65,17 @@ def baseline(signature: Signature, example: OperandSet) -> tuple[str, Launch]:
 
 def _products(signature: Signature, device: torch.device) -> Iterator[_Product]:
     """The ways to try, fastest first."""
-    dtype = TORCH_DTYPES["bf16" if signature.d == "e4m3" and signature.a == "e4m3" else signature.d]
-    if signature.a != "e4m3":
+    dtype = TORCH_DTYPES["bf16" if DTYPES[signature.d].narrow and DTYPES[signature.a].narrow else signature.d]
+    if not DTYPES[signature.a].narrow:
         yield _of_16_bits(signature)
     elif signature.scaling == "block":
         yield _Product("torch._scaled_mm block-wise", lambda o, out: _block_wise(o, dtype, out), dtype)
-    else:
+    elif signature.scaling in ("none", "tensor", "row_column"):
         if signature.parts.bias:
             yield _scaled(signature, dtype, device, adds_bias=True)
         yield _scaled(signature, dtype, device)
         yield _scaled(signature, torch.bfloat16, device)
-    if signature.a == "e4m3":  # which takes any extents
+    if DTYPES[signature.a].narrow:  # which takes any extents and scales
         yield _Product("dequantise, torch.mm", lambda o, out: _dequantised(signature, o, dtype, out), dtype)
 
 
@@ -130,7 +132,7 @@ def _word(dtype: torch.dtype) -> str:
 def _dequantised(signature: Signature, o: OperandSet, dtype: torch.dtype, out: torch.Tensor | None) -> torch.Tensor:
     plain = dataclasses.replace(signature, epilogue="none", d="bf16")
     found = reference(
-        plain, OperandSet(o.a, o.b, o.d, {n: o.extras[n] for n in ("scale_a", "scale_b") if n in o.extras})
+        plain, OperandSet(o.a, o.b, o.d, {n: t for n, t in o.extras.items() if n in ("scale_a", "scale_b", "scale_ab")})
     )
     return found.to(dtype) if out is None else out.copy_(found)
 
@@ -144,7 +146,7 @@ def _with_epilogue(signature: Signature, product: _Product, example: OperandSet)
     if parts == Epilogue() and product.dtype == TORCH_DTYPES[signature.d]:
         return name, lambda o: product.run(o, o.d)
     what = parts.word() if parts != Epilogue() else f"to {signature.d}"
-    finish = _finisher(parts)
+    finish = _finisher(parts, DTYPES[signature.d])
     torch._dynamo.reset()
     compiled = torch.compile(finish, fullgraph=True)
 
@@ -168,8 +170,9 @@ def _with_epilogue(signature: Signature, product: _Product, example: OperandSet)
     return f"{name}, torch.compile'd {what}", launch_with(run_compiled)
 
 
-def _finisher(parts: Epilogue) -> Callable[..., None]:
-    """From sums to D, elementwise, as one writes it in torch."""
+def _finisher(parts: Epilogue, dtype: DType) -> Callable[..., None]:
+    """From sums to D, which has `dtype`, elementwise, as one writes it in torch."""
+    narrow, largest = dtype.narrow, dtype.largest
 
     def finish(
         sums: torch.Tensor,
@@ -186,8 +189,8 @@ def _finisher(parts: Epilogue) -> Callable[..., None]:
             value = value + residual
         if scale_d is not None:
             value = value * scale_d
-        if d.dtype == torch.float8_e4m3fn:
-            value = value.clamp(-E4M3_MAX, E4M3_MAX)
+        if narrow:
+            value = value.clamp(-largest, largest)
         d.copy_(value)
 
     return finish

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
 from runtime.gemm.dispatch import Capability, serves
-from runtime.gemm.signature import SCALE_BLOCK, Signature
-from runtime.gemm.universal import Form, machine_of
+from runtime.gemm.signature import Signature
+from runtime.gemm.universal import Form, FormSource, machine_of, write
+from runtime.numbers.scaling import SCALINGS
 
 from ..pack.forms import read
 from ..search import universal
@@ -117,7 +118,7 @@ def table(
     there = read(archive)
     if there is None:
         return None
-    forms, source = [form for _, form in there.forms], archive.table("universal")
+    forms = [form for _, form in there.forms]
     known = {name: v for place in tuned for name, v in _variants(forms[place]).items()}
     measured = [
         (signature, universal.Measured(signature.n, signature.k, found.m, us))
@@ -126,17 +127,16 @@ def table(
         if (us := {universal.choices_of(known[n]): t for n, t in found.all_scores().items() if n in known})
     ]
     rows = []
-    for place, (row, form) in enumerate(zip(source["forms"], forms, strict=True)):
-        words = {name: value for name, value in row.items() if name != "program"}
-        left = universal.without((words, source["programs"][row["program"]]), rejected)
+    for place, form in enumerate(forms):
+        left = universal.without(form.source(), rejected)
         if left is not None:
             variants = [known.get(f.name) for f in form.functions if f.name not in rejected] if place in tuned else []
             rows.append(_corrected(left, form, variants, measured, Machine(*machine_of(gpu))))
     checked_on = {target: dict.fromkeys(names) for target, names in there.checked_on.items()}
     for place in tuned:
         checked_on.setdefault(forms[place].target, {})[gpu.name] = None
-    left_for = {words["target"] for words, _ in rows}
-    return universal.assemble(rows, {t: list(checked_on[t]) for t in checked_on if t in left_for}) if rows else None
+    left_for = {row.target for row in rows}
+    return write(rows, {t: list(checked_on[t]) for t in checked_on if t in left_for}) if rows else None
 
 
 def names(archive: Archive) -> set[str]:
@@ -159,19 +159,19 @@ def tunings(archive: Archive, tuned: Mapping[int, TunedForm]) -> list[tuple[str,
 
 
 def _corrected(
-    row: universal.Row,
+    row: FormSource,
     form: Form,
     variants: Sequence[Variant | None],
     measured: Sequence[tuple[Signature, universal.Measured]],
     machine: Machine,
-) -> universal.Row:
+) -> FormSource:
     """The row with estimates that times of alike forms correct, where all of its functions are known variants."""
     signature, found = _sample(form), [v for v in variants if v is not None]
     alike = [m for s, m in measured if _group(s) == _group(signature)]
     if not alike or not variants or len(found) < len(variants):
         return row
     lines = universal.corrections(found, signature, alike, machine)
-    return universal.row(universal.Chosen(signature, form.target, tuple(found), lines))
+    return universal.source(universal.Chosen(signature, form.target, tuple(found), lines))
 
 
 def _group(signature: Signature) -> tuple[Any, ...]:
@@ -202,7 +202,8 @@ def _problems(form: Form, place: int, count: int) -> list[tuple[int, int, int]]:
     drawn, found = random.Random(place), list[tuple[int, int, int]]()
     n_step, k_step = _multiples(form)
     # Whole blocks are what weights come in, and all that torch has a kernel for.
-    whole = SCALE_BLOCK if form.signature(n_step, k_step).scaling == "block" else _LEAST_EXTENT
+    scaling = SCALINGS[form.signature(n_step, k_step).scaling]
+    whole = max(_LEAST_EXTENT, scaling.k or 1, scaling.rows_b or 1)
     steps = math.lcm(n_step, whole), math.lcm(k_step, whole)
 
     def log_uniform(low: int, high: int, step: int = 1) -> int:

@@ -13,28 +13,16 @@ from typing import Any
 import torch
 
 from runtime.errors import AotError, WorkspaceError
+from runtime.numbers.dtypes import DTYPES
 
 from ..providers.spec_file import Spec, theirs
 from ..spec import Function, Number, Scalar, SpecError, Symbol, Tensor
-from .measure import MAX_ELEMENT_ERROR, MAX_ERROR
+from .measure import MAX_ELEMENT_ERROR
 
 _POISON = 0xFF  # in every byte: NaN in each type of floats, -1 in integers
 _GUARD_BYTES = 4096  # before and behind each tensor, a multiple of every alignment
+_FEW = 64  # elements whose rounding may all be near half a unit in the last place
 _PADDING = 3  # steps by which free strides are larger than what they step over, in every second case
-_SMALLEST = {"bf16": 2.0**-8, "f16": 2.0**-11, "e4m3": 2.0**-4, "e5m2": 2.0**-3, "f32": 2.0**-24}  # half a unit
-_ERRORS = MAX_ERROR | {"e5m2": 8e-2}  # twice that of e4m3, which has one bit more
-_DTYPES = {
-    "f32": torch.float32,
-    "bf16": torch.bfloat16,
-    "f16": torch.float16,
-    "e4m3": torch.float8_e4m3fn,
-    "e5m2": torch.float8_e5m2,
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "i8": torch.int8,
-    "u8": torch.uint8,
-}
-
 Launch = Callable[..., Any]  # given what a caller gives, tensors and scalars
 
 
@@ -121,7 +109,7 @@ def _operands(
 def _operand(
     t: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], values: Mapping[str, int], generator: torch.Generator
 ) -> _Operand:
-    dtype = _DTYPES[t.dtype]
+    dtype = getattr(torch, DTYPES[t.dtype].torch)
     span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     whole = span * dtype.itemsize + 2 * _GUARD_BYTES
     memory = torch.full((-(-whole // 16) * 16,), _POISON, dtype=torch.uint8, device=generator.device)
@@ -173,7 +161,7 @@ def _kind(x: Any) -> str:
 
 def _judge(o: _Operand, expected: torch.Tensor, tolerance: float | None) -> str | None:
     """What is wrong with an output or around it, or None."""
-    name, out = o.argument.name, o.tensor.clone()
+    name, out, d = o.argument.name, o.tensor.clone(), DTYPES[o.argument.dtype]
     o.tensor.copy_(
         o.before.view(o.tensor.dtype).as_strided(o.tensor.shape, o.tensor.stride(), o.tensor.storage_offset())
     )
@@ -190,10 +178,10 @@ def _judge(o: _Operand, expected: torch.Tensor, tolerance: float | None) -> str 
     wide, found = (torch.nan_to_num(x, posinf=0.0, neginf=0.0) for x in (wide, found))
     difference, norm = (found - wide), max(wide.norm().item(), 1e-30)
     error, rms = difference.norm().item() / norm, max(wide.square().mean().sqrt().item(), 1e-30)
-    worst = (difference.abs() - wide.abs() * _SMALLEST[o.argument.dtype]).max().item() / rms
-    limit = _ERRORS[o.argument.dtype] if tolerance is None else tolerance
-    if out.numel() < 64 and limit < 1:  # the rounding of few elements may all be near half a unit
-        limit = max(limit, _SMALLEST[o.argument.dtype] * (1 + 1 / math.sqrt(out.numel())))
+    worst = (difference.abs() - wide.abs() * d.rounding).max().item() / rms
+    limit = (d.tolerance or 2 * d.rounding) if tolerance is None else tolerance
+    if out.numel() < _FEW and limit < 1:
+        limit = max(limit, d.rounding * (1 + 1 / math.sqrt(out.numel())))
     if error > limit or worst > max(MAX_ELEMENT_ERROR, limit):
         return f"{name}: relative error {error:.2e} (limit {limit:.1e}), worst element {worst:.2f} rms"
     return None

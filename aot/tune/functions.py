@@ -14,8 +14,9 @@ from typing import Any
 from runtime.container import canonical
 from runtime.container.archive import Archive
 from runtime.gemm.dispatch import serves
+from runtime.program import arguments
 
-from ..pack import tables
+from ..pack import tuning_table
 from ..pack.write import Package
 from ..providers import spec_file
 from ..spec import Function
@@ -116,7 +117,7 @@ def _known(archive: Archive, spec: spec_file.Spec) -> dict[str, Function]:
     found = {}
     for function in spec.functions:
         tree, symbols = function.record()
-        described = canonical.dumps([tree, symbols])
+        described = canonical.dumps([arguments.to_json(tree), arguments.symbols_to_json(symbols)])
         for target in archive.targets:
             for base in function.names().values():
                 name = f"{base}.{target}"
@@ -152,5 +153,5 @@ def _write(archive: Archive, report: CheckReport, destination: Path) -> None:
             package.set_table(name, archive.table(name), alone=name == HISTORY)
     right = {name: archive.record(name)["cubin"] for name in report.right}
     row = report.environment | {"rejected": dict(sorted(report.wrong.items())), "right": dict(sorted(right.items()))}
-    package.set_table("tuning", {"environments": [*tables.environments(archive), row]})
+    package.set_table("tuning", tuning_table.write([*tuning_table.read(archive), row]))
     package.write(destination)

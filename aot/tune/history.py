@@ -1,6 +1,7 @@
 """What tuning saw, as a table of the archive: finalists with their spreads, what was screened, what was rejected.
 
-No server reads it. Functions go by their place in a list of names, and times are integers of 10 ns.
+No server reads it. `docs/records.md` has its fields; unknown ones are ignored.
+Functions go by their place in a list of names, and times are integers of 10 ns.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import zstandard
 
 from runtime.container import canonical
 from runtime.container.archive import Archive
+from runtime.container.fields import require_schema
 from runtime.errors import RecordError
 
 from .halving import Measured
@@ -19,7 +21,9 @@ from .session import Tuned
 from .timing import Timing
 
 TABLE = "history"
+SCHEMA = 1  # raised when what a field means changes
 MOST_SHARE = 0.25  # of the file
+_ROW, _POINT = {"signature", "target", "gpu", "names", "points", "rejected"}, {"m", "baseline", "finalists", "screened"}
 _LEVEL = 19
 _TICKS_PER_US = 100
 
@@ -33,7 +37,7 @@ class Kind(NamedTuple):
 
 def table(tuned: Iterable[tuple[Kind, Tuned]], before: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """The table of what was tuned now, and of the tunings that the archive had `before`."""
-    return {"tunings": [*before, *(_tuning(kind, one) for kind, one in tuned)]}
+    return {"schema": SCHEMA, "tunings": [*before, *(_tuning(kind, one) for kind, one in tuned)]}
 
 
 def tunings(archive: Archive) -> list[dict[str, Any]]:
@@ -45,13 +49,15 @@ def tunings(archive: Archive) -> list[dict[str, Any]]:
     if TABLE not in archive.tables:
         return []
     where = f"{archive.path}: table {TABLE}"
-    found = archive.table(TABLE).get("tunings")
+    obj = archive.table(TABLE)
+    require_schema(obj, SCHEMA, where)
+    found = obj.get("tunings")
     if not isinstance(found, list):
         _fail(where, "'tunings' must be a list")
     for i, row in enumerate(found):
         here = f"{where}: tunings[{i}]"
-        if not isinstance(row, dict) or set(row) != {"signature", "target", "gpu", "names", "points", "rejected"}:
-            _fail(here, "needs exactly the fields signature, target, gpu, names, points and rejected")
+        if not isinstance(row, dict) or not row.keys() >= _ROW:
+            _fail(here, f"needs the fields {', '.join(sorted(_ROW))}")
         if not all(isinstance(row[field], str) for field in ("signature", "target", "gpu")):
             _fail(here, "signature, target and gpu must be words")
         if not isinstance(row["names"], list) or not all(isinstance(name, str) for name in row["names"]):
@@ -85,7 +91,7 @@ def fitted(history: dict[str, Any], most_bytes: int) -> dict[str, Any] | None:
     longest = max((len(p["screened"]) for t in history["tunings"] for p in t["points"]), default=0)
     keep = longest
     while True:
-        found = {"tunings": [_shortened(tuning, keep) for tuning in history["tunings"]]}
+        found = {"schema": SCHEMA, "tunings": [_shortened(tuning, keep) for tuning in history["tunings"]]}
         if len(zstandard.ZstdCompressor(level=_LEVEL).compress(canonical.dumps(found))) <= most_bytes:
             return found
         if not keep:
@@ -133,8 +139,8 @@ def _shortened(tuning: dict[str, Any], keep: int) -> dict[str, Any]:
 
 
 def _require_point(point: Any, names: int, where: str) -> None:
-    if not isinstance(point, dict) or set(point) != {"m", "baseline", "finalists", "screened"}:
-        _fail(where, "needs exactly the fields m, baseline, finalists and screened")
+    if not isinstance(point, dict) or not point.keys() >= _POINT:
+        _fail(where, f"needs the fields {', '.join(sorted(_POINT))}")
     if not _are_counts([point["m"]]) or not point["m"]:
         _fail(where, f"m cannot be {point['m']!r:.50}")
     baseline = point["baseline"]

@@ -17,6 +17,8 @@ import torch
 from runtime.device.driver import Driver
 from runtime.errors import AotError, WorkspaceError
 from runtime.gemm.signature import Signature
+from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.scaling import SCALINGS
 
 from ..version import UNKNOWN, own_version
 from .operands import MOST_LAUNCHES, OperandSet, Weights, poisoned, reference
@@ -25,18 +27,15 @@ from .timing import LOAD, Timing
 
 __all__ = ["Timing", "expected_us", "power_bound"]  # for those who measure, with what is defined here
 
-# ||out - reference|| / ||reference|| allowed for each output type: rounding to nearest gives about 0.42 of a unit in
-# the last place, 1.7e-3 for bf16, 2.1e-4 for f16 and 2.6e-2 for e4m3; the rest is room for the order of summation.
-MAX_ERROR = {"bf16": 3e-3, "f16": 5e-4, "e4m3": 4e-2, "f32": 1e-4}
-# Of 8-bit inputs to a 16-bit output. Hopper's fp8 tensor cores keep 14 bits of a partial sum (DeepSeek-V3 technical
-# report, 3.3.2): kernels that let them add up all of K may be off by this. Those that add up parts in f32 may not, and
-# where scales are for rows or blocks, that is for accuracy, all must.
+# What the norm of the error may be is `DType.tolerance` of the output, of which rounding takes 1.7e-3 for bf16, 2.1e-4
+# for f16 and 2.6e-2 for e4m3. For 8-bit inputs to a 16-bit output it is this: Hopper's fp8 tensor cores keep 14 bits of
+# a partial sum (DeepSeek-V3 technical report, 3.3.2), and kernels may let them add up all of K. Those that add up parts
+# in f32 are not off by as much, and where scales are for rows or blocks, that is for accuracy, all must do so.
 MAX_ERROR_FP8 = 1e-2
-MAX_ERROR_FP8_PROMOTED = MAX_ERROR["bf16"]
+MAX_ERROR_FP8_PROMOTED = DTYPES["bf16"].tolerance
 # A single wrong tile disappears in the norm of a large matrix, so no element may be off by more than its own rounding,
 # half a unit in the last place, plus this share of the root mean square.
 MAX_ELEMENT_ERROR = 0.06
-_ROUNDING = {"bf16": 2**-8, "f16": 2**-11, "e4m3": 2**-4, "f32": 2**-24}
 _GUARD_ROWS = 8
 # Figures from a device that was idle between two replays would include its wake-up.
 _WARMUP_REPLAYS = 2
@@ -51,10 +50,18 @@ class MeasureError(AotError):
 
 
 def max_error(signature: Signature) -> float:
-    """The relative error, in the norm, that a kernel for `signature` may have."""
-    if signature.a != "e4m3" or signature.d == "e4m3":
-        return MAX_ERROR[signature.d]
-    return MAX_ERROR_FP8_PROMOTED if signature.scaling in ("row_column", "block") else MAX_ERROR_FP8
+    """The relative error, in the norm, that a kernel for `signature` may have.
+
+    Raises:
+        MeasureError: nobody has said what a result of its type may have.
+    """
+    d = DTYPES[signature.d]
+    if not d.tolerance:
+        known = ", ".join(t.name for t in DTYPES.values() if t.tolerance)
+        raise MeasureError(f"how exact a result in {d.name} must be is not known; it is for {known}")
+    if d.narrow or not DTYPES[signature.a].narrow:
+        return d.tolerance
+    return MAX_ERROR_FP8_PROMOTED if SCALINGS[signature.scaling].fine else MAX_ERROR_FP8
 
 
 def check(signature: Signature, m: int, weights: Weights, launches: Mapping[str, Launch]) -> dict[str, float | str]:
@@ -91,9 +98,9 @@ def _judge(signature: Signature, out: torch.Tensor, expected: torch.Tensor, norm
     """The relative error of `out`, or what is wrong with it."""
     difference = out.to(expected.dtype).sub_(expected)
     error = difference.norm().item() / norm
-    worst = difference.abs_().sub_(expected.abs() * _ROUNDING[signature.d]).max().item() / rms
+    worst = difference.abs_().sub_(expected.abs() * DTYPES[signature.d].rounding).max().item() / rms
     limit = max_error(signature)
-    if signature.d == "e4m3":  # of few elements one large one may decide, and alone it errs by up to 2^-4
+    if DTYPES[signature.d].narrow:  # of few elements one large one may decide, and alone it errs by its own rounding
         limit *= 1 + 2 / math.sqrt(out.numel())
     if math.isnan(error):
         return "it leaves part of the output unwritten, or writes NaN"

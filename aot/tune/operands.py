@@ -15,10 +15,12 @@ import torch
 
 from runtime.gemm.call import GemmOptions
 from runtime.gemm.fallback import apply_activation
-from runtime.gemm.signature import SCALE_BLOCK, Operand, Signature
+from runtime.gemm.signature import Operand, Signature
+from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.scaling import SCALINGS, TILE_BLOCKS, TILE_ROWS, TILES
+from runtime.program.operation import extents_at
 
-TORCH_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn, "f32": torch.float32}
-E4M3_MAX = 448.0
+from .elements import TORCH_DTYPES, name_of, to_numbers, to_type
 
 # Up to this many elements a reference is computed in float64: 80 MiB for each of these, and milliseconds.
 _FLOAT64_ELEMENTS = 10 << 20
@@ -46,8 +48,8 @@ class OperandSet:
 class Weights:
     """Random B matrices of a signature, enough of them that using them in turn finds L2 cold.
 
-    Values are such that results are of the order of 1, or of the root of K where 8-bit inputs are not scaled. Scales
-    differ from each other by factors of about e, so that none can stand for another.
+    Values are such that results are of the order of 1, or of the root of K where inputs of at most 8 bits are not
+    scaled. Scales differ from each other by factors of about e, so that none can stand for another.
     """
 
     def __init__(self, signature: Signature, m: int, l2_bytes: int, seed: int, device: str = "cuda") -> None:
@@ -72,17 +74,17 @@ class Weights:
 
     def _normal(self, shape: tuple[int, ...], dtype: str = "f32") -> torch.Tensor:
         values = torch.randn(shape, device=self.device, generator=self.generator, dtype=torch.bfloat16)
-        return values.to(TORCH_DTYPES[dtype])
+        return to_type(values, dtype)
 
     def _b(self) -> torch.Tensor:
         s = self.signature
         batch = (s.batch,) if s.batch > 1 else ()
         n_major = s.b_major == "n"
         shape = (*batch, s.k, s.n) if n_major else (*batch, s.n, s.k)
-        # 8-bit values use their type's range: nothing underflows to a constant.
-        scale = 1.0 if s.b == "e4m3" else s.k**-0.5
+        # Narrow values use their type's range: nothing underflows to a constant.
+        scale = 1.0 if DTYPES[s.b].narrow else s.k**-0.5
         values = torch.randn(shape, device=self.device, generator=self.generator, dtype=torch.bfloat16)
-        values = values.mul_(scale).to(TORCH_DTYPES[s.b])
+        values = to_type(values.mul_(scale), s.b)
         return values.transpose(-1, -2) if n_major else values
 
     def _rows(self, m: int, columns: int, dtype: str) -> torch.Tensor:
@@ -90,27 +92,29 @@ class Weights:
         s = self.signature
         if s.batch > 1:
             return self._normal((s.batch, m, columns), dtype)
-        rows = _round_up(m, _SCALE_ALIGNMENT) if s.scaling == "block" else m
+        rows = _round_up(m, _SCALE_ALIGNMENT) if SCALINGS[s.scaling].k else m
         return self._normal((rows, columns), dtype)[:m]
 
     def _extra(self, operand: Operand, m: int) -> torch.Tensor:
         s = self.signature
-        extents = s.extents() | {"M": m}
+        extents = extents_at(s, m)
         shape = tuple(extents[axis] for axis in operand.axes)
         # What sums are like without scales, so that a bias or a residual that is left out is seen.
-        size = s.k**0.5 if s.a == "e4m3" and s.scaling == "none" else 1.0
+        size = s.k**0.5 if DTYPES[s.a].narrow and s.scaling == "none" else 1.0
         if operand.name in ("bias", "residual"):
             values = self._normal(shape, "f32").mul_(size)
             return values.to(TORCH_DTYPES[operand.dtype])
-        if operand.name == "scale_d" and s.d == "e4m3":  # so that some results saturate, and few are subnormal
+        if operand.name == "scale_d" and DTYPES[s.d].narrow:  # so that some results saturate, and few are subnormal
             return torch.rand(shape, device=self.device, generator=self.generator).mul_(48).add_(16).div_(size)
-        if operand.axes == ("M", "K/128"):
-            m_stride = _round_up(m, _SCALE_ALIGNMENT)
-            return self._scales((shape[1], m_stride)).t()[:m]
-        if operand.axes == ("N/128", "K/128"):
-            blocks = _round_up(shape[1], _SCALE_ALIGNMENT)
-            return self._scales((shape[0], blocks)).mul_(s.k**-0.5)[:, : shape[1]]
-        return self._scales(shape).mul_(s.k**-0.5 if operand.name == "scale_b" else 1.0)
+        smallest = "scale_ab" if SCALINGS[s.scaling].tensor_scale else "scale_b"
+        share = s.k**-0.5 if operand.name == smallest else 1.0
+        if len(shape) != 2:
+            return self._scales(shape).mul_(share).to(TORCH_DTYPES[operand.dtype])
+        if operand.name == "scale_a":
+            stride = _round_up(shape[0], _SCALE_ALIGNMENT)
+            return self._scales((shape[1], stride)).to(TORCH_DTYPES[operand.dtype]).t()[: shape[0]]
+        blocks = _round_up(shape[1], _SCALE_ALIGNMENT)
+        return self._scales((shape[0], blocks)).mul_(share).to(TORCH_DTYPES[operand.dtype])[:, : shape[1]]
 
     def _scales(self, shape: tuple[int, ...]) -> torch.Tensor:
         return self._normal(shape).mul_(0.5).exp_()
@@ -134,8 +138,16 @@ def put_zeros(operands: OperandSet) -> None:
     a, b = operands.a, operands.b
     for row, zero in zip(_ZERO_ROWS, (0.0, -0.0), strict=True):
         if row < a.shape[-2]:
-            a[..., row, :] = torch.tensor(zero, device=a.device).to(a.dtype)
-    b[..., 0, :] = b[..., 0, :].float().abs().to(b.dtype)
+            _put(a[..., row, :], to_numbers(a[..., row, :], name_of(a)).fill_(zero))
+    _put(b[..., 0, :], to_numbers(b[..., 0, :], name_of(b)).abs_())
+
+
+def _put(tensor: torch.Tensor, numbers: torch.Tensor) -> None:
+    """Write numbers into a part of a tensor."""
+    found = to_type(numbers, name_of(tensor))
+    if DTYPES[name_of(tensor)].unit > 1:  # which torch does not copy
+        tensor, found = tensor.view(torch.uint8), found.view(torch.uint8)
+    tensor.copy_(found)
 
 
 def poisoned(shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
@@ -148,17 +160,24 @@ def reference(signature: Signature, operands: OperandSet) -> torch.Tensor:
     a, b, extras = operands.a, operands.b, operands.extras
     elements = a.numel() + b.numel() + operands.d.numel()
     wide = torch.float64 if elements <= _FLOAT64_ELEMENTS else torch.float32
-    a, b = a.to(wide), b.to(wide)
+    a, b = to_numbers(a, signature.a, wide), to_numbers(b, signature.b, wide)
     scale_a, scale_b = extras.get("scale_a"), extras.get("scale_b")
-    if signature.scaling == "block" and scale_a is not None and scale_b is not None:
-        a = a * _spread(scale_a.to(wide), 1, signature.k)
-        b = b * _spread(_spread(scale_b.to(wide), 1, signature.k), 0, signature.n)
-        scale_a = scale_b = None
+    scaling = SCALINGS[signature.scaling]
+    if scale_a is not None and scale_b is not None:
+        if scaling.layout == TILES:
+            scale_a, scale_b = in_rows(scale_a), in_rows(scale_b)
+        scale_a = _spread(scale_a.to(wide), (scaling.rows_a, scaling.k), a.shape)
+        scale_b = _spread(scale_b.to(wide), (scaling.rows_b, scaling.k), b.shape)
+        if scaling.k is not None:
+            a, b = a * scale_a, b * scale_b
+            scale_a = scale_b = None
     with _exact_products():
         value = a @ b.transpose(-1, -2)
     del a, b
     if scale_a is not None and scale_b is not None:
-        value *= scale_a.to(wide)[:, None] * scale_b.to(wide)
+        value *= scale_a * scale_b.T
+    if "scale_ab" in extras:
+        value *= extras["scale_ab"]
     if "bias" in extras:
         value += extras["bias"]
     value = apply_activation(torch, signature.parts, value)
@@ -166,12 +185,30 @@ def reference(signature: Signature, operands: OperandSet) -> torch.Tensor:
         value += extras["residual"]
     if "scale_d" in extras:
         value *= extras["scale_d"]
-    return value.clamp_(-E4M3_MAX, E4M3_MAX) if signature.d == "e4m3" else value
+    return saturated(value, signature.d)
 
 
-def _spread(scales: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
-    """One scale for each element, from one for each block of them."""
-    return scales.repeat_interleave(SCALE_BLOCK, dim).narrow(dim, 0, extent)
+def saturated(value: torch.Tensor, dtype: str) -> torch.Tensor:
+    """`value` with what a narrow type cannot hold at its largest number; it is changed in place."""
+    largest = DTYPES[dtype].largest
+    return value.clamp_(-largest, largest) if DTYPES[dtype].narrow else value
+
+
+def in_rows(tiles: torch.Tensor) -> torch.Tensor:
+    """Scales in `TILES`, (tiles of rows, tiles along K, a tile's scales), as a matrix of all rows by all blocks."""
+    of_rows, of_blocks, _ = tiles.shape
+    split = tiles.reshape(of_rows, of_blocks, 32, TILE_ROWS // 32, TILE_BLOCKS)
+    return split.permute(0, 3, 2, 1, 4).reshape(of_rows * TILE_ROWS, of_blocks * TILE_BLOCKS)
+
+
+def _spread(scales: torch.Tensor, blocks: tuple[int | None, int | None], shape: torch.Size) -> torch.Tensor:
+    """One scale for each row and element of K, from one for each block of them; 1 of those that share all."""
+    if None in blocks:
+        scales = scales.reshape([1 if size is None else -1 for size in blocks])
+    for dim, size in enumerate(blocks):
+        if size is not None:
+            scales = scales.repeat_interleave(size, dim).narrow(dim, 0, shape[dim])
+    return scales
 
 
 @contextlib.contextmanager

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from runtime.gemm.signature import Signature
 
+from ..search.h200 import ROOF_BYTES_PER_US, ROOF_FLOPS_PER_US, ROOF_LAUNCH_US
+
 
 def expected_us(signature: Signature, m: int) -> float:
-    """A floor in microseconds: 4 TB/s or 800 TFLOP/s (an H200's), whichever takes longer, and no launch takes less than
-    two."""
-    return max(signature.bytes(m) / 4e6, signature.flops(m) / 800e6, 2.0)
+    """A floor in microseconds on an H200: bytes or operations, whichever take longer, or a launch."""
+    return max(signature.bytes(m) / ROOF_BYTES_PER_US, signature.flops(m) / ROOF_FLOPS_PER_US, ROOF_LAUNCH_US)
 
 
 def power_bound(signature: Signature, m: int) -> bool:
     """Whether operations take so much longer than memory that power decides, by the rates of `expected_us`."""
-    return signature.flops(m) / 800e6 > 2 * signature.bytes(m) / 4e6
+    return signature.flops(m) / ROOF_FLOPS_PER_US > 2 * signature.bytes(m) / ROOF_BYTES_PER_US

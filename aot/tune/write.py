@@ -14,8 +14,9 @@ from runtime.gemm.dispatch import Dispatch, Entry
 from runtime.gemm.fallback import torch_runs
 from runtime.gemm.signature import Signature
 
-from ..pack import ranges, tables
+from ..pack import ranges, tables, tuning_table
 from ..pack.tables import GemmRow
+from ..pack.timings import TimingRow
 from ..pack.write import Package
 from . import choose, forms, history
 from .forms import Task, TunedForm
@@ -103,7 +104,7 @@ class Writer:
             "rejected": dict(sorted(rejected.items())),
             "tolerance": self._options.tolerance,
         }
-        package.set_table("tuning", {"environments": [*tables.environments(self._archive), environment]})
+        package.set_table("tuning", tuning_table.write([*tuning_table.read(self._archive), environment]))
         package.write(destination)
         if last and self._options.history:
             order = dict.fromkeys((e.signature, e.target) for e in self._dispatch.entries)
@@ -242,19 +243,21 @@ def _timing(found: Measured, name: str, us: float, rejected: Iterable[str]) -> d
     finalists = dict(found.times)
     others = ((n, t) for n, t in found.times if n != name and n not in set(rejected))
     runner_up, runner_up_time = next(others, (None, None))
-    ours, row = finalists.get(name), dict[str, Any]()
-    row |= {"m": found.m, "function": name, "us": round(us, 3)}
+    row = TimingRow(
+        found.m,
+        name,
+        round(us, 3),
+        round(found.baseline_time.us, 3),
+        baseline=found.baseline,
+        baseline_spread=round(found.baseline_time.spread, 4),
+        runner_up=runner_up,
+        runner_up_us=round(runner_up_time.us, 3) if runner_up_time else None,
+        candidates=found.candidates,
+    )
+    ours = finalists.get(name)
     if ours is not None:
-        row |= {"spread": round(ours.spread, 4)} | ({"bimodal": True} if ours.bimodal else {})
-    row |= {
-        "baseline": found.baseline,
-        "baseline_us": round(found.baseline_time.us, 3),
-        "baseline_spread": round(found.baseline_time.spread, 4),
-        "runner_up": runner_up,
-        "runner_up_us": round(runner_up_time.us, 3) if runner_up_time else None,
-        "candidates": found.candidates,
-    }
+        row = row._replace(spread=round(ours.spread, 4), bimodal=ours.bimodal or None)
     if name in found.sustained and found.baseline in found.sustained:
-        row["sustained_us"] = round(found.sustained[name].us, 3)
-        row["baseline_sustained_us"] = round(found.sustained[found.baseline].us, 3)
-    return row
+        load, of_baseline = (round(found.sustained[one].us, 3) for one in (name, found.baseline))
+        row = row._replace(sustained_us=load, baseline_sustained_us=of_baseline)
+    return row.to_json()

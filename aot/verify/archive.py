@@ -16,7 +16,7 @@ from runtime.gemm.signature import Signature
 from runtime.program.record import Record
 
 from ..compile import cubin
-from ..pack import forms, tables
+from ..pack import build_table, forms, timings, tuning_table
 from ..search.legal import of_name
 from ..search.variants import Variant
 from ..tune import history
@@ -76,10 +76,8 @@ def verify(archive: Archive) -> list[Finding]:
         ]
         in_forms += _check_costs(archive, rows, budget)
     findings += _check_launches(archive, record, uses, samples, budget)
-    findings.append(
-        _check("build table", lambda: f"{len(tables.gemms(archive))} gemms, {len(tables.tools(archive))} tools")
-    )
-    findings.append(_check("tuning table", lambda: f"{len(tables.environments(archive))} environments"))
+    findings.append(_check("build table", partial(_read_build, archive)))
+    findings.append(_check("tuning table", lambda: f"{len(tuning_table.read(archive))} environments"))
     if history.TABLE in archive.tables:
         findings.append(_check("history table", lambda: f"{len(history.tunings(archive))} tunings"))
     return [*findings, gemm_table, *entries, *in_forms]
@@ -184,6 +182,11 @@ def _check_launches(
     return findings
 
 
+def _read_build(archive: Archive) -> str:
+    found = build_table.read(archive)
+    return f"{sum(len(model.gemms) for model in found.models)} gemms, {len(found.tools)} tools"
+
+
 # --- the gemm table ---
 
 
@@ -219,7 +222,7 @@ def _compare_entry(
     if failed:
         raise failed[0]
     require_equal_bits(dict.fromkeys(equal_bits, 1), variant, entry.signature.k)
-    return f"{len(rows)} functions, {len(tables.timings(entry))} timings"
+    return f"{len(rows)} functions, {len(timings.read(entry))} timings"
 
 
 def _place(entry: Entry) -> str:

@@ -77,7 +77,7 @@ class Costs:
     def __init__(self, programs: Sequence[Any], budget: Budget) -> None:
         self._programs, self._budget = programs, budget
         self._read: dict[int, tuple[CostProgram, CostProgram | None, int] | RecordError | None] = {}
-        self._known: dict[tuple[int, tuple[float, ...]], list[float]] = {}
+        self._known: dict[tuple[int, tuple[float, ...]], tuple[list[float], bool]] = {}
 
     def check(self, row: FormRow) -> tuple[int, int]:
         """Evaluate a form's program over a grid: how many problems it was evaluated for, and how many were left out.
@@ -96,13 +96,16 @@ class Costs:
         batch = row.signature(2, 1).batch
         able: dict[tuple[int, int], list[int]] = {}  # places of functions that take an N and K
         for done, (m, n, k, gpu) in enumerate(problems):
-            times = self._evaluate(row.program, read, (m, n, k, batch, gpu.multiprocessors, gpu.memory_gbps))
-            if times is None:
+            found = self._evaluate(row.program, read, (m, n, k, batch, gpu.multiprocessors, gpu.memory_gbps))
+            if found is None:
                 return done, len(problems) - done
+            times, are_times = found
+            if are_times:
+                continue
             if (n, k) not in able:
                 able[n, k] = [place for place, f in enumerate(functions) if _takes(f, n, k)]
             for place in able[n, k]:
-                if not 0 < times[place] < math.inf:
+                if not _is_time(times[place]):
                     raise RecordError(
                         f"function {functions[place].name} is said to take {times[place]} us at M = {m}, N = {n}, "
                         f"K = {k} on {gpu.words()}; build the archive again"
@@ -132,8 +135,8 @@ class Costs:
 
     def _evaluate(
         self, number: int, read: tuple[CostProgram, CostProgram | None, int], values: tuple[float, ...]
-    ) -> list[float] | None:
-        """The times, or None where there is no budget left for them."""
+    ) -> tuple[list[float], bool] | None:
+        """The times and whether each of them is one, or None where there is no budget left for them."""
         if (number, values) in self._known:
             return self._known[number, values]
         program, in_python, nodes = read
@@ -142,8 +145,12 @@ class Costs:
         times = program.evaluate(values)
         if in_python is not None and in_python.evaluate(values) != times:
             raise RecordError(f"native code and Python disagree on its times at {values}; report this")
-        self._known[number, values] = times
-        return times
+        self._known[number, values] = times, all(map(_is_time, times))
+        return self._known[number, values]
+
+
+def _is_time(us: float) -> bool:
+    return 0 < us < math.inf
 
 
 def _problems(row: FormRow) -> list[tuple[int, int, int, Gpu]]:

@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.gemm.signature import Signature
-from runtime.program.record import (
+from runtime.program.arguments import (
     Argument,
     NoneArgument,
-    Record,
     ScalarArgument,
     SuppliedArgument,
     TensorArgument,
-    TensorView,
     TupleArgument,
 )
+from runtime.program.operation import extents_at
+from runtime.program.record import Record, TensorView
 
 _ADDRESS = 1 << 44  # a multiple of every alignment, as are those that follow
 _BETWEEN = 1 << 40
@@ -32,7 +32,7 @@ def free_extents(record: Record) -> tuple[str, ...]:
 
 def extents_of(record: Record, signature: Signature, m: int) -> dict[str, int]:
     """What each free extent is where the function, which must suit it, computes a GEMM of `m` rows."""
-    known = signature.extents() | {"M": m}
+    known = extents_at(signature, m)
     tensors = record.tensors or ()
     axes = (
         pair

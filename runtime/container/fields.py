@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from ..errors import RecordError
+from ..errors import RecordError, UnsupportedSchema
 
 WIDTHS = (1, 8, 16, 32, 64)  # of a launch program's values, in bits
+
+
+def require_schema(obj: Any, schema: int, kind: str) -> None:
+    """Refuse `obj`, a document of this kind, where it is of another schema; what is no dictionary is not looked at.
+
+    Raises:
+        UnsupportedSchema: it says another number, or none, as documents did before there were schemas.
+    """
+    if isinstance(obj, dict) and ((found := obj.get("schema")) != schema or type(found) is not int):
+        said = f"schema {found!r:.50}" if "schema" in obj else "none"
+        raise UnsupportedSchema(
+            f"{kind}: this version reads schema {schema}, found {said}; build the archive again with this version"
+        )
 
 
 def fail(where: str, what: str) -> NoReturn:
@@ -38,10 +51,11 @@ def fail_table(where: str, what: str) -> NoReturn:
     raise RecordError(f"{where}: {what}; build the archive again")
 
 
-def table_fields(obj: Any, names: set[str], where: str) -> dict[str, Any]:
-    """`obj`, a part of a table: a dictionary with exactly the keys `names`."""
-    if not isinstance(obj, dict) or set(obj) != names:
-        fail_table(where, f"needs exactly the fields {sorted(names)}, found {obj!r:.200}")
+def table_fields(obj: Any, names: frozenset[str], where: str, absent: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """`obj`, a part of a table: a dictionary with the keys `names`, of which those in `absent` may be absent."""
+    if not isinstance(obj, dict) or (obj.keys() != names and not names - absent <= obj.keys() <= names):
+        but = f" but for {sorted(absent)}, which may be absent," if absent else ""
+        fail_table(where, f"needs exactly the fields {sorted(names)},{but} found {obj!r:.200}")
     return obj
 
 

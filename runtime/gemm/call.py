@@ -11,9 +11,11 @@ from typing import Any, TypedDict
 
 from ..errors import ArgumentError, LayoutError
 from ..named_tuple import NamedTuple
+from ..numbers.dtypes import DTYPES
+from ..numbers.scaling import SCALINGS, TILES, Scaling, extent_of
 from ..program.record import TensorView, check_address
 from ..program.tensor import flatten_rows, overlaps_itself, share_memory
-from .signature import EPILOGUES, OVERLAPS, SCALE_BLOCK, Epilogue, Signature, extra_dtype
+from .signature import EPILOGUES, OVERLAPS, Epilogue, Signature, extra_dtype
 
 # What `gemm` takes besides a, b and out, in the order that kernels take them.
 EXTRAS = ("scale_a", "scale_b", "bias", "residual", "scale_d")
@@ -151,9 +153,12 @@ def _check_extras(views: Views, n: int, d: TensorView) -> None:
         if name not in views:
             continue
         found = views[name]
-        dtype = "f32" if name.startswith("scale") else extra_dtype(d.dtype)
-        if found.dtype != dtype:
-            raise ArgumentError(f"{name} must have element type {dtype} where out has {d.dtype}, found {found.dtype}")
+        dtypes = _scale_dtypes() if name in ("scale_a", "scale_b") else ("f32",)
+        if not name.startswith("scale"):
+            dtypes = (extra_dtype(d.dtype),)
+        if found.dtype not in dtypes:
+            known = " or ".join(dtypes)
+            raise ArgumentError(f"{name} must have element type {known} where out has {d.dtype}, found {found.dtype}")
         if name == "scale_d" and math.prod(found.shape) != 1:
             raise ArgumentError(f"scale_d must have one element, found shape {found.shape}")
         wanted = {"bias": (n,), "residual": d.shape}.get(name, found.shape)
@@ -161,26 +166,65 @@ def _check_extras(views: Views, n: int, d: TensorView) -> None:
             raise ArgumentError(f"{name} must have shape {wanted} for b {views['b'].shape}, found {found.shape}")
 
 
+def _scale_dtypes() -> tuple[str, ...]:
+    """The element types that tensors of scales may have."""
+    return tuple(dict.fromkeys(_held(s) for s in SCALINGS.values() if s.dtype))
+
+
+def _held(scaling: Scaling) -> str:
+    return DTYPES[scaling.dtype].stored or scaling.dtype
+
+
 def _scaling(views: Views) -> str:
-    """Which scaling the shapes of both scales mean; where both have one element, all mean the same."""
+    """Which scaling element types and shapes of both scales mean; where several do, they mean the same, and the first
+    is taken."""
     if "scale_a" not in views and "scale_b" not in views:
         return "none"
     if "scale_a" not in views or "scale_b" not in views:
         raise ArgumentError("scale_a and scale_b come together; pass both or neither")
-    of_a, of_b = views["scale_a"].shape, views["scale_b"].shape
+    scale_a, scale_b = views["scale_a"], views["scale_b"]
     a, b = views["a"].shape, views["b"].shape
-    rows, n = math.prod(a[:-1]), b[-2]
-    blocks_n, blocks_k = -(-n // SCALE_BLOCK), -(-b[-1] // SCALE_BLOCK)
-    if math.prod(of_a) == math.prod(of_b) == 1:
-        return "tensor"
-    if of_a in (a[:-1], (*a[:-1], 1), (rows,), (rows, 1)) and of_b in ((n,), (1, n), (n, 1)):
-        return "row_column"
-    if of_a in ((*a[:-1], blocks_k), (rows, blocks_k)) and of_b == (blocks_n, blocks_k):
-        return "block"
+    known = [s for s in SCALINGS.values() if s.dtype and _held(s) == scale_a.dtype == scale_b.dtype]
+    known.sort(key=lambda s: views["a"].dtype not in s.of)
+    for scaling in known:
+        if _are_scales(scale_a.shape, scaling, "a", a) and _are_scales(scale_b.shape, scaling, "b", b):
+            return scaling.word
+    taken = ", ".join(f"{s.word} {_wanted(s, 'a', a)} and {_wanted(s, 'b', b)}" for s in known)
     raise ArgumentError(
-        f"scale_a {of_a} and scale_b {of_b} fit no scaling of a {a} and b {b}: tensor takes one element each, "
-        f"row_column ({rows},) and ({n},), block ({rows}, {blocks_k}) and ({blocks_n}, {blocks_k})"
+        f"scale_a {scale_a.shape} of {scale_a.dtype} and scale_b {scale_b.shape} of {scale_b.dtype} fit no scaling of "
+        f"a {a} and b {b}: {taken or 'pass two of one element type'}"
     )
+
+
+def _are_scales(found: tuple[int, ...], scaling: Scaling, of: str, shape: tuple[int, ...]) -> bool:
+    """Whether such a shape is meant as the scales of `of`, "a" or "b", that has `shape`.
+
+    One for a tensor: one element, of any shape. For rows: with an extent of 1 at will. For blocks: a matrix, of A also
+    with its leading extents in place of the rows. Tiles: so many elements, of any shape.
+    """
+    wanted = _scales_shape(scaling, of, shape)
+    if scaling.layout == TILES or scaling.axes(of) == ("1",):
+        return math.prod(found) == math.prod(wanted)
+    shapes = [wanted]
+    if of == "a" and scaling.rows_a == 1:
+        shapes.append((*shape[:-1], *wanted[1:]))
+    if scaling.k is None:
+        shapes += [(*each, 1) for each in shapes] + ([(1, *wanted)] if of == "b" else [])
+    return found in shapes
+
+
+def _scales_shape(scaling: Scaling, of: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The extents of the scales of `of`, "a" or "b", that has `shape`, as a kernel takes them."""
+    rows = math.prod(shape[:-1])
+    known = {"M": rows, "N": rows, "K": shape[-1]}
+    return tuple(extent_of(axis, known) for axis in scaling.axes(of))
+
+
+def _wanted(scaling: Scaling, of: str, shape: tuple[int, ...]) -> str:
+    wanted = _scales_shape(scaling, of, shape)
+    if scaling.layout == TILES:
+        return f"{math.prod(wanted)} elements in tiles of {TILES}"
+    return "one element" if scaling.axes(of) == ("1",) else str(wanted)
 
 
 def _is_n_major(b: TensorView) -> bool:
@@ -204,6 +248,8 @@ def matrices(signature: Signature, views: Views) -> tuple[TensorView, ...]:
             view = view._replace(shape=(1,), strides=(1,))
         elif len(operand.axes) == 1:
             view = _vector(view, name)
+        elif operand.layout == "tiles":
+            view = _tiles(view, name, operand.axes, signature)
         elif len(operand.axes) == 2:
             view = flatten_rows(view, "out" if name == "d" else name)
         found.append(view)
@@ -229,6 +275,13 @@ def _vector(t: TensorView, name: str) -> TensorView:
             )
         expected *= extent
     return t._replace(shape=(size,), strides=(1,))
+
+
+def _tiles(t: TensorView, name: str, axes: tuple[str, ...], signature: Signature) -> TensorView:
+    """`t`, neighbours in memory, as tiles of scales: (tiles of rows, tiles along K, a tile's scales)."""
+    across, size = extent_of(axes[-2], {"K": signature.k}), int(axes[-1])
+    flat = _vector(t, name)
+    return flat._replace(shape=(flat.shape[0] // (across * size), across, size), strides=(across * size, size, 1))
 
 
 def check_memory(views: Views) -> None:

@@ -95,9 +95,11 @@ def _operand_mismatch(
         return f"takes {which} with stride {tensor.strides[-2]} of {operand.axes[-2]}, not 1"
     if operand.layout == "rows" and tensor.strides[-1] != 1:
         return f"takes {which} with innermost stride {tensor.strides[-1]}, not 1"
+    if operand.layout == "tiles" and tensor.strides[-2:] != (int(operand.axes[-1]), 1):
+        return f"takes {which} with strides {tensor.strides[-2:]} of tiles and in them, not {operand.axes[-1]} and 1"
     for axis, extent in zip(operand.axes, tensor.shape, strict=True):
-        if axis == "1":
-            if extent != 1:
+        if axis.isdigit():
+            if extent != int(axis):
                 return _other_shape(which, operand, tensor)
         elif extents.setdefault(axis, extent) != extent:
             return f"{_other_shape(which, operand, tensor)}: {axis} is {extents[axis]}"

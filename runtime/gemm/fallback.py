@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import ArgumentError
+from ..numbers.dtypes import DTYPES
 from ..program.record import TensorView
-from ..program.tensor import TORCH_NAMES, is_torch, span_bytes, stream_handle
+from ..program.tensor import is_torch, span_bytes, stream_handle
 from .call import EXTRAS
 from .signature import GATES, Epilogue, Signature
 
 _SCALE_A, _SCALE_B, _BIAS = (EXTRAS.index(name) for name in ("scale_a", "scale_b", "bias"))
 _NO_OPERANDS = (None,) * len(EXTRAS)
+_SCALED_PRODUCTS = ("tensor", "row_column", "block")  # of which one call was tried
 _SCALE_MULTIPLE = 4  # what cuBLAS wants factors of blocks to be apart: rows of A, and rows of those of B
 
 
@@ -69,7 +71,7 @@ def _activate(torch: Any, name: str, value: Any) -> Any:
 
 def result_dtype(dtype: str) -> str:
     """The element type of a result that was neither given nor said, for A's."""
-    return "bf16" if dtype in ("e4m3", "e5m2") else dtype
+    return "bf16" if DTYPES[dtype].narrow else dtype
 
 
 def allocate(a: Any, shape: tuple[int, ...], dtype: str, stream: int | None) -> Any:
@@ -78,7 +80,7 @@ def allocate(a: Any, shape: tuple[int, ...], dtype: str, stream: int | None) -> 
         raise ArgumentError(f"out is needed: there is no allocating for a {type(a).__name__}")
     torch = sys.modules["torch"]
     with on_stream(stream, a):
-        return a.new_empty(shape, dtype=getattr(torch, TORCH_NAMES[dtype]))
+        return a.new_empty(shape, dtype=getattr(torch, DTYPES[dtype].torch))
 
 
 def on_stream(stream: int | None, a: Any) -> Any:
@@ -117,7 +119,7 @@ def scaled_product(dtype: str, row_wise: bool, adds_bias: bool = False) -> Produ
 
     def run(torch: Any, a: Any, b: Any, operands: Sequence[Any], out: Any) -> Any:
         scale_a, scale_b = operands[_SCALE_A].view(shapes[0]), operands[_SCALE_B].view(shapes[1])
-        bias, wanted = operands[_BIAS] if adds_bias else None, getattr(torch, TORCH_NAMES[dtype])
+        bias, wanted = operands[_BIAS] if adds_bias else None, getattr(torch, DTYPES[dtype].torch)
         return torch._scaled_mm(
             a, b.t(), scale_a, scale_b, bias=bias, out_dtype=wanted, use_fast_accum=not row_wise, out=out
         )
@@ -132,7 +134,7 @@ def block_scaled_product(dtype: str) -> Product:
     """
 
     def run(torch: Any, a: Any, b: Any, operands: Sequence[Any], out: Any) -> Any:
-        scale_a, scale_b, wanted = operands[_SCALE_A], operands[_SCALE_B].t(), getattr(torch, TORCH_NAMES[dtype])
+        scale_a, scale_b, wanted = operands[_SCALE_A], operands[_SCALE_B].t(), getattr(torch, DTYPES[dtype].torch)
         return torch._scaled_mm(a, b.t(), scale_a, scale_b, out_dtype=wanted, use_fast_accum=False, out=out)
 
     return run
@@ -153,19 +155,19 @@ def one_call(signature: Signature) -> Product | None:
     if parts not in (Epilogue(), Epilogue(bias=True)):
         return None
     if signature.a in ("bf16", "f16"):
-        if not signature.a == signature.b == d:
+        if not signature.a == signature.b == d or signature.scaling != "none":
             return None
         if signature.batch > 1:
             return None if parts.bias else batched_product
         return product_with_bias if parts.bias else plain_product
     if not signature.a == signature.b == "e4m3" or signature.batch > 1 or signature.b_major != "k":
         return None
+    if signature.scaling not in _SCALED_PRODUCTS:
+        return None
     if d not in ("bf16", "f16", "f32") or (parts.bias and (d == "f32" or signature.scaling == "block")):
         return None
     if signature.scaling == "block":
         return block_scaled_product(d)
-    if signature.scaling == "none":
-        return None
     return scaled_product(d, signature.scaling == "row_column", parts.bias)
 
 

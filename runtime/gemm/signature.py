@@ -12,27 +12,24 @@ from functools import cached_property
 from typing import Any
 
 from ..container.fields import is_int
-from ..dtypes import DTYPES
 from ..errors import RecordError
 from ..limits import MAX_GEMM_EXTENT
 from ..named_tuple import NamedTuple
+from ..numbers.dtypes import DTYPES
+from ..numbers.scaling import SCALINGS, TILES, extent_of
 from ..program.operation import Operand
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 # Two columns into one: act(gate) * up, with silu, erf gelu or tanh gelu.
 GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 GATED = tuple(GATES)
-SCALINGS = ("none", "tensor", "row_column", "block")
 MAJORS = ("k", "n")
 OVERLAPS = ("serial", "launch", "weights")
-SCALE_BLOCK = 128  # elements of K, and rows of B, that share one scale where scaling is "block"
 
 _INTERLEAVED = "_interleaved"
-_KEY = re.compile(
+_KEY = (
     r"(?P<a>[^_]+)_(?P<b>[^_]+)_(?P<d>[^_]+)_(?P<accumulator>[^_]+)_(?P<epilogue>.+)_n(?P<n>\d{1,10})_k(?P<k>\d{1,10})"
-    r"(?:_b(?P<batch>\d{1,10}))?(?:_(?P<scaling>tensor|row_column|block))?(?:_(?P<b_major>n)-major)?"
-    r"(?:_(?P<overlap>launch|weights))?",
-    re.ASCII,
+    r"(?:_b(?P<batch>\d{1,10}))?(?:_(?P<scaling>%s))?(?:_(?P<b_major>n)-major)?(?:_(?P<overlap>launch|weights))?"
 )
 _USUAL = {"batch": 1, "scaling": "none", "b_major": "k", "overlap": "serial"}
 
@@ -91,13 +88,16 @@ EPILOGUES: dict[str, Epilogue] = {
 class Signature:
     """D = epilogue(scale(A @ B^T)): A (M, K), B (N, K), D (M, columns); a leading batch extent when `batch` > 1.
 
-    `a`, `b`, `d` and `accumulator` are element types by short name (`runtime.dtypes`). A and D are row-major. B is
-    stored as `torch.nn.Linear` stores its weight where `b_major` is "k", and transposed, (K, N) in memory, where it is
-    "n". `epilogue` is one of `EPILOGUES`. `scaling` says what multiplies the products, always f32:
+    `a`, `b`, `d` and `accumulator` are element types by short name (`runtime.numbers.dtypes`). A and D are row-major.
+    B is stored as `torch.nn.Linear` stores its weight where `b_major` is "k", and transposed, (K, N) in memory, where
+    it is "n". `epilogue` is one of `EPILOGUES`. `scaling` says what multiplies the products
+    (`runtime.numbers.scaling`):
 
-    - "tensor": scale_a (1) and scale_b (1);
-    - "row_column": scale_a (M), one a token, and scale_b (N), one an output channel;
-    - "block": scale_a (M, K/128), one for each 1 x 128 of A, and scale_b (N/128, K/128), one for each 128 x 128 of B.
+    - "tensor": scale_a (1) and scale_b (1), f32;
+    - "row_column": scale_a (M), one a token, and scale_b (N), one an output channel, f32;
+    - "block": scale_a (M, K/128), one for each 1 x 128 of A, and scale_b (N/128, K/128), one for each 128 x 128 of B,
+      f32;
+    - "mxfp8": scale_a and scale_b, one for each 1 x 32 of A and of B, ue8m0 in tiles of 128 x 4.
 
     `overlap` is what the caller promises about the kernels before this one on the stream: "serial" nothing, "launch"
     that this one may begin, though not read, while they still run; "weights" also that none that may still run writes
@@ -148,7 +148,7 @@ class Signature:
     @classmethod
     def of_key(cls, word: str) -> Signature | None:
         """The signature whose `key` is `word`, or None if there is none."""
-        parts = _KEY.fullmatch(word)
+        parts = re.fullmatch(_KEY % "|".join(SCALINGS), word, re.ASCII)
         if parts is None:
             return None
         obj: dict[str, Any] = {**_USUAL, **{name: part for name, part in parts.groupdict().items() if part is not None}}
@@ -162,8 +162,7 @@ class Signature:
     def operands(self) -> tuple[Operand, ...]:
         """The tensors that a kernel takes, in order; `extra_operands` says what follows A, B and D.
 
-        Axes are "batch", "M", "N", "K", "P" (columns of D where those are not N), "1", and "K/128" and "N/128", the
-        number of blocks of 128, the last perhaps short.
+        `runtime.numbers.scaling` says what words axes are.
         """
         return self._operands
 
@@ -183,16 +182,15 @@ class Signature:
         return ()
 
     def extents(self) -> dict[str, int]:
-        """The extent of each axis of `operands` but M."""
-        return {
-            "batch": self.batch,
-            "N": self.n,
-            "K": self.k,
-            "P": self.columns,
-            "K/128": -(-self.k // SCALE_BLOCK),
-            "N/128": -(-self.n // SCALE_BLOCK),
-            "1": 1,
-        }
+        """The extent of each axis of `operands` that does not depend on M."""
+        known = {"batch": self.batch, "N": self.n, "K": self.k, "P": self.columns}
+        axes = {axis for operand in self._operands for axis in operand.axes}
+        return known | {axis: extent_of(axis, known) for axis in axes if axis.partition("/")[0] != "M"}
+
+    @cached_property
+    def rows_alone(self) -> bool:
+        """Whether M is the only extent of operands that depends on M."""
+        return not any(axis.startswith("M/") for operand in self._operands for axis in operand.axes)
 
     def flops(self, m: int) -> int:
         """Floating-point operations at `m` rows: 2 M N K for each batch."""
@@ -200,9 +198,10 @@ class Signature:
 
     def bytes(self, m: int) -> int:
         """The fewest bytes of device memory to move at `m` rows: A, B and residual read once, D written once."""
-        a, b, d = (DTYPES[t].bytes for t in (self.a, self.b, self.d))
-        residual = DTYPES[extra_dtype(self.d)].bytes if self.parts.residual else 0
-        return self.batch * (m * self.k * a + self.n * self.k * b + m * self.columns * (d + residual))
+        a, b, d = (DTYPES[t] for t in (self.a, self.b, self.d))
+        inputs = m * a.bytes_of(self.k) + self.n * b.bytes_of(self.k)
+        residual = DTYPES[extra_dtype(self.d)].bytes_of(self.columns) if self.parts.residual else 0
+        return self.batch * (inputs + m * (d.bytes_of(self.columns) + residual))
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary that `from_json` reads."""
@@ -223,7 +222,7 @@ class Signature:
                 raise RecordError(f"signature field {name!r}: unknown element type {obj[name]!r:.50}")
         for name, known in (
             ("epilogue", tuple(EPILOGUES)),
-            ("scaling", SCALINGS),
+            ("scaling", tuple(SCALINGS)),
             ("b_major", MAJORS),
             ("overlap", OVERLAPS),
         ):
@@ -245,18 +244,16 @@ def extra_dtype(d: str) -> str:
 
 
 def extra_operands(d: str, scaling: str, epilogue: str, batched: bool) -> tuple[Operand, ...]:
-    """What a GEMM takes after A, B and D, in this order: scale_a, scale_b, bias, residual, scale_d."""
-    parts = Epilogue.of(epilogue)
-    axes_of_scales = {
-        "none": (),
-        "tensor": (("1",), ("1",)),
-        "row_column": (("M",), ("N",)),
-        "block": (("M", "K/128"), ("N/128", "K/128")),
-    }[scaling]
-    extras = [
-        Operand(name, "f32", axes, "free" if name == "scale_a" and len(axes) == 2 else "rows")
-        for name, axes in zip(("scale_a", "scale_b"), axes_of_scales, strict=False)
-    ]
+    """What a GEMM takes after A, B and D, in this order: scale_a, scale_b, scale_ab (the factor of the whole product,
+    where scales are scaled), bias, residual, scale_d."""
+    parts, scales = Epilogue.of(epilogue), SCALINGS[scaling]
+    extras = []
+    for of in "ab" if scales.dtype else "":
+        axes = scales.axes(of)
+        layout = "tiles" if scales.layout == TILES else "free" if of == "a" and len(axes) == 2 else "rows"
+        extras.append(Operand(f"scale_{of}", DTYPES[scales.dtype].stored or scales.dtype, axes, layout))
+    if scales.tensor_scale:
+        extras.append(Operand("scale_ab", "f32", ("1",)))
     if parts.bias:
         extras.append(Operand("bias", extra_dtype(d), ("N",)))
     if parts.residual:

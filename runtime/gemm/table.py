@@ -1,8 +1,8 @@
-"""The rows of an operation's table in an archive, read strictly: what serves which M of a signature, and where that is
+"""An operation's table in an archive, read strictly and written: what serves which M of a signature, and where that is
 from.
 
 A table has about a hundred ranges for each of its entries, so it is checked a column at a time, and each function's
-name is in an entry once. Knows nothing of which entry a GPU takes.
+name is in an entry once. `docs/records.md` has its fields. Knows nothing of which entry a GPU takes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import math
 import operator
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..container.fields import fail_table, table_fields, table_list
+from ..container.fields import fail_table, require_schema, table_fields, table_list
 from ..device.gpus import Gpu
 from ..errors import RecordError
 from ..limits import (
@@ -30,20 +30,15 @@ from ..named_tuple import NamedTuple
 from ..program.operation import Operation
 from .operation import GEMM
 
+SCHEMA = 1  # raised when what a field means changes
 STATES = ("tuned", "ranked")
 TARGET = re.compile(r"sm_([0-9]+)([0-9])([af]?)")
-_FIELDS = {
-    "signature",
-    "target",
-    "gpu",
-    "state",
-    "functions",
-    "ranges",
-    "invariant",
-    "torch_faster",
-    "candidates",
-    "timings",
-}
+_TABLE_FIELDS = frozenset({"schema", "gpus", "entries"})
+_TABLE_ABSENT = frozenset({"gpus"})
+_GPU_FIELDS = frozenset({"name", "multiprocessors", "memory_gbps"})
+# Of an entry: what may be absent is null or empty then, and is not written where it is.
+_ABSENT = frozenset({"gpu", "invariant", "torch_faster", "candidates", "timings"})
+_FIELDS = frozenset({"signature", "target", "state", "functions", "ranges"}) | _ABSENT
 
 
 class TableLimitExceeded(RecordError):
@@ -133,13 +128,15 @@ def read(obj: Any, targets: Mapping[str, str] | None = None, of: Operation = GEM
     Raises:
         RecordError: anything is missing, unknown, out of order, unused, or names a function that is not there.
         TableLimitExceeded: it has more rows than are read.
+        UnsupportedSchema: it is of another schema than `SCHEMA`.
     """
     table = f"{of.name} table"
-    obj = table_fields(obj, {"gpus", "entries"}, table)
+    require_schema(obj, SCHEMA, table)
+    obj = table_fields(obj, _TABLE_FIELDS, table, _TABLE_ABSENT)
     rows = table_list(obj["entries"], f"{table}: entries")
     if len(rows) > MAX_GEMM_ENTRIES:
         raise TableLimitExceeded(_said(table, f"has {len(rows)} entries, at most {MAX_GEMM_ENTRIES} are read"))
-    gpus = _read_gpus(table_list(obj["gpus"], f"{table}: gpus"), table)
+    gpus = _read_gpus(table_list(obj.get("gpus", []), f"{table}: gpus"), table)
     entries = [_read_entry(row, number, gpus, targets, of) for number, row in enumerate(rows)]
     if (ranges := sum(map(_count_ranges, entries))) > MAX_GEMM_RANGES:
         raise TableLimitExceeded(_said(table, f"has {ranges} ranges of M, at most {MAX_GEMM_RANGES} are read"))
@@ -153,6 +150,36 @@ def read(obj: Any, targets: Mapping[str, str] | None = None, of: Operation = GEM
     if unused := set(gpus) - {entry.gpu for entry in entries}:
         fail_table(table, f"no entry is for {min(unused).words()}, which is among its gpus")
     return tuple(entries)
+
+
+def write(entries: Iterable[Entry]) -> dict[str, Any]:
+    """The table with these rows, as `read` takes it."""
+    entries = list(entries)
+    places = {gpu: i for i, gpu in enumerate(dict.fromkeys(e.gpu for e in entries if e.gpu is not None))}
+    found: dict[str, Any] = {"schema": SCHEMA, "entries": [_write_entry(entry, places) for entry in entries]}
+    return found | ({"gpus": [gpu._asdict() for gpu in places]} if places else {})
+
+
+def _write_entry(entry: Entry, gpus: Mapping[Gpu, int]) -> dict[str, Any]:
+    may_be_absent = {
+        "gpu": None if entry.gpu is None else gpus[entry.gpu],
+        "invariant": None if entry.invariant is None else _write_ranges(*entry.invariant),
+        "torch_faster": [list(pair) for pair in entry.torch_faster],
+        "candidates": [[m, list(indexes)] for m, indexes in entry.ranked],
+        "timings": list(entry.timings),
+    }
+    return {
+        "signature": entry.signature.to_json(),
+        "target": entry.target,
+        "state": entry.state,
+        "functions": list(entry.names),
+        "ranges": _write_ranges(entry.bounds, entry.chosen),
+        **{name: value for name, value in may_be_absent.items() if value is not None and value != []},
+    }
+
+
+def _write_ranges(bounds: Sequence[int], chosen: Sequence[int]) -> list[list[int | None]]:
+    return [[bound, place] for bound, place in zip((*bounds, None), chosen, strict=True)]
 
 
 def _count_ranges(entry: Entry) -> int:
@@ -169,7 +196,7 @@ def _read_gpus(rows: list[Any], table: str) -> list[Gpu]:
     found: dict[Gpu, None] = {}
     for number, row in enumerate(rows):
         where = f"{table}: gpus[{number}]"
-        row = table_fields(row, {"name", "multiprocessors", "memory_gbps"}, where)
+        row = table_fields(row, _GPU_FIELDS, where)
         name, sms, rate = row["name"], row["multiprocessors"], row["memory_gbps"]
         if type(name) is not str or not 0 < len(name) <= MAX_NAME_CHARACTERS:
             fail_table(where, f"name must be a word of at most {MAX_NAME_CHARACTERS} characters, found {name!r:.50}")
@@ -186,9 +213,9 @@ def _read_gpus(rows: list[Any], table: str) -> list[Gpu]:
 
 def _read_entry(obj: Any, number: int, gpus: Sequence[Gpu], targets: Mapping[str, str] | None, of: Operation) -> Entry:
     where = f"{of.name} table entry {number}"
-    obj = table_fields(obj, _FIELDS, where)
+    obj = table_fields(obj, _FIELDS, where, _ABSENT)
     signature = of.read(obj["signature"])
-    target, gpu = obj["target"], obj["gpu"]
+    target, gpu = obj["target"], obj.get("gpu")
     if not isinstance(target, str) or not TARGET.fullmatch(target):
         fail_table(where, f"unknown target {target!r:.50}")
     if obj["state"] not in STATES:
@@ -198,9 +225,9 @@ def _read_entry(obj: Any, number: int, gpus: Sequence[Gpu], targets: Mapping[str
     names = _read_names(table_list(obj["functions"], f"{where} functions"), target, targets, f"{where} functions")
     bounds, chosen = _read_ranges(obj["ranges"], len(names), f"{where} ranges")
     invariant = None
-    if obj["invariant"] is not None:
+    if obj.get("invariant") is not None:
         invariant = _read_ranges(obj["invariant"], len(names), f"{where} invariant")
-    ranked = _read_ranked(obj["candidates"], len(names), f"{where} candidates")
+    ranked = _read_ranked(obj.get("candidates", []), len(names), f"{where} candidates")
     used = {*chosen, *itertools.chain.from_iterable(indexes for _, indexes in ranked)}
     used.update(() if invariant is None else invariant[1])
     if unused := set(range(len(names))) - used:
@@ -214,9 +241,9 @@ def _read_entry(obj: Any, number: int, gpus: Sequence[Gpu], targets: Mapping[str
         bounds,
         chosen,
         invariant,
-        _read_torch_faster(obj["torch_faster"], f"{where} torch_faster"),
+        _read_torch_faster(obj.get("torch_faster", []), f"{where} torch_faster"),
         ranked,
-        tuple(table_list(obj["timings"], f"{where} timings")),
+        tuple(table_list(obj.get("timings", []), f"{where} timings")),
     )
 
 

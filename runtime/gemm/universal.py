@@ -1,17 +1,19 @@
 """The table "universal" of an archive: for a form, which of its functions is best at any N, K and M, by a cost program.
 
 A form is a signature without N and K. What is chosen is *predicted*: no one measured it. Has the face of
-`runtime.gemm.table.Entry`, so that a library serves both alike. Knows nothing of the tensors of a call or the driver.
+`runtime.gemm.table.Entry`, so that a library serves both alike. `docs/records.md` has its fields.
+Knows nothing of the tensors of a call or the driver.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ..container.fields import fail_table, is_int, table_fields, table_list
+from ..container import canonical
+from ..container.fields import fail_table, is_int, require_schema, table_fields, table_list
 from ..device.gpus import Gpu
 from ..errors import RecordError
 from ..limits import (
@@ -24,11 +26,12 @@ from ..limits import (
     MAX_UNIVERSAL_NODES,
 )
 from ..named_tuple import NamedTuple
-from ..program.costs import CostProgram
+from ..program.costs import CostProgram, CostSource
 from .dispatch import preference, serves
 from .signature import OVERLAPS, Signature
 from .table import TARGET, Entry
 
+SCHEMA = 1  # raised when what a field means changes
 PREDICTED = "predicted"
 # What cost programs take, in order; `aot.search.estimates` writes them so.
 INPUTS = ("m", "n", "k", "batch", "multiprocessors", "memory_gbps")
@@ -37,6 +40,10 @@ _USUAL_MEMORY_GBPS = 4917  # an H200's, where the driver does not say
 _KEPT = 4096  # choices of an entry that are kept, by M
 # The fields of a signature that a form has too, in the order in which `Universal.forms` gives them.
 WORDS = ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major", "overlap")
+_TABLE_FIELDS, _TABLE_ABSENT = frozenset({"schema", "checked_on", "forms", "programs"}), frozenset({"checked_on"})
+_ROW_FIELDS = frozenset({"form", "target", "functions", "equal_bits", "program"})
+_ROW_ABSENT = frozenset({"equal_bits"})
+_FORM_FIELDS = frozenset({*WORDS, "batched"})
 
 
 class Function(NamedTuple):
@@ -50,6 +57,17 @@ class Function(NamedTuple):
     equal_bits: int
 
 
+class FormSource(NamedTuple):
+    """A form that a table is written from: its words (`WORDS`) and whether it is batched, its functions on a target,
+    and the cost program that has a result for each, in order."""
+
+    words: Sequence[str]
+    batched: bool
+    target: str
+    functions: Sequence[Function]
+    costs: CostSource
+
+
 class _Program:
     """A cost program of the table, which is read once for all forms that have it."""
 
@@ -59,6 +77,9 @@ class _Program:
     @cached_property
     def costs(self) -> CostProgram:
         return CostProgram.from_json(self._obj, len(INPUTS), self._where)
+
+    def source(self) -> CostSource:
+        return CostSource.from_json(self._obj, self._where)
 
 
 class Form:
@@ -74,6 +95,15 @@ class Form:
         """The signature of this form with these extents, and with a batch of 2 where it is batched."""
         *words, batched = self._words
         return Signature(n=n, k=k, batch=2 if batched else 1, **dict(zip(WORDS, words, strict=True)))
+
+    def source(self) -> FormSource:
+        """It as a table is written from it.
+
+        Raises:
+            RecordError: its cost program is malformed.
+        """
+        *words, batched = self._words
+        return FormSource(words, batched, self.target, self.functions, self._program.source())
 
     @cached_property
     def costs(self) -> CostProgram:
@@ -212,9 +242,11 @@ class Universal:
 
         Raises:
             RecordError: anything is missing, unknown, or names a function that is not there.
+            UnsupportedSchema: it is of another schema than `SCHEMA`.
         """
         where = "universal table"
-        obj = table_fields(obj, {"checked_on", "forms", "programs"}, where)
+        require_schema(obj, SCHEMA, where)
+        obj = table_fields(obj, _TABLE_FIELDS, where, _TABLE_ABSENT)
         programs = table_list(obj["programs"], where)
         if len(table_list(obj["forms"], where)) > MAX_UNIVERSAL_FORMS or len(programs) > MAX_UNIVERSAL_FORMS:
             fail_table(where, f"has {len(obj['forms'])} forms, at most {MAX_UNIVERSAL_FORMS} are read")
@@ -228,7 +260,7 @@ class Universal:
         used = set()
         for number, row in enumerate(obj["forms"]):
             here = f"{where}: form {number}"
-            row = table_fields(row, {"form", "target", "functions", "equal_bits", "program"}, here)
+            row = table_fields(row, _ROW_FIELDS, here, _ROW_ABSENT)
             if not is_int(row["program"], 0, len(programs) - 1):
                 fail_table(here, f"program must be one of the {len(programs)} there are, found {row['program']!r:.50}")
             used.add(row["program"])
@@ -244,7 +276,7 @@ class Universal:
             forms[key] = Form(words, row["target"], functions, shared[row["program"]], here)
         if used != set(range(len(programs))):
             fail_table(where, "a program is used by no form")
-        return cls(forms, _checked_on(obj["checked_on"], {form.target for form in forms.values()}, where))
+        return cls(forms, _checked_on(obj.get("checked_on", {}), {form.target for form in forms.values()}, where))
 
     @property
     def forms(self) -> tuple[tuple[tuple[Any, ...], Form], ...]:
@@ -288,6 +320,23 @@ class Universal:
         return list(dict.fromkeys(f.name for form in forms for f in form.functions))
 
 
+def write(forms: Iterable[FormSource], checked_on: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The table of these forms, as `Universal.from_json` reads it; programs that are equal are there once."""
+    rows, programs = [], dict[bytes, int]()
+    for form in forms:
+        functions = [[f.name, f.n_multiple, f.k_multiple, f.most_n] for f in form.functions]
+        row = {
+            "form": dict(zip(WORDS, form.words, strict=True)) | {"batched": form.batched},
+            "target": form.target,
+            "functions": functions,
+            "program": programs.setdefault(canonical.dumps(form.costs.to_json()), len(programs)),
+        }
+        equal_bits = [f.equal_bits for f in form.functions]
+        rows.append(row | ({"equal_bits": equal_bits} if any(equal_bits) else {}))
+    found = {"schema": SCHEMA, "forms": rows, "programs": list(map(canonical.loads, programs))}
+    return found | ({"checked_on": {t: list(names) for t, names in checked_on.items()}} if checked_on else {})
+
+
 def machine_of(gpu: Gpu) -> tuple[int, int]:
     """What cost programs take of a GPU: its SMs, and its memory rate or, where the driver does not say, a usual one."""
     return gpu.multiprocessors, gpu.memory_gbps or _USUAL_MEMORY_GBPS
@@ -312,7 +361,7 @@ def _nodes(program: Any) -> int:
 
 def _key(obj: Any, where: str) -> tuple[Any, ...]:
     """What `Universal` keeps a form under, its words checked as a signature's are."""
-    obj = table_fields(obj, {*WORDS, "batched"}, where)
+    obj = table_fields(obj, _FORM_FIELDS, where)
     if type(obj["batched"]) is not bool:
         fail_table(where, f"batched must be true or false, found {obj['batched']!r:.50}")
     words = {word: obj[word] for word in WORDS}
@@ -336,7 +385,8 @@ def _checked_on(obj: Any, targets: set[str], where: str) -> dict[str, tuple[str,
 
 def _functions(row: Mapping[str, Any], targets: Mapping[str, str], where: str) -> tuple[Function, ...]:
     """Those of a form, with the number of each in `equal_bits`, where a new one is the least that was not there."""
-    functions, numbers = table_list(row["functions"], where), table_list(row["equal_bits"], where)
+    functions = table_list(row["functions"], where)
+    numbers = table_list(row["equal_bits"], where) if "equal_bits" in row else [0] * len(functions)
     if len(numbers) != len(functions):
         fail_table(where, f"equal_bits needs a number for each of the {len(functions)} functions, found {len(numbers)}")
     most = 0

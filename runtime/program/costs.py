@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .. import native
-from ..errors import RecordError
+from ..container.fields import fail_table, table_fields
 from ..limits import MAX_COST_NODES, MAX_COST_RESULTS
+from ..named_tuple import NamedTuple
 
 _LARGEST_EXPONENT = 700.0  # of "exp"; NaN beyond, where doubles end
 # Operations with their number of operands; the place of one is its code in `_costs.c` too. What IEEE 754 leaves open is
@@ -38,7 +39,52 @@ OPERATIONS: dict[str, int] = {
 }
 _CODES = {word: code for code, word in enumerate(OPERATIONS)}
 _ARITIES = tuple(OPERATIONS.values())
+_FIELDS = frozenset({"constants", "operations", "operands", "results"})
 _REFUSALS = (ValueError, TypeError, OverflowError)  # of what reads a program
+
+
+class CostSource(NamedTuple):
+    """What a cost program is read to and written from: numbers, words of `OPERATIONS`, the operands of all operations
+    in a row, and which values are results. Inputs are the first values, then constants, then operations, each of which
+    may take what is before it.
+    """
+
+    constants: list[float]
+    operations: list[str]
+    operands: list[int]
+    results: list[int]
+
+    def to_json(self) -> dict[str, Any]:
+        """It as `from_json` takes it, operations in one string."""
+        return {
+            "constants": self.constants,
+            "operations": " ".join(self.operations),
+            "operands": self.operands,
+            "results": self.results,
+        }
+
+    @classmethod
+    def from_json(cls, obj: Any, where: str) -> CostSource:
+        """Check and read all but words and places of values, which `CostProgram` looks at; `where` names it in errors.
+
+        Raises:
+            RecordError: anything is missing, unknown, or too much.
+        """
+        obj = table_fields(obj, _FIELDS, where)
+        constants, operands, results = obj["constants"], obj["operands"], obj["results"]
+        if not isinstance(obj["operations"], str):
+            fail_table(where, f"operations must be words in one string, found {obj['operations']!r:.100}")
+        words = obj["operations"].split(" ") if obj["operations"] else []
+        for what, items in (("constants", constants), ("operands", operands), ("results", results)):
+            if not isinstance(items, list):
+                fail_table(where, f"{what} must be a list, found {items!r:.100}")
+        if (count := len(constants) + len(words)) > MAX_COST_NODES:
+            fail_table(where, f"it has {count} constants and operations, at most {MAX_COST_NODES} are read")
+        if not 1 <= len(results) <= MAX_COST_RESULTS:
+            fail_table(where, f"it must have 1 to {MAX_COST_RESULTS} results, found {len(results)}")
+        if not all(type(x) in (int, float) and math.isfinite(x) for x in constants):
+            fail_table(where, "constants must be numbers")
+        return cls(constants, words, operands, results)
 
 
 class CostProgram:
@@ -53,45 +99,20 @@ class CostProgram:
 
         `in_python` has Python evaluate it though native code was built, to hold the two against each other.
 
-        `constants` are numbers, `operations` one string of words of `OPERATIONS`, `operands` those of all operations
-        in a row, and `results` places: inputs come first, then constants, then operations, each of which may take what
-        is before it.
-
         Raises:
             RecordError: anything is missing, unknown, out of range or too much.
         """
-
-        def fail(what: str) -> RecordError:
-            return RecordError(f"{where}: {what}; build the archive again")
-
-        names = {"constants", "operations", "operands", "results"}
-        if not isinstance(obj, dict) or set(obj) != names:
-            raise fail(f"a cost program needs exactly the fields {sorted(names)}, found {obj!r:.100}")
-        constants, operands, results = obj["constants"], obj["operands"], obj["results"]
-        if not isinstance(obj["operations"], str):
-            raise fail(f"operations must be words in one string, found {obj['operations']!r:.100}")
-        words = obj["operations"].split(" ") if obj["operations"] else []
-        for what, items in (("constants", constants), ("operands", operands), ("results", results)):
-            if not isinstance(items, list):
-                raise fail(f"{what} must be a list, found {items!r:.100}")
-        if len(constants) + len(words) > MAX_COST_NODES:
-            raise fail(
-                f"it has {len(constants) + len(words)} constants and operations, at most {MAX_COST_NODES} are read"
-            )
-        if not 1 <= len(results) <= MAX_COST_RESULTS:
-            raise fail(f"it must have 1 to {MAX_COST_RESULTS} results, found {len(results)}")
-        if not all(type(x) in (int, float) and math.isfinite(x) for x in constants):
-            raise fail("constants must be numbers")
+        source = CostSource.from_json(obj, where)
         try:
-            codes = bytes([_CODES[word] for word in words])
+            codes = bytes([_CODES[word] for word in source.operations])
         except KeyError as error:
-            raise fail(f"unknown operation {error!s:.50}") from None
+            fail_table(where, f"unknown operation {error!s:.50}")
         make = _PythonCosts if in_python or native.costs is None else native.costs
-        given = inputs, constants, codes, operands, results
+        given = inputs, source.constants, codes, source.operands, source.results
         try:
-            return cls(inputs, make(*given), len(results))
+            return cls(inputs, make(*given), len(source.results))
         except _REFUSALS as error:
-            raise fail(_wording(given, error)) from None
+            fail_table(where, _wording(given, error))
 
     def evaluate(self, values: Sequence[float]) -> list[float]:
         """The results for a value of each input, in order. What has no finite value is infinite: never the least."""

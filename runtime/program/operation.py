@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from ..errors import ArgumentError
 from ..named_tuple import NamedTuple
+from ..numbers.scaling import extent_of
 from .record import TensorView
 from .tensor import contiguous_strides
 
@@ -27,10 +28,11 @@ _OWN = {"gemm": "runtime.gemm.operation:GEMM", "rmsnorm": "runtime.rmsnorm:RMSNO
 class Operand(NamedTuple):
     """A tensor that a kernel takes: its name, element type, and axes.
 
-    Axes are words. "M" is the extent that a signature leaves open, "1" an extent of one; what the others are at a
-    signature its `extents` says. The innermost stride is 1, unless `layout` is "columns" (the one before it is) or
-    "free" (none need be). Functions are asked for it by name, or by place alone where it is one of the first `by_place`
-    of its operation.
+    Axes are words. "M" is the extent that a signature leaves open, "M/128" the number of blocks of 128 along it (the
+    last perhaps short), "1" an extent of one, as any number is of itself; what the others are at a signature its
+    `extents` says. The innermost stride is 1, unless `layout` is "columns" (the one before it is) or "free" (none need
+    be); of "tiles" the last axis is a number, and the one before it has that stride. Functions are asked for it by
+    name, or by place alone where it is one of the first `by_place` of its operation.
     """
 
     name: str
@@ -56,7 +58,7 @@ class Signature(Protocol):
         """The numbers that kernels take after these, each with its type."""
 
     def extents(self) -> Mapping[str, int]:
-        """The extent of each axis of `operands` but M."""
+        """The extent of each axis of `operands` that does not depend on M."""
 
     def to_json(self) -> dict[str, Any]:
         """What the operation's `read` reads."""
@@ -107,9 +109,16 @@ class Operation(Protocol):
         raise ArgumentError(f"{self.name} is not called by its name; Library.{self.name} is the way")
 
 
+def extents_at(signature: Signature, m: int) -> dict[str, int]:
+    """The extent of each axis of the operands of a signature at `m` rows."""
+    extents = {**signature.extents(), "M": m}
+    axes = {axis for operand in signature.operands() for axis in operand.axes}
+    return extents | {axis: extent_of(axis, extents) for axis in axes if axis not in extents}
+
+
 def contiguous(signature: Signature, m: int, device: int) -> tuple[TensorView, ...]:
     """The operands of a signature at `m` rows as kernels take them, contiguous, at made-up addresses."""
-    extents = {**signature.extents(), "M": m}
+    extents = extents_at(signature, m)
     views = []
     for number, operand in enumerate(signature.operands()):
         shape = tuple(extents[axis] for axis in operand.axes)

@@ -20,10 +20,65 @@ from ..container.fields import WIDTHS, exact_fields, exact_list, fail
 from ..device.launch import Evaluation, Launch, LaunchShape, Slot, refuse, refuse_input
 from ..errors import ProgramError
 from ..limits import MAX_INPUTS, MAX_LAUNCHES, MAX_POINTERS
+from ..named_tuple import NamedTuple
 from .poison import why
 
 if TYPE_CHECKING:
     from .evaluator import PythonEvaluator
+
+
+class ParameterSource(NamedTuple):
+    """A kernel parameter of `size` bytes: `words` as (offset, bytes, value), `slots` as (offset, "raw" or "tma",
+    pointer, addend), where what is a value is the number of one and an addend may be None; zero elsewhere."""
+
+    size: int
+    words: Sequence[tuple[int, int, int]]
+    slots: Sequence[tuple[int, str, int, int | None]]
+
+    def to_json(self) -> dict[str, Any]:
+        """It as a program has it."""
+        return {"size": self.size, "words": [list(w) for w in self.words], "slots": [list(s) for s in self.slots]}
+
+
+class LaunchSource(NamedTuple):
+    """A launch of a kernel: numbers of the values that are its grid, block, dynamic shared memory, and the words of its
+    attributes, by CUlaunchAttributeID."""
+
+    kernel: int
+    grid: Sequence[int]
+    block: Sequence[int]
+    shared_bytes: int
+    attributes: Sequence[tuple[int, Sequence[int]]]
+    parameters: Sequence[ParameterSource]
+
+    def to_json(self) -> dict[str, Any]:
+        """It as a program has it."""
+        return {
+            "kernel": self.kernel,
+            "grid": list(self.grid),
+            "block": list(self.block),
+            "shared_bytes": self.shared_bytes,
+            "attributes": [[identity, list(words)] for identity, words in self.attributes],
+            "parameters": [parameter.to_json() for parameter in self.parameters],
+        }
+
+
+class ProgramSource(NamedTuple):
+    """What a launch program is written from; `nodes` as `runtime.program.arithmetic` takes them."""
+
+    values: Sequence[tuple[str, int]]
+    pointers: Sequence[str]
+    nodes: Sequence[list[Any]]
+    launches: Sequence[LaunchSource]
+
+    def to_json(self) -> dict[str, Any]:
+        """The program, as `Program.from_json` reads it."""
+        return {
+            "values": [list(value) for value in self.values],
+            "pointers": list(self.pointers),
+            "nodes": list(self.nodes),
+            "launches": [launch.to_json() for launch in self.launches],
+        }
 
 
 class Program:

@@ -12,36 +12,15 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..dtypes import DTYPES
 from ..errors import ArgumentError, LayoutError
+from ..numbers.dtypes import DTYPES, TORCH_NAMES
 from .record import TensorView
 
-_TORCH_DTYPES = {
-    "torch.float32": "f32",
-    "torch.bfloat16": "bf16",
-    "torch.float16": "f16",
-    "torch.float8_e4m3fn": "e4m3",
-    "torch.float8_e5m2": "e5m2",
-    "torch.int64": "i64",
-    "torch.int32": "i32",
-    "torch.int8": "i8",
-    "torch.uint8": "u8",
-}
-TORCH_NAMES = {short: name.removeprefix("torch.") for name, short in _TORCH_DTYPES.items()}
-_TYPESTR_DTYPES = {"f4": "f32", "f2": "f16", "i8": "i64", "i4": "i32", "i1": "i8", "u1": "u8"}
-_DESCR_DTYPES = {"bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
-# (DLDataTypeCode, bits) of dlpack.h 1.1
-_DLPACK_DTYPES = {
-    (2, 32): "f32",
-    (2, 16): "f16",
-    (4, 16): "bf16",
-    (10, 8): "e4m3",
-    (12, 8): "e5m2",
-    (0, 64): "i64",
-    (0, 32): "i32",
-    (0, 8): "i8",
-    (1, 8): "u8",
-}
+_TORCH_DTYPES = {f"torch.{name}": short for short, name in TORCH_NAMES.items()}
+_TENSOR_DTYPES = [d for d in DTYPES.values() if not d.stored]
+_TYPESTR_DTYPES = {d.typestr: d.name for d in _TENSOR_DTYPES if d.typestr}
+_DESCR_DTYPES = {d.torch: d.name for d in _TENSOR_DTYPES if not d.typestr and d.unit == 1}  # a byte or more an element
+_DLPACK_DTYPES = {(d.dlpack, d.bits): d.name for d in _TENSOR_DTYPES if d.dlpack >= 0}
 _DLPACK_CUDA, _DLPACK_CUDA_MANAGED = 2, 13
 _DLPACK_DEVICES = {1: "host memory", 3: "pinned host memory", 10: "the memory of a ROCm device"}
 _DLPACK_VERSION = (1, 1)
@@ -105,7 +84,32 @@ def _from_torch(x: Any, name: str) -> TensorView:
     pointer = x.data_ptr()
     if pointer and x.storage_offset() and not x.untyped_storage().nbytes():
         pointer = 0  # its storage was freed: what data_ptr gave is its offset from nothing
-    return TensorView(pointer, dtype, tuple(x.shape), tuple(x.stride()), x.device.index)
+    shape, strides = in_elements(dtype, tuple(x.shape), tuple(x.stride()), name)
+    return TensorView(pointer, dtype, shape, strides, x.device.index)
+
+
+def in_elements(
+    dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], name: str
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Extents and strides in elements, of those in units of a packed type, as torch has them; of others the same.
+
+    Raises:
+        LayoutError: no dimension has neighbours in memory, so units cannot be taken apart.
+    """
+    unit = DTYPES[dtype].unit
+    if unit == 1:
+        return shape, strides
+    inner = next((i for i in reversed(range(len(shape))) if strides[i] == 1), None)
+    if inner is None:
+        raise LayoutError(
+            f"{name} holds {unit} elements of {dtype} in a unit of its type, and must have units that are neighbours, "
+            f"found strides {strides}; make it contiguous",
+            f"strides of {name}",
+        )
+    return (
+        tuple([extent * unit if i == inner else extent for i, extent in enumerate(shape)]),
+        tuple([step if i == inner else step * unit for i, step in enumerate(strides)]),
+    )
 
 
 # --- __cuda_array_interface__, version 3 ---
@@ -254,8 +258,8 @@ def _consume(capsule: Any, name: str, writable: bool) -> TensorView:
 def _read_dltensor(tensor: _DLTensor, name: str) -> TensorView:
     if tensor.device_type not in (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
         raise ArgumentError(f"{name}: DLPack device type {tensor.device_type} is not CUDA")
-    dtype = _DLPACK_DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
-    if dtype is None:
+    dtype = _DLPACK_DTYPES.get((tensor.code, tensor.bits))
+    if dtype is None or tensor.lanes not in (1, DTYPES[dtype].unit):
         raise ArgumentError(
             f"{name} has DLPack type (code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes); "
             f"it must be one of {sorted(set(_DLPACK_DTYPES.values()))}"
@@ -264,6 +268,8 @@ def _read_dltensor(tensor: _DLTensor, name: str) -> TensorView:
         raise ArgumentError(f"{name} has {tensor.ndim} dimensions")
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else contiguous_strides(shape)
+    if tensor.lanes > 1:
+        shape, strides = in_elements(dtype, shape, strides, name)
     return TensorView((tensor.data or 0) + tensor.byte_offset, dtype, shape, strides, tensor.device_id)
 
 
@@ -311,7 +317,7 @@ def span_bytes(t: TensorView) -> int:
     if 0 in t.shape:
         return 0
     last = sum((n - 1) * s for n, s in zip(t.shape, t.strides, strict=True))
-    return (last + 1) * DTYPES[t.dtype].bytes
+    return DTYPES[t.dtype].bytes_of(last + 1)
 
 
 def overlaps_itself(t: TensorView) -> bool:
@@ -328,12 +334,17 @@ def share_memory(x: TensorView, y: TensorView) -> bool:
     """Whether `x` and `y` may share a byte; exact for columns of matrices with one row stride."""
     if x.pointer >= y.pointer + span_bytes(y) or y.pointer >= x.pointer + span_bytes(x):
         return False
-    wx, wy = DTYPES[x.dtype].bytes, DTYPES[y.dtype].bytes
-    if len(x.shape) == len(y.shape) == 2 and (pitch := x.strides[0] * wx) and pitch == y.strides[0] * wy:
+    if len(x.shape) == len(y.shape) == 2 and (pitch := _bytes_apart(x)) and pitch == _bytes_apart(y):
         row_x, row_y = (span_bytes(t._replace(shape=(1, t.shape[1]))) for t in (x, y))
         gap = (y.pointer - x.pointer) % pitch
         return not (row_x <= gap and gap + row_y <= pitch)
     return True
+
+
+def _bytes_apart(t: TensorView) -> int:
+    """Bytes from row to row of a matrix; 0 where rows begin within bytes too."""
+    bits = t.strides[0] * DTYPES[t.dtype].bits
+    return 0 if bits % 8 else bits // 8
 
 
 def dtype_name(dtype: Any) -> str:

@@ -268,7 +268,7 @@ class Entries:
                 targets = layer.archive.functions.targets_by_name()
                 table = Dispatch.from_json(layer.archive.table(self.of.name), targets, self.of)
             except RecordError as error:
-                raise RecordError(f"{layer.archive.path}: {error}") from None
+                raise type(error)(f"{layer.archive.path}: {error}") from None
             found: dict[tuple[Signature, str], list[Entry]] = {}
             for entry in table.entries:
                 found.setdefault((entry.signature, entry.target), []).append(entry)
@@ -290,7 +290,7 @@ class Entries:
                     targets = layer.archive.functions.targets_by_name()
                     found.append((layer, Universal.from_json(layer.archive.table(name), targets)))
                 except RecordError as error:
-                    raise RecordError(f"{layer.archive.path}: {error}") from None
+                    raise type(error)(f"{layer.archive.path}: {error}") from None
         return found
 
     def universal_functions(self) -> list[Function]:

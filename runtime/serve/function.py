@@ -134,7 +134,7 @@ class Function:
             try:
                 self._record = Record.from_json(found)
             except RecordError as error:
-                raise RecordError(f"{self._archive.path}: {error}") from None
+                raise type(error)(f"{self._archive.path}: {error}") from None
         return self._record
 
     @property

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..container.archive import ArchiveClosed
 from ..device.driver import Driver
-from ..dtypes import DTYPES
 from ..errors import ArgumentError, KernelMiss, LayoutError
 from ..gemm.call import (
     EXTRAS,
@@ -34,6 +33,7 @@ from ..gemm.fallback import TorchCall, allocate, lie_for_torch, on_stream, resul
 from ..gemm.signature import Signature
 from ..named_tuple import NamedTuple
 from ..native import native_table
+from ..numbers.dtypes import DTYPES
 from ..program.record import TensorView
 from ..program.tensor import LAST_STREAM, dtype_name, is_torch, stream_handle
 from .counters import Counters
@@ -99,8 +99,9 @@ class GemmCalls:
         stream where no torch tensor is involved. No gradient is recorded. That a view at an offset lost its storage is
         noticed in the first call of a shape only: keep what you pass. By keyword also:
 
-        - scale_a, scale_b: f32 factors of the products: one element each; or (...) or (..., 1) and (N), (1, N) or
-          (N, 1); or (..., ceil(K/128)) and (ceil(N/128), ceil(K/128)), for blocks of 1 x 128 and 128 x 128;
+        - scale_a, scale_b: factors of the products, in f32: one element each; or (...) or (..., 1) and (N), (1, N) or
+          (N, 1); or (..., ceil(K/128)) and (ceil(N/128), ceil(K/128)), for blocks of 1 x 128 and 128 x 128; or in
+          ue8m0 for blocks of 1 x 32, of any shape without gaps, in the tiles of `runtime.numbers.scaling.TILES`;
         - bias (N), added to every row; then `epilogue`, "none" or an activation of `runtime.gemm.signature`, of which
           the gated ones ("swiglu", "swiglu_interleaved" ...) halve the columns: D is (..., N/2);
         - residual, of D's shape, added next; it may be `out` itself. bias and residual have D's element type, or bf16
@@ -344,7 +345,7 @@ class GemmCalls:
 
     def _keep_rows(self, call: Call, found: GemmPlan, views: tuple[TensorView, ...]) -> None:
         """Remember a plan of torch tensors for calls with other numbers of rows. The caller holds the lock."""
-        asked = rows_of(call, call.key())
+        asked = rows_of(call, call.key()) if found.entry.signature.rows_alone else None
         if asked is None:
             return
         rows, alike = asked

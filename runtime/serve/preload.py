@@ -18,8 +18,8 @@ from ..errors import ArgumentError, KernelMiss, ProgramError, RecordError
 from ..gemm.call import EXTRAS
 from ..gemm.universal import PREDICTED, AnyEntry, PredictedEntry
 from ..limits import PRELOAD_ALLOWANCE_STEPS, PRELOAD_STEPS_OF_A_BYTE, PRELOAD_STEPS_OF_A_TOKEN, STEPS_OF_A_CALL
+from ..numbers.dtypes import DTYPES
 from ..program.operation import contiguous
-from ..program.tensor import TORCH_NAMES
 from .entries import Entries, best_first
 from .function import MAX_PLANS, Function, Unfit
 from .layers import Layers
@@ -191,7 +191,7 @@ class Preloader:
         by_name = dict(zip((operand.name for operand in signature.operands()), views, strict=True))
         seen = [by_name[name] for name in ("a", "b", "d", *EXTRAS) if name in by_name]
         key = gemm_key(torch is not None, signature, seen)
-        dtype = None if torch is None else getattr(torch, TORCH_NAMES[signature.d], None)
+        dtype = None if torch is None else getattr(torch, DTYPES[signature.d].torch, None)
         with self._lock, self._driver.current():
             try:
                 self._plans.plan(key, signature, views, by_name["d"].shape, dtype)

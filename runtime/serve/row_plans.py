@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..dtypes import DTYPES
 from ..gemm.call import Call
 from ..gemm.universal import AnyEntry
 from ..named_tuple import NamedTuple
+from ..numbers.dtypes import DTYPES
 from ..program.record import TensorView
 from .plan import GemmPlan
 
@@ -79,6 +79,6 @@ def steps_of(call: Call, views: tuple[TensorView, ...], rows: int) -> tuple[int,
     """Bytes from row to row of each operand that is given, in the order of `views`; 0 where it has no rows."""
     places = [place for place, x in enumerate((call.a, call.b, 0, *call.operands)) if x is not None]
     return tuple(
-        v.strides[0] * DTYPES[v.dtype].bytes if place in _WITH_ROWS and v.shape[0] == rows else 0
+        DTYPES[v.dtype].bytes_of(v.strides[0]) if place in _WITH_ROWS and v.shape[0] == rows else 0
         for place, v in zip(places, views, strict=True)
     )

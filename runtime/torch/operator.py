@@ -16,8 +16,9 @@ import torch
 from ..errors import ArgumentError
 from ..gemm.call import EXTRAS, GemmOptions, check_shapes, epilogue_of, result_shape, signature_of
 from ..gemm.fallback import result_dtype
+from ..numbers.dtypes import DTYPES, TORCH_NAMES
 from ..program.record import TensorView
-from ..program.tensor import TORCH_NAMES, dtype_name
+from ..program.tensor import dtype_name, in_elements
 from ..serve.library import Library, alive
 
 if TYPE_CHECKING:
@@ -138,17 +139,18 @@ def _described(
                 f"out must have shape {shape} for a {views['a'].shape} and b {views['b'].shape}, found {d.shape}"
             )
     signature_of({"a": views.pop("a"), "b": views.pop("b"), "d": d} | views, whole, overlap)
-    return shape, getattr(torch, TORCH_NAMES[d.dtype])
+    return shape, getattr(torch, DTYPES[d.dtype].torch)
 
 
 def _description(name: str, x: torch.Tensor, a: torch.Tensor) -> TensorView:
     if x.device != a.device:
         raise ArgumentError(f"{name} is on {x.device} and a on {a.device}; move them to one device")
     try:
-        return TensorView(0, dtype_name(x.dtype), tuple(x.shape), tuple(x.stride()), 0)
+        dtype = dtype_name(x.dtype)
     except ArgumentError:
         known = ", ".join(TORCH_NAMES.values())
         raise ArgumentError(f"{name} has element type {x.dtype}; it must be one of {known}") from None
+    return TensorView(0, dtype, *in_elements(dtype, tuple(x.shape), tuple(x.stride()), name), 0)
 
 
 @torch.library.register_fake("cute_aot::gemm", lib=_OPERATORS)

@@ -14,8 +14,9 @@ import cutlass.utils
 import torch
 from cutlass import cute
 
+from aot.tune.elements import TORCH_DTYPES
 from aot.tune.measure import Launch
-from aot.tune.operands import TORCH_DTYPES, OperandSet
+from aot.tune.operands import OperandSet
 from runtime.gemm.signature import Signature
 
 from .base import Problem, Settings, versions_of

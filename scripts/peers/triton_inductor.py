@@ -15,8 +15,9 @@ from torch import Tensor
 from torch._inductor import config as inductor_config
 from torch._inductor import select_algorithm
 
+from aot.tune.elements import TORCH_DTYPES
 from aot.tune.measure import Launch
-from aot.tune.operands import TORCH_DTYPES, OperandSet
+from aot.tune.operands import OperandSet
 from runtime.gemm.signature import Signature
 
 from .base import Allocating, Problem, Settings

@@ -13,14 +13,25 @@ this file does not know.
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.device.launch import ATTRIBUTE_WORDS, COOPERATIVE, PROGRAMMATIC_STREAM_SERIALIZATION
+from runtime.numbers.dtypes import DTYPES
+from runtime.program.arguments import (
+    Argument,
+    DeviceArgument,
+    ScalarArgument,
+    StreamArgument,
+    Symbol,
+    TensorArgument,
+    TupleArgument,
+    WorkspaceArgument,
+)
 from runtime.program.arithmetic import OPERATIONS
+from runtime.program.program import LaunchSource, ParameterSource, ProgramSource
 
 from .expressions import Graph, Loop, Node, Writer
 from .text import Block, Operation, parse_function
@@ -550,36 +561,29 @@ def _flatten(value: Any) -> list[Any]:
 
 
 def _argument_inputs(
-    tree: list[dict[str, Any]], symbols: Mapping[str, Mapping[str, int]]
+    tree: Sequence[Argument], symbols: Mapping[str, Symbol]
 ) -> tuple[list[tuple[str, Any]], list[tuple[str, int]], list[str]]:
     """The host function's flattened inputs by the argument tree: (kind, what) pairs, then values and pointers."""
     flat: list[tuple[str, Any]] = []
     pointers: list[str] = []
-    values: dict[str, int] = {name: s["width"] for name, s in symbols.items()}
+    values: dict[str, int] = {name: s.width for name, s in symbols.items()}
 
-    def walk(nodes: list[dict[str, Any]]) -> None:
-        for node in nodes:
-            kind = node["kind"]
-            if kind == "tensor":
+    def walk(arguments: Sequence[Argument]) -> None:
+        for a in arguments:
+            if isinstance(a, TensorArgument | WorkspaceArgument):
                 flat.append(("pointer", len(pointers)))
-                pointers.append(node["name"])
-                flat.extend(("value", x) for x in node["shape"] + node["strides"] if isinstance(x, str))
-            elif kind == "workspace":
-                flat.append(("pointer", len(pointers)))
-                pointers.append(node["name"])
-            elif kind in ("scalar", "device"):
-                bits = {"i64": 64}.get(node.get("dtype", "i32"), 32)
-                values[node["name"]] = bits
-                flat.append(("value", node["name"]))
-            elif kind == "stream":
+                pointers.append(a.name)
+                if isinstance(a, TensorArgument):
+                    flat.extend(("value", x) for x in (*a.shape, *a.strides) if isinstance(x, str))
+            elif isinstance(a, ScalarArgument | DeviceArgument):
+                values[a.name] = DTYPES[a.dtype].bits if isinstance(a, ScalarArgument) else 32
+                flat.append(("value", a.name))
+            elif isinstance(a, StreamArgument):
                 flat.append(("stream", None))
-            elif kind == "tuple":
-                walk(node["items"])
+            elif isinstance(a, TupleArgument):
+                walk(a.items)
 
     walk(tree)
-    spaces = {node["name"] for node in tree if node["kind"] == "workspace"}
-    if any(a in spaces and b not in spaces for a, b in itertools.pairwise(pointers)):
-        raise HostIRError("workspaces must follow all tensors, as their pointers do in a record")
     return flat, list(values.items()), pointers
 
 
@@ -614,18 +618,18 @@ class _ProgramWriter:
     def __init__(self, graph: Graph, values: list[tuple[str, int]], kernels: list[str]) -> None:
         self.graph, self.writer, self.kernels = graph, Writer(values), kernels
 
-    def launch(self, raw: RawLaunch) -> dict[str, Any]:
+    def launch(self, raw: RawLaunch) -> LaunchSource:
         cells = raw.config.cells
         if cells.get(_CONFIG_STREAM, (8, None))[1] != Stream():
             raise HostIRError("a launch on another stream than the caller's")
-        return {
-            "kernel": self.kernels.index(raw.kernel.name),
-            "grid": [self._cell(cells, _CONFIG_GRID + 4 * i, "grid") for i in range(3)],
-            "block": [self._cell(cells, _CONFIG_BLOCK + 4 * i, "block") for i in range(3)],
-            "shared_bytes": self._cell(cells, _CONFIG_SHARED, "shared memory"),
-            "attributes": self._attributes(cells),
-            "parameters": [self._parameter(m, i) for i, m in enumerate(raw.parameters)],
-        }
+        return LaunchSource(
+            kernel=self.kernels.index(raw.kernel.name),
+            grid=[self._cell(cells, _CONFIG_GRID + 4 * i, "grid") for i in range(3)],
+            block=[self._cell(cells, _CONFIG_BLOCK + 4 * i, "block") for i in range(3)],
+            shared_bytes=self._cell(cells, _CONFIG_SHARED, "shared memory"),
+            attributes=self._attributes(cells),
+            parameters=[self._parameter(m, i) for i, m in enumerate(raw.parameters)],
+        )
 
     def _cell(self, cells: dict[int, tuple[int, Any]], offset: int, what: str) -> int:
         value = cells.get(offset, (0, None))[1]
@@ -633,14 +637,14 @@ class _ProgramWriter:
             raise HostIRError(f"a launch whose {what} is not an integer")
         return self.writer.number(value)
 
-    def _attributes(self, cells: dict[int, tuple[int, Any]]) -> list[Any]:
+    def _attributes(self, cells: dict[int, tuple[int, Any]]) -> list[tuple[int, list[int]]]:
         count = cells[_CONFIG_COUNT][1]
         if not isinstance(count, Node) or count.constant is None:
             raise HostIRError("a launch whose number of attributes is not constant")
         if count.constant == 0:
             return []
         array = cells[_CONFIG_ATTRIBUTES][1]
-        written = []
+        written: list[tuple[int, list[int]]] = []
         for i in range(count.constant):
             base = array.offset + _ATTRIBUTE_STRIDE * i
             identity = array.memory.cells[base][1].constant
@@ -649,38 +653,38 @@ class _ProgramWriter:
             nodes = [array.memory.cells[base + _ATTRIBUTE_VALUE + 4 * w][1] for w in range(ATTRIBUTE_WORDS[identity])]
             if identity in (COOPERATIVE, PROGRAMMATIC_STREAM_SERIALIZATION) and nodes[0].constant == 0:
                 continue  # switched off: the same as absent
-            written.append([identity, [self.writer.number(n) for n in nodes]])
+            written.append((identity, [self.writer.number(n) for n in nodes]))
         return sorted(written)
 
-    def _parameter(self, memory: Memory, index: int) -> dict[str, Any]:
+    def _parameter(self, memory: Memory, index: int) -> ParameterSource:
         size = memory.type.bytes * memory.count
-        words, slots = [], []
+        words, slots = list[tuple[int, int, int]](), list[tuple[int, str, int, int | None]]()
         for offset, (count, value) in sorted(memory.cells.items()):
             if isinstance(value, Node):
                 if value.constant != 0:
-                    words.append([offset, count, self.writer.number(value)])
+                    words.append((offset, count, self.writer.number(value)))
             elif isinstance(value, Address) and value.stage in ("raw", "tma") and count == 8:
                 addend = None if value.addend.constant == 0 else self.writer.number(value.addend)
-                slots.append([offset, value.stage, value.pointer, addend])
+                slots.append((offset, value.stage, value.pointer, addend))
             else:
                 raise HostIRError(f"kernel parameter {index} holds something that is no integer and no pointer")
-        return {"size": size, "words": words, "slots": slots}
+        return ParameterSource(size, words, slots)
 
 
 @dataclass(frozen=True)
 class HostProgram:
-    """What `extract` found: kernel symbols, and the launch program as data."""
+    """What `extract` found: kernel symbols, and the launch program."""
 
     kernels: tuple[str, ...]
-    program: dict[str, Any]
+    program: ProgramSource
 
 
-def extract(function_text: str, tree: list[dict[str, Any]], symbols: Mapping[str, Mapping[str, int]]) -> HostProgram:
+def extract(function_text: str, tree: Sequence[Argument], symbols: Mapping[str, Symbol]) -> HostProgram:
     """Extract the launch program of a host function printed in MLIR's generic form.
 
     Args:
         function_text: the `llvm.func` operation, with types in full (`use_local_scope`).
-        tree: the argument tree of the function, as a record holds it (see `runtime.program.record`).
+        tree: the argument tree of the function, as a record has it.
         symbols: width and divisibility of each symbol that the tree names.
 
     Raises:
@@ -702,12 +706,7 @@ def extract(function_text: str, tree: list[dict[str, Any]], symbols: Mapping[str
             names.append(launch.kernel.name)
     writer = _ProgramWriter(graph, values, names)
     launches = [writer.launch(launch) for launch in walk.launches]
-    program = {
-        "values": [list(v) for v in values],
-        "pointers": pointers,
-        "nodes": writer.writer.nodes,
-        "launches": launches,
-    }
+    program = ProgramSource(values, pointers, writer.writer.nodes, launches)
     return HostProgram(tuple(n.removeprefix("kernels_") for n in names), program)
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.dtypes import DTYPES
-from runtime.gemm.signature import SCALE_BLOCK, Epilogue, extra_operands
+from runtime.gemm.signature import Epilogue, extra_operands
+from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.scaling import SCALE_BLOCK
 
 SHARED_BYTES_PER_CTA = 227 << 10
 _STATIC_BYTES = 1 << 10  # of a CTA's, what every kernel of the DSL declares
@@ -35,6 +36,8 @@ _UNIT_K = 4  # stages of a loop's body where two sets of sums alternate
 # Above these the compiler spills.
 _MOST_SUMS, _MOST_SUMS_FUSED, _MOST_SUMS_RESIDUAL, _MOST_SUMS_RESIDUAL_SWAPPED = 200, 144, 144, 96
 _MOST_SUMS_SPLIT = 120  # all sets of them
+_MOST_SUMS_PROMOTED_THREE = 176  # of tiles of three blocks of rows
+_MOST_SUMS_RESIDUAL_BESIDE = 120  # of such tiles, and of clusters of four
 
 _FEW_SUMS = 64  # whose pieces must be small for there to be one for each of many slices of K
 _SUMS_BESIDE_WIDE_PIECES = 80  # an epilogue with more of them needs the registers of half a piece
@@ -61,11 +64,6 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     # Loads of a tile that hangs over M leave out rows of A past it, which take longer to load than others.
     "skip_oob": (False, True),
 }
-# What enumeration offers less of. No GPU has run a kernel that skips rows yet (docs/kernels/sm90_persistent.md).
-OFFERED: dict[str, tuple[int | str | bool, ...]] = {"skip_oob": (False,)}
-
-# Of which K is shared: swap, tile_m, tile_n.
-_SHARED_TILES = {(False, 128, 128), (True, 128, 128), (True, 168, 128)}
 
 
 @dataclass(frozen=True)
@@ -330,10 +328,13 @@ def _piece_columns(part: int, swap: bool, d: str, share: int, turns: int) -> int
 
 
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
-    """Why options that are allowed one by one are not together, or None."""
-    # First what most combinations fail by, for the time that a plan takes.
-    if form.promotion and (options["stream_k"] or options["order"] != "rows"):
-        return "sharing tiles and other orders of them were seen to win for 16-bit types only"
+    """Why options that are allowed one by one are not together, or None: what the hardware and this kernel demand.
+
+    What is not worth trying is for `aot.providers.likely_persistent` to say.
+    """
+    # First what needs no plan, for the time that it takes.
+    if form.promotion and (options["stream_k"] or options["schedule"] == "pingpong"):
+        return "warpgroups that take turns to promote share every tile, and no tile with other CTAs through memory"
     for rule_of_choice in _RULES_OF_CHOICES.values():
         if reason := rule_of_choice(options):
             return reason
@@ -348,13 +349,6 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
         return "each CTA of a cluster loads as many whole groups of 8 rows, of gates 8 with the 8 that they gate"
     if plan.piece_columns == 0:
         return "the tile does not divide into pieces that TMA can store"
-    if plan.piece_columns in _ODD_PIECES and not plan.swap:
-        if plan.rows < 128 or plan.split_k > 1 or plan.stages < _ENOUGH_STAGES - 1:
-            return "pieces without a swizzle are for tiles of 128 rows and more with K in one and stages enough"
-        if not form.gated and plan.pingpong != plan.along_columns:
-            return "of tiles of 168 those won that are pingpong along columns or cooperative down rows"
-    if plan.promotion and plan.pingpong:
-        return "promotion leaves no registers to alternate with"
     return _rule_of_form(plan, form) or _rule_of_room(plan)
 
 
@@ -377,13 +371,8 @@ def hopeless(options: Mapping[str, Any]) -> bool:
 
 
 def _rule_of_rows(options: Mapping[str, Any]) -> str | None:
-    rows, pingpong = options["tile_n" if options["swap"] else "tile_m"], options["schedule"] == "pingpong"
-    taller = 192 if pingpong and options["swap"] else 128 if pingpong else 256
-    return None if rows in (64, 128, taller) else f"{rows} rows on WGMMA's M side never won"
-
-
-def _rule_of_cluster(options: Mapping[str, Any]) -> str | None:
-    return "clusters of four leave SMs idle" if options["cluster_m"] * options["cluster_n"] > 2 else None
+    rows = options["tile_n" if options["swap"] else "tile_m"]
+    return f"WGMMA's M side has multiples of {WGMMA_ROWS} rows, not {rows}" if rows % WGMMA_ROWS else None
 
 
 def _rule_of_split(options: Mapping[str, Any]) -> str | None:
@@ -395,44 +384,26 @@ def _rule_of_split(options: Mapping[str, Any]) -> str | None:
 
 
 def _rule_of_sharing(options: Mapping[str, Any]) -> str | None:
-    if not options["stream_k"]:
-        return None
-    if options["schedule"] == "pingpong" or options["split_k"] > 1:
+    if options["stream_k"] and (options["schedule"] == "pingpong" or options["split_k"] > 1):
         return "a shared tile's sums are both warpgroups', and not shared by a cluster as well"
-    if options["cluster_n"] > 1 or (options["swap"], options["tile_m"], options["tile_n"]) not in _SHARED_TILES:
-        return "other tiles never won by being shared"
     return None
 
 
 def _rule_of_order(options: Mapping[str, Any]) -> str | None:
-    if options["order"] == "rows":
-        return None
-    if options["swap"] or options["split_k"] > 1 or options["stream_k"]:
-        return "other orders were seen to win for plain tiles only"
-    small = options["tile_m"] * options["tile_n"] < 128**2
-    if options["order"] == "columns" and options["cluster_n"] == 1:
-        return "orders along columns win where CTAs side by side load rows together"
-    if options["order"] == "two_rows" and (options["cluster_m"] == 1 or not small):
-        return "two rows at a time win where CTAs of small tiles, one above the other, load columns together"
-    if options["order"] == "quads" and (options["cluster_n"] == 1 or options["tile_m"] != 128 or not small):
-        return "quads win where CTAs of 128 rows and few columns, side by side, load rows together"
+    if options["stream_k"] and options["order"] == "quads":
+        return "quads move tiles among clusters, and slices of shared tiles do not move"
     return None
 
 
 def _rule_of_overlap(options: Mapping[str, Any]) -> str | None:
-    if options["overlap"] == "serial":
-        return None
-    if options["stream_k"]:
+    if options["stream_k"] and options["overlap"] != "serial":
         return "a kernel with a workspace may not begin before the one before it, which may use the same"
-    if options["order"] == "quads":
-        return "quads expect clusters where an idle chip has them, not as SMs come free"
     return None
 
 
 # What needs to be known of a combination, by the last choice that it looks at.
 _RULES_OF_CHOICES = {
     "tile_n": _rule_of_rows,
-    "cluster_n": _rule_of_cluster,
     "split_k": _rule_of_split,
     "stream_k": _rule_of_sharing,
     "order": _rule_of_order,
@@ -462,14 +433,20 @@ def _rule_of_form(plan: Plan, form: Form) -> str | None:
 
 def _rule_of_room(plan: Plan) -> str | None:
     most = _MOST_SUMS if plan.form.epilogue == "none" else _MOST_SUMS_FUSED
+    if plan.blocks == 3 and plan.sets == 1:
+        most = min(most, _MOST_SUMS_PROMOTED_THREE)
     if Epilogue.of(plan.form.epilogue).residual:
         most = _MOST_SUMS_RESIDUAL_SWAPPED if plan.swap else _MOST_SUMS_RESIDUAL
+        if plan.blocks == 3 or plan.cluster_rows * plan.cluster_columns > 2:
+            most = min(most, _MOST_SUMS_RESIDUAL_BESIDE)
     if plan.split_k > 1 and plan.sums * (1 + plan.sets) > _MOST_SUMS_SPLIT:
         return "adding up others' sums needs registers"
     if plan.registers > most:
         return f"{plan.registers} registers for sums exceed {most}, and the compiler would spill"
     if plan.pushed_bytes > plan.stages * (plan.rows + plan.columns) * STAGE_BYTES_OF_K:
         return "others' sums must fit where stages were"
+    if plan.stream_k and not plan.slices:
+        return "a tile in one piece is not shared, nor one whose sums do not fit where stages were"
     if plan.stages < _FEWEST_STAGES:
         return f"shared memory holds {plan.stages} stages, fewer than {_FEWEST_STAGES}"
     return None

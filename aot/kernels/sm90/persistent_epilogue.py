@@ -11,7 +11,8 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
 
-from runtime.gemm.signature import SCALE_BLOCK, Epilogue
+from runtime.gemm.signature import Epilogue
+from runtime.numbers.scaling import SCALE_BLOCK
 
 from .epilogue import activate, gate
 from .persistent_choices import STORE_BUFFERS, WGMMA_ROWS, Plan

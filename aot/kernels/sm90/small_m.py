@@ -25,7 +25,7 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
-from runtime.gemm.signature import SCALE_BLOCK
+from runtime.numbers.scaling import SCALE_BLOCK
 
 from .small_m_choices import Form, memory, piece, row_of_b, sides, swapped, tile_k, warpgroups
 from .small_m_output import Output

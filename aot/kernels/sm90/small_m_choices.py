@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from runtime.gemm.signature import OVERLAPS, SCALE_BLOCK, Epilogue
+from runtime.gemm.signature import OVERLAPS, Epilogue
+from runtime.numbers.scaling import SCALE_BLOCK
 
 SHARED_BYTES_PER_SM = 228 << 10
 SHARED_BYTES_PER_CTA = 227 << 10
@@ -18,40 +19,21 @@ RESERVED_BYTES_PER_CTA = 1 << 10  # what CUDA keeps of an SM's shared memory for
 _STATIC_BYTES = 1 << 10  # of a CTA's, what every kernel of the DSL declares
 _BARRIER_BYTES = 1 << 10  # room for every mbarrier, and for aligning what comes before them
 _MOST_STAGES = 32
-_FEWEST_STAGES = 3  # with two, loads stop while a stage is multiplied: up to 4 times as slow on an H200
+_FEWEST_STAGES = 2  # a stage is said to be free when the next one is under way
 _PORTABLE_CLUSTER = 8
 _ATOM_ROWS = 8
 _ATOM_BYTES = 128
 _WGMMA_ROWS = 64
 _FEW_TOKENS, _FEW_WEIGHTS = 64, 128  # tiles up to which weights take WGMMA's M side, which comes in 64 rows
 _WARPGROUP = 128
-# What won somewhere, of wider choices, over 11 layers at 11 M from 1 to 256 on an H200: rows of B that a tile may
-# have, by its tokens, and what may go together of split_k, cluster_n and ctas_per_sm. Tiles of B need
-# not divide N, nor be multiples of WGMMA's 64 rows; only multiples of 16 can be gated, and of 64 be N-major.
-_TILES_N: dict[int, tuple[int, ...]] = {
-    8: (48, 56, 64, 96, 112, 144, 224),
-    16: (48, 56, 64, 96, 112, 128, 144),
-    32: (48, 64, 128, 144, 224),
-    64: (48, 56, 64, 128, 144, 224),
-    96: (64, 88, 104, 128, 144),
-    128: (48, 56, 64, 72, 88, 96, 104, 120, 128, 176, 224),
-    192: (80, 88, 104, 120, 144),
-    256: (112,),
-}
-_CLUSTERS: dict[int, tuple[tuple[int, int, int], ...]] = {  # up to as many tokens
-    16: ((1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 1, 1), (2, 1, 2), (4, 1, 2), (4, 2, 1), (8, 1, 2)),
-    64: ((1, 1, 1), (1, 2, 1), (1, 4, 1), (2, 1, 1), (2, 4, 1), (4, 1, 1), (4, 2, 1)),
-    256: ((1, 1, 1), (1, 2, 1), (1, 4, 1), (2, 1, 1), (2, 4, 1), (4, 1, 1), (4, 2, 1), (8, 1, 1)),
-}
-_TILES_N_OF_EIGHT = (88, 96)  # with split_k = 8
-_WIDEST_SPLIT = 144  # of tile_n with split_k above 2, or clusters of more than two
 _REGISTERS_PER_SM, _MOST_REGISTERS = 1 << 16, 255
 _OTHER_REGISTERS = 40  # of a multiplying thread, besides its sums
 HALF_GROUP = 8  # gates, or ups, of the 16 rows of B that a gated epilogue takes together
 
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
-    "tile_m": tuple(_TILES_N),  # tokens
-    "tile_n": tuple(sorted({n for tiles in _TILES_N.values() for n in tiles})),  # rows of B
+    "tile_m": (8, 16, 32, 64, 96, 128, 192, 256),  # tokens
+    # Rows of B. Tiles need not divide N, nor be multiples of WGMMA's 64 rows.
+    "tile_n": (48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 144, 176, 224),
     "split_k": (1, 2, 4, 8),  # CTAs of a cluster that share a tile of D
     "cluster_n": (1, 2, 4),  # tiles of D whose CTAs, in one cluster, share the loads of A
     "ctas_per_sm": (1, 2),  # how many fit, by shared memory
@@ -167,31 +149,22 @@ def terms(options: Mapping[str, Any], form: Form) -> int:
 
 
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
-    """Why options that are allowed one by one are not together in a kernel of this form, or None."""
+    """Why options that are allowed one by one are not together in a kernel of this form, or None: what the hardware and
+    this kernel demand.
+
+    What is not worth trying is for `aot.providers.likely_small_m` to say.
+    """
     return _rule_of_shape(options) or _rule_of_form(options, form) or _rule_of_resources(options, form)
 
 
 def _rule_of_shape(options: Mapping[str, Any]) -> str | None:
-    tile_m, tile_n, split_k, cluster_n = (options[o] for o in ("tile_m", "tile_n", "split_k", "cluster_n"))
+    tile_m, split_k, cluster_n = (options[o] for o in ("tile_m", "split_k", "cluster_n"))
     if split_k * cluster_n > _PORTABLE_CLUSTER:
         return f"a cluster of {split_k * cluster_n} CTAs exceeds {_PORTABLE_CLUSTER}"
     if tile_m % (cluster_n * _ATOM_ROWS):
         return f"each of cluster_n CTAs loads as many whole groups of {_ATOM_ROWS} tokens, and tile_m has no such share"
     if tile_m % split_k:
         return "each of split_k CTAs adds up as many tokens, and tile_m has no such share"
-    # The rest is left out because it gains nothing.
-    if tile_n not in _TILES_N[tile_m]:
-        return f"with {tile_m} tokens, tile_n is one of {_TILES_N[tile_m]}"
-    wanted = split_k, cluster_n, options["ctas_per_sm"]
-    clusters = next(found for most, found in _CLUSTERS.items() if tile_m <= most)
-    if wanted not in clusters:
-        return f"with {tile_m} tokens, (split_k, cluster_n, ctas_per_sm) is one of {clusters}, not {wanted}"
-    if split_k == 8 and tile_n not in _TILES_N_OF_EIGHT:
-        return f"split_k = 8 is for tile_n of {_TILES_N_OF_EIGHT}"
-    if options["overlap"] == "weights" and tile_m > _FEW_TOKENS:
-        return f"with {tile_m} tokens, launches that load weights early are about 2% behind those that only begin early"
-    if tile_n > _WIDEST_SPLIT and (split_k > 2 or split_k * cluster_n > 2):
-        return f"tile_n above {_WIDEST_SPLIT} is for clusters of up to two"
     return None
 
 

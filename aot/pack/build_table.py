@@ -1,0 +1,119 @@
+"""The table `build` of an archive: which models it was built for, and with what. It is for people; no server reads it.
+
+`docs/records.md` has its fields. Any but `schema` may be absent, which says nothing, and unknown ones are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from runtime.container.archive import Archive
+from runtime.container.fields import require_schema
+
+from .fields import (
+    Test,
+    is_count,
+    is_list,
+    is_rows_of_text,
+    is_text,
+    is_text_or_none,
+    is_texts_by_name,
+    list_field,
+    require,
+)
+
+TABLE = "build"
+SCHEMA = 1  # raised when what a field means changes
+
+
+class Gemm(NamedTuple):
+    """A GEMM of a model: its name, the key of its signature, and how often one forward pass runs it."""
+
+    name: str
+    signature: str
+    calls: int | None = None
+
+
+class Model(NamedTuple):
+    """A model: its name, where its layers are from, the SHA-256 of its manifest, and its GEMMs."""
+
+    model: str | None
+    source: str | None
+    manifest: str | None
+    gemms: Sequence[Gemm]
+
+
+class Build(NamedTuple):
+    """What an archive was built for and with.
+
+    `ranking` says for each target what ordered the candidates, of which each problem had `candidates`; `tools` has
+    versions by name, and `providers` digests of sources by family, as records name it; `failures` pairs functions that
+    did not compile with the reason, and `unserved` has signatures, by key, with a target and the reason.
+    """
+
+    models: Sequence[Model] = ()
+    targets: Sequence[str] = ()
+    ranking: Mapping[str, str] = {}
+    candidates: int | None = None
+    tools: Mapping[str, str] = {}
+    providers: Mapping[str, str] = {}
+    failures: Sequence[tuple[str, str]] = ()
+    unserved: Sequence[tuple[str, str, str]] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The table, as `read` takes it."""
+        return {
+            "schema": SCHEMA,
+            "models": [_given(m._asdict() | {"gemms": [_given(g._asdict()) for g in m.gemms]}) for m in self.models],
+            "targets": list(self.targets),
+            "ranking": dict(self.ranking),
+            "tools": dict(self.tools),
+            "providers": dict(self.providers),
+            "failures": [list(row) for row in self.failures],
+            "unserved": [list(row) for row in self.unserved],
+        } | _given({"candidates": self.candidates})
+
+
+def read(archive: Archive) -> Build:
+    """What the table says; nothing where there is none.
+
+    Raises:
+        RecordError: a field is not what it must be.
+        UnsupportedSchema: it is of another schema than `SCHEMA`.
+    """
+    if TABLE not in archive.tables:
+        return Build()
+    where = f"{archive.path}: table {TABLE}"
+    obj = archive.table(TABLE)
+    require_schema(obj, SCHEMA, where)
+    require(obj, {}, _FIELDS, where)
+    found = {name: obj[name] for name in _FIELDS if name in obj}
+    if "models" in found:
+        found["models"] = [_model(m, f"{where}: models[{i}]") for i, m in enumerate(found["models"])]
+    return Build(**found)
+
+
+def _model(obj: Any, where: str) -> Model:
+    require(obj, {}, dict.fromkeys(("model", "source", "manifest"), is_text_or_none), where)
+    gemms = list_field(obj, "gemms", where)
+    for i, gemm in enumerate(gemms):
+        require(gemm, {"signature": is_text, "name": is_text}, {"calls": is_count}, f"{where}.gemms[{i}]")
+    found = [Gemm(gemm["name"], gemm["signature"], gemm.get("calls")) for gemm in gemms]
+    return Model(obj.get("model"), obj.get("source"), obj.get("manifest"), found)
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+_FIELDS: dict[str, Test] = {
+    "models": is_list,
+    "targets": lambda value: is_list(value) and all(map(is_text, value)),
+    "ranking": is_texts_by_name,
+    "candidates": is_count,
+    "tools": is_texts_by_name,
+    "providers": is_texts_by_name,
+    "failures": is_rows_of_text(2),
+    "unserved": is_rows_of_text(3),
+}

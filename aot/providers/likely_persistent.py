@@ -1,0 +1,107 @@
+"""Which of `sm90_persistent`'s legal choices are worth compiling: what won somewhere, of wider ones, over layers of
+models at several M on an H200.
+
+An opinion: who names a variant that is left out here gets it. It stands apart from the kernels, whose sources name what
+is compiled, so that another opinion compiles nothing anew. Imports no compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..kernels.sm90.persistent_choices import Form, Plan
+
+# Of which K is shared: swap, tile_m, tile_n.
+_SHARED_TILES = {(False, 128, 128), (True, 128, 128), (True, 168, 128)}
+_SMALL_TILE = 128**2  # sums
+_SWIZZLED_COLUMNS = 16  # pieces of D in multiples of these have rows of a swizzle atom
+_STAGES_BESIDE_ODD_PIECES = 4
+
+
+def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
+    """Why legal options are not worth trying together, or None."""
+    if form.promotion and options["order"] != "rows":
+        return "other orders of tiles were seen to win for 16-bit types only"
+    for opinion in _OPINIONS.values():
+        if reason := opinion(options):
+            return reason
+    return _of_pieces(options, form)
+
+
+def hopeless(options: Mapping[str, Any]) -> bool:
+    """Whether these choices, the first of `OPTIONS`, are not worth trying whatever the others and the form are."""
+    *_, last = options
+    opinion = _OPINIONS.get(last)
+    return opinion is not None and opinion(options) is not None
+
+
+def _of_rows(options: Mapping[str, Any]) -> str | None:
+    rows, pingpong = options["tile_n" if options["swap"] else "tile_m"], options["schedule"] == "pingpong"
+    taller = 192 if pingpong and options["swap"] else 128 if pingpong else 256
+    return None if rows in (64, 128, taller) else f"{rows} rows on WGMMA's M side never won"
+
+
+def _of_cluster(options: Mapping[str, Any]) -> str | None:
+    return "clusters of four leave SMs idle" if options["cluster_m"] * options["cluster_n"] > 2 else None
+
+
+def _of_sharing(options: Mapping[str, Any]) -> str | None:
+    tile = options["swap"], options["tile_m"], options["tile_n"]
+    if options["stream_k"] and (options["cluster_n"] > 1 or tile not in _SHARED_TILES):
+        return "other tiles never won by being shared"
+    return None
+
+
+def _of_order(options: Mapping[str, Any]) -> str | None:
+    if options["order"] == "rows":
+        return None
+    if options["swap"] or options["split_k"] > 1 or options["stream_k"]:
+        return "other orders were seen to win for plain tiles only"
+    small = options["tile_m"] * options["tile_n"] < _SMALL_TILE
+    if options["order"] == "columns" and options["cluster_n"] == 1:
+        return "orders along columns win where CTAs side by side load rows together"
+    if options["order"] == "two_rows" and (options["cluster_m"] == 1 or not small):
+        return "two rows at a time win where CTAs of small tiles, one above the other, load columns together"
+    if options["order"] == "quads" and (options["cluster_n"] == 1 or options["tile_m"] != 128 or not small):
+        return "quads win where CTAs of 128 rows and few columns, side by side, load rows together"
+    return None
+
+
+def _of_overlap(options: Mapping[str, Any]) -> str | None:
+    if options["order"] == "quads" and options["overlap"] != "serial":
+        return "quads expect clusters where an idle chip has them, not as SMs come free"
+    return None
+
+
+def _of_skipping(options: Mapping[str, Any]) -> str | None:
+    return "no GPU has run a kernel that skips rows past M" if options["skip_oob"] else None
+
+
+# What needs to be known of a combination, by the last choice that it looks at.
+_OPINIONS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+    "tile_n": _of_rows,
+    "cluster_n": _of_cluster,
+    "stream_k": _of_sharing,
+    "order": _of_order,
+    "overlap": _of_overlap,
+    "skip_oob": _of_skipping,
+}
+
+
+def _of_pieces(options: Mapping[str, Any], form: Form) -> str | None:
+    """Of tiles whose pieces of D have an odd number of 16 bytes a row, which are stored without a swizzle."""
+    if options["swap"]:
+        return None
+    parts = 1 if options["schedule"] == "pingpong" or options["tile_m"] % 128 == 0 else 2
+    columns = options["tile_n"] // (2 if form.gated else 1) // parts
+    if columns % (_SWIZZLED_COLUMNS * options["split_k"]) == 0:
+        return None  # before there is a plan, for the time that it takes
+    plan = Plan.of(options, form)
+    if plan.piece_columns % _SWIZZLED_COLUMNS == 0:
+        return None
+    if plan.rows < 128 or plan.split_k > 1 or plan.stages < _STAGES_BESIDE_ODD_PIECES:
+        return "pieces without a swizzle are for tiles of 128 rows and more with K in one and stages enough"
+    if not form.gated and plan.pingpong != plan.along_columns:
+        return "of tiles of 168 those won that are pingpong along columns or cooperative down rows"
+    return None

@@ -1,0 +1,58 @@
+"""Which of this project's files a kernel is made of: what its module imports. Reads files, and imports nothing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def made_of(module: Path, within: Path) -> list[Path]:
+    """`module` and all that it imports, itself or through others, anywhere in their code, of the package whose folder
+    is `within`; sorted. The `__init__.py` of the folders between belong to it.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    found: set[Path] = set()
+    ahead = [module]
+    while ahead:
+        file = ahead.pop()
+        if file not in found:
+            found.add(file)
+            ahead += _packages(file, within)
+            ahead += _imported(file, within)
+    return sorted(found)
+
+
+def _packages(file: Path, within: Path) -> Iterator[Path]:
+    for folder in file.relative_to(within).parents:
+        if (package := within / folder / "__init__.py").is_file():
+            yield package
+
+
+def _imported(file: Path, within: Path) -> Iterator[Path]:
+    """The files in `within` that `file` imports."""
+    of_within = _package(within)
+    here = [*of_within, *file.parent.relative_to(within).parts]
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        names: list[list[str]] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = here[: len(here) + 1 - node.level] if node.level else []
+            base = [*base, *(node.module.split(".") if node.module else [])]
+            names = [base, *([*base, alias.name] for alias in node.names)]
+        for name in names:
+            if name[: len(of_within)] == of_within:
+                path = within.joinpath(*name[len(of_within) :])
+                yield from (p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file())
+
+
+def _package(folder: Path) -> list[str]:
+    """The name of the package in `folder`, by its parts."""
+    parts: list[str] = []
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return parts

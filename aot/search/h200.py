@@ -1,0 +1,85 @@
+"""All that was fitted to an H200, or measured on one, by which variants are put in order: 132 SMs, power-limited,
+November 2026.
+
+Knows nothing of kernels or providers. How well the estimates order variants is in `rank`.
+"""
+
+from __future__ import annotations
+
+from .costs import Machine
+from .rates import ElementRates, PersistentRates, SmallMRates
+
+# As CUDA's attributes give it: 6144 bits at 3201 MHz.
+H200 = Machine(multiprocessors=132, memory_gbps=4917)
+
+# Fitted to 170,000 times: of up to 600 functions at powers of two of M, and of 40 for each form at M, N and K drawn at
+# random.
+PERSISTENT = PersistentRates(
+    by_element_bytes={
+        2: ElementRates(
+            start_us=2.81,
+            power_macs_per_us=3.17e6,
+            byte_macs=0.612,
+            row_bytes=7.38,
+            clock_macs_per_us=3.34e6,
+            brought_bytes_per_us=0.12e6,
+            epilogue_us=0.0,  # neither this nor the next was seen in 16 bits
+            piece_us=0.0,
+            seen=1.91,
+            pingpong=0.936,
+        ),
+        1: ElementRates(
+            start_us=3.13,
+            power_macs_per_us=43.3e6,
+            byte_macs=252,
+            row_bytes=0.844,
+            clock_macs_per_us=6.64e6,
+            brought_bytes_per_us=0.113e6,
+            epilogue_us=0.581,
+            piece_us=0.074,
+            seen=0.992,
+            pingpong=1.0,
+        ),
+    },
+    resident_clusters={1: 132, 2: 66, 4: 30},
+    l2_bytes_per_us=14.2e6,
+    memory_bytes_per_us=4.17e6,
+    floor_bytes_per_us=4.15e6,
+    out_bytes=1.75,
+    residual_bytes=4.33,
+    past_m_bytes_per_us=14.3e6,
+    meeting_us=1.06,
+    pushed_bytes_per_us=0.0323e6,
+    shared_tiles_us=3.54,
+    exchanged_bytes_per_us=12.7e6,
+    quads=0.98,  # from shape to shape 0.8 to 1.0
+    overlap_us=0.91,
+    residual_us=2.29,
+)
+
+# Fitted to times of `sm90_small_m` over layers of models at M from 1 to 512.
+SMALL_M = SmallMRates(
+    start_us=1.0,
+    start_of_cta_us=1.68,
+    overlap_us=0.7,
+    memory_bytes_per_us=4.57e6,
+    l2_bytes_per_us=11.7e6,
+    read_again=0.63,
+    cycles_per_us=2200,
+    power_macs_per_us={2: 2.4e6, 1: 4.0e6},
+    exact=1.12,
+    split_us=0.23,
+    split_sums_per_us=7100,
+    store_sums_per_us=10_900,
+    spare_elements_per_us=250_000,
+    latency_us=1.51,
+    tail=1.34,
+    rest=0.08,
+    # Clusters of 4 and 8 CTAs do not fill every GPC.
+    resident_ctas={1: (132, 264), 2: (132, 264), 4: (120, 248), 8: (120, 240)},
+    most_m=512,  # twice the M that the kernel is meant for
+    beyond=1.3,
+)
+
+# The least that a GEMM takes, roughly: bytes to and from memory, operations (two for a multiply-add), and a launch.
+ROOF_BYTES_PER_US, ROOF_FLOPS_PER_US, ROOF_LAUNCH_US = 4e6, 800e6, 2.0

@@ -1,0 +1,72 @@
+"""What an estimate of a family's times must know of a GPU, which is fitted to times measured there: types of tables.
+
+There is one table for each GPU, such as `h200`. Knows nothing of kernels or providers. Times are in microseconds, and a
+rate is so many a microsecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ElementRates:
+    """What of `PersistentRates` depends on the bytes of an element of A and B."""
+
+    start_us: float
+    power_macs_per_us: float  # multiply-adds of an SM while all are busy
+    byte_macs: float  # multiply-adds that take as much energy as a byte that WGMMA reads of its columns
+    row_bytes: float  # and one of its 64 rows, in bytes of columns
+    clock_macs_per_us: float  # multiply-adds of an SM while few are busy
+    brought_bytes_per_us: float  # that TMA brings to an SM
+    epilogue_us: float  # of 128 x 128 sums by one warpgroup, and
+    piece_us: float  # of each piece of it
+    seen: float  # of it, and of all that a tile costs besides, the part where no other warpgroup multiplies
+    pingpong: float  # power that pingpong takes, against cooperative
+
+
+@dataclass(frozen=True)
+class PersistentRates:
+    """A persistent, warp-specialised GEMM, whoever wrote it."""
+
+    by_element_bytes: Mapping[int, ElementRates]
+    resident_clusters: Mapping[int, int]  # that run at a time, by their CTAs
+    l2_bytes_per_us: float
+    memory_bytes_per_us: float
+    floor_bytes_per_us: float  # of memory, where there is nothing else
+    out_bytes: float  # of memory, that a byte of D costs
+    residual_bytes: float  # and one of the residual
+    past_m_bytes_per_us: float  # of rows past M, that CTAs receive: one after the other, whoever asks
+    meeting_us: float  # of CTAs that split K, before they push sums
+    pushed_bytes_per_us: float
+    shared_tiles_us: float  # of the CTAs that share a tile through memory
+    exchanged_bytes_per_us: float  # that they write and read back
+    quads: float  # the time of tiles in this order against any other, on average
+    overlap_us: float  # what a launch gains that may begin early
+    residual_us: float  # of 128 x 128 sums by one warpgroup, to which a residual is added
+
+
+@dataclass(frozen=True)
+class SmallMRates:
+    """A GEMM for few tokens, one CTA a tile and slice of K."""
+
+    start_us: float
+    start_of_cta_us: float
+    overlap_us: float  # what a launch gains that may begin early
+    memory_bytes_per_us: float
+    l2_bytes_per_us: float
+    read_again: float  # what another row of tiles of D costs, in reads of B
+    cycles_per_us: float
+    power_macs_per_us: Mapping[int, float]  # of an SM while all are busy; by bytes of an element
+    exact: float  # times as long, to move the sums of 8-bit products to f32 registers
+    split_us: float  # of a CTA whose sums meet others'
+    split_sums_per_us: float
+    store_sums_per_us: float
+    spare_elements_per_us: float  # rows past M that a CTA loads, times columns of A
+    latency_us: float  # of a load while the memory is busy
+    tail: float  # what a wave that is empty would cost, in times of a CTA, for the part of the last one that is
+    rest: float  # of the flows that are not the slowest, what is added
+    resident_ctas: Mapping[int, tuple[int, int]]  # with one and with two an SM, by the CTAs of a cluster
+    most_m: int  # to which times were fitted
+    beyond: float  # times as long beyond it, so that kernels for many tokens are tried first

@@ -1,0 +1,1 @@
+"""Numbers as tensors hold them: element types, how scales lie beside them, and which go together in a product."""

@@ -1,0 +1,99 @@
+"""How A and B of a product are scaled: what shares a scale, of which type it is, and how scales lie in memory.
+
+An axis is a word: "batch", "M", "N", "K", "P" (columns of D where those are not N); "K/128", the number of blocks of
+128 along K, the last perhaps short; or a number that an extent is. Knows nothing of signatures or kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..named_tuple import NamedTuple
+
+PLAIN = "plain"
+# Blackwell's (the 1D block scaling factors layout of cuBLAS, Swizzle32x4x4 of CUTLASS): tiles of 128 rows by 4 blocks
+# along K, whole tiles only, each of 512 neighbours in memory; tiles of the same rows follow each other along K.
+TILES = "128x4"
+TILE_ROWS, TILE_BLOCKS = 128, 4
+TILE_SCALES = TILE_ROWS * TILE_BLOCKS
+
+
+class Scaling(NamedTuple):
+    """What multiplies the products of A (M, K) and B (N, K).
+
+    A scale of A is for `rows_a` rows by `k` elements of K, one of B for `rows_b` rows by as many; None means all of
+    them. Where `k` is a number, scales differ along K, so they multiply while sums are made, and else afterwards.
+
+    `tensor_scale`: scales are themselves scaled by one f32 factor for the whole product, that of A times that of B.
+    """
+
+    word: str
+    of: tuple[str, ...] = ()  # the element types of A and B that it is for; empty for all
+    dtype: str = ""  # of scales; "" where there are none
+    rows_a: int | None = None
+    rows_b: int | None = None
+    k: int | None = None
+    layout: str = PLAIN
+    tensor_scale: bool = False
+
+    def axes(self, of: str) -> tuple[str, ...]:
+        """The axes of scale_a ("a") or scale_b ("b"), which there must be: rows, then blocks along K."""
+        rows, axis = (self.rows_a, "M") if of == "a" else (self.rows_b, "N")
+        if self.layout == TILES:
+            assert rows is not None
+            assert self.k is not None
+            return blocks(axis, rows * TILE_ROWS), blocks("K", self.k * TILE_BLOCKS), str(TILE_SCALES)
+        pairs = ((axis, rows), ("K", self.k))
+        return tuple([blocks(name, size) for name, size in pairs if size is not None]) or ("1",)
+
+    @property
+    def fine(self) -> bool:
+        """Whether there is more than one scale for a tensor, so that results are to be exact."""
+        return (self.rows_a, self.rows_b, self.k) != (None, None, None)
+
+
+SCALE_BLOCK = 128  # elements of K, and rows of B, that share one scale where scaling is "block"
+
+SCALINGS: dict[str, Scaling] = {
+    s.word: s
+    for s in (
+        Scaling("none"),
+        Scaling("tensor", ("e4m3",), "f32"),
+        Scaling("row_column", ("e4m3",), "f32", rows_a=1, rows_b=1),
+        Scaling("block", ("e4m3",), "f32", rows_a=1, rows_b=SCALE_BLOCK, k=SCALE_BLOCK),
+        # OCP Microscaling Formats (MX) 1.0.
+        Scaling("mxfp8", ("e4m3",), "ue8m0", rows_a=1, rows_b=1, k=32, layout=TILES),
+    )
+}
+
+
+def blocks(axis: str, size: int) -> str:
+    """The axis that counts blocks of `size` along `axis`."""
+    return axis if size == 1 else f"{axis}/{size}"
+
+
+def extent_of(axis: str, known: Mapping[str, int]) -> int:
+    """How long an axis is, by the extents of axes that are no blocks.
+
+    Raises:
+        KeyError: it is, or has blocks of, none of them.
+    """
+    if axis.isdigit():
+        return int(axis)
+    whole, _, size = axis.partition("/")
+    return -(-known[whole] // int(size)) if size else known[axis]
+
+
+def symbol_of(axis: str) -> str | int:
+    """What argument trees call the extent of an axis: l, m, n, k, p; mb, nb and kb for blocks; or a number."""
+    if axis.isdigit():
+        return int(axis)
+    if axis == "batch":
+        return "l"
+    whole, _, size = axis.partition("/")
+    return whole.lower() + ("b" if size else "")
+
+
+def tile_offset(row: int, block: int) -> int:
+    """Where in its tile of `TILES` the scale of a row, 0 to 127, and a block along K, 0 to 3, is."""
+    return row % 32 * 16 + row // 32 * 4 + block
