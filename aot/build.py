@@ -35,6 +35,7 @@ from .pack.ranges import invariant, ranges
 from .problem import manifest
 from .problem.manifest import Manifest
 from .providers.spec_file import SpecFunction
+from .providers.spec_file import load as load_spec
 from .search import rank, universal
 from .search.legal import summation
 from .search.m_values import points, waves
@@ -379,6 +380,16 @@ def _origin(work: Plan, report: BuildReport, unserved: list[tuple[Signature, str
         failures=[(v.name(), reason) for v, reason in report.failures.items() if isinstance(v, Variant)],
         unserved=[(s.key(), t, reason) for s, t, reason in unserved],
     )
+
+
+def checkable(built: Built, spec: Path) -> set[str]:
+    """The targets for which a build has functions of `spec` that have a reference.
+
+    Raises:
+        SpecError: the spec cannot be read any more.
+    """
+    known = {f.name for f in load_spec(spec).functions if f.reference is not None}
+    return {v.target for v in built.report.kernels if isinstance(v, SpecFunction) and v.function in known}
 
 
 def tunable(targets: Iterable[str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,9 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from aot.build import tunable
+from aot import build
+from aot.cli import commands
+from aot.compile.compiler import BuildReport
 from aot.pack import tables
 from aot.pack.write import Package
 from aot.providers import spec_file
@@ -273,6 +276,7 @@ def test_what_cannot_be_checked_is_an_error_that_says_what_to_do(
         r"good\.sm_90a takes other arguments than .*spec\.py says; build it again",
         SPEC.replace("(name, 8)", "(name, 4)"),
     )
+    fails("none of its functions has a reference to check against", SPEC + "functions = functions[2:]\n")
     fails(r"functions of the spec are for sm_90a, and this GPU has compute capability 8\.0", capability=(8, 0))
     package = Package()
     with Archive.open(archive) as opened:
@@ -294,8 +298,46 @@ def test_tune_with_a_spec_warns_of_wrong_functions_with_status_1(
     assert (again.status, json.loads(again.out)["functions"]["right"]) == (0, {"good.sm_90a": 4})
 
 
+@pytest.mark.parametrize("option", ["", "--no-tune"])
+def test_where_a_gpu_is_a_build_goes_on_to_check_what_has_a_reference(
+    archive: Path, spec: spec_file.Spec, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    (tmp_path / "mine.py").write_text("")
+    kernels: Any = dict.fromkeys(spec_file.compilable(spec, spec.functions, ["sm_90a"]))
+    report = BuildReport(kernels, {}, {}, 0, 0, 0.0)
+    built = build.Built(report, (), (), 1, 0, 0, 0)
+
+    def made(work: Any, destination: Path, *_: Any) -> build.Built:
+        shutil.copy(archive, destination)
+        return built
+
+    monkeypatch.setattr(build, "build", made)
+    monkeypatch.setattr(build, "tunable", bool)
+    monkeypatch.setattr(commands, "_summary", lambda *_: {"archive": "y.aot", "checked": None, "tuning": None})
+    monkeypatch.setattr(commands, "_tell", lambda *_, **__: None)
+    monkeypatch.setattr(functions, "this_machine", lambda backend: simulated())
+    arguments = [
+        "build",
+        "--spec",
+        spec.path,
+        "-o",
+        tmp_path / "y.aot",
+        "--target",
+        "sm_90a",
+        *([option] if option else []),
+    ]
+    result = run(*arguments)
+    assert (result.status, "1 function right on made up, 1 wrong" in result.out) == (
+        (0, False) if option else (1, True)
+    )
+    (tmp_path / "spec.py").write_text(
+        SPEC.replace('**{"reference": reference, **more}', '**{**more, "reference": None}')
+    )
+    assert run(*arguments, "--force").status == 0  # with nothing to check
+
+
 def test_without_a_gpu_tune_with_a_spec_says_so(archive: Path, spec: spec_file.Spec, tmp_path: Path, run: Run) -> None:
-    if tunable(["sm_80", "sm_90a", "sm_100a"]):
+    if build.tunable(["sm_80", "sm_90a", "sm_100a"]):
         pytest.skip("there is a GPU")
     result = run("tune", archive, "-o", tmp_path / "y.aot", "--spec", spec.path)
     assert (result.status, result.err.count("\n")) == (2, 1)

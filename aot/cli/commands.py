@@ -110,7 +110,7 @@ def _build(
     manifests: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[MANIFEST]...", help="YAML files; docs/manifests.md says what they may hold.", show_default=False
+            metavar="MANIFEST", help="YAML files; docs/manifests.md says what they may hold.", show_default=False
         ),
     ] = None,
     target: Targets = None,
@@ -194,8 +194,7 @@ def _build(
     if not no_tune and build.tunable(built.targets):
         summary["tuning"] = _tune(output, output, TuneOptions(), as_json)
         summary["bytes"] = output.stat().st_size
-    own = [v for v in built.report.kernels if v.provider == "spec"]
-    if spec is not None and own and not no_tune and build.tunable({v.target for v in own}):
+    if spec is not None and not no_tune and build.tunable(build.checkable(built, spec)):
         summary["checked"] = _check_functions(output, output, spec, TuneOptions(), as_json)
         summary["bytes"] = output.stat().st_size
     if as_json:

@@ -75,7 +75,8 @@ def check_archive(
     their references, and write `destination` without those that are wrong.
 
     Raises:
-        TuneError: the archive has none of them for this GPU, has one of another spec, or none is left.
+        TuneError: the archive has none of them for this GPU or with a reference, has one of another spec, or none is
+            left.
         SpecError: a reference fails.
         AotError: the archive cannot be read, there is no GPU, or checking fails with no function to blame.
     """
@@ -83,6 +84,8 @@ def check_archive(
     progress = progress or (lambda done, total, what: None)
     with Archive.open(source) as archive:
         known = _known(archive, spec)  # before a GPU is asked for
+        if all(f.reference is None for f in known.values()):
+            raise TuneError(f"{spec.path}: none of its functions has a reference to check against; give them one")
         machine = machine or this_machine(BACKEND)
         mine = {n: f for n, f in known.items() if serves(archive.functions[n].target, machine.capability)}
         if not mine:
