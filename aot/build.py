@@ -34,10 +34,12 @@ from .pack.forms import read as read_forms
 from .pack.ranges import invariant, ranges
 from .problem import manifest
 from .problem.manifest import Manifest
+from .providers.spec_file import SpecFunction
+from .providers.spec_file import load as load_spec
 from .search import rank, universal
 from .search.legal import summation
 from .search.m_values import points, waves
-from .search.provider import PROVIDERS, provider
+from .search.provider import Compilable, provider, provider_names
 from .search.targets import TARGETS
 from .search.targets import target as target_named
 from .search.variants import Variant
@@ -70,14 +72,14 @@ class Plan:
     manifests: tuple[Manifest, ...]
     targets: tuple[str, ...]
     gemms: tuple[GemmCandidates, ...]
-    functions: tuple[Variant, ...]
+    functions: tuple[Compilable, ...]
     ranking: Mapping[str, str]
     limit: int
     forms: tuple[universal.Chosen, ...] = ()
 
-    def variants(self) -> list[Variant]:
+    def variants(self) -> list[Compilable]:
         """Each variant once, in a fixed order."""
-        found = {v for gemm in self.gemms for _, candidates in gemm.by_tokens for v in candidates}
+        found: set[Compilable] = {v for gemm in self.gemms for _, candidates in gemm.by_tokens for v in candidates}
         found |= {v for form in self.forms for v in form.variants}
         return sorted(found | set(self.functions), key=lambda v: (v.target, v.name()))
 
@@ -102,6 +104,7 @@ def plan(
     targets: Sequence[str] = (),
     limit: int = CANDIDATES,
     functions: Sequence[str] = (),
+    spec: Sequence[SpecFunction] = (),
 ) -> Plan:
     """Choose what to compile: for each signature, target and M the `limit` variants that rank best.
 
@@ -109,13 +112,15 @@ def plan(
     of tiles end (`m_values.waves`), the best.
 
     `targets` replaces those of the manifests. `functions` names further operations, such as "rmsnorm", of which every
-    variant is compiled.
+    variant is compiled, and `spec` has functions of a spec. With any of these there need be no manifest.
 
     Raises:
-        AotError: an unknown target or function, or no manifest.
+        AotError: an unknown target or function, or nothing to build.
     """
-    if not manifests:
-        raise BuildError("there is nothing to build; name a manifest")
+    if not manifests and not functions and not spec:
+        raise BuildError("there is nothing to build; name a manifest, or --function and --spec")
+    if functions and not manifests and not targets:
+        raise BuildError(f"{functions[0]!r} is compiled for the targets of manifests, and there is none; give --target")
     manifests = tuple(dict.fromkeys(manifests))
     for name in targets:
         target_named(name)
@@ -128,7 +133,7 @@ def plan(
     ranking: dict[str, str] = {}
     for name in dict.fromkeys(t for t, _ in wanted):
         tokens = {signature: sorted(ms) for (t, signature), ms in wanted.items() if t == name}
-        variants = dict.fromkeys(v for p in PROVIDERS for s in tokens for v in provider(p).variants(name, s))
+        variants = dict.fromkeys(v for p in provider_names() for s in tokens for v in provider(p).variants(name, s))
         limits = {s: _limits(s, ms, target_named(name).multiprocessors, limit) for s, ms in tokens.items()}
         problems = [(s, m) for s, by_tokens in limits.items() for m in by_tokens]
         found = rank.shortlist(variants, problems, name, limit)
@@ -136,8 +141,10 @@ def plan(
             ranked = ((m, tuple(found.candidates[s, m][:most])) for m, most in sorted(by_tokens.items()))
             gemms.append(GemmCandidates(s, name, tuple(ranked)))
         ranking[name] = found.source
-    chosen = tuple(ranking)
-    return Plan(manifests, chosen, tuple(gemms), _functions(functions, chosen), ranking, limit)
+    chosen = tuple(ranking) or tuple(dict.fromkeys(targets))
+    known = _functions(functions, chosen)
+    every = tuple(dict.fromkeys([*chosen, *(f.target for f in spec)]))
+    return Plan(manifests, every, tuple(gemms), (*known, *spec), ranking, limit)
 
 
 def _limits(signature: Signature, tokens: Sequence[int], multiprocessors: int, limit: int) -> dict[int, int]:
@@ -203,7 +210,7 @@ def _require_estimates(wanted: Mapping[str, Sequence[Signature]]) -> None:
 
 
 def _functions(names: Iterable[str], targets: Sequence[str]) -> tuple[Variant, ...]:
-    known = [v for t in targets for p in PROVIDERS for v in provider(p).functions(t)]
+    known = [v for t in targets for p in provider_names() for v in provider(p).functions(t)]
     for name in names:
         if not any(v.operation == name for v in known):
             hint = did_you_mean(name, sorted({v.operation for v in known}))
@@ -352,7 +359,8 @@ def _require_same_code(base: Archive, serving: Collection[str], report: BuildRep
 
 def _origin(work: Plan, report: BuildReport, unserved: list[tuple[Signature, str, str]]) -> Build:
     """Where the archive comes from; nothing in it depends on when, where or by whom it was built."""
-    families = sorted({(v.provider, v.family) for v in work.variants()})
+    families = sorted({(v.provider, v.family) for v in work.variants() if isinstance(v, Variant)})
+    origins = {name: version for f in work.functions if isinstance(f, SpecFunction) for name, version in f.origins}
     return Build(
         models=[
             Model(
@@ -366,11 +374,22 @@ def _origin(work: Plan, report: BuildReport, unserved: list[tuple[Signature, str
         targets=work.targets,
         ranking=work.ranking,
         candidates=work.limit,
-        tools=report.tools | {"cute-aot": own_version()},
+        tools=origins | report.tools | {"cute-aot": own_version()},
         providers={f"{name}.{family}": provider(name).source_digest(family) for name, family in families},
-        failures=[(v.name(), reason) for v, reason in report.failures.items()],
+        # Of a spec's functions they name its file, which is the builder's own.
+        failures=[(v.name(), reason) for v, reason in report.failures.items() if isinstance(v, Variant)],
         unserved=[(s.key(), t, reason) for s, t, reason in unserved],
     )
+
+
+def checkable(built: Built, spec: Path) -> set[str]:
+    """The targets for which a build has functions of `spec` that have a reference.
+
+    Raises:
+        SpecError: the spec cannot be read any more.
+    """
+    known = {f.name for f in load_spec(spec).functions if f.reference is not None}
+    return {v.target for v in built.report.kernels if isinstance(v, SpecFunction) and v.function in known}
 
 
 def tunable(targets: Iterable[str]) -> bool:

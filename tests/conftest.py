@@ -29,6 +29,7 @@ settings.load_profile("shared machine")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--archive", metavar="PATH", help="an archive tuned for this machine's GPU, for tests marked gpu")
+    parser.addoption("--functions", metavar="PATH", help="an archive of examples/quack/spec.py, for tests marked gpu")
 
 
 def _missing_gpu() -> str:
@@ -54,6 +55,15 @@ def tuned_archive(request: pytest.FixtureRequest) -> Path:
     path = request.config.getoption("--archive")
     if path is None:
         pytest.skip("needs --archive PATH, an archive tuned for this GPU")
+    return Path(path)
+
+
+@pytest.fixture(scope="session")
+def functions_archive(request: pytest.FixtureRequest) -> Path:
+    """The archive that `--functions` names."""
+    path = request.config.getoption("--functions")
+    if path is None:
+        pytest.skip("needs --functions PATH, an archive of examples/quack/spec.py")
     return Path(path)
 
 

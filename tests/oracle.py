@@ -5,7 +5,8 @@ for the CUDA calls and records what `_cudaLaunchKernelEx` is given, it says what
 strides, scalars and pointers. Every byte that the host code defines is compared; which those are is seen by running it
 twice over a stack filled with different bytes.
 
-`python -m tests.oracle sm_90a` checks one target; a process can compile for one only.
+`python -m tests.oracle sm_90a` checks one target; a process can compile for one only. With `--spec` it checks a user's
+functions.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ from aot.compile.lower import Lowered, lower
 from aot.kernels.sm90.persistent.form import Form
 from aot.kernels.sm90.persistent.plan import Plan
 from aot.problem.manifest import signature_problem
+from aot.providers import spec_file
 from aot.search.legal import illegal, why_unlikely
-from aot.search.provider import PROVIDERS, provider
+from aot.search.provider import PROVIDERS, Compilable, provider
 from aot.search.variants import Family, Variant, choices
 from runtime.device.launch import Evaluation, Launch
 from runtime.errors import ProgramError, RecordError
@@ -274,7 +276,12 @@ def _forms(family: Family, serving: Callable[[Signature], list[Variant]]) -> Ite
             yield from (serving(s) for s in legal if s.epilogue in ("none", "swiglu"))
 
 
-def _mutate(variant: Variant, rng: random.Random) -> int:
+def _of_spec(options: argparse.Namespace) -> list[spec_file.SpecFunction]:
+    spec = spec_file.load(options.spec)
+    return spec_file.compilable(spec, spec.functions, [options.target])
+
+
+def _mutate(variant: Compilable, rng: random.Random) -> int:
     """Change every constant of one program that is right, one at a time; status 1 unless the oracle notices nearly all.
 
     A few are beyond notice: the guard for 2^31 tiles, for instance, compares with a number no case reaches.
@@ -308,13 +315,15 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mutate", action="store_true", help="change each program, and see the oracle notice")
+    parser.add_argument("--spec", type=Path, help="check the functions of a spec in place of the sample")
     options = parser.parse_args()
     os.environ["CUTE_DSL_ARCH"] = options.target  # latched when the DSL is imported
     rng, failures = random.Random(options.seed), 0
+    chosen: Sequence[Compilable] = sample(options.target) if options.spec is None else _of_spec(options)
     if options.mutate:
-        firsts = {v.family: v for v in reversed(sample(options.target))}
+        firsts = {v.family: v for v in reversed(chosen)}
         return max(_mutate(v, rng) for v in firsts.values())
-    for variant in sample(options.target):
+    for variant in chosen:
         with tempfile.TemporaryDirectory() as directory:
             checked, tried, problem = 0, 0, ""
             try:

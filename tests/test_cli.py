@@ -145,7 +145,7 @@ def test_a_function_that_is_no_gemm_can_come_along(tmp_path: Path) -> None:
     small = manifest.loads(MANIFEST)
     without, with_it = build.plan([small]), build.plan([small], functions=["rmsnorm"])
     added = set(with_it.variants()) - set(without.variants())
-    assert {v.operation for v in added} == {"rmsnorm"}
+    assert {v.operation for v in added if isinstance(v, Variant)} == {"rmsnorm"}
 
 
 def test_an_unknown_function_is_named_with_the_known_ones(build_again: Run) -> None:

@@ -21,7 +21,7 @@ from aot.compile import compiler
 from aot.compile.cache import Cache, Entry
 from aot.compile.compiler import SOURCES, BuildReport, CompileError, Event, Kernel, compile_variants
 from aot.compile.toolchain import Toolchain, ToolchainError
-from aot.search.provider import provider
+from aot.search.provider import Compilable, provider
 from aot.search.variants import Variant, choices
 from runtime.gemm.signature import Signature
 from runtime.program.record import Record
@@ -381,7 +381,7 @@ def test_two_builders_may_share_a_cache(compile_fakes: Compile, tmp_path: Path) 
 
 def test_an_interrupted_build_keeps_what_it_has_and_leaves_no_process(compile_fakes: Compile) -> None:
     variants = [fake(number=i) for i in range(6)]
-    finished: list[Variant] = []
+    finished: list[Compilable] = []
 
     def interrupt(event: Event) -> None:
         finished.append(event.variant)

@@ -18,7 +18,9 @@ from aot.cli import commands
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = [
-    p for folder in ("aot", "benchmarks", "manifests", "runtime", "scripts") for p in (ROOT / folder).rglob("*.*")
+    p
+    for folder in ("aot", "benchmarks", "examples", "manifests", "runtime", "scripts")
+    for p in (ROOT / folder).rglob("*.*")
 ]
 TEXTS = [*PAGES, *sorted(p for p in SOURCES if p.suffix in (".py", ".yaml", ".c", ".h"))]
 
@@ -179,6 +181,7 @@ ROOMS = {
     "aot": (
         ("files", "suggest", "version"),
         ("search", "kernels"),
+        ("spec",),
         ("providers",),
         ("compile", "problem"),
         ("pack",),

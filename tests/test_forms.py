@@ -95,7 +95,7 @@ def test_ls_as_json_has_the_forms_and_no_function_of_theirs(run: Run, archive: P
             "checked_on": ["NVIDIA H200"],
         }
     ]
-    assert found["functions"] == [{"name": "other", "target": "sm_100a"}]
+    assert found["functions"] == [{"name": "other", "target": "sm_100a", "checked_on": []}]
     assert found["totals"]["functions"] == 5
 
 

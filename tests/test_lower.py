@@ -13,6 +13,7 @@ import cutlass
 from cutlass import cute
 
 import aot.compile.lower
+import aot.search.provider
 from aot.search.provider import Buildable
 from aot.providers.arguments import stand_ins
 from aot.search.variants import Variant
@@ -50,7 +51,7 @@ class Provider:
         return Buildable(Spilling(variant.options["dynamic"]), stand_ins(TREE, SYMBOLS), TREE, SYMBOLS)
 
 
-aot.compile.lower.provider = lambda name: Provider()
+aot.search.provider.provider = lambda name: Provider()
 for dynamic in (False, True):
     variant = Variant("own", "spilling", "sm_90a", (("dynamic", dynamic),), "f32", "f32", "f32", operation="test")
     try:

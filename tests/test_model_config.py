@@ -230,7 +230,7 @@ def test_default_targets_of_fused_and_of_biased_layers_have_their_epilogues() ->
 
 
 def test_from_config_refuses_layers_that_no_target_has_kernels_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_config, "PROVIDERS", {})
+    monkeypatch.setattr(model_config, "provider_names", tuple)
     refused(config(), "no target has kernels for all of these layers", targets=None)
 
 

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -20,6 +20,7 @@ from runtime.errors import AotError, ArchiveError
 from runtime.limits import MAX_GEMM_EXTENT
 
 from ..search.targets import TARGETS
+from ..search.targets import target as target_named
 from ..tune.options import MAX_SEED, TuneOptions
 from ..version import own_version
 from . import ending
@@ -33,6 +34,7 @@ from .streams import print_json, printable, say, warn
 if TYPE_CHECKING:
     from ..build import Built, Plan
     from ..compile.compiler import Event
+    from ..providers.spec_file import SpecFunction
 
 
 def _examples(*lines: str) -> str:
@@ -61,6 +63,10 @@ ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="An .aot fi
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="The .aot file to write.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace OUT, whatever it holds.")]
+SpecPath = Annotated[
+    Path | None,
+    typer.Option(metavar="SPEC", help="A Python file that describes your own functions; docs/functions.md has one."),
+]
 Targets = Annotated[
     list[str] | None, typer.Option("--target", metavar="T", help=f"May be repeated: {', '.join(TARGETS)}.")
 ]
@@ -94,19 +100,29 @@ def _options(
     epilog=_examples(
         "aot build model.yaml -o model.aot",
         "aot build a.yaml b.yaml -o both.aot --target sm_90a --target sm_100a --function rmsnorm",
+        "aot build --function quack.rmsnorm:RMSNorm --spec SPEC -o norms.aot --target sm_90a",
         "aot build forms.yaml -o universal.aot --universal",
         "aot build model.yaml -o candidates.aot --base universal.aot",
     ),
 )
 def _build(
-    manifests: Annotated[
-        list[Path], typer.Argument(metavar="MANIFEST", help="YAML files; docs/manifests.md says what they may hold.")
-    ],
     output: Output,
+    manifests: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="MANIFEST", help="YAML files; docs/manifests.md says what they may hold.", show_default=False
+        ),
+    ] = None,
     target: Targets = None,
     function: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Add another operation, such as rmsnorm. May be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Add another operation, such as rmsnorm; with --spec a function of it, by name or package.module:name."
+            " May be repeated.",
+        ),
     ] = None,
+    spec: SpecPath = None,
     universal: Annotated[
         bool, typer.Option("--universal", help="Serve the forms of MANIFESTs at any N and K, by estimated times.")
     ] = False,
@@ -133,7 +149,10 @@ def _build(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print what each kernel takes of an SM.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Compile what MANIFESTs need into an archive. Where there is a GPU to tune it on, tune it too."""
+    """Compile what MANIFESTs need, and functions of your own, into an archive.
+
+    Where there is a GPU to tune it on, tune it too.
+    """
     from .. import build
     from ..compile.cache import Cache
     from .describe import resources
@@ -141,9 +160,10 @@ def _build(
     begun = time.monotonic()
     if len(base or ()) > 1:
         raise AotError("--base is there more than once; load several archives as layers, runtime.load([...])")
-    refuse_outputs(output, [*manifests, *(base or ()), *(times or ())])
+    refuse_outputs(output, [*(manifests or ()), *(base or ()), *(times or ()), *([spec] if spec else ())])
     require_replaceable(output, force, keep_tuned=True)
-    work = _plan(manifests, target or (), candidates, functions=function or (), universal=universal, times=times or ())
+    options = Planning(target or (), candidates, function or (), spec, universal, times or ())
+    work = _plan(manifests or (), options)
     total = len(work.variants())
     finished = 0
     with Progress("compiling") as progress:
@@ -174,34 +194,55 @@ def _build(
     if not no_tune and build.tunable(built.targets):
         summary["tuning"] = _tune(output, output, TuneOptions(), as_json)
         summary["bytes"] = output.stat().st_size
+    if spec is not None and not no_tune and build.tunable(build.checkable(built, spec)):
+        summary["checked"] = _check_functions(output, output, spec, TuneOptions(), as_json)
+        summary["bytes"] = output.stat().st_size
     if as_json:
         print_json(summary)
-    if built.unserved or (summary["tuning"] or {}).get("unserved") or (strict and summary["failed"]):
+    lost = [v for v in built.report.failures if v.provider == "spec"] or (summary["checked"] or {}).get("wrong")
+    if built.unserved or lost or (summary["tuning"] or {}).get("unserved") or (strict and summary["failed"]):
         raise typer.Exit(1)
 
 
-def _plan(
-    manifests: Sequence[Path],
-    targets: Sequence[str],
-    candidates: int | None,
-    *,
-    functions: Sequence[str],
-    universal: bool,
-    times: Sequence[Path],
-) -> Plan:
+class Planning(NamedTuple):
+    """What `aot build` is told besides manifests of what to compile."""
+
+    targets: Sequence[str]
+    candidates: int | None
+    functions: Sequence[str]
+    spec: Path | None
+    universal: bool
+    times: Sequence[Path]
+
+
+def _plan(manifests: Sequence[Path], options: Planning) -> Plan:
     """What to compile for manifests: for their problems, with further functions; or for their forms, by times."""
     from .. import build
     from ..problem import manifest
     from ..search.universal import FUNCTIONS
 
-    if universal and functions:
-        raise AotError("--function adds operations that no table chooses; build them without --universal")
-    if times and not universal:
+    if options.universal and (options.functions or options.spec):
+        raise AotError("--function and --spec add what no table chooses; build that without --universal")
+    if options.times and not options.universal:
         raise AotError("--times is what --universal chooses by; give that too, or leave it out")
+    if options.spec is None and (word := next((w for w in options.functions if ":" in w), None)):
+        raise AotError(f"--function {word}: what it takes is not known; describe it in a spec and give --spec")
     read = [manifest.load(path) for path in manifests]
-    if universal:
-        return build.plan_universal(read, targets, candidates or FUNCTIONS, times)
-    return build.plan(read, targets, candidates or build.CANDIDATES, functions)
+    if options.universal:
+        return build.plan_universal(read, options.targets, options.candidates or FUNCTIONS, options.times)
+    words, targets = options.functions, options.targets
+    of_spec: list[SpecFunction] = []
+    if options.spec is not None:
+        from ..providers import spec_file
+
+        for name in options.targets:
+            target_named(name)
+        spec = spec_file.load(options.spec)
+        functions, words = spec_file.chosen(spec, options.functions)
+        of_spec = spec_file.compilable(spec, functions, targets or [t for m in read for t in m.targets])
+        if not read:
+            targets = targets or [f.target for f in of_spec]
+    return build.plan(read, targets, options.candidates or build.CANDIDATES, words, of_spec)
 
 
 def _tell(built: Built, summary: dict[str, Any], quiet: bool) -> None:
@@ -240,6 +281,7 @@ def _summary(output: Path, built: Built, seconds: float) -> dict[str, Any]:
         "unserved": [{"signature": s.key(), "target": t, "reason": reason} for s, t, reason in built.unserved],
         "seconds": round(seconds, 3),
         "tuning": None,
+        "checked": None,
     }
 
 
@@ -248,11 +290,19 @@ def _summary(output: Path, built: Built, seconds: float) -> dict[str, Any]:
     epilog=_examples(
         "aot tune candidates.aot -o model.aot",
         "aot tune candidates.aot -o model.aot --finalists 8 --repeats 9",
+        "aot tune norms.aot -o checked.aot --spec SPEC",
     ),
 )
 def _tune_command(
     source: Annotated[Path, typer.Argument(metavar="IN", help="An .aot file with candidates.")],
     output: Output,
+    spec: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Check the functions of this spec against their references, and tune nothing; see docs/functions.md.",
+        ),
+    ] = None,
     finalists: Annotated[
         int, typer.Option(min=1, help="Functions that reach the last comparison.")
     ] = TuneOptions.finalists,
@@ -276,12 +326,20 @@ def _tune_command(
     """Measure candidates on this machine's GPUs, all of them at a time, and keep the fastest. IN stays as it is.
 
     Where IN was tuned on another kind of GPU, what is fastest on this kind is added. Killed, the same command goes on.
+    With --spec, check functions of your own instead.
     """
-    refuse_outputs(output, [source])
+    refuse_outputs(output, [source, *([spec] if spec else ())])
     require_replaceable(output, force)
     options = TuneOptions(finalists, repeats, seed, sustained, tolerance, history)
     with open_archive(source) as opened:
         opened.check_blocks()  # before torch is imported, which takes seconds
+    if spec is not None:
+        checked = _check_functions(source, output, spec, options, as_json)
+        if as_json:
+            print_json({"archive": str(output), "functions": checked})
+        if checked["wrong"]:
+            raise typer.Exit(1)
+        return
     report = _tune(source, output, options, as_json)
     if as_json:
         print_json({"archive": str(output), "tuning": report})
@@ -319,6 +377,36 @@ def _tune(source: Path, destination: Path, options: TuneOptions, as_json: bool) 
         "rejected": report.rejected,
         "unserved": report.unserved,
         "forms": report.forms,
+        "environment": report.environment,
+    }
+
+
+def _check_functions(
+    source: Path, destination: Path, path: Path, options: TuneOptions, as_json: bool
+) -> dict[str, Any]:
+    from ..providers import spec_file
+    from ..tune.functions import check_archive
+
+    spec = spec_file.load(path)
+    with Progress("checking") as progress:
+        try:
+            report = check_archive(source, destination, spec, options, progress.update)
+        except KeyboardInterrupt:
+            raise Stop(f"interrupted; {destination} is what it was", INTERRUPTED) from None
+    for name, reason in report.wrong.items():
+        warn(f"{name}: left out: {reason}")
+    for name in report.unchecked:
+        warn(f"{name}: has no reference, so nothing is known of it")
+    if not as_json:
+        say(
+            f"{destination}: {_count(len(report.right), 'function')} right on {report.environment['gpu']}, "
+            f"{len(report.wrong)} wrong; `aot ls {destination}` lists them"
+        )
+    return {
+        "right": report.right,
+        "wrong": report.wrong,
+        "unchecked": report.unchecked,
+        "elsewhere": report.elsewhere,
         "environment": report.environment,
     }
 

@@ -51,7 +51,8 @@ def print_listing(found: dict[str, Any]) -> None:
         _print_table(header, [_form(form) for form in found["forms"]], right={2})
         print()
     if found["functions"]:
-        _print_table(["target", "other function"], [[f["target"], f["name"]] for f in found["functions"]])
+        rows = [[f["target"], f["name"], ", ".join(f["checked_on"])] for f in found["functions"]]
+        _print_table(["target", "other function", "found right on"], rows)
         print()
     totals = found["totals"]
     if totals["functions"]:
@@ -157,6 +158,8 @@ def print_function(function: dict[str, Any]) -> None:
     print(function["name"])
     print(f"family   {function['family']}")
     print(f"target   {function['target']}")
+    if function["checked_on"]:
+        print(f"right on {', '.join(function['checked_on'])}")
     print(f"cubin    {cubin['bytes']:,} bytes, sha256 {cubin['sha256']}")
     print(f"program  {program['nodes']} nodes, {program['bytes']:,} bytes of JSON\n")
     _print_table(["argument", "kind", "type", "shape", "strides", "must be"], list(_arguments(function["arguments"])))
@@ -216,7 +219,8 @@ def _environment(environment: dict[str, Any]) -> str:
     versions = [
         f"{label} {environment[name]}" for name, label in labels.items() if environment.get(name) not in (None, UNKNOWN)
     ]
-    return ", ".join([f"tuned on {environment['gpu']}", *versions])
+    done = "functions checked" if "right" in environment else "tuned"
+    return ", ".join([f"{done} on {environment['gpu']}", *versions])
 
 
 def _operand(operand: dict[str, Any]) -> str:

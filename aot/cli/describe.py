@@ -78,7 +78,12 @@ def listing(archive: Archive) -> dict[str, Any]:
     universal = precedence.universal
     rows = forms.rows(archive, universal)
     used.update(f.name for row in rows for f in row.form.functions)
-    others = [{"name": e.name, "target": e.target} for e in archive.functions.values() if e.name not in used]
+    checked = tuning_table.checked_on(archive)
+    others = [
+        {"name": e.name, "target": e.target, "checked_on": checked.get(e.name, [])}
+        for e in archive.functions.values()
+        if e.name not in used
+    ]
     return {
         "entries": entries,
         "forms": forms.listing(rows, universal.checked_on if universal else {}),
@@ -286,6 +291,7 @@ def _function(archive: Archive, name: str) -> dict[str, Any]:
         "name": name,
         "target": record.target,
         "family": record.family,
+        "checked_on": tuning_table.checked_on(archive).get(name, []),
         "arguments": obj["arguments"],
         "symbols": obj["symbols"],
         "kernels": obj["kernels"],

@@ -22,7 +22,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from hashlib import sha256
 from multiprocessing.connection import Pipe, wait
 from pathlib import Path
@@ -32,7 +32,7 @@ from runtime.errors import AotError
 from runtime.program.record import Record
 
 from .. import files
-from ..search.provider import provider
+from ..search.provider import Compilable, home, source_digest
 from ..search.variants import Variant
 from . import cubin, lower
 from .cache import SCHEMA_VERSION, Cache, Entry, KeyFields, ToolFields, cache_key
@@ -90,7 +90,7 @@ class CompileError(AotError):
 class Kernel:
     """A compiled variant."""
 
-    variant: Variant
+    variant: Compilable
     record: dict[str, Any]
     cubin: bytes
 
@@ -99,7 +99,7 @@ class Kernel:
 class Event:
     """What happened to a variant: "cached" or "compiled", with its `record`, or "failed", with `detail` saying why."""
 
-    variant: Variant
+    variant: Compilable
     outcome: str
     detail: str = ""
     record: dict[str, Any] | None = None
@@ -109,8 +109,8 @@ class Event:
 class BuildReport:
     """The kernels and the failures with their reasons, both in the order of the variants given; and what made them."""
 
-    kernels: dict[Variant, Kernel]
-    failures: dict[Variant, str]
+    kernels: dict[Compilable, Kernel]
+    failures: dict[Compilable, str]
     tools: dict[str, str]
     compiled: int
     cached: int
@@ -125,7 +125,7 @@ def usable_cores() -> int:
 
 
 def compile_variants(
-    variants: Iterable[Variant],
+    variants: Iterable[Compilable],
     cache: Cache,
     jobs: int | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
@@ -151,14 +151,14 @@ def compile_variants(
     tools = toolchain(cache)
     key = _key_maker(tools)
     keys = {v: key(v) for v in wanted}
-    kernels: dict[Variant, Kernel] = {}
+    kernels: dict[Compilable, Kernel] = {}
     for variant in wanted:
         entry = cache.get(keys[variant], partial(_require_kernel, variant))
         if entry is not None:
             kernels[variant] = Kernel(variant, *entry)
             on_event(Event(variant, "cached", record=entry.record))
     cached = len(kernels)
-    failures: dict[Variant, str] = {}
+    failures: dict[Compilable, str] = {}
     missing = [v for v in wanted if v not in kernels]
     processes = min(jobs or usable_cores(), len(missing))
     if missing:
@@ -182,7 +182,7 @@ def compile_variants(
     )
 
 
-def _key_maker(tools: Toolchain) -> Callable[[Variant], str]:
+def _key_maker(tools: Toolchain) -> Callable[[Compilable], str]:
     """A function from variants to cache keys; everything but the variant is read once."""
     sources = {name: sha256((_ROOT / name).read_bytes()).hexdigest() for name in SOURCES}
     common = cache_key(
@@ -196,18 +196,19 @@ def _key_maker(tools: Toolchain) -> Callable[[Variant], str]:
         )
     )
 
-    @cache
-    def source_digest(name: str, family: str) -> str:
-        return provider(name).source_digest(family)
+    digests: dict[Any, str] = {}  # of a family's variants all the same
 
-    def key(variant: Variant) -> str:
-        digest = source_digest(variant.provider, variant.family)
+    def key(variant: Compilable) -> str:
+        of = (variant.provider, variant.family) if isinstance(variant, Variant) else variant
+        if of not in digests:
+            digests[of] = source_digest(variant)
+        digest = digests[of]
         return cache_key(KeyFields(common, variant.to_json(), variant.name(), variant.target, digest))
 
     return key
 
 
-def _require_kernel(variant: Variant, entry: Entry) -> None:
+def _require_kernel(variant: Compilable, entry: Entry) -> None:
     """Raise an AotError or ValueError where `entry` is no compiled kernel of `variant`."""
     record = Record.from_json(entry.record)
     said = record.name, record.target, record.family, record.cubin
@@ -220,13 +221,19 @@ def _require_kernel(variant: Variant, entry: Entry) -> None:
 
 # --- worker processes ---
 
+_Queue = tuple[str, str]  # what may share a worker: a target, and `home`
+
+
+def _queue(variant: Compilable) -> _Queue:
+    return variant.target, home(variant)
+
 
 class _Worker:
     """A worker process, seen from its parent."""
 
-    def __init__(self, target: str, lowering: str, scratch: Path, timeout_s: float) -> None:
-        self.target = target
-        self.variant: Variant | None = None
+    def __init__(self, queue: _Queue, lowering: str, scratch: Path, timeout_s: float) -> None:
+        self.queue = queue
+        self.variant: Compilable | None = None
         self.answered = 0
         self.deadline = 0.0
         self._timeout_s = timeout_s
@@ -243,7 +250,7 @@ class _Worker:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", f"{code}serve({theirs.fileno()}, {lowering!r}, {os.getpid()})"],
-                env=_environment(target, scratch),
+                env=_environment(queue[0], scratch),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -255,7 +262,7 @@ class _Worker:
         finally:
             theirs.close()
 
-    def give(self, variant: Variant) -> None:
+    def give(self, variant: Compilable) -> None:
         self.variant = variant
         self.deadline = time.monotonic() + self._timeout_s
         self._log.truncate(0)
@@ -338,14 +345,14 @@ def _no_room(reason: str | None) -> CompileError:
 
 
 def _compile_all(
-    variants: list[Variant], jobs: int, timeout_s: float, lowering: str
-) -> Generator[tuple[Variant, Compiled | Failed], None, None]:
+    variants: list[Compilable], jobs: int, timeout_s: float, lowering: str
+) -> Generator[tuple[Compilable, Compiled | Failed], None, None]:
     """Each variant with its answer, as they come. Closing this ends every worker at once."""
-    queues: dict[str, deque[Variant]] = {}
+    queues: dict[_Queue, deque[Compilable]] = {}
     for variant in variants:
-        queues.setdefault(variant.target, deque()).append(variant)
+        queues.setdefault(_queue(variant), deque()).append(variant)
     workers: list[_Worker] = []
-    given_again: set[Variant] = set()
+    given_again: set[Compilable] = set()
     if not variants:
         return
     _require_room(_temporary_folder())
@@ -353,9 +360,9 @@ def _compile_all(
         try:
             while True:
                 _dismiss(workers, queues)
-                while len(workers) < jobs and (target := _understaffed(queues, workers)):
-                    workers.append(_Worker(target, lowering, scratch, timeout_s))
-                    workers[-1].give(queues[target].popleft())
+                while len(workers) < jobs and (queue := _understaffed(queues, workers)):
+                    workers.append(_Worker(queue, lowering, scratch, timeout_s))
+                    workers[-1].give(queues[queue].popleft())
                 if not workers:
                     return
                 for variant, answer in _answers(workers, queues):
@@ -363,7 +370,7 @@ def _compile_all(
                         _require_room(scratch)
                         if answer.killed and variant not in given_again:
                             given_again.add(variant)
-                            queues[variant.target].append(variant)
+                            queues[_queue(variant)].append(variant)
                             continue
                     yield variant, answer
         finally:
@@ -371,7 +378,9 @@ def _compile_all(
                 worker.stop()
 
 
-def _answers(workers: list[_Worker], queues: dict[str, deque[Variant]]) -> Iterator[tuple[Variant, Compiled | Failed]]:
+def _answers(
+    workers: list[_Worker], queues: dict[_Queue, deque[Compilable]]
+) -> Iterator[tuple[Compilable, Compiled | Failed]]:
     """Wait for one or more answers; give each worker that can go on its next variant, and drop the others."""
     patience_s = max(0.0, min(w.deadline for w in workers) - time.monotonic())
     ready = wait([w.connection for w in workers], timeout=patience_s)
@@ -385,21 +394,21 @@ def _answers(workers: list[_Worker], queues: dict[str, deque[Variant]]) -> Itera
         if isinstance(answer, Failed) and not answer.reusable:
             workers.remove(worker)
             worker.stop()
-        elif queues[worker.target]:
-            worker.give(queues[worker.target].popleft())
+        elif queues[worker.queue]:
+            worker.give(queues[worker.queue].popleft())
         yield variant, answer
 
 
-def _dismiss(workers: list[_Worker], queues: dict[str, deque[Variant]]) -> None:
+def _dismiss(workers: list[_Worker], queues: dict[_Queue, deque[Compilable]]) -> None:
     """End the workers that have nothing to do, which makes room for other targets."""
     for worker in [w for w in workers if w.variant is None]:
         workers.remove(worker)
         worker.stop()
 
 
-def _understaffed(queues: dict[str, deque[Variant]], workers: list[_Worker]) -> str | None:
-    """The target that most wants another worker, or None where none would gain from it."""
-    staff = Counter(w.target for w in workers)
-    warm = Counter(w.target for w in workers if w.answered)
-    wanting = [t for t, queue in queues.items() if queue and len(queue) > _START_UP_KERNELS * warm[t]]
-    return max(wanting, key=lambda t: len(queues[t]) / (staff[t] + 1), default=None)
+def _understaffed(queues: dict[_Queue, deque[Compilable]], workers: list[_Worker]) -> _Queue | None:
+    """The queue that most wants another worker, or None where none would gain from it."""
+    staff = Counter(w.queue for w in workers)
+    warm = Counter(w.queue for w in workers if w.answered)
+    wanting = [q for q, queue in queues.items() if queue and len(queue) > _START_UP_KERNELS * warm[q]]
+    return max(wanting, key=lambda q: len(queues[q]) / (staff[q] + 1), default=None)

@@ -16,8 +16,7 @@ from typing import Any
 from runtime.errors import AotError
 from runtime.program.record import Kernel, Record, RecordSource
 
-from ..search.provider import provider
-from ..search.variants import Variant
+from ..search.provider import Compilable, buildable
 from . import cubin as cubins
 from .host.ir import extract, host_function_text
 
@@ -39,7 +38,7 @@ class Lowered:
     host_text: str
 
 
-def lower(variant: Variant) -> Lowered:
+def lower(variant: Compilable) -> Lowered:
     """Compile `variant` for its target and extract its launch program.
 
     Raises:
@@ -48,23 +47,28 @@ def lower(variant: Variant) -> Lowered:
     from cutlass import cute
     from cutlass.base_dsl.compiler import DumpDir
 
-    buildable = provider(variant.provider).build(variant)
+    given = buildable(variant)
     # KeepCUBIN writes the cubin to a directory, and `__cubin__` reads it from there.
     with tempfile.TemporaryDirectory(prefix="aot-") as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        options = cute.GPUArch(variant.target), cute.KeepCUBIN(True), DumpDir(scratch)
-        compiled = cute.compile[options](buildable.function, *buildable.arguments)
+        options = cute.GPUArch(variant.target), cute.KeepCUBIN(True), DumpDir(scratch), *given.options
+        try:
+            compiled = cute.compile[options](given.function, *given.arguments)
+        except Exception as error:
+            if given.explain is None:
+                raise
+            raise given.explain(error) from None
         binary = compiled.__cubin__
     if not isinstance(binary, bytes):
         raise LoweringError(f"{variant.name()}: the DSL kept no cubin, or more than one")
     text = host_function_text(compiled.ir_module)
-    host = extract(text, buildable.tree, buildable.symbols)
+    host = extract(text, given.tree, given.symbols)
     found = cubins.kernels(binary)
     if set(found) != set(host.kernels):
         raise LoweringError(
             f"{variant.name()}: the host launches {sorted(host.kernels)}, the cubin has {sorted(found)}"
         )
-    if reason := _spills(found.values()):
+    if not given.local_memory and (reason := _spills(found.values())):
         raise LoweringError(f"{variant.name()}: {reason}")
     for launch in host.program.launches:
         kernel = found[host.kernels[launch.kernel]]
@@ -80,8 +84,8 @@ def lower(variant: Variant) -> Lowered:
         target=variant.target,
         family=f"{variant.provider}.{variant.family}",
         cubin=sha256(binary).hexdigest(),
-        arguments=buildable.tree,
-        symbols=buildable.symbols,
+        arguments=given.tree,
+        symbols=given.symbols,
         kernels=[Kernel(k.symbol, k.registers, k.shared_bytes, k.local_bytes) for k in resources],
         program=host.program,
     ).to_json()

@@ -18,7 +18,7 @@ from typing import Any
 
 from runtime.errors import AotError
 
-from ..search.variants import Variant
+from ..search.provider import CodeFailed, Compilable
 
 _MAX_REASON_CHARACTERS = 400
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
@@ -66,12 +66,12 @@ def end_with(parent: int) -> None:
         sys.exit()
 
 
-def _answer(lower: Callable[[Variant], Any], variant: Variant) -> Compiled | Failed:
+def _answer(lower: Callable[[Compilable], Any], variant: Compilable) -> Compiled | Failed:
     try:
         lowered = lower(variant)
         return Compiled(lowered.record, lowered.cubin)
     except AotError as error:
-        return Failed(last_line(str(error)), reusable=True)
+        return Failed(last_line(str(error)), reusable=not isinstance(error, CodeFailed))
     except (Exception, SystemExit) as error:
         # The DSL keeps state for the process (MLIR contexts, the module being built); nobody promises that it survives.
         return Failed(f"{type(error).__name__}: {last_line(str(error)) or 'no message'}", reusable=False)

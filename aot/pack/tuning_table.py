@@ -20,7 +20,8 @@ SCHEMA = 1  # raised when what a field means changes
 
 def write(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The table of these machines, as `read` takes it; each is what `aot.tune.measure.environment` says, with
-    `rejected`, the reasons for which functions serve nothing, by name, and the `tolerance` that was given."""
+    `rejected`, the reasons for which functions serve nothing, by name, and the `tolerance` that was given. `right` has
+    the SHA-256 of the cubin of each function that was held against its reference and found right."""
     for i, row in enumerate(environments):
         require(row, _FIELDS, _OPTIONAL, f"table {TABLE}: environments[{i}]")
     return {"schema": SCHEMA, "environments": list(environments)}
@@ -44,6 +45,16 @@ def read(archive: Archive) -> list[dict[str, Any]]:
     return rows
 
 
+def checked_on(archive: Archive) -> dict[str, list[str]]:
+    """The kinds of GPU on which functions were found right by their references, by function; as they are now."""
+    found: dict[str, list[str]] = {}
+    for row in read(archive):
+        for name, cubin in row.get("right", {}).items():
+            if name in archive.functions and archive.record(name)["cubin"] == cubin:
+                found.setdefault(name, []).append(row["gpu"])
+    return {name: list(dict.fromkeys(gpus)) for name, gpus in found.items()}
+
+
 def capability(environment: dict[str, Any]) -> Capability:
     """The compute capability of the GPU of one of the machines."""
     major, minor = environment["compute_capability"].split(".")
@@ -64,5 +75,6 @@ _OPTIONAL: dict[str, Test] = {
     **dict.fromkeys(("gpu_id", "driver", "cuda_driver", "cuda", "torch", "cublas", "cute_aot"), is_text_or_none),
     **dict.fromkeys(("multiprocessors", "l2_bytes"), is_count),
     "rejected": is_texts_by_name,
+    "right": is_texts_by_name,
     "tolerance": _is_share,
 }

@@ -29,7 +29,7 @@ from runtime.gemm.signature import Epilogue, Signature
 from runtime.numbers.products import unsupported_scaling
 from runtime.numbers.scaling import SCALINGS
 
-from ..search.provider import PROVIDERS, provider
+from ..search.provider import provider, provider_names
 from ..search.targets import TARGETS
 from ..suggest import did_you_mean
 from .manifest import MAX_TOKENS, Gemm, Manifest, signature_problem
@@ -152,7 +152,7 @@ def default_scaling(dtype: str) -> str:
 
 def default_targets(signatures: Iterable[Signature], targets: Iterable[str] = tuple(TARGETS)) -> tuple[str, ...]:
     """Those of `targets` that have kernels for all of these, with their epilogues."""
-    providers = [provider(name) for name in PROVIDERS]
+    providers = [provider(name) for name in provider_names()]
     distinct = dict.fromkeys(signatures)
     return tuple(t for t in targets if all(any(p.variants(t, s) for p in providers) for s in distinct))
 

@@ -31,7 +31,7 @@ from runtime.numbers.dtypes import DTYPES
 from . import targets
 from .estimates import Estimates
 from .legal import family_of, overlaps_less, unsuited
-from .provider import PROVIDERS, families
+from .provider import families, provider_names
 from .targets import Target
 from .variants import Variant
 
@@ -152,7 +152,7 @@ class _Model(Protocol):
 
 def _shapes(variants: Iterable[Variant]) -> _Shapes:
     """Each variant once, with its shape, in the order that stands where models see no difference."""
-    known = [(provider, family) for provider in PROVIDERS for family in families(provider)]
+    known = [(provider, family) for provider in provider_names() for family in families(provider)]
     places = {family: place for place, family in enumerate(known)}
     order = sorted(
         set(variants),

@@ -25,7 +25,7 @@ from .costs import Machine
 from .estimates import CORRECTED_M, Correction, Estimates, program, shares
 from .h200 import H200
 from .legal import family_of, summation, unsuited
-from .provider import PROVIDERS, provider
+from .provider import provider, provider_names
 from .variants import Variant
 
 FUNCTIONS = 40  # of a form, unless told otherwise
@@ -178,7 +178,7 @@ def _most_rows(variant: Variant, form: Signature) -> int:
 
 def _estimated(form: Signature, target: str) -> list[Variant]:
     """The variants for a form whose families estimate their times."""
-    every = (v for p in PROVIDERS for v in provider(p).variants(target, form))
+    every = (v for p in provider_names() for v in provider(p).variants(target, form))
     return [v for v in every if (family := family_of(v)) is not None and family.estimate_us is not None]
 
 

@@ -201,9 +201,9 @@ class LocalExecutor:
         job = task.job
         name, m = process.launching.name, process.launching.m
         if name in job.names:
-            task.rejected[name] = f"{job.signature.key()} M={m}: {failure.reason}"
+            task.rejected[name] = f"{job.at(m)}: {failure.reason}"
         elif task.failures:
-            what = f"{job.signature.key()} M={m or job.m}"
+            what = job.at(m or job.m)
             raise MeasuringFailed(f"measuring failed twice at {what}: {failure.reason}; look at this GPU, then go on")
         else:
             task.failures += 1

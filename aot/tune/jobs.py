@@ -28,6 +28,10 @@ class Job:
         """The same for equal jobs and only for them."""
         return canonical.digest([self.signature.to_json(), list(self.names), list(self.check), self.m, self.sustained])
 
+    def at(self, m: int) -> str:
+        """Where a function is launched for `m` rows, for messages."""
+        return f"{self.signature.key()} M={m}"
+
     def without(self, names: Mapping[str, str]) -> Job:
         """The job without these functions."""
         return replace(self, names=tuple(n for n in self.names if n not in names))

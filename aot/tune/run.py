@@ -107,8 +107,8 @@ def _lasting(environment: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in environment.items() if name != "gpu_id"}
 
 
-def this_machine() -> Machine:
-    """The GPUs of this machine that are of the first one's kind, each with a process of its own.
+def this_machine(backend: str = _BACKEND) -> Machine:
+    """The GPUs of this machine that are of the first one's kind, each with a process of its own that has `backend`.
 
     Raises:
         AotError: there is none.
@@ -124,7 +124,7 @@ def this_machine() -> Machine:
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     names = [name.strip() for name in names] if len(names) >= count and names[0] else [str(i) for i in range(count)]
     alike = [names[i] for i in range(count) if Driver(i).gpu.same_kind(gpu)]
-    return Machine(capability, gpu, lambda setup: LocalExecutor(alike, _BACKEND, setup))
+    return Machine(capability, gpu, lambda setup: LocalExecutor(alike, backend, setup))
 
 
 def entries_to_tune(

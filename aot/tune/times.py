@@ -20,7 +20,7 @@ from runtime.container.archive import Archive
 from runtime.errors import AotError
 from runtime.gemm.signature import Signature
 
-from ..search.provider import PROVIDERS, provider
+from ..search.provider import provider, provider_names
 from ..search.universal import Measured, choices_of
 from ..search.variants import Variant
 from . import history
@@ -99,7 +99,7 @@ class _Variants:
         """Times by a variant's choices in place of its name; of what is no variant, or took no time, there is none."""
         form = dataclasses.replace(signature, n=256, k=256)
         if form not in self._forms:
-            legal = (v for p in PROVIDERS for v in provider(p).variants(self._target, form))
+            legal = (v for p in provider_names() for v in provider(p).variants(self._target, form))
             self._forms[form] = {v.name(): v for v in legal}
         known = self._forms[form]
         return {choices_of(known[name]): t for name, t in us.items() if name in known and t > 0}

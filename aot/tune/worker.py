@@ -119,7 +119,7 @@ def do(backend: Backend, job: Job, options: TuneOptions) -> Answer:
 
     for m in job.check:
         for name, reason in backend.check(job.signature, m, list(right())).items():
-            rejected[name] = f"{job.signature.key()} M={m}: {reason}"
+            rejected[name] = f"{job.at(m)}: {reason}"
     if not job.m or not right():
         return Answer(rejected)
     options = replace(options, sustained=options.sustained and job.sustained)
