@@ -225,6 +225,16 @@ def test_a_worker_compiles_for_one_target_only(compile_fakes: Compile) -> None:
     assert sum(map(len, pids.values())) <= 6  # a worker starts only where it is worth its start
 
 
+def test_kernels_of_others_are_compiled_in_a_process_of_their_own(
+    compile_fakes: Compile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "source_digest", lambda variant: "ab")
+    others = [dataclasses.replace(fake(number=i), provider="others") for i in (2, 3)]
+    report = compile_fakes([fake(number=1), *others], jobs=1)
+    first, second, third = (heard(kernel)["pid"] for kernel in report.kernels.values())
+    assert first != second == third
+
+
 def test_a_variant_given_twice_is_compiled_once(compile_fakes: Compile) -> None:
     assert compile_fakes([fake(), fake()]).compiled == 1
 
