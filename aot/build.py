@@ -17,16 +17,18 @@ from typing import Any
 from runtime.container import canonical
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
-from runtime.errors import AotError, DeviceError, RecordError
-from runtime.gemm.dispatch import serves
+from runtime.errors import AotError, ArgumentError, DeviceError, RecordError
+from runtime.gemm.dispatch import record_mismatch, serves
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
-from runtime.gemm.table import read
 from runtime.gemm.universal import Universal
 from runtime.limits import MAX_COST_RESULTS
+from runtime.program.operation import is_operation, operation
+from runtime.program.record import Record
 
 from . import files
 from .compile.cache import Cache
-from .compile.compiler import BuildReport, Event, compile_variants
+from .compile.compiler import BuildReport, Event, Kernel, compile_variants
 from .pack import build_table, tables
 from .pack import write as pack
 from .pack.build_table import Build, Model
@@ -60,7 +62,7 @@ class BuildError(AotError):
 class GemmCandidates:
     """What to compile for one signature on one target: variants, best first, for each M, ascending."""
 
-    signature: Signature
+    signature: Any  # of any operation
     target: str
     by_tokens: tuple[tuple[int, tuple[Variant, ...]], ...]
 
@@ -141,10 +143,27 @@ def plan(
             ranked = ((m, tuple(found.candidates[s, m][:most])) for m, most in sorted(by_tokens.items()))
             gemms.append(GemmCandidates(s, name, tuple(ranked)))
         ranking[name] = found.source
-    chosen = tuple(ranking) or tuple(dict.fromkeys(targets))
+    gemms += _uses(manifests, targets)
+    chosen = tuple(ranking) or tuple(dict.fromkeys([*targets, *(c.target for c in gemms)]))
     known = _functions(functions, chosen)
     every = tuple(dict.fromkeys([*chosen, *(f.target for f in spec)]))
     return Plan(manifests, every, tuple(gemms), (*known, *spec), ranking, limit)
+
+
+def _uses(manifests: Sequence[Manifest], targets: Sequence[str]) -> list[GemmCandidates]:
+    """What to compile for operations besides GEMM: every variant of the element types, in the providers' order."""
+    wanted: dict[tuple[str, Any], set[int]] = {}
+    for m in manifests:
+        for name in targets or m.targets:
+            for use in m.uses:
+                wanted.setdefault((name, use.signature), set()).update(use.tokens)
+    found = []
+    for (name, signature), tokens in wanted.items():
+        elements = tuple(operand.dtype for operand in signature.operands())[:3]
+        of = (v for p in provider_names() for v in provider(p).functions(name) if v.operation == signature.operation)
+        variants = tuple(v for v in of if (v.a, v.b, v.d) == elements)
+        found.append(GemmCandidates(signature, name, tuple((m, variants) for m in sorted(tokens))))
+    return found
 
 
 def _limits(signature: Signature, tokens: Sequence[int], multiprocessors: int, limit: int) -> dict[int, int]:
@@ -265,14 +284,17 @@ def build(
         gone = sum(row.state == "tuned" for row in _rows(base)) - sum(row.state == "tuned" for row in kept)
         entries = [*kept, *entries]
         origin = origin._replace(models=[*build_table.read(base).models, *origin.models])
-        for name in {*base.tables} - {"build", "gemm"}:
+        for name in {*base.tables} - {build_table.TABLE}:
+            if is_operation(name):
+                continue
             package.set_table(name, base.table(name), alone=name == HISTORY)
         below = None if forms else read_forms(base)
         served = 0 if below is None else len(below)
     for kernel in report.kernels.values():
         package.add_function(kernel.record, kernel.cubin)
-    package.set_table("gemm", tables.gemm_table(entries, function_targets))
-    package.set_table("build", origin.to_json())
+    for name, table in tables.operation_tables(entries, function_targets).items():
+        package.set_table(name, table)
+    package.set_table(build_table.TABLE, origin.to_json())
     if forms:
         table = universal.table(forms)
         served = _require_readable(table, function_targets)
@@ -294,12 +316,16 @@ def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow]
     """The rows of the gemm table (`runtime.gemm.dispatch` reads them), and what no kernel is there for."""
     entries, unserved = [], []
     for gemm in work.gemms:
-        compiled = [(m, [v.name() for v in variants if v in report.kernels]) for m, variants in gemm.by_tokens]
-        words = {v.name(): summation(v, gemm.signature.k) for _, variants in gemm.by_tokens for v in variants}
+        fit = {v for v, kernel in report.kernels.items() if _takes(kernel, gemm.signature)}
+        compiled = [(m, [v.name() for v in variants if v in fit]) for m, variants in gemm.by_tokens]
+        k = getattr(gemm.signature, "k", None)
+        words = {v.name(): summation(v, k) for _, variants in gemm.by_tokens for v in variants}
         ranked = [(m, names) for m, names in compiled if names]
         if not ranked:
-            failed = any(variants for _, variants in gemm.by_tokens)
-            reason = "every candidate failed to compile" if failed else "no kernel family computes it"
+            tried = {v for _, variants in gemm.by_tokens for v in variants}
+            reason = "no kernel family computes it" if not tried else "every candidate failed to compile"
+            if tried & set(report.kernels):
+                reason = "no kernel takes these extents"
             unserved.append((gemm.signature, gemm.target, reason))
             continue
         entries.append(
@@ -314,6 +340,21 @@ def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow]
             )
         )
     return entries, unserved
+
+
+def _takes(kernel: Kernel, signature: Any) -> bool:
+    """Whether a kernel can be called for a signature. Of GEMM the enumeration has asked before."""
+    if signature.operation == GEMM.name:
+        return True
+    record = Record.from_json(kernel.record)
+    if record_mismatch(signature, record) is not None:
+        return False
+    try:
+        numbers = {argument.name: 1 for argument in record.device_arguments}
+        record.bind(operation(signature.operation).arguments(signature, 1, 0), numbers)
+    except ArgumentError:
+        return False
+    return True
 
 
 def _forms(work: Plan, report: BuildReport) -> tuple[list[universal.Chosen], list[tuple[Signature, str, str]]]:
@@ -335,9 +376,7 @@ def _rows_besides(base: Archive, entries: Iterable[tables.GemmRow]) -> list[tabl
 
 
 def _rows(archive: Archive) -> list[tables.GemmRow]:
-    if "gemm" not in archive.tables:
-        return []
-    return [tables.GemmRow.of(e) for e in read(archive.table("gemm"), archive.functions.targets_by_name())]
+    return tables.operation_rows(archive)
 
 
 def _named(archive: Archive) -> set[str]:
@@ -367,7 +406,8 @@ def _origin(work: Plan, report: BuildReport, unserved: list[tuple[Signature, str
                 m.model,
                 m.source,
                 sha256(manifest.dump(m).encode()).hexdigest(),
-                [build_table.Gemm(g.name, g.signature.key(), m.calls(g)) for g in m.gemms],
+                [build_table.Gemm(g.name, g.signature.key(), m.calls(g)) for g in m.gemms]
+                + [build_table.Gemm(use.name, use.signature.key()) for use in m.uses],
             )
             for m in work.manifests
         ],

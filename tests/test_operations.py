@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from aot.problem import manifest
 from runtime import ArgumentError, KernelMiss, Library, RecordError
 from runtime.container.archive import Archive
 from runtime.gemm.dispatch import Dispatch
@@ -19,6 +22,7 @@ from runtime.program import operation as operations
 from runtime.program.operation import operation
 from runtime.rmsnorm import RMSNORM, Signature
 
+from .command_line import COMMAND, ROOT, Run
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, cubin, entry, write_archive
 
 RECORDS = Path(__file__).parent / "data" / "records.json"
@@ -204,3 +208,105 @@ def test_a_table_of_an_operation_that_is_not_here_is_left_alone(tmp_path: Path, 
     assert "narrow" in library.functions
     with pytest.raises(ArgumentError, match="unknown operation 'of_a_later_version'"):
         library.call("of_a_later_version", *tensors(4))
+
+
+# --- from a manifest ---
+
+MANIFEST = """
+format: 1
+model: norms
+source: made up
+tokens: [1, 64]
+targets: [sm_90a]
+operations:
+  rmsnorm:
+    - {name: input_norm, x: bf16, weight: bf16, y: bf16, n: 4096}
+    - {name: q_norm, x: f16, weight: f16, y: f16, n: 128, tokens: [1, 32]}
+"""
+
+
+def test_manifest_with_other_operations_is_read_back() -> None:
+    found = manifest.loads(MANIFEST)
+    assert [(u.name, u.signature, u.tokens) for u in found.uses] == [
+        ("input_norm", OF, (1, 64)),
+        ("q_norm", Signature("f16", "f16", "f16", 128), (1, 32)),
+    ]
+    assert found.gemms == ()
+    assert manifest.loads(manifest.dump(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "match"),
+    [
+        ("rmsnorm:", "softmax:", r":8: field 'operations.softmax': unknown; .*known: rmsnorm"),
+        ("rmsnorm:", "gemm:", r"field 'operations.gemm': unknown"),
+        ("n: 4096", "n: 0", r":9: field 'operations.rmsnorm\[0\].n': must be an integer from 1"),
+        ("x: bf16", "x: bf17", r":9: field 'operations.rmsnorm\[0\]': .*unknown element type 'bf17'"),
+        (", n: 4096", "", "needs exactly the fields"),
+        ("name: q_norm", "name: input_norm", r"operations.rmsnorm\[1\].name': 'input_norm' is already taken"),
+        ("name: input_norm, ", "", r"field 'operations.rmsnorm\[0\].name': missing"),
+        ("operations:", "gemms:", "must be a list"),
+    ],
+)
+def test_mistakes_in_other_operations_are_told_with_their_line(before: str, after: str, match: str) -> None:
+    with pytest.raises(manifest.ManifestError, match=match):
+        manifest.loads(MANIFEST.replace(before, after, 1))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The archive of the manifest."""
+    pytest.importorskip("cutlass", reason="the DSL is not installed")
+    folder = tmp_path_factory.mktemp("norms")
+    (folder / "norms.yaml").write_text(MANIFEST)
+    command = [*COMMAND, "build", "norms.yaml", "-o", "norms.aot", "--cache", "cache", "--no-tune"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "norms.aot"
+
+
+def test_what_a_manifest_asks_of_an_operation_is_built_listed_and_served(
+    run: Run, built: Path, torch: FakeTorch
+) -> None:
+    listed = run("ls", built)
+    assert listed.status == 0
+    assert "input_norm  sm_90a  ranked" in listed.out
+    assert run("verify", built).status == 0
+    assert "takes: x bf16 (M, 4096), weight bf16 (4096), y bf16 (M, 4096)" in run("show", built, "input_norm").out
+    with Archive.open(built) as archive:
+        kernels = {}
+        for name in archive.functions:
+            (launch,), (kernel,) = archive.record(name)["program"]["launches"], archive.record(name)["kernels"]
+            kernels[archive.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
+        driver = RecordingDriver(kernels=kernels)
+        library = Library(archive, driver)
+        x, weight, y = tensors(64)
+        assert library.call("rmsnorm", x, weight, out=y) is y
+        assert driver.launches[-1].grid == (64, 1, 1)
+        library.close()
+
+
+def test_a_base_keeps_its_entries_of_other_operations(built: Path, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "more.yaml").write_text(MANIFEST.replace("4096", "8192").replace("q_norm", "k_norm"))
+    arguments = ("--base", built, "-o", tmp_path / "both.aot", "--cache", built.parent / "cache", "--no-tune")
+    result = run("build", tmp_path / "more.yaml", *arguments)
+    assert result.status == 0, result.err
+    with Archive.open(tmp_path / "both.aot") as archive:
+        table = Dispatch.from_json(archive.table("rmsnorm"), archive.functions.targets_by_name(), RMSNORM)
+    assert {entry.signature.n for entry in table.entries} == {128, 4096, 8192}
+
+
+def test_extents_that_no_kernel_takes_are_told(built: Path, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "odd.yaml").write_text(MANIFEST.replace("n: 4096", "n: 4100"))
+    result = run(
+        "build", tmp_path / "odd.yaml", "-o", tmp_path / "odd.aot", "--cache", built.parent / "cache", "--no-tune"
+    )
+    assert result.status == 1
+    assert "bf16_bf16_bf16_rmsnorm_n4100 on sm_90a: no kernel takes these extents" in result.err
+
+
+@pytest.mark.usefixtures("outside")
+def test_a_manifest_may_name_an_operation_of_another_package() -> None:
+    found = manifest.loads(MANIFEST.replace("rmsnorm:", "row_scale:"))
+    assert {use.signature.operation for use in found.uses} == {"row_scale"}

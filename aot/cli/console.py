@@ -234,7 +234,7 @@ def _print_operands(gemm: dict[str, Any]) -> None:
     if gemm["gemms"]:
         print(f"gemms: {', '.join(gemm['gemms'])}")
     print(f"takes: {', '.join(_operand(o) for o in gemm['operands'])}")
-    said = {name: gemm["signature"][name] for name in ("epilogue", "scaling", "overlap")}
+    said = {name: word for name, word in gemm["signature"].items() if name in ("epilogue", "scaling", "overlap")}
     if unusual := [f"{name} {word}" for name, word in said.items() if word not in ("none", "serial")]:
         print(f"with: {', '.join(unusual)}")
 

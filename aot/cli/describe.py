@@ -20,8 +20,10 @@ from runtime.device.launch import (
 )
 from runtime.errors import AotError
 from runtime.gemm.dispatch import serves
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Operand, Signature
-from runtime.gemm.table import Entry
+from runtime.gemm.table import Entry, read
+from runtime.program.operation import is_operation, operation
 from runtime.program.record import Record
 
 from ..pack import build_table, forms, timings, tuning_table
@@ -59,7 +61,7 @@ def listing(archive: Archive) -> dict[str, Any]:
     entries: list[dict[str, Any]] = []
     used: set[str] = set()
     precedence = Precedence(archive)
-    for entry in precedence.entries:
+    for entry in (*precedence.entries, *_other_entries(archive)):
         used |= _functions_of(entry)
         key = entry.signature.key()
         entries.append(
@@ -69,7 +71,7 @@ def listing(archive: Archive) -> dict[str, Any]:
                 "target": entry.target,
                 "gpu": _gpu(entry),
                 "state": entry.state,
-                "instead": precedence.instead_of(entry),
+                "instead": precedence.instead_of(entry) if entry.signature.operation == GEMM.name else None,
                 "ranges": _ranges(entry),
                 **_measured(entry),
                 "candidates": sum(len(ranked) for _, ranked in entry.candidates),
@@ -95,6 +97,13 @@ def listing(archive: Archive) -> dict[str, Any]:
     }
 
 
+def _other_entries(archive: Archive) -> list[Entry]:
+    """The entries of operations besides GEMM."""
+    targets = archive.functions.targets_by_name()
+    names = [name for name in archive.tables if name != GEMM.name and is_operation(name)]
+    return [e for name in names for e in read(archive.table(name), targets, operation(name))]
+
+
 def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, Any]:
     """What the archive says of `name`: a function, a signature, or a gemm of the models it was built for.
 
@@ -111,7 +120,7 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
             raise NoGemm(f"{archive.path}: {name!r} is a function, and --m is for gemms; leave it out")
         return {"function": _function(archive, name)}
     gemms, precedence = _gemm_names(archive), Precedence(archive)
-    entries = precedence.entries
+    entries = [*precedence.entries, *_other_entries(archive)]
     chosen = [e for e in entries if e.signature.key() == name or name in gemms.get(e.signature.key(), ())]
     if chosen:
         environments = tuning_table.read(archive)
@@ -203,7 +212,7 @@ def _entry(
     tokens: Sequence[int],
 ) -> dict[str, Any]:
     """An entry in full, or, where there are `tokens`, what serves at these."""
-    instead = precedence.instead_of(entry)
+    instead = precedence.instead_of(entry) if entry.signature.operation == GEMM.name else None
     found = _described(entry.signature, gemms) | {
         "target": entry.target,
         "gpu": _gpu(entry),

@@ -1,4 +1,4 @@
-"""Makes the gemm table of rows that have functions by name; `runtime.gemm.table` writes and reads it."""
+"""Makes tables of operations of rows that have functions by name; `runtime.gemm.table` writes and reads them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
 from runtime.errors import AotError
 from runtime.gemm.dispatch import Entry
-from runtime.gemm.signature import Signature
+from runtime.gemm.operation import GEMM
 from runtime.gemm.table import TableLimitExceeded, read, write
+from runtime.program.operation import Operation, is_operation, operation
 
 
 class TableTooLarge(AotError):
@@ -20,7 +22,7 @@ class TableTooLarge(AotError):
 
 @dataclass(frozen=True)
 class GemmRow:
-    """A row of the gemm table, with functions by name: what serves `signature` on `target`.
+    """A row of an operation's table, with functions by name: what serves `signature` on `target`.
 
     `gpu` is the kind of GPU that it is for, None any of the target's; `state` is "tuned" or "ranked". `ranges` pairs
     the largest M of a range with its function, ascending, neighbours with different ones; the last has None, every
@@ -29,7 +31,7 @@ class GemmRow:
     `candidates` pairs M values with functions, best first. `timings` is what was measured (`aot.pack.timings`).
     """
 
-    signature: Signature
+    signature: Any
     target: str
     gpu: Gpu | None
     state: str
@@ -89,8 +91,27 @@ class GemmRow:
         )
 
 
-def gemm_table(rows: Iterable[GemmRow], targets: Mapping[str, str]) -> dict[str, Any]:
-    """The gemm table with these rows, as readers take it; `targets` has the target of each function.
+def operation_tables(rows: Iterable[GemmRow], targets: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The table of each operation that has rows, and GEMM's; raises as `gemm_table` does."""
+    by_operation: dict[str, list[GemmRow]] = {GEMM.name: []}
+    for row in rows:
+        by_operation.setdefault(row.signature.operation, []).append(row)
+    return {name: gemm_table(of, targets, operation(name)) for name, of in by_operation.items()}
+
+
+def operation_rows(archive: Archive) -> list[GemmRow]:
+    """The rows of all tables of operations that an archive has.
+
+    Raises:
+        RecordError: one is malformed.
+    """
+    targets = archive.functions.targets_by_name()
+    names = [name for name in archive.tables if is_operation(name)]
+    return [GemmRow.of(e) for name in names for e in read(archive.table(name), targets, operation(name))]
+
+
+def gemm_table(rows: Iterable[GemmRow], targets: Mapping[str, str], of: Operation = GEMM) -> dict[str, Any]:
+    """The table of the operation `of` with these rows, as readers take it; `targets` has the target of each function.
 
     Raises:
         TableTooLarge: readers would refuse it for its size.
@@ -98,7 +119,7 @@ def gemm_table(rows: Iterable[GemmRow], targets: Mapping[str, str]) -> dict[str,
     """
     table = write(row.entry() for row in rows)
     try:
-        read(table, targets)
+        read(table, targets, of)
     except TableLimitExceeded as error:
         raise TableTooLarge(f"{str(error).partition(';')[0]}; split the manifests over several archives") from None
     return table

@@ -12,6 +12,9 @@
       - {name: qkv, n: 6144, k: 4096}
       - {name: gate_up, n: 28672, k: 4096, epilogue: swiglu}
       - {name: lm_head, n: 128256, k: 4096, per: model}
+    operations:                           # optional; then gemms is, too
+      rmsnorm:
+        - {name: input_norm, x: bf16, weight: bf16, y: bf16, n: 4096}
 
 A gemm is D = epilogue(scale(A @ B^T)) with A (M, k), B (n, k) and D (M, n), or (M, n/2) where a gated epilogue makes
 one column of two. Its fields:
@@ -20,7 +23,8 @@ one column of two. Its fields:
 bias+swiglu+residual+scale; `scaling` (none) of A and B of at most 8 bits, one of `runtime.numbers.scaling.SCALINGS`;
 `b_major` (k), n where B is stored transposed; `overlap` (serial), what is promised about the kernel before; `batch`
 (1); `count` (1), how many times it runs `per` (layer) layer or model; `tokens`, in place of the file's.
-`runtime.gemm.signature` says what the words mean.
+`runtime.gemm.signature` says what the words mean. Under `operations` are other operations by name
+(`runtime.program.operation`), each a list of what the operation's signatures have, a `name`, and perhaps `tokens`.
 
 Every mistake is a `ManifestError` that names the file, the line, the field and the fix. A file cannot make the
 reader run code, follow an alias, or build more than the limits below allow.
@@ -43,7 +47,8 @@ from typing import Any, NoReturn
 import yaml
 
 from runtime.container.archive import MAGIC
-from runtime.errors import AotError
+from runtime.errors import AotError, RecordError
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.products import (
@@ -55,6 +60,8 @@ from runtime.numbers.products import (
     unsupported_types,
 )
 from runtime.numbers.scaling import SCALINGS
+from runtime.program.operation import Operation, operation
+from runtime.program.operation import names as operation_names
 
 from .. import files
 from ..search.targets import TARGETS
@@ -75,7 +82,7 @@ MAX_COUNT = 10_000
 MAX_ITEMS = 1_000
 MAX_TEXT_CHARACTERS = 2_000
 
-_TOP_FIELDS = ("format", "model", "source", "layers", "tokens", "targets", "defaults", "gemms")
+_TOP_FIELDS = ("format", "model", "source", "layers", "tokens", "targets", "defaults", "gemms", "operations")
 _WORDS = {
     "accumulator": ACCUMULATORS,
     "scaling": SCALINGS,
@@ -111,6 +118,15 @@ class Gemm:
 
 
 @dataclass(frozen=True)
+class Use:
+    """What a model asks of an operation besides GEMM: a signature of it, for the M values in `tokens`."""
+
+    name: str
+    signature: Any
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Problem:
     """A distinct signature, the names of the gemms that have it, and every M that any of them asks for."""
 
@@ -132,6 +148,7 @@ class Manifest:
     targets: tuple[str, ...]
     gemms: tuple[Gemm, ...]
     layers: int = 1
+    uses: tuple[Use, ...] = ()
 
     def problems(self) -> tuple[Problem, ...]:
         """The distinct signatures, in the order in which they first appear."""
@@ -159,9 +176,9 @@ def load(path: str | os.PathLike[str]) -> Manifest:
 
 
 def lists_gemms(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is a manifest, perhaps one with mistakes: text with the field `gemms`."""
+    """Whether a file is a manifest, perhaps one with mistakes: text with the field `gemms` or `operations`."""
     try:
-        return re.search("^gemms *:", read_text(os.fspath(path), "a manifest"), re.MULTILINE) is not None
+        return re.search("^(gemms|operations) *:", read_text(os.fspath(path), "a manifest"), re.MULTILINE) is not None
     except ManifestError:
         return False
 
@@ -198,6 +215,18 @@ def dump(manifest: Manifest) -> str:
         "gemms:",
     ]
     lines += [f"  - {{{_gemm_fields(g, common, scaling, manifest.tokens)}}}" for g in manifest.gemms]
+    if not manifest.gemms:
+        lines.pop()  # "gemms:"
+    for number, use in enumerate(manifest.uses):
+        lines += ["operations:"] if number == 0 else []
+        if number == 0 or manifest.uses[number - 1].signature.operation != use.signature.operation:
+            lines.append(f"  {use.signature.operation}:")
+        fields = {"name": use.name, **use.signature.to_json()}
+        words = [
+            f"{field}: {_scalar(str(value)) if isinstance(value, str) else value}" for field, value in fields.items()
+        ]
+        words += [f"tokens: {_flow(use.tokens)}"] if use.tokens != manifest.tokens else []
+        lines.append(f"    - {{{', '.join(words)}}}")
     text = "\n".join(lines) + "\n"
     if loads(text, f"manifest of {model}") != manifest:
         raise ManifestError(
@@ -375,7 +404,9 @@ class _Reader:
             for key, value in root.value:
                 if isinstance(key, yaml.ScalarNode) and key.value == "format":
                     self.format(value)
-        top = self.mapping(root, "", _TOP_FIELDS, ("format", "model", "source", "tokens", "targets", "gemms"))
+        top = self.mapping(root, "", _TOP_FIELDS, ("format", "model", "source", "tokens", "targets"))
+        if "gemms" not in top and "operations" not in top:
+            self.fail(root, "gemms", "missing; add `gemms:`")
         model, source = self.text(top["model"], "model"), self.text(top["source"], "source")
         layers = self.integer(top["layers"], "layers", MAX_COUNT) if "layers" in top else 1
         tokens = self.tokens(top["tokens"], "tokens")
@@ -386,12 +417,47 @@ class _Reader:
             for field, value in defaults.items():  # so that an unused default is checked too
                 self.value(field, value, f"defaults.{field}")
         gemms: list[Gemm] = []
-        for i, item in enumerate(self.items(top["gemms"], "gemms")):
+        for i, item in enumerate(self.items(top["gemms"], "gemms") if "gemms" in top else ()):
             gemm = self.gemm(item, f"gemms[{i}]", defaults, tokens)
             if gemm.name in {g.name for g in gemms}:
                 self.fail(item, f"gemms[{i}].name", f"{gemm.name!r} is already taken; give each gemm its own name")
             gemms.append(gemm)
-        return Manifest(model, source, tokens, targets, tuple(gemms), layers)
+        uses = self.uses(top["operations"], tokens) if "operations" in top else ()
+        return Manifest(model, source, tokens, targets, tuple(gemms), layers, uses)
+
+    def uses(self, node: yaml.Node, tokens: tuple[int, ...]) -> tuple[Use, ...]:
+        """What is asked of operations besides GEMM."""
+        known = tuple(name for name in operation_names() if name != GEMM.name)
+        found: dict[str, Use] = {}
+        for name, items in self.mapping(node, "operations", known, ()).items():
+            for i, item in enumerate(self.items(items, f"operations.{name}")):
+                use = self.use(item, f"operations.{name}[{i}]", operation(name), tokens)
+                if use.name in found:
+                    self.fail(
+                        item, f"operations.{name}[{i}].name", f"{use.name!r} is already taken; give it its own name"
+                    )
+                found[use.name] = use
+        if not found:
+            self.fail(node, "operations", f"names none; known: {', '.join(known)}")
+        return tuple(found.values())
+
+    def use(self, node: yaml.Node, where: str, of: Operation, tokens: tuple[int, ...]) -> Use:
+        """One of them: `name`, perhaps `tokens`, and the fields of the operation's signatures."""
+        if not isinstance(node, yaml.MappingNode):
+            self.fail(node, where, f"must be a mapping, found {_describe(node)}")
+        fields = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        own = self.mapping(node, where, fields, ("name",))
+        name = self.name(own.pop("name"), f"{where}.name")
+        mine = self.tokens(own.pop("tokens"), f"{where}.tokens") if "tokens" in own else tokens
+        values: dict[str, Any] = {}
+        for field, value in own.items():
+            is_number = isinstance(value, yaml.ScalarNode) and value.tag == _TAG + "int"
+            there = f"{where}.{field}"
+            values[field] = self.integer(value, there, MAX_EXTENT) if is_number else self.string(value, there)
+        try:
+            return Use(name, of.read(values), mine)
+        except RecordError as error:
+            self.fail(node, where, f"{error}; `docs/records.md` has the fields of {of.name}")
 
     def gemm(self, node: yaml.Node, where: str, defaults: dict[str, yaml.Node], tokens: tuple[int, ...]) -> Gemm:
         own = self.mapping(node, where, _GEMM_FIELDS, ("name", "n", "k"))

@@ -12,7 +12,9 @@ from runtime.container.archive import Archive
 from runtime.container.index import FunctionEntry
 from runtime.errors import AotError, RecordError
 from runtime.gemm.dispatch import Dispatch, Entry, record_mismatch, workspaces_of
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
+from runtime.program.operation import is_operation, operation
 from runtime.program.record import Record
 
 from ..compile import cubin
@@ -57,11 +59,13 @@ def verify(archive: Archive) -> list[Finding]:
         for name in archive.functions
     ]
     table: list[Entry] = []
-    gemm_table = _check("gemm table", partial(_read_table, archive, table))
+    others = [name for name in archive.tables if name != GEMM.name and is_operation(name)]
+    tables = [_check(f"{name} table", partial(_read_table, archive, name, table)) for name in (GEMM.name, *others)]
     uses: Uses = {}
     entries = [
         _check(
-            f"gemm {entry.signature.key()} on {_place(entry)}", partial(_compare_entry, entry, record, variant, uses)
+            f"{entry.signature.operation} {entry.signature.key()} on {_place(entry)}",
+            partial(_compare_entry, entry, record, variant, uses),
         )
         for entry in table
     ]
@@ -80,7 +84,7 @@ def verify(archive: Archive) -> list[Finding]:
     findings.append(_check("tuning table", lambda: f"{len(tuning_table.read(archive))} environments"))
     if history.TABLE in archive.tables:
         findings.append(_check("history table", lambda: f"{len(history.tunings(archive))} tunings"))
-    return [*findings, gemm_table, *entries, *in_forms]
+    return [*findings, *tables, *entries, *in_forms]
 
 
 class _Once(Generic[Key, Value]):
@@ -190,10 +194,15 @@ def _read_build(archive: Archive) -> str:
 # --- the gemm table ---
 
 
-def _read_table(archive: Archive, into: list[Entry]) -> str:
-    if "gemm" in archive.tables:
-        into += Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name()).entries
-    return f"{len(into)} entries"
+def _read_table(archive: Archive, name: str, into: list[Entry]) -> str:
+    if name in archive.tables:
+        into += (
+            found := Dispatch.from_json(
+                archive.table(name), archive.functions.targets_by_name(), operation(name)
+            ).entries
+        )
+        return f"{len(found)} entries"
+    return "0 entries"
 
 
 def _compare_entry(
@@ -216,12 +225,13 @@ def _compare_entry(
                     f"function {name} is to give equal bits at every M, but takes the workspace {spaces[0]}, so CTAs "
                     "share tiles; build the archive again"
                 )
-            uses.setdefault(name, {})[entry.signature] = of_interest
+            if entry.signature.operation == GEMM.name:
+                uses.setdefault(name, {})[entry.signature] = of_interest
         except AotError as error:
             failed.append(error)
     if failed:
         raise failed[0]
-    require_equal_bits(dict.fromkeys(equal_bits, 1), variant, entry.signature.k)
+    require_equal_bits(dict.fromkeys(equal_bits, 1), variant, getattr(entry.signature, "k", None))
     return f"{len(rows)} functions, {len(timings.read(entry))} timings"
 
 
