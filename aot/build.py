@@ -32,6 +32,7 @@ from .compile.compiler import BuildReport, Event, Kernel, compile_variants
 from .pack import build_table, tables
 from .pack import write as pack
 from .pack.build_table import Build, Model
+from .pack.forms import TABLE as FORMS
 from .pack.forms import read as read_forms
 from .pack.ranges import invariant, ranges
 from .problem import manifest
@@ -298,7 +299,7 @@ def build(
     if forms:
         table = universal.table(forms)
         served = _require_readable(table, function_targets)
-        package.set_table("universal", table)
+        package.set_table(FORMS, table)
     package.write(destination, cache=cache)
     return Built(report, targets, tuple(unserved), os.stat(destination).st_size, served, of_base, gone)
 

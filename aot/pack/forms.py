@@ -12,13 +12,14 @@ from typing import Any, NamedTuple, cast
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
 from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.gemm.table import TARGET, Entry
 from runtime.gemm.universal import WORDS, Form, PredictedEntry, Universal
 
 from ..search.h200 import H200
 
-TABLE = "universal"
+TABLE = str(GEMM.predictions)
 ROWS = (1, 16, 64, 256, 1024, 4096)  # for which a choice is shown, unless told otherwise
 USUAL_GPU = Gpu("NVIDIA H200", cast(int, H200.multiprocessors), cast(int, H200.memory_gbps))
 
@@ -152,6 +153,6 @@ def _gpu(archive: Archive, checked_on: Sequence[str], target: str) -> Gpu:
 
 def entries(archive: Archive) -> tuple[Entry, ...]:
     """The entries of the archive's gemm table; none where it has none."""
-    if "gemm" not in archive.tables:
+    if GEMM.name not in archive.tables:
         return ()
-    return Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name()).entries
+    return Dispatch.from_json(archive.table(GEMM.name), archive.functions.targets_by_name()).entries

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import OVERLAPS, Signature
 from runtime.numbers.dtypes import DTYPES
 
@@ -141,7 +142,7 @@ def unsuited(variant: Variant, signature: Signature) -> str | None:
     dropped. A choice called overlap may rely on no more than the signature promises. A family unknown here has the
     limits that are common; that it cannot be compiled is for `illegal` to say.
     """
-    if variant.operation != "gemm":
+    if variant.operation != GEMM.name:
         return f"{variant.family} is not a GEMM"
     for name in ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major"):
         if getattr(variant, name) != getattr(signature, name):
@@ -223,7 +224,7 @@ def legal_variants(provider: str, target: str, signature: Signature, unlikely: b
     return [
         v
         for name, family in families(provider).items()
-        if family.operation == "gemm" and family.accumulator == signature.accumulator
+        if family.operation == GEMM.name and family.accumulator == signature.accumulator
         for v in of_form(provider, name, family, target, wanted)
         if _unsuited_alike(v, family, signature) is None
     ]
@@ -234,7 +235,7 @@ def legal_functions(provider: str, target: str) -> list[Variant]:
     return [
         v
         for name, family in families(provider).items()
-        if family.operation != "gemm"
+        if family.operation != GEMM.name
         for elements in family.elements
         for batched in family.batched
         for v in _legal(provider, name, family, target, _Form(elements, batched))

@@ -12,9 +12,11 @@ from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
 from runtime.gemm.dispatch import Dispatch, Entry
 from runtime.gemm.fallback import torch_runs
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 
 from ..pack import ranges, tables, tuning_table
+from ..pack.forms import TABLE as FORMS
 from ..pack.tables import GemmRow
 from ..pack.timings import TimingRow
 from ..pack.write import Package
@@ -95,16 +97,16 @@ class Writer:
         package.add_archive(self._archive, sorted(keep))
         for name in self._archive.tables:
             kept = name != history.TABLE or (self._options.history and not last)  # the output may be the input
-            if kept and name not in ("gemm", "tuning", "universal"):
+            if kept and name not in (GEMM.name, tuning_table.TABLE, FORMS):
                 package.set_table(name, self._archive.table(name), alone=name == history.TABLE)
         if universal is not None:
-            package.set_table("universal", universal)
-        package.set_table("gemm", tables.gemm_table(rows, self._archive.functions.targets_by_name()))
+            package.set_table(FORMS, universal)
+        package.set_table(GEMM.name, tables.gemm_table(rows, self._archive.functions.targets_by_name()))
         environment = report.environment | {
             "rejected": dict(sorted(rejected.items())),
             "tolerance": self._options.tolerance,
         }
-        package.set_table("tuning", tuning_table.write([*tuning_table.read(self._archive), environment]))
+        package.set_table(tuning_table.TABLE, tuning_table.write([*tuning_table.read(self._archive), environment]))
         package.write(destination)
         if last and self._options.history:
             order = dict.fromkeys((e.signature, e.target) for e in self._dispatch.entries)
