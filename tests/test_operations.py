@@ -46,6 +46,25 @@ class RowScale(RmsNorm):
 
 ROW_SCALE = RowScale()
 """
+# And kernels for it: those of RMSNorm, which will do where nothing is computed.
+PROVIDER = """
+import dataclasses
+from aot.search.legal import legal_functions
+from aot.search.variants import Family, choices
+
+class RowScales:
+    name = "row_scales"
+    families = {"row": Family("row_scale", ("sm_90a",), (("bf16",) * 3,), {"threads": (128,)}, batched=(False,))}
+    def variants(self, target, signature):
+        return []
+    def functions(self, target):
+        return legal_functions(self.name, target)
+    def source_digest(self, family):
+        return "0" * 64
+    def build(self, variant):
+        from aot.providers import own
+        return own._rmsnorm(dataclasses.replace(variant, config=choices(threads=128, overlap=False)))
+"""
 
 
 def norm_record(name: str) -> dict[str, Any]:
@@ -175,8 +194,11 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     info = tmp_path / "site" / "row_scale-1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: row-scale\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[{operations.GROUP}]\nrow_scale = row_scale_of_another:ROW_SCALE\n")
+    points = f"[{operations.GROUP}]\nrow_scale = row_scale_of_another:ROW_SCALE\n"
+    points += "[cute_aot.providers]\nrow_scales = row_scales_of_another:RowScales\n"
+    (info / "entry_points.txt").write_text(points)
     (tmp_path / "site" / "row_scale_of_another.py").write_text(OUTSIDE)
+    (tmp_path / "site" / "row_scales_of_another.py").write_text(PROVIDER)
     monkeypatch.syspath_prepend(tmp_path / "site")
     operations._found.cache_clear()
     yield
@@ -310,3 +332,25 @@ def test_extents_that_no_kernel_takes_are_told(built: Path, run: Run, tmp_path: 
 def test_a_manifest_may_name_an_operation_of_another_package() -> None:
     found = manifest.loads(MANIFEST.replace("rmsnorm:", "row_scale:"))
     assert {use.signature.operation for use in found.uses} == {"row_scale"}
+
+
+@pytest.mark.usefixtures("outside")
+def test_an_operation_and_kernels_of_another_package_are_built_and_called(tmp_path: Path, torch: FakeTorch) -> None:
+    pytest.importorskip("cutlass", reason="the DSL is not installed")
+    lines = [line for line in MANIFEST.splitlines() if "q_norm" not in line]
+    (tmp_path / "scales.yaml").write_text("\n".join(lines).replace("rmsnorm:", "row_scale:"))
+    command = [*COMMAND, "build", "scales.yaml", "-o", "scales.aot", "--cache", "cache", "--no-tune"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path / "site")])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with Archive.open(tmp_path / "scales.aot") as archive:
+        (name,) = archive.functions
+        assert name == "row_scales.row.bf16_bf16_bf16_f32.threads128.sm_90a"
+        (launch,), (kernel,) = archive.record(name)["program"]["launches"], archive.record(name)["kernels"]
+        sizes = tuple(p["size"] for p in launch["parameters"])
+        driver = RecordingDriver(kernels={archive.cubin(name): {kernel["symbol"]: sizes}})
+        library = Library(archive, driver)
+        x, weight, y = tensors(64)
+        library.call("row_scale", x, weight, out=y)
+        assert driver.launches[-1].grid == (64, 1, 1)
+        library.close()
