@@ -154,8 +154,6 @@ def _build(
     Where there is a GPU to tune it on, tune it too.
     """
     from .. import build
-    from ..compile.cache import Cache
-    from .describe import resources
 
     begun = time.monotonic()
     if len(base or ()) > 1:
@@ -164,6 +162,31 @@ def _build(
     require_replaceable(output, force, keep_tuned=True)
     options = Planning(target or (), candidates, function or (), spec, universal, times or ())
     work = _plan(manifests or (), options)
+    directory = _cache_directory() if cache is None else _named_cache(cache)
+    built = _compile(work, output, directory, jobs, base[0] if base else None, verbose)
+    summary = _summary(output, built, time.monotonic() - begun)
+    _tell(built, summary, quiet=as_json)
+    if not no_tune and build.tunable(built.targets):
+        summary["tuning"] = _tune(output, output, TuneOptions(), as_json)
+        summary["bytes"] = output.stat().st_size
+    if spec is not None and not no_tune and build.tunable(build.checkable(built, spec)):
+        summary["checked"] = _check_functions(output, output, spec, TuneOptions(), as_json)
+        summary["bytes"] = output.stat().st_size
+    if as_json:
+        print_json(summary)
+    lost = [v for v in built.report.failures if v.provider == "spec"] or (summary["checked"] or {}).get("wrong")
+    if built.unserved or lost or (summary["tuning"] or {}).get("unserved") or (strict and summary["failed"]):
+        raise typer.Exit(1)
+
+
+def _compile(
+    work: Plan, output: Path, directory: Path | str | None, jobs: int | None, base: Path | None, verbose: bool
+) -> Built:
+    """Compile what is planned and write the archive, saying how far that is; `directory` is the build cache."""
+    from .. import build
+    from ..compile.cache import Cache
+    from .describe import resources
+
     total = len(work.variants())
     finished = 0
     with Progress("compiling") as progress:
@@ -180,28 +203,14 @@ def _build(
         def on_start(missing: int, processes: int) -> None:
             progress.note(f"compiling {_count(missing, 'kernel')} in {_count(processes, 'process', 'processes')}")
 
-        directory = _cache_directory() if cache is None else _named_cache(cache)
         kept = Cache(directory, lambda message: progress.warn(f"cache: {message}"))
         try:
             with contextlib.ExitStack() as stack:
-                below = stack.enter_context(open_archive(base[0])) if base else None
-                built = build.build(work, output, kept, jobs, on_event, on_start, below)
+                below = stack.enter_context(open_archive(base)) if base else None
+                return build.build(work, output, kept, jobs, on_event, on_start, below)
         except KeyboardInterrupt:
             done = f"interrupted with {finished} of {total} kernels done; the same command continues there"
             raise Stop(done, INTERRUPTED) from None
-    summary = _summary(output, built, time.monotonic() - begun)
-    _tell(built, summary, quiet=as_json)
-    if not no_tune and build.tunable(built.targets):
-        summary["tuning"] = _tune(output, output, TuneOptions(), as_json)
-        summary["bytes"] = output.stat().st_size
-    if spec is not None and not no_tune and build.tunable(build.checkable(built, spec)):
-        summary["checked"] = _check_functions(output, output, spec, TuneOptions(), as_json)
-        summary["bytes"] = output.stat().st_size
-    if as_json:
-        print_json(summary)
-    lost = [v for v in built.report.failures if v.provider == "spec"] or (summary["checked"] or {}).get("wrong")
-    if built.unserved or lost or (summary["tuning"] or {}).get("unserved") or (strict and summary["failed"]):
-        raise typer.Exit(1)
 
 
 class Planning(NamedTuple):
