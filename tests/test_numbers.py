@@ -347,6 +347,14 @@ def test_arguments_of_scales_are_what_they_were() -> None:
     assert symbols["kt"] == Symbol(32, 512)
 
 
+def test_b_stored_n_major_has_a_stride_of_its_batch_too() -> None:
+    _, tree = gemm_tensors(dataclasses.replace(VARIANT, a="bf16", b="bf16", d="bf16", b_major="n", batched=True))
+    assert tree[:2] == [
+        TensorArgument("a", "bf16", ("l", "m", "k"), ("batch_stride_a", "lda", 1), 16),
+        TensorArgument("b", "bf16", ("l", "n", "k"), ("batch_stride_b", 1, "ldb"), 16),
+    ]
+
+
 def made_record(s: Signature) -> Record:
     """What a function for `s` would take, with nothing to launch."""
     symbols, tree = gemm_tensors(dataclasses.replace(VARIANT, a=s.a, b=s.b, scaling=s.scaling))

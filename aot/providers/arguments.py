@@ -67,7 +67,7 @@ def gemm_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]]:
             strides = [shape[-1], 1]
         elif operand.name == "scale_a" and len(shape) == 2:
             strides = [leading, "step_scale_a"]
-        elif len(shape) == 3:
+        if len(shape) == 3:
             strides = [f"batch_stride_{operand.name}", *strides]
         pieces = 1 if by_one else whole[operand.dtype]
         symbols |= {s: Symbol(64, pieces) for s in strides if isinstance(s, str) and s not in symbols}
