@@ -37,7 +37,8 @@ from tests.made_up_kernel import PROGBITS, STRTAB, SYMTAB, Sections, elf
 from tests.recording_driver import entry, gemm_record, signature, table
 
 FILE_BYTES = 100_000  # what each is below
-RUNAWAY_SECONDS = 6.0
+RUNAWAY_SECONDS = 4.0
+CPU_SECONDS = {"verify": 2.0}  # of everything else 1, as of any damaged file
 CPU_MARGIN = 1.5  # what takes a second of CPU time on an idle machine takes up to 1.4 where others use the same caches
 MEGABYTE = 1 << 20
 _ZSTD = zstandard.ZstdCompressor(level=3)
@@ -775,6 +776,7 @@ def read(name: str, readings: str = "all") -> list[Finding]:
     data, content = BOMBS[name]()
     assert len(data) < FILE_BYTES, f"{name} has {len(data)} bytes"
     fuzz_library.RUNAWAY_SECONDS, fuzz_library.CPU_MARGIN = RUNAWAY_SECONDS, CPU_MARGIN
+    fuzz_library.CPU_SECONDS = CPU_SECONDS
     with tempfile.TemporaryDirectory() as folder:
         fuzzer = Fuzzer(0, Path(folder), None)
         path = Path(folder) / f"{name}.aot"

@@ -461,10 +461,12 @@ def test_native_code_and_python_that_disagree_are_told_of(archive: Path, monkeyp
 
 
 def test_times_are_evaluated_within_the_budget(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four operations and five constants are nine steps for each problem, and sixteen times that to read."""
-    monkeypatch.setattr(verify, "Budget", lambda size: _Few(size, 16 * 9 + 9 * 7))
+    """Four operations and five constants are 16 x 9 steps to read, and 3 x 9 for a problem that Python evaluates: each,
+    or where native code does so one in five, of which the others take less than a step."""
+    monkeypatch.setattr(verify, "Budget", lambda size: _Few(size, 16 * 9 + 2 * 27))
     (found,) = checks(archive, "costs of form")
-    assert found.detail == f"7 problems, {len(form_checks.ROWS) * 18 - 7} left out"
+    done = 2 if native.costs is None else 10
+    assert found.detail == f"{done} problems, {len(form_checks.ROWS) * 18 - done} left out"
     (warned,) = checks(archive, "costs left out")
     assert f"the times of 1 forms, first {FORM_NAME} on sm_90a, were not evaluated for every problem" in warned.warning
 

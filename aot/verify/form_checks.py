@@ -23,13 +23,14 @@ from runtime.program.costs import CostProgram
 from runtime.program.record import Record
 
 from ..pack.forms import USUAL_GPU, FormRow
-from .evaluation import NATIVE_NODES, STEPS_TO_READ_A_COST_NODE, Budget
+from .evaluation import NATIVE_NODES, STEPS_OF_A_COST_NODE, STEPS_TO_READ_A_COST_NODE, Budget
 
 # The grid that times are evaluated over, besides the least N and K that a function takes.
 ROWS = (1, 16, 100, 1024, 8192, 65_536)
 N, K = (4096, 131_072), (4096, 32_768)
 GPUS = (USUAL_GPU, Gpu("NVIDIA H20", 78, 4000))
 LARGE_N, LARGE_K = 131_072, 32_768  # about the most that a model has
+PYTHON_EVERY = 5  # of the problems of the grid one in so many is evaluated by Python too where native code evaluates it
 
 
 def samples(row: FormRow, function: Function) -> tuple[Signature, ...]:
@@ -96,7 +97,8 @@ class Costs:
         batch = row.signature(2, 1).batch
         able: dict[tuple[int, int], list[int]] = {}  # places of functions that take an N and K
         for done, (m, n, k, gpu) in enumerate(problems):
-            found = self._evaluate(row.program, read, (m, n, k, batch, gpu.multiprocessors, gpu.memory_gbps))
+            values = m, n, k, batch, gpu.multiprocessors, gpu.memory_gbps
+            found = self._evaluate(row.program, read, values, compare=done % PYTHON_EVERY == 0)
             if found is None:
                 return done, len(problems) - done
             times, are_times = found
@@ -134,16 +136,18 @@ class Costs:
         return program, None if native.costs is None else in_python, nodes
 
     def _evaluate(
-        self, number: int, read: tuple[CostProgram, CostProgram | None, int], values: tuple[float, ...]
+        self, number: int, read: tuple[CostProgram, CostProgram | None, int], values: tuple[float, ...], compare: bool
     ) -> tuple[list[float], bool] | None:
-        """The times and whether each of them is one, or None where there is no budget left for them."""
+        """The times and whether each of them is one, or None where there is no budget left for them; `compare` native
+        code's with Python's."""
         if (number, values) in self._known:
             return self._known[number, values]
         program, in_python, nodes = read
-        if not self._budget.take(nodes + nodes // NATIVE_NODES):
+        steps = STEPS_OF_A_COST_NODE * nodes if in_python is None or compare else 0
+        if not self._budget.take(steps + nodes // NATIVE_NODES):
             return None
         times = program.evaluate(values)
-        if in_python is not None and in_python.evaluate(values) != times:
+        if compare and in_python is not None and in_python.evaluate(values) != times:
             raise RecordError(f"native code and Python disagree on its times at {values}; report this")
         self._known[number, values] = times, all(map(_is_time, times))
         return self._known[number, values]
