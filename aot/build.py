@@ -194,6 +194,11 @@ def plan_universal(
     if limit > MAX_COST_RESULTS:
         raise BuildError(f"a form has at most {MAX_COST_RESULTS} functions, found --candidates {limit}; give fewer")
     manifests = tuple(dict.fromkeys(manifests))
+    if operations := sorted({use.signature.operation for m in manifests for use in m.uses}):
+        raise BuildError(
+            f"manifest of {next(m.model for m in manifests if m.uses)}: forms are of gemms, and it asks for "
+            f"{', '.join(operations)} too; build these without --universal, with the forms' archive as --base"
+        )
     for name in targets:
         target_named(name)
     wanted = {
@@ -279,7 +284,9 @@ def build(
         serving = {name for row in kept for name in row.names()} | (set() if forms else names_of_forms(base))
         _require_same_code(base, serving, report)
         left = (set(base.functions) - _named(base)) | serving
-        package.add_archive(base, [name for name in base.functions if name in left and name not in function_targets])
+        below = [name for name in base.functions if name in left and name not in function_targets]
+        _require_records(base, below)
+        package.add_archive(base, below)
         function_targets = {n: t for n, t in base.functions.targets_by_name().items() if n in left} | function_targets
         of_base = len(left - {v.name() for v in report.kernels})
         gone = sum(row.state == "tuned" for row in _rows(base)) - sum(row.state == "tuned" for row in kept)
@@ -289,8 +296,8 @@ def build(
             if is_operation(name):
                 continue
             package.set_table(name, base.table(name), alone=name == HISTORY)
-        below = None if forms else read_forms(base)
-        served = 0 if below is None else len(below)
+        forms_below = None if forms else read_forms(base)
+        served = 0 if forms_below is None else len(forms_below)
     for kernel in report.kernels.values():
         package.add_function(kernel.record, kernel.cubin)
     for name, table in tables.operation_tables(entries, function_targets).items():
@@ -383,6 +390,15 @@ def _rows(archive: Archive) -> list[tables.GemmRow]:
 def _named(archive: Archive) -> set[str]:
     """The functions that its entries and forms name."""
     return {name for row in _rows(archive) for name in row.names()} | names_of_forms(archive)
+
+
+def _require_records(base: Archive, names: Iterable[str]) -> None:
+    """Refuse a base with records that this version does not read, which would be kept as they are."""
+    for name in names:
+        try:
+            Record.from_json(base.record(name))
+        except RecordError as error:
+            raise type(error)(f"{base.path}: {error}") from None
 
 
 def _require_same_code(base: Archive, serving: Collection[str], report: BuildReport) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from aot.pack.write import Package
 from aot.problem import manifest
 from runtime import ArgumentError, KernelMiss, Library, RecordError
 from runtime.container.archive import Archive
@@ -167,6 +168,20 @@ def test_unknown_operation_is_refused_by_name(library: Library) -> None:
         library.call("softmax", *tensors(4))
 
 
+def test_arguments_that_an_operation_does_not_take_are_told(library: Library) -> None:
+    x, weight, y = tensors(4)
+    with pytest.raises(ArgumentError, match="rmsnorm: missing a required argument: 'weight'"):
+        library.call("rmsnorm", x)
+    with pytest.raises(ArgumentError, match="rmsnorm: got an unexpected keyword argument 'epsilon'"):
+        library.call("rmsnorm", x, weight, out=y, epsilon=1e-5)
+
+
+def test_entry_is_found_by_its_key(library: Library) -> None:
+    assert library.entry(OF.key()).best(8) == library.entry(OF).best(8) == "narrow"
+    with pytest.raises(ArgumentError, match="signature must be one or its key"):
+        library.entry("bf16_rmsnorm")
+
+
 def test_gemm_is_called_by_its_own_method(library: Library) -> None:
     with pytest.raises(ArgumentError, match=r"gemm is not called by its name; Library\.gemm is the way"):
         library.call("gemm", *tensors(4))
@@ -317,6 +332,32 @@ def test_a_base_keeps_its_entries_of_other_operations(built: Path, run: Run, tmp
     with Archive.open(tmp_path / "both.aot") as archive:
         table = Dispatch.from_json(archive.table("rmsnorm"), archive.functions.targets_by_name(), RMSNORM)
     assert {entry.signature.n for entry in table.entries} == {128, 4096, 8192}
+
+
+def test_forms_are_of_gemms_alone(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "norms.yaml").write_text(MANIFEST)
+    result = run("build", tmp_path / "norms.yaml", "--universal", "-o", tmp_path / "x.aot")
+    assert result.status == 2
+    assert "manifest of norms: forms are of gemms, and it asks for rmsnorm too; build these without" in result.err
+
+
+def test_a_base_whose_records_this_version_does_not_read_is_refused(built: Path, run: Run, tmp_path: Path) -> None:
+    package = Package()
+    package.add_function(norm_record("old") | {"schema": 2}, cubin("old"))
+    package.write(tmp_path / "old.aot")
+    (tmp_path / "norms.yaml").write_text(MANIFEST)
+    arguments = ("--base", tmp_path / "old.aot", "--cache", built.parent / "cache", "--no-tune")
+    result = run("build", tmp_path / "norms.yaml", "-o", tmp_path / "x.aot", *arguments)
+    assert result.status == 2
+    assert f"{tmp_path / 'old.aot'}: " in result.err
+    assert "reads schema 1, found schema 2" in result.err
+
+
+def test_a_table_of_another_schema_is_refused_with_the_name_of_its_file(run: Run, tmp_path: Path) -> None:
+    package = Package()
+    package.set_table("gemm", {"schema": 2, "entries": []})
+    package.write(tmp_path / "later.aot")
+    assert run("ls", tmp_path / "later.aot").err.startswith(f"error: {tmp_path / 'later.aot'}: gemm table")
 
 
 def test_extents_that_no_kernel_takes_are_told(built: Path, run: Run, tmp_path: Path) -> None:

@@ -5,12 +5,23 @@ Knows nothing of any table.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from runtime.container.archive import Archive
 from runtime.errors import RecordError
 
 Test = Callable[[Any], bool]
+
+
+@contextlib.contextmanager
+def naming(archive: Archive) -> Iterator[None]:
+    """What is wrong with a table that is read inside is told with the file's name."""
+    try:
+        yield
+    except RecordError as error:
+        raise type(error)(f"{archive.path}: {error}") from None
 
 
 def fail(where: str, what: str) -> NoReturn:

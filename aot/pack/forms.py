@@ -18,6 +18,7 @@ from runtime.gemm.table import TARGET, Entry
 from runtime.gemm.universal import WORDS, Form, PredictedEntry, Universal
 
 from ..search.h200 import H200
+from .fields import naming
 
 TABLE = str(GEMM.predictions)
 ROWS = (1, 16, 64, 256, 1024, 4096)  # for which a choice is shown, unless told otherwise
@@ -55,7 +56,8 @@ def read(archive: Archive) -> Universal | None:
     """
     if TABLE not in archive.tables:
         return None
-    return Universal.from_json(archive.table(TABLE), archive.functions.targets_by_name())
+    with naming(archive):
+        return Universal.from_json(archive.table(TABLE), archive.functions.targets_by_name())
 
 
 def rows(archive: Archive, table: Universal | None) -> list[FormRow]:
@@ -155,4 +157,5 @@ def entries(archive: Archive) -> tuple[Entry, ...]:
     """The entries of the archive's gemm table; none where it has none."""
     if GEMM.name not in archive.tables:
         return ()
-    return Dispatch.from_json(archive.table(GEMM.name), archive.functions.targets_by_name()).entries
+    with naming(archive):
+        return Dispatch.from_json(archive.table(GEMM.name), archive.functions.targets_by_name()).entries

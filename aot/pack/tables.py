@@ -15,6 +15,8 @@ from runtime.gemm.operation import GEMM
 from runtime.gemm.table import TableLimitExceeded, read, write
 from runtime.program.operation import Operation, is_operation, operation
 
+from .fields import naming
+
 
 class TableTooLarge(AotError):
     """A table that readers would refuse."""
@@ -107,7 +109,8 @@ def operation_rows(archive: Archive) -> list[GemmRow]:
     """
     targets = archive.functions.targets_by_name()
     names = [name for name in archive.tables if is_operation(name)]
-    return [GemmRow.of(e) for name in names for e in read(archive.table(name), targets, operation(name))]
+    with naming(archive):
+        return [GemmRow.of(e) for name in names for e in read(archive.table(name), targets, operation(name))]
 
 
 def gemm_table(rows: Iterable[GemmRow], targets: Mapping[str, str], of: Operation = GEMM) -> dict[str, Any]:

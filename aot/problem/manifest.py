@@ -457,7 +457,7 @@ class _Reader:
         try:
             return Use(name, of.read(values), mine)
         except RecordError as error:
-            self.fail(node, where, f"{error}; `docs/records.md` has the fields of {of.name}")
+            self.fail(node, where, f"{error}; docs/manifests.md has the fields of {of.name}")
 
     def gemm(self, node: yaml.Node, where: str, defaults: dict[str, yaml.Node], tokens: tuple[int, ...]) -> Gemm:
         own = self.mapping(node, where, _GEMM_FIELDS, ("name", "n", "k"))

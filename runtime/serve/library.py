@@ -23,6 +23,7 @@ from ..errors import ArgumentError, DeviceError, KernelMiss
 from ..gemm.signature import Signature
 from ..gemm.universal import AnyEntry
 from ..native import loaded as native_loaded
+from ..program.operation import Signature as AnySignature
 from ..program.record import TensorView
 from .counters import Counters
 from .function import Function, device_view, resolve_stream
@@ -111,10 +112,10 @@ class Library(GemmCalls):
         """A word for archive, device and options, the same in every process, by which compiled graphs may be kept."""
         return " ".join(map(str, (self.digest, self.device, *self._options)))
 
-    def entry(self, signature: Signature | str) -> AnyEntry:
+    def entry(self, signature: AnySignature | str) -> AnyEntry:
         """What serves `signature`, which may be given by its key, on this GPU; nothing is loaded.
 
-        An entry of the gemm table, or a `runtime.gemm.universal.PredictedEntry` by a universal table.
+        An entry of an operation's table, or a `runtime.gemm.universal.PredictedEntry` by a universal table.
 
         Raises:
             ArgumentError: it is neither a signature nor the key of one.
@@ -123,10 +124,13 @@ class Library(GemmCalls):
             DeviceError: the archive has nothing for this GPU.
         """
         self._refuse_if_closed()
-        wanted = Signature.of_key(signature) if isinstance(signature, str) else signature
-        if not isinstance(wanted, Signature):
+        wanted: Any = signature
+        if isinstance(signature, str):
+            found = (each.of.of_key(signature) for each in self._now.all_entries())
+            wanted = Signature.of_key(signature) or next((one for one in found if one is not None), None)
+        if not isinstance(getattr(wanted, "operation", None), str):
             raise ArgumentError(f"signature must be one or its key, as `aot ls` lists them, found {signature!r:.200}")
-        return self._now.entries.entry(wanted)
+        return self._now.entries_of(wanted.operation).entry(wanted)
 
     def checked(self, entry: AnyEntry) -> bool:
         """Whether the functions of an entry of this library were found right on a GPU: it is tuned, or predicted by a
@@ -232,7 +236,16 @@ class Library(GemmCalls):
         def view(x: Any, name: str, writable: bool) -> TensorView:
             return device_view(x, name, handle, driver, writable=writable)
 
-        asked = entries.of.ask(view, *tensors, **words)
+        try:
+            asked = entries.of.ask(view, *tensors, **words)
+        except TypeError:
+            from inspect import signature
+
+            try:
+                signature(entries.of.ask).bind(view, *tensors, **words)
+            except TypeError as error:
+                raise ArgumentError(f"{operation}: {error}") from None
+            raise
         if asked.m == 0:
             return asked.result
         try:
