@@ -324,7 +324,8 @@ def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow]
     """The rows of the gemm table (`runtime.gemm.dispatch` reads them), and what no kernel is there for."""
     entries, unserved = [], []
     for gemm in work.gemms:
-        fit = {v for v, kernel in report.kernels.items() if _takes(kernel, gemm.signature)}
+        refusals = {v: _refusal(kernel, gemm.signature) for v, kernel in report.kernels.items()}
+        fit = {v for v, refusal in refusals.items() if refusal is None}
         compiled = [(m, [v.name() for v in variants if v in fit]) for m, variants in gemm.by_tokens]
         k = getattr(gemm.signature, "k", None)
         words = {v.name(): summation(v, k) for _, variants in gemm.by_tokens for v in variants}
@@ -332,8 +333,8 @@ def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow]
         if not ranked:
             tried = {v for _, variants in gemm.by_tokens for v in variants}
             reason = "no kernel family computes it" if not tried else "every candidate failed to compile"
-            if tried & set(report.kernels):
-                reason = "no kernel takes these extents"
+            if refused := sorted({str(refusals[v]) for v in tried & set(refusals)}):
+                reason = f"no kernel takes it: {refused[0]}"
             unserved.append((gemm.signature, gemm.target, reason))
             continue
         entries.append(
@@ -350,19 +351,19 @@ def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow]
     return entries, unserved
 
 
-def _takes(kernel: Kernel, signature: Any) -> bool:
-    """Whether a kernel can be called for a signature. Of GEMM the enumeration has asked before."""
+def _refusal(kernel: Kernel, signature: Any) -> str | None:
+    """Why a kernel cannot be called for a signature, or None. Of GEMM the enumeration has asked before."""
     if signature.operation == GEMM.name:
-        return True
+        return None
     record = Record.from_json(kernel.record)
-    if record_mismatch(signature, record) is not None:
-        return False
+    if mismatch := record_mismatch(signature, record):
+        return f"it {mismatch}"
     try:
         numbers = {argument.name: 1 for argument in record.device_arguments}
         record.bind(operation(signature.operation).arguments(signature, 1, 0), numbers)
-    except ArgumentError:
-        return False
-    return True
+    except ArgumentError as error:
+        return str(error)
+    return None
 
 
 def _forms(work: Plan, report: BuildReport) -> tuple[list[universal.Chosen], list[tuple[Signature, str, str]]]:
