@@ -145,14 +145,23 @@ class _PythonCosts:
         if at != len(operands):
             raise ValueError(f"its operations take {at} operands, found {len(operands)}")
         _require_places(results, known, len(results))
-        self._runs, self._results = list(_runs(inputs + len(constants), codes, operands)), results
+        runs = _runs(inputs + len(constants), codes, operands)
+        # With the operands of a run of one, in order, or None of longer ones.
+        self._runs = [(f, of, None if len(of[0]) > 1 else tuple([x for (x,) in of])) for f, of in runs]
+        self._results = results
 
     def evaluate(self, values: Sequence[float]) -> list[float]:
         if len(values) != self._inputs:
             raise ValueError("a cost program takes a value for each input")
         known = [*map(float, values), *self._constants]
-        for operation, columns in self._runs:
-            known += map(operation, *[[known[x] for x in column] for column in columns])
+        add = known.append
+        for operation, columns, alone in self._runs:
+            if alone is None:
+                known += map(operation, *[[known[x] for x in column] for column in columns])
+            elif len(alone) == 1:  # as the next: a chain of operations has runs of one, and these need no lists
+                add(operation(known[alone[0]]))
+            else:
+                add(operation(*[known[x] for x in alone]))
         return [known[x] if math.isfinite(known[x]) else math.inf for x in self._results]
 
     def least(self, values: Sequence[float], places: tuple[int, ...]) -> int:
