@@ -27,7 +27,7 @@ from runtime.gemm.dispatch import serves
 from runtime.program.record import TensorArgument
 
 SCHEDULES = (
-    *("cooperative", "pingpong", "swap", "skip_oob", "stream_k", "quads"),
+    *("cooperative", "pingpong", "swap", "stream_k", "quads"),
     *("launch", "weights", "overlap", "block_scaled"),
 )
 Extents = Mapping[str, tuple[int, ...]]

@@ -78,15 +78,22 @@ def peers(documents: Sequence[Document]) -> dict[str, Any]:
 
 
 def drawn(documents: Sequence[Document]) -> dict[str, Any]:
-    """One document of `bench_random.py`, which `summarise_random.py` reads as it would have read the whole."""
+    """One document of `bench_random.py`, its cases by layer; `summarise_random.whole` has the way back."""
     (document,) = documents
-    results = []
+    layers: dict[tuple[str, ...], dict[str, Any]] = {}
     for r in document["results"]:
-        said = {name: {k: v for k, v in c.items() if k in _CONTENDER} for name, c in r["contenders"].items()}
-        if torch := r["contenders"].get(summarise_random.TORCH):
-            said[summarise_random.TORCH]["variant"] = torch["variant"]
-        results.append(r | {"contenders": said})
-    return {**document, "results": results}
+        said, torch = r["contenders"], r["contenders"].get(summarise_random.TORCH, {}).get("variant", "")
+        of = {"layers": r["layers"], "signature": r["signature"], "group": r["group"], "gpu_id": r["gpu_id"]}
+        of |= {"torch": torch, "contenders": list(said)}
+        layer = layers.setdefault(tuple(map(str, of.values())), of | {"cases": []})
+        layer["cases"].append([r["m"], r.get("noise"), *map(_said, said.values())])
+    return {**document, "results": list(layers.values())}
+
+
+def _said(contender: Mapping[str, Any]) -> Any:
+    """Microseconds and spread; of what was not timed, why."""
+    said = {k: v for k, v in contender.items() if k in _CONTENDER}
+    return [said["us"], said["spread"]] if said.keys() == {"us", "spread"} else said
 
 
 def runs(documents: Sequence[Document]) -> dict[str, Any]:

@@ -172,8 +172,27 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
             assert {"archive", "drawn", "environments", "results"} <= found.keys()
         except (OSError, ValueError, AttributeError, AssertionError):
             raise ValueError(f"{path} is no result file of scripts/bench_random.py") from None
-        documents.append(found)
+        documents.append(whole(found))
     return documents
+
+
+def whole(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A result file with a row for each case, also where `reduce_results.py` put those of a layer together."""
+    rows = []
+    for r in document["results"]:
+        if "cases" not in r:
+            rows.append(r)
+            continue
+        of = {k: r[k] for k in ("layers", "signature", "group", "gpu_id")}
+        for m, noise, *found in r["cases"]:
+            said = {
+                name: dict(zip(("us", "spread"), x, strict=True)) if isinstance(x, list) else dict(x)
+                for name, x in zip(r["contenders"], found, strict=True)
+            }
+            if TORCH in said:
+                said[TORCH]["variant"] = r["torch"]
+            rows.append(of | {"m": m, "contenders": said} | ({} if noise is None else {"noise": noise}))
+    return {**document, "results": rows}
 
 
 def main() -> int:

@@ -218,16 +218,11 @@ def sample(target: str) -> list[Variant]:
 
 
 def _unlikely(likely: Iterable[Variant]) -> list[Variant]:
-    """Variants that are legal and not worth compiling, each but for one choice one of `likely`: for every choice one,
-    and of those that the host's code depends on one for all that differ in tiles, order, overlap and element types of a
-    width."""
+    """For every choice a variant that is legal and not worth compiling, but for that choice one of `likely`."""
     found: dict[tuple[Any, ...], Variant] = {}
     for v in likely:
         for option, values in provider(v.provider).families[v.family].options.items():
-            key: tuple[Any, ...] = v.provider, v.family, option
-            if option in _UNLIKELY_HOSTS:
-                key += v.batched, v.scaling, v.b_major, v.epilogue, DTYPES[v.a].bits, DTYPES[v.d].bits
-                key += tuple(v.options.get(o) for o in ("swap", "split_k", "stream_k", "cluster_m", "cluster_n"))
+            key = v.provider, v.family, option
             for value in values if key not in found else ():
                 twin = replace(v, config=choices(**{**v.options, option: value}))
                 if illegal(twin) is None and why_unlikely(twin):
@@ -235,7 +230,6 @@ def _unlikely(likely: Iterable[Variant]) -> list[Variant]:
     return list(found.values())
 
 
-_UNLIKELY_HOSTS = ("skip_oob",)
 _SHARING = ("cluster_m", "cluster_n", "order", "ctas_per_sm", "many tokens", "odd pieces")
 
 

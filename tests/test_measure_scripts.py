@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import subprocess
 import sys
@@ -22,7 +21,6 @@ import report
 import sweep_variants
 
 from aot.search.legal import legal_variants
-from aot.search.variants import choices
 from runtime.gemm.signature import Signature
 
 
@@ -39,15 +37,6 @@ def test_a_part_of_an_archive_that_nothing_has_is_refused(
 def test_orders_of_tiles_that_move_them_are_schedules_of_their_own() -> None:
     names = [f"own.sm90_persistent.bf16_bf16_bf16_f32.tile128x80.cluster1x2.{o}.sm_90a" for o in ("columns", "quads")]
     assert launch_all.one_of_each(names) == names
-
-
-def test_skipping_rows_past_m_is_a_schedule_of_its_own_and_is_timed_where_an_archive_has_it() -> None:
-    signature = Signature("bf16", "bf16", "bf16", "f32", "none", 8192, 4096)
-    (loads, *_) = (v for v in legal_variants("own", "sm_90a", signature) if v.options.get("skip_oob") is False)
-    skips = dataclasses.replace(loads, config=choices(**{**loads.options, "skip_oob": True}))
-    names = [loads.name(), skips.name()]
-    assert launch_all.one_of_each(names) == sorted(names)
-    assert list(sweep_variants.variants(signature, names)) == names
 
 
 @pytest.mark.parametrize("name", bench_startup.CHILDREN)

@@ -130,7 +130,7 @@ print("right")
 
 @pytest.mark.gpu
 def test_functions_of_the_archive_run_with_the_dsl_absent(functions_archive: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     command = [sys.executable, "-c", WITHOUT_DSL, str(functions_archive)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr[-3000:]

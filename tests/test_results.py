@@ -87,7 +87,7 @@ def test_a_cold_read_is_what_gemms_are_held_against_where_it_was_timed() -> None
 def test_random_cases_are_summarised_as_before() -> None:
     wrong = {"against": {"wrong": "relative error 1"}, "on_slower": {"unserved": "no kernel"}}
     document = a_run(a_case(1, 10.0, 12.0), a_case(100, 10.0, 9.0, **wrong), a_case(512, 10.0, 9.8))
-    kept = reduce_results.reduced(["one"], [document])
+    kept = summarise_random.whole(reduce_results.reduced(["one"], [document]))
     assert kept["results"][0]["contenders"]["ours"] == {"us": 10.0, "spread": 0.1}
     assert summarise_random.table([kept]) == summarise_random.table([document])
     assert summarise_random.wrong([kept]) == summarise_random.wrong([document]) != []

@@ -47,7 +47,7 @@ class Tiling:
     order: str = "rows"  # of tiles; see `persistent.choices.OPTIONS`
     gated: bool = False
     residual: bool = False
-    box_m: int = 0  # rows of A in a TMA box, of which those past M are left out; 0 if all of a tile is loaded
+    moved_up: bool = False  # the last tile along M, so that it hangs over M only where it is the first too
 
 
 def of_own(v: Variant, form_of: Callable[[Variant], Form], of: Extents, m: Number, machine: Machine = H200) -> Any:
@@ -91,7 +91,7 @@ def _own(v: Variant, form_of: Callable[[Variant], Form]) -> tuple[Tiling, Plan]:
         str(v.options["order"]),
         plan.form.gated,
         Epilogue.of(plan.form.epilogue).residual,
-        plan.box_tokens if plan.skip_oob else 0,
+        True,
     )
     return tiling, plan
 
@@ -115,7 +115,12 @@ def of_operator(v: Variant, of: Extents, m: Number, machine: Machine = H200) -> 
 
 def _clusters(t: Tiling, m: Number, n: Number) -> Any:
     """Tiles of D, as a cluster takes them at a time."""
-    return ceil(m / (t.tile_m * t.cluster_m)) * ceil(n / (t.tile_n * t.cluster_n))
+    return _clusters_m(t, m) * ceil(n / (t.tile_n * t.cluster_n))
+
+
+def _clusters_m(t: Tiling, m: Number) -> Any:
+    """Clusters' tiles along M."""
+    return ceil(m / (t.tile_m * t.cluster_m))
 
 
 def _resident(cluster: int, machine: Machine) -> Any:
@@ -157,8 +162,8 @@ def estimate_us(t: Tiling, of: Extents, m: Number, machine: Machine = H200, slic
     floor_us = memory / (memory_faster * _RATES.floor_bytes_per_us)
     body_us = maximum(_norm(busy_us, power_us, l2_us, memory_us), floor_us)
     body_us = body_us * (_RATES.quads if t.order == "quads" else 1.0)
-    loaded_m = t.box_m or t.tile_m * t.cluster_m  # so many rows at a time
-    past_m = ceil(m / loaded_m) * loaded_m - m
+    # Each CTA of a cluster along M hangs over it then.
+    past_m = maximum(t.tile_m - m, 0) * t.cluster_m if t.moved_up else _clusters_m(t, m) * t.tile_m * t.cluster_m - m
     receivers = batch * (ceil(n / (t.tile_n * t.cluster_n)) * t.cluster_n)
     past_m_us = past_m * k * receivers * t.bytes_in / (larger * _RATES.past_m_bytes_per_us)
     shown = 1 + (waves - 1) * (0.0 if t.pingpong else rates.seen)

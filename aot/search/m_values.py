@@ -7,17 +7,15 @@ import math
 from collections.abc import Sequence
 
 _TILES_M, _TILES_N, _WAVES = (64, 128, 256), (128, 256), 4
-_WHOLE_TILES = (240, 336, 400, 640)  # of 80 and 120 tokens, 112 and 168, 80, 128
+_FROM, _STEP = 64, 1.06  # tiles for tokens come in steps of 8, so that another is right every few percent
 
 
 def points(tokens: Sequence[int]) -> list[int]:
-    """The M values to rank for: the given ones, and more between the first and the last.
-
-    Powers of two, from 64 up their 1.5-folds too, every 32 from 128 to 512, and `_WHOLE_TILES`: the right tile changes
-    quickly where few tiles cover M.
-    """
-    between = {x for i in range(3, 31) for x in (1 << i, 3 << (i - 1) if i >= 6 else 1 << i)}
-    between |= {*range(128, 512, 32), *_WHOLE_TILES}
+    """The M values to rank for: the given ones, and more between the first and the last: powers of two, and from 64 up
+    every 6%."""
+    octaves = math.log(max(tokens) / _FROM, _STEP)
+    every = (round(_FROM * _STEP**i) for i in range(max(0, math.ceil(octaves))))
+    between = {1 << i for i in range(3, 31)} | set(every)
     return sorted({*tokens, *(x for x in between if min(tokens) < x < max(tokens))})
 
 

@@ -29,10 +29,10 @@ _MOST_RESIDUAL_BESIDE = 120  # of such tiles, and of clusters of four
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "schedule": ("cooperative", "pingpong"),
     "swap": (False, True),  # rows of B on WGMMA's M side, whose extent is a multiple of 64, and tokens on its N side
-    "tile_m": (64, 80, 88, 96, 112, 128, 144, 160, 168, 176, 192, 256),
+    "tile_m": tuple(range(64, 264, 8)),
     "tile_n": (64, 80, 96, 112, 128, 144, 160, 168, 176, 192, 224, 256),
     "cluster_m": (1, 2),
-    "cluster_n": (1, 2),
+    "cluster_n": (1, 2, 4),
     # CTAs of a cluster that take slices of K of the same tile, each of which then reduces some epilogue tiles of D.
     "split_k": (1, 2, 4),
     # Tiles of the last wave, where they are too few for all SMs, are cut along K and shared by these.
@@ -44,8 +44,6 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch").
     # Loading B too was tried, and gains nothing (docs/kernels/sm90_persistent.md).
     "overlap": ("serial", "launch"),
-    # Loads of a tile that hangs over M leave out rows of A past it, which take longer to load than others.
-    "skip_oob": (False, True),
 }
 
 
@@ -63,7 +61,7 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
     plan = Plan.of(options, form)
     unit = 16 if form.gated else 8
     whole = 16 if DTYPES[form.d].bits == 8 else unit
-    if plan.columns % (whole * plan.atom_layout.columns) and not plan.swap:
+    if plan.columns % (whole * plan.atom_layout.columns):
         return f"columns must divide into parts of {whole}"
     if plan.columns // plan.atom_layout.columns > 256:
         return "WGMMA's N side has at most 256"

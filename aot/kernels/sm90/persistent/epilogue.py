@@ -11,7 +11,7 @@ from cutlass import cute
 
 from ..activations import activate, gate
 from .epilogue_operands import EpilogueOperands
-from .output import EpilogueTile, Output, Store, coord_of, prepare_store, store_epilogue_tile
+from .output import EpilogueTile, Output, Store, prepare_store, store_epilogue_tile
 from .plan import STORE_BUFFERS, Plan
 from .scales import Scales
 from .scheduler import TileCoord
@@ -71,9 +71,9 @@ def _reduce_and_store(
 
 def _store_next(plan: Plan, computed: Any, store: Store, tile: EpilogueTile, number: int) -> None:
     """Write the f32 values of epilogue tile `number`, through the buffers in turn."""
-    nth, coord = number // plan.split_k, coord_of(store, tile)
+    nth = number // plan.split_k
     # The last tile's last epilogue tile may have had this buffer too, and was stored long ago.
-    store_epilogue_tile(computed, store, coord, nth % STORE_BUFFERS, STORE_BUFFERS - 1 if nth > 0 else 0)
+    store_epilogue_tile(computed, store, tile, nth % STORE_BUFFERS, STORE_BUFFERS - 1 if nth > 0 else 0)
 
 
 def epilogue_tile_values(
@@ -92,19 +92,20 @@ def epilogue_tile_values(
     coord, atom, across = tile
     width = plan.columns // plan.atom_layout.columns
     lanes = 2 if parts.gated else 1
-    base = atom * width // 2 + across * plan.epilogue_tile_columns * lanes // 2 if first is None else first
+    start = plan.epilogue_tile_start(across)
+    base = atom * width // 2 + start * lanes // 2 if first is None else first
     # Scale and bias of the thread's two rows.
     by_row: list[Any] = scales.of_rows[atom] if scales.of_rows else [None, None]
     bias_by_row: list[Any] = [None, None]
     if parts.bias and plan.swap:
-        bias_by_row = operands.of_channels(operands.bias, operands.first_row(coord, atom), 8)
+        bias_by_row = operands.of_channels(operands.bias, operands.first_row(coord, atom) + operands.row, 8)
     values: list[Any] = []
     for j in range(plan.epilogue_tile_columns // 8):
-        column = operands.epilogue_column(coord, across) * plan.epilogue_tile_columns + 8 * j + operands.column
+        column = operands.first_column(coord, across) + 8 * j + operands.column
         by_column: Any = None
         bias: Any = None
         if scales.of_columns is not None:
-            by_column = scales.of_pair(across * plan.epilogue_tile_columns // 2 + 4 * j + operands.column // 2)
+            by_column = scales.of_pair(start // 2 + 4 * j + operands.column // 2)
         if parts.bias and not plan.swap:
             bias = operands.channel_pairs(operands.bias, column)
         for half in range(2):

@@ -72,14 +72,17 @@ class EpilogueOperands:
         part = self.group if self.plan.atom_layout.rows > 1 else 0
         return (coord.row * self.plan.m_atoms + atom) * self.plan.atom_layout.rows + part
 
-    def epilogue_column(self, coord: TileCoord, across: int) -> Any:
-        """The number of an epilogue tile along columns of D."""
-        part = self.group if self.plan.atom_layout.columns > 1 else 0
-        return (coord.column * self.plan.atom_layout.columns + part) * self.plan.epilogue_tiles_across + across
-
     def first_row(self, coord: TileCoord, atom: int) -> Any:
-        """The first of the thread's two rows in an atom; the other is 8 further on."""
-        return self.atom_row(coord, atom) * WGMMA_ROWS + self.row
+        """The first row of an atom."""
+        first = self.atom_row(coord, atom) * WGMMA_ROWS
+        return first if self.plan.swap else first - coord.moved_up
+
+    def first_column(self, coord: TileCoord, across: int) -> Any:
+        """The first column of an epilogue tile."""
+        plan = self.plan
+        part = self.group if plan.atom_layout.columns > 1 else 0
+        first = (coord.column * plan.atom_layout.columns + part) * plan.part_columns + plan.epilogue_tile_start(across)
+        return first - coord.moved_up if plan.swap else first
 
     def scale_a_of_block(self, row: Any, block_k: Any) -> Any:
         """The scale of a row of A in a block of K."""
@@ -117,11 +120,11 @@ class EpilogueOperands:
         residual = self.residual
         if cute.rank(residual) == 3:
             residual = residual[None, None, coord.batch]
-        row = self.first_row(coord, atom)
+        row = self.first_row(coord, atom) + self.row
         found: list[Any] = []
         last_row, last_column = (cute.size(residual, mode=[mode]) - 1 for mode in (0, 1))
         for j in range(plan.epilogue_tile_columns // 8):
-            column = self.epilogue_column(coord, across) * plan.epilogue_tile_columns + 8 * j + self.column
+            column = self.first_column(coord, across) + 8 * j + self.column
             for half in range(2):
                 if plan.swap:
                     at = cutlass.min(row + 8 * half, last_column)

@@ -112,19 +112,18 @@ class Persistent:
     def kernel(self, of_rows: Any, of_columns: Any, of_out: Any, of_grid: Any, extents: Any, extras: Any) -> None:
         """Every tile of D that falls to this cluster.
 
-        Operands are a TMA atom, a tensor and a layout in shared memory, and the same of boxes if they have any;
-        `of_grid` is the fields of `Grid`, and of a `Workspace` if there is one; `extents` is M and N.
+        Operands are a TMA atom, a tensor and a layout in shared memory; `of_grid` is the fields of `Grid` but M, and of
+        a `Workspace` if there is one; `extents` is M and N.
         """
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        rows_atom, rows, rows_layout, *boxes_of_rows = of_rows
-        columns_atom, columns, columns_layout, *boxes_of_columns = of_columns
+        rows_atom, rows, rows_layout = of_rows
+        columns_atom, columns, columns_layout = of_columns
         out_atom, out, out_layout = of_out
         storage = self._allocate(rows_layout, columns_layout, out_layout)
-        descriptors = (rows_atom, columns_atom, out_atom, *boxes_of_rows[:1], *boxes_of_columns[:1])
-        self._set_up(storage, descriptors, warp_index)
+        self._set_up(storage, (rows_atom, columns_atom, out_atom), warp_index)
 
         slice_k = block % plan.split_k if cutlass.const_expr(plan.split_k > 1) else 0
         rank = block % plan.cluster // plan.split_k
@@ -136,7 +135,8 @@ class Persistent:
             stream_k, workspace = StreamK(whole, slices), Workspace(storage.stages, partials, counters)
         if cutlass.const_expr(plan.split_k > 1):
             split = SplitK(storage.stages, storage.arrived, slice_k)
-        grid = Grid(tile_rows, tile_columns, work, k_multiples, stream_k)
+        m, _ = extents
+        grid = Grid(m, tile_rows, tile_columns, work, k_multiples, stream_k)
         scheduler = TileScheduler.of(plan, grid, block, cta, slice_k, self.batched)
         if warp_index >= _PRODUCER_WARP:
             cute.arch.setmaxregister_decrease(_PRODUCER_REGISTERS)
@@ -145,10 +145,9 @@ class Persistent:
                 # is complete then says that those before it are, which the next but one relies on.
                 if cutlass.const_expr(plan.overlap):
                     cute.arch.griddepcontrol_wait()
-                m, _ = extents
-                tma_rows = TmaOperand.of(rows_atom, rows, storage.rows, boxes_of_rows)
-                tma_columns = TmaOperand.of(columns_atom, columns, storage.columns, boxes_of_columns)
-                produce(plan, tma_rows, tma_columns, storage.pipeline, scheduler, m)
+                tma_rows = TmaOperand(rows_atom, rows, storage.rows)
+                tma_columns = TmaOperand(columns_atom, columns, storage.columns)
+                produce(plan, tma_rows, tma_columns, storage.pipeline, scheduler)
             elif cutlass.const_expr(plan.split_k > 1):
                 self._attend(work)
         else:

@@ -39,14 +39,12 @@ def major_of_b(plan: Plan) -> OperandMajorMode:
 
 def row_operand(plan: Plan, x: cute.Tensor) -> Any:
     """What `_operand` says of the operand on WGMMA's M side."""
-    boxed = plan.skip_oob and not plan.swap
-    return _operand(plan, x, plan.rows, plan.cluster_columns, OperandMajorMode.K, boxed)
+    return _operand(plan, x, plan.rows, plan.cluster_columns, OperandMajorMode.K)
 
 
 def column_operand(plan: Plan, x: cute.Tensor) -> Any:
     """What `_operand` says of the operand on WGMMA's N side."""
-    boxed = plan.skip_oob and plan.swap
-    return _operand(plan, x, plan.columns, plan.cluster_rows, major_of_b(plan), boxed)
+    return _operand(plan, x, plan.columns, plan.cluster_rows, major_of_b(plan))
 
 
 @cute.jit
@@ -56,13 +54,9 @@ def _operand(
     extent: cutlass.Constexpr,
     multicast: cutlass.Constexpr,
     major: cutlass.Constexpr,
-    boxed: cutlass.Constexpr,
 ) -> Any:
     """The TMA atom, the tensor and the layout of stages, (extent, K, stages), of an operand whose tiles `multicast`
-    CTAs load together.
-
-    If `boxed`, the same three for its boxes of `Plan.box_tokens` rows follow: their layout counts those of all stages.
-    """
+    CTAs load together."""
     element = x.element_type
     tile_k = STAGE_BYTES_OF_K * 8 // element.width
     kinds = warpgroup.SmemLayoutAtomKind
@@ -72,12 +66,7 @@ def _operand(
     layout = cute.tile_to_shape(atom, shape, (0, 1, 2) if k_major else (1, 0, 2))
     load = cpasync.CopyBulkTensorTileG2SMulticastOp() if multicast > 1 else cpasync.CopyBulkTensorTileG2SOp()
     tma_atom, tma = cpasync.make_tiled_tma_atom(load, x, cute.select(layout, [0, 1]), (extent, tile_k), multicast)
-    boxes: Any = ()
-    if cutlass.const_expr(boxed):
-        box = (plan.box_tokens, tile_k)
-        box_layout = cute.tile_to_shape(atom, (*box, plan.boxes * plan.stages), (0, 1, 2))
-        boxes = (*cpasync.make_tiled_tma_atom(load, x, cute.select(box_layout, [0, 1]), box), box_layout)
-    return (tma_atom, tma, layout, *boxes)
+    return tma_atom, tma, layout
 
 
 def output(plan: Plan, d: cute.Tensor) -> Any:

@@ -33,9 +33,7 @@ class Store(NamedTuple):
     copy: Any  # to shared memory
     partition: Any  # by thread
     staged: Any  # the thread's part of shared memory
-    tma: Any
-    source: Any  # (box, buffers)
-    target: Any  # (box, epilogue tiles along rows and columns[, batch])
+    output: Output
     values: Any  # registers, in f32
     converted: Any  # and in D's type
 
@@ -57,11 +55,6 @@ def prepare_store(plan: Plan, output: Output, operands: EpilogueOperands) -> Sto
     """What `store_epilogue_tile` needs besides values."""
     element = output.shared.element_type
     tile = (WGMMA_ROWS, plan.epilogue_tile_columns)
-    batch_modes = (None,) if cute.rank(output.tensor) == 3 else ()
-    tiled = cute.local_tile(output.tensor, tile, (None, None, *batch_modes))
-    source, target = cpasync.tma_partition(
-        output.atom, 0, cute.make_layout(1), cute.group_modes(output.shared, 0, 2), cute.group_modes(tiled, 0, 2)
-    )
     # What an epilogue tile's accumulators are to WGMMA, whatever was multiplied.
     smem, k = warpgroup.OperandSource.SMEM, OperandMajorMode.K
     wgmma = warpgroup.MmaF16BF16Op(cutlass.BFloat16, cutlass.Float32, (*tile, 16), smem, k, k)
@@ -76,21 +69,25 @@ def prepare_store(plan: Plan, output: Output, operands: EpilogueOperands) -> Sto
     shape = mma.partition_shape_C(tile)
     values = cute.make_rmem_tensor(shape, cutlass.Float32)
     converted = cute.make_rmem_tensor(shape, element)
-    return Store(operands, copy, partition, staged, output.atom, source, target, values, converted)
+    return Store(operands, copy, partition, staged, output, values, converted)
 
 
-def coord_of(store: Store, tile: EpilogueTile) -> tuple[Any, ...]:
-    """Where an epilogue tile is in D, in epilogue tiles: its numbers along rows and columns, and its batch if D has
-    one."""
-    operands, coord = store.operands, tile.coord
-    at = operands.atom_row(coord, tile.atom), operands.epilogue_column(coord, tile.across)
-    return (*at, coord.batch) if cute.rank(store.target) == 4 else at
+def _tma(store: Store, tile: EpilogueTile) -> tuple[Any, Any]:
+    """An epilogue tile for TMA: in shared memory, (its box, buffers), and in D, (its box)."""
+    operands, (atom, tensor, shared), coord = store.operands, store.output, tile.coord
+    first = operands.first_row(coord, tile.atom), operands.first_column(coord, tile.across)
+    batch = (coord.batch,) if cute.rank(tensor) == 3 else ()
+    box = (WGMMA_ROWS, operands.plan.epilogue_tile_columns)
+    out = cute.local_tile(cute.domain_offset((*first, *(0 for _ in batch)), tensor), box, (0, 0, *batch))
+    grouped = cute.group_modes(shared, 0, 2), cute.group_modes(out, 0, 2)
+    source, target = cpasync.tma_partition(atom, 0, cute.make_layout(1), *grouped)
+    return source, target
 
 
 @cute.jit
-def store_epilogue_tile(computed: Any, store: Store, coord: Any, buffer: Any, under_way: Any) -> None:
-    """Write the f32 values `computed` to D at `coord_of` an epilogue tile, through buffer number `buffer` of the warp
-    group's; so many stores from the others may be under way."""
+def store_epilogue_tile(computed: Any, store: Store, tile: EpilogueTile, buffer: Any, under_way: Any) -> None:
+    """Write the f32 values `computed` of an epilogue tile to D, through buffer number `buffer` of the warp group's; so
+    many stores from the others may be under way."""
     operands, values, converted = store.operands, store.values, store.converted
     number = operands.group * STORE_BUFFERS + buffer
     for i in cutlass.range_constexpr(len(computed)):
@@ -101,7 +98,7 @@ def store_epilogue_tile(computed: Any, store: Store, coord: Any, buffer: Any, un
     cute.copy(store.copy, store.partition.retile(converted), store.staged[None, None, None, number])
     cute.arch.fence_proxy("async.shared", space="cta")
     meet_in_epilogue(operands.group)
-    source, target = store.source[None, number], store.target[(None, *coord)]
+    source, target = _tma(store, tile)
     if operands.thread < WARP:
-        cute.copy(store.tma, source, target)
+        cute.copy(store.output.atom, source[None, number], target)
         cute.arch.cp_async_bulk_commit_group()

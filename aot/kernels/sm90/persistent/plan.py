@@ -28,7 +28,6 @@ _MOST_TRANSPOSED_COLUMNS = 64  # of an epilogue tile where D is stored transpose
 _RASTER_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster than 1024 or 512 on an H200
 _RASTER_SWIZZLES = {"two_rows": 2, "columns": 8, "quads": 8}
 _LEAST_SLICE, _MOST_SLICES = 4, 12  # stages of K, and how many to a tile
-_BOX_TOKENS, _SMALL_BOX_TOKENS = 16, 8  # of a TMA box where rows past M are left out; 8 are a swizzle atom's
 _UNROLLED_K_TILES = 4  # of a loop's body where two sets of partial accumulators alternate
 # Whose epilogue tiles must be small for there to be one for each of many slices of K.
 _FEW_ACCUMULATORS = 64
@@ -60,7 +59,6 @@ class Plan:
     stream_k: bool
     pingpong: bool
     overlap: bool
-    skip_oob: bool
     accumulator_registers: int  # that a thread needs while it stores a tile
     epilogue_tile_columns: int  # of D, by 64 rows, stored at once
     stages: int
@@ -89,10 +87,11 @@ class Plan:
             left = SHARED_BYTES_PER_CTA - STATIC_BYTES - BARRIER_BYTES - store - scales
             return int(left // ((rows + columns) * STAGE_BYTES_OF_K))
 
-        width = _epilogue_tile_columns(part, swap, form.d, share, multiple)
+        whole = not swap or options["split_k"] > 1 or options["stream_k"]
+        width = _epilogue_tile_columns(part, swap, form.d, share, multiple, whole)
         if not form.promotion_interval and share == 1 and stages_with(width) < _ENOUGH_STAGES:
-            narrower = _epilogue_tile_columns(part, swap, form.d, 2, multiple)
-            if narrower >= _WIDE_EPILOGUE_TILE and stages_with(narrower) >= _ENOUGH_STAGES:
+            narrower = _epilogue_tile_columns(part, swap, form.d, 2, multiple, whole)
+            if narrower >= _WIDE_EPILOGUE_TILE and stages_with(narrower) > stages_with(width):
                 width = narrower
         return cls(
             form=form,
@@ -109,7 +108,6 @@ class Plan:
             stream_k=options["stream_k"],
             pingpong=pingpong,
             overlap=options["overlap"] != "serial",
-            skip_oob=options["skip_oob"],
             accumulator_registers=registers,
             epilogue_tile_columns=width,
             stages=stages_with(width),
@@ -145,40 +143,16 @@ class Plan:
         """Rows of A in a tile."""
         return self.columns if self.swap else self.rows
 
-    @property
-    def token_multicast(self) -> int:
-        """CTAs of a cluster that load these together: each a share, which all get."""
-        return self.cluster_rows if self.swap else self.cluster_columns
+    def moved_up(self, tile: Any, m: Any, least: Callable[..., Any] = min, most: Callable[..., Any] = max) -> Any:
+        """By how many rows tile number `tile` along M begins before its place, so that all of its rows are inside `m`,
+        or none before the first. The numbers may be the compiler's, and `least` and `most` are then its."""
+        before = tile * self.tokens
+        return least(before, most(before + self.tokens - m, 0))
 
     @property
-    def box_tokens(self) -> int:
-        """Rows of A in a TMA box where `skip_oob` leaves some of a tile out, such that boxes divide among the CTAs that
-        load them together."""
-        return _SMALL_BOX_TOKENS if self.tokens // self.token_multicast % _BOX_TOKENS else _BOX_TOKENS
-
-    @property
-    def boxes(self) -> int:
-        """Such boxes in a tile."""
-        return self.tokens // self.box_tokens
-
-    def tokens_inside(self, tile: Any, m: Any, least: Callable[..., Any] = min, most: Callable[..., Any] = max) -> Any:
-        """Rows of A that tile number `tile` along M has, of `m`: none if it is all past M. The numbers may be the
-        compiler's, as in the methods that follow, and `least` and `most` are then its."""
-        return least(most(m - tile * self.tokens, 0), self.tokens)
-
-    def boxes_inside(self, inside: Any) -> Any:
-        """The first boxes of a tile that hold any of its first `inside` rows of A."""
-        return (inside + self.box_tokens - 1) // self.box_tokens
-
-    def boxes_of(self, rank: Any) -> list[Any]:
-        """The boxes of a tile that CTA `rank` of those that share them loads: every `token_multicast`th, so that all
-        have as many of the first ones."""
-        return [box * self.token_multicast + rank for box in range(self.boxes // self.token_multicast)]
-
-    def transaction_bytes(self, boxes: Any) -> Any:
-        """What arrives at a stage of each CTA in all, from itself and others, where the first `boxes` are loaded."""
-        others = self.rows + self.columns - self.tokens
-        return (others + boxes * self.box_tokens) * STAGE_BYTES_OF_K
+    def stage_bytes(self) -> int:
+        """What arrives at a stage of each CTA, from itself and others."""
+        return sum(self.operand_bytes)
 
     # The mainloop.
 
@@ -230,9 +204,22 @@ class Plan:
         return self.columns // (2 if self.form.gated else 1)
 
     @property
+    def part_columns(self) -> int:
+        """Columns of D in a warp group's part of a tile."""
+        return self.out_columns // self.atom_layout.columns
+
+    @property
     def epilogue_tiles_across(self) -> int:
         """Along the columns of a warp group's part of a tile."""
-        return self.out_columns // self.atom_layout.columns // self.epilogue_tile_columns
+        return -(-self.part_columns // self.epilogue_tile_columns)
+
+    def epilogue_tile_start(self, across: Any) -> Any:
+        """The first column of an epilogue tile in a warp group's part of a tile. The last one ends where the part does,
+        and so may store columns that the one before it stores too."""
+        start = across * self.epilogue_tile_columns
+        if self.part_columns % self.epilogue_tile_columns == 0:
+            return start
+        return min(start, self.part_columns - self.epilogue_tile_columns)
 
     @property
     def epilogue_tiles(self) -> int:
@@ -285,16 +272,18 @@ class Plan:
         return self.cluster * CONSUMERS * COUNTER_BYTES
 
 
-def _epilogue_tile_columns(part: int, swap: bool, d: str, share: int, multiple: int) -> int:
-    """The widest epilogue tile that divides a warp group's columns of D into multiples of `multiple`, or 0; a half or a
-    quarter as wide at most if `share` is 2 or 4.
+def _epilogue_tile_columns(part: int, swap: bool, d: str, share: int, multiple: int, whole: bool) -> int:
+    """The widest epilogue tile for a warp group's columns of D, or 0; a half or a quarter as wide at most if `share` is
+    2 or 4. It divides them into multiples of `multiple` if `whole`, else the last one overlaps the one before it.
 
     Its rows are those of a swizzle atom, 128, 64 or 32 bytes; of D stored transposed, any number of such rows. Where
     none of these divides, rows an odd number of 16 bytes apart meet no bank twice as they are.
     """
     if swap:
-        widths = range(_MOST_TRANSPOSED_COLUMNS // share, 0, -8)
-        return next((c for c in widths if part % (c * multiple) == 0), 0)
+        widest = _MOST_TRANSPOSED_COLUMNS // share
+        if not whole:
+            return math.ceil(part / math.ceil(part / widest) / 8) * 8
+        return next((c for c in range(widest, 0, -8) if part % (c * multiple) == 0), 0)
     widest = 128 // DTYPES[d].bytes
     narrower = widest, widest // 2, widest // 4, *(_UNSWIZZLED_COLUMNS if DTYPES[d].bits == 16 else ())
     return next((c for c in narrower if c * share <= widest and part % (c * multiple) == 0), 0)

@@ -44,7 +44,7 @@ class BlockScales:
         for k, factors in enumerate(self.factors):
             for atom in range(plan.m_atoms):
                 for half in range(2):
-                    row = operands.first_row(self.coord, atom) + 8 * half
+                    row = operands.first_row(self.coord, atom) + operands.row + 8 * half
                     factors[2 * atom + half] = operands.scale_a_of_block(row, first_k + k)
             for i, column in enumerate(self._first_columns()):
                 factors[2 * plan.m_atoms + i] = operands.scale_b_of_block(column, first_k + k)

@@ -46,7 +46,7 @@ class Scales:
             return cls([[operands.scale_a[0] * operands.scale_b[0]] * 2] * plan.m_atoms, None)
         if plan.form.scaling != "row_column":
             return cls([], None)
-        rows = [operands.first_row(coord, atom) for atom in range(plan.m_atoms)]
+        rows = [operands.first_row(coord, atom) + operands.row for atom in range(plan.m_atoms)]
         of_rows = [
             operands.of_channels(operands.scale_b, row, 8) if plan.swap else operands.of_tokens(row, 8) for row in rows
         ]
@@ -79,7 +79,7 @@ def _copy(plan: cutlass.Constexpr, operands: EpilogueOperands, coord: TileCoord)
     mine = everything[None, None, operands.group]
     scales = operands.scale_a if plan.swap else operands.scale_b
     last = cute.size(scales) - 1
-    first = operands.epilogue_column(coord, 0) * plan.epilogue_tile_columns
+    first = operands.first_column(coord, 0)
     atom = cute.make_copy_atom(cpasync.CopyG2SOp(), cutlass.Float32, num_bits_per_copy=32)
     for start in cutlass.range_constexpr(0, plan.shared_scales, WARP_GROUP):
         at = operands.thread + start

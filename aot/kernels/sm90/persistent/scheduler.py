@@ -21,11 +21,13 @@ from .plan import Plan
 
 
 class TileCoord(NamedTuple):
-    """A CTA's tile of D: its numbers along rows and columns, and its batch."""
+    """A CTA's tile of D: its numbers along rows and columns, its batch, and by how many rows of A it begins before its
+    place (`Plan.moved_up`)."""
 
     row: Any
     column: Any
     batch: Any
+    moved_up: Any
 
 
 class KTiles(NamedTuple):
@@ -67,9 +69,10 @@ class StreamK(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """What there is to do: clusters' tiles along rows and columns of D, items of work in all, and multiples of K
+    """What there is to do: M, clusters' tiles along rows and columns of D, items of work in all, and multiples of K
     tiles along K (`Plan.k_tile_multiple`)."""
 
+    m: Any
     tile_rows: Any
     tile_columns: Any
     work: Any
@@ -133,7 +136,8 @@ class TileScheduler:
             index -= batch * per_batch
         row, column = self._in_raster_order(index)[:: -1 if plan.raster_along_n else 1]
         row, column = row * plan.cluster_rows + self.cta.row, column * plan.cluster_columns + self.cta.column
-        return TileCoord(row, column, batch)
+        moved_up = plan.moved_up(column if plan.swap else row, self.grid.m, cutlass.min, cutlass.max)
+        return TileCoord(row, column, batch, moved_up)
 
     def _in_raster_order(self, index: Any) -> tuple[Any, Any]:
         """Tile `index` of those of a batch: its number along the swizzled mode, which changes first, and the other."""

@@ -21,7 +21,7 @@ from cutlass.cute.nvgpu import cpasync
 from ..sizes import WARP_GROUP
 from .epilogue import epilogue_tile_values, store_tile
 from .epilogue_operands import EpilogueOperands
-from .output import EpilogueTile, Output, Store, coord_of, prepare_store, store_epilogue_tile
+from .output import EpilogueTile, Output, Store, prepare_store, store_epilogue_tile
 from .pipeline import CONSUMER_THREADS, await_drained, meet_in_epilogue
 from .plan import CONSUMERS, COUNTER_BYTES, STORE_BUFFERS, Plan
 from .scales import Scales
@@ -175,8 +175,7 @@ def _store(
     if cutlass.const_expr(operands.parts.residual):
         residual = operands.residual_of(coord, tile.atom, tile.across)
     computed = epilogue_tile_values(operands, scales, total, tile, residual, 0)
-    where = coord_of(store, tile)
-    store_epilogue_tile(computed, store, where, nth & 1, STORE_BUFFERS - 1)
+    store_epilogue_tile(computed, store, tile, nth & 1, STORE_BUFFERS - 1)
 
 
 @cute.jit
