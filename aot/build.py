@@ -18,13 +18,13 @@ from runtime.container import canonical
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.errors import AotError, ArgumentError, DeviceError, RecordError
-from runtime.gemm.dispatch import record_mismatch, serves
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import Universal
 from runtime.limits import MAX_COST_RESULTS
 from runtime.program.operation import is_operation, operation
 from runtime.program.record import Record
+from runtime.tables.dispatch import record_mismatch, serves
 
 from . import files
 from .compile.cache import Cache
@@ -320,8 +320,8 @@ def _require_readable(table: dict[str, Any], function_targets: Mapping[str, str]
         raise BuildError(f"{reason}; split the manifests over several archives, or give --candidates fewer") from None
 
 
-def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow], list[tuple[Signature, str, str]]]:
-    """The rows of the gemm table (`runtime.gemm.dispatch` reads them), and what no kernel is there for."""
+def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.Row], list[tuple[Signature, str, str]]]:
+    """The rows of the gemm table (`runtime.tables.dispatch` reads them), and what no kernel is there for."""
     entries, unserved = [], []
     for gemm in work.gemms:
         refusals = {v: _refusal(kernel, gemm.signature) for v, kernel in report.kernels.items()}
@@ -338,7 +338,7 @@ def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow]
             unserved.append((gemm.signature, gemm.target, reason))
             continue
         entries.append(
-            tables.GemmRow(
+            tables.Row(
                 gemm.signature,
                 gemm.target,
                 None,
@@ -378,13 +378,13 @@ def _forms(work: Plan, report: BuildReport) -> tuple[list[universal.Chosen], lis
     return forms, unserved
 
 
-def _rows_besides(base: Archive, entries: Iterable[tables.GemmRow]) -> list[tables.GemmRow]:
+def _rows_besides(base: Archive, entries: Iterable[tables.Row]) -> list[tables.Row]:
     """The rows of another archive but for the signatures and targets of `entries`."""
     replaced = {(row.signature, row.target) for row in entries}
     return [row for row in _rows(base) if (row.signature, row.target) not in replaced]
 
 
-def _rows(archive: Archive) -> list[tables.GemmRow]:
+def _rows(archive: Archive) -> list[tables.Row]:
     return tables.operation_rows(archive)
 
 

@@ -61,12 +61,13 @@ def main() -> int:
     import runtime
     from aot.tune import measure
     from runtime.container.archive import Archive
-    from runtime.gemm.dispatch import Dispatch, serves
+    from runtime.gemm.operation import GEMM
+    from runtime.tables.dispatch import Dispatch, serves
 
     environment = measure.environment()
     capability = tuple(int(x) for x in environment["compute_capability"].split("."))
     with Archive.open(options.archive) as archive:
-        table = Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name())
+        table = Dispatch.from_json(archive.table("gemm"), GEMM, archive.functions.targets_by_name())
     library = runtime.load(options.archive)
     results = []
     for entry in table.entries:

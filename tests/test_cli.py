@@ -26,7 +26,8 @@ from aot.tune import run as run_of_tune
 from aot.tune.options import TuneOptions
 from aot.tune.write import TuneReport
 from runtime.container.archive import Archive
-from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.operation import GEMM
+from runtime.tables.dispatch import Dispatch
 
 from .command_line import COMMAND, DOWN, MANIFEST, ROOT, UP, Result, Run, hear_control_c
 
@@ -53,7 +54,7 @@ def _cpu_time_of_children_s() -> float:
 
 def test_a_build_makes_an_archive_that_serves_the_manifest(archive: Path) -> None:
     with Archive.open(archive) as opened:
-        dispatch = Dispatch.from_json(opened.table("gemm"), opened.functions.targets_by_name())
+        dispatch = Dispatch.from_json(opened.table("gemm"), GEMM, opened.functions.targets_by_name())
         assert [(e.signature.key(), e.target, e.state) for e in dispatch.entries] == [
             (UP, "sm_90a", "ranked"),
             (DOWN, "sm_90a", "ranked"),

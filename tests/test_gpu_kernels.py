@@ -20,10 +20,11 @@ from runtime import Library
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.device.launch import PROGRAMMATIC_STREAM_SERIALIZATION
-from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import SCALE_BLOCK
+from runtime.tables.dispatch import Dispatch
 
 pytestmark = pytest.mark.gpu
 
@@ -45,7 +46,7 @@ def library(tuned_archive: Path) -> Iterator[Library]:
 def functions(tuned_archive: Path) -> list[tuple[str, Signature]]:
     """Each GEMM function that this GPU runs, with a signature that names it."""
     with Archive.open(tuned_archive) as archive:
-        table = Dispatch.from_json(archive.table("gemm"))
+        table = Dispatch.from_json(archive.table("gemm"), GEMM)
     found: dict[str, Signature] = {}
     for entry in table.entries_for(Driver().compute_capability):
         for m in (1, *(m for m, _ in entry.candidates)):

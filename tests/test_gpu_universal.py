@@ -20,9 +20,9 @@ from aot.tune.operands import OperandSet, Weights, gemm_options, put_zeros
 from runtime import Library
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
-from runtime.gemm.dispatch import serves
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import PREDICTED, Form, Universal
+from runtime.tables.dispatch import serves
 
 pytestmark = pytest.mark.gpu
 

@@ -22,7 +22,6 @@ from aot.search.variants import Variant, choices
 from runtime.container.archive import Archive
 from runtime.errors import AotError, ArgumentError, LayoutError
 from runtime.gemm.call import matrices, signature_of
-from runtime.gemm.dispatch import record_mismatch
 from runtime.gemm.fallback import torch_runs
 from runtime.gemm.signature import Epilogue, Signature
 from runtime.numbers.dtypes import DTYPES, TORCH_NAMES, DType
@@ -32,6 +31,7 @@ from runtime.program import tensor
 from runtime.program.arguments import symbols_to_json, to_json
 from runtime.program.operation import extents_at
 from runtime.program.record import Record, Symbol, TensorArgument, TensorView
+from runtime.tables.dispatch import record_mismatch
 
 ROOT = Path(__file__).resolve().parents[1]
 FLOATS = [d for d in DTYPES.values() if d.mantissa_bits is not None]

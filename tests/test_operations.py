@@ -18,10 +18,10 @@ from aot.pack.write import Package
 from aot.problem import manifest
 from runtime import ArgumentError, KernelMiss, Library, RecordError
 from runtime.container.archive import Archive
-from runtime.gemm.dispatch import Dispatch
 from runtime.program import operation as operations
 from runtime.program.operation import operation
 from runtime.rmsnorm import RMSNORM, Signature
+from runtime.tables.dispatch import Dispatch
 
 from .command_line import COMMAND, ROOT, Run
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, cubin, entry, write_archive
@@ -200,7 +200,7 @@ def test_malformed_signatures_are_refused_where_the_table_is_read(change: dict[s
     row["signature"] = row["signature"] | change
     row["gpu"] = None
     with pytest.raises(RecordError, match="signature"):
-        Dispatch.from_json({"schema": 1, "entries": [row]}, of=RMSNORM)
+        Dispatch.from_json({"schema": 1, "entries": [row]}, RMSNORM)
 
 
 @pytest.fixture
@@ -330,7 +330,7 @@ def test_a_base_keeps_its_entries_of_other_operations(built: Path, run: Run, tmp
     result = run("build", tmp_path / "more.yaml", *arguments)
     assert result.status == 0, result.err
     with Archive.open(tmp_path / "both.aot") as archive:
-        table = Dispatch.from_json(archive.table("rmsnorm"), archive.functions.targets_by_name(), RMSNORM)
+        table = Dispatch.from_json(archive.table("rmsnorm"), RMSNORM, archive.functions.targets_by_name())
     assert {entry.signature.n for entry in table.entries} == {128, 4096, 8192}
 
 

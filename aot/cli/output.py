@@ -7,8 +7,8 @@ from pathlib import Path
 
 from runtime.container.archive import Archive
 from runtime.errors import AotError
-from runtime.gemm.dispatch import Dispatch
 from runtime.gemm.operation import GEMM
+from runtime.tables.dispatch import Dispatch
 
 from ..files import destination
 from ..pack import forms
@@ -57,7 +57,7 @@ def _made_on_a_gpu(path: Path) -> list[str]:
         archive.check_blocks()
         targets = archive.functions.targets_by_name()
         if GEMM.name in archive.tables:
-            entries = Dispatch.from_json(archive.table(GEMM.name), targets).entries
+            entries = Dispatch.from_json(archive.table(GEMM.name), GEMM, targets).entries
             if tuned := sum(entry.state == "tuned" for entry in entries):
                 found.append(f"{tuned} tuned {'entry' if tuned == 1 else 'entries'}")
         universal = forms.read(archive)

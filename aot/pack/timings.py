@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from runtime.gemm.dispatch import Entry
+from runtime.tables.dispatch import Entry
 
 from .fields import Test, fail, is_count, is_text, is_text_or_none, require
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 
-from runtime.gemm.dispatch import Entry, record_mismatch
 from runtime.gemm.signature import Signature
 from runtime.program.record import Record
+from runtime.tables.dispatch import Entry, record_mismatch
 
 from ..search.estimates import Estimates
 from ..search.legal import family_of, of_name, summation, unsuited

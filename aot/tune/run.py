@@ -18,9 +18,9 @@ from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.device.gpus import Gpu
 from runtime.errors import AotError, DeviceError
-from runtime.gemm.dispatch import Capability, Dispatch, Entry, preference, serves
 from runtime.gemm.operation import GEMM
 from runtime.program.record import Record
+from runtime.tables.dispatch import Capability, Dispatch, Entry, preference, serves
 
 from . import forms, points, session
 from .executor import Executor, LocalExecutor
@@ -65,7 +65,7 @@ def tune_archive(
     """
     options, machine = options or TuneOptions(), machine or this_machine()
     with Archive.open(source) as archive, source.open("rb") as held:
-        dispatch = Dispatch.from_json(archive.table(GEMM.name), archive.functions.targets_by_name())
+        dispatch = Dispatch.from_json(archive.table(GEMM.name), GEMM, archive.functions.targets_by_name())
         tasks = forms.to_tune(archive, machine.capability, machine.gpu)
         if not dispatch.entries and not tasks and forms.are_for(archive, machine.capability):
             raise TuneError(f"{source}: its forms were tuned on this kind of GPU; build it again to tune it again")

@@ -11,8 +11,8 @@ import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
-from runtime.gemm.dispatch import Entry
 from runtime.gemm.signature import Signature
+from runtime.tables.dispatch import Entry
 
 from . import points
 from .calibrate import Calibration, Observation, Predictions

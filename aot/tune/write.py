@@ -10,14 +10,14 @@ from typing import Any
 
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
-from runtime.gemm.dispatch import Dispatch, Entry
 from runtime.gemm.fallback import torch_runs
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
+from runtime.tables.dispatch import Dispatch, Entry
 
 from ..pack import ranges, tables, tuning_table
 from ..pack.forms import TABLE as FORMS
-from ..pack.tables import GemmRow
+from ..pack.tables import Row
 from ..pack.timings import TimingRow
 from ..pack.write import Package
 from . import choose, forms, history
@@ -101,7 +101,7 @@ class Writer:
                 package.set_table(name, self._archive.table(name), alone=name == history.TABLE)
         if universal is not None:
             package.set_table(FORMS, universal)
-        package.set_table(GEMM.name, tables.gemm_table(rows, self._archive.functions.targets_by_name()))
+        package.set_table(GEMM.name, tables.table(rows, GEMM, self._archive.functions.targets_by_name()))
         environment = report.environment | {
             "rejected": dict(sorted(rejected.items())),
             "tolerance": self._options.tolerance,
@@ -120,7 +120,7 @@ class Writer:
 
     def _rows(
         self, results: Mapping[Key, Tuned], rejected: Mapping[str, str]
-    ) -> tuple[list[GemmRow], list[str], list[float]]:
+    ) -> tuple[list[Row], list[str], list[float]]:
         """The rows, the signatures that nothing serves any more, and the speedups."""
         untouched = {id(e): _untouched(e, rejected) for e in self._dispatch.entries}
         served = {
@@ -132,7 +132,7 @@ class Writer:
         times = {key: self._predicted(key, one, rejected) for key, one in results.items() if _right(one, rejected)}
         chosen = choose.cover(list(times.values()), self._options.tolerance, served)
         equal = self._equal_bits(results, times, chosen | served, rejected)
-        rows, unserved, speedups = list[GemmRow](), list[str](), list[float]()
+        rows, unserved, speedups = list[Row](), list[str](), list[float]()
         for entry in self._dispatch.entries:
             key = entry.signature, entry.target
             replaced = key in results and (entry.candidates or entry.gpu == self._gpu)
@@ -163,7 +163,7 @@ class Writer:
 
     def _tuned_row(
         self, key: Key, one: Tuned, times: choose.Times, chosen: set[str], rejected: Mapping[str, str]
-    ) -> tuple[GemmRow, list[float]]:
+    ) -> tuple[Row, list[float]]:
         """The row of one signature, and its speedups at the M that were measured."""
         signature, target = key
         tolerance, predictions = self._options.tolerance, one.predictions(self._pools[target])
@@ -176,7 +176,7 @@ class Writer:
             ratios.append(measured.baseline_time.us / us)
         by_torch = [found for found in one.measured if torch_runs(signature) and _is_one_call(found.baseline)]
         baselines = {found.m: _baseline_us(found) for found in by_torch}
-        row = GemmRow(
+        row = Row(
             signature,
             target,
             self._gpu,
@@ -216,9 +216,9 @@ def _right(one: Tuned, rejected: Mapping[str, str]) -> list[str]:
     return names if launched & set(names) else []
 
 
-def _untouched(entry: Entry, rejected: Mapping[str, str]) -> GemmRow | None:
+def _untouched(entry: Entry, rejected: Mapping[str, str]) -> Row | None:
     """An entry that was not measured, without the functions that turned out wrong; None if that leaves nothing."""
-    row = GemmRow.of(entry)
+    row = Row.of(entry)
     if not row.names() & rejected.keys():
         return row
     candidates = [(m, [n for n in names if n not in rejected]) for m, names in entry.candidates]

@@ -17,7 +17,6 @@ from ..device.driver import Driver, PreparedLaunch
 from ..device.launch import CLUSTER_DIMENSION, Evaluation, Launch
 from ..device.workspace import Need, Workspaces
 from ..errors import ArgumentError, DeviceError, ProgramError, RecordError
-from ..gemm.dispatch import serves
 from ..program.record import (
     Argument,
     DeviceArgument,
@@ -28,6 +27,7 @@ from ..program.record import (
     TupleArgument,
 )
 from ..program.tensor import UNKNOWN_DEVICE, is_torch, stream_handle, torch_current_stream, view
+from ..tables.dispatch import serves
 from .counters import Counters
 
 # Shapes whose plans are kept; the oldest goes first. A plan takes 2-4 KB.
