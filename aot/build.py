@@ -17,14 +17,14 @@ from typing import Any
 from runtime.container import canonical
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
-from runtime.errors import AotError, ArgumentError, DeviceError, RecordError
+from runtime.errors import AotError, DeviceError, RecordError
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import Universal
 from runtime.limits import MAX_COST_RESULTS
-from runtime.program.operation import is_operation, operation
+from runtime.program.operation import is_operation
 from runtime.program.record import Record
-from runtime.tables.dispatch import record_mismatch, serves
+from runtime.tables.dispatch import serves
 
 from . import files
 from .compile.cache import Cache
@@ -32,6 +32,7 @@ from .compile.compiler import BuildReport, Event, Kernel, compile_variants
 from .pack import build_table, tables
 from .pack import write as pack
 from .pack.build_table import Build, Model
+from .pack.fits import refusal
 from .pack.forms import TABLE as FORMS
 from .pack.forms import read as read_forms
 from .pack.ranges import invariant, ranges
@@ -353,16 +354,8 @@ def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.Row], li
 
 def _refusal(kernel: Kernel, signature: Any) -> str | None:
     """Why a kernel cannot be called for a signature, or None. Of GEMM the enumeration has asked before."""
-    if signature.operation == GEMM.name:
-        return None
-    record = Record.from_json(kernel.record)
-    if mismatch := record_mismatch(signature, record):
-        return f"it {mismatch}"
-    try:
-        numbers = {argument.name: 1 for argument in record.device_arguments}
-        record.bind(operation(signature.operation).arguments(signature, 1, 0), numbers)
-    except ArgumentError as error:
-        return str(error)
+    if signature.operation != GEMM.name:
+        return refusal(Record.from_json(kernel.record), signature)
     return None
 
 

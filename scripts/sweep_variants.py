@@ -32,9 +32,9 @@ from aot.search import rank
 from aot.search.legal import of_name, unsuited
 from aot.search.variants import Variant
 from aot.tune import measure
-from aot.tune.baseline import baseline
+from aot.tune.gemm.baseline import baseline
+from aot.tune.gemm.operands import OperandSet, Weights
 from aot.tune.measure import Launch
-from aot.tune.operands import OperandSet, Weights
 from runtime.container.archive import Archive
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
@@ -58,7 +58,7 @@ def launcher(library: Any, name: str) -> Launch:
     function = library.functions[name]
 
     def launch(o: OperandSet) -> None:
-        function(*o.tensors(), stream=torch.cuda.current_stream())
+        function(*o.arguments(), stream=torch.cuda.current_stream())
 
     return launch
 

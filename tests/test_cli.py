@@ -428,6 +428,7 @@ def test_tune_says_what_is_wrong_with_its_input_before_it_imports_torch(
     [
         ({"interrupted": True}, 130, "error: interrupted; "),
         ({"unserved": ["s on sm_90a"]}, 1, "warning: s on sm_90a: no candidate computes the right result"),
+        ({"unknown": ["s on sm_90a"]}, 0, "warning: s on sm_90a: left as it was, unchecked: "),
         ({}, 0, ""),
     ],
 )

@@ -19,7 +19,7 @@ from aot.pack import ranges
 from aot.pack.tables import Row, table
 from aot.pack.write import Package
 from aot.search.legal import of_name, summation
-from aot.tune.operands import OperandSet, Weights, gemm_options, put_zeros
+from aot.tune.gemm.operands import OperandSet, Weights, gemm_options, put_zeros
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.gemm.call import EXTRAS
@@ -153,7 +153,7 @@ def test_functions_that_are_known_to_give_equal_bits_do(tuned_archive: Path) -> 
                     first: torch.Tensor | None = None
                     for name in names:
                         o.d.view(torch.uint8).fill_(0xFF)
-                        library.functions[name](*o.tensors(), stream=torch.cuda.current_stream())
+                        library.functions[name](*o.arguments(), stream=torch.cuda.current_stream())
                         first = o.d.clone() if first is None else first
                         assert same_bits(o.d, first), f"{entry.signature.key()} M={m}: {names[0]}, {name}"
                 several += len(names) > 1

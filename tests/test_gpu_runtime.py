@@ -117,20 +117,20 @@ class ExportedDLPack(Exported):
 
 def arguments(s: Signature, o: Any) -> Any:
     """What `gemm` takes by keyword for this signature and these operands."""
-    from aot.tune.operands import gemm_options
+    from aot.tune.gemm.operands import gemm_options
 
     return gemm_options(s, o)
 
 
 def made(s: Signature, m: int, seed: int = 0) -> Any:
-    from aot.tune.operands import Weights
+    from aot.tune.gemm.operands import Weights
 
     return Weights(s, m, 0, seed).operands(m)[0]
 
 
 def test_results_are_right_at_ragged_m(library: Library, signatures: list[Signature], torch: Any) -> None:
     from aot.tune import measure
-    from aot.tune.operands import Weights
+    from aot.tune.gemm.operands import Weights
 
     for s in signatures:
 

@@ -89,7 +89,7 @@ def product(a: Any, b: Any) -> Any:
 
 
 def test_operator_gives_the_very_bits_of_the_library(library: Library, signatures: list[Signature]) -> None:
-    from aot.tune.operands import Weights, gemm_options
+    from aot.tune.gemm.operands import Weights, gemm_options
 
     for s in signatures:
         for m in (1, 77):

@@ -101,16 +101,21 @@ def operation_tables(rows: Iterable[Row], targets: Mapping[str, str]) -> dict[st
     return {name: table(of, operation(name), targets) for name, of in by_operation.items()}
 
 
-def operation_rows(archive: Archive) -> list[Row]:
-    """The rows of all tables of operations that an archive has.
+def operation_entries(archive: Archive) -> tuple[Entry, ...]:
+    """The entries of all tables of operations that an archive has, GEMM's first.
 
     Raises:
         RecordError: one is malformed.
     """
     targets = archive.functions.targets_by_name()
-    names = [name for name in archive.tables if is_operation(name)]
+    names = sorted((name for name in archive.tables if is_operation(name)), key=lambda name: name != GEMM.name)
     with naming(archive):
-        return [Row.of(e) for name in names for e in read(archive.table(name), operation(name), targets)]
+        return tuple(e for name in names for e in read(archive.table(name), operation(name), targets))
+
+
+def operation_rows(archive: Archive) -> list[Row]:
+    """The rows of all tables of operations that an archive has; raises as `operation_entries` does."""
+    return [Row.of(entry) for entry in operation_entries(archive)]
 
 
 def table(rows: Iterable[Row], of: Operation, targets: Mapping[str, str]) -> dict[str, Any]:
