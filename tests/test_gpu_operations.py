@@ -61,6 +61,24 @@ def launcher(library: Library, name: str) -> Callable[[Any], None]:
     return lambda o: library.functions[name](*o.arguments(), stream=torch.cuda.current_stream())
 
 
+def waiting(archive: Path, norms: dict[str, list[str]], path: Path) -> Path:
+    """An archive of these functions with entries that wait to be tuned."""
+    package, rows = Package(), []
+    with Archive.open(archive) as opened:
+        package.add_archive(opened, sorted({name for names in norms.values() for name in names}))
+        targets = opened.functions.targets_by_name()
+    for dtype, names in norms.items():
+        target = targets[names[0]]
+        alike = [name for name in names if targets[name] == target]
+        serving = ranges.ranges([(m, alike[0]) for m in TOKENS])
+        signature = Signature(dtype, dtype, dtype, 4096)
+        rows.append(tables.Row(signature, target, None, "ranked", serving, candidates=[(m, alike) for m in TOKENS]))
+    for name, table in tables.operation_tables(rows, targets).items():
+        package.set_table(name, table)
+    package.write(path)
+    return path
+
+
 def test_entries_of_other_operations_are_right_at_any_m(tuned_archive: Path, library: Library) -> None:
     """By the very check of tuning, whatever the operation."""
     with Archive.open(tuned_archive) as archive:
@@ -100,25 +118,12 @@ def test_check_notices_what_a_launch_leaves_out(norms: dict[str, list[str]], lib
 
 def test_rmsnorm_is_tuned_beside_torch(tuned_archive: Path, norms: dict[str, list[str]], tmp_path: Path) -> None:
     """All of `aot tune`, on entries that wait for it: the archive's functions with nothing chosen yet."""
-    package, rows = Package(), []
-    with Archive.open(tuned_archive) as archive:
-        package.add_archive(archive, sorted({name for names in norms.values() for name in names}))
-        targets = archive.functions.targets_by_name()
-    for dtype, names in norms.items():
-        target = targets[names[0]]
-        alike = [name for name in names if targets[name] == target]
-        ranked = [(m, alike) for m in TOKENS]
-        serving = ranges.ranges([(m, alike[0]) for m in TOKENS])
-        signature = Signature(dtype, dtype, dtype, 4096)
-        rows.append(tables.Row(signature, target, None, "ranked", serving, candidates=ranked))
-    for name, table in tables.operation_tables(rows, targets).items():
-        package.set_table(name, table)
-    package.write(tmp_path / "ranked.aot")
+    waiting(tuned_archive, norms, tmp_path / "ranked.aot")
     report = tune_archive(tmp_path / "ranked.aot", tmp_path / "tuned.aot", TuneOptions())
     assert (report.rejected, report.unserved, report.unknown) == ({}, [], [])
     with Archive.open(tmp_path / "tuned.aot") as archive:
         found = tables.operation_entries(archive)
-    assert len(found) == len(rows)
+    assert len(found) == len(norms)
     for entry in found:
         assert entry.state == "tuned"
         assert {timing["m"] for timing in entry.timings} >= {TOKENS[0], TOKENS[-1]}
@@ -133,3 +138,27 @@ def test_rmsnorm_is_tuned_beside_torch(tuned_archive: Path, norms: dict[str, lis
         tuned.call("rmsnorm", x, weight, out=y, eps=eps)
         wanted = tuning(s).measures().reference(s, operands)["y"]
         assert float((y.double() - wanted).norm() / wanted.norm()) < measure.tolerance(s.y)
+
+
+def test_operator_gives_the_very_bits_of_the_library(
+    norms: dict[str, list[str]], tmp_path: Path, tuned_archive: Path
+) -> None:
+    """In eager mode, compiled with any M, and captured."""
+    import runtime.torch as binding
+
+    torch._dynamo.reset()
+    with runtime.load(waiting(tuned_archive, norms, tmp_path / "ranked.aot")) as lib:
+        for dtype in norms:
+            s = Signature(dtype, dtype, dtype, 4096)
+            step = torch.compile(lambda x, w, lib=lib: binding.call(lib, "rmsnorm", x, w), fullgraph=True, dynamic=True)
+            for m in (3, 17, 333):
+                x, weight, y, _ = tuning(s).measures().weights(s, m, 0, m).operands(m)[0].arguments()
+                lib.call("rmsnorm", x, weight, out=y)
+                assert torch.equal(binding.call(lib, "rmsnorm", x, weight), y)
+                assert torch.equal(step(x, weight), y)
+                found, graph = torch.empty_like(y), torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    binding.call(lib, "rmsnorm", x, weight, out=found)
+                graph.replay()
+                assert torch.equal(found, y)
+        torch.cuda.synchronize()
