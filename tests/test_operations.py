@@ -21,6 +21,7 @@ from runtime.container.archive import Archive
 from runtime.program import operation as operations
 from runtime.program.operation import operation
 from runtime.rmsnorm import RMSNORM, Signature
+from runtime.serve.function import Unfit
 from runtime.tables.dispatch import Dispatch
 
 from .command_line import COMMAND, ROOT, Run
@@ -161,6 +162,32 @@ def test_preload_loads_the_functions_of_every_operation(library: Library, driver
     assert library.preload(only=[OF.key()]) == ("narrow", "wide")
     with pytest.raises(KernelMiss, match="cannot preload bf16_bf16_bf16_rmsnorm_n8"):
         library.preload(only=["bf16_bf16_bf16_rmsnorm_n8"])
+
+
+def test_preload_plans_calls_at_the_rows_it_is_given(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    library.preload([1, 16])
+    made = library.stats().plans_made
+    x, weight, y = tensors(16)
+    library.call("rmsnorm", x, weight, out=y)
+    assert library.stats().plans_made == made
+    library.preload([16])
+    assert library.stats().plans_made == made
+    for change in ({"eps": 1e-5}, {"m": 17}):
+        x, weight, y = tensors(int(change.pop("m", 16)))
+        library.call("rmsnorm", x, weight, out=y, **change)
+        made += 1
+        assert library.stats().plans_made == made, "which nobody prepared"
+
+
+def test_preload_plans_what_serves_where_the_best_cannot(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = library.functions["wide"]
+    monkeypatch.setattr(wide, "_evaluate", lambda values: (_ for _ in ()).throw(Unfit("too large")))
+    assert library.preload([16]) == ("narrow", "wide")
+    made = library.stats().plans_made
+    x, weight, y = tensors(16)
+    library.call("rmsnorm", x, weight, out=y)
+    assert library.stats().plans_made == made
+    assert library.stats().launches_by_function == {"narrow": 1}
 
 
 def test_unknown_operation_is_refused_by_name(library: Library) -> None:
