@@ -13,12 +13,15 @@ import pytest
 
 from aot.pack import tables
 from aot.pack.write import Package
+from aot.search.legal import unsuited
+from aot.search.provider import provider
 from aot.tune import history, operation, times
 from aot.tune.options import TuneError
 from aot.tune.write import TuneReport
 from aot.verify import archive as verify
 from runtime.container.archive import Archive
-from runtime.rmsnorm import Signature
+from runtime.gemm.signature import Signature as GemmSignature
+from runtime.rmsnorm import RMSNORM, Signature
 from runtime.tables.dispatch import Entry
 
 from .command_line import Run
@@ -187,3 +190,13 @@ def test_tuning_that_cannot_be_imported_says_so(tmp_path: Path) -> None:
     (tmp_path / "site" / "row_scale_tuning.py").write_text("import nothing_of_this_name")
     with pytest.raises(TuneError, match=r"operation row_scale: .*cannot be imported .*nothing_of_this_name"):
         tuned_archive(archive_of(tmp_path / "in.aot", "row_scale"), tmp_path / "tuned.aot")
+
+
+def test_variants_suit_signatures_of_their_own_operation_and_element_types() -> None:
+    norm, gemm = RMSNORM.of_key(OF.key()), GemmSignature("bf16", "bf16", "bf16", "f32", "none", 4096, 4096)
+    of_norms = [v for v in provider("own").functions("sm_90a") if v.operation == "rmsnorm"]
+    of_gemms = provider("own").variants("sm_90a", gemm)
+    suited = {v.d for v in of_norms if unsuited(v, norm) is None}
+    assert (suited, {v.d for v in of_norms}) == ({"bf16"}, {"bf16", "f16"})
+    assert {unsuited(v, gemm) for v in of_norms} == {"rmsnorm_row computes rmsnorm, not gemm"}
+    assert all(str(unsuited(v, norm)).endswith(" computes gemm, not rmsnorm") for v in of_gemms)
