@@ -17,14 +17,14 @@ from typing import Any
 from runtime.container import canonical
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
-from runtime.errors import AotError, ArgumentError, DeviceError, RecordError
-from runtime.gemm.dispatch import record_mismatch, serves
+from runtime.errors import AotError, DeviceError, RecordError
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import Universal
 from runtime.limits import MAX_COST_RESULTS
-from runtime.program.operation import is_operation, operation
+from runtime.program.operation import is_operation
 from runtime.program.record import Record
+from runtime.tables.dispatch import serves
 
 from . import files
 from .compile.cache import Cache
@@ -32,6 +32,7 @@ from .compile.compiler import BuildReport, Event, Kernel, compile_variants
 from .pack import build_table, tables
 from .pack import write as pack
 from .pack.build_table import Build, Model
+from .pack.fits import refusal
 from .pack.forms import TABLE as FORMS
 from .pack.forms import read as read_forms
 from .pack.ranges import invariant, ranges
@@ -320,8 +321,8 @@ def _require_readable(table: dict[str, Any], function_targets: Mapping[str, str]
         raise BuildError(f"{reason}; split the manifests over several archives, or give --candidates fewer") from None
 
 
-def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow], list[tuple[Signature, str, str]]]:
-    """The rows of the gemm table (`runtime.gemm.dispatch` reads them), and what no kernel is there for."""
+def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.Row], list[tuple[Signature, str, str]]]:
+    """The rows of the gemm table (`runtime.tables.dispatch` reads them), and what no kernel is there for."""
     entries, unserved = [], []
     for gemm in work.gemms:
         refusals = {v: _refusal(kernel, gemm.signature) for v, kernel in report.kernels.items()}
@@ -338,7 +339,7 @@ def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow]
             unserved.append((gemm.signature, gemm.target, reason))
             continue
         entries.append(
-            tables.GemmRow(
+            tables.Row(
                 gemm.signature,
                 gemm.target,
                 None,
@@ -353,16 +354,8 @@ def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow]
 
 def _refusal(kernel: Kernel, signature: Any) -> str | None:
     """Why a kernel cannot be called for a signature, or None. Of GEMM the enumeration has asked before."""
-    if signature.operation == GEMM.name:
-        return None
-    record = Record.from_json(kernel.record)
-    if mismatch := record_mismatch(signature, record):
-        return f"it {mismatch}"
-    try:
-        numbers = {argument.name: 1 for argument in record.device_arguments}
-        record.bind(operation(signature.operation).arguments(signature, 1, 0), numbers)
-    except ArgumentError as error:
-        return str(error)
+    if signature.operation != GEMM.name:
+        return refusal(Record.from_json(kernel.record), signature)
     return None
 
 
@@ -378,13 +371,13 @@ def _forms(work: Plan, report: BuildReport) -> tuple[list[universal.Chosen], lis
     return forms, unserved
 
 
-def _rows_besides(base: Archive, entries: Iterable[tables.GemmRow]) -> list[tables.GemmRow]:
+def _rows_besides(base: Archive, entries: Iterable[tables.Row]) -> list[tables.Row]:
     """The rows of another archive but for the signatures and targets of `entries`."""
     replaced = {(row.signature, row.target) for row in entries}
     return [row for row in _rows(base) if (row.signature, row.target) not in replaced]
 
 
-def _rows(archive: Archive) -> list[tables.GemmRow]:
+def _rows(archive: Archive) -> list[tables.Row]:
     return tables.operation_rows(archive)
 
 

@@ -21,8 +21,8 @@ from report import geomean, out_argument, patch_argument, write
 import runtime
 from aot.problem import manifest as manifests
 from aot.tune import measure
-from aot.tune.baseline import baseline
-from aot.tune.operands import OperandSet, Weights, gemm_options
+from aot.tune.gemm.baseline import baseline
+from aot.tune.gemm.operands import OperandSet, Weights, gemm_options
 from runtime.gemm.signature import Signature
 
 TOKENS = (1, 3, 16, 64, 128, 256, 333, 512, 1024, 2048, 4096, 8192)

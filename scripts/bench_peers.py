@@ -29,9 +29,10 @@ from report import geomean, out_argument, patch_argument, write
 
 import runtime
 from aot.tune import measure
-from aot.tune.baseline import baseline
+from aot.tune.elements import poisoned
+from aot.tune.gemm.baseline import baseline
+from aot.tune.gemm.operands import MAX_ERROR_FP8, OperandSet, Weights, reference
 from aot.tune.measure import Launch
-from aot.tune.operands import OperandSet, Weights, poisoned, reference
 from runtime.errors import AotError, KernelMiss
 from runtime.gemm.signature import Signature
 
@@ -268,7 +269,7 @@ class _Imprecise:
         difference = d[:rows].to(expected.dtype) - expected
         error = difference.norm().item() / expected.norm().item()
         worst = difference.abs().max().item() / expected.square().mean().sqrt().item()
-        right = error <= measure.MAX_ERROR_FP8 and worst <= _IMPRECISE_ELEMENT and bool(d[rows:].isnan().all())
+        right = error <= MAX_ERROR_FP8 and worst <= _IMPRECISE_ELEMENT and bool(d[rows:].isnan().all())
         return error if right else None
 
 

@@ -33,9 +33,9 @@ from summarise_random import AGAINST, BEST_OF, DEEP_GEMM, ON_SLOWER, OURS, TORCH
 
 import runtime
 from aot.tune import measure
-from aot.tune.baseline import baseline
+from aot.tune.gemm.baseline import baseline
+from aot.tune.gemm.operands import OperandSet, Weights, gemm_options
 from aot.tune.measure import Launch
-from aot.tune.operands import OperandSet, Weights, gemm_options
 from runtime.errors import AotError, KernelMiss, WorkspaceError
 from runtime.gemm.signature import Signature
 

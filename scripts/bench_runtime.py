@@ -23,10 +23,11 @@ from aot.tune.elements import TORCH_DTYPES
 from runtime import native
 from runtime.container.archive import Archive
 from runtime.device.driver import _PooledLaunch
-from runtime.gemm.dispatch import Dispatch, serves
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.program.record import TensorArgument
+from runtime.tables.dispatch import Dispatch, serves
 
 BLOCK_LAUNCHES = 200
 
@@ -190,7 +191,7 @@ def first_calls(path: Path) -> dict[str, Any]:
     import torch
 
     with Archive.open(path) as archive:
-        entries = Dispatch.from_json(archive.table("gemm")).entries_for(torch.cuda.get_device_capability())
+        entries = Dispatch.from_json(archive.table("gemm"), GEMM).entries_for(torch.cuda.get_device_capability())
     library = runtime.load(path)
     library.preload()
     samples: dict[str, list[float]] = {"first_of_kernel_ms": [], "one_row_ms": []}

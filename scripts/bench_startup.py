@@ -118,13 +118,14 @@ said["preload"] = time.monotonic() - began
 import os
 os.environ["CUTE_DSL_ARCH"] = "sm_90a"
 import runtime
-from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.operation import GEMM
+from runtime.tables.dispatch import Dispatch
 library = runtime.load(archive)
 names, found = set(library.preload()), {}
 began = time.monotonic()
 from aot.compile.lower import lower
 from aot.search.provider import PROVIDERS, provider
-for entry in Dispatch.from_json(library._now.archives[0].table("gemm")).entries:
+for entry in Dispatch.from_json(library._now.archives[0].table("gemm"), GEMM).entries:
     for variant in (v for p in PROVIDERS for v in provider(p).variants("sm_90a", entry.signature)):
         if variant.name() in names and len(found) < {jit}:
             found[variant.name()] = variant
@@ -149,9 +150,10 @@ said["first"] = time.monotonic() - began
     "torch.compile, max-autotune of a model": _TORCH
     + """
 import runtime
-from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.operation import GEMM
+from runtime.tables.dispatch import Dispatch
 library = runtime.load(archive)
-entries = Dispatch.from_json(library._now.archives[0].table("gemm")).entries
+entries = Dispatch.from_json(library._now.archives[0].table("gemm"), GEMM).entries
 found = [e.signature for e in entries]
 plain = [(s.n, s.k) for s in found if s.key() == f"bf16_bf16_bf16_f32_none_n{s.n}_k{s.k}"]
 library.close()

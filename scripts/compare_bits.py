@@ -31,7 +31,7 @@ def digests_of(library: Any, signature: Any, names: Sequence[str], tokens: Seque
     """For each function that can be launched at all of `tokens` a digest of its output at each."""
     import torch
 
-    from aot.tune.operands import Weights, put_zeros
+    from aot.tune.gemm.operands import Weights, put_zeros
     from runtime.errors import AotError
 
     found: dict[str, list[str]] = {name: [] for name in names}
@@ -41,7 +41,7 @@ def digests_of(library: Any, signature: Any, names: Sequence[str], tokens: Seque
         for name in list(found):
             o.d.view(torch.uint8).fill_(0xFF)
             try:
-                library.functions[name](*o.tensors(), stream=torch.cuda.current_stream())
+                library.functions[name](*o.arguments(), stream=torch.cuda.current_stream())
             except AotError:
                 del found[name]
                 continue
@@ -61,12 +61,13 @@ def main() -> int:
     import runtime
     from aot.tune import measure
     from runtime.container.archive import Archive
-    from runtime.gemm.dispatch import Dispatch, serves
+    from runtime.gemm.operation import GEMM
+    from runtime.tables.dispatch import Dispatch, serves
 
     environment = measure.environment()
     capability = tuple(int(x) for x in environment["compute_capability"].split("."))
     with Archive.open(options.archive) as archive:
-        table = Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name())
+        table = Dispatch.from_json(archive.table("gemm"), GEMM, archive.functions.targets_by_name())
     library = runtime.load(options.archive)
     results = []
     for entry in table.entries:

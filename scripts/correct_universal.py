@@ -20,6 +20,7 @@ from aot.tune.forms import TunedForm, table
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
 from runtime.errors import AotError
+from runtime.gemm.operation import GEMM
 
 H200 = Gpu("NVIDIA H200", 132, 4814)
 
@@ -31,7 +32,7 @@ def corrected(archive: Archive, gpu: Gpu) -> Package:
         AotError: it has no universal table, or no times.
     """
     universal = read(archive)
-    rows = [row for row in history.tunings(archive) if row["gpu"] == gpu.name]
+    rows = [row for row in history.tunings(archive, GEMM.name) if row["gpu"] == gpu.name]
     if universal is None or not rows:
         raise AotError(f"{archive.path}: has no forms with times of {gpu.name}; tune it there first")
     tuned = {}

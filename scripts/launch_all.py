@@ -23,8 +23,8 @@ import torch
 
 import runtime
 from aot.tune.elements import TORCH_DTYPES
-from runtime.gemm.dispatch import serves
 from runtime.program.record import TensorArgument
+from runtime.tables.dispatch import serves
 
 SCHEDULES = (
     *("cooperative", "pingpong", "swap", "stream_k", "quads"),

@@ -22,9 +22,10 @@ from report import out_argument, write
 import runtime
 from aot.tune import measure
 from runtime.container.archive import Archive
-from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
+from runtime.tables.dispatch import Dispatch
 
 TOKENS = (1, 3, 16, 33, 64)
 _COMPARE_EVERY = 500
@@ -99,7 +100,7 @@ def main() -> int:
         shutil.copy(versions[0], served)
         library = runtime.load(served)
         with Archive.open(options.archive) as archive:
-            entries = Dispatch.from_json(archive.table("gemm")).entries
+            entries = Dispatch.from_json(archive.table("gemm"), GEMM).entries
         there = {entry.signature for entry in entries}
         of_bf16 = ("bf16", "bf16", "bf16", "f32", "none")
         shapes = sorted({(s.n, s.k) for s in there if Signature(*of_bf16, s.n, s.k) in there})[:4]

@@ -32,12 +32,13 @@ from aot.search import rank
 from aot.search.legal import of_name, unsuited
 from aot.search.variants import Variant
 from aot.tune import measure
-from aot.tune.baseline import baseline
+from aot.tune.gemm.baseline import baseline
+from aot.tune.gemm.operands import OperandSet, Weights
 from aot.tune.measure import Launch
-from aot.tune.operands import OperandSet, Weights
 from runtime.container.archive import Archive
-from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
+from runtime.tables.dispatch import Dispatch
 
 TARGET = "sm_90a"
 TOKENS = (1, 8, 16, 32, 64, 128, 192, 256, 333, 512, 1024, 2048, 4096, 8192)
@@ -57,7 +58,7 @@ def launcher(library: Any, name: str) -> Launch:
     function = library.functions[name]
 
     def launch(o: OperandSet) -> None:
-        function(*o.tensors(), stream=torch.cuda.current_stream())
+        function(*o.arguments(), stream=torch.cuda.current_stream())
 
     return launch
 
@@ -177,7 +178,7 @@ def main() -> int:
 def run(asked: argparse.Namespace, l2_bytes: int) -> list[dict[str, Any]]:
     """Time what was asked for, on this machine's GPU."""
     with Archive.open(asked.archive) as archive:
-        table = Dispatch.from_json(archive.table("gemm"))
+        table = Dispatch.from_json(archive.table("gemm"), GEMM)
     library = runtime.load(asked.archive)
     results: list[dict[str, Any]] = []
     end = time.monotonic() + 60 * asked.minutes

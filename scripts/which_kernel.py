@@ -26,9 +26,9 @@ from summarise_random import OURS, TORCH
 from torch.autograd import DeviceType
 
 from aot.tune import measure
-from aot.tune.baseline import baseline
+from aot.tune.gemm.baseline import baseline
+from aot.tune.gemm.operands import OperandSet, Weights
 from aot.tune.measure import Launch
-from aot.tune.operands import OperandSet, Weights
 from runtime.errors import AotError
 
 # nvjet_sm90_tst_TILE_KxSTAGES_CLUSTER_..., as cuBLAS 12 and 13 call their Hopper kernels; older ones say tilesize.

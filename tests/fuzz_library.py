@@ -42,12 +42,12 @@ from runtime.container.archive import Archive
 from runtime.device.driver import PreparedLaunch
 from runtime.device.launch import Launch
 from runtime.errors import AotError
-from runtime.gemm.dispatch import record_mismatch
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import WORDS
 from runtime.numbers.dtypes import TORCH_NAMES
 from runtime.program.operation import extents_at
 from runtime.program.record import Record, TensorView
+from runtime.tables.dispatch import record_mismatch
 from tests import mutants, recording_driver
 from tests.native_stand_in import exchange_capsule
 from tests.recording_driver import DTYPES, FakeTensor, FakeTorch, RecordingDriver, TorchDType, _Recorded

@@ -20,9 +20,8 @@ from aot.pack.write import Package
 from aot.tune import history
 from runtime.container import canonical
 from runtime.device.gpus import Gpu
-from runtime.gemm import table, universal
+from runtime.gemm import universal
 from runtime.gemm.signature import Signature
-from runtime.gemm.table import Entry
 from runtime.gemm.universal import FormSource, Function
 from runtime.limits import MAX_GEMM_EXTENT
 from runtime.program.arguments import (
@@ -39,6 +38,8 @@ from runtime.program.arguments import (
 from runtime.program.costs import CostSource
 from runtime.program.program import LaunchSource, ParameterSource, ProgramSource
 from runtime.program.record import Kernel, RecordSource
+from runtime.tables import table
+from runtime.tables.table import Entry
 
 from .made_up_kernel import cubin_of
 

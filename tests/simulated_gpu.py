@@ -29,9 +29,9 @@ from aot.tune.worker import Announce, Setup, do
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
 from runtime.errors import AotError
-from runtime.gemm.dispatch import Entry
 from runtime.gemm.signature import Signature
 from runtime.program.record import Record
+from runtime.tables.dispatch import Entry
 
 from .recording_driver import gemm_record
 

@@ -238,7 +238,7 @@ def test_a_library_error_becomes_one_candidates_failure() -> None:
         raise ValueError("no such tile\nand more")
 
     with pytest.raises(peers.PeerError, match=r"ValueError: no such tile$"):
-        peers.guarded(broken)(None)  # type: ignore[arg-type]
+        peers.guarded(broken)(None)
 
 
 def test_the_result_file_is_reduced_to_ratios_by_contender_and_range_of_m(tmp_path: Path) -> None:

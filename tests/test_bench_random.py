@@ -26,7 +26,7 @@ import yaml
 from peers import deep_gemm
 
 from aot.tune import measure
-from aot.tune.operands import OperandSet, Weights, reference
+from aot.tune.gemm.operands import OperandSet, Weights, reference
 from runtime.errors import ArgumentError, KernelMiss
 from runtime.gemm.signature import Signature
 

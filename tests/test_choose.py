@@ -23,8 +23,8 @@ from aot.tune.options import TuneOptions
 from aot.tune.session import Tuned
 from aot.tune.timing import Timing
 from aot.tune.worker import do
-from runtime.gemm.dispatch import Entry
 from runtime.gemm.signature import Signature
+from runtime.tables.dispatch import Entry
 
 from .simulated_gpu import SimulatedBench, SimulatedGpu, TimeOf, Truth, pool_of
 

@@ -27,7 +27,8 @@ from aot.tune import run as run_of_tune
 from aot.tune.options import TuneOptions
 from aot.tune.write import TuneReport
 from runtime.container.archive import Archive
-from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.operation import GEMM
+from runtime.tables.dispatch import Dispatch
 
 from .command_line import COMMAND, DOWN, MANIFEST, ROOT, UP, Result, Run, hear_control_c
 
@@ -54,7 +55,7 @@ def _cpu_time_of_children_s() -> float:
 
 def test_a_build_makes_an_archive_that_serves_the_manifest(archive: Path) -> None:
     with Archive.open(archive) as opened:
-        dispatch = Dispatch.from_json(opened.table("gemm"), opened.functions.targets_by_name())
+        dispatch = Dispatch.from_json(opened.table("gemm"), GEMM, opened.functions.targets_by_name())
         assert [(e.signature.key(), e.target, e.state) for e in dispatch.entries] == [
             (UP, "sm_90a", "ranked"),
             (DOWN, "sm_90a", "ranked"),
@@ -431,6 +432,7 @@ def test_tune_says_what_is_wrong_with_its_input_before_it_imports_torch(
     [
         ({"interrupted": True}, 130, "error: interrupted; "),
         ({"unserved": ["s on sm_90a"]}, 1, "warning: s on sm_90a: no candidate computes the right result"),
+        ({"unknown": ["s on sm_90a"]}, 0, "warning: s on sm_90a: left as it was, unchecked: "),
         ({}, 0, ""),
     ],
 )

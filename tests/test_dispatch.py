@@ -12,10 +12,11 @@ import pytest
 from aot.pack import tables
 from runtime.device.gpus import Gpu
 from runtime.errors import KernelMiss, RecordError
-from runtime.gemm.dispatch import Dispatch, record_mismatch, serves
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.limits import MAX_GEMM_FUNCTIONS
 from runtime.program.record import Record
+from runtime.tables.dispatch import Dispatch, record_mismatch, serves
 
 from .recording_driver import H200, entry, gemm_record, operands_record, signature, table
 
@@ -47,7 +48,7 @@ TARGETS = {
 
 @pytest.fixture
 def dispatch() -> Dispatch:
-    return Dispatch.from_json(TABLE, TARGETS)
+    return Dispatch.from_json(TABLE, GEMM, TARGETS)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_miss_names_types_and_batch(dispatch: Dispatch) -> None:
 
 def test_miss_of_an_empty_table_says_so() -> None:
     with pytest.raises(KernelMiss, match="has no entries"):
-        Dispatch.from_json(table([])).lookup(WANTED, HOPPER)
+        Dispatch.from_json(table([]), GEMM).lookup(WANTED, HOPPER)
 
 
 def damaged(path: list[Any], value: Any) -> dict[str, Any]:
@@ -210,12 +211,12 @@ FIRST = ["entries", 0]
 )
 def test_table_that_breaks_a_rule_is_refused(path: list[Any], value: Any, message: str) -> None:
     with pytest.raises(RecordError, match=message):
-        Dispatch.from_json(damaged(path, value), TARGETS)
+        Dispatch.from_json(damaged(path, value), GEMM, TARGETS)
 
 
 def test_table_that_is_no_object_is_refused() -> None:
     with pytest.raises(RecordError, match="exactly the fields"):
-        Dispatch.from_json([])
+        Dispatch.from_json([], GEMM)
 
 
 def test_table_of_many_ranges_is_read_in_little_time() -> None:
@@ -223,7 +224,7 @@ def test_table_of_many_ranges_is_read_in_little_time() -> None:
     ranges: list[tuple[int | None, str]] = [(m, f"f{m % 20}") for m in range(1, 100)]
     made = table([entry(signature(n), [*ranges, (None, "f0")]) for n in range(8, 8 * 151, 8)])
     targets = {f"f{i}": "sm_90a" for i in range(20)}
-    assert min(timeit.repeat(lambda: Dispatch.from_json(made, targets), number=1, repeat=5)) < 0.06
+    assert min(timeit.repeat(lambda: Dispatch.from_json(made, GEMM, targets), number=1, repeat=5)) < 0.06
 
 
 # --- kinds of GPU ---
@@ -240,7 +241,7 @@ def served_on(gpu: Gpu, *kinds: Gpu | None, ranked: tuple[Gpu | None, ...] = ())
         )
         for kind in kinds
     ]
-    return Dispatch.from_json(table(entries)).find(WANTED, HOPPER, 1, gpu)
+    return Dispatch.from_json(table(entries), GEMM).find(WANTED, HOPPER, 1, gpu)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +280,7 @@ def test_better_target_comes_before_a_nearer_kind() -> None:
         entry(signature(), [(None, "old")], target="sm_80", gpu=H200),
         entry(signature(), [(None, "newer")], target="sm_86", gpu=H20),
     ]
-    assert Dispatch.from_json(table(rows), TARGETS).find(WANTED, ADA, 1, H200) == "newer"
+    assert Dispatch.from_json(table(rows), GEMM, TARGETS).find(WANTED, ADA, 1, H200) == "newer"
 
 
 def test_entry_reads_as_it_was_written() -> None:
@@ -291,7 +292,7 @@ def test_entry_reads_as_it_was_written() -> None:
         invariant=[(16, "wide"), (99, "small"), (None, "wide")],
         torch_faster=[(3, 3), (5, 9), (12, None)],
     )
-    (found,) = Dispatch.from_json(table([row]), TARGETS).entries
+    (found,) = Dispatch.from_json(table([row]), GEMM, TARGETS).entries
     assert found.ranges == ((16, "small"), (None, "large"))
     assert found.candidates == ((8, ("tiny", "small")),)
     assert found.gpu == H200
@@ -302,15 +303,15 @@ def test_entry_reads_as_it_was_written() -> None:
     assert [only.best(m) for m in (1, 16, 17, 99, 100)] == ["wide", "wide", "small", "small", "wide"]
     assert {name for m in (1, 50, 5000) for name in only.functions(m)} == {"wide", "small"}
     assert [m for m in range(1, 15) if found.torch_is_faster(m)] == [3, 5, 6, 7, 8, 9, 12, 13, 14]
-    assert "timings" not in tables.gemm_table([tables.GemmRow.of(found)], TARGETS)["entries"][0]
-    (again,) = Dispatch.from_json(tables.gemm_table([tables.GemmRow.of(found)], TARGETS), TARGETS).entries
-    assert tables.GemmRow.of(again) == tables.GemmRow.of(found)
+    assert "timings" not in tables.table([tables.Row.of(found)], GEMM, TARGETS)["entries"][0]
+    (again,) = Dispatch.from_json(tables.table([tables.Row.of(found)], GEMM, TARGETS), GEMM, TARGETS).entries
+    assert tables.Row.of(again) == tables.Row.of(found)
 
 
 def test_writer_names_a_row_that_readers_would_refuse() -> None:
-    row = tables.GemmRow(WANTED, "sm_90a", None, "tuned", [(16, "small"), (None, "small")])
+    row = tables.Row(WANTED, "sm_90a", None, "tuned", [(16, "small"), (None, "small")])
     with pytest.raises(RecordError, match=r"entry 1 ranges: .*same function"):
-        tables.gemm_table([replace(row, gpu=H200, ranges=[(None, "small")]), row], TARGETS)
+        tables.table([replace(row, gpu=H200, ranges=[(None, "small")]), row], GEMM, TARGETS)
 
 
 # --- entries and records ---
@@ -468,5 +469,5 @@ def test_batches_are_for_batched_entries_and_only_those() -> None:
 def test_no_more_functions_are_tried_than_there_is_time_for() -> None:
     names = [f"f{i}" for i in range(100)]
     made = table([entry(signature(), [(None, "f0")], candidates=[[1, names]])])
-    (found,) = Dispatch.from_json(made, dict.fromkeys(names, "sm_90a")).entries
+    (found,) = Dispatch.from_json(made, GEMM, dict.fromkeys(names, "sm_90a")).entries
     assert found.functions(1) == tuple(names[:MAX_GEMM_FUNCTIONS])

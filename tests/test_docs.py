@@ -196,6 +196,7 @@ ROOMS = {
         ("container", "native"),
         ("device",),
         ("program",),
+        ("tables",),
         ("gemm", "rmsnorm"),
         ("serve",),
         ("torch", "__init__"),

@@ -18,8 +18,9 @@ from aot.tune.run import Machine, tune_archive
 from aot.tune.worker import Setup
 from runtime.container.archive import Archive
 from runtime.errors import AotError
-from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
+from runtime.tables.dispatch import Dispatch
 
 from .recording_driver import entry, gemm_record, write_archive
 from .simulated_gpu import GPU
@@ -131,7 +132,7 @@ def test_an_archive_is_tuned_over_its_own_name_by_processes_that_crash(
     assert report.rejected.keys() == {"dies", "poisons"}
     with Archive.open(path) as archive:
         assert set(archive.functions) == {"quick"}
-        assert [e.state for e in Dispatch.from_json(archive.table("gemm")).entries] == ["tuned", "tuned"]
+        assert [e.state for e in Dispatch.from_json(archive.table("gemm"), GEMM).entries] == ["tuned", "tuned"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.aot", "started"]
 
 

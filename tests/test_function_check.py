@@ -31,6 +31,7 @@ from aot.tune.run import Machine
 from aot.tune.worker import Announce, Setup
 from runtime.container.archive import Archive
 from runtime.errors import ArgumentError
+from runtime.gemm.operation import GEMM
 from runtime.program import arguments
 
 from .command_line import Run
@@ -77,7 +78,7 @@ def archive(spec: spec_file.Spec, tmp_path: Path) -> Path:
     for i, name in enumerate([*NAMES, "other.sm_90a"]):
         record, cubin = kernel(name, "sm_90a", "spec.mine:rows", bytes([i]))
         package.add_function(record | described, cubin)
-    package.set_table("gemm", tables.gemm_table([], {}))
+    package.set_table("gemm", tables.table([], GEMM, {}))
     package.write(tmp_path / "x.aot")
     return tmp_path / "x.aot"
 

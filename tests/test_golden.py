@@ -16,7 +16,7 @@ from aot.verify import archive as verify
 from runtime.container import canonical
 from runtime.container.archive import Archive
 from runtime.device.launch import ATTRIBUTE_WORDS, Launch
-from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.operation import GEMM
 from runtime.gemm.universal import INPUTS, Universal
 from runtime.numbers.dtypes import DTYPES
 from runtime.program import arithmetic, costs
@@ -24,6 +24,7 @@ from runtime.program.arguments import DEVICE_PROPERTIES, SCALAR_DTYPES
 from runtime.program.costs import CostProgram
 from runtime.program.evaluator import PythonEvaluator
 from runtime.program.record import Record
+from runtime.tables.dispatch import Dispatch
 
 from . import golden
 
@@ -52,7 +53,7 @@ def loaded(name: str) -> Any:
 def test_reader_reads_each_golden_document(archive: Archive) -> None:
     assert [found for found in verify.verify(archive) if not found.ok or found.warning] == []
     targets = archive.functions.targets_by_name()
-    tuned, ranked = Dispatch.from_json(archive.table("gemm"), targets).entries
+    tuned, ranked = Dispatch.from_json(archive.table("gemm"), GEMM, targets).entries
     assert tuned.signature == ranked.signature == golden.PLAIN
     assert (tuned.gpu, ranked.gpu, ranked.invariant, ranked.torch_faster) == (golden.H200, None, None, ())
     assert tuned.ranges == ((64, golden.SMALL), (None, golden.LARGE))

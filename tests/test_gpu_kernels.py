@@ -20,10 +20,11 @@ from runtime import Library
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.device.launch import PROGRAMMATIC_STREAM_SERIALIZATION
-from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import SCALE_BLOCK
+from runtime.tables.dispatch import Dispatch
 
 pytestmark = pytest.mark.gpu
 
@@ -45,7 +46,7 @@ def library(tuned_archive: Path) -> Iterator[Library]:
 def functions(tuned_archive: Path) -> list[tuple[str, Signature]]:
     """Each GEMM function that this GPU runs, with a signature that names it."""
     with Archive.open(tuned_archive) as archive:
-        table = Dispatch.from_json(archive.table("gemm"))
+        table = Dispatch.from_json(archive.table("gemm"), GEMM)
     found: dict[str, Signature] = {}
     for entry in table.entries_for(Driver().compute_capability):
         for m in (1, *(m for m, _ in entry.candidates)):
@@ -71,7 +72,7 @@ def launcher(library: Library, name: str) -> Callable[[Any], None]:
     import torch
 
     function = library.functions[name]
-    return lambda o: function(*o.tensors(), stream=torch.cuda.current_stream())
+    return lambda o: function(*o.arguments(), stream=torch.cuda.current_stream())
 
 
 def failures(library: Library, name: str, s: Signature, m: int) -> str | None:
@@ -80,7 +81,7 @@ def failures(library: Library, name: str, s: Signature, m: int) -> str | None:
     Ours move sums of 8-bit products to f32 registers whatever the scales are, so none may err by more.
     """
     from aot.tune import measure
-    from aot.tune.operands import Weights
+    from aot.tune.gemm.operands import Weights
 
     found = measure.check(s, m, Weights(s, m, 0, m + s.n + s.k), {name: launcher(library, name)})[name]
     if isinstance(found, float) and name.startswith("own.") and s.d != "e4m3" and found > DTYPES[s.d].tolerance:
@@ -131,7 +132,7 @@ def test_what_shared_memory_held_before_reaches_no_row_of_d(
     """Rows past M may keep what the launch before left there: NaN, of a full tile."""
     import torch
 
-    from aot.tune.operands import Weights
+    from aot.tune.gemm.operands import Weights
 
     wrong = []
     for name, s in functions:
@@ -183,7 +184,7 @@ def four_times(library: Library, name: str, s: Signature) -> tuple[list[Any], li
     """Four sets of operands with poisoned outputs for extents whose tiles are few, and what they must become."""
     import torch
 
-    from aot.tune.operands import Weights
+    from aot.tune.gemm.operands import Weights
 
     wide = dataclasses.replace(s, n=1280, k=4096)
     sets = [Weights(wide, 200, 0, seed=i).operands(200)[0] for i in range(4)]
@@ -235,7 +236,7 @@ def test_every_function_gives_the_same_bits_every_time(
 ) -> None:
     import torch
 
-    from aot.tune.operands import Weights
+    from aot.tune.gemm.operands import Weights
 
     for name, s in functions:
         launch = launcher(library, name)
@@ -253,7 +254,7 @@ def test_functions_that_overlap_wait_for_each_other(library: Library, functions:
     """Over two buffers by turns: each launch reads what the one before wrote, and writes what that one read."""
     import torch
 
-    from aot.tune.operands import Weights
+    from aot.tune.gemm.operands import Weights
 
     def overlaps(name: str) -> bool:
         launches = library.functions[name].record.program.launches

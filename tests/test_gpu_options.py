@@ -16,17 +16,18 @@ import torch
 
 import runtime
 from aot.pack import ranges
-from aot.pack.tables import GemmRow, gemm_table
+from aot.pack.tables import Row, table
 from aot.pack.write import Package
 from aot.search.legal import of_name, summation
-from aot.tune.operands import OperandSet, Weights, gemm_options, put_zeros
+from aot.tune.gemm.operands import OperandSet, Weights, gemm_options, put_zeros
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.gemm.call import EXTRAS
-from runtime.gemm.dispatch import Dispatch, Entry, serves, workspaces_of
 from runtime.gemm.fallback import one_call, torch_runs
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.program.record import Record
+from runtime.tables.dispatch import Dispatch, Entry, serves, workspaces_of
 
 pytestmark = pytest.mark.gpu
 
@@ -52,14 +53,14 @@ def packed(tuned_archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         package, targets = Package(), archive.functions.targets_by_name()
         package.add_archive(archive)
         rows = []
-        for entry in Dispatch.from_json(archive.table("gemm"), targets).entries:
+        for entry in Dispatch.from_json(archive.table("gemm"), GEMM, targets).entries:
             most = max(alike(archive, entry), key=len, default=list[str]())
             turns = list(zip(TURNS_UP_TO, cycle(most), strict=False))
             everywhere = [(1, None)] if torch_runs(entry.signature) else []
             equal = ranges.ranges(turns) if turns else None
-            row = replace(GemmRow.of(entry), torch_faster=everywhere, invariant=equal)
+            row = replace(Row.of(entry), torch_faster=everywhere, invariant=equal)
             rows.append(row)
-        package.set_table("gemm", gemm_table(rows, targets))
+        package.set_table("gemm", table(rows, GEMM, targets))
         package.write(path)
     return path
 
@@ -67,7 +68,7 @@ def packed(tuned_archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def signatures(path: Path) -> list[Signature]:
     driver = Driver()
     with Archive.open(path) as archive:
-        entries = Dispatch.from_json(archive.table("gemm")).entries_for(driver.compute_capability, driver.gpu)
+        entries = Dispatch.from_json(archive.table("gemm"), GEMM).entries_for(driver.compute_capability, driver.gpu)
     return [entry.signature for entry in entries]
 
 
@@ -143,7 +144,7 @@ def test_functions_that_are_known_to_give_equal_bits_do(tuned_archive: Path) -> 
     """Each of all the functions of an entry, whether it was chosen for that or not."""
     capability, several = Driver().compute_capability, 0
     with Archive.open(tuned_archive) as archive, runtime.load(tuned_archive) as library:
-        table = Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name())
+        table = Dispatch.from_json(archive.table("gemm"), GEMM, archive.functions.targets_by_name())
         for entry in table.entries:
             for names in alike(archive, entry) if serves(entry.target, capability) else ():
                 for m in (1, 17, 333, 1000) if len(names) > 1 else ():
@@ -152,7 +153,7 @@ def test_functions_that_are_known_to_give_equal_bits_do(tuned_archive: Path) -> 
                     first: torch.Tensor | None = None
                     for name in names:
                         o.d.view(torch.uint8).fill_(0xFF)
-                        library.functions[name](*o.tensors(), stream=torch.cuda.current_stream())
+                        library.functions[name](*o.arguments(), stream=torch.cuda.current_stream())
                         first = o.d.clone() if first is None else first
                         assert same_bits(o.d, first), f"{entry.signature.key()} M={m}: {names[0]}, {name}"
                 several += len(names) > 1

@@ -25,7 +25,7 @@ library, signature, signatures, torch = on_gpu.library, on_gpu.signature, on_gpu
 def test_only_one_signature_is_preloaded(library: Library, signatures: list[Signature], torch: Any) -> None:
     """Its first call may be under capture, before anything of it ran; others load at their first call."""
     from aot.tune import measure
-    from aot.tune.operands import Weights
+    from aot.tune.gemm.operands import Weights
 
     def gemm(s: Signature, o: Any) -> None:
         library.gemm(o.a, o.b, out=o.d, **arguments(s, o))

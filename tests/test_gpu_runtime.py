@@ -15,9 +15,10 @@ import runtime
 from runtime import ArgumentError, DeviceError, KernelMiss, Library
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
-from runtime.gemm.dispatch import Dispatch, serves
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import TORCH_NAMES
+from runtime.tables.dispatch import Dispatch, serves
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +38,7 @@ def torch() -> Any:
 def signatures(tuned_archive: Path) -> list[Signature]:
     """What the archive's gemm table has for this GPU."""
     with Archive.open(tuned_archive) as archive:
-        table = Dispatch.from_json(archive.table("gemm"))
+        table = Dispatch.from_json(archive.table("gemm"), GEMM)
     found = [e.signature for e in table.entries_for(Driver().compute_capability)]
     if not found:
         pytest.skip("the archive has no GEMM for this GPU")
@@ -116,20 +117,20 @@ class ExportedDLPack(Exported):
 
 def arguments(s: Signature, o: Any) -> Any:
     """What `gemm` takes by keyword for this signature and these operands."""
-    from aot.tune.operands import gemm_options
+    from aot.tune.gemm.operands import gemm_options
 
     return gemm_options(s, o)
 
 
 def made(s: Signature, m: int, seed: int = 0) -> Any:
-    from aot.tune.operands import Weights
+    from aot.tune.gemm.operands import Weights
 
     return Weights(s, m, 0, seed).operands(m)[0]
 
 
 def test_results_are_right_at_ragged_m(library: Library, signatures: list[Signature], torch: Any) -> None:
     from aot.tune import measure
-    from aot.tune.operands import Weights
+    from aot.tune.gemm.operands import Weights
 
     for s in signatures:
 

@@ -17,9 +17,10 @@ import runtime.torch as aot_torch
 from runtime import Library
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
-from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import GATES, Epilogue, Signature
 from runtime.numbers.dtypes import TORCH_NAMES
+from runtime.tables.dispatch import Dispatch
 
 pytestmark = pytest.mark.gpu
 
@@ -32,7 +33,7 @@ CHAINED_TOLERANCE = 2e-2  # where intermediate results are rounded in different 
 def signatures(tuned_archive: Path) -> list[Signature]:
     """What the archive has tuned for this GPU."""
     with Archive.open(tuned_archive) as archive:
-        table = Dispatch.from_json(archive.table("gemm"))
+        table = Dispatch.from_json(archive.table("gemm"), GEMM)
     found = [e.signature for e in table.entries_for(Driver().compute_capability) if e.state == "tuned"]
     if not found:
         pytest.skip("the archive has no tuned GEMM for this GPU")
@@ -88,7 +89,7 @@ def product(a: Any, b: Any) -> Any:
 
 
 def test_operator_gives_the_very_bits_of_the_library(library: Library, signatures: list[Signature]) -> None:
-    from aot.tune.operands import Weights, gemm_options
+    from aot.tune.gemm.operands import Weights, gemm_options
 
     for s in signatures:
         for m in (1, 77):

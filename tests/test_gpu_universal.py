@@ -16,13 +16,13 @@ import torch
 
 import runtime
 from aot.tune import measure
-from aot.tune.operands import OperandSet, Weights, gemm_options, put_zeros
+from aot.tune.gemm.operands import OperandSet, Weights, gemm_options, put_zeros
 from runtime import Library
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
-from runtime.gemm.dispatch import serves
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import PREDICTED, Form, Universal
+from runtime.tables.dispatch import serves
 
 pytestmark = pytest.mark.gpu
 
@@ -116,7 +116,7 @@ def test_functions_of_one_number_give_equal_bits(tuned_archive: Path, forms: lis
                     if f.equal_bits == 0 or signature.n % f.n_multiple or signature.k % f.k_multiple:
                         continue
                     o.d.view(torch.uint8).fill_(0xFF)
-                    library.functions[f.name](*o.tensors(), stream=stream)
+                    library.functions[f.name](*o.arguments(), stream=stream)
                     expected = first.setdefault(f.equal_bits, o.d.clone())
                     assert same_bits(o.d, expected), f"{signature.key()} M={m}: {f.name}"
         torch.cuda.synchronize()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aot.tune import measure
-from aot.tune.operands import OperandSet
+from aot.tune.gemm.operands import OperandSet
 from aot.tune.timing import LOAD, Timing
 from aot.version import UNKNOWN, own_version
 from runtime.errors import DeviceError

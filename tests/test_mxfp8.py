@@ -137,7 +137,7 @@ def test_the_reference_is_what_ml_dtypes_makes_of_bytes() -> None:
     torch, ml_dtypes = pytest.importorskip("torch"), pytest.importorskip("ml_dtypes")
     import numpy
 
-    from aot.tune.operands import Weights, reference
+    from aot.tune.gemm.operands import Weights, reference
 
     m = 70
     o = Weights(OF, m, 0, 0, device="cpu").operands(m)[0]

@@ -22,7 +22,6 @@ from aot.search.variants import Variant, choices
 from runtime.container.archive import Archive
 from runtime.errors import AotError, ArgumentError, LayoutError
 from runtime.gemm.call import matrices, signature_of
-from runtime.gemm.dispatch import record_mismatch
 from runtime.gemm.fallback import torch_runs
 from runtime.gemm.signature import Epilogue, Signature
 from runtime.numbers.dtypes import DTYPES, TORCH_NAMES, DType
@@ -32,6 +31,7 @@ from runtime.program import tensor
 from runtime.program.arguments import symbols_to_json, to_json
 from runtime.program.operation import extents_at
 from runtime.program.record import Record, Symbol, TensorArgument, TensorView
+from runtime.tables.dispatch import record_mismatch
 
 ROOT = Path(__file__).resolve().parents[1]
 FLOATS = [d for d in DTYPES.values() if d.mantissa_bits is not None]
@@ -188,7 +188,7 @@ def test_types_without_tensors_are_refused_by_name() -> None:
 def test_rows_of_zeros_are_put_into_packed_matrices_too() -> None:
     torch = pytest.importorskip("torch")
     from aot.tune.elements import to_numbers
-    from aot.tune.operands import Weights, put_zeros
+    from aot.tune.gemm.operands import Weights, put_zeros
 
     o = Weights(dataclasses.replace(FP8, a="e2m1", b="e2m1"), 13, 0, 0, device="cpu").operands(13)[0]
     before = to_numbers(o.b, "e2m1")
@@ -389,7 +389,7 @@ def check_scaling(s: Signature) -> None:
     torch = pytest.importorskip("torch")
     from aot.tune import measure
     from aot.tune.elements import TORCH_DTYPES, to_numbers
-    from aot.tune.operands import Weights, reference
+    from aot.tune.gemm.operands import Weights, max_error, reference
 
     m, scaling = 133, SCALINGS[s.scaling]
     assert Signature.of_key(s.key()) == s
@@ -399,7 +399,7 @@ def check_scaling(s: Signature) -> None:
     assert record_mismatch(dataclasses.replace(s, scaling="none"), made) is not None
     o = Weights(s, m, 0, 0, device="cpu").operands(m)[0]
     extents = extents_at(s, m)
-    for operand, t in zip(s.operands(), o.tensors(), strict=True):
+    for operand, t in zip(s.operands(), o.arguments(), strict=True):
         assert t.dtype == TORCH_DTYPES[operand.dtype]
         shape, _ = tensor.in_elements(operand.dtype, tuple(t.shape), tuple(t.stride()), operand.name)
         assert shape == tuple(extents[axis] for axis in operand.axes)
@@ -418,7 +418,7 @@ def check_scaling(s: Signature) -> None:
         value *= float(o.extras["scale_ab"]) if scaling.tensor_scale else 1.0
         assert float(expected[row, column]) == pytest.approx(value, rel=1e-9)
     assert 0.05 < expected.square().mean().sqrt().item() < 200
-    assert measure.max_error(s) == 3e-3
+    assert max_error(s) == 3e-3
     right = {"right": lambda o: o.d.copy_(reference(s, o).to(torch.bfloat16))}
     assert isinstance(measure.check(s, m, Weights(s, m, 0, 1, device="cpu"), right)["right"], float)
 
@@ -442,8 +442,8 @@ def test_scalings_go_from_their_words_to_the_reference(word: str) -> None:
 @pytest.mark.parametrize("word", ["mxfp8", *(s.word for s in MADE_UP)])
 def test_torch_computes_a_scaling_that_it_does_not_have(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from aot.tune.baseline import baseline
-    from aot.tune.operands import Weights, reference
+    from aot.tune.gemm.baseline import baseline
+    from aot.tune.gemm.operands import Weights, reference
 
     for scaling in MADE_UP:
         monkeypatch.setitem(SCALINGS, scaling.word, scaling)
@@ -542,6 +542,7 @@ def test_what_is_not_supported_names_what_is() -> None:
 def test_nobody_says_how_exact_a_type_is_that_no_kernel_writes() -> None:
     pytest.importorskip("torch")
     from aot.tune import measure
+    from aot.tune.gemm.operands import max_error
 
     with pytest.raises(measure.MeasureError, match="e5m2 must be is not known; it is for f32, bf16, f16, e4m3"):
-        measure.max_error(dataclasses.replace(FP8, d="e5m2"))
+        max_error(dataclasses.replace(FP8, d="e5m2"))

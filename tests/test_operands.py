@@ -10,7 +10,7 @@ import pytest
 
 from aot.tune import measure
 from aot.tune.elements import TORCH_DTYPES
-from aot.tune.operands import MOST_LAUNCHES, OperandSet, Weights, put_zeros, reference
+from aot.tune.gemm.operands import OperandSet, Weights, max_error, put_zeros, reference
 from runtime.errors import ProgramError, WorkspaceError
 from runtime.gemm.call import EXTRAS
 from runtime.gemm.fallback import one_call, torch_gemm, torch_runs
@@ -20,7 +20,7 @@ from runtime.program.operation import extents_at
 
 torch = pytest.importorskip("torch")
 
-from aot.tune.baseline import baseline  # noqa: E402  # needs torch
+from aot.tune.gemm.baseline import baseline  # noqa: E402  # needs torch
 
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 144, 160)
 FP8 = dataclasses.replace(PLAIN, a="e4m3", b="e4m3")
@@ -97,7 +97,7 @@ def test_sets_of_operands_exceed_l2_three_times_but_no_graph() -> None:
     weights = Weights(s, 16, l2_bytes, 0, "cpu")
     assert 3 * l2_bytes <= len(weights.b) * s.bytes(16) < 3 * l2_bytes + s.bytes(16)
     tiny = Signature("bf16", "bf16", "bf16", "f32", "none", 8, 8)
-    assert len(Weights(tiny, 1, l2_bytes, 0, "cpu").b) == MOST_LAUNCHES
+    assert len(Weights(tiny, 1, l2_bytes, 0, "cpu").b) == measure.MOST_LAUNCHES
 
 
 @pytest.mark.parametrize("s", [s for s in SAMPLES if s.batch == 1], ids=by_name)
@@ -123,7 +123,7 @@ def test_operands_are_those_of_the_signature(s: Signature) -> None:
     extents = extents_at(s, 5)
     wanted = [(p.dtype, tuple(extents[a] for a in p.axes)) for p in s.operands()]
     shorts = {dtype: short for short, dtype in TORCH_DTYPES.items()}
-    assert [(shorts[t.dtype], tuple(t.shape)) for t in o.tensors()] == wanted
+    assert [(shorts[t.dtype], tuple(t.shape)) for t in o.arguments()] == wanted
     assert list(o.extras) == [p.name for p in s.operands()[3:]]
     assert (o.b.stride(-1), o.b.stride(-2)) == ((1, s.k) if s.b_major == "k" else (s.n, 1))
     for name, t in o.extras.items():
@@ -190,9 +190,10 @@ def test_the_limit_of_e4m3_allows_for_few_elements_and_for_no_more(
 ) -> None:
     s = Signature("bf16", "bf16", d, "f32", "none", 16, 16)
     expected = torch.ones(1, elements)
-    out = expected * (1 + share * measure.max_error(s))
-    norm, rms = expected.norm().item(), 1.0
-    assert isinstance(measure._judge(s, out, expected, norm, rms), float) == right
+    out = expected * (1 + share * max_error(s))
+    wanted = measure._Expected.of(expected, d, max_error(s))
+    guarded = torch.full((measure._GUARD_ROWS, elements), math.nan)
+    assert isinstance(measure._judge(guarded, out, wanted), float) == right
 
 
 def test_no_memory_for_a_workspace_is_not_the_functions_fault() -> None:
@@ -206,12 +207,12 @@ def test_no_memory_for_a_workspace_is_not_the_functions_fault() -> None:
 
 
 def test_limits_are_those_of_the_output_and_of_how_sums_are_kept() -> None:
-    found = {s.key(): measure.max_error(s) for s in SAMPLES}
+    found = {s.key(): max_error(s) for s in SAMPLES}
     assert found[PLAIN.key()] == 3e-3
     assert found[FP8.key()] == 1e-2
     assert {found[dataclasses.replace(FP8, scaling=s).key()] for s in ("row_column", "block")} == {3e-3}
-    assert {measure.max_error(s) for s in SAMPLES if s.d == "e4m3"} == {4e-2}
-    assert {measure.max_error(s) for s in SAMPLES if s.a == s.d == "f16"} == {5e-4}
+    assert {max_error(s) for s in SAMPLES if s.d == "e4m3"} == {4e-2}
+    assert {max_error(s) for s in SAMPLES if s.a == s.d == "f16"} == {5e-4}
 
 
 @pytest.mark.parametrize("s", [s for s in SAMPLES if torch_runs(s)], ids=by_name)

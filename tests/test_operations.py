@@ -18,10 +18,11 @@ from aot.pack.write import Package
 from aot.problem import manifest
 from runtime import ArgumentError, KernelMiss, Library, RecordError
 from runtime.container.archive import Archive
-from runtime.gemm.dispatch import Dispatch
 from runtime.program import operation as operations
 from runtime.program.operation import operation
 from runtime.rmsnorm import RMSNORM, Signature
+from runtime.serve.function import Unfit
+from runtime.tables.dispatch import Dispatch
 
 from .command_line import COMMAND, ROOT, Run
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, cubin, entry, write_archive
@@ -163,6 +164,32 @@ def test_preload_loads_the_functions_of_every_operation(library: Library, driver
         library.preload(only=["bf16_bf16_bf16_rmsnorm_n8"])
 
 
+def test_preload_plans_calls_at_the_rows_it_is_given(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    library.preload([1, 16])
+    made = library.stats().plans_made
+    x, weight, y = tensors(16)
+    library.call("rmsnorm", x, weight, out=y)
+    assert library.stats().plans_made == made
+    library.preload([16])
+    assert library.stats().plans_made == made
+    for change in ({"eps": 1e-5}, {"m": 17}):
+        x, weight, y = tensors(int(change.pop("m", 16)))
+        library.call("rmsnorm", x, weight, out=y, **change)
+        made += 1
+        assert library.stats().plans_made == made, "which nobody prepared"
+
+
+def test_preload_plans_what_serves_where_the_best_cannot(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = library.functions["wide"]
+    monkeypatch.setattr(wide, "_evaluate", lambda values: (_ for _ in ()).throw(Unfit("too large")))
+    assert library.preload([16]) == ("narrow", "wide")
+    made = library.stats().plans_made
+    x, weight, y = tensors(16)
+    library.call("rmsnorm", x, weight, out=y)
+    assert library.stats().plans_made == made
+    assert library.stats().launches_by_function == {"narrow": 1}
+
+
 def test_unknown_operation_is_refused_by_name(library: Library) -> None:
     with pytest.raises(ArgumentError, match="unknown operation 'softmax'; the operations are gemm, rmsnorm"):
         library.call("softmax", *tensors(4))
@@ -200,7 +227,7 @@ def test_malformed_signatures_are_refused_where_the_table_is_read(change: dict[s
     row["signature"] = row["signature"] | change
     row["gpu"] = None
     with pytest.raises(RecordError, match="signature"):
-        Dispatch.from_json({"schema": 1, "entries": [row]}, of=RMSNORM)
+        Dispatch.from_json({"schema": 1, "entries": [row]}, RMSNORM)
 
 
 @pytest.fixture
@@ -330,7 +357,7 @@ def test_a_base_keeps_its_entries_of_other_operations(built: Path, run: Run, tmp
     result = run("build", tmp_path / "more.yaml", *arguments)
     assert result.status == 0, result.err
     with Archive.open(tmp_path / "both.aot") as archive:
-        table = Dispatch.from_json(archive.table("rmsnorm"), archive.functions.targets_by_name(), RMSNORM)
+        table = Dispatch.from_json(archive.table("rmsnorm"), RMSNORM, archive.functions.targets_by_name())
     assert {entry.signature.n for entry in table.entries} == {128, 4096, 8192}
 
 

@@ -15,10 +15,11 @@ from aot.tune import history
 from runtime import Library
 from runtime.container.archive import Archive
 from runtime.errors import RecordError, UnsupportedSchema
-from runtime.gemm import table
+from runtime.gemm.operation import GEMM
 from runtime.gemm.universal import Universal
 from runtime.program.record import Record
 from runtime.serve.layers import open_archives
+from runtime.tables import table
 
 from . import golden
 from .command_line import Run
@@ -46,7 +47,7 @@ def _of_archive(read: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
 
 READERS: dict[str, Callable[[Any], Any]] = {
     "every": Record.from_json,
-    "gemm": lambda obj: table.read(obj, TARGETS),
+    "gemm": lambda obj: table.read(obj, GEMM, TARGETS),
     "universal": lambda obj: Universal.from_json(obj, TARGETS),
     "build": _of_archive(build_table.read, "build"),
     "tuning": _of_archive(tuning_table.read, "tuning"),
@@ -131,8 +132,14 @@ def test_field_that_is_absent_from_the_gemm_table_is_null_or_empty() -> None:
     _, written = obj["entries"]
     assert {"gpu", "invariant", "torch_faster", "timings"}.isdisjoint(written)
     spelled: dict[str, Any] = {"gpu": None, "invariant": None, "torch_faster": [], "timings": []}
-    assert table.read(obj | {"entries": [obj["entries"][0], written | spelled]}, TARGETS) == table.read(obj, TARGETS)
-    assert table.read(table.write([]), TARGETS) == table.read({"schema": 1, "gpus": [], "entries": []}, TARGETS) == ()
+    assert table.read(obj | {"entries": [obj["entries"][0], written | spelled]}, GEMM, TARGETS) == table.read(
+        obj, GEMM, TARGETS
+    )
+    assert (
+        table.read(table.write([]), GEMM, TARGETS)
+        == table.read({"schema": 1, "gpus": [], "entries": []}, GEMM, TARGETS)
+        == ()
+    )
 
 
 @pytest.mark.parametrize("field", ["signature", "target", "state", "functions", "ranges"])
@@ -140,7 +147,7 @@ def test_field_that_an_entry_must_have_is_missed(field: str) -> None:
     obj = document("gemm")
     del obj["entries"][0][field]
     with pytest.raises(RecordError, match="gemm table entry 0: needs exactly the fields"):
-        table.read(obj, TARGETS)
+        table.read(obj, GEMM, TARGETS)
 
 
 def test_form_without_equal_bits_promises_none_and_no_gpu_checked_what_is_not_said() -> None:

@@ -25,9 +25,10 @@ from aot.tune.write import TuneReport, Writer
 from aot.verify import archive as verify
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
-from runtime.gemm.dispatch import Dispatch
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.program.record import Record
+from runtime.tables.dispatch import Dispatch
 
 from .recording_driver import entry, gemm_record, signature, write_archive
 from .simulated_gpu import BASELINE, GPU, SimulatedGpu, machine
@@ -79,7 +80,7 @@ def tuned(
 
 def table(path: Path) -> dict[int, Any]:
     with Archive.open(path) as archive:
-        entries = Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name()).entries
+        entries = Dispatch.from_json(archive.table("gemm"), GEMM, archive.functions.targets_by_name()).entries
         return {e.signature.n: e for e in entries}
 
 
@@ -472,7 +473,7 @@ def test_an_archive_tuned_on_one_kind_is_tuned_for_another_beside_it(source: Pat
         tmp_path / "first.aot", tmp_path / "both.aot", scripted({"quick": 2.0, "slow": 3.0, BASELINE: 1.0}), kind=OTHER
     )
     with Archive.open(tmp_path / "both.aot") as archive:
-        found = Dispatch.from_json(archive.table("gemm"), archive.functions.targets_by_name())
+        found = Dispatch.from_json(archive.table("gemm"), GEMM, archive.functions.targets_by_name())
     assert [(e.signature.n, e.gpu) for e in found.entries] == [(n, g) for n in (512, 1024, 2048) for g in (GPU, OTHER)]
     for e in found.entries:
         assert [name for _, name in e.ranges] == (["quick", "slow"] if e.gpu == GPU else ["quick"])
@@ -490,7 +491,7 @@ def test_candidates_beside_what_was_tuned_before_become_one_entry(tmp_path: Path
     write_archive(tmp_path / "both.aot", [gemm_record(n) for n in ("slow", "quick")], rows)
     tuned(tmp_path / "both.aot", tmp_path / "tuned.aot", kind=kind)
     with Archive.open(tmp_path / "tuned.aot") as archive:
-        found = Dispatch.from_json(archive.table("gemm")).entries
+        found = Dispatch.from_json(archive.table("gemm"), GEMM).entries
     assert {(e.gpu, e.state) for e in found} == {(kind, "tuned"), (before["gpu"], "tuned")}
     assert len(found) == len({e.gpu for e in found})
     assert next(e for e in found if e.gpu == kind).best(16) == "quick"
@@ -530,7 +531,7 @@ def test_what_is_written_on_the_way_keeps_the_history_of_before(
     with pytest.raises(Killed):
         tuned(path, path, kind=Gpu("another", 114, 2039), before=interrupt_at(1024, Killed))
     with Archive.open(path) as archive:
-        assert len(Dispatch.from_json(archive.table("gemm")).entries) == 4
+        assert len(Dispatch.from_json(archive.table("gemm"), GEMM).entries) == 4
         assert len(history.tunings(archive)) == 3
         assert [len(block.blobs) for block in archive.blocks if block.kind == "tables"] == [1, 1, 1]
     tuned(path, path, kind=Gpu("another", 114, 2039))

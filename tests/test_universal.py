@@ -31,6 +31,7 @@ from aot.tune.options import TuneOptions
 from aot.tune.write import FOR_EQUAL_BITS
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import Function, Universal, write
 from runtime.program.costs import CostSource
@@ -395,8 +396,8 @@ def test_a_build_on_a_tuned_base_says_what_it_replaces(built: Path, capsys: pyte
     with Archive.open(built / "universal.aot") as archive:
         package, (name, other) = Package(), list(archive.functions)
         package.add_archive(archive)
-        row = tables.GemmRow(dataclasses.replace(PLAIN, n=1024, k=512), "sm_90a", None, "tuned", [(None, name)])
-        package.set_table("gemm", tables.gemm_table([row], archive.functions.targets_by_name()))
+        row = tables.Row(dataclasses.replace(PLAIN, n=1024, k=512), "sm_90a", None, "tuned", [(None, name)])
+        package.set_table("gemm", tables.table([row], GEMM, archive.functions.targets_by_name()))
         package.write(built / "tuned.aot")
     common = ["build", str(built / "tiny.yaml"), "--no-tune", "--cache", str(built / "cache"), "--candidates", "1"]
     assert run(*common, "--base", str(built / "tuned.aot"), "-o", str(built / "over.aot"), "--json") == 0

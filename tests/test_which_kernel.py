@@ -16,7 +16,7 @@ import random_cases
 import torch
 import which_kernel
 
-from aot.tune.operands import Weights
+from aot.tune.gemm.operands import Weights
 from runtime.gemm.signature import Signature
 
 SIGNATURES = [Signature("bf16", "bf16", "bf16", "f32", "none", n, 64) for n in (64, 128)]

@@ -370,6 +370,8 @@ def _tune(source: Path, destination: Path, options: TuneOptions, as_json: bool) 
         warn(f"{name}: rejected: {reason}")
     for entry in report.unserved:
         warn(f"{entry}: no candidate computes the right result; the archive cannot serve it")
+    for entry in report.unknown:
+        warn(f"{entry}: left as it was, unchecked: nothing here says how functions of its operation are checked")
     if report.interrupted:
         rest = f"the same command goes on, as does `aot tune {destination} -o OTHER` with the rest"
         raise Stop(f"interrupted; {destination} has what was measured; {rest}", INTERRUPTED)
@@ -385,6 +387,7 @@ def _tune(source: Path, destination: Path, options: TuneOptions, as_json: bool) 
         "geomean": geomean,
         "rejected": report.rejected,
         "unserved": report.unserved,
+        "unknown": report.unknown,
         "forms": report.forms,
         "environment": report.environment,
     }

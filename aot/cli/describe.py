@@ -19,12 +19,12 @@ from runtime.device.launch import (
     PROGRAMMATIC_STREAM_SERIALIZATION,
 )
 from runtime.errors import AotError
-from runtime.gemm.dispatch import serves
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Operand, Signature
-from runtime.gemm.table import Entry, read
 from runtime.program.operation import is_operation, operation
 from runtime.program.record import Record
+from runtime.tables.dispatch import serves
+from runtime.tables.table import Entry, read
 
 from ..pack import build_table, forms, timings, tuning_table
 from ..pack.precedence import Precedence
@@ -101,7 +101,7 @@ def _other_entries(archive: Archive) -> list[Entry]:
     """The entries of operations besides GEMM."""
     targets = archive.functions.targets_by_name()
     names = [name for name in archive.tables if name != GEMM.name and is_operation(name)]
-    return [e for name in names for e in read(archive.table(name), targets, operation(name))]
+    return [e for name in names for e in read(archive.table(name), operation(name), targets)]
 
 
 def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, Any]:

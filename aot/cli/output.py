@@ -7,11 +7,9 @@ from pathlib import Path
 
 from runtime.container.archive import Archive
 from runtime.errors import AotError
-from runtime.gemm.dispatch import Dispatch
-from runtime.gemm.operation import GEMM
 
 from ..files import destination
-from ..pack import forms
+from ..pack import forms, tables
 
 _STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1")
 
@@ -55,11 +53,8 @@ def _made_on_a_gpu(path: Path) -> list[str]:
     found = []
     with Archive.open(path) as archive:
         archive.check_blocks()
-        targets = archive.functions.targets_by_name()
-        if GEMM.name in archive.tables:
-            entries = Dispatch.from_json(archive.table(GEMM.name), targets).entries
-            if tuned := sum(entry.state == "tuned" for entry in entries):
-                found.append(f"{tuned} tuned {'entry' if tuned == 1 else 'entries'}")
+        if tuned := sum(entry.state == "tuned" for entry in tables.operation_entries(archive)):
+            found.append(f"{tuned} tuned {'entry' if tuned == 1 else 'entries'}")
         universal = forms.read(archive)
         names = {} if universal is None else dict.fromkeys(itertools.chain.from_iterable(universal.checked_on.values()))
         if universal is not None and names:

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, cast
 
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
-from runtime.gemm.dispatch import Dispatch
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
-from runtime.gemm.table import TARGET, Entry
 from runtime.gemm.universal import WORDS, Form, PredictedEntry, Universal
+from runtime.tables.dispatch import Dispatch
+from runtime.tables.table import TARGET, Entry
 
 from ..search.h200 import H200
 from .fields import naming
@@ -158,4 +158,4 @@ def entries(archive: Archive) -> tuple[Entry, ...]:
     if GEMM.name not in archive.tables:
         return ()
     with naming(archive):
-        return Dispatch.from_json(archive.table(GEMM.name), archive.functions.targets_by_name()).entries
+        return Dispatch.from_json(archive.table(GEMM.name), GEMM, archive.functions.targets_by_name()).entries

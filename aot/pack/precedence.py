@@ -1,6 +1,6 @@
 """Which entries of an archive's gemm table serve on no GPU, since something else of the archive goes before them.
 
-The rules are those of `runtime.gemm.dispatch.nearest_kind` and of `runtime.serve`, for one archive: what serves of a
+The rules are those of `runtime.tables.dispatch.nearest_kind` and of `runtime.serve`, for one archive: what serves of a
 layer depends on the others. Knows nothing of how any of it is shown.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.container.archive import Archive
-from runtime.gemm.table import Entry
+from runtime.tables.table import Entry
 
 from . import forms
 

@@ -1,4 +1,4 @@
-"""Makes tables of operations of rows that have functions by name; `runtime.gemm.table` writes and reads them."""
+"""Makes tables of operations of rows that have functions by name; `runtime.tables.table` writes and reads them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
 from runtime.errors import AotError
-from runtime.gemm.dispatch import Entry
 from runtime.gemm.operation import GEMM
-from runtime.gemm.table import TableLimitExceeded, read, write
 from runtime.program.operation import Operation, is_operation, operation
+from runtime.tables.dispatch import Entry
+from runtime.tables.table import TableLimitExceeded, read, write
 
 from .fields import naming
 
@@ -23,7 +23,7 @@ class TableTooLarge(AotError):
 
 
 @dataclass(frozen=True)
-class GemmRow:
+class Row:
     """A row of an operation's table, with functions by name: what serves `signature` on `target`.
 
     `gpu` is the kind of GPU that it is for, None any of the target's; `state` is "tuned" or "ranked". `ranges` pairs
@@ -44,7 +44,7 @@ class GemmRow:
     timings: Sequence[dict[str, Any]] = ()
 
     @classmethod
-    def of(cls, entry: Entry) -> GemmRow:
+    def of(cls, entry: Entry) -> Row:
         """A row as it was read."""
         return cls(
             entry.signature,
@@ -93,36 +93,41 @@ class GemmRow:
         )
 
 
-def operation_tables(rows: Iterable[GemmRow], targets: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """The table of each operation that has rows, and GEMM's; raises as `gemm_table` does."""
-    by_operation: dict[str, list[GemmRow]] = {GEMM.name: []}
+def operation_tables(rows: Iterable[Row], targets: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The table of each operation that has rows, and GEMM's; raises as `table` does."""
+    by_operation: dict[str, list[Row]] = {GEMM.name: []}
     for row in rows:
         by_operation.setdefault(row.signature.operation, []).append(row)
-    return {name: gemm_table(of, targets, operation(name)) for name, of in by_operation.items()}
+    return {name: table(of, operation(name), targets) for name, of in by_operation.items()}
 
 
-def operation_rows(archive: Archive) -> list[GemmRow]:
-    """The rows of all tables of operations that an archive has.
+def operation_entries(archive: Archive) -> tuple[Entry, ...]:
+    """The entries of all tables of operations that an archive has, GEMM's first.
 
     Raises:
         RecordError: one is malformed.
     """
     targets = archive.functions.targets_by_name()
-    names = [name for name in archive.tables if is_operation(name)]
+    names = sorted((name for name in archive.tables if is_operation(name)), key=lambda name: name != GEMM.name)
     with naming(archive):
-        return [GemmRow.of(e) for name in names for e in read(archive.table(name), targets, operation(name))]
+        return tuple(e for name in names for e in read(archive.table(name), operation(name), targets))
 
 
-def gemm_table(rows: Iterable[GemmRow], targets: Mapping[str, str], of: Operation = GEMM) -> dict[str, Any]:
+def operation_rows(archive: Archive) -> list[Row]:
+    """The rows of all tables of operations that an archive has; raises as `operation_entries` does."""
+    return [Row.of(entry) for entry in operation_entries(archive)]
+
+
+def table(rows: Iterable[Row], of: Operation, targets: Mapping[str, str]) -> dict[str, Any]:
     """The table of the operation `of` with these rows, as readers take it; `targets` has the target of each function.
 
     Raises:
         TableTooLarge: readers would refuse it for its size.
         RecordError: they would refuse it for a row, which is named.
     """
-    table = write(row.entry() for row in rows)
+    found = write(row.entry() for row in rows)
     try:
-        read(table, targets, of)
+        read(found, of, targets)
     except TableLimitExceeded as error:
         raise TableTooLarge(f"{str(error).partition(';')[0]}; split the manifests over several archives") from None
-    return table
+    return found

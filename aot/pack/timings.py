@@ -1,4 +1,4 @@
-"""What was measured at some M of an entry of the gemm table, its `timings`: for people, and opaque to servers.
+"""What was measured at some M of an entry of an operation's table, its `timings`: for people, and opaque to servers.
 
 `docs/records.md` has the fields. Unknown ones are left as they are.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from runtime.gemm.dispatch import Entry
+from runtime.tables.dispatch import Entry
 
 from .fields import Test, fail, is_count, is_text, is_text_or_none, require
 
@@ -53,7 +53,7 @@ def read(entry: Entry) -> list[dict[str, Any]]:
     rows = []
     above = 0
     for i, row in enumerate(entry.timings):
-        where = f"gemm table: {entry.signature.key()} on {entry.target}: unreadable timings[{i}]"
+        where = f"{entry.signature.operation} table: {entry.signature.key()} on {entry.target}: unreadable timings[{i}]"
         require(row, _FIELDS, _OPTIONAL, where)
         if row["m"] <= above:
             fail(where, f"m must increase, found {row['m']} after {above}")

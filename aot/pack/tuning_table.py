@@ -10,7 +10,7 @@ from typing import Any
 
 from runtime.container.archive import Archive
 from runtime.container.fields import require_schema
-from runtime.gemm.dispatch import Capability
+from runtime.tables.dispatch import Capability
 
 from .fields import Test, is_count, is_text, is_text_or_none, is_texts_by_name, list_field, require
 

@@ -134,16 +134,21 @@ def _formless(name: str, family: Family, form: _Form) -> str | None:
     return None
 
 
-def unsuited(variant: Variant, signature: Signature) -> str | None:
+def unsuited(variant: Variant, signature: Any) -> str | None:
     """Why `variant` cannot compute `signature`, or None if it can, at every M from 1 up.
 
     Rows of A, B and D are loaded and stored in pieces, so K and N must fill whole pieces. Tiles and clusters that hang
     over the edge of D are no limit, unless the family's own says so: loads past it give zeros and stores past it are
     dropped. A choice called overlap may rely on no more than the signature promises. A family unknown here has the
-    limits that are common; that it cannot be compiled is for `illegal` to say.
+    limits that are common; that it cannot be compiled is for `illegal` to say. Of operations besides GEMM only element
+    types are looked at: what extents they take their functions' records say.
     """
+    if variant.operation != signature.operation:
+        return f"{variant.family} computes {variant.operation}, not {signature.operation}"
     if variant.operation != GEMM.name:
-        return f"{variant.family} is not a GEMM"
+        elements = tuple(operand.dtype for operand in signature.operands()[:3])
+        found = variant.a, variant.b, variant.d
+        return None if found == elements else f"{variant.family} is of {', '.join(found)}, not {', '.join(elements)}"
     for name in ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major"):
         if getattr(variant, name) != getattr(signature, name):
             return f"{variant.family}: {name} is {getattr(variant, name)}, not {getattr(signature, name)}"

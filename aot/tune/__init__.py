@@ -3,7 +3,8 @@
 Reads a candidate archive and writes a tuned one; needs torch and GPUs of one of the archive's targets, and no compiler.
 Every function is checked before it is timed. Entries for other targets pass through as they are, so that one archive
 can be tuned on one machine after the other. `run.tune_archive` is where it begins; it imports no torch, since measuring
-is done by processes that do.
+is done by processes that do. What is particular to an operation (operands, reference, tolerance, baseline, the least
+that it takes) is behind `operation`: in `aot/tune/gemm/`, `aot/tune/rmsnorm/`, or another package.
 
 Of each signature, in order:
 
@@ -11,9 +12,9 @@ Of each signature, in order:
    that is cheap: by the norm of the error, and element by element. A function that is wrong once is out of the table.
 2. `points` names M to time at: the manifest's and powers of two first, then where another function than the predicted
    best may save most, until 0.2% cannot be saved.
-3. `halving` times the likely functions at one M briefly, the better half longer, and the last four in turns with
-   cuBLAS; where operations take at least twice as long as bytes, those within 3% also for 150 ms without pause, because
-   an H200 then lowers its clock to what power allows. Best is the least product of both times.
+3. `halving` times the likely functions at one M briefly, the better half longer, and the last four in turns with what
+   torch runs, for GEMMs cuBLAS; where operations take at least twice as long as bytes, those within 3% also for 150 ms
+   without pause, because an H200 then lowers its clock to what power allows. Best is the least product of both times.
 4. `calibrate` predicts every function's time at every M from its estimate and all that was measured.
 5. `choose` keeps few functions, each within `--tolerance` of the best somewhere, and makes ranges of M of them. A
    change of function must save more than a prediction can tell.

@@ -11,11 +11,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from runtime.gemm.signature import Signature
-
-Estimate = Callable[[Signature], Callable[[str, int], float]]  # for a signature, microseconds of a function at M
+Estimate = Callable[[Any], Callable[[str, int], float]]  # for a signature, microseconds of a function at M
 Relatives = Callable[[str], Sequence[Hashable]]  # groups that a function is of, the widest first
 _Key = tuple[str, Hashable]  # a level, and what of it
 
@@ -23,7 +21,7 @@ _Key = tuple[str, Hashable]  # a level, and what of it
 class Observation(NamedTuple):
     """A time in microseconds that was measured."""
 
-    signature: Signature
+    signature: Any  # of any operation
     m: int
     name: str
     us: float
@@ -96,7 +94,7 @@ class Calibration:
             self._keys_of[place, name] = [("all", None), *related, ("function", name), ("one", (place, name))]
         return self._keys_of[place, name]
 
-    def of(self, signature: Signature) -> Predictions:
+    def of(self, signature: Any) -> Predictions:
         """The predictions for one signature."""
         return Predictions(signature, self)
 
@@ -104,7 +102,7 @@ class Calibration:
 class Predictions:
     """Times of functions for one signature, as a calibration has them."""
 
-    def __init__(self, signature: Signature, calibration: Calibration) -> None:
+    def __init__(self, signature: Any, calibration: Calibration) -> None:
         self._signature, self._calibration = signature, calibration
         self._estimate = calibration._estimate(signature)
         self._known: dict[str, tuple[list[_Effect], list[float]]] = {}

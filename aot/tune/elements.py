@@ -1,4 +1,5 @@
-"""Numbers to tensors of an element type and back, also where torch has the type and no conversion: packed ones.
+"""Numbers to tensors of an element type and back, also where torch has the type and no conversion: packed ones; and
+tensors full of NaN.
 
 Needs torch. Knows nothing of operands.
 """
@@ -46,6 +47,11 @@ def to_numbers(tensor: torch.Tensor, dtype: str, wide: torch.dtype = torch.float
     raw = tensor.view(torch.uint8).long()
     codes = [raw >> (bits * place) & ((1 << bits) - 1) for place in range(DTYPES[dtype].unit)]
     return numbers[torch.stack(codes, -1).flatten(-2)]
+
+
+def poisoned(shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
+    """A tensor full of NaN."""
+    return torch.full(shape, float("nan"), device=device).to(TORCH_DTYPES[dtype])
 
 
 def _magnitudes(dtype: str) -> list[float]:

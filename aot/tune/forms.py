@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
-from runtime.gemm.dispatch import Capability, serves
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import Form, FormSource, machine_of, write
 from runtime.numbers.scaling import SCALINGS
+from runtime.tables.dispatch import Capability, serves
 
 from ..pack.forms import read
 from ..search import universal

@@ -13,7 +13,6 @@ import torch
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.errors import DeviceError
-from runtime.gemm.signature import Signature
 from runtime.serve.library import Library
 
 from ..providers import spec_file
@@ -40,7 +39,7 @@ class FunctionBackend:
         """The machine and the versions behind a check."""
         return self._environment
 
-    def check(self, signature: Signature, m: int, names: Sequence[str]) -> dict[str, str]:
+    def check(self, signature: Any, m: int, names: Sequence[str]) -> dict[str, str]:
         """The functions that are wrong at the case of number `m`, with what is wrong; there is no signature."""
         found = {}
         for name in names:
@@ -57,6 +56,6 @@ class FunctionBackend:
                 found[name] = wrong
         return found
 
-    def bench(self, signature: Signature, m: int) -> contextlib.AbstractContextManager[halving.Bench]:
+    def bench(self, signature: Any, m: int) -> contextlib.AbstractContextManager[halving.Bench]:
         """Nothing is timed."""
         raise NotImplementedError

@@ -13,8 +13,8 @@ from typing import Any
 
 from runtime.container import canonical
 from runtime.container.archive import Archive
-from runtime.gemm.dispatch import serves
 from runtime.program import arguments
+from runtime.tables.dispatch import serves
 
 from ..pack import tuning_table
 from ..pack.write import Package

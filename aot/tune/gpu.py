@@ -12,13 +12,12 @@ import torch
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.errors import DeviceError
-from runtime.gemm.signature import Signature
+from runtime.program.operation import Signature
 from runtime.serve.library import Library
 
 from . import measure
-from .baseline import baseline
 from .measure import Launch
-from .operands import OperandSet, Weights
+from .operation import OperandSet, tuning
 from .timing import Timing
 from .worker import Announce, Setup
 
@@ -50,7 +49,7 @@ class GpuBackend:
             if not capturing:
                 self.announce(name, m)
             try:
-                function(*o.tensors(), stream=torch.cuda.current_stream())
+                function(*o.arguments(), stream=torch.cuda.current_stream())
             except DeviceError:
                 if not capturing:
                     torch.cuda.synchronize()  # raises where the context is of no more use
@@ -58,19 +57,20 @@ class GpuBackend:
 
         return launch
 
-    def check(self, signature: Signature, m: int, names: Sequence[str]) -> dict[str, str]:
+    def check(self, signature: Any, m: int, names: Sequence[str]) -> dict[str, str]:
         """The functions that compute something wrong at `m` on fresh random operands, with what is wrong."""
-        weights = Weights(signature, m, 0, self.seed + m)
+        weights = tuning(signature).measures().weights(signature, m, 0, self.seed + m)
         found = measure.check(signature, m, weights, {name: self.launch(name, m) for name in names})
         self.announce("", m)
         return {name: result for name, result in found.items() if isinstance(result, str)}
 
     @contextlib.contextmanager
-    def bench(self, signature: Signature, m: int) -> Iterator[GpuBench]:
+    def bench(self, signature: Any, m: int) -> Iterator[GpuBench]:
         """What takes times at `m`, on operands that together are more than three times what L2 holds."""
-        operands = Weights(signature, m, self.l2_bytes, self.seed).operands(m)
+        measures = tuning(signature).measures()
+        operands = measures.weights(signature, m, self.l2_bytes, self.seed).operands(m)
         if signature not in self.baselines:
-            self.baselines = {signature: baseline(signature, operands[0])}
+            self.baselines = {signature: measures.baseline(signature, operands[0])}
         try:
             yield GpuBench(self, signature, m, operands)
         finally:
@@ -80,7 +80,7 @@ class GpuBackend:
 class GpuBench:
     """Takes times of functions, and of torch's baseline, for one signature at one M."""
 
-    def __init__(self, backend: GpuBackend, signature: Signature, m: int, operands: Sequence[OperandSet]) -> None:
+    def __init__(self, backend: GpuBackend, signature: Any, m: int, operands: Sequence[OperandSet]) -> None:
         self._backend, self._operands, self._m = backend, operands, m
         self._floor_us = measure.expected_us(signature, m)
         self.power_bound = measure.power_bound(signature, m)

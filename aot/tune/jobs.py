@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from runtime.container import canonical
-from runtime.gemm.signature import Signature
 
 from .halving import Measured
 from .timing import Timing
@@ -18,7 +17,7 @@ class Job:
     """Functions to look at for one signature: to check at each M of `check`, and to time at `m` where that is not 0;
     `sustained`: under sustained load too, where that is asked for and power bounds."""
 
-    signature: Signature
+    signature: Any  # of any operation
     names: tuple[str, ...]
     check: tuple[int, ...] = ()
     m: int = 0
@@ -26,7 +25,8 @@ class Job:
 
     def key(self) -> str:
         """The same for equal jobs and only for them."""
-        return canonical.digest([self.signature.to_json(), list(self.names), list(self.check), self.m, self.sustained])
+        of = self.signature.operation, self.signature.to_json()
+        return canonical.digest([*of, list(self.names), list(self.check), self.m, self.sustained])
 
     def at(self, m: int) -> str:
         """Where a function is launched for `m` rows, for messages."""

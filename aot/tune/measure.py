@@ -1,7 +1,8 @@
-"""Check and time GEMM functions on the GPU: float32 references, poisoned outputs, CUDA-graph replays on cold L2.
+"""Check and time functions on the GPU: references, poisoned outputs, CUDA-graph replays on cold L2.
 
-A measurement is one signature at one M. Needs torch and a GPU, and no compiler. Knows nothing of archives or of what
-is done with the figures.
+A measurement is one signature of an operation at one M; what is particular to the operation comes from
+`aot.tune.operation`. Needs torch and a GPU, and no compiler. Knows nothing of archives or of what is done with the
+figures.
 """
 
 from __future__ import annotations
@@ -9,30 +10,25 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from runtime.device.driver import Driver
 from runtime.errors import AotError, WorkspaceError
-from runtime.gemm.signature import Signature
-from runtime.numbers.dtypes import DTYPES
-from runtime.numbers.scaling import SCALINGS
+from runtime.numbers.dtypes import DTYPES, DType
+from runtime.program.operation import Signature
 
 from ..version import UNKNOWN, own_version
-from .operands import MOST_LAUNCHES, OperandSet, Weights, poisoned, reference
+from .elements import name_of, poisoned
+from .operation import OperandSet, Weights, tuning
 from .roofline import expected_us, power_bound
 from .timing import LOAD, Timing
 
 __all__ = ["Timing", "expected_us", "power_bound"]  # for those who measure, with what is defined here
 
-# What the norm of the error may be is `DType.tolerance` of the output, of which rounding takes 1.7e-3 for bf16, 2.1e-4
-# for f16 and 2.6e-2 for e4m3. For 8-bit inputs to a 16-bit output it is this: Hopper's fp8 tensor cores keep 14 bits of
-# a partial sum (DeepSeek-V3 technical report, 3.3.2), and kernels may let them add up all of K. Those that add up parts
-# in f32 are not off by as much, and where scales are for rows or blocks, that is for accuracy, all must do so.
-MAX_ERROR_FP8 = 1e-2
-MAX_ERROR_FP8_PROMOTED = DTYPES["bf16"].tolerance
+MOST_LAUNCHES = 400  # of a graph, which needs no more operands
 # A single wrong tile disappears in the norm of a large matrix, so no element may be off by more than its own rounding,
 # half a unit in the last place, plus this share of the root mean square.
 MAX_ELEMENT_ERROR = 0.06
@@ -42,44 +38,60 @@ _WARMUP_REPLAYS = 2
 _GRAPHS_OF_A_SAMPLE = 4  # under sustained load
 RECOVER_S = 0.06  # after which the clock has come back from a sustained load
 
-Launch = Callable[[OperandSet], Any]
+Launch = Callable[[Any], Any]  # given operands of its operation
 
 
 class MeasureError(AotError):
     """The machine cannot measure what was asked."""
 
 
-def max_error(signature: Signature) -> float:
-    """The relative error, in the norm, that a kernel for `signature` may have.
+def tolerance(dtype: str) -> float:
+    """The relative error, in the norm, that a result of an element type may have where nothing but its own rounding and
+    the order of sums makes one.
 
     Raises:
-        MeasureError: nobody has said what a result of its type may have.
+        MeasureError: nobody has said what it is.
     """
-    d = DTYPES[signature.d]
-    if not d.tolerance:
+    found = DTYPES[dtype].tolerance
+    if not found:
         known = ", ".join(t.name for t in DTYPES.values() if t.tolerance)
-        raise MeasureError(f"how exact a result in {d.name} must be is not known; it is for {known}")
-    if d.narrow or not DTYPES[signature.a].narrow:
-        return d.tolerance
-    return MAX_ERROR_FP8_PROMOTED if SCALINGS[signature.scaling].fine else MAX_ERROR_FP8
+        raise MeasureError(f"how exact a result in {dtype} must be is not known; it is for {known}")
+    return found
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What an output of an element type must be, and how far from it, in the norm, it may be."""
+
+    value: torch.Tensor
+    dtype: DType
+    max_error: float
+    norm: float
+    rms: float
+
+    @classmethod
+    def of(cls, value: torch.Tensor, dtype: str, max_error: float) -> _Expected:
+        return cls(value, DTYPES[dtype], max_error, value.norm().item(), value.square().mean().sqrt().item())
 
 
 def check(signature: Signature, m: int, weights: Weights, launches: Mapping[str, Launch]) -> dict[str, float | str]:
     """Run each function once on fresh random inputs and compare it with a reference in float32 or float64.
 
-    The output starts as NaN with guard rows behind it. Returns for each function its relative error, or the reason
-    why it is wrong.
+    Outputs start as NaN with guard rows behind them. Returns for each function its relative error, that of the worst
+    output, or the reason why it is wrong.
     """
-    operands = weights.operands(m)[0]
-    expected = reference(signature, operands)
-    norm, rms = expected.norm().item(), expected.square().mean().sqrt().item()
+    operands, measures = weights.operands(m)[0], tuning(signature).measures()
+    unwritten, wanted = operands.outputs(), measures.reference(signature, operands)
+    expected = {
+        name: _Expected.of(wanted[name], name_of(out), measures.max_error(signature, name))
+        for name, out in unwritten.items()
+    }
     results: dict[str, float | str] = {}
-    rows = signature.batch * m
     for name, launch in launches.items():
-        guarded = poisoned((rows + _GUARD_ROWS, signature.columns), signature.d, weights.device)
-        out = guarded[:rows].view(operands.d.shape)
+        guarded = {output: _guarded(like, weights.device) for output, like in unwritten.items()}
+        outputs = {output: whole[:-_GUARD_ROWS].view(unwritten[output].shape) for output, whole in guarded.items()}
         try:
-            launch(replace(operands, d=out))
+            launch(operands.writing(outputs))
         except WorkspaceError:
             raise  # there is no memory left, which is not this function's fault
         except AotError as failure:  # this function's own; a failure of the device itself ends the run
@@ -87,20 +99,34 @@ def check(signature: Signature, m: int, weights: Weights, launches: Mapping[str,
             continue
         if weights.device == "cuda":
             torch.cuda.synchronize()
-        if not torch.isnan(guarded[rows:].float()).all():
-            results[name] = "it writes behind the output"
+        errors = []
+        for output, of in expected.items():
+            found = _judge(guarded[output], outputs[output], of)
+            if isinstance(found, str):
+                results[name] = found
+                break
+            errors.append(found)
         else:
-            results[name] = _judge(signature, out, expected, norm, rms)
+            results[name] = max(errors)
     return results
 
 
-def _judge(signature: Signature, out: torch.Tensor, expected: torch.Tensor, norm: float, rms: float) -> float | str:
-    """The relative error of `out`, or what is wrong with it."""
-    difference = out.to(expected.dtype).sub_(expected)
-    error = difference.norm().item() / norm
-    worst = difference.abs_().sub_(expected.abs() * DTYPES[signature.d].rounding).max().item() / rms
-    limit = max_error(signature)
-    if DTYPES[signature.d].narrow:  # of few elements one large one may decide, and alone it errs by its own rounding
+def _guarded(like: torch.Tensor, device: str) -> torch.Tensor:
+    """The rows of an output, all in one dimension, and guard rows behind them, full of NaN."""
+    columns = like.shape[-1]
+    return poisoned((like.numel() // columns + _GUARD_ROWS, columns), name_of(like), device)
+
+
+def _judge(guarded: torch.Tensor, out: torch.Tensor, expected: _Expected) -> float | str:
+    """The relative error of `out`, behind which `guarded` has guard rows, or what is wrong with it."""
+    if not torch.isnan(guarded[-_GUARD_ROWS:].float()).all():
+        return "it writes behind the output"
+    d, value = expected.dtype, expected.value
+    difference = out.to(value.dtype).sub_(value)
+    error = difference.norm().item() / expected.norm
+    worst = difference.abs_().sub_(value.abs() * d.rounding).max().item() / expected.rms
+    limit = expected.max_error
+    if d.narrow:  # of few elements one large one may decide, and alone it errs by its own rounding
         limit *= 1 + 2 / math.sqrt(out.numel())
     if math.isnan(error):
         return "it leaves part of the output unwritten, or writes NaN"

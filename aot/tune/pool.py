@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
+from typing import Any
 
-from runtime.gemm.dispatch import Entry, record_mismatch
-from runtime.gemm.signature import Signature
+from runtime.program.operation import Signature
 from runtime.program.record import Record
+from runtime.tables.dispatch import Entry
 
+from ..pack.fits import refusal
 from ..search.estimates import Estimates
 from ..search.legal import family_of, of_name, summation, unsuited
 from ..search.variants import Variant
+from .operation import tuning
 from .roofline import expected_us
 
 
@@ -31,20 +34,22 @@ class Pool:
     def suited(self, entry: Entry) -> list[str]:
         """The functions that can compute an entry's signature, by name: its own, and the archive's other ones."""
         own = {name for _, names in entry.candidates for name in names} or set(_served(entry))
-        known = self._of(entry.signature)
+        known, form = self._of(entry.signature), tuning(entry.signature).form
         alike = {
             name
             for other in self._entries
-            if _form(other.signature) == _form(entry.signature)
+            if other.signature.operation == entry.signature.operation and form(other.signature) == form(entry.signature)
             for name in (*_served(other), *(n for _, names in other.candidates for n in names))
             if name not in self._known
         }
-        fits = {n for n in known.keys() | alike if record_mismatch(entry.signature, self._record(n)) is None}
+        fits = {n for n in known.keys() | alike if refusal(self._record(n), entry.signature) is None}
         return sorted((own & self._names) | (fits & self._names))
 
-    def estimates(self, signature: Signature) -> Callable[[str, int], float]:
+    def estimates(self, signature: Any) -> Callable[[str, int], float]:
         """What gives microseconds of a function at M: the estimate of its family, or a roofline where it has none."""
         found = {n: v for n, v in self._of(signature).items() if (f := family_of(v)) is not None and f.estimate_us}
+        if not found:
+            return lambda name, m: expected_us(signature, m)
         estimates, known = _estimates(tuple(found.values())), self._us.setdefault(signature, {})
 
         def estimate_us(name: str, m: int) -> float:
@@ -75,7 +80,7 @@ class Pool:
         if self._record(name).workspace_arguments:
             return None
         variant = self._of(signature).get(name)
-        return name if variant is None else summation(variant, signature.k)
+        return name if variant is None else summation(variant, getattr(signature, "k", None))
 
     def _of(self, signature: Signature) -> Mapping[str, Variant]:
         if signature not in self._variants:
@@ -100,8 +105,3 @@ def _estimates(variants: tuple[Variant, ...]) -> Estimates:
 
 def _served(entry: Entry) -> list[str]:
     return [name for _, name in entry.ranges]
-
-
-def _form(signature: Signature) -> tuple[object, ...]:
-    s = signature
-    return s.a, s.b, s.d, s.accumulator, s.epilogue, s.scaling, s.b_major, s.batch > 1, s.overlap

@@ -18,14 +18,15 @@ from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.device.gpus import Gpu
 from runtime.errors import AotError, DeviceError
-from runtime.gemm.dispatch import Capability, Dispatch, Entry, preference, serves
-from runtime.gemm.operation import GEMM
 from runtime.program.record import Record
+from runtime.tables.dispatch import Capability, Dispatch, Entry, preference, serves
 
+from ..pack import tables
 from . import forms, points, session
 from .executor import Executor, LocalExecutor
 from .jobs import Answer, Job
 from .journal import Journal
+from .operation import is_tuned, tuning
 from .options import TuneError, TuneOptions
 from .pool import Pool
 from .worker import Setup
@@ -65,7 +66,7 @@ def tune_archive(
     """
     options, machine = options or TuneOptions(), machine or this_machine()
     with Archive.open(source) as archive, source.open("rb") as held:
-        dispatch = Dispatch.from_json(archive.table(GEMM.name), archive.functions.targets_by_name())
+        dispatch = Dispatch(tables.operation_entries(archive))
         tasks = forms.to_tune(archive, machine.capability, machine.gpu)
         if not dispatch.entries and not tasks and forms.are_for(archive, machine.capability):
             raise TuneError(f"{source}: its forms were tuned on this kind of GPU; build it again to tune it again")
@@ -74,7 +75,7 @@ def tune_archive(
         by_number = Path(f"/proc/{os.getpid()}/fd/{held.fileno()}")
         here = by_number if by_number.exists() else source
         with contextlib.closing(machine.executor(Setup(here, options))) as executor:
-            report = TuneReport(executor.environment())
+            report = TuneReport(executor.environment(), unknown=unknown(dispatch, machine.capability))
             of = {"archive": _digest(here), "options": asdict(options), "gpu": list(machine.gpu)}
             journal = Journal(Path(f"{destination}.tuning"), of | {"environment": _lasting(report.environment)})
             course = _Course(entries, tasks, _pools(archive, dispatch, entries), executor, journal)
@@ -139,6 +140,10 @@ def entries_to_tune(
         TuneError: there is no entry for this GPU's target, or all are tuned for its kind.
     """
     mine = [e for e in dispatch.entries if serves(e.target, machine.capability)]
+    known = [e for e in mine if is_tuned(e.signature)]
+    if mine and not known and not tasks:
+        tuning(mine[0].signature)  # says what is missing
+    mine = known
     capability = f"{machine.capability[0]}.{machine.capability[1]}"
     if not mine and not tasks:
         there = ", ".join(sorted({e.target for e in dispatch.entries})) or "nothing"
@@ -154,6 +159,15 @@ def entries_to_tune(
     if not elsewhere and not tasks:
         raise TuneError(f"{source}: its {len(mine)} entries for this GPU are tuned; build it again to tune it again")
     return list(elsewhere.values())
+
+
+def unknown(dispatch: Dispatch, capability: Capability) -> list[str]:
+    """The entries for such a GPU that wait to be tuned, and that nobody here knows how to check: key and target."""
+    return [
+        f"{e.signature.key()} on {e.target}"
+        for e in dispatch.entries
+        if e.candidates and serves(e.target, capability) and not is_tuned(e.signature)
+    ]
 
 
 def _pools(archive: Archive, dispatch: Dispatch, entries: Sequence[Entry]) -> dict[str, Pool]:

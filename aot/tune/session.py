@@ -10,9 +10,9 @@ import itertools
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from runtime.gemm.dispatch import Entry
-from runtime.gemm.signature import Signature
+from runtime.tables.dispatch import Entry
 
 from . import points
 from .calibrate import Calibration, Observation, Predictions
@@ -30,7 +30,7 @@ _MANIFEST = 0.5  # of the longest row of candidates: a build ranks fewer at M th
 class Tuned:
     """What was found for a signature: measurements by M, ascending, and functions that may not serve, with reasons."""
 
-    signature: Signature
+    signature: Any  # of any operation
     names: list[str]
     measured: list[Measured] = field(default_factory=list)
     rejected: dict[str, str] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from typing import Any
 
 from runtime.container.archive import Archive
 from runtime.errors import AotError
+from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 
 from ..search.provider import provider, provider_names
@@ -66,7 +67,7 @@ def signature_of(obj: Any) -> Signature:
 def _of_archive(archive: Archive, target: str) -> list[tuple[Signature, Measured]]:
     """What the archive was tuned by for `target`."""
     known = _Variants(target)
-    rows = (row for row in history.tunings(archive) if row["target"] == target)
+    rows = (row for row in history.tunings(archive, GEMM.name) if row["target"] == target)
     return [
         (signature, Measured(signature.n, signature.k, point["m"], times))
         for row in rows

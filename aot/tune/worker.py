@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runtime.errors import AotError
-from runtime.gemm.signature import Signature
 
 from ..compile.worker import end_with, last_line
 from . import halving
@@ -46,11 +45,11 @@ class Backend(Protocol):
         """What is measured on, as `aot.tune.measure.environment` has it."""
         ...
 
-    def check(self, signature: Signature, m: int, names: Sequence[str]) -> dict[str, str]:
+    def check(self, signature: Any, m: int, names: Sequence[str]) -> dict[str, str]:
         """The functions that compute something wrong at `m`, with what is wrong."""
         ...
 
-    def bench(self, signature: Signature, m: int) -> contextlib.AbstractContextManager[halving.Bench]:
+    def bench(self, signature: Any, m: int) -> contextlib.AbstractContextManager[halving.Bench]:
         """What takes times at `m`."""
         ...
 

@@ -1,4 +1,4 @@
-"""From what was measured to the rows of the gemm table, and to the archive with them and the functions they name."""
+"""From what was measured to rows of operations' tables, and to the archive with them and what they name."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from typing import Any
 
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
-from runtime.gemm.dispatch import Dispatch, Entry
-from runtime.gemm.fallback import torch_runs
-from runtime.gemm.operation import GEMM
-from runtime.gemm.signature import Signature
+from runtime.program.operation import Signature, is_operation
+from runtime.tables.dispatch import Dispatch, Entry
 
 from ..pack import ranges, tables, tuning_table
 from ..pack.forms import TABLE as FORMS
-from ..pack.tables import GemmRow
+from ..pack.tables import Row
 from ..pack.timings import TimingRow
 from ..pack.write import Package
 from . import choose, forms, history
 from .forms import Task, TunedForm
 from .halving import Measured
+from .operation import tuning
 from .options import TuneOptions
 from .pool import Pool
 from .session import Tuned
@@ -42,14 +41,16 @@ class TuneReport:
 
     `speedups` has the baseline's time over that of the function that serves, for each of `measured` that has one.
     `forms` counts those of a universal table that were checked and timed. `unserved` has signatures with no correct
-    function left, which are no longer in the archive; `interrupted` is set where Ctrl-C came first: what was measured
-    by then is written, and tuning the result goes on with the rest.
+    function left, which are no longer in the archive, and `unknown` has entries that stay as they were, since nobody
+    here knows how functions of their operation are checked. `interrupted` is set where Ctrl-C came first: what was
+    measured by then is written, and tuning the result goes on with the rest.
     """
 
     environment: dict[str, Any]
     measured: list[tuple[str, Measured]] = field(default_factory=list)
     rejected: dict[str, str] = field(default_factory=dict)
     unserved: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
     forms: int = 0
     speedups: list[float] = field(default_factory=list)
     interrupted: bool = False
@@ -90,18 +91,19 @@ class Writer:
         rejected, results = report.rejected, found.entries
         rows, report.unserved, report.speedups = self._rows(results, rejected)
         universal = forms.table(self._archive, found.forms if found.all_forms else {}, rejected, self._gpu)
-        of_gemms = {name for e in self._dispatch.entries for name in e.names} | forms.names(self._archive)
-        keep = {name for row in rows for name in row.names()} | (set(self._archive.functions) - of_gemms)
+        of_entries = {name for e in self._dispatch.entries for name in e.names} | forms.names(self._archive)
+        keep = {name for row in rows for name in row.names()} | (set(self._archive.functions) - of_entries)
         keep |= {name for row in universal["forms"] for name, *_ in row["functions"]} if universal else set()
         package = Package()
         package.add_archive(self._archive, sorted(keep))
         for name in self._archive.tables:
             kept = name != history.TABLE or (self._options.history and not last)  # the output may be the input
-            if kept and name not in (GEMM.name, tuning_table.TABLE, FORMS):
+            if kept and name not in (tuning_table.TABLE, FORMS) and not is_operation(name):
                 package.set_table(name, self._archive.table(name), alone=name == history.TABLE)
         if universal is not None:
             package.set_table(FORMS, universal)
-        package.set_table(GEMM.name, tables.gemm_table(rows, self._archive.functions.targets_by_name()))
+        for name, table in tables.operation_tables(rows, self._archive.functions.targets_by_name()).items():
+            package.set_table(name, table)
         environment = report.environment | {
             "rejected": dict(sorted(rejected.items())),
             "tolerance": self._options.tolerance,
@@ -120,7 +122,7 @@ class Writer:
 
     def _rows(
         self, results: Mapping[Key, Tuned], rejected: Mapping[str, str]
-    ) -> tuple[list[GemmRow], list[str], list[float]]:
+    ) -> tuple[list[Row], list[str], list[float]]:
         """The rows, the signatures that nothing serves any more, and the speedups."""
         untouched = {id(e): _untouched(e, rejected) for e in self._dispatch.entries}
         served = {
@@ -132,7 +134,7 @@ class Writer:
         times = {key: self._predicted(key, one, rejected) for key, one in results.items() if _right(one, rejected)}
         chosen = choose.cover(list(times.values()), self._options.tolerance, served)
         equal = self._equal_bits(results, times, chosen | served, rejected)
-        rows, unserved, speedups = list[GemmRow](), list[str](), list[float]()
+        rows, unserved, speedups = list[Row](), list[str](), list[float]()
         for entry in self._dispatch.entries:
             key = entry.signature, entry.target
             replaced = key in results and (entry.candidates or entry.gpu == self._gpu)
@@ -163,7 +165,7 @@ class Writer:
 
     def _tuned_row(
         self, key: Key, one: Tuned, times: choose.Times, chosen: set[str], rejected: Mapping[str, str]
-    ) -> tuple[GemmRow, list[float]]:
+    ) -> tuple[Row, list[float]]:
         """The row of one signature, and its speedups at the M that were measured."""
         signature, target = key
         tolerance, predictions = self._options.tolerance, one.predictions(self._pools[target])
@@ -174,9 +176,10 @@ class Writer:
             us = dict(measured.times)[name].us if name in dict(measured.times) else predictions.us(name, measured.m)
             timings.append(_timing(measured, name, us, rejected))
             ratios.append(measured.baseline_time.us / us)
-        by_torch = [found for found in one.measured if torch_runs(signature) and _is_one_call(found.baseline)]
+        served = tuning(signature).torch_serves(signature)
+        by_torch = [found for found in one.measured if served and _is_one_call(found.baseline)]
         baselines = {found.m: _baseline_us(found) for found in by_torch}
-        row = GemmRow(
+        row = Row(
             signature,
             target,
             self._gpu,
@@ -216,9 +219,9 @@ def _right(one: Tuned, rejected: Mapping[str, str]) -> list[str]:
     return names if launched & set(names) else []
 
 
-def _untouched(entry: Entry, rejected: Mapping[str, str]) -> GemmRow | None:
+def _untouched(entry: Entry, rejected: Mapping[str, str]) -> Row | None:
     """An entry that was not measured, without the functions that turned out wrong; None if that leaves nothing."""
-    row = GemmRow.of(entry)
+    row = Row.of(entry)
     if not row.names() & rejected.keys():
         return row
     candidates = [(m, [n for n in names if n not in rejected]) for m, names in entry.candidates]

@@ -11,11 +11,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from runtime.container.archive import Archive
 from runtime.container.index import FunctionEntry
 from runtime.errors import AotError, RecordError
-from runtime.gemm.dispatch import Dispatch, Entry, record_mismatch, workspaces_of
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.program.operation import is_operation, operation
 from runtime.program.record import Record
+from runtime.tables.dispatch import Dispatch, Entry, record_mismatch, workspaces_of
 
 from ..compile import cubin
 from ..pack import build_table, forms, timings, tuning_table
@@ -198,7 +198,7 @@ def _read_table(archive: Archive, name: str, into: list[Entry]) -> str:
     if name in archive.tables:
         into += (
             found := Dispatch.from_json(
-                archive.table(name), archive.functions.targets_by_name(), operation(name)
+                archive.table(name), operation(name), archive.functions.targets_by_name()
             ).entries
         )
         return f"{len(found)} entries"

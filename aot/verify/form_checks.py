@@ -15,12 +15,12 @@ from typing import Any
 from runtime import native
 from runtime.device.gpus import Gpu
 from runtime.errors import RecordError
-from runtime.gemm.dispatch import record_mismatch, workspaces_of
 from runtime.gemm.signature import OVERLAPS, Signature
 from runtime.gemm.universal import INPUTS, Function
 from runtime.limits import MAX_GEMM_EXTENT
 from runtime.program.costs import CostProgram
 from runtime.program.record import Record
+from runtime.tables.dispatch import record_mismatch, workspaces_of
 
 from ..pack.forms import USUAL_GPU, FormRow
 from .evaluation import NATIVE_NODES, STEPS_OF_A_COST_NODE, STEPS_TO_READ_A_COST_NODE, Budget

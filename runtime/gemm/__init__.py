@@ -1,1 +1,1 @@
-"""GEMM as an operation: signatures, tables of which function serves which problem, and the call that is looked up."""
+"""GEMM as an operation: signatures, forms that are served at any N and K, and the call that is looked up."""

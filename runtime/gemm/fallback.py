@@ -1,7 +1,7 @@
 """What is left to torch: memory for results, GEMMs that an archive cannot serve, and those that torch is faster at.
 
 Imports no framework; where a tensor is torch's, torch is already there. This is the one place that knows how torch is
-asked for a product, for serving and for measuring (`aot.tune.baseline`) alike.
+asked for a product, for serving and for measuring (`aot.tune.gemm.baseline`) alike.
 """
 
 from __future__ import annotations

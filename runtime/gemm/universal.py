@@ -1,7 +1,7 @@
 """The table "universal" of an archive: for a form, which of its functions is best at any N, K and M, by a cost program.
 
 A form is a signature without N and K. What is chosen is *predicted*: no one measured it. Has the face of
-`runtime.gemm.table.Entry`, so that a library serves both alike. `docs/records.md` has its fields.
+`runtime.tables.table.Entry`, so that a library serves both alike. `docs/records.md` has its fields.
 Knows nothing of the tensors of a call or the driver.
 """
 
@@ -27,9 +27,9 @@ from ..limits import (
 )
 from ..named_tuple import NamedTuple
 from ..program.costs import CostProgram, CostSource
-from .dispatch import preference, serves
+from ..tables.dispatch import preference, serves
+from ..tables.table import TARGET, Entry
 from .signature import OVERLAPS, Signature
-from .table import TARGET, Entry
 
 SCHEMA = 1  # raised when what a field means changes
 PREDICTED = "predicted"

@@ -15,10 +15,10 @@ from typing import Any
 
 from ..device.driver import Driver
 from ..errors import KernelMiss, ProgramError, RecordError
-from ..gemm.dispatch import Dispatch, Entry, record_mismatch, workspaces_of
 from ..gemm.universal import PREDICTED, AnyEntry, Universal
 from ..program.operation import Asked, Operation, Signature
 from ..program.record import TensorArgument
+from ..tables.dispatch import Dispatch, Entry, record_mismatch, workspaces_of
 from .function import MAX_PLANS, Function, Unfit, remember
 from .layers import Layer, Layers
 from .options import Options
@@ -266,7 +266,7 @@ class Entries:
                 continue
             try:
                 targets = layer.archive.functions.targets_by_name()
-                table = Dispatch.from_json(layer.archive.table(self.of.name), targets, self.of)
+                table = Dispatch.from_json(layer.archive.table(self.of.name), self.of, targets)
             except RecordError as error:
                 raise type(error)(f"{layer.archive.path}: {error}") from None
             found: dict[tuple[Signature, str], list[Entry]] = {}

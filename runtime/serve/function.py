@@ -17,7 +17,6 @@ from ..device.driver import Driver, PreparedLaunch
 from ..device.launch import CLUSTER_DIMENSION, Evaluation, Launch
 from ..device.workspace import Need, Workspaces
 from ..errors import ArgumentError, DeviceError, ProgramError, RecordError
-from ..gemm.dispatch import serves
 from ..program.record import (
     Argument,
     DeviceArgument,
@@ -28,6 +27,7 @@ from ..program.record import (
     TupleArgument,
 )
 from ..program.tensor import UNKNOWN_DEVICE, is_torch, stream_handle, torch_current_stream, view
+from ..tables.dispatch import serves
 from .counters import Counters
 
 # Shapes whose plans are kept; the oldest goes first. A plan takes 2-4 KB.
@@ -188,11 +188,21 @@ class Function:
                     raise ProgramError(
                         f"{self.name}: a tensor with an extent of 0 cannot be launched on; the caller skips such a call"
                     )
-                with self._lock:
-                    plan = self.plan(views)
-                    remember(self._plans, values, plan)
-                    self._counters.planned()
+                plan = self._keep_plan(values, views)
             plan.launch(pointers, stream)
+
+    def prepare(self, views: Sequence[Any]) -> None:
+        """Plan for these arguments, if that was not done, so that `launch` need not; raises as `plan` does."""
+        values = self.record.bind(views, self._placeholders()).values
+        if values not in self._plans:
+            self._keep_plan(values, views)
+
+    def _keep_plan(self, values: tuple[int, ...], views: Sequence[Any]) -> AnyPlan:
+        with self._lock:
+            plan = self.plan(views)
+            remember(self._plans, values, plan)
+            self._counters.planned()
+        return plan
 
     def read(self) -> None:
         """Read all that `load` needs out of the archive; no device is asked for anything.

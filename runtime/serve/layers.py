@@ -15,7 +15,7 @@ from ..container.archive import Archive, UnknownEntry
 from ..device.driver import Driver
 from ..device.workspace import Workspaces
 from ..errors import DeviceError
-from ..gemm.dispatch import serves
+from ..tables.dispatch import serves
 from .counters import Counters
 from .function import Function
 

@@ -186,13 +186,13 @@ class Library(GemmCalls):
 
         From then on `gemm` opens and reads no file, imports nothing and loads no kernel, whatever it is asked for: a
         first call of a shape does no more than arithmetic before it launches, under stream capture too. For the M
-        values in `tokens` not even that, where the tensors are contiguous matrices, and torch's only if torch is
-        imported before: an import that is under way is waited for. What fits is tried for each function of an entry at
-        the least M that it serves, at the largest that ends a range of it, and at `tokens`; where it cannot run on this
-        GPU there, runners-up are loaded until one can. Where that is so at another M only, another function of the
-        entry that is loaded serves, the nearest range's first; where none of them can, the call is a miss. A later
-        `preload` may add to this, and `reload` keeps to it. One that raises promises nothing more, and leaves on the
-        device what it had loaded.
+        values in `tokens` not even that, where the tensors are contiguous matrices (and numbers, such as eps, the usual
+        ones), and torch's only if torch is imported before: an import that is under way is waited for. What fits is
+        tried for each function of an entry at the least M that it serves, at the largest that ends a range of it, and
+        at `tokens`; where it cannot run on this GPU there, runners-up are loaded until one can. Where that is so at
+        another M only, another function of the entry that is loaded serves, the nearest range's first; where none of
+        them can, the call is a miss. A later `preload` may add to this, and `reload` keeps to it. One that raises
+        promises nothing more, and leaves on the device what it had loaded.
 
         `only` names the signatures that are meant, or their keys, as a model needs of an archive of many: all this then
         holds for them, and kernels for others go on being loaded at their first call.

@@ -130,6 +130,9 @@ class Preloader:
                 planned = [entry for entry in entries if entry.signature.operation == self._plans.operation]
                 for entry, m, kind in itertools.product(planned, tokens, kinds):
                     self._prepare(entry, m, kind)
+                others = [entry for entry in entries if entry.signature.operation != self._plans.operation]
+                for entry, m in itertools.product(others, tokens):
+                    self._prepare_call(entry, m)
         except BaseException:  # nothing was promised
             with self._lock:
                 self._plans.preloaded = before
@@ -197,6 +200,19 @@ class Preloader:
                 self._plans.plan(key, signature, views, by_name["d"].shape, dtype)
             except (KernelMiss, ArgumentError) as reason:
                 _log.warning("%s at M = %d is not prepared: %s", signature.key(), m, reason)
+
+    def _prepare_call(self, entry: AnyEntry, m: int) -> None:
+        """The same for an operation that is called by its name, with the numbers that are usual for it."""
+        each = self._entries(entry)
+        views = each.of.arguments(entry.signature, m, self._driver.device)
+        with self._driver.current():
+            for name in best_first(entry, m):
+                try:
+                    return each.function(entry, name).prepare(views)
+                except (Unfit, ProgramError):
+                    continue
+                except ArgumentError as reason:
+                    return _log.warning("%s at M = %d is not prepared: %s", entry.signature.key(), m, reason)
 
 
 def _imported_torch() -> Any:

@@ -1,15 +1,17 @@
 """An archive inside torch: a custom operator, linear layers that call it, and a pass for torch.compile.
 
 Imported by name only (`import runtime.torch`), since it needs torch. `gemm` is `Library.gemm` as the operator
-`cute_aot::gemm`; `replace_linears` puts it into a model; `inductor_options` lets Inductor put it into what it compiles,
-and `autotune_choices` lets Inductor measure the archive's kernels beside its own.
-Knows nothing of kernels: all that is computed is computed by `Library.gemm`.
+`cute_aot::gemm`, and `call` is `Library.call` as an operator of each operation's name; `replace_linears` puts GEMMs
+into a model; `inductor_options` lets Inductor put them into what it compiles, and `autotune_choices` lets Inductor
+measure the archive's kernels beside its own.
+Knows nothing of kernels: all that is computed is computed by the library.
 """
 
 from .autotune import GemmChoices, autotune_choices
 from .inductor import GemmPass, inductor_options
 from .layers import Layer, Report
 from .linears import replace_linears, restore_linears
+from .operations import call
 from .operator import gemm, register
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "Layer",
     "Report",
     "autotune_choices",
+    "call",
     "gemm",
     "inductor_options",
     "register",

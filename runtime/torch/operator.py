@@ -34,7 +34,7 @@ _lock = threading.Lock()
 
 
 def register(lib: Library) -> int:
-    """The number by which `cute_aot::gemm` knows `lib`; the library must be kept, and open, while it is used.
+    """The number by which operators of `cute_aot` know `lib`; the library must be kept, and open, while it is used.
 
     It follows from archive, device and options, so that compiled graphs, which hold it, can be kept on disk: in another
     process it is the same. Once a library was closed or is gone, the next like it takes its number.
@@ -59,7 +59,7 @@ def register(lib: Library) -> int:
 
 
 @torch.compiler.assume_constant_result
-def _number_of(identity: int) -> int:
+def number_of(identity: int) -> int:
     """`register` of the library with this `id`, which the trace that asks holds."""
     return register(alive[identity])
 
@@ -73,7 +73,7 @@ def library_of(number: int) -> Library:
     lib = _libraries.get(number)
     if lib is None:
         raise ArgumentError(
-            f"cute_aot::gemm knows no library {number}: it is gone, or this process never loaded it; load the archive, "
+            f"cute_aot knows no library {number}: it is gone, or this process never loaded it; load the archive, "
             "keep the library, and pass it to runtime.torch.register"
         )
     return lib
@@ -85,14 +85,14 @@ ALIGNMENT_BYTES = 16  # what kernels ask of addresses and rows (TMA)
 
 _SCALARS = "str epilogue='none', str overlap='serial'"
 _OPERANDS = ", ".join(f"Tensor? {name}=None" for name in ("bias", "residual", "scale_a", "scale_b", "scale_d"))
-_OPERATORS = torch.library.Library("cute_aot", "DEF")
+OPERATORS = torch.library.Library("cute_aot", "DEF")
 # Views of weights must come to the kernel as they are, not as a copy of another layout.
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
-_OPERATORS.define(
-    f"gemm(int library, Tensor a, Tensor b, *, {_OPERANDS}, {_SCALARS}, ScalarType? dtype=None) -> Tensor", tags=_TAGS
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+OPERATORS.define(
+    f"gemm(int library, Tensor a, Tensor b, *, {_OPERANDS}, {_SCALARS}, ScalarType? dtype=None) -> Tensor", tags=TAGS
 )
-_OPERATORS.define(
-    f"gemm_out(int library, Tensor a, Tensor b, Tensor(a!) out, *, {_OPERANDS}, {_SCALARS}) -> ()", tags=_TAGS
+OPERATORS.define(
+    f"gemm_out(int library, Tensor a, Tensor b, Tensor(a!) out, *, {_OPERANDS}, {_SCALARS}) -> ()", tags=TAGS
 )
 
 
@@ -107,8 +107,8 @@ def _gemm_out(library: int, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
 
 # Also for the CPU, where the library itself says what is wrong.
 for _key in ("CUDA", "CPU"):
-    _OPERATORS.impl("gemm", _gemm, _key)
-    _OPERATORS.impl("gemm_out", _gemm_out, _key)
+    OPERATORS.impl("gemm", _gemm, _key)
+    OPERATORS.impl("gemm_out", _gemm_out, _key)
 
 
 def _described(
@@ -126,14 +126,14 @@ def _described(
     Extents may be symbols.
     """
     given = {"a": a, "b": b} | {name: x for name in EXTRAS if (x := operands.get(name)) is not None}
-    views = {name: _description(name, x, a) for name, x in given.items()}
+    views = {name: description(name, x, a) for name, x in given.items()}
     check_shapes(views["a"], views["b"])
     whole = epilogue_of(epilogue, views)
     shape = result_shape(views["a"], views["b"], whole)
     if out is None:
         d = TensorView(0, result_dtype(views["a"].dtype) if dtype is None else dtype_name(dtype), shape, (), 0)
     else:
-        d = _description("out", out, a)
+        d = description("out", out, a)
         if d.shape != shape:
             raise ArgumentError(
                 f"out must have shape {shape} for a {views['a'].shape} and b {views['b'].shape}, found {d.shape}"
@@ -142,9 +142,14 @@ def _described(
     return shape, getattr(torch, DTYPES[d.dtype].torch)
 
 
-def _description(name: str, x: torch.Tensor, a: torch.Tensor) -> TensorView:
-    if x.device != a.device:
-        raise ArgumentError(f"{name} is on {x.device} and a on {a.device}; move them to one device")
+def description(name: str, x: torch.Tensor, first: torch.Tensor, of: str = "a") -> TensorView:
+    """A tensor of a trace as a view at no address; its extents may be symbols. `first`, called `of`, is on the device.
+
+    Raises:
+        ArgumentError: it is on another device, or of an element type that is not known.
+    """
+    if x.device != first.device:
+        raise ArgumentError(f"{name} is on {x.device} and {of} on {first.device}; move them to one device")
     try:
         dtype = dtype_name(x.dtype)
     except ArgumentError:
@@ -153,13 +158,13 @@ def _description(name: str, x: torch.Tensor, a: torch.Tensor) -> TensorView:
     return TensorView(0, dtype, *in_elements(dtype, tuple(x.shape), tuple(x.stride()), name), 0)
 
 
-@torch.library.register_fake("cute_aot::gemm", lib=_OPERATORS)
+@torch.library.register_fake("cute_aot::gemm", lib=OPERATORS)
 def _fake_gemm(library: int, a: torch.Tensor, b: torch.Tensor, **more: Any) -> torch.Tensor:
     shape, dtype = _described(a, b, None, **more)
     return a.new_empty(shape, dtype=dtype)
 
 
-@torch.library.register_fake("cute_aot::gemm_out", lib=_OPERATORS)
+@torch.library.register_fake("cute_aot::gemm_out", lib=OPERATORS)
 def _fake_gemm_out(library: int, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, **more: Any) -> None:
     _described(a, b, out, **more)
 
@@ -178,7 +183,7 @@ def gemm(
     Raises:
         ArgumentError: also where a gradient would have to be recorded, which the archive's kernels do not do.
     """
-    number = _number_of(id(lib)) if torch.compiler.is_compiling() else register(lib)
+    number = number_of(id(lib)) if torch.compiler.is_compiling() else register(lib)
     refuse_gradient("gemm", (a, b, *(x for x in more.values() if isinstance(x, torch.Tensor))))
     if out is None:
         result: torch.Tensor = GEMM(number, a, b, **more)

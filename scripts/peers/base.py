@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 from report import version
 
+from aot.tune.gemm.operands import OperandSet
 from aot.tune.measure import Launch
-from aot.tune.operands import OperandSet
 from runtime.errors import AotError
 from runtime.gemm.signature import Signature
 

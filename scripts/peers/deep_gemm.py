@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from aot.tune.gemm.operands import OperandSet
 from aot.tune.measure import Launch
-from aot.tune.operands import OperandSet
 from runtime.gemm.signature import Signature
 
 from .base import Problem, Settings, versions_of

@@ -15,8 +15,8 @@ import torch
 from cutlass import cute
 
 from aot.tune.elements import TORCH_DTYPES
+from aot.tune.gemm.operands import OperandSet
 from aot.tune.measure import Launch
-from aot.tune.operands import OperandSet
 from runtime.gemm.signature import Signature
 
 from .base import Problem, Settings, versions_of

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from aot.tune.gemm.operands import OperandSet, Weights
 from aot.tune.measure import Launch
-from aot.tune.operands import OperandSet, Weights
 from runtime.gemm.signature import Signature
 
 from .base import Problem, Settings, versions_of

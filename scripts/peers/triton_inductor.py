@@ -16,8 +16,8 @@ from torch._inductor import config as inductor_config
 from torch._inductor import select_algorithm
 
 from aot.tune.elements import TORCH_DTYPES
+from aot.tune.gemm.operands import OperandSet
 from aot.tune.measure import Launch
-from aot.tune.operands import OperandSet
 from runtime.gemm.signature import Signature
 
 from .base import Allocating, Problem, Settings

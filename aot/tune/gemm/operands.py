@@ -1,4 +1,4 @@
-"""Random operands of a GEMM, and what it must make of them.
+"""Random operands of a GEMM, what it must make of them, and how exactly.
 
 Needs torch; on the GPU for measurements, on the CPU for tests of this file. Knows nothing of kernels or archives.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -20,14 +20,19 @@ from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import SCALINGS, TILE_BLOCKS, TILE_ROWS, TILE_SCALES, TILES
 from runtime.program.operation import extents_at
 
-from .elements import TORCH_DTYPES, name_of, to_numbers, to_type
+from ..elements import TORCH_DTYPES, name_of, poisoned, to_numbers, to_type
+from ..measure import MOST_LAUNCHES, tolerance
 
 # Up to this many elements a reference is computed in float64: 80 MiB for each of these, and milliseconds.
 _FLOAT64_ELEMENTS = 10 << 20
-# A graph has no more launches than this, and needs no more operands.
-MOST_LAUNCHES = 400
+# What the norm of the error may be is `DType.tolerance` of the output, of which rounding takes 1.7e-3 for bf16, 2.1e-4
+# for f16 and 2.6e-2 for e4m3. For 8-bit inputs to a 16-bit output it is this: Hopper's fp8 tensor cores keep 14 bits of
+# a partial sum (DeepSeek-V3 technical report, 3.3.2), and kernels may let them add up all of K. Those that add up parts
+# in f32 are not off by as much, and where scales are for rows or blocks, that is for accuracy, all must do so.
+MAX_ERROR_FP8 = 1e-2
+MAX_ERROR_FP8_PROMOTED = DTYPES["bf16"].tolerance
 _ZERO_ROWS = 5, 11  # of A, where a sum of zeros shall be looked at
-# cuBLAS wants scales of blocks in rows of a multiple of 4, and as many rows of A (`aot.tune.baseline`); we take any.
+# cuBLAS wants scales of blocks in rows of a multiple of 4, and as many rows of A (see `baseline`); we take any.
 _SCALE_ALIGNMENT = 4
 
 
@@ -40,9 +45,17 @@ class OperandSet:
     d: torch.Tensor
     extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
-    def tensors(self) -> tuple[torch.Tensor, ...]:
+    def arguments(self) -> tuple[torch.Tensor, ...]:
         """All of them, in the order in which a function takes them."""
         return (self.a, self.b, self.d, *self.extras.values())
+
+    def outputs(self) -> Mapping[str, torch.Tensor]:
+        """D."""
+        return {"d": self.d}
+
+    def writing(self, outputs: Mapping[str, torch.Tensor]) -> OperandSet:
+        """The same with another D."""
+        return replace(self, d=outputs["d"])
 
 
 class Weights:
@@ -150,9 +163,16 @@ def _put(tensor: torch.Tensor, numbers: torch.Tensor) -> None:
     tensor.copy_(found)
 
 
-def poisoned(shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
-    """A tensor full of NaN."""
-    return torch.full(shape, float("nan"), device=device).to(TORCH_DTYPES[dtype])
+def max_error(signature: Signature) -> float:
+    """The relative error, in the norm, that a kernel for `signature` may have.
+
+    Raises:
+        MeasureError: nobody has said what a result of its type may have.
+    """
+    of_output = tolerance(signature.d)
+    if DTYPES[signature.d].narrow or not DTYPES[signature.a].narrow:
+        return of_output
+    return MAX_ERROR_FP8_PROMOTED if SCALINGS[signature.scaling].fine else MAX_ERROR_FP8
 
 
 def reference(signature: Signature, operands: OperandSet) -> torch.Tensor:

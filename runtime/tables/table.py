@@ -28,7 +28,6 @@ from ..limits import (
 )
 from ..named_tuple import NamedTuple
 from ..program.operation import Operation
-from .operation import GEMM
 
 SCHEMA = 1  # raised when what a field means changes
 STATES = ("tuned", "ranked")
@@ -121,7 +120,7 @@ class Entry(NamedTuple):
         )
 
 
-def read(obj: Any, targets: Mapping[str, str] | None = None, of: Operation = GEMM) -> tuple[Entry, ...]:
+def read(obj: Any, of: Operation, targets: Mapping[str, str] | None = None) -> tuple[Entry, ...]:
     """Check a table of the operation `of` and read its rows; `targets`, the target of each function by name, lets it
     check the names too.
 

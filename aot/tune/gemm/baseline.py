@@ -25,8 +25,8 @@ from runtime.gemm.fallback import (
 from runtime.gemm.signature import Epilogue, Signature
 from runtime.numbers.dtypes import DTYPES, DType
 
-from .elements import TORCH_DTYPES
-from .measure import Launch, MeasureError
+from ..elements import TORCH_DTYPES
+from ..measure import Launch, MeasureError
 from .operands import OperandSet, reference
 
 
@@ -114,7 +114,7 @@ def _scaled(signature: Signature, dtype: torch.dtype, device: torch.device, adds
 
 
 def _block_wise(o: OperandSet, dtype: torch.dtype, out: torch.Tensor | None) -> torch.Tensor:
-    """cuBLAS takes a multiple of 4 rows: those behind A, which `aot.tune.operands` puts there."""
+    """cuBLAS takes a multiple of 4 rows: those behind A, which `aot.tune.gemm.operands` puts there."""
     m, k = o.a.shape
     scale_a, scale_b, *rest = _operands(o)
     rows = scale_a.stride(1)

@@ -14,7 +14,6 @@ from ..device.gpus import Gpu, distance
 from ..errors import KernelMiss
 from ..program.operation import Operand, Operation, Signature, operation
 from ..program.record import Record, SuppliedArgument, TensorArgument, WorkspaceArgument
-from .operation import GEMM
 from .table import TARGET, Entry, read
 
 _NEAREST = 3
@@ -139,14 +138,14 @@ class Dispatch:
             self._by_signature.setdefault(entry.signature, []).append(entry)
 
     @classmethod
-    def from_json(cls, obj: Any, targets: Mapping[str, str] | None = None, of: Operation = GEMM) -> Dispatch:
+    def from_json(cls, obj: Any, of: Operation, targets: Mapping[str, str] | None = None) -> Dispatch:
         """Check and read a table of the operation `of`; `targets`, the target of each function by name, lets it check
         the names too.
 
         Raises:
             RecordError: anything is missing, unknown, out of order, or names a function that is not there.
         """
-        return cls(read(obj, targets, of))
+        return cls(read(obj, of, targets))
 
     def entries_for(self, capability: Capability, gpu: Gpu | None = None) -> tuple[Entry, ...]:
         """For each signature the entry that a GPU of `capability`, and of the kind `gpu`, uses, of those it can run."""

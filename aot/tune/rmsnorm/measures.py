@@ -1,0 +1,109 @@
+"""Random operands of an RMSNorm, what it must make of them, how exactly, and what torch runs in its place.
+
+Needs torch; on the GPU for measurements, on the CPU for tests of this file. Knows nothing of kernels or archives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from runtime.rmsnorm import Signature
+
+from ..elements import TORCH_DTYPES, poisoned
+from ..measure import MOST_LAUNCHES, Launch, MeasureError, tolerance
+from ..operation import Measures
+from .tuning import RMSNORM
+
+# Another than the usual one, which a function might have for its own; and rows' magnitudes are drawn from where eps
+# decides a result (10^-3) to where it does not matter.
+_EPS = 1e-5
+_MAGNITUDES = -3.0, 1.0  # powers of ten
+_ZERO_ROW = 5  # of x, as servers pad with
+_FLOAT64_ELEMENTS = 10 << 20  # up to so many a reference is computed in float64: 80 MiB for each copy of x
+
+
+@dataclass(frozen=True)
+class OperandSet:
+    """One x, weight and y of an RMSNorm, and its eps."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    y: torch.Tensor
+    eps: float
+
+    def arguments(self) -> tuple[torch.Tensor | float, ...]:
+        """What a function takes, in order."""
+        return (self.x, self.weight, self.y, self.eps)
+
+    def outputs(self) -> Mapping[str, torch.Tensor]:
+        """y."""
+        return {"y": self.y}
+
+    def writing(self, outputs: Mapping[str, torch.Tensor]) -> OperandSet:
+        """The same with another y."""
+        return replace(self, y=outputs["y"])
+
+
+class Weights:
+    """Random weights of a signature, enough of them that using their operands in turn finds L2 cold."""
+
+    def __init__(self, signature: Signature, m: int, l2_bytes: int, seed: int, device: str = "cuda") -> None:
+        self.signature, self.device = signature, device
+        self.generator = torch.Generator(device=device).manual_seed(seed)
+        count = min(max(1, math.ceil(3 * l2_bytes / RMSNORM.work(signature, m).bytes)), MOST_LAUNCHES)
+        self.weights = [self._normal((signature.n,)).to(TORCH_DTYPES[signature.weight]) for _ in range(count)]
+
+    def operands(self, m: int) -> list[OperandSet]:
+        """Fresh random x (M, N) and poisoned y (M, N), one for each weight. Row 5, if there is one, is zero."""
+        s = self.signature
+        return [
+            OperandSet(self._x(m).to(TORCH_DTYPES[s.x]), weight, poisoned((m, s.n), s.y, self.device), _EPS)
+            for weight in self.weights
+        ]
+
+    def _x(self, m: int) -> torch.Tensor:
+        low, high = _MAGNITUDES
+        powers = torch.rand((m, 1), device=self.device, generator=self.generator).mul_(high - low).add_(low)
+        x = self._normal((m, self.signature.n)) * 10**powers
+        x[_ZERO_ROW : _ZERO_ROW + 1] = 0
+        return x
+
+    def _normal(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.randn(shape, device=self.device, generator=self.generator)
+
+
+class RmsNormMeasures(Measures):
+    """See `aot.tune.operation.Measures`."""
+
+    def weights(self, signature: Signature, m: int, l2_bytes: int, seed: int, device: str = "cuda") -> Weights:
+        """Random weights, and with them all other operands."""
+        return Weights(signature, m, l2_bytes, seed, device)
+
+    def reference(self, signature: Signature, operands: OperandSet) -> Mapping[str, torch.Tensor]:
+        """What y must be, in float64 where that is cheap, else in float32."""
+        wide = torch.float64 if operands.x.numel() <= _FLOAT64_ELEMENTS else torch.float32
+        x, weight = operands.x.to(wide), operands.weight.to(wide)
+        return {"y": x * torch.rsqrt(x.square().mean(-1, keepdim=True) + operands.eps) * weight}
+
+    def max_error(self, signature: Signature, output: str) -> float:
+        """The relative error that y may have: its own rounding and the order of sums, which are in f32."""
+        return tolerance(signature.y)
+
+    def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
+        """torch.nn.functional.rms_norm, which makes a y of its own; one of another type is converted."""
+        name, dtype = "torch.nn.functional.rms_norm", TORCH_DTYPES[signature.y]
+
+        def normalise(o: OperandSet) -> torch.Tensor:
+            return torch.nn.functional.rms_norm(o.x, o.weight.shape, o.weight, o.eps)
+
+        try:
+            found = normalise(example)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise MeasureError(f"torch cannot compute {signature.key()}: {str(error).splitlines()[0]}") from None
+        if found.dtype == dtype:
+            return name, normalise
+        return f"{name}, to {signature.y}", lambda o: normalise(o).to(dtype)

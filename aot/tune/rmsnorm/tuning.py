@@ -1,0 +1,38 @@
+"""What tuning knows of RMSNorm. Imports no torch, but where it is asked for what needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from runtime.numbers.dtypes import DTYPES
+from runtime.rmsnorm import Signature
+
+from ..operation import Measures, Tuning, Work
+
+_FLOPS = 4  # of an element: it is squared and added up, and has two factors
+
+
+class RmsNormTuning(Tuning):
+    """See `aot.tune.operation.Tuning`."""
+
+    def work(self, signature: Signature, m: int) -> Work:
+        """x and weight read once, y written once."""
+        x, weight, y = (DTYPES[t].bytes_of(signature.n) for t in (signature.x, signature.weight, signature.y))
+        return Work(_FLOPS * m * signature.n, m * (x + y) + weight)
+
+    def form(self, signature: Signature) -> Hashable:
+        """All but N."""
+        return signature.x, signature.weight, signature.y
+
+    def torch_serves(self, signature: Signature) -> bool:
+        """Never: a library has no such call."""
+        return False
+
+    def measures(self) -> Measures:
+        """What needs torch."""
+        from .measures import RmsNormMeasures
+
+        return RmsNormMeasures()
+
+
+RMSNORM = RmsNormTuning()

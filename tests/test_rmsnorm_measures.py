@@ -1,0 +1,140 @@
+"""What tuning measures RMSNorm by, on the CPU: operands, the reference against loops, what checks notice, baselines."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from aot.tune import measure  # noqa: E402  # needs torch
+from aot.tune.operation import tuning  # noqa: E402
+from aot.tune.rmsnorm.measures import OperandSet, RmsNormMeasures, Weights  # noqa: E402
+from runtime.errors import ProgramError  # noqa: E402
+from runtime.rmsnorm import RMSNORM, USUAL_EPS, Signature  # noqa: E402
+
+OF = Signature("bf16", "bf16", "bf16", 256)
+SAMPLES = [OF, Signature("f16", "f16", "f16", 64), Signature("bf16", "f32", "f16", 128)]
+MEASURES = RmsNormMeasures()
+
+
+def by_name(s: Signature) -> str:
+    return s.key()
+
+
+def made(s: Signature, m: int = 17, seed: int = 0) -> OperandSet:
+    return Weights(s, m, 0, seed, device="cpu").operands(m)[0]
+
+
+def expected(s: Signature, o: OperandSet) -> Any:
+    return MEASURES.reference(s, o)["y"]
+
+
+def writes(s: Signature, **change: Any) -> Callable[[OperandSet], None]:
+    """What computes RMSNorm with some operands replaced, and rounds it to y."""
+
+    def launch(o: OperandSet) -> None:
+        given = {name: made(getattr(o, name)) if callable(made) else made for name, made in change.items()}
+        o.y.copy_(expected(s, dataclasses.replace(o, **given)))
+
+    return launch
+
+
+@pytest.mark.parametrize("s", SAMPLES, ids=by_name)
+def test_operands_are_those_of_the_signature(s: Signature) -> None:
+    o = made(s)
+    *views, eps = RMSNORM.arguments(s, 17, 0)
+    of_launch = o.arguments()[-1]
+    tensors: list[Any] = list(o.arguments()[:-1])
+    assert [(tuple(t.shape), t.stride()) for t in tensors] == [(v.shape, v.strides) for v in views]
+    assert [measure.name_of(t) for t in tensors] == [v.dtype for v in views]
+    assert type(of_launch) is type(eps)
+    assert of_launch != USUAL_EPS, "which a function might have for its own"
+    assert bool(torch.isnan(o.y.float()).all())
+
+
+def test_weights_stay_from_one_m_to_the_next_and_are_enough_to_find_l2_cold() -> None:
+    weights = Weights(OF, 16, 1 << 20, 0, "cpu")
+    first, second = weights.operands(16), weights.operands(3)
+    assert all(a.weight is b.weight for a, b in zip(first, second, strict=True))
+    assert 3 << 20 <= len(first) * tuning(OF).work(OF, 16).bytes < (3 << 20) + tuning(OF).work(OF, 16).bytes
+    assert len({float(o.x.float().sum()) for o in first[:8]}) == 8
+
+
+@pytest.mark.parametrize("s", SAMPLES, ids=by_name)
+def test_reference_is_what_the_operation_says(s: Signature) -> None:
+    o = made(s)
+    found = expected(s, o)
+    for row, column in ((0, 0), (5, 3), (16, s.n - 1), (9, 17)):
+        x = [float(value) for value in o.x[row].double()]
+        mean = math.fsum(value * value for value in x) / s.n
+        value = x[column] * float(o.weight[column]) / math.sqrt(mean + o.eps)
+        assert float(found[row, column]) == pytest.approx(value, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("s", SAMPLES, ids=by_name)
+@pytest.mark.parametrize("m", [1, 17])
+def test_check_accepts_right_results_only(s: Signature, m: int) -> None:
+    def failing(o: OperandSet) -> None:
+        raise ProgramError("no")
+
+    def one_wrong_element(o: OperandSet) -> None:
+        writes(s)(o)
+        o.y.view(-1)[7] += 0.1 * expected(s, o).square().mean().sqrt()
+
+    launches: dict[str, measure.Launch] = {
+        "right": writes(s),
+        "unwritten": lambda o: None,
+        "one element": one_wrong_element,
+        "failing": failing,
+        "behind": lambda o: o.y.as_strided((1,), (1,), o.y.numel()).zero_(),
+        "no weight": writes(s, weight=torch.ones_like),
+        "rows of others": writes(s, x=lambda x: x.roll(1, 1)),
+        "half of a row": writes(s, x=lambda x: x * (torch.arange(s.n) < s.n // 2)),
+    }
+    if m > 1:  # a row alone may be so large that eps does not matter
+        launches |= {"its own eps": writes(s, eps=USUAL_EPS), "no eps": writes(s, eps=0.0)}
+    found = measure.check(s, m, Weights(s, m, 0, 1, device="cpu"), launches)
+    assert isinstance(found.pop("right"), float), found
+    assert found.pop("failing") == "ProgramError: no"
+    assert found.pop("behind") == "it writes behind the output"
+    assert found.pop("unwritten") == "it leaves part of the output unwritten, or writes NaN"
+    if m > 1:
+        assert found.pop("no eps") == "it leaves part of the output unwritten, or writes NaN", "of the row of zeros"
+    for name, reason in found.items():
+        assert isinstance(reason, str), name
+        assert reason.startswith("relative error"), name
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize("s", SAMPLES, ids=by_name)
+def test_baseline_computes_the_signature_at_other_m_too(s: Signature) -> None:
+    """Of mixed types torch rounds to that of x first."""
+    name, launch = MEASURES.baseline(s, made(s, 8))
+    assert name == "torch.nn.functional.rms_norm" + (", to f16" if s.x != s.y else "")
+    for m in (8, 1, 33):
+        o = made(s, m, seed=m)
+        found, wanted = launch(o), expected(s, o)
+        assert found.dtype == o.y.dtype
+        assert float((found.double() - wanted).norm() / wanted.norm()) < 2 * max(map(measure.tolerance, (s.x, s.y)))
+
+
+def test_baseline_names_what_torch_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("not on this GPU\nand more")
+
+    monkeypatch.setattr(torch.nn.functional, "rms_norm", refuse)
+    with pytest.raises(measure.MeasureError, match=rf"torch cannot compute {OF.key()}: not on this GPU$"):
+        MEASURES.baseline(OF, made(OF))
+
+
+def test_the_least_time_is_that_of_its_bytes() -> None:
+    work = tuning(OF).work(OF, 1000)
+    assert work.bytes == 2 * (2 * 1000 * 256 + 256)
+    large = dataclasses.replace(OF, n=8192)
+    assert measure.expected_us(large, 8192) == pytest.approx(2 * measure.expected_us(large, 4096), rel=1e-3)
+    assert not any(measure.power_bound(large, m) for m in (1, 64, 8192))
