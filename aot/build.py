@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime.container import canonical
 from runtime.container.archive import Archive
@@ -45,6 +45,8 @@ from .search.m_values import points, waves
 from .search.provider import Compilable, provider, provider_names
 from .search.targets import TARGETS
 from .search.targets import target as target_named
+from .search.unserved import variants as every_variant
+from .search.unserved import why_none
 from .search.variants import Variant
 from .suggest import did_you_mean
 from .tune.forms import names as names_of_forms
@@ -53,6 +55,12 @@ from .tune.times import load as load_times
 from .version import own_version
 
 CANDIDATES = 8
+_NOT_ESTIMATED = (
+    "no kernel family that computes it estimates its times, by which functions are chosen at any N and K; build its "
+    "gemms without --universal"
+)
+_NOT_COMPUTED = "no kernel family computes it: "
+_NOT_COMPILED = "every candidate failed to compile"
 
 
 class BuildError(AotError):
@@ -68,9 +76,26 @@ class GemmCandidates:
     by_tokens: tuple[tuple[int, tuple[Variant, ...]], ...]
 
 
+class Unserved(NamedTuple):
+    """What an archive cannot serve on a target, and why: the key of a signature, or what a form is called.
+
+    `place` is the manifest's line that asks for it, with the gemm's name; empty where it came from no file.
+    """
+
+    what: str
+    target: str
+    reason: str
+    place: str
+
+    def words(self) -> str:
+        """It in a line."""
+        return f"{self.place}{': ' if self.place else ''}{self.what} on {self.target}: {self.reason}"
+
+
 @dataclass(frozen=True)
 class Plan:
-    """What a build compiles, and why: `ranking` says for each target what ordered the candidates."""
+    """What a build compiles, and why: `ranking` says for each target what ordered the candidates. `unserved` are forms
+    for which nothing could be chosen."""
 
     manifests: tuple[Manifest, ...]
     targets: tuple[str, ...]
@@ -79,6 +104,7 @@ class Plan:
     ranking: Mapping[str, str]
     limit: int
     forms: tuple[universal.Chosen, ...] = ()
+    unserved: tuple[Unserved, ...] = ()
 
     def variants(self) -> list[Compilable]:
         """Each variant once, in a fixed order."""
@@ -89,13 +115,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Built:
-    """What a build did. `unserved` has (signature, target, reason) for what the archive cannot serve, `targets` those
-    for which it serves something; `forms` counts what it serves at any N and K, those of a base too. `of_base` counts
-    functions that are the base's alone, `untuned` the base's tuned entries that gave way to new candidates."""
+    """What a build did. `targets` are those for which the archive serves something; `forms` counts what it serves at
+    any N and K, those of a base too. `of_base` counts functions that are the base's alone, `untuned` the base's tuned
+    entries that gave way to new candidates."""
 
     report: BuildReport
     targets: tuple[str, ...]
-    unserved: tuple[tuple[Signature, str, str], ...]
+    unserved: tuple[Unserved, ...]
     archive_bytes: int
     forms: int
     of_base: int
@@ -160,9 +186,7 @@ def _uses(manifests: Sequence[Manifest], targets: Sequence[str]) -> list[GemmCan
                 wanted.setdefault((name, use.signature), set()).update(use.tokens)
     found = []
     for (name, signature), tokens in wanted.items():
-        elements = tuple(operand.dtype for operand in signature.operands())[:3]
-        of = (v for p in provider_names() for v in provider(p).functions(name) if v.operation == signature.operation)
-        variants = tuple(v for v in of if (v.a, v.b, v.d) == elements)
+        variants = tuple(every_variant(name, signature))
         found.append(GemmCandidates(signature, name, tuple((m, variants) for m in sorted(tokens))))
     return found
 
@@ -207,14 +231,18 @@ def plan_universal(
     }
     _require_estimates(wanted)
     forms: list[universal.Chosen] = []
-    ranking = {}
+    ranking, unserved, places = {}, list[Unserved](), _places(manifests)
     for name, signatures in wanted.items():
         measured = [found for path in times for found in load_times(path, name)]
-        forms += universal.choose_all(signatures, name, limit, measured)
+        chosen = universal.choose_all(signatures, name, limit, measured)
+        forms += chosen
+        for form in set(universal.forms(signatures)) - {c.form for c in chosen}:
+            reason = _NOT_ESTIMATED if every_variant(name, form) else _NOT_COMPUTED + why_none(name, form)
+            unserved.append(Unserved(universal.form_word(form), name, reason, places.get(form, "")))
         ranking[name] = "the families' own estimates" + (
             f", and times in {', '.join(path.name for path in times)}" if measured else ""
         )
-    return Plan(manifests, tuple(ranking), (), (), ranking, limit, tuple(forms))
+    return Plan(manifests, tuple(ranking), (), (), ranking, limit, tuple(forms), tuple(sorted(unserved)))
 
 
 def _require_estimates(wanted: Mapping[str, Sequence[Signature]]) -> None:
@@ -268,14 +296,14 @@ def build(
     if not report.kernels:
         if reasons := sorted(set(report.failures.values())):
             raise BuildError(f"none of {len(report.failures)} kernels compiled; the first reason: {reasons[0]}")
-        first, *more = (f"{g.signature.key()} on {g.target}" for g in work.gemms)
-        others = f", nor for the other {len(more)}" if more else ""
-        raise BuildError(f"no kernel family computes {first}{others}; choose another target, or a plainer problem")
+        first, *more = _gemm_entries(work, report)[1]
+        others = f"; nor is there a kernel for the other {len(more)}" if more else ""
+        raise BuildError(first.words() + others)
     package = pack.Package()
     function_targets = {v.name(): v.target for v in report.kernels}
     entries, unserved = _gemm_entries(work, report)
     forms, without = _forms(work, report)
-    unserved += without
+    unserved = [*work.unserved, *unserved, *without]
     targets = tuple(dict.fromkeys([*(row.target for row in entries), *(form.target for form in forms)]))
     origin = _origin(work, report, unserved)
     served = of_base = gone = 0
@@ -320,9 +348,9 @@ def _require_readable(table: dict[str, Any], function_targets: Mapping[str, str]
         raise BuildError(f"{reason}; split the manifests over several archives, or give --candidates fewer") from None
 
 
-def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow], list[tuple[Signature, str, str]]]:
+def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow], list[Unserved]]:
     """The rows of the gemm table (`runtime.gemm.dispatch` reads them), and what no kernel is there for."""
-    entries, unserved = [], []
+    entries, unserved, places = list[tables.GemmRow](), list[Unserved](), _places(work.manifests)
     for gemm in work.gemms:
         refusals = {v: _refusal(kernel, gemm.signature) for v, kernel in report.kernels.items()}
         fit = {v for v, refusal in refusals.items() if refusal is None}
@@ -332,10 +360,11 @@ def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.GemmRow]
         ranked = [(m, names) for m, names in compiled if names]
         if not ranked:
             tried = {v for _, variants in gemm.by_tokens for v in variants}
-            reason = "no kernel family computes it" if not tried else "every candidate failed to compile"
+            reason = _NOT_COMPILED if tried else _NOT_COMPUTED + why_none(gemm.target, gemm.signature)
             if refused := sorted({str(refusals[v]) for v in tried & set(refusals)}):
                 reason = f"no kernel takes it: {refused[0]}"
-            unserved.append((gemm.signature, gemm.target, reason))
+            place = places.get(gemm.signature, "")
+            unserved.append(Unserved(gemm.signature.key(), gemm.target, reason, place))
             continue
         entries.append(
             tables.GemmRow(
@@ -366,15 +395,29 @@ def _refusal(kernel: Kernel, signature: Any) -> str | None:
     return None
 
 
-def _forms(work: Plan, report: BuildReport) -> tuple[list[universal.Chosen], list[tuple[Signature, str, str]]]:
+def _places(manifests: Iterable[Manifest]) -> dict[Any, str]:
+    """Where manifests ask first for a signature, or for one of a form; nothing of what came from no file."""
+    asked: dict[Any, str] = {}
+    for_form: dict[Any, str] = {}
+    for m in manifests:
+        for gemm in m.gemms:
+            asked.setdefault(gemm.signature, gemm.place)
+            for_form.setdefault(universal.form_of(gemm.signature), gemm.place)
+        for use in m.uses:
+            asked.setdefault(use.signature, use.place)
+    return for_form | asked
+
+
+def _forms(work: Plan, report: BuildReport) -> tuple[list[universal.Chosen], list[Unserved]]:
     """The forms with what was compiled of each, and those of which nothing was."""
-    forms, unserved = [], []
+    forms, unserved, places = list[universal.Chosen](), list[Unserved](), _places(work.manifests)
     for form in work.forms:
         compiled = tuple(v for v in form.variants if v in report.kernels)
         if compiled:
             forms.append(dataclasses.replace(form, variants=compiled))
         else:
-            unserved.append((form.form, form.target, "every candidate failed to compile"))
+            word, place = universal.form_word(form.form), places.get(form.form, "")
+            unserved.append(Unserved(word, form.target, _NOT_COMPILED, place))
     return forms, unserved
 
 
@@ -414,7 +457,7 @@ def _require_same_code(base: Archive, serving: Collection[str], report: BuildRep
             )
 
 
-def _origin(work: Plan, report: BuildReport, unserved: list[tuple[Signature, str, str]]) -> Build:
+def _origin(work: Plan, report: BuildReport, unserved: Iterable[Unserved]) -> Build:
     """Where the archive comes from; nothing in it depends on when, where or by whom it was built."""
     families = sorted({(v.provider, v.family) for v in work.variants() if isinstance(v, Variant)})
     origins = {name: version for f in work.functions if isinstance(f, SpecFunction) for name, version in f.origins}
@@ -436,7 +479,7 @@ def _origin(work: Plan, report: BuildReport, unserved: list[tuple[Signature, str
         providers={f"{name}.{family}": provider(name).source_digest(family) for name, family in families},
         # Of a spec's functions they name its file, which is the builder's own.
         failures=[(v.name(), reason) for v, reason in report.failures.items() if isinstance(v, Variant)],
-        unserved=[(s.key(), t, reason) for s, t, reason in unserved],
+        unserved=[(u.what, u.target, u.reason) for u in unserved],  # and no place, as that is the builder's own
     )
 
 

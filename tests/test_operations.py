@@ -280,7 +280,12 @@ def test_manifest_with_other_operations_is_read_back() -> None:
         ("n: 4096", "n: 0", r":9: field 'operations.rmsnorm\[0\].n': must be an integer from 1"),
         ("x: bf16", "x: bf17", r":9: field 'operations.rmsnorm\[0\]': .*unknown element type 'bf17'"),
         (", n: 4096", "", "needs exactly the fields"),
-        ("name: q_norm", "name: input_norm", r"operations.rmsnorm\[1\].name': 'input_norm' is already taken"),
+        ("name: q_norm", "name: input_norm", r":10: .*rmsnorm\[1\].name': 'input_norm' is already taken on line 9"),
+        (
+            "operations:",
+            "gemms: [{name: q_norm, n: 64, k: 64, dtypes: {a: bf16, b: bf16, d: bf16}}]\noperations:",
+            r":11: field 'operations.rmsnorm\[1\].name': 'q_norm' is already taken on line 7; give each its own name",
+        ),
         ("name: input_norm, ", "", r"field 'operations.rmsnorm\[0\].name': missing"),
         ("operations:", "gemms:", "must be a list"),
     ],

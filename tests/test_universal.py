@@ -445,6 +445,24 @@ def test_forms_of_several_targets_say_which_of_them_to_name(
     assert error.endswith("; give --target sm_90a, or build without --universal\n")
 
 
+def test_a_form_that_nothing_can_estimate_is_said_beside_one_that_something_can(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        built / "tiny.yaml"
+    ).read_text() + "  - {name: mx, n: 64, k: 64, scaling: mxfp8, dtypes: {a: e4m3, b: e4m3, d: bf16}}\n"
+    (tmp_path / "two.yaml").write_text(text)
+    out = tmp_path / "x.aot"
+    arguments = ["--universal", "--candidates", "1", "--no-tune", "--cache", str(built / "cache")]
+    assert run("build", str(tmp_path / "two.yaml"), "-o", str(out), *arguments) == 1
+    line = text.count("\n")
+    word = "e4m3_e4m3_bf16_f32_none_n*_k*_mxfp8"
+    assert f"two.yaml:{line}: mx: {word} on sm_90a: no kernel family computes it" in capsys.readouterr().err
+    with Archive.open(out) as archive:
+        ((named, target, _),) = archive.table("build")["unserved"]
+    assert (named, target) == (word, "sm_90a")
+
+
 @pytest.mark.parametrize(
     "content",
     [

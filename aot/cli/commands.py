@@ -256,8 +256,8 @@ def _plan(manifests: Sequence[Path], options: Planning) -> Plan:
 
 def _tell(built: Built, summary: dict[str, Any], quiet: bool) -> None:
     """Warn of what the archive cannot serve or lost, then say what was made."""
-    for signature, name, reason in built.unserved:
-        warn(f"{signature.key()} on {name}: {reason}; the archive cannot serve it")
+    for unserved in built.unserved:
+        warn(f"{unserved.words()}; the archive cannot serve it")
     if built.untuned:
         entries = _count(built.untuned, "tuned entry", "tuned entries")
         warn(f"{entries} of the base gave way to candidates; run: aot tune")
@@ -287,7 +287,7 @@ def _summary(output: Path, built: Built, seconds: float) -> dict[str, Any]:
         "failed": len(report.failures),
         "kernels": {v.name(): resources(kernel.record) for v, kernel in report.kernels.items()},
         "failures": {v.name(): reason for v, reason in report.failures.items()},
-        "unserved": [{"signature": s.key(), "target": t, "reason": reason} for s, t, reason in built.unserved],
+        "unserved": [{"signature": u.what, "target": u.target, "reason": u.reason} for u in built.unserved],
         "seconds": round(seconds, 3),
         "tuning": None,
         "checked": None,
