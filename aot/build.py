@@ -211,7 +211,7 @@ def plan_universal(
 
     Raises:
         AotError: an unknown target, no manifest, no form with estimates on a target, more functions than readers take,
-            or one of `times` cannot be read.
+            or one of `times` cannot be read or has none.
     """
     if not manifests:
         raise BuildError("there is nothing to build; name a manifest")
@@ -232,8 +232,9 @@ def plan_universal(
     _require_estimates(wanted)
     forms: list[universal.Chosen] = []
     ranking, unserved, places = {}, list[Unserved](), _places(manifests)
+    measured_on = _times(times, tuple(wanted))
     for name, signatures in wanted.items():
-        measured = [found for path in times for found in load_times(path, name)]
+        measured = measured_on[name]
         chosen = universal.choose_all(signatures, name, limit, measured)
         forms += chosen
         for form in set(universal.forms(signatures)) - {c.form for c in chosen}:
@@ -243,6 +244,21 @@ def plan_universal(
             f", and times in {', '.join(path.name for path in times)}" if measured else ""
         )
     return Plan(manifests, tuple(ranking), (), (), ranking, limit, tuple(forms), tuple(sorted(unserved)))
+
+
+def _times(paths: Sequence[Path], targets: Sequence[str]) -> dict[str, list[tuple[Signature, universal.Measured]]]:
+    """What was measured for each target, of all files; a file that has nothing for any of them is refused."""
+    found: dict[str, list[tuple[Signature, universal.Measured]]] = {name: [] for name in targets}
+    for path in paths:
+        of_file = {name: load_times(path, name) for name in targets}
+        if not any(of_file.values()):
+            raise BuildError(
+                f"{path}: has no times of kernels for {', '.join(targets)}; name an archive that `aot tune` timed for "
+                "it and whose history it kept, or another file of times"
+            )
+        for name, measured in of_file.items():
+            found[name] += measured
+    return found
 
 
 def _require_estimates(wanted: Mapping[str, Sequence[Signature]]) -> None:

@@ -445,12 +445,21 @@ def test_forms_of_several_targets_say_which_of_them_to_name(
     assert error.endswith("; give --target sm_90a, or build without --universal\n")
 
 
+def test_an_archive_without_times_is_no_file_of_times(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    untuned, out = built / "universal.aot", tmp_path / "x.aot"
+    arguments = ["--universal", "--times", str(TIMES), "--times", str(untuned), "-o", str(out), "--no-tune"]
+    assert run("build", str(built / "tiny.yaml"), *arguments) == 2
+    assert f"error: {untuned}: has no times of kernels for sm_90a; name an archive" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_a_form_that_nothing_can_estimate_is_said_beside_one_that_something_can(
     built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = (
-        built / "tiny.yaml"
-    ).read_text() + "  - {name: mx, n: 64, k: 64, scaling: mxfp8, dtypes: {a: e4m3, b: e4m3, d: bf16}}\n"
+    text = (built / "tiny.yaml").read_text()
+    text += "  - {name: mx, n: 64, k: 64, scaling: mxfp8, dtypes: {a: e4m3, b: e4m3, d: bf16}}\n"
     (tmp_path / "two.yaml").write_text(text)
     out = tmp_path / "x.aot"
     arguments = ["--universal", "--candidates", "1", "--no-tune", "--cache", str(built / "cache")]
