@@ -29,7 +29,7 @@ from runtime.program.record import Record
 from . import files
 from .compile.cache import Cache
 from .compile.compiler import BuildReport, Event, Kernel, compile_variants
-from .pack import build_table, tables
+from .pack import build_table, tables, tuning_table
 from .pack import write as pack
 from .pack.build_table import Build, Model
 from .pack.forms import TABLE as FORMS
@@ -305,9 +305,12 @@ def build(
 
     Raises:
         AotError: nothing could be compiled, readers would refuse the table of forms, the archive cannot be written,
-            others may write to the cache, or the base serves with functions of which this build has other code.
+            others may write to the cache, or the base is damaged, or serves with functions of which this build has
+            other code.
     """
     files.destination(destination)  # before the work, not after it
+    if base is not None:
+        base.check_blocks()  # those of which nothing is kept too
     report = compile_variants(work.variants(), cache, jobs, on_event, on_start=on_start)
     if not report.kernels:
         if reasons := sorted(set(report.failures.values())):
@@ -336,12 +339,13 @@ def build(
         gone = sum(row.state == "tuned" for row in _rows(base)) - sum(row.state == "tuned" for row in kept)
         entries = [*kept, *entries]
         origin = origin._replace(models=[*build_table.read(base).models, *origin.models])
-        for name in {*base.tables} - {build_table.TABLE}:
-            if is_operation(name):
-                continue
-            package.set_table(name, base.table(name), alone=name == HISTORY)
         forms_below = None if forms else read_forms(base)
         served = 0 if forms_below is None else len(forms_below)
+        tuned = any(row.state == "tuned" for row in kept) or left & set(tuning_table.checked_on(base))
+        of_tuning = set() if tuned or served else {tuning_table.TABLE, HISTORY}  # which speak of nothing that is kept
+        for name in {*base.tables} - {build_table.TABLE} - of_tuning:
+            if not is_operation(name):
+                package.set_table(name, base.table(name), alone=name == HISTORY)
     for kernel in report.kernels.values():
         package.add_function(kernel.record, kernel.cubin)
     for name, table in tables.operation_tables(entries, function_targets).items():

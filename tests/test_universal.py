@@ -354,6 +354,40 @@ def test_a_build_on_a_base_has_all_of_both(built: Path) -> None:
         assert set(again.functions) == set(both.functions)
 
 
+def test_a_damaged_base_is_refused_though_nothing_damaged_would_be_kept(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = bytearray((built / "universal.aot").read_bytes())
+    with Archive.open(built / "universal.aot") as archive:
+        (cubins,) = (block for block in archive.blocks if block.kind == "sm_9x")
+    data[cubins.offset] ^= 1
+    (tmp_path / "damaged.aot").write_bytes(data)
+    arguments = ["--universal", "--base", str(tmp_path / "damaged.aot"), "-o", str(tmp_path / "x.aot"), "--no-tune"]
+    assert run("build", str(built / "tiny.yaml"), *arguments) == 2
+    error = capsys.readouterr().err
+    assert f"error: {tmp_path / 'damaged.aot'}: block" in error
+    assert error.endswith("; copy the file again\n")
+    assert not (tmp_path / "x.aot").exists()
+
+
+def test_where_nothing_tuned_is_kept_of_a_base_nothing_says_that_it_was_tuned(built: Path, tmp_path: Path) -> None:
+    """With --universal the base's forms, which were tuned, give way to others."""
+    package = Package()
+    with Archive.open(built / "universal.aot") as archive:
+        package.add_archive(archive)
+        package.set_table("universal", archive.table("universal"))
+    machine = {"gpu": "NVIDIA H200", "compute_capability": "9.0"}
+    package.set_table("tuning", {"schema": 1, "environments": [machine]})
+    package.set_table("history", {"schema": 1, "tunings": []})
+    package.write(tmp_path / "base.aot")
+    common = ["--candidates", "1", "--no-tune", "--cache", str(built / "cache"), "--base", str(tmp_path / "base.aot")]
+    assert run("build", str(built / "tiny.yaml"), *common, "-o", str(tmp_path / "kept.aot")) == 0
+    assert run("build", str(built / "tiny.yaml"), *common, "-o", str(tmp_path / "gone.aot"), "--universal") == 0
+    with Archive.open(tmp_path / "kept.aot") as kept, Archive.open(tmp_path / "gone.aot") as gone:
+        assert {"tuning", "history"} <= set(kept.tables)
+        assert not {"tuning", "history"} & set(gone.tables)
+
+
 @pytest.mark.parametrize("kept", ["entry", "form", "nothing"])
 def test_a_build_on_a_base_gives_no_other_code_to_what_the_base_serves(
     built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: str
