@@ -304,6 +304,15 @@ def test_show_puts_what_serves_before_an_entry_that_gives_way(run: Run, tmp_path
     assert "gives way to the entries that were tuned\n" in run("show", tmp_path / "kinds.aot", of(512).key()).out
 
 
+@pytest.mark.parametrize("extents", ["n512_k520", "n*_k*"])
+def test_show_of_what_is_nearly_a_forms_key_suggests_it_with_the_same_extents(
+    run: Run, archive: Path, extents: str
+) -> None:
+    result = run("show", archive, f"bf16_bf16_bf16_f32_non_{extents}")
+    assert (result.status, result.out) == (2, "")
+    assert f"; did you mean 'bf16_bf16_bf16_f32_none_{extents}'? `aot ls" in result.err
+
+
 @pytest.mark.parametrize("name", ["fewer", "x" * 9])
 def test_show_of_what_is_no_signature_suggests_the_nearest(run: Run, archive: Path, name: str) -> None:
     result = run("show", archive, name)
@@ -316,7 +325,10 @@ def test_show_of_what_is_no_signature_suggests_the_nearest(run: Run, archive: Pa
     ("name", "why"),
     [
         ("bf16_bf16_bf16_f32_none_n12_k512", "take an N that is a multiple of 8 and a K of 8"),
-        ("bf16_bf16_bf16_f32_silu_n512_k512", "no form has its types and words"),
+        (
+            "bf16_bf16_bf16_f32_silu_n520_k512",
+            "no form has its types and words; did you mean 'bf16_bf16_bf16_f32_none_n520_k512'?",
+        ),
     ],
 )
 def test_show_of_what_no_form_can_compute_says_why(run: Run, archive: Path, name: str, why: str) -> None:
