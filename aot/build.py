@@ -38,7 +38,6 @@ from .pack.ranges import invariant, ranges
 from .problem import manifest
 from .problem.manifest import Manifest
 from .providers.spec_file import SpecFunction
-from .providers.spec_file import load as load_spec
 from .search import rank, universal
 from .search.legal import summation
 from .search.m_values import points, waves
@@ -65,6 +64,10 @@ _NOT_COMPILED = "every candidate failed to compile"
 
 class BuildError(AotError):
     """There is nothing to build, or nothing came of it."""
+
+
+class NothingCompiled(BuildError):
+    """Every kernel failed to compile, which `on_event` was told of one by one."""
 
 
 @dataclass(frozen=True)
@@ -313,11 +316,12 @@ def build(
         base.check_blocks()  # those of which nothing is kept too
     report = compile_variants(work.variants(), cache, jobs, on_event, on_start=on_start)
     if not report.kernels:
-        if reasons := sorted(set(report.failures.values())):
-            raise BuildError(f"none of {len(report.failures)} kernels compiled; the first reason: {reasons[0]}")
-        first, *more = _gemm_entries(work, report)[1]
-        others = f"; nor is there a kernel for the other {len(more)}" if more else ""
-        raise BuildError(first.words() + others)
+        if report.failures:
+            first, reason = next((v.name(), reason) for v, reason in report.failures.items())
+            others = f", nor do the {len(report.failures) - 1} others" if len(report.failures) > 1 else ""
+            raise NothingCompiled(f"{first} does not compile{others}: {reason}")
+        nothing, *more = _gemm_entries(work, report)[1]
+        raise BuildError(nothing.words() + (f"; nor is there a kernel for the other {len(more)}" if more else ""))
     package = pack.Package()
     function_targets = {v.name(): v.target for v in report.kernels}
     entries, unserved = _gemm_entries(work, report)
@@ -503,14 +507,9 @@ def _origin(work: Plan, report: BuildReport, unserved: Iterable[Unserved]) -> Bu
     )
 
 
-def checkable(built: Built, spec: Path) -> set[str]:
-    """The targets for which a build has functions of `spec` that have a reference.
-
-    Raises:
-        SpecError: the spec cannot be read any more.
-    """
-    known = {f.name for f in load_spec(spec).functions if f.reference is not None}
-    return {v.target for v in built.report.kernels if isinstance(v, SpecFunction) and v.function in known}
+def checkable(built: Built) -> set[str]:
+    """The targets for which a build has functions of a spec that have a reference."""
+    return {v.target for v in built.report.kernels if isinstance(v, SpecFunction) and v.checkable}
 
 
 def tunable(targets: Iterable[str]) -> bool:

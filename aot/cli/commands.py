@@ -169,7 +169,7 @@ def _build(
     if not no_tune and build.tunable(built.targets):
         summary["tuning"] = _tune(output, output, TuneOptions(), as_json)
         summary["bytes"] = output.stat().st_size
-    if spec is not None and not no_tune and build.tunable(build.checkable(built, spec)):
+    if spec is not None and not no_tune and build.tunable(build.checkable(built)):
         summary["checked"] = _check_functions(output, output, spec, TuneOptions(), as_json)
         summary["bytes"] = output.stat().st_size
     if as_json:
@@ -193,7 +193,7 @@ def _compile(
 
         def on_event(event: Event) -> None:
             nonlocal finished
-            if event.outcome == "failed":
+            if event.outcome == "failed" and total > 1:  # of a single one the error says it
                 progress.warn(f"{event.variant.name()}: {event.detail}")
             if verbose and event.record is not None:
                 progress.line(resources_line(event.variant.name(), resources(event.record)))
@@ -208,6 +208,10 @@ def _compile(
             with contextlib.ExitStack() as stack:
                 below = stack.enter_context(open_archive(base)) if base else None
                 return build.build(work, output, kept, jobs, on_event, on_start, below)
+        except build.NothingCompiled:
+            if total == 1:
+                raise
+            raise AotError(f"none of {total} kernels compiled; the warnings say why of each") from None
         except KeyboardInterrupt:
             done = f"interrupted with {finished} of {total} kernels done; the same command continues there"
             raise Stop(done, INTERRUPTED) from None
