@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,14 @@ operations:
     - {name: input_norm, x: bf16, weight: bf16, y: bf16, n: 4096}
     - {name: q_norm, x: f16, weight: f16, y: f16, n: 128, tokens: [1, 32]}
 """
+
+
+def test_extents_of_other_operations_are_those_that_the_operation_takes() -> None:
+    most = 2**31 - 1
+    (norm, _) = manifest.loads(MANIFEST.replace("n: 4096", f"n: {most}")).uses
+    assert norm.signature == replace(OF, n=most) == operation("rmsnorm").read(norm.signature.to_json())
+    with pytest.raises(manifest.ManifestError, match=f"must be an integer from 1 to {most}, found {most + 1}"):
+        manifest.loads(MANIFEST.replace("n: 4096", f"n: {most + 1}"))
 
 
 def test_manifest_with_other_operations_is_read_back() -> None:

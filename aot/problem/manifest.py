@@ -51,6 +51,7 @@ from runtime.container.archive import MAGIC
 from runtime.errors import AotError, RecordError
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, Signature
+from runtime.limits import MAX_GEMM_EXTENT
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.products import (
     ACCUMULATORS,
@@ -455,7 +456,7 @@ class _Reader:
         for field, value in own.items():
             is_number = isinstance(value, yaml.ScalarNode) and value.tag == _TAG + "int"
             there = f"{where}.{field}"
-            values[field] = self.integer(value, there, MAX_EXTENT) if is_number else self.string(value, there)
+            values[field] = self.integer(value, there, MAX_GEMM_EXTENT) if is_number else self.string(value, there)
         try:
             return Use(name, of.read(values), mine, f"{self.place(node)}: {name}")
         except RecordError as error:
