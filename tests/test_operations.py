@@ -288,7 +288,9 @@ def test_manifest_with_other_operations_is_read_back() -> None:
         ("rmsnorm:", "gemm:", r"field 'operations.gemm': unknown"),
         ("n: 4096", "n: 0", r":9: field 'operations.rmsnorm\[0\].n': must be an integer from 1"),
         ("x: bf16", "x: bf17", r":9: field 'operations.rmsnorm\[0\]': .*unknown element type 'bf17'"),
-        (", n: 4096", "", "needs exactly the fields"),
+        (", n: 4096", "", r":9: field 'operations.rmsnorm\[0\].n': missing; add `n:`"),
+        ("weight: bf16", "wieght: bf16", r":9: .*rmsnorm\[0\].wieght': unknown; did you mean 'weight'\? known: name"),
+        ("tokens: [1, 32]", "token: [1]", r":10: .*rmsnorm\[1\].token': unknown; did you mean 'tokens'\?"),
         ("name: q_norm", "name: input_norm", r":10: .*rmsnorm\[1\].name': 'input_norm' is already taken on line 9"),
         (
             "operations:",

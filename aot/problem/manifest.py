@@ -448,15 +448,15 @@ class _Reader:
         """One of them: `name`, perhaps `tokens`, and the fields of the operation's signatures."""
         if not isinstance(node, yaml.MappingNode):
             self.fail(node, where, f"must be a mapping, found {_describe(node)}")
-        fields = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        own = self.mapping(node, where, fields, ("name",))
+        there = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        own = self.mapping(node, where, ("name", "tokens", *of.fields) if of.fields else there, ("name", *of.fields))
         name = self.own_name(own.pop("name"), f"{where}.name")
         mine = self.tokens(own.pop("tokens"), f"{where}.tokens") if "tokens" in own else tokens
         values: dict[str, Any] = {}
         for field, value in own.items():
             is_number = isinstance(value, yaml.ScalarNode) and value.tag == _TAG + "int"
-            there = f"{where}.{field}"
-            values[field] = self.integer(value, there, MAX_GEMM_EXTENT) if is_number else self.string(value, there)
+            here = f"{where}.{field}"
+            values[field] = self.integer(value, here, MAX_GEMM_EXTENT) if is_number else self.string(value, here)
         try:
             return Use(name, of.read(values), mine, f"{self.place(node)}: {name}")
         except RecordError as error:
