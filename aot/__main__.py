@@ -8,20 +8,19 @@ from __future__ import annotations
 import os
 import sys
 
-# What brings a package, by the name it is imported by or that of its distribution.
-_BASE = "pip install cute-aot"
-_TUNE = "pip install 'cute-aot[build]' (or 'cute-aot[tune]', which has no compiler)"
-_BUILD = "pip install 'cute-aot[build]'"
+from .extras import to_install
+
+# The extra that brings a package, none of a plain install; by the name it is imported by or that of its distribution.
 _MISSING = {
-    "orjson": _BASE,
-    "rich": _BASE,
-    "typer": _BASE,
-    "yaml": _BASE,
-    "zstandard": _BASE,
-    "torch": _TUNE,
-    "cutlass": _BUILD,
-    "nvidia-cutlass-dsl": _BUILD,
-    "nvidia-cutlass-operators": _BUILD,
+    "orjson": "",
+    "rich": "",
+    "typer": "",
+    "yaml": "",
+    "zstandard": "",
+    "torch": "tune",
+    "cutlass": "build",
+    "nvidia-cutlass-dsl": "build",
+    "nvidia-cutlass-operators": "build",
 }
 
 
@@ -37,7 +36,7 @@ def main() -> None:
         package = (error.name or "").partition(".")[0]
         if package not in _MISSING:
             raise
-        print(f"error: {package} is not installed; {_MISSING[package]}", file=sys.stderr)
+        print(f"error: {package} is not installed; {to_install(_MISSING[package])}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:  # `cli.main` has its own way; this is what comes before and after it
         sys.exit(130)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime.container import canonical
 from runtime.container.archive import Archive
@@ -29,7 +29,7 @@ from runtime.tables.dispatch import serves
 from . import files
 from .compile.cache import Cache
 from .compile.compiler import BuildReport, Event, Kernel, compile_variants
-from .pack import build_table, tables
+from .pack import build_table, tables, tuning_table
 from .pack import write as pack
 from .pack.build_table import Build, Model
 from .pack.fits import refusal
@@ -39,13 +39,14 @@ from .pack.ranges import invariant, ranges
 from .problem import manifest
 from .problem.manifest import Manifest
 from .providers.spec_file import SpecFunction
-from .providers.spec_file import load as load_spec
 from .search import rank, universal
 from .search.legal import summation
 from .search.m_values import points, waves
 from .search.provider import Compilable, provider, provider_names
 from .search.targets import TARGETS
 from .search.targets import target as target_named
+from .search.unserved import variants as every_variant
+from .search.unserved import why_none
 from .search.variants import Variant
 from .suggest import did_you_mean
 from .tune.forms import names as names_of_forms
@@ -54,10 +55,20 @@ from .tune.times import load as load_times
 from .version import own_version
 
 CANDIDATES = 8
+_NOT_ESTIMATED = (
+    "no kernel family that computes it estimates its times, by which functions are chosen at any N and K; build its "
+    "gemms without --universal"
+)
+_NOT_COMPUTED = "no kernel family computes it: "
+_NOT_COMPILED = "every candidate failed to compile"
 
 
 class BuildError(AotError):
     """There is nothing to build, or nothing came of it."""
+
+
+class NothingCompiled(BuildError):
+    """Every kernel failed to compile, which `on_event` was told of one by one."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +80,26 @@ class GemmCandidates:
     by_tokens: tuple[tuple[int, tuple[Variant, ...]], ...]
 
 
+class Unserved(NamedTuple):
+    """What an archive cannot serve on a target, and why: the key of a signature, or what a form is called.
+
+    `place` is the manifest's line that asks for it, with the gemm's name; empty where it came from no file.
+    """
+
+    what: str
+    target: str
+    reason: str
+    place: str
+
+    def words(self) -> str:
+        """It in a line."""
+        return f"{self.place}{': ' if self.place else ''}{self.what} on {self.target}: {self.reason}"
+
+
 @dataclass(frozen=True)
 class Plan:
-    """What a build compiles, and why: `ranking` says for each target what ordered the candidates."""
+    """What a build compiles, and why: `ranking` says for each target what ordered the candidates. `unserved` are forms
+    for which nothing could be chosen."""
 
     manifests: tuple[Manifest, ...]
     targets: tuple[str, ...]
@@ -80,6 +108,7 @@ class Plan:
     ranking: Mapping[str, str]
     limit: int
     forms: tuple[universal.Chosen, ...] = ()
+    unserved: tuple[Unserved, ...] = ()
 
     def variants(self) -> list[Compilable]:
         """Each variant once, in a fixed order."""
@@ -90,13 +119,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Built:
-    """What a build did. `unserved` has (signature, target, reason) for what the archive cannot serve, `targets` those
-    for which it serves something; `forms` counts what it serves at any N and K, those of a base too. `of_base` counts
-    functions that are the base's alone, `untuned` the base's tuned entries that gave way to new candidates."""
+    """What a build did. `targets` are those for which the archive serves something; `forms` counts what it serves at
+    any N and K, those of a base too. `of_base` counts functions that are the base's alone, `untuned` the base's tuned
+    entries that gave way to new candidates."""
 
     report: BuildReport
     targets: tuple[str, ...]
-    unserved: tuple[tuple[Signature, str, str], ...]
+    unserved: tuple[Unserved, ...]
     archive_bytes: int
     forms: int
     of_base: int
@@ -161,9 +190,7 @@ def _uses(manifests: Sequence[Manifest], targets: Sequence[str]) -> list[GemmCan
                 wanted.setdefault((name, use.signature), set()).update(use.tokens)
     found = []
     for (name, signature), tokens in wanted.items():
-        elements = tuple(operand.dtype for operand in signature.operands())[:3]
-        of = (v for p in provider_names() for v in provider(p).functions(name) if v.operation == signature.operation)
-        variants = tuple(v for v in of if (v.a, v.b, v.d) == elements)
+        variants = tuple(every_variant(name, signature))
         found.append(GemmCandidates(signature, name, tuple((m, variants) for m in sorted(tokens))))
     return found
 
@@ -188,7 +215,7 @@ def plan_universal(
 
     Raises:
         AotError: an unknown target, no manifest, no form with estimates on a target, more functions than readers take,
-            or one of `times` cannot be read.
+            or one of `times` cannot be read or has none.
     """
     if not manifests:
         raise BuildError("there is nothing to build; name a manifest")
@@ -208,14 +235,34 @@ def plan_universal(
     }
     _require_estimates(wanted)
     forms: list[universal.Chosen] = []
-    ranking = {}
+    ranking, unserved, places = {}, list[Unserved](), _places(manifests)
+    measured_on = _times(times, tuple(wanted))
     for name, signatures in wanted.items():
-        measured = [found for path in times for found in load_times(path, name)]
-        forms += universal.choose_all(signatures, name, limit, measured)
+        measured = measured_on[name]
+        chosen = universal.choose_all(signatures, name, limit, measured)
+        forms += chosen
+        for form in set(universal.forms(signatures)) - {c.form for c in chosen}:
+            reason = _NOT_ESTIMATED if every_variant(name, form) else _NOT_COMPUTED + why_none(name, form)
+            unserved.append(Unserved(universal.form_word(form), name, reason, places.get(form, "")))
         ranking[name] = "the families' own estimates" + (
             f", and times in {', '.join(path.name for path in times)}" if measured else ""
         )
-    return Plan(manifests, tuple(ranking), (), (), ranking, limit, tuple(forms))
+    return Plan(manifests, tuple(ranking), (), (), ranking, limit, tuple(forms), tuple(sorted(unserved)))
+
+
+def _times(paths: Sequence[Path], targets: Sequence[str]) -> dict[str, list[tuple[Signature, universal.Measured]]]:
+    """What was measured for each target, of all files; a file that has nothing for any of them is refused."""
+    found: dict[str, list[tuple[Signature, universal.Measured]]] = {name: [] for name in targets}
+    for path in paths:
+        of_file = {name: load_times(path, name) for name in targets}
+        if not any(of_file.values()):
+            raise BuildError(
+                f"{path}: has no times of kernels for {', '.join(targets)}; name an archive that `aot tune` timed for "
+                "it and whose history it kept, or another file of times"
+            )
+        for name, measured in of_file.items():
+            found[name] += measured
+    return found
 
 
 def _require_estimates(wanted: Mapping[str, Sequence[Signature]]) -> None:
@@ -262,21 +309,25 @@ def build(
 
     Raises:
         AotError: nothing could be compiled, readers would refuse the table of forms, the archive cannot be written,
-            others may write to the cache, or the base serves with functions of which this build has other code.
+            others may write to the cache, or the base is damaged, or serves with functions of which this build has
+            other code.
     """
     files.destination(destination)  # before the work, not after it
+    if base is not None:
+        base.check_blocks()  # those of which nothing is kept too
     report = compile_variants(work.variants(), cache, jobs, on_event, on_start=on_start)
     if not report.kernels:
-        if reasons := sorted(set(report.failures.values())):
-            raise BuildError(f"none of {len(report.failures)} kernels compiled; the first reason: {reasons[0]}")
-        first, *more = (f"{g.signature.key()} on {g.target}" for g in work.gemms)
-        others = f", nor for the other {len(more)}" if more else ""
-        raise BuildError(f"no kernel family computes {first}{others}; choose another target, or a plainer problem")
+        if report.failures:
+            first, reason = next((v.name(), reason) for v, reason in report.failures.items())
+            others = f", nor do the {len(report.failures) - 1} others" if len(report.failures) > 1 else ""
+            raise NothingCompiled(f"{first} does not compile{others}: {reason}")
+        nothing, *more = _gemm_entries(work, report)[1]
+        raise BuildError(nothing.words() + (f"; nor is there a kernel for the other {len(more)}" if more else ""))
     package = pack.Package()
     function_targets = {v.name(): v.target for v in report.kernels}
     entries, unserved = _gemm_entries(work, report)
     forms, without = _forms(work, report)
-    unserved += without
+    unserved = [*work.unserved, *unserved, *without]
     targets = tuple(dict.fromkeys([*(row.target for row in entries), *(form.target for form in forms)]))
     origin = _origin(work, report, unserved)
     served = of_base = gone = 0
@@ -293,12 +344,13 @@ def build(
         gone = sum(row.state == "tuned" for row in _rows(base)) - sum(row.state == "tuned" for row in kept)
         entries = [*kept, *entries]
         origin = origin._replace(models=[*build_table.read(base).models, *origin.models])
-        for name in {*base.tables} - {build_table.TABLE}:
-            if is_operation(name):
-                continue
-            package.set_table(name, base.table(name), alone=name == HISTORY)
         forms_below = None if forms else read_forms(base)
         served = 0 if forms_below is None else len(forms_below)
+        tuned = any(row.state == "tuned" for row in kept) or left & set(tuning_table.checked_on(base))
+        of_tuning = set() if tuned or served else {tuning_table.TABLE, HISTORY}  # which speak of nothing that is kept
+        for name in {*base.tables} - {build_table.TABLE} - of_tuning:
+            if not is_operation(name):
+                package.set_table(name, base.table(name), alone=name == HISTORY)
     for kernel in report.kernels.values():
         package.add_function(kernel.record, kernel.cubin)
     for name, table in tables.operation_tables(entries, function_targets).items():
@@ -321,9 +373,9 @@ def _require_readable(table: dict[str, Any], function_targets: Mapping[str, str]
         raise BuildError(f"{reason}; split the manifests over several archives, or give --candidates fewer") from None
 
 
-def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.Row], list[tuple[Signature, str, str]]]:
+def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.Row], list[Unserved]]:
     """The rows of the gemm table (`runtime.tables.dispatch` reads them), and what no kernel is there for."""
-    entries, unserved = [], []
+    entries, unserved, places = list[tables.Row](), list[Unserved](), _places(work.manifests)
     for gemm in work.gemms:
         refusals = {v: _refusal(kernel, gemm.signature) for v, kernel in report.kernels.items()}
         fit = {v for v, refusal in refusals.items() if refusal is None}
@@ -333,10 +385,11 @@ def _gemm_entries(work: Plan, report: BuildReport) -> tuple[list[tables.Row], li
         ranked = [(m, names) for m, names in compiled if names]
         if not ranked:
             tried = {v for _, variants in gemm.by_tokens for v in variants}
-            reason = "no kernel family computes it" if not tried else "every candidate failed to compile"
+            reason = _NOT_COMPILED if tried else _NOT_COMPUTED + why_none(gemm.target, gemm.signature)
             if refused := sorted({str(refusals[v]) for v in tried & set(refusals)}):
                 reason = f"no kernel takes it: {refused[0]}"
-            unserved.append((gemm.signature, gemm.target, reason))
+            place = places.get(gemm.signature, "")
+            unserved.append(Unserved(gemm.signature.key(), gemm.target, reason, place))
             continue
         entries.append(
             tables.Row(
@@ -359,15 +412,29 @@ def _refusal(kernel: Kernel, signature: Any) -> str | None:
     return None
 
 
-def _forms(work: Plan, report: BuildReport) -> tuple[list[universal.Chosen], list[tuple[Signature, str, str]]]:
+def _places(manifests: Iterable[Manifest]) -> dict[Any, str]:
+    """Where manifests ask first for a signature, or for one of a form; nothing of what came from no file."""
+    asked: dict[Any, str] = {}
+    for_form: dict[Any, str] = {}
+    for m in manifests:
+        for gemm in m.gemms:
+            asked.setdefault(gemm.signature, gemm.place)
+            for_form.setdefault(universal.form_of(gemm.signature), gemm.place)
+        for use in m.uses:
+            asked.setdefault(use.signature, use.place)
+    return for_form | asked
+
+
+def _forms(work: Plan, report: BuildReport) -> tuple[list[universal.Chosen], list[Unserved]]:
     """The forms with what was compiled of each, and those of which nothing was."""
-    forms, unserved = [], []
+    forms, unserved, places = list[universal.Chosen](), list[Unserved](), _places(work.manifests)
     for form in work.forms:
         compiled = tuple(v for v in form.variants if v in report.kernels)
         if compiled:
             forms.append(dataclasses.replace(form, variants=compiled))
         else:
-            unserved.append((form.form, form.target, "every candidate failed to compile"))
+            word, place = universal.form_word(form.form), places.get(form.form, "")
+            unserved.append(Unserved(word, form.target, _NOT_COMPILED, place))
     return forms, unserved
 
 
@@ -407,7 +474,7 @@ def _require_same_code(base: Archive, serving: Collection[str], report: BuildRep
             )
 
 
-def _origin(work: Plan, report: BuildReport, unserved: list[tuple[Signature, str, str]]) -> Build:
+def _origin(work: Plan, report: BuildReport, unserved: Iterable[Unserved]) -> Build:
     """Where the archive comes from; nothing in it depends on when, where or by whom it was built."""
     families = sorted({(v.provider, v.family) for v in work.variants() if isinstance(v, Variant)})
     origins = {name: version for f in work.functions if isinstance(f, SpecFunction) for name, version in f.origins}
@@ -429,18 +496,13 @@ def _origin(work: Plan, report: BuildReport, unserved: list[tuple[Signature, str
         providers={f"{name}.{family}": provider(name).source_digest(family) for name, family in families},
         # Of a spec's functions they name its file, which is the builder's own.
         failures=[(v.name(), reason) for v, reason in report.failures.items() if isinstance(v, Variant)],
-        unserved=[(s.key(), t, reason) for s, t, reason in unserved],
+        unserved=[(u.what, u.target, u.reason) for u in unserved],  # and no place, as that is the builder's own
     )
 
 
-def checkable(built: Built, spec: Path) -> set[str]:
-    """The targets for which a build has functions of `spec` that have a reference.
-
-    Raises:
-        SpecError: the spec cannot be read any more.
-    """
-    known = {f.name for f in load_spec(spec).functions if f.reference is not None}
-    return {v.target for v in built.report.kernels if isinstance(v, SpecFunction) and v.function in known}
+def checkable(built: Built) -> set[str]:
+    """The targets for which a build has functions of a spec that have a reference."""
+    return {v.target for v in built.report.kernels if isinstance(v, SpecFunction) and v.checkable}
 
 
 def tunable(targets: Iterable[str]) -> bool:

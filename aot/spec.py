@@ -177,6 +177,7 @@ class Stream:
 
 
 Argument: TypeAlias = "Tensor | Scalar | Constant | Clusters | Workspace | Stream"
+ARGUMENTS = Tensor, Scalar, Constant, Clusters, Workspace, Stream
 
 
 @dataclass(frozen=True)
@@ -262,10 +263,9 @@ class Function:
                     raise SpecError(f"case {name} = {value!r}: must be a multiple of {symbols[name].divisibility}")
 
     def _check_arguments(self) -> None:
-        kinds = Tensor, Scalar, Constant, Clusters, Workspace, Stream
         for argument in self.arguments:
-            if not isinstance(argument, kinds):
-                known = ", ".join(kind.__name__ for kind in kinds)
+            if not isinstance(argument, ARGUMENTS):
+                known = ", ".join(kind.__name__ for kind in ARGUMENTS)
                 raise SpecError(f"{argument!r:.60} is no argument; they are {known}")
         names = [argument.name for argument in self.arguments]
         if twice := next((name for name in names if names.count(name) > 1), None):

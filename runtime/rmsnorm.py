@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from .container.fields import is_int
@@ -64,6 +65,7 @@ class RmsNorm(Operation):
     """The operation; see `runtime.program.operation.Operation`."""
 
     name = "rmsnorm"
+    fields = tuple(f.name for f in dataclasses.fields(Signature))
 
     def read(self, obj: Any) -> Signature:
         """The signature that `Signature.to_json` wrote.
@@ -71,9 +73,9 @@ class RmsNorm(Operation):
         Raises:
             RecordError: it is malformed.
         """
-        names = {f.name for f in fields(Signature)}
-        if not isinstance(obj, dict) or set(obj) != names:
-            raise RecordError(f"a signature of rmsnorm needs exactly the fields {sorted(names)}, found {obj!r:.200}")
+        if not isinstance(obj, dict) or set(obj) != set(self.fields):
+            names = sorted(self.fields)
+            raise RecordError(f"a signature of rmsnorm needs exactly the fields {names}, found {obj!r:.200}")
         for name in ("x", "weight", "y"):
             if not isinstance(obj[name], str) or obj[name] not in DTYPES:
                 raise RecordError(f"signature field {name!r}: unknown element type {obj[name]!r:.50}")

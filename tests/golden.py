@@ -38,6 +38,7 @@ from runtime.program.arguments import (
 from runtime.program.costs import CostSource
 from runtime.program.program import LaunchSource, ParameterSource, ProgramSource
 from runtime.program.record import Kernel, RecordSource
+from runtime.rmsnorm import Signature as RmsNorm
 from runtime.tables import table
 from runtime.tables.table import Entry
 
@@ -47,6 +48,7 @@ FOLDER = Path(__file__).parent / "data" / "golden"
 ARCHIVE = FOLDER / "archive.aot"
 TARGET = "sm_90a"
 H200 = Gpu("NVIDIA H200", 132, 4917)
+ROWS = RmsNorm("bf16", "bf16", "bf16", 4096)
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 4096, 1024)
 
 # Inputs of each program by name, whose launches `launches.json` has.
@@ -57,6 +59,7 @@ INPUTS: dict[str, list[dict[str, int]]] = {
         {"m": 1, "ld": 8, "count": 7, "offset": 5, "alpha": 0, "clusters": 1},
     ],
     "golden.gemm_small.sm_90a": [{"m": 17, "n": 4096, "k": 1024, "lda": 1024, "ldb": 1024, "ldd": 4096}],
+    "golden.norm.sm_90a": [{"m": 17, "n": 4096, "ldx": 4096, "ldy": 8192, "eps": 0x358637BD}],
 }
 # Inputs of the cost program, whose results `costs.json` has.
 COSTS = [[1, 4096, 1024, 1, 132, 4917], [300, 512, 4096, 1, 78, 4000], [8192, 28672, 8192, 1, 132, 4917]]
@@ -197,12 +200,30 @@ def gemm(name: str, rows: int) -> tuple[RecordSource, bytes]:
     return _record(name, arguments, symbols, ProgramSource(values, ("a", "b", "d"), nodes, (launch,)), 168)
 
 
-SMALL, LARGE = "golden.gemm_small.sm_90a", "golden.gemm_large.sm_90a"
+SMALL, LARGE, NORM = "golden.gemm_small.sm_90a", "golden.gemm_large.sm_90a", "golden.norm.sm_90a"
+
+
+def norm() -> tuple[RecordSource, bytes]:
+    """RMSNorm of bf16, a CTA of 256 threads a row."""
+    arguments: list[Argument] = [
+        TensorArgument("x", "bf16", ("m", "n"), ("ldx", 1), 16),
+        TensorArgument("weight", "bf16", ("n",), (1,), 16),
+        TensorArgument("y", "bf16", ("m", "n"), ("ldy", 1), 16),
+        ScalarArgument("eps", "f32"),
+        StreamArgument("stream"),
+    ]
+    symbols = {"m": Symbol(32, 1), "n": Symbol(32, 8), "ldx": Symbol(64, 8), "ldy": Symbol(64, 8)}
+    nodes: list[list[Any]] = [["const", 32, 256], ["const", 32, 1], ["const", 64, 0]]
+    parameters = [*map(_raw, range(3)), *(ParameterSource(4, [(0, 4, x)], []) for x in (1, 4))]
+    parameters += [ParameterSource(8, [(0, 8, x)], []) for x in (2, 3)]
+    launch = LaunchSource(0, (0, 6, 6), (5, 6, 6), 7, (), parameters)
+    values = [*((name, symbol.width) for name, symbol in symbols.items()), ("eps", 32)]
+    return _record(NORM, arguments, symbols, ProgramSource(values, ("x", "weight", "y"), nodes, (launch,)))
 
 
 def records() -> list[tuple[RecordSource, bytes]]:
     """Sources of records with their cubins."""
-    return [double(), every(), gemm(SMALL, 64), gemm(LARGE, 128)]
+    return [double(), every(), gemm(SMALL, 64), gemm(LARGE, 128), norm()]
 
 
 def gemm_table() -> dict[str, Any]:
@@ -241,6 +262,24 @@ def gemm_table() -> dict[str, Any]:
     ranked = tuned._replace(gpu=None, state="ranked", names=(LARGE,), bounds=(), chosen=(0,), invariant=None)
     plain = ranked._replace(torch_faster=(), ranked=((16, (0,)),), timings=())
     return table.write([tuned, plain])
+
+
+def rmsnorm_table() -> dict[str, Any]:
+    """An entry of another operation than GEMM."""
+    entry = Entry(
+        signature=ROWS,
+        target=TARGET,
+        gpu=None,
+        state="ranked",
+        names=(NORM,),
+        bounds=(),
+        chosen=(0,),
+        invariant=None,
+        torch_faster=(),
+        ranked=((16, (0,)),),
+        timings=(),
+    )
+    return table.write([entry])
 
 
 def universal_table() -> dict[str, Any]:
@@ -325,6 +364,7 @@ def documents() -> dict[str, dict[str, Any]]:
     return {
         **{source.name.split(".")[1]: source.to_json() for source, _ in records()},
         "gemm": gemm_table(),
+        "rmsnorm": rmsnorm_table(),
         "universal": universal_table(),
         "build": origin.to_json(),
         "tuning": tuning_table.write([machine]),

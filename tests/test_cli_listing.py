@@ -260,6 +260,15 @@ def test_show_says_what_a_fused_gemm_takes(run: Run, tmp_path: Path) -> None:
     assert key in run("ls", tmp_path / "fused.aot").out
 
 
+def test_show_says_how_many_blocks_of_rows_scales_have(run: Run, tmp_path: Path) -> None:
+    """The last of them may be short."""
+    of = recording_driver.signature(512, 256, dtype="e4m3", d="bf16", scaling="mxfp8")
+    record, row = recording_driver.operands_record("f", of), recording_driver.entry(of, [(None, "f")])
+    recording_driver.write_archive(tmp_path / "scaled.aot", [record], [row])
+    out = run("show", tmp_path / "scaled.aot", Signature.from_json(of).key()).out
+    assert "scale_a ue8m0 (ceil(M/128), 1024), scale_b ue8m0 (4, 1024)" in out
+
+
 def test_show_describes_a_function(run: Run, archive: Path) -> None:
     with Archive.open(archive) as opened:
         name = next(iter(opened.functions))

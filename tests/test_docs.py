@@ -179,7 +179,7 @@ def names_of(node: ast.stmt) -> set[str]:
 # Modules of `aot` may import any of `runtime` but its binding to torch, and none of `runtime` one of `aot`.
 ROOMS = {
     "aot": (
-        ("files", "suggest", "version"),
+        ("extras", "files", "suggest", "version"),
         ("search", "kernels"),
         ("spec",),
         ("providers",),

@@ -304,6 +304,15 @@ def test_show_puts_what_serves_before_an_entry_that_gives_way(run: Run, tmp_path
     assert "gives way to the entries that were tuned\n" in run("show", tmp_path / "kinds.aot", of(512).key()).out
 
 
+@pytest.mark.parametrize("extents", ["n512_k520", "n*_k*"])
+def test_show_of_what_is_nearly_a_forms_key_suggests_it_with_the_same_extents(
+    run: Run, archive: Path, extents: str
+) -> None:
+    result = run("show", archive, f"bf16_bf16_bf16_f32_non_{extents}")
+    assert (result.status, result.out) == (2, "")
+    assert f"; did you mean 'bf16_bf16_bf16_f32_none_{extents}'? `aot ls" in result.err
+
+
 @pytest.mark.parametrize("name", ["fewer", "x" * 9])
 def test_show_of_what_is_no_signature_suggests_the_nearest(run: Run, archive: Path, name: str) -> None:
     result = run("show", archive, name)
@@ -316,7 +325,10 @@ def test_show_of_what_is_no_signature_suggests_the_nearest(run: Run, archive: Pa
     ("name", "why"),
     [
         ("bf16_bf16_bf16_f32_none_n12_k512", "take an N that is a multiple of 8 and a K of 8"),
-        ("bf16_bf16_bf16_f32_silu_n512_k512", "no form has its types and words"),
+        (
+            "bf16_bf16_bf16_f32_silu_n520_k512",
+            "no form has its types and words; did you mean 'bf16_bf16_bf16_f32_none_n520_k512'?",
+        ),
     ],
 )
 def test_show_of_what_no_form_can_compute_says_why(run: Run, archive: Path, name: str, why: str) -> None:
@@ -401,8 +413,21 @@ def test_verify_fails_once_and_names_the_form(tmp_path: Path, what: str) -> None
     (found,) = failed(path)
     name = FORM_NAME.replace("none", "bias") if what == "operands" else FORM_NAME
     assert found.subject == f"{subject} {name} on sm_90a"
-    assert found.detail.startswith(f"form {name} on sm_90a: ")
+    assert "form " not in found.detail, "the subject says it"
     assert message in found.detail
+
+
+def test_verify_tells_a_damaged_block_once_however_many_forms_need_it(run: Run, archive: Path, tmp_path: Path) -> None:
+    data = bytearray(archive.read_bytes())
+    with Archive.open(archive) as opened:
+        (block,) = (block for block in opened.blocks if block.kind == "records")
+    data[block.offset] ^= 1
+    (tmp_path / "damaged.aot").write_bytes(data)
+    result = run("verify", tmp_path / "damaged.aot")
+    assert result.status == 1
+    told, needing, _ = result.out.splitlines()
+    assert told.startswith("block ")
+    assert needing.endswith(" checks that need it")
 
 
 def test_verify_of_a_table_that_cannot_be_read_fails_once(run: Run, tmp_path: Path) -> None:

@@ -23,13 +23,15 @@ from runtime.program import arithmetic, costs
 from runtime.program.arguments import DEVICE_PROPERTIES, SCALAR_DTYPES
 from runtime.program.costs import CostProgram
 from runtime.program.evaluator import PythonEvaluator
+from runtime.program.operation import operation
 from runtime.program.record import Record
+from runtime.tables import table
 from runtime.tables.dispatch import Dispatch
 
 from . import golden
 
 PAGE = (Path(__file__).parents[1] / "docs" / "records.md").read_text()
-TABLES = ("build", "gemm", "history", "tuning", "universal")
+TABLES = ("build", "gemm", "history", "rmsnorm", "tuning", "universal")
 FUNCTIONS = tuple(source.name for source, _ in golden.records())
 
 
@@ -60,6 +62,12 @@ def test_reader_reads_each_golden_document(archive: Archive) -> None:
     assert tuned.invariant_ranges == ((None, golden.LARGE),)
     assert ranked.candidates == ((16, (golden.LARGE,)),)
     assert [(row["m"], row["us"], row["ratio"]) for row in timings.read(tuned)] == [(16, 5.125, 1.268), (64, 6.0, 1.0)]
+    (norm,) = table.read(archive.table("rmsnorm"), operation("rmsnorm"), targets)
+    assert (norm.signature, norm.ranges, norm.candidates) == (
+        golden.ROWS,
+        ((None, golden.NORM),),
+        ((16, (golden.NORM,)),),
+    )
     universal = Universal.from_json(archive.table("universal"), targets)
     ((_, form),) = universal.forms
     assert [(f.name, f.equal_bits) for f in form.functions] == [(golden.SMALL, 0), (golden.LARGE, 1)]

@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from aot.__main__ import _MISSING
+from aot.extras import to_install
 
 from .command_line import ROOT
 
@@ -144,14 +145,10 @@ def test_control_c_while_importing_is_quiet() -> None:
 @pytest.mark.parametrize(
     ("package", "arguments", "remedy"),
     [
-        ("typer", ["--version"], "pip install cute-aot"),
-        ("orjson", ["ls", "x.aot"], "pip install cute-aot"),
-        ("yaml", ["build", "manifests/llama-3.1-8b.yaml", "-o", "never-written.aot"], "pip install cute-aot"),
-        (
-            "torch",
-            ["tune", "ARCHIVE", "-o", "never-written.aot"],
-            "pip install 'cute-aot[build]' (or 'cute-aot[tune]', which has no compiler)",
-        ),
+        ("typer", ["--version"], "pip install '.' in a checkout"),
+        ("orjson", ["ls", "x.aot"], "pip install '.' in a checkout"),
+        ("yaml", ["build", "manifests/llama-3.1-8b.yaml", "-o", "never-written.aot"], "pip install '.' in a checkout"),
+        ("torch", ["tune", "ARCHIVE", "-o", "never-written.aot"], "pip install '.[tune]' in a checkout"),
     ],
 )
 def test_a_missing_package_is_one_line_that_says_what_to_install(
@@ -160,7 +157,25 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
     action = f"if name == {package!r}: raise ModuleNotFoundError(name, name=name)"
     done = _with_import_hook(action, *(str(archive) if word == "ARCHIVE" else word for word in arguments))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {package} is not installed; {remedy}\n"
+    assert done.stderr.startswith(f"error: {package} is not installed; {remedy}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_extra_that_a_message_names_brings_the_package() -> None:
+    project = _project()
+    brought = {extra: _names(of) for extra, of in project["optional-dependencies"].items()}
+    brought[""] = _names(project["dependencies"])
+    lacking = [name for name, extra in _MISSING.items() if _DISTRIBUTIONS.get(name, name) not in brought[extra]]
+    assert lacking == []
+
+
+def test_what_a_message_says_to_install_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert to_install().startswith("pip install '.' in")
+    assert "pip install ." in readme
+    for extra in {*_MISSING.values()} - {""}:
+        assert f"'.[{extra}]'" in to_install(extra)
+        assert f"'.[{extra}]'" in readme
 
 
 def test_the_extra_that_builds_holds_the_one_that_tunes() -> None:

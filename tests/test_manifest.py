@@ -166,7 +166,7 @@ def test_manifest_rejects_duplicate_gemm_key() -> None:
 
 
 def test_manifest_rejects_duplicate_gemm_name() -> None:
-    refused(edited("lm_head", "qkv"), "11: field 'gemms[1].name': 'qkv' is already taken")
+    refused(edited("lm_head", "qkv"), "11: field 'gemms[1].name': 'qkv' is already taken on line 10; give each")
 
 
 def test_manifest_rejects_a_key_that_is_no_word() -> None:

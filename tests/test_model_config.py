@@ -230,7 +230,7 @@ def test_default_targets_of_fused_and_of_biased_layers_have_their_epilogues() ->
 
 
 def test_from_config_refuses_layers_that_no_target_has_kernels_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_config, "provider_names", tuple)
+    monkeypatch.setattr(model_config, "variants", lambda target, signature: [])
     refused(config(), "no target has kernels for all of these layers", targets=None)
 
 
@@ -547,9 +547,32 @@ def test_experts_that_are_left_out_are_said() -> None:
     assert warnings({**moe, "mlp_only_layers": list(range(48))}) == []
 
 
-def test_a_target_that_was_named_and_lacks_kernels_is_told_of() -> None:
-    usual, both = config(torch_dtype="bfloat16"), ("sm_80", "sm_90a")
-    assert warnings(usual, targets=both) == []
-    assert warnings(usual, targets=both, fuse=True) == [
-        "config.json: no kernel for sm_80 computes o, gate_up, down; leave --target out"
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (
+            {"fuse": True},
+            ("no kernel computes o, gate_up, down on sm_80: none for sm_80 has the epilogue residual; sm_90a can; ",)
+            + ("name another target, or leave --fuse out",),
+        ),
+        (
+            {"dtype": "e4m3"},
+            ("qkv, o, gate_up, down on sm_80", "element types e4m3, e4m3, bf16 and the scaling row_column"),
+        ),
+    ],
+)
+def test_a_target_that_was_named_and_lacks_kernels_for_what_was_asked_is_refused(
+    asked: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    both = ("sm_90a", "sm_80")
+    assert manifest(config(), targets=both).targets == both
+    refused(config(), *words, targets=both, **asked)
+
+
+def test_a_target_that_was_named_and_lacks_kernels_for_biases_of_the_model_is_told_of() -> None:
+    biased = {**qwen2(), "torch_dtype": "bfloat16"}
+    assert warnings(biased, targets=("sm_90a",)) == []
+    assert warnings(biased, targets=("sm_80", "sm_90a")) == [
+        "config.json: no kernel computes qkv on sm_80: none for sm_80 has the epilogue bias; sm_90a can; "
+        "a build leaves them out there"
     ]

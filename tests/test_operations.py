@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +290,14 @@ operations:
 """
 
 
+def test_extents_of_other_operations_are_those_that_the_operation_takes() -> None:
+    most = 2**31 - 1
+    (norm, _) = manifest.loads(MANIFEST.replace("n: 4096", f"n: {most}")).uses
+    assert norm.signature == replace(OF, n=most) == operation("rmsnorm").read(norm.signature.to_json())
+    with pytest.raises(manifest.ManifestError, match=f"must be an integer from 1 to {most}, found {most + 1}"):
+        manifest.loads(MANIFEST.replace("n: 4096", f"n: {most + 1}"))
+
+
 def test_manifest_with_other_operations_is_read_back() -> None:
     found = manifest.loads(MANIFEST)
     assert [(u.name, u.signature, u.tokens) for u in found.uses] == [
@@ -306,8 +315,15 @@ def test_manifest_with_other_operations_is_read_back() -> None:
         ("rmsnorm:", "gemm:", r"field 'operations.gemm': unknown"),
         ("n: 4096", "n: 0", r":9: field 'operations.rmsnorm\[0\].n': must be an integer from 1"),
         ("x: bf16", "x: bf17", r":9: field 'operations.rmsnorm\[0\]': .*unknown element type 'bf17'"),
-        (", n: 4096", "", "needs exactly the fields"),
-        ("name: q_norm", "name: input_norm", r"operations.rmsnorm\[1\].name': 'input_norm' is already taken"),
+        (", n: 4096", "", r":9: field 'operations.rmsnorm\[0\].n': missing; add `n:`"),
+        ("weight: bf16", "wieght: bf16", r":9: .*rmsnorm\[0\].wieght': unknown; did you mean 'weight'\? known: name"),
+        ("tokens: [1, 32]", "token: [1]", r":10: .*rmsnorm\[1\].token': unknown; did you mean 'tokens'\?"),
+        ("name: q_norm", "name: input_norm", r":10: .*rmsnorm\[1\].name': 'input_norm' is already taken on line 9"),
+        (
+            "operations:",
+            "gemms: [{name: q_norm, n: 64, k: 64, dtypes: {a: bf16, b: bf16, d: bf16}}]\noperations:",
+            r":11: field 'operations.rmsnorm\[1\].name': 'q_norm' is already taken on line 7; give each its own name",
+        ),
         ("name: input_norm, ", "", r"field 'operations.rmsnorm\[0\].name': missing"),
         ("operations:", "gemms:", "must be a list"),
     ],

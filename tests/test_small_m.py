@@ -65,7 +65,7 @@ def test_forms_that_the_kernel_does_not_have_say_why() -> None:
         ({"a": "e4m3", "b": "e4m3", "b_major": "n"}, "needs 16-bit elements"),
         (
             {"a": "e4m3", "b": "e4m3", "scaling": "block", "batched": True},
-            "neither scales nor fuses anything in a batch",
+            "lacks scales or epilogues in a batch",
         ),
     ):
         assert reason in (illegal(dataclasses.replace(one, **change)) or ""), change

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,13 @@ def test_what_makes_no_sense_is_an_error(make: Callable[[], Any], message: str) 
         ("import sys\nsys.exit('enough')\n", "SPEC:2: SystemExit: enough"),
         ("import no_such\n", "SPEC:1: ModuleNotFoundError: No module named 'no_such'; import the DSL inside make and"),
         (HEAD + "\nTensor('x', 'f8', ('n',))\n", "SPEC:3: tensor 'x': unknown element type 'f8'"),
+        (
+            HEAD + "\nTensor('x', 'f32', ('n',), align=16)\n",
+            "SPEC:3: Tensor has no field 'align'; did you mean 'alignment'? known: name, dtype, shape",
+        ),
+        ("class Tensor:\n    def __init__(self): pass\nTensor(align=16)\n", "SPEC:3: TypeError: Tensor.__init__()"),
+        ("x = 1\n\0", "SPEC: has null bytes, so it is no spec; a spec is a Python file"),
+        ("CUTEAOT\0\1\0\0\0", "SPEC: is an archive, not a spec; a spec is a Python file"),
         (HEAD, "SPEC: needs a list called functions, found None"),
         ("functions = []\n", "SPEC: needs a list called functions, found []"),
         ("functions = [5]\n", "SPEC: functions must be aot.spec.Function objects, found 5"),
@@ -143,6 +151,23 @@ def test_a_spec_that_cannot_be_used_is_one_line_with_the_file(tmp_path: Path, te
     with pytest.raises(SpecError, match=f"^{re.escape(message.replace('SPEC', str(spec)))}") as caught:
         spec_file.load(spec)
     assert "\n" not in str(caught.value)
+
+
+def test_a_spec_that_is_named_from_its_folder_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spec.py").write_text("x = 1\nx.y\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError) as caught:
+        spec_file.load(Path("spec.py"))
+    assert str(caught.value).count("spec.py") == 1
+
+
+def test_warnings_of_a_spec_are_shown_by_the_process_that_reads_it_and_by_none_that_builds(tmp_path: Path) -> None:
+    (tmp_path / "spec.py").write_text("import warnings\nwarnings.warn('old')\n" + WHOLE)
+    with pytest.warns(UserWarning, match="old"):
+        spec_file.load(tmp_path / "spec.py")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert spec_file.load(tmp_path / "spec.py", lasting=True).functions
 
 
 def test_a_spec_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -239,7 +264,7 @@ def test_a_function_from_nowhere_is_named(package: Path) -> None:
     ):
         (package / "spec.py").write_text(text.replace("mine.norm:run", source))
         spec = spec_file.load(package / "spec.py")
-        with pytest.raises(SpecError, match=f"function 'a': {message}"):
+        with pytest.raises(SpecError, match=f"^{re.escape(str(spec.path))}: function 'a': {message}"):
             spec_file.compilable(spec, spec.functions[:1], ["sm_90a"])
 
 

@@ -189,7 +189,15 @@ def test_what_fails_in_the_users_code_is_one_line_with_file_and_line(
     errors = [line for line in result.err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
     assert message in errors[0]
+    assert "warning: " not in result.err, "one error says it"
     assert not (tmp_path / "x.aot").exists()
+
+
+def test_where_all_functions_fail_each_reason_is_told_once(build: Build) -> None:
+    result = build("scale(make=lambda: 1 / 0), scale('wrong', make=lambda: 5)")
+    assert (result.status, result.out) == (2, "")
+    assert result.err.count("ZeroDivisionError") == result.err.count("make returned 5") == 1
+    assert result.err.endswith("error: none of 2 kernels compiled; the warnings say why of each\n")
 
 
 def test_kernels_that_spill_are_shipped_where_the_spec_says_so(build: Build, run: Run, tmp_path: Path) -> None:

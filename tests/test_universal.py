@@ -355,6 +355,40 @@ def test_a_build_on_a_base_has_all_of_both(built: Path) -> None:
         assert set(again.functions) == set(both.functions)
 
 
+def test_a_damaged_base_is_refused_though_nothing_damaged_would_be_kept(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = bytearray((built / "universal.aot").read_bytes())
+    with Archive.open(built / "universal.aot") as archive:
+        (cubins,) = (block for block in archive.blocks if block.kind == "sm_9x")
+    data[cubins.offset] ^= 1
+    (tmp_path / "damaged.aot").write_bytes(data)
+    arguments = ["--universal", "--base", str(tmp_path / "damaged.aot"), "-o", str(tmp_path / "x.aot"), "--no-tune"]
+    assert run("build", str(built / "tiny.yaml"), *arguments) == 2
+    error = capsys.readouterr().err
+    assert f"error: {tmp_path / 'damaged.aot'}: block" in error
+    assert error.endswith("; copy the file again\n")
+    assert not (tmp_path / "x.aot").exists()
+
+
+def test_where_nothing_tuned_is_kept_of_a_base_nothing_says_that_it_was_tuned(built: Path, tmp_path: Path) -> None:
+    """With --universal the base's forms, which were tuned, give way to others."""
+    package = Package()
+    with Archive.open(built / "universal.aot") as archive:
+        package.add_archive(archive)
+        package.set_table("universal", archive.table("universal"))
+    machine = {"gpu": "NVIDIA H200", "compute_capability": "9.0"}
+    package.set_table("tuning", {"schema": 1, "environments": [machine]})
+    package.set_table("history", {"schema": 1, "tunings": []})
+    package.write(tmp_path / "base.aot")
+    common = ["--candidates", "1", "--no-tune", "--cache", str(built / "cache"), "--base", str(tmp_path / "base.aot")]
+    assert run("build", str(built / "tiny.yaml"), *common, "-o", str(tmp_path / "kept.aot")) == 0
+    assert run("build", str(built / "tiny.yaml"), *common, "-o", str(tmp_path / "gone.aot"), "--universal") == 0
+    with Archive.open(tmp_path / "kept.aot") as kept, Archive.open(tmp_path / "gone.aot") as gone:
+        assert {"tuning", "history"} <= set(kept.tables)
+        assert not {"tuning", "history"} & set(gone.tables)
+
+
 @pytest.mark.parametrize("kept", ["entry", "form", "nothing"])
 def test_a_build_on_a_base_gives_no_other_code_to_what_the_base_serves(
     built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: str
@@ -444,6 +478,33 @@ def test_forms_of_several_targets_say_which_of_them_to_name(
     error = capsys.readouterr().err
     assert error.startswith("error: no kernel family that computes these gemms on sm_80, sm_100a estimates its times")
     assert error.endswith("; give --target sm_90a, or build without --universal\n")
+
+
+def test_an_archive_without_times_is_no_file_of_times(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    untuned, out = built / "universal.aot", tmp_path / "x.aot"
+    arguments = ["--universal", "--times", str(TIMES), "--times", str(untuned), "-o", str(out), "--no-tune"]
+    assert run("build", str(built / "tiny.yaml"), *arguments) == 2
+    assert f"error: {untuned}: has no times of kernels for sm_90a; name an archive" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_form_that_nothing_can_estimate_is_said_beside_one_that_something_can(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (built / "tiny.yaml").read_text()
+    text += "  - {name: mx, n: 64, k: 64, scaling: mxfp8, dtypes: {a: e4m3, b: e4m3, d: bf16}}\n"
+    (tmp_path / "two.yaml").write_text(text)
+    out = tmp_path / "x.aot"
+    arguments = ["--universal", "--candidates", "1", "--no-tune", "--cache", str(built / "cache")]
+    assert run("build", str(tmp_path / "two.yaml"), "-o", str(out), *arguments) == 1
+    line = text.count("\n")
+    word = "e4m3_e4m3_bf16_f32_none_n*_k*_mxfp8"
+    assert f"two.yaml:{line}: mx: {word} on sm_90a: no kernel family computes it" in capsys.readouterr().err
+    with Archive.open(out) as archive:
+        ((named, target, _),) = archive.table("build")["unserved"]
+    assert (named, target) == (word, "sm_90a")
 
 
 @pytest.mark.parametrize(

@@ -189,9 +189,9 @@ def test_config_must_be_sorted() -> None:
         (dataclasses.replace(HOPPER, provider="own"), "no family"),
         (dataclasses.replace(HOPPER, operation="rmsnorm"), "no family"),
         (dataclasses.replace(HOPPER, target="sm_100a"), "not made for sm_100a"),
-        (dataclasses.replace(HOPPER, d="f16"), "does not compute"),
+        (dataclasses.replace(HOPPER, d="f16"), "lacks the element types bf16, bf16, f16"),
         (dataclasses.replace(HOPPER, accumulator="f16"), "does not compute"),
-        (dataclasses.replace(HOPPER, epilogue="gelu"), "no epilogue"),
+        (dataclasses.replace(HOPPER, epilogue="gelu"), "lacks the epilogue gelu"),
         (dataclasses.replace(HOPPER, config=HOPPER.config[1:]), "exactly the choices"),
         (with_options(HOPPER, stages=4), "exactly the choices"),
         (with_options(HOPPER, tile_n=96), "tile_n must be one of"),
@@ -202,8 +202,8 @@ def test_config_must_be_sorted() -> None:
         (with_options(BLACKWELL, cluster_m=1), "must be even"),
         (with_options(BLACKWELL, cluster_m=16, cluster_n=2), "exceeds 16"),
         (with_options(PREFERRED, cluster_m=2, cluster_n=1), "larger multiple of fallback"),
-        (dataclasses.replace(legal_functions("own", "sm_80")[0], batched=True), "no batched form"),
-        (dataclasses.replace(SMALL_M, batched=True, epilogue="bias"), "neither scales nor fuses anything in a batch"),
+        (dataclasses.replace(legal_functions("own", "sm_80")[0], batched=True), "lacks batches"),
+        (dataclasses.replace(SMALL_M, batched=True, epilogue="bias"), "lacks scales or epilogues in a batch"),
         (with_options(SMALL_M, tile_m=16, split_k=8, cluster_n=2), "a cluster of 16 CTAs exceeds 8"),
         (with_options(SMALL_M, tile_m=8, cluster_n=2), "groups of 8 tokens, and tile_m has no such share"),
         (with_options(SMALL_M, tile_m=64, tile_n=224, ctas_per_sm=2), "holds 1 stages, fewer than 2"),
@@ -390,7 +390,7 @@ def test_variant_computes_what_its_words_say_and_nothing_else(field: str, value:
     assert f"{field} is " in (unsuited(dataclasses.replace(variant, **other), signature()) or "")
     assert unsuited(dataclasses.replace(variant, **other), wanted) is None
     assert dataclasses.replace(variant, **other).name() != variant.name()
-    assert f"no {field}" in (illegal(dataclasses.replace(HOPPER, **other)) or "") or field == "b_major"
+    assert f"lacks the {field} {value}" in (illegal(dataclasses.replace(HOPPER, **other)) or "") or field == "b_major"
 
 
 def test_columns_of_a_gated_result_must_fill_whole_accesses() -> None:

@@ -482,7 +482,9 @@ def test_verify_fails_where_launches_cannot_work(run: Run, archive: Path, tmp_pa
     bad = _repacked(archive, tmp_path / "bad.aot", clusters(32, 1, 1))
     result = run("verify", bad)
     assert (result.status, result.err) == (1, "")
-    assert "launches of " in result.out
+    with Archive.open(bad) as opened:
+        name = next(iter(opened.functions))
+    assert f"launches of {name}: launch 0 for " in result.out, "the function is named once"
     assert "clusters of 32 x 1 x 1" in result.out
 
 

@@ -169,7 +169,7 @@ def _build(
     if not no_tune and build.tunable(built.targets):
         summary["tuning"] = _tune(output, output, TuneOptions(), as_json)
         summary["bytes"] = output.stat().st_size
-    if spec is not None and not no_tune and build.tunable(build.checkable(built, spec)):
+    if spec is not None and not no_tune and build.tunable(build.checkable(built)):
         summary["checked"] = _check_functions(output, output, spec, TuneOptions(), as_json)
         summary["bytes"] = output.stat().st_size
     if as_json:
@@ -193,7 +193,7 @@ def _compile(
 
         def on_event(event: Event) -> None:
             nonlocal finished
-            if event.outcome == "failed":
+            if event.outcome == "failed" and total > 1:  # of a single one the error says it
                 progress.warn(f"{event.variant.name()}: {event.detail}")
             if verbose and event.record is not None:
                 progress.line(resources_line(event.variant.name(), resources(event.record)))
@@ -208,6 +208,10 @@ def _compile(
             with contextlib.ExitStack() as stack:
                 below = stack.enter_context(open_archive(base)) if base else None
                 return build.build(work, output, kept, jobs, on_event, on_start, below)
+        except build.NothingCompiled:
+            if total == 1:
+                raise
+            raise AotError(f"none of {total} kernels compiled; the warnings say why of each") from None
         except KeyboardInterrupt:
             done = f"interrupted with {finished} of {total} kernels done; the same command continues there"
             raise Stop(done, INTERRUPTED) from None
@@ -256,8 +260,8 @@ def _plan(manifests: Sequence[Path], options: Planning) -> Plan:
 
 def _tell(built: Built, summary: dict[str, Any], quiet: bool) -> None:
     """Warn of what the archive cannot serve or lost, then say what was made."""
-    for signature, name, reason in built.unserved:
-        warn(f"{signature.key()} on {name}: {reason}; the archive cannot serve it")
+    for unserved in built.unserved:
+        warn(f"{unserved.words()}; the archive cannot serve it")
     if built.untuned:
         entries = _count(built.untuned, "tuned entry", "tuned entries")
         warn(f"{entries} of the base gave way to candidates; run: aot tune")
@@ -287,7 +291,7 @@ def _summary(output: Path, built: Built, seconds: float) -> dict[str, Any]:
         "failed": len(report.failures),
         "kernels": {v.name(): resources(kernel.record) for v, kernel in report.kernels.items()},
         "failures": {v.name(): reason for v, reason in report.failures.items()},
-        "unserved": [{"signature": s.key(), "target": t, "reason": reason} for s, t, reason in built.unserved],
+        "unserved": [{"signature": u.what, "target": u.target, "reason": u.reason} for u in built.unserved],
         "seconds": round(seconds, 3),
         "tuning": None,
         "checked": None,

@@ -184,7 +184,8 @@ def print_function(function: dict[str, Any]) -> None:
 def print_checks(causes: Iterable[tuple[Finding, int]], warned: Iterable[Finding]) -> None:
     """What `aot verify` prints: each cause of failed checks, how many others it brought down, and each warning."""
     for check, others in causes:
-        say(f"{check.subject}: {check.detail}")
+        name = check.subject.rpartition(" ")[2]
+        say(f"{check.subject}: {check.detail.removeprefix(f'function {name}: ')}")
         if others:
             print(f"  and {others} checks that need it" if others > 1 else "  and 1 check that needs it")
     for check in warned:

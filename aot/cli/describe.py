@@ -6,6 +6,7 @@ Every result is a JSON object or made of such; times are microseconds, sizes byt
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -127,26 +128,33 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
         return {"gemm": [_entry(archive, e, gemms, precedence, environments, tokens) for e in chosen]}
     predicted = _predicted(archive, name, gemms, tokens or forms.ROWS)
     if not predicted:
-        known = [*{e.signature.key(): None for e in entries}, *{g: None for gs in gemms.values() for g in gs}]
-        if "*" in name:
+        of_forms = [row.name for row in forms.rows(archive, precedence.universal)]
+        if name in of_forms:
             raise UnknownName(f"{archive.path}: {name!r} is a form; put an N and a K in place of its stars")
-        if reason := _why_not_predicted(archive, name):
+        known = [*{e.signature.key(): None for e in entries}, *{g: None for gs in gemms.values() for g in gs}]
+        near = did_you_mean(name, [*known, *archive.functions, *_with_extents(of_forms, name)]).split("known:")[0]
+        near += f"`aot ls {archive.path}` lists them"
+        if reason := _why_not_predicted(archive, name, near):
             raise UnknownName(f"{archive.path}: {name!r} has no entry, and {reason}")
-        near = did_you_mean(name, [*known, *archive.functions]).split("known:")[0]
-        raise UnknownName(
-            f"{archive.path}: has no function, signature or gemm {name!r}; {near}`aot ls {archive.path}` lists them"
-        )
+        raise UnknownName(f"{archive.path}: has no function, signature or gemm {name!r}; {near}")
     return {"predicted": predicted}
 
 
-def _why_not_predicted(archive: Archive, name: str) -> str:
-    """Why no form computes a signature; nothing where the name is no signature's, or the archive has no forms."""
+def _with_extents(of_forms: Iterable[str], name: str) -> list[str]:
+    """The names of forms with the extents that a name has in place of their stars, as far as it has some."""
+    extents = {word[0]: word for word in name.split("_") if re.fullmatch("[nkb][0-9]+", word)}
+    return [re.sub(r"(?<=_)([nkb])\*", lambda star: extents.get(star[1], star[0]), form) for form in of_forms]
+
+
+def _why_not_predicted(archive: Archive, name: str, near: str) -> str:
+    """Why no form computes a signature, and what is `near` where no form is like it; nothing where the name is no
+    signature's, or the archive has no forms."""
     signature, table = Signature.of_key(name), forms.read(archive)
     if signature is None or table is None:
         return ""
     alike = [form for _, form in table.forms if form.signature(signature.n, signature.k) == signature]
     if not alike:
-        return f"no form has its types and words; `aot ls {archive.path}` lists the forms"
+        return f"no form has its types and words; {near}"
     multiples = [(f.n_multiple, f.k_multiple) for f in alike[0].functions]
     n, k = (min(extents) for extents in zip(*multiples, strict=True))
     return f"the functions of its form take an N that is a multiple of {n} and a K of {k}; pad both"
@@ -282,9 +290,9 @@ def _is_of(entry: Entry, environment: dict[str, Any]) -> bool:
 
 
 def _operand(operand: Operand, signature: Signature) -> dict[str, Any]:
-    """A tensor of the call; M stays a word."""
+    """A tensor of the call; M stays a word, and blocks of it are "ceil(M/128)"."""
     extents = signature.extents()
-    shape = [extents.get(axis, axis) for axis in operand.axes]
+    shape = [extents.get(axis, f"ceil({axis})" if "/" in axis else axis) for axis in operand.axes]
     transposed = operand.name == "b" and signature.b_major == "n"
     return {"name": operand.name, "dtype": operand.dtype, "shape": shape, "transposed": transposed}
 

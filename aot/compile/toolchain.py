@@ -20,6 +20,7 @@ import zstandard
 
 from runtime.errors import AotError
 
+from ..extras import to_install
 from .cache import Cache, Entry
 
 _DSL = "nvidia-cutlass-dsl"  # and all whose names begin so
@@ -59,7 +60,7 @@ def toolchain(cache: Cache) -> Toolchain:
             found.setdefault(name, distribution)
     dsl = {name: found[name] for name in sorted(found) if name.startswith(_DSL)}
     if not dsl:
-        raise ToolchainError(f"{_DSL} is not installed; pip install 'cute-aot[build]'")
+        raise ToolchainError(f"{_DSL} is not installed; {to_install('build')}")
     versions = {name: distribution.version for name, distribution in found.items()}
     versions |= {"python": python(), "zstd": ".".join(map(str, zstandard.ZSTD_VERSION))}
     contents = _contents(dsl, cache)

@@ -18,6 +18,7 @@ from runtime.tables.dispatch import Dispatch
 from runtime.tables.table import TARGET, Entry
 
 from ..search.h200 import H200
+from ..search.universal import form_word
 from .fields import naming
 
 TABLE = str(GEMM.predictions)
@@ -35,9 +36,8 @@ class FormRow(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The key of its signatures with stars for what they differ in, such as "bf16_bf16_bf16_f32_bias_n*_k*"."""
-        key = self.signature(2, 1).key()
-        return key.replace("_n2_k1", "_n*_k*").replace("_k*_b2", "_k*_b*")
+        """The key of its signatures with stars for what they differ in."""
+        return form_word(self.signature(2, 1))
 
     def signature(self, n: int, k: int) -> Signature:
         """One of its signatures, with a batch of 2 where it is batched."""

@@ -34,6 +34,7 @@ Knows nothing of kernels, and of targets only their names.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import os
@@ -50,6 +51,7 @@ from runtime.container.archive import MAGIC
 from runtime.errors import AotError, RecordError
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, Signature
+from runtime.limits import MAX_GEMM_EXTENT
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.products import (
     ACCUMULATORS,
@@ -108,22 +110,28 @@ class ManifestError(AotError):
 
 @dataclass(frozen=True)
 class Gemm:
-    """One GEMM of a model: `count` times per layer or per model, tuned for the M values in `tokens`."""
+    """One GEMM of a model: `count` times per layer or per model, tuned for the M values in `tokens`.
+
+    `place` is the file and line that it was read from and its name, for messages; none where it comes from no file.
+    """
 
     name: str
     signature: Signature
     count: int
     tokens: tuple[int, ...]
     per: str = "layer"
+    place: str = dataclasses.field(default="", compare=False)
 
 
 @dataclass(frozen=True)
 class Use:
-    """What a model asks of an operation besides GEMM: a signature of it, for the M values in `tokens`."""
+    """What a model asks of an operation besides GEMM: a signature of it, for the M values in `tokens`; `place` as of
+    `Gemm`."""
 
     name: str
     signature: Any
     tokens: tuple[int, ...]
+    place: str = dataclasses.field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -398,6 +406,7 @@ class _Reader:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.named: dict[str, yaml.Node] = {}  # gemms and uses of operations: where each name stands
 
     def manifest(self, root: yaml.Node) -> Manifest:
         if isinstance(root, yaml.MappingNode):
@@ -416,46 +425,40 @@ class _Reader:
             defaults = self.mapping(top["defaults"], "defaults", _DEFAULT_FIELDS, ())
             for field, value in defaults.items():  # so that an unused default is checked too
                 self.value(field, value, f"defaults.{field}")
-        gemms: list[Gemm] = []
-        for i, item in enumerate(self.items(top["gemms"], "gemms") if "gemms" in top else ()):
-            gemm = self.gemm(item, f"gemms[{i}]", defaults, tokens)
-            if gemm.name in {g.name for g in gemms}:
-                self.fail(item, f"gemms[{i}].name", f"{gemm.name!r} is already taken; give each gemm its own name")
-            gemms.append(gemm)
+        gemms = [
+            self.gemm(item, f"gemms[{i}]", defaults, tokens)
+            for i, item in enumerate(self.items(top["gemms"], "gemms") if "gemms" in top else ())
+        ]
         uses = self.uses(top["operations"], tokens) if "operations" in top else ()
         return Manifest(model, source, tokens, targets, tuple(gemms), layers, uses)
 
     def uses(self, node: yaml.Node, tokens: tuple[int, ...]) -> tuple[Use, ...]:
         """What is asked of operations besides GEMM."""
         known = tuple(name for name in operation_names() if name != GEMM.name)
-        found: dict[str, Use] = {}
-        for name, items in self.mapping(node, "operations", known, ()).items():
-            for i, item in enumerate(self.items(items, f"operations.{name}")):
-                use = self.use(item, f"operations.{name}[{i}]", operation(name), tokens)
-                if use.name in found:
-                    self.fail(
-                        item, f"operations.{name}[{i}].name", f"{use.name!r} is already taken; give it its own name"
-                    )
-                found[use.name] = use
+        found = [
+            self.use(item, f"operations.{name}[{i}]", operation(name), tokens)
+            for name, items in self.mapping(node, "operations", known, ()).items()
+            for i, item in enumerate(self.items(items, f"operations.{name}"))
+        ]
         if not found:
             self.fail(node, "operations", f"names none; known: {', '.join(known)}")
-        return tuple(found.values())
+        return tuple(found)
 
     def use(self, node: yaml.Node, where: str, of: Operation, tokens: tuple[int, ...]) -> Use:
         """One of them: `name`, perhaps `tokens`, and the fields of the operation's signatures."""
         if not isinstance(node, yaml.MappingNode):
             self.fail(node, where, f"must be a mapping, found {_describe(node)}")
-        fields = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        own = self.mapping(node, where, fields, ("name",))
-        name = self.name(own.pop("name"), f"{where}.name")
+        there = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        own = self.mapping(node, where, ("name", "tokens", *of.fields) if of.fields else there, ("name", *of.fields))
+        name = self.own_name(own.pop("name"), f"{where}.name")
         mine = self.tokens(own.pop("tokens"), f"{where}.tokens") if "tokens" in own else tokens
         values: dict[str, Any] = {}
         for field, value in own.items():
             is_number = isinstance(value, yaml.ScalarNode) and value.tag == _TAG + "int"
-            there = f"{where}.{field}"
-            values[field] = self.integer(value, there, MAX_EXTENT) if is_number else self.string(value, there)
+            here = f"{where}.{field}"
+            values[field] = self.integer(value, here, MAX_GEMM_EXTENT) if is_number else self.string(value, here)
         try:
-            return Use(name, of.read(values), mine)
+            return Use(name, of.read(values), mine, f"{self.place(node)}: {name}")
         except RecordError as error:
             self.fail(node, where, f"{error}; docs/manifests.md has the fields of {of.name}")
 
@@ -471,12 +474,13 @@ class _Reader:
         problem = signature_problem(signature)
         if problem:
             self.fail(own.get(problem[0], node), f"{where}.{problem[0]}", problem[1])
-        return Gemm(values["name"], signature, values["count"], values["tokens"], values["per"])
+        name = values["name"]
+        return Gemm(name, signature, values["count"], values["tokens"], values["per"], f"{self.place(node)}: {name}")
 
     def value(self, field: str, node: yaml.Node, where: str) -> Any:
         """One field of a gemm, checked by itself."""
         if field == "name":
-            return self.name(node, where)
+            return self.own_name(node, where)
         if field in ("n", "k"):
             return self.integer(node, where, MAX_EXTENT)
         if field in ("batch", "count"):
@@ -586,16 +590,27 @@ class _Reader:
             )
         return value
 
+    def own_name(self, node: yaml.Node, where: str) -> str:
+        """The name of a gemm or of a use of an operation, which nothing else in the file has."""
+        value = self.name(node, where)
+        first = self.named.setdefault(value, node)
+        if first is not node:
+            line = first.start_mark.line + 1
+            self.fail(node, where, f"{value!r} is already taken on line {line}; give each its own name")
+        return value
+
     def choice(self, node: yaml.Node, where: str, known: Sequence[str]) -> str:
         value = self.string(node, where)
         if value not in known:
             self.fail(node, where, f"unknown value {_short(repr(value))}; {did_you_mean(value[:64], known)}")
         return value
 
+    def place(self, node: yaml.Node) -> str:
+        return f"{self.path}:{node.start_mark.line + 1}"
+
     def fail(self, node: yaml.Node, where: str, complaint: str) -> NoReturn:
-        line = node.start_mark.line + 1
         field = where if where == "the file" else f"field {where!r}"
-        raise ManifestError(f"{self.path}:{line}: {field}: {complaint}")
+        raise ManifestError(f"{self.place(node)}: {field}: {complaint}")
 
 
 def _describe(node: yaml.Node) -> str:

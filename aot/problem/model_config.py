@@ -29,8 +29,8 @@ from runtime.gemm.signature import Epilogue, Signature
 from runtime.numbers.products import unsupported_scaling
 from runtime.numbers.scaling import SCALINGS
 
-from ..search.provider import provider, provider_names
 from ..search.targets import TARGETS
+from ..search.unserved import variants, why_none
 from ..suggest import did_you_mean
 from .manifest import MAX_TOKENS, Gemm, Manifest, signature_problem
 from .model_families import Model, is_integer, read_model, short
@@ -117,7 +117,7 @@ def manifest_from_config(
         if not targets:
             found.fail("no target has kernels for all of these layers; name targets")
     else:
-        _warn_of_unserved(source, gemms, targets, on_warning)
+        _check_served(found, gemms, wanted, targets, on_warning)
     return Manifest(
         model or model_name(named_after or source, wanted.tp, dtype, wanted.fuse),
         _source(found, wanted.tp) + (f", {found.activation[0]} {activation}" if activation else ""),
@@ -128,14 +128,22 @@ def manifest_from_config(
     )
 
 
-def _warn_of_unserved(
-    source: str, gemms: Iterable[Gemm], targets: Iterable[str], on_warning: Callable[[str], None]
+def _check_served(
+    found: Model, gemms: Sequence[Gemm], wanted: Wanted, targets: Iterable[str], on_warning: Callable[[str], None]
 ) -> None:
-    """Say which targets that were named lack kernels for which layers, as a build will."""
+    """Refuse targets that were named and lack kernels for layers as they were asked for. Where only the model's own
+    biases are in the way, say so: a build leaves these layers out."""
     for target in targets:
-        unserved = [gemm.name for gemm in gemms if not default_targets([gemm.signature], [target])]
-        if unserved:
-            on_warning(f"{source}: no kernel for {target} computes {', '.join(unserved)}; leave --target out")
+        unserved = [gemm for gemm in gemms if not variants(target, gemm.signature)]
+        if not unserved:
+            continue
+        others = [gemm for gemm in unserved if gemm.signature.epilogue != Epilogue(bias=True).word()]
+        of = others or unserved
+        names, reason = ", ".join(gemm.name for gemm in of), why_none(target, of[0].signature)
+        said = f"no kernel computes {names} on {target}: {reason}"
+        if others:
+            found.fail(f"{said}; name another target{', or leave --fuse out' if wanted.fuse else ''}")
+        on_warning(f"{found.source}: {said}; a build leaves them out there")
 
 
 def model_name(source: str, tp: int, dtype: str, fuse: bool = False) -> str:
@@ -152,9 +160,8 @@ def default_scaling(dtype: str) -> str:
 
 def default_targets(signatures: Iterable[Signature], targets: Iterable[str] = tuple(TARGETS)) -> tuple[str, ...]:
     """Those of `targets` that have kernels for all of these, with their epilogues."""
-    providers = [provider(name) for name in provider_names()]
     distinct = dict.fromkeys(signatures)
-    return tuple(t for t in targets if all(any(p.variants(t, s) for p in providers) for s in distinct))
+    return tuple(t for t in targets if all(variants(t, s) for s in distinct))
 
 
 @dataclass(frozen=True)

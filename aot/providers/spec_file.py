@@ -9,21 +9,24 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import re
 import sys
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
+from runtime.container.archive import MAGIC
 from runtime.errors import AotError
 
 from ..search.provider import Buildable, CodeFailed
-from ..spec import Constant, Function, SpecError
+from ..spec import ARGUMENTS, Constant, Function, Options, SpecError, Symbol
 from ..suggest import did_you_mean
 from . import arguments
 from .origin import Origin, origin
@@ -64,6 +67,7 @@ class SpecFunction:
     family: str
     sources: str
     origins: tuple[tuple[str, str], ...] = ()  # distributions with their versions, which a build tells
+    checkable: bool = False  # whether the function has a reference
 
     provider: ClassVar[str] = "spec"
 
@@ -99,7 +103,7 @@ class SpecFunction:
         tree, symbols = function.record()
         found = iter(arguments.stand_ins(tree, symbols))
         given = [a.value if isinstance(a, Constant) else next(found) for a in function.arguments]
-        folders = [spec.path.parent, *(o.folder for o in _origins(function, spec.path.parent))]
+        folders = [spec.path.parent, *(o.folder for o in _origins(function, spec.path))]
         return Buildable(
             made,
             given,
@@ -124,7 +128,8 @@ class SpecFunction:
 
 
 def load(path: Path, *, lasting: bool = False) -> Spec:
-    """Execute a spec. `lasting`: keep its folder on sys.path, as its `make` may import what is beside it.
+    """Execute a spec. `lasting`: in a process that builds, after another has read it: keep its folder on sys.path, as
+    its `make` may import what is beside it, and leave out Python's warnings, which were shown.
 
     Raises:
         SpecError: it cannot be read or executed, or has no functions that make sense; the message names the file.
@@ -133,6 +138,9 @@ def load(path: Path, *, lasting: bool = False) -> Spec:
         content = path.read_bytes()
     except (OSError, ValueError) as error:
         raise SpecError(f"{path}: cannot be read ({getattr(error, 'strerror', error)}); name a spec") from None
+    if b"\0" in content:
+        what = "is an archive, not a spec" if content.startswith(MAGIC) else "has null bytes, so it is no spec"
+        raise SpecError(f"{path}: {what}; a spec is a Python file, as docs/functions.md has one")
     file = path.resolve()
     digest = hashlib.sha256(content).hexdigest()
     module = ModuleType(f"aot_spec_{digest[:16]}")
@@ -142,7 +150,9 @@ def load(path: Path, *, lasting: bool = False) -> Spec:
         sys.path.insert(0, str(file.parent))
     sys.modules[module.__name__] = module
     try:
-        with _theirs(str(path), [file.parent]):
+        with _theirs(str(file), [file.parent]), warnings.catch_warnings():
+            if lasting:
+                warnings.simplefilter("ignore")
             exec(compile(content, str(file), "exec"), vars(module))
     finally:
         if not lasting:
@@ -191,24 +201,34 @@ def compilable(spec: Spec, functions: Iterable[Function], targets: Sequence[str]
             of = f"its targets are {', '.join(f.targets)}" if f.targets else "it names no targets; give --target"
             found_ = f"not for {', '.join(targets)}: " if targets else ""
             raise SpecError(f"{spec.path}: function {f.name!r}: {found_}{of}")
-        origins = _origins(f, spec.path.parent)
+        origins = _origins(f, spec.path)
         sources = arguments.digest((f"{i} {o.name}", o.digest.encode()) for i, o in enumerate(origins))
         versions = tuple((o.name, o.version) for o in origins if o.version)
         found += [
-            SpecFunction(str(spec.path), spec.digest, f.name, variant, target, f.source or f.name, sources, versions)
+            SpecFunction(
+                str(spec.path),
+                spec.digest,
+                f.name,
+                variant,
+                target,
+                f.source or f.name,
+                sources,
+                versions,
+                f.reference is not None,
+            )
             for target in mine
             for variant in f.variants
         ]
     return found
 
 
-def _origins(function: Function, folder: Path) -> list[Origin]:
+def _origins(function: Function, spec: Path) -> list[Origin]:
     modules = [function.source.partition(":")[0], *function.depends] if function.source else function.depends
-    path = [str(folder), *(entry or os.getcwd() for entry in sys.path)]
+    path = [str(spec.parent), *(entry or os.getcwd() for entry in sys.path)]
     try:
         return [origin(module, path) for module in modules]
     except AotError as error:
-        raise SpecError(f"function {function.name!r}: {error}") from None
+        raise SpecError(f"{spec}: function {function.name!r}: {error}") from None
 
 
 def _compile_options(function: Function) -> tuple[Any, ...]:
@@ -252,7 +272,7 @@ def _said(where: str, folders: Sequence[Path], error: BaseException) -> str:
     inside = [f for f in theirs if any(Path(f.filename).is_relative_to(folder) for folder in folders)]
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
     if not isinstance(error, SpecError):
-        text = f"{type(error).__name__}: {text}"
+        text = _unknown_field(error) or f"{type(error).__name__}: {text}"
     for frame in (inside or theirs)[-1:]:
         at = f"{frame.filename}:{frame.lineno}"
         text = f"{at}: {text}" if where.startswith(frame.filename) else f"{where}: at {at}: {text}"
@@ -261,6 +281,18 @@ def _said(where: str, folders: Sequence[Path], error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
         text += "; import the DSL inside make and torch inside reference, or install it"
     return text
+
+
+def _unknown_field(error: BaseException) -> str:
+    """What is wrong where the code that failed gives one of `aot.spec` a field that it has not; nothing elsewhere."""
+    found = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if not isinstance(error, TypeError) or found is None or not frames:
+        return ""
+    of = frames[-1][0].f_globals.get(found[1])
+    if of not in (Function, Options, Symbol, *ARGUMENTS):
+        return ""
+    return f"{found[1]} has no field {found[2]!r}; {did_you_mean(found[2], [f.name for f in fields(of)])}"
 
 
 def _is_package(filename: str) -> bool:

@@ -93,9 +93,9 @@ def illegal(variant: Variant) -> str | None:
     if variant.accumulator != family.accumulator:
         return f"{variant.family} does not compute in {variant.accumulator}, only in {family.accumulator}"
     elements = variant.a, variant.b, variant.d
-    form = _Form(elements, variant.batched, variant.scaling, variant.b_major, variant.epilogue)
-    if reason := _formless(variant.family, family, form):
-        return reason
+    form = Form(elements, variant.batched, variant.scaling, variant.b_major, variant.epilogue)
+    if lacking := lacks(family, form):
+        return f"{variant.family} lacks {' and '.join(lacking)}"
     options = variant.options
     if set(options) != set(family.options):
         return f"{variant.family} needs exactly the choices {sorted(family.options)}, found {sorted(options)}"
@@ -105,33 +105,36 @@ def illegal(variant: Variant) -> str | None:
     return family.rule(variant)
 
 
-class _Form(NamedTuple):
+class Form(NamedTuple):
     """What all variants that compute one signature have in common."""
 
-    elements: tuple[str, str, str]
+    elements: tuple[str, ...]
     batched: bool
     scaling: str = "none"
     b_major: str = "k"
     epilogue: str = "none"
     overlap: str = OVERLAPS[-1]  # the most that is promised
 
+    @classmethod
+    def of(cls, signature: Any) -> Form:
+        """The form of a signature: of a GEMM, or of another operation, which has element types alone."""
+        if signature.operation != GEMM.name:
+            return cls(tuple(operand.dtype for operand in signature.operands()[:3]), False)
+        s = signature
+        return cls((s.a, s.b, s.d), s.batch > 1, s.scaling, s.b_major, s.epilogue, s.overlap)
 
-def _formless(name: str, family: Family, form: _Form) -> str | None:
-    """Why a family has no variant at all of this form, whatever the choices, or None."""
-    a, b, d = form.elements
-    if form.elements not in family.elements:
-        return f"{name} does not compute {a} x {b} -> {d}"
-    if form.epilogue not in family.epilogues:
-        return f"{name} has no epilogue {form.epilogue!r}"
-    if form.scaling not in family.scalings:
-        return f"{name} has no scaling {form.scaling!r}"
-    if form.b_major not in family.b_majors:
-        return f"{name} takes B {'-major or '.join(family.b_majors)}-major, not {form.b_major}-major"
-    if form.batched not in family.batched:
-        return f"{name} has no {'batched' if form.batched else 'unbatched'} form"
-    if form.batched and (form.scaling, form.epilogue) != ("none", "none"):
-        return f"{name} neither scales nor fuses anything in a batch, as no kernel here does"
-    return None
+
+def lacks(family: Family, form: Form) -> list[str]:
+    """What of a form no variant of a family has, whatever the choices; nothing where it has variants of this form."""
+    has = {
+        f"the element types {', '.join(form.elements)}": form.elements in family.elements,
+        f"the epilogue {form.epilogue}": form.epilogue in family.epilogues,
+        f"the scaling {form.scaling}": form.scaling in family.scalings,
+        f"a B that is {form.b_major.upper()}-major": form.b_major in family.b_majors,
+        "batches" if form.batched else "an unbatched form": form.batched in family.batched,
+        "scales or epilogues in a batch": not form.batched or (form.scaling, form.epilogue) == ("none", "none"),
+    }
+    return [part for part, there in has.items() if not there]
 
 
 def unsuited(variant: Variant, signature: Any) -> str | None:
@@ -217,14 +220,7 @@ def why_unlikely(variant: Variant) -> str | None:
 def legal_variants(provider: str, target: str, signature: Signature, unlikely: bool = False) -> list[Variant]:
     """Every legal GEMM variant of `provider` that computes `signature` on `target` and is worth compiling, in a fixed
     order; with `unlikely` also those that are not, which are some hundred times as many."""
-    wanted = _Form(
-        (signature.a, signature.b, signature.d),
-        signature.batch > 1,
-        signature.scaling,
-        signature.b_major,
-        signature.epilogue,
-        signature.overlap,
-    )
+    wanted = Form.of(signature)
     of_form = _all_legal if unlikely else _legal
     return [
         v
@@ -243,7 +239,7 @@ def legal_functions(provider: str, target: str) -> list[Variant]:
         if family.operation != GEMM.name
         for elements in family.elements
         for batched in family.batched
-        for v in _legal(provider, name, family, target, _Form(elements, batched))
+        for v in _legal(provider, name, family, target, Form(elements, batched))
     ]
 
 
@@ -275,25 +271,28 @@ def _longer(
 
 
 @cache
-def _legal(provider: str, name: str, family: Family, target: str, form: _Form) -> tuple[Variant, ...]:
+def _legal(provider: str, name: str, family: Family, target: str, form: Form) -> tuple[Variant, ...]:
     """Every legal variant of a family of the given form that is worth compiling; see `legal_variants`."""
     likely = _all_legal(provider, name, family, target, form, unlikely=False)
     return tuple(likely)
 
 
 def _all_legal(
-    provider: str, name: str, family: Family, target: str, form: _Form, unlikely: bool = True
+    provider: str, name: str, family: Family, target: str, form: Form, unlikely: bool = True
 ) -> Iterator[Variant]:
     """Every legal variant of a family of the given form; without `unlikely` those that are worth compiling."""
-    if target not in family.targets or _formless(name, family, form):
+    if target not in family.targets or lacks(family, form):
         return
+    a, b, d = form.elements
     for combination in _combinations(family, form.overlap, unlikely):
         variant = Variant(
             provider,
             name,
             target,
             choices(**combination),
-            *form.elements,
+            a,
+            b,
+            d,
             accumulator=family.accumulator,
             epilogue=form.epilogue,
             batched=form.batched,

@@ -70,8 +70,18 @@ class Measured:
 
 def forms(signatures: Iterable[Signature]) -> list[Signature]:
     """The distinct forms of signatures, those that overlap less first among those that are otherwise the same."""
-    found = dict.fromkeys(dataclasses.replace(s, n=_N[0], k=_K[0], batch=min(s.batch, 2)) for s in signatures)
-    return sorted(found, key=lambda s: OVERLAPS.index(s.overlap))
+    return sorted(dict.fromkeys(map(form_of, signatures)), key=lambda s: OVERLAPS.index(s.overlap))
+
+
+def form_of(signature: Signature) -> Signature:
+    """The form of a signature, as a signature whose N and K say nothing."""
+    return dataclasses.replace(signature, n=_N[0], k=_K[0], batch=min(signature.batch, 2))
+
+
+def form_word(signature: Signature) -> str:
+    """The key of a form's signatures with stars for what they differ in, such as "bf16_bf16_bf16_f32_bias_n*_k*"."""
+    key = dataclasses.replace(signature, n=2, k=1, batch=min(signature.batch, 2)).key()
+    return key.replace("_n2_k1", "_n*_k*").replace("_k*_b2", "_k*_b*")
 
 
 def choose(

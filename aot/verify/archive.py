@@ -263,24 +263,23 @@ def _compare_form(
     row: forms.FormRow, read: Callable[[str], Record], variant: Callable[[str], Variant | None], samples: Samples
 ) -> str:
     """Hold a form against the records and variants of its functions; GEMMs to launch each for go into `samples`."""
-    failed = list[str]()
+    failed = list[AotError]()
     suited = set[Any]()
     for function in row.form.functions:
         try:
             of = form_checks.samples(row, function)
             form_checks.require_suited(of, function, read(function.name), suited)
         except AotError as error:
-            failed.append(str(error))
+            failed.append(error)
             continue
         for signature in of:
             samples.setdefault(function.name, {}).setdefault(form_checks.serial(signature), _form(row))
     try:
         require_equal_bits({function.name: function.equal_bits for function in row.form.functions}, variant)
     except AotError as error:
-        failed.append(str(error))
+        failed.append(error)
     if failed:
-        others = f"; {len(failed) - 1} more of its checks fail" if len(failed) > 1 else ""
-        raise RecordError(f"form {_form(row)}: {failed[0]}{others}")
+        raise failed[0]
     return f"{len(row.form.functions)} functions"
 
 
@@ -295,7 +294,7 @@ def _check_costs(archive: Archive, rows: Iterable[forms.FormRow], budget: Budget
         try:
             evaluated, missing = costs.check(row)
         except RecordError as error:
-            findings.append(Finding(subject, False, f"form {_form(row)}: {error}"))
+            findings.append(Finding(subject, False, str(error)))
             continue
         detail = f"{evaluated} problems"
         if missing:

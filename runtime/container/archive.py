@@ -413,28 +413,44 @@ class Archive:
                 f"{path}: has format version {version}, this cute-aot reads {FORMAT_VERSION}; "
                 "install the cute-aot that wrote it, or build the archive again"
             )
-        if max(raw_length, length) > MAX_INDEX_BYTES:
-            raise SizeLimitExceeded(
-                f"{path}: declares an index of {max(raw_length, length)} bytes, the limit is {MAX_INDEX_BYTES}; "
-                "split the archive"
+        if size < offset + length:
+            raise Truncated(f"{path}: has {size} bytes, its header promises {offset + length}; copy it again")
+        if size > offset + length:
+            raise TrailingData(f"{path}: has {size} bytes, its header promises {offset + length}; copy it again")
+        self._check_index_size(length)
+        data = self._read(offset, length)
+        if hashlib.sha256(data).digest() != digest:
+            raise DigestMismatch(f"{path}: the index does not match its SHA-256; copy the file again")
+        if (declared := _declared_bytes(data)) not in (None, raw_length):  # no digest covers the header
+            raise IndexMalformed(
+                f"{path}: the index: its zstd frame declares {declared} bytes, the header {raw_length}; "
+                "copy the file again"
             )
+        self._check_index_size(raw_length)
         if raw_length > MAX_INDEX_EXPANSION * length + INDEX_ALLOWANCE_BYTES:
             raise SizeLimitExceeded(
                 f"{path}: declares an index that decompresses from {length} to {raw_length} bytes, more than "
                 f"{MAX_INDEX_EXPANSION} times as many; build the archive again"
             )
-        if size < offset + length:
-            raise Truncated(f"{path}: has {size} bytes, its header promises {offset + length}; copy it again")
-        if size > offset + length:
-            raise TrailingData(f"{path}: has {size} bytes, its header promises {offset + length}; copy it again")
-        data = self._read(offset, length)
-        if hashlib.sha256(data).digest() != digest:
-            raise DigestMismatch(f"{path}: the index does not match its SHA-256; copy the file again")
         return digest.hex(), offset, raw_length, data
+
+    def _check_index_size(self, length: int) -> None:
+        if length > MAX_INDEX_BYTES:
+            raise SizeLimitExceeded(
+                f"{self.path}: declares an index of {length} bytes, the limit is {MAX_INDEX_BYTES}; split the archive"
+            )
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # a named pipe would wait for a writer
+
+
+def _declared_bytes(frame: bytes) -> int | None:
+    """How many bytes a zstd frame says it holds; None of what is no frame."""
+    try:
+        return zstandard.get_frame_parameters(frame).content_size
+    except zstandard.ZstdError:
+        return None
 
 
 def _decompress(data: bytes, raw_length: int) -> bytes:

@@ -77,6 +77,7 @@ class Operation(Protocol):
     """An operation; its table in an archive has its name."""
 
     name: str
+    fields: tuple[str, ...] = ()  # of its signatures, all of which `read` takes; none where it alone knows them
     predictions: str | None = None  # the table that says what serves signatures that the first has not, if any does
     by_place: Mapping[str, str] = {}  # operands that functions may call what they like, and how messages call them
 

@@ -1,0 +1,62 @@
+"""Why nothing computes a signature on a target, in words, and which targets have something that does.
+
+Asks the families, as `aot.search.legal` does; knows nothing of manifests or archives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from runtime.gemm.operation import GEMM
+
+from .legal import Form, lacks, unsuited
+from .provider import families, provider, provider_names
+from .targets import TARGETS
+from .variants import Variant
+
+_ROOMY = 8192  # an N and a K that every family takes
+
+
+def variants(target: str, signature: Any) -> list[Variant]:
+    """Every legal variant of all providers for a signature, of any operation, on a target."""
+    if signature.operation == GEMM.name:
+        return [v for p in provider_names() for v in provider(p).variants(target, signature)]
+    elements = Form.of(signature).elements
+    of = (v for p in provider_names() for v in provider(p).functions(target) if v.operation == signature.operation)
+    return [v for v in of if (v.a, v.b, v.d) == elements]
+
+
+def computing(signature: Any) -> list[str]:
+    """The targets that have variants for a signature."""
+    return [name for name in TARGETS if variants(name, signature)]
+
+
+def why_none(target: str, signature: Any) -> str:
+    """Why there is no variant for `signature` on `target`: what no family there has of it, or else the nearest family.
+
+    Ends with the targets that have some.
+    """
+    others = computing(signature)
+    fix = f"{', '.join(others)} can" if others else "no target can"
+    return f"{_lacking(target, signature)}; {fix}"
+
+
+def _lacking(target: str, signature: Any) -> str:
+    form = Form.of(signature)
+    lacking = {
+        name: lacks(family, form)
+        for p in provider_names()
+        for name, family in families(p).items()
+        if family.operation == signature.operation and target in family.targets
+    }
+    if not lacking:
+        return f"none is for {target}"
+    nearest, least = min(lacking.items(), key=lambda item: len(item[1]))
+    if shared := [part for part in least if all(part in parts for parts in lacking.values())]:
+        return f"none for {target} has {' and '.join(shared)}"
+    if least:
+        return f"{nearest}, the nearest for {target}, lacks {' and '.join(least)}"
+    roomy = replace(signature, n=_ROOMY, k=_ROOMY)
+    reasons = [reason for v in variants(target, roomy) if (reason := unsuited(v, signature))]
+    return reasons[0] if reasons else f"no choices of {nearest} go together for it"
