@@ -27,7 +27,8 @@ _MOST_RESIDUAL_BESIDE = 120  # of such tiles, and of clusters of four
 
 # What won somewhere, of wider choices, over layers of models at several M on an H200.
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
-    "schedule": ("cooperative", "pingpong"),
+    # "unordered" is cooperative where consumer warp groups with one set of partial accumulators take no turns.
+    "schedule": ("cooperative", "pingpong", "unordered"),
     "swap": (False, True),  # rows of B on WGMMA's M side, whose extent is a multiple of 64, and tokens on its N side
     "tile_m": (64, 80, 88, 96, 112, 128, 144, 160, 168, 176, 192, 256),
     "tile_n": (64, 80, 96, 112, 128, 144, 160, 168, 176, 192, 224, 256),
@@ -57,6 +58,8 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
     # First what needs no plan, for the time that it takes.
     if form.promotion_interval and (options["stream_k"] or options["schedule"] == "pingpong"):
         return "warp groups that take turns to promote share every tile, and no tile with other CTAs through memory"
+    if options["schedule"] == "unordered" and form.scaling != "block":
+        return "only warp groups that promote each stage take turns or none"
     for rule_of_choice in _RULES_OF_CHOICES.values():
         if reason := rule_of_choice(options):
             return reason
@@ -146,8 +149,8 @@ def _rule_of_form(plan: Plan, form: Form) -> str | None:
         if 64 < plan.columns // plan.atom_layout.columns < 128:
             return "a warp group's part of N-major B would end within a swizzle atom of 64"
     if form.scaling == "block":
-        if plan.m_atoms > 1:
-            return "two sets of partial accumulators and four blocks' scales leave no registers for more rows"
+        if not plan.ordered and plan.partial_sets > 1:
+            return "warp groups with two sets of partial accumulators take no turns"
         if SCALE_BLOCK % plan.columns:
             return "a tile's columns must lie within one block of B"
     return None

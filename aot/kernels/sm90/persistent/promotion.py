@@ -34,7 +34,7 @@ class BlockScales:
         """Those of the tile `coord`, not yet loaded."""
         columns = 2 if _by_gate(plan) else 1
         blocks = range(plan.k_tile_multiple)
-        products = [cute.make_rmem_tensor((columns, 2, plan.m_atoms), cutlass.Float32) for _ in blocks]
+        products = [scales_of_stage(plan) for _ in blocks]
         factors = [cute.make_rmem_tensor((2 * plan.m_atoms + columns,), cutlass.Float32) for _ in blocks]
         return cls(plan, operands, coord, products, factors)
 
@@ -64,6 +64,12 @@ class BlockScales:
             first = self.coord.column * self.plan.out_columns
             return [first, self.operands.n // 2 + first]
         return [self.coord.column * self.plan.columns]
+
+
+def scales_of_stage(plan: Plan) -> cute.Tensor:
+    """Room in registers for what scales a thread's sums of one block of K: (columns of `BlockScales._first_columns`,
+    halves, WGMMA atoms of 64 rows)."""
+    return cute.make_rmem_tensor((2 if _by_gate(plan) else 1, 2, plan.m_atoms), cutlass.Float32)
 
 
 def _by_gate(plan: Plan) -> bool:
