@@ -581,7 +581,7 @@ def machine_code(variant: Variant, directory: Path) -> list[str]:
     from aot.compile.lower import lower
 
     (directory / "kernel.cubin").write_bytes(lower(variant).cubin)
-    command = [program, "-c", str(directory / "kernel.cubin")]
+    command = [str(program), "-c", str(directory / "kernel.cubin")]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = re.findall(r"^(?:\s*/\*[0-9a-f]{4,}\*/\s*(.*)|(\.L_\w+:))$", said, re.MULTILINE)
     return [(instruction or label).strip() for instruction, label in found]

@@ -21,6 +21,7 @@ from .promotion import BlockScales
 from .scales import Scales
 from .scheduler import TileScheduler, this_cluster
 from .split_k import SplitK, end_reduction, exchange
+from .staged_mainloop import StagedMainloop
 from .staged_scales import of_thread
 from .stream_k import Workspace, finish_tile
 
@@ -126,7 +127,9 @@ def _consume_ordered(
     work_tiles = scheduler.grid.work
     (partial,) = partial_accumulators(plan, mainloop.element)
     staged = of_thread(storage.staged_scales, order.group, operands.thread)
-    promoted = OrderedMainloop.of(mainloop, order, partial, staged)
+    promoted: Any = OrderedMainloop(mainloop, order, partial)
+    if cutlass.const_expr(staged is not None):
+        promoted = StagedMainloop.of(mainloop, order, partial, staged)
     state = PipelineState(cutlass.Int32(0), cutlass.Int32(0))
     phase = cutlass.Int32(0)  # of the exchange
     thread = order.group * WARP_GROUP + operands.thread

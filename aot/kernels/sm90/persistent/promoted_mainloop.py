@@ -1,8 +1,8 @@
 """The mainloops of 8-bit types: the tensor core accumulates a stage or two, and f32 registers take its sums over.
 
-Two ways, by `Plan.partial_sets`. With one set of partial accumulators, of 64 rows, one consumer warp group promotes
-while the other multiplies: by turns, which an ordered barrier sees to, or as it comes. With two sets, of all rows, a
-warp group promotes one while the tensor core fills the other. Knows nothing of the epilogue.
+Two ways, by `Plan.partial_sets`. With one set of partial accumulators, of 64 rows, the consumer warp groups take turns
+by an ordered barrier: one promotes while the other multiplies. With two sets, of all rows, a warp group promotes one
+while the tensor core fills the other. Knows nothing of the epilogue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..sizes import WGMMA_ROWS
 from .mainloop import Mainloop, accumulators_of
 from .pipeline import OrderedBarrier, PipelineState, advance, release
 from .plan import Plan
-from .promotion import BlockScales, promote, scales_of_stage
+from .promotion import BlockScales, promote
 from .scheduler import KTiles
 
 
@@ -35,14 +35,6 @@ class OrderedMainloop:
     mainloop: Mainloop
     order: OrderedBarrier
     partial: cute.Tensor
-    staged: Any  # products of scales, (products, stage) in shared memory, or None
-    scales: Any  # those of the stage that is being multiplied, in registers, or None
-
-    @classmethod
-    def of(cls, mainloop: Mainloop, order: OrderedBarrier, partial: cute.Tensor, staged: Any) -> OrderedMainloop:
-        """The mainloop of the consumer warp group that `order` lets through; `staged` is what its thread reads."""
-        scales = None if staged is None else scales_of_stage(mainloop.plan)
-        return cls(mainloop, order, partial, staged, scales)
 
     @cute.jit
     def begin_tile(self, state: PipelineState) -> PipelineState:
@@ -58,14 +50,14 @@ class OrderedMainloop:
             if cutlass.const_expr(atom > 0):
                 self._begin(state, atom)
             self._finish(state.stage, atom)
-            promote(plan, accumulators, self.partial, self.scales, range(atom, atom + 1), True)
+            promote(plan, accumulators, self.partial, None, range(atom, atom + 1), True)
         state = advance(plan, state, plan.promotion_interval)
         first, count = k_tiles
         for _ in cutlass.range(first + plan.promotion_interval, first + count, plan.promotion_interval, unroll=1):
             for atom in cutlass.range_constexpr(plan.m_atoms):
                 self._begin(state, atom)
                 self._finish(state.stage, atom)
-                promote(plan, accumulators, self.partial, self.scales, range(atom, atom + 1), False)
+                promote(plan, accumulators, self.partial, None, range(atom, atom + 1), False)
             state = advance(plan, state, plan.promotion_interval)
         return state
 
@@ -77,12 +69,8 @@ class OrderedMainloop:
         for k in cutlass.range_constexpr(plan.promotion_interval):
             stage, phase = state
             mma = mainloop.tiled_mma()
-            if cutlass.const_expr(atom == 0):  # the others' are the same stages
-                cute.arch.mbarrier_wait(mainloop.pipeline.full + stage, phase)
-                if cutlass.const_expr(self.scales is not None):
-                    read = cute.make_tensor(self.scales.iterator, plan.staged_scales)
-                    cute.autovec_copy(self.staged[None, stage], read)
-            if cutlass.const_expr(k == 0 and plan.ordered):
+            cute.arch.mbarrier_wait(mainloop.pipeline.full + stage, phase)
+            if cutlass.const_expr(k == 0):
                 self.order.wait()
             warpgroup.fence()
             for k_atom in cutlass.range_constexpr(cute.size(mainloop.a, mode=[2])):
@@ -91,8 +79,7 @@ class OrderedMainloop:
                 cute.gemm(mma, self.partial, a, mainloop.b[(None, None, k_atom, stage)], self.partial)
             warpgroup.commit_group()
             state = advance(plan, state)
-        if cutlass.const_expr(plan.ordered):
-            self.order.arrive()
+        self.order.arrive()
 
     @cute.jit
     def _finish(self, stage: cutlass.Int32, atom: cutlass.Constexpr) -> None:
