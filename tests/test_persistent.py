@@ -207,6 +207,7 @@ def test_stages_and_epilogue_tiles_fit_the_shared_memory_of_a_cta(signature: Sig
         stages = plan.stages * (plan.rows + plan.columns) * 128
         epilogue_tiles = 4 * 64 * plan.epilogue_tile_columns * DTYPES[signature.d].bytes
         scales = 2 * plan.shared_scales * 4
+        scales += plan.stages * plan.staged_scales * 2 * 32 * 4  # of 32 quads of threads in two warp groups
         assert stages + epilogue_tiles + scales + 2048 <= 227 << 10  # 1 KiB of them is static, the other for mbarriers
         assert 16 * plan.stages + 8 <= 1024
         assert plan.stages >= 3
@@ -255,7 +256,8 @@ def test_sums_of_8_bit_products_and_no_others_are_promoted_every_256_columns_or_
 def test_partial_accumulators_are_of_one_atom_of_rows_or_two_sets_of_all(signature: Signature) -> None:
     for v in variants(signature):
         plan = Plan.of(v.options, form(signature))
-        assert plan.partial_sets == (0 if signature.a != "e4m3" else 2 if signature.scaling == "block" else 1)
+        two = signature.scaling == "block" and plan.m_atoms == 1
+        assert plan.partial_sets == (0 if signature.a != "e4m3" else 2 if two else 1)
         partial = plan.accumulators if plan.partial_sets == 2 else plan.accumulators // plan.m_atoms
         assert plan.accumulators + plan.partial_sets * partial <= 200
 
@@ -268,9 +270,39 @@ def test_scales_of_columns_wait_in_shared_memory_for_each_part_of_a_tile() -> No
             assert plan.shared_scales == expected
 
 
-def test_tiles_of_block_scaling_lie_within_a_block_of_b_and_have_few_rows() -> None:
-    assert all(Plan.of(v.options, form(BLOCK)).m_atoms == 1 for v in variants(BLOCK))
+def test_tiles_of_block_scaling_lie_within_a_block_of_b() -> None:
     assert {v.integer("tile_n") for v in variants(BLOCK)} <= {64, 128}
+
+
+@pytest.mark.parametrize("epilogue", ["none", "bias", "swiglu", "swiglu_interleaved"])
+def test_blocks_scales_are_staged_where_a_warp_group_has_two_atoms_of_rows(epilogue: str) -> None:
+    signature = dataclasses.replace(BLOCK, epilogue=epilogue)
+    plans = legal_plans(signature)
+    assert {plan.m_atoms for plan in plans} >= {1, 2}
+    for plan in plans:
+        blocks_of_b = 2 if epilogue == "swiglu" else 1
+        assert plan.staged_scales == (2 * plan.m_atoms * blocks_of_b if plan.m_atoms > 1 else 0)
+        assert plan.full_arrivals == (1 + 2 if plan.m_atoms > 1 else 1), "the TMA warp, and those that load scales"
+
+
+def test_a_thread_that_loads_scales_stands_for_consumers_of_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cutlass")
+    from aot.kernels.sm90.persistent import epilogue_operands
+    from aot.kernels.sm90.persistent.staged_scales import first_thread_of_quad
+
+    plain = SimpleNamespace(arch=SimpleNamespace(make_warp_uniform=lambda x: x))
+    monkeypatch.setattr(epilogue_operands, "cute", plain)
+
+    def rows(thread: Any) -> tuple[int, int]:
+        plan = next(plan for plan in legal_plans(BLOCK) if plan.staged_scales)
+        operands = epilogue_operands.EpilogueOperands.of(plan, (4096, 6144), (None,) * 5, None, thread)
+        return operands.group, operands.row
+
+    for thread in range(256):
+        group, quad = thread // 128, thread % 128 // 4
+        stands_for = first_thread_of_quad(64 + quad, group)  # in whichever warp
+        assert stands_for % 128 // 4 == quad
+        assert rows(stands_for) == rows(thread)
 
 
 def test_gates_that_share_a_block_of_b_with_what_they_gate_are_unsuited() -> None:
@@ -481,24 +513,48 @@ def test_every_tile_is_scheduled_once(scheduler: Any, batched: bool) -> None:
         assert [batch for *_, batch in found] == sorted(batch for *_, batch in found)
 
 
-def test_the_other_warp_group_is_let_through_right_behind_the_last_products(tmp_path: Path) -> None:
-    """The compiler may put the barrier after whatever else there is to compute, and the tensor cores wait for it."""
+def machine_code(variant: Variant, directory: Path) -> list[str]:
+    """The instructions of a variant's kernel, and its labels."""
     pytest.importorskip("cutlass")
     program = next(Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin/nvdisasm"), None)
     if program is None:
         pytest.skip("nvdisasm is not installed")
     from aot.compile.lower import lower
 
+    (directory / "kernel.cubin").write_bytes(lower(variant).cubin)
+    command = [str(program), "-c", str(directory / "kernel.cubin")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"^(?:\s*/\*[0-9a-f]{4,}\*/\s*(.*)|(\.L_\w+:))$", said, re.MULTILINE)
+    return [(instruction or label).strip() for instruction, label in found]
+
+
+def test_the_other_warp_group_is_let_through_right_behind_the_last_products(tmp_path: Path) -> None:
+    """The compiler may put the barrier after whatever else there is to compute, and the tensor cores wait for it."""
     options = {"tile_m": 128, "tile_n": 128, "cluster_m": 1, "cluster_n": 2, "schedule": "pingpong", "order": "rows"}
     options |= {"split_k": 1, "stream_k": False, "swap": False}
     (variant,) = [v for v in variants(PLAIN) if options.items() <= v.options.items()]
-    (tmp_path / "kernel.cubin").write_bytes(lower(variant).cubin)
-    said = subprocess.run([program, "-c", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True)
-    code = [
-        line.split("*/", 1)[1].strip() for line in said.stdout.splitlines() if re.match(r"\s*/\*[0-9a-f]{4,}\*/", line)
-    ]
+    code = machine_code(variant, tmp_path)
     (last,) = [i for i, line in enumerate(code) if "HGMMA" in line and "gsb0" in line]
     arrival = next(i for i, line in enumerate(code) if i > last and "BAR.ARV" in line)
     between = code[last + 1 : arrival]
     assert len(between) < 8, between
     assert not any(word in line for line in between for word in ("MUFU", "F2I", "DEPBAR", "BRA"))
+
+
+def test_a_stage_takes_little_beside_its_products_and_their_promotion(tmp_path: Path) -> None:
+    """8 products of 64 x 128 x 32 and 128 accumulators a thread: the next products wait for all that is between."""
+    signature = dataclasses.replace(BLOCK, epilogue="none")
+    options = {"tile_m": 256, "tile_n": 128, "cluster_m": 2, "cluster_n": 1, "schedule": "cooperative"}
+    options |= {"order": "rows", "split_k": 1, "overlap": "serial", "swap": False}
+    every = legal_variants("own", "sm_90a", signature, unlikely=True)
+    (variant,) = [v for v in every if v.family == FAMILY and options.items() <= v.options.items()]
+    code = machine_code(variant, tmp_path)
+    labels = {line[:-1]: i for i, line in enumerate(code) if line.endswith(":")}
+    branches = [(labels[name], i) for i, line in enumerate(code) for name in re.findall(r"BRA `\((\.L_\w+)\)", line)]
+    loops = [code[begin:end] for begin, end in branches if begin < end]
+    loop = min((loop for loop in loops if any("QGMMA" in line for line in loop)), key=len)
+    assert sum("QGMMA" in line for line in loop) == 8
+    assert sum("FFMA" in line for line in loop) == 128
+    assert sum("DEPBAR" in line for line in loop) == 2, "products wait for each other"
+    assert not any("LDG" in line for line in loop)
+    assert len(loop) <= 230

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..kernels.sm90.persistent.form import Form
 from ..kernels.sm90.persistent.plan import Plan
+from ..kernels.sm90.sizes import WGMMA_ROWS
 
 # Of which K is shared: swap, tile_m, tile_n.
 _SHARED_TILES = {(False, 128, 128), (True, 128, 128), (True, 168, 128)}
@@ -27,6 +28,8 @@ def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
     for opinion in _OPINIONS.values():
         if reason := opinion(options):
             return reason
+    if form.scaling == "block" and options["tile_m"] > 2 * WGMMA_ROWS:
+        return "no GPU has run tiles of 256 rows with scales of blocks as they are now"
     return _of_epilogue_tiles(options, form)
 
 

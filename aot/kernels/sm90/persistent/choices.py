@@ -22,8 +22,10 @@ _MOST_ROWS_OF_B = 1 << 27  # in tiles of 64: see `scheduler`, whose quotients ar
 # counters. Above these the compiler spills.
 _MOST_ACCUMULATORS, _MOST_FUSED, _MOST_RESIDUAL, _MOST_RESIDUAL_SWAPPED = 200, 144, 144, 96
 _MOST_SPLIT = 120  # all sets of them
+_MOST_STAGED_SCALES = 8  # of the 40 registers of a thread that loads them
 _MOST_PROMOTED_THREE = 176  # of tiles of three atoms of rows
-_MOST_RESIDUAL_BESIDE = 120  # of such tiles, and of clusters of four
+_MOST_RESIDUAL_BESIDE = 120  # of such tiles, and of clusters of four, and of gates where scales are staged
+_MOST_GELU_STAGED = 120  # of gelu alone where scales are staged
 
 # What won somewhere, of wider choices, over layers of models at several M on an H200.
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
@@ -143,11 +145,8 @@ def _rule_of_form(plan: Plan, form: Form) -> str | None:
             return "N-major B needs columns in whole swizzle atoms of 64"
         if 64 < plan.columns // plan.atom_layout.columns < 128:
             return "a warp group's part of N-major B would end within a swizzle atom of 64"
-    if form.scaling == "block":
-        if plan.m_atoms > 1:
-            return "two sets of partial accumulators and four blocks' scales leave no registers for more rows"
-        if SCALE_BLOCK % plan.columns:
-            return "a tile's columns must lie within one block of B"
+    if form.scaling == "block" and SCALE_BLOCK % plan.columns:
+        return "a tile's columns must lie within one block of B"
     return None
 
 
@@ -157,12 +156,17 @@ def _rule_of_room(plan: Plan) -> str | None:
         most = min(most, _MOST_PROMOTED_THREE)
     if Epilogue.of(plan.form.epilogue).residual:
         most = _MOST_RESIDUAL_SWAPPED if plan.swap else _MOST_RESIDUAL
-        if plan.m_atoms == 3 or plan.cluster_rows * plan.cluster_columns > 2:
+        gates_beside_scales = plan.staged_scales > 0 and plan.form.gated
+        if plan.m_atoms == 3 or plan.cluster_rows * plan.cluster_columns > 2 or gates_beside_scales:
             most = min(most, _MOST_RESIDUAL_BESIDE)
+    if plan.staged_scales and plan.form.epilogue == "gelu":
+        most = min(most, _MOST_GELU_STAGED)
     if plan.split_k > 1 and plan.accumulators * (1 + plan.partial_sets) > _MOST_SPLIT:
         return "adding up others' partial sums needs registers"
     if plan.accumulator_registers > most:
         return f"{plan.accumulator_registers} registers for accumulators exceed {most}, and the compiler would spill"
+    if plan.staged_scales > _MOST_STAGED_SCALES:
+        return "the warps that load scales have registers for fewer"
     if plan.pushed_bytes > plan.stages * (plan.rows + plan.columns) * STAGE_BYTES_OF_K:
         return "others' partial sums must fit where stages were"
     if plan.stream_k and not plan.slices:

@@ -21,17 +21,20 @@ from .promotion import BlockScales
 from .scales import Scales
 from .scheduler import TileScheduler, this_cluster
 from .split_k import SplitK, end_reduction, exchange
+from .staged_mainloop import StagedMainloop
+from .staged_scales import of_thread
 from .stream_k import Workspace, finish_tile
 
 
 class ConsumerStorage(NamedTuple):
     """What consumers use: (rows, K, stages) and (columns, K, stages) in shared memory, D, the barriers of the stages,
-    and what slices of K need to be reduced, or None."""
+    products of scales (`staged_scales`) or None, and what slices of K need to be reduced, or None."""
 
     rows: Any
     columns: Any
     output: Output
     pipeline: Pipeline
+    staged_scales: Any
     split: SplitK | None
     workspace: Workspace | None
 
@@ -123,30 +126,35 @@ def _consume_ordered(
     first, step = this_cluster(plan)
     work_tiles = scheduler.grid.work
     (partial,) = partial_accumulators(plan, mainloop.element)
-    promoted = OrderedMainloop(mainloop, order, partial)
+    staged = of_thread(storage.staged_scales, order.group, operands.thread)
+    promoted: Any = OrderedMainloop(mainloop, order, partial)
+    if cutlass.const_expr(staged is not None):
+        promoted = StagedMainloop.of(mainloop, partial, staged)
     state = PipelineState(cutlass.Int32(0), cutlass.Int32(0))
     phase = cutlass.Int32(0)  # of the exchange
     thread = order.group * WARP_GROUP + operands.thread
-    if order.group == 1:
-        OrderedBarrier(1).arrive()
-    if cutlass.const_expr(plan.split_k == 1):
+    if cutlass.const_expr(plan.staged_scales == 0):  # noqa: SIM102  # the other is of run time
+        if order.group == 1:
+            OrderedBarrier(1).arrive()
+    if cutlass.const_expr(plan.begins_early):
         state = promoted.begin_tile(state)
     for index in cutlass.range(first, work_tiles, step, unroll=1):
         coord = scheduler.tile_coord(index)
         scales = Scales.of(plan, operands, coord)
-        if cutlass.const_expr(plan.split_k > 1):
+        if cutlass.const_expr(not plan.begins_early):
             partial.fill(0.0)
             state = promoted.begin_tile(state)
         state = promoted.multiply(accumulators, state, scheduler.k_tiles)
-        if cutlass.const_expr(plan.split_k == 1):  # noqa: SIM102  # the other is of run time
+        if cutlass.const_expr(plan.begins_early):  # noqa: SIM102  # the other is of run time
             if index + step < work_tiles:
                 state = promoted.begin_tile(state)
         phase = exchange(plan, accumulators, storage.split, phase, thread)
         store_tile(plan, accumulators, storage.output, coord, operands, scales, storage.split)
         end_reduction(plan)
     warpgroup.wait_group(0)
-    if order.group == 0:  # what the other one let through last
-        OrderedBarrier(0).wait()
+    if cutlass.const_expr(plan.staged_scales == 0):  # noqa: SIM102
+        if order.group == 0:  # what the other one let through last
+            OrderedBarrier(0).wait()
 
 
 @cute.jit

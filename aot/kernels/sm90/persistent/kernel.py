@@ -20,6 +20,7 @@ from .producer import TmaOperand, produce
 from .scales import allocate
 from .scheduler import Grid, StreamK, TileScheduler, share_last_wave, this_cluster
 from .split_k import SplitK
+from .staged_scales import allocate_stages, first_thread_of_quad, produce_scales
 from .stream_k import Workspace
 
 _THREADS = CONSUMER_THREADS + WARP_GROUP
@@ -37,6 +38,7 @@ class _Storage(NamedTuple):
     pipeline: Pipeline
     arrived: Any  # the mbarrier of partial sums that others push, or None
     scales: Any
+    staged_scales: Any
 
 
 class Persistent:
@@ -150,13 +152,22 @@ class Persistent:
                 produce(plan, tma_rows, tma_columns, storage.pipeline, scheduler)
             elif cutlass.const_expr(plan.split_k > 1):
                 self._attend(work)
+            elif cutlass.const_expr(plan.scale_warps > 0):  # noqa: SIM102  # the other is of run time
+                if warp_index <= _PRODUCER_WARP + plan.scale_warps:
+                    if cutlass.const_expr(plan.overlap):
+                        cute.arch.griddepcontrol_wait()
+                    stands_for = first_thread_of_quad(thread, warp_index - _PRODUCER_WARP - 1)
+                    operands = EpilogueOperands.of(plan, extents, extras, None, stands_for)
+                    produce_scales(plan, storage.staged_scales, storage.pipeline, scheduler, operands)
         else:
             cute.arch.setmaxregister_increase(_CONSUMER_REGISTERS)
             if cutlass.const_expr(plan.overlap and plan.form.reads):
                 cute.arch.griddepcontrol_wait()
             operands = EpilogueOperands.of(plan, extents, extras, storage.scales, thread)
             of_d = Output(out_atom, out, storage.out)
-            used = ConsumerStorage(storage.rows, storage.columns, of_d, storage.pipeline, split, workspace)
+            used = ConsumerStorage(
+                storage.rows, storage.columns, of_d, storage.pipeline, storage.staged_scales, split, workspace
+            )
             consume(plan, used, scheduler, operands, thread)
         if cutlass.const_expr(plan.multicasts):  # nobody leaves while another may still write to it
             cute.arch.cluster_arrive_relaxed()
@@ -175,7 +186,8 @@ class Persistent:
         full = smem.allocate_array(cutlass.Int64, plan.stages, byte_alignment=8)
         empty = smem.allocate_array(cutlass.Int64, plan.stages, byte_alignment=8)
         arrived = smem.allocate_array(cutlass.Int64, 1, byte_alignment=8) if plan.split_k > 1 else None
-        return _Storage(stages, rows, columns, out, Pipeline(full, empty), arrived, allocate(plan, smem))
+        scales, staged = allocate(plan, smem), allocate_stages(plan, smem)
+        return _Storage(stages, rows, columns, out, Pipeline(full, empty), arrived, scales, staged)
 
     @cute.jit
     def _set_up(self, storage: _Storage, descriptors: Any, warp_index: Any) -> None:
@@ -186,7 +198,7 @@ class Persistent:
                 cpasync.prefetch_descriptor(descriptor)
             with cute.arch.elect_one():
                 for stage in cutlass.range_constexpr(plan.stages):
-                    cute.arch.mbarrier_init(storage.pipeline.full + stage, 1)
+                    cute.arch.mbarrier_init(storage.pipeline.full + stage, plan.full_arrivals)
                     cute.arch.mbarrier_init(storage.pipeline.empty + stage, plan.empty_arrivals)
                 if cutlass.const_expr(plan.split_k > 1):
                     cute.arch.mbarrier_init(storage.arrived, 1)

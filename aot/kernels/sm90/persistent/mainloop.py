@@ -94,7 +94,11 @@ class Mainloop:
         """Release the stage `back` stages before `stage`."""
         at = stage - back
         at = at + self.plan.stages if at < 0 else at
-        release(self.plan, self.pipeline.empty + at, self.cta)
+        self.release_stage(at)
+
+    def release_stage(self, stage: Any) -> None:
+        """Say that this warp has read a stage."""
+        release(self.plan, self.pipeline.empty + stage, self.cta)
 
 
 def tiled_mma(plan: Plan, element: Any) -> cute.TiledMma:

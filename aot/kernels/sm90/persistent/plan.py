@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from runtime.numbers.dtypes import DTYPES
 
-from ..sizes import BARRIER_BYTES, SHARED_BYTES_PER_CTA, STATIC_BYTES, WARP_GROUP, WGMMA_ROWS
+from ..sizes import BARRIER_BYTES, SHARED_BYTES_PER_CTA, STATIC_BYTES, WARP, WARP_GROUP, WGMMA_ROWS
 from .form import Form
 
 STAGE_BYTES_OF_K = 128  # a swizzle atom of K
@@ -28,6 +28,7 @@ _MOST_TRANSPOSED_COLUMNS = 64  # of an epilogue tile where D is stored transpose
 _RASTER_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster than 1024 or 512 on an H200
 _RASTER_SWIZZLES = {"two_rows": 2, "columns": 8, "quads": 8}
 _LEAST_SLICE, _MOST_SLICES = 4, 12  # stages of K, and how many to a tile
+_SCALE_BYTES = CONSUMERS * WARP * 4  # of one product of scales for all groups of four threads, which share rows
 _UNROLLED_K_TILES = 4  # of a loop's body where two sets of partial accumulators alternate
 # Whose epilogue tiles must be small for there to be one for each of many slices of K.
 _FEW_ACCUMULATORS = 64
@@ -61,6 +62,7 @@ class Plan:
     overlap: bool
     accumulator_registers: int  # that a thread needs while it stores a tile
     epilogue_tile_columns: int  # of D, by 64 rows, stored at once
+    staged_scales: int  # products of blocks' scales that a thread finds in a stage, or 0 where it loads the scales
     stages: int
 
     @classmethod
@@ -73,19 +75,26 @@ class Plan:
         if not pingpong:
             atom_layout = AtomLayout(2, 1) if rows % (2 * WGMMA_ROWS) == 0 else AtomLayout(1, 2)
         registers = rows * columns // (atom_layout.rows * atom_layout.columns) // WARP_GROUP
+        atoms = rows // WGMMA_ROWS // atom_layout.rows
         if form.promotion_interval:
-            atoms = rows // WGMMA_ROWS // atom_layout.rows
-            registers += registers if form.scaling == "block" else registers // atoms
+            registers += registers // atoms
+        staged_scales = 0
+        if form.scaling == "block" and atoms > 1:
+            staged_scales = 2 * atoms * (2 if form.gated and "_interleaved" not in form.epilogue else 1)
+            if form.epilogue != "none":
+                registers = rows * columns // (atom_layout.rows * atom_layout.columns) // WARP_GROUP
         narrow = (form.epilogue != "none" or options["split_k"] > 1) and registers > _ACCUMULATORS_BESIDE_WIDE_TILES
         share = (4 if registers <= _FEW_ACCUMULATORS else 2) if options["stream_k"] else 2 if narrow else 1
-        multiple = options["split_k"] // math.gcd(options["split_k"], max(1, rows // WGMMA_ROWS // atom_layout.rows))
+        if staged_scales:
+            share = 2  # for a stage more
+        multiple = options["split_k"] // math.gcd(options["split_k"], max(1, atoms))
         part = columns // (2 if form.gated else 1) // atom_layout.columns
         scales = CONSUMERS * columns // atom_layout.columns * 4 if form.scaling == "row_column" else 0
 
         def stages_with(width: int) -> int:
             store = CONSUMERS * STORE_BUFFERS * WGMMA_ROWS * width * DTYPES[form.d].bytes
             left = SHARED_BYTES_PER_CTA - STATIC_BYTES - BARRIER_BYTES - store - scales
-            return int(left // ((rows + columns) * STAGE_BYTES_OF_K))
+            return int(left // ((rows + columns) * STAGE_BYTES_OF_K + staged_scales * _SCALE_BYTES))
 
         whole = not swap or options["split_k"] > 1 or options["stream_k"]
         width = _epilogue_tile_columns(part, swap, form.d, share, multiple, whole)
@@ -110,6 +119,7 @@ class Plan:
             overlap=options["overlap"] != "serial",
             accumulator_registers=registers,
             epilogue_tile_columns=width,
+            staged_scales=staged_scales,
             stages=stages_with(width),
         )
 
@@ -164,12 +174,17 @@ class Plan:
     @property
     def partial_sets(self) -> int:
         """Sets of partial accumulators, which the tensor core fills and f32 registers take over: one, for 64 rows,
-        where an ordered barrier lets the warp groups multiply and promote in turn. Scaling blocks takes longer than the
-        other's products, so there are two, for all rows, and a warp group promotes one while the tensor core fills the
-        other."""
+        which a warp group promotes while the other multiplies. Of blocks, where that is all of a warp group's rows,
+        there are two: it promotes one while the tensor core fills the other."""
         if not self.promotion_interval:
             return 0
-        return 2 if self.form.scaling == "block" else 1
+        return 2 if self.form.scaling == "block" and self.m_atoms == 1 else 1
+
+    @property
+    def begins_early(self) -> bool:
+        """Whether the first products of a tile, which are promoted, are begun before the tile before is stored: not
+        where the epilogue needs their registers, or stages give way to others' partial sums."""
+        return self.split_k == 1 and not (self.staged_scales and self.form.epilogue != "none")
 
     @property
     def accumulators(self) -> int:
@@ -190,6 +205,16 @@ class Plan:
     def spare_k_tiles(self) -> int:
         """K tiles that are loaded behind the last ones for products that nobody needs."""
         return 1 if self.partial_sets > 1 else 0
+
+    @property
+    def scale_warps(self) -> int:
+        """Warps of the producer warp group that put blocks' scales into stages: one for each consumer warp group."""
+        return CONSUMERS if self.staged_scales else 0
+
+    @property
+    def full_arrivals(self) -> int:
+        """Warps that arrive at the full barrier of a stage, besides bytes."""
+        return 1 + self.scale_warps
 
     # The epilogue.
 

@@ -26,7 +26,7 @@ class BlockScales:
     plan: Plan
     operands: EpilogueOperands
     coord: TileCoord
-    products: list[Any]  # of scales: (columns of `_first_columns`, halves, WGMMA atoms of 64 rows) for each block of K
+    products: list[Any]  # of scales: (columns of `first_columns`, halves, WGMMA atoms of 64 rows) for each block of K
     factors: list[Any]  # the scales themselves, of the next blocks: rows' and then columns'
 
     @classmethod
@@ -34,7 +34,7 @@ class BlockScales:
         """Those of the tile `coord`, not yet loaded."""
         columns = 2 if _by_gate(plan) else 1
         blocks = range(plan.k_tile_multiple)
-        products = [cute.make_rmem_tensor((columns, 2, plan.m_atoms), cutlass.Float32) for _ in blocks]
+        products = [scales_of_stage(plan) for _ in blocks]
         factors = [cute.make_rmem_tensor((2 * plan.m_atoms + columns,), cutlass.Float32) for _ in blocks]
         return cls(plan, operands, coord, products, factors)
 
@@ -46,7 +46,7 @@ class BlockScales:
                 for half in range(2):
                     row = operands.first_row(self.coord, atom) + operands.row + 8 * half
                     factors[2 * atom + half] = operands.scale_a_of_block(row, first_k + k)
-            for i, column in enumerate(self._first_columns()):
+            for i, column in enumerate(first_columns(plan, operands, self.coord)):
                 factors[2 * plan.m_atoms + i] = operands.scale_b_of_block(column, first_k + k)
 
     def take_over(self) -> None:
@@ -58,12 +58,19 @@ class BlockScales:
                         pair = factors[2 * atom + half], factors[2 * self.plan.m_atoms + i]
                         product[i, half, atom] = _here("mul.f32 $0, $1, $2;", *pair)
 
-    def _first_columns(self) -> list[Any]:
-        """A column of each block of B that the tile has: one, or the gates' and the other one."""
-        if _by_gate(self.plan):
-            first = self.coord.column * self.plan.out_columns
-            return [first, self.operands.n // 2 + first]
-        return [self.coord.column * self.plan.columns]
+
+def first_columns(plan: Plan, operands: EpilogueOperands, coord: TileCoord) -> list[Any]:
+    """A column of each block of B that a tile has: one, or the gates' and the other one."""
+    if _by_gate(plan):
+        first = coord.column * plan.out_columns
+        return [first, operands.n // 2 + first]
+    return [coord.column * plan.columns]
+
+
+def scales_of_stage(plan: Plan) -> cute.Tensor:
+    """Room in registers for what scales a thread's sums of one block of K: (columns of `first_columns`, halves, WGMMA
+    atoms of 64 rows)."""
+    return cute.make_rmem_tensor((2 if _by_gate(plan) else 1, 2, plan.m_atoms), cutlass.Float32)
 
 
 def _by_gate(plan: Plan) -> bool:
