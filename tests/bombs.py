@@ -495,11 +495,8 @@ def table_tuning_of_many_machines() -> tuple[bytes, mutants.Content]:
 
 @bomb
 def table_tuning_of_a_long_number() -> tuple[bytes, mutants.Content]:
-    text = (
-        b'{"schema":1,"environments":[{"compute_capability":"9.0","gpu":"H200","multiprocessors":'
-        + b"9" * 4000
-        + b"}]}"
-    )
+    machine = b'{"compute_capability":"9.0","gpu":"H200","multiprocessors":' + b"9" * 4000 + b"}"
+    text = b'{"schema":1,"environments":[' + machine + b"]}"
     return _archive(gemm_record("bomb"), tables=_gemm_table() | {"tuning": text})
 
 

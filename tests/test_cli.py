@@ -133,7 +133,10 @@ def test_manifests_of_several_models_share_an_archive(run: Run, folder: Path, tm
     assert run("build", folder / "tiny.yaml", other, "-o", out, *arguments).status == 0
     entries = json.loads(run("ls", out, "--json").out)["entries"]
     assert [(e["signature"], e["gemms"]) for e in entries] == [(UP, ["up", "wide"]), (DOWN, ["down"])]
-    assert [row["m"] for row in json.loads(run("show", out, "down", "--json").out)["gemm"][0]["candidates"]] == [1, 8]
+    assert [row["m"] for row in json.loads(run("show", out, "down", "--json").out)["entries"][0]["candidates"]] == [
+        1,
+        8,
+    ]
 
 
 def test_what_no_kernel_computes_is_a_warning_and_status_1(run: Run, folder: Path, tmp_path: Path) -> None:

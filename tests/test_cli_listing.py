@@ -106,7 +106,7 @@ def test_ls_and_show_say_which_kind_each_entry_is_for_and_where_torch_was_faster
     assert "H200 (132 SMs, 4000 GB/s)" in listed
     assert "1 of 2" in listed
     assert "torch was faster at 3 of 4 M values that were measured" in listed
-    shown = json.loads(run("show", path, UP, "--json").out)["gemm"]
+    shown = json.loads(run("show", path, UP, "--json").out)["entries"]
     assert [entry["gpu"] for entry in shown] == [*kinds, None]
     assert shown[0]["torch_faster"] == [{"m_min": 16, "m_max": 16}, {"m_min": 500, "m_max": None}]
     assert [entry["tuning"] for entry in shown] == [tuning[:1], tuning[1:], []]
@@ -118,7 +118,7 @@ def test_ls_and_show_say_which_kind_each_entry_is_for_and_where_torch_was_faster
     listed = text[text.index("function, of those that give equal bits at every M") :].splitlines()[1]
     assert listed.split() == ["1-", names[0]]
     assert "torch" not in run("ls", archive).out
-    (built,) = json.loads(run("show", archive, UP, "--json").out)["gemm"]
+    (built,) = json.loads(run("show", archive, UP, "--json").out)["entries"]
     ranked = {name for row in built["candidates"] for name in row["functions"]}
     assert {row["function"] for row in built["invariant"]} <= ranked
     assert run("verify", path).status == 0
@@ -135,7 +135,7 @@ def test_ls_and_show_say_where_times_are_from(run: Run, archive: Path, tmp_path:
     assert line in shown
     assert "NVIDIA B200" not in shown
     assert json.loads(run("ls", tuned, "--json").out)["tuning"] == tuning["environments"]
-    assert json.loads(run("show", tuned, UP, "--json").out)["gemm"][0]["tuning"] == tuning["environments"][:1]
+    assert json.loads(run("show", tuned, UP, "--json").out)["entries"][0]["tuning"] == tuning["environments"][:1]
     assert "NVIDIA" not in run("show", tuned, DOWN).out
     assert run("verify", tuned).status == 0
 
@@ -236,7 +236,7 @@ def test_show_finds_a_gemm_by_name_and_by_signature(run: Run, archive: Path, nam
     result = run("show", archive, name)
     assert result.status == 0
     assert result.out.startswith(f"{UP} on sm_90a: ranked\ngemms: up\n")
-    assert json.loads(run("show", archive, name, "--json").out)["gemm"][0]["key"] == UP
+    assert json.loads(run("show", archive, name, "--json").out)["entries"][0]["key"] == UP
 
 
 def test_show_lists_the_operands_of_a_gemm(run: Run, archive: Path) -> None:

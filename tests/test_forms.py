@@ -218,9 +218,8 @@ def test_show_of_a_tuned_entry_at_some_rows_says_what_serves_there_and_the_times
     timing = {"function": "few", "us": 5.0, "baseline_us": 10.0}
     row["timings"] = [{"m": 3} | timing, {"m": 100} | timing]
     write(tmp_path / "tuned.aot", [row])
-    (found,) = json.loads(run("show", tmp_path / "tuned.aot", of(512).key(), "--m", 100, "--m", 3, "--json").out)[
-        "gemm"
-    ]
+    shown = run("show", tmp_path / "tuned.aot", of(512).key(), "--m", 100, "--m", 3, "--json").out
+    (found,) = json.loads(shown)["entries"]
     assert found["serves"] == {
         "state": "tuned",
         "choices": [{"m": 100, "function": "many", "us": None}, {"m": 3, "function": "few", "us": 5.0}],
@@ -260,7 +259,7 @@ def test_what_show_says_serves_is_what_a_library_launches(
     driver = RecordingDriver(kind=h200)
     lib = library(tmp_path, driver, entries, obj, batch_invariant=invariant)
     found = json.loads(run("show", tmp_path / "universal.aot", of(512).key(), "--m", 3, "--json").out)
-    serves = next(e["serves"] for e in found["gemm"] if e["serves"]) if "gemm" in found else found["predicted"][0]
+    serves = next(e["serves"] for e in found["entries"] if e["serves"]) if "entries" in found else found["predicted"][0]
     (choice,) = serves["invariant" if invariant else "choices"]
     assert launched(lib, driver, 512, 3) == choice["function"]
     assert serves["state"] == lib.entry(of(512)).state

@@ -470,7 +470,7 @@ def _show(
     if "function" in found:
         return print_function(found["function"])
     printed = print_predicted if "predicted" in found else print_gemm
-    for i, gemm in enumerate(found.get("predicted") or found["gemm"]):
+    for i, gemm in enumerate(found.get("predicted") or found["entries"]):
         if i:
             print()
         printed(gemm)

@@ -125,7 +125,7 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
     chosen = [e for e in entries if e.signature.key() == name or name in gemms.get(e.signature.key(), ())]
     if chosen:
         environments = tuning_table.read(archive)
-        return {"gemm": [_entry(archive, e, gemms, precedence, environments, tokens) for e in chosen]}
+        return {"entries": [_entry(archive, e, gemms, precedence, environments, tokens) for e in chosen]}
     predicted = _predicted(archive, name, gemms, tokens or forms.ROWS)
     if not predicted:
         of_forms = [row.name for row in forms.rows(archive, precedence.universal)]
