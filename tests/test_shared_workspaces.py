@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from runtime import ArgumentError, Library, WorkspaceError
+from runtime import ArgumentError, DeviceError, Library, WorkspaceError
 from runtime.container.archive import Archive
 from runtime.device.workspace import Need, Workspaces
 from runtime.limits import MAX_SHARED_WORKSPACE_BYTES
 
+from . import test_universal_runtime
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, gemm_record, signature, write_archive
 
 MIB = 1 << 20
@@ -153,7 +154,16 @@ def test_without_preload_the_first_capture_allocates(make: Make, driver: Recordi
     assert captured(library, 1, 128) == captured(library, 2, 128) == tuple(driver.allocated)
 
 
-def test_forms_of_any_shape_are_reserved_for_by_the_number_of_multiprocessors(make: Make) -> None:
+def test_what_forms_may_choose_is_reserved_for(tmp_path: Path, driver: RecordingDriver) -> None:
+    of_forms = test_universal_runtime.library(tmp_path, driver, capture_workspaces="shared")
+    of_forms.preload()
+    reserved = list(driver.allocated)
+    driver.captures[5] = 1
+    assert test_universal_runtime.launched(of_forms, driver, 512, 1001, stream=5) == "shared"
+    assert list(driver.allocated) == reserved != []
+
+
+def test_needs_of_no_known_shape_are_those_of_one_block_on_each_multiprocessor(make: Make) -> None:
     function = make().functions["small"]
     assert function.likely_needs() == (Need(66 * 4 * 128 * 128, False), Need(66 * 256, True))
 
@@ -197,7 +207,7 @@ def test_more_streams_in_a_capture_than_the_pool_has_room_for_are_an_error(make:
 def test_memory_that_is_not_there_is_told_by_preload(make: Make, driver: RecordingDriver) -> None:
     library = make()
     driver.failing = "cuMemAlloc"
-    with pytest.raises(Exception, match="cuMemAlloc"):
+    with pytest.raises(DeviceError, match="cuMemAlloc"):
         library.preload(tokens=[128])
     driver.failing = ""
     library.preload(tokens=[128])
@@ -248,7 +258,7 @@ def test_a_reload_that_fails_takes_nothing_more(
     before = captured(library, 1, 128)
     write([(None, "large")])
     driver.failing = "cuMemAlloc"
-    with pytest.raises(Exception, match="cuMemAlloc"):
+    with pytest.raises(DeviceError, match="cuMemAlloc"):
         library.reload()
     driver.failing = ""
     assert captured(library, 2, 128) == before
@@ -282,11 +292,12 @@ def test_preloading_allocates_for_several_functions_at_once(driver: RecordingDri
     assert sorted(driver.allocated.values()) == [(128, True), (512, False)]
 
 
-def test_preload_after_close_is_refused(make: Make) -> None:
-    library = make()
-    library.close()
-    with pytest.raises(Exception, match="closed"):
-        library.preload()
+def test_nothing_is_reserved_after_closing(driver: RecordingDriver) -> None:
+    workspaces = Workspaces(driver, shared=True)
+    workspaces.close()
+    with pytest.raises(DeviceError, match="closed"):
+        workspaces.reserve([(Need(64, True),)])
+    assert driver.allocated == {}
 
 
 def test_an_unknown_word_is_refused(make: Make) -> None:
