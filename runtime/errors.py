@@ -57,4 +57,5 @@ class DeviceError(AotError):
 
 
 class WorkspaceError(DeviceError):
-    """There is no device memory left for a workspace: the function is right, and may be launched when there is."""
+    """There is no device memory left for a workspace, or none that captures may share: the function is right, and may
+    be launched when there is."""

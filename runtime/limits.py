@@ -43,6 +43,7 @@ MAX_RANK = 16
 MAX_SYMBOLS = 128  # found: 12
 MAX_KERNELS = 16  # found: 1; other libraries' functions have up to 3
 MAX_WORKSPACE_BYTES = 1 << 30  # for each cluster
+MAX_SHARED_WORKSPACE_BYTES = 64 << 20  # that the captures of a library share, where they do; found: 11 MB for a launch
 
 # --- a launch program ---
 MAX_INPUTS = 256  # integers; found: 13

@@ -199,7 +199,8 @@ class Driver:
             if error == _OUT_OF_MEMORY:
                 raise WorkspaceError(
                     f"device {self.device} has no {size} bytes left for a workspace, of which each stream and each "
-                    "capture has its own; free memory, or call Library.forget_captures() where captured graphs are gone"
+                    "capture has its own; free memory, load the library with capture_workspaces='shared' if graphs are "
+                    "replayed one after the other, or call Library.forget_captures() where they are gone"
                 )
             self._check("cuMemAlloc", error)
             if zeroed:

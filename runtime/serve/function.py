@@ -285,25 +285,42 @@ class Function:
         """
         return self._prepared(*self._settle(views))
 
-    def check_fit(self, views: Sequence[Any]) -> None:
-        """Raise what `plan` would, without making a plan."""
-        self._settle(views)
+    def check_fit(self, views: Sequence[Any]) -> tuple[Need, ...]:
+        """The workspaces that a launch would take; raises what `plan` would, without making a plan."""
+        *_, residency = self._settle(views)
+        return self._needs(residency)
 
     def _settle(self, views: Sequence[Any]) -> tuple[tuple[Launch, ...], tuple[int, ...], dict[str, int]]:
         """The launches for these arguments, the program's values, and the device numbers that are among those."""
         self._refuse_if_retired()
-        record, driver = self.record, self._driver
-        asked = record.device_arguments
-        # A guess, confirmed below: what held for the last shape, or one block on each multiprocessor.
-        residency = self._residency or {a.name: max(driver.multiprocessors // a.cluster_size, 1) for a in asked}
+        record = self.record
+        residency = self._likely_residency()  # confirmed below
         for _ in range(3):
             values = record.bind(views, residency).values
             evaluation, found = self._evaluate(values)
             if found == residency:
+                if (reason := self._workspaces.beyond(self._needs(residency))) is not None:
+                    raise Unfit(reason)
                 self._last, self._last_ready, self._residency = evaluation, (), residency
                 return evaluation.launches, values, found
             residency = found
         raise ProgramError(f"{self.name}: its blocks depend on how many of them can be resident")
+
+    def likely_needs(self) -> tuple[Need, ...]:
+        """The workspaces that a launch takes: for the last shape that was planned or tried, else by a guess, which is
+        too low only where more than one block fits a multiprocessor."""
+        return self._needs(self._likely_residency())
+
+    def _likely_residency(self) -> dict[str, int]:
+        """The device numbers of the last shape, or those of one block on each multiprocessor."""
+        if self._residency:
+            return self._residency
+        count = self._driver.multiprocessors
+        return {a.name: max(count // a.cluster_size, 1) for a in self.record.device_arguments}
+
+    def _needs(self, residency: dict[str, int]) -> tuple[Need, ...]:
+        spaces = self.record.workspace_arguments
+        return tuple([Need(a.bytes * (1 if a.each is None else residency[a.each]), a.zeroed) for a in spaces])
 
     def plan_rows(self, like: AnyPlan, rows: int) -> AnyPlan | None:
         """A plan for what `like` is for, but with `rows` rows in all tensors that have as many as the first, and with
@@ -349,8 +366,7 @@ class Function:
         """The plan with these launches, for which that many clusters can be resident; for `like` see `Plan`."""
         record = self.record
         ready = [(self._kernels[launch.kernel], launch) for launch in launches]
-        spaces = record.workspace_arguments
-        needs = tuple([Need(a.bytes * (1 if a.each is None else residency[a.each]), a.zeroed) for a in spaces])
+        needs = self._needs(residency)
         plan = Plan(self._driver, ready, values, len(record.program.pointers), self.counter, like)
         self._last_ready = plan.direct
         self._ready.update(plan.direct)

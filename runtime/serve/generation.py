@@ -46,7 +46,7 @@ class Generation:
         self._entries = partial(Entries, layers=self.layers, driver=driver, lock=lock, options=options)
         self.entries = self.entries_of(GEMM.name)  # that `gemm` looks up
         self.plans = Plans(self.entries, driver, counters)
-        self.preloader = Preloader(self.layers, self.all_entries, self.plans, driver, lock, options)
+        self.preloader = Preloader(self.layers, self.all_entries, self.plans, driver, lock, options, workspaces)
 
     def entries_of(self, name: str) -> Entries:
         """What the tables have of an operation.

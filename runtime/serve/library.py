@@ -63,12 +63,13 @@ class Library(GemmCalls):
         require: str | None = None,
         on_slower: str = "never",
         batch_invariant: bool = False,
+        capture_workspaces: str = "own",
     ) -> None:
-        options = Options(on_miss, require, on_slower, batch_invariant).check()
+        options = Options(on_miss, require, on_slower, batch_invariant, capture_workspaces).check()
         lock = threading.RLock()  # held for moments: while a shape is planned, a kernel loaded, generations swapped
         super().__init__(driver, options, Counters(), lock)
         self._changing = threading.Lock()  # held by what works for longer: preload, reload, drop_old, close
-        self._workspaces = Workspaces(driver)
+        self._workspaces = Workspaces(driver, shared=capture_workspaces == "shared")
         self._serve(self._generation([archives] if isinstance(archives, Archive) else archives))
         self._paths: tuple[str | os.PathLike[str], ...] = tuple(archive.path for archive in self._now.layers.archives)
         self._replaced: list[Generation] = []
@@ -177,7 +178,8 @@ class Library(GemmCalls):
         """Free the workspaces that CUDA graphs were captured with, of which each capture has its own.
 
         Those graphs may not be replayed again, and no capture may be under way. Only kernels that share tiles through
-        memory (`stream_k`) have any.
+        memory (`stream_k`) have any. With `capture_workspaces="shared"` those that captures share stay, for captures
+        to come; freed is what a larger one took the place of.
         """
         self._workspaces.forget_captures()
 
@@ -198,13 +200,15 @@ class Library(GemmCalls):
         holds for them, and kernels for others go on being loaded at their first call.
 
         Not included are entries that `require` refuses, functions called by name (call their `load`), and workspaces:
-        a kernel that needs one still allocates it at its first launch on a stream, or in a capture.
+        a kernel that needs one still allocates it at its first launch on a stream, or in a capture. What captures share
+        (`capture_workspaces="shared"`) is included, for captures that launch such kernels on one stream each.
 
         Raises:
             ArgumentError: an M is not a positive integer, `only` holds what is no signature, or these are more plans
                 than are kept.
             KernelMiss: the archive has nothing for a signature in `only`.
             DeviceError: the driver refused, or the archive has nothing for this GPU.
+            WorkspaceError: there is no memory for the workspaces that captures share, or they may not have so much.
             ArchiveError: the archive is damaged, or the library was closed.
             RecordError: the gemm table or a record is malformed.
         """
@@ -300,11 +304,13 @@ class Library(GemmCalls):
             with self._lock:
                 self._serve(new)
                 self._replaced.append(old)
+                self._workspaces.reloaded()
             self._counters.reloaded()
         return True
 
     def drop_old(self) -> int:
-        """Unload the kernels of contents that `reload` replaced; how many contents have to wait for another time.
+        """Unload the kernels of contents that `reload` replaced; how many contents have to wait for another time. Once
+        none has, shared workspaces that became too small before the reload are freed.
 
         CUDA graphs that were captured before the reload may not be replayed again: that is the caller's to know. Calls
         that are under way are not: contents that one of them may still launch from are left alone, and for what was
@@ -332,6 +338,8 @@ class Library(GemmCalls):
                     failure = failure or error
             with self._lock:
                 self._replaced = left
+            if not left:
+                self._workspaces.drop_outgrown()
             if failure is not None:
                 raise failure
         return len(busy)
@@ -347,7 +355,7 @@ class Library(GemmCalls):
         functions = [function for each in contents for function in each.layers.made() if function.loaded]
         refusals = [Refusal(*key, r.misses, r.fallbacks) for key, r in list(counters.refusals.items())]
         launches = {name: counter.read() for name, counter in sorted(counters.launches.items())}
-        workspaces, workspace_bytes = self._workspaces.held()
+        workspaces, workspace_bytes, shared_workspace_bytes = self._workspaces.held()
         return Stats(
             archives=tuple(ArchiveInfo(archive.path, archive.digest) for archive in now.layers.archives),
             digest=now.layers.digest,
@@ -366,6 +374,7 @@ class Library(GemmCalls):
             plans_held=len(set(map(id, list(now.plans.by_key.values())))),
             workspaces=workspaces,
             workspace_bytes=workspace_bytes,
+            shared_workspace_bytes=shared_workspace_bytes,
             native=native_loaded,
             gpu=now.entries.gpu,
             tuned_for=now.entries.tuned_for,
@@ -388,6 +397,7 @@ def load(
     require: str | None = None,
     on_slower: str = "never",
     batch_invariant: bool = False,
+    capture_workspaces: str = "own",
 ) -> Library:
     """Open the archive at `path` for one device; nothing but the archive is touched before the first use.
 
@@ -412,6 +422,12 @@ def load(
     same bits however many other rows there are; entries that name no such functions are missing. It leaves nothing to
     torch, so `on_miss` must be "error" and `on_slower` "never".
 
+    `capture_workspaces="shared"` promises that no two CUDA graphs which hold launches of this library ever run at the
+    same time, as where a server replays them one after the other on one stream. Their captures then share workspaces,
+    64 MiB at most, which `Library.preload` allocates; by default, "own", each capture has its own. A kernel that needs
+    more than that for one launch gives way to the runner-up of its entry. A broken promise is not noticed, and makes
+    wrong results. Streams that launch outside captures have workspaces of their own in any case.
+
     A library may be opened before a fork and used after it by every child, but its first use (any call that needs the
     device) must come after the fork, as with CUDA itself.
 
@@ -419,10 +435,10 @@ def load(
         ArchiveError: a file is not an archive that can be trusted.
         ArgumentError: an option is unknown, two do not go together, there is no path, or `device` names no CUDA device.
     """
-    Options(on_miss, require, on_slower, batch_invariant).check()
+    options = Options(on_miss, require, on_slower, batch_invariant, capture_workspaces).check()
     driver = Driver(ordinal_of(device))
     archives = open_archives(_paths(path))
-    return Library(archives, driver, on_miss, require=require, on_slower=on_slower, batch_invariant=batch_invariant)
+    return Library(archives, driver, **options._asdict())
 
 
 def _paths(path: Paths) -> tuple[str | os.PathLike[str], ...]:

@@ -8,6 +8,7 @@ from ..named_tuple import NamedTuple
 ON_MISS = ("error", "torch")
 REQUIRE = (None, "tuned")
 ON_SLOWER = ("never", "torch")
+CAPTURE_WORKSPACES = ("own", "shared")
 
 
 class Options(NamedTuple):
@@ -17,6 +18,7 @@ class Options(NamedTuple):
     require: str | None = None
     on_slower: str = "never"
     batch_invariant: bool = False
+    capture_workspaces: str = "own"
 
     def check(self) -> Options:
         """These, if each is known and they go together.
@@ -24,7 +26,7 @@ class Options(NamedTuple):
         Raises:
             ArgumentError: they are not.
         """
-        on_miss, require, on_slower, batch_invariant = self
+        on_miss, require, on_slower, batch_invariant, capture_workspaces = self
         if on_miss not in ON_MISS:
             raise ArgumentError(f"on_miss must be one of {ON_MISS}, found {on_miss!r}")
         if require not in REQUIRE:
@@ -33,6 +35,10 @@ class Options(NamedTuple):
             raise ArgumentError(f"on_slower must be one of {ON_SLOWER}, found {on_slower!r}")
         if type(batch_invariant) is not bool:
             raise ArgumentError(f"batch_invariant must be True or False, found {batch_invariant!r:.80}")
+        if capture_workspaces not in CAPTURE_WORKSPACES:
+            raise ArgumentError(
+                f"capture_workspaces must be one of {CAPTURE_WORKSPACES}, found {capture_workspaces!r:.80}"
+            )
         for name, word in (("on_miss", on_miss), ("on_slower", on_slower)):
             if batch_invariant and word == "torch":
                 what = "would promise equal bits at every M of kernels that torch chooses by M"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..device.driver import Driver
+from ..device.workspace import Need, Workspaces
 from ..errors import ArgumentError, KernelMiss, ProgramError, RecordError
 from ..gemm.call import EXTRAS
 from ..gemm.universal import PREDICTED, AnyEntry, PredictedEntry
@@ -63,10 +64,11 @@ class Preloader:
         driver: Driver,
         lock: threading.RLock,
         options: Options,
+        workspaces: Workspaces,
     ) -> None:
         self._layers, self._plans, self._driver, self._lock = layers, plans, driver, lock
         self._all = entries
-        self._options = options
+        self._options, self._workspaces = options, workspaces
 
     def preload(self, asked: Preloaded, as_many_as_fit: bool = False) -> tuple[str, ...]:
         """See `Library.preload`. With `as_many_as_fit` M values that would be too many are left out, as are signatures
@@ -95,6 +97,7 @@ class Preloader:
             _log.warning(what, self._layers.path, len(in_all.tokens), most)
             tokens = [m for m in tokens if m in in_all.tokens[:most]]
         loaded: dict[str, None] = {}
+        needed: set[tuple[Need, ...]] = set()  # workspaces of launches
         for entry in entries:
             self._entries(entry).accept(entry)
         tried = [_tried(entry) for entry in entries]
@@ -109,10 +112,11 @@ class Preloader:
             trials = _Trials(sum(a.file_bytes for a in self._layers.archives), named + len(entries) * len(tokens))
             with self._driver.current():  # waits, if it must, while nobody waits for the lock
                 for (entry, m), function in zip(cases, best, strict=True):
-                    loaded |= dict.fromkeys(self._load_for(entry, m, function, trials))
+                    loaded |= dict.fromkeys(self._load_for(entry, m, function, trials, needed))
                 for function in any_shape:
                     function.load()
                     loaded[function.name] = None
+                    needed.add(function.likely_needs())
         finally:
             for archive in self._layers.archives:
                 archive.forget_blocks()
@@ -133,6 +137,8 @@ class Preloader:
                 others = [entry for entry in entries if entry.signature.operation != self._plans.operation]
                 for entry, m in itertools.product(others, tokens):
                     self._prepare_call(entry, m)
+            with self._driver.current():
+                self._workspaces.reserve(needed)
         except BaseException:  # nothing was promised
             with self._lock:
                 self._plans.preloaded = before
@@ -166,8 +172,11 @@ class Preloader:
             _log.warning("%s, as it had before", what)
         return entries
 
-    def _load_for(self, entry: AnyEntry, m: int, best: Function, trials: _Trials) -> Iterator[str]:
-        """Load `best`, the best function for `m` rows, and those after it until one can run; the context is current."""
+    def _load_for(
+        self, entry: AnyEntry, m: int, best: Function, trials: _Trials, needed: set[tuple[Need, ...]]
+    ) -> Iterator[str]:
+        """Load `best`, the best function for `m` rows, and those after it until one can run; the context is current.
+        The workspaces of that one are added to `needed`."""
         views = self._entries(entry).of.arguments(entry.signature, m, self._driver.device)
         for function in itertools.chain([best], self._later(entry, m)):
             function.load()
@@ -175,11 +184,12 @@ class Preloader:
             trials.count(function)
             with self._lock:
                 try:
-                    function.check_fit(views)
+                    needed.add(function.check_fit(views))
                     return
                 except (Unfit, ProgramError):
                     continue
                 except ArgumentError:  # it takes other strides than these: the call will show
+                    needed.add(function.likely_needs())
                     return
 
     def _later(self, entry: AnyEntry, m: int) -> Iterator[Function]:

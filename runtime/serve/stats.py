@@ -45,7 +45,8 @@ class Stats(NamedTuple):
       yet dropped; `loads`, `load_seconds`, `longest_load_seconds`: how many were ever loaded, and the time it took to
       read, load and check them.
     - `plans_made`: how often a launch program was evaluated and kept; `plans_held`: shapes that are ready now.
-    - `workspaces`, `workspace_bytes`: device memory held besides.
+    - `workspaces`, `workspace_bytes`: device memory held besides; `shared_workspace_bytes` of it is what captures share
+      (`capture_workspaces="shared"`).
     - `archives`: the base first; `digest` covers them all; `reloads` that changed something; `replaced`: archives'
       contents that were replaced and are still loaded (`Library.drop_old`).
     - `gpu`: which kind of GPU this is, such as "NVIDIA H200 (132 SMs, 4800 GB/s)", None before the first use;
@@ -70,6 +71,7 @@ class Stats(NamedTuple):
     plans_held: int
     workspaces: int
     workspace_bytes: int
+    shared_workspace_bytes: int
     native: bool
     gpu: str | None
     tuned_for: tuple[str, ...]
@@ -136,6 +138,12 @@ _METRICS: tuple[tuple[str, str, str, Any], ...] = (
     ("plans_held", "gauge", "Shapes that are ready to launch.", lambda s: [({}, s.plans_held)]),
     ("workspaces", "gauge", "Workspaces on the device.", lambda s: [({}, s.workspaces)]),
     ("workspace_bytes", "gauge", "Bytes of the workspaces on the device.", lambda s: [({}, s.workspace_bytes)]),
+    (
+        "shared_workspace_bytes",
+        "gauge",
+        "Bytes of those that captures of CUDA graphs share.",
+        lambda s: [({}, s.shared_workspace_bytes)],
+    ),
     (
         "gpu_info",
         "gauge",
