@@ -469,7 +469,7 @@ def _require_same_code(base: Archive, serving: Collection[str], report: BuildRep
         if name in serving and canonical.dumps(base.record(name)) != canonical.dumps(kernel.record):
             raise BuildError(
                 f"{base.path}: serves with {name}, and this build has other code of that name, which was not tuned or "
-                "checked there; build the base again with this version of the compiler and tune it, or load both "
+                "checked there; build the base again with this version and tune it, or load both "
                 "archives as layers"
             )
 

@@ -1,4 +1,4 @@
-"""Every GEMM function of an archive on a real GPU, also those that dispatch prefers nowhere: pytest -m gpu --archive X.
+"""Every GEMM function of an archive on a real GPU, also those that dispatch prefers nowhere: pytest -m gpu --archive=X.
 
 Archives that were not tuned hold all candidates: tests/data/coverage.yaml has a problem of every form.
 """

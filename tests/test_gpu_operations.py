@@ -1,4 +1,4 @@
-"""Operations besides GEMM on a real GPU: what tuning finds of an archive's functions. pytest -m gpu --archive X."""
+"""Operations besides GEMM on a real GPU: what tuning finds of an archive's functions. pytest -m gpu --archive=X."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is prepared before the first call, and in other threads, on a real GPU: pytest -m gpu --archive model.aot."""
+"""What is prepared before the first call, and in other threads, on a real GPU: pytest -m gpu --archive=model.aot."""
 
 from __future__ import annotations
 

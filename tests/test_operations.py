@@ -267,6 +267,23 @@ def test_an_operation_whose_package_is_broken_says_so(tmp_path: Path) -> None:
         operation("row_scale")
 
 
+@pytest.mark.usefixtures("outside")
+def test_what_is_no_operation_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "site" / "row_scale_of_another.py").write_text("from json import dumps as ROW_SCALE")
+    with pytest.raises(ArgumentError, match=r"row_scale_of_another:ROW_SCALE is no operation: it lacks name, read"):
+        operation("row_scale")
+
+
+@pytest.mark.usefixtures("outside")
+def test_one_name_for_two_packages_operations_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "site" / "other-1.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+    (other / "entry_points.txt").write_text(f"[{operations.GROUP}]\nrow_scale = other:ROW_SCALE\n")
+    with pytest.raises(ArgumentError, match=r"row_scale_of_another:ROW_SCALE.* have this name; uninstall all but one"):
+        operation("row_scale")
+
+
 def test_a_table_of_an_operation_that_is_not_here_is_left_alone(tmp_path: Path, torch: FakeTorch) -> None:
     driver = write(tmp_path / "later.aot", "of_a_later_version")
     library = Library(Archive.open(tmp_path / "later.aot"), driver)

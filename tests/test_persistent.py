@@ -195,6 +195,16 @@ def test_the_estimate_of_a_tile_that_hangs_over_m_counts_rows_past_it() -> None:
             assert tiling(v, plain_form, PLAIN, 2 * tokens - 8) <= tiling(v, plain_form, PLAIN, 2 * tokens)
 
 
+@pytest.mark.parametrize("signature", [PLAIN, BLOCK], ids=Signature.key)
+def test_every_legal_kernel_has_an_estimate(signature: Signature) -> None:
+    every = legal_variants("own", "sm_90a", signature, unlikely=True)
+    clusters = set()
+    for v in (v for v in every if v.family == FAMILY):
+        assert 0 < estimate_persistent.of_own(v, lambda _: form(signature), signature, 300) < 1e4
+        clusters.add(Plan.of(v.options, form(signature)).cluster)
+    assert clusters == {1, 2, 4, 8}
+
+
 def test_every_activation_has_variants_alone_and_with_all_other_parts() -> None:
     words = [w for w, e in EPILOGUES.items() if e.bias == e.residual == e.scale]
     for word, a in itertools.product(words, ("bf16", "e4m3")):

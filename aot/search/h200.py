@@ -41,7 +41,7 @@ PERSISTENT = PersistentRates(
             pingpong=1.0,
         ),
     },
-    resident_clusters={1: 132, 2: 66, 4: 30},
+    resident_clusters={1: 132, 2: 66, 4: 30, 8: 15},  # of eight as for `SMALL_M`
     l2_bytes_per_us=14.2e6,
     memory_bytes_per_us=4.17e6,
     floor_bytes_per_us=4.15e6,

@@ -23,6 +23,7 @@ GROUP = "cute_aot.operations"
 _NOWHERE = 1 << 40  # an aligned address for tensors that do not exist yet
 _OTHER_TABLES = {"build", "tuning", "history", "universal"}  # of archives, which need no search for entry points
 _OWN = {"gemm": "runtime.gemm.operation:GEMM", "rmsnorm": "runtime.rmsnorm:RMSNORM"}
+_NEEDED = ("name", "read", "of_key", "differences", "distance", "arguments", "ask")
 
 
 class Operand(NamedTuple):
@@ -154,19 +155,27 @@ def names() -> tuple[str, ...]:
 
 @functools.cache
 def _found(name: str) -> Operation | None:
-    where = _OWN.get(name) or _points().get(name)
-    if where is None:
+    places = [_OWN[name]] if name in _OWN else _points().get(name, [])
+    if not places:
         return None
+    if len(places) > 1:
+        raise ArgumentError(f"operation {name}: {' and '.join(places)} have this name; uninstall all but one")
+    (where,) = places
     module, _, attribute = where.partition(":")
     try:
         made: Operation = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ArgumentError(f"operation {name}: {where} cannot be imported ({error}); install it again") from None
+    if lacking := [word for word in _NEEDED if not hasattr(made, word)]:
+        raise ArgumentError(f"operation {name}: {where} is no operation: it lacks {', '.join(lacking)}")
     return made
 
 
-def _points() -> dict[str, str]:
+def _points() -> dict[str, list[str]]:
     """Where the operations of other packages are, by name; what finds them takes long to import, so it waits."""
     from importlib.metadata import entry_points
 
-    return {point.name: point.value for point in entry_points(group=GROUP)}
+    found: dict[str, list[str]] = {}
+    for point in entry_points(group=GROUP):
+        found.setdefault(point.name, []).append(point.value)
+    return found
