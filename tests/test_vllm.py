@@ -101,6 +101,11 @@ def test_layers_and_head_that_the_archive_has_are_served(start: Start) -> None:
         assert layer.processed
     assert server.lib.calls == [(HIDDEN, HIDDEN, "none"), (INNER, HIDDEN, "none"), (VOCAB, HIDDEN, "none")]
     assert near(one(x[None]), (x.float() @ one.weight.float().T)[None])
+    served = len(server.lib.calls)
+    with pytest.raises(RuntimeError, match="dtype"):  # what vLLM says of it, and not the archive
+        one(x.float())
+    one(x[0])
+    assert len(server.lib.calls) == served
     (line,) = server.lines
     assert "serves 2 of 2 linear layers and 1 of 1 heads (3 signatures preloaded, for 3 numbers of tokens" in line
     assert server.asked == [(("model.aot",), {"on_miss": "torch", "on_slower": "torch"})]
@@ -378,6 +383,7 @@ def test_a_second_engine_in_the_process_keeps_the_first_served(start: Start, tmp
     server.lib = library(tmp_path, SERVED)  # the same contents, opened again
     server.serve(second)
     assert server.lib.closed
+    assert ["serves 1 of 1 linear layers" in line for line in server.lines] == [True, True]
     server.serve(third, config={})
     (x,) = tensors((5, HIDDEN))
     first(x), second(x)
@@ -416,7 +422,8 @@ def test_cache_key_follows_the_plugin(start: Start, monkeypatch: pytest.MonkeyPa
     from runtime.vllm import plugin
 
     server = start()
-    config = server.serve(server.linear(HIDDEN, HIDDEN)).vllm_config
+    worker = server.serve(server.linear(HIDDEN, HIDDEN))  # whose layers are in the key
+    config = worker.vllm_config
     first = config.compute_hash()
     monkeypatch.setattr(plugin, "__version__", "another")
     second = config.compute_hash()

@@ -45,6 +45,7 @@ class Plugin:
     def __init__(self, load: Callable[..., Library] = load) -> None:
         self._load = load
         self.lib: Library | None = None  # of the worker that was made last
+        self._digest = ""  # of what it serves
         # Layers and graphs of earlier workers hold numbers of theirs, so libraries stay open as long as the process.
         self._opened: dict[str, Library] = {}
         self._decisions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by layer
@@ -62,7 +63,8 @@ class Plugin:
 
     def start(self, vllm_config: Any) -> None:
         """Open the archive that the engine's settings name, if any, and put the hooks in place."""
-        self.lib = None
+        self.lib, self._digest = None, ""
+        self._decisions.clear()  # an earlier engine's, whose layers go on as they are
         try:
             settings = settings_of(vllm_config.additional_config)
             if settings is not None:
@@ -70,7 +72,7 @@ class Plugin:
                 _check_engine(vllm_config)
                 lib = self._open(settings)
                 hooks.install(self._wrappers())
-                self.lib = lib
+                self.lib, self._digest = lib, lib.digest
         except Exception as error:  # the server goes on with vLLM's kernels, whatever it is
             _refuse(error)
 
@@ -96,7 +98,7 @@ class Plugin:
         def around_apply(computed: Callable[..., Any]) -> Callable[..., Any]:
             def apply(method: Any, layer: Any, x: Any, bias: Any = None) -> Any:
                 number = getattr(layer, _PLAIN if bias is None else _BIASED, None)
-                if number is None or x.dim() < 2:
+                if number is None or x.dim() < 2 or x.dtype != layer.weight.dtype:
                     return computed(method, layer, x, bias)
                 return GEMM(number, x.contiguous(), layer.weight, bias=bias)
 
@@ -185,12 +187,11 @@ class Plugin:
 
     def cache_key(self, key: str) -> str:
         """vLLM's key of a compiled graph, changed by what the archive does in it: version, digest, layers taken."""
-        if self.lib is None:
+        taken = [(at, each) for at, each in self._decisions.items() if each.plain or each.biased]
+        if not taken:
             return key
-        taken = sorted(
-            f"{getattr(at, 'prefix', '')} {each.plain} {each.biased}" for at, each in self._decisions.items()
-        )
-        factors = [key, __version__, _sources(), self.lib.digest, *taken]
+        layers = sorted(f"{getattr(at, 'prefix', '')} {each.plain} {each.biased}" for at, each in taken)
+        factors = [key, __version__, _sources(), self._digest, *layers]
         return hashlib.sha256("\n".join(factors).encode()).hexdigest()[: len(key)]
 
 
