@@ -71,8 +71,8 @@ def assigned(body: list[ast.stmt]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("hook", hooks.HOOKS, ids=str)
-def test_methods_that_are_wrapped_are_there(vllm: Path, hook: hooks.Hook) -> None:
+@pytest.mark.parametrize("hook", [*hooks.HOOKS, *hooks.FILLED], ids=str)
+def test_methods_that_are_wrapped_or_filled_are_there(vllm: Path, hook: hooks.Hook) -> None:
     assert problem_of(vllm, hook) == ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import json
 import types
@@ -36,8 +37,8 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
                     module.quant_method.process_weights_after_loading(module)
 
     class VllmConfig:
-        def __init__(self, additional_config: Any, sizes: tuple[int, ...] = (1, 2, 4)) -> None:
-            self.additional_config = additional_config
+        def __init__(self, additional_config: Any, sizes: tuple[int, ...] = (1, 2, 4), quant: Any = None) -> None:
+            self.additional_config, self.quant_config = additional_config, quant
             self.compilation_config = types.SimpleNamespace(cudagraph_capture_sizes=list(sizes))
             self.offload_config = types.SimpleNamespace(
                 uva=types.SimpleNamespace(cpu_offload_gb=0), prefetch=types.SimpleNamespace(offload_group_size=0)
@@ -84,6 +85,36 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
         def forward(self, x: Any) -> Any:
             return self.quant_method.apply(self, x)
 
+    class FP8ScaledMMLinearKernel:
+        def __init__(self, c: Any, layer_param_names: Any) -> None:
+            assert self.can_implement(c)[0]
+            self.config = c
+
+        @classmethod
+        def can_implement(cls, c: Any) -> tuple[bool, str | None]:
+            return True, None
+
+        def apply_scaled_mm(
+            self, *, A: Any, B: Any, out_dtype: Any, As: Any, Bs: Any, bias: Any, output_shape: Any
+        ) -> Any:
+            raise NotImplementedError
+
+    class Fp8BlockScaledMMLinearKernel:
+        def __init__(self, config: Any) -> None:
+            self.config = config
+
+        @classmethod
+        def can_implement(cls, config: Any) -> tuple[bool, str | None]:
+            return True, None
+
+        def apply_block_scaled_mm(self, A: Any, B: Any, As: Any, Bs: Any) -> Any:
+            raise NotImplementedError
+
+    class Platform(enum.Enum):
+        CUDA = enum.auto()
+        ROCM = enum.auto()
+
+    fp8 = "vllm.model_executor.kernels.linear"
     layers = "vllm.model_executor.layers"
     contents: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": version},
@@ -101,6 +132,14 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
             "VocabParallelEmbedding": VocabParallelEmbedding,
             "ParallelLMHead": ParallelLMHead,
         },
+    }
+    contents |= {
+        fp8: {
+            "_POSSIBLE_FP8_KERNELS": {p: [FP8ScaledMMLinearKernel] for p in Platform},
+            "_POSSIBLE_FP8_BLOCK_KERNELS": {p: [Fp8BlockScaledMMLinearKernel] for p in Platform},
+        },
+        f"{fp8}.scaled_mm.ScaledMMLinearKernel": {"FP8ScaledMMLinearKernel": FP8ScaledMMLinearKernel},
+        f"{fp8}.scaled_mm.BlockScaledMMLinearKernel": {"Fp8BlockScaledMMLinearKernel": Fp8BlockScaledMMLinearKernel},
     }
     modules = {name: types.ModuleType(name) for name in contents}
     for name, names in contents.items():

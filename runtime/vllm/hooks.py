@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,16 +53,50 @@ MODEL_LOADED = Hook("vllm.v1.worker.gpu_worker", "Worker", "load_model", ("self"
 
 HOOKS = (WORKER, CACHE_KEY, LINEAR_LOADED, LINEAR, HEAD_LOADED, HEAD, MODEL_LOADED)
 
+# Of the classes that the plugin's fp8 GEMMs are derived from; looked at where a model is quantised.
+_FP8 = "vllm.model_executor.kernels.linear"
+_SCALED, _BLOCK = f"{_FP8}.scaled_mm.ScaledMMLinearKernel", f"{_FP8}.scaled_mm.BlockScaledMMLinearKernel"
+FILLED = (
+    Hook(_SCALED, "FP8ScaledMMLinearKernel", "__init__", ("self", "c", "layer_param_names")),
+    Hook(
+        _SCALED,
+        "FP8ScaledMMLinearKernel",
+        "apply_scaled_mm",
+        ("self", "A", "B", "out_dtype", "As", "Bs", "bias", "output_shape"),
+    ),
+    Hook(_BLOCK, "Fp8BlockScaledMMLinearKernel", "__init__", ("self", "config")),
+    Hook(_BLOCK, "Fp8BlockScaledMMLinearKernel", "apply_block_scaled_mm", ("self", "A", "B", "As", "Bs")),
+)
+# vLLM's lists by platform, the first class that answers is taken; with the module and name of the class to derive from.
+FP8_LISTS = {
+    "_POSSIBLE_FP8_KERNELS": (_SCALED, "FP8ScaledMMLinearKernel"),
+    "_POSSIBLE_FP8_BLOCK_KERNELS": (_BLOCK, "Fp8BlockScaledMMLinearKernel"),
+}
+
 # Names that are read, by module: variables, and fields of classes as "Class.field".
 READ = {
     "vllm.envs": ("VLLM_BATCH_INVARIANT",),
-    "vllm.config.vllm": ("VllmConfig.additional_config", "VllmConfig.compilation_config", "VllmConfig.offload_config"),
+    "vllm.config.vllm": (
+        "VllmConfig.additional_config",
+        "VllmConfig.compilation_config",
+        "VllmConfig.offload_config",
+        "VllmConfig.quant_config",
+    ),
     "vllm.config.compilation": ("CompilationConfig.cudagraph_capture_sizes",),
     "vllm.config.offload": (
         "OffloadConfig.uva",
         "OffloadConfig.prefetch",
         "UVAOffloadConfig.cpu_offload_gb",
         "PrefetchOffloadConfig.offload_group_size",
+    ),
+    _FP8: tuple(FP8_LISTS),
+    _SCALED: tuple(
+        f"FP8ScaledMMLinearLayerConfig.{name}"
+        for name in ("weight_quant_key", "activation_quant_key", "weight_shape", "input_dtype", "out_dtype")
+    ),
+    "vllm.model_executor.layers.quantization.utils.quant_utils": (
+        *(f"QuantKey.{name}" for name in ("dtype", "scale", "scale2", "symmetric")),
+        *(f"ScaleDesc.{name}" for name in ("dtype", "static", "group_shape")),
     ),
 }
 
@@ -76,8 +110,17 @@ def install(wrappers: Mapping[Hook, Make]) -> None:
     Raises:
         ArgumentError: vLLM lacks one, or it has other parameters; the message names each.
     """
+    for (hook, make), (owner, method) in zip(wrappers.items(), look_up(wrappers), strict=True):
+        if getattr(method, _MARK, None) is None:
+            wrapper = functools.wraps(method)(make(method))
+            setattr(wrapper, _MARK, hook)
+            setattr(owner, hook.method, wrapper)
+
+
+def look_up(wanted: Iterable[Hook]) -> list[tuple[type, Callable[..., Any]]]:
+    """The class and the method of each of these; raises as `install` does."""
     missing, found = [], []
-    for hook, make in wrappers.items():
+    for hook in wanted:
         try:
             owner = getattr(importlib.import_module(hook.module), hook.owner)
             method = vars(owner)[hook.method]
@@ -87,14 +130,27 @@ def install(wrappers: Mapping[Hook, Make]) -> None:
             continue
         if parameters != hook.parameters:
             missing.append(f"{hook} has the parameters {', '.join(parameters)}, not {', '.join(hook.parameters)}")
-        elif getattr(method, _MARK, None) is None:
-            found.append((hook, owner, method, make))
+        found.append((owner, method))
     if missing:
         raise ArgumentError("; ".join(missing))
-    for hook, owner, method, make in found:
-        wrapper = functools.wraps(method)(make(method))
-        setattr(wrapper, _MARK, hook)
-        setattr(owner, hook.method, wrapper)
+    return found
+
+
+def put_first(make: Callable[[type, type], tuple[type, type]]) -> None:
+    """Put the classes that `make` derives from vLLM's two before all others in its lists for CUDA, unless they are.
+
+    Raises:
+        ArgumentError: vLLM lacks a method of `FILLED`, or it has other parameters.
+        ImportError, AttributeError, KeyError: vLLM has no such lists.
+    """
+    look_up(FILLED)
+    lists = [getattr(importlib.import_module(_FP8), name) for name in FP8_LISTS]
+    lists = [next(classes for platform, classes in each.items() if platform.name == "CUDA") for each in lists]
+    if not any(hasattr(first, _MARK) for each in lists for first in each):
+        bases = [getattr(importlib.import_module(module), name) for module, name in FP8_LISTS.values()]
+        for each, ours in zip(lists, make(*bases), strict=True):
+            setattr(ours, _MARK, True)
+            each.insert(0, ours)
 
 
 def is_hooked(owner: type, method: str) -> bool:

@@ -17,6 +17,8 @@ from ..serve.library import Library
 from ..torch.layers import choose
 from ..torch.operator import ALIGNMENT_BYTES
 
+FP8 = "fp8 layer"
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -24,7 +26,8 @@ class Decision:
 
     `plain` and `biased` are the keys of the signatures that serve it where vLLM calls it without a bias, and with one;
     empty where vLLM computes that. `asked` is the one that vLLM is expected to call, and `reason` says why the archive
-    does not serve it. `kind` is "linear layer", "head", or "embedding", which is a head only in models that tie it.
+    does not serve it. `kind` is "linear layer", "head", "embedding", which is a head only in models that tie it, or
+    "fp8 layer".
     """
 
     kind: str
@@ -67,7 +70,7 @@ def summary(decisions: Iterable[Decision]) -> str:
     taken = Counter(each.kind for each in decisions if each.asked)
     words = [f"{taken[kind]} of {count} {kind}s" for kind, count in sorted(counts.items(), reverse=True)]
     left = Counter(each.reason for each in decisions if not each.asked)
-    line = "serves " + (" and ".join(words) or "none: no unquantised layer was loaded")
+    line = "serves " + (" and ".join(words) or "nothing: no layer was loaded that it knows")
     if left:
         reasons = [f"{count} x {reason}" for reason, count in left.most_common(3)]
         more = [f"{len(left) - 3} more reasons"] if len(left) > 3 else []

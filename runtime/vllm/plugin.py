@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,10 @@ class Plugin:
         self._digest = ""  # of what it serves
         # Layers and graphs of earlier workers hold numbers of theirs, so libraries stay open as long as the process.
         self._opened: dict[str, Library] = {}
-        self._decisions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by layer
+        self._sizes: list[int] = []  # numbers of tokens that vLLM captures graphs for
+        self._fp8_ready: set[str] = set()  # signatures whose kernels are loaded
+        self._fp8_left: Counter[str] = Counter()  # layers that vLLM computes, by the reason
+        self._decisions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by layer, or fp8 GEMM
 
     # --- a worker begins ---
 
@@ -64,6 +68,8 @@ class Plugin:
     def start(self, vllm_config: Any) -> None:
         """Open the archive that the engine's settings name, if any, and put the hooks in place."""
         self.lib, self._digest = None, ""
+        self._fp8_ready.clear()
+        self._fp8_left.clear()
         self._decisions.clear()  # an earlier engine's, whose layers go on as they are
         try:
             settings = settings_of(vllm_config.additional_config)
@@ -72,6 +78,9 @@ class Plugin:
                 _check_engine(vllm_config)
                 lib = self._open(settings)
                 hooks.install(self._wrappers())
+                self._sizes = sorted(set(vllm_config.compilation_config.cudagraph_capture_sizes or ()))
+                if vllm_config.quant_config is not None:
+                    hooks.put_first(self._fp8_classes)
                 self.lib, self._digest = lib, lib.digest
         except Exception as error:  # the server goes on with vLLM's kernels, whatever it is
             _refuse(error)
@@ -107,7 +116,7 @@ class Plugin:
         def around_model(load_model: Callable[..., None]) -> Callable[..., None]:
             def load_model_and_preload(worker: Any, *args: Any, **kwargs: Any) -> None:
                 load_model(worker, *args, **kwargs)
-                self.loaded(worker.vllm_config)
+                self.loaded()
 
             return load_model_and_preload
 
@@ -126,7 +135,41 @@ class Plugin:
             hooks.MODEL_LOADED: around_model,
         }
 
-    # --- its model is loaded ---
+    def _fp8_classes(self, scaled: type, block: type) -> tuple[type, type]:
+        from .fp8 import classes
+
+        return classes(scaled, block, self.ask_fp8, self.made_fp8)
+
+    # --- its model is made and loaded ---
+
+    def ask_fp8(self, config: Any) -> tuple[bool, str | None]:
+        """Whether the archive computes an fp8 layer that vLLM describes so, and if not why not; loads its kernels."""
+        if self.lib is None:
+            return False, "serves nothing"
+        try:
+            from ..torch.layers import choose
+            from .fp8 import wanted
+
+            signature, reason = choose(self.lib, wanted(config))
+            if signature is not None and signature.key() not in self._fp8_ready:
+                _preload(self.lib, {signature.key()}, self._sizes)  # now, as later there is no way back
+                self._fp8_ready.add(signature.key())
+        except Exception as error:  # whatever it is, vLLM asks its own classes next
+            signature, reason = None, _words(error)
+        if signature is None:
+            self._fp8_left[reason] += 1
+            return False, reason
+        return True, None
+
+    def made_fp8(self, gemm: Any, config: Any) -> int:
+        """Note an fp8 GEMM that vLLM made of one of the archive's classes; the library's number."""
+        from ..torch.operator import register as number_of
+        from .fp8 import wanted
+        from .linears import FP8, Decision
+
+        assert self.lib is not None  # it was asked before
+        self._decisions[gemm] = Decision(FP8, wanted(config).key())
+        return number_of(self.lib, identity=f"vllm {self.lib.digest}")
 
     def decide(self, method: Any, layer: Any) -> None:
         """Let the archive compute a layer whose weight is in place, if it has a checked kernel for it."""
@@ -150,7 +193,7 @@ class Plugin:
         except Exception as error:  # a layer, or a device, that is not as it is known
             self._give_up(error)
 
-    def loaded(self, vllm_config: Any) -> None:
+    def loaded(self) -> None:
         """Load and plan the kernels of the layers that were taken, and say which these are.
 
         Called before vLLM measures memory and captures graphs. If kernels cannot be loaded, all layers are left.
@@ -158,22 +201,25 @@ class Plugin:
         if self.lib is None:
             return
         try:
-            from .linears import summary
+            from .linears import FP8, Decision, summary
 
             decisions = list(self._decisions.values())
+            decisions += [Decision(FP8, reason=reason) for reason in self._fp8_left.elements()]
             keys = {key for each in decisions for key in (each.plain, each.biased) if key}
-            sizes = sorted(set(vllm_config.compilation_config.cudagraph_capture_sizes or ()))
-            planned = _preload(self.lib, keys, sizes) if keys else 0
+            planned = _preload(self.lib, keys, self._sizes) if keys else 0
             what = f"{len(keys)} signatures preloaded, for {planned} numbers of tokens planned"
             _log.info("%s %s (%s)", _self(self.lib), summary(decisions), what)
         except Exception as error:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        """Let vLLM compute every layer, which it still can: nothing was traced yet."""
+        """Let vLLM compute every layer that was not quantised, which it still can: nothing was traced yet."""
+        from .linears import FP8
+
         self.lib = None
-        for layer in list(self._decisions):
-            self._leave(layer)
+        for layer, decision in list(self._decisions.items()):
+            if decision.kind != FP8:  # whose kernels are loaded
+                self._leave(layer)
         _refuse(error)
 
     def _leave(self, layer: Any) -> None:
@@ -239,8 +285,12 @@ def _self(lib: Library | None = None) -> str:
 
 
 def _refuse(error: Exception) -> None:
-    known = isinstance(error, AotError)
-    what = str(error) if known else f"{type(error).__name__}: {error}"
-    _log.warning("%s serves nothing, vLLM's kernels do: %s", _self(), " ".join(what.split()))
-    if not known:
+    _log.warning("%s serves nothing, vLLM's kernels do: %s", _self(), _words(error))
+    if not isinstance(error, AotError):
         _log.debug("cute-aot", exc_info=error)
+
+
+def _words(error: Exception) -> str:
+    """In one line, what went wrong."""
+    what = str(error) if isinstance(error, AotError) else f"{type(error).__name__}: {error}"
+    return " ".join(what.split())
