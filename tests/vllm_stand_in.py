@@ -58,11 +58,16 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
         def apply(self, layer: Any, x: Any, bias: Any = None) -> Any:
             return 2 * super().apply(layer, x, bias)
 
+    class Weight(nn.Parameter):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return super().__torch_function__(func, types, args, kwargs or {})
+
     class Linear(nn.Module):
         def __init__(self, n: int, k: int, bias: bool = False, method: Any = None, dtype: Any = torch.bfloat16) -> None:
             super().__init__()
             self.prefix, self.quant_method = f"model.n{n}", method or UnquantizedLinearMethod()
-            self.weight = nn.Parameter(torch.randn(n, k).to(dtype), requires_grad=False)
+            self.weight = Weight(torch.randn(n, k).to(dtype), requires_grad=False)
             self.bias = nn.Parameter(torch.randn(n).to(dtype), requires_grad=False) if bias else None
 
         def forward(self, x: Any) -> Any:

@@ -21,7 +21,9 @@ from . import hooks
 from .settings import Settings, settings_of
 
 _log = logging.getLogger("vllm.cute_aot")  # under vLLM's own logger, which is the one that it configures
-_PLAIN, _BIASED = "_cute_aot_plain", "_cute_aot_biased"  # of a layer that is served: the library's number
+# Of a layer that is served: the library's number, and the weight's type. vLLM's class of weights hides attributes
+# behind `__torch_function__`, which a trace need not go through.
+_PLAIN, _BIASED, _DTYPE = "_cute_aot_plain", "_cute_aot_biased", "_cute_aot_dtype"
 
 
 def register() -> None:
@@ -107,7 +109,7 @@ class Plugin:
         def around_apply(computed: Callable[..., Any]) -> Callable[..., Any]:
             def apply(method: Any, layer: Any, x: Any, bias: Any = None) -> Any:
                 number = getattr(layer, _PLAIN if bias is None else _BIASED, None)
-                if number is None or x.dim() < 2 or x.dtype != layer.weight.dtype:
+                if number is None or x.dim() < 2 or x.dtype != getattr(layer, _DTYPE):
                     return computed(method, layer, x, bias)
                 return GEMM(number, x.contiguous(), layer.weight, bias=bias)
 
@@ -189,6 +191,7 @@ class Plugin:
             for name, key in ((_PLAIN, decision.plain), (_BIASED, decision.biased)):
                 if key:
                     setattr(layer, name, number)
+                    setattr(layer, _DTYPE, layer.weight.dtype)
             self._decisions[layer] = decision
         except Exception as error:  # a layer, or a device, that is not as it is known
             self._give_up(error)
@@ -224,7 +227,7 @@ class Plugin:
 
     def _leave(self, layer: Any) -> None:
         """Let vLLM compute a layer."""
-        for name in (_PLAIN, _BIASED):
+        for name in (_PLAIN, _BIASED, _DTYPE):
             if name in vars(layer):
                 delattr(layer, name)
         self._decisions.pop(layer, None)
