@@ -109,15 +109,15 @@ def test_plugins_are_loaded_by_group_in_a_worker_before_it_is_made(vllm: Path) -
 
 
 @pytest.mark.parametrize(
-    ("hook", "inner"),
+    ("method", "inner"),
     [
-        (hooks.MODEL_LOADED, "load_model"),  # of the model runner, which processes weights
-        (hooks.WORKER, "set_default"),
+        ("__init__", "__init__"),  # of WorkerBase, which is wrapped
+        ("load_model", "load_model"),  # of the model runner, which lets layers process their weights
     ],
 )
-def test_wrapped_methods_do_what_the_plugin_relies_on(vllm: Path, hook: hooks.Hook, inner: str) -> None:
-    body = class_of(vllm, hook.module, hook.owner)
-    (function,) = (node for node in body if isinstance(node, _FUNCTIONS) and node.name == hook.method)
+def test_the_gpu_worker_comes_by_what_is_wrapped(vllm: Path, method: str, inner: str) -> None:
+    body = class_of(vllm, hooks.MODEL_LOADED.module, hooks.MODEL_LOADED.owner)
+    (function,) = (node for node in body if isinstance(node, _FUNCTIONS) and node.name == method)
     assert inner in _calls(function)
 
 
