@@ -33,11 +33,12 @@ _numbers: weakref.WeakKeyDictionary[Library, int] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def register(lib: Library) -> int:
+def register(lib: Library, *, identity: str | None = None) -> int:
     """The number by which operators of `cute_aot` know `lib`; the library must be kept, and open, while it is used.
 
     It follows from archive, device and options, so that compiled graphs, which hold it, can be kept on disk: in another
-    process it is the same. Once a library was closed or is gone, the next like it takes its number.
+    process it is the same. Once a library was closed or is gone, the next like it takes its number. At the first call
+    for a library `identity` may be given to follow from instead, where graphs of one device are run on another.
 
     Raises:
         ArgumentError: `lib` is none, or was closed.
@@ -50,7 +51,7 @@ def register(lib: Library) -> int:
     if number is not None:
         return number
     with _lock:
-        number = int.from_bytes(hashlib.sha256(lib.identity.encode()).digest()[:6], "big")
+        number = int.from_bytes(hashlib.sha256((identity or lib.identity).encode()).digest()[:6], "big")
         while (other := _libraries.get(number)) is not None and not other.closed:
             number += 1
         _libraries[number] = lib

@@ -1,0 +1,148 @@
+"""Classes for vLLM's lists of fp8 GEMMs, in front of its own: layers whose scaled products an archive has kernels for.
+
+Knows how vLLM describes such a layer, and the classes of its lists by the methods that they must fill.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import ArgumentError, KernelMiss
+from ..gemm.signature import Signature
+from ..numbers.scaling import SCALE_BLOCK
+from ..program.tensor import dtype_name
+from ..torch.operator import OPERATORS, TAGS, library_of
+
+_log = logging.getLogger("vllm.cute_aot")
+
+# By the groups that share a scale, rows by columns, of activations (M, K) and of weights (N, K); -1 means all of them.
+_SCALINGS = {
+    ((-1, -1), (-1, -1)): "tensor",
+    ((1, -1), (-1, 1)): "row_column",
+    ((1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK)): "block",
+}
+
+# --- the operator: `Library.gemm`, and torch for what no kernel takes, which the library itself refuses ---
+
+OPERATORS.define(
+    "scaled_gemm(int library, Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, ScalarType dtype) -> Tensor",
+    tags=TAGS,
+)
+
+
+def _scaled_gemm(
+    library: int, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    scale_a, scale_b = scale_a.float(), scale_b.float()  # of checkpoints, some are ue8m0
+    try:
+        found: torch.Tensor = library_of(library).gemm(a, b, scale_a=scale_a, scale_b=scale_b, dtype=dtype)
+    except (KernelMiss, ArgumentError) as error:
+        _say_once(b.shape[0], b.shape[1], type(error).__name__, getattr(error, "reason", "its operands"))
+        found = (_widened(a, scale_a) @ _widened(b, scale_b).T).to(dtype)
+    return found
+
+
+def _widened(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """x (rows, K) in float32, scaled: by one number, one for each row, or one for each 1 or 128 rows by 128 columns."""
+    scales = scales.reshape(-1, 1) if scales.dim() < 2 else scales
+    for axis in (0, 1):
+        if scales.shape[axis] not in (1, x.shape[axis]):
+            scales = scales.repeat_interleave(SCALE_BLOCK, axis).narrow(axis, 0, x.shape[axis])
+    return x.float() * scales
+
+
+@functools.lru_cache(1024)
+def _say_once(n: int, k: int, error: str, reason: str) -> None:
+    _log.warning("an fp8 GEMM of N %d and K %d was computed by torch, slowly: %s, %s", n, k, error, reason)
+
+
+for _key in ("CUDA", "CPU"):
+    OPERATORS.impl("scaled_gemm", _scaled_gemm, _key)
+
+
+@torch.library.register_fake("cute_aot::scaled_gemm", lib=OPERATORS)
+def _fake(library: int, a: torch.Tensor, b: torch.Tensor, _a: Any, _b: Any, dtype: torch.dtype) -> torch.Tensor:
+    return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
+
+
+_SCALED = torch.ops.cute_aot.scaled_gemm.default
+
+# --- what vLLM asks ---
+
+
+def wanted(config: Any) -> Signature:
+    """The signature of a layer that vLLM describes, without its bias, which is added afterwards.
+
+    Raises:
+        ArgumentError: there is none, by element types or by how scales are shared.
+    """
+    keys = {"activations": config.activation_quant_key, "weights": config.weight_quant_key}
+    for name, key in keys.items():
+        if key.dtype != torch.float8_e4m3fn or key.scale.dtype != torch.float32:
+            raise ArgumentError(f"{name} of {key.dtype} with scales of {key.scale.dtype} are not e4m3 with f32 ones")
+        if not key.symmetric or key.scale2 is not None:
+            raise ArgumentError(f"{name} have zero points, or scales of scales")
+    groups = (tuple(keys["activations"].scale.group_shape), tuple(keys["weights"].scale.group_shape))
+    if groups not in _SCALINGS:
+        raise ArgumentError(f"no kernel has one scale for {groups[0]} of activations and {groups[1]} of weights")
+    if _SCALINGS[groups] == "block" and keys["activations"].scale.static:
+        raise ArgumentError("activations have static scales by blocks")
+    n, k = config.weight_shape
+    d = dtype_name(config.out_dtype or config.input_dtype)
+    return Signature("e4m3", "e4m3", d, "f32", "none", n, k, scaling=_SCALINGS[groups])
+
+
+def classes(
+    scaled: type, block: type, asked: Callable[[Any], tuple[bool, str | None]], made: Callable[[Any, Any], int]
+) -> tuple[type, type]:
+    """Classes for vLLM's two lists, derived from its `scaled` and `block`.
+
+    `asked` says of a layer's description whether the archive computes it, and if not why not; `made` is told of each
+    GEMM of these classes and the layer's description, and returns the number by which operators know the library.
+    """
+
+    class Asked:
+        """What both classes answer."""
+
+        @classmethod
+        def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+            return True, None  # what there is for this GPU shows at each layer
+
+        @classmethod
+        def can_implement(cls, config: Any) -> tuple[bool, str | None]:
+            return asked(config)
+
+    class CuteAotFp8(Asked, scaled):
+        """Scaled by tensor, or by row and column."""
+
+        def __init__(self, c: Any, layer_param_names: Any) -> None:
+            super().__init__(c, layer_param_names)
+            self.number = made(self, c)
+
+        def input_quant_key(self) -> Any:
+            """Activations that were quantised before with one static scale are taken as they come."""
+            key = self.config.activation_quant_key
+            return key if key.scale.static and tuple(key.scale.group_shape) == (-1, -1) else None
+
+        def apply_scaled_mm(
+            self, *, A: Any, B: Any, out_dtype: Any, As: Any, Bs: Any, bias: Any, output_shape: Any
+        ) -> Any:
+            d = _SCALED(self.number, A, B.t(), As, Bs, out_dtype)
+            return (d if bias is None else d + bias).view(*output_shape)
+
+    class CuteAotFp8Block(Asked, block):
+        """Scaled by blocks of 128."""
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.number = made(self, config)
+
+        def apply_block_scaled_mm(self, A: Any, B: Any, As: Any, Bs: Any) -> Any:
+            return _SCALED(self.number, A, B, As, Bs, self.config.out_dtype or self.config.input_dtype)
+
+    return CuteAotFp8, CuteAotFp8Block

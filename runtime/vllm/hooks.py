@@ -1,0 +1,158 @@
+"""What the plugin wraps and reads of vLLM, in one table, and the function that puts the wrappers in place.
+
+Knows names and parameters, and nothing of what the wrappers do. Nothing of vLLM is imported until a hook is looked up.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ArgumentError
+
+# Releases whose sources `HOOKS` and `READ` were compared with: tests/test_vllm_hooks.py does that.
+KNOWN_VERSIONS = ("0.25.0",)
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A method of vLLM's that the plugin wraps; `parameters` are the names that it must have, `self` among them."""
+
+    module: str
+    owner: str
+    method: str
+    parameters: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.owner}.{self.method}"
+
+
+_LAYERS = "vllm.model_executor.layers"
+_APPLY, _LOADED = ("self", "layer", "x", "bias"), ("self", "layer")
+
+# Wrapped in every process that vLLM loads plugins in: the first place that an engine's settings are seen.
+WORKER = Hook(
+    "vllm.v1.worker.worker_base",
+    "WorkerBase",
+    "__init__",
+    ("self", "vllm_config", "local_rank", "rank", "distributed_init_method", "is_driver_worker"),
+)
+# Wrapped in a worker whose engine names an archive.
+CACHE_KEY = Hook("vllm.config.vllm", "VllmConfig", "compute_hash", ("self",))
+LINEAR_LOADED = Hook(f"{_LAYERS}.linear", "UnquantizedLinearMethod", "process_weights_after_loading", _LOADED)
+LINEAR = Hook(f"{_LAYERS}.linear", "UnquantizedLinearMethod", "apply", _APPLY)
+HEAD_LOADED = Hook(
+    f"{_LAYERS}.vocab_parallel_embedding", "UnquantizedEmbeddingMethod", "process_weights_after_loading", _LOADED
+)
+HEAD = Hook(f"{_LAYERS}.vocab_parallel_embedding", "UnquantizedEmbeddingMethod", "apply", _APPLY)
+MODEL_LOADED = Hook("vllm.v1.worker.gpu_worker", "Worker", "load_model", ("self", "load_dummy_weights"))
+
+HOOKS = (WORKER, CACHE_KEY, LINEAR_LOADED, LINEAR, HEAD_LOADED, HEAD, MODEL_LOADED)
+
+# Of the classes that the plugin's fp8 GEMMs are derived from; looked at where a model is quantised.
+_FP8 = "vllm.model_executor.kernels.linear"
+_SCALED, _BLOCK = f"{_FP8}.scaled_mm.ScaledMMLinearKernel", f"{_FP8}.scaled_mm.BlockScaledMMLinearKernel"
+FILLED = (
+    Hook(_SCALED, "FP8ScaledMMLinearKernel", "__init__", ("self", "c", "layer_param_names")),
+    Hook(
+        _SCALED,
+        "FP8ScaledMMLinearKernel",
+        "apply_scaled_mm",
+        ("self", "A", "B", "out_dtype", "As", "Bs", "bias", "output_shape"),
+    ),
+    Hook(_BLOCK, "Fp8BlockScaledMMLinearKernel", "__init__", ("self", "config")),
+    Hook(_BLOCK, "Fp8BlockScaledMMLinearKernel", "apply_block_scaled_mm", ("self", "A", "B", "As", "Bs")),
+)
+# vLLM's lists by platform, the first class that answers is taken; with the module and name of the class to derive from.
+FP8_LISTS = {
+    "_POSSIBLE_FP8_KERNELS": (_SCALED, "FP8ScaledMMLinearKernel"),
+    "_POSSIBLE_FP8_BLOCK_KERNELS": (_BLOCK, "Fp8BlockScaledMMLinearKernel"),
+}
+
+# Names that are read, by module: variables, and fields of classes as "Class.field".
+READ = {
+    "vllm.envs": ("VLLM_BATCH_INVARIANT",),
+    "vllm.config.vllm": (
+        "VllmConfig.additional_config",
+        "VllmConfig.compilation_config",
+        "VllmConfig.offload_config",
+        "VllmConfig.quant_config",
+    ),
+    "vllm.config.compilation": ("CompilationConfig.cudagraph_capture_sizes",),
+    "vllm.config.offload": (
+        "OffloadConfig.uva",
+        "OffloadConfig.prefetch",
+        "UVAOffloadConfig.cpu_offload_gb",
+        "PrefetchOffloadConfig.offload_group_size",
+    ),
+    _FP8: tuple(FP8_LISTS),
+    _SCALED: tuple(
+        f"FP8ScaledMMLinearLayerConfig.{name}"
+        for name in ("weight_quant_key", "activation_quant_key", "weight_shape", "input_dtype", "out_dtype")
+    ),
+    "vllm.model_executor.layers.quantization.utils.quant_utils": (
+        *(f"QuantKey.{name}" for name in ("dtype", "scale", "scale2", "symmetric")),
+        *(f"ScaleDesc.{name}" for name in ("dtype", "static", "group_shape")),
+    ),
+}
+
+_MARK = "_cute_aot_hook"
+Make = Callable[[Callable[..., Any]], Callable[..., Any]]  # of what a method was, its wrapper
+
+
+def install(wrappers: Mapping[Hook, Make]) -> None:
+    """Wrap each of these methods, unless one of this plugin's wrappers is in its place already; all of them or none.
+
+    Raises:
+        ArgumentError: vLLM lacks one, or it has other parameters; the message names each.
+    """
+    for (hook, make), (owner, method) in zip(wrappers.items(), look_up(wrappers), strict=True):
+        if getattr(method, _MARK, None) is None:
+            wrapper = functools.wraps(method)(make(method))
+            setattr(wrapper, _MARK, hook)
+            setattr(owner, hook.method, wrapper)
+
+
+def look_up(wanted: Iterable[Hook]) -> list[tuple[type, Callable[..., Any]]]:
+    """The class and the method of each of these; raises as `install` does."""
+    missing, found = [], []
+    for hook in wanted:
+        try:
+            owner = getattr(importlib.import_module(hook.module), hook.owner)
+            method = vars(owner)[hook.method]
+            parameters = tuple(inspect.signature(method).parameters)
+        except (ImportError, AttributeError, KeyError, TypeError, ValueError) as error:
+            missing.append(f"{hook} is not there ({type(error).__name__}: {error})")
+            continue
+        if parameters != hook.parameters:
+            missing.append(f"{hook} has the parameters {', '.join(parameters)}, not {', '.join(hook.parameters)}")
+        found.append((owner, method))
+    if missing:
+        raise ArgumentError("; ".join(missing))
+    return found
+
+
+def put_first(make: Callable[[type, type], tuple[type, type]]) -> None:
+    """Put the classes that `make` derives from vLLM's two before all others in its lists for CUDA, unless they are.
+
+    Raises:
+        ArgumentError: vLLM lacks a method of `FILLED`, or it has other parameters.
+        ImportError, AttributeError, KeyError: vLLM has no such lists.
+    """
+    look_up(FILLED)
+    lists = [getattr(importlib.import_module(_FP8), name) for name in FP8_LISTS]
+    lists = [next(classes for platform, classes in each.items() if platform.name == "CUDA") for each in lists]
+    if not any(hasattr(first, _MARK) for each in lists for first in each):
+        bases = [getattr(importlib.import_module(module), name) for module, name in FP8_LISTS.values()]
+        for each, ours in zip(lists, make(*bases), strict=True):
+            setattr(ours, _MARK, True)
+            each.insert(0, ours)
+
+
+def is_hooked(owner: type, method: str) -> bool:
+    """Whether `owner.method`, inherited or not, is one of the plugin's wrappers, and not a method that hides it."""
+    return getattr(getattr(owner, method, None), _MARK, None) is not None

@@ -1,0 +1,124 @@
+"""Which of a model's layers an archive computes, decided once for each when its weights were loaded.
+
+Knows vLLM's layers by their attributes (`weight`, `bias`, `prefix`), and no module of vLLM's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import AotError, ArgumentError
+from ..gemm.signature import Epilogue, Signature
+from ..program.tensor import dtype_name
+from ..serve.library import Library
+from ..torch.layers import choose
+from ..torch.operator import ALIGNMENT_BYTES
+
+FP8 = "fp8 layer"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of one layer.
+
+    `plain` and `biased` are the keys of the signatures that serve it where vLLM calls it without a bias, and with one;
+    empty where vLLM computes that. `asked` is the one that vLLM is expected to call, and `reason` says why the archive
+    does not serve it. `kind` is "linear layer", "head", "embedding", which is a head only in models that tie it, or
+    "fp8 layer".
+    """
+
+    kind: str
+    plain: str = ""
+    biased: str = ""
+    with_bias: bool = False
+    reason: str = ""
+
+    @property
+    def asked(self) -> str:
+        """The signature that vLLM is expected to call, empty if vLLM computes it."""
+        return self.biased if self.with_bias else self.plain
+
+
+def decide(lib: Library, layer: Any) -> Decision:
+    """What `lib` has for the weight of this layer, and for its bias; only kernels that were found right on a GPU."""
+    kind, with_bias = _kind(layer), _is_called_with_bias(layer)
+    if problem := _problem(lib, layer):
+        return Decision(kind, with_bias=with_bias, reason=problem)
+    keys, reasons = ["", ""], ["", ""]
+    for bias in (False, True):
+        reasons[bias] = _bias_problem(layer) if bias else ""
+        if reasons[bias]:
+            continue
+        try:
+            signature, reasons[bias] = choose(lib, _signature(layer.weight, bias))
+        except AotError as error:  # nothing for this GPU, or a table that makes no sense
+            reasons[bias] = str(error).partition("\n")[0]
+            continue
+        keys[bias] = "" if signature is None else signature.key()
+    return Decision(kind, keys[False], keys[True], with_bias, reasons[with_bias])
+
+
+def summary(decisions: Iterable[Decision]) -> str:
+    """In one line, how many layers of each kind are served, and why the others are not."""
+    decisions = list(decisions)
+    if any(each.kind == "head" for each in decisions):  # so no embedding is called as one
+        decisions = [each for each in decisions if each.kind != "embedding"]
+    counts = Counter(each.kind for each in decisions)
+    taken = Counter(each.kind for each in decisions if each.asked)
+    words = [f"{taken[kind]} of {count} {kind}s" for kind, count in sorted(counts.items(), reverse=True)]
+    left = Counter(each.reason for each in decisions if not each.asked)
+    line = "serves " + (" and ".join(words) or "nothing: no layer was loaded that it knows")
+    if left:
+        reasons = [f"{count} x {reason}" for reason, count in left.most_common(3)]
+        more = [f"{len(left) - 3} more reasons"] if len(left) > 3 else []
+        line += f"; vLLM computes the rest: {'; '.join([*reasons, *more])}"
+    return line
+
+
+def _signature(weight: Any, bias: bool) -> Signature:
+    """That of x @ weight.T, weight (N, K), x and the result of its element type."""
+    dtype = dtype_name(weight.dtype)
+    n, k = weight.shape
+    return Signature(dtype, dtype, dtype, "f32", Epilogue(bias=bias).word(), n, k)
+
+
+def _kind(layer: Any) -> str:
+    names = {base.__name__ for base in type(layer).__mro__}
+    return "head" if "ParallelLMHead" in names else "embedding" if "VocabParallelEmbedding" in names else "linear layer"
+
+
+def _is_called_with_bias(layer: Any) -> bool:
+    """As vLLM's layers call `apply`: where the sum over ranks follows, the first rank alone adds the bias."""
+    if getattr(layer, "bias", None) is None or getattr(layer, "skip_bias_add", False):
+        return False
+    return not (hasattr(layer, "input_is_parallel") and getattr(layer, "tp_rank", 0) > 0)
+
+
+def _problem(lib: Library, layer: Any) -> str:
+    """Why the archive cannot compute this layer, whatever its shape; empty if it can."""
+    weight = getattr(layer, "weight", None)
+    if weight is None or len(getattr(weight, "shape", ())) != 2:
+        return "the weight is no matrix"
+    if str(weight.device) != lib.device:
+        return f"the weight is on {weight.device}, and the library serves {lib.device}"
+    try:
+        dtype_name(weight.dtype)
+    except ArgumentError:
+        return f"the weight has element type {weight.dtype}"
+    if not weight.is_contiguous():
+        return f"the weight has strides {tuple(weight.stride())}"
+    if weight.data_ptr() % ALIGNMENT_BYTES or weight.shape[1] * weight.element_size() % ALIGNMENT_BYTES:
+        return f"rows of the weight do not begin at multiples of {ALIGNMENT_BYTES} bytes"
+    return ""
+
+
+def _bias_problem(layer: Any) -> str:
+    bias, weight = getattr(layer, "bias", None), layer.weight
+    if bias is None:
+        return "it has no bias"
+    if bias.dtype != weight.dtype or tuple(bias.shape) != (weight.shape[0],) or not bias.is_contiguous():
+        return "the bias is no vector of N elements of the weight's type"
+    return ""

@@ -1,0 +1,482 @@
+"""What the plugin takes of a model, and what it leaves to vLLM, in modules shaped like vLLM's; computed on the CPU.
+
+Libraries are those of tests/test_torch.py: real ones, whose `gemm` computes with torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+from torch import nn
+
+import runtime
+from runtime.vllm import hooks
+from runtime.vllm.plugin import Plugin, install
+from runtime.vllm.settings import settings_of
+
+from .recording_driver import signature
+from .test_torch import HIDDEN, INNER, ONE, VOCAB, OnCpu, library, near, tensors
+from .vllm_stand_in import stand_in
+
+ROOT = Path(__file__).resolve().parent.parent
+MINE = {"cute_aot": "model.aot"}
+SERVED = [ONE, signature(INNER, HIDDEN), signature(HIDDEN, HIDDEN, epilogue="bias"), signature(VOCAB, HIDDEN)]
+
+
+class Server:
+    """A process with the stand-in for vLLM, and a plugin that opens `lib` whatever path is named."""
+
+    def __init__(self, modules: dict[str, Any], lib: Any, log: pytest.LogCaptureFixture) -> None:
+        names: dict[str, Any] = {}
+        for module in modules.values():
+            names |= vars(module)
+        self.linear, self.head, self.embedding = (
+            names["Linear"],
+            names["ParallelLMHead"],
+            names["VocabParallelEmbedding"],
+        )
+        self.own_method, self.config, self._worker = names["OwnMethod"], names["VllmConfig"], names["Worker"]
+        self.modules, self.lib, self._log = modules, lib, log
+        self.asked: list[Any] = []
+
+    def load(self, paths: Any, **options: str) -> Any:
+        self.asked.append((paths, options))
+        return self.lib
+
+    def serve(self, *layers: nn.Module, config: Any = MINE, **more: Any) -> Any:
+        """A worker whose model has these layers, loaded."""
+        config = config if hasattr(config, "compute_hash") else self.config(config, **more)
+        worker = self._worker(config, nn.ModuleList(layers))
+        worker.load_model()
+        return worker
+
+    @property
+    def lines(self) -> list[str]:
+        """What the plugin logged, apart from details for debugging."""
+        records = [r for r in self._log.records if r.name == "vllm.cute_aot" and r.levelno > logging.DEBUG]
+        return [record.getMessage() for record in records]
+
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Start:
+    """Makes servers whose plugin opens an archive of these signatures, or calls `load`."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    caplog.set_level(logging.DEBUG, "vllm.cute_aot")
+
+    def make(signatures: Any = SERVED, version: str = "0.25.0", load: Any = None, **more: Any) -> Server:
+        modules = stand_in(version)
+        for name, module in modules.items():
+            monkeypatch.setitem(sys.modules, name, module)
+        server = Server(modules, library(tmp_path, signatures, **more), caplog)
+        install(Plugin(load or server.load))
+        return server
+
+    return make
+
+
+# --- what is taken ---
+
+
+def test_layers_and_head_that_the_archive_has_are_served(start: Start) -> None:
+    server = start()
+    one, up, head = server.linear(HIDDEN, HIDDEN), server.linear(INNER, HIDDEN), server.head(VOCAB, HIDDEN)
+    server.serve(one, up, head)
+    (x,) = tensors((5, HIDDEN))
+    for layer in (one, up, head):
+        assert near(layer(x), x.float() @ layer.weight.float().T)
+        assert layer.processed
+    assert server.lib.calls == [(HIDDEN, HIDDEN, "none"), (INNER, HIDDEN, "none"), (VOCAB, HIDDEN, "none")]
+    assert near(one(x[None]), (x.float() @ one.weight.float().T)[None])
+    served = len(server.lib.calls)
+    with pytest.raises(RuntimeError, match="dtype"):  # what vLLM says of it, and not the archive
+        one(x.float())
+    one(x[0])
+    assert len(server.lib.calls) == served
+    (line,) = server.lines
+    assert "serves 2 of 2 linear layers and 1 of 1 heads (3 signatures preloaded, for 3 numbers of tokens" in line
+    assert server.asked == [(("model.aot",), {"on_miss": "torch", "on_slower": "torch"})]
+
+
+def test_what_the_archive_lacks_stays_vllms_and_is_named(start: Start) -> None:
+    server = start()
+    one, lacking = server.linear(HIDDEN, HIDDEN), server.linear(HIDDEN, INNER)
+    server.serve(one, lacking, server.linear(HIDDEN, INNER))
+    x, y = tensors((5, HIDDEN), (5, INNER))
+    assert torch.equal(lacking(y), nn.functional.linear(y, lacking.weight))
+    one(x)
+    assert server.lib.calls == [(HIDDEN, HIDDEN, "none")]
+    (line,) = server.lines
+    assert (
+        "serves 1 of 3 linear layers; vLLM computes the rest: 2 x no kernel for bf16_bf16_bf16_f32_none_n64_k96" in line
+    )
+
+
+def test_kernels_that_were_never_run_are_left(start: Start) -> None:
+    server = start(state="ranked")
+    layer = server.linear(HIDDEN, HIDDEN)
+    server.serve(layer)
+    layer(*tensors((5, HIDDEN)))
+    assert server.lib.calls == []
+    assert "serves 0 of 1 linear layers" in server.lines[0]
+    assert "never run on a GPU" in server.lines[0]
+
+
+def test_a_bias_is_computed_by_the_archive_where_it_has_that(start: Start) -> None:
+    server = start()
+    biased, other = server.linear(HIDDEN, HIDDEN, bias=True), server.linear(INNER, HIDDEN, bias=True)
+    server.serve(biased, other)
+    (x,) = tensors((5, HIDDEN))
+    assert near(biased(x), x.float() @ biased.weight.float().T + biased.bias.float())
+    assert torch.equal(other(x), nn.functional.linear(x, other.weight, other.bias))
+    assert server.lib.calls == [(HIDDEN, HIDDEN, "bias+none")]
+    other.quant_method.apply(other, x)  # as a row-parallel layer's other ranks call it
+    assert server.lib.calls[1:] == [(INNER, HIDDEN, "none")]
+    assert "serves 1 of 2 linear layers" in server.lines[0]
+    assert "1 x no kernel for bf16_bf16_bf16_f32_bias_n96_k64" in server.lines[0]
+
+
+def test_a_bias_that_only_the_first_rank_adds_is_not_asked_of_others(start: Start) -> None:
+    server = start()
+    layer = server.linear(INNER, HIDDEN, bias=True)
+    layer.input_is_parallel, layer.tp_rank = True, 1
+    server.serve(layer)
+    assert "serves 1 of 1 linear layers" in server.lines[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda layer: layer.weight.data.t(), "strides"),
+        (
+            lambda layer: torch.empty(HIDDEN * HIDDEN + 1, dtype=torch.bfloat16)[1:].view(HIDDEN, HIDDEN),
+            "multiples of 16",
+        ),
+        (lambda layer: layer.weight.data.to("meta"), "on meta, and the library serves cpu"),
+        (lambda layer: layer.weight.data.double(), "element type torch.float64"),
+        (lambda layer: layer.weight.data.float(), "no kernel for f32"),
+        (lambda layer: layer.weight.data[None], "no matrix"),
+    ],
+)
+def test_weights_that_no_kernel_reads_are_left(start: Start, change: Any, reason: str) -> None:
+    server = start()
+    layer = server.linear(HIDDEN, HIDDEN)
+    layer.weight = nn.Parameter(change(layer), requires_grad=False)
+    server.serve(layer)
+    assert "serves 0 of 1 linear layers" in server.lines[0]
+    assert reason in server.lines[0]
+
+
+def test_methods_with_an_apply_of_their_own_are_left(start: Start) -> None:
+    server = start()
+    server.serve(server.linear(HIDDEN, HIDDEN, method=server.own_method()))
+    assert "1 x OwnMethod has an apply of its own" in server.lines[0]
+
+
+def test_an_embedding_counts_as_a_head_only_where_there_is_no_other(start: Start) -> None:
+    server = start()
+    server.serve(server.embedding(VOCAB, HIDDEN))
+    server.serve(server.embedding(VOCAB, HIDDEN), server.head(VOCAB, HIDDEN))
+    assert "serves 1 of 1 embeddings (1" in server.lines[0]
+    assert "serves 1 of 1 heads (1" in server.lines[1]
+
+
+def test_compiled_code_calls_the_operator_with_any_m(start: Start) -> None:
+    server = start()
+    one, lacking = server.linear(HIDDEN, HIDDEN, bias=True), server.linear(HIDDEN, INNER)
+    up = server.linear(INNER, HIDDEN)
+    server.serve(one, lacking, up)
+    graphs = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda x: lacking(up(one(x) * 2)), fullgraph=True, backend=backend)
+    for m in (5, 7):
+        (x,) = tensors((m, HIDDEN))
+        torch._dynamo.mark_dynamic(x, 0)
+        with torch.inference_mode():
+            assert near(compiled(x), lacking(up(one(x) * 2)))
+    (graph,) = graphs
+    called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert sum("cute_aot" in str(target) for target in called) == 2
+    assert nn.functional.linear in called or torch._C._nn.linear in called
+
+
+def test_preload_plans_for_the_sizes_that_vllm_captures(start: Start) -> None:
+    server = start()
+    server.serve(server.linear(HIDDEN, HIDDEN), sizes=(8, 1, 4))
+    (held,) = [server.lib.stats().plans_held]
+    assert held >= 3
+    assert server.lib.stats().kernels_loaded == 1  # of the layer that the model has, and no other
+
+
+def test_more_sizes_than_plans_are_kept_are_loaded_and_not_planned(start: Start) -> None:
+    server = start()
+    layer = server.linear(HIDDEN, HIDDEN)
+    server.serve(layer, sizes=tuple(range(1, 5000)))
+    assert "1 signatures preloaded, for 0 numbers of tokens planned" in server.lines[0]
+    layer(*tensors((5, HIDDEN)))
+    assert len(server.lib.calls) == 1
+
+
+# --- what goes wrong is one line, and vLLM computes ---
+
+
+def left_to_vllm(server: Server, **more: Any) -> str:
+    """The one line that says why nothing is served."""
+    layer = server.linear(HIDDEN, HIDDEN)
+    worker = server.serve(layer, **more)
+    (x,) = tensors((5, HIDDEN))
+    assert torch.equal(layer(x), nn.functional.linear(x, layer.weight))
+    assert server.lib.calls == []
+    assert not any(name.startswith("_cute_aot") for name in vars(layer))
+    config = worker.vllm_config
+    assert config.compute_hash() == stand_in_hash(config)
+    (line,) = server.lines
+    assert "\n" not in line
+    assert "serves nothing, vLLM's kernels do: " in line
+    return line
+
+
+def stand_in_hash(config: Any) -> str:
+    fresh = stand_in()["vllm.config.vllm"].VllmConfig(config.additional_config)
+    return str(fresh.compute_hash())
+
+
+def test_engines_that_name_no_archive_are_not_touched(start: Start) -> None:
+    for config in ({}, {"other": 1}, object()):
+        server = start()
+        before = {hook: method_of(server, hook) for hook in hooks.HOOKS if hook is not hooks.WORKER}
+        worker = server._worker(server.config(config), nn.ModuleList())
+        worker.load_model()
+        assert {hook: method_of(server, hook) for hook in before} == before
+        assert server.lines == []
+        assert server.asked == []
+
+
+def method_of(server: Server, hook: hooks.Hook) -> Any:
+    return vars(getattr(server.modules[hook.module], hook.owner))[hook.method]
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        (None, "No such file|cannot be opened|not there"),
+        (b"not an archive at all", "archive"),
+        ("universal", "archive|digest|damaged|truncated"),
+    ],
+)
+def test_archives_that_cannot_be_opened_are_named(start: Start, tmp_path: Path, contents: Any, message: str) -> None:
+    path = tmp_path / "other.aot"
+    if contents == "universal":
+        whole = runtime.universal().read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+    elif contents is not None:
+        path.write_bytes(contents)
+    line = left_to_vllm(start(load=runtime.load), config={"cute_aot": str(path)})
+    assert str(path) in line
+
+
+def test_unknown_versions_are_refused_unless_that_is_allowed(start: Start) -> None:
+    line = left_to_vllm(start(version="0.26.1"))
+    assert "knows vLLM 0.25.0, found 0.26.1" in line
+    assert "'strict': false" in line
+
+
+def test_unknown_versions_are_taken_with_strict_false(start: Start) -> None:
+    server = start(version="0.26.1")
+    server.serve(server.linear(HIDDEN, HIDDEN), config={"cute_aot": {"archive": "model.aot", "strict": False}})
+    assert "serves 1 of 1 linear layers" in server.lines[0]
+
+
+def test_builds_of_a_known_version_are_taken(start: Start) -> None:
+    server = start(version="0.25.0+cu130")
+    server.serve(server.linear(HIDDEN, HIDDEN))
+    assert "serves 1 of 1 linear layers" in server.lines[0]
+
+
+def test_hooks_that_are_missing_or_changed_are_named_and_none_is_set(start: Start) -> None:
+    server = start()
+    method = server.modules[hooks.LINEAR.module].UnquantizedLinearMethod
+    method.apply = changed = lambda self, layer, x: nn.functional.linear(x, layer.weight)
+    server.linear.forward = lambda self, x: self.quant_method.apply(self, x)
+    del server.modules[hooks.HEAD.module].UnquantizedEmbeddingMethod.process_weights_after_loading
+    line = left_to_vllm(server)
+    assert f"{hooks.LINEAR} has the parameters self, layer, x, not self, layer, x, bias" in line
+    assert f"{hooks.HEAD_LOADED} is not there" in line
+    assert method.apply is changed
+
+
+def test_a_vllm_without_workers_is_one_line(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start()
+    monkeypatch.setitem(sys.modules, hooks.WORKER.module, None)
+    install(Plugin())
+    assert [f"{hooks.WORKER} is not there" in line for line in server.lines] == [True]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda server, config: vars(server.modules["vllm.envs"]).update(VLLM_BATCH_INVARIANT=True), "BATCH_INVARIANT"),
+        (lambda server, config: vars(config.offload_config.uva).update(cpu_offload_gb=4), "offloaded to the CPU"),
+        (lambda server, config: vars(config.offload_config.prefetch).update(offload_group_size=2), "offloaded"),
+        (lambda server, config: delattr(config, "offload_config"), "AttributeError"),
+    ],
+)
+def test_engines_that_ask_for_what_the_archive_does_not_do_are_left(start: Start, change: Any, message: str) -> None:
+    server = start()
+    config = server.config(MINE)
+    change(server, config)
+    assert message in left_to_vllm(server, config=config)
+
+
+@pytest.mark.parametrize("what", ["preload", "entry", "device"])
+def test_a_library_that_fails_while_the_model_is_loaded_leaves_all_layers(
+    start: Start, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise (ValueError if what == "entry" else runtime.DeviceError)("the device\nis gone")
+
+    server = start()
+    monkeypatch.setattr(OnCpu, what, property(fail) if what == "device" else fail)
+    assert "the device is gone" in left_to_vllm(server)
+
+
+# --- twice, and again ---
+
+
+def test_loading_the_plugin_twice_changes_nothing(start: Start) -> None:
+    server = start()
+    install(Plugin(load=None))  # type: ignore[arg-type]
+    runtime_vllm_register()
+    layer = server.linear(HIDDEN, HIDDEN)
+    server.serve(layer)
+    layer(*tensors((5, HIDDEN)))
+    assert len(server.asked) == len(server.lines) == len(server.lib.calls) == 1
+
+
+def runtime_vllm_register() -> None:
+    from runtime.vllm import register
+
+    register()
+
+
+def test_a_second_engine_in_the_process_keeps_the_first_served(start: Start, tmp_path: Path) -> None:
+    server = start()
+    first, second, third = (server.linear(HIDDEN, HIDDEN) for _ in range(3))
+    server.serve(first)
+    server.lib = library(tmp_path, SERVED)  # the same contents, opened again
+    server.serve(second)
+    assert server.lib.closed
+    assert ["serves 1 of 1 linear layers" in line for line in server.lines] == [True, True]
+    server.serve(third, config={})
+    (x,) = tensors((5, HIDDEN))
+    first(x), second(x)
+    assert torch.equal(third(x), nn.functional.linear(x, third.weight))
+    assert [layer._cute_aot_plain for layer in (first, second)] == [first._cute_aot_plain] * 2
+    assert "_cute_aot_plain" not in vars(third)
+
+
+def test_weights_that_are_loaded_again_are_decided_again(start: Start) -> None:
+    server = start()
+    layer = server.linear(HIDDEN, HIDDEN)
+    worker = server.serve(layer)
+    layer.weight.data = torch.randn(HIDDEN, HIDDEN).bfloat16().t()
+    worker.load_model()
+    assert "_cute_aot_plain" not in vars(layer)
+    assert ["serves 1 of 1" in line for line in server.lines] == [True, False]
+
+
+# --- the key of the compile cache ---
+
+
+def test_cache_key_follows_archive_and_layers(start: Start, tmp_path: Path) -> None:
+    def key(*layers: Any, signatures: Any = SERVED, **more: Any) -> str:
+        server = start(signatures)
+        worker = server.serve(*(server.linear(n, HIDDEN) for n in layers), **more)
+        found = str(worker.vllm_config.compute_hash())
+        assert len(found) == 10
+        return found
+
+    keys = [key(HIDDEN), key(HIDDEN, INNER), key(HIDDEN, signatures=SERVED[:1]), key(HIDDEN, config={})]
+    assert len(set(keys)) == 4
+    assert key(HIDDEN) == keys[0]
+
+
+def test_cache_key_follows_the_plugin(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runtime.vllm import plugin
+
+    server = start()
+    worker = server.serve(server.linear(HIDDEN, HIDDEN))  # whose layers are in the key
+    config = worker.vllm_config
+    first = config.compute_hash()
+    monkeypatch.setattr(plugin, "__version__", "another")
+    second = config.compute_hash()
+    monkeypatch.setattr(plugin, "_sources", lambda: "others")
+    assert len({first, second, config.compute_hash()}) == 3
+
+
+def test_graphs_of_one_device_name_the_library_of_another(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = []
+    for device in ("cpu", "meta"):
+        monkeypatch.setattr(OnCpu, "device", device)
+        server = start()
+        layer = server.linear(HIDDEN, HIDDEN).to(device)
+        server.serve(layer)
+        numbers.append(layer._cute_aot_plain)
+        server.lib.close()
+    assert numbers[0] == numbers[1]
+
+
+# --- settings, and the distribution ---
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("", "must be a path, 'universal', or a list"),
+        (7, "must be a path"),
+        ([], "must be a path"),
+        (["model.aot", 7], "must be a path"),
+        ({"strict": False}, "must be a path"),
+        ({"archive": "model.aot", "strict": "no"}, "strict of .* must be true or false"),
+        ({"archive": "model.aot", "path": "x"}, "has archive and strict, found path"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(value: Any, message: str) -> None:
+    with pytest.raises(runtime.ArgumentError, match=message):
+        settings_of({"cute_aot": value})
+
+
+def test_settings_name_archives_in_order() -> None:
+    found = settings_of({"cute_aot": ["universal", "model.aot"]})
+    assert found is not None
+    assert found.paths == (str(runtime.universal()), "model.aot")
+
+
+def test_importing_the_plugin_imports_neither_torch_nor_vllm() -> None:
+    code = "import sys, runtime; assert 'runtime.vllm' not in sys.modules; import runtime.vllm; "
+    code += "assert not {'torch', 'vllm', 'runtime.torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_distribution_names_the_plugin_for_vllm() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    assert '[project.entry-points."vllm.general_plugins"]\ncute_aot = "runtime.vllm:register"\n' in text
+    point = metadata.EntryPoint("cute_aot", "runtime.vllm:register", "vllm.general_plugins")
+    assert point.load()() is None

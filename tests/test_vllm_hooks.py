@@ -1,0 +1,176 @@
+"""vLLM's published sources have what the plugin wraps and reads, under these names; read, not imported.
+
+`pytest tests/test_vllm_hooks.py --vllm FOLDER`, where FOLDER is the package as a wheel of vLLM holds it, or one that is
+installed. Skipped where there is none.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from runtime.vllm import hooks
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@pytest.fixture(scope="session")
+def vllm(request: pytest.FixtureRequest) -> Path:
+    """The folder of the package `vllm`."""
+    path = request.config.getoption("--vllm")
+    if path is None:
+        spec = importlib.util.find_spec("vllm")
+        if spec is None or not spec.submodule_search_locations:
+            pytest.skip("needs --vllm FOLDER, vLLM's package as its wheel holds it, or an installed vLLM")
+        path = spec.submodule_search_locations[0]
+    if not (Path(path) / "__init__.py").exists():
+        pytest.fail(f"--vllm {path} holds no __init__.py; name the folder `vllm` of an unpacked wheel")
+    return Path(path)
+
+
+@cache
+def body_of(vllm: Path, module: str) -> list[ast.stmt]:
+    """The statements of a module; empty where there is no such module."""
+    path = vllm.joinpath(*module.split(".")[1:])
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(file.read_text()).body if file.exists() else []
+
+
+def class_of(vllm: Path, module: str, name: str) -> list[ast.stmt]:
+    """The statements of a class that a module defines; empty where it does not."""
+    found = [node.body for node in body_of(vllm, module) if isinstance(node, ast.ClassDef) and node.name == name]
+    return found[0] if found else []
+
+
+def problem_of(vllm: Path, hook: hooks.Hook) -> str:
+    """What is missing, or differs from the table; empty if nothing does."""
+    body = class_of(vllm, hook.module, hook.owner)
+    found = [node for node in body if isinstance(node, _FUNCTIONS) and node.name == hook.method]
+    if not found:
+        return f"{hook} is not there"
+    arguments = found[0].args
+    names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    names += [a.arg for a in (arguments.vararg, arguments.kwarg) if a is not None]
+    if tuple(names) != hook.parameters:
+        return f"{hook} has the parameters {', '.join(names)}"
+    return ""
+
+
+def assigned(body: list[ast.stmt]) -> set[str]:
+    """The names that statements give a value or a type, those under `if` too."""
+    found = set()
+    for node in body:
+        if isinstance(node, ast.If):
+            found |= assigned([*node.body, *node.orelse])
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+@pytest.mark.parametrize("hook", [*hooks.HOOKS, *hooks.FILLED], ids=str)
+def test_methods_that_are_wrapped_or_filled_are_there(vllm: Path, hook: hooks.Hook) -> None:
+    assert problem_of(vllm, hook) == ""
+
+
+@pytest.mark.parametrize("module", hooks.READ)
+def test_names_that_are_read_are_there(vllm: Path, module: str) -> None:
+    there = assigned(body_of(vllm, module))
+    for node in body_of(vllm, module):
+        if isinstance(node, ast.ClassDef):
+            there |= {f"{node.name}.{name}" for name in assigned(node.body)}
+    assert set(hooks.READ[module]) - there == set()
+
+
+def test_version_is_one_that_the_table_was_compared_with(vllm: Path) -> None:
+    (version,) = (
+        node.value.value
+        for node in body_of(vllm, "vllm._version")
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and "version" in assigned([node])
+    )
+    assert str(version).partition("+")[0] in hooks.KNOWN_VERSIONS
+
+
+def test_plugins_are_loaded_by_group_in_a_worker_before_it_is_made(vllm: Path) -> None:
+    groups = {node.value.value for node in body_of(vllm, "vllm.plugins") if _is_text(node)}  # type: ignore[attr-defined]
+    assert "vllm.general_plugins" in groups
+    wrapper = class_of(vllm, hooks.WORKER.module, "WorkerWrapperBase")
+    calls = [
+        called
+        for function in wrapper
+        if isinstance(function, _FUNCTIONS)
+        for called in _calls(function)
+        if called in ("load_general_plugins", "worker_class")
+    ]
+    assert calls == ["load_general_plugins", "worker_class"]
+
+
+@pytest.mark.parametrize(
+    ("method", "inner"),
+    [
+        ("__init__", "__init__"),  # of WorkerBase, which is wrapped
+        ("load_model", "load_model"),  # of the model runner, which lets layers process their weights
+    ],
+)
+def test_the_gpu_worker_comes_by_what_is_wrapped(vllm: Path, method: str, inner: str) -> None:
+    body = class_of(vllm, hooks.MODEL_LOADED.module, hooks.MODEL_LOADED.owner)
+    (function,) = (node for node in body if isinstance(node, _FUNCTIONS) and node.name == method)
+    assert inner in _calls(function)
+
+
+def test_cache_keys_are_made_of_what_the_plugin_wraps(vllm: Path) -> None:
+    for module in ("vllm.compilation.backends", "vllm.compilation.caching"):
+        text = "\n".join(ast.unparse(node) for node in body_of(vllm, module))
+        assert "vllm_config.compute_hash()" in text, module
+
+
+def test_layers_are_called_through_the_class_at_each_call(vllm: Path) -> None:
+    """`quant_method.apply(layer, ...)`: an instance that kept the method would go by the wrapper."""
+    for module in (hooks.LINEAR.module, "vllm.model_executor.layers.logits_processor"):
+        text = "\n".join(ast.unparse(node) for node in body_of(vllm, module))
+        assert "quant_method.apply(" in text, module
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _calls(function: ast.AST) -> list[str]:
+    """The last names of what is called in a function, in the order of its lines."""
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    calls.sort(key=lambda call: (call.lineno, call.col_offset))
+    return [getattr(call.func, "attr", getattr(call.func, "id", "")) for call in calls]
+
+
+# --- what is said of sources that differ; no vLLM is needed ---
+
+
+def write(folder: Path, module: str, text: str) -> Path:
+    path = folder.joinpath(*module.split(".")).with_suffix(".py")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return folder / "vllm"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("class UnquantizedLinearMethod:\n    def apply(self, layer, x, bias=None): pass", ""),
+        ("class UnquantizedLinearMethod:\n    def apply(self, layer, x, *, bias=None): pass", ""),
+        (
+            "class UnquantizedLinearMethod:\n    def apply(self, layer, x, bias=None, out=None): pass",
+            "self, layer, x, bias, out",
+        ),
+        ("class UnquantizedLinearMethod:\n    def apply(self, layer, *x): pass", "has the parameters self, layer, x"),
+        ("class UnquantizedLinearMethod:\n    def run(self, layer, x, bias=None): pass", "apply is not there"),
+        ("class OtherMethod:\n    def apply(self, layer, x, bias=None): pass", "apply is not there"),
+    ],
+)
+def test_a_hook_that_differs_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    found = problem_of(write(tmp_path, hooks.LINEAR.module, text), hooks.LINEAR)
+    assert (found == "") == (problem == "")
+    assert problem in found
+    assert problem_of(tmp_path / "vllm", hooks.HEAD) == f"{hooks.HEAD} is not there"

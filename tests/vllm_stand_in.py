@@ -1,0 +1,152 @@
+"""Modules shaped like those that the plugin hooks in vLLM: names, parameters and who calls whom; no code of vLLM's."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import types
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
+    """Fresh modules by name, for sys.modules."""
+
+    class WorkerBase:
+        def __init__(
+            self,
+            vllm_config: Any,
+            local_rank: int,
+            rank: int,
+            distributed_init_method: str,
+            is_driver_worker: bool = False,
+        ) -> None:
+            self.vllm_config = vllm_config
+
+    class Worker(WorkerBase):
+        def __init__(self, vllm_config: Any, model: nn.Module) -> None:
+            super().__init__(vllm_config=vllm_config, local_rank=0, rank=0, distributed_init_method="")
+            self.model = model
+
+        def load_model(self, *, load_dummy_weights: bool = False) -> None:
+            for module in self.model.modules():
+                if hasattr(module, "quant_method"):
+                    module.quant_method.process_weights_after_loading(module)
+
+    class VllmConfig:
+        def __init__(self, additional_config: Any, sizes: tuple[int, ...] = (1, 2, 4), quant: Any = None) -> None:
+            self.additional_config, self.quant_config = additional_config, quant
+            self.compilation_config = types.SimpleNamespace(cudagraph_capture_sizes=list(sizes))
+            self.offload_config = types.SimpleNamespace(
+                uva=types.SimpleNamespace(cpu_offload_gb=0), prefetch=types.SimpleNamespace(offload_group_size=0)
+            )
+
+        def compute_hash(self) -> str:
+            return hashlib.sha256(json.dumps(self.additional_config).encode()).hexdigest()[:10]
+
+    class UnquantizedLinearMethod:
+        def process_weights_after_loading(self, layer: Any) -> None:
+            layer.processed = True
+
+        def apply(self, layer: Any, x: Any, bias: Any = None) -> Any:
+            return nn.functional.linear(x, layer.weight, bias)
+
+    class OwnMethod(UnquantizedLinearMethod):
+        def apply(self, layer: Any, x: Any, bias: Any = None) -> Any:
+            return 2 * super().apply(layer, x, bias)
+
+    class Weight(nn.Parameter):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    class Linear(nn.Module):
+        def __init__(self, n: int, k: int, bias: bool = False, method: Any = None, dtype: Any = torch.bfloat16) -> None:
+            super().__init__()
+            self.prefix, self.quant_method = f"model.n{n}", method or UnquantizedLinearMethod()
+            self.weight = Weight(torch.randn(n, k).to(dtype), requires_grad=False)
+            self.bias = nn.Parameter(torch.randn(n).to(dtype), requires_grad=False) if bias else None
+
+        def forward(self, x: Any) -> Any:
+            return self.quant_method.apply(self, x, self.bias)
+
+    class UnquantizedEmbeddingMethod:
+        def process_weights_after_loading(self, layer: Any) -> None:
+            layer.processed = True
+
+        def apply(self, layer: Any, x: Any, bias: Any = None) -> Any:
+            return nn.functional.linear(x, layer.weight, bias)
+
+    class VocabParallelEmbedding(nn.Module):
+        def __init__(self, n: int, k: int) -> None:
+            super().__init__()
+            self.quant_method = UnquantizedEmbeddingMethod()
+            self.weight = nn.Parameter(torch.randn(n, k).bfloat16(), requires_grad=False)
+
+    class ParallelLMHead(VocabParallelEmbedding):
+        def forward(self, x: Any) -> Any:
+            return self.quant_method.apply(self, x)
+
+    class FP8ScaledMMLinearKernel:
+        def __init__(self, c: Any, layer_param_names: Any) -> None:
+            assert self.can_implement(c)[0]
+            self.config = c
+
+        @classmethod
+        def can_implement(cls, c: Any) -> tuple[bool, str | None]:
+            return True, None
+
+        def apply_scaled_mm(
+            self, *, A: Any, B: Any, out_dtype: Any, As: Any, Bs: Any, bias: Any, output_shape: Any
+        ) -> Any:
+            raise NotImplementedError
+
+    class Fp8BlockScaledMMLinearKernel:
+        def __init__(self, config: Any) -> None:
+            self.config = config
+
+        @classmethod
+        def can_implement(cls, config: Any) -> tuple[bool, str | None]:
+            return True, None
+
+        def apply_block_scaled_mm(self, A: Any, B: Any, As: Any, Bs: Any) -> Any:
+            raise NotImplementedError
+
+    class Platform(enum.Enum):
+        CUDA = enum.auto()
+        ROCM = enum.auto()
+
+    fp8 = "vllm.model_executor.kernels.linear"
+    layers = "vllm.model_executor.layers"
+    contents: dict[str, dict[str, Any]] = {
+        "vllm": {"__version__": version},
+        "vllm.envs": {"VLLM_BATCH_INVARIANT": False},
+        "vllm.config.vllm": {"VllmConfig": VllmConfig},
+        "vllm.v1.worker.worker_base": {"WorkerBase": WorkerBase},
+        "vllm.v1.worker.gpu_worker": {"Worker": Worker},
+        f"{layers}.linear": {
+            "UnquantizedLinearMethod": UnquantizedLinearMethod,
+            "OwnMethod": OwnMethod,
+            "Linear": Linear,
+        },
+        f"{layers}.vocab_parallel_embedding": {
+            "UnquantizedEmbeddingMethod": UnquantizedEmbeddingMethod,
+            "VocabParallelEmbedding": VocabParallelEmbedding,
+            "ParallelLMHead": ParallelLMHead,
+        },
+    }
+    contents |= {
+        fp8: {
+            "_POSSIBLE_FP8_KERNELS": {p: [FP8ScaledMMLinearKernel] for p in Platform},
+            "_POSSIBLE_FP8_BLOCK_KERNELS": {p: [Fp8BlockScaledMMLinearKernel] for p in Platform},
+        },
+        f"{fp8}.scaled_mm.ScaledMMLinearKernel": {"FP8ScaledMMLinearKernel": FP8ScaledMMLinearKernel},
+        f"{fp8}.scaled_mm.BlockScaledMMLinearKernel": {"Fp8BlockScaledMMLinearKernel": Fp8BlockScaledMMLinearKernel},
+    }
+    modules = {name: types.ModuleType(name) for name in contents}
+    for name, names in contents.items():
+        vars(modules[name]).update(names)
+    return modules
