@@ -157,13 +157,20 @@ def test_kernels_that_cannot_be_loaded_are_left(begin: Any, monkeypatch: pytest.
     assert lists(server)[0][0].can_implement(layer()) == (False, "the driver refused")
 
 
-def test_kernels_are_loaded_when_a_layer_is_asked_for(begin: Any) -> None:
+def test_kernels_are_loaded_once_when_a_layer_is_asked_for(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    preload, asked = OnCpu.preload, []
+
+    def counted(*args: Any, **more: Any) -> Any:
+        asked.append(args)
+        return preload(*args, **more)
+
+    monkeypatch.setattr(OnCpu, "preload", counted)
     server = begin()
     worker_of(server)
     assert server.lib.stats().kernels_loaded == 0
     for _ in range(3):
         made(server, layer(), "tensor")
-    assert server.lib.stats().kernels_loaded == 1
+    assert server.lib.stats().kernels_loaded == len(asked) == 1
 
 
 @pytest.mark.parametrize("scaling", GROUPS)
