@@ -18,6 +18,7 @@ import typer
 from runtime.container.archive import FileUnreadable, NotAnArchive
 from runtime.errors import AotError, ArchiveError
 from runtime.limits import MAX_GEMM_EXTENT
+from runtime.numbers.scaling import SCALINGS
 
 from ..search.targets import TARGETS
 from ..search.targets import target as target_named
@@ -512,7 +513,7 @@ def _from_config(
         str | None, typer.Option(help="bf16, f16 or e4m3. Default: that of the config, if it is bf16 or f16.")
     ] = None,
     scaling: Annotated[
-        str | None, typer.Option(help="Of e4m3 layers: none, tensor, row_column or block. Default: row_column.")
+        str | None, typer.Option(help=f"Of e4m3 layers: {', '.join(SCALINGS)}. Default: row_column.")
     ] = None,
     fuse: Annotated[
         bool, typer.Option("--fuse", help="Take the MLP's activation into gate_up, residuals into o and down.")
