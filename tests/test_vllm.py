@@ -108,7 +108,18 @@ def test_layers_and_head_that_the_archive_has_are_served(start: Start) -> None:
     assert len(server.lib.calls) == served
     (line,) = server.lines
     assert "serves 2 of 2 linear layers and 1 of 1 heads (3 signatures preloaded, for 3 numbers of tokens" in line
-    assert server.asked == [(("model.aot",), {"on_miss": "torch", "on_slower": "torch"})]
+    options = {"on_miss": "torch", "on_slower": "torch", "capture_workspaces": "shared"}
+    assert server.asked == [(("model.aot",), options)]
+
+
+@pytest.mark.parametrize("split", [{"enable_dbo": True}, {"ubatch_size": 2}])
+def test_graphs_that_two_streams_replay_at_once_share_no_workspace(start: Start, split: dict[str, Any]) -> None:
+    server = start()
+    config = server.config(MINE)
+    vars(config.parallel_config).update(split)
+    server.serve(server.linear(HIDDEN, HIDDEN), config=config)
+    ((_, options),) = server.asked
+    assert options["capture_workspaces"] == "own"
 
 
 def test_what_the_archive_lacks_stays_vllms_and_is_named(start: Start) -> None:

@@ -40,6 +40,7 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
         def __init__(self, additional_config: Any, sizes: tuple[int, ...] = (1, 2, 4), quant: Any = None) -> None:
             self.additional_config, self.quant_config = additional_config, quant
             self.compilation_config = types.SimpleNamespace(cudagraph_capture_sizes=list(sizes))
+            self.parallel_config = types.SimpleNamespace(enable_dbo=False, ubatch_size=0)
             self.offload_config = types.SimpleNamespace(
                 uva=types.SimpleNamespace(cpu_offload_gb=0), prefetch=types.SimpleNamespace(offload_group_size=0)
             )

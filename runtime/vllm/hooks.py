@@ -80,8 +80,10 @@ READ = {
         "VllmConfig.additional_config",
         "VllmConfig.compilation_config",
         "VllmConfig.offload_config",
+        "VllmConfig.parallel_config",
         "VllmConfig.quant_config",
     ),
+    "vllm.config.parallel": ("ParallelConfig.enable_dbo", "ParallelConfig.ubatch_size"),
     "vllm.config.compilation": ("CompilationConfig.cudagraph_capture_sizes",),
     "vllm.config.offload": (
         "OffloadConfig.uva",

@@ -78,7 +78,7 @@ class Plugin:
             if settings is not None:
                 _check_version(settings)
                 _check_engine(vllm_config)
-                lib = self._open(settings)
+                lib = self._open(settings, _workspaces(vllm_config.parallel_config))
                 hooks.install(self._wrappers())
                 self._sizes = sorted(set(vllm_config.compilation_config.cudagraph_capture_sizes or ()))
                 if vllm_config.quant_config is not None:
@@ -87,10 +87,10 @@ class Plugin:
         except Exception as error:  # the server goes on with vLLM's kernels, whatever it is
             _refuse(error)
 
-    def _open(self, settings: Settings) -> Library:
+    def _open(self, settings: Settings, workspaces: str) -> Library:
         """The library of these files; the one that this process already has of the same contents."""
-        lib = self._load(settings.paths, on_miss="torch", on_slower="torch")
-        known = self._opened.setdefault(lib.digest, lib)
+        lib = self._load(settings.paths, on_miss="torch", on_slower="torch", capture_workspaces=workspaces)
+        known = self._opened.setdefault(f"{lib.digest} {workspaces}", lib)
         if known is not lib:
             lib.close()
         return known
@@ -261,6 +261,12 @@ def _check_version(settings: Settings) -> None:
             f"this plugin knows vLLM {', '.join(hooks.KNOWN_VERSIONS)}, found {found}; to use it all the same, say "
             "'strict': false in additional_config['cute_aot']"
         )
+
+
+def _workspaces(parallel_config: Any) -> str:
+    """`capture_workspaces` of `runtime.load`: vLLM replays one graph after the other, unless it splits batches and has
+    two streams compute their halves."""
+    return "own" if parallel_config.enable_dbo or parallel_config.ubatch_size > 1 else "shared"
 
 
 def _check_engine(vllm_config: Any) -> None:
