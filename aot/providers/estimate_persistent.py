@@ -47,7 +47,9 @@ class Tiling:
     order: str = "rows"  # of tiles; see `persistent.choices.OPTIONS`
     gated: bool = False
     residual: bool = False
-    moved_up: bool = False  # the last tile along M, so that it hangs over M only where it is the first too
+    moved_up: bool = (
+        False  # the last tile along M, so that it hangs over M only where it is the first too; not with stream-K
+    )
 
 
 def of_own(v: Variant, form_of: Callable[[Variant], Form], of: Extents, m: Number, machine: Machine = H200) -> Any:
@@ -91,7 +93,7 @@ def _own(v: Variant, form_of: Callable[[Variant], Form]) -> tuple[Tiling, Plan]:
         str(v.options["order"]),
         plan.form.gated,
         Epilogue.of(plan.form.epilogue).residual,
-        True,
+        not plan.stream_k,
     )
     return tiling, plan
 

@@ -155,7 +155,13 @@ class Plan:
 
     def moved_up(self, tile: Any, m: Any, least: Callable[..., Any] = min, most: Callable[..., Any] = max) -> Any:
         """By how many rows tile number `tile` along M begins before its place, so that all of its rows are inside `m`,
-        or none before the first. The numbers may be the compiler's, and `least` and `most` are then its."""
+        or none before the first. The numbers may be the compiler's, and `least` and `most` are then its.
+
+        Not with `stream_k`: of two tiles that share rows one may be cut along K, and the bits of D would depend on
+        which was stored last.
+        """
+        if self.stream_k:
+            return 0
         before = tile * self.tokens
         return least(before, most(before + self.tokens - m, 0))
 

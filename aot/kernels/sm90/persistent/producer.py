@@ -2,8 +2,8 @@
 
 A TMA box that hangs over the end of a tensor takes longer to load than one that does not. So a tile that would hang
 over M begins earlier, and its last row is the last of A: it makes rows of D that the tile before it makes too, and both
-store the same bits, since a row of D depends on its own row of A alone. Only where M is less than a tile is there
-nothing before.
+store the same bits, since a row of D depends on its own row of A alone. Where M is less than a tile there is nothing
+before, and tiles of `stream_k` stay where they are (`Plan.moved_up`).
 
 Rows and columns are WGMMA's. Knows nothing of what consumers do with a stage but that they release it.
 """
