@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import report  # puts the checkout on the path
+import report  # also puts the checkout on the path
 
 from aot.pack.forms import read
 from aot.pack.write import Package
@@ -66,4 +66,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report.ends(main))

@@ -18,10 +18,11 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import report  # noqa: F401  # puts the checkout on the path
 import torch
+from report import ends  # also puts the checkout on the path
 
 import runtime
+from aot.tune import measure
 from aot.tune.elements import TORCH_DTYPES
 from runtime.program.record import TensorArgument
 from runtime.tables.dispatch import serves
@@ -89,6 +90,7 @@ def main() -> int:
     size.add_argument("--deep", action="store_true", help="on a K that takes a hundred stages and more")
     parser.add_argument("--only", default="", help="a part of the names of the functions to launch")
     options = parser.parse_args()
+    measure.environment()  # or there is no GPU
     extents = LARGE if options.large else DEEP if options.deep else EXTENTS
     library = runtime.load(options.archive)
     launched = 0
@@ -115,4 +117,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ends(main))
