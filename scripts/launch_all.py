@@ -90,7 +90,6 @@ def main() -> int:
     size.add_argument("--deep", action="store_true", help="on a K that takes a hundred stages and more")
     parser.add_argument("--only", default="", help="a part of the names of the functions to launch")
     options = parser.parse_args()
-    measure.environment()  # or there is no GPU
     extents = LARGE if options.large else DEEP if options.deep else EXTENTS
     library = runtime.load(options.archive)
     launched = 0
@@ -99,6 +98,7 @@ def main() -> int:
         parser.error(f"{options.archive} has no function whose name holds {options.only!r}; aot ls lists what it has")
     if options.schedules:
         names = one_of_each(names)
+    measure.environment()  # or there is no GPU
     for function in (library.functions[name] for name in names):
         if not serves(function.target, torch.cuda.get_device_capability()):
             continue
