@@ -33,8 +33,9 @@ from .progress import Progress
 from .streams import print_json, printable, say, warn
 
 if TYPE_CHECKING:
-    from ..build import Built, Plan
+    from ..build import Built
     from ..compile.compiler import Event
+    from ..plan import Plan
     from ..providers.spec_file import SpecFunction
 
 
@@ -231,7 +232,7 @@ class Planning(NamedTuple):
 
 def _plan(manifests: Sequence[Path], options: Planning) -> Plan:
     """What to compile for manifests: for their problems, with further functions; or for their forms, by times."""
-    from .. import build
+    from .. import plan
     from ..problem import manifest
     from ..search.universal import FUNCTIONS
 
@@ -243,7 +244,7 @@ def _plan(manifests: Sequence[Path], options: Planning) -> Plan:
         raise AotError(f"--function {word}: what it takes is not known; describe it in a spec and give --spec")
     read = [manifest.load(path) for path in manifests]
     if options.universal:
-        return build.plan_universal(read, options.targets, options.candidates or FUNCTIONS, options.times)
+        return plan.plan_universal(read, options.targets, options.candidates or FUNCTIONS, options.times)
     words, targets = options.functions, options.targets
     of_spec: list[SpecFunction] = []
     if options.spec is not None:
@@ -256,7 +257,7 @@ def _plan(manifests: Sequence[Path], options: Planning) -> Plan:
         of_spec = spec_file.compilable(spec, functions, targets or [t for m in read for t in m.targets])
         if not read:
             targets = targets or [f.target for f in of_spec]
-    return build.plan(read, targets, options.candidates or build.CANDIDATES, words, of_spec)
+    return plan.plan(read, targets, options.candidates or plan.CANDIDATES, words, of_spec)
 
 
 def _tell(built: Built, summary: dict[str, Any], quiet: bool) -> None:
