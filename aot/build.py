@@ -101,7 +101,7 @@ def build(
     entries, unserved = _entries(work, report)
     forms, without = _forms(work, report)
     unserved = [*work.unserved, *unserved, *without]
-    if not report.kernels:
+    if unserved and not entries and not forms and not any(f in report.kernels for f in work.functions):
         nothing, *more = unserved
         raise BuildError(nothing.words() + (f"; nor is there a kernel for the other {len(more)}" if more else ""))
     targets = tuple(dict.fromkeys([*(row.target for row in entries), *(form.target for form in forms)]))

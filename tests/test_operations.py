@@ -432,6 +432,22 @@ def test_extents_that_no_kernel_takes_are_told(built: Path, run: Run, tmp_path: 
     )
 
 
+def test_a_build_of_which_no_kernel_takes_anything_is_refused_and_writes_nothing(
+    built: Path, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "odd.yaml").write_text(MANIFEST.replace("n: 4096", "n: 4097").replace("n: 128", "n: 129"))
+    odd = ("build", tmp_path / "odd.yaml", "-o", tmp_path / "odd.aot", "--cache", built.parent / "cache", "--no-tune")
+    result = run(*odd)
+    assert (result.status, result.out) == (2, "")
+    assert (
+        f"error: {tmp_path / 'odd.yaml'}:9: input_norm: bf16_bf16_bf16_rmsnorm_n4097 on sm_90a: no kernel takes it: "
+        "x.extent[1] must be a multiple of 8, found 4097; nor is there a kernel for the other 1" in result.err
+    )
+    assert not (tmp_path / "odd.aot").exists()
+    assert run(*odd, "--function", "rmsnorm").status == 1, "its functions can be called by name"
+    assert (tmp_path / "odd.aot").exists()
+
+
 @pytest.mark.usefixtures("outside")
 def test_a_manifest_may_name_an_operation_of_another_package() -> None:
     found = manifest.loads(MANIFEST.replace("rmsnorm:", "row_scale:"))
