@@ -474,3 +474,17 @@ def test_an_operation_and_kernels_of_another_package_are_built_and_called(tmp_pa
         library.call("row_scale", x, weight, out=y)
         assert driver.launches[-1].grid == (64, 1, 1)
         library.close()
+
+
+def test_each_function_with_numbers_is_held_against_the_signature(tmp_path: Path, torch: FakeTorch, run: Run) -> None:
+    """Though one before it was right: they have no tensors alone to be known by."""
+    wide = norm_record("wide")
+    wide["arguments"] = [a | {"dtype": "f16"} if a["kind"] == "tensor" else a for a in wide["arguments"]]
+    rows = [norm_entry([(8, "narrow"), (None, "wide")])]
+    path = tmp_path / "mixed.aot"
+    driver = RecordingDriver(kernels=write_archive(path, [norm_record("narrow"), wide], rows, "rmsnorm"))
+    assert "function wide takes x as f16, not bf16" in run("verify", path).out
+    library = Library(Archive.open(path), driver)
+    library.call("rmsnorm", *tensors(8)[:2], out=tensors(8)[2])
+    with pytest.raises(RecordError, match="has wide for bf16_bf16_bf16_rmsnorm_n4096, but it takes x as f16, not bf16"):
+        library.call("rmsnorm", *tensors(9)[:2], out=tensors(9)[2])

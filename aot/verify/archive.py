@@ -212,14 +212,17 @@ def _compare_entry(
     equal bits, and read its timings; what they serve goes into `uses`."""
     rows, failed = _rows_by_function(entry), list[AotError]()
     equal_bits = {name for _, name in entry.invariant_ranges or ()}
-    suited = set[Any]()  # the tensors of functions that can compute it: `record_mismatch` looks at nothing else
+    # The tensors of functions that can compute it, or the name of one that takes more: `record_mismatch` looks at
+    # nothing else.
+    suited = set[Any]()
     for name, of_interest in rows.items():
         try:
             record = read(name)
-            if record.tensors not in suited:
+            known_by = record.tensors or name
+            if known_by not in suited:
                 if mismatch := record_mismatch(entry.signature, record):
                     raise RecordError(f"function {name} {mismatch}; build the archive again")
-                suited.add(record.tensors)
+                suited.add(known_by)
             if name in equal_bits and (spaces := workspaces_of(record)):
                 raise RecordError(
                     f"function {name} is to give equal bits at every M, but takes the workspace {spaces[0]}, so CTAs "
