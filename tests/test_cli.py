@@ -133,7 +133,7 @@ def test_manifests_of_several_models_share_an_archive(run: Run, folder: Path, tm
     arguments = ["--candidates", 1, "--cache", folder / "cache", "--no-tune"]
     assert run("build", folder / "tiny.yaml", other, "-o", out, *arguments).status == 0
     entries = json.loads(run("ls", out, "--json").out)["entries"]
-    assert [(e["signature"], e["gemms"]) for e in entries] == [(UP, ["up", "wide"]), (DOWN, ["down"])]
+    assert [(e["signature"], e["names"]) for e in entries] == [(UP, ["up", "wide"]), (DOWN, ["down"])]
     assert [row["m"] for row in json.loads(run("show", out, "down", "--json").out)["entries"][0]["candidates"]] == [
         1,
         8,

@@ -208,7 +208,7 @@ def test_show_of_a_form_asks_for_an_n_and_a_k(run: Run, archive: Path) -> None:
 def test_show_of_a_function_takes_no_rows(run: Run, archive: Path) -> None:
     assert list(json.loads(run("show", archive, "few", "--json").out)) == ["function"]
     result = run("show", archive, "few", "--m", 3)
-    assert result == (2, "", f"error: {archive}: 'few' is a function, and --m is for gemms; leave it out\n")
+    assert result == (2, "", f"error: {archive}: 'few' is a function, and --m is for signatures; leave it out\n")
 
 
 def test_show_of_a_tuned_entry_at_some_rows_says_what_serves_there_and_the_times_measured_there(
@@ -316,7 +316,7 @@ def test_show_of_what_is_nearly_a_forms_key_suggests_it_with_the_same_extents(
 def test_show_of_what_is_no_signature_suggests_the_nearest(run: Run, archive: Path, name: str) -> None:
     result = run("show", archive, name)
     assert (result.status, result.out) == (2, "")
-    assert f"has no function, signature or gemm '{name}'" in result.err
+    assert f"has no function or signature '{name}', and no manifest's name" in result.err
     assert ("did you mean 'few'?" in result.err) is (name == "fewer")
 
 

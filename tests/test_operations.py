@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from aot.pack.write import Package
 from aot.problem import manifest
 from runtime import ArgumentError, KernelMiss, Library, RecordError
 from runtime.container.archive import Archive
+from runtime.device.gpus import Gpu
 from runtime.program import operation as operations
 from runtime.program.operation import operation
 from runtime.rmsnorm import RMSNORM, Signature
@@ -30,6 +32,8 @@ from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, cubin, ent
 
 RECORDS = Path(__file__).parent / "data" / "records.json"
 OF = Signature("bf16", "bf16", "bf16", 4096)
+OTHER = replace(OF, n=128)
+KIND = Gpu("made up", 132, 4800)
 # An operation of another package: row-wise scaling, y[m, n] = x[m, n] * weight[n], with RMSNorm's tensors and no eps.
 OUTSIDE = """
 import dataclasses
@@ -231,6 +235,33 @@ def test_malformed_signatures_are_refused_where_the_table_is_read(change: dict[s
         Dispatch.from_json({"schema": 1, "entries": [row]}, RMSNORM)
 
 
+# What may name an operation: operations, what makes kernels of them, the lists of operations, the bindings to torch and
+# vLLM, whose operator `gemm` is, GEMM's planned calls, and what a variant is of unless it says otherwise.
+NAMING = (
+    *("runtime/gemm/", "runtime/rmsnorm.py", "aot/search/gemm.py", "aot/search/rmsnorm.py"),
+    *("aot/tune/gemm/", "aot/tune/rmsnorm/", "aot/kernels/", "aot/providers/"),
+    *("runtime/program/operation.py", "aot/search/operation.py", "aot/tune/operation.py"),
+    *("runtime/torch/", "runtime/vllm/", "runtime/serve/plans.py", "aot/search/variants.py"),
+)
+
+
+def names_an_operation(node: ast.AST) -> bool:
+    """Whether it is the name of one as a value, or imports one."""
+    if isinstance(node, ast.ImportFrom):
+        return any(alias.name in {name.upper() for name in operations._OWN} for alias in node.names)
+    return isinstance(node, ast.Constant) and node.value in operations._OWN
+
+
+def test_no_other_module_names_an_operation() -> None:
+    paths = [p.relative_to(ROOT) for room in ("aot", "runtime") for p in sorted((ROOT / room).rglob("*.py"))]
+    others = [path for path in paths if not path.as_posix().startswith(NAMING)]
+    found = {
+        p: [getattr(n, "lineno", 0) for n in ast.walk(ast.parse((ROOT / p).read_text())) if names_an_operation(n)]
+        for p in others
+    }
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
 @pytest.fixture
 def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A distribution that brings an operation, on the path."""
@@ -368,8 +399,10 @@ def test_what_a_manifest_asks_of_an_operation_is_built_listed_and_served(
 ) -> None:
     listed = run("ls", built)
     assert listed.status == 0
+    assert listed.out.split()[:3] == ["signature", "norms", "target"]
     assert "input_norm  sm_90a  ranked" in listed.out
     assert run("verify", built).status == 0
+    assert run("show", built, "input_norm").out.startswith(f"{OF.key()} on sm_90a: ranked\nnorms: input_norm\ntakes: ")
     assert "takes: x bf16 (M, 4096), weight bf16 (4096), y bf16 (M, 4096)" in run("show", built, "input_norm").out
     with Archive.open(built) as archive:
         kernels = {}
@@ -474,6 +507,26 @@ def test_an_operation_and_kernels_of_another_package_are_built_and_called(tmp_pa
         library.call("row_scale", x, weight, out=y)
         assert driver.launches[-1].grid == (64, 1, 1)
         library.close()
+
+
+def test_an_entry_of_any_operation_that_was_never_tuned_gives_way_to_tuned_ones(run: Run, tmp_path: Path) -> None:
+    ranked = norm_entry([(None, "narrow")], state="ranked")
+    rows = [entry(OF.to_json(), [(None, "wide")], gpu=KIND), ranked, norm_entry([(None, "narrow")], OTHER, "ranked")]
+    write_archive(tmp_path / "kinds.aot", [norm_record("narrow"), norm_record("wide")], rows, "rmsnorm")
+    found = json.loads(run("ls", tmp_path / "kinds.aot", "--json").out)["entries"]
+    tuned = {"state": "tuned", "form": None, "checked_on": []}
+    assert [(e["operation"], e["instead"]) for e in found] == [("rmsnorm", None), ("rmsnorm", tuned), ("rmsnorm", None)]
+    assert "gives way to the entries that were tuned" in run("ls", tmp_path / "kinds.aot").out
+
+
+def test_launches_of_every_operation_are_evaluated_at_what_its_entries_serve(run: Run, tmp_path: Path) -> None:
+    """The extents of a signature, not any: of N = 4100 the record allows none."""
+    rows = [norm_entry([(None, "narrow")], replace(OF, n=4100))]
+    write_archive(tmp_path / "odd.aot", [norm_record("narrow")], rows, "rmsnorm")
+    said = run("verify", tmp_path / "odd.aot").out
+    assert (
+        "it refuses every shape of bf16_bf16_bf16_rmsnorm_n4100, first 1 rows: x.extent[1] must be a multiple" in said
+    )
 
 
 def test_each_function_with_numbers_is_held_against_the_signature(tmp_path: Path, torch: FakeTorch, run: Run) -> None:

@@ -25,7 +25,7 @@ from ..search.targets import target as target_named
 from ..tune.options import MAX_SEED, TuneOptions
 from ..version import own_version
 from . import ending
-from .console import print_checks, print_function, print_gemm, print_listing, print_predicted, resources_line
+from .console import print_checks, print_entry, print_function, print_listing, print_predicted, resources_line
 from .ending import INTERRUPTED, Stop
 from .inputs import open_archive, refuse_outputs
 from .output import require_replaceable
@@ -453,7 +453,10 @@ def _ls(archive: ArchivePath, as_json: Json = False) -> None:
 )
 def _show(
     archive: ArchivePath,
-    entry: Annotated[str, typer.Argument(metavar="ENTRY", help="A function, a signature, or a gemm such as qkv.")],
+    entry: Annotated[
+        str,
+        typer.Argument(metavar="ENTRY", help="A function, a signature, or a name that a manifest has, such as qkv."),
+    ],
     m: Annotated[
         list[int] | None,
         typer.Option(
@@ -471,11 +474,11 @@ def _show(
         return print_json(found)
     if "function" in found:
         return print_function(found["function"])
-    printed = print_predicted if "predicted" in found else print_gemm
-    for i, gemm in enumerate(found.get("predicted") or found["entries"]):
+    printed = print_predicted if "predicted" in found else print_entry
+    for i, one in enumerate(found.get("predicted") or found["entries"]):
         if i:
             print()
-        printed(gemm)
+        printed(one)
 
 
 @app.command("verify", epilog=_examples("aot verify model.aot"))
