@@ -514,7 +514,7 @@ def test_an_entry_of_any_operation_that_was_never_tuned_gives_way_to_tuned_ones(
     rows = [entry(OF.to_json(), [(None, "wide")], gpu=KIND), ranked, norm_entry([(None, "narrow")], OTHER, "ranked")]
     write_archive(tmp_path / "kinds.aot", [norm_record("narrow"), norm_record("wide")], rows, "rmsnorm")
     found = json.loads(run("ls", tmp_path / "kinds.aot", "--json").out)["entries"]
-    tuned = {"state": "tuned", "form": None, "checked_on": []}
+    tuned: dict[str, Any] = {"state": "tuned", "form": None, "checked_on": []}
     assert [(e["operation"], e["instead"]) for e in found] == [("rmsnorm", None), ("rmsnorm", tuned), ("rmsnorm", None)]
     assert "gives way to the entries that were tuned" in run("ls", tmp_path / "kinds.aot").out
 
