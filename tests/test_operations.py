@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from aot.pack.write import Package
+from aot.plan import plan
 from aot.problem import manifest
+from aot.search.operation import GROUP, BuildingError, building
 from runtime import ArgumentError, KernelMiss, Library, RecordError
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
@@ -71,6 +73,18 @@ class RowScales:
     def build(self, variant):
         from aot.providers import own
         return own._rmsnorm(dataclasses.replace(variant, config=choices(threads=128, overlap=False)))
+"""
+
+# And how it is built, in another way than is usual.
+BUILDING = """
+from aot.search.operation import Building, Shortlist
+
+class Scalings(Building):
+    def shortlist(self, wanted, target, limit):
+        found = super().shortlist(wanted, target, limit).by_signature
+        return Shortlist({s: by_tokens[-1:] for s, by_tokens in found.items()}, "the largest M alone")
+
+ROW_SCALE = Scalings("row_scale", "scalings")
 """
 
 
@@ -275,9 +289,20 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "site" / "row_scales_of_another.py").write_text(PROVIDER)
     monkeypatch.syspath_prepend(tmp_path / "site")
     operations._found.cache_clear()
+    building.cache_clear()
     yield
     operations._found.cache_clear()
-    sys.modules.pop("row_scale_of_another", None)
+    building.cache_clear()
+    for name in ("row_scale_of_another", "row_scales_of_another", "row_scale_building"):
+        sys.modules.pop(name, None)
+
+
+def tell_building(site: Path, code: str) -> None:
+    """Let the distribution of `outside` say how its operation is built too."""
+    (site / "row_scale_building.py").write_text(code)
+    with (site / "row_scale-1.dist-info" / "entry_points.txt").open("a") as file:
+        file.write(f"[{GROUP}]\nrow_scale = row_scale_building:ROW_SCALE\n")
+    building.cache_clear()
 
 
 @pytest.mark.usefixtures("outside")
@@ -479,6 +504,45 @@ def test_a_build_of_which_no_kernel_takes_anything_is_refused_and_writes_nothing
     assert not (tmp_path / "odd.aot").exists()
     assert run(*odd, "--function", "rmsnorm").status == 1, "its functions can be called by name"
     assert (tmp_path / "odd.aot").exists()
+
+
+@pytest.mark.usefixtures("outside")
+def test_an_operation_of_another_package_is_built_as_is_usual_unless_it_says_otherwise(tmp_path: Path) -> None:
+    asked = [manifest.loads(MANIFEST.replace("rmsnorm:", "row_scale:"))]
+    usual = plan(asked)
+    name = "row_scales.row.bf16_bf16_bf16_f32.threads128.sm_90a"
+    assert [(m, [v.name() for v in variants]) for m, variants in usual.problems[0].by_tokens] == [
+        (1, [name]),
+        (64, [name]),
+    ]
+    assert (usual.ranking, building("row_scale").plural) == ({}, "row_scales")
+    tell_building(tmp_path / "site", BUILDING)
+    found = plan(asked)
+    assert [m for m, _ in found.problems[0].by_tokens] == [64]
+    assert (found.ranking, building("row_scale").plural) == ({"sm_90a": "the largest M alone"}, "scalings")
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize(
+    ("code", "points", "match"),
+    [
+        ("import nothing_of_this_name", "", "cannot be imported .*nothing_of_this_name.*; install it again"),
+        ("ROW_SCALE = 5", "", "row_scale_building:ROW_SCALE is no aot.search.operation.Building of that name"),
+        (BUILDING.replace('Scalings("row_scale"', 'Scalings("rows"'), "", "is no .*Building of that name; mend it"),
+        (BUILDING, "\nrow_scale=other:X", "say how to build it; uninstall all but one"),
+    ],
+)
+def test_what_does_not_say_how_an_operation_is_built_is_refused(
+    tmp_path: Path, code: str, points: str, match: str
+) -> None:
+    tell_building(tmp_path / "site", code)
+    if points:
+        other = tmp_path / "site" / "other-1.dist-info"
+        other.mkdir()
+        (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+        (other / "entry_points.txt").write_text(f"[{GROUP}]{points}\n")
+    with pytest.raises(BuildingError, match=f"operation row_scale: .*{match}"):
+        plan([manifest.loads(MANIFEST.replace("rmsnorm:", "row_scale:"))])
 
 
 @pytest.mark.usefixtures("outside")
