@@ -26,7 +26,7 @@ from aot.problem.manifest import Gemm, Manifest
 from aot.providers import cutlass_operators, own
 from aot.providers.arguments import digest
 from aot.providers.sources import made_of
-from aot.search.legal import illegal, legal_functions, legal_variants, unsuited
+from aot.search.legal import illegal, legal_functions, legal_variants, of_name, unsuited
 from aot.search.provider import PROVIDERS, ProviderError, provider
 from aot.search.targets import TARGETS
 from aot.search.variants import Family, Variant, choices
@@ -63,7 +63,7 @@ def test_table_of_families_agrees_with_the_operator_api(target: str, types: str)
     if target not in ("sm_80", "sm_120a"):
         families.remove("Sm80TensorOpGemmOperator")  # it runs there, far below what the GPU can do
     with FakeTensorMode():
-        any_variant = Variant("", "", target, (), *TYPES[types])
+        any_variant = Variant("", "", target, (), TYPES[types])
         found = ops.get_operators(
             cutlass_operators._gemm_arguments(torch, any_variant), target_sm=target.removeprefix("sm_")
         )
@@ -396,6 +396,18 @@ def test_a_new_provider_has_its_legal_variants_enumerated_and_named(made_up: Mad
     assert {v.family for v in made_up.variants("sm_90a", signature(batch=3))} == {"swap_ab"}
     integers = Signature("i8", "i8", "i32", "i32", "none", 4096, 4096)
     assert [(v.family, v.accumulator) for v in made_up.variants("sm_90a", integers)] == [("integers", "i32")]
+
+
+@pytest.mark.parametrize("elements", [("f32",), ("bf16", "f32"), ("bf16", "bf16", "f32", "i32", "f16")])
+def test_a_family_has_as_many_element_types_as_its_operation_has_operands(
+    made_up: MadeUp, monkeypatch: pytest.MonkeyPatch, elements: tuple[str, ...]
+) -> None:
+    of = Family("softmax", ("sm_90a",), (elements,), {"threads": (128,)}, batched=(False,))
+    monkeypatch.setattr(made_up.__class__, "families", {"any": of})
+    (variant,) = provider("made_up").functions("sm_90a")
+    assert variant.name() == f"made_up.any.{'_'.join(elements)}_f32.threads128.sm_90a"
+    assert of_name(variant.name()) == Variant.from_json(json.loads(variant.key())) == variant
+    assert (illegal(variant), variant.elements) == (None, elements)
 
 
 def test_rules_and_limits_of_a_new_provider_are_asked(made_up: MadeUp) -> None:

@@ -17,7 +17,7 @@ from .provider import provider, provider_names
 from .targets import target as target_named
 from .variants import Family, Variant
 
-_WORDS = "a", "b", "d", "accumulator", "epilogue", "scaling", "b_major"  # of variants and signatures alike
+_WORDS = "accumulator", "epilogue", "scaling", "b_major"  # of variants and signatures alike
 _ROOMY = 8192
 
 
@@ -33,8 +33,10 @@ class GemmBuilding(Building):
         return Form((s.a, s.b, s.d), s.batch > 1, s.scaling, s.b_major, s.epilogue, s.overlap, s.accumulator)
 
     def unlike(self, variant: Variant, signature: Signature) -> str | None:
-        """By the words that both have, and by batches."""
-        for name in _WORDS:
+        """By element types, by the words that both have, and by batches."""
+        if len(variant.elements) != 3:
+            return super().unlike(variant, signature)
+        for name in ("a", "b", "d", *_WORDS):
             if getattr(variant, name) != getattr(signature, name):
                 return f"{variant.family}: {name} is {getattr(variant, name)}, not {getattr(signature, name)}"
         if variant.batched != (signature.batch > 1):

@@ -30,10 +30,9 @@ def of_name(name: str) -> Variant | None:
     if len(parts) < 4:
         return None
     provider, of, types, *words, target = parts
-    family, elements = families(provider).get(of), types.split("_")
-    if family is None or len(elements) != 4:
+    family, (*elements, accumulator) = families(provider).get(of), types.split("_")
+    if family is None or not elements:
         return None
-    a, b, d, accumulator = elements
 
     def taken(word: str) -> bool:
         """Whether this is the next word; it is gone then."""
@@ -44,9 +43,7 @@ def of_name(name: str) -> Variant | None:
         of,
         target,
         (),
-        a,
-        b,
-        d,
+        tuple(elements),
         accumulator,
         epilogue=next((e for e in family.epilogues if taken(e)), "none"),
         scaling=next((s for s in family.scalings if taken(f"{s}_scaled")), "none"),
@@ -92,8 +89,7 @@ def illegal(variant: Variant) -> str | None:
         return f"{variant.family} is not made for {variant.target}, only for {', '.join(family.targets)}"
     if variant.accumulator != family.accumulator:
         return f"{variant.family} does not compute in {variant.accumulator}, only in {family.accumulator}"
-    elements = variant.a, variant.b, variant.d
-    form = Form(elements, variant.batched, variant.scaling, variant.b_major, variant.epilogue)
+    form = Form(variant.elements, variant.batched, variant.scaling, variant.b_major, variant.epilogue)
     if lacking := lacks(family, form):
         return f"{variant.family} lacks {' and '.join(lacking)}"
     options = variant.options
@@ -218,16 +214,13 @@ def _all_legal(
     """Every legal variant of a family of the given form; without `unlikely` those that are worth compiling."""
     if target not in family.targets or form.accumulator not in (None, family.accumulator) or lacks(family, form):
         return
-    a, b, d = form.elements
     for combination in _combinations(family, form.overlap, unlikely):
         variant = Variant(
             provider,
             name,
             target,
             choices(**combination),
-            a,
-            b,
-            d,
+            form.elements,
             accumulator=family.accumulator,
             epilogue=form.epilogue,
             batched=form.batched,

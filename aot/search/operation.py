@@ -62,13 +62,13 @@ class Building:
 
     def unlike(self, variant: Variant, signature: Any) -> str | None:
         """Why a variant of the operation is of another form than a signature, or None."""
-        found, wanted = (variant.a, variant.b, variant.d), self.form(signature).elements
+        found, wanted = variant.elements, self.form(signature).elements
         return None if found == wanted else f"{variant.family} is of {', '.join(found)}, not {', '.join(wanted)}"
 
     def limit(self, variant: Variant, family: Family | None, signature: Any) -> str | None:
-        """Why a variant of a signature's form cannot compute it, or None. `family` is the variant's, None where it is
-        unknown here. Usually nothing: what extents functions take their records say, see `refusal`."""
-        return None
+        """Why a variant of a signature's form cannot compute it, or None: what its family says. `family` is None where
+        it is unknown here. What extents functions take their records say too, see `refusal`."""
+        return family.limit(variant, signature) if family else None
 
     def roomy(self, signature: Any) -> Any:
         """The signature, or another of its form whose extents every family takes, where some take only some."""
