@@ -36,7 +36,7 @@ from runtime.tables.dispatch import record_mismatch
 ROOT = Path(__file__).resolve().parents[1]
 FLOATS = [d for d in DTYPES.values() if d.mantissa_bits is not None]
 FP8 = Signature("e4m3", "e4m3", "bf16", "f32", "none", 144, 160)
-VARIANT = Variant("own", "sm90_small_m", "sm_90a", choices(tile_m=64), "e4m3", "e4m3", "bf16")
+VARIANT = Variant("own", "sm90_small_m", "sm_90a", choices(tile_m=64), ("e4m3", "e4m3", "bf16"))
 # Rows that the tables do not have: plain scales of 1 x 32, blocks of several rows of A, and NVFP4's two levels.
 MADE_UP = [
     Scaling("odd", ("e4m3",), "f32", rows_a=1, rows_b=1, k=32),
@@ -233,7 +233,7 @@ def test_a_new_type_of_4_bits_has_bytes_limits_and_arguments(monkeypatch: pytest
     s = Signature("x4", "x4", "x4", "f32", "residual", 64, 96)
     assert Signature.of_key(s.key()) == s
     assert s.bytes(3) == (3 * 96 + 64 * 96) // 2 + 3 * (64 // 2 + 2 * 64)
-    variant = dataclasses.replace(VARIANT, a="x4", b="x4", d="x4", epilogue="residual")
+    variant = dataclasses.replace(VARIANT, elements=("x4",) * 3, epilogue="residual")
     symbols, tree = gemm_tensors(variant)
     assert {name: symbols[name].divisibility for name in ("m", "n", "k", "lda", "ldd", "ldresidual")} == {
         **{"m": 1, "n": 32, "k": 32, "lda": 32, "ldd": 32},
@@ -348,7 +348,7 @@ def test_arguments_of_scales_are_what_they_were() -> None:
 
 
 def test_b_stored_n_major_has_a_stride_of_its_batch_too() -> None:
-    _, tree = gemm_tensors(dataclasses.replace(VARIANT, a="bf16", b="bf16", d="bf16", b_major="n", batched=True))
+    _, tree = gemm_tensors(dataclasses.replace(VARIANT, elements=("bf16",) * 3, b_major="n", batched=True))
     assert tree[:2] == [
         TensorArgument("a", "bf16", ("l", "m", "k"), ("batch_stride_a", "lda", 1), 16),
         TensorArgument("b", "bf16", ("l", "n", "k"), ("batch_stride_b", 1, "ldb"), 16),
@@ -357,7 +357,7 @@ def test_b_stored_n_major_has_a_stride_of_its_batch_too() -> None:
 
 def made_record(s: Signature) -> Record:
     """What a function for `s` would take, with nothing to launch."""
-    symbols, tree = gemm_tensors(dataclasses.replace(VARIANT, a=s.a, b=s.b, scaling=s.scaling))
+    symbols, tree = gemm_tensors(dataclasses.replace(VARIANT, elements=(s.a, s.b, VARIANT.d), scaling=s.scaling))
     tensors = tuple(a for a in tree if isinstance(a, TensorArgument))
     assert {e for a in tensors for e in (*a.shape, *a.strides) if isinstance(e, str)} == set(symbols)
     nothing: Any = SimpleNamespace(values=())

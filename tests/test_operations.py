@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
@@ -16,9 +17,12 @@ from typing import Any
 import pytest
 
 from aot.pack.write import Package
+from aot.plan import plan
 from aot.problem import manifest
+from aot.search.operation import GROUP, BuildingError, building
 from runtime import ArgumentError, KernelMiss, Library, RecordError
 from runtime.container.archive import Archive
+from runtime.device.gpus import Gpu
 from runtime.program import operation as operations
 from runtime.program.operation import operation
 from runtime.rmsnorm import RMSNORM, Signature
@@ -30,6 +34,8 @@ from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, cubin, ent
 
 RECORDS = Path(__file__).parent / "data" / "records.json"
 OF = Signature("bf16", "bf16", "bf16", 4096)
+OTHER = replace(OF, n=128)
+KIND = Gpu("made up", 132, 4800)
 # An operation of another package: row-wise scaling, y[m, n] = x[m, n] * weight[n], with RMSNorm's tensors and no eps.
 OUTSIDE = """
 import dataclasses
@@ -67,6 +73,18 @@ class RowScales:
     def build(self, variant):
         from aot.providers import own
         return own._rmsnorm(dataclasses.replace(variant, config=choices(threads=128, overlap=False)))
+"""
+
+# And how it is built, in another way than is usual.
+BUILDING = """
+from aot.search.operation import Building, Shortlist
+
+class Scalings(Building):
+    def shortlist(self, wanted, target, limit):
+        found = super().shortlist(wanted, target, limit).by_signature
+        return Shortlist({s: by_tokens[-1:] for s, by_tokens in found.items()}, "the largest M alone")
+
+ROW_SCALE = Scalings("row_scale", "scalings")
 """
 
 
@@ -231,6 +249,33 @@ def test_malformed_signatures_are_refused_where_the_table_is_read(change: dict[s
         Dispatch.from_json({"schema": 1, "entries": [row]}, RMSNORM)
 
 
+# What may name an operation: operations, what makes kernels of them, the lists of operations, the bindings to torch and
+# vLLM, whose operator `gemm` is, GEMM's planned calls, and what a variant is of unless it says otherwise.
+NAMING = (
+    *("runtime/gemm/", "runtime/rmsnorm.py", "aot/search/gemm.py", "aot/search/rmsnorm.py"),
+    *("aot/tune/gemm/", "aot/tune/rmsnorm/", "aot/kernels/", "aot/providers/"),
+    *("runtime/program/operation.py", "aot/search/operation.py", "aot/tune/operation.py"),
+    *("runtime/torch/", "runtime/vllm/", "runtime/serve/plans.py", "aot/search/variants.py"),
+)
+
+
+def names_an_operation(node: ast.AST) -> bool:
+    """Whether it is the name of one as a value, or imports one."""
+    if isinstance(node, ast.ImportFrom):
+        return any(alias.name in {name.upper() for name in operations._OWN} for alias in node.names)
+    return isinstance(node, ast.Constant) and node.value in operations._OWN
+
+
+def test_no_other_module_names_an_operation() -> None:
+    paths = [p.relative_to(ROOT) for room in ("aot", "runtime") for p in sorted((ROOT / room).rglob("*.py"))]
+    others = [path for path in paths if not path.as_posix().startswith(NAMING)]
+    found = {
+        p: [getattr(n, "lineno", 0) for n in ast.walk(ast.parse((ROOT / p).read_text())) if names_an_operation(n)]
+        for p in others
+    }
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
 @pytest.fixture
 def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A distribution that brings an operation, on the path."""
@@ -244,9 +289,20 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "site" / "row_scales_of_another.py").write_text(PROVIDER)
     monkeypatch.syspath_prepend(tmp_path / "site")
     operations._found.cache_clear()
+    building.cache_clear()
     yield
     operations._found.cache_clear()
-    sys.modules.pop("row_scale_of_another", None)
+    building.cache_clear()
+    for name in ("row_scale_of_another", "row_scales_of_another", "row_scale_building"):
+        sys.modules.pop(name, None)
+
+
+def tell_building(site: Path, code: str) -> None:
+    """Let the distribution of `outside` say how its operation is built too."""
+    (site / "row_scale_building.py").write_text(code)
+    with (site / "row_scale-1.dist-info" / "entry_points.txt").open("a") as file:
+        file.write(f"[{GROUP}]\nrow_scale = row_scale_building:ROW_SCALE\n")
+    building.cache_clear()
 
 
 @pytest.mark.usefixtures("outside")
@@ -368,8 +424,10 @@ def test_what_a_manifest_asks_of_an_operation_is_built_listed_and_served(
 ) -> None:
     listed = run("ls", built)
     assert listed.status == 0
+    assert listed.out.split()[:3] == ["signature", "norms", "target"]
     assert "input_norm  sm_90a  ranked" in listed.out
     assert run("verify", built).status == 0
+    assert run("show", built, "input_norm").out.startswith(f"{OF.key()} on sm_90a: ranked\nnorms: input_norm\ntakes: ")
     assert "takes: x bf16 (M, 4096), weight bf16 (4096), y bf16 (M, 4096)" in run("show", built, "input_norm").out
     with Archive.open(built) as archive:
         kernels = {}
@@ -432,6 +490,61 @@ def test_extents_that_no_kernel_takes_are_told(built: Path, run: Run, tmp_path: 
     )
 
 
+def test_a_build_of_which_no_kernel_takes_anything_is_refused_and_writes_nothing(
+    built: Path, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "odd.yaml").write_text(MANIFEST.replace("n: 4096", "n: 4097").replace("n: 128", "n: 129"))
+    odd = ("build", tmp_path / "odd.yaml", "-o", tmp_path / "odd.aot", "--cache", built.parent / "cache", "--no-tune")
+    result = run(*odd)
+    assert (result.status, result.out) == (2, "")
+    assert (
+        f"error: {tmp_path / 'odd.yaml'}:9: input_norm: bf16_bf16_bf16_rmsnorm_n4097 on sm_90a: no kernel takes it: "
+        "x.extent[1] must be a multiple of 8, found 4097; nor is there a kernel for the other 1" in result.err
+    )
+    assert not (tmp_path / "odd.aot").exists()
+    assert run(*odd, "--function", "rmsnorm").status == 1, "its functions can be called by name"
+    assert (tmp_path / "odd.aot").exists()
+
+
+@pytest.mark.usefixtures("outside")
+def test_an_operation_of_another_package_is_built_as_is_usual_unless_it_says_otherwise(tmp_path: Path) -> None:
+    asked = [manifest.loads(MANIFEST.replace("rmsnorm:", "row_scale:"))]
+    usual = plan(asked)
+    name = "row_scales.row.bf16_bf16_bf16_f32.threads128.sm_90a"
+    assert [(m, [v.name() for v in variants]) for m, variants in usual.problems[0].by_tokens] == [
+        (1, [name]),
+        (64, [name]),
+    ]
+    assert (usual.ranking, building("row_scale").plural) == ({}, "row_scales")
+    tell_building(tmp_path / "site", BUILDING)
+    found = plan(asked)
+    assert [m for m, _ in found.problems[0].by_tokens] == [64]
+    assert (found.ranking, building("row_scale").plural) == ({"sm_90a": "the largest M alone"}, "scalings")
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize(
+    ("code", "points", "match"),
+    [
+        ("import nothing_of_this_name", "", "cannot be imported .*nothing_of_this_name.*; install it again"),
+        ("ROW_SCALE = 5", "", "row_scale_building:ROW_SCALE is no aot.search.operation.Building of that name"),
+        (BUILDING.replace('Scalings("row_scale"', 'Scalings("rows"'), "", "is no .*Building of that name; mend it"),
+        (BUILDING, "\nrow_scale=other:X", "say how to build it; uninstall all but one"),
+    ],
+)
+def test_what_does_not_say_how_an_operation_is_built_is_refused(
+    tmp_path: Path, code: str, points: str, match: str
+) -> None:
+    tell_building(tmp_path / "site", code)
+    if points:
+        other = tmp_path / "site" / "other-1.dist-info"
+        other.mkdir()
+        (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+        (other / "entry_points.txt").write_text(f"[{GROUP}]{points}\n")
+    with pytest.raises(BuildingError, match=f"operation row_scale: .*{match}"):
+        plan([manifest.loads(MANIFEST.replace("rmsnorm:", "row_scale:"))])
+
+
 @pytest.mark.usefixtures("outside")
 def test_a_manifest_may_name_an_operation_of_another_package() -> None:
     found = manifest.loads(MANIFEST.replace("rmsnorm:", "row_scale:"))
@@ -458,3 +571,37 @@ def test_an_operation_and_kernels_of_another_package_are_built_and_called(tmp_pa
         library.call("row_scale", x, weight, out=y)
         assert driver.launches[-1].grid == (64, 1, 1)
         library.close()
+
+
+def test_an_entry_of_any_operation_that_was_never_tuned_gives_way_to_tuned_ones(run: Run, tmp_path: Path) -> None:
+    ranked = norm_entry([(None, "narrow")], state="ranked")
+    rows = [entry(OF.to_json(), [(None, "wide")], gpu=KIND), ranked, norm_entry([(None, "narrow")], OTHER, "ranked")]
+    write_archive(tmp_path / "kinds.aot", [norm_record("narrow"), norm_record("wide")], rows, "rmsnorm")
+    found = json.loads(run("ls", tmp_path / "kinds.aot", "--json").out)["entries"]
+    tuned: dict[str, Any] = {"state": "tuned", "form": None, "checked_on": []}
+    assert [(e["operation"], e["instead"]) for e in found] == [("rmsnorm", None), ("rmsnorm", tuned), ("rmsnorm", None)]
+    assert "gives way to the entries that were tuned" in run("ls", tmp_path / "kinds.aot").out
+
+
+def test_launches_of_every_operation_are_evaluated_at_what_its_entries_serve(run: Run, tmp_path: Path) -> None:
+    """The extents of a signature, not any: of N = 4100 the record allows none."""
+    rows = [norm_entry([(None, "narrow")], replace(OF, n=4100))]
+    write_archive(tmp_path / "odd.aot", [norm_record("narrow")], rows, "rmsnorm")
+    said = run("verify", tmp_path / "odd.aot").out
+    assert (
+        "it refuses every shape of bf16_bf16_bf16_rmsnorm_n4100, first 1 rows: x.extent[1] must be a multiple" in said
+    )
+
+
+def test_each_function_with_numbers_is_held_against_the_signature(tmp_path: Path, torch: FakeTorch, run: Run) -> None:
+    """Though one before it was right: they have no tensors alone to be known by."""
+    wide = norm_record("wide")
+    wide["arguments"] = [a | {"dtype": "f16"} if a["kind"] == "tensor" else a for a in wide["arguments"]]
+    rows = [norm_entry([(8, "narrow"), (None, "wide")])]
+    path = tmp_path / "mixed.aot"
+    driver = RecordingDriver(kernels=write_archive(path, [norm_record("narrow"), wide], rows, "rmsnorm"))
+    assert "function wide takes x as f16, not bf16" in run("verify", path).out
+    library = Library(Archive.open(path), driver)
+    library.call("rmsnorm", *tensors(8)[:2], out=tensors(8)[2])
+    with pytest.raises(RecordError, match="has wide for bf16_bf16_bf16_rmsnorm_n4096, but it takes x as f16, not bf16"):
+        library.call("rmsnorm", *tensors(9)[:2], out=tensors(9)[2])

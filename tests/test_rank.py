@@ -174,7 +174,7 @@ ANY_CONFIG = st.dictionaries(
 def test_variants_of_an_unknown_family_have_a_place_whatever_their_choices(
     library: bool, configs: list[dict[str, Option]], target: str
 ) -> None:
-    strangers = {Variant("elsewhere", "new", target, choices(**c), "bf16", "bf16", "bf16") for c in configs}
+    strangers = {Variant("elsewhere", "new", target, choices(**c), ("bf16",) * 3) for c in configs}
     given_ = [*variants(target), *strangers]
     with pytest.MonkeyPatch.context() as patch:
         if not library:
@@ -185,7 +185,7 @@ def test_variants_of_an_unknown_family_have_a_place_whatever_their_choices(
 
 
 def test_variants_of_one_name_keep_one_order() -> None:
-    twins = [Variant("elsewhere", "new", "sm_120a", c, "bf16", "bf16", "bf16") for c in ((), choices(tile_n=False))]
+    twins = [Variant("elsewhere", "new", "sm_120a", c, ("bf16",) * 3) for c in ((), choices(tile_n=False))]
     assert twins[0].name() == twins[1].name()
     orders = [rank(given_, SIGNATURE, 16, "sm_120a").variants for given_ in (twins, twins[::-1])]
     assert orders[0] == orders[1]
@@ -218,7 +218,7 @@ def test_candidates_overlap_as_much_as_is_promised_and_gains() -> None:
 @pytest.mark.usefixtures("without_library")
 def test_splitting_k_pays_where_tiles_leave_multiprocessors_idle_and_not_where_they_do_not() -> None:
     whole, split = (
-        Variant("elsewhere", "new", "sm_90a", choices(tile_m=64, tile_n=64, split_k=parts), "bf16", "bf16", "bf16")
+        Variant("elsewhere", "new", "sm_90a", choices(tile_m=64, tile_n=64, split_k=parts), ("bf16",) * 3)
         for parts in (1, 3)
     )
     narrow = dataclasses.replace(SIGNATURE, n=512)
@@ -230,7 +230,7 @@ def test_splitting_k_pays_where_tiles_leave_multiprocessors_idle_and_not_where_t
 def test_ranking_takes_every_element_type_and_word(types: tuple[str, str, str]) -> None:
     a, b, d = types
     wanted = dataclasses.replace(SIGNATURE, a=a, b=b, d=d, epilogue="swiglu+residual+scale", overlap="weights")
-    given_ = [dataclasses.replace(v, a=a, b=b, d=d, epilogue=wanted.epilogue) for v in variants("sm_90a")]
+    given_ = [dataclasses.replace(v, elements=types, epilogue=wanted.epilogue) for v in variants("sm_90a")]
     assert sorted(rank(given_, wanted, 16, "sm_90a").variants, key=Variant.name) == sorted(given_, key=Variant.name)
     assert len(shortlist(given_, [(wanted, 16)], "sm_90a", 4).candidates[wanted, 16]) == 4
 

@@ -67,7 +67,7 @@ def shortlist(
     """
     by_form: dict[tuple[Any, ...], _Shapes] = {}  # what signatures differ in most, so that few are asked one by one
     for v, shape in _shapes(v for v in variants if v.target == target):
-        by_form.setdefault((v.a, v.b, v.d, v.epilogue, v.scaling, v.b_major, v.batched), []).append((v, shape))
+        by_form.setdefault((*v.elements, v.epilogue, v.scaling, v.b_major, v.batched), []).append((v, shape))
     models: dict[tuple[str, ...], _Model] = {}
     suited: dict[Signature, _Suited] = {}
     candidates: dict[tuple[Signature, int], list[Variant]] = {}

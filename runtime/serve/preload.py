@@ -131,10 +131,10 @@ class Preloader:
             if tokens:
                 torch = _imported_torch()
                 kinds = [None] if torch is None else [None, torch]
-                planned = [entry for entry in entries if entry.signature.operation == self._plans.operation]
+                planned = [entry for entry in entries if entry.signature.operation == self._plans.of.name]
                 for entry, m, kind in itertools.product(planned, tokens, kinds):
                     self._prepare(entry, m, kind)
-                others = [entry for entry in entries if entry.signature.operation != self._plans.operation]
+                others = [entry for entry in entries if entry.signature.operation != self._plans.of.name]
                 for entry, m in itertools.product(others, tokens):
                     self._prepare_call(entry, m)
             with self._driver.current():
