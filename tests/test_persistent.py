@@ -19,6 +19,7 @@ import pytest
 from aot.kernels.sm90.persistent import choices as persistent_choices
 from aot.kernels.sm90.persistent.form import Form
 from aot.kernels.sm90.persistent.plan import STAGE_BYTES_OF_K, Plan
+from aot.kernels.sm90.persistent.scale_blocks import ScaleBlocks
 from aot.providers import estimate_persistent, likely_persistent
 from aot.search.legal import legal_variants, unsuited
 from aot.search.rank import rank
@@ -275,7 +276,7 @@ def test_sums_of_8_bit_products_and_no_others_are_promoted_every_256_columns_or_
 def test_partial_accumulators_are_of_one_atom_of_rows_or_two_sets_of_all(signature: Signature) -> None:
     for v in variants(signature):
         plan = Plan.of(v.options, form(signature))
-        two = signature.scaling == "block" and plan.m_atoms == 1
+        two = signature.scaling == "block" and not plan.staged_scales
         assert plan.partial_sets == (0 if signature.a != "e4m3" else 2 if two else 1)
         partial = plan.accumulators if plan.partial_sets == 2 else plan.accumulators // plan.m_atoms
         assert plan.accumulators + plan.partial_sets * partial <= 200
@@ -289,19 +290,60 @@ def test_scales_of_columns_wait_in_shared_memory_for_each_part_of_a_tile() -> No
             assert plan.shared_scales == expected
 
 
-def test_tiles_of_block_scaling_lie_within_a_block_of_b() -> None:
-    assert {v.integer("tile_n") for v in variants(BLOCK)} <= {64, 128}
+def test_tiles_of_block_scaling_touch_two_blocks_of_b_at_most() -> None:
+    found = {(plan.rows, plan.columns) for plan in legal_plans(dataclasses.replace(BLOCK, epilogue="none"))}
+    assert {columns for rows, columns in found if rows == 128} == {64, 80, 96, 128, 160, 192}
+    assert {columns for rows, columns in found if rows == 256} == {64, 80, 96, 128}
 
 
 @pytest.mark.parametrize("epilogue", ["none", "bias", "swiglu", "swiglu_interleaved"])
-def test_blocks_scales_are_staged_where_a_warp_group_has_two_atoms_of_rows(epilogue: str) -> None:
+def test_blocks_scales_are_staged_where_a_warp_group_has_all_columns_and_k(epilogue: str) -> None:
     signature = dataclasses.replace(BLOCK, epilogue=epilogue)
     plans = legal_plans(signature)
     assert {plan.m_atoms for plan in plans} >= {1, 2}
     for plan in plans:
-        blocks_of_b = 2 if epilogue == "swiglu" else 1
-        assert plan.staged_scales == (2 * plan.m_atoms * blocks_of_b if plan.m_atoms > 1 else 0)
-        assert plan.full_arrivals == (1 + 2 if plan.m_atoms > 1 else 1), "the TMA warp, and those that load scales"
+        gates = 2 if epilogue == "swiglu" else 1
+        blocks_of_b = 1 if 128 % (plan.columns // gates) == 0 else 2
+        staged = plan.m_atoms > 1 or (plan.rows == 128 and plan.split_k == 1)
+        assert plan.staged_scales == (2 * plan.m_atoms * gates * blocks_of_b if staged else 0)
+        assert plan.full_arrivals == (1 + 2 if staged else 1), "the TMA warp, and those that load scales"
+
+
+@pytest.mark.parametrize("columns", [32, 48, 64, 80, 96, 128, 144, 160, 192, 256])
+def test_every_column_of_a_tile_is_scaled_by_the_block_of_b_that_it_is_in(columns: int) -> None:
+    blocks = ScaleBlocks(columns)
+    assert blocks.blocks <= 2
+    for first in range(0, 20 * columns, columns):
+        for column in range(first, first + columns):
+            lane, sub_block = blocks.of_sum((column - first) // 8)
+            assert lane == 0
+            assert first // 128 + blocks.block_of(sub_block, first % 128) == column // 128
+
+
+def test_a_sub_block_is_chosen_at_run_time_only_where_it_is_not_always_of_one_block() -> None:
+    start = SimpleNamespace()  # no number at all
+    assert [ScaleBlocks(64).block_of(i, start) for i in range(1)] == [0]
+    assert [ScaleBlocks(256).block_of(i, start) for i in range(2)] == [0, 1]
+    blocks = ScaleBlocks(192)
+    assert [blocks.block_of(0, start), blocks.block_of(2, start)] == [0, 1]
+    assert [blocks.block_of(1, 0), blocks.block_of(1, 64)] == [0, 1]
+
+
+def test_gates_and_what_they_gate_have_scales_of_their_own_blocks() -> None:
+    """Of 96 gates and 96 others, which take turns by 8 columns: the third 32 of each."""
+    blocks = ScaleBlocks(96, lanes=2)
+    assert (blocks.sub_blocks, blocks.scales) == (3, 4)
+    assert [blocks.of_sum(i) for i in (0, 1, 2, 16, 17, 23)] == [(0, 0), (1, 0), (0, 0), (0, 2), (1, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("tile_n", [96, 128, 192])
+@pytest.mark.parametrize("epilogue", ["none", "bias", "swiglu", "swiglu_interleaved", "residual"])
+def test_tiles_of_128_rows_keep_stages_enough_beside_their_scales(epilogue: str, tile_n: int) -> None:
+    plans = [p for p in legal_plans(dataclasses.replace(BLOCK, epilogue=epilogue)) if p.columns == tile_n]
+    plans = [plan for plan in plans if plan.rows == 128 and plan.staged_scales]
+    assert plans
+    four_scales_more = epilogue == "swiglu" and tile_n == 192
+    assert all(plan.stages >= (4 if four_scales_more else 5) for plan in plans)
 
 
 def test_a_thread_that_loads_scales_stands_for_consumers_of_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:

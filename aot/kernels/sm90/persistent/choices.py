@@ -23,6 +23,7 @@ _MOST_ROWS_OF_B = 1 << 27  # in tiles of 64: see `scheduler`, whose quotients ar
 _MOST_ACCUMULATORS, _MOST_FUSED, _MOST_RESIDUAL, _MOST_RESIDUAL_SWAPPED = 200, 144, 144, 96
 _MOST_SPLIT = 120  # all sets of them
 _MOST_STAGED_SCALES = 8  # of the 40 registers of a thread that loads them
+_MOST_BLOCKS, _MOST_SUB_BLOCKS = 2, 5  # of B, that columns of a tile lie in: consumers choose between two scales
 _MOST_PROMOTED_THREE = 176  # of tiles of three atoms of rows
 _MOST_RESIDUAL_BESIDE = 120  # of such tiles, and of clusters of four, and of gates where scales are staged
 _MOST_GELU_STAGED = 120  # of gelu alone where scales are staged
@@ -145,8 +146,15 @@ def _rule_of_form(plan: Plan, form: Form) -> str | None:
             return "N-major B needs columns in whole swizzle atoms of 64"
         if 64 < plan.columns // plan.atom_layout.columns < 128:
             return "a warp group's part of N-major B would end within a swizzle atom of 64"
-    if form.scaling == "block" and SCALE_BLOCK % plan.columns:
-        return "a tile's columns must lie within one block of B"
+    return _rule_of_blocks(plan) if form.scaling == "block" else None
+
+
+def _rule_of_blocks(plan: Plan) -> str | None:
+    blocks = plan.scale_blocks
+    if blocks.blocks > (_MOST_BLOCKS if plan.staged_scales else 1):
+        return "the columns of a warp group's part of a tile must lie in one block of B, or two if scales are staged"
+    if blocks.sub_blocks > _MOST_SUB_BLOCKS:
+        return f"of {blocks.sub_blocks} sub-blocks each would choose among scales"
     return None
 
 

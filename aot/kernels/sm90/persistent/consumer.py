@@ -9,6 +9,8 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import warpgroup
 
+from runtime.numbers.scaling import SCALE_BLOCK
+
 from ..sizes import WARP_GROUP
 from .epilogue import store_tile
 from .epilogue_operands import EpilogueOperands
@@ -17,7 +19,7 @@ from .output import Output
 from .pipeline import HandOver, OrderedBarrier, Pipeline, PipelineState
 from .plan import Plan
 from .promoted_mainloop import AlternatingMainloop, OrderedMainloop, partial_accumulators
-from .promotion import BlockScales
+from .promotion import BlockScales, first_column
 from .scales import Scales
 from .scheduler import TileScheduler, this_cluster
 from .split_k import SplitK, end_reduction, exchange
@@ -144,7 +146,11 @@ def _consume_ordered(
         if cutlass.const_expr(not plan.begins_early):
             partial.fill(0.0)
             state = promoted.begin_tile(state)
-        state = promoted.multiply(accumulators, state, scheduler.k_tiles)
+        if cutlass.const_expr(staged is None):
+            state = promoted.multiply(accumulators, state, scheduler.k_tiles)
+        else:
+            start = first_column(plan, operands, coord) % SCALE_BLOCK
+            state = promoted.multiply(accumulators, state, scheduler.k_tiles, start)
         if cutlass.const_expr(plan.begins_early):  # noqa: SIM102  # the other is of run time
             if index + step < work_tiles:
                 state = promoted.begin_tile(state)

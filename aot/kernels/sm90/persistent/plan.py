@@ -15,6 +15,7 @@ from runtime.numbers.dtypes import DTYPES
 
 from ..sizes import BARRIER_BYTES, SHARED_BYTES_PER_CTA, STATIC_BYTES, WARP, WARP_GROUP, WGMMA_ROWS
 from .form import Form
+from .scale_blocks import ScaleBlocks
 
 STAGE_BYTES_OF_K = 128  # a swizzle atom of K
 CONSUMERS = 2  # warp groups
@@ -79,8 +80,8 @@ class Plan:
         if form.promotion_interval:
             registers += registers // atoms
         staged_scales = 0
-        if form.scaling == "block" and atoms > 1:
-            staged_scales = 2 * atoms * (2 if form.gated and "_interleaved" not in form.epilogue else 1)
+        if form.scaling == "block" and (atoms > 1 or (atom_layout.rows > 1 and options["split_k"] == 1)):
+            staged_scales = 2 * atoms * _scale_blocks(form, columns // atom_layout.columns).scales
             if form.epilogue != "none":
                 registers = rows * columns // (atom_layout.rows * atom_layout.columns) // WARP_GROUP
         narrow = (form.epilogue != "none" or options["split_k"] > 1) and registers > _ACCUMULATORS_BESIDE_WIDE_TILES
@@ -184,7 +185,7 @@ class Plan:
         there are two: it promotes one while the tensor core fills the other."""
         if not self.promotion_interval:
             return 0
-        return 2 if self.form.scaling == "block" and self.m_atoms == 1 else 1
+        return 2 if self.form.scaling == "block" and not self.staged_scales else 1
 
     @property
     def begins_early(self) -> bool:
@@ -211,6 +212,11 @@ class Plan:
     def spare_k_tiles(self) -> int:
         """K tiles that are loaded behind the last ones for products that nobody needs."""
         return 1 if self.partial_sets > 1 else 0
+
+    @property
+    def scale_blocks(self) -> ScaleBlocks:
+        """Where scales are of blocks, those that a warp group's part of a tile has columns of."""
+        return _scale_blocks(self.form, self.columns // self.atom_layout.columns)
 
     @property
     def scale_warps(self) -> int:
@@ -301,6 +307,12 @@ class Plan:
     def counters_bytes(self) -> int:
         """And of the one for counters, which is left zero."""
         return self.cluster * CONSUMERS * COUNTER_BYTES
+
+
+def _scale_blocks(form: Form, columns: int) -> ScaleBlocks:
+    """Gates are of other blocks of B than what they gate, unless they alternate in B."""
+    lanes = 2 if form.gated and "_interleaved" not in form.epilogue else 1
+    return ScaleBlocks(columns // lanes, lanes)
 
 
 def _epilogue_tile_columns(part: int, swap: bool, d: str, share: int, multiple: int, whole: bool) -> int:

@@ -18,7 +18,7 @@ from ..sizes import WGMMA_ROWS
 from .mainloop import Mainloop, accumulators_of
 from .pipeline import OrderedBarrier, PipelineState, advance, release
 from .plan import Plan
-from .promotion import BlockScales, promote
+from .promotion import BlockScales, choose, promote
 from .scheduler import KTiles
 
 
@@ -134,7 +134,7 @@ class AlternatingMainloop:
                 if cutlass.const_expr(i > 0):
                     warpgroup.wait_group(1)
                     mainloop.release_before(state.stage, 2)
-                promote(plan, accumulators, old, scales.products[i], range(plan.m_atoms), False)
+                promote(plan, accumulators, old, choose(plan, scales.products[i], 0), range(plan.m_atoms), False)
             scales.take_over()
         if cutlass.const_expr(plan.split_k > 1):
             mainloop.finish(state.stage)

@@ -14,6 +14,8 @@ from cutlass import cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
+from runtime.numbers.scaling import SCALE_BLOCK
+
 from .epilogue_operands import EpilogueOperands
 from .plan import Plan
 from .scheduler import TileCoord
@@ -26,13 +28,13 @@ class BlockScales:
     plan: Plan
     operands: EpilogueOperands
     coord: TileCoord
-    products: list[Any]  # of scales: (columns of `first_columns`, halves, WGMMA atoms of 64 rows) for each block of K
+    products: list[Any]  # of scales: as `scales_of_stage` has them, for each block of K
     factors: list[Any]  # the scales themselves, of the next blocks: rows' and then columns'
 
     @classmethod
     def of(cls, plan: Plan, operands: EpilogueOperands, coord: TileCoord) -> BlockScales:
         """Those of the tile `coord`, not yet loaded."""
-        columns = 2 if _by_gate(plan) else 1
+        columns = plan.scale_blocks.scales
         blocks = range(plan.k_tile_multiple)
         products = [scales_of_stage(plan) for _ in blocks]
         factors = [cute.make_rmem_tensor((2 * plan.m_atoms + columns,), cutlass.Float32) for _ in blocks]
@@ -46,7 +48,7 @@ class BlockScales:
                 for half in range(2):
                     row = operands.first_row(self.coord, atom) + operands.row + 8 * half
                     factors[2 * atom + half] = operands.scale_a_of_block(row, first_k + k)
-            for i, column in enumerate(first_columns(plan, operands, self.coord)):
+            for i, column in enumerate(scaled_columns(plan, operands, self.coord)):
                 factors[2 * plan.m_atoms + i] = operands.scale_b_of_block(column, first_k + k)
 
     def take_over(self) -> None:
@@ -59,30 +61,46 @@ class BlockScales:
                         product[i, half, atom] = _here("mul.f32 $0, $1, $2;", *pair)
 
 
-def first_columns(plan: Plan, operands: EpilogueOperands, coord: TileCoord) -> list[Any]:
-    """A column of each block of B that a tile has: one, or the gates' and the other one."""
-    if _by_gate(plan):
-        first = coord.column * plan.out_columns
-        return [first, operands.n // 2 + first]
-    return [coord.column * plan.columns]
+def first_column(plan: Plan, operands: EpilogueOperands, coord: TileCoord) -> Any:
+    """The first row of B that a warp group's part of a tile has, in the first lane of `Plan.scale_blocks`."""
+    return operands.first_column(coord, 0) * (2 if operands.parts.interleaved else 1)
+
+
+def scaled_columns(plan: Plan, operands: EpilogueOperands, coord: TileCoord) -> list[Any]:
+    """A row of B in each block of `Plan.scale_blocks`."""
+    blocks, first = plan.scale_blocks, first_column(plan, operands, coord)
+    firsts = [first] if blocks.lanes == 1 else [first, operands.n // 2 + first]
+    return [lane + block * SCALE_BLOCK for lane in firsts for block in range(blocks.blocks)]
 
 
 def scales_of_stage(plan: Plan) -> cute.Tensor:
-    """Room in registers for what scales a thread's sums of one block of K: (columns of `first_columns`, halves, WGMMA
-    atoms of 64 rows)."""
-    return cute.make_rmem_tensor((2 if _by_gate(plan) else 1, 2, plan.m_atoms), cutlass.Float32)
+    """Room in registers for what scales a thread's sums of one block of K: (`ScaleBlocks.scales`, halves, WGMMA atoms
+    of 64 rows)."""
+    return cute.make_rmem_tensor((plan.scale_blocks.scales, 2, plan.m_atoms), cutlass.Float32)
 
 
-def _by_gate(plan: Plan) -> bool:
-    """Whether gates are of another block of B than what they gate."""
-    return plan.form.gated and "_interleaved" not in plan.form.epilogue
+def choose(plan: Plan, scales: cute.Tensor, start: Any) -> list[list[list[Any]]]:
+    """What scales a thread's sums in a part of a tile that begins `start` columns into a block of B, of the products
+    in `scales` (`scales_of_stage`): by WGMMA atoms of 64 rows, halves, and then sub-blocks of each lane."""
+    blocks = plan.scale_blocks
+
+    def chosen(lane: int, sub_block: int, half: int, atom: int) -> Any:
+        of_blocks = [scales[lane * blocks.blocks + block, half, atom] for block in range(blocks.blocks)]
+        block = blocks.block_of(sub_block, start)
+        if isinstance(block, int):
+            return of_blocks[block]
+        first, second = of_blocks
+        return cutlass.select_(block > 0, second, first)
+
+    each = [(lane, sub_block) for lane in range(blocks.lanes) for sub_block in range(blocks.sub_blocks)]
+    return [[[chosen(*at, half, atom) for at in each] for half in range(2)] for atom in range(plan.m_atoms)]
 
 
 def promote(
     plan: Plan, accumulators: cute.Tensor, partial: cute.Tensor, scales: Any, atoms: range, first: bool
 ) -> None:
-    """Add the partial accumulators of `atoms` of 64 rows, each times its scales if there are any, or begin with them if
-    `first`."""
+    """Add the partial accumulators of `atoms` of 64 rows, each times its scale of `choose` if there are any, or begin
+    with them if `first`."""
     each = cute.size(accumulators) // plan.m_atoms
     for atom in atoms:
         for i in range(each):
@@ -90,8 +108,9 @@ def promote(
             old = 0.0 if first else accumulators[at]
             if scales is None:
                 accumulators[at] = _here("add.f32 $0, $1, $2;", old, x)
-            else:  # 8 columns of gates, then 8 of what they gate
-                scale = scales[i // 4 % cute.size(scales, mode=[0]), i // 2 % 2, atom]
+            else:
+                lane, sub_block = plan.scale_blocks.of_sum(i // 4)
+                scale = scales[atom][i // 2 % 2][lane * plan.scale_blocks.sub_blocks + sub_block]
                 accumulators[at] = _here("fma.rn.f32 $0, $2, $3, $1;", old, x, scale)
 
 

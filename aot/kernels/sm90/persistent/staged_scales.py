@@ -16,7 +16,7 @@ from ..sizes import WARP, WARP_GROUP
 from .epilogue_operands import EpilogueOperands
 from .pipeline import Pipeline, PipelineState, advance
 from .plan import CONSUMERS, Plan
-from .promotion import first_columns
+from .promotion import scaled_columns
 from .scheduler import TileCoord, TileScheduler, this_cluster
 
 _QUAD = 4  # threads that have the same rows of WGMMA's accumulators
@@ -50,7 +50,7 @@ def produce_scales(
     for a quad of that group: `operands` are those of its first one."""
     mine = staged[None, operands.thread // _QUAD, operands.group, None]
     products = cute.make_rmem_tensor((plan.staged_scales,), cutlass.Float32)
-    blocks = plan.staged_scales // (2 * plan.m_atoms)  # of B, that a tile has columns of
+    blocks = plan.scale_blocks.scales
     factors = cute.make_rmem_tensor((2 * plan.m_atoms + blocks,), cutlass.Float32)
     cluster = this_cluster(plan)
     state = PipelineState(cutlass.Int32(0), cutlass.Int32(1))  # the first round finds every stage empty
@@ -75,7 +75,7 @@ def _by_block(plan: Plan, operands: EpilogueOperands, coord: TileCoord) -> tuple
     """The scales of a thread's rows of A, and of its blocks of B, each by blocks of K."""
     firsts = [operands.first_row(coord, atom) + operands.row for atom in range(plan.m_atoms)]
     rows = [cutlass.min(first + 8 * half, operands.m - 1) for first in firsts for half in range(2)]
-    columns = [cutlass.min(column, operands.n - 1) for column in first_columns(plan, operands, coord)]
+    columns = [cutlass.min(column, operands.n - 1) for column in scaled_columns(plan, operands, coord)]
     of_rows = [operands.scale_a[row, None] for row in rows]
     return of_rows, [operands.scale_b[column // SCALE_BLOCK, None] for column in columns]
 
