@@ -273,13 +273,10 @@ def test_sums_of_8_bit_products_and_no_others_are_promoted_every_256_columns_or_
 
 
 @pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
-def test_partial_accumulators_are_of_one_atom_of_rows_or_two_sets_of_all(signature: Signature) -> None:
-    for v in variants(signature):
-        plan = Plan.of(v.options, form(signature))
-        two = signature.scaling == "block" and not plan.staged_scales
-        assert plan.partial_sets == (0 if signature.a != "e4m3" else 2 if two else 1)
-        partial = plan.accumulators if plan.partial_sets == 2 else plan.accumulators // plan.m_atoms
-        assert plan.accumulators + plan.partial_sets * partial <= 200
+def test_partial_accumulators_are_of_one_atom_of_rows(signature: Signature) -> None:
+    for plan in legal_plans(signature):
+        assert plan.partial_accumulators == (plan.accumulators // plan.m_atoms if signature.a == "e4m3" else 0)
+        assert plan.accumulators + plan.partial_accumulators <= 200
 
 
 def test_scales_of_columns_wait_in_shared_memory_for_each_part_of_a_tile() -> None:
@@ -297,16 +294,15 @@ def test_tiles_of_block_scaling_touch_two_blocks_of_b_at_most() -> None:
 
 
 @pytest.mark.parametrize("epilogue", ["none", "bias", "swiglu", "swiglu_interleaved"])
-def test_blocks_scales_are_staged_where_a_warp_group_has_all_columns_and_k(epilogue: str) -> None:
+def test_blocks_scales_are_staged_by_warps_that_a_stage_waits_for(epilogue: str) -> None:
     signature = dataclasses.replace(BLOCK, epilogue=epilogue)
     plans = legal_plans(signature)
     assert {plan.m_atoms for plan in plans} >= {1, 2}
     for plan in plans:
         gates = 2 if epilogue == "swiglu" else 1
-        blocks_of_b = 1 if 128 % (plan.columns // gates) == 0 else 2
-        staged = plan.m_atoms > 1 or (plan.rows == 128 and plan.split_k == 1)
-        assert plan.staged_scales == (2 * plan.m_atoms * gates * blocks_of_b if staged else 0)
-        assert plan.full_arrivals == (1 + 2 if staged else 1), "the TMA warp, and those that load scales"
+        blocks_of_b = 1 if 128 % (plan.columns // plan.atom_layout.columns // gates) == 0 else 2
+        assert plan.staged_scales == 2 * plan.m_atoms * gates * blocks_of_b
+        assert plan.full_arrivals == 1 + 2, "the TMA warp, and those that load scales"
 
 
 @pytest.mark.parametrize("columns", [32, 48, 64, 80, 96, 128, 144, 160, 192, 256])
@@ -340,7 +336,7 @@ def test_gates_and_what_they_gate_have_scales_of_their_own_blocks() -> None:
 @pytest.mark.parametrize("epilogue", ["none", "bias", "swiglu", "swiglu_interleaved", "residual"])
 def test_tiles_of_128_rows_keep_stages_enough_beside_their_scales(epilogue: str, tile_n: int) -> None:
     plans = [p for p in legal_plans(dataclasses.replace(BLOCK, epilogue=epilogue)) if p.columns == tile_n]
-    plans = [plan for plan in plans if plan.rows == 128 and plan.staged_scales]
+    plans = [plan for plan in plans if plan.rows == 128]
     assert plans
     four_scales_more = epilogue == "swiglu" and tile_n == 192
     assert all(plan.stages >= (4 if four_scales_more else 5) for plan in plans)

@@ -97,12 +97,12 @@ _OPINIONS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
 
 
 def _of_blocks(options: Mapping[str, Any]) -> str | None:
-    """Of tiles of 256 rows those whose columns lie within one block of B were timed on an H200, and of 64 rows."""
+    """Of tiles of 256 rows those whose columns lie within one block of B were timed on an H200."""
     sub_block = math.gcd(options["tile_n"], SCALE_BLOCK)
     if sub_block < _LEAST_SUB_BLOCK:
         return f"sub-blocks of {sub_block} columns choose among scales more often than any that were tried"
-    if sub_block < options["tile_n"] or (options["tile_m"] == 2 * WGMMA_ROWS and options["split_k"] == 1):
-        return "no GPU has run staged scales of blocks with tiles of 128 rows, or across blocks of B"
+    if sub_block < options["tile_n"] or options["tile_m"] <= 2 * WGMMA_ROWS:
+        return "no GPU has run staged scales of blocks with tiles of 128 rows or fewer, or across blocks of B"
     return None
 
 

@@ -30,7 +30,6 @@ _RASTER_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster t
 _RASTER_SWIZZLES = {"two_rows": 2, "columns": 8, "quads": 8}
 _LEAST_SLICE, _MOST_SLICES = 4, 12  # stages of K, and how many to a tile
 _SCALE_BYTES = CONSUMERS * WARP * 4  # of one product of scales for all groups of four threads, which share rows
-_UNROLLED_K_TILES = 4  # of a loop's body where two sets of partial accumulators alternate
 # Whose epilogue tiles must be small for there to be one for each of many slices of K.
 _FEW_ACCUMULATORS = 64
 _ACCUMULATORS_BESIDE_WIDE_TILES = 80  # an epilogue with more of them needs the registers of half an epilogue tile
@@ -63,7 +62,7 @@ class Plan:
     overlap: bool
     accumulator_registers: int  # that a thread needs while it stores a tile
     epilogue_tile_columns: int  # of D, by 64 rows, stored at once
-    staged_scales: int  # products of blocks' scales that a thread finds in a stage, or 0 where it loads the scales
+    staged_scales: int  # products of blocks' scales that a thread finds in a stage
     stages: int
 
     @classmethod
@@ -80,7 +79,7 @@ class Plan:
         if form.promotion_interval:
             registers += registers // atoms
         staged_scales = 0
-        if form.scaling == "block" and (atoms > 1 or (atom_layout.rows > 1 and options["split_k"] == 1)):
+        if form.scaling == "block":
             staged_scales = 2 * atoms * _scale_blocks(form, columns // atom_layout.columns).scales
             if form.epilogue != "none":
                 registers = rows * columns // (atom_layout.rows * atom_layout.columns) // WARP_GROUP
@@ -179,13 +178,10 @@ class Plan:
         return self.form.promotion_interval
 
     @property
-    def partial_sets(self) -> int:
-        """Sets of partial accumulators, which the tensor core fills and f32 registers take over: one, for 64 rows,
-        which a warp group promotes while the other multiplies. Of blocks, where that is all of a warp group's rows,
-        there are two: it promotes one while the tensor core fills the other."""
-        if not self.promotion_interval:
-            return 0
-        return 2 if self.form.scaling == "block" and not self.staged_scales else 1
+    def partial_accumulators(self) -> int:
+        """Those of a thread that the tensor core fills and f32 registers take over: of 64 rows, which a warp group
+        promotes while the other multiplies."""
+        return self.accumulators // self.m_atoms if self.promotion_interval else 0
 
     @property
     def begins_early(self) -> bool:
@@ -206,12 +202,7 @@ class Plan:
     @property
     def k_tile_multiple(self) -> int:
         """K tiles (stages along K) go by so many to a slice of K, the last ones zeros if need be."""
-        return _UNROLLED_K_TILES if self.partial_sets > 1 else max(1, self.promotion_interval)
-
-    @property
-    def spare_k_tiles(self) -> int:
-        """K tiles that are loaded behind the last ones for products that nobody needs."""
-        return 1 if self.partial_sets > 1 else 0
+        return max(1, self.promotion_interval)
 
     @property
     def scale_blocks(self) -> ScaleBlocks:

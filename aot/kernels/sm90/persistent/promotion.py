@@ -6,7 +6,6 @@ of stages and of who multiplies when.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -14,63 +13,7 @@ from cutlass import cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
-from runtime.numbers.scaling import SCALE_BLOCK
-
-from .epilogue_operands import EpilogueOperands
 from .plan import Plan
-from .scheduler import TileCoord
-
-
-@dataclass(frozen=True)
-class BlockScales:
-    """What scales the products of `Plan.k_tile_multiple` blocks of K of one tile, in registers."""
-
-    plan: Plan
-    operands: EpilogueOperands
-    coord: TileCoord
-    products: list[Any]  # of scales: as `scales_of_stage` has them, for each block of K
-    factors: list[Any]  # the scales themselves, of the next blocks: rows' and then columns'
-
-    @classmethod
-    def of(cls, plan: Plan, operands: EpilogueOperands, coord: TileCoord) -> BlockScales:
-        """Those of the tile `coord`, not yet loaded."""
-        columns = plan.scale_blocks.scales
-        blocks = range(plan.k_tile_multiple)
-        products = [scales_of_stage(plan) for _ in blocks]
-        factors = [cute.make_rmem_tensor((2 * plan.m_atoms + columns,), cutlass.Float32) for _ in blocks]
-        return cls(plan, operands, coord, products, factors)
-
-    def fetch(self, first_k: Any) -> None:
-        """Begin to load the scales of blocks of K, from `first_k` on."""
-        plan, operands = self.plan, self.operands
-        for k, factors in enumerate(self.factors):
-            for atom in range(plan.m_atoms):
-                for half in range(2):
-                    row = operands.first_row(self.coord, atom) + operands.row + 8 * half
-                    factors[2 * atom + half] = operands.scale_a_of_block(row, first_k + k)
-            for i, column in enumerate(scaled_columns(plan, operands, self.coord)):
-                factors[2 * plan.m_atoms + i] = operands.scale_b_of_block(column, first_k + k)
-
-    def take_over(self) -> None:
-        """Multiply what was loaded, here and not before."""
-        for product, factors in zip(self.products, self.factors, strict=True):
-            for atom in range(self.plan.m_atoms):
-                for half in range(2):
-                    for i in range(cute.size(product, mode=[0])):
-                        pair = factors[2 * atom + half], factors[2 * self.plan.m_atoms + i]
-                        product[i, half, atom] = _here("mul.f32 $0, $1, $2;", *pair)
-
-
-def first_column(plan: Plan, operands: EpilogueOperands, coord: TileCoord) -> Any:
-    """The first row of B that a warp group's part of a tile has, in the first lane of `Plan.scale_blocks`."""
-    return operands.first_column(coord, 0) * (2 if operands.parts.interleaved else 1)
-
-
-def scaled_columns(plan: Plan, operands: EpilogueOperands, coord: TileCoord) -> list[Any]:
-    """A row of B in each block of `Plan.scale_blocks`."""
-    blocks, first = plan.scale_blocks, first_column(plan, operands, coord)
-    firsts = [first] if blocks.lanes == 1 else [first, operands.n // 2 + first]
-    return [lane + block * SCALE_BLOCK for lane in firsts for block in range(blocks.blocks)]
 
 
 def scales_of_stage(plan: Plan) -> cute.Tensor:
