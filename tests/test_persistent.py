@@ -316,6 +316,67 @@ def test_every_column_of_a_tile_is_scaled_by_the_block_of_b_that_it_is_in(column
             assert first // 128 + blocks.block_of(sub_block, first % 128) == column // 128
 
 
+class _Rows:
+    """Scales (rows, blocks of K), of which `[row, None]` is a row's: the same number in every block of K."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def __getitem__(self, at: tuple[int, None]) -> list[int]:
+        return [int(self.values[at[0]])]
+
+
+@pytest.mark.parametrize("epilogue", ["none", "swiglu", "swiglu_interleaved"])
+def test_every_sum_is_scaled_by_its_rows_scale_times_that_of_its_block_of_b(
+    monkeypatch: pytest.MonkeyPatch, epilogue: str
+) -> None:
+    """From the warps that load scales to the accumulators, in the order in which the epilogue takes these for D."""
+    pytest.importorskip("cutlass")
+    from aot.kernels.sm90.persistent import epilogue_operands, promotion, staged_scales
+    from aot.kernels.sm90.persistent.scheduler import TileCoord
+
+    arch = SimpleNamespace(make_warp_uniform=lambda x: x)
+    plain = SimpleNamespace(min=min, select_=lambda condition, one, other: one if condition else other)
+    for module in (epilogue_operands, staged_scales):
+        monkeypatch.setattr(module, "cute", SimpleNamespace(arch=arch))
+        monkeypatch.setattr(module, "cutlass", plain)
+    monkeypatch.setattr(promotion, "cutlass", plain)
+    monkeypatch.setattr(promotion, "cute", SimpleNamespace(size=len))
+    monkeypatch.setattr(promotion, "_here", lambda _code, old, x, scale: old + x * scale)
+    m, n = 1000, 3072
+    of_a, of_b = numpy.arange(1, m + 1), 10_000 * numpy.arange(1, n // 128 + 1)
+    plans = legal_plans(dataclasses.replace(BLOCK, epilogue=epilogue))
+    plans = list({(plan.rows, plan.columns): plan for plan in plans}.values())
+    assert len(plans) >= 10
+    for plan, column, group in itertools.product(plans, (0, 1, 2, 3, 5), (0, 1)):
+        thread = group * 128 + 4 * 9 + 2
+        extras = (_Rows(of_a), _Rows(of_b), None, None, None)
+        operands = epilogue_operands.EpilogueOperands.of(plan, (m, n), extras, None, thread)
+        coord = TileCoord(1, column, 0, 0)
+        rows, columns = staged_scales._by_block(plan, operands, coord)
+        factors, products = [0] * (len(rows) + len(columns)), [0] * plan.staged_scales
+        staged_scales._fetch(factors, rows, columns, 0)
+        staged_scales._multiply(products, factors, len(rows), len(columns))
+        read = numpy.reshape(products, (plan.scale_blocks.scales, 2, plan.m_atoms), order="F")
+        start = staged_scales.first_column(plan, operands, coord) % 128
+        chosen = promotion.choose(plan, read, start)
+        sums = [0] * plan.accumulators
+        ones = [1] * plan.partial_accumulators
+        for atom in range(plan.m_atoms):
+            promotion.promote(plan, sums, ones, chosen, range(atom, atom + 1), True)
+        lanes = 2 if plan.form.gated else 1
+        for atom, j, lane, half in itertools.product(
+            range(plan.m_atoms), range(plan.part_columns // 8), *[range(2)] * 2
+        ):
+            of_d = operands.first_column(coord, 0) + 8 * j + operands.column
+            row = of_d if lanes == 1 else 2 * of_d + lane if operands.parts.interleaved else n // 2 * lane + of_d
+            if lane < lanes and of_d < n // lanes:
+                at = len(sums) // plan.m_atoms * atom + 4 * (j * lanes + lane) + 2 * half
+                token = operands.first_row(coord, atom) + operands.row + 8 * half
+                expected = of_a[min(token, m - 1)] * of_b[row // 128]
+                assert sums[at] == sums[at + 1] == expected, (plan.rows, plan.columns, column, at)
+
+
 def test_a_sub_block_is_chosen_at_run_time_only_where_it_is_not_always_of_one_block() -> None:
     start = SimpleNamespace()  # no number at all
     assert [ScaleBlocks(64).block_of(i, start) for i in range(1)] == [0]
@@ -445,6 +506,28 @@ def test_what_may_begin_early_comes_before_the_same_that_may_not() -> None:
             assert estimate_persistent.of_own(v, plain_form, PLAIN, 512) < estimate_persistent.of_own(
                 late, plain_form, PLAIN, 512
             )
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "best"),
+    [(6144, 512, (128, 192)), (6144, 1000, (128, 192)), (4096, 512, (128, 128)), (4096, 1000, (256, 128))],
+)
+def test_scales_of_blocks_leave_the_lead_to_tiles_that_fill_waves(n: int, m: int, best: tuple[int, int]) -> None:
+    """As DeepGEMM chooses, but for tiles of 256 rows, which it has not."""
+    signature = Signature("e4m3", "e4m3", "bf16", "f32", "none", n, 4096, scaling="block")
+    legal = legal_variants("own", "sm_90a", signature, unlikely=True)
+    alike = [v for v in legal if v.family == FAMILY and v.options["order"] == "rows" and v.integer("tile_n") >= 96]
+    first = rank(alike, signature, m, "sm_90a").variants[0]
+    assert (first.integer("tile_m"), first.integer("tile_n")) == best
+
+
+def test_narrow_tiles_wait_for_the_promotion_of_sums_that_have_scales_of_blocks() -> None:
+    def us(tile_n: int, promoted_columns: int) -> float:
+        tiling = estimate_persistent.Tiling(256, tile_n, 1, 1, bytes_in=1, promoted_columns=promoted_columns)
+        return float(estimate_persistent.estimate_us(tiling, FP8, 4096))
+
+    assert us(128, 128) == us(128, 0)
+    assert us(64, 64) > 1.03 * us(64, 0)
 
 
 def test_few_tokens_leave_the_lead_to_the_kernel_for_them() -> None:
@@ -598,10 +681,15 @@ def test_the_other_warp_group_is_let_through_right_behind_the_last_products(tmp_
     assert not any(word in line for line in between for word in ("MUFU", "F2I", "DEPBAR", "BRA"))
 
 
-def test_a_stage_takes_little_beside_its_products_and_their_promotion(tmp_path: Path) -> None:
-    """8 products of 64 x 128 x 32 and 128 accumulators a thread: the next products wait for all that is between."""
+@pytest.mark.parametrize(("tile", "most"), [((256, 128), 230), ((128, 192), 175), ((128, 128), 130), ((128, 96), 120)])
+def test_a_stage_takes_little_beside_its_products_and_their_promotion(
+    tmp_path: Path, tile: tuple[int, int], most: int
+) -> None:
+    """4 products of 32 of K for each atom of 64 rows: the next products wait for all that is between."""
+    rows, columns = tile
+    atoms = rows // 128
     signature = dataclasses.replace(BLOCK, epilogue="none")
-    options = {"tile_m": 256, "tile_n": 128, "cluster_m": 2, "cluster_n": 1, "schedule": "cooperative"}
+    options = {"tile_m": rows, "tile_n": columns, "cluster_m": 2, "cluster_n": 1, "schedule": "cooperative"}
     options |= {"order": "rows", "split_k": 1, "overlap": "serial", "swap": False}
     every = legal_variants("own", "sm_90a", signature, unlikely=True)
     (variant,) = [v for v in every if v.family == FAMILY and options.items() <= v.options.items()]
@@ -610,8 +698,10 @@ def test_a_stage_takes_little_beside_its_products_and_their_promotion(tmp_path: 
     branches = [(labels[name], i) for i, line in enumerate(code) for name in re.findall(r"BRA `\((\.L_\w+)\)", line)]
     loops = [code[begin:end] for begin, end in branches if begin < end]
     loop = min((loop for loop in loops if any("QGMMA" in line for line in loop)), key=len)
-    assert sum("QGMMA" in line for line in loop) == 8
-    assert sum("FFMA" in line for line in loop) == 128
-    assert sum("DEPBAR" in line for line in loop) == 2, "products wait for each other"
+    assert sum("QGMMA" in line for line in loop) == 4 * atoms
+    assert sum("FFMA" in line for line in loop) == atoms * columns // 2
+    assert sum("DEPBAR" in line for line in loop) == atoms, "products wait for each other"
+    behind = next(i for i, line in enumerate(reversed(loop)) if "FFMA" in line)
+    assert behind + next(i for i, line in enumerate(loop) if "QGMMA" in line) <= 22
     assert not any("LDG" in line for line in loop)
-    assert len(loop) <= 230
+    assert len(loop) <= most
