@@ -168,10 +168,10 @@ def plan(
         tokens = {signature: sorted(ms) for (t, signature), ms in wanted.items() if t == name}
         variants = dict.fromkeys(v for p in provider_names() for s in tokens for v in provider(p).variants(name, s))
         limits = {s: _limits(s, ms, target_named(name).multiprocessors, limit) for s, ms in tokens.items()}
-        problems = [(s, m) for s, by_tokens in limits.items() for m in by_tokens]
-        found = rank.shortlist(variants, problems, name, limit)
+        most = {(s, m): count for s, by_tokens in limits.items() for m, count in by_tokens.items()}
+        found = rank.shortlist(variants, most, name, limit, most)
         for s, by_tokens in limits.items():
-            ranked = ((m, tuple(found.candidates[s, m][:most])) for m, most in sorted(by_tokens.items()))
+            ranked = ((m, tuple(found.candidates[s, m])) for m in sorted(by_tokens))
             gemms.append(GemmCandidates(s, name, tuple(ranked)))
         ranking[name] = found.source
     gemms += _uses(manifests, targets)
@@ -493,7 +493,7 @@ def _origin(work: Plan, report: BuildReport, unserved: Iterable[Unserved]) -> Bu
         ranking=work.ranking,
         candidates=work.limit,
         tools=origins | report.tools | {"cute-aot": own_version()},
-        providers={f"{name}.{family}": provider(name).source_digest(family) for name, family in families},
+        providers={f"{name}.{family}": report.sources[name, family] for name, family in families},
         # Of a spec's functions they name its file, which is the builder's own.
         failures=[(v.name(), reason) for v, reason in report.failures.items() if isinstance(v, Variant)],
         unserved=[(u.what, u.target, u.reason) for u in unserved],  # and no place, as that is the builder's own
