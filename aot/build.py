@@ -38,7 +38,6 @@ from .problem import manifest
 from .providers.spec_file import SpecFunction
 from .search import universal
 from .search.legal import summation
-from .search.provider import provider
 from .search.unserved import why_none
 from .search.variants import Variant
 from .tune.forms import names as names_of_forms
@@ -253,7 +252,7 @@ def _origin(work: Plan, report: BuildReport, unserved: Iterable[Unserved]) -> Bu
         ranking=work.ranking,
         candidates=work.limit,
         tools=origins | report.tools | {"cute-aot": own_version()},
-        providers={f"{name}.{family}": provider(name).source_digest(family) for name, family in families},
+        providers={f"{name}.{family}": report.sources[name, family] for name, family in families},
         # Of a spec's functions they name its file, which is the builder's own.
         failures=[(v.name(), reason) for v, reason in report.failures.items() if isinstance(v, Variant)],
         unserved=[(u.what, u.target, u.reason) for u in unserved],  # and no place, as that is the builder's own

@@ -313,7 +313,7 @@ def test_the_cache_key_of_a_variant_follows_its_own_familys_sources(copied: Path
     one_of_each = list({v.family: v for v in ours}.values())
 
     def keys() -> dict[str, str]:
-        key = compiler._key_maker(Toolchain({"anything": "1"}, {"nvidia-cutlass-dsl": "4.8.1 ab"}))
+        key = compiler._key_maker(Toolchain({"anything": "1"}, {"nvidia-cutlass-dsl": "4.8.1 ab"}), {})
         return {v.family: key(v) for v in one_of_each}
 
     before = keys()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from aot.search.legal import legal_variants
 from aot.search.provider import PROVIDERS, provider
-from aot.search.rank import rank, shortlist
+from aot.search.rank import _shapes, rank, shortlist
 from aot.search.targets import TARGETS
 from aot.search.variants import Option, Variant, choices
 from runtime.gemm.signature import OVERLAPS, Signature
@@ -182,6 +183,32 @@ def test_variants_of_an_unknown_family_have_a_place_whatever_their_choices(
         found = shortlist(given_, [(SIGNATURE, 16)], target, limit=len(given_)).candidates[SIGNATURE, 16]
         assert set(found) == set(given_)
         assert found == rank(given_[::-1], SIGNATURE, 16, target).variants
+
+
+@pytest.mark.parametrize("m", [1, 24, 4096])
+@pytest.mark.parametrize("limit", [1, 2, 8])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a", "sm_120a"])
+def test_what_is_listed_of_a_problem_is_the_first_of_what_could_be(target: str, limit: int, m: int) -> None:
+    given_ = [v for p in PROVIDERS for v in provider(p).variants(target, SIGNATURE)]
+    order = rank(given_, SIGNATURE, m, target).variants
+    leaders = {(v.provider, v.family): v for v in reversed(order)}.values()
+    rest = [v for v in order if v not in leaders]
+    whole = sorted([*sorted(leaders, key=order.index), *rest][:limit], key=order.index)
+    for most in (1, 2, limit):
+        found = shortlist(given_, [(SIGNATURE, m)], target, limit, {(SIGNATURE, m): most}).candidates
+        assert found[SIGNATURE, m] == whole[:most]
+
+
+@pytest.mark.usefixtures("without_library")
+def test_of_equal_costs_each_shape_comes_once_before_any_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aot.search.rank._TileWaves.cost", lambda *_: 1.0)
+    shapes, copies = _shapes(variants("sm_100a")), Counter[object]()
+    keyed = []
+    for place, (variant, shape) in enumerate(shapes):
+        keyed.append((copies[shape], place, variant))
+        copies[shape] += 1
+    assert max(copies.values()) > 1
+    assert rank(variants("sm_100a"), SIGNATURE, 16, "sm_100a").variants == [v for *_, v in sorted(keyed)]
 
 
 def test_variants_of_one_name_keep_one_order() -> None:

@@ -79,12 +79,10 @@ class GemmBuilding(Building):
         every = dict.fromkeys(v for p in provider_names() for s in wanted for v in provider(p).variants(target, s))
         processors = target_named(target).multiprocessors
         limits = {s: _limits(s, ms, processors, limit) for s, ms in wanted.items()}
-        found = rank.shortlist(every, [(s, m) for s, by_m in limits.items() for m in by_m], target, limit)
+        most = {(s, m): count for s, by_m in limits.items() for m, count in by_m.items()}
+        found = rank.shortlist(every, most, target, limit, most)
         return Shortlist(
-            {
-                s: tuple((m, tuple(found.candidates[s, m][:most])) for m, most in sorted(by_m.items()))
-                for s, by_m in limits.items()
-            },
+            {s: tuple((m, tuple(found.candidates[s, m])) for m in sorted(by_m)) for s, by_m in limits.items()},
             found.source,
         )
 
