@@ -21,7 +21,7 @@ _MOST_ROWS_OF_B = 1 << 27  # in tiles of 64: see `scheduler`, whose quotients ar
 # What a thread has for accumulators, of the 232 registers that it is given: the rest holds addresses, coordinates and
 # counters. Above these the compiler spills.
 _MOST_ACCUMULATORS, _MOST_FUSED, _MOST_RESIDUAL, _MOST_RESIDUAL_SWAPPED = 200, 144, 144, 96
-_MOST_SPLIT = 120  # partial ones too
+_MOST_SPLIT = 120  # twice those that are promoted, whatever their partial ones are
 _MOST_STAGED_SCALES = 8  # of the 40 registers of a thread that loads them
 _MOST_BLOCKS, _MOST_SUB_BLOCKS = 2, 5  # of B, that columns of a tile lie in: consumers choose between two scales
 _MOST_PROMOTED_THREE = 176  # of tiles of three atoms of rows
@@ -169,7 +169,7 @@ def _rule_of_room(plan: Plan) -> str | None:
             most = min(most, _MOST_RESIDUAL_BESIDE)
     if plan.staged_scales and plan.form.epilogue == "gelu":
         most = min(most, _MOST_GELU_STAGED)
-    if plan.split_k > 1 and plan.accumulators + plan.partial_accumulators > _MOST_SPLIT:
+    if plan.split_k > 1 and plan.accumulators * (2 if plan.promotion_interval else 1) > _MOST_SPLIT:
         return "adding up others' partial sums needs registers"
     if plan.accumulators + plan.partial_accumulators > _MOST_ACCUMULATORS:
         return "the mainloop needs partial accumulators beside a tile's"
