@@ -510,10 +510,10 @@ def test_what_may_begin_early_comes_before_the_same_that_may_not() -> None:
 
 @pytest.mark.parametrize(
     ("n", "m", "best"),
-    [(6144, 512, (128, 192)), (6144, 1000, (128, 192)), (4096, 512, (128, 128)), (4096, 1000, (256, 128))],
+    [(6144, 512, (128, 192)), (6144, 1000, (128, 192)), (4096, 512, (64, 256)), (4096, 1000, (256, 128))],
 )
 def test_scales_of_blocks_leave_the_lead_to_tiles_that_fill_waves(n: int, m: int, best: tuple[int, int]) -> None:
-    """As DeepGEMM chooses, but for tiles of 256 rows, which it has not."""
+    """On an H200 these were the fastest, 64 x 256 and 128 x 128 as fast as each other."""
     signature = Signature("e4m3", "e4m3", "bf16", "f32", "none", n, 4096, scaling="block")
     legal = legal_variants("own", "sm_90a", signature, unlikely=True)
     alike = [v for v in legal if v.family == FAMILY and v.options["order"] == "rows" and v.integer("tile_n") >= 96]

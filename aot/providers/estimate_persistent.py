@@ -183,7 +183,8 @@ def _promoted(t: Tiling) -> float:
         return 1.0
     sums = _WGMMA_ROWS * t.promoted_columns
     multiplied = sums * STAGE_BYTES_OF_K / _MACS_PER_CYCLE
-    promoted = sums / WARP_GROUP + _RATES.promotion_cycles
+    atoms = max(1, t.tile_m // (2 * _WGMMA_ROWS))  # that a warpgroup promotes of a stage, one after the other
+    promoted = sums / WARP_GROUP + _RATES.promotion_cycles + _RATES.stage_cycles / atoms
     return max(1.0, (multiplied + promoted) / (2 * multiplied))
 
 

@@ -15,7 +15,6 @@ from runtime.numbers.scaling import SCALE_BLOCK
 
 from ..kernels.sm90.persistent.form import Form
 from ..kernels.sm90.persistent.plan import Plan
-from ..kernels.sm90.sizes import WGMMA_ROWS
 
 # Of which K is shared: swap, tile_m, tile_n.
 _SHARED_TILES = {(False, 128, 128), (True, 128, 128), (True, 168, 128)}
@@ -97,12 +96,10 @@ _OPINIONS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
 
 
 def _of_blocks(options: Mapping[str, Any]) -> str | None:
-    """Of tiles of 256 rows those whose columns lie within one block of B were timed on an H200."""
+    """Of tiles whose columns lie in two blocks of B those with few sub-blocks were timed on an H200."""
     sub_block = math.gcd(options["tile_n"], SCALE_BLOCK)
     if sub_block < _LEAST_SUB_BLOCK:
         return f"sub-blocks of {sub_block} columns choose among scales more often than any that were tried"
-    if sub_block < options["tile_n"] or options["tile_m"] <= 2 * WGMMA_ROWS:
-        return "no GPU has run staged scales of blocks with tiles of 128 rows or fewer, or across blocks of B"
     return None
 
 
