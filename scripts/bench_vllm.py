@@ -38,7 +38,7 @@ def main() -> int:
     ready_s = time.perf_counter() - began
     served = engine.apply_model(_draw(options.zero))[0]
     print(f"ready after {ready_s:.1f} s; {served['served']} of {served['layers']} layers served by the archive")
-    figures: dict[str, Any] = {"ready_s": round(ready_s, 1), **served}
+    figures: dict[str, Any] = {"model": options.model.name, "ready_s": round(ready_s, 1), **served}
     figures["decode"] = {str(b): _decode(engine, b, options) for b in options.batches}
     figures["prefill"] = {str(tokens): _prefill(engine, tokens, options.repeats) for tokens in options.prompts}
     figures["answers"] = _answers(engine)
@@ -75,7 +75,7 @@ def _engine(options: argparse.Namespace) -> Any:
         raise ArgumentError(f"{options.model}: has no config.json; name the folder of a model")
     from vllm import LLM
 
-    settings: dict[str, Any] = {"max_model_len": 4096, "max_num_seqs": max(*options.batches, ANSWER_PROMPTS)}
+    settings: dict[str, Any] = {"max_model_len": 4096}
     if options.archive:
         settings["additional_config"] = {"cute_aot": options.archive}
     return LLM(
