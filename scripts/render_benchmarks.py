@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,14 +21,16 @@ from report import ROOT, ends
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 USUAL = "NVIDIA H200, driver 580.159.04"  # the page's head says it, and tables only what is unlike it
-_MOST_WORDS = 20  # of a command that is shown in full
+_MOST_WORDS = 4  # of a command that is shown in full
 _MARK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
+UNIVERSAL = "universal.aot"  # what the package calls its archive
 OFF_GRID = {
     ("ours", "torch"): "tuned archive",
     ("on_slower", "torch"): 'tuned, with `on_slower="torch"`',
     ("against", "torch"): "forms, untuned",
 }
+ENGINES = {"llama8b": "Llama-3.1-8B, bf16", "llama8b-fp8block": "Llama-3.1-8B, e4m3 with block scales"}
 ON_GRID = {
     "bf16": "bf16",
     "bf16 weights": "bf16, overlap",
@@ -123,7 +126,10 @@ def off_grid() -> list[str]:
 def _off_grid(names: Sequence[str]) -> list[str]:
     documents = summarise_random.read([RESULTS / f"{name}.json" for name in names])
     summary = [s for s in summarise_random.summarise(documents) if s["group"] == summarise_random.ALL]
-    rows = [(label, [s for s in summary if (s["who"], s["over"]) == pair]) for pair, label in OFF_GRID.items()]
+    labels = dict(OFF_GRID)
+    if all(document["environment"].get("ours") == UNIVERSAL for document in documents):
+        labels["ours", "torch"] = labels["against", "torch"]
+    rows = [(label, [s for s in summary if (s["who"], s["over"]) == pair]) for pair, label in labels.items()]
     wrong, unserved = len(summarise_random.wrong(documents)), len(summarise_random.unserved(documents))
     said = f"Wrong: {wrong}; not served: {unserved}; torch against itself {summarise_random.noise(documents):.3f}."
     return [*_ratios([row for row in rows if row[1]], "times cuBLAS"), "", said, *source(*names)]
@@ -142,12 +148,7 @@ def on_grid() -> list[str]:
         f"layers of `benchmarks/layers.yaml` take {reads['bf16', 'eight layers']} of a cold read of B, "
         f"cuBLAS {reads['torch', 'eight layers']}."
     )
-    (study,) = (s["answer"] for s in load("studies_h200")["studies"] if s["study"] == "sustained load")
-    sustained = (
-        f"In turns of 150 ms, in which an H200 lowers its clock to what power allows, earlier kernels in bf16 were at "
-        f"{study['bf16']['geomean']:.3f} ({study['bf16']['worst']:.2f}) from M = 512 (`studies_h200.json`)."
-    )
-    return [*_ratios(rows, "times cuBLAS"), "", said, "", sustained, *source("gemm_h200")]
+    return [*_ratios(rows, "times cuBLAS"), "", said, *source("gemm_h200")]
 
 
 def peers() -> list[str]:
@@ -169,6 +170,28 @@ def models() -> list[str]:
         cells = [f"{r['speedup']:.3f} ({max(r['torch']['spread'], r['archive']['spread']):.1%})" for r in results]
         rows.append([label, *cells])
     return [*table(header, rows), *source(*MODELS)]
+
+
+def vllm() -> list[str]:
+    """Engines of vLLM with an archive over those without."""
+    header, rows, runs = ["times stock vLLM"], [], load("vllm_h200")["runs"]
+    for model, label in ENGINES.items():
+        stock, ours = sorted((r for r in runs if r["model"] == model), key=lambda r: int(r["served"]))
+        header = ["times stock vLLM", *(f"decode, batch {b}" for b in ours["decode"])]
+        header += [f"prefill, {tokens}" for tokens in ours["prefill"]]
+        pairs = [(ours["decode"][b]["all"], stock["decode"][b]["all"]) for b in ours["decode"]]
+        pairs += [(stock["prefill"][t]["all"], ours["prefill"][t]["all"]) for t in ours["prefill"]]
+        rows.append([label, *(f"{_median(x) / _median(y):.3f} ({max(map(_spread, (x, y))):.0%})" for x, y in pairs)])
+    return [*table(header, rows), *source("vllm_h200")]
+
+
+def _median(of: Sequence[float]) -> float:
+    return statistics.median(of)
+
+
+def _spread(of: Sequence[float]) -> float:
+    """From the least to the most, over the median."""
+    return (max(of) - min(of)) / _median(of)
 
 
 def host() -> list[str]:
@@ -233,6 +256,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "on-grid": on_grid,
     "peers": peers,
     "models": models,
+    "vllm": vllm,
     "host": host,
     "start": start,
     "builds": builds,
