@@ -18,7 +18,7 @@ from runtime.device.driver import Driver
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import TORCH_NAMES
-from runtime.tables.dispatch import Dispatch, serves
+from runtime.tables.dispatch import Dispatch
 
 pytestmark = pytest.mark.gpu
 
@@ -732,64 +732,3 @@ def test_every_function_of_this_gpu_loads_with_the_expected_parameters(library: 
     assert names
     for name in names:
         assert library.functions[name].record.name == name
-
-
-# --- functions that are no GEMM ---
-
-
-@pytest.fixture
-def norms(library: Library) -> list[Any]:
-    """The archive's RMSNorm functions (`aot build --function rmsnorm`)."""
-    found = [
-        f
-        for name, f in library.functions.items()
-        if "rmsnorm" in name and serves(f.target, Driver().compute_capability)
-    ]
-    if not found:
-        pytest.skip("the archive has no RMSNorm; build it with --function rmsnorm")
-    return found
-
-
-def test_rmsnorm_is_right_and_keeps_to_its_rows(norms: list[Any], torch: Any) -> None:
-    for norm in norms:
-        dtype = getattr(torch, TORCH_NAMES[norm.record.arguments[0].dtype])
-        for rows, columns in ((1, 8), (3, 128), (17, 4096), (333, 5376), (1000, 1024)):
-            x = torch.randn(rows, columns + 64, device="cuda", dtype=dtype)[:, :columns]  # rows that lie apart
-            weight = torch.randn(columns, device="cuda", dtype=dtype)
-            whole = torch.full((rows + 2, columns + 8), 7.0, device="cuda", dtype=dtype)
-            y = whole[1:-1, :columns]
-            norm(x, weight, y, 1e-5)
-            reference = torch.nn.functional.rms_norm(x.double(), (columns,), weight.double(), 1e-5)
-            error = (y.double() - reference).norm() / reference.norm()
-            assert error.item() < TOLERANCE[norm.record.arguments[0].dtype]
-            whole[1:-1, :columns] = 7.0
-            assert bool((whole == 7.0).all())
-
-
-def test_rmsnorm_can_be_captured(norms: list[Any], torch: Any) -> None:
-    norm = norms[0]
-    dtype = getattr(torch, TORCH_NAMES[norm.record.arguments[0].dtype])
-    x, weight = torch.randn(64, 4096, device="cuda", dtype=dtype), torch.randn(4096, device="cuda", dtype=dtype)
-    y = torch.empty_like(x)
-    norm(x, weight, y, 1e-5)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        norm(x, weight, y, 1e-5)
-    x.normal_()
-    graph.replay()
-    torch.cuda.synchronize()
-    reference = torch.nn.functional.rms_norm(x.double(), (4096,), weight.double(), 1e-5)
-    assert ((y.double() - reference).norm() / reference.norm()).item() < 5e-3
-
-
-def test_rmsnorm_refuses_what_it_was_not_compiled_for(norms: list[Any], torch: Any) -> None:
-    norm = norms[0]
-    dtype = getattr(torch, TORCH_NAMES[norm.record.arguments[0].dtype])
-    x, weight = torch.randn(4, 4096, device="cuda", dtype=dtype), torch.randn(4096, device="cuda", dtype=dtype)
-    with pytest.raises(ArgumentError, match="must equal"):
-        norm(x, weight[:4088], torch.empty_like(x), 1e-5)
-    with pytest.raises(ArgumentError, match="element type"):
-        norm(x.float(), weight, torch.empty_like(x), 1e-5)
-    with pytest.raises(ArgumentError, match="a number"):
-        norm(x, weight, torch.empty_like(x), None)

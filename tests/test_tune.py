@@ -21,7 +21,7 @@ from aot.tune.options import TuneError, TuneOptions
 from aot.tune.pool import Pool
 from aot.tune.run import tune_archive
 from aot.tune.timing import Timing
-from aot.tune.write import TuneReport, Writer
+from aot.tune.write import Writer
 from aot.verify import archive as verify
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
@@ -32,28 +32,11 @@ from runtime.tables.dispatch import Dispatch
 
 from .recording_driver import entry, gemm_record, signature, write_archive
 from .simulated_gpu import BASELINE, GPU, SimulatedGpu, machine
+from .simulated_tuning import by_m, scripted, tuned, wrong_are
 
 NAMES = ["slow", "quick", "wrong"]
 NONE: Mapping[str, str] = {}
 EQUAL = [(16, "wrong"), (99, "quick"), (None, "slow")]  # what gives equal bits, by the builder
-
-
-def by_m(name: str, s: Signature, m: int) -> float:
-    """ "quick" beats "slow" for few rows, "slow" for many; "wrong" would beat both."""
-    few = {"wrong": 1.95, "quick": 2.0, "slow": 2.2}
-    many = {"wrong": 1.95, "slow": 2.0, "quick": 2.2}
-    return {BASELINE: 2.5, **(few if m < 200 else many)}[name]
-
-
-def scripted(us: Mapping[str, float] | Callable[[str, Signature, int], float] = by_m, **more: Any) -> SimulatedGpu:
-    """A GPU without noise, for which "wrong" is wrong where N is 1024."""
-    time_of = us if callable(us) else lambda name, s, m: us[name]
-    more.setdefault("wrong", lambda s, name: "it is wrong" if name == "wrong" and s.n == 1024 else None)
-    return SimulatedGpu(time_of, noise=0.0, **more)
-
-
-def wrong_are(*names: str) -> Callable[[Signature, str], str | None]:
-    return lambda s, name: "relative error 1.0" if name in names else None
 
 
 @pytest.fixture
@@ -66,16 +49,6 @@ def source(tmp_path: Path) -> Path:
     path = tmp_path / "candidates.aot"
     write_archive(path, [gemm_record(n) for n in [*NAMES, "no_candidate"]], rows)
     return path
-
-
-def tuned(
-    source: Path,
-    destination: Path,
-    gpu: SimulatedGpu | None = None,
-    options: TuneOptions | None = None,
-    **of_machine: Any,
-) -> TuneReport:
-    return tune_archive(source, destination, options, None, machine(gpu or scripted(), **of_machine))
 
 
 def table(path: Path) -> dict[int, Any]:

@@ -450,7 +450,7 @@ def test_a_build_on_a_tuned_base_says_what_it_replaces(built: Path, capsys: pyte
     [
         (["--universal", "--candidates", "65"], "a form has at most 64 functions"),
         (["--base", "a.aot", "--base", "b.aot"], "--base is there more than once"),
-        (["--universal", "--function", "rmsnorm"], "build that without --universal"),
+        (["--universal", "--function", "softmax"], "build that without --universal"),
         (["--times", "x.json"], "give that too"),
         (["--universal", "--times", "x.json"], "x.json: no file of times"),
         (["--universal", "--target", "sm_100a"], "any N and K; give --target sm_90a, or build without --universal"),
