@@ -17,8 +17,10 @@ import random
 import struct
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -785,6 +787,15 @@ def read(name: str, readings: str = "all") -> list[Finding]:
             if any(operation == "open" for _, operation, _ in findings):
                 break
         return [finding for finding, _ in fuzzer.totals.findings.values()]
+
+
+def tell(hearer: Connection, name: str, readings: str) -> None:
+    """Send `hearer` what `read` finds, in words, or what it raises."""
+    try:
+        hearer.send([str(finding) for finding in read(name, readings)])
+    except BaseException:
+        hearer.send([traceback.format_exc()])
+        raise
 
 
 def main() -> None:

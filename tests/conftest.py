@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from runtime import native
 
-from .command_line import COMMAND, MANIFEST, ROOT, Result, Run
+from .command_line import ALONE, COMMAND, MANIFEST, ROOT, Result, Run
 from .distributions import install_row_scale
 from .native_stand_in import exchange_capsule
 from .recording_driver import FakeTensor, FakeTorch
@@ -105,7 +105,18 @@ def folder(request: pytest.FixtureRequest) -> Path:
 
     def make(folder: Path) -> None:
         (folder / "tiny.yaml").write_text(MANIFEST)
-        arguments = ["build", "tiny.yaml", "-o", "tiny.aot", "--candidates", "1", "--cache", "cache", "--no-tune"]
+        arguments = [
+            "build",
+            "tiny.yaml",
+            "-o",
+            "tiny.aot",
+            "--candidates",
+            "1",
+            "--cache",
+            "cache",
+            "--no-tune",
+            *ALONE,
+        ]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         done = subprocess.run([*COMMAND, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -156,7 +167,7 @@ def scales_folder(request: pytest.FixtureRequest) -> Path:
 
         install_row_scale(folder / "site")
         (folder / "scales.yaml").write_text(MANIFEST)
-        command = [*COMMAND, "build", "scales.yaml", "-o", "scales.aot", "--cache", "cache", "--no-tune"]
+        command = [*COMMAND, "build", "scales.yaml", "-o", "scales.aot", "--cache", "cache", "--no-tune", *ALONE]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder / "site")])}
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

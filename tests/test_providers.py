@@ -175,7 +175,11 @@ def compiled(request: pytest.FixtureRequest) -> Callable[[str], list[Any]]:
     return of
 
 
-@pytest.mark.parametrize("target", list(TARGETS))
+# Of the other targets, all families are those of one of these.
+QUICK = "sm_80", "sm_90a", "sm_100a"
+
+
+@pytest.mark.parametrize("target", [pytest.param(t, marks=[pytest.mark.long] * (t not in QUICK)) for t in TARGETS])
 def test_variants_of_every_family_compile_with_no_device(compiled: Callable[[str], list[Any]], target: str) -> None:
     results = compiled(target)
     cubins = [cubin for *_, cubin in results]

@@ -16,7 +16,7 @@ from aot.compile import cubin
 from runtime import Library
 from runtime.container.archive import Archive
 
-from .command_line import ROOT, Result, Run
+from .command_line import ALONE, ROOT, Result, Run
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
 
 KERNEL = '''
@@ -93,7 +93,7 @@ def build(run: Run, tmp_path: Path, cache: Path) -> Build:
 
     def call(functions: str = "scale()", *options: object, text: str = SPEC) -> Result:
         (tmp_path / "spec.py").write_text(text.replace("FUNCTIONS", functions))
-        arguments = ["-o", tmp_path / "x.aot", "--spec", tmp_path / "spec.py", "--cache", cache, "--no-tune"]
+        arguments = ["-o", tmp_path / "x.aot", "--spec", tmp_path / "spec.py", "--cache", cache, "--no-tune", *ALONE]
         return run("build", *arguments, "--force", *options)
 
     return call

@@ -13,7 +13,7 @@ from aot.providers import own
 from runtime import Library
 from runtime.container.archive import Archive
 
-from ..command_line import COMMAND, ROOT, Run
+from ..command_line import ALONE, COMMAND, ROOT, Run
 from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver
 from ..shared import made_once
 
@@ -36,7 +36,7 @@ def norms(request: pytest.FixtureRequest) -> Path:
 
     def make(folder: Path) -> None:
         (folder / "norms.yaml").write_text(MANIFEST)
-        command = [*COMMAND, "build", "norms.yaml", "-o", "norms.aot", "--cache", "cache", "--no-tune"]
+        command = [*COMMAND, "build", "norms.yaml", "-o", "norms.aot", "--cache", "cache", "--no-tune", *ALONE]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
