@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
-import re
-import signal
-import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,24 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aot.compile.cache import Cache
-from aot.files import OutputError, destination
 from aot.pack import write as pack
 from aot.pack.write import Package, PackError
-from runtime.container import canonical
 from runtime.container.archive import Archive
 
-from .command_line import ROOT
-
-
-def record(name: str, cubin: bytes, target: str = "sm_90a", **more: Any) -> dict[str, Any]:
-    return {"name": name, "target": target, "cubin": hashlib.sha256(cubin).hexdigest(), **more}
-
-
-def add(package: Package, name: str, cubin: bytes, target: str = "sm_90a", **more: Any) -> None:
-    package.add_function(record(name, cubin, target, **more), cubin)
-
-
-# Content
+from .packed_functions import add, record
 
 
 @settings(max_examples=30)
@@ -204,9 +185,6 @@ def test_similar_cubins_share_their_bytes(tmp_path: Path) -> None:
         assert archive.file_bytes < 110_000
 
 
-# Merging and pruning
-
-
 def test_merging_archives_keeps_every_function(tmp_path: Path) -> None:
     merged = Package()
     for file in ("a", "b"):
@@ -356,9 +334,6 @@ def test_level_of_compression_names_another_cached_block(tmp_path: Path) -> None
         assert (tmp_path / "cached.aot").read_bytes() == (tmp_path / "plain.aot").read_bytes()
 
 
-# Refusals
-
-
 def test_same_function_again_changes_nothing(tmp_path: Path) -> None:
     package = Package()
     add(package, "a", b"1")
@@ -427,288 +402,3 @@ def test_pack_rejects_oversized_index(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(pack, "MAX_INDEX_BYTES", 10)
     with pytest.raises(PackError, match="the index of 0 functions has 42 bytes"):
         Package().write(tmp_path / "x.aot")
-
-
-# Writing
-
-
-def test_write_replaces_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "x.aot"
-    path.write_bytes(b"old")
-    Package().write(path)
-    Archive.open(path).close()
-    assert os.listdir(tmp_path) == ["x.aot"]
-
-
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_failed_write_keeps_the_old_file_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException
-) -> None:
-    def fail(*args: object) -> None:
-        raise error
-
-    path = tmp_path / "x.aot"
-    path.write_bytes(b"old")
-    monkeypatch.setattr(os, call, fail)
-    with pytest.raises((PackError, KeyboardInterrupt)):
-        Package().write(path)
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["x.aot"]
-
-
-def test_write_never_lets_an_unreadable_archive_take_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack, "FORMAT_VERSION", 9)
-    path = tmp_path / "x.aot"
-    path.write_bytes(b"old")
-    with pytest.raises(Exception, match="format version 9"):
-        Package().write(path)
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["x.aot"]
-
-
-def test_write_never_lets_a_block_that_decompresses_to_something_else_take_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compress = pack._compress
-    monkeypatch.setattr(pack, "_compress", lambda data, level: compress(data.swapcase(), level))
-    path = tmp_path / "x.aot"
-    path.write_bytes(b"old")
-    package = Package()
-    add(package, "a", b"cubin")
-    with pytest.raises(PackError, match="does not decompress to what was compressed"):
-        package.write(path)
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["x.aot"]
-
-
-def test_write_never_lets_a_file_that_the_disk_changed_take_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fsync = os.fsync
-
-    def damage(descriptor: int) -> None:
-        fsync(descriptor)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.pwrite(descriptor, b"?", 70)
-
-    path = tmp_path / "x.aot"
-    path.write_bytes(b"old")
-    package = Package()
-    add(package, "a", b"cubin")
-    monkeypatch.setattr(os, "fsync", damage)
-    with pytest.raises(PackError, match=r"cannot be read back .*SHA-256.*check the disk"):
-        package.write(path)
-    assert path.read_bytes() == b"old"
-
-
-def test_write_collects_what_a_killed_writer_left_of_the_same_file(tmp_path: Path) -> None:
-    program = (
-        "import os, signal, sys; from aot.pack.write import Package; "
-        "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL); Package().write(sys.argv[1])"
-    )
-    for name in ("x.aot", "other.aot"):
-        ended = subprocess.run([sys.executable, "-c", program, tmp_path / name], cwd=ROOT).returncode
-        assert ended == -signal.SIGKILL
-    assert len(os.listdir(tmp_path)) == 2
-    Package().write(tmp_path / "x.aot")
-    left, written = sorted(os.listdir(tmp_path))
-    assert re.fullmatch(r"\.other\.aot\.[0-9a-f]{16}\.tmp", left)
-    assert written == "x.aot"
-
-
-def test_write_syncs_the_file_then_renames_then_syncs_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    fsync, replace = os.fsync, os.replace
-
-    def note_fsync(descriptor: int) -> None:
-        calls.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
-        fsync(descriptor)
-
-    def note_replace(source: Path, destination: Path) -> None:
-        calls.append("replace")
-        assert source.parent == destination.parent
-        replace(source, destination)
-
-    monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(os, "replace", note_replace)
-    Package().write(tmp_path / "x.aot")
-    assert calls == ["file", "replace", "folder"]
-
-
-def test_write_into_a_missing_folder_says_so(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"none/x\.aot: cannot be written: its folder does not exist"):
-        Package().write(tmp_path / "none" / "x.aot")
-
-
-def test_write_onto_a_folder_says_so(tmp_path: Path) -> None:
-    (tmp_path / "x.aot").mkdir()
-    with pytest.raises(OutputError, match="cannot be written"):
-        Package().write(tmp_path / "x.aot")
-    assert os.listdir(tmp_path) == ["x.aot"]
-
-
-@pytest.mark.parametrize("name", ["", ".", "/", "x/", "a\0b"])
-def test_write_rejects_what_names_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(OutputError, match=r"the output has no name|it is a folder|null byte"):
-        Package().write(name)
-    assert os.listdir(tmp_path) == []
-
-
-def test_write_leaves_a_named_pipe_alone(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OutputError, match="no regular file"):
-        Package().write(tmp_path / "pipe")
-    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
-    assert os.listdir(tmp_path) == ["pipe"]
-
-
-@pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFBLK, stat.S_IFSOCK])
-def test_destination_rejects_devices_and_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
-    path = tmp_path / "node"
-    path.touch()
-    found = os.stat(path)
-    real = os.stat
-
-    def as_node(name: Any, **options: Any) -> os.stat_result:
-        return os.stat_result((kind | 0o666, *found[1:])) if name == str(path) else real(name, **options)
-
-    monkeypatch.setattr(pack.os, "stat", as_node)
-    with pytest.raises(OutputError, match="no regular file"):
-        destination(path)
-
-
-def test_write_follows_a_symbolic_link_to_its_file(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    real, link = tmp_path / "there" / "real.aot", tmp_path / "link.aot"
-    real.write_bytes(b"old")
-    link.symlink_to(real)
-    Package().write(link)
-    assert link.is_symlink()
-    Archive.open(real).close()
-    assert os.listdir(tmp_path / "there") == ["real.aot"]
-
-
-def test_write_makes_the_file_that_a_symbolic_link_promises(tmp_path: Path) -> None:
-    (tmp_path / "link.aot").symlink_to("real.aot")
-    Package().write(tmp_path / "link.aot")
-    Archive.open(tmp_path / "real.aot").close()
-
-
-def test_write_rejects_a_circle_of_symbolic_links(tmp_path: Path) -> None:
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("a")
-    with pytest.raises(OutputError, match="cannot be written"):
-        Package().write(tmp_path / "a")
-
-
-def test_write_rejects_a_symbolic_link_to_a_pipe(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link.aot").symlink_to("pipe")
-    with pytest.raises(OutputError, match="no regular file"):
-        Package().write(tmp_path / "link.aot")
-
-
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
-def test_file_mode_respects_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
-    before = os.umask(umask)
-    try:
-        Package().write(tmp_path / "x.aot")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "x.aot").stat().st_mode) == mode
-
-
-# Canonical JSON
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text('aé\n"\\😀'),
-    lambda children: st.lists(children) | st.dictionaries(st.text("ab😀\ue000"), children),
-)
-
-
-@given(JSON)
-def test_canonical_json_reads_back(obj: Any) -> None:
-    data = canonical.dumps(obj)
-    assert canonical.loads(data) == obj
-    assert canonical.dumps(canonical.loads_for_serving(data)) == data  # 1 is not 1.0, nor True
-
-
-SPELLED_OTHERWISE = [
-    b'{"a":1,"a":2}',
-    b'{"b":1,"a":2}',
-    b'{"a": 1}',
-    b'["\\u0061"]',
-    b'["\\/"]',
-    b"[1.0e1]",
-    b"[-0]",
-    b"[01]",
-    b"[NaN]",
-    b"[1] ",
-    b'["\xff"]',
-    b"[" * 100_000,
-    b"",
-]
-
-
-@pytest.mark.parametrize("data", SPELLED_OTHERWISE)
-def test_json_spelled_otherwise_is_refused(data: bytes) -> None:
-    for loads in (canonical.loads, canonical.loads_for_serving):
-        with pytest.raises(ValueError):
-            loads(data)
-
-
-def test_only_the_strict_reader_minds_how_an_exponent_is_written() -> None:
-    assert canonical.loads_for_serving(b"[1e-7]") == [1e-7]
-    with pytest.raises(ValueError, match="not canonical"):
-        canonical.loads(b"[1e-7]")
-
-
-def test_canonical_json_is_sorted_dense_utf8() -> None:
-    assert canonical.dumps({"b": [1, 2.5, (True, None)], "a": "é"}) == '{"a":"é","b":[1,2.5,[true,null]]}'.encode()
-
-
-def test_digest_is_the_sha256_of_the_canonical_bytes() -> None:
-    assert canonical.digest({"a": 1}) == hashlib.sha256(b'{"a":1}').hexdigest()
-
-
-@pytest.mark.parametrize("obj", [float("nan"), [float("inf")], {"a": "\ud800"}])
-def test_canonical_json_refuses_what_json_cannot_say(obj: Any) -> None:
-    with pytest.raises(ValueError):
-        canonical.dumps(obj)
-
-
-@pytest.mark.parametrize("obj", [{1: 2}, [{None: 1}], b"bytes", {1, 2}])
-def test_canonical_json_refuses_what_would_change(obj: Any) -> None:
-    with pytest.raises(TypeError):
-        canonical.dumps(obj)
-
-
-def test_canonical_json_refuses_a_value_inside_itself() -> None:
-    loop: list[Any] = []
-    loop.append(loop)
-    with pytest.raises(ValueError):
-        canonical.dumps(loop)
-
-
-def test_write_refuses_what_decompresses_to_more_than_readers_take(tmp_path: Path) -> None:
-    path = tmp_path / "x.aot"
-    path.write_bytes(b"old")
-    package = Package()
-    add(package, "a", bytes(8 << 20))
-    with pytest.raises(PackError, match=rf"^{path}: .*more than 256 times.*; split the archive$"):
-        package.write(path)
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["x.aot"]
-
-
-def test_a_name_that_leaves_no_room_for_a_temporary_one_is_refused_before_the_work(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="its name is too long"):
-        destination(tmp_path / ("x" * 240 + ".aot"))
