@@ -113,7 +113,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number that each call passes: "i32", "i64" or "f32". Checks pass `value`."""
+    """A number that each call passes: "i32", "i64" or "f32". Checks pass `value`, a number of that type."""
 
     name: str
     dtype: str
@@ -124,6 +124,14 @@ class Scalar:
         if self.dtype not in SCALAR_DTYPES:
             known = did_you_mean(str(self.dtype), SCALAR_DTYPES)
             raise SpecError(f"scalar {self.name!r}: unknown type {self.dtype!r}; {known}")
+        bits = DTYPES[self.dtype].bits - 1
+        whole = type(self.value) is int and -1 << bits <= self.value < 1 << bits
+        if not whole and (self.dtype != "f32" or type(self.value) not in (int, float)):
+            wanted = "a number" if self.dtype == "f32" else f"an integer of {bits + 1} bits"
+            raise SpecError(
+                f"scalar {self.name!r}: value, which checks pass, must be {wanted}, found {self.value!r:.60}; give "
+                f"value={1.0 if self.dtype == 'f32' else 1}, or leave it out"
+            )
 
 
 @dataclass(frozen=True)

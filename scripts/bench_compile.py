@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from report import ROOT, out_argument, version, write
+from report import ROOT, ends, out_argument, version, write
 
 _DISTRIBUTIONS = ("nvidia-cutlass-dsl", "nvidia-cutlass-operators", "nvidia-matmul-heuristics", "torch", "zstandard")
 
@@ -84,4 +84,4 @@ def _cpu_s() -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ends(main))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import cold_read
-from report import geomean, out_argument, patch_argument, write
+from report import ends, geomean, out_argument, patch_argument, write
 
 import runtime
 from aot.problem import manifest as manifests
@@ -200,4 +200,4 @@ def summarise(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ends(main))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from report import geomean, out_argument, write
+from report import ends, geomean, out_argument, write
 from torch import nn
 
 import runtime
@@ -346,4 +346,4 @@ def _version() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ends(main))

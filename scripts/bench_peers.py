@@ -25,7 +25,7 @@ from typing import Any
 import bench_gemm
 import torch
 from peers import CACHE, PEERS, Peer, PeerMissing, Settings, guarded, load, written
-from report import geomean, out_argument, patch_argument, write
+from report import ends, geomean, out_argument, patch_argument, write
 
 import runtime
 from aot.tune import measure
@@ -413,4 +413,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ends(main))

@@ -444,4 +444,4 @@ def bench(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report.ends(main))

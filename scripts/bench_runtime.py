@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from report import out_argument, write
+from report import ends, out_argument, write
 
 import runtime
 from aot.tune import measure
@@ -250,4 +250,4 @@ def any_shape(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ends(main))

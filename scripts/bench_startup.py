@@ -19,7 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from report import ROOT, out_argument, write
+from report import ROOT, ends, out_argument, write
+
+from runtime.errors import AotError
 
 M, N, K = 16, 4096, 4096
 _JIT_TOKENS = (1, 64, 1024)
@@ -208,7 +210,7 @@ def child(name: str, archive: Path, jit: int) -> dict[str, float]:
         command = [sys.executable, "-c", code_of(name, jit), str(time.monotonic()), str(archive)]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
-        raise SystemExit(f"{name}: {done.stderr[-2000:]}")
+        raise AotError(f"{name}: {(done.stderr.strip().splitlines() or ['it ended without a word'])[-1]}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -257,4 +259,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ends(main))

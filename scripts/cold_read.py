@@ -16,7 +16,7 @@ from typing import Any
 
 import cuda_probe
 import torch
-from report import out_argument, write
+from report import ends, out_argument, write
 
 from aot.tune import measure
 
@@ -175,4 +175,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ends(main))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import report  # puts the checkout on the path
+import report  # also puts the checkout on the path
 
 from aot.pack.forms import read
 from aot.pack.write import Package
@@ -32,7 +32,9 @@ def corrected(archive: Archive, gpu: Gpu) -> Package:
         AotError: it has no universal table, or no times.
     """
     universal = read(archive)
-    rows = [row for row in history.tunings(archive, GEMM.name) if row["gpu"] == gpu.name]
+    rows = [
+        row for row in history.tunings(archive) if history.operation_of(row) == GEMM.name and row["gpu"] == gpu.name
+    ]
     if universal is None or not rows:
         raise AotError(f"{archive.path}: has no forms with times of {gpu.name}; tune it there first")
     tuned = {}
@@ -66,4 +68,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report.ends(main))

@@ -18,10 +18,11 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import report  # noqa: F401  # puts the checkout on the path
 import torch
+from report import ends  # also puts the checkout on the path
 
 import runtime
+from aot.tune import measure
 from aot.tune.elements import TORCH_DTYPES
 from runtime.program.record import TensorArgument
 from runtime.tables.dispatch import serves
@@ -97,6 +98,7 @@ def main() -> int:
         parser.error(f"{options.archive} has no function whose name holds {options.only!r}; aot ls lists what it has")
     if options.schedules:
         names = one_of_each(names)
+    measure.environment()  # or there is no GPU
     for function in (library.functions[name] for name in names):
         if not serves(function.target, torch.cuda.get_device_capability()):
             continue
@@ -115,4 +117,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ends(main))

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from report import out_argument, version, write
+from report import ends, out_argument, version, write
 
 _CHILD = """
 import sys
@@ -81,4 +81,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ends(main))

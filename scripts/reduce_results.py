@@ -21,7 +21,7 @@ from typing import Any
 
 import random_cases
 import summarise_random
-from report import ROOT, geomean
+from report import ROOT, ends, geomean
 
 EIGHT = "eight layers"  # those of benchmarks/layers.yaml, which kernels are judged by
 ALL = summarise_random.ALL
@@ -210,4 +210,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ends(main))

@@ -15,7 +15,7 @@ from typing import Any
 
 import summarise_random
 from random_cases import REGIMES
-from report import ROOT
+from report import ROOT, ends
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -263,4 +263,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ends(main))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from report import out_argument, write
+from report import ends, out_argument, write
 
 import runtime
 from aot.tune import measure
@@ -156,4 +156,4 @@ def _rewritten(source: Path, destination: Path) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ends(main))

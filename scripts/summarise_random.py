@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import random_cases
-from report import ROOT, geomean
+from report import ROOT, ends, geomean
 
 OURS, TORCH, AGAINST, ON_SLOWER, BEST_OF, DEEP_GEMM = "ours", "torch", "against", "on_slower", "best_of", "deep_gemm"
 SLOWER = 0.97  # of torch's speed: less than this is counted, as more than noise
@@ -217,4 +217,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ends(main))

@@ -25,7 +25,7 @@ from typing import Any
 
 import bench_gemm
 import torch
-from report import geomean, out_argument, write
+from report import ends, geomean, out_argument, write
 
 import runtime
 from aot.search import rank
@@ -197,4 +197,4 @@ def run(asked: argparse.Namespace, l2_bytes: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ends(main))

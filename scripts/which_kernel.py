@@ -21,7 +21,7 @@ import random_cases
 import summarise_random
 import torch
 from random_cases import Case, Layer
-from report import out_argument, write
+from report import ends, out_argument, write
 from summarise_random import OURS, TORCH
 from torch.autograd import DeviceType
 
@@ -138,4 +138,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ends(main))

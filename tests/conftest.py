@@ -133,16 +133,21 @@ def archive(folder: Path) -> Path:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder on `sys.path` that `tests.distributions` can install to; what was found there is forgotten again."""
+    from aot.search.operation import building
     from aot.tune import operation as tuning
     from runtime.program import operation as operations
 
     (tmp_path / "site").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "site")
-    for known in (operations._found, tuning._found):
+    for known in (operations._found, building, tuning._found):
         known.cache_clear()
+    before = set(sys.modules)
     yield tmp_path / "site"
-    for known in (operations._found, tuning._found):
+    for known in (operations._found, building, tuning._found):
         known.cache_clear()
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(f"{tmp_path / 'site'}{os.sep}"):
+            del sys.modules[name]
 
 
 @pytest.fixture

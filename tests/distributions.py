@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-OPERATIONS, PROVIDERS, TUNING = "cute_aot.operations", "cute_aot.providers", "cute_aot.tuning"
+OPERATIONS, PROVIDERS = "cute_aot.operations", "cute_aot.providers"
+BUILDING, TUNING = "cute_aot.building", "cute_aot.tuning"
 
 
 def install(site: Path, name: str, points: Mapping[str, str], version: str = "1") -> None:

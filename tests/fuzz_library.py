@@ -199,10 +199,10 @@ def print_shown(found: dict[str, Any]) -> None:
     """What `aot show` prints."""
     if "function" in found:
         console.print_function(found["function"])
-    for gemm in found.get("gemm", []):
-        console.print_gemm(gemm)
-    for gemm in found.get("predicted", []):
-        console.print_predicted(gemm)
+    for entry in found.get("entries", []):
+        console.print_entry(entry)
+    for entry in found.get("predicted", []):
+        console.print_predicted(entry)
 
 
 def print_found(checks: list[verify.Finding]) -> None:

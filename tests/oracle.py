@@ -199,9 +199,9 @@ def sample(target: str) -> list[Variant]:
         for family, f in gemms.items():
             for variants in _forms(f, partial(_of_family, name, family, target)):
                 for v in variants:
-                    form = (v.a, v.b, v.d, v.batched, v.scaling, v.b_major, v.epilogue)
+                    form = (v.elements, v.batched, v.scaling, v.b_major, v.epilogue)
                     # Batching, other element types and operands change the host code of a family in the same way.
-                    plain = form == ("bf16", "bf16", "bf16", False, "none", "k", "none")
+                    plain = form == (("bf16",) * 3, False, "none", "k", "none")
                     options = ("scheduler", "schedule", "split_k", "stream_k", "overlap", "swap")
                     hosts = [v.options.get(o) if plain else None for o in options]
                     chosen.setdefault((name, family, form, *hosts), v)
@@ -259,7 +259,8 @@ def _forms(family: Family, serving: Callable[[Signature], list[Variant]]) -> Ite
     for types, scaling, b_major, batched in itertools.product(
         family.elements, family.scalings, family.b_majors, family.batched
     ):
-        plain = Signature(*types, "f32", "none", 4096, 4096, 2 if batched else 1, scaling, b_major)
+        a, b, d = types
+        plain = Signature(a, b, d, "f32", "none", 4096, 4096, 2 if batched else 1, scaling, b_major)
         if not batched:
             plain = replace(plain, overlap="weights")  # which suits variants that rely on less too
         possible = [replace(plain, epilogue=epilogue) for epilogue in family.epilogues]

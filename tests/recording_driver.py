@@ -472,8 +472,9 @@ def operands_record(name: str, of: dict[str, Any], target: str = "sm_90a") -> di
     Its kernel takes a pointer for each operand, in their order, and then M.
     """
     signature = Signature.from_json(of)
-    fields = ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major")
-    variant = Variant("test", "test", target, (), batched=signature.batch > 1, **{f: of[f] for f in fields})
+    fields = ("accumulator", "epilogue", "scaling", "b_major")
+    elements = of["a"], of["b"], of["d"]
+    variant = Variant("test", "test", target, (), elements, batched=signature.batch > 1, **{f: of[f] for f in fields})
     symbols, tree = gemm_tensors(variant)
     pointers = [argument.name for argument in tree]
     parameters = [ParameterSource(8, [], [(0, "raw", i, None)]) for i in range(len(pointers))]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aot import build
+from aot import plan
 from aot.problem import manifest
 from aot.search import m_values
 from aot.tune import choose, halving, points, session
@@ -131,9 +131,9 @@ def test_the_first_points_are_the_manifests_and_powers_of_two() -> None:
 
 @cache
 def archive_of_llama() -> tuple[Entry, ...]:
-    work = build.plan([manifest.load(ROOT / "manifests/llama-3.1-8b.yaml")], ["sm_90a"])
+    work = plan.plan([manifest.load(ROOT / "manifests/llama-3.1-8b.yaml")], ["sm_90a"])
     found = []
-    for gemm in work.gemms:
+    for gemm in work.problems:
         names = dict.fromkeys(v.name() for _, variants in gemm.by_tokens for v in variants)
         index = {name: i for i, name in enumerate(names)}
         ranked = tuple((m, tuple(index[v.name()] for v in variants)) for m, variants in gemm.by_tokens)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from aot import build
+from aot import plan as planning
 from aot.cli import commands
 from aot.compile.compiler import BuildReport
 from aot.problem import manifest
@@ -132,7 +133,7 @@ def test_manifests_of_several_models_share_an_archive(run: Run, folder: Path, tm
     arguments = ["--candidates", 1, "--cache", folder / "cache", "--no-tune", *ALONE]
     assert run("build", folder / "tiny.yaml", other, "-o", out, *arguments).status == 0
     entries = json.loads(run("ls", out, "--json").out)["entries"]
-    assert [(e["signature"], e["gemms"]) for e in entries] == [(UP, ["up", "wide"]), (DOWN, ["down"])]
+    assert [(e["signature"], e["names"]) for e in entries] == [(UP, ["up", "wide"]), (DOWN, ["down"])]
     assert [row["m"] for row in json.loads(run("show", out, "down", "--json").out)["entries"][0]["candidates"]] == [
         1,
         8,
@@ -153,7 +154,7 @@ def test_what_no_kernel_computes_is_a_warning_and_status_1(run: Run, folder: Pat
 @pytest.mark.usefixtures("row_scale")
 def test_a_function_that_is_no_gemm_can_come_along() -> None:
     small = manifest.loads(MANIFEST)
-    without, with_it = build.plan([small]), build.plan([small], functions=["row_scale"])
+    without, with_it = planning.plan([small]), planning.plan([small], functions=["row_scale"])
     added = set(with_it.variants()) - set(without.variants())
     assert {v.operation for v in added if isinstance(v, Variant)} == {"row_scale"}
 
@@ -168,12 +169,12 @@ def test_an_unknown_function_is_named_with_the_known_ones(build_again: Run) -> N
 
 def test_a_plan_is_the_same_for_the_same_manifests() -> None:
     small = manifest.loads(MANIFEST)
-    assert build.plan([small, small], list(TARGETS), 2) == build.plan([small], list(TARGETS), 2)
+    assert planning.plan([small, small], list(TARGETS), 2) == planning.plan([small], list(TARGETS), 2)
 
 
 def test_a_build_of_nothing_is_an_error() -> None:
-    with pytest.raises(build.BuildError, match="name a manifest"):
-        build.plan([])
+    with pytest.raises(planning.BuildError, match="name a manifest"):
+        planning.plan([])
 
 
 def test_where_a_gpu_is_the_build_goes_on_to_tune(
@@ -228,7 +229,7 @@ def test_a_build_tunes_only_for_targets_that_it_can_serve(
 def one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate fails to compile that some M of one signature would have; others are near."""
     compile_all = build.compile_variants
-    up, down = build.plan([manifest.loads(MANIFEST)], limit=1).gemms
+    up, down = planning.plan([manifest.loads(MANIFEST)], limit=1).problems
     failing = next(v for _, (v,) in up.by_tokens if v not in {v for _, (v,) in down.by_tokens})
 
     def compile_variants(variants: list[Variant], *arguments: Any, **named: Any) -> BuildReport:
@@ -295,7 +296,7 @@ def test_without_a_home_nothing_is_cached_and_the_build_goes_on(
 def _asks_the_cache(work: Any, output: Path, cache: Any, *_: Any) -> None:
     for _again in range(2):
         cache.get("ab" * 32)
-    raise build.BuildError("asked")
+    raise planning.BuildError("asked")
 
 
 def test_a_cache_that_cannot_be_written_is_one_warning_and_the_archive_is_the_same(
@@ -477,7 +478,7 @@ def test_control_c_while_planning_is_quiet(build_again: Run, monkeypatch: pytest
     def plan(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(build, "plan", plan)
+    monkeypatch.setattr(planning, "plan", plan)
     assert build_again() == (130, "", "")
 
 

@@ -73,7 +73,7 @@ Compile = Callable[..., BuildReport]
 
 
 def fake(do: str = "well", number: int = 0, target: str = "sm_90a") -> Variant:
-    return Variant("own", "sm90_small_m", target, choices(do=do, number=number), "bf16", "bf16", "bf16")
+    return Variant("own", "sm90_small_m", target, choices(do=do, number=number), ("bf16",) * 3)
 
 
 def heard(kernel: Kernel) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def test_an_illegal_variant_is_reported_and_stops_nobody(real: tuple[list[Varian
 
 def test_the_key_follows_wheels_providers_sources_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
     def key(contents: str = "4.8.1 ab") -> str:
-        return compiler._key_maker(Toolchain({"anything": "1"}, {"nvidia-cutlass-dsl": contents}))(fake())
+        return compiler._key_maker(Toolchain({"anything": "1"}, {"nvidia-cutlass-dsl": contents}), {})(fake())
 
     keys = [key(), key("4.8.1 ac")]
     monkeypatch.setattr(compiler.lower, "COMPILE_OPTIONS", ("Other",))
@@ -293,7 +293,7 @@ def test_a_refusal_costs_no_worker_and_a_crash_costs_one(compile_fakes: Compile)
 def _forge(cache: Cache, entry: Entry) -> None:
     """Put what is under the key of `fake()` there, as whoever may write to the directory can."""
     tools = compiler.toolchain(Cache(None))
-    cache.put(compiler._key_maker(tools)(fake()), entry)
+    cache.put(compiler._key_maker(tools, {})(fake()), entry)
 
 
 def _made_for(variant: Variant, **changes: Any) -> Entry:

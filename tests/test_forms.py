@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aot import build
+from aot import build, plan
 from aot.pack import forms
 from aot.verify import archive as verify
 from aot.verify import form_checks, launch_checks
@@ -208,7 +208,7 @@ def test_show_of_a_form_asks_for_an_n_and_a_k(run: Run, archive: Path) -> None:
 def test_show_of_a_function_takes_no_rows(run: Run, archive: Path) -> None:
     assert list(json.loads(run("show", archive, "few", "--json").out)) == ["function"]
     result = run("show", archive, "few", "--m", 3)
-    assert result == (2, "", f"error: {archive}: 'few' is a function, and --m is for gemms; leave it out\n")
+    assert result == (2, "", f"error: {archive}: 'few' is a function, and --m is for signatures; leave it out\n")
 
 
 def test_show_of_a_tuned_entry_at_some_rows_says_what_serves_there_and_the_times_measured_there(
@@ -316,7 +316,7 @@ def test_show_of_what_is_nearly_a_forms_key_suggests_it_with_the_same_extents(
 def test_show_of_what_is_no_signature_suggests_the_nearest(run: Run, archive: Path, name: str) -> None:
     result = run("show", archive, name)
     assert (result.status, result.out) == (2, "")
-    assert f"has no function, signature or gemm '{name}'" in result.err
+    assert f"has no function or signature '{name}', and no manifest's name" in result.err
     assert ("did you mean 'few'?" in result.err) is (name == "fewer")
 
 
@@ -554,5 +554,5 @@ def test_a_build_counts_the_forms_that_it_serves(run: Run, folder: Path, tmp_pat
 
 def test_a_table_that_readers_refuse_is_not_written() -> None:
     table = TABLE | {"forms": [None] * 513}
-    with pytest.raises(build.BuildError, match="at most 512 are read; split the manifests over several archives"):
+    with pytest.raises(plan.BuildError, match="at most 512 are read; split the manifests over several archives"):
         build._require_readable(table, {})

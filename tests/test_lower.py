@@ -53,7 +53,7 @@ class Provider:
 
 aot.search.provider.provider = lambda name: Provider()
 for dynamic in (False, True):
-    variant = Variant("own", "spilling", "sm_90a", (("dynamic", dynamic),), "f32", "f32", "f32", operation="test")
+    variant = Variant("own", "spilling", "sm_90a", (("dynamic", dynamic),), ("f32",) * 3, operation="test")
     try:
         print("compiled", aot.compile.lower.lower(variant).record["kernels"][0]["local_bytes"])
     except aot.compile.lower.LoweringError as error:

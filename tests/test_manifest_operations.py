@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aot import build
 from aot.pack.write import Package
+from aot.plan import plan
 from aot.problem import manifest
 from runtime import Library
 from runtime.container.archive import Archive
@@ -75,9 +75,12 @@ def test_what_a_manifest_asks_of_an_operation_is_built_listed_and_served(
     """The operation, its kernels and their compilation are all of another package."""
     listed = run("ls", scales)
     assert listed.status == 0
+    assert listed.out.split()[:3] == ["signature", "row_scales", "target"]
     assert "input_scale  sm_90a  ranked" in listed.out
     assert run("verify", scales).status == 0
-    assert "takes: x bf16 (M, 4096), weight bf16 (4096), y bf16 (M, 4096)" in run("show", scales, "input_scale").out
+    shown = run("show", scales, "input_scale").out
+    assert shown.startswith(f"{OF.key()} on sm_90a: ranked\nrow_scales: input_scale\ntakes: ")
+    assert "takes: x bf16 (M, 4096), weight bf16 (4096), y bf16 (M, 4096)" in shown
     with Archive.open(scales) as archive:
         assert {f"row_scales.row.bf16_bf16_bf16_f32.threads{n}.sm_90a" for n in (128, 256)} < set(archive.functions)
         kernels = {}
@@ -142,8 +145,24 @@ def test_extents_that_no_kernel_takes_are_told(scales_folder: Path, run: Run, tm
     )
 
 
+def test_a_build_of_which_no_kernel_takes_anything_is_refused_and_writes_nothing(
+    scales_folder: Path, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "odd.yaml").write_text(MANIFEST.replace("n: 4096", "n: 4097").replace("n: 128", "n: 129"))
+    odd = ("build", tmp_path / "odd.yaml", "-o", tmp_path / "odd.aot", "--cache", scales_folder / "cache", "--no-tune")
+    result = run(*odd)
+    assert (result.status, result.out) == (2, "")
+    assert (
+        f"error: {tmp_path / 'odd.yaml'}:9: input_scale: bf16_bf16_bf16_row_scale_n4097 on sm_90a: no kernel takes it: "
+        "x.extent[1] must be a multiple of 8, found 4097; nor is there a kernel for the other 1" in result.err
+    )
+    assert not (tmp_path / "odd.aot").exists()
+    assert run(*odd, "--function", "row_scale").status == 1, "its functions can be called by name"
+    assert (tmp_path / "odd.aot").exists()
+
+
 def test_every_kernel_of_an_operation_is_built_where_it_is_named_without_a_manifest() -> None:
-    found = build.plan([], ["sm_90a"], functions=["row_scale"]).functions
+    found = plan([], ["sm_90a"], functions=["row_scale"]).functions
     assert {variant.name() for variant in found} == {
         f"row_scales.row.{t}_{t}_{t}_f32.threads{n}.sm_90a" for t in ("bf16", "f16") for n in (128, 256)
     }

@@ -207,7 +207,7 @@ def test_a_new_type_of_4_bits_has_bytes_limits_and_arguments(monkeypatch: pytest
     s = Signature("x4", "x4", "x4", "f32", "residual", 64, 96)
     assert Signature.of_key(s.key()) == s
     assert s.bytes(3) == (3 * 96 + 64 * 96) // 2 + 3 * (64 // 2 + 2 * 64)
-    variant = dataclasses.replace(VARIANT, a="x4", b="x4", d="x4", epilogue="residual")
+    variant = dataclasses.replace(VARIANT, elements=("x4",) * 3, epilogue="residual")
     symbols, tree = gemm_tensors(variant)
     assert {name: symbols[name].divisibility for name in ("m", "n", "k", "lda", "ldd", "ldresidual")} == {
         **{"m": 1, "n": 32, "k": 32, "lda": 32, "ldd": 32},

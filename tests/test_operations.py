@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import struct
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtime import ArgumentError, KernelMiss, Library, RecordError
 from runtime.container.archive import Archive
+from runtime.device.gpus import Gpu
+from runtime.program import operation as operations
 from runtime.program.operation import operation
 from runtime.serve.function import Unfit
 from runtime.tables.dispatch import Dispatch
 
+from .command_line import ROOT, Run
 from .distributions import OPERATIONS, install
-from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
-from .row_scale.archives import OF, row, tensors, write
+from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, write_archive
+from .row_scale.archives import OF, record, row, tensors, write
 from .row_scale.operation import ROW_SCALE
 
 pytestmark = pytest.mark.usefixtures("row_scale")
+
+OTHER = replace(OF, n=128)
+KIND = Gpu("made up", 132, 4800)
 
 
 @pytest.fixture
@@ -140,6 +150,33 @@ def test_a_signature_that_the_operation_refuses_is_refused_where_the_table_is_re
 # --- which operations there are ---
 
 
+# What may name an operation: operations, what makes kernels of them, the lists of operations, the bindings to torch and
+# vLLM, whose operator `gemm` is, GEMM's planned calls, and what a variant is of unless it says otherwise.
+NAMING = (
+    *("runtime/gemm/", "runtime/rmsnorm.py", "aot/search/gemm.py", "aot/search/rmsnorm.py"),
+    *("aot/tune/gemm/", "aot/tune/rmsnorm/", "aot/kernels/", "aot/providers/"),
+    *("runtime/program/operation.py", "aot/search/operation.py", "aot/tune/operation.py"),
+    *("runtime/torch/", "runtime/vllm/", "runtime/serve/plans.py", "aot/search/variants.py"),
+)
+
+
+def names_an_operation(node: ast.AST) -> bool:
+    """Whether it is the name of one as a value, or imports one."""
+    if isinstance(node, ast.ImportFrom):
+        return any(alias.name in {name.upper() for name in operations._OWN} for alias in node.names)
+    return isinstance(node, ast.Constant) and node.value in operations._OWN
+
+
+def test_no_other_module_names_an_operation() -> None:
+    paths = [p.relative_to(ROOT) for room in ("aot", "runtime") for p in sorted((ROOT / room).rglob("*.py"))]
+    others = [path for path in paths if not path.as_posix().startswith(NAMING)]
+    found = {
+        p: [getattr(n, "lineno", 0) for n in ast.walk(ast.parse((ROOT / p).read_text())) if names_an_operation(n)]
+        for p in others
+    }
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
 def test_an_operation_is_found_by_its_entry_point() -> None:
     assert operation("row_scale") is ROW_SCALE
 
@@ -171,3 +208,46 @@ def test_a_table_of_an_operation_that_is_not_here_is_left_alone(tmp_path: Path, 
     assert "narrow" in library.functions
     with pytest.raises(ArgumentError, match="unknown operation 'of_a_later_version'"):
         library.call("of_a_later_version", *tensors(4))
+
+
+# --- files whose tables have others than GEMM's ---
+
+
+def test_an_entry_of_any_operation_that_was_never_tuned_gives_way_to_tuned_ones(run: Run, tmp_path: Path) -> None:
+    ranked = row([(None, "narrow")], state="ranked")
+    rows = [entry(OF.to_json(), [(None, "wide")], gpu=KIND), ranked, row([(None, "narrow")], OTHER, "ranked")]
+    write_archive(tmp_path / "kinds.aot", [record("narrow"), record("wide")], rows, "row_scale")
+    found = json.loads(run("ls", tmp_path / "kinds.aot", "--json").out)["entries"]
+    tuned: dict[str, Any] = {"state": "tuned", "form": None, "checked_on": []}
+    assert [(e["operation"], e["instead"]) for e in found] == [
+        ("row_scale", None),
+        ("row_scale", tuned),
+        ("row_scale", None),
+    ]
+    assert "gives way to the entries that were tuned" in run("ls", tmp_path / "kinds.aot").out
+
+
+def test_launches_of_every_operation_are_evaluated_at_what_its_entries_serve(run: Run, tmp_path: Path) -> None:
+    """The extents of a signature, not any: of N = 4100 the record allows none."""
+    rows = [row([(None, "narrow")], replace(OF, n=4100))]
+    write_archive(tmp_path / "odd.aot", [record("narrow")], rows, "row_scale")
+    said = run("verify", tmp_path / "odd.aot").out
+    assert (
+        "it refuses every shape of bf16_bf16_bf16_row_scale_n4100, first 1 rows: x.extent[1] must be a multiple" in said
+    )
+
+
+def test_each_function_with_numbers_is_held_against_the_signature(tmp_path: Path, torch: FakeTorch, run: Run) -> None:
+    """Though one before it was right: they have no tensors alone to be known by."""
+    wide = record("wide")
+    wide["arguments"] = [a | {"dtype": "f16"} if a["kind"] == "tensor" else a for a in wide["arguments"]]
+    rows = [row([(8, "narrow"), (None, "wide")])]
+    path = tmp_path / "mixed.aot"
+    driver = RecordingDriver(kernels=write_archive(path, [record("narrow"), wide], rows, "row_scale"))
+    assert "function wide takes x as f16, not bf16" in run("verify", path).out
+    library = Library(Archive.open(path), driver)
+    library.call("row_scale", *tensors(8)[:2], out=tensors(8)[2])
+    with pytest.raises(
+        RecordError, match="has wide for bf16_bf16_bf16_row_scale_n4096, but it takes x as f16, not bf16"
+    ):
+        library.call("row_scale", *tensors(9)[:2], out=tensors(9)[2])

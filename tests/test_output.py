@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aot import build
+from aot import build, plan
 from aot.cli import commands
 
 from . import recording_driver
@@ -29,7 +29,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def reached(*_: object, **__: object) -> None:
         raise AssertionError("the work has begun")
 
-    monkeypatch.setattr(build, "plan", reached)
+    monkeypatch.setattr(plan, "plan", reached)
     monkeypatch.setattr(build, "compile_variants", reached)
     monkeypatch.setattr(commands, "_tune", reached)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aot.build import plan
+from aot.plan import plan
 from aot.search import legal
 from aot.search.provider import PROVIDERS, ProviderError, home, provider, provider_names
 from runtime.errors import AotError

@@ -19,14 +19,14 @@ from typing import Any
 
 import pytest
 
-from aot.build import plan
 from aot.compile import compiler
 from aot.compile.toolchain import Toolchain
+from aot.plan import plan
 from aot.problem.manifest import Gemm, Manifest
 from aot.providers import cutlass_operators, own
 from aot.providers.arguments import digest
 from aot.providers.sources import made_of
-from aot.search.legal import illegal, legal_functions, legal_variants, unsuited
+from aot.search.legal import illegal, legal_functions, legal_variants, of_name, unsuited
 from aot.search.provider import PROVIDERS, ProviderError, provider
 from aot.search.targets import TARGETS
 from aot.search.variants import Family, Variant, choices
@@ -63,7 +63,7 @@ def test_table_of_families_agrees_with_the_operator_api(target: str, types: str)
     if target not in ("sm_80", "sm_120a"):
         families.remove("Sm80TensorOpGemmOperator")  # it runs there, far below what the GPU can do
     with FakeTensorMode():
-        any_variant = Variant("", "", target, (), *TYPES[types])
+        any_variant = Variant("", "", target, (), TYPES[types])
         found = ops.get_operators(
             cutlass_operators._gemm_arguments(torch, any_variant), target_sm=target.removeprefix("sm_")
         )
@@ -318,7 +318,7 @@ def test_the_cache_key_of_a_variant_follows_its_own_familys_sources(copied: Path
     one_of_each = list({v.family: v for v in ours}.values())
 
     def keys() -> dict[str, str]:
-        key = compiler._key_maker(Toolchain({"anything": "1"}, {"nvidia-cutlass-dsl": "4.8.1 ab"}))
+        key = compiler._key_maker(Toolchain({"anything": "1"}, {"nvidia-cutlass-dsl": "4.8.1 ab"}), {})
         return {v.family: key(v) for v in one_of_each}
 
     before = keys()
@@ -403,6 +403,18 @@ def test_a_new_provider_has_its_legal_variants_enumerated_and_named(made_up: Mad
     assert [(v.family, v.accumulator) for v in made_up.variants("sm_90a", integers)] == [("integers", "i32")]
 
 
+@pytest.mark.parametrize("elements", [("f32",), ("bf16", "f32"), ("bf16", "bf16", "f32", "i32", "f16")])
+def test_a_family_has_as_many_element_types_as_its_operation_has_operands(
+    made_up: MadeUp, monkeypatch: pytest.MonkeyPatch, elements: tuple[str, ...]
+) -> None:
+    of = Family("softmax", ("sm_90a",), (elements,), {"threads": (128,)}, batched=(False,))
+    monkeypatch.setattr(made_up.__class__, "families", {"any": of})
+    (variant,) = provider("made_up").functions("sm_90a")
+    assert variant.name() == f"made_up.any.{'_'.join(elements)}_f32.threads128.sm_90a"
+    assert of_name(variant.name()) == Variant.from_json(json.loads(variant.key())) == variant
+    assert (illegal(variant), variant.elements) == (None, elements)
+
+
 def test_rules_and_limits_of_a_new_provider_are_asked(made_up: MadeUp) -> None:
     split = made_up.variants("sm_90a", signature())[1]
     assert illegal(dataclasses.replace(split, config=choices(tile_m=8, tile_n=128, split_k=2))) == (
@@ -424,9 +436,9 @@ def test_a_new_provider_is_ranked_and_planned_beside_the_others(library: bool, m
     manifest = Manifest("m", "s", (1, 512), ("sm_90a",), (Gemm("g", signature(), 1, (1, 512)),))
     planned = plan([manifest], limit=len(everything), functions=["softmax"])
     assert [v.family for v in planned.functions] == ["softmax"]
-    by_tokens = dict(planned.gemms[0].by_tokens)
+    by_tokens = dict(planned.problems[0].by_tokens)
     assert all(set(by_tokens[m]) == everything for m in manifest.tokens)
-    short = dict(plan([manifest], limit=5).gemms[0].by_tokens)
+    short = dict(plan([manifest], limit=5).problems[0].by_tokens)
     leaders = {"sm90_static_persistent", "sm90_small_m", "sm90_persistent", "swap_ab", "one_size"}
     for candidates in (short[m] for m in manifest.tokens):
         assert {v.family for v in candidates} == leaders

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from aot.search.legal import legal_variants
 from aot.search.provider import PROVIDERS, provider
-from aot.search.rank import rank, shortlist
+from aot.search.rank import _shapes, rank, shortlist
 from aot.search.targets import TARGETS
 from aot.search.variants import Option, Variant, choices
 from runtime.gemm.signature import OVERLAPS, Signature
@@ -174,7 +175,7 @@ ANY_CONFIG = st.dictionaries(
 def test_variants_of_an_unknown_family_have_a_place_whatever_their_choices(
     library: bool, configs: list[dict[str, Option]], target: str
 ) -> None:
-    strangers = {Variant("elsewhere", "new", target, choices(**c), "bf16", "bf16", "bf16") for c in configs}
+    strangers = {Variant("elsewhere", "new", target, choices(**c), ("bf16",) * 3) for c in configs}
     given_ = [*variants(target), *strangers]
     with pytest.MonkeyPatch.context() as patch:
         if not library:
@@ -184,8 +185,34 @@ def test_variants_of_an_unknown_family_have_a_place_whatever_their_choices(
         assert found == rank(given_[::-1], SIGNATURE, 16, target).variants
 
 
+@pytest.mark.parametrize("m", [1, 24, 4096])
+@pytest.mark.parametrize("limit", [1, 2, 8])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a", "sm_120a"])
+def test_what_is_listed_of_a_problem_is_the_first_of_what_could_be(target: str, limit: int, m: int) -> None:
+    given_ = [v for p in PROVIDERS for v in provider(p).variants(target, SIGNATURE)]
+    order = rank(given_, SIGNATURE, m, target).variants
+    leaders = {(v.provider, v.family): v for v in reversed(order)}.values()
+    rest = [v for v in order if v not in leaders]
+    whole = sorted([*sorted(leaders, key=order.index), *rest][:limit], key=order.index)
+    for most in (1, 2, limit):
+        found = shortlist(given_, [(SIGNATURE, m)], target, limit, {(SIGNATURE, m): most}).candidates
+        assert found[SIGNATURE, m] == whole[:most]
+
+
+@pytest.mark.usefixtures("without_library")
+def test_of_equal_costs_each_shape_comes_once_before_any_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aot.search.rank._TileWaves.cost", lambda *_: 1.0)
+    shapes, copies = _shapes(variants("sm_100a")), Counter[object]()
+    keyed = []
+    for place, (variant, shape) in enumerate(shapes):
+        keyed.append((copies[shape], place, variant))
+        copies[shape] += 1
+    assert max(copies.values()) > 1
+    assert rank(variants("sm_100a"), SIGNATURE, 16, "sm_100a").variants == [v for *_, v in sorted(keyed)]
+
+
 def test_variants_of_one_name_keep_one_order() -> None:
-    twins = [Variant("elsewhere", "new", "sm_120a", c, "bf16", "bf16", "bf16") for c in ((), choices(tile_n=False))]
+    twins = [Variant("elsewhere", "new", "sm_120a", c, ("bf16",) * 3) for c in ((), choices(tile_n=False))]
     assert twins[0].name() == twins[1].name()
     orders = [rank(given_, SIGNATURE, 16, "sm_120a").variants for given_ in (twins, twins[::-1])]
     assert orders[0] == orders[1]
@@ -218,7 +245,7 @@ def test_candidates_overlap_as_much_as_is_promised_and_gains() -> None:
 @pytest.mark.usefixtures("without_library")
 def test_splitting_k_pays_where_tiles_leave_multiprocessors_idle_and_not_where_they_do_not() -> None:
     whole, split = (
-        Variant("elsewhere", "new", "sm_90a", choices(tile_m=64, tile_n=64, split_k=parts), "bf16", "bf16", "bf16")
+        Variant("elsewhere", "new", "sm_90a", choices(tile_m=64, tile_n=64, split_k=parts), ("bf16",) * 3)
         for parts in (1, 3)
     )
     narrow = dataclasses.replace(SIGNATURE, n=512)
@@ -230,7 +257,7 @@ def test_splitting_k_pays_where_tiles_leave_multiprocessors_idle_and_not_where_t
 def test_ranking_takes_every_element_type_and_word(types: tuple[str, str, str]) -> None:
     a, b, d = types
     wanted = dataclasses.replace(SIGNATURE, a=a, b=b, d=d, epilogue="swiglu+residual+scale", overlap="weights")
-    given_ = [dataclasses.replace(v, a=a, b=b, d=d, epilogue=wanted.epilogue) for v in variants("sm_90a")]
+    given_ = [dataclasses.replace(v, elements=types, epilogue=wanted.epilogue) for v in variants("sm_90a")]
     assert sorted(rank(given_, wanted, 16, "sm_90a").variants, key=Variant.name) == sorted(given_, key=Variant.name)
     assert len(shortlist(given_, [(wanted, 16)], "sm_90a", 4).candidates[wanted, 16]) == 4
 

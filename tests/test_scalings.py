@@ -146,7 +146,7 @@ def test_arguments_of_scales_are_what_they_were() -> None:
 
 
 def test_b_stored_n_major_has_a_stride_of_its_batch_too() -> None:
-    _, tree = gemm_tensors(dataclasses.replace(VARIANT, a="bf16", b="bf16", d="bf16", b_major="n", batched=True))
+    _, tree = gemm_tensors(dataclasses.replace(VARIANT, elements=("bf16",) * 3, b_major="n", batched=True))
     assert tree[:2] == [
         TensorArgument("a", "bf16", ("l", "m", "k"), ("batch_stride_a", "lda", 1), 16),
         TensorArgument("b", "bf16", ("l", "n", "k"), ("batch_stride_b", 1, "ldb"), 16),
@@ -155,7 +155,7 @@ def test_b_stored_n_major_has_a_stride_of_its_batch_too() -> None:
 
 def made_record(s: Signature) -> Record:
     """What a function for `s` would take, with nothing to launch."""
-    symbols, tree = gemm_tensors(dataclasses.replace(VARIANT, a=s.a, b=s.b, scaling=s.scaling))
+    symbols, tree = gemm_tensors(dataclasses.replace(VARIANT, elements=(s.a, s.b, VARIANT.d), scaling=s.scaling))
     tensors = tuple(a for a in tree if isinstance(a, TensorArgument))
     assert {e for a in tensors for e in (*a.shape, *a.strides) if isinstance(e, str)} == set(symbols)
     nothing: Any = SimpleNamespace(values=())

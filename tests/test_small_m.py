@@ -62,9 +62,9 @@ def test_forms_that_the_kernel_does_not_have_say_why() -> None:
     for change, reason in (
         ({"scaling": "row_column"}, "scales are for 8-bit inputs"),
         ({"b_major": "n", "epilogue": "swiglu"}, "eight by eight"),
-        ({"a": "e4m3", "b": "e4m3", "b_major": "n"}, "needs 16-bit elements"),
+        ({"elements": ("e4m3", "e4m3", "bf16"), "b_major": "n"}, "needs 16-bit elements"),
         (
-            {"a": "e4m3", "b": "e4m3", "scaling": "block", "batched": True},
+            {"elements": ("e4m3", "e4m3", "bf16"), "scaling": "block", "batched": True},
             "lacks scales or epilogues in a batch",
         ),
     ):

@@ -82,6 +82,19 @@ def test_a_word_and_a_symbol_of_one_name_are_one_symbol() -> None:
         (lambda: Symbol("n", divisibility=0), "symbol 'n': divisibility must be 1 or more, found 0"),
         (lambda: Symbol("n", width=16), "symbol 'n': width must be 32 or 64, found 16"),
         (lambda: Scalar("eps", "f64"), "scalar 'eps': unknown type 'f64'"),
+        (
+            lambda: Scalar("eps", "f32", value="a"),  # type: ignore[arg-type]
+            "scalar 'eps': value, which checks pass, must be a number, found 'a'; give value=1.0, or leave it out",
+        ),
+        (
+            lambda: Scalar("eps", "f32", value=True),
+            "scalar 'eps': value, which checks pass, must be a number, found True",
+        ),
+        (
+            lambda: Scalar("n", "i32", value=0.5),
+            "scalar 'n': value, .* must be an integer of 32 bits, found 0.5; give value=1,",
+        ),
+        (lambda: Scalar("n", "i32", value=1 << 31), "an integer of 32 bits, found 2147483648"),
         (lambda: Workspace("w", 0), "workspace 'w': bytes must be 1 or more"),
         (lambda: Clusters("c", 0), "cluster_size must be from 1 to 64"),
         (lambda: Options(opt_level=9), "opt_level must be from 0 to 3, found 9"),
@@ -135,6 +148,14 @@ def test_what_makes_no_sense_is_an_error(make: Callable[[], Any], message: str) 
         (
             HEAD + "\nTensor('x', 'f32', ('n',), align=16)\n",
             "SPEC:3: Tensor has no field 'align'; did you mean 'alignment'? known: name, dtype, shape",
+        ),
+        (
+            HEAD + "functions = [\n  Function(\n    arguments=[], source='a:b')]\n",
+            "SPEC:3: Function needs name; give name=...",
+        ),
+        (
+            "import aot.spec\naot.spec.Tensor()\n",
+            "SPEC:2: Tensor needs name, dtype, shape; give name=..., dtype=..., shape=...",
         ),
         ("class Tensor:\n    def __init__(self): pass\nTensor(align=16)\n", "SPEC:3: TypeError: Tensor.__init__()"),
         ("x = 1\n\0", "SPEC: has null bytes, so it is no spec; a spec is a Python file"),

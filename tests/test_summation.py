@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from aot import build
-from aot.compile.compiler import BuildReport
+from aot import build, plan
 from aot.search.legal import legal_variants, of_name, summation
 from aot.search.targets import TARGETS
 from aot.search.variants import Variant
@@ -96,7 +95,7 @@ def test_what_was_not_compared_is_like_nothing_else() -> None:
     four = [v for v in variants() if v.options.get("split_k", 1) == 4 and v.family == "sm90_persistent"]
     assert eight
     assert [summation(v, 4096) for v in eight + four] == [v.name() for v in eight + four]
-    assert summation(Variant("nowhere", "new", "sm_90a", (), "bf16", "bf16", "bf16")) is None
+    assert summation(Variant("nowhere", "new", "sm_90a", (), ("bf16",) * 3)) is None
 
 
 @cache
@@ -199,17 +198,19 @@ def test_epilogues_of_both_families_are_the_same_operations(epilogue: str, split
 FEW_MANY_HALVES = ("sm90_small_m", 1, 128), ("sm90_small_m", 1, 64), ("sm90_small_m", 2, 64)
 
 
+def compiled(
+    ranked: tuple[tuple[int, tuple[Variant, ...]], ...],
+) -> tuple[plan.Candidates, list[tuple[int, list[str]]]]:
+    """Candidates, and their names where all of them compile."""
+    return plan.Candidates(PLAIN, "sm_90a", ranked), [(m, [v.name() for v in of]) for m, of in ranked]
+
+
 def test_a_build_names_functions_of_one_word_for_equal_bits() -> None:
     """The best at each M of those ranked, whatever is ranked before them."""
     streamed = next(v for v in variants() if v.options.get("stream_k", False))
     uncut, other, halves = (by_cut()[key] for key in FEW_MANY_HALVES)
     ranked = ((1, (streamed, uncut)), (64, (streamed, halves, other)), (512, (streamed, other, uncut)))
-    gemm = build.GemmCandidates(PLAIN, "sm_90a", ranked)
-    report = BuildReport(dict.fromkeys((streamed, uncut, other, halves), None), {}, {}, 0, 0, 0.0)  # type: ignore[arg-type]
-    ((row,), unserved) = build._gemm_entries(build.Plan((), ("sm_90a",), (gemm,), (), {}, 8), report)
-    assert not unserved
+    row = build._row(*compiled(ranked))
     assert row.ranges == [(None, streamed.name())]
     assert row.invariant == [(1, uncut.name()), (None, other.name())]
-    alone = build.GemmCandidates(PLAIN, "sm_90a", ((1, (streamed,)),))
-    ((row,), _) = build._gemm_entries(build.Plan((), ("sm_90a",), (alone,), (), {}, 8), report)
-    assert row.invariant is None
+    assert build._row(*compiled(((1, (streamed,)),))).invariant is None

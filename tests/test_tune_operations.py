@@ -108,8 +108,7 @@ def test_the_history_names_operations_and_times_of_gemms_are_read_from_it(tmp_pa
     tuned_archive(archive_of(tmp_path / "in.aot"), tmp_path / "tuned.aot")
     with Archive.open(tmp_path / "tuned.aot") as archive:
         assert [row.get("operation") for row in history.tunings(archive)] == [None, "row_scale", "row_scale"]
-        assert len(history.tunings(archive, "row_scale")) == 2
-        assert len(history.tunings(archive, "gemm")) == 1
+        assert [history.operation_of(row) for row in history.tunings(archive)] == ["gemm", "row_scale", "row_scale"]
     assert times.load(tmp_path / "tuned.aot", "sm_90a") == []  # of made-up functions, which are no variants
 
 

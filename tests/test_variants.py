@@ -70,7 +70,7 @@ def test_name_reads_as_a_choice_list() -> None:
 
 
 def test_name_keeps_a_tile_that_has_no_rows() -> None:
-    variant = Variant("elsewhere", "new", "sm_90a", choices(tile_n=64, tile_k=32), "f32", "f32", "f32")
+    variant = Variant("elsewhere", "new", "sm_90a", choices(tile_n=64, tile_k=32), ("f32",) * 3)
     assert variant.name() == "elsewhere.new.f32_f32_f32_f32.tile_k32.tile_n64.sm_90a"
 
 
@@ -150,7 +150,8 @@ def test_reading_the_options_changes_nothing_else(variant: Variant) -> None:
 @given(st.sampled_from(ALL), st.sampled_from(dataclasses.fields(Variant)))
 def test_key_depends_on_every_field(variant: Variant, field: dataclasses.Field[Any]) -> None:
     value = getattr(variant, field.name)
-    other: Any = not value if field.name == "batched" else value[1:] if field.name == "config" else value + "x"
+    fewer = field.name in ("config", "elements")
+    other: Any = not value if field.name == "batched" else value[1:] if fewer else value + "x"
     assert dataclasses.replace(variant, **{field.name: other}).key() != variant.key()
 
 
@@ -158,7 +159,10 @@ def test_key_depends_on_every_field(variant: Variant, field: dataclasses.Field[A
     ("change", "message"),
     [
         ({"colour": 1}, "exactly the fields"),
-        ({"a": 16}, "'a' must be a string"),
+        ({"accumulator": 16}, "'accumulator' must be a string"),
+        ({"elements": "bf16"}, "'elements' must be a list of strings"),
+        ({"elements": ["bf16", 16]}, "'elements' must be a list of strings"),
+        ({"elements": []}, "'elements' must be a list of strings"),
         ({"batched": 0}, "'batched' must be true or false"),
         ({"config": [["tile_m", 64]]}, "'config' must map"),
         ({"config": {"tile_m": 64.0}}, "'config' must map"),
@@ -171,7 +175,7 @@ def test_from_json_rejects_wrong_fields(change: dict[str, object], message: str)
 
 
 def test_from_json_rejects_a_missing_field_and_a_non_object() -> None:
-    without = {k: v for k, v in HOPPER.to_json().items() if k != "d"}
+    without = {k: v for k, v in HOPPER.to_json().items() if k != "elements"}
     wrong: list[Any] = [without, [], None, "x"]
     for obj in wrong:
         with pytest.raises(RecordError):
@@ -190,7 +194,7 @@ def test_config_must_be_sorted() -> None:
         (dataclasses.replace(HOPPER, provider="own"), "no family"),
         (dataclasses.replace(HOPPER, operation="softmax"), "no family"),
         (dataclasses.replace(HOPPER, target="sm_100a"), "not made for sm_100a"),
-        (dataclasses.replace(HOPPER, d="f16"), "lacks the element types bf16, bf16, f16"),
+        (dataclasses.replace(HOPPER, elements=("bf16", "bf16", "f16")), "lacks the element types bf16, bf16, f16"),
         (dataclasses.replace(HOPPER, accumulator="f16"), "does not compute"),
         (dataclasses.replace(HOPPER, epilogue="gelu"), "lacks the epilogue gelu"),
         (dataclasses.replace(HOPPER, config=HOPPER.config[1:]), "exactly the choices"),
@@ -234,7 +238,7 @@ def test_sm80_tiles_fit_the_smallest_shared_memory_of_the_gpus_served() -> None:
 def test_unsuited_names_the_reason(wanted: Signature, reason: str) -> None:
     variant = HOPPER
     if wanted.a == "e4m3":
-        variant = dataclasses.replace(with_options(HOPPER, tile_k=128), a="e4m3", b="e4m3")
+        variant = dataclasses.replace(with_options(HOPPER, tile_k=128), elements=("e4m3", "e4m3", HOPPER.d))
     assert reason in (unsuited(variant, wanted) or "")
 
 
@@ -377,14 +381,14 @@ assert not heavy, heavy
     ],
 )
 def test_variant_may_rely_on_no_more_overlap_than_is_promised(relied: str, promised: str, suits: bool) -> None:
-    variant = Variant("elsewhere", "new", "sm_90a", choices(overlap=relied), *TYPES[0])
+    variant = Variant("elsewhere", "new", "sm_90a", choices(overlap=relied), TYPES[0])
     reason = unsuited(variant, dataclasses.replace(signature(), overlap=promised))
     assert reason == (None if suits else f"new: relies on overlap {relied}, promised is {promised}")
 
 
 @pytest.mark.parametrize(("field", "value"), [("epilogue", "silu"), ("scaling", "row_column"), ("b_major", "n")])
 def test_variant_computes_what_its_words_say_and_nothing_else(field: str, value: str) -> None:
-    variant = Variant("elsewhere", "new", "sm_90a", (), *TYPES[0])
+    variant = Variant("elsewhere", "new", "sm_90a", (), TYPES[0])
     other: dict[str, Any] = {field: value}
     wanted = dataclasses.replace(signature(), **other)
     assert unsuited(variant, signature()) is None
@@ -396,7 +400,7 @@ def test_variant_computes_what_its_words_say_and_nothing_else(field: str, value:
 
 
 def test_columns_of_a_gated_result_must_fill_whole_accesses() -> None:
-    variant = Variant("elsewhere", "new", "sm_90a", (), *TYPES[0], epilogue="swiglu")
+    variant = Variant("elsewhere", "new", "sm_90a", (), TYPES[0], epilogue="swiglu")
     assert unsuited(variant, dataclasses.replace(signature(n=4112), epilogue="swiglu")) is None
     reason = unsuited(variant, dataclasses.replace(signature(n=4104), epilogue="swiglu"))
     assert reason == "columns of D = 2052 is not a multiple of 8, which 16-byte access to bf16 needs"

@@ -71,7 +71,7 @@ def assigned(body: list[ast.stmt]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("hook", [*hooks.HOOKS, *hooks.FILLED], ids=str)
+@pytest.mark.parametrize("hook", [*hooks.HOOKS, *hooks.FILLED, hooks.ACTIVATION, hooks.MODEL], ids=str)
 def test_methods_that_are_wrapped_or_filled_are_there(vllm: Path, hook: hooks.Hook) -> None:
     assert problem_of(vllm, hook) == ""
 

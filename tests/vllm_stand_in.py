@@ -31,6 +31,9 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
             super().__init__(vllm_config=vllm_config, local_rank=0, rank=0, distributed_init_method="")
             self.model = model
 
+        def get_model(self) -> nn.Module:
+            return self.model
+
         def load_model(self, *, load_dummy_weights: bool = False) -> None:
             for module in self.model.modules():
                 if hasattr(module, "quant_method"):
@@ -73,6 +76,32 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
 
         def forward(self, x: Any) -> Any:
             return self.quant_method.apply(self, x, self.bias)
+
+    class SiluAndMul(nn.Module):
+        @staticmethod
+        def forward_native(x: Any) -> Any:
+            d = x.shape[-1] // 2
+            return nn.functional.silu(x[..., :d]) * x[..., d:]
+
+        def forward(self, x: Any) -> Any:
+            return self.forward_native(x)
+
+    class Mlp(nn.Module):
+        def __init__(self, inner: int, hidden: int, bias: bool = False) -> None:
+            super().__init__()
+            self.gate_up_proj, self.act_fn = Linear(2 * inner, hidden, bias), SiluAndMul()
+            self.down_proj = Linear(hidden, inner)
+
+        def forward(self, x: Any) -> Any:
+            gate_up = self.gate_up_proj(x)
+            x = self.act_fn(gate_up)
+            return self.down_proj(x)
+
+    class ScaledMlp(Mlp):
+        scale = 2.0
+
+        def forward(self, x: Any) -> Any:
+            return self.down_proj(self.act_fn(self.scale * self.gate_up_proj(x)))
 
     class UnquantizedEmbeddingMethod:
         def process_weights_after_loading(self, layer: Any) -> None:
@@ -133,6 +162,8 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
             "OwnMethod": OwnMethod,
             "Linear": Linear,
         },
+        f"{layers}.activation": {"SiluAndMul": SiluAndMul},
+        "vllm.model_executor.models": {"Mlp": Mlp, "ScaledMlp": ScaledMlp},
         f"{layers}.vocab_parallel_embedding": {
             "UnquantizedEmbeddingMethod": UnquantizedEmbeddingMethod,
             "VocabParallelEmbedding": VocabParallelEmbedding,

@@ -25,7 +25,7 @@ from ..search.targets import target as target_named
 from ..tune.options import MAX_SEED, TuneOptions
 from ..version import own_version
 from . import ending
-from .console import print_checks, print_function, print_gemm, print_listing, print_predicted, resources_line
+from .console import print_checks, print_entry, print_function, print_listing, print_predicted, resources_line
 from .ending import INTERRUPTED, Stop
 from .inputs import open_archive, refuse_outputs
 from .output import require_replaceable
@@ -33,8 +33,9 @@ from .progress import Progress
 from .streams import print_json, printable, say, warn
 
 if TYPE_CHECKING:
-    from ..build import Built, Plan
+    from ..build import Built
     from ..compile.compiler import Event
+    from ..plan import Plan
     from ..providers.spec_file import SpecFunction
 
 
@@ -231,7 +232,7 @@ class Planning(NamedTuple):
 
 def _plan(manifests: Sequence[Path], options: Planning) -> Plan:
     """What to compile for manifests: for their problems, with further functions; or for their forms, by times."""
-    from .. import build
+    from .. import plan
     from ..problem import manifest
     from ..search.universal import FUNCTIONS
 
@@ -243,7 +244,7 @@ def _plan(manifests: Sequence[Path], options: Planning) -> Plan:
         raise AotError(f"--function {word}: what it takes is not known; describe it in a spec and give --spec")
     read = [manifest.load(path) for path in manifests]
     if options.universal:
-        return build.plan_universal(read, options.targets, options.candidates or FUNCTIONS, options.times)
+        return plan.plan_universal(read, options.targets, options.candidates or FUNCTIONS, options.times)
     words, targets = options.functions, options.targets
     of_spec: list[SpecFunction] = []
     if options.spec is not None:
@@ -256,7 +257,7 @@ def _plan(manifests: Sequence[Path], options: Planning) -> Plan:
         of_spec = spec_file.compilable(spec, functions, targets or [t for m in read for t in m.targets])
         if not read:
             targets = targets or [f.target for f in of_spec]
-    return build.plan(read, targets, options.candidates or build.CANDIDATES, words, of_spec)
+    return plan.plan(read, targets, options.candidates or plan.CANDIDATES, words, of_spec)
 
 
 def _tell(built: Built, summary: dict[str, Any], quiet: bool) -> None:
@@ -452,7 +453,10 @@ def _ls(archive: ArchivePath, as_json: Json = False) -> None:
 )
 def _show(
     archive: ArchivePath,
-    entry: Annotated[str, typer.Argument(metavar="ENTRY", help="A function, a signature, or a gemm such as qkv.")],
+    entry: Annotated[
+        str,
+        typer.Argument(metavar="ENTRY", help="A function, a signature, or a name that a manifest has, such as qkv."),
+    ],
     m: Annotated[
         list[int] | None,
         typer.Option(
@@ -470,11 +474,11 @@ def _show(
         return print_json(found)
     if "function" in found:
         return print_function(found["function"])
-    printed = print_predicted if "predicted" in found else print_gemm
-    for i, gemm in enumerate(found.get("predicted") or found["entries"]):
+    printed = print_predicted if "predicted" in found else print_entry
+    for i, one in enumerate(found.get("predicted") or found["entries"]):
         if i:
             print()
-        printed(gemm)
+        printed(one)
 
 
 @app.command("verify", epilog=_examples("aot verify model.aot"))

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 from runtime.device.gpus import Gpu
 from runtime.gemm.universal import PREDICTED
 
+from ..search.operation import building
 from ..version import UNKNOWN
 from .streams import printable, say
 
@@ -39,8 +40,9 @@ def _cleaned(obj: Any) -> Any:
 def print_listing(found: dict[str, Any]) -> None:
     """What `aot ls` prints."""
     found = _cleaned(found)
-    if rows := [row for entry in found["entries"] for row in _entry(entry)]:
-        header = ["signature", "gemms", "target", "gpu", "state", "torch faster", "M", "us", "ratio", "function"]
+    for of in dict.fromkeys(entry["operation"] for entry in found["entries"]):
+        rows = [row for entry in found["entries"] if entry["operation"] == of for row in _entry(entry)]
+        header = ["signature", _names_of(of), "target", "gpu", "state", "torch faster", "M", "us", "ratio", "function"]
         _print_table(header, rows, right={6, 7, 8})
         print()
     if unused := sum(entry["instead"] is not None for entry in found["entries"]):
@@ -70,7 +72,7 @@ def print_listing(found: dict[str, Any]) -> None:
 
 def _entry(entry: dict[str, Any]) -> list[list[str]]:
     """The rows of an entry: one for each range, or one that says what it gives way to."""
-    named = [entry["signature"], ",".join(entry["gemms"]), entry["target"], _kind(entry["gpu"])]
+    named = [entry["signature"], ",".join(entry["names"]), entry["target"], _kind(entry["gpu"])]
     if entry["instead"] is not None:
         return [[*named, f"{entry['state']}, unused", "", "1-", "", "", f"gives way to {_instead(entry['instead'])}"]]
     return [
@@ -87,53 +89,58 @@ def _entry(entry: dict[str, Any]) -> list[list[str]]:
     ]
 
 
+def _names_of(operation: str) -> str:
+    """What manifests' names of an operation's problems are of, in a word."""
+    return printable(building(operation).plural)
+
+
 def _instead(instead: dict[str, Any]) -> str:
     """What an entry that serves nothing gives way to."""
     return "the entries that were tuned" if instead["form"] is None else f"what {instead['form']} predicts"
 
 
-def print_gemm(gemm: dict[str, Any]) -> None:
-    """What `aot show` prints for an entry of the gemm table, or for what serves of it at some M."""
-    gemm = _cleaned(gemm)
-    kind = f", {_kind(gemm['gpu'])}" if gemm["gpu"] else ""
-    print(f"{gemm['key']} on {gemm['target']}{kind}: {gemm['state']}{', unused' if gemm['instead'] else ''}")
-    _print_operands(gemm)
-    serves = gemm["serves"]
-    if gemm["instead"]:
+def print_entry(entry: dict[str, Any]) -> None:
+    """What `aot show` prints for an entry of an operation's table, or for what serves of it at some M."""
+    entry = _cleaned(entry)
+    kind = f", {_kind(entry['gpu'])}" if entry["gpu"] else ""
+    print(f"{entry['key']} on {entry['target']}{kind}: {entry['state']}{', unused' if entry['instead'] else ''}")
+    _print_operands(entry)
+    serves = entry["serves"]
+    if entry["instead"]:
         on = f", here for {_kind(serves['gpu'])}, not measured" if serves else ""
-        print(f"gives way to {_instead(gemm['instead'])}{on}")
+        print(f"gives way to {_instead(entry['instead'])}{on}")
     if serves:
         _print_serving(serves)
-    if "ranges" not in gemm:
+    if "ranges" not in entry:
         return
-    if gemm["torch_faster"]:
-        ranges = ", ".join(_interval(row) for row in gemm["torch_faster"])
-        print(f"torch was faster at M = {ranges}: {_faster_with_torch(gemm)} that were measured")
-    for environment in gemm["tuning"]:
+    if entry["torch_faster"]:
+        ranges = ", ".join(_interval(row) for row in entry["torch_faster"])
+        print(f"torch was faster at M = {ranges}: {_faster_with_torch(entry)} that were measured")
+    for environment in entry["tuning"]:
         print(_environment(environment))
-    print("\nof the entry itself, which serves nothing:" if gemm["instead"] else "")
-    _print_table(["M", "function"], [[_interval(row), row["function"]] for row in gemm["ranges"]], right={0})
-    if gemm["invariant"]:
+    print("\nof the entry itself, which serves nothing:" if entry["instead"] else "")
+    _print_table(["M", "function"], [[_interval(row), row["function"]] for row in entry["ranges"]], right={0})
+    if entry["invariant"]:
         print()
-        rows = [[_interval(row), row["function"]] for row in gemm["invariant"]]
+        rows = [[_interval(row), row["function"]] for row in entry["invariant"]]
         _print_table(["M", "function, of those that give equal bits at every M"], rows, right={0})
-    if gemm["timings"]:
+    if entry["timings"]:
         print()
         header = ["M", "us", "spread", "baseline us", "spread", "ratio", "sustained", "other us"]
         header += ["function", "best other"]
-        _print_table(header, [_timing(row) for row in gemm["timings"]], right=range(8))
-    for row in gemm["candidates"]:
+        _print_table(header, [_timing(row) for row in entry["timings"]], right=range(8))
+    for row in entry["candidates"]:
         print(f"\ncandidates at M = {row['m']}, best first:")
         for name in row["functions"]:
             print(f"  {name}")
 
 
-def print_predicted(gemm: dict[str, Any]) -> None:
+def print_predicted(entry: dict[str, Any]) -> None:
     """What `aot show` prints for a signature that a form computes."""
-    gemm = _cleaned(gemm)
-    print(f"{gemm['key']} on {gemm['target']}: {gemm['state']} for {_kind(gemm['gpu'])}, not measured")
-    _print_operands(gemm)
-    _print_serving(gemm)
+    entry = _cleaned(entry)
+    print(f"{entry['key']} on {entry['target']}: {entry['state']} for {_kind(entry['gpu'])}, not measured")
+    _print_operands(entry)
+    _print_serving(entry)
 
 
 def _print_serving(serves: dict[str, Any]) -> None:
@@ -230,12 +237,12 @@ def _operand(operand: dict[str, Any]) -> str:
     return f"{operand['name']} {operand['dtype']} ({shape}){' transposed' if operand['transposed'] else ''}"
 
 
-def _print_operands(gemm: dict[str, Any]) -> None:
-    """The gemms of models that a signature is, and what it takes."""
-    if gemm["gemms"]:
-        print(f"gemms: {', '.join(gemm['gemms'])}")
-    print(f"takes: {', '.join(_operand(o) for o in gemm['operands'])}")
-    said = {name: word for name, word in gemm["signature"].items() if name in ("epilogue", "scaling", "overlap")}
+def _print_operands(entry: dict[str, Any]) -> None:
+    """What manifests call a signature, and what it takes."""
+    if entry["names"]:
+        print(f"{_names_of(entry['operation'])}: {', '.join(entry['names'])}")
+    print(f"takes: {', '.join(_operand(o) for o in entry['operands'])}")
+    said = {name: word for name, word in entry["signature"].items() if name in ("epilogue", "scaling", "overlap")}
     if unusual := [f"{name} {word}" for name, word in said.items() if word not in ("none", "serial")]:
         print(f"with: {', '.join(unusual)}")
 

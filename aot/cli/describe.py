@@ -20,12 +20,10 @@ from runtime.device.launch import (
     PROGRAMMATIC_STREAM_SERIALIZATION,
 )
 from runtime.errors import AotError
-from runtime.gemm.operation import GEMM
-from runtime.gemm.signature import Operand, Signature
-from runtime.program.operation import is_operation, operation
+from runtime.program.operation import Operand, Signature
 from runtime.program.record import Record
 from runtime.tables.dispatch import serves
-from runtime.tables.table import Entry, read
+from runtime.tables.table import Entry
 
 from ..pack import build_table, forms, timings, tuning_table
 from ..pack.precedence import Precedence
@@ -43,36 +41,37 @@ class UnknownName(AotError):
     """The archive has nothing of the name asked for."""
 
 
-class NoGemm(AotError):
-    """What serves at M values was asked of what is no GEMM."""
+class NoEntry(AotError):
+    """What serves at M values was asked of a function."""
 
 
 def listing(archive: Archive) -> dict[str, Any]:
-    """Every entry of the gemm table with its ranges, every form of the universal table (`aot.pack.forms.listing`), the
-    functions outside both, sizes in total, where it was tuned.
+    """Every entry of operations' tables with its ranges, every form of the universal table (`aot.pack.forms.listing`),
+    the functions outside both, sizes in total, where it was tuned.
 
-    `gpu` is the kind of GPU that an entry was tuned on, None where it is for any of its target. `measured` counts the M
-    values that an entry was measured at, and `faster_with_torch` those of them where torch was faster by more than the
-    tolerance; `totals` has both of all entries. `instead` is what an entry gives way to, if it serves nothing
-    (`aot.pack.precedence`).
+    `names` are what manifests call an entry. `gpu` is the kind of GPU that it was tuned on, None where it is for any of
+    its target. `measured` counts the M values that an entry was measured at, and `faster_with_torch` those of them
+    where torch was faster by more than the tolerance; `totals` has both of all entries. `instead` is what an entry
+    gives way to, if it serves nothing (`aot.pack.precedence`).
     A range's `us` and `ratio` (baseline time / its own; above 1 is faster) are those at the largest M it was measured
     at, None where it was not; `measured` counts such M.
     """
-    names = _gemm_names(archive)
+    names = _names(archive)
     entries: list[dict[str, Any]] = []
     used: set[str] = set()
     precedence = Precedence(archive)
-    for entry in (*precedence.entries, *_other_entries(archive)):
+    for entry in precedence.entries:
         used |= _functions_of(entry)
         key = entry.signature.key()
         entries.append(
             {
                 "signature": key,
-                "gemms": names.get(key, []),
+                "operation": entry.signature.operation,
+                "names": names.get(key, []),
                 "target": entry.target,
                 "gpu": _gpu(entry),
                 "state": entry.state,
-                "instead": precedence.instead_of(entry) if entry.signature.operation == GEMM.name else None,
+                "instead": precedence.instead_of(entry),
                 "ranges": _ranges(entry),
                 **_measured(entry),
                 "candidates": sum(len(ranked) for _, ranked in entry.candidates),
@@ -98,15 +97,8 @@ def listing(archive: Archive) -> dict[str, Any]:
     }
 
 
-def _other_entries(archive: Archive) -> list[Entry]:
-    """The entries of operations besides GEMM."""
-    targets = archive.functions.targets_by_name()
-    names = [name for name in archive.tables if name != GEMM.name and is_operation(name)]
-    return [e for name in names for e in read(archive.table(name), operation(name), targets)]
-
-
 def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, Any]:
-    """What the archive says of `name`: a function, a signature, or a gemm of the models it was built for.
+    """What the archive says of `name`: a function, a signature, or what a manifest that it was built for calls one.
 
     A signature that has no entry, and that a form can compute, is shown with what is predicted for it: at `tokens`
     rows, or at `aot.pack.forms.ROWS` where there are none. An entry is shown with what `serves` at these rows, in its
@@ -114,29 +106,29 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
 
     Raises:
         UnknownName: it is none of these.
-        NoGemm: there are `tokens`, and it is a function.
+        NoEntry: there are `tokens`, and it is a function.
     """
     if name in archive.functions:
         if tokens:
-            raise NoGemm(f"{archive.path}: {name!r} is a function, and --m is for gemms; leave it out")
+            raise NoEntry(f"{archive.path}: {name!r} is a function, and --m is for signatures; leave it out")
         return {"function": _function(archive, name)}
-    gemms, precedence = _gemm_names(archive), Precedence(archive)
-    entries = [*precedence.entries, *_other_entries(archive)]
-    chosen = [e for e in entries if e.signature.key() == name or name in gemms.get(e.signature.key(), ())]
+    names, precedence = _names(archive), Precedence(archive)
+    entries = precedence.entries
+    chosen = [e for e in entries if e.signature.key() == name or name in names.get(e.signature.key(), ())]
     if chosen:
         environments = tuning_table.read(archive)
-        return {"entries": [_entry(archive, e, gemms, precedence, environments, tokens) for e in chosen]}
-    predicted = _predicted(archive, name, gemms, tokens or forms.ROWS)
+        return {"entries": [_entry(archive, e, names, precedence, environments, tokens) for e in chosen]}
+    predicted = _predicted(archive, name, names, tokens or forms.ROWS)
     if not predicted:
         of_forms = [row.name for row in forms.rows(archive, precedence.universal)]
         if name in of_forms:
             raise UnknownName(f"{archive.path}: {name!r} is a form; put an N and a K in place of its stars")
-        known = [*{e.signature.key(): None for e in entries}, *{g: None for gs in gemms.values() for g in gs}]
+        known = [*{e.signature.key(): None for e in entries}, *{n: None for of in names.values() for n in of}]
         near = did_you_mean(name, [*known, *archive.functions, *_with_extents(of_forms, name)]).split("known:")[0]
         near += f"`aot ls {archive.path}` lists them"
         if reason := _why_not_predicted(archive, name, near):
             raise UnknownName(f"{archive.path}: {name!r} has no entry, and {reason}")
-        raise UnknownName(f"{archive.path}: has no function, signature or gemm {name!r}; {near}")
+        raise UnknownName(f"{archive.path}: has no function or signature {name!r}, and no manifest's name; {near}")
     return {"predicted": predicted}
 
 
@@ -149,7 +141,7 @@ def _with_extents(of_forms: Iterable[str], name: str) -> list[str]:
 def _why_not_predicted(archive: Archive, name: str, near: str) -> str:
     """Why no form computes a signature, and what is `near` where no form is like it; nothing where the name is no
     signature's, or the archive has no forms."""
-    signature, table = Signature.of_key(name), forms.read(archive)
+    signature, table = forms.signature_of(name), forms.read(archive)
     if signature is None or table is None:
         return ""
     alike = [form for _, form in table.forms if form.signature(signature.n, signature.k) == signature]
@@ -160,30 +152,30 @@ def _why_not_predicted(archive: Archive, name: str, near: str) -> str:
     return f"the functions of its form take an N that is a multiple of {n} and a K of {k}; pad both"
 
 
-def _predicted(archive: Archive, name: str, gemms: Mapping[str, list[str]], tokens: Sequence[int]) -> list[Any]:
-    """What the universal table predicts for a signature, or for those of a gemm, by key."""
+def _predicted(archive: Archive, name: str, names: Mapping[str, list[str]], tokens: Sequence[int]) -> list[Any]:
+    """What the universal table predicts for a signature, by key, or for those that manifests call so."""
     table = forms.read(archive)
     if table is None:
         return []
-    keys = [key for key, names in gemms.items() if name in names] or [name]
+    keys = [key for key, of in names.items() if name in of] or [name]
     found = []
-    for signature in filter(None, map(Signature.of_key, keys)):
-        of = _described(signature, gemms)
+    for signature in filter(None, map(forms.signature_of, keys)):
+        of = _described(signature, names)
         found += [of | more for more in forms.predicted(archive, table, signature, tokens)]
     return found
 
 
-# --- the gemm table ---
+# --- the tables of operations ---
 
 
-def _gemm_names(archive: Archive) -> dict[str, list[str]]:
-    """The gemms of the models that the archive was built for, by signature; an archive need not say."""
-    names: dict[str, list[str]] = {}
+def _names(archive: Archive) -> dict[str, list[str]]:
+    """What manifests that the archive was built for call their problems, by signature; an archive need not say."""
+    found: dict[str, list[str]] = {}
     for signature, name in dict.fromkeys(
         (g.signature, g.name) for model in build_table.read(archive).models for g in model.gemms
     ):
-        names.setdefault(signature, []).append(name)
-    return names
+        found.setdefault(signature, []).append(name)
+    return found
 
 
 def _functions_of(entry: Entry) -> set[str]:
@@ -214,14 +206,14 @@ def _intervals(ranges: Iterable[tuple[int | None, str]]) -> list[dict[str, Any]]
 def _entry(
     archive: Archive,
     entry: Entry,
-    gemms: Mapping[str, list[str]],
+    names: Mapping[str, list[str]],
     precedence: Precedence,
     environments: list[dict[str, Any]],
     tokens: Sequence[int],
 ) -> dict[str, Any]:
     """An entry in full, or, where there are `tokens`, what serves at these."""
-    instead = precedence.instead_of(entry) if entry.signature.operation == GEMM.name else None
-    found = _described(entry.signature, gemms) | {
+    instead = precedence.instead_of(entry)
+    found = _described(entry.signature, names) | {
         "target": entry.target,
         "gpu": _gpu(entry),
         "state": entry.state,
@@ -263,13 +255,14 @@ def _serves(entry: Entry, tokens: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _described(signature: Signature, gemms: Mapping[str, list[str]]) -> dict[str, Any]:
+def _described(signature: Signature, names: Mapping[str, list[str]]) -> dict[str, Any]:
     """What is shown of a signature, whoever serves it."""
     return {
         "signature": signature.to_json(),
+        "operation": signature.operation,
         "key": signature.key(),
         "operands": [_operand(o, signature) for o in signature.operands()],
-        "gemms": gemms.get(signature.key(), []),
+        "names": names.get(signature.key(), []),
     }
 
 
@@ -293,8 +286,7 @@ def _operand(operand: Operand, signature: Signature) -> dict[str, Any]:
     """A tensor of the call; M stays a word, and blocks of it are "ceil(M/128)"."""
     extents = signature.extents()
     shape = [extents.get(axis, f"ceil({axis})" if "/" in axis else axis) for axis in operand.axes]
-    transposed = operand.name == "b" and signature.b_major == "n"
-    return {"name": operand.name, "dtype": operand.dtype, "shape": shape, "transposed": transposed}
+    return {"name": operand.name, "dtype": operand.dtype, "shape": shape, "transposed": operand.layout == "columns"}
 
 
 # --- functions ---

@@ -20,8 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from multiprocessing.connection import Pipe, wait
@@ -107,7 +107,8 @@ class Event:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """The kernels and the failures with their reasons, both in the order of the variants given; and what made them."""
+    """The kernels and the failures with their reasons, both in the order of the variants given; and what made them:
+    `tools`, and of each provider's families the digest of their sources."""
 
     kernels: dict[Compilable, Kernel]
     failures: dict[Compilable, str]
@@ -115,6 +116,7 @@ class BuildReport:
     compiled: int
     cached: int
     seconds: float
+    sources: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
 def usable_cores() -> int:
@@ -149,7 +151,8 @@ def compile_variants(
         files.collect(_temporary_folder(), _SCRATCH)
     wanted = list(dict.fromkeys(variants))
     tools = toolchain(cache)
-    key = _key_maker(tools)
+    digests: dict[Any, str] = {}
+    key = _key_maker(tools, digests)
     keys = {v: key(v) for v in wanted}
     kernels: dict[Compilable, Kernel] = {}
     for variant in wanted:
@@ -179,11 +182,15 @@ def compile_variants(
         len(kernels) - cached,
         cached,
         time.monotonic() - begun,
+        {of: digest for of, digest in digests.items() if isinstance(of, tuple)},
     )
 
 
-def _key_maker(tools: Toolchain) -> Callable[[Compilable], str]:
-    """A function from variants to cache keys; everything but the variant is read once."""
+def _key_maker(tools: Toolchain, digests: dict[Any, str]) -> Callable[[Compilable], str]:
+    """A function from variants to cache keys; everything but the variant is read once.
+
+    It adds to `digests` that of the sources of a variant's provider and family, or of what is no `Variant` itself.
+    """
     sources = {name: sha256((_ROOT / name).read_bytes()).hexdigest() for name in SOURCES}
     common = cache_key(
         ToolFields(
@@ -195,8 +202,6 @@ def _key_maker(tools: Toolchain) -> Callable[[Compilable], str]:
             sources=sources,
         )
     )
-
-    digests: dict[Any, str] = {}  # of a family's variants all the same
 
     def key(variant: Compilable) -> str:
         of = (variant.provider, variant.family) if isinstance(variant, Variant) else variant

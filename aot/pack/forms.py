@@ -11,17 +11,16 @@ from typing import Any, NamedTuple, cast
 
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
-from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import WORDS, Form, PredictedEntry, Universal
-from runtime.tables.dispatch import Dispatch
-from runtime.tables.table import TARGET, Entry
+from runtime.tables.table import TARGET
 
 from ..search.h200 import H200
 from ..search.universal import form_word
 from .fields import naming
+from .tables import operation_entries
 
-TABLE = str(GEMM.predictions)
+TABLE = "universal"
 ROWS = (1, 16, 64, 256, 1024, 4096)  # for which a choice is shown, unless told otherwise
 USUAL_GPU = Gpu("NVIDIA H200", cast(int, H200.multiprocessors), cast(int, H200.memory_gbps))
 
@@ -58,6 +57,11 @@ def read(archive: Archive) -> Universal | None:
         return None
     with naming(archive):
         return Universal.from_json(archive.table(TABLE), archive.functions.targets_by_name())
+
+
+def signature_of(key: str) -> Signature | None:
+    """The signature whose key this is, if forms are of its operation; else None."""
+    return Signature.of_key(key)
 
 
 def rows(archive: Archive, table: Universal | None) -> list[FormRow]:
@@ -148,14 +152,6 @@ def capability(target: str) -> tuple[int, int]:
 
 def _gpu(archive: Archive, checked_on: Sequence[str], target: str) -> Gpu:
     """The kind to predict for."""
-    kinds = [entry.gpu for entry in entries(archive) if entry.gpu is not None and entry.target == target]
+    kinds = [entry.gpu for entry in operation_entries(archive) if entry.gpu is not None and entry.target == target]
     kinds.append(USUAL_GPU)
     return next((gpu for name in checked_on for gpu in kinds if gpu.name == name), USUAL_GPU)
-
-
-def entries(archive: Archive) -> tuple[Entry, ...]:
-    """The entries of the archive's gemm table; none where it has none."""
-    if GEMM.name not in archive.tables:
-        return ()
-    with naming(archive):
-        return Dispatch.from_json(archive.table(GEMM.name), GEMM, archive.functions.targets_by_name()).entries

@@ -1,4 +1,4 @@
-"""Which entries of an archive's gemm table serve on no GPU, since something else of the archive goes before them.
+"""Which entries of an archive's tables serve on no GPU, since something else of the archive goes before them.
 
 The rules are those of `runtime.tables.dispatch.nearest_kind` and of `runtime.serve`, for one archive: what serves of a
 layer depends on the others. Knows nothing of how any of it is shown.
@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.container.archive import Archive
+from runtime.program.operation import operation
 from runtime.tables.table import Entry
 
 from . import forms
+from .tables import operation_entries
 
 
 class Precedence:
@@ -19,7 +21,7 @@ class Precedence:
 
     def __init__(self, archive: Archive) -> None:
         """Raises RecordError where a table is malformed."""
-        self.entries, self.universal = forms.entries(archive), forms.read(archive)
+        self.entries, self.universal = operation_entries(archive), forms.read(archive)
         self._forms = {id(row.form): row.name for row in forms.rows(archive, self.universal)}
         self._tuned = {(e.signature, e.target) for e in self.entries if e.state == "tuned"}
 
@@ -33,7 +35,7 @@ class Precedence:
             return None
         if entry.gpu is None and (entry.signature, entry.target) in self._tuned:
             return {"state": "tuned", "form": None, "checked_on": []}
-        if self.universal is None:
+        if self.universal is None or operation(entry.signature.operation).predictions != forms.TABLE:
             return None
         form = self.universal.form(entry.signature, forms.capability(entry.target))
         checked_on = () if form is None else self.universal.checked_on.get(form.target, ())

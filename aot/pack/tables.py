@@ -10,11 +10,11 @@ from typing import Any
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
 from runtime.errors import AotError
-from runtime.gemm.operation import GEMM
 from runtime.program.operation import Operation, is_operation, operation
 from runtime.tables.dispatch import Entry
 from runtime.tables.table import TableLimitExceeded, read, write
 
+from ..search.operation import building, names
 from .fields import naming
 
 
@@ -94,23 +94,29 @@ class Row:
 
 
 def operation_tables(rows: Iterable[Row], targets: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """The table of each operation that has rows, and GEMM's; raises as `table` does."""
-    by_operation: dict[str, list[Row]] = {GEMM.name: []}
+    """The table of each operation that has rows, or may have forms, which readers look up after it; raises as `table`
+    does."""
+    by_operation: dict[str, list[Row]] = {name: [] for name in names() if building(name).forms}
     for row in rows:
         by_operation.setdefault(row.signature.operation, []).append(row)
     return {name: table(of, operation(name), targets) for name, of in by_operation.items()}
 
 
+def operations_of(archive: Archive) -> list[str]:
+    """The operations that an archive has tables of, in the order of `aot.search.operation.names`."""
+    there = [name for name in archive.tables if is_operation(name)]
+    return there if len(there) < 2 else sorted(there, key=names().index)
+
+
 def operation_entries(archive: Archive) -> tuple[Entry, ...]:
-    """The entries of all tables of operations that an archive has, GEMM's first.
+    """The entries of all tables of operations that an archive has, in the order of `operations_of`.
 
     Raises:
         RecordError: one is malformed.
     """
     targets = archive.functions.targets_by_name()
-    names = sorted((name for name in archive.tables if is_operation(name)), key=lambda name: name != GEMM.name)
     with naming(archive):
-        return tuple(e for name in names for e in read(archive.table(name), operation(name), targets))
+        return tuple(e for name in operations_of(archive) for e in read(archive.table(name), operation(name), targets))
 
 
 def operation_rows(archive: Archive) -> list[Row]:

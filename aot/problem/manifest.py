@@ -49,7 +49,6 @@ import yaml
 
 from runtime.container.archive import MAGIC
 from runtime.errors import AotError, RecordError
-from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, Signature
 from runtime.limits import MAX_GEMM_EXTENT
 from runtime.numbers.dtypes import DTYPES
@@ -63,9 +62,10 @@ from runtime.numbers.products import (
 )
 from runtime.numbers.scaling import SCALINGS
 from runtime.program.operation import Operation, operation
-from runtime.program.operation import names as operation_names
 
 from .. import files
+from ..search.operation import building
+from ..search.operation import names as operation_names
 from ..search.targets import TARGETS
 from ..suggest import did_you_mean
 
@@ -122,23 +122,30 @@ class Gemm:
     per: str = "layer"
     place: str = dataclasses.field(default="", compare=False)
 
+    def calls(self, layers: int) -> int:
+        """How many times one forward pass of a model of so many layers runs it."""
+        return self.count * (layers if self.per == "layer" else 1)
+
 
 @dataclass(frozen=True)
 class Use:
-    """What a model asks of an operation besides GEMM: a signature of it, for the M values in `tokens`; `place` as of
-    `Gemm`."""
+    """What a model asks of an operation that has no section of its own: a signature of it, for the M values in
+    `tokens`; `place` as of `Gemm`."""
 
     name: str
     signature: Any
     tokens: tuple[int, ...]
     place: str = dataclasses.field(default="", compare=False)
 
+    def calls(self, layers: int) -> None:
+        """Nothing, as it does not say how often it runs."""
+
 
 @dataclass(frozen=True)
 class Problem:
-    """A distinct signature, the names of the gemms that have it, and every M that any of them asks for."""
+    """A distinct signature, the names of the gemms or uses that have it, and every M that any of them asks for."""
 
-    signature: Signature
+    signature: Any  # of any operation
     names: tuple[str, ...]
     tokens: tuple[int, ...]
 
@@ -158,19 +165,23 @@ class Manifest:
     layers: int = 1
     uses: tuple[Use, ...] = ()
 
+    def items(self) -> tuple[Gemm | Use, ...]:
+        """All that it asks for: its gemms, then what it asks of other operations."""
+        return (*self.gemms, *self.uses)
+
     def problems(self) -> tuple[Problem, ...]:
-        """The distinct signatures, in the order in which they first appear."""
-        merged: dict[Signature, list[Gemm]] = {}
-        for gemm in self.gemms:
-            merged.setdefault(gemm.signature, []).append(gemm)
+        """The distinct signatures, in the order in which they first appear among `items`."""
+        merged: dict[Any, list[Gemm | Use]] = {}
+        for item in self.items():
+            merged.setdefault(item.signature, []).append(item)
         return tuple(
-            Problem(signature, tuple(g.name for g in gemms), tuple(sorted({m for g in gemms for m in g.tokens})))
-            for signature, gemms in merged.items()
+            Problem(signature, tuple(of.name for of in items), tuple(sorted({m for of in items for m in of.tokens})))
+            for signature, items in merged.items()
         )
 
-    def calls(self, gemm: Gemm) -> int:
-        """How many times one forward pass of the whole model runs `gemm`."""
-        return gemm.count * (self.layers if gemm.per == "layer" else 1)
+    def calls(self, item: Gemm | Use) -> int | None:
+        """How many times one forward pass of the whole model runs it; None where the file does not say."""
+        return item.calls(self.layers)
 
 
 def load(path: str | os.PathLike[str]) -> Manifest:
@@ -433,8 +444,8 @@ class _Reader:
         return Manifest(model, source, tokens, targets, tuple(gemms), layers, uses)
 
     def uses(self, node: yaml.Node, tokens: tuple[int, ...]) -> tuple[Use, ...]:
-        """What is asked of operations besides GEMM."""
-        known = tuple(name for name in operation_names() if name != GEMM.name)
+        """What is asked of the operations whose problems stand in this section."""
+        known = tuple(name for name in operation_names() if building(name).section == "operations")
         found = [
             self.use(item, f"operations.{name}[{i}]", operation(name), tokens)
             for name, items in self.mapping(node, "operations", known, ()).items()

@@ -6,6 +6,6 @@ imports no compiler before `build` is called.
 
 From a family follow its variants' names, keys and legality, their cache keys, the oracle's sample, tuning and packing;
 and their place in the order, by `estimate_us` where the family has one, else behind families that do, though the best
-of each family is compiled in any case. An operation other than "gemm" is a function of the archive at once, and no
-table dispatches it.
+of each family is compiled in any case. So it is for GEMMs: nothing orders the variants of other operations, unless the
+operation says what does (`aot.search.operation.Building.shortlist`).
 """

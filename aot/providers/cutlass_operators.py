@@ -201,7 +201,7 @@ class CutlassOperators:
     families = FAMILIES
 
     def variants(self, target: str, signature: Signature) -> list[Variant]:
-        """Every legal GEMM variant for `signature` on `target`."""
+        """The variants that compute `signature` on `target` and are worth compiling."""
         return legal_variants(self.name, target, signature)
 
     def functions(self, target: str) -> list[Variant]:

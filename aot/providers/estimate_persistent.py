@@ -17,6 +17,7 @@ from runtime.numbers.dtypes import DTYPES
 
 from ..kernels.sm90.persistent.form import Form
 from ..kernels.sm90.persistent.plan import STAGE_BYTES_OF_K, Plan
+from ..kernels.sm90.sizes import WARP_GROUP
 from ..search import h200
 from ..search.costs import Extents, Machine, Number, ceil, floor, maximum, minimum, select, sqrt
 from ..search.h200 import H200
@@ -25,6 +26,7 @@ from ..search.variants import Variant
 
 _RATES = h200.PERSISTENT
 _WGMMA_ROWS = 64
+_MACS_PER_CYCLE = 4096  # of an SM's tensor cores, in 8 bits
 _OPERATOR_PIECES = 4  # or so, of NVIDIA's kernels
 
 
@@ -47,6 +49,7 @@ class Tiling:
     order: str = "rows"  # of tiles; see `persistent.choices.OPTIONS`
     gated: bool = False
     residual: bool = False
+    promoted_columns: int = 0  # of a warpgroup's sums, where those of each stage are scaled
     moved_up: bool = (
         False  # the last tile along M, so that it hangs over M only where it is the first too; not with stream-K
     )
@@ -93,6 +96,7 @@ def _own(v: Variant, form_of: Callable[[Variant], Form]) -> tuple[Tiling, Plan]:
         str(v.options["order"]),
         plan.form.gated,
         Epilogue.of(plan.form.epilogue).residual,
+        plan.columns // plan.atom_layout.columns if plan.form.scaling == "block" else 0,
         not plan.stream_k,
     )
     return tiling, plan
@@ -145,7 +149,7 @@ def estimate_us(t: Tiling, of: Extents, m: Number, machine: Machine = H200, slic
     waves = ceil(clusters / _resident(cluster, machine))
     tiles, depth = clusters * cluster, k / t.split_k
     products, brought = depth * (t.tile_m * t.tile_n), depth * ((t.tile_m + t.tile_n) * t.bytes_in)
-    tile_us = maximum(products / rates.clock_macs_per_us, brought / rates.brought_bytes_per_us)
+    tile_us = maximum(products / rates.clock_macs_per_us * _promoted(t), brought / rates.brought_bytes_per_us)
     epilogue_us = _epilogue_us(t, rates)
     # Of two warpgroups that alternate, one multiplies while the other stores.
     next_us = maximum(tile_us, (tile_us + epilogue_us) / 2) if t.pingpong else tile_us
@@ -170,6 +174,17 @@ def estimate_us(t: Tiling, of: Extents, m: Number, machine: Machine = H200, slic
     past_m_us = past_m * k * receivers * t.bytes_in / (larger * _RATES.past_m_bytes_per_us)
     shown = 1 + (waves - 1) * (0.0 if t.pingpong else rates.seen)
     return body_us + past_m_us + epilogue_us * shown + rates.start_us
+
+
+def _promoted(t: Tiling) -> float:
+    """How many times as long the products of a stage take because they are promoted: of two warpgroups one promotes
+    while the other multiplies, and where that takes longer the tensor cores wait."""
+    if not t.promoted_columns:
+        return 1.0
+    sums = _WGMMA_ROWS * t.promoted_columns
+    multiplied = sums * STAGE_BYTES_OF_K / _MACS_PER_CYCLE
+    promoted = sums / WARP_GROUP + _RATES.promotion_cycles
+    return max(1.0, (multiplied + promoted) / (2 * multiplied))
 
 
 def _epilogue_us(t: Tiling, rates: ElementRates) -> float:

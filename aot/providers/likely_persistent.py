@@ -7,8 +7,11 @@ is compiled, so that another opinion compiles nothing anew. Imports no compiler.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from runtime.numbers.scaling import SCALE_BLOCK
 
 from ..kernels.sm90.persistent.form import Form
 from ..kernels.sm90.persistent.plan import Plan
@@ -19,6 +22,7 @@ _SHARED_TILES = {(False, 128, 128), (True, 128, 128), (True, 168, 128)}
 _SMALL_TILE = 128**2  # sums
 _SWIZZLED_COLUMNS = 16  # epilogue tiles in multiples of these have rows of a swizzle atom
 _STAGES_BESIDE_UNSWIZZLED = 4
+_LEAST_SUB_BLOCK = 32  # columns of a tile that share a scale of a block of B
 
 
 def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
@@ -28,8 +32,8 @@ def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
     for opinion in _OPINIONS.values():
         if reason := opinion(options):
             return reason
-    if form.scaling == "block" and options["tile_m"] > 2 * WGMMA_ROWS:
-        return "no GPU has run tiles of 256 rows with scales of blocks as they are now"
+    if form.scaling == "block" and (reason := _of_blocks(options)):
+        return reason
     return _of_epilogue_tiles(options, form)
 
 
@@ -90,6 +94,16 @@ _OPINIONS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "order": _of_order,
     "overlap": _of_overlap,
 }
+
+
+def _of_blocks(options: Mapping[str, Any]) -> str | None:
+    """Of tiles of 256 rows those whose columns lie within one block of B were timed on an H200."""
+    sub_block = math.gcd(options["tile_n"], SCALE_BLOCK)
+    if sub_block < _LEAST_SUB_BLOCK:
+        return f"sub-blocks of {sub_block} columns choose among scales more often than any that were tried"
+    if sub_block < options["tile_n"] or options["tile_m"] <= 2 * WGMMA_ROWS:
+        return "no GPU has run staged scales of blocks with tiles of 128 rows or fewer, or across blocks of B"
+    return None
 
 
 def _of_epilogue_tiles(options: Mapping[str, Any], form: Form) -> str | None:

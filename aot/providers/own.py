@@ -99,11 +99,11 @@ class Own:
     families = FAMILIES
 
     def variants(self, target: str, signature: Signature) -> list[Variant]:
-        """Every legal GEMM variant for `signature` on `target`."""
+        """The variants that compute `signature` on `target` and are worth compiling."""
         return legal_variants(self.name, target, signature)
 
     def functions(self, target: str) -> list[Variant]:
-        """Every legal variant for `target` that is not a GEMM."""
+        """The variants for `target` of operations besides GEMM."""
         return legal_functions(self.name, target)
 
     def source_digest(self, family: str) -> str:
@@ -172,10 +172,11 @@ def _rmsnorm(variant: Variant) -> Buildable:
         "ldx": Symbol(64, 8),
         "ldy": Symbol(64, 8),
     }
+    x, weight, y = variant.elements
     tree: list[Argument] = [
-        TensorArgument("x", variant.a, ("m", "n"), ("ldx", 1), 16),
-        TensorArgument("weight", variant.b, ("n",), (1,), 16),
-        TensorArgument("y", variant.d, ("m", "n"), ("ldy", 1), 16),
+        TensorArgument("x", x, ("m", "n"), ("ldx", 1), 16),
+        TensorArgument("weight", weight, ("n",), (1,), 16),
+        TensorArgument("y", y, ("m", "n"), ("ldy", 1), 16),
         ScalarArgument("eps", "f32"),
         StreamArgument("stream"),
     ]

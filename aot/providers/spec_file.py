@@ -272,7 +272,7 @@ def _said(where: str, folders: Sequence[Path], error: BaseException) -> str:
     inside = [f for f in theirs if any(Path(f.filename).is_relative_to(folder) for folder in folders)]
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
     if not isinstance(error, SpecError):
-        text = _unknown_field(error) or f"{type(error).__name__}: {text}"
+        text = _misused(error) or f"{type(error).__name__}: {text}"
     for frame in (inside or theirs)[-1:]:
         at = f"{frame.filename}:{frame.lineno}"
         text = f"{at}: {text}" if where.startswith(frame.filename) else f"{where}: at {at}: {text}"
@@ -283,16 +283,23 @@ def _said(where: str, folders: Sequence[Path], error: BaseException) -> str:
     return text
 
 
-def _unknown_field(error: BaseException) -> str:
-    """What is wrong where the code that failed gives one of `aot.spec` a field that it has not; nothing elsewhere."""
-    found = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+def _misused(error: BaseException) -> str:
+    """What is wrong where the code that failed gives one of `aot.spec` a field that it has not, or leaves out one that
+    it needs; nothing elsewhere."""
+    found = re.match(
+        r"(\w+)\.__init__\(\) (?:got an unexpected keyword argument|missing [^:]*arguments?:) (.*)", str(error)
+    )
     frames = list(traceback.walk_tb(error.__traceback__))
     if not isinstance(error, TypeError) or found is None or not frames:
         return ""
-    of = frames[-1][0].f_globals.get(found[1])
-    if of not in (Function, Options, Symbol, *ARGUMENTS):
+    classes = {of.__name__: of for of in (Function, Options, Symbol, *ARGUMENTS)}
+    of = frames[-1][0].f_globals.get(found[1], classes.get(found[1]))
+    if of is None or of not in classes.values():
         return ""
-    return f"{found[1]} has no field {found[2]!r}; {did_you_mean(found[2], [f.name for f in fields(of)])}"
+    named = re.findall(r"'(\w+)'", found[2])
+    if " missing " in str(error):
+        return f"{found[1]} needs {', '.join(named)}; give {', '.join(f'{name}=...' for name in named)}"
+    return f"{found[1]} has no field {named[0]!r}; {did_you_mean(named[0], [f.name for f in fields(of)])}"
 
 
 def _is_package(filename: str) -> bool:

@@ -55,6 +55,7 @@ PERSISTENT = PersistentRates(
     quads=0.98,  # from shape to shape 0.8 to 1.0
     overlap_us=0.91,
     residual_us=2.29,
+    promotion_cycles=170,  # by times of tiles of 256 x 64 beside those of 256 x 128
 )
 
 # Fitted to times of `sm90_small_m` over layers of models at M from 1 to 512.

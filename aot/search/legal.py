@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from runtime.gemm.operation import GEMM
-from runtime.gemm.signature import OVERLAPS, Signature
-from runtime.numbers.dtypes import DTYPES
+from runtime.gemm.signature import OVERLAPS
 
+from .form import Form, lacks, relies_on_more
+from .operation import building
 from .provider import families
 from .variants import TILES, Family, Option, Variant, choices
 
@@ -30,10 +30,9 @@ def of_name(name: str) -> Variant | None:
     if len(parts) < 4:
         return None
     provider, of, types, *words, target = parts
-    family, elements = families(provider).get(of), types.split("_")
-    if family is None or len(elements) != 4:
+    family, (*elements, accumulator) = families(provider).get(of), types.split("_")
+    if family is None or not elements:
         return None
-    a, b, d, accumulator = elements
 
     def taken(word: str) -> bool:
         """Whether this is the next word; it is gone then."""
@@ -44,9 +43,7 @@ def of_name(name: str) -> Variant | None:
         of,
         target,
         (),
-        a,
-        b,
-        d,
+        tuple(elements),
         accumulator,
         epilogue=next((e for e in family.epilogues if taken(e)), "none"),
         scaling=next((s for s in family.scalings if taken(f"{s}_scaled")), "none"),
@@ -92,8 +89,7 @@ def illegal(variant: Variant) -> str | None:
         return f"{variant.family} is not made for {variant.target}, only for {', '.join(family.targets)}"
     if variant.accumulator != family.accumulator:
         return f"{variant.family} does not compute in {variant.accumulator}, only in {family.accumulator}"
-    elements = variant.a, variant.b, variant.d
-    form = Form(elements, variant.batched, variant.scaling, variant.b_major, variant.epilogue)
+    form = Form(variant.elements, variant.batched, variant.scaling, variant.b_major, variant.epilogue)
     if lacking := lacks(family, form):
         return f"{variant.family} lacks {' and '.join(lacking)}"
     options = variant.options
@@ -105,83 +101,16 @@ def illegal(variant: Variant) -> str | None:
     return family.rule(variant)
 
 
-class Form(NamedTuple):
-    """What all variants that compute one signature have in common."""
-
-    elements: tuple[str, ...]
-    batched: bool
-    scaling: str = "none"
-    b_major: str = "k"
-    epilogue: str = "none"
-    overlap: str = OVERLAPS[-1]  # the most that is promised
-
-    @classmethod
-    def of(cls, signature: Any) -> Form:
-        """The form of a signature: of a GEMM, or of another operation, which has element types alone."""
-        if signature.operation != GEMM.name:
-            return cls(tuple(operand.dtype for operand in signature.operands()[:3]), False)
-        s = signature
-        return cls((s.a, s.b, s.d), s.batch > 1, s.scaling, s.b_major, s.epilogue, s.overlap)
-
-
-def lacks(family: Family, form: Form) -> list[str]:
-    """What of a form no variant of a family has, whatever the choices; nothing where it has variants of this form."""
-    has = {
-        f"the element types {', '.join(form.elements)}": form.elements in family.elements,
-        f"the epilogue {form.epilogue}": form.epilogue in family.epilogues,
-        f"the scaling {form.scaling}": form.scaling in family.scalings,
-        f"a B that is {form.b_major.upper()}-major": form.b_major in family.b_majors,
-        "batches" if form.batched else "an unbatched form": form.batched in family.batched,
-        "scales or epilogues in a batch": not form.batched or (form.scaling, form.epilogue) == ("none", "none"),
-    }
-    return [part for part, there in has.items() if not there]
-
-
 def unsuited(variant: Variant, signature: Any) -> str | None:
     """Why `variant` cannot compute `signature`, or None if it can, at every M from 1 up.
 
-    Rows of A, B and D are loaded and stored in pieces, so K and N must fill whole pieces. Tiles and clusters that hang
-    over the edge of D are no limit, unless the family's own says so: loads past it give zeros and stores past it are
-    dropped. A choice called overlap may rely on no more than the signature promises. A family unknown here has the
-    limits that are common; that it cannot be compiled is for `illegal` to say. Of operations besides GEMM only element
-    types are looked at: what extents they take their functions' records say.
+    What of a form and of extents is asked the operation says (`aot.search.operation.Building`). A family unknown here
+    has the limits that are common; that it cannot be compiled is for `illegal` to say.
     """
     if variant.operation != signature.operation:
         return f"{variant.family} computes {variant.operation}, not {signature.operation}"
-    if variant.operation != GEMM.name:
-        elements = tuple(operand.dtype for operand in signature.operands()[:3])
-        found = variant.a, variant.b, variant.d
-        return None if found == elements else f"{variant.family} is of {', '.join(found)}, not {', '.join(elements)}"
-    for name in ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major"):
-        if getattr(variant, name) != getattr(signature, name):
-            return f"{variant.family}: {name} is {getattr(variant, name)}, not {getattr(signature, name)}"
-    if variant.batched != (signature.batch > 1):
-        return "a batched signature needs a batched kernel, and no other does"
-    return _unsuited_alike(variant, family_of(variant), signature)
-
-
-def _unsuited_alike(variant: Variant, family: Family | None, signature: Signature) -> str | None:
-    """The same for a variant of the signature's form."""
-    relied = variant.options.get("overlap")
-    if _is_too_much(relied, signature.overlap):
-        return f"{variant.family}: relies on overlap {relied}, promised is {signature.overlap}"
-    access_bytes = family.access_bytes if family else Family.access_bytes
-    rows = ("n", signature.n, signature.b) if signature.b_major == "n" else ("n", signature.n, signature.d)
-    for extent, value, element in (
-        rows,
-        ("columns of D", signature.columns, signature.d),
-        ("k", signature.k, signature.a),
-    ):
-        divisibility = DTYPES[element].filling(access_bytes)
-        if value % divisibility:
-            need = f"which {access_bytes}-byte access to {element} needs"
-            return f"{extent} = {value} is not a multiple of {divisibility}, {need}"
-    return family.limit(variant, signature) if family else None
-
-
-def _is_too_much(relied: object, promised: str) -> bool:
-    """Whether a choice called overlap relies on more than is promised; words that are no such promise mean others."""
-    return relied in OVERLAPS and OVERLAPS.index(str(relied)) > OVERLAPS.index(promised)
+    of = building(signature.operation)
+    return of.unlike(variant, signature) or of.limit(variant, family_of(variant), signature)
 
 
 def summation(variant: Variant, k: int | None = None) -> str | None:
@@ -217,26 +146,28 @@ def why_unlikely(variant: Variant) -> str | None:
     return None if family is None else family.likely.unlikely(variant)
 
 
-def legal_variants(provider: str, target: str, signature: Signature, unlikely: bool = False) -> list[Variant]:
-    """Every legal GEMM variant of `provider` that computes `signature` on `target` and is worth compiling, in a fixed
-    order; with `unlikely` also those that are not, which are some hundred times as many."""
-    wanted = Form.of(signature)
+def legal_variants(provider: str, target: str, signature: Any, unlikely: bool = False) -> list[Variant]:
+    """The variants of `provider` that compute `signature` on `target` and are worth compiling, in a fixed order; with
+    `unlikely` every legal one, which are some hundred times as many."""
+    of = building(signature.operation)
+    wanted = of.form(signature)
     of_form = _all_legal if unlikely else _legal
     return [
         v
         for name, family in families(provider).items()
-        if family.operation == GEMM.name and family.accumulator == signature.accumulator
+        if family.operation == signature.operation
         for v in of_form(provider, name, family, target, wanted)
-        if _unsuited_alike(v, family, signature) is None
+        if of.limit(v, family, signature) is None
     ]
 
 
 def legal_functions(provider: str, target: str) -> list[Variant]:
-    """Every legal variant of `provider` for `target` that is not a GEMM and is worth compiling, in a fixed order."""
+    """The variants of `provider` for `target` that are worth compiling, in a fixed order, of operations that have few
+    enough to be enumerated for no signature."""
     return [
         v
         for name, family in families(provider).items()
-        if family.operation != GEMM.name
+        if not building(family.operation).by_signature
         for elements in family.elements
         for batched in family.batched
         for v in _legal(provider, name, family, target, Form(elements, batched))
@@ -251,7 +182,7 @@ def _combinations(family: Family, promised: str, unlikely: bool) -> Iterator[dic
     found: Iterable[dict[str, Option]] = [{}]
     for option, values in family.options.items():
         if option == "overlap":
-            values = tuple(value for value in values if not _is_too_much(value, promised))
+            values = tuple(value for value in values if not relies_on_more(value, promised))
         found = _longer(found, option, values, refuse)
     return iter(found)
 
@@ -272,7 +203,7 @@ def _longer(
 
 @cache
 def _legal(provider: str, name: str, family: Family, target: str, form: Form) -> tuple[Variant, ...]:
-    """Every legal variant of a family of the given form that is worth compiling; see `legal_variants`."""
+    """The variants of a family of the given form that are worth compiling; see `legal_variants`."""
     likely = _all_legal(provider, name, family, target, form, unlikely=False)
     return tuple(likely)
 
@@ -281,18 +212,15 @@ def _all_legal(
     provider: str, name: str, family: Family, target: str, form: Form, unlikely: bool = True
 ) -> Iterator[Variant]:
     """Every legal variant of a family of the given form; without `unlikely` those that are worth compiling."""
-    if target not in family.targets or lacks(family, form):
+    if target not in family.targets or form.accumulator not in (None, family.accumulator) or lacks(family, form):
         return
-    a, b, d = form.elements
     for combination in _combinations(family, form.overlap, unlikely):
         variant = Variant(
             provider,
             name,
             target,
             choices(**combination),
-            a,
-            b,
-            d,
+            form.elements,
             accumulator=family.accumulator,
             epilogue=form.epilogue,
             batched=form.batched,

@@ -95,11 +95,12 @@ class Provider(Protocol):
         ...
 
     def variants(self, target: str, signature: Signature) -> list[Variant]:
-        """Every legal GEMM variant for `signature` on `target`; cheap, and compiles nothing."""
+        """The variants that compute `signature` on `target` and are worth compiling, of operations that have too many
+        to enumerate them all, such as GEMM; cheap, and compiles nothing."""
         ...
 
     def functions(self, target: str) -> list[Variant]:
-        """Every legal variant for `target` that is not a GEMM; cheap, and compiles nothing."""
+        """The variants for `target` of all other operations that are worth compiling; cheap, and compiles nothing."""
         ...
 
     def source_digest(self, family: str) -> str:

@@ -16,13 +16,14 @@ was measured on average, and of orders of tiles they know but one.
 from __future__ import annotations
 
 import ctypes
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import metadata
-from itertools import islice
+from itertools import groupby
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from runtime.gemm.signature import OVERLAPS, Signature
@@ -54,20 +55,28 @@ class Shortlist:
 
 def rank(variants: Iterable[Variant], signature: Signature, m: int, target: str) -> Ranking:
     """Order `variants` for `m` rows of `signature` on `target`. The same set always gives the same order."""
-    model, suited = _model(targets.target(target), signature), _Suited(_shapes(variants))
-    return Ranking(_order(suited, signature, m, model), suited.source(model))
+    model, shapes = _model(targets.target(target), signature), _shapes(variants)
+    suited = _Suited(shapes, _Times(shapes))
+    runs = _order(suited, signature, m, model)
+    return Ranking([variant for run in runs for variant in run.variants()], suited.source(model))
 
 
 def shortlist(
-    variants: Iterable[Variant], problems: Iterable[tuple[Signature, int]], target: str, limit: int
+    variants: Iterable[Variant],
+    problems: Iterable[tuple[Signature, int]],
+    target: str,
+    limit: int,
+    most: Mapping[tuple[Signature, int], int] = MappingProxyType({}),
 ) -> Shortlist:
     """The best `limit` of `variants` for each problem, of those for `target` that suit it.
 
-    The best of each family comes along first, since estimates compare tiles well and families badly.
+    The best of each family comes along first, since estimates compare tiles well and families badly. Of a problem in
+    `most` only so many are listed, the best of these; to find those takes less.
     """
     by_form: dict[tuple[Any, ...], _Shapes] = {}  # what signatures differ in most, so that few are asked one by one
     for v, shape in _shapes(v for v in variants if v.target == target):
-        by_form.setdefault((v.a, v.b, v.d, v.epilogue, v.scaling, v.b_major, v.batched), []).append((v, shape))
+        by_form.setdefault((*v.elements, v.epilogue, v.scaling, v.b_major, v.batched), []).append((v, shape))
+    times: dict[tuple[Any, ...], _Times] = {}
     models: dict[tuple[str, ...], _Model] = {}
     suited: dict[Signature, _Suited] = {}
     candidates: dict[tuple[Signature, int], list[Variant]] = {}
@@ -77,10 +86,15 @@ def shortlist(
         if elements not in models:
             models[elements] = _model(targets.target(target), s)
         if s not in suited:
-            alike = by_form.get((s.a, s.b, s.d, s.epilogue, s.scaling, s.b_major, s.batch > 1), [])
-            suited[s] = _Suited(_with_most_overlap([(v, shape) for v, shape in alike if unsuited(v, s) is None], s))
+            form = s.a, s.b, s.d, s.epilogue, s.scaling, s.b_major, s.batch > 1
+            alike = by_form.get(form, [])
+            if form not in times:
+                times[form] = _Times(alike)
+            fit = _with_most_overlap([(v, shape) for v, shape in alike if unsuited(v, s) is None], s)
+            suited[s] = _Suited(fit, times[form])
             sources.add(suited[s].source(models[elements]))
-        candidates[s, m] = _best(_order(suited[s], s, m, models[elements]), limit)
+        order = _order(suited[s], s, m, models[elements])
+        candidates[s, m] = _best(order, limit, suited[s].families, most.get((s, m), limit))
     return Shortlist(candidates, "; ".join(sorted(sources)))
 
 
@@ -92,15 +106,34 @@ def _with_most_overlap(shapes: _Shapes, signature: Signature) -> _Shapes:
     return [shape for shape, left_out in zip(shapes, less, strict=True) if not left_out]
 
 
-def _best(order: list[Variant], limit: int) -> list[Variant]:
-    """The first of each family, then the first of the rest: `limit` in all, in the order given."""
-    leaders: dict[tuple[str, str], int] = {}
-    for place, variant in enumerate(order):
-        leaders.setdefault((variant.provider, variant.family), place)
-    first = list(leaders.values())
-    among_first = set(first)
-    rest = islice((place for place in range(len(order)) if place not in among_first), limit)
-    return [order[place] for place in sorted([*first, *rest][:limit])]
+def _best(order: Iterator[_Run], limit: int, families: int, most: int) -> list[Variant]:
+    """The first of each of so many families, then the first of the rest, `limit` in all; of these the first `most`, in
+    the order given.
+
+    Variants that cannot be among these are not looked at: of hundreds, all but a few.
+    """
+    leaders: dict[_Family, tuple[int, Variant]] = {}
+    rest: list[tuple[int, Variant]] = []
+    place, full = 0, False
+    for run in order:
+        if full and run.families <= leaders.keys():
+            continue
+        for variant in run.variants():
+            family = variant.provider, variant.family
+            if family in leaders:
+                rest.append((place, variant))
+            else:
+                leaders[family] = place, variant
+            place += 1
+            if place == most and families + len(rest) <= limit:
+                break  # all so far are among them, and whatever follows comes after them
+        else:
+            full = families + len(rest) >= limit
+            if not full or len(leaders) < families:
+                continue
+        break
+    found = sorted([*leaders.values(), *rest][:limit], key=itemgetter(0))
+    return [variant for _, variant in found[:most]]
 
 
 class _Shape(NamedTuple):
@@ -141,13 +174,51 @@ class _Shape(NamedTuple):
 
 
 _Shapes: TypeAlias = list[tuple[Variant, _Shape]]
-_Costs: TypeAlias = list[tuple[float, ...]]  # of shapes in their order
+_Family: TypeAlias = tuple[str, str]  # of a provider
+
+
+class _Run:
+    """Variants that follow each other in an order, and the families they are of; `places` are those before ordering."""
+
+    __slots__ = ("_variants", "families", "places")
+
+    def __init__(self, places: list[int], variants: list[Variant]) -> None:
+        self._variants, self.places = variants, places
+        self.families = frozenset((v.provider, v.family) for v in variants)
+
+    def variants(self) -> list[Variant]:
+        """In their order."""
+        return self._variants
+
+
+class _Equals(_Run):
+    """Variants of several shapes, `runs`, that cost the same: one of each shape before a second of any, in the order
+    that `settle` gives shapes. That is found out when it is asked for."""
+
+    __slots__ = ("_runs", "_settle")
+
+    def __init__(self, runs: list[_Run], settle: Callable[[], list[tuple[float, ...]]]) -> None:
+        self.families = frozenset[_Family]().union(*(run.families for run in runs))
+        self._runs, self._settle = runs, settle
+
+    def variants(self) -> list[Variant]:
+        """In their order."""
+        keyed = [
+            ((copies, *key, place), variant)
+            for run, key in zip(self._runs, self._settle(), strict=True)
+            for copies, (place, variant) in enumerate(zip(run.places, run.variants(), strict=True))
+        ]
+        return [variant for _, variant in sorted(keyed, key=itemgetter(0))]
 
 
 class _Model(Protocol):
     source: str
 
-    def costs(self, shapes: Sequence[_Shape], signature: Signature, m: int) -> _Costs: ...
+    def costs(self, shapes: Sequence[_Shape], signature: Signature, m: int) -> list[float]:
+        """Of each shape, in any unit that they share."""
+
+    def settle(self, shapes: Sequence[_Shape], signature: Signature, m: int) -> list[tuple[float, ...]]:
+        """What puts shapes of one cost in order."""
 
 
 def _shapes(variants: Iterable[Variant]) -> _Shapes:
@@ -166,63 +237,81 @@ def _shapes(variants: Iterable[Variant]) -> _Shapes:
     return [(v, _Shape.of(v)) for v in order]
 
 
+class _Times:
+    """What their families estimate of variants of one form, evaluated for all at once."""
+
+    def __init__(self, shapes: _Shapes) -> None:
+        estimates: dict[_Family, bool] = {}  # there are many variants, and few families
+        found: list[Variant] = []
+        for variant, _ in shapes:
+            key = variant.provider, variant.family
+            if key not in estimates:
+                family = family_of(variant)
+                estimates[key] = family is not None and family.estimate_us is not None
+            if estimates[key]:
+                found.append(variant)
+        self.places = {variant: place for place, variant in enumerate(found)}
+        self._estimates = _estimates(tuple(found))
+
+    def us(self, signature: Signature, m: int, places: Sequence[int]) -> list[float]:
+        """The microseconds of those at `places`."""
+        found = self._estimates.us(signature, m)
+        return [found[place] for place in places]
+
+
 class _Suited:
     """The variants that suit a signature: those with an estimate of their family's, and others.
 
-    `shapes` are those of the others, each once. Of each of the others `places` has its shape's place among them, and
-    `copies` how many of the same shape are before it.
+    `estimated` has a run for each of the one, at `places` of `times`, and `by_shape` for each of `shapes`, those of the
+    others, each once.
     """
 
-    def __init__(self, shapes: _Shapes) -> None:
-        self.estimated: list[Variant] = []
-        self.others: list[Variant] = []
-        shapes_of_others: list[_Shape] = []
-        known: dict[tuple[str, str], bool] = {}  # there are many variants, and few families
-        for variant, shape in shapes:
-            key = variant.provider, variant.family
-            if key not in known:
-                family = family_of(variant)
-                known[key] = family is not None and family.estimate_us is not None
-            if known[key]:
-                self.estimated.append(variant)
+    def __init__(self, shapes: _Shapes, times: _Times) -> None:
+        self.times = times
+        self.places: list[int] = []
+        self.estimated: list[_Run] = []
+        others: dict[_Shape, list[tuple[int, Variant]]] = {}
+        for place, (variant, shape) in enumerate(shapes):
+            if (known := times.places.get(variant)) is not None:
+                self.places.append(known)
+                self.estimated.append(_Run([place], [variant]))
             else:
-                self.others.append(variant)
-                shapes_of_others.append(shape)
-        self.shapes = list(dict.fromkeys(shapes_of_others))
-        place_of = {shape: place for place, shape in enumerate(self.shapes)}
-        self.places = [place_of[shape] for shape in shapes_of_others]
-        seen: Counter[int] = Counter()
-        self.copies = []
-        for place in self.places:
-            self.copies.append(seen[place])
-            seen[place] += 1
+                others.setdefault(shape, []).append((place, variant))
+        self.families = len({(v.provider, v.family) for v, _ in shapes})
+        self.shapes = list(others)
+        self.by_shape = [_Run([p for p, _ in alike], [v for _, v in alike]) for alike in others.values()]
 
     def source(self, model: _Model) -> str:
         """What puts these variants in order."""
         words = ["the families' own estimates"] if self.estimated else []
-        return ", then ".join([*words, model.source] if self.others or not words else words)
+        return ", then ".join([*words, model.source] if self.shapes or not words else words)
 
 
-def _order(suited: _Suited, signature: Signature, m: int, model: _Model) -> list[Variant]:
+def _order(suited: _Suited, signature: Signature, m: int, model: _Model) -> Iterator[_Run]:
     """Cheapest first: by their families' own estimates of the time, then those without by `model`."""
-    estimated = zip(_estimates(tuple(suited.estimated)).us(signature, m), suited.estimated, strict=True)
-    first = [variant for _, variant in sorted(estimated, key=itemgetter(0))]
-    return [*first, *_by_model(suited, signature, m, model)] if suited.others else first
+    if suited.estimated:
+        estimated = zip(suited.times.us(signature, m, suited.places), suited.estimated, strict=True)
+        for _, run in sorted(estimated, key=itemgetter(0)):
+            yield run
+    if suited.shapes:
+        yield from _by_model(suited, signature, m, model)
 
 
-@lru_cache(16)  # signatures that differ in N and K alone mostly have the same variants
+@lru_cache(16)  # rankings one by one mostly have the same variants
 def _estimates(variants: tuple[Variant, ...]) -> Estimates:
     return Estimates(variants)
 
 
-def _by_model(suited: _Suited, signature: Signature, m: int, model: _Model) -> list[Variant]:
-    """Cheapest first by `model`; among equals one of each shape before a second of any."""
+def _by_model(suited: _Suited, signature: Signature, m: int, model: _Model) -> Iterator[_Run]:
+    """Cheapest first by `model`."""
     costs = model.costs(suited.shapes, signature, m)
-    keyed = [
-        ((costs[place][0], copies, *costs[place][1:]), variant)
-        for variant, place, copies in zip(suited.others, suited.places, suited.copies, strict=True)
-    ]
-    return [variant for _, variant in sorted(keyed, key=itemgetter(0))]
+    for _, equals in groupby(sorted(range(len(costs)), key=costs.__getitem__), key=costs.__getitem__):
+        places = list(equals)
+        if len(places) == 1:
+            yield suited.by_shape[places[0]]
+        else:
+            shapes = [suited.shapes[place] for place in places]
+            yield _Equals([suited.by_shape[p] for p in places], partial(model.settle, shapes, signature, m))
 
 
 def _model(target: Target, signature: Signature) -> _Model:
@@ -247,8 +336,11 @@ class _TileWaves:
         self._multiprocessors = target.multiprocessors
         self.source = source
 
-    def costs(self, shapes: Sequence[_Shape], signature: Signature, m: int) -> _Costs:
-        return [(self.cost(shape, signature, m),) for shape in shapes]
+    def costs(self, shapes: Sequence[_Shape], signature: Signature, m: int) -> list[float]:
+        return [self.cost(shape, signature, m) for shape in shapes]
+
+    def settle(self, shapes: Sequence[_Shape], signature: Signature, m: int) -> list[tuple[float, ...]]:
+        return [()] * len(shapes)
 
     def cost(self, s: _Shape, signature: Signature, m: int) -> float:
         clusters = -(-m // (s.tile_m * s.cluster_m)) * -(-signature.n // (s.tile_n * s.cluster_n))
@@ -292,59 +384,73 @@ class _MatmulHeuristics:
                 flags=library.NvMatmulHeuristicsFlags.PERF_MODEL_BASED_AUTO_TUNING,
                 gpu=library.NvMatmulHeuristicsNvidiaGpu[device],
             )
+            self._layouts = library.NvMatmulHeuristicsMatmulLayout
+            # What the library knows of measured times; it would do so itself when first asked for suggestions.
+            self._interface.loadInternalDiscoverySet(self._layouts.TN_ROW_MAJOR, self._precision)
         except (ImportError, OSError, AssertionError, KeyError, AttributeError, RuntimeError) as e:
             raise _Unknown(f"{_DISTRIBUTION} cannot be loaded: {e}") from e
-        self._library = library
-        self._configurations: dict[_Shape, Any] = {}
+        self._configured: tuple[Sequence[_Shape], list[tuple[bool, Any]]] = [], []  # the shapes last asked for
+        self._suggested: tuple[tuple[Any, ...], dict[tuple[int, ...], int]] = (), {}  # for the problem last asked for
         self._encoded = self._precision.encode()
         self._waves = _TileWaves(target)
         self._instruction_k = DTYPES[signature.a].filling(32)
         self.source = f"{_DISTRIBUTION} {version}"
 
-    def costs(self, shapes: Sequence[_Shape], signature: Signature, m: int) -> _Costs:
-        layouts = self._library.NvMatmulHeuristicsMatmulLayout
-        made = self._interface.makeNvMatmulHeuristicsProblem
-        straight = made(m, signature.n, signature.k, layouts.TN_ROW_MAJOR, signature.batch)
-        swapped = made(signature.n, m, signature.k, layouts.TN_COL_MAJOR, signature.batch)
-        places: dict[tuple[int, ...], int] = {}
-        for place, found in enumerate(self._interface.get(straight, _SUGGESTIONS, precision=self._precision)):
-            kernel = found["kernel"]
-            suggested = kernel.cta_tile_m, kernel.cta_tile_n, kernel.cluster_m, kernel.cluster_n
-            places.setdefault(suggested, place)
-        costs: _Costs = []
-        for s in shapes:
-            if s.tile_m < 64:  # swap-AB: the MMA's M side holds the weights
-                seconds = self._estimate(swapped, s, (s.tile_n, s.tile_m), (s.cluster_n, s.cluster_m))
-            else:
-                seconds = self._estimate(straight, s, (s.tile_m, s.tile_n), (s.cluster_m, s.cluster_n))
-            place = places.get((s.tile_m, s.tile_n, s.cluster_m, s.cluster_n), _SUGGESTIONS)
-            costs.append((seconds, place, self._waves.cost(s, signature, m)))
-        return costs
-
-    def _estimate(self, problem: Any, s: _Shape, tile: tuple[int, int], cluster: tuple[int, int]) -> float:
+    def costs(self, shapes: Sequence[_Shape], signature: Signature, m: int) -> list[float]:
         """Seconds, or infinity where the library has no estimate (it says 0).
 
-        The extents below a CTA's tile have no effect, but must divide it, or there is no estimate; nor is there one for
-        a tile narrower than 32. The library's own wrapper of this function calls one that does not exist.
+        The library's own wrapper of this function calls one that does not exist.
         """
-        if s not in self._configurations:  # a shape is always straight or always swapped
-            self._configurations[s] = self._configuration(s, tile, cluster)
-        config = self._configurations[s]
-        if config is None:
-            return float("inf")
-        seconds: float = self._interface.nvMatmulHeuristicsEstimateRuntime(
-            self._interface.handle,
-            self._encoded,
-            ctypes.c_int(self._interface.target),
-            ctypes.byref(problem),
-            ctypes.byref(config),
-            self._interface.hardware_descriptor,
-        )
-        return seconds if seconds > 0 else float("inf")
+        if self._configured[0] is not shapes:
+            self._configured = shapes, [self._configuration(s) for s in shapes]
+        made, layouts = self._interface.makeNvMatmulHeuristicsProblem, self._layouts
+        straight = made(m, signature.n, signature.k, layouts.TN_ROW_MAJOR, signature.batch)
+        swapped = made(signature.n, m, signature.k, layouts.TN_COL_MAJOR, signature.batch)
+        problems = ctypes.byref(straight), ctypes.byref(swapped)
+        ask, target = self._interface.nvMatmulHeuristicsEstimateRuntime, ctypes.c_int(self._interface.target)
+        handle, encoded, hardware = self._interface.handle, self._encoded, self._interface.hardware_descriptor
+        found = [
+            0.0 if config is None else ask(handle, encoded, target, problems[is_swapped], config, hardware)
+            for is_swapped, config in self._configured[1]
+        ]
+        return [seconds if seconds > 0 else math.inf for seconds in found]
 
-    def _configuration(self, s: _Shape, tile: tuple[int, int], cluster: tuple[int, int]) -> Any:
-        """The library's form of a shape; None where a field is too narrow for its value: the library would divide by
-        what is left of that."""
+    def settle(self, shapes: Sequence[_Shape], signature: Signature, m: int) -> list[tuple[float, ...]]:
+        """The place among the library's suggestions, then what the tile-wave model says."""
+        problem = m, signature.n, signature.k, self._layouts.TN_ROW_MAJOR, signature.batch
+        if self._suggested[0] != problem:
+            self._suggested = problem, self._suggestions(problem)
+        places, waves = self._suggested[1], self._waves.costs(shapes, signature, m)
+        tiles = ((s.tile_m, s.tile_n, s.cluster_m, s.cluster_n) for s in shapes)
+        return [(places.get(tile, _SUGGESTIONS), cost) for tile, cost in zip(tiles, waves, strict=True)]
+
+    def _suggestions(self, problem: tuple[Any, ...]) -> dict[tuple[int, ...], int]:
+        """The place of each tile and cluster among the library's suggestions.
+
+        The library's own wrapper of this function also estimates the time of each.
+        """
+        known = self._interface
+        made = known.makeNvMatmulHeuristicsProblem(*problem)
+        found = (known.nvmmhKernelConfiguration * _SUGGESTIONS)()
+        flags, target = ctypes.c_int(known.flags), ctypes.c_int(known.target)
+        where = ctypes.byref(made), found, _SUGGESTIONS, known.hardware_descriptor
+        count = known.nvMatmulHeuristicsGetGemmConfig(known.handle, self._encoded, flags, target, *where)
+        places: dict[tuple[int, ...], int] = {}
+        for place, kernel in enumerate(found[:count]):
+            places.setdefault((*kernel.cta[:2], *kernel.cluster), place)
+        return places
+
+    def _configuration(self, s: _Shape) -> tuple[bool, Any]:
+        """Whether the library has to swap A and B for a shape, and its form of it; None where a field is too narrow for
+        its value: the library would divide by what is left of that.
+
+        The extents below a CTA's tile have no effect, but must divide it, or there is no estimate; nor is there one for
+        a tile narrower than 32.
+        """
+        swapped = s.tile_m < 64  # the MMA's M side holds the weights
+        tile, cluster = (s.tile_m, s.tile_n), (s.cluster_m, s.cluster_n)
+        if swapped:
+            tile, cluster = tile[::-1], cluster[::-1]
         tile_m, tile_n = tile[0], max(tile[1], 32)
         config = self._interface.nvmmhKernelConfiguration()
         config.cta[:] = tile_m, tile_n, s.tile_k
@@ -355,7 +461,7 @@ class _MatmulHeuristics:
         config.splitK = s.split_k
         config.gridSwizzle = 1
         fits = (*config.cta, *config.cluster, config.splitK) == (tile_m, tile_n, s.tile_k, *cluster, s.split_k)
-        return config if fits else None
+        return swapped, ctypes.byref(config) if fits else None
 
 
 def _precision(signature: Signature) -> str:

@@ -44,6 +44,7 @@ class PersistentRates:
     exchanged_bytes_per_us: float  # that they write and read back
     quads: float  # the time of tiles in this order against any other, on average
     overlap_us: float  # what a launch gains that may begin early
+    promotion_cycles: float  # of a stage's sums by a warpgroup, where each stage is scaled, besides a sum a cycle
     residual_us: float  # of 128 x 128 sums by one warpgroup, to which a residual is added
 
 

@@ -5,26 +5,19 @@ Asks the families, as `aot.search.legal` does; knows nothing of manifests or arc
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from runtime.gemm.operation import GEMM
-
-from .legal import Form, lacks, unsuited
-from .provider import families, provider, provider_names
+from .form import lacks
+from .legal import unsuited
+from .operation import building
+from .provider import families, provider_names
 from .targets import TARGETS
 from .variants import Variant
 
-_ROOMY = 8192  # an N and a K that every family takes
-
 
 def variants(target: str, signature: Any) -> list[Variant]:
-    """Every legal variant of all providers for a signature, of any operation, on a target."""
-    if signature.operation == GEMM.name:
-        return [v for p in provider_names() for v in provider(p).variants(target, signature)]
-    elements = Form.of(signature).elements
-    of = (v for p in provider_names() for v in provider(p).functions(target) if v.operation == signature.operation)
-    return [v for v in of if (v.a, v.b, v.d) == elements]
+    """The variants of all providers for a signature, of any operation, on a target, that are worth compiling."""
+    return building(signature.operation).variants(target, signature)
 
 
 def computing(signature: Any) -> list[str]:
@@ -43,7 +36,7 @@ def why_none(target: str, signature: Any) -> str:
 
 
 def _lacking(target: str, signature: Any) -> str:
-    form = Form.of(signature)
+    form = building(signature.operation).form(signature)
     lacking = {
         name: lacks(family, form)
         for p in provider_names()
@@ -57,6 +50,6 @@ def _lacking(target: str, signature: Any) -> str:
         return f"none for {target} has {' and '.join(shared)}"
     if least:
         return f"{nearest}, the nearest for {target}, lacks {' and '.join(least)}"
-    roomy = replace(signature, n=_ROOMY, k=_ROOMY)
+    roomy = building(signature.operation).roomy(signature)
     reasons = [reason for v in variants(target, roomy) if (reason := unsuited(v, signature))]
     return reasons[0] if reasons else f"no choices of {nearest} go together for it"

@@ -27,19 +27,17 @@ TILES = "tile", "cluster", "fallback"  # choices whose extents are one word of a
 class Variant:
     """A kernel that could be compiled: where it comes from, for which target, with which choices.
 
-    `config` holds the family's choices as sorted pairs; `options` is the same as a dictionary. `a`, `b`, `d` are the
-    element types of the two inputs and the output: for "gemm" A, B and D, for "rmsnorm" x, weight and y. Kernels are
-    dynamic in their extents, so a variant holds none: one serves every signature of its types, scaling, order of B and
-    epilogue (`runtime.gemm.signature` says what these are).
+    `config` holds the family's choices as sorted pairs; `options` is the same as a dictionary. `elements` are the
+    element types of the operation's operands, in their order: for "gemm" those of A, B and D, which are `a`, `b` and
+    `d` too, for "rmsnorm" of x, weight and y. Kernels are dynamic in their extents, so a variant holds none: one serves
+    every signature of its types, scaling, order of B and epilogue (`runtime.gemm.signature` says what these are).
     """
 
     provider: str
     family: str
     target: str
     config: tuple[tuple[str, Option], ...]
-    a: str
-    b: str
-    d: str
+    elements: tuple[str, ...]
     accumulator: str = "f32"
     epilogue: str = "none"
     batched: bool = False
@@ -51,6 +49,21 @@ class Variant:
         names = [name for name, _ in self.config]
         if names != sorted(set(names)):
             raise ValueError(f"a variant's config must be sorted by name, each name once; found {names}")
+
+    @property
+    def a(self) -> str:
+        """The element type of a GEMM's A."""
+        return self.elements[0]
+
+    @property
+    def b(self) -> str:
+        """The element type of a GEMM's B."""
+        return self.elements[1]
+
+    @property
+    def d(self) -> str:
+        """The element type of a GEMM's D."""
+        return self.elements[2]
 
     @cached_property
     def options(self) -> Mapping[str, Option]:
@@ -66,7 +79,7 @@ class Variant:
 
     def name(self) -> str:
         """One readable word, the same for equal variants and only for them; relatives share a prefix."""
-        parts = [self.provider, self.family, f"{self.a}_{self.b}_{self.d}_{self.accumulator}"]
+        parts = [self.provider, self.family, "_".join((*self.elements, self.accumulator))]
         if self.epilogue != "none":
             parts.append(self.epilogue)
         if self.scaling != "none":
@@ -93,7 +106,8 @@ class Variant:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary that `from_json` reads."""
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"config": dict(self.config)}
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        return given | {"config": dict(self.config), "elements": list(self.elements)}
 
     @classmethod
     def from_json(cls, obj: Any) -> Variant:
@@ -105,19 +119,21 @@ class Variant:
         names = {f.name for f in fields(cls)}
         if not isinstance(obj, dict) or set(obj) != names:
             raise RecordError(f"a variant needs exactly the fields {sorted(names)}, found {obj!r}")
-        for name in names - {"config", "batched"}:
+        for name in names - {"config", "batched", "elements"}:
             if not isinstance(obj[name], str):
                 raise RecordError(f"variant field {name!r} must be a string, found {obj[name]!r}")
         if type(obj["batched"]) is not bool:
             raise RecordError(f"variant field 'batched' must be true or false, found {obj['batched']!r}")
-        config = obj["config"]
+        elements, config = obj["elements"], obj["config"]
+        if not isinstance(elements, list) or not elements or not all(isinstance(name, str) for name in elements):
+            raise RecordError(f"variant field 'elements' must be a list of strings, found {elements!r}")
         if not isinstance(config, dict) or not all(
             isinstance(k, str) and type(v) in (int, str, bool) for k, v in config.items()
         ):
             raise RecordError(
                 f"variant field 'config' must map names to integers, strings or booleans, found {config!r}"
             )
-        return cls(**(obj | {"config": choices(**config)}))
+        return cls(**(obj | {"config": choices(**config), "elements": tuple(elements)}))
 
 
 def choices(**options: Option) -> tuple[tuple[str, Option], ...]:
@@ -164,9 +180,9 @@ class Family:
     an MMA instruction, can only be stated there.
     """
 
-    operation: str  # "gemm", or the name of a function that no table dispatches
+    operation: str  # whose signatures its variants compute, such as "gemm"
     targets: tuple[str, ...]
-    elements: tuple[tuple[str, str, str], ...]  # (a, b, d)
+    elements: tuple[tuple[str, ...], ...]  # of operands, in order: of a GEMM (a, b, d)
     options: Mapping[str, tuple[Option, ...]]  # what each choice may be
     # Why choices that are allowed one by one are illegal together: what the hardware demands, or the kernel's algebra.
     # What is legal and not worth compiling is for `likely` to say.
@@ -180,7 +196,7 @@ class Family:
     epilogues: frozenset[str] = frozenset(("none",))
     accumulator: str = "f32"
     access_bytes: int = 16  # rows of A, B and D are loaded and stored in whole pieces of this size
-    limit: Callable[[Variant, Signature], str | None] = _no_limit  # why a legal GEMM cannot compute a signature
+    limit: Callable[[Variant, Signature], str | None] = _no_limit  # why a legal variant cannot compute a signature
     summation: Callable[[Variant, int | None], str | None] = _promises_nothing  # see `legal.summation`
     traits: Mapping[str, int] = field(default_factory=dict)
     # Microseconds for (variant, signature, M[, `aot.search.costs.Machine`]), by which variants of all families that

@@ -15,8 +15,8 @@ from runtime.container import canonical
 from runtime.container.archive import Archive
 from runtime.container.fields import require_schema
 from runtime.errors import RecordError
-from runtime.gemm.operation import GEMM
 
+from ..search.operation import FIRST
 from .halving import Measured
 from .session import Tuned
 from .timing import Timing
@@ -25,7 +25,6 @@ TABLE = "history"
 SCHEMA = 1  # raised when what a field means changes
 MOST_SHARE = 0.25  # of the file
 _ROW, _POINT = {"signature", "target", "gpu", "names", "points", "rejected"}, {"m", "baseline", "finalists", "screened"}
-_USUAL = GEMM.name  # the operation where a row names none
 _LEVEL = 19
 _TICKS_PER_US = 100
 
@@ -42,9 +41,14 @@ def table(tuned: Iterable[tuple[Kind, Tuned]], before: Sequence[dict[str, Any]] 
     return {"schema": SCHEMA, "tunings": [*before, *(_tuning(kind, one) for kind, one in tuned)]}
 
 
-def tunings(archive: Archive, operation: str | None = None) -> list[dict[str, Any]]:
-    """What the table says, one row for each signature that was tuned, of one operation or of all; [] where there is
-    none.
+def operation_of(row: Mapping[str, Any]) -> str:
+    """The operation of which a row of `tunings` is."""
+    found: str = row.get("operation", FIRST)
+    return found
+
+
+def tunings(archive: Archive) -> list[dict[str, Any]]:
+    """What the table says, one row for each signature that was tuned; [] where there is none.
 
     Raises:
         RecordError: it is not what `table` makes.
@@ -70,7 +74,7 @@ def tunings(archive: Archive, operation: str | None = None) -> list[dict[str, An
             _fail(here, "points must be a list")
         for j, point in enumerate(row["points"]):
             _require_point(point, len(row["names"]), f"{here}: points[{j}]")
-    return [row for row in found if operation in (None, row.get("operation", _USUAL))]
+    return found
 
 
 def measured(names: Sequence[str], point: Mapping[str, Any]) -> Measured:
@@ -107,7 +111,7 @@ def _tuning(kind: Kind, one: Tuned) -> dict[str, Any]:
     names = sorted(seen | one.rejected.keys())
     place = {name: i for i, name in enumerate(names)}
     operation = one.signature.operation
-    return ({} if operation == _USUAL else {"operation": operation}) | {
+    return ({} if operation == FIRST else {"operation": operation}) | {
         "signature": one.signature.key(),
         "target": kind.target,
         "gpu": kind.gpu,

@@ -18,9 +18,9 @@ from typing import Any
 
 from runtime.container.archive import Archive
 from runtime.errors import AotError
-from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 
+from ..search.operation import building
 from ..search.provider import provider, provider_names
 from ..search.universal import Measured, choices_of
 from ..search.variants import Variant
@@ -67,7 +67,8 @@ def signature_of(obj: Any) -> Signature:
 def _of_archive(archive: Archive, target: str) -> list[tuple[Signature, Measured]]:
     """What the archive was tuned by for `target`."""
     known = _Variants(target)
-    rows = (row for row in history.tunings(archive, GEMM.name) if row["target"] == target)
+    of_forms = (row for row in history.tunings(archive) if building(history.operation_of(row)).forms)
+    rows = (row for row in of_forms if row["target"] == target)
     return [
         (signature, Measured(signature.n, signature.k, point["m"], times))
         for row in rows

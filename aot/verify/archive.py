@@ -11,14 +11,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from runtime.container.archive import Archive
 from runtime.container.index import FunctionEntry
 from runtime.errors import AotError, RecordError
-from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
-from runtime.program.operation import is_operation, operation
+from runtime.program.operation import operation
 from runtime.program.record import Record
 from runtime.tables.dispatch import Dispatch, Entry, record_mismatch, workspaces_of
 
 from ..compile import cubin
 from ..pack import build_table, forms, timings, tuning_table
+from ..pack.tables import operations_of
 from ..search.legal import of_name
 from ..search.variants import Variant
 from ..tune import history
@@ -27,7 +27,7 @@ from .equal_bits import require_equal_bits
 from .evaluation import Budget
 
 Samples = dict[str, dict[Signature, str]]  # by function, GEMMs of forms that it serves, and the form's name
-Uses = dict[str, dict[Signature, tuple[int, ...]]]  # by function, GEMMs that it serves, and M values in its ranges
+Uses = dict[str, dict[Any, tuple[int, ...]]]  # by function, signatures that it serves, and M values in its ranges
 
 Kernels = dict[str, cubin.CubinKernel]  # of a cubin, by symbol
 Key = TypeVar("Key")
@@ -59,8 +59,7 @@ def verify(archive: Archive) -> list[Finding]:
         for name in archive.functions
     ]
     table: list[Entry] = []
-    others = [name for name in archive.tables if name != GEMM.name and is_operation(name)]
-    tables = [_check(f"{name} table", partial(_read_table, archive, name, table)) for name in (GEMM.name, *others)]
+    tables = [_check(f"{name} table", partial(_read_table, archive, name, table)) for name in operations_of(archive)]
     uses: Uses = {}
     entries = [
         _check(
@@ -188,21 +187,17 @@ def _check_launches(
 
 def _read_build(archive: Archive) -> str:
     found = build_table.read(archive)
-    return f"{sum(len(model.gemms) for model in found.models)} gemms, {len(found.tools)} tools"
+    return f"{sum(len(model.gemms) for model in found.models)} problems of models, {len(found.tools)} tools"
 
 
-# --- the gemm table ---
+# --- the tables of operations ---
 
 
 def _read_table(archive: Archive, name: str, into: list[Entry]) -> str:
-    if name in archive.tables:
-        into += (
-            found := Dispatch.from_json(
-                archive.table(name), operation(name), archive.functions.targets_by_name()
-            ).entries
-        )
-        return f"{len(found)} entries"
-    return "0 entries"
+    targets = archive.functions.targets_by_name()
+    found = Dispatch.from_json(archive.table(name), operation(name), targets).entries
+    into += found
+    return f"{len(found)} entries"
 
 
 def _compare_entry(
@@ -212,21 +207,23 @@ def _compare_entry(
     equal bits, and read its timings; what they serve goes into `uses`."""
     rows, failed = _rows_by_function(entry), list[AotError]()
     equal_bits = {name for _, name in entry.invariant_ranges or ()}
-    suited = set[Any]()  # the tensors of functions that can compute it: `record_mismatch` looks at nothing else
+    # The tensors of functions that can compute it, or the name of one that takes more: `record_mismatch` looks at
+    # nothing else.
+    suited = set[Any]()
     for name, of_interest in rows.items():
         try:
             record = read(name)
-            if record.tensors not in suited:
+            known_by = record.tensors or name
+            if known_by not in suited:
                 if mismatch := record_mismatch(entry.signature, record):
                     raise RecordError(f"function {name} {mismatch}; build the archive again")
-                suited.add(record.tensors)
+                suited.add(known_by)
             if name in equal_bits and (spaces := workspaces_of(record)):
                 raise RecordError(
                     f"function {name} is to give equal bits at every M, but takes the workspace {spaces[0]}, so CTAs "
                     "share tiles; build the archive again"
                 )
-            if entry.signature.operation == GEMM.name:
-                uses.setdefault(name, {})[entry.signature] = of_interest
+            uses.setdefault(name, {})[entry.signature] = of_interest
         except AotError as error:
             failed.append(error)
     if failed:

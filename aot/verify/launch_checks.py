@@ -32,9 +32,9 @@ class Launches(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Shapes of which at least one must be served: of a GEMM, or of no one in particular."""
+    """Shapes of which at least one must be served: of a signature of any operation, or of none in particular."""
 
-    signature: Signature | None
+    signature: Any
     rows: tuple[int, ...]
     form: str | None = None  # of which the signature is a sample
 
@@ -55,19 +55,19 @@ class _Group(NamedTuple):
 def check(
     obj: dict[str, Any],
     record: Record,
-    uses: Mapping[Signature, Iterable[int]],
+    uses: Mapping[Any, Iterable[int]],
     budget: Budget,
     samples: Mapping[Signature, str] = MappingProxyType({}),
 ) -> Launches:
     """Check the launches of a record, and evaluate them for all that it serves, as far as the budget goes.
 
-    `obj` is the record as JSON, `uses` the GEMMs that it serves with M values of interest: each is evaluated for these
-    and `ROWS`. `samples` are GEMMs of forms that it serves, with the form's name, and are evaluated for `ROWS`. A
+    `obj` is the record as JSON, `uses` the signatures that it serves with M values of interest: each is evaluated for
+    these and `ROWS`. `samples` are GEMMs of forms that it serves, with the form's name, and are evaluated for `ROWS`. A
     function that serves none of either is evaluated for any legal extents.
 
     Raises:
         RecordError: what must reach a kernel does not, a symbol is bound to nothing, clusters or addresses are out of
-            range, no shape of a GEMM can be launched, or native code and Python do not agree.
+            range, no shape of a signature can be launched, or native code and Python do not agree.
     """
     unseen = check_inputs(obj, record, every_tensor=bool(uses or samples))
     warnings = [f"no launch is given {_named(unseen)}; is that meant?"] if unseen else []

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.gemm.signature import Signature
 from runtime.program.arguments import (
     Argument,
     NoneArgument,
@@ -30,10 +29,10 @@ def free_extents(record: Record) -> tuple[str, ...]:
     return tuple(dict.fromkeys(x for tensor in tensors for x in tensor.shape if isinstance(x, str)))
 
 
-def extents_of(record: Record, signature: Signature, m: int) -> dict[str, int]:
-    """What each free extent is where the function, which must suit it, computes a GEMM of `m` rows."""
+def extents_of(record: Record, signature: Any, m: int) -> dict[str, int]:
+    """What each free extent is where the function, which must suit it, computes a signature at `m` rows."""
     known = extents_at(signature, m)
-    tensors = record.tensors or ()
+    tensors = (a for a in record.arguments if isinstance(a, TensorArgument))
     axes = (
         pair
         for operand, tensor in zip(signature.operands(), tensors, strict=False)

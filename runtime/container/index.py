@@ -81,7 +81,7 @@ class Functions(Mapping[str, FunctionEntry]):
 
     def __init__(self, names: list[str], cubins: tuple[int, ...], counts: dict[str, int]) -> None:
         """`names` and `cubins` are by number of function, which is that of its record; `counts` is by target."""
-        self._records = {name: number for number, name in enumerate(names)}
+        self._records = dict(zip(names, range(len(names)), strict=True))
         self._cubins = cubins
         self._ends = list(accumulate(counts.values()))
         self.targets = tuple(counts)
@@ -120,7 +120,7 @@ class Index:
         if raw.find(b"\n", 0, MAX_INDEX_HEAD_BYTES + 1) < 0 < len(raw) - MAX_INDEX_HEAD_BYTES:
             raise ValueError(f"its head has more than {MAX_INDEX_HEAD_BYTES} bytes")
         parts = raw.split(b"\n", 2)
-        obj = canonical.loads(parts[0])
+        obj = canonical.loads_for_serving(parts[0])
         if type(obj) is not dict or obj.keys() != _HEAD_KEYS:
             raise ValueError(f"it must begin with an object with exactly the keys {sorted(_HEAD_KEYS)}")
         if len(parts) != 3:
@@ -183,8 +183,9 @@ class Index:
             unused = set(chain.from_iterable(kinds.values())).difference(cubins)
             raise ValueError(f"no function uses blob {min(unused)}")
         for kind, held in kinds.items():  # records and tables need no such look: each belongs to one name
-            digests = {self._digest(len(self.blocks) + number) for number in held}
-            if len(digests) != len(held):
+            of_kind = struct.Struct(f"{DIGEST_BYTES}s" * len(held))  # not struct.unpack_from, which would keep this
+            digests = of_kind.unpack_from(self._digests, DIGEST_BYTES * (len(self.blocks) + held.start))
+            if len(set(digests)) != len(held):
                 raise ValueError(f"two of its cubins of kind {kind} are the same")
 
 

@@ -39,8 +39,8 @@ class Entries:
         self._universals: list[tuple[Layer, Any]] = []  # read with `_dispatch`, the last layer's first
         self._predicted: OrderedDict[Signature, AnyEntry | None] = OrderedDict()  # by them
         self._owners: dict[tuple[Signature, str], Layer] = {}  # of entries, where there are several layers
-        # Signatures, each with the tensors of functions that can compute it.
-        self._matched: set[tuple[Signature, tuple[TensorArgument, ...] | None]] = set()
+        # Signatures, each with the tensors of functions that can compute it, or the name of one that takes more.
+        self._matched: set[tuple[Signature, tuple[TensorArgument, ...] | str]] = set()
         self._warned = False
 
     @property
@@ -186,7 +186,7 @@ class Entries:
         """The function `name`, which `entry` names, if its record can be what the entry says."""
         layer = self.layer(entry)
         function = layer.function(name)
-        match = entry.signature, function.record.tensors
+        match = entry.signature, function.record.tensors or name
         if match not in self._matched:
             mismatch = record_mismatch(entry.signature, function.record)
             if mismatch is not None:

@@ -18,7 +18,6 @@ from functools import partial
 from ..container.archive import Archive
 from ..device.driver import Driver
 from ..device.workspace import Workspaces
-from ..gemm.operation import GEMM
 from ..program.operation import is_operation, operation
 from .counters import Counters
 from .entries import Entries
@@ -44,7 +43,7 @@ class Generation:
         self.layers = Layers(archives, driver, workspaces, counters, lock)
         self._by_operation: dict[str, Entries] = {}
         self._entries = partial(Entries, layers=self.layers, driver=driver, lock=lock, options=options)
-        self.entries = self.entries_of(GEMM.name)  # that `gemm` looks up
+        self.entries = self.entries_of(Plans.of.name)
         self.plans = Plans(self.entries, driver, counters)
         self.preloader = Preloader(self.layers, self.all_entries, self.plans, driver, lock, options, workspaces)
 
@@ -62,7 +61,7 @@ class Generation:
         return found
 
     def all_entries(self) -> list[Entries]:
-        """The same of every operation that there is a table of; of GEMM where there is none, to say so."""
+        """The same of every operation that there is a table of; of that of `plans` where there is none, to say so."""
         tables = dict.fromkeys(name for archive in self.layers.archives for name in archive.tables)
         found = [self.entries_of(name) for name in tables if is_operation(name)]
         return found or [self.entries]

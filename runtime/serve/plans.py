@@ -6,14 +6,16 @@ Knows nothing of the calls that ask for them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, ClassVar
 
 from ..device.driver import Driver
 from ..errors import KernelMiss, ProgramError
 from ..gemm.call import same_elements
 from ..gemm.fallback import TorchCall
+from ..gemm.operation import GEMM
 from ..gemm.signature import Signature
 from ..named_tuple import NamedTuple
+from ..program.operation import Operation
 from ..program.record import TensorArgument, TensorView
 from ..program.tensor import span_bytes, torch_current_device, torch_current_stream
 from .counters import Counters
@@ -44,9 +46,10 @@ class Preloaded(NamedTuple):
 class Plans:
     """What calls of `gemm` look up. The caller of a method holds the lock, as does who changes what is kept here."""
 
+    of: ClassVar[Operation] = GEMM  # whose calls these are
+
     def __init__(self, entries: Entries, driver: Driver, counters: Counters) -> None:
         self._entries, self._driver, self._counters = entries, driver, counters
-        self.operation = entries.of.name
         self.by_key: OrderedDict[Any, GemmPlan] = OrderedDict()
         self.by_rows: OrderedDict[Any, RowPlans] = OrderedDict()  # of calls that are known but for their number of rows
         self.torch_calls: OrderedDict[Any, TorchCall] = OrderedDict()  # what torch serves, by the same keys as plans

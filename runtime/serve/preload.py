@@ -5,6 +5,7 @@ Knows nothing of the calls that follow.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import logging
@@ -131,10 +132,10 @@ class Preloader:
             if tokens:
                 torch = _imported_torch()
                 kinds = [None] if torch is None else [None, torch]
-                planned = [entry for entry in entries if entry.signature.operation == self._plans.operation]
+                planned = [entry for entry in entries if entry.signature.operation == self._plans.of.name]
                 for entry, m, kind in itertools.product(planned, tokens, kinds):
                     self._prepare(entry, m, kind)
-                others = [entry for entry in entries if entry.signature.operation != self._plans.operation]
+                others = [entry for entry in entries if entry.signature.operation != self._plans.of.name]
                 for entry, m in itertools.product(others, tokens):
                     self._prepare_call(entry, m)
             with self._driver.current():
@@ -147,7 +148,11 @@ class Preloader:
 
     def _entries(self, entry: AnyEntry) -> Entries:
         """Those that `entry` is one of."""
-        return next(each for each in self._all() if each.of.name == entry.signature.operation)
+        return self._by_operation[entry.signature.operation]
+
+    @functools.cached_property
+    def _by_operation(self) -> dict[str, Entries]:
+        return {each.of.name: each for each in self._all()}
 
     def _asked_for(self, asked: Preloaded, there: Sequence[AnyEntry], those_there_are: bool) -> list[AnyEntry]:
         """Those of the entries `there` that are asked for, and what is predicted for others.

@@ -261,7 +261,7 @@ def _read_names(rows: list[Any], target: str, targets: Mapping[str, str] | None,
 def _columns(rows: Any, what: str, where: str) -> list[tuple[Any, ...]]:
     """The two columns of a list of pairs; none of an empty one."""
     table_list(rows, where)
-    if not all(type(row) is list and len(row) == 2 for row in rows):
+    if not (set(map(type, rows)) <= {list} and set(map(len, rows)) <= {2}):
         bad = next(row for row in rows if type(row) is not list or len(row) != 2)
         fail_table(where, f"a row is {what}, found {bad!r:.200}")
     return list(zip(*rows, strict=True))
@@ -278,9 +278,13 @@ def _ascending(values: Sequence[Any], where: str) -> None:
         above = value
 
 
+def _are_indexes(values: Sequence[Any], count: int) -> bool:
+    return not values or (set(map(type, values)) == {int} and min(values) >= 0 and max(values) < count)
+
+
 def _indexes(values: Sequence[Any], count: int, of: str, where: str) -> None:
     """Whether these count one of `count` things each."""
-    if values and (set(map(type, values)) != {int} or min(values) < 0 or max(values) >= count):
+    if not _are_indexes(values, count):
         bad = next(value for value in values if type(value) is not int or not 0 <= value < count)
         fail_table(where, f"{bad!r:.50} is no index into the {count} {of}")
 
@@ -306,8 +310,9 @@ def _read_ranked(obj: Any, count: int, where: str) -> tuple[tuple[int, tuple[int
         return ()
     tokens, ranked = columns
     _ascending(tokens, where)
-    for m, indexes in zip(tokens, ranked, strict=True):
-        _indexes(table_list(indexes, f"{where} at M = {m}"), count, "functions", f"{where} at M = {m}")
+    if set(map(type, ranked)) != {list} or not _are_indexes(list(itertools.chain.from_iterable(ranked)), count):
+        for m, indexes in zip(tokens, ranked, strict=True):  # which of them it is
+            _indexes(table_list(indexes, f"{where} at M = {m}"), count, "functions", f"{where} at M = {m}")
     return tuple(zip(tokens, map(tuple, ranked), strict=True))
 
 

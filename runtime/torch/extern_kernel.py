@@ -22,7 +22,7 @@ from torch._inductor.virtualized import V
 from ..errors import AotError
 from ..gemm.signature import Signature
 from .autotune import MARK, GemmChoices
-from .operator import library_of
+from .operator import bare, library_of
 from .products import Operand
 
 # Generated code calls `extern_kernels.<name>`, in other processes too: the name must stay.
@@ -31,7 +31,7 @@ _NAME = "cute_aot_gemm"
 
 def _gemm(*operands: torch.Tensor, library: int, overlap: str, out: torch.Tensor | None = None) -> torch.Tensor:
     """a @ b, or bias + a @ b, written to `out`; operands are a and b, or bias, a and b, and b is (..., K, N)."""
-    *bias, a, b = operands
+    *bias, a, b = map(bare, operands)
     more: dict[str, Any] = {}
     if bias:  # (N,) or expanded to (M, N), depending on Inductor's release
         more["bias"] = bias[0] if bias[0].dim() == 1 else bias[0][0]

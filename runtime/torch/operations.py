@@ -19,7 +19,7 @@ from ..program.operation import Operation, names
 from ..program.operation import operation as operation_named
 from ..program.record import TensorView
 from ..serve.library import Library
-from .operator import OPERATORS, TAGS, description, library_of, number_of, refuse_gradient, register
+from .operator import OPERATORS, TAGS, bare, description, library_of, number_of, refuse_gradient, register
 
 _log = logging.getLogger(__name__)
 _APART = 1 << 40  # bytes between tensors that have no address yet
@@ -91,10 +91,10 @@ def _define(of: Operation) -> _Operators | None:
     OPERATORS.define(f"{name}_out(int library, {given}, Tensor(a!) out{keywords}) -> ()", tags=TAGS)
 
     def functional(library: int, *given: torch.Tensor, **more: Any) -> Any:
-        return library_of(library).call(name, *given, **more)
+        return library_of(library).call(name, *map(bare, given), **more)
 
     def to_out(library: int, *given: torch.Tensor, **more: Any) -> None:
-        *inputs, out = given
+        *inputs, out = map(bare, given)
         library_of(library).call(name, *inputs, out=out, **more)
 
     def fake(library: int, *given: torch.Tensor, **more: Any) -> Any:

@@ -97,13 +97,28 @@ OPERATORS.define(
 )
 
 
+_BARE = (torch.Tensor, torch.nn.Parameter)  # classes that answer for themselves, which native code reads
+
+
+def bare(x: torch.Tensor) -> torch.Tensor:
+    """What an operator was given, as a torch.Tensor where its class has a `__torch_function__`, as vLLM's weights have:
+    each attribute would be looked up through that, and native code leaves such a class to Python.
+
+    A class without memory of its own never reaches an operator on a device: torch asks its `__torch_dispatch__` before.
+    """
+    if type(x) in _BARE:
+        return x
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.detach()
+
+
 def _gemm(library: int, a: torch.Tensor, b: torch.Tensor, **more: Any) -> torch.Tensor:
-    result: torch.Tensor = library_of(library).gemm(a, b, **more)
+    result: torch.Tensor = library_of(library).gemm(bare(a), bare(b), **more)
     return result
 
 
 def _gemm_out(library: int, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, **more: Any) -> None:
-    library_of(library).gemm(a, b, out=out, **more)
+    library_of(library).gemm(bare(a), bare(b), out=out, **more)
 
 
 # Also for the CPU, where the library itself says what is wrong.

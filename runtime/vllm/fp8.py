@@ -16,7 +16,7 @@ from ..errors import ArgumentError, KernelMiss
 from ..gemm.signature import Signature
 from ..numbers.scaling import SCALE_BLOCK
 from ..program.tensor import dtype_name
-from ..torch.operator import OPERATORS, TAGS, library_of
+from ..torch.operator import OPERATORS, TAGS, bare, library_of
 
 _log = logging.getLogger("vllm.cute_aot")
 
@@ -38,7 +38,8 @@ OPERATORS.define(
 def _scaled_gemm(
     library: int, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    scale_a, scale_b = scale_a.float(), scale_b.float()  # of checkpoints, some are ue8m0
+    a, b = bare(a), bare(b)
+    scale_a, scale_b = bare(scale_a).float(), bare(scale_b).float()  # of checkpoints, some are ue8m0
     try:
         found: torch.Tensor = library_of(library).gemm(a, b, scale_a=scale_a, scale_b=scale_b, dtype=dtype)
     except (KernelMiss, ArgumentError) as error:

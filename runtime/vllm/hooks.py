@@ -73,6 +73,11 @@ FP8_LISTS = {
     "_POSSIBLE_FP8_BLOCK_KERNELS": (_BLOCK, "Fp8BlockScaledMMLinearKernel"),
 }
 
+# Of the activation that GEMMs of gates may compute; looked at where a model has one.
+ACTIVATION = Hook(f"{_LAYERS}.activation", "SiluAndMul", "forward_native", ("x",))
+# Of the model that was loaded.
+MODEL = Hook("vllm.v1.worker.gpu_worker", "Worker", "get_model", ("self",))
+
 # Names that are read, by module: variables, and fields of classes as "Class.field".
 READ = {
     "vllm.envs": ("VLLM_BATCH_INVARIANT",),

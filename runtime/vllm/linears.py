@@ -5,6 +5,7 @@ Knows vLLM's layers by their attributes (`weight`, `bias`, `prefix`), and no mod
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,9 +26,10 @@ class Decision:
     """What becomes of one layer.
 
     `plain` and `biased` are the keys of the signatures that serve it where vLLM calls it without a bias, and with one;
-    empty where vLLM computes that. `asked` is the one that vLLM is expected to call, and `reason` says why the archive
-    does not serve it. `kind` is "linear layer", "head", "embedding", which is a head only in models that tie it, or
-    "fp8 layer".
+    empty where vLLM computes that. `fused` is the one that computes the activation after it too, where there is one,
+    and then the only one that is called. `asked` is the one that vLLM is expected to call, and `reason` says why the
+    archive does not serve it. `kind` is "linear layer", "head", "embedding", which is a head only in models that tie
+    it, or "fp8 layer".
     """
 
     kind: str
@@ -35,11 +37,17 @@ class Decision:
     biased: str = ""
     with_bias: bool = False
     reason: str = ""
+    fused: str = ""
 
     @property
     def asked(self) -> str:
         """The signature that vLLM is expected to call, empty if vLLM computes it."""
-        return self.biased if self.with_bias else self.plain
+        return self.fused or (self.biased if self.with_bias else self.plain)
+
+    @property
+    def keys(self) -> set[str]:
+        """The signatures that may be called."""
+        return {key for key in ([self.fused] if self.fused else [self.plain, self.biased]) if key}
 
 
 def decide(lib: Library, layer: Any) -> Decision:
@@ -61,6 +69,25 @@ def decide(lib: Library, layer: Any) -> Decision:
     return Decision(kind, keys[False], keys[True], with_bias, reasons[with_bias])
 
 
+def fused(lib: Library, layer: Any, decision: Decision, activation: str) -> str:
+    """The key of the signature that computes `activation` too, of a layer whose weight is in place; empty where the
+    archive has none, or has one that was predicted and another that was tuned for the product alone."""
+    if decision.with_bias or _problem(lib, layer):
+        return ""
+    plain = _signature(layer.weight, False)
+    try:
+        found, _ = choose(lib, dataclasses.replace(plain, epilogue=activation))
+    except AotError:  # no such signature, such as of an odd N
+        return ""
+    if found is None or (decision.plain and _is_tuned(lib, plain) and not _is_tuned(lib, found)):
+        return ""
+    return found.key()
+
+
+def _is_tuned(lib: Library, signature: Signature) -> bool:
+    return lib.entry(signature).state == "tuned"
+
+
 def summary(decisions: Iterable[Decision]) -> str:
     """In one line, how many layers of each kind are served, and why the others are not."""
     decisions = list(decisions)
@@ -69,6 +96,8 @@ def summary(decisions: Iterable[Decision]) -> str:
     counts = Counter(each.kind for each in decisions)
     taken = Counter(each.kind for each in decisions if each.asked)
     words = [f"{taken[kind]} of {count} {kind}s" for kind, count in sorted(counts.items(), reverse=True)]
+    if activations := sum(bool(each.fused) for each in decisions):
+        words.append(f"{activations} activations")
     left = Counter(each.reason for each in decisions if not each.asked)
     line = "serves " + (" and ".join(words) or "nothing: no layer was loaded that it knows")
     if left:

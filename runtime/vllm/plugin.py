@@ -5,6 +5,7 @@ Whatever goes wrong before a model runs is one line of the log, and vLLM's own k
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import logging
@@ -24,6 +25,7 @@ _log = logging.getLogger("vllm.cute_aot")  # under vLLM's own logger, which is t
 # Of a layer that is served: the library's number, and the weight's type. vLLM's class of weights hides attributes
 # behind `__torch_function__`, which a trace need not go through.
 _PLAIN, _BIASED, _DTYPE = "_cute_aot_plain", "_cute_aot_biased", "_cute_aot_dtype"
+_FUSED = "_cute_aot_fused"  # of one that computes its activation too
 
 
 def register() -> None:
@@ -54,6 +56,7 @@ class Plugin:
         self._sizes: list[int] = []  # numbers of tokens that vLLM captures graphs for
         self._fp8_ready: set[str] = set()  # signatures whose kernels are loaded
         self._fp8_left: Counter[str] = Counter()  # layers that vLLM computes, by the reason
+        self._fused: list[Any] = []  # the MLPs whose activations GEMMs compute
         self._decisions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by layer, or fp8 GEMM
 
     # --- a worker begins ---
@@ -72,6 +75,7 @@ class Plugin:
         self.lib, self._digest = None, ""
         self._fp8_ready.clear()
         self._fp8_left.clear()
+        self._fused.clear()
         self._decisions.clear()  # an earlier engine's, whose layers go on as they are
         try:
             settings = settings_of(vllm_config.additional_config)
@@ -97,6 +101,7 @@ class Plugin:
 
     def _wrappers(self) -> dict[hooks.Hook, hooks.Make]:
         from ..torch.operator import GEMM  # vLLM has imported torch by now
+        from .activations import EPILOGUE, swiglu
 
         def around_loaded(loaded: Callable[..., None]) -> Callable[..., None]:
             def process_weights_after_loading(method: Any, layer: Any) -> None:
@@ -108,6 +113,11 @@ class Plugin:
         # What torch.compile traces: no more than attributes, and the operator.
         def around_apply(computed: Callable[..., Any]) -> Callable[..., Any]:
             def apply(method: Any, layer: Any, x: Any, bias: Any = None) -> Any:
+                number = getattr(layer, _FUSED, None)
+                if number is not None:
+                    if x.dim() < 2 or x.dtype != getattr(layer, _DTYPE):
+                        return swiglu(computed(method, layer, x, bias))
+                    return GEMM(number, x.contiguous(), layer.weight, epilogue=EPILOGUE)
                 number = getattr(layer, _PLAIN if bias is None else _BIASED, None)
                 if number is None or x.dim() < 2 or x.dtype != getattr(layer, _DTYPE):
                     return computed(method, layer, x, bias)
@@ -118,7 +128,7 @@ class Plugin:
         def around_model(load_model: Callable[..., None]) -> Callable[..., None]:
             def load_model_and_preload(worker: Any, *args: Any, **kwargs: Any) -> None:
                 load_model(worker, *args, **kwargs)
-                self.loaded()
+                self.loaded(worker)
 
             return load_model_and_preload
 
@@ -196,8 +206,9 @@ class Plugin:
         except Exception as error:  # a layer, or a device, that is not as it is known
             self._give_up(error)
 
-    def loaded(self) -> None:
-        """Load and plan the kernels of the layers that were taken, and say which these are.
+    def loaded(self, worker: Any) -> None:
+        """Let GEMMs compute the activations that they can, load and plan the kernels of the layers that were taken, and
+        say which these are.
 
         Called before vLLM measures memory and captures graphs. If kernels cannot be loaded, all layers are left.
         """
@@ -206,20 +217,41 @@ class Plugin:
         try:
             from .linears import FP8, Decision, summary
 
+            self._fuse(worker.get_model())
             decisions = list(self._decisions.values())
             decisions += [Decision(FP8, reason=reason) for reason in self._fp8_left.elements()]
-            keys = {key for each in decisions for key in (each.plain, each.biased) if key}
+            keys = {key for each in decisions for key in each.keys}
             planned = _preload(self.lib, keys, self._sizes) if keys else 0
             what = f"{len(keys)} signatures preloaded, for {planned} numbers of tokens planned"
             _log.info("%s %s (%s)", _self(self.lib), summary(decisions), what)
         except Exception as error:
             self._give_up(error)
 
+    def _fuse(self, model: Any) -> None:
+        """Let layers of gates compute their activations, where the archive has kernels for both together."""
+        from ..torch.operator import register as number_of
+        from .activations import EPILOGUE, mlps
+        from .linears import fused
+
+        assert self.lib is not None  # `loaded` saw it
+        for mlp in mlps(model):
+            layer, decision = mlp.gate_up, self._decisions.get(mlp.gate_up)
+            if decision is None or not hooks.is_hooked(type(layer.quant_method), "apply"):
+                continue
+            if key := fused(self.lib, layer, decision, EPILOGUE):
+                setattr(layer, _FUSED, number_of(self.lib, identity=f"vllm {self.lib.digest}"))
+                setattr(layer, _DTYPE, layer.weight.dtype)
+                self._decisions[layer] = dataclasses.replace(decision, fused=key)
+                self._fused.append(mlp)
+                mlp.leave_to_gemm()
+
     def _give_up(self, error: Exception) -> None:
         """Let vLLM compute every layer that was not quantised, which it still can: nothing was traced yet."""
         from .linears import FP8
 
         self.lib = None
+        for mlp in self._fused:
+            mlp.restore()
         for layer, decision in list(self._decisions.items()):
             if decision.kind != FP8:  # whose kernels are loaded
                 self._leave(layer)
@@ -227,7 +259,7 @@ class Plugin:
 
     def _leave(self, layer: Any) -> None:
         """Let vLLM compute a layer."""
-        for name in (_PLAIN, _BIASED, _DTYPE):
+        for name in (_PLAIN, _BIASED, _DTYPE, _FUSED):
             if name in vars(layer):
                 delattr(layer, name)
         self._decisions.pop(layer, None)
@@ -236,10 +268,10 @@ class Plugin:
 
     def cache_key(self, key: str) -> str:
         """vLLM's key of a compiled graph, changed by what the archive does in it: version, digest, layers taken."""
-        taken = [(at, each) for at, each in self._decisions.items() if each.plain or each.biased]
+        taken = [(at, each) for at, each in self._decisions.items() if each.keys]
         if not taken:
             return key
-        layers = sorted(f"{getattr(at, 'prefix', '')} {each.plain} {each.biased}" for at, each in taken)
+        layers = sorted(f"{getattr(at, 'prefix', '')} {' '.join(sorted(each.keys))}" for at, each in taken)
         factors = [key, __version__, _sources(), self._digest, *layers]
         return hashlib.sha256("\n".join(factors).encode()).hexdigest()[: len(key)]
 

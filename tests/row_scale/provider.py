@@ -45,5 +45,5 @@ class RowScales:
     def build(self, variant: Variant) -> Buildable:
         from .kernel import RowScale
 
-        arguments = tree(variant.a, variant.b, variant.d)
+        arguments = tree(*variant.elements)
         return Buildable(RowScale(variant.integer("threads")), stand_ins(arguments, SYMBOLS), arguments, dict(SYMBOLS))

@@ -21,8 +21,9 @@ _MOST_ROWS_OF_B = 1 << 27  # in tiles of 64: see `scheduler`, whose quotients ar
 # What a thread has for accumulators, of the 232 registers that it is given: the rest holds addresses, coordinates and
 # counters. Above these the compiler spills.
 _MOST_ACCUMULATORS, _MOST_FUSED, _MOST_RESIDUAL, _MOST_RESIDUAL_SWAPPED = 200, 144, 144, 96
-_MOST_SPLIT = 120  # all sets of them
+_MOST_SPLIT = 120  # partial ones too
 _MOST_STAGED_SCALES = 8  # of the 40 registers of a thread that loads them
+_MOST_BLOCKS, _MOST_SUB_BLOCKS = 2, 5  # of B, that columns of a tile lie in: consumers choose between two scales
 _MOST_PROMOTED_THREE = 176  # of tiles of three atoms of rows
 _MOST_RESIDUAL_BESIDE = 120  # of such tiles, and of clusters of four, and of gates where scales are staged
 _MOST_GELU_STAGED = 120  # of gelu alone where scales are staged
@@ -145,14 +146,21 @@ def _rule_of_form(plan: Plan, form: Form) -> str | None:
             return "N-major B needs columns in whole swizzle atoms of 64"
         if 64 < plan.columns // plan.atom_layout.columns < 128:
             return "a warp group's part of N-major B would end within a swizzle atom of 64"
-    if form.scaling == "block" and SCALE_BLOCK % plan.columns:
-        return "a tile's columns must lie within one block of B"
+    return _rule_of_blocks(plan) if form.scaling == "block" else None
+
+
+def _rule_of_blocks(plan: Plan) -> str | None:
+    blocks = plan.scale_blocks
+    if blocks.blocks > _MOST_BLOCKS:
+        return f"the columns of a warp group's part of a tile must lie within {_MOST_BLOCKS} blocks of B"
+    if blocks.sub_blocks > _MOST_SUB_BLOCKS:
+        return f"of {blocks.sub_blocks} sub-blocks each would choose among scales"
     return None
 
 
 def _rule_of_room(plan: Plan) -> str | None:
     most = _MOST_ACCUMULATORS if plan.form.epilogue == "none" else _MOST_FUSED
-    if plan.m_atoms == 3 and plan.partial_sets == 1:
+    if plan.m_atoms == 3 and plan.promotion_interval:
         most = min(most, _MOST_PROMOTED_THREE)
     if Epilogue.of(plan.form.epilogue).residual:
         most = _MOST_RESIDUAL_SWAPPED if plan.swap else _MOST_RESIDUAL
@@ -161,8 +169,10 @@ def _rule_of_room(plan: Plan) -> str | None:
             most = min(most, _MOST_RESIDUAL_BESIDE)
     if plan.staged_scales and plan.form.epilogue == "gelu":
         most = min(most, _MOST_GELU_STAGED)
-    if plan.split_k > 1 and plan.accumulators * (1 + plan.partial_sets) > _MOST_SPLIT:
+    if plan.split_k > 1 and plan.accumulators + plan.partial_accumulators > _MOST_SPLIT:
         return "adding up others' partial sums needs registers"
+    if plan.accumulators + plan.partial_accumulators > _MOST_ACCUMULATORS:
+        return "the mainloop needs partial accumulators beside a tile's"
     if plan.accumulator_registers > most:
         return f"{plan.accumulator_registers} registers for accumulators exceed {most}, and the compiler would spill"
     if plan.staged_scales > _MOST_STAGED_SCALES:

@@ -9,6 +9,8 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import warpgroup
 
+from runtime.numbers.scaling import SCALE_BLOCK
+
 from ..sizes import WARP_GROUP
 from .epilogue import store_tile
 from .epilogue_operands import EpilogueOperands
@@ -16,13 +18,12 @@ from .mainloop import Mainloop, accumulators_of
 from .output import Output
 from .pipeline import HandOver, OrderedBarrier, Pipeline, PipelineState
 from .plan import Plan
-from .promoted_mainloop import AlternatingMainloop, OrderedMainloop, partial_accumulators
-from .promotion import BlockScales
+from .promoted_mainloop import OrderedMainloop, partial_accumulators
 from .scales import Scales
 from .scheduler import TileScheduler, this_cluster
 from .split_k import SplitK, end_reduction, exchange
 from .staged_mainloop import StagedMainloop
-from .staged_scales import of_thread
+from .staged_scales import first_column, of_thread
 from .stream_k import Workspace, finish_tile
 
 
@@ -54,10 +55,8 @@ def consume(
     order = OrderedBarrier(group)
     if cutlass.const_expr(plan.promotion_interval == 0):
         _consume(plan, mainloop, accumulators, storage, scheduler, operands, order, thread)
-    elif cutlass.const_expr(plan.partial_sets == 1):
-        _consume_ordered(plan, mainloop, accumulators, storage, scheduler, operands, order)
     else:
-        _consume_alternating(plan, mainloop, accumulators, storage, scheduler, operands, order)
+        _consume_promoted(plan, mainloop, accumulators, storage, scheduler, operands, order)
     cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
@@ -112,7 +111,7 @@ def _pass_over(plan: Plan, state: PipelineState, count: Any) -> PipelineState:
 
 
 @cute.jit
-def _consume_ordered(
+def _consume_promoted(
     plan: cutlass.Constexpr,
     mainloop: Mainloop,
     accumulators: cute.Tensor,
@@ -121,11 +120,11 @@ def _consume_ordered(
     operands: EpilogueOperands,
     order: OrderedBarrier,
 ) -> None:
-    """With one set of partial accumulators: a tile's first products are under way while the tile before is stored, as
-    they need no other registers."""
+    """Where f32 registers take over what the tensor core accumulates. A tile's first products are under way while the
+    tile before is stored, if the partial accumulators are registers that the epilogue does without."""
     first, step = this_cluster(plan)
     work_tiles = scheduler.grid.work
-    (partial,) = partial_accumulators(plan, mainloop.element)
+    partial = partial_accumulators(plan, mainloop.element)
     staged = of_thread(storage.staged_scales, order.group, operands.thread)
     promoted: Any = OrderedMainloop(mainloop, order, partial)
     if cutlass.const_expr(staged is not None):
@@ -144,7 +143,11 @@ def _consume_ordered(
         if cutlass.const_expr(not plan.begins_early):
             partial.fill(0.0)
             state = promoted.begin_tile(state)
-        state = promoted.multiply(accumulators, state, scheduler.k_tiles)
+        if cutlass.const_expr(staged is None):
+            state = promoted.multiply(accumulators, state, scheduler.k_tiles)
+        else:
+            start = first_column(plan, operands, coord) % SCALE_BLOCK
+            state = promoted.multiply(accumulators, state, scheduler.k_tiles, start)
         if cutlass.const_expr(plan.begins_early):  # noqa: SIM102  # the other is of run time
             if index + step < work_tiles:
                 state = promoted.begin_tile(state)
@@ -155,35 +158,3 @@ def _consume_ordered(
     if cutlass.const_expr(plan.staged_scales == 0):  # noqa: SIM102
         if order.group == 0:  # what the other one let through last
             OrderedBarrier(0).wait()
-
-
-@cute.jit
-def _consume_alternating(
-    plan: cutlass.Constexpr,
-    mainloop: Mainloop,
-    accumulators: cute.Tensor,
-    storage: ConsumerStorage,
-    scheduler: TileScheduler,
-    operands: EpilogueOperands,
-    order: OrderedBarrier,
-) -> None:
-    """With two sets of partial accumulators, and scales of blocks."""
-    first, step = this_cluster(plan)
-    even, odd = partial_accumulators(plan, mainloop.element)
-    promoted = AlternatingMainloop(mainloop, even, odd)
-    state = PipelineState(cutlass.Int32(0), cutlass.Int32(0))
-    phase = cutlass.Int32(0)  # of the exchange
-    thread = order.group * WARP_GROUP + operands.thread
-    if cutlass.const_expr(plan.split_k == 1):
-        state = promoted.begin_tile(state)
-    for index in cutlass.range(first, scheduler.grid.work, step, unroll=1):
-        coord = scheduler.tile_coord(index)
-        scales = Scales.of(plan, operands, coord)
-        if cutlass.const_expr(plan.split_k > 1):
-            even.fill(0.0)
-            state = promoted.begin_tile(state)
-        state = promoted.multiply(accumulators, state, scheduler.k_tiles, BlockScales.of(plan, operands, coord))
-        phase = exchange(plan, accumulators, storage.split, phase, thread)
-        store_tile(plan, accumulators, storage.output, coord, operands, scales, storage.split)
-        end_reduction(plan)
-    warpgroup.wait_group(0)

@@ -14,7 +14,6 @@ import cutlass
 from cutlass import cute
 
 from runtime.gemm.signature import Epilogue
-from runtime.numbers.scaling import SCALE_BLOCK
 
 from ..sizes import WARP, WARP_GROUP, WGMMA_ROWS
 from .plan import Plan
@@ -84,15 +83,6 @@ class EpilogueOperands:
         first = (coord.column * plan.atom_layout.columns + part) * plan.part_columns + plan.epilogue_tile_start(across)
         return first - coord.moved_up if plan.swap else first
 
-    def scale_a_of_block(self, row: Any, block_k: Any) -> Any:
-        """The scale of a row of A in a block of K."""
-        return self.scale_a[cutlass.min(row, self.m - 1), _inside(self.scale_a, block_k)]
-
-    def scale_b_of_block(self, row: Any, block_k: Any) -> Any:
-        """The scale of the block of B that holds a row of it."""
-        row = cutlass.min(row, self.n - 1)
-        return self.scale_b[row // SCALE_BLOCK, _inside(self.scale_b, block_k)]
-
     def of_tokens(self, first: Any, step: int) -> list[Any]:
         """What multiplies the sums of two tokens `step` apart, where each token has its scale."""
         last = self.m - 1
@@ -133,11 +123,6 @@ class EpilogueOperands:
                     vector = residual[cutlass.min(row + 8 * half, last_row), None]
                     found += _pair(vector, cutlass.min(column, last_column - 1) // 2, convert=False)
         return found
-
-
-def _inside(scales: cute.Tensor, block_k: Any) -> Any:
-    """A block of K, or the last one for blocks of zeros behind it."""
-    return cutlass.min(block_k, cute.size(scales, mode=[1]) - 1)
 
 
 def _pair(vector: cute.Tensor, number: Any, convert: bool = True) -> list[Any]:

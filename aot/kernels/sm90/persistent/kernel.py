@@ -150,15 +150,17 @@ class Persistent:
                 tma_rows = TmaOperand(rows_atom, rows, storage.rows)
                 tma_columns = TmaOperand(columns_atom, columns, storage.columns)
                 produce(plan, tma_rows, tma_columns, storage.pipeline, scheduler)
-            elif cutlass.const_expr(plan.split_k > 1):
-                self._attend(work)
-            elif cutlass.const_expr(plan.scale_warps > 0):  # noqa: SIM102  # the other is of run time
+            elif cutlass.const_expr(plan.scale_warps > 0):
                 if warp_index <= _PRODUCER_WARP + plan.scale_warps:
                     if cutlass.const_expr(plan.overlap):
                         cute.arch.griddepcontrol_wait()
                     stands_for = first_thread_of_quad(thread, warp_index - _PRODUCER_WARP - 1)
                     operands = EpilogueOperands.of(plan, extents, extras, None, stands_for)
                     produce_scales(plan, storage.staged_scales, storage.pipeline, scheduler, operands)
+                elif cutlass.const_expr(plan.split_k > 1):
+                    self._attend(work)
+            elif cutlass.const_expr(plan.split_k > 1):
+                self._attend(work)
         else:
             cute.arch.setmaxregister_increase(_CONSUMER_REGISTERS)
             if cutlass.const_expr(plan.overlap and plan.form.reads):

@@ -15,6 +15,7 @@ from runtime.numbers.dtypes import DTYPES
 
 from ..sizes import BARRIER_BYTES, SHARED_BYTES_PER_CTA, STATIC_BYTES, WARP, WARP_GROUP, WGMMA_ROWS
 from .form import Form
+from .scale_blocks import ScaleBlocks
 
 STAGE_BYTES_OF_K = 128  # a swizzle atom of K
 CONSUMERS = 2  # warp groups
@@ -29,7 +30,6 @@ _RASTER_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster t
 _RASTER_SWIZZLES = {"two_rows": 2, "columns": 8, "quads": 8}
 _LEAST_SLICE, _MOST_SLICES = 4, 12  # stages of K, and how many to a tile
 _SCALE_BYTES = CONSUMERS * WARP * 4  # of one product of scales for all groups of four threads, which share rows
-_UNROLLED_K_TILES = 4  # of a loop's body where two sets of partial accumulators alternate
 # Whose epilogue tiles must be small for there to be one for each of many slices of K.
 _FEW_ACCUMULATORS = 64
 _ACCUMULATORS_BESIDE_WIDE_TILES = 80  # an epilogue with more of them needs the registers of half an epilogue tile
@@ -62,7 +62,7 @@ class Plan:
     overlap: bool
     accumulator_registers: int  # that a thread needs while it stores a tile
     epilogue_tile_columns: int  # of D, by 64 rows, stored at once
-    staged_scales: int  # products of blocks' scales that a thread finds in a stage, or 0 where it loads the scales
+    staged_scales: int  # products of blocks' scales that a thread finds in a stage
     stages: int
 
     @classmethod
@@ -79,8 +79,8 @@ class Plan:
         if form.promotion_interval:
             registers += registers // atoms
         staged_scales = 0
-        if form.scaling == "block" and atoms > 1:
-            staged_scales = 2 * atoms * (2 if form.gated and "_interleaved" not in form.epilogue else 1)
+        if form.scaling == "block":
+            staged_scales = 2 * atoms * _scale_blocks(form, columns // atom_layout.columns).scales
             if form.epilogue != "none":
                 registers = rows * columns // (atom_layout.rows * atom_layout.columns) // WARP_GROUP
         narrow = (form.epilogue != "none" or options["split_k"] > 1) and registers > _ACCUMULATORS_BESIDE_WIDE_TILES
@@ -178,13 +178,10 @@ class Plan:
         return self.form.promotion_interval
 
     @property
-    def partial_sets(self) -> int:
-        """Sets of partial accumulators, which the tensor core fills and f32 registers take over: one, for 64 rows,
-        which a warp group promotes while the other multiplies. Of blocks, where that is all of a warp group's rows,
-        there are two: it promotes one while the tensor core fills the other."""
-        if not self.promotion_interval:
-            return 0
-        return 2 if self.form.scaling == "block" and self.m_atoms == 1 else 1
+    def partial_accumulators(self) -> int:
+        """Those of a thread that the tensor core fills and f32 registers take over: of 64 rows, which a warp group
+        promotes while the other multiplies."""
+        return self.accumulators // self.m_atoms if self.promotion_interval else 0
 
     @property
     def begins_early(self) -> bool:
@@ -205,12 +202,12 @@ class Plan:
     @property
     def k_tile_multiple(self) -> int:
         """K tiles (stages along K) go by so many to a slice of K, the last ones zeros if need be."""
-        return _UNROLLED_K_TILES if self.partial_sets > 1 else max(1, self.promotion_interval)
+        return max(1, self.promotion_interval)
 
     @property
-    def spare_k_tiles(self) -> int:
-        """K tiles that are loaded behind the last ones for products that nobody needs."""
-        return 1 if self.partial_sets > 1 else 0
+    def scale_blocks(self) -> ScaleBlocks:
+        """Where scales are of blocks, those that a warp group's part of a tile has columns of."""
+        return _scale_blocks(self.form, self.columns // self.atom_layout.columns)
 
     @property
     def scale_warps(self) -> int:
@@ -301,6 +298,12 @@ class Plan:
     def counters_bytes(self) -> int:
         """And of the one for counters, which is left zero."""
         return self.cluster * CONSUMERS * COUNTER_BYTES
+
+
+def _scale_blocks(form: Form, columns: int) -> ScaleBlocks:
+    """Gates are of other blocks of B than what they gate, unless they alternate in B."""
+    lanes = 2 if form.gated and "_interleaved" not in form.epilogue else 1
+    return ScaleBlocks(columns // lanes, lanes)
 
 
 def _epilogue_tile_columns(part: int, swap: bool, d: str, share: int, multiple: int, whole: bool) -> int:

@@ -18,8 +18,6 @@ from .pipeline import ClusterCta, Pipeline, PipelineState, advance, await_reduce
 from .plan import Plan
 from .scheduler import TileScheduler, this_cluster
 
-_BEYOND = 1 << 20  # a K tile that no K has
-
 
 class TmaOperand(NamedTuple):
     """An operand: its TMA atom, its tensor, and (extent, K, stages) in shared memory."""
@@ -61,18 +59,13 @@ def produce(
         coord = scheduler.tile_coord(work.index)
         loads = _loads(plan, rows, columns, scheduler.cta, coord.moved_up)
         batch = (coord.batch,) if cutlass.const_expr(batched) else ()
-        count = work.k_tiles.count + (plan.spare_k_tiles if plan.split_k > 1 else 0)
-        for k in cutlass.range(count, unroll=1):
+        for k in cutlass.range(work.k_tiles.count, unroll=1):
             what = _Stage(coord.row, coord.column, batch, work.k_tiles.first + k)
             state = _load_stage(plan, loads, pipeline, state, what)
         if cutlass.const_expr(plan.split_k > 1):
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
             await_reduced()
-    if cutlass.const_expr(plan.split_k == 1):
-        for _ in cutlass.range_constexpr(plan.spare_k_tiles):
-            spare = _Stage(0, 0, (0,) if cutlass.const_expr(batched) else (), _BEYOND)
-            state = _load_stage(plan, _loads(plan, rows, columns, scheduler.cta, None), pipeline, state, spare)
 
 
 def _loads(plan: Plan, rows: TmaOperand, columns: TmaOperand, cta: ClusterCta, moved_up: Any) -> tuple[_Load, _Load]:

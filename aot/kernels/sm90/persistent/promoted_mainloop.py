@@ -1,8 +1,7 @@
-"""The mainloops of 8-bit types: the tensor core accumulates a stage or two, and f32 registers take its sums over.
+"""The mainloop of 8-bit types: the tensor core accumulates two stages, and f32 registers take its sums over.
 
-Two ways, by `Plan.partial_sets`. With one set of partial accumulators, of 64 rows, the consumer warp groups take turns
-by an ordered barrier: one promotes while the other multiplies. With two sets, of all rows, a warp group promotes one
-while the tensor core fills the other. Knows nothing of the epilogue.
+There is one set of partial accumulators, of 64 rows. The consumer warp groups take turns by an ordered barrier: one
+promotes while the other multiplies. `staged_mainloop` is that of scales of blocks. Knows nothing of the epilogue.
 """
 
 from __future__ import annotations
@@ -18,19 +17,18 @@ from ..sizes import WGMMA_ROWS
 from .mainloop import Mainloop, accumulators_of
 from .pipeline import OrderedBarrier, PipelineState, advance, release
 from .plan import Plan
-from .promotion import BlockScales, promote
+from .promotion import promote
 from .scheduler import KTiles
 
 
-def partial_accumulators(plan: Plan, element: Any) -> list[cute.Tensor]:
-    """A thread's sets of partial accumulators, in registers."""
-    rows = plan.rows if plan.partial_sets > 1 else WGMMA_ROWS * plan.atom_layout.rows
-    return [accumulators_of(plan, element, rows) for _ in range(plan.partial_sets)]
+def partial_accumulators(plan: Plan, element: Any) -> cute.Tensor:
+    """A thread's partial accumulators, in registers."""
+    return accumulators_of(plan, element, WGMMA_ROWS * plan.atom_layout.rows)
 
 
 @dataclass(frozen=True)
 class OrderedMainloop:
-    """With one set of partial accumulators. A tile's first products are begun before the tile before is stored."""
+    """A tile's first products are begun before the tile before is stored."""
 
     mainloop: Mainloop
     order: OrderedBarrier
@@ -93,49 +91,3 @@ class OrderedMainloop:
                 warpgroup.wait_group(plan.promotion_interval - 1 - k)
                 release(plan, mainloop.pipeline.empty + stage, mainloop.cta)
                 stage, _ = advance(plan, PipelineState(stage, cutlass.Int32(0)))
-
-
-@dataclass(frozen=True)
-class AlternatingMainloop:
-    """With two sets of partial accumulators, whose products are scaled by blocks. A tile's first products are begun
-    before, the next tile's after: of spare stages, if there is none, so that nothing here needs a branch."""
-
-    mainloop: Mainloop
-    even: cute.Tensor
-    odd: cute.Tensor
-
-    @cute.jit
-    def begin_tile(self, state: PipelineState) -> PipelineState:
-        """Begin a tile's first products; return the state behind them."""
-        self.mainloop.multiply_stage(self.even, state, False)
-        return advance(self.mainloop.plan, state)
-
-    @cute.jit
-    def multiply(
-        self, accumulators: cute.Tensor, state: PipelineState, k_tiles: KTiles, scales: BlockScales
-    ) -> PipelineState:
-        """Accumulate all products of a tile, the first of which are under way; return the state behind them."""
-        mainloop, even, odd = self.mainloop, self.even, self.odd
-        plan = mainloop.plan
-        first, count = k_tiles
-        scales.fetch(first)
-        scales.take_over()
-        accumulators.fill(0.0)
-        odd.fill(0.0)  # WGMMA would ignore what is there, but the compiler keep it through the epilogue before
-        for k in cutlass.range(first, first + count, plan.k_tile_multiple, unroll=1):
-            scales.fetch(k + plan.k_tile_multiple)
-            # Partial accumulators are read behind a loop's edge only where no products are under way: ptxas would let
-            # none overlap.
-            mainloop.finish(state.stage)
-            for i in cutlass.range_constexpr(plan.k_tile_multiple):
-                new, old = (even, odd) if cutlass.const_expr(i % 2) else (odd, even)
-                mainloop.multiply_stage(new, state, False)
-                state = advance(plan, state)
-                if cutlass.const_expr(i > 0):
-                    warpgroup.wait_group(1)
-                    mainloop.release_before(state.stage, 2)
-                promote(plan, accumulators, old, scales.products[i], range(plan.m_atoms), False)
-            scales.take_over()
-        if cutlass.const_expr(plan.split_k > 1):
-            mainloop.finish(state.stage)
-        return state

@@ -6,7 +6,6 @@ of stages and of who multiplies when.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -14,75 +13,37 @@ from cutlass import cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
-from .epilogue_operands import EpilogueOperands
 from .plan import Plan
-from .scheduler import TileCoord
-
-
-@dataclass(frozen=True)
-class BlockScales:
-    """What scales the products of `Plan.k_tile_multiple` blocks of K of one tile, in registers."""
-
-    plan: Plan
-    operands: EpilogueOperands
-    coord: TileCoord
-    products: list[Any]  # of scales: (columns of `first_columns`, halves, WGMMA atoms of 64 rows) for each block of K
-    factors: list[Any]  # the scales themselves, of the next blocks: rows' and then columns'
-
-    @classmethod
-    def of(cls, plan: Plan, operands: EpilogueOperands, coord: TileCoord) -> BlockScales:
-        """Those of the tile `coord`, not yet loaded."""
-        columns = 2 if _by_gate(plan) else 1
-        blocks = range(plan.k_tile_multiple)
-        products = [scales_of_stage(plan) for _ in blocks]
-        factors = [cute.make_rmem_tensor((2 * plan.m_atoms + columns,), cutlass.Float32) for _ in blocks]
-        return cls(plan, operands, coord, products, factors)
-
-    def fetch(self, first_k: Any) -> None:
-        """Begin to load the scales of blocks of K, from `first_k` on."""
-        plan, operands = self.plan, self.operands
-        for k, factors in enumerate(self.factors):
-            for atom in range(plan.m_atoms):
-                for half in range(2):
-                    row = operands.first_row(self.coord, atom) + operands.row + 8 * half
-                    factors[2 * atom + half] = operands.scale_a_of_block(row, first_k + k)
-            for i, column in enumerate(first_columns(plan, operands, self.coord)):
-                factors[2 * plan.m_atoms + i] = operands.scale_b_of_block(column, first_k + k)
-
-    def take_over(self) -> None:
-        """Multiply what was loaded, here and not before."""
-        for product, factors in zip(self.products, self.factors, strict=True):
-            for atom in range(self.plan.m_atoms):
-                for half in range(2):
-                    for i in range(cute.size(product, mode=[0])):
-                        pair = factors[2 * atom + half], factors[2 * self.plan.m_atoms + i]
-                        product[i, half, atom] = _here("mul.f32 $0, $1, $2;", *pair)
-
-
-def first_columns(plan: Plan, operands: EpilogueOperands, coord: TileCoord) -> list[Any]:
-    """A column of each block of B that a tile has: one, or the gates' and the other one."""
-    if _by_gate(plan):
-        first = coord.column * plan.out_columns
-        return [first, operands.n // 2 + first]
-    return [coord.column * plan.columns]
 
 
 def scales_of_stage(plan: Plan) -> cute.Tensor:
-    """Room in registers for what scales a thread's sums of one block of K: (columns of `first_columns`, halves, WGMMA
-    atoms of 64 rows)."""
-    return cute.make_rmem_tensor((2 if _by_gate(plan) else 1, 2, plan.m_atoms), cutlass.Float32)
+    """Room in registers for what scales a thread's sums of one block of K: (`ScaleBlocks.scales`, halves, WGMMA atoms
+    of 64 rows)."""
+    return cute.make_rmem_tensor((plan.scale_blocks.scales, 2, plan.m_atoms), cutlass.Float32)
 
 
-def _by_gate(plan: Plan) -> bool:
-    """Whether gates are of another block of B than what they gate."""
-    return plan.form.gated and "_interleaved" not in plan.form.epilogue
+def choose(plan: Plan, scales: cute.Tensor, start: Any) -> list[list[list[Any]]]:
+    """What scales a thread's sums in a part of a tile that begins `start` columns into a block of B, of the products
+    in `scales` (`scales_of_stage`): by WGMMA atoms of 64 rows, halves, and then sub-blocks of each lane."""
+    blocks = plan.scale_blocks
+
+    def chosen(lane: int, sub_block: int, half: int, atom: int) -> Any:
+        of_blocks = [scales[lane * blocks.blocks + block, half, atom] for block in range(blocks.blocks)]
+        block = blocks.block_of(sub_block, start)
+        if isinstance(block, int):
+            return of_blocks[block]
+        first, second = of_blocks
+        return cutlass.select_(block > 0, second, first)
+
+    each = [(lane, sub_block) for lane in range(blocks.lanes) for sub_block in range(blocks.sub_blocks)]
+    return [[[chosen(*at, half, atom) for at in each] for half in range(2)] for atom in range(plan.m_atoms)]
 
 
 def promote(
     plan: Plan, accumulators: cute.Tensor, partial: cute.Tensor, scales: Any, atoms: range, first: bool
 ) -> None:
-    """Add the partial accumulators of `atoms` of 64 rows, each times its scales if there are any, or begin with them if
-    `first`."""
+    """Add the partial accumulators of `atoms` of 64 rows, each times its scale of `choose` if there are any, or begin
+    with them if `first`."""
     each = cute.size(accumulators) // plan.m_atoms
     for atom in atoms:
         for i in range(each):
@@ -90,8 +51,9 @@ def promote(
             old = 0.0 if first else accumulators[at]
             if scales is None:
                 accumulators[at] = _here("add.f32 $0, $1, $2;", old, x)
-            else:  # 8 columns of gates, then 8 of what they gate
-                scale = scales[i // 4 % cute.size(scales, mode=[0]), i // 2 % 2, atom]
+            else:
+                lane, sub_block = plan.scale_blocks.of_sum(i // 4)
+                scale = scales[atom][i // 2 % 2][lane * plan.scale_blocks.sub_blocks + sub_block]
                 accumulators[at] = _here("fma.rn.f32 $0, $2, $3, $1;", old, x, scale)
 
 

@@ -18,7 +18,7 @@ from cutlass.cute.nvgpu.tcgen05 import int_to_smem_descriptor, smem_descriptor_t
 
 from .mainloop import Mainloop
 from .pipeline import PipelineState, advance
-from .promotion import promote, scales_of_stage
+from .promotion import choose, promote, scales_of_stage
 from .scheduler import KTiles
 
 
@@ -53,15 +53,17 @@ class StagedMainloop:
         return state
 
     @cute.jit
-    def multiply(self, accumulators: cute.Tensor, state: PipelineState, k_tiles: KTiles) -> PipelineState:
-        """Accumulate all products of a tile, the first of which are under way; return the state behind them."""
+    def multiply(self, accumulators: cute.Tensor, state: PipelineState, k_tiles: KTiles, start: Any) -> PipelineState:
+        """Accumulate all products of a tile, the first of which are under way; return the state behind them. This warp
+        group's part of the tile begins `start` columns into a block of B."""
         plan, full = self.mainloop.plan, self.mainloop.pipeline.full
         operands = self._operands(state.stage)
+        scales = choose(plan, self.scales, start)
         for atom in cutlass.range_constexpr(plan.m_atoms):
             if cutlass.const_expr(atom > 0):
                 self._begin(operands, atom)
             self._finish(state.stage, atom)
-            promote(plan, accumulators, self.partial, self.scales, range(atom, atom + 1), True)
+            promote(plan, accumulators, self.partial, scales, range(atom, atom + 1), True)
         stage, phase = advance(plan, state)
         a, b = self._operands(stage)
         ready = cute.arch.mbarrier_test_wait(full + stage, phase)
@@ -75,13 +77,14 @@ class StagedMainloop:
             self._read_scales(this)
             stage, phase = advance(plan, PipelineState(stage, phase))
             a, b = self._next_operands(operands, stage)
+            scales = choose(plan, self.scales, start)
             for atom in cutlass.range_constexpr(plan.m_atoms):
                 if cutlass.const_expr(atom > 0):
                     self._begin(operands, atom)
                 self._finish(this, atom)
                 if cutlass.const_expr(atom == plan.m_atoms - 1):
                     ready = cute.arch.mbarrier_test_wait(full + stage, phase)
-                promote(plan, accumulators, self.partial, self.scales, range(atom, atom + 1), False)
+                promote(plan, accumulators, self.partial, scales, range(atom, atom + 1), False)
         return PipelineState(stage, phase)
 
     def _read_scales(self, stage: Any) -> None:

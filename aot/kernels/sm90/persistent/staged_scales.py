@@ -16,7 +16,6 @@ from ..sizes import WARP, WARP_GROUP
 from .epilogue_operands import EpilogueOperands
 from .pipeline import Pipeline, PipelineState, advance
 from .plan import CONSUMERS, Plan
-from .promotion import first_columns
 from .scheduler import TileCoord, TileScheduler, this_cluster
 
 _QUAD = 4  # threads that have the same rows of WGMMA's accumulators
@@ -47,10 +46,10 @@ def produce_scales(
     operands: EpilogueOperands,
 ) -> None:
     """Fill every stage of consumer warp group `operands.group` with its scales, as a warp of which each thread stands
-    for a quad of that group: `operands` are those of its first one."""
+    for a quad of that group: `operands` are those of its first one. CTAs that split K meet after each tile."""
     mine = staged[None, operands.thread // _QUAD, operands.group, None]
     products = cute.make_rmem_tensor((plan.staged_scales,), cutlass.Float32)
-    blocks = plan.staged_scales // (2 * plan.m_atoms)  # of B, that a tile has columns of
+    blocks = plan.scale_blocks.scales
     factors = cute.make_rmem_tensor((2 * plan.m_atoms + blocks,), cutlass.Float32)
     cluster = this_cluster(plan)
     state = PipelineState(cutlass.Int32(0), cutlass.Int32(1))  # the first round finds every stage empty
@@ -58,7 +57,8 @@ def produce_scales(
         of_rows, of_columns = _by_block(plan, operands, scheduler.tile_coord(index))
         first, count = scheduler.k_tiles
         last = cute.size(operands.scale_a, mode=[1]) - 1
-        _fetch(factors, of_rows, of_columns, first)
+        # A slice of K may be behind all blocks.
+        _fetch(factors, of_rows, of_columns, cutlass.min(first, last) if plan.split_k > 1 else first)
         for k in cutlass.range(first, first + count, unroll=1):
             _multiply(products, factors, 2 * plan.m_atoms, blocks)
             _fetch(factors, of_rows, of_columns, cutlass.min(k + 1, last))
@@ -69,13 +69,28 @@ def produce_scales(
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(pipeline.full + stage)
             state = advance(plan, state)
+        if cutlass.const_expr(plan.split_k > 1):
+            cute.arch.cluster_arrive_relaxed()
+            cute.arch.cluster_wait()
+
+
+def first_column(plan: Plan, operands: EpilogueOperands, coord: TileCoord) -> Any:
+    """The first row of B that a warp group's part of a tile has, in the first lane of `Plan.scale_blocks`."""
+    return operands.first_column(coord, 0) * (2 if operands.parts.interleaved else 1)
+
+
+def _scaled_columns(plan: Plan, operands: EpilogueOperands, coord: TileCoord) -> list[Any]:
+    """A row of B in each block of `Plan.scale_blocks`."""
+    blocks, first = plan.scale_blocks, first_column(plan, operands, coord)
+    firsts = [first] if blocks.lanes == 1 else [first, operands.n // 2 + first]
+    return [lane + block * SCALE_BLOCK for lane in firsts for block in range(blocks.blocks)]
 
 
 def _by_block(plan: Plan, operands: EpilogueOperands, coord: TileCoord) -> tuple[list[Any], list[Any]]:
     """The scales of a thread's rows of A, and of its blocks of B, each by blocks of K."""
     firsts = [operands.first_row(coord, atom) + operands.row for atom in range(plan.m_atoms)]
     rows = [cutlass.min(first + 8 * half, operands.m - 1) for first in firsts for half in range(2)]
-    columns = [cutlass.min(column, operands.n - 1) for column in first_columns(plan, operands, coord)]
+    columns = [cutlass.min(column, operands.n - 1) for column in _scaled_columns(plan, operands, coord)]
     of_rows = [operands.scale_a[row, None] for row in rows]
     return of_rows, [operands.scale_b[column // SCALE_BLOCK, None] for column in columns]
 

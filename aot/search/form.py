@@ -1,0 +1,46 @@
+"""What all variants that compute one signature have in common, and which of it a family has.
+
+Knows no operation: `aot.search.operation.Building.form` says what of a signature that is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from runtime.gemm.signature import OVERLAPS
+
+from .variants import Family
+
+
+class Form(NamedTuple):
+    """What variants must have alike to compute one signature: the element types of its operands, in order, and words.
+
+    `accumulator` is the type of sums, None where the operation leaves that to the family.
+    """
+
+    elements: tuple[str, ...]
+    batched: bool = False
+    scaling: str = "none"
+    b_major: str = "k"
+    epilogue: str = "none"
+    overlap: str = OVERLAPS[-1]  # the most that is promised
+    accumulator: str | None = None
+
+
+def lacks(family: Family, form: Form) -> list[str]:
+    """What of a form no variant of a family has, whatever the choices; nothing where it has variants of this form. Its
+    accumulator is not looked at."""
+    has = {
+        f"the element types {', '.join(form.elements)}": form.elements in family.elements,
+        f"the epilogue {form.epilogue}": form.epilogue in family.epilogues,
+        f"the scaling {form.scaling}": form.scaling in family.scalings,
+        f"a B that is {form.b_major.upper()}-major": form.b_major in family.b_majors,
+        "batches" if form.batched else "an unbatched form": form.batched in family.batched,
+        "scales or epilogues in a batch": not form.batched or (form.scaling, form.epilogue) == ("none", "none"),
+    }
+    return [part for part, there in has.items() if not there]
+
+
+def relies_on_more(relied: object, promised: str) -> bool:
+    """Whether a choice called overlap relies on more than is promised; words that are no such promise mean others."""
+    return relied in OVERLAPS and OVERLAPS.index(str(relied)) > OVERLAPS.index(promised)

@@ -1,0 +1,101 @@
+"""GEMM as building knows it: its form, what extents its variants take, and which of them are worth compiling where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from runtime.gemm.signature import Signature
+from runtime.numbers.dtypes import DTYPES
+from runtime.program.record import Record
+
+from . import rank
+from .form import Form, relies_on_more
+from .m_values import points, waves
+from .operation import Building, Shortlist
+from .provider import provider, provider_names
+from .targets import target as target_named
+from .variants import Family, Variant
+
+_WORDS = "accumulator", "epilogue", "scaling", "b_major"  # of variants and signatures alike
+_ROOMY = 8192
+
+
+class GemmBuilding(Building):
+    """See `aot.search.operation.Building`."""
+
+    section = "gemms"
+    by_signature = True
+    forms = True
+
+    def form(self, s: Signature) -> Form:
+        """Element types, and all words; whether it is batched."""
+        return Form((s.a, s.b, s.d), s.batch > 1, s.scaling, s.b_major, s.epilogue, s.overlap, s.accumulator)
+
+    def unlike(self, variant: Variant, signature: Signature) -> str | None:
+        """By element types, by the words that both have, and by batches."""
+        if len(variant.elements) != 3:
+            return super().unlike(variant, signature)
+        for name in ("a", "b", "d", *_WORDS):
+            if getattr(variant, name) != getattr(signature, name):
+                return f"{variant.family}: {name} is {getattr(variant, name)}, not {getattr(signature, name)}"
+        if variant.batched != (signature.batch > 1):
+            return "a batched signature needs a batched kernel, and no other does"
+        return None
+
+    def limit(self, variant: Variant, family: Family | None, signature: Signature) -> str | None:
+        """Rows of A, B and D are loaded and stored in pieces, so K and N must fill whole pieces.
+
+        Tiles and clusters that hang over the edge of D are no limit, unless the family's own says so: loads past it
+        give zeros and stores past it are dropped. A choice called overlap may rely on no more than is promised.
+        """
+        relied = variant.options.get("overlap")
+        if relies_on_more(relied, signature.overlap):
+            return f"{variant.family}: relies on overlap {relied}, promised is {signature.overlap}"
+        access_bytes = family.access_bytes if family else Family.access_bytes
+        rows = ("n", signature.n, signature.b) if signature.b_major == "n" else ("n", signature.n, signature.d)
+        for extent, value, element in (
+            rows,
+            ("columns of D", signature.columns, signature.d),
+            ("k", signature.k, signature.a),
+        ):
+            divisibility = DTYPES[element].filling(access_bytes)
+            if value % divisibility:
+                need = f"which {access_bytes}-byte access to {element} needs"
+                return f"{extent} = {value} is not a multiple of {divisibility}, {need}"
+        return family.limit(variant, signature) if family else None
+
+    def roomy(self, signature: Signature) -> Signature:
+        """With an N and a K that every family takes."""
+        return replace(signature, n=_ROOMY, k=_ROOMY)
+
+    def variants(self, target: str, signature: Signature) -> list[Variant]:
+        """Those of all providers that are likely to be fast for it, in their order."""
+        return [v for p in provider_names() for v in provider(p).variants(target, signature)]
+
+    def shortlist(self, wanted: Mapping[Signature, Sequence[int]], target: str, limit: int) -> Shortlist:
+        """The `limit` variants that rank best at each M. At those between where a choice may change
+        (`m_values.points`), a quarter as many; where waves of tiles end (`m_values.waves`), the best."""
+        every = dict.fromkeys(v for p in provider_names() for s in wanted for v in provider(p).variants(target, s))
+        processors = target_named(target).multiprocessors
+        limits = {s: _limits(s, ms, processors, limit) for s, ms in wanted.items()}
+        most = {(s, m): count for s, by_m in limits.items() for m, count in by_m.items()}
+        found = rank.shortlist(every, most, target, limit, most)
+        return Shortlist(
+            {s: tuple((m, tuple(found.candidates[s, m])) for m in sorted(by_m)) for s, by_m in limits.items()},
+            found.source,
+        )
+
+    def refusal(self, record: Record, signature: Signature) -> str | None:
+        """Nothing: which extents a function takes is a rule of its family, which enumeration has asked."""
+        return None
+
+
+def _limits(signature: Signature, tokens: Sequence[int], multiprocessors: int, limit: int) -> dict[int, int]:
+    """How many candidates a signature has at each M that it is ranked for."""
+    found = dict.fromkeys(waves(signature.n, multiprocessors, tokens), 1)
+    found |= dict.fromkeys(points(tokens), max(1, limit // 4))
+    return found | dict.fromkeys(tokens, limit)
+
+
+GEMM = GemmBuilding("gemm")

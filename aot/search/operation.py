@@ -1,0 +1,123 @@
+"""What building must know of an operation besides its signatures: which variants compute one, which of them are
+compiled, at which M and in which order, and what refuses them. The operations of which it knows that, by name.
+
+A `Building` is found by the operation's name. Others than this package's come by entry points in the group
+"cute_aot.building", each the name of an operation and where its `Building` is (`package.module:object`). An operation
+without one has what is usual: `Building` as it is here.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any, NamedTuple
+
+from runtime.errors import AotError, ArgumentError
+from runtime.program.operation import names as operation_names
+from runtime.program.operation import operation
+from runtime.program.record import Record
+
+from .form import Form
+from .provider import provider, provider_names
+from .variants import Family, Variant
+
+GROUP = "cute_aot.building"
+_OWN = {"gemm": "aot.search.gemm:GEMM", "rmsnorm": "aot.search.rmsnorm:RMSNORM"}
+FIRST = next(iter(_OWN))  # which a file means that names none: it was written when there was no other
+
+
+class BuildingError(AotError):
+    """What an entry point names says nothing of how its operation is built."""
+
+
+class Shortlist(NamedTuple):
+    """What is compiled for each signature: variants at each M, ascending, best first; and what ordered them, in words,
+    which are empty where nothing did."""
+
+    by_signature: Mapping[Any, tuple[tuple[int, tuple[Variant, ...]], ...]]
+    source: str = ""
+
+
+class Building:
+    """What building knows of the operation called `name`; of each method here is what is usual.
+
+    `plural` is what messages call several of its problems. `section` is the field of manifests that lists them:
+    "operations", under its name, unless it has a field of its own. With `by_signature` its variants are too many to be
+    enumerated but for a signature, so nobody gets all of them by the operation's name. `forms` says whether functions
+    can be chosen for forms of its signatures, which serve others of the form too.
+    """
+
+    section = "operations"
+    by_signature = False
+    forms = False
+
+    def __init__(self, name: str, plural: str = "") -> None:
+        self.name, self.plural = name, plural or f"{name}s"
+
+    def form(self, signature: Any) -> Form:
+        """What variants must have to compute it: the element types of its operands."""
+        return Form(tuple(operand.dtype for operand in signature.operands()))
+
+    def unlike(self, variant: Variant, signature: Any) -> str | None:
+        """Why a variant of the operation is of another form than a signature, or None."""
+        found, wanted = variant.elements, self.form(signature).elements
+        return None if found == wanted else f"{variant.family} is of {', '.join(found)}, not {', '.join(wanted)}"
+
+    def limit(self, variant: Variant, family: Family | None, signature: Any) -> str | None:
+        """Why a variant of a signature's form cannot compute it, or None: what its family says. `family` is None where
+        it is unknown here. What extents functions take their records say too, see `refusal`."""
+        return family.limit(variant, signature) if family else None
+
+    def roomy(self, signature: Any) -> Any:
+        """The signature, or another of its form whose extents every family takes, where some take only some."""
+        return signature
+
+    def variants(self, target: str, signature: Any) -> list[Variant]:
+        """Every variant of all providers that computes it on a target and is worth compiling, in their order."""
+        every = (v for p in provider_names() for v in provider(p).functions(target))
+        return [v for v in every if v.operation == self.name and self.unlike(v, signature) is None]
+
+    def shortlist(self, wanted: Mapping[Any, Sequence[int]], target: str, limit: int) -> Shortlist:
+        """What to compile for signatures at M values, which ascend; about `limit` variants at each, if something orders
+        them. Usually nothing does, and it is all that there are."""
+        return Shortlist({s: tuple((m, tuple(self.variants(target, s))) for m in ms) for s, ms in wanted.items()})
+
+    def refusal(self, record: Record, signature: Any) -> str | None:
+        """Why a compiled function, whose arguments are the signature's, cannot be called for it, or None: by what its
+        record demands of contiguous operands."""
+        try:
+            numbers = {argument.name: 1 for argument in record.device_arguments}
+            record.bind(operation(self.name).arguments(signature, 1, 0), numbers)
+        except ArgumentError as error:
+            return str(error)
+        return None
+
+
+def names() -> tuple[str, ...]:
+    """The operations that there are here: this project's in their order, then others by name."""
+    return (*_OWN, *sorted(set(operation_names()) - set(_OWN)))
+
+
+@functools.cache
+def building(name: str) -> Building:
+    """How the operation called `name` is built; what is usual where nobody says.
+
+    Raises:
+        BuildingError: what an entry point names cannot be imported, or is no `Building`, or there are two.
+    """
+    places = [_OWN[name]] if name in _OWN else [p.value for p in entry_points(group=GROUP) if p.name == name]
+    if not places:
+        return Building(name)
+    if len(places) > 1:
+        raise BuildingError(f"operation {name}: {' and '.join(places)} say how to build it; uninstall all but one")
+    (where,) = places
+    module, _, attribute = where.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise BuildingError(f"operation {name}: {where} cannot be imported ({error}); install it again") from None
+    if not isinstance(made, Building) or made.name != name:
+        raise BuildingError(f"operation {name}: {where} is no aot.search.operation.Building of that name; mend it")
+    return made

@@ -1,0 +1,7 @@
+"""RMSNorm as building knows it: all variants of its element types, which nothing puts in order."""
+
+from __future__ import annotations
+
+from .operation import Building
+
+RMSNORM = Building("rmsnorm", "norms")

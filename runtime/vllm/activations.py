@@ -1,0 +1,70 @@
+"""SwiGLU in a model of vLLM's, computed where its gates are: which MLPs have it, and how one is left to the GEMM.
+
+An MLP qualifies if its forward uses `gate_up_proj`, `act_fn` and `down_proj`, in this order, and nothing else of it,
+and its activation is vLLM's `SiluAndMul`. That is then replaced by a module that does nothing, and `gate_up_proj` gives
+what `down_proj` takes. Knows what MLPs look like, and nothing of archives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from . import hooks
+
+EPILOGUE = "swiglu"  # silu(gate) * up, gates in the first half of N, as vLLM stacks them
+_USED = ("gate_up_proj", "act_fn", "down_proj")
+
+
+class Mlp(NamedTuple):
+    """An MLP whose activation its first GEMM may compute."""
+
+    module: Any
+    activation: Any
+
+    @property
+    def gate_up(self) -> Any:
+        """The layer of gates and what they gate, one weight."""
+        return self.module.gate_up_proj
+
+    def leave_to_gemm(self) -> None:
+        """Let `gate_up` give the activation's result."""
+        self.module.act_fn = nn.Identity()
+
+    def restore(self) -> None:
+        """Let the module compute it again."""
+        self.module.act_fn = self.activation
+
+
+def mlps(model: Any) -> Iterator[Mlp]:
+    """Those of a model that qualify.
+
+    Raises:
+        ArgumentError: this vLLM has no such activation.
+    """
+    ((silu_and_mul, _),) = hooks.look_up([hooks.ACTIVATION])
+    for module in model.modules():
+        activation = getattr(module, "act_fn", None)
+        if type(activation) is not silu_and_mul or _is_watched(activation) or not _uses_no_more(module):
+            continue
+        if not getattr(module.gate_up_proj, "gather_output", False):
+            yield Mlp(module, activation)
+
+
+def swiglu(x: torch.Tensor) -> torch.Tensor:
+    """What the activation gives for x (..., 2 D): (..., D)."""
+    gate, up = x.chunk(2, dim=-1)
+    return nn.functional.silu(gate) * up
+
+
+def _uses_no_more(module: Any) -> bool:
+    code = getattr(type(module).forward, "__code__", None)
+    return "forward" not in vars(module) and code is not None and code.co_names == _USED
+
+
+def _is_watched(module: Any) -> bool:
+    """Whether hooks expect to see it run."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -1,0 +1,212 @@
+"""One vLLM engine on made-up weights: decode, prefill and what it answers, with an archive or without; needs a GPU.
+
+    python scripts/bench_vllm.py MODEL --out stock.json
+    python scripts/bench_vllm.py MODEL --archive universal --against stock.json --out served.json
+
+MODEL is a folder with a config.json. vLLM's dummy weights are so small that layers hardly matter; here they are drawn
+anew, each layer's outputs as large as its inputs, the same in every run. With --against, answers are compared with
+those of that run: log-probabilities of a given text, and greedy tokens up to the first that differs. Two runs of vLLM
+itself that differ in how GEMMs are computed say how much is to be expected. The exit status is 1 where the archive was
+to serve and no layer is served.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+from report import ends, out_argument, write
+
+from runtime.errors import ArgumentError
+
+PROMPT_TOKENS = 128
+ANSWER_PROMPTS, ANSWER_TOKENS, TEXT_TOKENS = 32, 64, 512
+
+
+def main() -> int:
+    options = _options().parse_args()
+    os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # functions of this script are sent to workers
+    began = time.perf_counter()
+    engine = _engine(options)
+    ready_s = time.perf_counter() - began
+    served = engine.apply_model(_draw(options.zero))[0]
+    print(f"ready after {ready_s:.1f} s; {served['served']} of {served['layers']} layers served by the archive")
+    figures: dict[str, Any] = {"ready_s": round(ready_s, 1), **served}
+    figures["decode"] = {str(b): _decode(engine, b, options) for b in options.batches}
+    figures["prefill"] = {str(tokens): _prefill(engine, tokens, options.repeats) for tokens in options.prompts}
+    figures["answers"] = _answers(engine)
+    if options.against:
+        against = json.loads(options.against.read_text())
+        figures["compared"] = {"with": options.against.name, **compared(figures, against)}
+        for name, value in figures["compared"].items():
+            print(f"{name:40} {value}")
+    write(options.out, _environment(), **figures)
+    return 1 if options.archive and not served["served"] else 0
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a folder with the config.json of a model")
+    parser.add_argument("--archive", action="append", default=[], help='"universal" or a path; repeat for layers')
+    parser.add_argument("--batches", type=_integers, default=[1, 16, 64], help="sequences decoded at once")
+    parser.add_argument("--prompts", type=_integers, default=[512, 2048], help="lengths of prompts, for prefill")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens that each sequence is decoded for")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="further arguments of vllm.LLM")
+    parser.add_argument("--zero", help="set this weight to 0, to see that the comparison fails")
+    parser.add_argument("--against", type=Path, help="the result file of another run to compare with")
+    out_argument(parser)
+    return parser
+
+
+def _integers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def _engine(options: argparse.Namespace) -> Any:
+    if not (options.model / "config.json").is_file():
+        raise ArgumentError(f"{options.model}: has no config.json; name the folder of a model")
+    from vllm import LLM
+
+    settings: dict[str, Any] = {"max_model_len": 4096, "max_num_seqs": max(*options.batches, ANSWER_PROMPTS)}
+    if options.archive:
+        settings["additional_config"] = {"cute_aot": options.archive}
+    return LLM(
+        model=str(options.model),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        enable_prefix_caching=False,  # or a repeated prompt would cost nothing
+        seed=0,
+        **{**settings, **options.engine},
+    )
+
+
+def _draw(zero: str | None) -> Any:
+    """A function for the engine's workers that draws the model's weights and says how many layers are served."""
+
+    def draw(model: Any) -> dict[str, Any]:
+        import torch
+
+        fp8 = torch.float8_e4m3fn
+        fan_in = {}
+        for name, weight in model.named_parameters():
+            if weight.dim() == 2 and not name.rpartition(".")[2].startswith("weight_scale"):
+                transposed = weight.dtype == fp8 and weight.stride(0) == 1  # (K, N), a view of (N, K)
+                fan_in[name.rpartition(".")[0]] = weight.shape[0 if transposed else 1]
+        for name, weight in model.named_parameters():
+            layer, _, kind = name.rpartition(".")
+            generator = torch.Generator(weight.device).manual_seed(zlib.crc32(name.encode()))
+            drawn = torch.empty(weight.shape, dtype=torch.float32, device=weight.device).normal_(generator=generator)
+            if name == zero:
+                drawn.zero_()
+            elif kind.startswith("weight_scale"):  # of weights that are drawn with a standard deviation of 64
+                drawn.mul_(0.2).exp_().div_(64 * fan_in[layer] ** 0.5)
+            elif weight.dtype == fp8:
+                drawn.mul_(64).clamp_(-448, 448)
+            elif kind == "bias" or (weight.dim() < 2 and "scale" in kind):
+                continue
+            elif weight.dim() == 1:
+                drawn.mul_(0.1).add_(1)  # of a norm
+            elif "embed" not in layer:
+                drawn.div_(weight.shape[1] ** 0.5)
+            weight.data.copy_(drawn)
+        layers = [m for m in model.modules() if getattr(m, "quant_method", None) is not None and hasattr(m, "weight")]
+        return {"layers": len(layers), "served": sum(map(_is_served, layers))}
+
+    return draw
+
+
+def _is_served(layer: Any) -> bool:
+    """Whether the archive computes a layer: it is marked as such, or an fp8 GEMM of its method is the plugin's."""
+    holders = [each for each in (layer.quant_method, getattr(layer, "scheme", None)) if each is not None]
+    gemms = [gemm for holder in holders for gemm in vars(holder).values()]
+    marked = any(hasattr(layer, name) for name in ("_cute_aot_plain", "_cute_aot_biased"))
+    return marked or any(type(gemm).__module__.startswith("runtime.vllm") for gemm in gemms)
+
+
+def _generate(engine: Any, prompts: list[list[int]], **parameters: Any) -> tuple[float, Any]:
+    """Seconds, and what was generated."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, **parameters)
+    began = time.perf_counter()
+    outputs = engine.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False)
+    return time.perf_counter() - began, outputs
+
+
+def _prompts(count: int, tokens: int, seed: int) -> list[list[int]]:
+    import random
+
+    draw = random.Random(f"{count} {tokens} {seed}")
+    return [[draw.randrange(10, 30000) for _ in range(tokens)] for _ in range(count)]
+
+
+def _decode(engine: Any, batch: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Output tokens a second after the first of each sequence: the time of `tokens` less that of one."""
+    rates = []
+    for repeat in range(-1, options.repeats):  # the first warms up
+        prompts = _prompts(batch, PROMPT_TOKENS, repeat)
+        first_s, _ = _generate(engine, prompts, max_tokens=1)
+        all_s, _ = _generate(engine, prompts, max_tokens=options.tokens)
+        rates.append(batch * (options.tokens - 1) / (all_s - first_s))
+    rates = rates[1:]
+    print(f"decode, batch {batch}: {statistics.median(rates):.1f} tokens/s", flush=True)
+    return {"tokens_per_s": round(statistics.median(rates), 1), "all": [round(r, 1) for r in rates]}
+
+
+def _prefill(engine: Any, tokens: int, repeats: int) -> dict[str, Any]:
+    """Seconds from a prompt to its first token."""
+    times = [_generate(engine, _prompts(1, tokens, r), max_tokens=1)[0] for r in range(-2, 2 * repeats)][2:]
+    print(f"prefill of {tokens}: {statistics.median(times) * 1e3:.2f} ms", flush=True)
+    return {"s": round(statistics.median(times), 5), "all": [round(t, 5) for t in times]}
+
+
+def _answers(engine: Any) -> dict[str, Any]:
+    """Log-probabilities of the tokens of given texts, and greedy tokens after others."""
+    _, read = _generate(engine, _prompts(4, TEXT_TOKENS, 0), max_tokens=1, prompt_logprobs=0)
+    text = []
+    for output in read:
+        steps = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+        text.append([round(step[token].logprob, 5) for token, step in steps])
+    _, said = _generate(engine, _prompts(ANSWER_PROMPTS, PROMPT_TOKENS, 99), max_tokens=ANSWER_TOKENS)
+    return {"text_logprobs": text, "tokens": [list(output.outputs[0].token_ids) for output in said]}
+
+
+def compared(figures: dict[str, Any], against: dict[str, Any]) -> dict[str, float]:
+    """How many times as fast as another run, and how far the answers of the two differ."""
+    found = {}
+    for batch, rate in figures["decode"].items():
+        found[f"decode, batch {batch}, x"] = rate["tokens_per_s"] / against["decode"][batch]["tokens_per_s"]
+    for tokens, took in figures["prefill"].items():
+        found[f"prefill of {tokens}, x"] = against["prefill"][tokens]["s"] / took["s"]
+    mine, theirs = figures["answers"], against["answers"]
+    pairs = [zip(a, b, strict=True) for a, b in zip(mine["text_logprobs"], theirs["text_logprobs"], strict=True)]
+    differences = [abs(a - b) for pair in pairs for a, b in pair]
+    found["log-probabilities, mean difference"] = statistics.fmean(differences)
+    found["log-probabilities, largest difference"] = max(differences)
+    alike = [_alike(a, b) for a, b in zip(mine["tokens"], theirs["tokens"], strict=True)]
+    found["greedy tokens before the first other"] = statistics.fmean(alike)
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def _alike(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
+
+
+def _environment() -> dict[str, Any]:
+    import vllm
+
+    from aot.tune import measure
+
+    return {**measure.environment(), "vllm": vllm.__version__}
+
+
+if __name__ == "__main__":
+    sys.exit(ends(main))

@@ -1,0 +1,127 @@
+"""MLPs of vLLM's whose activation the GEMM of their gates computes, in modules shaped like vLLM's; on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+from torch import nn
+
+from runtime.errors import DeviceError
+
+from .recording_driver import signature
+from .test_torch import HIDDEN, INNER, near, tensors
+from .test_vllm import Server, Start, start  # noqa: F401  (a fixture)
+
+GATE_UP, DOWN = signature(2 * INNER, HIDDEN), signature(HIDDEN, INNER)
+SWIGLU = signature(2 * INNER, HIDDEN, epilogue="swiglu")
+FUSED = (2 * INNER, HIDDEN, "swiglu")
+
+
+@pytest.fixture
+def made(start: Start) -> Start:  # noqa: F811
+    """Makes servers, as tests/test_vllm.py has them."""
+    return start
+
+
+def mlp_of(server: Server, name: str = "Mlp", **more: Any) -> Any:
+    return getattr(server.modules["vllm.model_executor.models"], name)(INNER, HIDDEN, **more)
+
+
+def expected(mlp: Any, x: Any) -> Any:
+    gate, up = (x.float() @ mlp.gate_up_proj.weight.float().T).chunk(2, -1)
+    return (nn.functional.silu(gate) * up) @ mlp.down_proj.weight.float().T
+
+
+@pytest.mark.parametrize("have", [[SWIGLU, DOWN], [GATE_UP, SWIGLU, DOWN]], ids=["fused-alone", "both"])
+def test_one_gemm_computes_gates_and_activation(made: Start, have: list[dict[str, Any]]) -> None:
+    server = made(have)
+    mlp = mlp_of(server)
+    server.serve(mlp)
+    (x,) = tensors((5, HIDDEN))
+    assert near(mlp(x), expected(mlp, x))
+    assert server.lib.calls == [FUSED, (HIDDEN, INNER, "none")]
+    (line,) = server.lines
+    assert "serves 2 of 2 linear layers and 1 activations (2 signatures preloaded" in line
+
+
+def test_an_odd_call_is_computed_as_vllm_does(made: Start) -> None:
+    server = made([SWIGLU])
+    mlp = mlp_of(server)
+    server.serve(mlp)
+    x = torch.randn(HIDDEN).bfloat16()
+    assert near(mlp(x), expected(mlp, x[None])[0])
+    assert server.lib.calls == []
+
+
+def test_it_compiles_in_one_graph(made: Start) -> None:
+    server = made([SWIGLU, DOWN])
+    mlp = mlp_of(server)
+    server.serve(mlp)
+    (x,) = tensors((5, HIDDEN))
+    assert near(torch.compile(mlp, fullgraph=True, backend="aot_eager", dynamic=True)(x), expected(mlp, x))
+    assert server.lib.calls[0] == FUSED
+
+
+@pytest.mark.parametrize("what", ["another forward", "a bias", "a hook", "gathered", "not there", "ranked", "its own"])
+def test_other_mlps_keep_their_activation(made: Start, what: str) -> None:
+    server = made([GATE_UP] if what == "not there" else [SWIGLU], state="ranked" if what == "ranked" else "tuned")
+    mlp = mlp_of(server, "ScaledMlp" if what == "another forward" else "Mlp", bias=what == "a bias")
+    if what == "a hook":
+        mlp.act_fn.register_forward_hook(lambda *_: None)
+    if what == "gathered":
+        mlp.gate_up_proj.gather_output = True
+    if what == "its own":
+        mlp.forward = mlp.forward
+    before = mlp.act_fn
+    server.serve(mlp)
+    assert mlp.act_fn is before
+    mlp(*tensors((5, HIDDEN)))
+    assert FUSED not in server.lib.calls
+
+
+def test_a_tuned_product_is_not_given_up_for_a_predicted_one(made: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = made([GATE_UP, SWIGLU])
+    entry = server.lib.entry
+    monkeypatch.setattr(type(server.lib), "checked", lambda self, found: True)
+    monkeypatch.setattr(
+        type(server.lib),
+        "entry",
+        lambda self, s: entry(s)._replace(state="predicted") if s.epilogue != "none" else entry(s),
+    )
+    mlp = mlp_of(server)
+    server.serve(mlp)
+    mlp(*tensors((5, HIDDEN)))
+    assert server.lib.calls[0] == (2 * INNER, HIDDEN, "none")
+
+
+def test_activations_come_back_where_kernels_cannot_be_loaded(made: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = made([SWIGLU])
+    mlp = mlp_of(server)
+    before = mlp.act_fn
+
+    def preload(*_: Any, **__: Any) -> None:
+        raise DeviceError("out of memory")
+
+    monkeypatch.setattr(server.lib, "preload", preload)
+    server.serve(mlp)
+    assert mlp.act_fn is before
+    (x,) = tensors((5, HIDDEN))
+    assert near(mlp(x), expected(mlp, x))
+    assert server.lib.calls == []
+
+
+def test_the_compile_cache_tells_it_apart(made: Start) -> None:
+    """Of one archive and one model, once with an activation that must stay."""
+    keys = set()
+    for watched in (False, True):
+        server = made([GATE_UP, SWIGLU])
+        mlp, config = mlp_of(server), server.config({"cute_aot": "model.aot"})
+        if watched:
+            mlp.act_fn.register_forward_hook(lambda *_: None)
+        server.serve(mlp, config=config)
+        keys.add(config.compute_hash())
+    assert len(keys) == 2
