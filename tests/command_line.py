@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-m", "aot"]
+# For builds of few kernels: each further process would import the compiler, which takes longer than to compile two.
+ALONE = "--jobs", "1"
 
 MANIFEST = """\
 format: 1

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import settings
 
 from runtime import native
 
-from .command_line import COMMAND, MANIFEST, ROOT, Result, Run
+from .command_line import ALONE, COMMAND, MANIFEST, ROOT, Result, Run
+from .distributions import install_row_scale
 from .native_stand_in import exchange_capsule
 from .recording_driver import FakeTensor, FakeTorch
 from .shared import made_once
@@ -103,7 +105,18 @@ def folder(request: pytest.FixtureRequest) -> Path:
 
     def make(folder: Path) -> None:
         (folder / "tiny.yaml").write_text(MANIFEST)
-        arguments = ["build", "tiny.yaml", "-o", "tiny.aot", "--candidates", "1", "--cache", "cache", "--no-tune"]
+        arguments = [
+            "build",
+            "tiny.yaml",
+            "-o",
+            "tiny.aot",
+            "--candidates",
+            "1",
+            "--cache",
+            "cache",
+            "--no-tune",
+            *ALONE,
+        ]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         done = subprocess.run([*COMMAND, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -115,3 +128,58 @@ def folder(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def archive(folder: Path) -> Path:
     return folder / "tiny.aot"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on `sys.path` that `tests.distributions` can install to; what was found there is forgotten again."""
+    from aot.search.operation import building
+    from aot.tune import operation as tuning
+    from runtime.program import operation as operations
+
+    (tmp_path / "site").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    for known in (operations._found, building, tuning._found):
+        known.cache_clear()
+    before = set(sys.modules)
+    yield tmp_path / "site"
+    for known in (operations._found, building, tuning._found):
+        known.cache_clear()
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(f"{tmp_path / 'site'}{os.sep}"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def row_scale(site: Path) -> None:
+    """The operation of `tests.row_scale` and its kernels are installed."""
+    install_row_scale(site)
+
+
+@pytest.fixture
+def tuned_row_scale(site: Path) -> None:
+    """The same, and what tuning knows of it."""
+    install_row_scale(site, tuned=True)
+
+
+@pytest.fixture(scope="session")
+def scales_folder(request: pytest.FixtureRequest) -> Path:
+    """A folder with scales.aot, which was built from the manifest of `tests.row_scale`, and the cache of that build."""
+    pytest.importorskip("cutlass", reason="the DSL is not installed")
+
+    def make(folder: Path) -> None:
+        from .row_scale.archives import MANIFEST
+
+        install_row_scale(folder / "site")
+        (folder / "scales.yaml").write_text(MANIFEST)
+        command = [*COMMAND, "build", "scales.yaml", "-o", "scales.aot", "--cache", "cache", "--no-tune", *ALONE]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder / "site")])}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    return made_once(request, "scales", make)
+
+
+@pytest.fixture
+def scales(scales_folder: Path) -> Path:
+    return scales_folder / "scales.aot"

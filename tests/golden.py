@@ -38,7 +38,6 @@ from runtime.program.arguments import (
 from runtime.program.costs import CostSource
 from runtime.program.program import LaunchSource, ParameterSource, ProgramSource
 from runtime.program.record import Kernel, RecordSource
-from runtime.rmsnorm import Signature as RmsNorm
 from runtime.tables import table
 from runtime.tables.table import Entry
 
@@ -48,7 +47,6 @@ FOLDER = Path(__file__).parent / "data" / "golden"
 ARCHIVE = FOLDER / "archive.aot"
 TARGET = "sm_90a"
 H200 = Gpu("NVIDIA H200", 132, 4917)
-ROWS = RmsNorm("bf16", "bf16", "bf16", 4096)
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 4096, 1024)
 
 # Inputs of each program by name, whose launches `launches.json` has.
@@ -204,7 +202,7 @@ SMALL, LARGE, NORM = "golden.gemm_small.sm_90a", "golden.gemm_large.sm_90a", "go
 
 
 def norm() -> tuple[RecordSource, bytes]:
-    """RMSNorm of bf16, a CTA of 256 threads a row."""
+    """A function of two matrices, a vector and a number, a CTA of 256 threads a row."""
     arguments: list[Argument] = [
         TensorArgument("x", "bf16", ("m", "n"), ("ldx", 1), 16),
         TensorArgument("weight", "bf16", ("n",), (1,), 16),
@@ -264,14 +262,14 @@ def gemm_table() -> dict[str, Any]:
     return table.write([tuned, plain])
 
 
-def rmsnorm_table() -> dict[str, Any]:
-    """An entry of another operation than GEMM."""
-    entry = Entry(
-        signature=ROWS,
+def ranked(signature: Any, function: str) -> Entry:
+    """An entry of any operation that one function serves, chosen by estimates."""
+    return Entry(
+        signature=signature,
         target=TARGET,
         gpu=None,
         state="ranked",
-        names=(NORM,),
+        names=(function,),
         bounds=(),
         chosen=(0,),
         invariant=None,
@@ -279,7 +277,6 @@ def rmsnorm_table() -> dict[str, Any]:
         ranked=((16, (0,)),),
         timings=(),
     )
-    return table.write([entry])
 
 
 def universal_table() -> dict[str, Any]:
@@ -364,7 +361,6 @@ def documents() -> dict[str, dict[str, Any]]:
     return {
         **{source.name.split(".")[1]: source.to_json() for source, _ in records()},
         "gemm": gemm_table(),
-        "rmsnorm": rmsnorm_table(),
         "universal": universal_table(),
         "build": origin.to_json(),
         "tuning": tuning_table.write([machine]),
@@ -384,7 +380,7 @@ def package() -> Package:
 
 def main() -> None:
     """Write the files."""
-    from .test_golden import evaluated_costs, evaluated_launches
+    from .golden_programs import evaluated_costs, evaluated_launches
 
     FOLDER.mkdir(exist_ok=True)
     for name, obj in documents().items():

@@ -31,7 +31,7 @@ TOOLS = ToolFields(
 FIELDS = KeyFields(
     tools=cache_key(TOOLS),
     variant={"provider": "own", "config": {"threads": 128, "fast": True}},
-    name="own.rmsnorm",
+    name="own.small",
     target="sm_90a",
     sources="ab" * 32,
 )
@@ -54,7 +54,7 @@ OTHER_FIELDS: list[dict[str, Any]] = [
     {"variant": {"provider": "own", "config": {"threads": 128, "fast": False}}},
     {"variant": {"provider": "own", "config": {"threads": 128, "fast": 1}}},
     {"variant": {"provider": "own", "config": {"threads": "128", "fast": True}}},
-    {"name": "own.rmsnorm2"},
+    {"name": "own.small2"},
     {"target": "sm_100a"},
     {"sources": "ab" * 31 + "ac"},
 ]

@@ -184,7 +184,7 @@ def todays_busy_us(truth: Truth, entry: Entry) -> float:
     return gpu.busy_us
 
 
-@pytest.mark.parametrize(("seed", "which"), [(1, QKV), (1, OUT), (3, DOWN)])
+@pytest.mark.parametrize(("seed", "which"), [pytest.param(1, QKV, marks=pytest.mark.long), (1, OUT), (3, DOWN)])
 def test_the_tuned_table_is_within_a_percent_of_the_best(seed: int, which: int) -> None:
     entry = archive_of_llama()[which]
     truth = Truth(pool_of(archive_of_llama()), seed)

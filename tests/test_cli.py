@@ -31,7 +31,7 @@ from runtime.container.archive import Archive
 from runtime.gemm.operation import GEMM
 from runtime.tables.dispatch import Dispatch
 
-from .command_line import COMMAND, DOWN, MANIFEST, ROOT, UP, Result, Run, hear_control_c
+from .command_line import ALONE, COMMAND, DOWN, MANIFEST, ROOT, UP, Result, Run, hear_control_c
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_manifests_of_several_models_share_an_archive(run: Run, folder: Path, tm
     other = tmp_path / "other.yaml"
     other.write_text(MANIFEST.replace("tiny", "other").replace("name: up", "name: wide").replace("[1]", "[1, 8]"))
     out = tmp_path / "both.aot"
-    arguments = ["--candidates", 1, "--cache", folder / "cache", "--no-tune"]
+    arguments = ["--candidates", 1, "--cache", folder / "cache", "--no-tune", *ALONE]
     assert run("build", folder / "tiny.yaml", other, "-o", out, *arguments).status == 0
     entries = json.loads(run("ls", out, "--json").out)["entries"]
     assert [(e["signature"], e["names"]) for e in entries] == [(UP, ["up", "wide"]), (DOWN, ["down"])]
@@ -144,25 +144,27 @@ def test_what_no_kernel_computes_is_a_warning_and_status_1(run: Run, folder: Pat
     mixed = tmp_path / "mixed.yaml"
     mixed.write_text(MANIFEST + "  - {name: fp8, n: 64, k: 64, dtypes: {a: e4m3, b: e4m3, d: bf16}}\n")
     arguments = ["--target", "sm_90a", "--target", "sm_120a", "--candidates", 1, "--cache", folder / "cache"]
-    result = run("build", mixed, "-o", tmp_path / "mixed.aot", *arguments, "--no-tune")
+    result = run("build", mixed, "-o", tmp_path / "mixed.aot", *arguments, "--no-tune", *ALONE)
     assert result.status == 1
     assert f"{mixed}:11: fp8: e4m3_e4m3_bf16_f32_none_n64_k64 on sm_120a: no kernel family computes it: " in result.err
     assert ": none for sm_120a has the element types e4m3, e4m3, bf16; sm_90a, sm_100a, sm_103a can; " in result.err
     assert run("verify", tmp_path / "mixed.aot").status == 0
 
 
-def test_a_function_that_is_no_gemm_can_come_along(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("row_scale")
+def test_a_function_that_is_no_gemm_can_come_along() -> None:
     small = manifest.loads(MANIFEST)
-    without, with_it = planning.plan([small]), planning.plan([small], functions=["rmsnorm"])
+    without, with_it = planning.plan([small]), planning.plan([small], functions=["row_scale"])
     added = set(with_it.variants()) - set(without.variants())
-    assert {v.operation for v in added if isinstance(v, Variant)} == {"rmsnorm"}
+    assert {v.operation for v in added if isinstance(v, Variant)} == {"row_scale"}
 
 
+@pytest.mark.usefixtures("row_scale")
 def test_an_unknown_function_is_named_with_the_known_ones(build_again: Run) -> None:
-    result = build_again("--function", "rmsnrm")
+    result = build_again("--function", "row_scales")
     assert (result.status, result.out) == (2, "")
-    assert result.err.startswith("error: unknown function 'rmsnrm'")
-    assert "did you mean 'rmsnorm'?" in result.err
+    assert result.err.startswith("error: unknown function 'row_scales'")
+    assert "did you mean 'row_scale'?" in result.err
 
 
 def test_a_plan_is_the_same_for_the_same_manifests() -> None:

@@ -14,6 +14,7 @@ import pytest
 import typer
 
 from aot.cli import commands
+from runtime.program import operation
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -198,7 +199,7 @@ ROOMS = {
         ("device",),
         ("program",),
         ("tables",),
-        ("gemm", "rmsnorm"),
+        tuple(place.partition(":")[0].split(".")[1] for place in operation._OWN.values()),  # of each operation
         ("serve",),
         ("torch", "__init__"),
         ("vllm",),

@@ -8,9 +8,9 @@ import pytest
 
 from runtime import ArgumentError, DeviceError, Library, ProgramError
 
-from . import test_library as on_library
+from . import served_gemm as on_library
 from .recording_driver import FakeTensor, RecordingDriver
-from .test_library import K, N, operands
+from .served_gemm import K, N, operands
 
 archive_path, driver, library = on_library.archive_path, on_library.driver, on_library.library  # fixtures
 

@@ -15,23 +15,19 @@ from aot.tune import history
 from aot.verify import archive as verify
 from runtime.container import canonical
 from runtime.container.archive import Archive
-from runtime.device.launch import ATTRIBUTE_WORDS, Launch
+from runtime.device.launch import ATTRIBUTE_WORDS
 from runtime.gemm.operation import GEMM
 from runtime.gemm.universal import INPUTS, Universal
 from runtime.numbers.dtypes import DTYPES
 from runtime.program import arithmetic, costs
 from runtime.program.arguments import DEVICE_PROPERTIES, SCALAR_DTYPES
-from runtime.program.costs import CostProgram
-from runtime.program.evaluator import PythonEvaluator
-from runtime.program.operation import operation
-from runtime.program.record import Record
-from runtime.tables import table
 from runtime.tables.dispatch import Dispatch
 
 from . import golden
+from .golden_programs import evaluated_costs, evaluated_launches
 
 PAGE = (Path(__file__).parents[1] / "docs" / "records.md").read_text()
-TABLES = ("build", "gemm", "history", "rmsnorm", "tuning", "universal")
+TABLES = ("build", "gemm", "history", "tuning", "universal")
 FUNCTIONS = tuple(source.name for source, _ in golden.records())
 
 
@@ -62,12 +58,6 @@ def test_reader_reads_each_golden_document(archive: Archive) -> None:
     assert tuned.invariant_ranges == ((None, golden.LARGE),)
     assert ranked.candidates == ((16, (golden.LARGE,)),)
     assert [(row["m"], row["us"], row["ratio"]) for row in timings.read(tuned)] == [(16, 5.125, 1.268), (64, 6.0, 1.0)]
-    (norm,) = table.read(archive.table("rmsnorm"), operation("rmsnorm"), targets)
-    assert (norm.signature, norm.ranges, norm.candidates) == (
-        golden.ROWS,
-        ((None, golden.NORM),),
-        ((16, (golden.NORM,)),),
-    )
     universal = Universal.from_json(archive.table("universal"), targets)
     ((_, form),) = universal.forms
     assert [(f.name, f.equal_bits) for f in form.functions] == [(golden.SMALL, 0), (golden.LARGE, 1)]
@@ -85,43 +75,6 @@ def test_golden_archive_holds_the_golden_documents(archive: Archive) -> None:
     assert tuple(archive.tables) == TABLES
     for name in TABLES:
         assert canonical.dumps(archive.table(name)) == stored(name)
-
-
-def _launch(launch: Launch) -> dict[str, Any]:
-    return {
-        "grid": launch.grid,
-        "block": launch.block,
-        "shared_bytes": launch.shared_bytes,
-        "attributes": launch.attributes,
-        "parameters": [
-            launch.parameters[at : at + size].hex() for at, size in zip(launch.offsets, launch.sizes, strict=True)
-        ],
-    }
-
-
-def evaluated_launches(in_python: bool = False) -> list[dict[str, Any]]:
-    """What the golden programs launch, for `launches.json`; slots are zero in the bytes of parameters."""
-    found = []
-    for source, _ in golden.records():
-        obj = source.to_json()
-        record, program = Record.from_json(obj), obj["program"]
-        evaluate: Any = record.program
-        if in_python:
-            counts = len(program["pointers"]), len(obj["kernels"])
-            values = record.program.values
-            evaluate = PythonEvaluator.from_json(values, program["nodes"], program["launches"], *counts)
-        for given in golden.INPUTS.get(source.name, []):
-            inputs = tuple(given[name] for name, _ in record.program.values)
-            launches = [_launch(launch) for launch in evaluate.evaluate(inputs, None).launches]
-            found.append({"function": source.name, "inputs": given, "launches": launches})
-    return found
-
-
-def evaluated_costs(in_python: bool = False) -> list[dict[str, Any]]:
-    """What the golden cost program gives, for `costs.json`."""
-    (obj,) = golden.universal_table()["programs"]
-    program = CostProgram.from_json(obj, len(INPUTS), "golden", in_python)
-    return [{"inputs": values, "results": program.evaluate(values)} for values in golden.COSTS]
 
 
 @pytest.mark.parametrize("in_python", [False, True])

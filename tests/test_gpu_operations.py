@@ -1,25 +1,19 @@
-"""Operations besides GEMM on a real GPU: what tuning finds of an archive's functions. pytest -m gpu --archive=X."""
+"""Operations besides GEMM on a real GPU: what tuning finds of an archive's entries. pytest -m gpu --archive=X."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import runtime
-from aot.pack import ranges, tables
-from aot.pack.fits import refusal
-from aot.pack.write import Package
-from aot.tune.options import TuneOptions
-from aot.tune.run import tune_archive
+from aot.pack import tables
 from runtime import Library
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.gemm.operation import GEMM
-from runtime.program.record import Record
-from runtime.rmsnorm import Signature
 from runtime.tables.dispatch import serves
 
 torch = pytest.importorskip("torch")
@@ -29,136 +23,24 @@ from aot.tune.operation import is_tuned, tuning  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
-EXTENTS = 8, 128, 4096, 5376, 16_384
 M_VALUES = 1, 3, 17, 333, 2048
-TOKENS = 1, 64, 512
-
-
-@pytest.fixture(scope="module")
-def library(tuned_archive: Path) -> Iterator[Library]:
-    with runtime.load(tuned_archive) as library:
-        yield library
-        torch.cuda.synchronize()
-
-
-@pytest.fixture(scope="module")
-def norms(tuned_archive: Path) -> dict[str, list[str]]:
-    """The functions of this GPU that compute RMSNorm, by their element type."""
-    found: dict[str, list[str]] = {}
-    with Archive.open(tuned_archive) as archive:
-        for name in archive.functions:
-            if serves(archive.functions[name].target, Driver().compute_capability):
-                record = Record.from_json(archive.record(name))
-                for dtype in ("bf16", "f16"):
-                    if refusal(record, Signature(dtype, dtype, dtype, 4096)) is None:
-                        found.setdefault(dtype, []).append(name)
-    if not found:
-        pytest.skip("the archive has no RMSNorm for this GPU; build it with --function rmsnorm")
-    return found
 
 
 def launcher(library: Library, name: str) -> Callable[[Any], None]:
     return lambda o: library.functions[name](*o.arguments(), stream=torch.cuda.current_stream())
 
 
-def waiting(archive: Path, norms: dict[str, list[str]], path: Path) -> Path:
-    """An archive of these functions with entries that wait to be tuned."""
-    package, rows = Package(), []
-    with Archive.open(archive) as opened:
-        package.add_archive(opened, sorted({name for names in norms.values() for name in names}))
-        targets = opened.functions.targets_by_name()
-    for dtype, names in norms.items():
-        target = targets[names[0]]
-        alike = [name for name in names if targets[name] == target]
-        serving = ranges.ranges([(m, alike[0]) for m in TOKENS])
-        signature = Signature(dtype, dtype, dtype, 4096)
-        rows.append(tables.Row(signature, target, None, "ranked", serving, candidates=[(m, alike) for m in TOKENS]))
-    for name, table in tables.operation_tables(rows, targets).items():
-        package.set_table(name, table)
-    package.write(path)
-    return path
-
-
-def test_entries_of_other_operations_are_right_at_any_m(tuned_archive: Path, library: Library) -> None:
+def test_entries_of_other_operations_are_right_at_any_m(tuned_archive: Path) -> None:
     """By the very check of tuning, whatever the operation."""
     with Archive.open(tuned_archive) as archive:
         entries = [e for e in tables.operation_entries(archive) if e.signature.operation != GEMM.name]
     mine = [e for e in entries if serves(e.target, Driver().compute_capability) and is_tuned(e.signature)]
     if not mine:
         pytest.skip("the archive has no entries of other operations for this GPU")
-    for entry in mine:
-        s, launches = entry.signature, {name: launcher(library, name) for name in entry.names}
-        for m in M_VALUES:
-            found = measure.check(s, m, tuning(s).measures().weights(s, m, 0, m), launches)
-            assert {name: why for name, why in found.items() if isinstance(why, str)} == {}, (s.key(), m)
-
-
-def test_rmsnorm_is_right_by_the_check_of_tuning(norms: dict[str, list[str]], library: Library) -> None:
-    for dtype, names in norms.items():
-        for n in EXTENTS:
-            s = Signature(dtype, dtype, dtype, n)
+    with runtime.load(tuned_archive) as library:
+        for entry in mine:
+            s, launches = entry.signature, {name: launcher(library, name) for name in entry.names}
             for m in M_VALUES:
-                weights = tuning(s).measures().weights(s, m, 0, m + n)
-                found = measure.check(s, m, weights, {name: launcher(library, name) for name in names})
+                found = measure.check(s, m, tuning(s).measures().weights(s, m, 0, m), launches)
                 assert {name: why for name, why in found.items() if isinstance(why, str)} == {}, (s.key(), m)
-
-
-def test_check_notices_what_a_launch_leaves_out(norms: dict[str, list[str]], library: Library) -> None:
-    dtype, (name, *_) = next(iter(norms.items()))
-    s = Signature(dtype, dtype, dtype, 4096)
-    function = library.functions[name]
-    launches: dict[str, measure.Launch] = {
-        "nothing": lambda o: None,
-        "half": lambda o: function(o.x[:8], o.weight, o.y[:8], o.eps, stream=torch.cuda.current_stream()),
-        "another eps": lambda o: function(o.x, o.weight, o.y, 1e-6, stream=torch.cuda.current_stream()),
-    }
-    found = measure.check(s, 17, tuning(s).measures().weights(s, 17, 0, 0), launches)
-    assert all(isinstance(why, str) for why in found.values()), found
-
-
-def test_rmsnorm_is_tuned_beside_torch(tuned_archive: Path, norms: dict[str, list[str]], tmp_path: Path) -> None:
-    """All of `aot tune`, on entries that wait for it: the archive's functions with nothing chosen yet."""
-    waiting(tuned_archive, norms, tmp_path / "ranked.aot")
-    report = tune_archive(tmp_path / "ranked.aot", tmp_path / "tuned.aot", TuneOptions())
-    assert (report.rejected, report.unserved, report.unknown) == ({}, [], [])
-    with Archive.open(tmp_path / "tuned.aot") as archive:
-        found = tables.operation_entries(archive)
-    assert len(found) == len(norms)
-    for entry in found:
-        assert entry.state == "tuned"
-        assert {timing["m"] for timing in entry.timings} >= {TOKENS[0], TOKENS[-1]}
-        for timing in entry.timings:
-            assert timing["baseline"] == "torch.nn.functional.rms_norm"
-            assert 0 < timing["us"] < 1e4
-            assert 0 < timing["baseline_us"] < 1e4
-    with runtime.load(tmp_path / "tuned.aot", require="tuned") as tuned:
-        s = found[0].signature
-        operands = tuning(s).measures().weights(s, 33, 0, 0).operands(33)[0]
-        x, weight, y, eps = operands.arguments()
-        tuned.call("rmsnorm", x, weight, out=y, eps=eps)
-        wanted = tuning(s).measures().reference(s, operands)["y"]
-        assert float((y.double() - wanted).norm() / wanted.norm()) < measure.tolerance(s.y)
-
-
-def test_operator_gives_the_very_bits_of_the_library(
-    norms: dict[str, list[str]], tmp_path: Path, tuned_archive: Path
-) -> None:
-    """In eager mode, compiled with any M, and captured."""
-    import runtime.torch as binding
-
-    torch._dynamo.reset()
-    with runtime.load(waiting(tuned_archive, norms, tmp_path / "ranked.aot")) as lib:
-        for dtype in norms:
-            s = Signature(dtype, dtype, dtype, 4096)
-            step = torch.compile(lambda x, w, lib=lib: binding.call(lib, "rmsnorm", x, w), fullgraph=True, dynamic=True)
-            for m in (3, 17, 333):
-                x, weight, y, _ = tuning(s).measures().weights(s, m, 0, m).operands(m)[0].arguments()
-                lib.call("rmsnorm", x, weight, out=y)
-                assert torch.equal(binding.call(lib, "rmsnorm", x, weight), y)
-                assert torch.equal(step(x, weight), y)
-                found, graph = torch.empty_like(y), torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    binding.call(lib, "rmsnorm", x, weight, out=found)
-                graph.replay()
-                assert torch.equal(found, y)
         torch.cuda.synchronize()

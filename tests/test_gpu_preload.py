@@ -14,8 +14,8 @@ import pytest
 from runtime import Library
 from runtime.gemm.signature import Signature
 
-from . import test_gpu_runtime as on_gpu
-from .test_gpu_runtime import Exported, Problem, arguments, is_plain, made
+from . import gpu_library as on_gpu
+from .gpu_library import Exported, Problem, arguments, is_plain, made
 from .test_preload import Forbid, forbidding, hook
 
 pytestmark = pytest.mark.gpu

@@ -3,129 +3,29 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import runtime
-from runtime import ArgumentError, DeviceError, KernelMiss, Library
-from runtime.container.archive import Archive
-from runtime.device.driver import Driver
-from runtime.gemm.operation import GEMM
+from runtime import ArgumentError, Library
 from runtime.gemm.signature import Signature
-from runtime.numbers.dtypes import TORCH_NAMES
-from runtime.tables.dispatch import Dispatch, serves
+
+from .gpu_library import REPEATS, Exported, ExportedDLPack, Problem, arguments, bits, is_plain, made
+from .gpu_library import library as library
+from .gpu_library import signature as signature
+from .gpu_library import signatures as signatures
+from .gpu_library import torch as torch
 
 pytestmark = pytest.mark.gpu
 
 RAGGED_M = (1, 3, 16, 17, 128, 333, 1000)
-REPEATS = 5
+
 CHAIN = 16
-# Relative error of a result against float64, by its element type: rounding once, and some for the order of summation.
-TOLERANCE = {"bf16": 5e-3, "f16": 1e-3, "f32": 1e-3}
-
-
-@pytest.fixture(scope="module")
-def torch() -> Any:
-    return pytest.importorskip("torch")
-
-
-@pytest.fixture(scope="module")
-def signatures(tuned_archive: Path) -> list[Signature]:
-    """What the archive's gemm table has for this GPU."""
-    with Archive.open(tuned_archive) as archive:
-        table = Dispatch.from_json(archive.table("gemm"), GEMM)
-    found = [e.signature for e in table.entries_for(Driver().compute_capability)]
-    if not found:
-        pytest.skip("the archive has no GEMM for this GPU")
-    return found
-
-
-def is_plain(s: Signature) -> bool:
-    """Whether A and B are all there is to it, and there is no batch."""
-    return s == Signature(s.a, s.b, s.d, s.accumulator, "none", s.n, s.k)
-
-
-@pytest.fixture(scope="module")
-def signature(signatures: list[Signature]) -> Signature:
-    """The smallest plain problem."""
-    plain = [s for s in signatures if is_plain(s)]
-    if not plain:
-        pytest.skip("the archive has no plain GEMM for this GPU")
-    return min(plain, key=lambda s: s.n * s.k)
-
-
-@pytest.fixture
-def library(tuned_archive: Path, torch: Any) -> Iterator[Library]:
-    torch.manual_seed(0)
-    with runtime.load(tuned_archive) as library:
-        yield library
-        torch.cuda.synchronize()
-
-
-class Problem:
-    """Random operands of a signature, an output full of NaN, and the error of what is in it."""
-
-    def __init__(self, torch: Any, s: Signature, m: int, seed: int = 0) -> None:
-        self.torch, self.signature = torch, s
-        lead = (s.batch,) if s.batch > 1 else ()
-        kinds = [getattr(torch, TORCH_NAMES[t]) for t in (s.a, s.b, s.d)]
-        self.a = torch.empty((*lead, m, s.k), device="cuda", dtype=kinds[0])
-        self.b = torch.empty((*lead, s.n, s.k), device="cuda", dtype=kinds[1])
-        self.out = torch.empty((*lead, m, s.n), device="cuda", dtype=kinds[2])
-        self.fill(seed)
-
-    def fill(self, seed: int) -> None:
-        generator = self.torch.Generator(device="cuda").manual_seed(seed)
-        for t in (self.a, self.b):
-            t.copy_(self.torch.randn(t.shape, device="cuda", generator=generator))
-        self.poison()
-
-    def poison(self) -> None:
-        self.out.fill_(float("nan"))
-
-    def check(self, found: Any = None) -> None:
-        found = self.out if found is None else found
-        reference = self.a.double() @ self.b.double().transpose(-1, -2)
-        error = (found.double() - reference).norm() / reference.norm()
-        assert error.item() < TOLERANCE[self.signature.d], f"{self.signature.key()}: relative error {error.item()}"
-
-
-class Exported:
-    """A tensor that shows one protocol and nothing else."""
-
-    def __init__(self, tensor: Any, protocol: str) -> None:
-        self.tensor = tensor
-        if protocol == "cuda_array":
-            self.__cuda_array_interface__ = tensor.__cuda_array_interface__
-
-
-class ExportedDLPack(Exported):
-    def __dlpack_device__(self) -> Any:
-        return self.tensor.__dlpack_device__()
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.tensor.__dlpack__(**options)
-
 
 # --- results ---
-
-
-def arguments(s: Signature, o: Any) -> Any:
-    """What `gemm` takes by keyword for this signature and these operands."""
-    from aot.tune.gemm.operands import gemm_options
-
-    return gemm_options(s, o)
-
-
-def made(s: Signature, m: int, seed: int = 0) -> Any:
-    from aot.tune.gemm.operands import Weights
-
-    return Weights(s, m, 0, seed).operands(m)[0]
 
 
 def test_results_are_right_at_ragged_m(library: Library, signatures: list[Signature], torch: Any) -> None:
@@ -140,11 +40,6 @@ def test_results_are_right_at_ragged_m(library: Library, signatures: list[Signat
         for m in RAGGED_M:
             found = measure.check(s, m, Weights(s, m, 0, m), {"gemm": launch})["gemm"]
             assert isinstance(found, float), f"{s.key()} at M = {m}: {found}"
-
-
-def bits(torch: Any, t: Any) -> Any:
-    """The bits of a dense tensor, which compare equal where NaN does not."""
-    return t.contiguous().view(torch.uint8)
 
 
 def test_results_are_the_same_bits_every_time(library: Library, signatures: list[Signature], torch: Any) -> None:
@@ -408,217 +303,6 @@ def test_devices_are_served_at_once(tuned_archive: Path, signature: Signature, t
         torch.cuda.synchronize(1)
 
 
-# --- CUDA graphs ---
-
-
-@pytest.mark.parametrize("warm", ["first call", "preload"])
-def test_captured_call_replays_with_new_inputs(library: Library, signature: Signature, torch: Any, warm: str) -> None:
-    problem = Problem(torch, signature, 64, seed=1)
-    if warm == "preload":
-        library.preload()
-    else:
-        library.gemm(problem.a, problem.b, out=problem.out)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        library.gemm(problem.a, problem.b, out=problem.out)
-        allocated = library.gemm(problem.a, problem.b)
-    for seed in (2, 3):
-        problem.fill(seed)
-        allocated.fill_(float("nan"))
-        graph.replay()
-        torch.cuda.synchronize()
-        problem.check()
-        problem.check(allocated)
-
-
-def test_every_form_can_be_captured_and_runs_on_any_stream(
-    library: Library, signatures: list[Signature], torch: Any
-) -> None:
-    for s in signatures:
-        o = made(s, 77)
-        library.gemm(o.a, o.b, out=o.d, **arguments(s, o))
-        torch.cuda.synchronize()
-        expected = o.d.clone()
-        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        with torch.cuda.graph(graph):
-            library.gemm(o.a, o.b, out=o.d, **arguments(s, o))
-        for replayed in (True, False):
-            o.d.fill_(float("nan"))
-            torch.cuda.synchronize()
-            if replayed:
-                graph.replay()
-            else:
-                library.gemm(o.a, o.b, out=o.d, stream=side, **arguments(s, o))
-            torch.cuda.synchronize()
-            assert torch.equal(bits(torch, o.d), bits(torch, expected)), s.key()
-
-
-# --- other contents ---
-
-
-@pytest.fixture
-def other_archive(tuned_archive: Path, tmp_path: Path) -> Path:
-    """The same kernels in a file with another digest."""
-    from aot.pack.write import Package
-
-    with Archive.open(tuned_archive) as archive:
-        package = Package()
-        package.add_archive(archive)
-        for name in archive.tables:
-            package.set_table(name, archive.table(name))
-        package.set_table("test", {"other": True})
-        package.write(tmp_path / "other.aot")
-    return tmp_path / "other.aot"
-
-
-def test_reload_serves_the_new_files_and_drops_the_old(
-    library: Library, signature: Signature, other_archive: Path, torch: Any
-) -> None:
-    problem = Problem(torch, signature, 64)
-    library.preload([64])
-    library.gemm(problem.a, problem.b, out=problem.out)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        library.gemm(problem.a, problem.b, out=problem.out)
-    loaded, free = library.stats().kernels_loaded, torch.cuda.mem_get_info()[0]
-    assert library.reload(other_archive)
-    assert not library.reload()
-    both = library.stats()
-    assert (both.reloads, both.replaced, both.kernels_loaded) == (1, 1, 2 * loaded)
-    problem.poison()
-    library.gemm(problem.a, problem.b, out=problem.out)
-    problem.check()
-    problem.fill(2)
-    graph.replay()  # the old kernel is still there
-    torch.cuda.synchronize()
-    problem.check()
-    del graph
-    assert library.drop_old() == 0
-    assert library.stats().kernels_loaded == loaded
-    assert torch.cuda.mem_get_info()[0] >= free - (64 << 20)
-    problem.poison()
-    library.gemm(problem.a, problem.b, out=problem.out)
-    problem.check()
-
-
-def test_threads_get_right_results_while_files_change(
-    library: Library, signature: Signature, tuned_archive: Path, other_archive: Path, torch: Any
-) -> None:
-    failures: list[BaseException] = []
-    stop = threading.Event()
-
-    def work(number: int) -> None:
-        try:
-            problem = Problem(torch, signature, (16, 17, 64, 333)[number], seed=number)
-            torch.cuda.synchronize()
-            with torch.cuda.stream(torch.cuda.Stream()) as _:
-                while not stop.is_set():
-                    problem.poison()
-                    for _ in range(50):
-                        library.gemm(problem.a, problem.b, out=problem.out)
-                    problem.check()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for i in range(8):
-        assert library.reload((other_archive, tuned_archive)[i % 2])
-        library.drop_old()
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert library.drop_old() == 0
-    assert library.stats().replaced == 0
-
-
-@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
-def test_files_change_beside_a_capture(
-    library: Library, signature: Signature, other_archive: Path, torch: Any, mode: str
-) -> None:
-    """Another thread opens and preloads new files; the graph keeps kernels of both."""
-    problem, again = Problem(torch, signature, 64, seed=1), Problem(torch, signature, 64, seed=2)
-    library.preload([64])
-    library.gemm(problem.a, problem.b, out=problem.out)
-    torch.cuda.synchronize()
-    changed: list[bool] = []
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode=mode):
-        library.gemm(problem.a, problem.b, out=problem.out)
-        thread = threading.Thread(target=lambda: changed.append(library.reload(other_archive)))
-        thread.start()
-        thread.join()
-        library.gemm(again.a, again.b, out=again.out)
-    assert changed == [True]
-    for each in (problem, again):
-        each.poison()
-    graph.replay()
-    torch.cuda.synchronize()
-    problem.check()
-    again.check()
-
-
-def test_layers_serve_from_the_last_that_has_it(
-    tuned_archive: Path, other_archive: Path, signature: Signature, torch: Any
-) -> None:
-    with runtime.load([tuned_archive, other_archive]) as library:
-        for m in (1, 64, 333):
-            problem = Problem(torch, signature, m)
-            library.gemm(problem.a, problem.b, out=problem.out)
-            problem.check()
-        assert [info.path for info in library.stats().archives] == [str(tuned_archive), str(other_archive)]
-        base, patch = library._now.layers.all
-        assert not any(function.loaded for function in base.made.values())
-        assert any(function.loaded for function in patch.made.values())
-
-
-def test_everything_is_counted(library: Library, signature: Signature, torch: Any) -> None:
-    problem = Problem(torch, signature, 64)
-    for _ in range(REPEATS):
-        library.gemm(problem.a, problem.b, out=problem.out)
-    torch.cuda.synchronize()
-    found = library.stats()
-    assert found.launches == REPEATS == sum(found.launches_by_function.values())
-    assert (found.kernels_loaded, found.loads, found.plans_made) == (1, 1, 1)
-    assert found.kernel_bytes > 0 < found.load_seconds
-    with pytest.raises(KernelMiss):
-        library.gemm(problem.a, torch.zeros(24, signature.k, device="cuda", dtype=problem.b.dtype))
-    assert [(r.reason, r.misses) for r in library.stats().refusals] == [("no entry", 1)]
-    assert "cute_aot" in library.prometheus()
-
-
-def test_after_preload_nothing_is_loaded_or_read(
-    library: Library, signatures: list[Signature], torch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A first call of each shape after `preload` opens and reads no file, imports nothing and loads no kernel."""
-    library.preload()
-    operands = [(s, made(s, m)) for s in signatures for m in (1, 33, 129)]
-    calls = [(o, arguments(s, o)) for s, o in operands]
-    before = library.stats()
-    torch.cuda.synchronize()
-
-    def forbidden(*_: Any, **__: Any) -> None:
-        raise AssertionError("a kernel was loaded, or a file opened or read")
-
-    driver = type(library._driver)
-    with monkeypatch.context() as patched:
-        patched.setattr(driver, "load", forbidden)
-        for name in ("open", "pread", "read", "stat"):
-            patched.setattr(os, name, forbidden)
-        patched.setattr("builtins.open", forbidden)
-        patched.setattr("builtins.__import__", forbidden)
-        for o, more in calls:
-            library.gemm(o.a, o.b, out=o.d, **more)
-    torch.cuda.synchronize()
-    after = library.stats()
-    assert (after.loads, after.kernels_loaded) == (before.loads, before.kernels_loaded)
-    assert after.launches >= len(calls)
-
-
 # --- other frameworks ---
 
 
@@ -649,147 +333,8 @@ def test_cuda_array_interface_is_taken(library: Library, signatures: list[Signat
 # --- refusals ---
 
 
-def test_unknown_problem_is_a_miss(library: Library, signature: Signature, torch: Any) -> None:
-    a = torch.zeros((16, signature.k + 8), device="cuda", dtype=torch.bfloat16)
-    b = torch.zeros((signature.n, signature.k + 8), device="cuda", dtype=torch.bfloat16)
-    with pytest.raises(KernelMiss, match="the nearest of"):
-        library.gemm(a, b)
-
-
-def test_fallback_computes_what_the_archive_cannot(tuned_archive: Path, torch: Any) -> None:
-    s = Signature("bf16", "bf16", "bf16", "f32", "none", 72, 88)
-    with runtime.load(tuned_archive, on_miss="torch") as library:
-        problem = Problem(torch, s, 5)
-        problem.check(library.gemm(problem.a, problem.b))
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        library.gemm(problem.a, problem.b, out=problem.out, stream=stream)
-        stream.synchronize()
-        problem.check()
-        assert library.misses == {s.key(): 2}
-
-
-def test_fallback_computes_layouts_that_kernels_do_not_take(
-    tuned_archive: Path, signature: Signature, torch: Any
-) -> None:
-    with runtime.load(tuned_archive, on_miss="torch") as library:
-        problem = Problem(torch, signature, 16)
-        shifted = torch.empty(problem.a.numel() + 1, device="cuda", dtype=problem.a.dtype)[1:].view(problem.a.shape)
-        shifted.copy_(problem.a)
-        columns = problem.out.t().contiguous().t()
-        for a, out, reason in (
-            (shifted, problem.out, "address of a"),
-            (problem.a.t().contiguous().t(), problem.out, "strides of a"),
-            (problem.a, columns, "strides of out"),
-        ):
-            out.fill_(float("nan"))
-            problem.check(library.gemm(a, problem.b, out=out))
-            assert library.misses.pop(f"{signature.key()}, {reason}") == 1
-        rows = problem.a[:1].expand(16, -1)
-        problem.check(library.gemm(problem.a, problem.b))
-        assert bool((library.gemm(rows, problem.b) == library.gemm(rows, problem.b)[:1]).all())
-
-
-def test_tensors_whose_storage_was_freed_are_refused(library: Library, signature: Signature, torch: Any) -> None:
-    problem = Problem(torch, signature, 16)
-    library.gemm(problem.a, problem.b, out=problem.out)
-    problem.a.untyped_storage().resize_(0)
-    with pytest.raises(ArgumentError, match=r"a of shape .* has no memory"):
-        library.gemm(problem.a, problem.b, out=problem.out)
-
-
-def test_forked_child_is_told_why_it_cannot_use_the_gpu(library: Library, signature: Signature, torch: Any) -> None:
-    problem = Problem(torch, signature, 16)
-    library.gemm(problem.a, problem.b, out=problem.out, stream=0)
-    torch.cuda.synchronize()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            library.gemm(problem.a, problem.b, out=problem.out, stream=0)
-        except DeviceError as error:
-            status = 0 if "forked" in str(error) else 2
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_misaligned_and_overlapping_tensors_are_refused(library: Library, signature: Signature, torch: Any) -> None:
-    problem = Problem(torch, signature, 16)
-    library.gemm(problem.a, problem.b, out=problem.out)
-    storage = torch.zeros(problem.a.numel() + 1, device="cuda", dtype=problem.a.dtype)
-    with pytest.raises(ArgumentError, match="must start at a multiple of"):
-        library.gemm(storage[1:].view(problem.a.shape), problem.b, out=problem.out)
-    with pytest.raises(ArgumentError, match="is on cpu"):
-        library.gemm(problem.a.cpu(), problem.b, out=problem.out)
-    if problem.b.dtype == problem.out.dtype and problem.b.numel() >= problem.out.numel():
-        with pytest.raises(ArgumentError, match="shares memory with b"):
-            library.gemm(problem.a, problem.b, out=problem.b.view(-1)[: problem.out.numel()].view(problem.out.shape))
-
-
 def test_every_function_of_this_gpu_loads_with_the_expected_parameters(library: Library) -> None:
     names = library.preload()
     assert names
     for name in names:
         assert library.functions[name].record.name == name
-
-
-# --- functions that are no GEMM ---
-
-
-@pytest.fixture
-def norms(library: Library) -> list[Any]:
-    """The archive's RMSNorm functions (`aot build --function rmsnorm`)."""
-    found = [
-        f
-        for name, f in library.functions.items()
-        if "rmsnorm" in name and serves(f.target, Driver().compute_capability)
-    ]
-    if not found:
-        pytest.skip("the archive has no RMSNorm; build it with --function rmsnorm")
-    return found
-
-
-def test_rmsnorm_is_right_and_keeps_to_its_rows(norms: list[Any], torch: Any) -> None:
-    for norm in norms:
-        dtype = getattr(torch, TORCH_NAMES[norm.record.arguments[0].dtype])
-        for rows, columns in ((1, 8), (3, 128), (17, 4096), (333, 5376), (1000, 1024)):
-            x = torch.randn(rows, columns + 64, device="cuda", dtype=dtype)[:, :columns]  # rows that lie apart
-            weight = torch.randn(columns, device="cuda", dtype=dtype)
-            whole = torch.full((rows + 2, columns + 8), 7.0, device="cuda", dtype=dtype)
-            y = whole[1:-1, :columns]
-            norm(x, weight, y, 1e-5)
-            reference = torch.nn.functional.rms_norm(x.double(), (columns,), weight.double(), 1e-5)
-            error = (y.double() - reference).norm() / reference.norm()
-            assert error.item() < TOLERANCE[norm.record.arguments[0].dtype]
-            whole[1:-1, :columns] = 7.0
-            assert bool((whole == 7.0).all())
-
-
-def test_rmsnorm_can_be_captured(norms: list[Any], torch: Any) -> None:
-    norm = norms[0]
-    dtype = getattr(torch, TORCH_NAMES[norm.record.arguments[0].dtype])
-    x, weight = torch.randn(64, 4096, device="cuda", dtype=dtype), torch.randn(4096, device="cuda", dtype=dtype)
-    y = torch.empty_like(x)
-    norm(x, weight, y, 1e-5)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        norm(x, weight, y, 1e-5)
-    x.normal_()
-    graph.replay()
-    torch.cuda.synchronize()
-    reference = torch.nn.functional.rms_norm(x.double(), (4096,), weight.double(), 1e-5)
-    assert ((y.double() - reference).norm() / reference.norm()).item() < 5e-3
-
-
-def test_rmsnorm_refuses_what_it_was_not_compiled_for(norms: list[Any], torch: Any) -> None:
-    norm = norms[0]
-    dtype = getattr(torch, TORCH_NAMES[norm.record.arguments[0].dtype])
-    x, weight = torch.randn(4, 4096, device="cuda", dtype=dtype), torch.randn(4096, device="cuda", dtype=dtype)
-    with pytest.raises(ArgumentError, match="must equal"):
-        norm(x, weight[:4088], torch.empty_like(x), 1e-5)
-    with pytest.raises(ArgumentError, match="element type"):
-        norm(x.float(), weight, torch.empty_like(x), 1e-5)
-    with pytest.raises(ArgumentError, match="a number"):
-        norm(x, weight, torch.empty_like(x), None)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aot.problem import model_config
-from aot.problem.manifest import Manifest, ManifestError, dump, load, loads
+from aot.problem.manifest import Manifest, dump, load, loads
 from aot.problem.model_config import Wanted, manifest_from_config
-from aot.problem.model_families import FAMILIES, load_config
+from aot.problem.model_families import load_config
 
-ROOT = Path(__file__).resolve().parents[1]
-CONFIGS = ROOT / "tests" / "data" / "configs"
+from .model_configs import CONFIGS, ROOT, config, manifest, refused
+
 TOKENS = (1, 16, 64, 256, 1024, 4096, 8192)
+
 TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
 
 # Manifest: (config, Hugging Face repository, tp, dtype, targets).
@@ -39,30 +37,8 @@ def from_fixture(name: str) -> Manifest:
     return manifest_from_config(loaded, wanted, source=source, model=name)
 
 
-def config(name: str = "llama-3.1-8b", **changes: Any) -> dict[str, Any]:
-    merged = {**load_config(CONFIGS / f"{name}.json"), **changes}
-    return {field: value for field, value in merged.items() if value != "absent"}
-
-
-def manifest(config: dict[str, Any], tp: Any = 1, **arguments: Any) -> Manifest:
-    wanted = {field.name: arguments.pop(field.name) for field in fields(Wanted) if field.name in arguments}
-    return manifest_from_config(
-        config, Wanted(**{"tp": tp, "tokens": (16,), "targets": ("sm_90a",), **wanted}), **arguments
-    )
-
-
 def shapes(built: Manifest) -> dict[str, tuple[int, int]]:
     return {g.name: (g.signature.n, g.signature.k) for g in built.gemms}
-
-
-def refused(config: dict[str, Any], *words: str, tp: Any = 1, **arguments: Any) -> None:
-    with pytest.raises(ManifestError) as caught:
-        manifest(config, tp, **{"source": "x/config.json", **arguments})
-    message = str(caught.value)
-    assert message.startswith("x/config.json: ")
-    assert "\n" not in message
-    for word in words:
-        assert word in message
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -240,181 +216,12 @@ def test_manifest_from_config_survives_a_file(tp: int) -> None:
     assert loads(dump(built)) == built
 
 
-def test_from_config_refuses_unknown_model_type_and_says_what_to_do() -> None:
-    refused(
-        config(model_type="mixtral"),
-        "'mixtral' is not supported; the supported types are",
-        *FAMILIES,
-        "write the manifest by hand, as docs/manifests.md describes",
-    )
-
-
-def test_no_other_family_is_suggested_for_an_unknown_model_type() -> None:
-    with pytest.raises(ManifestError) as caught:
-        manifest(config(model_type="mixtral"))
-    assert "did you mean" not in str(caught.value)
-
-
-def test_from_config_refuses_missing_model_type() -> None:
-    refused(config(model_type="absent"), "'model_type' is missing", "the supported types are llama", "by hand")
-
-
-def test_from_config_refuses_unhashable_model_type() -> None:
-    refused(config(model_type=["llama"]), "'model_type'")
-
-
-def test_from_config_refuses_unknown_architecture() -> None:
-    refused(config(architectures=["LlamaForSequenceClassification"]), "'architectures'", "LlamaForCausalLM")
-
-
-@pytest.mark.parametrize("architectures", ["LlamaForCausalLM", [], [["x"]], 3, ["LlamaForCausalLM"] * 2])
-def test_from_config_refuses_malformed_architectures(architectures: Any) -> None:
-    refused(config(architectures=architectures), "'architectures'")
-
-
-@pytest.mark.parametrize(
-    "field", ["num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"]
-)
-def test_from_config_refuses_missing_field(field: str) -> None:
-    refused(config(**{field: "absent"}), f"'{field}' is missing")
-
-
-@pytest.mark.parametrize("value", [True, "4096", 4096.0, -4096, 0, [4096], {}, 2**40, float("nan")])
-def test_from_config_refuses_what_is_not_a_positive_integer(value: Any) -> None:
-    refused(config(hidden_size=value), "'hidden_size' must be an integer from 1 to")
-
-
-@pytest.mark.parametrize("value", [True, "8", 8.5, -8])
-def test_from_config_refuses_wrong_type_where_a_default_exists(value: Any) -> None:
-    refused(config(num_key_value_heads=value), "'num_key_value_heads' must be an integer")
-
-
-def test_from_config_names_the_field_inside_text_config() -> None:
-    outer = config("gemma-3-27b")
-    del outer["text_config"]["hidden_size"]
-    refused(outer, "'text_config.hidden_size' is missing")
-
-
-def test_from_config_refuses_missing_text_config() -> None:
-    refused(config("gemma-3-27b", text_config="absent"), "'text_config' must be an object")
-
-
-def test_from_config_refuses_another_family_inside() -> None:
-    text = {**config("gemma-3-27b")["text_config"], "model_type": "llama"}
-    refused(config("gemma-3-27b", text_config=text), "needs 'gemma3_text', found 'llama'")
-
-
-def test_from_config_refuses_quantised_weights() -> None:
-    refused(config(quantization_config={"quant_method": "fp8"}), "'quantization_config' is present")
-
-
-def test_from_config_refuses_quantised_weights_beside_text_config() -> None:
-    refused(config("gemma-3-27b", quantization_config={"quant_method": "awq"}), "'quantization_config' is present")
-
-
-def test_from_config_allows_a_null_quantization_config() -> None:
-    assert manifest(config(quantization_config=None)) == manifest(config())
-
-
-def test_from_config_refuses_latent_attention() -> None:
-    refused(config(kv_lora_rank=512), "'kv_lora_rank' is present", "MLA")
-
-
-def test_from_config_refuses_experts_in_a_dense_family() -> None:
-    refused(config(num_local_experts=8), "'num_local_experts' is present")
-
-
-def test_from_config_refuses_moe_without_num_experts() -> None:
-    refused(config("qwen3-30b-a3b", num_experts="absent"), "'num_experts' is missing")
-
-
-@pytest.mark.parametrize("layers", [3, ["0"], [48], [-1], [True]])
-def test_from_config_refuses_malformed_mlp_only_layers(layers: Any) -> None:
-    refused(config("qwen3-30b-a3b", mlp_only_layers=layers), "'mlp_only_layers'")
-
-
-def test_from_config_refuses_tp_that_does_not_divide_heads_and_lists_those_that_do() -> None:
-    refused(config(), "'num_attention_heads': 32", "tp 3", "fit this model: 1, 2, 4, 8, 16, 32", tp=3)
-
-
-def test_from_config_refuses_tp_that_does_not_divide_the_mlp() -> None:
-    refused(config(intermediate_size=8200), "'intermediate_size': 8200", "fit this model: 1", tp=16)
-
-
-def test_from_config_refuses_tp_that_neither_divides_nor_is_divided_by_kv_heads() -> None:
-    heads = config(num_attention_heads=36, num_key_value_heads=6, head_dim=128, intermediate_size=36 * 64)
-    refused({**heads, "vocab_size": 36 * 64}, "'num_key_value_heads': of 6 and tp 4", "1, 2, 3, 6", tp=4)
-
-
-def test_from_config_refuses_heads_that_are_no_multiple_of_kv_heads() -> None:
-    refused(config(num_key_value_heads=5), "'num_attention_heads' must be a multiple")
-
-
-def test_from_config_refuses_a_head_dim_it_would_have_to_round() -> None:
-    refused(config(hidden_size=4100), "'head_dim' is missing")
-
-
-def test_from_config_refuses_unaligned_shapes_by_gemm() -> None:
-    refused(config(hidden_size=4100, head_dim=128), "gemm 'qkv'", "k must be a positive multiple of 8", "none")
-
-
-@pytest.mark.parametrize("tp", [0, -1, True, "2", 2.0, 10**9])
-def test_from_config_refuses_malformed_tp(tp: Any) -> None:
-    refused(config(), "tp must be an integer", tp=tp)
-
-
-@pytest.mark.parametrize("tokens", [[], [0], [True], ["16"], [1.5], [2**40]])
-def test_from_config_refuses_malformed_tokens(tokens: Any) -> None:
-    refused(config(), "tokens must be integers", tokens=tokens)
-
-
-def test_from_config_refuses_unknown_target() -> None:
-    refused(config(), "did you mean 'sm_90a'?", targets=["sm_90"])
-
-
-def test_from_config_refuses_unknown_dtype() -> None:
-    refused(config(), "unknown dtype 'fp8'", "e4m3", dtype="fp8")
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[1]", "null", '"text"', "{'a': 1}", '{"a": 1, "a": 2}', "[" * 100_000, "9" * 5000]
-)
-def test_load_config_refuses_what_is_not_a_json_object(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(text)
-    with pytest.raises(ManifestError, match=r"config\.json"):
-        load_config(path)
-
-
-def test_load_config_names_the_line(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text('{\n"a": 1,\n}')
-    with pytest.raises(ManifestError, match=r"config\.json:3: not JSON"):
-        load_config(path)
-
-
-def test_load_config_refuses_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=r": is a folder; name a model's config\.json in it"):
-        load_config(tmp_path)
-
-
-def test_load_config_refuses_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="no such file"):
-        load_config(tmp_path / "config.json")
-
-
-def test_load_config_ignores_fields_it_does_not_use(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**config(), "rope_theta": 500000.0, "torch_dtype": "bfloat16"}))
-    assert manifest(load_config(path)) == manifest(config())
-
-
-# --- biases ---
-
-
 def qwen2(**changes: Any) -> dict[str, Any]:
     """Of the shapes of Llama-3.1-8B."""
     return config(model_type="qwen2", architectures=["Qwen2ForCausalLM"], **changes)
+
+
+# --- biases ---
 
 
 def test_qwen2_adds_the_bias_of_qkv_that_no_field_tells_of() -> None:
@@ -480,11 +287,11 @@ def test_from_config_refuses_a_bias_that_the_model_does_not_read() -> None:
     manifest(config("mistral-small-24b", attention_bias=False))
 
 
-# --- element types ---
-
-
 def types(built: Manifest) -> set[str]:
     return {g.signature.d for g in built.gemms}
+
+
+# --- element types ---
 
 
 @pytest.mark.parametrize("field", ["torch_dtype", "dtype"])
@@ -512,13 +319,13 @@ def test_from_config_refuses_a_type_without_kernels_and_names_the_remedy(publish
     assert types(manifest(config(torch_dtype=published), dtype="f16")) == {"f16"}
 
 
-# --- warnings ---
-
-
 def warnings(config: dict[str, Any], **arguments: Any) -> list[str]:
     said: list[str] = []
     manifest(config, on_warning=said.append, **arguments)
     return said
+
+
+# --- warnings ---
 
 
 def test_a_usual_model_gives_no_warning() -> None:

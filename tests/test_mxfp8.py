@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import struct
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from runtime.container.archive import Archive
 from runtime.gemm.signature import Signature
 from runtime.numbers.scaling import tile_offset
 
-from .command_line import COMMAND, ROOT, Run
+from .command_line import ALONE, COMMAND, ROOT, Run
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from .shared import made_once
 
 OF = Signature("e4m3", "e4m3", "bf16", "f32", "none", 512, 1088, scaling="mxfp8")
 FAMILY = "sm100_block_scaled"
@@ -64,19 +67,30 @@ def test_a_manifest_follows_from_a_config(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def archive(request: pytest.FixtureRequest) -> Path:
     """Two compiled kernels."""
-    import os
-    import subprocess
-
     pytest.importorskip("cutlass", reason="the DSL is not installed")
-    folder = tmp_path_factory.mktemp("mx")
+    return made_once(request, "mx", build) / "mx.aot"
+
+
+def build(folder: Path) -> None:
     (folder / "mx.yaml").write_text(MANIFEST)
-    command = [*COMMAND, "build", "mx.yaml", "-o", "mx.aot", "--candidates", "1", "--cache", "cache", "--no-tune"]
+    command = [
+        *COMMAND,
+        "build",
+        "mx.yaml",
+        "-o",
+        "mx.aot",
+        "--candidates",
+        "1",
+        "--cache",
+        "cache",
+        "--no-tune",
+        *ALONE,
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return folder / "mx.aot"
 
 
 def driver_of(archive: Archive) -> RecordingDriver:

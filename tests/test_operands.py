@@ -23,6 +23,7 @@ torch = pytest.importorskip("torch")
 from aot.tune.gemm.baseline import baseline  # noqa: E402  # needs torch
 
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 144, 160)
+QUICK_TO_COMPILE = "gelu_tanh", "bias+geglu_tanh+residual+scale"  # of epilogues of 16-bit A and B, enough
 FP8 = dataclasses.replace(PLAIN, a="e4m3", b="e4m3")
 SAMPLES = [
     PLAIN,
@@ -245,7 +246,15 @@ def test_one_call_of_torch_is_what_the_baseline_measures(s: Signature, monkeypat
     assert float(error) < 2 * DTYPES[s.d].tolerance
 
 
-@pytest.mark.parametrize("s", [s for s in SAMPLES if not torch_runs(s)], ids=by_name)
+@pytest.mark.parametrize(
+    "s",
+    [
+        pytest.param(s, marks=[pytest.mark.long] * (s.a != "e4m3" and s.epilogue not in QUICK_TO_COMPILE))
+        for s in SAMPLES
+        if not torch_runs(s)
+    ],
+    ids=by_name,
+)
 def test_what_torch_has_no_one_call_for_takes_the_baseline_more(s: Signature) -> None:
     """But for e4m3 without scales, for which torch wants factors that nobody passes."""
     name, _ = baseline(s, made(s, 8))

@@ -13,7 +13,7 @@ import runtime
 from runtime import ArgumentError
 from runtime.device.ordinal import ordinal_of
 
-from . import test_library as on_library
+from . import served_gemm as on_library
 
 archive_path = on_library.archive_path  # a fixture
 

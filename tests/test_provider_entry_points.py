@@ -10,6 +10,7 @@ from aot.plan import plan
 from aot.search import legal
 from aot.search.provider import PROVIDERS, ProviderError, home, provider, provider_names
 from runtime.errors import AotError
+from runtime.gemm.signature import Signature
 
 GOOD = """
 from aot.search.legal import legal_functions
@@ -60,7 +61,8 @@ def test_a_provider_of_another_distribution_is_one_of_the_providers(install: Pat
 
 
 def test_providers_of_this_project_share_a_process_of_the_compiler() -> None:
-    assert {home(v) for name in PROVIDERS for v in provider(name).functions("sm_90a")} == {""}
+    gemm = Signature("bf16", "bf16", "bf16", "f32", "none", 512, 512)
+    assert {home(v) for name in PROVIDERS for v in provider(name).variants("sm_90a", gemm)} == {""}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_a_broken_provider_is_one_error_that_names_its_distribution(
         provider("others")
     assert "\n" not in str(caught.value)
     with pytest.raises(ProviderError, match=where):
-        plan([], ["sm_90a"], functions=["rmsnorm"])
+        plan([], ["sm_90a"], functions=["softmax"])
 
 
 def test_a_name_that_is_taken_is_an_error_that_names_both(install: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from .command_line import ROOT, Run
+from .command_line import ALONE, ROOT, Run
 
 SPEC = ROOT / "examples" / "quack" / "spec.py"
 MISSING = [name for name in ("cutlass", "quack", "triton") if importlib.util.find_spec(name) is None]
@@ -31,7 +31,7 @@ NAMES = [
 @needs_quack
 def test_functions_of_quack_are_built_shown_and_verified(run: Run, tmp_path: Path) -> None:
     out, cache = tmp_path / "quack.aot", tmp_path / "cache"
-    arguments = ["--spec", SPEC, "-o", out, "--target", "sm_90a", "--cache", cache, "--no-tune"]
+    arguments = ["--spec", SPEC, "-o", out, "--target", "sm_90a", "--cache", cache, "--no-tune", *ALONE]
     assert run("build", "--function", "quack.rmsnorm:RMSNorm", *arguments).status == 0
     assert [f["name"] for f in json.loads(run("ls", out, "--json").out)["functions"]] == NAMES[2:]
     done = json.loads(run("build", *arguments, "--force", "--json").out)
@@ -44,7 +44,9 @@ def test_functions_of_quack_are_built_shown_and_verified(run: Run, tmp_path: Pat
 
 
 @needs_quack
-@pytest.mark.parametrize("target", ["sm_90a", "sm_100a", "sm_120a"])
+@pytest.mark.parametrize(
+    "target", ["sm_90a", *(pytest.param(t, marks=pytest.mark.long) for t in ("sm_100a", "sm_120a"))]
+)
 def test_launch_programs_of_quack_equal_the_compilers_host_code(target: str) -> None:
     command = [sys.executable, "-m", "tests.oracle", target, "--spec", str(SPEC), "--cases", "200"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -53,6 +55,7 @@ def test_launch_programs_of_quack_equal_the_compilers_host_code(target: str) -> 
 
 
 @needs_quack
+@pytest.mark.long
 def test_the_oracle_notices_a_changed_program_of_quack() -> None:
     command = [sys.executable, "-m", "tests.oracle", "sm_90a", "--spec", str(SPEC), "--mutate"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -17,7 +17,6 @@ from runtime.container.archive import Archive
 from runtime.errors import RecordError, UnsupportedSchema
 from runtime.gemm.operation import GEMM
 from runtime.gemm.universal import Universal
-from runtime.program.operation import operation
 from runtime.program.record import Record
 from runtime.serve.layers import open_archives
 from runtime.tables import table
@@ -25,8 +24,11 @@ from runtime.tables import table
 from . import golden
 from .command_line import Run
 from .recording_driver import RecordingDriver
+from .row_scale.archives import OF
+from .row_scale.operation import ROW_SCALE
 
-DOCUMENTS = golden.documents()
+OTHER = table.write([golden.ranked(OF, golden.NORM)])  # the table of an operation besides GEMM
+DOCUMENTS = golden.documents() | {"row_scale": OTHER}
 TARGETS = dict.fromkeys((golden.SMALL, golden.LARGE, golden.NORM), golden.TARGET)
 
 
@@ -49,7 +51,7 @@ def _of_archive(read: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
 READERS: dict[str, Callable[[Any], Any]] = {
     "every": Record.from_json,
     "gemm": lambda obj: table.read(obj, GEMM, TARGETS),
-    "rmsnorm": lambda obj: table.read(obj, operation("rmsnorm"), TARGETS),
+    "row_scale": lambda obj: table.read(obj, ROW_SCALE, TARGETS),
     "universal": lambda obj: Universal.from_json(obj, TARGETS),
     "build": _of_archive(build_table.read, "build"),
     "tuning": _of_archive(tuning_table.read, "tuning"),
@@ -94,7 +96,7 @@ PLACES: dict[str, list[list[Any]]] = {
         ["program", "launches", 0, "parameters", 0],
     ],
     "gemm": [[], ["gpus", 0], ["entries", 0], ["entries", 0, "signature"]],
-    "rmsnorm": [[], ["entries", 0], ["entries", 0, "signature"]],
+    "row_scale": [[], ["entries", 0], ["entries", 0, "signature"]],
     "universal": [[], ["forms", 0], ["forms", 0, "form"], ["programs", 0]],
     "build": [[], ["models", 0], ["models", 0, "gemms", 0]],
     "tuning": [[], ["environments", 0]],
@@ -115,7 +117,7 @@ def _read_all(name: str, obj: Any) -> Any:
     return [form.costs for _, form in found.forms] if name == "universal" else found
 
 
-STRICT = [(name, place) for name in ("every", "gemm", "rmsnorm", "universal") for place in PLACES[name]]
+STRICT = [(name, place) for name in ("every", "gemm", "row_scale", "universal") for place in PLACES[name]]
 LENIENT = [(name, place) for name in ("build", "tuning", "history") for place in PLACES[name]]
 
 

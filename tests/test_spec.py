@@ -239,7 +239,7 @@ def test_words_choose_functions_by_name_or_source(package: Path) -> None:
         ["b"],
         ["a"],
     ]
-    assert spec_file.chosen(spec, ["a", "rmsnorm"]) == ([spec.function("a")], ["rmsnorm"])
+    assert spec_file.chosen(spec, ["a", "softmax"]) == ([spec.function("a")], ["softmax"])
     with pytest.raises(
         SpecError, match=r"has no function 'mine.norm:runs'; did you mean 'mine.norm:run'\? known: mine"
     ):

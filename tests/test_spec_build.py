@@ -16,7 +16,7 @@ from aot.compile import cubin
 from runtime import Library
 from runtime.container.archive import Archive
 
-from .command_line import ROOT, Result, Run
+from .command_line import ALONE, ROOT, Result, Run
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
 
 KERNEL = '''
@@ -93,7 +93,7 @@ def build(run: Run, tmp_path: Path, cache: Path) -> Build:
 
     def call(functions: str = "scale()", *options: object, text: str = SPEC) -> Result:
         (tmp_path / "spec.py").write_text(text.replace("FUNCTIONS", functions))
-        arguments = ["-o", tmp_path / "x.aot", "--spec", tmp_path / "spec.py", "--cache", cache, "--no-tune"]
+        arguments = ["-o", tmp_path / "x.aot", "--spec", tmp_path / "spec.py", "--cache", cache, "--no-tune", *ALONE]
         return run("build", *arguments, "--force", *options)
 
     return call
@@ -150,11 +150,12 @@ def test_a_function_is_called_by_its_name(build: Build, tmp_path: Path, torch: F
     assert (launch.grid, launch.block, launch.stream) == ((8, 1, 1), (128, 1, 1), 5)
 
 
+@pytest.mark.usefixtures("row_scale")
 def test_words_of_providers_work_beside_a_spec_and_without_a_manifest(build: Build, run: Run, tmp_path: Path) -> None:
-    assert build("scale()", "--function", "scale", "--function", "rmsnorm", "--target", "sm_90a").status == 0
+    assert build("scale()", "--function", "scale", "--function", "row_scale", "--target", "sm_90a").status == 0
     names = [f["name"] for f in json.loads(run("ls", tmp_path / "x.aot", "--json").out)["functions"]]
     assert "scale.sm_90a" in names
-    assert sum(name.startswith("own.rmsnorm_row.") for name in names) == len(names) - 1 > 0
+    assert sum(name.startswith("row_scales.row.") for name in names) == len(names) - 1 > 0
 
 
 RAISES = 1 + KERNEL[: KERNEL.index("raise ValueError")].count("\n")  # in which line
@@ -246,8 +247,8 @@ def test_a_source_without_a_spec_says_what_to_give(run: Run, tmp_path: Path) -> 
         ([*out, "--function", "quack.rmsnorm:RMSNorm"], "--function quack.rmsnorm:RMSNorm: what it takes is not known"),
         (out, "there is nothing to build; name a manifest, or --function and --spec"),
         (
-            [*out, "--function", "rmsnorm"],
-            "'rmsnorm' is compiled for the targets of manifests, and there is none; give",
+            [*out, "--function", "softmax"],
+            "'softmax' is compiled for the targets of manifests, and there is none; give",
         ),
     ):
         result = run("build", *arguments)

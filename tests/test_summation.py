@@ -137,6 +137,7 @@ def test_without_k_words_are_the_same_only_where_they_are_for_every_k() -> None:
 # --- what is compiled ---
 
 EPILOGUES = ("bias+gelu_tanh+residual", "bias+swiglu+residual", "silu+residual+scale")
+QUICK = ("bias+swiglu+residual", 1), ("silu+residual+scale", 2)  # the others take as long each
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)", re.MULTILINE)
 # What a value of D takes. Where a tile is takes a few more of these (the tile scheduler), fewer than there are values.
 _OF_VALUES = "FADD", "FFMA", "FMUL", "MUFU.EX2", "MUFU.RCP", "FSEL", "FSETP.GT.AND", "FSETP.GE.AND"
@@ -150,8 +151,14 @@ def per_value(code: str) -> dict[str, int]:
     return {name: counts[name] // values for name in _OF_VALUES}
 
 
-@pytest.mark.parametrize("split", [1, 2])
-@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize(
+    ("epilogue", "split"),
+    [
+        pytest.param(epilogue, split, marks=[pytest.mark.long] * ((epilogue, split) not in QUICK))
+        for epilogue in EPILOGUES
+        for split in (1, 2)
+    ],
+)
 def test_epilogues_of_both_families_are_the_same_operations(epilogue: str, split: int, tmp_path: Path) -> None:
     """The compiler fuses a multiplication into an addition where it likes, which rounds once and not twice: it must do
     so alike. Gates, residuals and activations leave it the choice."""

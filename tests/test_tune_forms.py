@@ -28,7 +28,7 @@ from runtime.numbers.scaling import SCALE_BLOCK
 
 from .recording_driver import cubin, entry, gemm_record, signature, table
 from .simulated_gpu import BASELINE, GPU, SimulatedGpu, machine
-from .test_tune import tuned, wrong_are
+from .simulated_tuning import tuned, wrong_are
 
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
 BIAS = dataclasses.replace(PLAIN, epilogue="bias")

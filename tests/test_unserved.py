@@ -9,7 +9,10 @@ import pytest
 
 from aot.search.unserved import computing, variants, why_none
 from runtime.gemm.signature import Signature
-from runtime.rmsnorm import Signature as RmsNorm
+
+from .row_scale.operation import Signature as RowScale
+
+pytestmark = pytest.mark.usefixtures("row_scale")
 
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 1024, 512)
 FP8 = replace(PLAIN, a="e4m3", b="e4m3")
@@ -42,7 +45,7 @@ MXFP8 = replace(FP8, scaling="mxfp8")
         ),
         (
             "sm_90a",
-            RmsNorm("bf16", "f16", "bf16", 64),
+            RowScale("bf16", "f16", "bf16", 64),
             "none for sm_90a has the element types bf16, f16",
             "no target can",
         ),
@@ -57,4 +60,4 @@ def test_a_reason_names_what_is_lacking_and_who_has_it(target: str, signature: A
 
 def test_targets_that_compute_a_problem_are_those_with_variants() -> None:
     assert computing(replace(PLAIN, epilogue="swiglu")) == ["sm_90a"]
-    assert computing(RmsNorm("f16", "f16", "f16", 64)) == ["sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a"]
+    assert computing(RowScale("f16", "f16", "f16", 64)) == ["sm_90a"]

@@ -46,6 +46,7 @@ ALL = all_variants()
 HOPPER = next(v for v in ALL if v.family == "sm90_static_persistent" and v.d == "bf16" and not v.batched)
 BLACKWELL = next(v for v in ALL if v.family == "sm100_persistent" and v.options["two_cta"])
 SMALL_M = next(v for v in ALL if v.family == "sm90_small_m")
+SCALED = legal_variants("cutlass_operators", "sm_100a", dataclasses.replace(signature(TYPES[2]), scaling="mxfp8"))[0]
 PREFERRED = next(v for v in ALL if v.family == "sm100_preferred_cluster")
 
 
@@ -191,7 +192,7 @@ def test_config_must_be_sorted() -> None:
     [
         (dataclasses.replace(HOPPER, family="sm90_magic"), "no family"),
         (dataclasses.replace(HOPPER, provider="own"), "no family"),
-        (dataclasses.replace(HOPPER, operation="rmsnorm"), "no family"),
+        (dataclasses.replace(HOPPER, operation="softmax"), "no family"),
         (dataclasses.replace(HOPPER, target="sm_100a"), "not made for sm_100a"),
         (dataclasses.replace(HOPPER, elements=("bf16", "bf16", "f16")), "lacks the element types bf16, bf16, f16"),
         (dataclasses.replace(HOPPER, accumulator="f16"), "does not compute"),
@@ -206,7 +207,7 @@ def test_config_must_be_sorted() -> None:
         (with_options(BLACKWELL, cluster_m=1), "must be even"),
         (with_options(BLACKWELL, cluster_m=16, cluster_n=2), "exceeds 16"),
         (with_options(PREFERRED, cluster_m=2, cluster_n=1), "larger multiple of fallback"),
-        (dataclasses.replace(legal_functions("own", "sm_80")[0], batched=True), "lacks batches"),
+        (dataclasses.replace(SCALED, batched=True), "lacks batches"),
         (dataclasses.replace(SMALL_M, batched=True, epilogue="bias"), "lacks scales or epilogues in a batch"),
         (with_options(SMALL_M, tile_m=16, split_k=8, cluster_n=2), "a cluster of 16 CTAs exceeds 8"),
         (with_options(SMALL_M, tile_m=8, cluster_n=2), "groups of 8 tokens, and tile_m has no such share"),
@@ -328,10 +329,11 @@ def test_small_m_overlaps_nothing_that_no_signature_promises() -> None:
         assert f"relies on overlap {overlap}, promised is serial" in (unsuited(early, signature()) or "")
 
 
+@pytest.mark.usefixtures("row_scale")
 def test_functions_are_not_offered_as_gemms() -> None:
-    norm = legal_functions("own", "sm_90a")[0]
-    assert norm.operation == "rmsnorm"
-    assert unsuited(norm, signature()) is not None
+    scale = legal_functions("row_scales", "sm_90a")[0]
+    assert scale.operation == "row_scale"
+    assert unsuited(scale, signature()) is not None
     assert legal_variants("own", "sm_80", signature()) == []
 
 

@@ -1,0 +1,73 @@
+"""RMSNorm's kernels, built: from a manifest, which sources they are compiled anew for, and that a server calls them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aot.providers import own
+from runtime import Library
+from runtime.container.archive import Archive
+
+from ..command_line import ALONE, COMMAND, ROOT, Run
+from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from ..shared import made_once
+
+MANIFEST = """
+format: 1
+model: norms
+source: made up
+tokens: [1, 64]
+targets: [sm_90a]
+operations:
+  rmsnorm:
+    - {name: input_norm, x: bf16, weight: bf16, y: bf16, n: 4096}
+"""
+
+
+@pytest.fixture(scope="session")
+def norms(request: pytest.FixtureRequest) -> Path:
+    """The archive of the manifest."""
+    pytest.importorskip("cutlass", reason="the DSL is not installed")
+
+    def make(folder: Path) -> None:
+        (folder / "norms.yaml").write_text(MANIFEST)
+        command = [*COMMAND, "build", "norms.yaml", "-o", "norms.aot", "--cache", "cache", "--no-tune", *ALONE]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    return made_once(request, "norms", make) / "norms.aot"
+
+
+def test_what_a_manifest_asks_is_built_listed_and_served(run: Run, norms: Path, torch: FakeTorch) -> None:
+    assert "input_norm  sm_90a  ranked" in run("ls", norms).out
+    assert run("verify", norms).status == 0
+    assert "takes: x bf16 (M, 4096), weight bf16 (4096), y bf16 (M, 4096)" in run("show", norms, "input_norm").out
+    with Archive.open(norms) as archive:
+        kernels = {}
+        assert len(archive.functions) == 6
+        for name in archive.functions:
+            assert [a["name"] for a in archive.record(name)["arguments"]] == ["x", "weight", "y", "eps", "stream"]
+            (launch,), (kernel,) = archive.record(name)["program"]["launches"], archive.record(name)["kernels"]
+            kernels[archive.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
+        driver = RecordingDriver(kernels=kernels)
+        library = Library(archive, driver)
+        x, weight, y = FakeTensor((64, 4096)), FakeTensor((4096,)), FakeTensor((64, 4096))
+        assert library.call("rmsnorm", x, weight, out=y) is y
+        assert driver.launches[-1].grid == (64, 1, 1)
+        library.close()
+
+
+def test_its_kernel_alone_decides_whether_it_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "aot", tmp_path / "aot", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(own, "_AOT", tmp_path / "aot")
+    ours = own.Own()
+    before = {family: ours.source_digest(family) for family in ours.families}
+    kernel = tmp_path / "aot/kernels/rmsnorm.py"
+    kernel.write_bytes(kernel.read_bytes() + b"\n")
+    assert {f for f in before if before[f] != ours.source_digest(f)} == {"rmsnorm_row"}

@@ -1,0 +1,127 @@
+"""RMSNorm as an operation: its signatures and keys, what a call of it is, and which operands it refuses."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot.search.legal import unsuited
+from aot.search.provider import provider
+from aot.search.unserved import computing, variants, why_none
+from runtime import ArgumentError, Library, RecordError
+from runtime.container.archive import Archive
+from runtime.gemm.signature import Signature as GemmSignature
+from runtime.program.operation import names, operation
+from runtime.rmsnorm import RMSNORM, Signature
+from runtime.tables.dispatch import Dispatch
+
+from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry
+from .archives import OF, write
+
+
+@pytest.fixture
+def driver(tmp_path: Path, torch: FakeTorch) -> RecordingDriver:
+    return write(tmp_path / "norms.aot")
+
+
+@pytest.fixture
+def library(tmp_path: Path, driver: RecordingDriver) -> Library:
+    return Library(Archive.open(tmp_path / "norms.aot"), driver)
+
+
+def tensors(m: int, n: int = 4096) -> tuple[FakeTensor, FakeTensor, FakeTensor]:
+    return FakeTensor((m, n)), FakeTensor((n,)), FakeTensor((m, n))
+
+
+def test_it_is_one_of_the_operations() -> None:
+    assert operation("rmsnorm") is RMSNORM
+    assert "rmsnorm" in names()
+
+
+def test_call_launches_its_kernel_with_operands_and_eps(library: Library, driver: RecordingDriver) -> None:
+    x, weight, y = tensors(9)
+    assert library.call("rmsnorm", x, weight, out=y, eps=0.5) is y
+    launch = driver.launches[-1]
+    assert (launch.symbol, launch.grid[0]) == ("kernel_wide", 9)
+    pointers = [struct.unpack_from("<Q", p)[0] for p in launch.parameters[:3]]
+    assert pointers == [t.data_ptr() for t in (x, weight, y)]
+    assert struct.unpack("<f", launch.parameters[3]) == (0.5,)
+
+
+def test_call_without_eps_takes_the_usual_one_and_without_out_makes_one_like_x(
+    library: Library, driver: RecordingDriver
+) -> None:
+    found = library.call("rmsnorm", FakeTensor((2, 3, 4096)), FakeTensor((4096,)))
+    assert found.shape == (2, 3, 4096)
+    assert driver.launches[-1].grid[0] == 6
+    assert driver.launches[-1].parameters[3] == struct.pack("<f", 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"weight": FakeTensor((8,))}, r"rmsnorm takes x \(..., N\), weight \(N\)"),
+        ({"out": FakeTensor((8, 4096))}, "rmsnorm takes x"),
+        ({"out": None, "x": object()}, "out is needed"),
+    ],
+)
+def test_call_refuses_tensors_that_do_not_go_together(library: Library, change: dict[str, Any], match: str) -> None:
+    x, weight, y = tensors(4)
+    given = {"x": x, "weight": weight, "out": y} | change
+    with pytest.raises(ArgumentError, match=match):
+        library.call("rmsnorm", given["x"], given["weight"], out=given["out"])
+
+
+def test_call_refuses_memory_that_is_partly_shared(library: Library, driver: RecordingDriver) -> None:
+    x, weight, _ = tensors(4)
+    library.call("rmsnorm", x, weight, out=x)
+    shifted = FakeTensor((4, 4096), pointer=x.data_ptr() + 4096)
+    with pytest.raises(ArgumentError, match="shares memory"):
+        library.call("rmsnorm", x, weight, out=shifted)
+    assert len(driver.launches) == 1
+
+
+def test_key_of_a_signature_is_read_back_and_no_other_word() -> None:
+    assert RMSNORM.of_key(OF.key()) == OF
+    assert RMSNORM.read(OF.to_json()) == OF
+    for word in ("bf16_bf16_bf16_rmsnorm_n0", "bf16_bf16_bf17_rmsnorm_n8", "bf16_bf16_bf16_rmsnorm_n08", ""):
+        assert RMSNORM.of_key(word) is None
+
+
+@pytest.mark.parametrize("change", [{"n": 0}, {"x": "bf17"}, {"more": 1}])
+def test_malformed_signatures_are_refused_where_the_table_is_read(change: dict[str, Any]) -> None:
+    row = entry(OF.to_json(), [(None, "f")])
+    row["signature"] = row["signature"] | change
+    row["gpu"] = None
+    with pytest.raises(RecordError, match="signature"):
+        Dispatch.from_json({"schema": 1, "entries": [row]}, RMSNORM)
+
+
+def test_types_lie_further_apart_than_extents() -> None:
+    wide, other = replace(OF, n=1 << 20), replace(OF, y="f16")
+    assert RMSNORM.distance(OF, OF) == 0 < RMSNORM.distance(wide, OF) < RMSNORM.distance(other, OF)
+    assert RMSNORM.differences(other, replace(OF, n=8)) == ["y is f16, wanted bf16", "N is 4096, wanted 8"]
+
+
+# --- its kernels ---
+
+
+def test_kernels_suit_signatures_of_their_operation_and_element_types() -> None:
+    gemm = GemmSignature("bf16", "bf16", "bf16", "f32", "none", 4096, 4096)
+    of_norms = [v for v in provider("own").functions("sm_90a") if v.operation == "rmsnorm"]
+    suited = {v.d for v in of_norms if unsuited(v, OF) is None}
+    assert (suited, {v.d for v in of_norms}) == ({"bf16"}, {"bf16", "f16"})
+    assert {unsuited(v, gemm) for v in of_norms} == {"rmsnorm_row computes rmsnorm, not gemm"}
+    of_gemms = provider("own").variants("sm_90a", gemm)
+    assert all(str(unsuited(v, OF)).endswith(" computes gemm, not rmsnorm") for v in of_gemms)
+
+
+def test_every_target_has_kernels_of_one_element_type_each() -> None:
+    assert computing(Signature("f16", "f16", "f16", 64)) == ["sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a"]
+    mixed = Signature("bf16", "f16", "bf16", 64)
+    assert variants("sm_90a", mixed) == []
+    assert why_none("sm_90a", mixed).startswith("none for sm_90a has the element types bf16, f16")
