@@ -236,7 +236,6 @@ def _require_same_code(base: Archive, serving: Collection[str], report: BuildRep
 
 def _origin(work: Plan, report: BuildReport, unserved: Iterable[Unserved]) -> Build:
     """Where the archive comes from; nothing in it depends on when, where or by whom it was built."""
-    families = sorted({(v.provider, v.family) for v in work.variants() if isinstance(v, Variant)})
     origins = {name: version for f in work.functions if isinstance(f, SpecFunction) for name, version in f.origins}
     return Build(
         models=[
@@ -252,7 +251,7 @@ def _origin(work: Plan, report: BuildReport, unserved: Iterable[Unserved]) -> Bu
         ranking=work.ranking,
         candidates=work.limit,
         tools=origins | report.tools | {"cute-aot": own_version()},
-        providers={f"{name}.{family}": report.sources[name, family] for name, family in families},
+        providers={f"{name}.{family}": digest for (name, family), digest in sorted(report.sources.items())},
         # Of a spec's functions they name its file, which is the builder's own.
         failures=[(v.name(), reason) for v, reason in report.failures.items() if isinstance(v, Variant)],
         unserved=[(u.what, u.target, u.reason) for u in unserved],  # and no place, as that is the builder's own
