@@ -36,7 +36,7 @@ from aot.tune import measure
 from aot.tune.gemm.baseline import baseline
 from aot.tune.gemm.operands import OperandSet, Weights, gemm_options
 from aot.tune.measure import Launch
-from runtime.errors import AotError, KernelMiss, WorkspaceError
+from runtime.errors import AotError, ArgumentError, KernelMiss, WorkspaceError
 from runtime.gemm.signature import Signature
 
 _AGAIN = "torch again"
@@ -288,10 +288,10 @@ def earlier(path: Path | None, content: Mapping[str, Any]) -> tuple[list[dict[st
         results, environments = found["results"], found["environments"]
         differing = [k for k, value in content.items() if found[k] != value]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        sys.exit(f"error: {path}: {type(error).__name__}: {error}; name a result file of this script")
+        raise ArgumentError(f"{path}: {type(error).__name__}: {error}; name a result file of this script") from None
     if differing:
         what = ", ".join(f"{k} {found[k]!r}, now {content[k]!r}" for k in differing)
-        sys.exit(f"error: {path}: its {what}; go on with a file of the same run, or leave --resume out")
+        raise ArgumentError(f"{path}: its {what}; go on with a file of the same run, or leave --resume out")
     return results, environments
 
 

@@ -61,6 +61,7 @@ def main() -> int:
     import runtime
     from aot.tune import measure
     from runtime.container.archive import Archive
+    from runtime.errors import ArgumentError
     from runtime.gemm.operation import GEMM
     from runtime.tables.dispatch import Dispatch, serves
 
@@ -77,7 +78,7 @@ def main() -> int:
         results.append({"signature": entry.signature.key(), "groups": found})
         print(f"{entry.signature.key():60s} {[len(group) for group in found]}", flush=True)
     if not results:
-        sys.exit("error: the archive has no entry for this GPU")
+        raise ArgumentError("the archive has no entry for this GPU; build and tune one for it")
     write(options.out, environment, tokens=options.tokens, results=results)
     return 0
 

@@ -36,6 +36,7 @@ from aot.tune.gemm.baseline import baseline
 from aot.tune.gemm.operands import OperandSet, Weights
 from aot.tune.measure import Launch
 from runtime.container.archive import Archive
+from runtime.errors import ArgumentError
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.tables.dispatch import Dispatch
@@ -95,7 +96,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(lzma.decompress(path.read_bytes()))
     except (OSError, lzma.LZMAError, ValueError) as error:
-        sys.exit(f"error: {path}: {error}; name a file such as benchmarks/variants_h200.json.xz")
+        raise ArgumentError(f"{path}: {error}; name a file such as benchmarks/variants_h200.json.xz") from None
     return found
 
 
