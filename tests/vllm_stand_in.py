@@ -11,10 +11,24 @@ from typing import Any
 import torch
 from torch import nn
 
+LAYERS = "vllm.model_executor.layers"
+FP8 = "vllm.model_executor.kernels.linear"
+Contents = dict[str, dict[str, Any]]  # of modules, by their names
+
 
 def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
     """Fresh modules by name, for sys.modules."""
+    contents: Contents = {"vllm": {"__version__": version}, "vllm.envs": {"VLLM_BATCH_INVARIANT": False}}
+    contents |= _engine()
+    linear = _linear()
+    contents |= linear | _mlps(linear[f"{LAYERS}.linear"]["Linear"]) | _embeddings() | _fp8_gemms()
+    modules = {name: types.ModuleType(name) for name in contents}
+    for name, names in contents.items():
+        vars(modules[name]).update(names)
+    return modules
 
+
+def _engine() -> Contents:
     class WorkerBase:
         def __init__(
             self,
@@ -51,6 +65,14 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
         def compute_hash(self) -> str:
             return hashlib.sha256(json.dumps(self.additional_config).encode()).hexdigest()[:10]
 
+    return {
+        "vllm.config.vllm": {"VllmConfig": VllmConfig},
+        "vllm.v1.worker.worker_base": {"WorkerBase": WorkerBase},
+        "vllm.v1.worker.gpu_worker": {"Worker": Worker},
+    }
+
+
+def _linear() -> Contents:
     class UnquantizedLinearMethod:
         def process_weights_after_loading(self, layer: Any) -> None:
             layer.processed = True
@@ -77,6 +99,16 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
         def forward(self, x: Any) -> Any:
             return self.quant_method.apply(self, x, self.bias)
 
+    return {
+        f"{LAYERS}.linear": {
+            "UnquantizedLinearMethod": UnquantizedLinearMethod,
+            "OwnMethod": OwnMethod,
+            "Linear": Linear,
+        }
+    }
+
+
+def _mlps(linear: Any) -> Contents:
     class SiluAndMul(nn.Module):
         @staticmethod
         def forward_native(x: Any) -> Any:
@@ -89,8 +121,8 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
     class Mlp(nn.Module):
         def __init__(self, inner: int, hidden: int, bias: bool = False) -> None:
             super().__init__()
-            self.gate_up_proj, self.act_fn = Linear(2 * inner, hidden, bias), SiluAndMul()
-            self.down_proj = Linear(hidden, inner)
+            self.gate_up_proj, self.act_fn = linear(2 * inner, hidden, bias), SiluAndMul()
+            self.down_proj = linear(hidden, inner)
 
         def forward(self, x: Any) -> Any:
             gate_up = self.gate_up_proj(x)
@@ -103,6 +135,13 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
         def forward(self, x: Any) -> Any:
             return self.down_proj(self.act_fn(self.scale * self.gate_up_proj(x)))
 
+    return {
+        f"{LAYERS}.activation": {"SiluAndMul": SiluAndMul},
+        "vllm.model_executor.models": {"Mlp": Mlp, "ScaledMlp": ScaledMlp},
+    }
+
+
+def _embeddings() -> Contents:
     class UnquantizedEmbeddingMethod:
         def process_weights_after_loading(self, layer: Any) -> None:
             layer.processed = True
@@ -120,6 +159,16 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
         def forward(self, x: Any) -> Any:
             return self.quant_method.apply(self, x)
 
+    return {
+        f"{LAYERS}.vocab_parallel_embedding": {
+            "UnquantizedEmbeddingMethod": UnquantizedEmbeddingMethod,
+            "VocabParallelEmbedding": VocabParallelEmbedding,
+            "ParallelLMHead": ParallelLMHead,
+        }
+    }
+
+
+def _fp8_gemms() -> Contents:
     class FP8ScaledMMLinearKernel:
         def __init__(self, c: Any, layer_param_names: Any) -> None:
             assert self.can_implement(c)[0]
@@ -149,36 +198,11 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
         CUDA = enum.auto()
         ROCM = enum.auto()
 
-    fp8 = "vllm.model_executor.kernels.linear"
-    layers = "vllm.model_executor.layers"
-    contents: dict[str, dict[str, Any]] = {
-        "vllm": {"__version__": version},
-        "vllm.envs": {"VLLM_BATCH_INVARIANT": False},
-        "vllm.config.vllm": {"VllmConfig": VllmConfig},
-        "vllm.v1.worker.worker_base": {"WorkerBase": WorkerBase},
-        "vllm.v1.worker.gpu_worker": {"Worker": Worker},
-        f"{layers}.linear": {
-            "UnquantizedLinearMethod": UnquantizedLinearMethod,
-            "OwnMethod": OwnMethod,
-            "Linear": Linear,
-        },
-        f"{layers}.activation": {"SiluAndMul": SiluAndMul},
-        "vllm.model_executor.models": {"Mlp": Mlp, "ScaledMlp": ScaledMlp},
-        f"{layers}.vocab_parallel_embedding": {
-            "UnquantizedEmbeddingMethod": UnquantizedEmbeddingMethod,
-            "VocabParallelEmbedding": VocabParallelEmbedding,
-            "ParallelLMHead": ParallelLMHead,
-        },
-    }
-    contents |= {
-        fp8: {
+    return {
+        FP8: {
             "_POSSIBLE_FP8_KERNELS": {p: [FP8ScaledMMLinearKernel] for p in Platform},
             "_POSSIBLE_FP8_BLOCK_KERNELS": {p: [Fp8BlockScaledMMLinearKernel] for p in Platform},
         },
-        f"{fp8}.scaled_mm.ScaledMMLinearKernel": {"FP8ScaledMMLinearKernel": FP8ScaledMMLinearKernel},
-        f"{fp8}.scaled_mm.BlockScaledMMLinearKernel": {"Fp8BlockScaledMMLinearKernel": Fp8BlockScaledMMLinearKernel},
+        f"{FP8}.scaled_mm.ScaledMMLinearKernel": {"FP8ScaledMMLinearKernel": FP8ScaledMMLinearKernel},
+        f"{FP8}.scaled_mm.BlockScaledMMLinearKernel": {"Fp8BlockScaledMMLinearKernel": Fp8BlockScaledMMLinearKernel},
     }
-    modules = {name: types.ModuleType(name) for name in contents}
-    for name, names in contents.items():
-        vars(modules[name]).update(names)
-    return modules
