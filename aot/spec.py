@@ -257,8 +257,12 @@ class Function:
                 raise SpecError(f"variant {name!r} must be a dictionary of what make is given, found {choices!r:.60}")
             if choices and self.make is None:
                 raise SpecError(f"variant {name!r} has choices, but there is no make to give them to")
+        self._check_sequences()
         for name in self.targets:
             target_named(name)
+        number = isinstance(self.tolerance, (int, float)) and not isinstance(self.tolerance, bool)
+        if self.tolerance is not None and not (number and self.tolerance > 0):
+            raise SpecError(f"tolerance must be a number above 0, found {self.tolerance!r:.60}")
         if not isinstance(self.options, Options):
             raise SpecError(f"options must be Options(...), found {self.options!r:.60}")
         self._check_arguments()
@@ -269,6 +273,17 @@ class Function:
             for name, value in case.items():
                 if type(value) is not int or value < 1 or value % symbols[name].divisibility:
                     raise SpecError(f"case {name} = {value!r}: must be a multiple of {symbols[name].divisibility}")
+
+    def _check_sequences(self) -> None:
+        for what, kind, each in (
+            ("arguments", object, "arguments such as Tensor(...)"),
+            ("targets", str, 'names such as "sm_90a"'),
+            ("depends", str, "names of modules"),
+            ("cases", Mapping, 'dictionaries such as {"n": 4}'),
+        ):
+            given = getattr(self, what)
+            if not isinstance(given, (list, tuple)) or not all(isinstance(x, kind) for x in given):
+                raise SpecError(f"{what} must be a list of {each}, found {given!r:.60}")
 
     def _check_arguments(self) -> None:
         for argument in self.arguments:

@@ -120,6 +120,13 @@ def test_a_word_and_a_symbol_of_one_name_are_one_symbol() -> None:
             "case n = 4: must be a multiple of 8",
         ),
         (lambda: function(X, make=5), "make must be a function, found 5"),
+        (lambda: function(X, targets="sm_90a"), 'targets must be a list of names such as "sm_90a", found .sm_90a.'),
+        (lambda: function(X, targets=[90]), "targets must be a list of names"),
+        (lambda: function(X, depends="torch"), "depends must be a list of names of modules, found 'torch'"),
+        (lambda: function(X, cases=5), "cases must be a list of dictionaries"),
+        (lambda: function(X, cases=[4]), "cases must be a list of dictionaries"),
+        (lambda: function(X, tolerance="x"), "tolerance must be a number above 0, found 'x'"),
+        (lambda: function(X, tolerance=0), "tolerance must be a number above 0, found 0"),
         (lambda: function(X, variants={"a": 1}), "variant 'a' must be a dictionary"),
         (
             lambda: Function("f", [X, Stream()], source="a:b", variants={"a": {"t": 1}}),
