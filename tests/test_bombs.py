@@ -17,8 +17,15 @@ PROCESSES = multiprocessing.get_context("forkserver")  # which imports all that 
 PROCESSES.set_forkserver_preload([bombs.__name__])
 
 
+# Large to make, each beside one of its kind that is not.
+LONG = {
+    *("table_of_many_gpus", "form_checked_on_many_gpus", "forms_of_too_many_functions"),
+    *("program_of_many_parameters", "table_of_many_entries"),
+}
+
+
 @pytest.mark.parametrize("readings", ["first", pytest.param("second", marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.long) if x in LONG else x for x in BOMBS])
 def test_small_archive_costs_little(name: str, readings: str) -> None:
     """Each is read in a process of its own, whose memory and CPU time nothing else takes."""
     hearing, saying = PROCESSES.Pipe(duplex=False)
