@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import statistics
 import sys
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 import summarise_random
@@ -181,17 +181,13 @@ def vllm() -> list[str]:
         header += [f"prefill, {tokens}" for tokens in ours["prefill"]]
         pairs = [(ours["decode"][b]["all"], stock["decode"][b]["all"]) for b in ours["decode"]]
         pairs += [(stock["prefill"][t]["all"], ours["prefill"][t]["all"]) for t in ours["prefill"]]
-        rows.append([label, *(f"{_median(x) / _median(y):.3f} ({max(map(_spread, (x, y))):.0%})" for x, y in pairs)])
+        rows.append([label, *(f"{median(x) / median(y):.3f} ({max(map(_spread, (x, y))):.0%})" for x, y in pairs)])
     return [*table(header, rows), *source("vllm_h200")]
-
-
-def _median(of: Sequence[float]) -> float:
-    return statistics.median(of)
 
 
 def _spread(of: Sequence[float]) -> float:
     """From the least to the most, over the median."""
-    return (max(of) - min(of)) / _median(of)
+    return (max(of) - min(of)) / median(of)
 
 
 def host() -> list[str]:

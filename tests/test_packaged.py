@@ -146,7 +146,8 @@ def test_at_random_shapes_and_m_the_choice_is_near_the_best() -> None:
     """Of 384 problems, M, N and K drawn log-uniformly: 3.0%, 2.4% and 3.6% behind in the three ranges of M."""
     assert len(losses(kept)) == 384
     for low, high in REGIMES:
-        assert mean([x for x in losses(kept) if low <= x[0] <= high]) < 0.04
+        assert mean([x for x in losses(kept) if low <= x[0] <= high]) < 0.037
+    assert mean(losses(kept)) < 0.031
 
 
 def test_corrections_are_worth_something_and_harm_where_they_are_shuffled() -> None:
