@@ -105,21 +105,30 @@ class Predictions:
     def __init__(self, signature: Any, calibration: Calibration) -> None:
         self._signature, self._calibration = signature, calibration
         self._estimate = calibration._estimate(signature)
-        self._known: dict[str, tuple[list[_Effect], list[float]]] = {}
+        self._known: dict[str, _Bearing] = {}
+        self._shared: dict[tuple[_Key, ...], dict[int, float]] = {}
 
-    def _of(self, name: str) -> tuple[list[_Effect], list[float]]:
-        """The effects that bear on a function, and the log2 M at which it was measured."""
+    def _of(self, name: str) -> _Bearing:
+        """The effects that bear on a function."""
         if name not in self._known:
             c = self._calibration
-            keys = c._keys(c._places.get(self._signature, -1), name)
-            effects = [c._effects[key] for key in keys if key in c._effects]
-            self._known[name] = effects, c._effects[keys[-1]].known_at if keys[-1] in c._effects else []
+            *wide, function, one = c._keys(c._places.get(self._signature, -1), name)
+            effects = [c._effects[key] for key in wide if key in c._effects]
+            own = [c._effects[key] for key in (function, one) if key in c._effects]
+            known_at = c._effects[one].known_at if one in c._effects else []
+            self._known[name] = _Bearing(effects, self._shared.setdefault(tuple(wide), {}), own, known_at)
         return self._known[name]
 
     def us(self, name: str, m: int) -> float:
         """Microseconds of a function at `m`."""
+        effects, shared, own, _ = self._of(name)
         x = math.log2(m)
-        return self._estimate(name, m) * math.exp(sum([effect.at(x) for effect in self._of(name)[0]]))
+        total = shared.get(m)
+        if total is None:
+            total = shared[m] = sum([effect.at(x) for effect in effects])
+        for effect in own:
+            total += effect.at(x)
+        return self._estimate(name, m) * math.exp(total)
 
     def curve(self, name: str, ms: Sequence[int]) -> list[float]:
         """Microseconds of a function at each of `ms`."""
@@ -128,8 +137,18 @@ class Predictions:
     def uncertainty(self, name: str, m: int) -> float:
         """By what share of it the prediction at `m` may be off, as a standard deviation."""
         x = math.log2(m)
-        away = min([abs(x - at) for at in self._of(name)[1]], default=math.inf)
+        away = min([abs(x - at) for at in self._of(name).known_at], default=math.inf)
         return math.hypot(_NOISE, _SCATTER * math.sqrt(1 - math.exp(-2 * away / _SCATTER_OCTAVES)))
+
+
+class _Bearing(NamedTuple):
+    """What bears on a function: effects that others share with it and their sum by M, as far as it was asked for; its
+    own effects; and the log2 M at which it was measured."""
+
+    effects: list[_Effect]
+    shared: dict[int, float]
+    own: list[_Effect]
+    known_at: list[float]
 
 
 class _Effect:
@@ -147,15 +166,8 @@ class _Effect:
             0.0 if math.isinf(reach) else 1 / math.sinh((b - a) / reach)
             for a, b in zip(self._xs, self._xs[1:], strict=False)
         ]
-        self._last = math.nan, 0.0  # of many functions that are asked at one M, most share their widest effects
 
     def at(self, x: float) -> float:
-        if x == self._last[0]:
-            return self._last[1]
-        self._last = x, self._guess(x)
-        return self._last[1]
-
-    def _guess(self, x: float) -> float:
         after = bisect_left(self._xs, x)
         if after == len(self._xs):
             return self._values[-1] * math.exp(-(x - self._xs[-1]) / self._reach)

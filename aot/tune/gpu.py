@@ -21,6 +21,8 @@ from .operation import OperandSet, tuning
 from .timing import Timing
 from .worker import Announce, Setup
 
+_BASELINES = 4  # that are kept: jobs of a few signatures come in turns
+
 
 class GpuBackend:
     """Checks and times functions of an archive on the GPU that torch sees first."""
@@ -34,7 +36,7 @@ class GpuBackend:
         self._environment = measure.environment()
         self.l2_bytes = self._environment["l2_bytes"]
         self.library = Library(Archive.open(setup.archive), Driver())
-        self.baselines: dict[Signature, tuple[str, Launch]] = {}  # the last: to compile one takes seconds
+        self.baselines: dict[Signature, tuple[str, Launch]] = {}  # the last ones: to compile one takes seconds
 
     def environment(self) -> dict[str, Any]:
         """The machine and the versions behind a measurement."""
@@ -70,7 +72,9 @@ class GpuBackend:
         measures = tuning(signature).measures()
         operands = measures.weights(signature, m, self.l2_bytes, self.seed).operands(m)
         if signature not in self.baselines:
-            self.baselines = {signature: measures.baseline(signature, operands[0])}
+            self.baselines[signature] = measures.baseline(signature, operands[0])
+        for other in list(self.baselines)[:-_BASELINES]:
+            del self.baselines[other]
         try:
             yield GpuBench(self, signature, m, operands)
         finally:

@@ -93,7 +93,7 @@ def _tuned(course: _Course, writer: Writer, report: TuneReport, destination: Pat
         return bool(interrupts)
 
     try:
-        _run(course, report, results, progress, write)
+        _run(course, report, results, progress, write, lambda entry: writer.prepare(entry, results, report))
     except KeyboardInterrupt:
         report.interrupted = True
     except AotError:
@@ -198,9 +198,10 @@ def _run(
     results: Results,
     progress: Progress,
     write: Callable[[bool], bool],
+    prepare: Callable[[Entry], None],
 ) -> None:
-    """Tune entry after entry and form after form, as many at a time as there are workers; one is in `results` when it
-    is complete.
+    """Tune entry after entry and form after form, one more at a time than there are workers, so that these measure
+    while the next job of another is found; one is in `results` when it is complete, and `prepare` is told.
 
     Which are tuned at a time changes no answer: what one finds is not used for another before all is written. `write`
     says whether it was interrupted.
@@ -209,6 +210,7 @@ def _run(
     total += sum(map(forms.steps, course.forms))
     open_now: dict[Job, tuple[_Task, Generator[Job, Answer, Any]]] = {}
     waiting: list[_Task] = [*course.entries, *course.forms]
+    complete = list[Entry]()
     done, written = 0, time.monotonic()
 
     def advance(task: _Task, steps: Generator[Job, Answer, Any], answer: Answer | None) -> None:
@@ -219,6 +221,8 @@ def _run(
                 job = next(steps) if answer is None else steps.send(answer)
             except StopIteration as end:
                 results.keep(task, end.value)
+                if isinstance(task, Entry):
+                    complete.append(task)
                 report.rejected |= {
                     name: reason for name, reason in end.value.rejected.items() if name not in report.rejected
                 }
@@ -232,12 +236,14 @@ def _run(
                 return
 
     while waiting or open_now:
-        while waiting and len(open_now) < course.executor.width:
+        while waiting and len(open_now) <= course.executor.width:
             task = waiting.pop(0)
             if isinstance(task, forms.Task):
                 advance(task, forms.tune(task), None)
             else:
                 advance(task, session.tune(task, course.pools[task.target]), None)
+        while complete:
+            prepare(complete.pop())
         for job, answer in course.executor.answers() if open_now else ():
             course.journal.keep(job, answer)
             advance(*open_now.pop(job), answer)

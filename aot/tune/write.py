@@ -120,6 +120,12 @@ class Writer:
                 package.set_table(history.TABLE, fits, alone=True)
                 package.write(destination)
 
+    def prepare(self, entry: Entry, found: Results, report: TuneReport) -> None:
+        """Predict the times of an entry that is complete, which takes a second, before they are written."""
+        key = entry.signature, entry.target
+        if _right(found.entries[key], report.rejected):
+            self._predicted(key, found.entries[key], report.rejected)
+
     def _rows(
         self, results: Mapping[Key, Tuned], rejected: Mapping[str, str]
     ) -> tuple[list[Row], list[str], list[float]]:
