@@ -12,9 +12,9 @@ import torch
 
 from ..gemm.signature import Signature
 from ..serve.library import Library
-from . import layers, products
+from . import direct, layers, products
 from .layers import check_overlap
-from .operator import GEMM, register
+from .operator import GEMM, register, tell_inductor
 from .products import MATMULS, Operand, is_scaled, match, value_of
 
 
@@ -36,6 +36,7 @@ class GemmPass:
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Replace in `graph` what can be."""
+        tell_inductor()  # as the operator is not traced again
         for node in list(graph.nodes):
             if node.op != "call_function" or node.target not in MATMULS:
                 continue
@@ -51,7 +52,10 @@ class GemmPass:
         """What decides the graphs that this pass makes: its own sources, the archive's digest, device and options."""
         from torch._inductor.custom_graph_pass import get_hash_for_files
 
-        sources = get_hash_for_files((__file__, products.__file__, layers.__file__)).hex()
+        from . import lowering
+
+        modules = (products, layers, direct, lowering)
+        sources = get_hash_for_files((__file__, *(str(module.__file__) for module in modules))).hex()
         return f"cute_aot {sources} {self.number} {self.lib.identity} {self.overlap}"
 
     def __deepcopy__(self, _memo: Any) -> GemmPass:

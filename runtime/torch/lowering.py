@@ -1,0 +1,102 @@
+"""How Inductor lowers the operators of `cute_aot`: to calls of `direct`, whose results Inductor allocates.
+
+An operator that torch has no lowering for is called through torch's dispatcher and allocates its result in Python. A
+lowered one is an external kernel as `mm` is: its result is one of Inductor's buffers, whose memory is planned and used
+again, and generated code calls a function that it got once, when it was loaded. Importing this imports Inductor, which
+takes seconds. All that is used of Inductor is in torch 2.11 to 2.13; where something is not, and in generated C++, the
+operator is called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._inductor import ir, lowering
+from torch._inductor.utils import convert_shape_to_inductor
+from torch._inductor.virtualized import V
+
+from .operator import DIRECT, Direct
+
+_log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_lowered: set[Any] = set()  # operators, those that could not be too
+
+
+def install() -> None:
+    """Let Inductor know how to lower each operator in `DIRECT`; once for each, however often it is called."""
+    if len(_lowered) == len(DIRECT):
+        return
+    with _lock:
+        for operator, direct in DIRECT.items():
+            if operator not in _lowered:
+                _lowered.add(operator)
+                try:
+                    lower = _lowering(operator, direct)
+                    lowering.register_lowering(operator, type_promotion_kind=None)(lower)
+                except Exception as error:  # whatever another release of torch makes of it
+                    _log.warning(
+                        "compiled code calls %s through torch's dispatcher, which takes longer: %s", operator, error
+                    )
+
+
+def _lowering(operator: Any, direct: Direct) -> Callable[..., Any]:
+    """What Inductor is to do with `operator`."""
+    dispatched = lowering.fallback_handler(operator, add_to_fallback_set=False)
+
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        graph = V.graph
+        if graph.cpp_wrapper or getattr(graph, "fx_wrapper", False):  # which call no Python, or operators only
+            return dispatched(*args, **kwargs)
+        try:
+            return ir.TensorBox.create(_node(operator, direct, args, kwargs))
+        except Exception as error:  # of the arguments, which is raised again, or of another release of torch
+            _log.debug("%s is called through torch's dispatcher: %s", operator, error)
+            return dispatched(*args, **kwargs)
+
+    return lower
+
+
+class _Call(ir.ExternKernelOut):
+    """A call of a function that the code before it makes, by `definition`."""
+
+    definition: tuple[str, ...]
+
+    def codegen(self, wrapper: Any) -> None:
+        """Write the definition, once in a file, and the call."""
+        for line in self.definition:
+            wrapper.add_import_once(line)
+        super().codegen(wrapper)
+
+
+def _node(operator: Any, direct: Direct, args: Any, kwargs: Any) -> Any:
+    """The node of a call with these arguments, whose tensors are lowered."""
+    # It also traces the operator with the layouts that its operands have got, as for operators without a lowering.
+    with V.graph.fake_mode:
+        found, tensors, others, unflatten, unbacked = ir.FallbackKernel.process_kernel(operator, *args, **kwargs)
+    if unbacked or not isinstance(found, torch.Tensor):
+        raise NotImplementedError("its result is not of a known shape")
+    arguments = operator._schema.arguments
+    placed, named = unflatten(tensors, others)
+    given = dict(zip((x.name for x in arguments), placed, strict=False)) | named
+    inputs = {x.name: given[x.name] for x in arguments if isinstance(given.get(x.name), ir.IRNode)}
+    words = {
+        x.name: given[x.name]
+        for x in arguments
+        if x.name in given and x.name not in inputs and not (x.has_default_value() and given[x.name] == x.default_value)
+    }
+    if not all(isinstance(word, int | float | str | torch.dtype) for word in words.values()):
+        raise NotImplementedError("it has a word that is not known before it runs")
+    by_place = [words.pop("library"), *direct.arguments, *inputs]
+    said = [*map(repr, by_place), *(f"{name}={word!r}" for name, word in words.items())]
+    of = operator._schema.name.replace("::", "_")
+    name = f"{of}_{hashlib.sha256(' '.join(said).encode()).hexdigest()[:12]}"  # the same wherever that is the same
+    sizes, strides = (convert_shape_to_inductor(extents) for extents in (found.size(), found.stride()))
+    layout = ir.FixedLayout(found.device, found.dtype, sizes, strides)
+    node = _Call(layout=layout, inputs=list(inputs.values()), python_kernel_name=name, op_overload=operator)
+    node.definition = (f"from {direct.module} import {direct.function} as {of}", f"{name} = {of}({', '.join(said)})")
+    return node
