@@ -5,7 +5,9 @@ Knows nothing of models or of who puts the operator into a graph.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import logging
 import sys
 import threading
 import weakref
@@ -24,6 +26,8 @@ from ..serve.library import Library, alive
 
 if TYPE_CHECKING:
     from typing import Unpack
+
+_log = logging.getLogger(__name__)
 
 # --- libraries by number ---
 
@@ -209,10 +213,19 @@ DIRECT: dict[Any, Direct] = {GEMM: Direct(f"{__package__}.direct", "gemm")}  # b
 def tell_inductor() -> None:
     """Let Inductor lower the operators in `DIRECT`, if it was imported: whenever one of them is traced, since by then
     it was, where it is what compiles."""
-    if "torch._inductor.lowering" in sys.modules:
-        from . import lowering
-
+    if "torch._inductor.lowering" in sys.modules and (lowering := _lowering()) is not None:
         lowering.install()
+
+
+@functools.lru_cache(None)
+def _lowering() -> Any:
+    """The module that knows Inductor; None where that is not as it is known."""
+    try:
+        from . import lowering
+    except (ImportError, AttributeError, TypeError) as error:
+        _log.warning("compiled code calls operators through torch's dispatcher, which takes longer: %s", error)
+        return None
+    return lowering
 
 
 def gemm(
