@@ -14,7 +14,7 @@ import torch
 from ..gemm.signature import Signature
 from ..serve.library import Library
 from .layers import check_overlap
-from .operator import GEMM, register, tell_inductor
+from .operator import GEMM, register
 from .products import MATMULS, Operand, is_scaled, match, value_of
 
 
@@ -36,7 +36,6 @@ class GemmPass:
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Replace in `graph` what can be."""
-        tell_inductor()  # as the operator is not traced again
         for node in list(graph.nodes):
             if node.op != "call_function" or node.target not in MATMULS:
                 continue

@@ -89,8 +89,6 @@ def _node(operator: Any, direct: Direct, args: Any, kwargs: Any) -> Any:
         for x in arguments
         if x.name in given and x.name not in inputs and not (x.has_default_value() and given[x.name] == x.default_value)
     }
-    if not all(isinstance(word, int | float | str | torch.dtype) for word in words.values()):
-        raise NotImplementedError("it has a word that is not known before it runs")
     by_place = [words.pop("library"), *direct.arguments, *inputs]
     said = [*map(repr, by_place), *(f"{name}={word!r}" for name, word in words.items())]
     of = operator._schema.name.replace("::", "_")
