@@ -3,7 +3,7 @@
 An operator that torch has no lowering for is called through torch's dispatcher and allocates its result in Python. A
 lowered one is an external kernel as `mm` is: its result is one of Inductor's buffers, whose memory is planned and used
 again, and generated code calls a function that it got once, when it was loaded. Importing this imports Inductor, which
-takes seconds. All that is used of Inductor is in torch 2.11 to 2.13; where something is not, and in generated C++, the
+takes seconds. All that is used of Inductor is in torch 2.10 to 2.14; where something is not, and in generated C++, the
 operator is called.
 """
 
@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch._inductor import ir, lowering
 from torch._inductor.utils import convert_shape_to_inductor
 from torch._inductor.virtualized import V
@@ -75,15 +74,10 @@ class _Call(ir.ExternKernelOut):
 
 def _node(operator: Any, direct: Direct, args: Any, kwargs: Any) -> Any:
     """The node of a call with these arguments, whose tensors are lowered."""
-    # It also traces the operator with the layouts that its operands have got, as for operators without a lowering.
-    with V.graph.fake_mode:
-        found, tensors, others, unflatten, unbacked = ir.FallbackKernel.process_kernel(operator, *args, **kwargs)
-    if unbacked or not isinstance(found, torch.Tensor):
-        raise NotImplementedError("its result is not of a known shape")
+    found = V.graph.current_node.meta["val"]
     arguments = operator._schema.arguments
-    placed, named = unflatten(tensors, others)
-    given = dict(zip((x.name for x in arguments), placed, strict=False)) | named
-    inputs = {x.name: given[x.name] for x in arguments if isinstance(given.get(x.name), ir.IRNode)}
+    given = dict(zip((x.name for x in arguments), args, strict=False)) | kwargs
+    inputs = {x.name: _in_place(given[x.name]) for x in arguments if isinstance(given.get(x.name), ir.IRNode)}
     words = {
         x.name: given[x.name]
         for x in arguments
@@ -98,3 +92,11 @@ def _node(operator: Any, direct: Direct, args: Any, kwargs: Any) -> Any:
     node = _Call(layout=layout, inputs=list(inputs.values()), python_kernel_name=name, op_overload=operator)
     node.definition = (f"from {direct.module} import {direct.function} as {of}", f"{name} = {of}({', '.join(said)})")
     return node
+
+
+def _in_place(x: Any) -> Any:
+    """An operand as it lies in memory, which it stays; where it was not computed into memory before, it is."""
+    x = ir.ExternKernel.realize_input(x)
+    if ir.is_storage_and_layout(x):
+        ir.as_storage_and_layout(x, freeze=True)
+    return x
