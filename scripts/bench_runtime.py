@@ -170,7 +170,6 @@ def compiled_calls(library: Any, m: int, n: int, layers: int, blocks: int) -> di
     x = torch.randn(m, n, device="cuda", dtype=torch.bfloat16)
     actions: dict[str, Callable[[], Any]] = {}
     for name in ("torch", "archive"):
-        torch._dynamo.reset()  # each is compiled as the only one in its process would be
         made = [torch.nn.Linear(n, n, bias=False, device="cuda", dtype=torch.bfloat16) for _ in range(layers)]
         model = torch.nn.Sequential(*made).eval()
         if name == "archive" and not all(x.taken for x in runtime.torch.replace_linears(model, library).layers):

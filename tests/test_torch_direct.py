@@ -367,6 +367,7 @@ def operator_is_called(lib: OnCpu, **options: Any) -> None:
 def not_lowered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Inductor was told of no operator yet."""
     monkeypatch.setattr(lowering, "_lowered", set())
+    lowering._say_once.cache_clear()
     operator._lowering.cache_clear()
     if operator.GEMM in torch._inductor.lowering.lowerings:
         monkeypatch.delitem(torch._inductor.lowering.lowerings, operator.GEMM)
@@ -403,12 +404,17 @@ def test_where_inductor_has_other_classes_the_operator_is_called(
     assert "no attribute 'ExternKernelOut'" in said(caplog)[0]
 
 
-def test_where_a_call_cannot_be_lowered_the_operator_is_called(lib: OnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_call_cannot_be_lowered_the_operator_is_called(
+    lib: OnCpu, not_lowered: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def init(*_: Any, **__: Any) -> None:
         raise TypeError("an unexpected keyword argument")
 
     monkeypatch.setattr(lowering._Call, "__init__", init)
     operator_is_called(lib)
+    operator_is_called(lib)
+    assert len(said(caplog)) == 1
+    assert said(caplog)[0].endswith("an unexpected keyword argument")
 
 
 def test_generated_cpp_calls_the_operator(lib: OnCpu) -> None:

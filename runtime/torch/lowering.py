@@ -9,6 +9,7 @@ operator is called.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import threading
@@ -38,9 +39,7 @@ def install() -> None:
                     lower = _lowering(operator, direct)
                     lowering.register_lowering(operator, type_promotion_kind=None)(lower)
                 except Exception as error:  # whatever another release of torch makes of it
-                    _log.warning(
-                        "compiled code calls %s through torch's dispatcher, which takes longer: %s", operator, error
-                    )
+                    _say_once(str(operator), str(error))
 
 
 def _lowering(operator: Any, direct: Direct) -> Callable[..., Any]:
@@ -53,11 +52,16 @@ def _lowering(operator: Any, direct: Direct) -> Callable[..., Any]:
             return dispatched(*args, **kwargs)
         try:
             return ir.TensorBox.create(_node(operator, direct, args, kwargs))
-        except Exception as error:  # of the arguments, which is raised again, or of another release of torch
-            _log.debug("%s is called through torch's dispatcher: %s", operator, error)
+        except Exception as error:  # likewise; nothing of it is in the graph yet but operands, which stay
+            _say_once(str(operator), str(error))
             return dispatched(*args, **kwargs)
 
     return lower
+
+
+@functools.lru_cache(64)
+def _say_once(operator: str, error: str) -> None:
+    _log.warning("compiled code calls %s through torch's dispatcher, which takes longer: %s", operator, error)
 
 
 class _Call(ir.ExternKernelOut):
@@ -95,7 +99,8 @@ def _node(operator: Any, direct: Direct, args: Any, kwargs: Any) -> Any:
 
 
 def _in_place(x: Any) -> Any:
-    """An operand as it lies in memory, which it stays; where it was not computed into memory before, it is."""
+    """An operand as it lies in memory, where it is computed to if it was not before. That stays so, since what the
+    archive has is decided by how operands lie in the graph."""
     x = ir.ExternKernel.realize_input(x)
     if ir.is_storage_and_layout(x):
         ir.as_storage_and_layout(x, freeze=True)
