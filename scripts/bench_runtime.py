@@ -1,4 +1,5 @@
-"""What serving from an archive costs the host: opening, the first launch of a kernel, and a steady launch; needs a GPU.
+"""What serving from an archive costs the host: opening, the first launch of a kernel, a steady launch, and one from a
+module that torch.compile compiled; needs a GPU.
 
 The steady-state figure is host time of `lib.gemm(a, b, out=...)` beside `torch.mm(..., out=...)` in the same process,
 in blocks that take turns; the device is far ahead, so that the queue never fills.
@@ -46,20 +47,24 @@ def median_ms(action: Callable[[], Any], repeats: int) -> dict[str, float]:
     }
 
 
-def host_us(actions: dict[str, Callable[[], Any]], blocks: int) -> dict[str, dict[str, float]]:
-    """Host time of one call in microseconds, over blocks of calls that take turns."""
+def host_us(
+    actions: dict[str, Callable[[], Any]], blocks: int, launches_per_call: int = 1
+) -> dict[str, dict[str, float]]:
+    """Host time of one call in microseconds, over blocks of calls that take turns; a block is of so few launches that
+    the queue of the device never fills, at 1,024 of them."""
     import torch
 
     samples: dict[str, list[float]] = {name: [] for name in actions}
+    calls = max(1, BLOCK_LAUNCHES // launches_per_call)
     for _ in range(blocks):
         for name, action in actions.items():
             torch.cuda.synchronize()
             for _ in range(10):
                 action()
             start = time.perf_counter()
-            for _ in range(BLOCK_LAUNCHES):
+            for _ in range(calls):
                 action()
-            samples[name].append((time.perf_counter() - start) / BLOCK_LAUNCHES * 1e6)
+            samples[name].append((time.perf_counter() - start) / calls * 1e6)
     torch.cuda.synchronize()
     return {
         n: {"median": round(statistics.median(s), 3), "min": round(min(s), 3), "max": round(max(s), 3)}
@@ -99,6 +104,7 @@ def main() -> int:
     parser.add_argument("--large", type=Path, help="an archive of 1,000 kernels, some of them for this GPU")
     parser.add_argument("--universal", type=Path, help="an archive that serves any N and K (aot build --universal)")
     parser.add_argument("--blocks", type=int, default=15)
+    parser.add_argument("--linears", type=int, default=8, help="layers of the module that is compiled")
     out_argument(parser)
     options = parser.parse_args()
     import torch
@@ -133,6 +139,7 @@ def main() -> int:
     results["host_us"] = steady
     ours, theirs = (steady[f]["median"] for f in ("lib.gemm(a, b, out=d)", "torch.mm(a, b.t(), out=d)"))
     results["host_ratio"] = round(ours / theirs, 3)
+    results["compiled_host_us"] = compiled_calls(library, m, n, options.linears, options.blocks)
     fresh = iter(range(2000, 4000))
 
     def new_shape() -> None:
@@ -150,6 +157,31 @@ def main() -> int:
         print(f"{name:24s} {value}")
     write(options.out, environment, results=results)
     return 0
+
+
+def compiled_calls(library: Any, m: int, n: int, layers: int, blocks: int) -> dict[str, Any]:
+    """Host time of one call of a compiled module of linear layers of N = K = `n` one after the other, in microseconds,
+    with torch's products and with the library's, and what a layer of the latter takes more; empty where the library
+    does not serve them."""
+    import torch
+
+    import runtime.torch
+
+    x = torch.randn(m, n, device="cuda", dtype=torch.bfloat16)
+    actions: dict[str, Callable[[], Any]] = {}
+    for name in ("torch", "archive"):
+        made = [torch.nn.Linear(n, n, bias=False, device="cuda", dtype=torch.bfloat16) for _ in range(layers)]
+        model = torch.nn.Sequential(*made).eval()
+        if name == "archive" and not all(x.taken for x in runtime.torch.replace_linears(model, library).layers):
+            return {}
+        actions[name] = functools.partial(torch.compile(model, fullgraph=True, dynamic=True), x)
+    with torch.inference_mode():
+        for action in actions.values():
+            for _ in range(3):
+                action()
+        found: dict[str, Any] = host_us(actions, blocks, layers)
+    more = (found["archive"]["median"] - found["torch"]["median"]) / layers
+    return found | {"layers": layers, "more_per_layer": round(more, 3)}
 
 
 def first_launches(path: Path) -> dict[str, Any]:

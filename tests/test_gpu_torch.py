@@ -119,6 +119,60 @@ def test_operator_compiles_in_one_graph_with_any_m(library: Library, plain: Sign
             assert error(compiled(a), 3 * product(a, b)) < TOLERANCE[plain.d], f"M = {m}"
 
 
+@pytest.mark.parametrize("epilogue", ["none", "bias"])
+def test_compiled_code_calls_the_library_itself_with_any_m(
+    library: Library, signatures: list[Signature], epilogue: str
+) -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    s = smallest(signatures, f"GEMM with epilogue {epilogue}", epilogue=epilogue)
+    layer, every_m = linear(s, s.n), [m for m in EVERY_M if m > 1]  # graphs with any M are of two rows or more
+    bias = layer.bias.detach().float() if s.parts.bias else 0
+    aot_torch.replace_linears(nn.Sequential(layer), library)
+    step = torch.compile(lambda x: layer(x * 2), fullgraph=True, options={"fx_graph_cache": False})
+    with torch.no_grad():
+        x = tensor(s, every_m[0], s.k)
+        torch._dynamo.mark_dynamic(x, 0)
+        _, codes = run_and_get_code(step, x)
+        launches = library.stats().launches
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for m in every_m:
+                x = tensor(s, m, s.k)
+                wanted = (2 * x).float() @ layer.weight.float().t() + bias
+                assert error(step(x), wanted) < TOLERANCE[s.d], f"M = {m}"
+        assert library.stats().launches == launches + len(every_m)
+    (code,) = ("\n".join(y for y in code.splitlines() if not y.strip().startswith("#")) for code in codes)
+    assert "torch.ops.cute_aot" not in code
+    assert code.count("    cute_aot_gemm_") == 1
+
+
+def test_compiled_code_can_be_captured_and_follows_the_current_stream(library: Library, plain: Signature) -> None:
+    layer = linear(plain, plain.n)
+    aot_torch.replace_linears(nn.Sequential(layer), library)
+    step = torch.compile(lambda x: layer(x * 2), fullgraph=True, options={"fx_graph_cache": False})
+    x = tensor(plain, 64, plain.k)
+    with torch.inference_mode():
+        step(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = step(x)
+        for _ in range(2):
+            x.normal_()
+            graph.replay()
+            torch.cuda.synchronize()
+            assert error(found, 2 * product(x, layer.weight)) < CHAINED_TOLERANCE
+        source, stream = x.clone(), torch.cuda.Stream()
+        x.zero_()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)  # about 25 ms: an unordered launch would read the zeros
+            x.copy_(source)
+            found = step(x)
+        stream.synchronize()
+        assert error(found, 2 * product(source, layer.weight)) < CHAINED_TOLERANCE
+
+
 def test_operator_can_be_captured(library: Library, plain: Signature) -> None:
     a, b = tensor(plain, 64, plain.k), weight(plain)
     aot_torch.gemm(library, a, b)

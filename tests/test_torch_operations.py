@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("torch")
 import torch
+from torch._inductor.utils import run_and_get_code
 
 import runtime.torch as aot
 from runtime import ArgumentError, Library
@@ -152,6 +153,19 @@ def test_inductor_compiles_both_operators_with_any_m(lib: OnCpu) -> None:
     for m in (5, 9):
         (x,) = tensors((2, m, N))
         assert torch.equal(compiled(x), step(x))
+
+
+def test_compiled_code_calls_the_library_itself(lib: OnCpu) -> None:
+    (weight,) = tensors((N,))
+    step = lambda x: aot.call(lib, "row_scale", x * 2, weight, factor=0.5)  # noqa: E731
+    compiled = torch.compile(step, fullgraph=True, dynamic=True, options={"fx_graph_cache": False})
+    x, other = tensors((5, N), (9, N))
+    found, (code,) = run_and_get_code(compiled, x)
+    assert f"cute_aot_row_scale({aot.register(lib)}, 'row_scale', 2, 'x', 'weight', factor=0.5)" in code
+    assert "torch.ops.cute_aot" not in code
+    assert torch.equal(found, step(x))
+    assert torch.equal(compiled(other), step(other))
+    assert lib.calls == [("row_scale", m, 0.5) for m in (5, 5, 9, 9)]
 
 
 def test_gradients_are_refused(lib: OnCpu) -> None:

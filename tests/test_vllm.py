@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 from torch import nn
+from torch._inductor.utils import run_and_get_code
 
 import runtime
 from runtime.vllm import hooks
@@ -203,6 +204,22 @@ def test_an_embedding_counts_as_a_head_only_where_there_is_no_other(start: Start
     server.serve(server.embedding(VOCAB, HIDDEN), server.head(VOCAB, HIDDEN))
     assert "serves 1 of 1 embeddings (1" in server.lines[0]
     assert "serves 1 of 1 heads (1" in server.lines[1]
+
+
+def test_code_that_inductor_generates_calls_the_library_itself(start: Start) -> None:
+    server = start([*SERVED, signature(2 * INNER, HIDDEN, epilogue="swiglu"), signature(HIDDEN, INNER)])
+    one, mlp = server.linear(HIDDEN, HIDDEN, bias=True), server.modules["vllm.model_executor.models"].Mlp(INNER, HIDDEN)
+    server.serve(one, mlp)
+    step = lambda x: mlp(one(x))  # noqa: E731
+    compiled = torch.compile(step, fullgraph=True, dynamic=True, options={"fx_graph_cache": False})
+    x, other = tensors((5, HIDDEN), (9, HIDDEN))
+    with torch.inference_mode():
+        found, (code,) = run_and_get_code(compiled, x)
+        lines = [line.strip() for line in code.splitlines()]
+        assert near(found, step(x))
+        assert near(compiled(other), step(other))
+    assert sum(line.startswith("cute_aot_gemm_") and "out=buf" in line for line in lines) == 3
+    assert not any("torch.ops.cute_aot" in line for line in lines if not line.startswith("#"))
 
 
 def test_compiled_code_calls_the_operator_with_any_m(start: Start) -> None:
@@ -414,6 +431,20 @@ def test_weights_that_are_loaded_again_are_decided_again(start: Start) -> None:
 
 
 # --- the key of the compile cache ---
+
+
+def test_cache_key_covers_what_generated_code_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    from runtime.vllm import plugin
+
+    read, real = [], Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        read.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    plugin._sources()
+    assert {"plugin.py", "fp8.py", "operator.py", "direct.py", "lowering.py"} <= set(read)
 
 
 def test_cache_key_follows_archive_and_layers(start: Start, tmp_path: Path) -> None:

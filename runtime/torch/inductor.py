@@ -6,13 +6,13 @@ Knows the operator, and nothing of models.
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..gemm.signature import Signature
 from ..serve.library import Library
-from . import layers, products
 from .layers import check_overlap
 from .operator import GEMM, register
 from .products import MATMULS, Operand, is_scaled, match, value_of
@@ -51,7 +51,8 @@ class GemmPass:
         """What decides the graphs that this pass makes: its own sources, the archive's digest, device and options."""
         from torch._inductor.custom_graph_pass import get_hash_for_files
 
-        sources = get_hash_for_files((__file__, products.__file__, layers.__file__)).hex()
+        names = ("inductor", "products", "layers", "direct", "lowering")
+        sources = get_hash_for_files(tuple(str(Path(__file__).with_name(f"{name}.py")) for name in names)).hex()
         return f"cute_aot {sources} {self.number} {self.lib.identity} {self.overlap}"
 
     def __deepcopy__(self, _memo: Any) -> GemmPass:

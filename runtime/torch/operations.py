@@ -19,7 +19,19 @@ from ..program.operation import Operation, names
 from ..program.operation import operation as operation_named
 from ..program.record import TensorView
 from ..serve.library import Library
-from .operator import OPERATORS, TAGS, bare, description, library_of, number_of, refuse_gradient, register
+from .operator import (
+    DIRECT,
+    OPERATORS,
+    TAGS,
+    Direct,
+    bare,
+    description,
+    library_of,
+    number_of,
+    refuse_gradient,
+    register,
+    tell_inductor,
+)
 
 _log = logging.getLogger(__name__)
 _APART = 1 << 40  # bytes between tensors that have no address yet
@@ -98,6 +110,7 @@ def _define(of: Operation) -> _Operators | None:
         library_of(library).call(name, *inputs, out=out, **more)
 
     def fake(library: int, *given: torch.Tensor, **more: Any) -> Any:
+        tell_inductor()
         return _result(of, tensors[0], given, None, more)
 
     def fake_to_out(library: int, *given: torch.Tensor, **more: Any) -> None:
@@ -109,7 +122,9 @@ def _define(of: Operation) -> _Operators | None:
         OPERATORS.impl(f"{name}_out", to_out, key)
     torch.library.register_fake(f"cute_aot::{name}", fake, lib=OPERATORS)
     torch.library.register_fake(f"cute_aot::{name}_out", fake_to_out, lib=OPERATORS)
-    return _Operators(getattr(torch.ops.cute_aot, name).default, getattr(torch.ops.cute_aot, f"{name}_out").default)
+    found = _Operators(getattr(torch.ops.cute_aot, name).default, getattr(torch.ops.cute_aot, f"{name}_out").default)
+    DIRECT[found.functional] = Direct(f"{__package__}.direct", "call", (name, len(tensors)))
+    return found
 
 
 def _result(of: Operation, first: str, tensors: Any, out: torch.Tensor | None, words: dict[str, Any]) -> Any:

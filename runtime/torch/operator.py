@@ -5,11 +5,14 @@ Knows nothing of models or of who puts the operator into a graph.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import logging
+import sys
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,6 +26,8 @@ from ..serve.library import Library, alive
 
 if TYPE_CHECKING:
     from typing import Unpack
+
+_log = logging.getLogger(__name__)
 
 # --- libraries by number ---
 
@@ -176,6 +181,7 @@ def description(name: str, x: torch.Tensor, first: torch.Tensor, of: str = "a") 
 
 @torch.library.register_fake("cute_aot::gemm", lib=OPERATORS)
 def _fake_gemm(library: int, a: torch.Tensor, b: torch.Tensor, **more: Any) -> torch.Tensor:
+    tell_inductor()
     shape, dtype = _described(a, b, None, **more)
     return a.new_empty(shape, dtype=dtype)
 
@@ -187,6 +193,39 @@ def _fake_gemm_out(library: int, a: torch.Tensor, b: torch.Tensor, out: torch.Te
 
 GEMM = torch.ops.cute_aot.gemm.default
 _GEMM_OUT = torch.ops.cute_aot.gemm_out.default
+
+
+# --- operators that Inductor's code does not call ---
+
+
+class Direct(NamedTuple):
+    """Who gives generated code the call that it makes in the place of an operator, as functions of `direct` do: a
+    function of a module, and what it takes after the library's number besides what the operator is given."""
+
+    module: str
+    function: str
+    arguments: tuple[Any, ...] = ()
+
+
+DIRECT: dict[Any, Direct] = {GEMM: Direct(f"{__package__}.direct", "gemm")}  # by operators, which return one new tensor
+
+
+def tell_inductor() -> None:
+    """Let Inductor lower the operators in `DIRECT`, if it was imported: whenever one of them is traced, since by then
+    it was, where it is what compiles."""
+    if "torch._inductor.lowering" in sys.modules and (lowering := _lowering()) is not None:
+        lowering.install()
+
+
+@functools.lru_cache(None)
+def _lowering() -> Any:
+    """The module that knows Inductor; None where that is not as it is known."""
+    try:
+        from . import lowering
+    except (ImportError, AttributeError, TypeError) as error:
+        _log.warning("compiled code calls operators through torch's dispatcher, which takes longer: %s", error)
+        return None
+    return lowering
 
 
 def gemm(

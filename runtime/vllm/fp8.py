@@ -16,7 +16,7 @@ from ..errors import ArgumentError, KernelMiss
 from ..gemm.signature import Signature
 from ..numbers.scaling import SCALE_BLOCK
 from ..program.tensor import dtype_name
-from ..torch.operator import OPERATORS, TAGS, bare, library_of
+from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, tell_inductor
 
 _log = logging.getLogger("vllm.cute_aot")
 
@@ -38,14 +38,38 @@ OPERATORS.define(
 def _scaled_gemm(
     library: int, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    a, b = bare(a), bare(b)
-    scale_a, scale_b = bare(scale_a).float(), bare(scale_b).float()  # of checkpoints, some are ue8m0
+    return _computed(library, a, b, scale_a, scale_b, {"dtype": dtype})
+
+
+def direct(library: int, *_names: str, dtype: torch.dtype) -> Callable[..., None]:
+    """What generated code calls in the place of the operator; see `runtime.torch.direct`."""
+
+    def call(
+        a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, *, out: torch.Tensor
+    ) -> None:
+        _computed(library, a, b, scale_a, scale_b, {"out": out})
+
+    return call
+
+
+def _computed(
+    library: int, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, to: dict[str, Any]
+) -> torch.Tensor:
+    """The product in the element type `to["dtype"]`, or written to `to["out"]`."""
+    a, b, scale_a, scale_b = bare(a), bare(b), _in_f32(scale_a), _in_f32(scale_b)
     try:
-        found: torch.Tensor = library_of(library).gemm(a, b, scale_a=scale_a, scale_b=scale_b, dtype=dtype)
+        found: torch.Tensor = library_of(library).gemm(a, b, scale_a=scale_a, scale_b=scale_b, **to)
     except (KernelMiss, ArgumentError) as error:
         _say_once(b.shape[0], b.shape[1], type(error).__name__, getattr(error, "reason", "its operands"))
-        found = (_widened(a, scale_a) @ _widened(b, scale_b).T).to(dtype)
+        found = _widened(a, scale_a) @ _widened(b, scale_b).T
+        found = to["out"].copy_(found) if "out" in to else found.to(to["dtype"])
     return found
+
+
+def _in_f32(scales: torch.Tensor) -> torch.Tensor:
+    """Scales as kernels take them; of checkpoints, some are ue8m0."""
+    scales = bare(scales)
+    return scales if scales.dtype is torch.float32 else scales.float()
 
 
 def _widened(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -68,10 +92,12 @@ for _key in ("CUDA", "CPU"):
 
 @torch.library.register_fake("cute_aot::scaled_gemm", lib=OPERATORS)
 def _fake(library: int, a: torch.Tensor, b: torch.Tensor, _a: Any, _b: Any, dtype: torch.dtype) -> torch.Tensor:
+    tell_inductor()
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
 
 
 _SCALED = torch.ops.cute_aot.scaled_gemm.default
+DIRECT[_SCALED] = Direct(__name__, "direct")
 
 # --- what vLLM asks ---
 

@@ -313,7 +313,8 @@ def _sources() -> str:
     """A digest of the code that decides what a graph calls."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in (*sorted(here.glob("*.py")), here.parent / "torch" / "operator.py"):
+    of_torch = (here.parent / "torch" / f"{name}.py" for name in ("operator", "direct", "lowering"))
+    for path in (*sorted(here.glob("*.py")), *of_torch):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
