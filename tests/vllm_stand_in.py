@@ -235,7 +235,7 @@ def _embeddings() -> Contents:
             "UnquantizedEmbeddingMethod": UnquantizedEmbeddingMethod,
             "VocabParallelEmbedding": VocabParallelEmbedding,
             "ParallelLMHead": ParallelLMHead,
-        }
+        },
     }
 
 
