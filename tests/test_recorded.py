@@ -85,7 +85,7 @@ def test_a_server_makes_a_manifest_of_what_it_ran(read: Any) -> None:
     assert warnings == ""
     assert (found.model, found.layers, found.targets) == ("llama-3.1-8b", 4, ("sm_90a",))
     assert found.source == (
-        "meta-llama/Llama-3.1-8B at tp 1, 2940 steps of 1 workers recorded by cute-aot 0.1.0 in vLLM 0.25.0"
+        "meta-llama/Llama-3.1-8B at tp 1, 2940 steps, recorded by 1 worker of cute-aot 0.1.0 in vLLM 0.25.0"
     )
     assert rows(found) == [*PER_LAYER, ("lm_head", 1, "model")]
     assert [gemm.signature.key() for gemm in found.gemms] == [*LLAMA.values(), HEAD["signature"]]

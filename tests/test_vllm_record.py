@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
+from aot.problem import recorded
 from runtime.vllm import periodic
 
 from .recording_driver import signature
@@ -88,7 +89,9 @@ def test_layers_are_those_that_the_plugin_would_ask_for(record: Any) -> None:
         scaled = server.linear(HIDDEN, HIDDEN, method=types.SimpleNamespace())
         gemm = types.SimpleNamespace(config=fp8_layer("block", 256, 384))
         scaled.quant_method = types.SimpleNamespace(fp8_linear=gemm, process_weights_after_loading=lambda layer: None)
-        return [mlp_of(server), server.linear(HIDDEN, HIDDEN, bias=True), second, own, scaled]
+        odd = server.linear(HIDDEN, HIDDEN)
+        del odd.weight
+        return [mlp_of(server), server.linear(HIDDEN, HIDDEN, bias=True), second, own, scaled, odd]
 
     _, worker, path = record(make)
     found = written(worker, path)
@@ -99,7 +102,26 @@ def test_layers_are_those_that_the_plugin_would_ask_for(record: Any) -> None:
         {"name": "2", "signature": key(INNER, HIDDEN)},
         {"name": "4", "signature": "e4m3_e4m3_bf16_f32_none_n256_k384_block"},
     ]
-    assert found["left"] == {"Linear computed by OwnMethod": 1}
+    (own, odd), counts = zip(*found["left"].items(), strict=True)
+    assert counts == (1, 1)
+    assert own == "Linear computed by OwnMethod"
+    assert "AttributeError" in odd
+
+
+def test_the_command_makes_a_manifest_of_the_file(record: Any) -> None:
+    server, worker, path = record(lambda s: [mlp_of(s), mlp_of(s), s.head(VOCAB, HIDDEN)])
+    worker.compile_or_warm_up_model()
+    worker.model_runner.step(1)
+    processor = server.modules["vllm.model_executor.layers.logits_processor"].LogitsProcessor()
+    processor(worker.model[2], *tensors((3, HIDDEN)))
+    worker.shutdown()
+    found = recorded.manifest_from_workers(path.parent, targets=["sm_90a"])
+    assert (found.model, found.layers) == ("some-model", 2)
+    assert [(gemm.name, gemm.signature.key(), gemm.per, gemm.traffic) for gemm in found.gemms] == [
+        ("gate_up_proj", key(2 * INNER, HIDDEN, "swiglu"), "layer", ((PADDED, 1),)),
+        ("down_proj", key(HIDDEN, INNER), "layer", ((PADDED, 1),)),
+        ("lm_head", key(VOCAB, HIDDEN), "model", ((3, 1),)),
+    ]
 
 
 def test_layers_of_encoders_are_left_out(record: Any) -> None:

@@ -88,8 +88,8 @@ def manifest_from_workers(
     of_file = next(iter(gemms))
     return Manifest(
         model or model_name(first.model, first.tensor_parallel, "bf16"),
-        f"{first.model} at tp {first.tensor_parallel}, {sum(tokens.values())} steps of {len(workers)} workers recorded "
-        f"by {first.written_by}",
+        f"{first.model} at tp {first.tensor_parallel}, {sum(tokens.values())} steps, recorded by {len(workers)} "
+        f"worker{'s'[: len(workers) > 1]} of {first.written_by}",
         of_file.tokens,
         tuple(found),
         tuple(dataclasses.replace(gemm, name=name) for gemm, name in zip(gemms, names, strict=True)),

@@ -23,6 +23,7 @@ from .activations import EPILOGUE as SWIGLU
 from .activations import mlps
 from .fp8 import wanted
 from .linears import is_called_with_bias, signature_of
+from .periodic import words
 
 SCHEMA = 1  # raised when what a field of the file means changes
 
@@ -72,8 +73,8 @@ class Recorder:
         try:
             key = _signature(layer, epilogue).key()
             to.append({"name": self._names.get(id(layer), "lm_head"), "signature": key})
-        except ArgumentError as error:
-            self._left[str(error)] += 1
+        except Exception as error:  # whatever is odd about one layer, the others are recorded
+            self._left[words(error)] += 1
 
     def warm(self) -> None:
         """Forget what was counted: from here on it is requests that run."""
