@@ -234,6 +234,11 @@ def _require_same_code(base: Archive, serving: Collection[str], report: BuildRep
             )
 
 
+def _gemm(item: manifest.Gemm | manifest.Use, of: manifest.Manifest) -> build_table.Gemm:
+    traffic = [list(pair) for pair in getattr(item, "traffic", ())] or None
+    return build_table.Gemm(item.name, item.signature.key(), of.calls(item), traffic)
+
+
 def _origin(work: Plan, report: BuildReport, unserved: Iterable[Unserved]) -> Build:
     """Where the archive comes from; nothing in it depends on when, where or by whom it was built."""
     origins = {name: version for f in work.functions if isinstance(f, SpecFunction) for name, version in f.origins}
@@ -243,7 +248,7 @@ def _origin(work: Plan, report: BuildReport, unserved: Iterable[Unserved]) -> Bu
                 m.model,
                 m.source,
                 sha256(manifest.dump(m).encode()).hexdigest(),
-                [build_table.Gemm(item.name, item.signature.key(), m.calls(item)) for item in m.items()],
+                [_gemm(item, m) for item in m.items()],
             )
             for m in work.manifests
         ],

@@ -53,6 +53,16 @@ def test_few_functions_do_where_they_are_nearly_the_best() -> None:
     assert cover([found], 0.01, ["a", "z"]) == {"a", "b"}
 
 
+def test_what_serves_most_calls_is_kept_first_and_every_m_is_served() -> None:
+    near = ["ab", "ac", "b", "c"]
+    found = times(*((1 << i, {name: 1.0 if name in names else 2.0 for name in "abc"}) for i, names in enumerate(near)))
+    assert cover([found], 0.0) == {"a", "b", "c"}  # "a" came first, by its name
+    seen = found._replace(seen={1: 1, 4: 999})
+    assert cover([seen], 0.0) == {"b", "c"}
+    assert seen.weights() == pytest.approx([0.5 + 2 / 1000, 0.5, 0.5 + 2 * 0.999, 0.5])
+    assert found._replace(seen={1000: 1}).weights() == pytest.approx([0.5, 0.5, 0.5, 2.5])
+
+
 def test_a_change_that_saves_next_to_nothing_is_not_made() -> None:
     little = times((1024, {"a": 10.0, "b": 10.1}), (1032, {"a": 10.1, "b": 10.0}), (1040, {"a": 10.0, "b": 10.1}))
     assert ranges(little, {"a", "b"}, 0.01) == [(None, "a")]
@@ -144,9 +154,9 @@ def archive_of_llama() -> tuple[Entry, ...]:
 QKV, OUT, GATE_UP, DOWN, LM_HEAD = range(5)
 
 
-def tune(gpu: SimulatedGpu, entry: Entry) -> Tuned:
+def tune(gpu: SimulatedGpu, entry: Entry, seen: dict[int, int] | None = None) -> Tuned:
     pool = pool_of(archive_of_llama())
-    steps = session.tune(entry, pool)
+    steps = session.tune(entry, pool, seen)
     job = next(steps)
     while True:
         try:
@@ -241,7 +251,7 @@ def test_the_next_point_is_that_of_a_look_at_all_functions_everywhere(monkeypatc
     asked = []
     real = points.following
 
-    def following(predictions: Predictions, names: list[str], measured: set[int]) -> points.Point | None:
+    def following(predictions: Predictions, names: list[str], measured: set[int], seen: None) -> points.Point | None:
         found = real(predictions, names, measured)
         monkeypatch.setattr(points, "_COARSE", 1)
         assert real(predictions, names, measured) == found
@@ -252,6 +262,28 @@ def test_the_next_point_is_that_of_a_look_at_all_functions_everywhere(monkeypatc
     monkeypatch.setattr(points, "following", following)
     tune(SimulatedGpu(Truth(pool, 2)), entry)
     assert len(asked) == 13
+
+
+def test_the_next_points_are_where_calls_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry, pool = archive_of_llama()[QKV], pool_of(archive_of_llama())
+    real, asked = points.following, list[points.Point | None]()
+
+    def following(*of: object) -> points.Point | None:
+        asked.append(real(*of))  # type: ignore[arg-type]
+        return asked[-1]
+
+    def added(seen: dict[int, int] | None) -> list[int]:
+        asked.clear()
+        tune(SimulatedGpu(Truth(pool, 2)), entry, seen)
+        return [point.m for point in asked if point is not None]
+
+    monkeypatch.setattr(points, "following", following)
+    without = added(None)
+    assert added({}) == without
+    assert sum(8 < m < 24 for m in without[:4]) < 3
+    with_calls = added({13: 100})
+    assert sum(8 < m < 24 for m in with_calls[:4]) >= 3, with_calls
+    assert len(with_calls) == len(without)
 
 
 def test_the_same_seed_gives_the_same_table_and_another_another() -> None:

@@ -19,6 +19,7 @@ from aot import build
 from aot import plan as planning
 from aot.cli import commands
 from aot.compile.compiler import BuildReport
+from aot.pack import build_table
 from aot.problem import manifest
 from aot.problem.manifest import Manifest
 from aot.search import m_values
@@ -80,6 +81,20 @@ def test_the_build_table_says_where_an_archive_is_from_and_not_when_or_where_it_
     assert list(table["providers"]) == families
     assert (table["failures"], table["unserved"]) == ([], [])
     assert str(archive.parent) not in json.dumps(table)
+
+
+def test_the_build_table_has_the_traffic_of_a_manifest(run: Run, folder: Path, archive: Path, tmp_path: Path) -> None:
+    text = MANIFEST.replace("targets:", "traffic: {16: 7, 256: 1}\ntargets:").replace(
+        "tokens: [1]}", "traffic: {1: 3}}"
+    )
+    (tmp_path / "tiny.yaml").write_text(text)
+    arguments = ["build", tmp_path / "tiny.yaml", "-o", tmp_path / "out.aot", "--candidates", 1, "--no-tune"]
+    assert run(*arguments, "--cache", folder / "cache").status == 0
+    with Archive.open(tmp_path / "out.aot") as opened:
+        found = build_table.read(opened)
+        assert [gemm.traffic for gemm in found.models[0].gemms] == [[[16, 7], [256, 1]], [[1, 3]]]
+        assert build_table.traffic(found) == {UP: {16: 7, 256: 1}, DOWN: {1: 3}}
+    assert run("verify", tmp_path / "out.aot").status == 0
 
 
 def test_a_rebuild_compiles_nothing_and_gives_the_same_bytes(build_again: Run, archive: Path, tmp_path: Path) -> None:

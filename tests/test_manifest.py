@@ -227,6 +227,30 @@ def test_manifest_rejects_tokens_that_do_not_increase(tokens: str) -> None:
     refused(edited("tokens: [1, 16]", f"tokens: {tokens}"), "5: field 'tokens': must increase strictly; write [1, 16]")
 
 
+def test_traffic_is_of_the_file_or_of_a_gemm() -> None:
+    text = edited("tokens: [1, 16]", "tokens: [1, 16]\ntraffic: {1: 812, 16: 20311}")
+    found = loads(text.replace("per: model", "per: model\n    traffic: {1: 3}"))
+    assert [gemm.traffic for gemm in found.gemms] == [((1, 812), (16, 20311)), ((1, 3),)]
+    assert loads(dump(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("traffic", "says"),
+    [
+        ("{16: 1, 1: 2}", "field 'traffic': its M must increase strictly"),
+        ("{1: 1, 1: 2}", "field 'traffic': its M must increase strictly"),
+        ("[1, 2]", "field 'traffic': must be a mapping of 1 to 1000 M to counts, found a list"),
+        ("{}", "field 'traffic': must be a mapping of 1 to 1000 M to counts, found 0 of them"),
+        ("{0: 1}", "field 'traffic, an M': must be an integer from 1"),
+        ("{1: 0}", "field 'traffic, a count': must be an integer from 1"),
+        ("{1: {}}", "field 'traffic, a count': must be a positive integer, found a mapping"),
+        ("{a: 1}", "field 'traffic, an M': must be a positive integer, found the text 'a'"),
+    ],
+)
+def test_manifest_rejects_traffic_that_makes_no_sense(traffic: str, says: str) -> None:
+    refused(edited("tokens: [1, 16]", f"tokens: [1, 16]\ntraffic: {traffic}"), f"6: {says}")
+
+
 def test_manifest_rejects_zero_tokens() -> None:
     refused(edited("tokens: [1, 16]", "tokens: [1, 0]"), "5: field 'tokens[1]': must be an integer from 1")
 
@@ -547,7 +571,9 @@ signatures = st.builds(
 ).filter(lambda s: module.signature_problem(s) is None)
 counts = st.integers(1, module.MAX_COUNT)
 names = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True) | st.sampled_from(["no", "1", "1e5", "null", "-", "."])
-gemms = st.builds(Gemm, names, signatures, counts, tokens, st.sampled_from(module.PER))
+passes = st.dictionaries(st.integers(1, module.MAX_TOKENS), st.integers(1, module.MAX_PASSES), max_size=40)
+traffic = passes.map(lambda found: tuple(sorted(found.items())))
+gemms = st.builds(Gemm, names, signatures, counts, tokens, st.sampled_from(module.PER), traffic=traffic)
 manifests = st.builds(
     Manifest,
     model=texts | st.sampled_from(["yes", "12", "a: b", "# x", "{}", "'", '"', "\\", "---"]),

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from aot.pack import build_table
+from aot.pack.write import Package
 from aot.search.legal import summation
 from aot.search.provider import provider
+from aot.tune import choose, points
 from aot.tune.jobs import Job
 from aot.tune.options import TuneError, TuneOptions
 from aot.tune.pool import Pool
@@ -46,6 +49,36 @@ def test_points_are_added_where_the_choice_changes(source: Path, tmp_path: Path)
     assert ms[:6] == [16, 32, 64, 128, 256, 512]
     assert 1 <= len(ms[6:]) <= 5
     assert all(128 < m < 256 for m in ms[6:])
+
+
+def test_calls_that_a_build_knows_of_weigh_what_is_looked_at_and_kept(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = Signature.from_json(signature(512, 512)).key()
+    gemms = [build_table.Gemm("up", key, 2, [[16, 7]]), build_table.Gemm("down", key, None, [[16, 1], [512, 5]])]
+    package = Package()
+    with Archive.open(source) as archive:
+        package.add_archive(archive, list(archive.functions))
+        package.set_table("gemm", archive.table("gemm"))
+    package.set_table(build_table.TABLE, build_table.Build([build_table.Model("m", None, None, gemms)]).to_json())
+    package.write(source)
+    looked_at, kept = dict[int, Any](), dict[str, Any]()
+    follow, cover = points.following, choose.cover
+
+    def following(*of: Any) -> Any:
+        looked_at[len(looked_at)] = of[3]
+        return follow(*of)
+
+    def covering(all_times: Any, *of: Any) -> Any:
+        kept.setdefault("seen", [times.seen for times in all_times])
+        return cover(all_times, *of)
+
+    monkeypatch.setattr(points, "following", following)
+    monkeypatch.setattr(choose, "cover", covering)
+    tuned(source, tmp_path / "tuned.aot")
+    assert {16: 15, 512: 5} in looked_at.values()
+    assert None in looked_at.values()
+    assert kept["seen"] == [{16: 15, 512: 5}, {}, {}]
 
 
 def test_a_function_that_is_nearly_the_best_serves_alone(source: Path, tmp_path: Path) -> None:

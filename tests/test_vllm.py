@@ -496,8 +496,10 @@ def test_graphs_of_one_device_name_the_library_of_another(start: Start, monkeypa
         ([], "must be a path"),
         (["model.aot", 7], "must be a path"),
         ({"strict": False}, "must be a path"),
+        ({"record": 7}, "record of .* must be a folder's path"),
+        ({"record": ""}, "must be a path"),
         ({"archive": "model.aot", "strict": "no"}, "strict of .* must be true or false"),
-        ({"archive": "model.aot", "path": "x"}, "has archive and strict, found path"),
+        ({"archive": "model.aot", "path": "x"}, "has archive, record and strict, found path"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(value: Any, message: str) -> None:

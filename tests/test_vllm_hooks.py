@@ -134,6 +134,40 @@ def test_layers_are_called_through_the_class_at_each_call(vllm: Path) -> None:
         assert "quant_method.apply(" in text, module
 
 
+@pytest.mark.parametrize("hook", hooks.STEPS, ids=str)
+def test_steps_of_requests_come_by_what_is_counted_once_and_other_runs_do_not(vllm: Path, hook: hooks.Hook) -> None:
+    """The runner for version 2 makes dummy runs by `execute_model` too, with a branch of their own."""
+    calls = {
+        function.name: _calls_of_self(function, hook.method)
+        for function in class_of(vllm, hook.module, hook.owner)
+        if isinstance(function, _FUNCTIONS)
+    }
+    assert {name: len(found) for name, found in calls.items() if found} == {"execute_model": 1}
+    text = ast.unparse(calls["execute_model"][0])
+    assert "positions=positions" in text if hook is hooks.STEP_V1 else "(scheduler_output, batch_desc)" in text
+
+
+def test_dummy_runs_prepare_no_inputs(vllm: Path) -> None:
+    (function,) = (
+        node
+        for node in class_of(vllm, hooks.STEP_V2.module, hooks.STEP_V2.owner)
+        if isinstance(node, _FUNCTIONS) and node.name == "execute_model"
+    )
+    (branch,) = (
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.If) and any(_calls_of_self(step, "prepare_inputs") for step in node.body)
+    )
+    assert ast.unparse(branch.test) == "not dummy_run"
+
+
+def test_logits_come_by_what_is_counted(vllm: Path) -> None:
+    body = class_of(vllm, hooks.LOGITS.module, hooks.LOGITS.owner)
+    (forward,) = (node for node in body if isinstance(node, _FUNCTIONS) and node.name == "forward")
+    (call,) = _calls_of_self(forward, hooks.LOGITS.method)
+    assert ast.unparse(call) == "self._get_logits(hidden_states, lm_head, embedding_bias)"
+
+
 def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
@@ -143,6 +177,12 @@ def _calls(function: ast.AST) -> list[str]:
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
     calls.sort(key=lambda call: (call.lineno, call.col_offset))
     return [getattr(call.func, "attr", getattr(call.func, "id", "")) for call in calls]
+
+
+def _calls_of_self(function: ast.AST, method: str) -> list[ast.Call]:
+    """The calls of `self.METHOD` in a function."""
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    return [call for call in calls if ast.unparse(call.func) == f"self.{method}"]
 
 
 # --- what is said of sources that differ; no vLLM is needed ---

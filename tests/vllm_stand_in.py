@@ -43,7 +43,7 @@ def _engine() -> Contents:
     class Worker(WorkerBase):
         def __init__(self, vllm_config: Any, model: nn.Module) -> None:
             super().__init__(vllm_config=vllm_config, local_rank=0, rank=0, distributed_init_method="")
-            self.model = model
+            self.model, self.model_runner = model, _runner(vllm_config.runner)(model)
 
         def get_model(self) -> nn.Module:
             return self.model
@@ -53,11 +53,25 @@ def _engine() -> Contents:
                 if hasattr(module, "quant_method"):
                     module.quant_method.process_weights_after_loading(module)
 
+        def compile_or_warm_up_model(self) -> str:
+            self.model_runner.step(7)  # the runner for version 2 warms up by steps as of requests
+            return "warm"
+
+        def shutdown(self) -> None:
+            pass
+
     class VllmConfig:
         def __init__(self, additional_config: Any, sizes: tuple[int, ...] = (1, 2, 4), quant: Any = None) -> None:
-            self.additional_config, self.quant_config = additional_config, quant
+            self.additional_config, self.quant_config, self.runner = additional_config, quant, "v1"
+            self.model_config = types.SimpleNamespace(model="org/some-model")
             self.compilation_config = types.SimpleNamespace(cudagraph_capture_sizes=list(sizes))
-            self.parallel_config = types.SimpleNamespace(enable_dbo=False, ubatch_size=0)
+            self.parallel_config = types.SimpleNamespace(
+                enable_dbo=False,
+                ubatch_size=0,
+                tensor_parallel_size=1,
+                pipeline_parallel_size=1,
+                data_parallel_index=0,
+            )
             self.offload_config = types.SimpleNamespace(
                 uva=types.SimpleNamespace(cpu_offload_gb=0), prefetch=types.SimpleNamespace(offload_group_size=0)
             )
@@ -65,11 +79,60 @@ def _engine() -> Contents:
         def compute_hash(self) -> str:
             return hashlib.sha256(json.dumps(self.additional_config).encode()).hexdigest()[:10]
 
+    runners = _runners()
+
+    def _runner(version: str) -> Any:
+        return runners[_RUNNERS[version]]["GPUModelRunner"]
+
     return {
         "vllm.config.vllm": {"VllmConfig": VllmConfig},
         "vllm.v1.worker.worker_base": {"WorkerBase": WorkerBase},
         "vllm.v1.worker.gpu_worker": {"Worker": Worker},
+        **runners,
     }
+
+
+_RUNNERS = {"v1": "vllm.v1.worker.gpu_model_runner", "v2": "vllm.v1.worker.gpu.model_runner"}
+PADDED = 8  # numbers of tokens are padded to multiples of this
+
+
+def _runners() -> Contents:
+    """Both model runners; `step` runs one of so many tokens."""
+
+    class GPUModelRunner:
+        def __init__(self, model: nn.Module) -> None:
+            self.model = model
+
+        def step(self, tokens: int) -> Any:
+            padded = tokens + -tokens % PADDED
+            return self._model_forward(input_ids=torch.zeros(padded), positions=torch.zeros(3, padded))
+
+        def _model_forward(
+            self,
+            input_ids: Any = None,
+            positions: Any = None,
+            intermediate_tensors: Any = None,
+            inputs_embeds: Any = None,
+            **model_kwargs: Any,
+        ) -> Any:
+            return None if positions is None else positions.shape
+
+    first = GPUModelRunner
+
+    class GPUModelRunner:  # type: ignore[no-redef]
+        def __init__(self, model: nn.Module) -> None:
+            self.model = model
+
+        def step(self, tokens: int) -> Any:
+            return self.prepare_inputs(None, types.SimpleNamespace(num_tokens=tokens + -tokens % PADDED))
+
+        def prepare_inputs(self, scheduler_output: Any, batch_desc: Any) -> Any:
+            return batch_desc
+
+    found = {_RUNNERS["v1"]: {"GPUModelRunner": first}, _RUNNERS["v2"]: {"GPUModelRunner": GPUModelRunner}}
+    for name, names in found.items():
+        names["GPUModelRunner"].__module__ = name
+    return found
 
 
 def _linear() -> Contents:
@@ -159,12 +222,20 @@ def _embeddings() -> Contents:
         def forward(self, x: Any) -> Any:
             return self.quant_method.apply(self, x)
 
+    class LogitsProcessor:
+        def __call__(self, lm_head: Any, hidden_states: Any) -> Any:
+            return self._get_logits(hidden_states, lm_head, None)
+
+        def _get_logits(self, hidden_states: Any, lm_head: Any, embedding_bias: Any) -> Any:
+            return lm_head.quant_method.apply(lm_head, hidden_states, bias=embedding_bias)
+
     return {
+        f"{LAYERS}.logits_processor": {"LogitsProcessor": LogitsProcessor},
         f"{LAYERS}.vocab_parallel_embedding": {
             "UnquantizedEmbeddingMethod": UnquantizedEmbeddingMethod,
             "VocabParallelEmbedding": VocabParallelEmbedding,
             "ParallelLMHead": ParallelLMHead,
-        }
+        },
     }
 
 

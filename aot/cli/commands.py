@@ -53,6 +53,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _FROM_CONFIG = _examples("aot manifest from-config config.json --tp 8 --tokens 1,16,64,1024 -o model.yaml")
+_FROM_SERVER = _examples("aot manifest from-server records/ -o model.yaml")
 manifest_app = typer.Typer(
     help="Write manifests; docs/manifests.md says what they may hold.",
     epilog=_FROM_CONFIG,
@@ -72,6 +73,10 @@ SpecPath = Annotated[
 Targets = Annotated[
     list[str] | None, typer.Option("--target", metavar="T", help=f"May be repeated: {', '.join(TARGETS)}.")
 ]
+ManifestOutput = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default, and what - means: print it.")
+]
+ManifestForce = Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")]
 
 
 def main() -> None:
@@ -524,17 +529,15 @@ def _from_config(
     ] = False,
     model: Annotated[str | None, typer.Option(help="The model's name. Default: from --source or CONFIG.")] = None,
     source: Annotated[str | None, typer.Option(help="Where the config is from. Default: the file's name.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default, and what - means: print it.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
+    output: ManifestOutput = None,
+    force: ManifestForce = False,
 ) -> None:
     """Write the manifest of a model's linear layers from its config.json.
 
     Without --target it is for every target that has kernels for all of them, which after --fuse, or where a layer has
     a bias, are those with fused epilogues.
     """
-    from ..problem.manifest import dump, write
+    from ..problem.manifest import dump
     from ..problem.model_config import Wanted, manifest_from_config
     from ..problem.model_families import load_config
 
@@ -556,13 +559,40 @@ def _from_config(
             on_warning=warn,
         )
     )
+    _write_manifest(text, output, force)
+
+
+@manifest_app.command("from-server", epilog=_FROM_SERVER)
+def _from_server(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What vLLM's workers recorded; docs/vllm.md.")],
+    target: Targets = None,
+    model: Annotated[str | None, typer.Option(help="The model's name. Default: from vLLM's.")] = None,
+    output: ManifestOutput = None,
+    force: ManifestForce = False,
+) -> None:
+    """Write the manifest of the GEMMs that a vLLM server ran, with the M that it ran them at and how often.
+
+    Without --target it is for the GPU that the server ran on.
+    """
+    from ..problem.manifest import dump
+    from ..problem.recorded import manifest_from_workers
+
+    for name in target or ():
+        target_named(name)
+    found = manifest_from_workers(folder, targets=target, model=model, on_warning=warn)
+    _write_manifest(dump(found), output, force)
+
+
+# --- what commands share ---
+
+
+def _write_manifest(text: str, output: Path | None, force: bool) -> None:
+    from ..problem.manifest import write
+
     if output is None or str(output) == "-":
         print(text, end="")
     else:
         write(text, output, replace=force)
-
-
-# --- what commands share ---
 
 
 def _cache_directory() -> Path | None:

@@ -28,11 +28,13 @@ SCHEMA = 1  # raised when what a field means changes
 
 
 class Gemm(NamedTuple):
-    """A GEMM of a model: its name, the key of its signature, and how often one forward pass runs it."""
+    """A GEMM of a model: its name, the key of its signature, how often one forward pass runs it, and by (M, count)
+    how many forward passes of a server had so many rows."""
 
     name: str
     signature: str
     calls: int | None = None
+    traffic: Sequence[Sequence[int]] | None = None
 
 
 class Model(NamedTuple):
@@ -98,8 +100,8 @@ def _model(obj: Any, where: str) -> Model:
     require(obj, {}, dict.fromkeys(("model", "source", "manifest"), is_text_or_none), where)
     gemms = list_field(obj, "gemms", where)
     for i, gemm in enumerate(gemms):
-        require(gemm, {"signature": is_text, "name": is_text}, {"calls": is_count}, f"{where}.gemms[{i}]")
-    found = [Gemm(gemm["name"], gemm["signature"], gemm.get("calls")) for gemm in gemms]
+        require(gemm, {"signature": is_text, "name": is_text}, _OF_GEMM, f"{where}.gemms[{i}]")
+    found = [Gemm(gemm["name"], gemm["signature"], *map(gemm.get, _OF_GEMM)) for gemm in gemms]
     return Model(obj.get("model"), obj.get("source"), obj.get("manifest"), found)
 
 
@@ -107,6 +109,24 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def traffic(build: Build) -> dict[str, dict[int, int]]:
+    """By signatures' keys, how many calls of all models were seen with each M; only of those that were counted."""
+    found: dict[str, dict[int, int]] = {}
+    for gemm in (gemm for model in build.models for gemm in model.gemms):
+        for m, count in gemm.traffic or ():
+            of = found.setdefault(gemm.signature, {})
+            of[m] = of.get(m, 0) + count * (gemm.calls or 1)
+    return found
+
+
+def _is_traffic(value: Any) -> bool:
+    """Whether this is a list of pairs of positive integers."""
+    return is_list(value) and all(
+        is_list(pair) and len(pair) == 2 and all(is_count(number) and number > 0 for number in pair) for pair in value
+    )
+
+
+_OF_GEMM: dict[str, Test] = {"calls": is_count, "traffic": _is_traffic}
 _FIELDS: dict[str, Test] = {
     "models": is_list,
     "targets": lambda value: is_list(value) and all(map(is_text, value)),

@@ -5,6 +5,7 @@
     source: where the shapes come from    # one line of text
     layers: 32                            # optional, 1; how often a gemm marked `per: layer` repeats
     tokens: [1, 16, 64, 1024]             # the M values to tune for, strictly increasing
+    traffic: {1: 812, 16: 20311}          # optional; how many forward passes of a server had so many rows
     targets: [sm_90a, sm_100a]            # names in aot.search.targets
     defaults:                             # optional; any field of a gemm but name, n and k
       dtypes: {a: bf16, b: bf16, d: bf16}
@@ -22,7 +23,7 @@ one column of two. Its fields:
 `runtime.numbers.products.PRODUCTS`; `accumulator` (f32); `epilogue` (none), such as silu or
 bias+swiglu+residual+scale; `scaling` (none) of A and B of at most 8 bits, one of `runtime.numbers.scaling.SCALINGS`;
 `b_major` (k), n where B is stored transposed; `overlap` (serial), what is promised about the kernel before; `batch`
-(1); `count` (1), how many times it runs `per` (layer) layer or model; `tokens`, in place of the file's.
+(1); `count` (1), how many times it runs `per` (layer) layer or model; `tokens` and `traffic`, in place of the file's.
 `runtime.gemm.signature` says what the words mean. Under `operations` are other operations by name
 (`runtime.program.operation`), each a list of what the operation's signatures have, a `name`, and perhaps `tokens`.
 
@@ -83,8 +84,9 @@ MAX_TOKENS = 2**20
 MAX_COUNT = 10_000
 MAX_ITEMS = 1_000
 MAX_TEXT_CHARACTERS = 2_000
+MAX_PASSES = 10**15
 
-_TOP_FIELDS = ("format", "model", "source", "layers", "tokens", "targets", "defaults", "gemms", "operations")
+_TOP_FIELDS = ("format", "model", "source", "layers", "tokens", "traffic", "targets", "defaults", "gemms", "operations")
 _WORDS = {
     "accumulator": ACCUMULATORS,
     "scaling": SCALINGS,
@@ -94,7 +96,7 @@ _WORDS = {
 }
 # What a gemm has that says nothing.
 _USUAL = {"accumulator": "f32", "epilogue": "none", "scaling": "none", "b_major": "k", "overlap": "serial", "batch": 1}
-_DEFAULT_FIELDS = ("dtypes", *_USUAL, "count", "per", "tokens")
+_DEFAULT_FIELDS = ("dtypes", *_USUAL, "count", "per", "tokens", "traffic")
 _GEMM_FIELDS = ("name", "n", "k", *_DEFAULT_FIELDS)
 
 _TAG = "tag:yaml.org,2002:"
@@ -102,6 +104,9 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 _MAX_DIGITS = 19
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
+
+
+Traffic = tuple[tuple[int, int], ...]
 
 
 class ManifestError(AotError):
@@ -112,6 +117,7 @@ class ManifestError(AotError):
 class Gemm:
     """One GEMM of a model: `count` times per layer or per model, tuned for the M values in `tokens`.
 
+    `traffic` has (M, forward passes of a server in which it had that M), by M; none where nobody counted.
     `place` is the file and line that it was read from and its name, for messages; none where it comes from no file.
     """
 
@@ -121,6 +127,7 @@ class Gemm:
     tokens: tuple[int, ...]
     per: str = "layer"
     place: str = dataclasses.field(default="", compare=False)
+    traffic: Traffic = ()
 
     def calls(self, layers: int) -> int:
         """How many times one forward pass of a model of so many layers runs it."""
@@ -154,7 +161,7 @@ class Problem:
 class Manifest:
     """What to build: the GEMMs of one model and the targets to build them for.
 
-    `tokens` is what a gemm gets that does not bring its own; `Gemm.tokens` is always filled in.
+    `tokens` and `traffic` are what a gemm gets that does not bring its own; those of `Gemm` are always filled in.
     """
 
     model: str
@@ -164,6 +171,7 @@ class Manifest:
     gemms: tuple[Gemm, ...]
     layers: int = 1
     uses: tuple[Use, ...] = ()
+    traffic: Traffic = ()
 
     def items(self) -> tuple[Gemm | Use, ...]:
         """All that it asks for: its gemms, then what it asks of other operations."""
@@ -227,13 +235,14 @@ def dump(manifest: Manifest) -> str:
         f"source: {_folded(manifest.source)}",
         f"layers: {manifest.layers}",
         f"tokens: {_flow(manifest.tokens)}",
+        *_wrapped_traffic(manifest.traffic),
         f"targets: {_flow(manifest.targets)}",
         "defaults:",
         f"  dtypes: {product_words(*common)}",
         *([f"  scaling: {scaling}"] if scaling != "none" else []),
         "gemms:",
     ]
-    lines += [f"  - {{{_gemm_fields(g, common, scaling, manifest.tokens)}}}" for g in manifest.gemms]
+    lines += [f"  - {{{_gemm_fields(g, common, scaling, manifest)}}}" for g in manifest.gemms]
     if not manifest.gemms:
         lines.pop()  # "gemms:"
     for number, use in enumerate(manifest.uses):
@@ -430,6 +439,7 @@ class _Reader:
         model, source = self.text(top["model"], "model"), self.text(top["source"], "source")
         layers = self.integer(top["layers"], "layers", MAX_COUNT) if "layers" in top else 1
         tokens = self.tokens(top["tokens"], "tokens")
+        traffic = self.traffic(top["traffic"], "traffic") if "traffic" in top else ()
         targets = self.targets(top["targets"])
         defaults: dict[str, yaml.Node] = {}
         if "defaults" in top:
@@ -437,11 +447,11 @@ class _Reader:
             for field, value in defaults.items():  # so that an unused default is checked too
                 self.value(field, value, f"defaults.{field}")
         gemms = [
-            self.gemm(item, f"gemms[{i}]", defaults, tokens)
+            self.gemm(item, f"gemms[{i}]", defaults, {"tokens": tokens, "traffic": traffic})
             for i, item in enumerate(self.items(top["gemms"], "gemms") if "gemms" in top else ())
         ]
         uses = self.uses(top["operations"], tokens) if "operations" in top else ()
-        return Manifest(model, source, tokens, targets, tuple(gemms), layers, uses)
+        return Manifest(model, source, tokens, targets, tuple(gemms), layers, uses, traffic)
 
     def uses(self, node: yaml.Node, tokens: tuple[int, ...]) -> tuple[Use, ...]:
         """What is asked of the operations whose problems stand in this section."""
@@ -473,11 +483,11 @@ class _Reader:
         except RecordError as error:
             self.fail(node, where, f"{error}; docs/manifests.md has the fields of {of.name}")
 
-    def gemm(self, node: yaml.Node, where: str, defaults: dict[str, yaml.Node], tokens: tuple[int, ...]) -> Gemm:
+    def gemm(self, node: yaml.Node, where: str, defaults: dict[str, yaml.Node], of_file: dict[str, Any]) -> Gemm:
         own = self.mapping(node, where, _GEMM_FIELDS, ("name", "n", "k"))
         if "dtypes" not in own and "dtypes" not in defaults:
             self.fail(node, f"{where}.dtypes", "missing; add `dtypes: {a: bf16, b: bf16, d: bf16}` here or in defaults")
-        values: dict[str, Any] = {**_USUAL, "count": 1, "per": "layer", "tokens": tokens}
+        values: dict[str, Any] = {**_USUAL, "count": 1, "per": "layer", **of_file}
         for field, value in (defaults | own).items():
             values[field] = self.value(field, value, f"{where}.{field}")
         a, b, d = values["dtypes"]
@@ -486,7 +496,8 @@ class _Reader:
         if problem:
             self.fail(own.get(problem[0], node), f"{where}.{problem[0]}", problem[1])
         name = values["name"]
-        return Gemm(name, signature, values["count"], values["tokens"], values["per"], f"{self.place(node)}: {name}")
+        more = {field: values[field] for field in ("count", "tokens", "per", "traffic")}
+        return Gemm(name, signature, place=f"{self.place(node)}: {name}", **more)
 
     def value(self, field: str, node: yaml.Node, where: str) -> Any:
         """One field of a gemm, checked by itself."""
@@ -498,6 +509,8 @@ class _Reader:
             return self.integer(node, where, MAX_COUNT)
         if field == "tokens":
             return self.tokens(node, where)
+        if field == "traffic":
+            return self.traffic(node, where)
         if field == "dtypes":
             parts = self.mapping(node, where, ("a", "b", "d"), ("a", "b", "d"))
             known = zip(*PRODUCTS, strict=True)
@@ -525,6 +538,24 @@ class _Reader:
         if values != sorted(set(values)):
             self.fail(node, where, f"must increase strictly; write {_flow(sorted(set(values)))}")
         return tuple(values)
+
+    def traffic(self, node: yaml.Node, where: str) -> Traffic:
+        """Forward passes by M."""
+        if not isinstance(node, yaml.MappingNode) or not 1 <= len(node.value) <= MAX_ITEMS:
+            found = f"{len(node.value)} of them" if isinstance(node, yaml.MappingNode) else _describe(node)
+            self.fail(
+                node,
+                where,
+                f"must be a mapping of 1 to {MAX_ITEMS} M to counts, found {found}; write {{1: 812, 16: 9}}",
+            )
+        pairs = [
+            (self.integer(key, f"{where}, an M", MAX_TOKENS), self.integer(value, f"{where}, a count", MAX_PASSES))
+            for key, value in node.value
+        ]
+        ms = [m for m, _ in pairs]
+        if ms != sorted(set(ms)):
+            self.fail(node, where, "its M must increase strictly; write them in order, each but once")
+        return tuple(pairs)
 
     def targets(self, node: yaml.Node) -> tuple[str, ...]:
         names: list[str] = []
@@ -661,7 +692,15 @@ def _flow(values: Iterable[int | str]) -> str:
     return f"[{', '.join(str(v) for v in values)}]"
 
 
-def _gemm_fields(gemm: Gemm, dtypes: tuple[str, str, str], scaling: str, tokens: tuple[int, ...]) -> str:
+def _traffic(traffic: Traffic) -> str:
+    return f"{{{', '.join(f'{m}: {count}' for m, count in traffic)}}}"
+
+
+def _wrapped_traffic(traffic: Traffic) -> list[str]:
+    return textwrap.wrap(f"traffic: {_traffic(traffic)}", 110, subsequent_indent="  ") if traffic else []
+
+
+def _gemm_fields(gemm: Gemm, dtypes: tuple[str, str, str], scaling: str, of: Manifest) -> str:
     """The fields of one gemm that differ from what the reader would fill in."""
     s = gemm.signature
     fields: dict[str, Any] = {"name": _scalar(gemm.name), "n": s.n, "k": s.k}
@@ -673,6 +712,8 @@ def _gemm_fields(gemm: Gemm, dtypes: tuple[str, str, str], scaling: str, tokens:
         fields["count"] = gemm.count
     if gemm.per != "layer":
         fields["per"] = gemm.per
-    if gemm.tokens != tokens:
+    if gemm.tokens != of.tokens:
         fields["tokens"] = _flow(gemm.tokens)
+    if gemm.traffic != of.traffic:
+        fields["traffic"] = _traffic(gemm.traffic)
     return ", ".join(f"{name}: {value}" for name, value in fields.items())

@@ -5,6 +5,7 @@ Pure, and ignorant of where predictions come from.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections import defaultdict
@@ -27,15 +28,28 @@ Ranges = list[tuple["int | None", str]]
 
 class Times(NamedTuple):
     """Predicted times of one signature: at each of `ms`, which is the largest M of a group that behaves alike, those of
-    the functions that may be chosen there."""
+    the functions that may be chosen there; and calls that servers made of it, by M, where they were counted."""
 
     ms: list[int]
     us: list[dict[str, float]]
+    seen: Mapping[int, int] = {}
 
     def widths(self) -> list[float]:
         """The octaves of M that each group has."""
         before = [self.ms[0] / 2, *self.ms[:-1]]
         return [math.log2(m / b) for b, m in zip(before, self.ms, strict=True)]
+
+    def weights(self) -> list[float]:
+        """What each group counts: its octaves, or, of calls that were seen, half of that and half its share of their
+        time; as much in all."""
+        widths, times = self.widths(), [0.0] * len(self.ms)
+        for m, count in self.seen.items():
+            place = min(bisect.bisect_left(self.ms, m), len(self.ms) - 1)
+            times[place] += count * min(self.us[place].values())
+        if not (whole := math.fsum(times)):
+            return widths
+        octaves = math.fsum(widths)
+        return [width / 2 + octaves / 2 * time / whole for width, time in zip(widths, times, strict=True)]
 
 
 def group_ends(most: int) -> list[int]:
@@ -75,11 +89,12 @@ def cover(all_times: Sequence[Times], tolerance: float, kept: Collection[str] = 
     """Functions of which at every M one takes no more than 1 + `tolerance` of the least time: few in all.
 
     `kept` are had in any case, and those of them that are of use here are in the answer. Greedy: what will do for the
-    most octaves comes first, as cover is approximated (Chvatal, 1979); ties go by name.
+    most octaves, or the most time of calls that were seen, comes first, as cover is approximated (Chvatal, 1979); ties
+    go by name.
     """
     widths: defaultdict[frozenset[str], float] = defaultdict(float)
     for times in all_times:
-        for us, width in zip(times.us, times.widths(), strict=True):
+        for us, width in zip(times.us, times.weights(), strict=True):
             limit = min(us.values()) * (1 + tolerance)
             widths[frozenset(name for name, t in us.items() if t <= limit)] += width
     chosen = {name for names in widths for name in names if name in kept}

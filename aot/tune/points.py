@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from ..search import traffic
 from .calibrate import Predictions
 
 _STEPS_PER_OCTAVE = 16
@@ -46,16 +47,20 @@ def grid(least: int, most: int) -> list[int]:
     return [m for m in sorted({round(m) if m <= 64 else round(m / 8) * 8 for m in spaced}) if least < m < most]
 
 
-def following(predictions: Predictions, names: Collection[str], measured: Collection[int]) -> Point | None:
+def following(
+    predictions: Predictions, names: Collection[str], measured: Collection[int], seen: Mapping[int, int] | None = None
+) -> Point | None:
     """Where the choice is least certain between the smallest and the largest M that was measured; None where it is
     certain enough.
 
     That is where the time that some other function than the predicted best may save is largest, as an expectation. What
     was measured nearby settles it, so points go to where neighbours disagree and estimates change, such as where waves
-    of tiles end.
+    of tiles end. Where calls of servers were `seen`, by M, those that are worth it come in the order of what they save
+    there.
     """
-    best, worth = None, _WORTH
+    best, worth = None, 0.0
     ms = grid(min(measured), max(measured))
+    octaves = math.log2(max(measured) / min(measured))
     coarse = [{name: predictions.us(name, m) for name in names} for m in [*ms[::_COARSE], *ms[-1:]]]
     for place, m in enumerate(ms):
         if m in measured:
@@ -66,8 +71,9 @@ def following(predictions: Predictions, names: Collection[str], measured: Collec
             us = {name: predictions.us(name, m) for name in _near(before) | _near(after)}
         winner = min(sorted(us), key=lambda name: us[name])
         gain = max((_gain(predictions, m, us, winner, name) for name in us if name != winner), default=0.0)
-        if gain > worth:
-            best, worth = m, gain
+        saved = gain * traffic.weight(seen or {}, m, octaves)
+        if gain > _WORTH and saved > worth:
+            best, worth = m, saved
     return None if best is None else Point(best, plausible(predictions, names, best, _ADDED))
 
 

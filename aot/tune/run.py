@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from runtime.errors import AotError, DeviceError
 from runtime.program.record import Record
 from runtime.tables.dispatch import Capability, Dispatch, Entry, preference, serves
 
-from ..pack import tables
+from ..pack import build_table, tables
 from . import forms, points, session
 from .executor import Executor, LocalExecutor
 from .jobs import Answer, Job
@@ -78,8 +78,9 @@ def tune_archive(
             report = TuneReport(executor.environment(), unknown=unknown(dispatch, machine.capability))
             of = {"archive": _digest(here), "options": asdict(options), "gpu": list(machine.gpu)}
             journal = Journal(Path(f"{destination}.tuning"), of | {"environment": _lasting(report.environment)})
-            course = _Course(entries, tasks, _pools(archive, dispatch, entries), executor, journal)
-            writer = Writer(archive, dispatch, course.pools, machine.gpu, options)
+            seen = build_table.traffic(build_table.read(archive))
+            course = _Course(entries, tasks, _pools(archive, dispatch, entries), executor, journal, seen)
+            writer = Writer(archive, dispatch, course.pools, machine.gpu, options, seen)
             return _tuned(course, writer, report, destination, progress or (lambda done, total, what: None))
 
 
@@ -183,13 +184,15 @@ def _pools(archive: Archive, dispatch: Dispatch, entries: Sequence[Entry]) -> di
 
 
 class _Course(NamedTuple):
-    """What a run needs: entries and forms in order, what is known of functions, what does jobs and has done them."""
+    """What a run needs: entries and forms in order, what is known of functions, what does jobs and has done them, and
+    calls that servers made, by signatures' keys and M."""
 
     entries: Sequence[Entry]
     forms: Sequence[forms.Task]
     pools: dict[str, Pool]
     executor: Executor
     journal: Journal
+    seen: Mapping[str, Mapping[int, int]]
 
 
 def _run(
@@ -241,7 +244,8 @@ def _run(
             if isinstance(task, forms.Task):
                 advance(task, forms.tune(task), None)
             else:
-                advance(task, session.tune(task, course.pools[task.target]), None)
+                seen = course.seen.get(task.signature.key())
+                advance(task, session.tune(task, course.pools[task.target], seen), None)
         while complete:
             prepare(complete.pop())
         for job, answer in course.executor.answers() if open_now else ():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,8 +92,8 @@ def _to_screen(ranked: Sequence[str], predictions: Predictions, right: Sequence[
     return list(dict.fromkeys(wanted))[: points.at_most(predictions.us(likely[0], m))]
 
 
-def tune(entry: Entry, pool: Pool) -> Generator[Job, Answer, Tuned]:
-    """Tune one signature; jobs come one after the other.
+def tune(entry: Entry, pool: Pool, seen: Mapping[int, int] | None = None) -> Generator[Job, Answer, Tuned]:
+    """Tune one signature; jobs come one after the other. `seen` has calls that servers made of it, by M.
 
     All candidates are checked first, and functions that were compiled for something else before they are timed. Under
     sustained load functions are timed at the first points alone: it takes four times what the rest of a point does.
@@ -128,7 +128,7 @@ def tune(entry: Entry, pool: Pool) -> Generator[Job, Answer, Tuned]:
             yield from time(m, _to_screen(candidates_at(candidates, m), tuned.predictions(pool), right, m), True)
     looked_at = set(begun)
     while tuned.measured and tuned.right() and len(looked_at) < points.budget(len(begun)):
-        point = points.following(tuned.predictions(pool), tuned.right(), looked_at)
+        point = points.following(tuned.predictions(pool), tuned.right(), looked_at, seen)
         if point is None:
             break
         looked_at.add(point.m)

@@ -76,13 +76,21 @@ class Writer:
     """Writes archives of what is known so far; `entries` are those that are tuned, the rest stays as it is.
 
     An entry with candidates, or for this kind of GPU, gives way to its tuned row. Another, which was tuned on another
-    kind, stays, and the row for this kind comes after it.
+    kind, stays, and the row for this kind comes after it. `seen` has calls that servers made, by keys of
+    signatures and M.
     """
 
     def __init__(
-        self, archive: Archive, dispatch: Dispatch, pools: Mapping[str, Pool], gpu: Gpu, options: TuneOptions
+        self,
+        archive: Archive,
+        dispatch: Dispatch,
+        pools: Mapping[str, Pool],
+        gpu: Gpu,
+        options: TuneOptions,
+        seen: Mapping[str, Mapping[int, int]],
     ) -> None:
         self._archive, self._dispatch, self._pools, self._gpu, self._options = archive, dispatch, pools, gpu, options
+        self._seen = seen
         # Predicted at every M, of some functions for each signature.
         self._times: dict[tuple[Key, frozenset[str], tuple[str, ...]], choose.Times] = {}
 
@@ -166,7 +174,8 @@ class Writer:
         if at not in self._times:
             most = _BEYOND * max(found.m for found in one.measured)
             curve = one.predictions(self._pools[key[1]]).curve
-            self._times[at] = choose.predicted(names, curve, most, tolerance)
+            found = choose.predicted(names, curve, most, tolerance)
+            self._times[at] = found._replace(seen=self._seen.get(key[0].key(), {}))
         return self._times[at]
 
     def _tuned_row(

@@ -95,7 +95,17 @@ class Stats(NamedTuple):
         return found
 
 
-_Sample = tuple[dict[str, str], int | float]
+Sample = tuple[dict[str, str], "int | float"]  # labels, and the value
+
+
+class Metric(NamedTuple):
+    """A figure as Prometheus takes it: `kind` is "counter" or "gauge"."""
+
+    name: str
+    kind: str
+    what: str
+    samples: list[Sample]
+
 
 # Name without its prefix, type, what it says, and its samples.
 _METRICS: tuple[tuple[str, str, str, Any], ...] = (
@@ -160,6 +170,11 @@ _METRICS: tuple[tuple[str, str, str, Any], ...] = (
 )
 
 
+def metrics(stats: Stats) -> list[Metric]:
+    """The figures of one library; counters' names end in "_total"."""
+    return [Metric(f"cute_aot_{name}", kind, what, samples(stats)) for name, kind, what, samples in _METRICS]
+
+
 def prometheus_text(libraries: Mapping[str, Stats]) -> str:
     """The libraries' figures in Prometheus' text format 0.0.4, each under its name as the label `library`."""
     lines = []
@@ -170,13 +185,13 @@ def prometheus_text(libraries: Mapping[str, Stats]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _lines(name: str, library: str, samples: Iterable[_Sample]) -> Iterable[str]:
+def _lines(name: str, library: str, samples: Iterable[Sample]) -> Iterable[str]:
     for labels, value in samples:
         words = ",".join(f'{label}="{_escaped(word)}"' for label, word in {"library": library, **labels}.items())
         yield f"{name}{{{words}}} {value!r}"
 
 
-def _refused(stats: Stats, what: str) -> list[_Sample]:
+def _refused(stats: Stats, what: str) -> list[Sample]:
     return [({"signature": r.signature, "reason": r.reason}, getattr(r, what)) for r in stats.refusals]
 
 

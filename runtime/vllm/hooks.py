@@ -51,7 +51,29 @@ HEAD_LOADED = Hook(
 HEAD = Hook(f"{_LAYERS}.vocab_parallel_embedding", "UnquantizedEmbeddingMethod", "apply", _APPLY)
 MODEL_LOADED = Hook("vllm.v1.worker.gpu_worker", "Worker", "load_model", ("self", "load_dummy_weights"))
 
-HOOKS = (WORKER, CACHE_KEY, LINEAR_LOADED, LINEAR, HEAD_LOADED, HEAD, MODEL_LOADED)
+# Wrapped in a worker that is recorded, with `MODEL_LOADED`. Requests begin when it is warm.
+WARM = Hook("vllm.v1.worker.gpu_worker", "Worker", "compile_or_warm_up_model", ("self",))
+SHUTDOWN = Hook("vllm.v1.worker.gpu_worker", "Worker", "shutdown", ("self",))
+LOGITS = Hook(
+    f"{_LAYERS}.logits_processor",
+    "LogitsProcessor",
+    "_get_logits",
+    ("self", "hidden_states", "lm_head", "embedding_bias"),
+)
+# Of the two model runners, what a step of requests calls once with the number of tokens that layers see, and a run that
+# warms up or profiles does not; the one that the worker has is wrapped.
+STEP_V1 = Hook(
+    "vllm.v1.worker.gpu_model_runner",
+    "GPUModelRunner",
+    "_model_forward",
+    ("self", "input_ids", "positions", "intermediate_tensors", "inputs_embeds", "model_kwargs"),
+)
+STEP_V2 = Hook(
+    "vllm.v1.worker.gpu.model_runner", "GPUModelRunner", "prepare_inputs", ("self", "scheduler_output", "batch_desc")
+)
+STEPS = (STEP_V1, STEP_V2)
+
+HOOKS = (WORKER, CACHE_KEY, LINEAR_LOADED, LINEAR, HEAD_LOADED, HEAD, MODEL_LOADED, WARM, SHUTDOWN, LOGITS, *STEPS)
 
 # Of the classes that the plugin's fp8 GEMMs are derived from; looked at where a model is quantised.
 _FP8 = "vllm.model_executor.kernels.linear"
@@ -84,11 +106,20 @@ READ = {
     "vllm.config.vllm": (
         "VllmConfig.additional_config",
         "VllmConfig.compilation_config",
+        "VllmConfig.model_config",
         "VllmConfig.offload_config",
         "VllmConfig.parallel_config",
         "VllmConfig.quant_config",
     ),
-    "vllm.config.parallel": ("ParallelConfig.enable_dbo", "ParallelConfig.ubatch_size"),
+    "vllm.config.model": ("ModelConfig.model",),
+    "vllm.config.parallel": (
+        "ParallelConfig.enable_dbo",
+        "ParallelConfig.ubatch_size",
+        "ParallelConfig.tensor_parallel_size",
+        "ParallelConfig.pipeline_parallel_size",
+        "ParallelConfig.data_parallel_index",
+    ),
+    "vllm.v1.worker.gpu.cudagraph_utils": ("BatchExecutionDescriptor.num_tokens",),
     "vllm.config.compilation": ("CompilationConfig.cudagraph_capture_sizes",),
     "vllm.config.offload": (
         "OffloadConfig.uva",
@@ -141,6 +172,19 @@ def look_up(wanted: Iterable[Hook]) -> list[tuple[type, Callable[..., Any]]]:
     if missing:
         raise ArgumentError("; ".join(missing))
     return found
+
+
+def of_runner(runner: Any) -> Hook:
+    """The one of `STEPS` that a worker's model runner has.
+
+    Raises:
+        ArgumentError: it is none that is known.
+    """
+    names = {(base.__module__, base.__name__) for base in type(runner).__mro__}
+    for hook in STEPS:
+        if (hook.module, hook.owner) in names:
+            return hook
+    raise ArgumentError(f"the model runner {type(runner).__module__}.{type(runner).__name__} is none that is known")
 
 
 def put_first(make: Callable[[type, type], tuple[type, type]]) -> None:

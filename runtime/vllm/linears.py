@@ -52,7 +52,7 @@ class Decision:
 
 def decide(lib: Library, layer: Any) -> Decision:
     """What `lib` has for the weight of this layer, and for its bias; only kernels that were found right on a GPU."""
-    kind, with_bias = _kind(layer), _is_called_with_bias(layer)
+    kind, with_bias = _kind(layer), is_called_with_bias(layer)
     if problem := _problem(lib, layer):
         return Decision(kind, with_bias=with_bias, reason=problem)
     keys, reasons = ["", ""], ["", ""]
@@ -61,7 +61,7 @@ def decide(lib: Library, layer: Any) -> Decision:
         if reasons[bias]:
             continue
         try:
-            signature, reasons[bias] = choose(lib, _signature(layer.weight, bias))
+            signature, reasons[bias] = choose(lib, signature_of(layer.weight, bias))
         except AotError as error:  # nothing for this GPU, or a table that makes no sense
             reasons[bias] = str(error).partition("\n")[0]
             continue
@@ -74,7 +74,7 @@ def fused(lib: Library, layer: Any, decision: Decision, activation: str) -> str:
     archive has none, or has one that was predicted and another that was tuned for the product alone."""
     if decision.with_bias or _problem(lib, layer):
         return ""
-    plain = _signature(layer.weight, False)
+    plain = signature_of(layer.weight, False)
     try:
         found, _ = choose(lib, dataclasses.replace(plain, epilogue=activation))
     except AotError:  # no such signature, such as of an odd N
@@ -107,7 +107,7 @@ def summary(decisions: Iterable[Decision]) -> str:
     return line
 
 
-def _signature(weight: Any, bias: bool) -> Signature:
+def signature_of(weight: Any, bias: bool) -> Signature:
     """That of x @ weight.T, weight (N, K), x and the result of its element type."""
     dtype = dtype_name(weight.dtype)
     n, k = weight.shape
@@ -119,7 +119,7 @@ def _kind(layer: Any) -> str:
     return "head" if "ParallelLMHead" in names else "embedding" if "VocabParallelEmbedding" in names else "linear layer"
 
 
-def _is_called_with_bias(layer: Any) -> bool:
+def is_called_with_bias(layer: Any) -> bool:
     """As vLLM's layers call `apply`: where the sum over ranks follows, the first rank alone adds the bias."""
     if getattr(layer, "bias", None) is None or getattr(layer, "skip_bias_add", False):
         return False

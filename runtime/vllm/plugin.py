@@ -18,7 +18,9 @@ from typing import Any
 from .. import __version__
 from ..errors import AotError, ArgumentError
 from ..serve.library import Library, load
-from . import hooks
+from . import hooks, metrics
+from .periodic import Periodic, words
+from .recording import Recording
 from .settings import Settings, settings_of
 
 _log = logging.getLogger("vllm.cute_aot")  # under vLLM's own logger, which is the one that it configures
@@ -58,6 +60,8 @@ class Plugin:
         self._fp8_left: Counter[str] = Counter()  # layers that vLLM computes, by the reason
         self._fused: list[Any] = []  # the MLPs whose activations GEMMs compute
         self._decisions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by layer, or fp8 GEMM
+        self._recording = Recording()
+        self._exporting: Periodic | None = None
 
     # --- a worker begins ---
 
@@ -66,13 +70,19 @@ class Plugin:
 
         def __init__(worker: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
             made(worker, vllm_config, *args, **kwargs)
-            self.start(vllm_config)
+            given = dict(zip(hooks.WORKER.parameters[2:], args, strict=False)) | kwargs
+            self.start(vllm_config, given["rank"])
 
         return __init__
 
-    def start(self, vllm_config: Any) -> None:
-        """Open the archive that the engine's settings name, if any, and put the hooks in place."""
-        self.lib, self._digest = None, ""
+    def start(self, vllm_config: Any, rank: int = 0) -> None:
+        """Open the archive that the engine's settings name, if any, and put the hooks in place; begin to record, if
+        they say so."""
+        self._recording.end()
+        if self._exporting is not None:
+            self._exporting.stop()
+        self._exporting = self.lib = None
+        self._digest = ""
         self._fp8_ready.clear()
         self._fp8_left.clear()
         self._fused.clear()
@@ -81,6 +91,9 @@ class Plugin:
             settings = settings_of(vllm_config.additional_config)
             if settings is not None:
                 _check_version(settings)
+                if settings.record:
+                    self._record(settings.record, vllm_config, rank)
+            if settings is not None and settings.paths:
                 _check_engine(vllm_config)
                 lib = self._open(settings, _workspaces(vllm_config.parallel_config))
                 hooks.install(self._wrappers())
@@ -90,6 +103,27 @@ class Plugin:
                 self.lib, self._digest = lib, lib.digest
         except Exception as error:  # the server goes on with vLLM's kernels, whatever it is
             _refuse(error)
+        self._export(vllm_config, rank)
+
+    def _record(self, folder: str, vllm_config: Any, rank: int) -> None:
+        try:
+            self._recording.begin(folder, vllm_config, rank)
+            hooks.install({hooks.MODEL_LOADED: self._around_model} | self._recording.wrappers())
+        except Exception as error:
+            self._recording.give_up(error)
+
+    def _export(self, vllm_config: Any, rank: int) -> None:
+        """Show the library's figures in the server's /metrics, where the server asks for them."""
+        lib = self.lib
+        if lib is None or not metrics.wanted():
+            return
+        try:
+            labels = {"engine": str(vllm_config.parallel_config.data_parallel_index), "rank": str(rank)}
+            exporter = metrics.Exporter(labels)
+        except Exception as error:  # no prometheus_client, or another release of it
+            _log.warning("%s has no metrics: %s", _self(lib), words(error))
+        else:
+            self._exporting = Periodic(lambda: exporter.update(lib.stats()), "writes no metrics")
 
     def _open(self, settings: Settings, workspaces: str) -> Library:
         """The library of these files; the one that this process already has of the same contents."""
@@ -125,13 +159,6 @@ class Plugin:
 
             return apply
 
-        def around_model(load_model: Callable[..., None]) -> Callable[..., None]:
-            def load_model_and_preload(worker: Any, *args: Any, **kwargs: Any) -> None:
-                load_model(worker, *args, **kwargs)
-                self.loaded(worker)
-
-            return load_model_and_preload
-
         def around_key(compute_hash: Callable[..., str]) -> Callable[..., str]:
             def compute_own_hash(vllm_config: Any) -> str:
                 return self.cache_key(compute_hash(vllm_config))
@@ -144,8 +171,16 @@ class Plugin:
             hooks.LINEAR: around_apply,
             hooks.HEAD_LOADED: around_loaded,
             hooks.HEAD: around_apply,
-            hooks.MODEL_LOADED: around_model,
+            hooks.MODEL_LOADED: self._around_model,
         }
+
+    def _around_model(self, load_model: Callable[..., None]) -> Callable[..., None]:
+        def load_model_and_preload(worker: Any, *args: Any, **kwargs: Any) -> None:
+            load_model(worker, *args, **kwargs)
+            self._recording.read_model(worker)
+            self.loaded(worker)
+
+        return load_model_and_preload
 
     def _fp8_classes(self, scaled: type, block: type) -> tuple[type, type]:
         from .fp8 import classes
@@ -167,7 +202,7 @@ class Plugin:
                 _preload(self.lib, {signature.key()}, self._sizes)  # now, as later there is no way back
                 self._fp8_ready.add(signature.key())
         except Exception as error:  # whatever it is, vLLM asks its own classes next
-            signature, reason = None, _words(error)
+            signature, reason = None, words(error)
         if signature is None:
             self._fp8_left[reason] += 1
             return False, reason
@@ -327,12 +362,6 @@ def _self(lib: Library | None = None) -> str:
 
 
 def _refuse(error: Exception) -> None:
-    _log.warning("%s serves nothing, vLLM's kernels do: %s", _self(), _words(error))
+    _log.warning("%s serves nothing, vLLM's kernels do: %s", _self(), words(error))
     if not isinstance(error, AotError):
         _log.debug("cute-aot", exc_info=error)
-
-
-def _words(error: Exception) -> str:
-    """In one line, what went wrong."""
-    what = str(error) if isinstance(error, AotError) else f"{type(error).__name__}: {error}"
-    return " ".join(what.split())

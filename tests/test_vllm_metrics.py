@@ -1,0 +1,129 @@
+"""A library's figures in vLLM's /metrics: written by workers, read by a server in another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("prometheus_client")
+
+from runtime.serve.stats import ArchiveInfo, Refusal, Stats, metrics
+from runtime.vllm import periodic
+
+from .test_torch import HIDDEN
+from .test_vllm import ROOT, Start, start  # noqa: F401  (a fixture)
+
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+
+WORKER = """
+import sys
+from runtime.vllm.metrics import Exporter
+from tests.test_vllm_metrics import stats
+exporter = Exporter({"engine": "0", "rank": sys.argv[1]})
+for launches in map(int, sys.argv[2:]):
+    exporter.update(stats(launches))
+"""
+SERVER = """
+import json
+from prometheus_client import CollectorRegistry, multiprocess
+registry = CollectorRegistry()
+multiprocess.MultiProcessCollector(registry)
+print(json.dumps([[one.name, one.labels, one.value] for of in registry.collect() for one in of.samples]))
+"""
+
+
+def stats(launches: int) -> Stats:
+    """With a counter and a gauge that change."""
+    archives = (ArchiveInfo("/models/model.aot", "d1"),)
+    refusals = (Refusal("bf16", "no entry", launches + 1, launches),)
+    zeros: dict[str, Any] = dict.fromkeys(Stats._fields, 0)
+    return Stats(
+        **zeros
+        | {"archives": archives, "digest": "d1", "launches_by_function": {"f": launches}, "refusals": refusals}
+        | {"plans_made": 2 * launches, "plans_held": 100 - launches, "native": True, "gpu": "H200", "tuned_for": ()}
+    )
+
+
+def served(folder: Path) -> dict[tuple[str, str], Any]:
+    """What a server shows, by name and rank."""
+    found = subprocess.run(
+        [sys.executable, "-c", SERVER], env=os.environ | {FOLDER: str(folder)}, check=True, capture_output=True
+    )
+    return {(name, labels["rank"]): (labels, value) for name, labels, value in json.loads(found.stdout)}
+
+
+def test_figures_of_two_workers_reach_a_server_that_is_another_process(tmp_path: Path) -> None:
+    workers = [
+        subprocess.Popen([sys.executable, "-c", WORKER, *words], cwd=ROOT, env=os.environ | {FOLDER: str(tmp_path)})
+        for words in (["0", "3", "5"], ["1", "7", "7"])
+    ]
+    assert [worker.wait(120) for worker in workers] == [0, 0]
+    found = served(tmp_path)
+    for rank, launches in (("0", 5), ("1", 7)):
+        labels = {"engine": "0", "rank": rank}
+        assert found["cute_aot_launches_total", rank] == (labels | {"function": "f"}, launches)
+        refused = labels | {"signature": "bf16", "reason": "no entry"}
+        assert found["cute_aot_misses_total", rank] == (refused, launches + 1)
+        assert found["cute_aot_plans_total", rank] == (labels, 2 * launches)
+        assert found["cute_aot_plans_held", rank] == (labels, 100 - launches)
+        archive = labels | {"layer": "0", "archive": "model.aot", "digest": "d1"}
+        assert found["cute_aot_archive_info", rank] == (archive, 1)
+    with_samples = {metric.name for metric in metrics(stats(5)) if metric.samples}
+    assert {name for name, _ in found} == with_samples
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1e6])
+def test_a_worker_writes_what_its_library_counts_now_and_then_and_when_it_ends(
+    start: Start,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+) -> None:
+    class Kept:
+        def __init__(self, labels: dict[str, str]) -> None:
+            assert labels == {"engine": "0", "rank": "0"}
+
+        def update(self, stats: Stats) -> None:
+            written.append(stats)
+
+    written: list[Stats] = []
+    monkeypatch.setenv(FOLDER, "a folder")
+    monkeypatch.setattr("runtime.vllm.metrics.Exporter", Kept)
+    monkeypatch.setattr(periodic.Periodic.__init__, "__defaults__", (seconds,))
+    server = start()
+    server.serve(server.linear(HIDDEN, HIDDEN))
+    server.lib._counters.planned()
+    while seconds < 1 and server.lib.stats() not in written:
+        time.sleep(0.01)
+    server.lib._counters.planned()
+    server.serve(config={})  # the next worker of this process, without an archive
+    assert written[-1] == server.lib.stats()
+    assert written[-1].plans_made >= 2
+
+
+def test_nothing_is_written_where_no_server_asks(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.delenv(FOLDER, raising=False)
+    server = start()
+    monkeypatch.setattr("runtime.vllm.metrics.Exporter", None)
+    server.serve(server.linear(HIDDEN, HIDDEN))
+    assert "serves 1 of 1" in server.lines[0]
+
+
+def test_a_worker_without_prometheus_client_serves_all_the_same(
+    start: Start,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    server = start()
+    server.serve(server.linear(HIDDEN, HIDDEN))
+    assert "has no metrics: ModuleNotFoundError" in server.lines[0]
+    assert "serves 1 of 1" in server.lines[1]
