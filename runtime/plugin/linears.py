@@ -1,6 +1,6 @@
 """Which of a model's layers an archive computes, decided once for each when its weights were loaded.
 
-Knows vLLM's layers by their attributes (`weight`, `bias`, `prefix`), and no module of vLLM's.
+Knows layers of vLLM and SGLang by the attributes that both give them (`weight`, `bias`), and no module of theirs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FP8 = "fp8 layer"
 class Decision:
     """What becomes of one layer.
 
-    `plain` and `biased` are the keys of the signatures that serve it where vLLM calls it without a bias, and with one;
-    empty where vLLM computes that. `fused` is the one that computes the activation after it too, where there is one,
-    and then the only one that is called. `asked` is the one that vLLM is expected to call, and `reason` says why the
-    archive does not serve it. `kind` is "linear layer", "head", "embedding", which is a head only in models that tie
-    it, or "fp8 layer".
+    `plain` and `biased` are the keys of the signatures that serve it where the server calls it without a bias, and with
+    one; empty where the server computes that. `fused` is the one that computes the activation after it too, where there
+    is one, and then the only one that is called. `asked` is the one that the server is expected to call, and `reason`
+    says why the archive does not serve it. `kind` is "linear layer", "head", "embedding", which is a head only in
+    models that tie it, or "fp8 layer".
     """
 
     kind: str
@@ -41,7 +41,7 @@ class Decision:
 
     @property
     def asked(self) -> str:
-        """The signature that vLLM is expected to call, empty if vLLM computes it."""
+        """The signature that the server is expected to call, empty if it computes that itself."""
         return self.fused or (self.biased if self.with_bias else self.plain)
 
     @property
@@ -88,8 +88,8 @@ def _is_tuned(lib: Library, signature: Signature) -> bool:
     return lib.entry(signature).state == "tuned"
 
 
-def summary(decisions: Iterable[Decision]) -> str:
-    """In one line, how many layers of each kind are served, and why the others are not."""
+def summary(decisions: Iterable[Decision], server: str) -> str:
+    """In one line, how many layers of each kind are served, and why `server` computes the others."""
     decisions = list(decisions)
     if any(each.kind == "head" for each in decisions):  # so no embedding is called as one
         decisions = [each for each in decisions if each.kind != "embedding"]
@@ -103,7 +103,7 @@ def summary(decisions: Iterable[Decision]) -> str:
     if left:
         reasons = [f"{count} x {reason}" for reason, count in left.most_common(3)]
         more = [f"{len(left) - 3} more reasons"] if len(left) > 3 else []
-        line += f"; vLLM computes the rest: {'; '.join([*reasons, *more])}"
+        line += f"; {server} computes the rest: {'; '.join([*reasons, *more])}"
     return line
 
 
@@ -120,7 +120,7 @@ def _kind(layer: Any) -> str:
 
 
 def _is_called_with_bias(layer: Any) -> bool:
-    """As vLLM's layers call `apply`: where the sum over ranks follows, the first rank alone adds the bias."""
+    """As layers call `apply`: where the sum over ranks follows, the first rank alone adds the bias."""
     if getattr(layer, "bias", None) is None or getattr(layer, "skip_bias_add", False):
         return False
     return not (hasattr(layer, "input_is_parallel") and getattr(layer, "tp_rank", 0) > 0)
