@@ -203,10 +203,10 @@ ROOMS = {
         ("serve",),
         ("torch", "__init__"),
         ("plugin",),
-        ("vllm",),
+        ("sglang", "vllm"),
     ),
 }
-BINDINGS = (["torch"], ["plugin"], ["vllm"])  # to other packages, of `runtime`
+BINDINGS = (["torch"], ["plugin"], ["sglang"], ["vllm"])  # to other packages, of `runtime`
 MODULES = sorted(p for package in ROOMS for p in (ROOT / package).rglob("*.py"))
 
 

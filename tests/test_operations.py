@@ -156,7 +156,8 @@ NAMING = (
     *("runtime/gemm/", "runtime/rmsnorm.py", "aot/search/gemm.py", "aot/search/rmsnorm.py"),
     *("aot/tune/gemm/", "aot/tune/rmsnorm/", "aot/kernels/", "aot/providers/"),
     *("runtime/program/operation.py", "aot/search/operation.py", "aot/tune/operation.py"),
-    *("runtime/torch/", "runtime/plugin/", "runtime/vllm/", "runtime/serve/plans.py", "aot/search/variants.py"),
+    *("runtime/torch/", "runtime/plugin/", "runtime/sglang/", "runtime/vllm/"),
+    *("runtime/serve/plans.py", "aot/search/variants.py"),
 )
 
 

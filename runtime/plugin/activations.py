@@ -37,11 +37,12 @@ class Mlp(NamedTuple):
         self.module.act_fn = self.activation
 
 
-def mlps(model: Any, silu_and_mul: type) -> Iterator[Mlp]:
-    """Those of a model that qualify, where `silu_and_mul` is the server's class of that activation."""
+def mlps(model: Any, silu_and_mul: type, besides: frozenset[str] = frozenset()) -> Iterator[Mlp]:
+    """Those of a model that qualify, where `silu_and_mul` is the server's class of that activation, and `besides` are
+    names that a forward may use before all others without changing what it computes."""
     for module in model.modules():
         activation = getattr(module, "act_fn", None)
-        if type(activation) is not silu_and_mul or _is_watched(activation) or not _uses_no_more(module):
+        if type(activation) is not silu_and_mul or _is_watched(activation) or not _uses_no_more(module, besides):
             continue
         if not getattr(module.gate_up_proj, "gather_output", False):
             yield Mlp(module, activation)
@@ -53,9 +54,12 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
     return nn.functional.silu(gate) * up
 
 
-def _uses_no_more(module: Any) -> bool:
+def _uses_no_more(module: Any, besides: frozenset[str]) -> bool:
     code = getattr(type(module).forward, "__code__", None)
-    return "forward" not in vars(module) and code is not None and code.co_names == _USED
+    if "forward" in vars(module) or code is None:
+        return False
+    before, used = code.co_names[: -len(_USED)], code.co_names[-len(_USED) :]
+    return used == _USED and besides.issuperset(before)
 
 
 def _is_watched(module: Any) -> bool:

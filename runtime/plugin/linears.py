@@ -53,7 +53,7 @@ class Decision:
 def decide(lib: Library, layer: Any) -> Decision:
     """What `lib` has for the weight of this layer, and for its bias; only kernels that were found right on a GPU."""
     kind, with_bias = _kind(layer), _is_called_with_bias(layer)
-    if problem := _problem(lib, layer):
+    if problem := weight_problem(lib, getattr(layer, "weight", None)):
         return Decision(kind, with_bias=with_bias, reason=problem)
     keys, reasons = ["", ""], ["", ""]
     for bias in (False, True):
@@ -72,7 +72,7 @@ def decide(lib: Library, layer: Any) -> Decision:
 def fused(lib: Library, layer: Any, decision: Decision, activation: str) -> str:
     """The key of the signature that computes `activation` too, of a layer whose weight is in place; empty where the
     archive has none, or has one that was predicted and another that was tuned for the product alone."""
-    if decision.with_bias or _problem(lib, layer):
+    if decision.with_bias or weight_problem(lib, layer.weight):
         return ""
     plain = _signature(layer.weight, False)
     try:
@@ -114,6 +114,11 @@ def _signature(weight: Any, bias: bool) -> Signature:
     return Signature(dtype, dtype, dtype, "f32", Epilogue(bias=bias).word(), n, k)
 
 
+def is_embedding(layer: Any) -> bool:
+    """Whether a layer is an embedding or a head."""
+    return _kind(layer) != "linear layer"
+
+
 def _kind(layer: Any) -> str:
     names = {base.__name__ for base in type(layer).__mro__}
     return "head" if "ParallelLMHead" in names else "embedding" if "VocabParallelEmbedding" in names else "linear layer"
@@ -126,9 +131,8 @@ def _is_called_with_bias(layer: Any) -> bool:
     return not (hasattr(layer, "input_is_parallel") and getattr(layer, "tp_rank", 0) > 0)
 
 
-def _problem(lib: Library, layer: Any) -> str:
-    """Why the archive cannot compute this layer, whatever its shape; empty if it can."""
-    weight = getattr(layer, "weight", None)
+def weight_problem(lib: Library, weight: Any) -> str:
+    """Why no kernel reads this weight (N, K), whatever its shape; empty if one may."""
     if weight is None or len(getattr(weight, "shape", ())) != 2:
         return "the weight is no matrix"
     if str(weight.device) != lib.device:

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from .settings import Settings
 
 # Of a layer that is served: the library's number, and the weight's type. vLLM's class of weights hides attributes
 # behind `__torch_function__`, which a trace need not go through.
-_PLAIN, _BIASED, _DTYPE = "_cute_aot_plain", "_cute_aot_biased", "_cute_aot_dtype"
+PLAIN, _BIASED, _DTYPE = "_cute_aot_plain", "_cute_aot_biased", "_cute_aot_dtype"
 _FUSED = "_cute_aot_fused"  # of one that computes its activation too
 
 
@@ -94,37 +94,44 @@ class Served:
                 decision = decide(self.lib, layer)
             else:
                 decision = Decision("linear layer", reason=f"{type(method).__name__} has an apply of its own")
-            number = self._number()
-            for name, key in ((_PLAIN, decision.plain), (_BIASED, decision.biased)):
-                if key:
-                    setattr(layer, name, number)
-                    setattr(layer, _DTYPE, layer.weight.dtype)
-            self._decisions[layer] = decision
+            self._take(layer, decision)
         except Exception as error:  # a layer, or a device, that is not as it is known
             self._give_up(error)
 
-    def report(self) -> None:
-        """Load and plan the kernels of the layers that were taken, and say which these are.
+    def _take(self, layer: Any, decision: Any) -> None:
+        """Let a layer be called as was decided."""
+        number = self._number()
+        for name, key in ((PLAIN, decision.plain), (_BIASED, decision.biased)):
+            if key:
+                setattr(layer, name, number)
+                setattr(layer, _DTYPE, layer.weight.dtype)
+        self._decisions[layer] = decision
+
+    def report(self, layers: Iterable[Any] | None = None) -> None:
+        """Load and plan the kernels of the layers that were taken, of these or of all, and say which these are.
 
         Called before the server measures memory and captures graphs; raises where kernels cannot be loaded.
         """
         from .linears import FP8, Decision, summary
 
         assert self.lib is not None
-        decisions = list(self._decisions.values())
+        decisions = [self._decisions[layer] for layer in (self._decisions if layers is None else layers)]
         decisions += [Decision(FP8, reason=reason) for reason in self._fp8_left.elements()]
         keys = {key for each in decisions for key in each.keys}
         planned = self._preload(keys) if keys else 0
         what = f"{len(keys)} signatures preloaded, for {planned} numbers of tokens planned"
         self._log.info("%s %s (%s)", _self(self.lib), summary(decisions, self._server), what)
 
-    def _fuse(self, model: Any, silu_and_mul: type) -> None:
-        """Let layers of gates compute their activations, where the archive has kernels for both together."""
+    def _fuse(self, model: Any, silu_and_mul: type, besides: frozenset[str] = frozenset()) -> None:
+        """Let layers of gates compute their activations, where the archive has kernels for both together.
+
+        The parameters are those of `activations.mlps`.
+        """
         from .activations import EPILOGUE, mlps
         from .linears import fused
 
         assert self.lib is not None
-        for mlp in mlps(model, silu_and_mul):
+        for mlp in mlps(model, silu_and_mul, besides):
             layer, decision = mlp.gate_up, self._decisions.get(mlp.gate_up)
             if decision is None or not hooks.is_hooked(type(layer.quant_method), "apply"):
                 continue
@@ -158,7 +165,7 @@ class Served:
                 if x.dim() < 2 or x.dtype != getattr(layer, _DTYPE):
                     return swiglu(computed(method, layer, x, bias))
                 return GEMM(number, x.contiguous(), layer.weight, epilogue=EPILOGUE)
-            number = getattr(layer, _PLAIN if bias is None else _BIASED, None)
+            number = getattr(layer, PLAIN if bias is None else _BIASED, None)
             if number is None or x.dim() < 2 or x.dtype != getattr(layer, _DTYPE):
                 return computed(method, layer, x, bias)
             return GEMM(number, x.contiguous(), layer.weight, bias=bias)
@@ -181,7 +188,7 @@ class Served:
 
     def _leave(self, layer: Any) -> None:
         """Let the server compute a layer."""
-        for name in (_PLAIN, _BIASED, _DTYPE, _FUSED):
+        for name in (PLAIN, _BIASED, _DTYPE, _FUSED):
             if name in vars(layer):
                 delattr(layer, name)
         self._decisions.pop(layer, None)
