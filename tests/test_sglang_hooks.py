@@ -77,6 +77,13 @@ def test_schedulers_load_plugins_first(sglang: Path) -> None:
     assert calls_of(run)[0] == "load_plugins"
 
 
+def test_schedulers_that_ray_starts_load_none(sglang: Path) -> None:
+    """As docs/sglang.md says."""
+    text = "\n".join(ast.unparse(node) for node in body_of(sglang, "sglang.srt.ray.scheduler_actor"))
+    assert "Scheduler(" in text
+    assert "load_plugins" not in text
+
+
 def test_a_replacement_is_called_with_what_the_method_was_called_with(sglang: Path) -> None:
     module = "sglang.srt.plugins.hook_registry"
     assert {"REPLACE"} <= assigned(class_of(sglang, module, "HookType"))
