@@ -188,8 +188,10 @@ def _layers() -> Contents:
         scale = 2.0
 
         def forward(self, x: Any, skip_all_reduce: bool = False) -> Any:
+            scale = self.scale
             gate_up, _ = self.gate_up_proj(x)
-            x, _ = self.down_proj(self.act_fn(self.scale * gate_up))
+            x = self.act_fn(scale * gate_up)
+            x, _ = self.down_proj(x)
             return x
 
     methods = {"UnquantizedLinearMethod": UnquantizedLinearMethod, "OwnMethod": OwnMethod}

@@ -102,7 +102,9 @@ def test_layers_and_head_that_the_archive_has_are_served(start: Start) -> None:
     (x,) = tensors((5, HIDDEN))
     for layer in (one, up):
         assert near(layer(x)[0], x.float() @ layer.weight.float().T)
-    assert near(server.logits(x.float(), head), x.float() @ head.weight.float().T)
+    logits = server.logits(x.float(), head)
+    assert logits.dtype == torch.bfloat16
+    assert near(logits, x.float() @ head.weight.float().T)
     assert server.lib.calls == [(HIDDEN, HIDDEN, "none"), (INNER, HIDDEN, "none"), (VOCAB, HIDDEN, "none")]
     one(x[0])
     server.logits(x[0], head)
