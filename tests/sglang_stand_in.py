@@ -7,7 +7,7 @@ import importlib
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -53,6 +53,10 @@ def _registry() -> dict[str, Any]:
         AROUND = "around"
         REPLACE = "replace"
 
+    class HookSource(NamedTuple):
+        plugin_name: str
+        dist_name: str | None
+
     class HookRegistry:
         """Applies what was registered for a name once; what comes later for that name is passed over."""
 
@@ -61,7 +65,9 @@ def _registry() -> dict[str, Any]:
         problems: list[str] = []  # noqa: RUF012
 
         @classmethod
-        def register(cls, target: str, hook: Callable[..., Any], hook_type: HookType) -> None:
+        def register(
+            cls, target: str, hook: Callable[..., Any], hook_type: HookType, *, source: HookSource | None = None
+        ) -> None:
             before = cls.hooks.setdefault(target, [])
             if hook_type is HookType.REPLACE and any(kind is HookType.REPLACE for kind, _ in before):
                 cls.problems.append(f"two replacements of {target}")
@@ -99,7 +105,7 @@ def _registry() -> dict[str, Any]:
         return wrapper
 
     HookRegistry.hooks, HookRegistry.patched, HookRegistry.problems = {}, set(), []
-    return {"HookType": HookType, "HookRegistry": HookRegistry}
+    return {"HookType": HookType, "HookSource": HookSource, "HookRegistry": HookRegistry}
 
 
 def _runner() -> Contents:

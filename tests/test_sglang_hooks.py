@@ -90,7 +90,8 @@ def test_a_replacement_is_called_with_what_the_method_was_called_with(sglang: Pa
     text = ast.unparse(function_of(sglang, module, "_wrap_fn"))
     assert "return hook(*args, **kwargs)" in text
     register = ast.unparse(method_of(sglang, module, "HookRegistry", "register"))
-    assert "(cls, target: str, hook: Callable, hook_type: HookType=HookType.AFTER" in register
+    assert "(cls, target: str, hook: Callable, hook_type: HookType=HookType.AFTER, *, source: " in register
+    assert assigned(class_of(sglang, module, "HookSource")) == {"plugin_name", "dist_name"}
     apply = ast.unparse(method_of(sglang, module, "HookRegistry", "apply_hooks"))
     assert "if target in cls._patched:\n            continue" in apply
 

@@ -155,4 +155,5 @@ def install(makers: Mapping[Hook, Make]) -> None:
 
 def _register(hook: Hook, method: Any, make: Make) -> None:
     registry = importlib.import_module(_REGISTRY)
-    registry.HookRegistry.register(str(hook), wrapped(method, make, hook), registry.HookType.REPLACE)
+    source = registry.HookSource("cute_aot", "cute-aot")  # as SGLang's log names who hooked what
+    registry.HookRegistry.register(str(hook), wrapped(method, make, hook), registry.HookType.REPLACE, source=source)
