@@ -33,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--archive", metavar="PATH", help="an archive tuned for this machine's GPU, for tests marked gpu")
     parser.addoption("--functions", metavar="PATH", help="an archive of examples/quack/spec.py, for tests marked gpu")
     parser.addoption("--vllm", metavar="FOLDER", help="the package `vllm` of an unpacked wheel, for test_vllm_hooks.py")
+    parser.addoption("--sglang", metavar="FOLDER", help="the package `sglang` of an unpacked wheel")
 
 
 def _missing_gpu() -> str:

@@ -177,7 +177,7 @@ def names_of(node: ast.stmt) -> set[str]:
 # --- rooms ---
 
 # Those of a line import only those of earlier lines, and themselves; what is in one line does not import each other.
-# Modules of `aot` may import any of `runtime` but its bindings to torch and vLLM, and none of `runtime` one of `aot`.
+# Modules of `aot` may import any of `runtime` but its bindings to torch and servers; none of `runtime` one of `aot`.
 ROOMS = {
     "aot": (
         ("extras", "files", "suggest", "version"),
@@ -202,10 +202,11 @@ ROOMS = {
         tuple(place.partition(":")[0].split(".")[1] for place in operation._OWN.values()),  # of each operation
         ("serve",),
         ("torch", "__init__"),
-        ("vllm",),
+        ("plugin",),
+        ("sglang", "vllm"),
     ),
 }
-BINDINGS = (["torch"], ["vllm"])  # to other packages, of `runtime`
+BINDINGS = (["torch"], ["plugin"], ["sglang"], ["vllm"])  # to other packages, of `runtime`
 MODULES = sorted(p for package in ROOMS for p in (ROOT / package).rglob("*.py"))
 
 

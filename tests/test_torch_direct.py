@@ -21,8 +21,8 @@ from torch._inductor.utils import run_and_get_code
 import runtime.torch as aot
 from runtime import ArgumentError, KernelMiss
 from runtime.container.archive import ArchiveClosed
+from runtime.plugin import scaled
 from runtime.torch import direct, lowering, operator
-from runtime.vllm import fp8
 
 from .command_line import ROOT
 from .test_torch import GATED, HIDDEN, INNER, ONE, PLAIN, QKV, VOCAB, OnCpu, library, llama, near, tensors, tokens
@@ -217,7 +217,7 @@ def scaled_operands() -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("misses", [False, True])
-def test_scaled_products_of_vllm_are_called_so_and_torch_computes_those_that_miss(
+def test_scaled_products_are_called_so_and_torch_computes_those_that_miss(
     lib: OnCpu, misses: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outs: list[Any] = []
@@ -226,18 +226,18 @@ def test_scaled_products_of_vllm_are_called_so_and_torch_computes_those_that_mis
         outs.append(out)
         if misses:
             raise KernelMiss("no kernel at this M", "no kernel runs")
-        value = fp8._widened(a, scale_a) @ fp8._widened(b, scale_b).T
+        value = scaled._widened(a, scale_a) @ scaled._widened(b, scale_b).T
         return value.to(dtype) if out is None else out.copy_(value)
 
     monkeypatch.setattr(OnCpu, "gemm", gemm)
     number, operands = aot.register(lib), scaled_operands()
-    wanted = fp8._SCALED(number, *operands, torch.bfloat16)
-    step = torch.compile(lambda *given: fp8._SCALED(number, *given, torch.bfloat16) * 1, fullgraph=True)
+    wanted = scaled.SCALED(number, *operands, torch.bfloat16)
+    step = torch.compile(lambda *given: scaled.SCALED(number, *given, torch.bfloat16) * 1, fullgraph=True)
     found, code = code_of(step, *operands)
     assert torch.equal(found, wanted)
     assert bool(found.any())
     assert OPERATOR not in code
-    assert "from runtime.vllm.fp8 import direct as cute_aot_scaled_gemm" in code
+    assert "from runtime.plugin.scaled import direct as cute_aot_scaled_gemm" in code
     assert [out is None for out in outs] == [True, False]
 
 

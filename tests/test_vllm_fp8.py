@@ -11,7 +11,8 @@ pytest.importorskip("torch")
 import torch
 
 import runtime
-from runtime.vllm import fp8, hooks
+from runtime.plugin import scaled as operator
+from runtime.vllm import hooks
 
 from .recording_driver import signature
 from .test_torch import OnCpu, near
@@ -181,7 +182,7 @@ def test_a_call_that_no_kernel_takes_is_computed_by_torch(
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
-    fp8._say_once.cache_clear()
+    operator._say_once.cache_clear()
     server = begin()
     worker_of(server)
     gemm = made(server, layer(scaling), scaling)
@@ -196,9 +197,9 @@ def test_a_call_that_no_kernel_takes_is_computed_by_torch(
 
 def test_blocks_at_the_edges_may_be_short() -> None:
     x = torch.ones(200, 300)
-    found = fp8._widened(x, torch.arange(6.0).view(2, 3))
+    found = operator._widened(x, torch.arange(6.0).view(2, 3))
     assert (found[127, 127], found[128, 128], found[199, 299]) == (0, 4, 5)
-    assert fp8._widened(x[:100], torch.arange(3.0).view(1, 3))[99].tolist() == [0] * 128 + [1] * 128 + [2] * 44
+    assert operator._widened(x[:100], torch.arange(3.0).view(1, 3))[99].tolist() == [0] * 128 + [1] * 128 + [2] * 44
 
 
 def test_exponents_as_scales_are_widened(begin: Any) -> None:
@@ -215,11 +216,11 @@ def test_operator_passes_torchs_own_checks(begin: Any) -> None:
     server = begin()
     worker_of(server)
     number = made(server, layer("row_column"), "row_column").number
-    operator = torch.ops.cute_aot.scaled_gemm.default
+    scaled_gemm = torch.ops.cute_aot.scaled_gemm.default
     a, b, *scales = operands("row_column")
     a, b = a.bfloat16(), b.bfloat16()  # the checks compare copies, which torch cannot do with e4m3 on the CPU
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(operator, (number, a, b, *scales, torch.bfloat16), test_utils=tests)
+    torch.library.opcheck(scaled_gemm, (number, a, b, *scales, torch.bfloat16), test_utils=tests)
 
 
 @pytest.mark.parametrize("scaling", GROUPS)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from runtime.vllm import hooks
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+from .sources import FUNCTIONS, assigned, body_of, calls_of, class_of, problem_of, write
 
 
 @pytest.fixture(scope="session")
@@ -30,45 +29,6 @@ def vllm(request: pytest.FixtureRequest) -> Path:
     if not (Path(path) / "__init__.py").exists():
         pytest.fail(f"--vllm {path} holds no __init__.py; name the folder `vllm` of an unpacked wheel")
     return Path(path)
-
-
-@cache
-def body_of(vllm: Path, module: str) -> list[ast.stmt]:
-    """The statements of a module; empty where there is no such module."""
-    path = vllm.joinpath(*module.split(".")[1:])
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return ast.parse(file.read_text()).body if file.exists() else []
-
-
-def class_of(vllm: Path, module: str, name: str) -> list[ast.stmt]:
-    """The statements of a class that a module defines; empty where it does not."""
-    found = [node.body for node in body_of(vllm, module) if isinstance(node, ast.ClassDef) and node.name == name]
-    return found[0] if found else []
-
-
-def problem_of(vllm: Path, hook: hooks.Hook) -> str:
-    """What is missing, or differs from the table; empty if nothing does."""
-    body = class_of(vllm, hook.module, hook.owner)
-    found = [node for node in body if isinstance(node, _FUNCTIONS) and node.name == hook.method]
-    if not found:
-        return f"{hook} is not there"
-    arguments = found[0].args
-    names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-    names += [a.arg for a in (arguments.vararg, arguments.kwarg) if a is not None]
-    if tuple(names) != hook.parameters:
-        return f"{hook} has the parameters {', '.join(names)}"
-    return ""
-
-
-def assigned(body: list[ast.stmt]) -> set[str]:
-    """The names that statements give a value or a type, those under `if` too."""
-    found = set()
-    for node in body:
-        if isinstance(node, ast.If):
-            found |= assigned([*node.body, *node.orelse])
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        found |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return found
 
 
 @pytest.mark.parametrize("hook", [*hooks.HOOKS, *hooks.FILLED, hooks.ACTIVATION, hooks.MODEL], ids=str)
@@ -101,8 +61,8 @@ def test_plugins_are_loaded_by_group_in_a_worker_before_it_is_made(vllm: Path) -
     calls = [
         called
         for function in wrapper
-        if isinstance(function, _FUNCTIONS)
-        for called in _calls(function)
+        if isinstance(function, FUNCTIONS)
+        for called in calls_of(function)
         if called in ("load_general_plugins", "worker_class")
     ]
     assert calls == ["load_general_plugins", "worker_class"]
@@ -117,8 +77,8 @@ def test_plugins_are_loaded_by_group_in_a_worker_before_it_is_made(vllm: Path) -
 )
 def test_the_gpu_worker_comes_by_what_is_wrapped(vllm: Path, method: str, inner: str) -> None:
     body = class_of(vllm, hooks.MODEL_LOADED.module, hooks.MODEL_LOADED.owner)
-    (function,) = (node for node in body if isinstance(node, _FUNCTIONS) and node.name == method)
-    assert inner in _calls(function)
+    (function,) = (node for node in body if isinstance(node, FUNCTIONS) and node.name == method)
+    assert inner in calls_of(function)
 
 
 def test_cache_keys_are_made_of_what_the_plugin_wraps(vllm: Path) -> None:
@@ -140,7 +100,7 @@ def test_steps_of_requests_come_by_what_is_counted_once_and_other_runs_do_not(vl
     calls = {
         function.name: _calls_of_self(function, hook.method)
         for function in class_of(vllm, hook.module, hook.owner)
-        if isinstance(function, _FUNCTIONS)
+        if isinstance(function, FUNCTIONS)
     }
     assert {name: len(found) for name, found in calls.items() if found} == {"execute_model": 1}
     text = ast.unparse(calls["execute_model"][0])
@@ -151,7 +111,7 @@ def test_dummy_runs_prepare_no_inputs(vllm: Path) -> None:
     (function,) = (
         node
         for node in class_of(vllm, hooks.STEP_V2.module, hooks.STEP_V2.owner)
-        if isinstance(node, _FUNCTIONS) and node.name == "execute_model"
+        if isinstance(node, FUNCTIONS) and node.name == "execute_model"
     )
     (branch,) = (
         node
@@ -163,20 +123,13 @@ def test_dummy_runs_prepare_no_inputs(vllm: Path) -> None:
 
 def test_logits_come_by_what_is_counted(vllm: Path) -> None:
     body = class_of(vllm, hooks.LOGITS.module, hooks.LOGITS.owner)
-    (forward,) = (node for node in body if isinstance(node, _FUNCTIONS) and node.name == "forward")
+    (forward,) = (node for node in body if isinstance(node, FUNCTIONS) and node.name == "forward")
     (call,) = _calls_of_self(forward, hooks.LOGITS.method)
     assert ast.unparse(call) == "self._get_logits(hidden_states, lm_head, embedding_bias)"
 
 
 def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def _calls(function: ast.AST) -> list[str]:
-    """The last names of what is called in a function, in the order of its lines."""
-    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-    calls.sort(key=lambda call: (call.lineno, call.col_offset))
-    return [getattr(call.func, "attr", getattr(call.func, "id", "")) for call in calls]
 
 
 def _calls_of_self(function: ast.AST, method: str) -> list[ast.Call]:
@@ -186,13 +139,6 @@ def _calls_of_self(function: ast.AST, method: str) -> list[ast.Call]:
 
 
 # --- what is said of sources that differ; no vLLM is needed ---
-
-
-def write(folder: Path, module: str, text: str) -> Path:
-    path = folder.joinpath(*module.split(".")).with_suffix(".py")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return folder / "vllm"
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,9 @@ class Writer:
             if not e.candidates and (row := untouched[id(e)])
             for name in row.names()
         }
-        times = {key: self._predicted(key, one, rejected) for key, one in results.items() if _right(one, rejected)}
+        order = dict.fromkeys((e.signature, e.target) for e in self._dispatch.entries)  # whoever was complete first
+        known = [key for key in order if key in results and _right(results[key], rejected)]
+        times = {key: self._predicted(key, results[key], rejected) for key in known}
         chosen = choose.cover(list(times.values()), self._options.tolerance, served)
         equal = self._equal_bits(results, times, chosen | served, rejected)
         rows, unserved, speedups = list[Row](), list[str](), list[float]()

@@ -5,20 +5,16 @@ Knows how vLLM describes such a layer, and the classes of its lists by the metho
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ..errors import ArgumentError, KernelMiss
+from ..errors import ArgumentError
 from ..gemm.signature import Signature
 from ..numbers.scaling import SCALE_BLOCK
+from ..plugin.scaled import SCALED
 from ..program.tensor import dtype_name
-from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, tell_inductor
-
-_log = logging.getLogger("vllm.cute_aot")
 
 # By the groups that share a scale, rows by columns, of activations (M, K) and of weights (N, K); -1 means all of them.
 _SCALINGS = {
@@ -26,80 +22,6 @@ _SCALINGS = {
     ((1, -1), (-1, 1)): "row_column",
     ((1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK)): "block",
 }
-
-# --- the operator: `Library.gemm`, and torch for what no kernel takes, which the library itself refuses ---
-
-OPERATORS.define(
-    "scaled_gemm(int library, Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, ScalarType dtype) -> Tensor",
-    tags=TAGS,
-)
-
-
-def _scaled_gemm(
-    library: int, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    return _computed(library, a, b, scale_a, scale_b, {"dtype": dtype})
-
-
-def direct(library: int, *_names: str, dtype: torch.dtype) -> Callable[..., None]:
-    """What generated code calls in the place of the operator; see `runtime.torch.direct`."""
-
-    def call(
-        a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, *, out: torch.Tensor
-    ) -> None:
-        _computed(library, a, b, scale_a, scale_b, {"out": out})
-
-    return call
-
-
-def _computed(
-    library: int, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, to: dict[str, Any]
-) -> torch.Tensor:
-    """The product in the element type `to["dtype"]`, or written to `to["out"]`."""
-    a, b, scale_a, scale_b = bare(a), bare(b), _in_f32(scale_a), _in_f32(scale_b)
-    try:
-        found: torch.Tensor = library_of(library).gemm(a, b, scale_a=scale_a, scale_b=scale_b, **to)
-    except (KernelMiss, ArgumentError) as error:
-        _say_once(b.shape[0], b.shape[1], type(error).__name__, getattr(error, "reason", "its operands"))
-        found = _widened(a, scale_a) @ _widened(b, scale_b).T
-        found = to["out"].copy_(found) if "out" in to else found.to(to["dtype"])
-    return found
-
-
-def _in_f32(scales: torch.Tensor) -> torch.Tensor:
-    """Scales as kernels take them; of checkpoints, some are ue8m0."""
-    scales = bare(scales)
-    return scales if scales.dtype is torch.float32 else scales.float()
-
-
-def _widened(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """x (rows, K) in float32, scaled: by one number, one for each row, or one for each 1 or 128 rows by 128 columns."""
-    scales = scales.reshape(-1, 1) if scales.dim() < 2 else scales
-    for axis in (0, 1):
-        if scales.shape[axis] not in (1, x.shape[axis]):
-            scales = scales.repeat_interleave(SCALE_BLOCK, axis).narrow(axis, 0, x.shape[axis])
-    return x.float() * scales
-
-
-@functools.lru_cache(1024)
-def _say_once(n: int, k: int, error: str, reason: str) -> None:
-    _log.warning("an fp8 GEMM of N %d and K %d was computed by torch, slowly: %s, %s", n, k, error, reason)
-
-
-for _key in ("CUDA", "CPU"):
-    OPERATORS.impl("scaled_gemm", _scaled_gemm, _key)
-
-
-@torch.library.register_fake("cute_aot::scaled_gemm", lib=OPERATORS)
-def _fake(library: int, a: torch.Tensor, b: torch.Tensor, _a: Any, _b: Any, dtype: torch.dtype) -> torch.Tensor:
-    tell_inductor()
-    return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
-
-
-_SCALED = torch.ops.cute_aot.scaled_gemm.default
-DIRECT[_SCALED] = Direct(__name__, "direct")
-
-# --- what vLLM asks ---
 
 
 def wanted(config: Any) -> Signature:
@@ -159,7 +81,7 @@ def classes(
         def apply_scaled_mm(
             self, *, A: Any, B: Any, out_dtype: Any, As: Any, Bs: Any, bias: Any, output_shape: Any
         ) -> Any:
-            d = _SCALED(self.number, A, B.t(), As, Bs, out_dtype)
+            d = SCALED(self.number, A, B.t(), As, Bs, out_dtype)
             return (d if bias is None else d + bias).view(*output_shape)
 
     class CuteAotFp8Block(Asked, block):
@@ -170,6 +92,6 @@ def classes(
             self.number = made(self, config)
 
         def apply_block_scaled_mm(self, A: Any, B: Any, As: Any, Bs: Any) -> Any:
-            return _SCALED(self.number, A, B, As, Bs, self.config.out_dtype or self.config.input_dtype)
+            return SCALED(self.number, A, B, As, Bs, self.config.out_dtype or self.config.input_dtype)
 
     return CuteAotFp8, CuteAotFp8Block

@@ -5,30 +5,17 @@ Knows names and parameters, and nothing of what the wrappers do. Nothing of vLLM
 
 from __future__ import annotations
 
-import functools
 import importlib
-import inspect
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import ArgumentError
+from ..plugin.hooks import Hook, Make, is_hooked, is_marked, look_up, mark, wrapped
+
+__all__ = ["Hook", "Make", "is_hooked", "look_up"]
 
 # Releases whose sources `HOOKS` and `READ` were compared with: tests/test_vllm_hooks.py does that.
 KNOWN_VERSIONS = ("0.25.0",)
-
-
-@dataclass(frozen=True)
-class Hook:
-    """A method of vLLM's that the plugin wraps; `parameters` are the names that it must have, `self` among them."""
-
-    module: str
-    owner: str
-    method: str
-    parameters: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.module}.{self.owner}.{self.method}"
 
 
 _LAYERS = "vllm.model_executor.layers"
@@ -138,9 +125,6 @@ READ = {
     ),
 }
 
-_MARK = "_cute_aot_hook"
-Make = Callable[[Callable[..., Any]], Callable[..., Any]]  # of what a method was, its wrapper
-
 
 def install(wrappers: Mapping[Hook, Make]) -> None:
     """Wrap each of these methods, unless one of this plugin's wrappers is in its place already; all of them or none.
@@ -149,29 +133,8 @@ def install(wrappers: Mapping[Hook, Make]) -> None:
         ArgumentError: vLLM lacks one, or it has other parameters; the message names each.
     """
     for (hook, make), (owner, method) in zip(wrappers.items(), look_up(wrappers), strict=True):
-        if getattr(method, _MARK, None) is None:
-            wrapper = functools.wraps(method)(make(method))
-            setattr(wrapper, _MARK, hook)
-            setattr(owner, hook.method, wrapper)
-
-
-def look_up(wanted: Iterable[Hook]) -> list[tuple[type, Callable[..., Any]]]:
-    """The class and the method of each of these; raises as `install` does."""
-    missing, found = [], []
-    for hook in wanted:
-        try:
-            owner = getattr(importlib.import_module(hook.module), hook.owner)
-            method = vars(owner)[hook.method]
-            parameters = tuple(inspect.signature(method).parameters)
-        except (ImportError, AttributeError, KeyError, TypeError, ValueError) as error:
-            missing.append(f"{hook} is not there ({type(error).__name__}: {error})")
-            continue
-        if parameters != hook.parameters:
-            missing.append(f"{hook} has the parameters {', '.join(parameters)}, not {', '.join(hook.parameters)}")
-        found.append((owner, method))
-    if missing:
-        raise ArgumentError("; ".join(missing))
-    return found
+        if not is_marked(method):
+            setattr(owner, hook.method, wrapped(method, make, hook))
 
 
 def of_runner(runner: Any) -> Hook:
@@ -197,13 +160,8 @@ def put_first(make: Callable[[type, type], tuple[type, type]]) -> None:
     look_up(FILLED)
     lists = [getattr(importlib.import_module(_FP8), name) for name in FP8_LISTS]
     lists = [next(classes for platform, classes in each.items() if platform.name == "CUDA") for each in lists]
-    if not any(hasattr(first, _MARK) for each in lists for first in each):
+    if not any(is_marked(first) for each in lists for first in each):
         bases = [getattr(importlib.import_module(module), name) for module, name in FP8_LISTS.values()]
         for each, ours in zip(lists, make(*bases), strict=True):
-            setattr(ours, _MARK, True)
+            mark(ours)
             each.insert(0, ours)
-
-
-def is_hooked(owner: type, method: str) -> bool:
-    """Whether `owner.method`, inherited or not, is one of the plugin's wrappers, and not a method that hides it."""
-    return getattr(getattr(owner, method, None), _MARK, None) is not None

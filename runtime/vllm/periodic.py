@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from .. import __version__
-from ..errors import AotError
+from ..plugin.served import words
 
 SECONDS = 5.0  # as often as Prometheus usually asks, and all that a worker that is killed can lose
 
@@ -42,9 +42,3 @@ class Periodic:
             if not self._told:
                 _log.warning("cute-aot %s %s: %s", __version__, self._trouble, words(error))
             self._told = True
-
-
-def words(error: Exception) -> str:
-    """In one line, what went wrong."""
-    what = str(error) if isinstance(error, AotError) else f"{type(error).__name__}: {error}"
-    return " ".join(what.split())

@@ -18,12 +18,12 @@ from typing import Any
 from .. import __version__
 from ..errors import ArgumentError
 from ..gemm.signature import Epilogue, Signature
+from ..plugin.activations import EPILOGUE as SWIGLU
+from ..plugin.activations import mlps
+from ..plugin.linears import is_called_with_bias, signature_of
+from ..plugin.served import words
 from . import hooks
-from .activations import EPILOGUE as SWIGLU
-from .activations import mlps
 from .fp8 import wanted
-from .linears import is_called_with_bias, signature_of
-from .periodic import words
 
 SCHEMA = 1  # raised when what a field of the file means changes
 
@@ -122,7 +122,8 @@ def _layers(model: Any) -> Iterator[tuple[Any, Epilogue]]:
     """The layers that each step runs, but for embeddings and heads, with what comes after the sum: of a model with
     encoders, those of its language model, since an encoder sees other rows."""
     within = model.get_language_model() if hasattr(model, "get_language_model") else model
-    gates = {id(mlp.gate_up) for mlp in mlps(within)}
+    ((silu_and_mul, _),) = hooks.look_up([hooks.ACTIVATION])
+    gates = {id(mlp.gate_up) for mlp in mlps(within, silu_and_mul)}
     for layer in within.modules():
         method = getattr(layer, "quant_method", None)
         if method is not None and not (_is(layer, "VocabParallelEmbedding") or _is(method, "BaseKVCacheMethod")):

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from ..plugin.served import words
 from . import hooks
-from .periodic import Periodic, words
+from .periodic import Periodic
 
 if TYPE_CHECKING:
     from .record import Recorder

@@ -1,6 +1,6 @@
 """Which of a model's layers an archive computes, decided once for each when its weights were loaded.
 
-Knows vLLM's layers by their attributes (`weight`, `bias`, `prefix`), and no module of vLLM's.
+Knows layers of vLLM and SGLang by the attributes that both give them (`weight`, `bias`), and no module of theirs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FP8 = "fp8 layer"
 class Decision:
     """What becomes of one layer.
 
-    `plain` and `biased` are the keys of the signatures that serve it where vLLM calls it without a bias, and with one;
-    empty where vLLM computes that. `fused` is the one that computes the activation after it too, where there is one,
-    and then the only one that is called. `asked` is the one that vLLM is expected to call, and `reason` says why the
-    archive does not serve it. `kind` is "linear layer", "head", "embedding", which is a head only in models that tie
-    it, or "fp8 layer".
+    `plain` and `biased` are the keys of the signatures that serve it where the server calls it without a bias, and with
+    one; empty where the server computes that. `fused` is the one that computes the activation after it too, where there
+    is one, and then the only one that is called. `asked` is the one that the server is expected to call, and `reason`
+    says why the archive does not serve it. `kind` is "linear layer", "head", "embedding", which is a head only in
+    models that tie it, or "fp8 layer".
     """
 
     kind: str
@@ -41,7 +41,7 @@ class Decision:
 
     @property
     def asked(self) -> str:
-        """The signature that vLLM is expected to call, empty if vLLM computes it."""
+        """The signature that the server is expected to call, empty if it computes that itself."""
         return self.fused or (self.biased if self.with_bias else self.plain)
 
     @property
@@ -53,7 +53,7 @@ class Decision:
 def decide(lib: Library, layer: Any) -> Decision:
     """What `lib` has for the weight of this layer, and for its bias; only kernels that were found right on a GPU."""
     kind, with_bias = _kind(layer), is_called_with_bias(layer)
-    if problem := _problem(lib, layer):
+    if problem := weight_problem(lib, getattr(layer, "weight", None)):
         return Decision(kind, with_bias=with_bias, reason=problem)
     keys, reasons = ["", ""], ["", ""]
     for bias in (False, True):
@@ -72,7 +72,7 @@ def decide(lib: Library, layer: Any) -> Decision:
 def fused(lib: Library, layer: Any, decision: Decision, activation: str) -> str:
     """The key of the signature that computes `activation` too, of a layer whose weight is in place; empty where the
     archive has none, or has one that was predicted and another that was tuned for the product alone."""
-    if decision.with_bias or _problem(lib, layer):
+    if decision.with_bias or weight_problem(lib, layer.weight):
         return ""
     plain = signature_of(layer.weight, False)
     try:
@@ -88,8 +88,8 @@ def _is_tuned(lib: Library, signature: Signature) -> bool:
     return lib.entry(signature).state == "tuned"
 
 
-def summary(decisions: Iterable[Decision]) -> str:
-    """In one line, how many layers of each kind are served, and why the others are not."""
+def summary(decisions: Iterable[Decision], server: str) -> str:
+    """In one line, how many layers of each kind are served, and why `server` computes the others."""
     decisions = list(decisions)
     if any(each.kind == "head" for each in decisions):  # so no embedding is called as one
         decisions = [each for each in decisions if each.kind != "embedding"]
@@ -103,7 +103,7 @@ def summary(decisions: Iterable[Decision]) -> str:
     if left:
         reasons = [f"{count} x {reason}" for reason, count in left.most_common(3)]
         more = [f"{len(left) - 3} more reasons"] if len(left) > 3 else []
-        line += f"; vLLM computes the rest: {'; '.join([*reasons, *more])}"
+        line += f"; {server} computes the rest: {'; '.join([*reasons, *more])}"
     return line
 
 
@@ -114,21 +114,25 @@ def signature_of(weight: Any, bias: bool) -> Signature:
     return Signature(dtype, dtype, dtype, "f32", Epilogue(bias=bias).word(), n, k)
 
 
+def is_embedding(layer: Any) -> bool:
+    """Whether a layer is an embedding or a head."""
+    return _kind(layer) != "linear layer"
+
+
 def _kind(layer: Any) -> str:
     names = {base.__name__ for base in type(layer).__mro__}
     return "head" if "ParallelLMHead" in names else "embedding" if "VocabParallelEmbedding" in names else "linear layer"
 
 
 def is_called_with_bias(layer: Any) -> bool:
-    """As vLLM's layers call `apply`: where the sum over ranks follows, the first rank alone adds the bias."""
+    """As layers call `apply`: where the sum over ranks follows, the first rank alone adds the bias."""
     if getattr(layer, "bias", None) is None or getattr(layer, "skip_bias_add", False):
         return False
     return not (hasattr(layer, "input_is_parallel") and getattr(layer, "tp_rank", 0) > 0)
 
 
-def _problem(lib: Library, layer: Any) -> str:
-    """Why the archive cannot compute this layer, whatever its shape; empty if it can."""
-    weight = getattr(layer, "weight", None)
+def weight_problem(lib: Library, weight: Any) -> str:
+    """Why no kernel reads this weight (N, K), whatever its shape; empty if one may."""
     if weight is None or len(getattr(weight, "shape", ())) != 2:
         return "the weight is no matrix"
     if str(weight.device) != lib.device:

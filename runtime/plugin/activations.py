@@ -1,8 +1,8 @@
-"""SwiGLU in a model of vLLM's, computed where its gates are: which MLPs have it, and how one is left to the GEMM.
+"""SwiGLU in a server's model, computed where its gates are: which MLPs have it, and how one is left to the GEMM.
 
 An MLP qualifies if its forward uses `gate_up_proj`, `act_fn` and `down_proj`, in this order, and nothing else of it,
-and its activation is vLLM's `SiluAndMul`. That is then replaced by a module that does nothing, and `gate_up_proj` gives
-what `down_proj` takes. Knows what MLPs look like, and nothing of archives.
+and its activation is the server's `SiluAndMul`. That is then replaced by a module that does nothing, and `gate_up_proj`
+gives what `down_proj` takes. Knows what MLPs look like, and nothing of archives.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from . import hooks
-
-EPILOGUE = "swiglu"  # silu(gate) * up, gates in the first half of N, as vLLM stacks them
+EPILOGUE = "swiglu"  # silu(gate) * up, gates in the first half of N, as servers stack them
 _USED = ("gate_up_proj", "act_fn", "down_proj")
 
 
@@ -39,16 +37,12 @@ class Mlp(NamedTuple):
         self.module.act_fn = self.activation
 
 
-def mlps(model: Any) -> Iterator[Mlp]:
-    """Those of a model that qualify.
-
-    Raises:
-        ArgumentError: this vLLM has no such activation.
-    """
-    ((silu_and_mul, _),) = hooks.look_up([hooks.ACTIVATION])
+def mlps(model: Any, silu_and_mul: type, besides: frozenset[str] = frozenset()) -> Iterator[Mlp]:
+    """Those of a model that qualify, where `silu_and_mul` is the server's class of that activation, and `besides` are
+    names that a forward may use before all others without changing what it computes."""
     for module in model.modules():
         activation = getattr(module, "act_fn", None)
-        if type(activation) is not silu_and_mul or _is_watched(activation) or not _uses_no_more(module):
+        if type(activation) is not silu_and_mul or _is_watched(activation) or not _uses_no_more(module, besides):
             continue
         if not getattr(module.gate_up_proj, "gather_output", False):
             yield Mlp(module, activation)
@@ -60,9 +54,12 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
     return nn.functional.silu(gate) * up
 
 
-def _uses_no_more(module: Any) -> bool:
+def _uses_no_more(module: Any, besides: frozenset[str]) -> bool:
     code = getattr(type(module).forward, "__code__", None)
-    return "forward" not in vars(module) and code is not None and code.co_names == _USED
+    if "forward" in vars(module) or code is None:
+        return False
+    before, used = code.co_names[: -len(_USED)], code.co_names[-len(_USED) :]
+    return used == _USED and besides.issuperset(before)
 
 
 def _is_watched(module: Any) -> bool:

@@ -1,0 +1,227 @@
+"""What an archive serves in one process of a server's: it is opened, asked for each layer, preloaded, and reported.
+
+Plugins derive from `Served` and say when each of this happens. Whatever goes wrong before a model runs is one line of
+the log, and the server's own kernels serve. Knows no server; torch is imported when a layer is decided.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..errors import AotError, ArgumentError
+from ..gemm.signature import Signature
+from ..serve.library import Library, load
+from . import hooks
+from .settings import Settings
+
+# Of a layer that is served: the library's number, and the weight's type. vLLM's class of weights hides attributes
+# behind `__torch_function__`, which a trace need not go through.
+PLAIN, _BIASED, _DTYPE = "_cute_aot_plain", "_cute_aot_biased", "_cute_aot_dtype"
+_FUSED = "_cute_aot_fused"  # of one that computes its activation too
+
+
+class Served:
+    """What one process serves; `load` opens an archive, as `runtime.load` does.
+
+    `server` is the server's name, as lines of `log` have it.
+    """
+
+    def __init__(self, server: str, log: logging.Logger, load: Callable[..., Library] = load) -> None:
+        self._server, self._log, self._load = server, log, load
+        self.lib: Library | None = None  # of the model that was loaded last
+        self._digest = ""  # of what it serves
+        # Layers and graphs of earlier models hold numbers of theirs, so libraries stay open as long as the process.
+        self._opened: dict[str, Library] = {}
+        self._sizes: list[int] = []  # numbers of tokens that the server captures graphs for
+        self._fp8_ready: set[str] = set()  # signatures whose kernels are loaded
+        self._fp8_left: Counter[str] = Counter()  # layers that the server computes, by the reason
+        self._fused: list[Any] = []  # the MLPs whose activations GEMMs compute
+        self._decisions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by layer, or fp8 GEMM
+
+    def _forget(self) -> None:
+        """Begin anew; what an earlier engine was given goes on as it is."""
+        self.lib, self._digest = None, ""
+        self._fp8_ready.clear()
+        self._fp8_left.clear()
+        self._fused.clear()
+        self._decisions.clear()
+
+    def _open(self, settings: Settings, workspaces: str) -> Library:
+        """The library of these files; the one that this process already has of the same contents."""
+        lib = self._load(settings.paths, on_miss="torch", on_slower="torch", capture_workspaces=workspaces)
+        known = self._opened.setdefault(f"{lib.digest} {workspaces}", lib)
+        if known is not lib:
+            lib.close()
+        return known
+
+    def _number(self) -> int:
+        """The number by which operators know the library."""
+        from ..torch.operator import register as number_of
+
+        assert self.lib is not None
+        # Not `Library.identity`: a graph may come from the cache of a process on another device.
+        return number_of(self.lib, identity=f"{self._server.lower()} {self.lib.digest}")
+
+    # --- its model is loaded ---
+
+    def ask(self, signature: Signature) -> str:
+        """Why the archive does not compute a scaled product, empty if it does; loads its kernels."""
+        assert self.lib is not None
+        from ..torch.layers import choose
+
+        found, reason = choose(self.lib, signature)
+        if found is not None and found.key() not in self._fp8_ready:
+            self._preload({found.key()})  # now, as later there is no way back
+            self._fp8_ready.add(found.key())
+        return reason
+
+    def decide(self, method: Any, layer: Any) -> None:
+        """Let the archive compute a layer whose weight is in place, if it has a checked kernel for it."""
+        self._leave(layer)
+        if self.lib is None:
+            return
+        try:
+            from .linears import Decision, decide
+
+            if hooks.is_hooked(type(method), "apply"):
+                decision = decide(self.lib, layer)
+            else:
+                decision = Decision("linear layer", reason=f"{type(method).__name__} has an apply of its own")
+            self._take(layer, decision)
+        except Exception as error:  # a layer, or a device, that is not as it is known
+            self._give_up(error)
+
+    def _take(self, layer: Any, decision: Any) -> None:
+        """Let a layer be called as was decided."""
+        number = self._number()
+        for name, key in ((PLAIN, decision.plain), (_BIASED, decision.biased)):
+            if key:
+                setattr(layer, name, number)
+                setattr(layer, _DTYPE, layer.weight.dtype)
+        self._decisions[layer] = decision
+
+    def report(self, layers: Iterable[Any] | None = None) -> None:
+        """Load and plan the kernels of the layers that were taken, of these or of all, and say which these are.
+
+        Called before the server measures memory and captures graphs; raises where kernels cannot be loaded.
+        """
+        from .linears import FP8, Decision, summary
+
+        assert self.lib is not None
+        decisions = [self._decisions[layer] for layer in (self._decisions if layers is None else layers)]
+        decisions += [Decision(FP8, reason=reason) for reason in self._fp8_left.elements()]
+        keys = {key for each in decisions for key in each.keys}
+        planned = self._preload(keys) if keys else 0
+        what = f"{len(keys)} signatures preloaded, for {planned} numbers of tokens planned"
+        self._log.info("%s %s (%s)", own_name(self.lib), summary(decisions, self._server), what)
+
+    def _fuse(self, model: Any, silu_and_mul: type, besides: frozenset[str] = frozenset()) -> None:
+        """Let layers of gates compute their activations, where the archive has kernels for both together.
+
+        The parameters are those of `activations.mlps`.
+        """
+        from .activations import EPILOGUE, mlps
+        from .linears import fused
+
+        assert self.lib is not None
+        for mlp in mlps(model, silu_and_mul, besides):
+            layer, decision = mlp.gate_up, self._decisions.get(mlp.gate_up)
+            if decision is None or not hooks.is_hooked(type(layer.quant_method), "apply"):
+                continue
+            if key := fused(self.lib, layer, decision, EPILOGUE):
+                setattr(layer, _FUSED, self._number())
+                setattr(layer, _DTYPE, layer.weight.dtype)
+                self._decisions[layer] = dataclasses.replace(decision, fused=key)
+                self._fused.append(mlp)
+                mlp.leave_to_gemm()
+
+    def _preload(self, keys: set[str]) -> int:
+        """Load the kernels of these signatures, and plan for as many numbers of tokens as plans are kept."""
+        assert self.lib is not None
+        try:
+            self.lib.preload(self._sizes, only=keys)
+        except ArgumentError:  # too many plans: the least numbers of tokens are those of most graphs
+            self.lib.preload(only=keys)
+            return 0
+        return len(self._sizes)
+
+    # --- it runs ---
+
+    def around_apply(self, computed: Callable[..., Any]) -> Callable[..., Any]:
+        """Of the `apply` of 16-bit layers: what torch.compile traces, so no more than attributes, and the operator."""
+        from ..torch.operator import GEMM  # the server has imported torch by now
+        from .activations import EPILOGUE, swiglu
+
+        def apply(method: Any, layer: Any, x: Any, bias: Any = None) -> Any:
+            number = getattr(layer, _FUSED, None)
+            if number is not None:
+                if x.dim() < 2 or x.dtype != getattr(layer, _DTYPE):
+                    return swiglu(computed(method, layer, x, bias))
+                return GEMM(number, x.contiguous(), layer.weight, epilogue=EPILOGUE)
+            number = getattr(layer, PLAIN if bias is None else _BIASED, None)
+            if number is None or x.dim() < 2 or x.dtype != getattr(layer, _DTYPE):
+                return computed(method, layer, x, bias)
+            return GEMM(number, x.contiguous(), layer.weight, bias=bias)
+
+        return apply
+
+    # --- it does not ---
+
+    def _give_up(self, error: Exception) -> None:
+        """Let the server compute every layer that was not quantised, which it still can: nothing was traced yet."""
+        from .linears import FP8
+
+        self.lib = None
+        for mlp in self._fused:
+            mlp.restore()
+        for layer, decision in list(self._decisions.items()):
+            if decision.kind != FP8:  # whose kernels are loaded
+                self._leave(layer)
+        self.refuse(error)
+
+    def _leave(self, layer: Any) -> None:
+        """Let the server compute a layer."""
+        for name in (PLAIN, _BIASED, _DTYPE, _FUSED):
+            if name in vars(layer):
+                delattr(layer, name)
+        self._decisions.pop(layer, None)
+
+    def refuse(self, error: Exception) -> None:
+        """Say in one line why nothing is served."""
+        self._log.warning("%s serves nothing, %s's kernels do: %s", own_name(), self._server, words(error))
+        if not isinstance(error, AotError):
+            self._log.debug("cute-aot", exc_info=error)
+
+
+def check_version(found: str, known: tuple[str, ...], server: str, settings: Settings, place: str) -> None:
+    """Refuse a version of the server that the plugin was not compared with, unless the settings allow it.
+
+    Raises:
+        ArgumentError: `found`, without what a build adds to it, is none of `known`.
+    """
+    if settings.strict and found.partition("+")[0] not in known:
+        raise ArgumentError(
+            f"this plugin knows {server} {', '.join(known)}, found {found}; to use it all the same, say "
+            f"'strict': false in {place}"
+        )
+
+
+def words(error: Exception) -> str:
+    """In one line, what went wrong."""
+    what = str(error) if isinstance(error, AotError) else f"{type(error).__name__}: {error}"
+    return " ".join(what.split())
+
+
+def own_name(lib: Library | None = None) -> str:
+    """The plugin as lines of a log name it, with the archives of a library."""
+    if lib is None:
+        return f"cute-aot {__version__}"
+    names = ", ".join(Path(archive.path).name for archive in lib.stats().archives)
+    return f"cute-aot {__version__}: {names} ({lib.digest[:12]})"

@@ -1,0 +1,55 @@
+"""What a server's setting says to the plugin: which archive, where to record what the model runs, and how strictly the
+server's version is taken.
+
+Knows no server, nor where it keeps the setting; `place` is what its user calls that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ArgumentError
+from ..packaged import universal
+
+KEY = "cute_aot"  # what the setting is called wherever a server keeps it
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`paths` are as `runtime.load` takes them, the base first, and none where nothing is to be served; `strict`
+    refuses unknown versions of the server; `record` is the folder that workers write what they run to, empty for none.
+    """
+
+    paths: tuple[str, ...]
+    strict: bool = True
+    record: str = ""
+
+
+def read(found: Any, place: str, records: bool = False) -> Settings:
+    """The settings that a value of "cute_aot" stands for.
+
+    It is the path of an archive, "universal" for that of the package, a list of these, the base first, or
+    {"archive": any of these, "strict": false}. Of a server whose plugin `records` it may also have "record": a folder,
+    beside "archive" or alone.
+
+    Raises:
+        ArgumentError: the value is none of that.
+    """
+    words = dict(found) if isinstance(found, dict) else {"archive": found}
+    archive, strict = words.pop("archive", None), words.pop("strict", True)
+    record = words.pop("record", "") if records else ""
+    if words:
+        known = "archive, record and strict" if records else "archive and strict"
+        raise ArgumentError(f"{place} has {known}, found {', '.join(map(str, words))}")
+    if type(strict) is not bool:
+        raise ArgumentError(f"strict of {place} must be true or false, found {strict!r:.50}")
+    if not isinstance(record, str):
+        raise ArgumentError(f"record of {place} must be a folder's path, found {record!r:.50}")
+    if archive is None and record:
+        return Settings((), strict, record)
+    paths = archive if isinstance(archive, list) else [archive]
+    if not paths or not all(isinstance(path, str) and path for path in paths):
+        what = "must be a path, 'universal', or a list of these"
+        raise ArgumentError(f"the archive of {place} {what}, found {archive!r:.80}")
+    return Settings(tuple(str(universal()) if path == "universal" else path for path in paths), strict, record)

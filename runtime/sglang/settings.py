@@ -1,0 +1,33 @@
+"""Where a server's arguments say which archive serves it.
+
+Knows nothing of SGLang beyond that `json_model_override_args` is a JSON text, which reaches every scheduler.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..errors import ArgumentError
+from ..plugin.settings import KEY, Settings, read
+
+OPTION = "--json-model-override-args"
+PLACE = f"{KEY} of {OPTION}"
+
+
+def settings_of(server_args: Any) -> Settings | None:
+    """The plugin's settings, or None where the server has none and all stays SGLang's.
+
+    Raises:
+        ArgumentError: the text is no JSON, or its "cute_aot" is none that `runtime.plugin.settings.read` knows.
+    """
+    text = server_args.json_model_override_args
+    if not text or KEY not in text:
+        return None
+    try:
+        words = json.loads(text)
+    except ValueError as error:
+        raise ArgumentError(f"{OPTION} is no JSON: {error}") from None
+    if not isinstance(words, dict) or (found := words.get(KEY)) is None:
+        return None
+    return read(found, PLACE)
