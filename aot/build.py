@@ -127,7 +127,7 @@ def build(
             if not is_operation(name):
                 package.set_table(name, base.table(name), alone=name == HISTORY)
     for kernel in report.kernels.values():
-        package.add_function(kernel.record, kernel.cubin)
+        package.add_function(kernel.record, kernel.cubin, kernel.encoded)
     for name, table in tables.operation_tables(entries, function_targets).items():
         package.set_table(name, table)
     package.set_table(build_table.TABLE, origin.to_json())
@@ -159,10 +159,8 @@ def _entries(work: Plan, report: BuildReport) -> tuple[list[tables.Row], list[Un
     for problem in work.problems:
         tried = problem.variants()
         refusals = {v: refusal(record(v), problem.signature) for v in tried if v in report.kernels}
-        ranked = [
-            (m, [v.name() for v in variants if v in refusals and refusals[v] is None])
-            for m, variants in problem.by_tokens
-        ]
+        fit = {v: v.name() for v in refusals if refusals[v] is None}  # most are candidates at many M
+        ranked = [(m, [fit[v] for v in variants if v in fit]) for m, variants in problem.by_tokens]
         ranked = [(m, names) for m, names in ranked if names]
         if ranked:
             entries.append(_row(problem, ranked))

@@ -317,7 +317,7 @@ def test_an_entry_made_for_the_variant_is_served(compile_fakes: Compile, tmp_pat
         _made_for(fake(), cubin="0" * 64),
         _made_for(fake(), kernels=[{"symbol": "other", "registers": 32, "shared_bytes": 0, "local_bytes": 0}]),
         _made_for(fake(), program={}),
-        _made_for(fake())._replace(record={"block": 1}),
+        dataclasses.replace(_made_for(fake()), record={"block": 1}),
         Entry(_made_for(fake()).record | {"cubin": hashlib.sha256(b"no cubin").hexdigest()}, b"no cubin"),
     ],
 )

@@ -24,9 +24,9 @@ import stat
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from runtime.container import canonical
 from runtime.errors import AotError
@@ -109,11 +109,16 @@ def _require_fingerprint(label: str, value: Any) -> None:
         raise CacheError(f"the cache key's {label} is {value!r}, which names nothing; give text or an integer")
 
 
-class Entry(NamedTuple):
-    """A compiled kernel: its record, and its binary. Or a block of an archive: how it was compressed, and its bytes."""
+@dataclass(frozen=True)
+class Entry:
+    """A compiled kernel: its record, and its binary. Or a block of an archive: how it was compressed, and its bytes.
+
+    `encoded` is the record as canonical JSON, where it was read from a cache, and else empty.
+    """
 
     record: dict[str, Any]
     cubin: bytes
+    encoded: bytes = field(default=b"", compare=False, repr=False)
 
 
 class Cache:
@@ -288,7 +293,8 @@ def _decode(key: str, data: bytes) -> Entry:
     body = data[_HEADER.size :]
     if magic != _MAGIC or digest != _digest(key, record_bytes.to_bytes(4, "little") + body):
         raise ValueError("does not match its digest")
-    record = canonical.loads_for_serving(body[:record_bytes])
+    encoded = body[:record_bytes]
+    record = canonical.loads_for_serving(encoded)
     if not isinstance(record, dict):
         raise ValueError(f"its record is a JSON {type(record).__name__}, not an object")
-    return Entry(record, body[record_bytes:])
+    return Entry(record, body[record_bytes:], encoded)

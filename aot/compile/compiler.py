@@ -88,11 +88,12 @@ class CompileError(AotError):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled variant."""
+    """A compiled variant; `encoded` is its record as canonical JSON, empty where nobody has encoded it yet."""
 
     variant: Compilable
     record: dict[str, Any]
     cubin: bytes
+    encoded: bytes = field(default=b"", compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def compile_variants(
     for variant in wanted:
         entry = cache.get(keys[variant], partial(_require_kernel, variant))
         if entry is not None:
-            kernels[variant] = Kernel(variant, *entry)
+            kernels[variant] = Kernel(variant, entry.record, entry.cubin, entry.encoded)
             on_event(Event(variant, "cached", record=entry.record))
     cached = len(kernels)
     failures: dict[Compilable, str] = {}

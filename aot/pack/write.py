@@ -66,16 +66,18 @@ class Package:
         self._tables: dict[str, bytes] = {}
         self._alone: frozenset[str] = frozenset()
 
-    def add_function(self, record: dict[str, Any], cubin: bytes) -> None:
+    def add_function(self, record: dict[str, Any], cubin: bytes, encoded: bytes = b"") -> None:
         """Add a function; the same one again changes nothing.
 
         `record` is any JSON object with "name", "target" and "cubin", the SHA-256 of `cubin` in hexadecimal, and
-        perhaps "family", a string that puts similar cubins next to each other.
+        perhaps "family", a string that puts similar cubins next to each other. `encoded` is the record as canonical
+        JSON, of a caller who has that and vouches for it.
 
         Raises:
             PackError: the record does not fit this description or its cubin, or its name is taken.
         """
-        data = _encode("a function's record", record, MAX_RECORDS_BLOCK_BYTES)
+        data = encoded or _encode("a function's record", record, MAX_RECORDS_BLOCK_BYTES)
+        _require_size("a function's record", data, MAX_RECORDS_BLOCK_BYTES)
         name, target, family = record.get("name"), record.get("target"), record.get("family", "")
         if not isinstance(name, str) or not is_name(name):
             raise PackError(f"a function's name must be 1 to 255 printable ASCII characters, found {name!r}")

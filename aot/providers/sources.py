@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+
+_PARTS = "body", "orelse", "finalbody", "handlers", "cases"  # of a statement: where another may stand
 
 
 def made_of(module: Path, within: Path) -> list[Path]:
@@ -35,18 +38,28 @@ def _imported(file: Path, within: Path) -> Iterator[Path]:
     """The files in `within` that `file` imports."""
     of_within = _package(within)
     here = [*of_within, *file.parent.relative_to(within).parts]
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        names: list[list[str]] = []
+    for level, name in _names(file.read_bytes()):
+        whole = (*(here[: len(here) + 1 - level] if level else ()), *name)
+        if list(whole[: len(of_within)]) == of_within:
+            path = within.joinpath(*whole[len(of_within) :])
+            yield from (p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file())
+
+
+@cache  # kernels have most of their files in common
+def _names(source: bytes) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    """What a module imports, by its parts, and how many dots stand before it."""
+    found: dict[tuple[int, tuple[str, ...]], None] = {}
+    ahead: list[ast.AST] = [ast.parse(source)]
+    while ahead:
+        node = ahead.pop()
         if isinstance(node, ast.Import):
-            names = [alias.name.split(".") for alias in node.names]
+            found |= {(0, tuple(alias.name.split("."))): None for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = here[: len(here) + 1 - node.level] if node.level else []
-            base = [*base, *(node.module.split(".") if node.module else [])]
-            names = [base, *([*base, alias.name] for alias in node.names)]
-        for name in names:
-            if name[: len(of_within)] == of_within:
-                path = within.joinpath(*name[len(of_within) :])
-                yield from (p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file())
+            base = tuple(node.module.split(".")) if node.module else ()
+            found |= {(node.level, of): None for of in (base, *((*base, alias.name) for alias in node.names))}
+        else:
+            ahead += (x for part in _PARTS for x in getattr(node, part, ()))
+    return tuple(found)
 
 
 def _package(folder: Path) -> list[str]:

@@ -53,7 +53,8 @@ class Tape:
 
     inputs: tuple[str, ...]
     nodes: list[list[Any]] = field(default_factory=list)
-    _known: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    _known: dict[tuple[Any, ...], Symbol] = field(default_factory=dict)
+    _numbers: dict[float, int] = field(default_factory=dict)  # places of those that were asked for
 
     def symbols(self) -> tuple[Symbol, ...]:
         """The inputs, to call an estimate with."""
@@ -61,7 +62,9 @@ class Tape:
 
     def add(self, operation: str, *operands: Number) -> Symbol:
         """The result of an operation."""
-        return self._node(operation, *(self.place(x) for x in operands))
+        # Most operands are symbols of this tape, and a ranking adds some hundred thousand operations.
+        places = [x.place if type(x) is Symbol and x.tape is self else self.place(x) for x in operands]
+        return self._node((operation, *places))
 
     def place(self, x: Number) -> int:
         """Where `x` is; a number gets a node of its own."""
@@ -69,18 +72,20 @@ class Tape:
             if x.tape is not self:
                 raise CostError("an estimate mixes symbols of two tapes")
             return x.place
+        if (known := self._numbers.get(x)) is not None:
+            return known
         if not math.isfinite(x) or 0 < abs(x) < _LEAST_CONSTANT:
             raise CostError(
                 f"an estimate has the constant {x!r}; divide by a rate in place of multiplying by so little"
             )
-        return self._node(_CONST, int(x) if x == int(x) else float(x)).place
+        self._numbers[x] = place = self._node((_CONST, int(x) if x == int(x) else float(x))).place
+        return place
 
-    def _node(self, *node: Any) -> Symbol:
-        key = (*node, type(node[-1]))
-        if key not in self._known:
-            self._known[key] = len(self.inputs) + len(self.nodes)
+    def _node(self, node: tuple[Any, ...]) -> Symbol:
+        if (known := self._known.get(node)) is None:
+            self._known[node] = known = Symbol(self, len(self.inputs) + len(self.nodes))
             self.nodes.append(list(node))
-        return Symbol(self, self._known[key])
+        return known
 
     def program(self, results: Sequence[Number]) -> CostSource:
         """The program that gives `results`, without the operations that none of them needs.
@@ -88,18 +93,24 @@ class Tape:
         Operations of one kind that do not depend on each other follow each other, which are evaluated together.
         """
         wanted = [self.place(x) for x in results]
-        first, used, stack = len(self.inputs), set[int](), list(wanted)
-        while stack:
-            place = stack.pop()
-            if place >= first and place not in used:
-                used.add(place)
-                node = self.nodes[place - first]
-                stack += node[1:] if node[0] != _CONST else []
-        constants = [p for p in sorted(used) if self.nodes[p - first][0] == _CONST]
-        operations = [p for p in sorted(used) if self.nodes[p - first][0] != _CONST]
-        depth = dict.fromkeys([*range(first), *constants], 0)
-        for place in operations:
-            depth[place] = 1 + max(depth[x] for x in self.nodes[place - first][1:])
+        first, used = len(self.inputs), [False] * (len(self.inputs) + len(self.nodes))
+        for place in wanted:
+            used[place] = True
+        for place in range(len(used) - 1, first - 1, -1):  # from the last, as operands are before what they are of
+            if used[place]:
+                name, *operands = self.nodes[place - first]
+                if name != _CONST:
+                    for operand in operands:
+                        used[operand] = True
+        constants, operations, depth = list[int](), list[int](), [0] * len(used)
+        for place in range(first, len(used)):
+            if used[place]:
+                name, *operands = self.nodes[place - first]
+                if name == _CONST:
+                    constants.append(place)
+                else:
+                    operations.append(place)
+                    depth[place] = 1 + max([depth[operand] for operand in operands])
         operations.sort(key=lambda place: (depth[place], self.nodes[place - first][0]))
         moved = {place: i for i, place in enumerate([*range(first), *constants, *operations])}
         return CostSource(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from runtime.gemm.signature import Signature
@@ -76,15 +76,26 @@ class GemmBuilding(Building):
     def shortlist(self, wanted: Mapping[Signature, Sequence[int]], target: str, limit: int) -> Shortlist:
         """The `limit` variants that rank best at each M. At those between where a choice may change
         (`m_values.points`), a quarter as many; where waves of tiles end (`m_values.waves`), the best."""
-        every = dict.fromkeys(v for p in provider_names() for s in wanted for v in provider(p).variants(target, s))
+        suited = self._suited(wanted, target)
+        every = frozenset[Variant]().union(*set(suited.values()))
         processors = target_named(target).multiprocessors
         limits = {s: _limits(s, ms, processors, limit) for s, ms in wanted.items()}
         most = {(s, m): count for s, by_m in limits.items() for m, count in by_m.items()}
-        found = rank.shortlist(every, most, target, limit, most)
+        found = rank.shortlist(every, most, target, limit, most, suited)
         return Shortlist(
             {s: tuple((m, tuple(found.candidates[s, m])) for m in sorted(by_m)) for s, by_m in limits.items()},
             found.source,
         )
+
+    def _suited(self, signatures: Iterable[Signature], target: str) -> dict[Signature, frozenset[Variant]]:
+        """The variants of each signature; those that have the same ones, as most of a form have, share one set."""
+        found: dict[Signature, list[Variant]] = {s: self.variants(target, s) for s in signatures}
+        sets: dict[tuple[int, ...], frozenset[Variant]] = {}  # by their objects, which are many to compare
+        for variants in found.values():
+            alike = tuple(map(id, variants))
+            if alike not in sets:
+                sets[alike] = frozenset(variants)
+        return {s: sets[tuple(map(id, variants))] for s, variants in found.items()}
 
     def refusal(self, record: Record, signature: Signature) -> str | None:
         """Nothing: which extents a function takes is a rule of its family, which enumeration has asked."""

@@ -67,11 +67,13 @@ def shortlist(
     target: str,
     limit: int,
     most: Mapping[tuple[Signature, int], int] = MappingProxyType({}),
+    suits: Mapping[Signature, frozenset[Variant]] = MappingProxyType({}),
 ) -> Shortlist:
     """The best `limit` of `variants` for each problem, of those for `target` that suit it.
 
     The best of each family comes along first, since estimates compare tiles well and families badly. Of a problem in
-    `most` only so many are listed, the best of these; to find those takes less.
+    `most` only so many are listed, the best of these; to find those takes less. `suits` has those of `variants` that
+    suit a signature, where somebody has asked that already; signatures with the same ones may share a set.
     """
     by_form: dict[tuple[Any, ...], _Shapes] = {}  # what signatures differ in most, so that few are asked one by one
     for v, shape in _shapes(v for v in variants if v.target == target):
@@ -79,6 +81,7 @@ def shortlist(
     times: dict[tuple[Any, ...], _Times] = {}
     models: dict[tuple[str, ...], _Model] = {}
     suited: dict[Signature, _Suited] = {}
+    shared: dict[tuple[Any, ...], _Suited] = {}
     candidates: dict[tuple[Signature, int], list[Variant]] = {}
     sources = set()
     for s, m in problems:
@@ -87,11 +90,14 @@ def shortlist(
             models[elements] = _model(targets.target(target), s)
         if s not in suited:
             form = s.a, s.b, s.d, s.epilogue, s.scaling, s.b_major, s.batch > 1
-            alike = by_form.get(form, [])
+            alike, known = by_form.get(form, []), suits.get(s)
             if form not in times:
                 times[form] = _Times(alike)
-            fit = _with_most_overlap([(v, shape) for v, shape in alike if unsuited(v, s) is None], s)
-            suited[s] = _Suited(fit, times[form])
+            same = form, s.overlap, s if known is None else id(known)
+            if same not in shared:
+                fit = [x for x in alike if (unsuited(x[0], s) is None if known is None else x[0] in known)]
+                shared[same] = _Suited(_with_most_overlap(fit, s), times[form])
+            suited[s] = shared[same]
             sources.add(suited[s].source(models[elements]))
         order = _order(suited[s], s, m, models[elements])
         candidates[s, m] = _best(order, limit, suited[s].families, most.get((s, m), limit))
