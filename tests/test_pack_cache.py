@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def _forged(block: bytes) -> Callable[[Cache], None]:
             key = path.parent.name + path.stem
             entry = cache.get(key)
             assert entry is not None
-            cache.put(key, entry._replace(cubin=block))
+            cache.put(key, dataclasses.replace(entry, cubin=block))
 
     return forge
 
@@ -93,7 +94,7 @@ def test_entry_that_says_it_was_compressed_otherwise_is_not_taken(tmp_path: Path
             key = path.parent.name + path.stem
             entry = cache.get(key)
             assert entry is not None
-            cache.put(key, entry._replace(record=entry.record | {"level": 1}))
+            cache.put(key, dataclasses.replace(entry, record=entry.record | {"level": 1}))
 
     without, with_cache, compressed = cached_twice(tmp_path, forge)
     assert without == with_cache
