@@ -292,6 +292,7 @@ def test_a_signature_whose_functions_all_turn_out_wrong_after_some_were_timed_is
 def test_a_kernel_with_two_speeds_is_judged_by_the_mean() -> None:
     two = Timing.of([10.0, 10.1, 10.05, 13.0, 13.1, 10.0])
     assert two.bimodal
+    assert Timing.of([10.0, 10.0, 12.0, 12.0, 10.0]).bimodal  # as many samples as are taken by default
     assert two.us == pytest.approx(sum(two.samples) / 6)
     assert not Timing.of([10.0, 10.1, 10.2, 10.3, 10.4, 10.5]).bimodal
     assert not Timing.of([10.0, 10.1, 10.05, 10.02, 10.0, 30.0]).bimodal  # one outlier is no speed

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_FEWEST_OF_TWO_SPEEDS = 6  # samples, of which each speed must have two
+_FEWEST_OF_TWO_SPEEDS = 5  # samples, of which each speed must have two; `aot tune` takes so many
 _APART = 0.02  # two speeds differ by this share at least: less is noise that nobody would mind
 _CLEARLY = 2.0  # and by so many times the spread within either
 
