@@ -37,7 +37,7 @@ from aot.kernels.sm90.persistent.form import Form
 from aot.kernels.sm90.persistent.plan import Plan
 from aot.problem.manifest import signature_problem
 from aot.providers import spec_file
-from aot.search.legal import illegal, why_unlikely
+from aot.search.legal import illegal
 from aot.search.provider import PROVIDERS, Compilable, provider
 from aot.search.variants import Family, Variant, choices
 from runtime.device.launch import Evaluation, Launch
@@ -221,11 +221,12 @@ def _unlikely(likely: Iterable[Variant]) -> list[Variant]:
     """For every choice a variant that is legal and not worth compiling, but for that choice one of `likely`."""
     found: dict[tuple[Any, ...], Variant] = {}
     for v in likely:
-        for option, values in provider(v.provider).families[v.family].options.items():
+        family = provider(v.provider).families[v.family]
+        for option, values in family.options.items():
             key = v.provider, v.family, option
             for value in values if key not in found else ():
                 twin = replace(v, config=choices(**{**v.options, option: value}))
-                if illegal(twin) is None and why_unlikely(twin):
+                if illegal(twin) is None and family.likely.unlikely(twin):
                     found[key] = twin
     return list(found.values())
 

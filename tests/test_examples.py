@@ -21,7 +21,7 @@ from runtime.gemm.signature import Signature
 from runtime.serve.layers import open_archives
 
 from .recording_driver import RecordingDriver, entry, operands_record, signature, write_archive
-from .test_torch import OnCpu
+from .torch_stand_in import OnCpu
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "serving.md"
 NEXT = re.compile(r"^(#+ [^\n]*)$|^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

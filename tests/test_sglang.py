@@ -1,15 +1,13 @@
 """What the plugin takes of a model, and what it leaves to SGLang, in modules shaped like SGLang's; computed on the CPU.
 
-Libraries are those of tests/test_torch.py: real ones, whose `gemm` computes with torch.
+Libraries are those of tests/torch_stand_in.py: real ones, whose `gemm` computes with torch.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,71 +23,14 @@ from runtime.sglang import hooks
 from runtime.sglang.plugin import Plugin, install
 from runtime.sglang.settings import settings_of
 
+from . import sglang_stand_in
+from .command_line import ROOT
 from .recording_driver import signature
-from .sglang_stand_in import FP8, LAYERS, QUANTIZATION, REGISTRY, arguments, stand_in
-from .test_torch import HIDDEN, INNER, ONE, VOCAB, OnCpu, library, near, tensors
+from .sglang_stand_in import FP8, MINE, QUANTIZATION, SERVED, Server, Start, arguments
+from .torch_stand_in import HIDDEN, INNER, VOCAB, OnCpu, library, near, tensors
 
-ROOT = Path(__file__).resolve().parent.parent
-MINE = {"cute_aot": "model.aot"}
+start = sglang_stand_in.start  # a fixture
 DOWN, SWIGLU = signature(HIDDEN, INNER), signature(2 * INNER, HIDDEN, epilogue="swiglu")
-SERVED = [ONE, signature(INNER, HIDDEN), signature(HIDDEN, HIDDEN, epilogue="bias"), signature(VOCAB, HIDDEN)]
-
-
-class Server:
-    """A scheduler with the stand-in for SGLang, and a plugin that opens `lib` whatever path is named."""
-
-    def __init__(self, modules: dict[str, Any], lib: Any, log: pytest.LogCaptureFixture) -> None:
-        self.modules, self.lib, self._log = modules, lib, log
-        models = vars(modules["sglang.srt.models"])
-        self.linear, self.mlp, self.scaled_mlp = models["Linear"], models["Mlp"], models["ScaledMlp"]
-        heads = vars(modules[f"{LAYERS}.vocab_parallel_embedding"])
-        self.head, self.embedding = heads["ParallelLMHead"], heads["VocabParallelEmbedding"]
-        self.logits = modules[f"{LAYERS}.logits_processor"].LogitsProcessor()
-        self.registry = modules[REGISTRY].HookRegistry
-        self.asked: list[Any] = []
-
-    def load(self, paths: Any, **options: str) -> Any:
-        self.asked.append((paths, options))
-        return self.lib
-
-    def serve(self, *layers: Any, setting: Any = MINE, draft: bool = False, **more: Any) -> Any:
-        """A runner whose model has these layers, or what these make when they are called, loaded."""
-        runner = self.modules[hooks.MODEL_LOADED.module].ModelRunner
-        server_args = arguments(setting if isinstance(setting, str) else json.dumps(setting), **more)
-        made = lambda: nn.ModuleList(each if isinstance(each, nn.Module) else each() for each in layers)  # noqa: E731
-        return runner(server_args, made, is_draft_worker=draft)
-
-    @property
-    def lines(self) -> list[str]:
-        """What the plugin logged, apart from details for debugging."""
-        records = [r for r in self._log.records if r.name == "sglang.cute_aot" and r.levelno > logging.DEBUG]
-        return [record.getMessage() for record in records]
-
-
-Start = Callable[..., Server]
-
-
-@pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Start:
-    """Makes schedulers whose plugin opens an archive of these signatures, or calls `load`."""
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    caplog.set_level(logging.DEBUG, "sglang.cute_aot")
-
-    def make(
-        signatures: Any = SERVED, version: str = "0.5.13", load: Any = None, others: Any = (), **more: Any
-    ) -> Server:
-        modules = stand_in(version)
-        for name, module in modules.items():
-            monkeypatch.setitem(sys.modules, name, module)
-        server = Server(modules, library(tmp_path, signatures, **more), caplog)
-        install(Plugin(load or server.load))
-        for target, hook in others:  # of another plugin
-            server.registry.register(target, hook, modules[REGISTRY].HookType.AROUND)
-        server.registry.apply_hooks()  # as SGLang does when all plugins were called
-        return server
-
-    return make
 
 
 # --- what is taken ---

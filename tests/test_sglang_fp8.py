@@ -14,10 +14,12 @@ import runtime
 from runtime.plugin import scaled as operator
 from runtime.sglang import hooks
 
+from . import sglang_stand_in
 from .recording_driver import signature
-from .sglang_stand_in import E4M3, FP8, LAYERS, QUANTIZATION, scaled
-from .test_sglang import Server, Start, start  # noqa: F401  (a fixture)
-from .test_torch import OnCpu, near, tensors
+from .sglang_stand_in import E4M3, FP8, LAYERS, QUANTIZATION, Server, Start, scaled
+from .torch_stand_in import OnCpu, near, tensors
+
+start = sglang_stand_in.start  # a fixture
 
 N, K = 256, 384
 SCALINGS = ("tensor", "row_column", "block")
@@ -35,7 +37,7 @@ SCALES_OF_A = {"block": (5, 3), "row_column": (5, 1), "tensor": ()}
 
 
 @pytest.fixture
-def begin(start: Start, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
+def begin(start: Start, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Starts a scheduler whose library computes scaled products."""
 
     def gemm(self: Any, a: Any, b: Any, *, scale_a: Any, scale_b: Any, dtype: Any = None, out: Any = None) -> Any:

@@ -64,7 +64,7 @@ def make(**choices):
     return Scale(**choices)
 
 
-def scale(name="scale", **more):
+def scale(name="scale", extra=(), **more):
     given = {"source": "mykernels:Scale", "make": make, "targets": ("sm_90a",), **more}
     arguments = [
         Tensor("x", "f32", ("n",)),
@@ -72,6 +72,7 @@ def scale(name="scale", **more):
         Constant("bias", None),
         Scalar("factor", "f32", value=3.0),
         Stream(),
+        *extra,
     ]
     return Function(name, arguments, **given)
 
@@ -177,6 +178,14 @@ RAISES = 1 + KERNEL[: KERNEL.index("raise ValueError")].count("\n")  # in which 
         ),
         ("scale(variants={'a': {'spill': True}})", "bytes a thread in local memory"),
         ("scale(make=lambda: print)", "SPEC: function 'scale': "),
+        (
+            "scale(extra=[Scalar('more', 'i32'), Scalar('most', 'i32')])",
+            "SPEC: function 'scale': the spec gives 7 arguments, and the function takes 5; describe each of these",
+        ),
+        (
+            "scale(make=lambda: lambda x, y, bias, factor, stream, more, most=0: None)",
+            "SPEC: function 'scale': the spec gives 5 arguments, and the function takes 6 to 7; ",
+        ),
     ],
 )
 def test_what_fails_in_the_users_code_is_one_line_with_file_and_line(

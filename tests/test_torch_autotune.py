@@ -1,7 +1,7 @@
 """An archive's kernels as choices of Inductor's own autotuning, with the real torch on the CPU.
 
 On the CPU autotuning goes through the same code as on a GPU, with ATen and C++ in the place of ATen and Triton. Times
-are those of `test_torch.OnCpu`, so a test that needs a winner sets the time that Inductor sees.
+are those of `torch_stand_in.OnCpu`, so a test that needs a winner sets the time that Inductor sees.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from runtime import ArgumentError, KernelMiss
 from runtime.torch import extern_kernel
 
 from .recording_driver import signature
-from .test_torch import HIDDEN, KV, ONE, PLAIN, OnCpu, library, linear, near, tensors
+from .torch_stand_in import HIDDEN, KV, ONE, PLAIN, OnCpu, library, linear, near, tensors
 
 BIAS, N_MAJOR, BATCH = (
     signature(HIDDEN, HIDDEN, **more) for more in ({"epilogue": "bias"}, {"b_major": "n"}, {"batch": 3})
@@ -313,7 +313,7 @@ IN_ANOTHER_PROCESS = """
 import sys
 from pathlib import Path
 from tests.recording_driver import RecordingDriver
-from tests.test_torch import HIDDEN, OnCpu, near, tensors
+from tests.torch_stand_in import HIDDEN, OnCpu, near, tensors
 from tests import test_torch_autotune as tests
 import torch
 from torch._dynamo.utils import counters

@@ -25,7 +25,7 @@ from runtime.plugin import scaled
 from runtime.torch import direct, lowering, operator
 
 from .command_line import ROOT
-from .test_torch import GATED, HIDDEN, INNER, ONE, PLAIN, QKV, VOCAB, OnCpu, library, llama, near, tensors, tokens
+from .torch_stand_in import GATED, HIDDEN, INNER, ONE, PLAIN, QKV, VOCAB, OnCpu, library, llama, near, tensors, tokens
 
 OPERATOR = "torch.ops.cute_aot."
 CALL = "cute_aot_gemm_"
@@ -272,7 +272,7 @@ def test_importing_the_binding_does_not_import_inductor() -> None:
 COMPILED = """
 import sys
 from tests.recording_driver import RecordingDriver
-from tests.test_torch import HIDDEN, OnCpu, near, tensors
+from tests.torch_stand_in import HIDDEN, OnCpu, near, tensors
 import torch
 from torch._dynamo.utils import counters
 import runtime.torch as aot

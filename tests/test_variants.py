@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aot.providers import cutlass_operators
-from aot.search.legal import illegal, legal_functions, legal_variants, of_name, unsuited, why_unlikely
-from aot.search.provider import PROVIDERS
+from aot.search.legal import illegal, legal_functions, legal_variants, of_name, unsuited
+from aot.search.provider import PROVIDERS, families
 from aot.search.targets import TARGETS, target
 from aot.search.variants import Family, Variant, choices
 from runtime.errors import AotError, RecordError
@@ -43,6 +43,7 @@ def all_variants() -> list[Variant]:
 
 
 ALL = all_variants()
+OWN = families("own")
 HOPPER = next(v for v in ALL if v.family == "sm90_static_persistent" and v.d == "bf16" and not v.batched)
 BLACKWELL = next(v for v in ALL if v.family == "sm100_persistent" and v.options["two_cta"])
 SMALL_M = next(v for v in ALL if v.family == "sm90_small_m")
@@ -268,7 +269,7 @@ def test_what_is_not_likely_is_legal_for_who_asks_for_it() -> None:
     likely = legal_variants("own", "sm_90a", signature())
     every = legal_variants("own", "sm_90a", signature(), unlikely=True)
     assert [v for v in every if illegal(v)] == []
-    assert [v for v in every if why_unlikely(v) is None] == likely
+    assert [v for v in every if OWN[v.family].likely.unlikely(v) is None] == likely
     assert {v.family for v in set(every) - set(likely)} == {"sm90_persistent", "sm90_small_m"}
     assert len({v.name() for v in every}) == len(every)
 
@@ -319,7 +320,7 @@ def test_unlikely_names_the_reason(family: str, options: dict[str, int | str | b
     first = next(v for v in ALL if v.family == family and v.a == "bf16" and not v.batched)
     v = with_options(first, **({**plain, **options} if family == "sm90_persistent" else options))
     assert illegal(v) is None
-    assert reason in (why_unlikely(v) or "")
+    assert reason in (OWN[family].likely.unlikely(v) or "")
 
 
 def test_small_m_overlaps_nothing_that_no_signature_promises() -> None:

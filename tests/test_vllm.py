@@ -1,14 +1,12 @@
 """What the plugin takes of a model, and what it leaves to vLLM, in modules shaped like vLLM's; computed on the CPU.
 
-Libraries are those of tests/test_torch.py: real ones, whose `gemm` computes with torch.
+Libraries are those of tests/torch_stand_in.py: real ones, whose `gemm` computes with torch.
 """
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,69 +23,13 @@ from runtime.vllm import hooks
 from runtime.vllm.plugin import Plugin, install
 from runtime.vllm.settings import settings_of
 
+from . import vllm_stand_in
+from .command_line import ROOT
 from .recording_driver import signature
-from .test_torch import HIDDEN, INNER, ONE, VOCAB, OnCpu, library, near, tensors
-from .vllm_stand_in import stand_in
+from .torch_stand_in import HIDDEN, INNER, VOCAB, OnCpu, library, near, tensors
+from .vllm_stand_in import MINE, SERVED, Server, Start, stand_in
 
-ROOT = Path(__file__).resolve().parent.parent
-MINE = {"cute_aot": "model.aot"}
-SERVED = [ONE, signature(INNER, HIDDEN), signature(HIDDEN, HIDDEN, epilogue="bias"), signature(VOCAB, HIDDEN)]
-
-
-class Server:
-    """A process with the stand-in for vLLM, and a plugin that opens `lib` whatever path is named."""
-
-    def __init__(self, modules: dict[str, Any], lib: Any, log: pytest.LogCaptureFixture) -> None:
-        names: dict[str, Any] = {}
-        for module in modules.values():
-            names |= vars(module)
-        self.linear, self.head, self.embedding = (
-            names["Linear"],
-            names["ParallelLMHead"],
-            names["VocabParallelEmbedding"],
-        )
-        self.own_method, self.config, self._worker = names["OwnMethod"], names["VllmConfig"], names["Worker"]
-        self.modules, self.lib, self._log = modules, lib, log
-        self.asked: list[Any] = []
-
-    def load(self, paths: Any, **options: str) -> Any:
-        self.asked.append((paths, options))
-        return self.lib
-
-    def serve(self, *layers: nn.Module, config: Any = MINE, **more: Any) -> Any:
-        """A worker whose model has these layers, loaded."""
-        config = config if hasattr(config, "compute_hash") else self.config(config, **more)
-        worker = self._worker(config, nn.ModuleList(layers))
-        worker.load_model()
-        return worker
-
-    @property
-    def lines(self) -> list[str]:
-        """What the plugin logged, apart from details for debugging."""
-        records = [r for r in self._log.records if r.name == "vllm.cute_aot" and r.levelno > logging.DEBUG]
-        return [record.getMessage() for record in records]
-
-
-Start = Callable[..., Server]
-
-
-@pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Start:
-    """Makes servers whose plugin opens an archive of these signatures, or calls `load`."""
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    caplog.set_level(logging.DEBUG, "vllm.cute_aot")
-
-    def make(signatures: Any = SERVED, version: str = "0.25.0", load: Any = None, **more: Any) -> Server:
-        modules = stand_in(version)
-        for name, module in modules.items():
-            monkeypatch.setitem(sys.modules, name, module)
-        server = Server(modules, library(tmp_path, signatures, **more), caplog)
-        install(Plugin(load or server.load))
-        return server
-
-    return make
-
+start = vllm_stand_in.start  # a fixture
 
 # --- what is taken ---
 

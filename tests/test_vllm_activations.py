@@ -12,9 +12,12 @@ from torch import nn
 
 from runtime.errors import DeviceError
 
+from . import vllm_stand_in
 from .recording_driver import signature
-from .test_torch import HIDDEN, INNER, near, tensors
-from .test_vllm import Server, Start, start  # noqa: F401  (a fixture)
+from .torch_stand_in import HIDDEN, INNER, near, tensors
+from .vllm_stand_in import Server, Start
+
+start = vllm_stand_in.start  # a fixture
 
 GATE_UP, DOWN = signature(2 * INNER, HIDDEN), signature(HIDDEN, INNER)
 SWIGLU = signature(2 * INNER, HIDDEN, epilogue="swiglu")
@@ -22,8 +25,8 @@ FUSED = (2 * INNER, HIDDEN, "swiglu")
 
 
 @pytest.fixture
-def made(start: Start) -> Start:  # noqa: F811
-    """Makes servers, as tests/test_vllm.py has them."""
+def made(start: Start) -> Start:
+    """Makes servers, as tests/vllm_stand_in.py has them."""
     return start
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from typing import Any
 
 import pytest
@@ -14,15 +13,14 @@ import runtime
 from runtime.plugin import scaled as operator
 from runtime.vllm import hooks
 
+from . import vllm_stand_in
 from .recording_driver import signature
-from .test_torch import OnCpu, near
-from .test_vllm import MINE, Server, Start, start  # noqa: F401  (a fixture)
+from .torch_stand_in import OnCpu, near
+from .vllm_stand_in import E4M3, GROUP, GROUPS, MINE, TENSOR, TOKEN, K, N, Server, Start, fp8_layer, quant_key
 
-N, K = 256, 384
-TENSOR, TOKEN, CHANNEL, GROUP, BLOCK = (-1, -1), (1, -1), (-1, 1), (1, 128), (128, 128)
-GROUPS = {"tensor": (TENSOR, TENSOR), "row_column": (TOKEN, CHANNEL), "block": (GROUP, BLOCK)}
+start = vllm_stand_in.start  # a fixture
+
 SERVED = [signature(N, K, dtype="e4m3", d="bf16", scaling=scaling) for scaling in GROUPS]
-E4M3 = torch.float8_e4m3fn
 
 
 def scaled(x: Any, scales: Any) -> Any:
@@ -35,7 +33,7 @@ def scaled(x: Any, scales: Any) -> Any:
 
 
 @pytest.fixture
-def begin(start: Start, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
+def begin(start: Start, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Starts a server whose library computes scaled products."""
 
     def gemm(self: Any, a: Any, b: Any, *, scale_a: Any, scale_b: Any, dtype: Any) -> Any:
@@ -45,18 +43,6 @@ def begin(start: Start, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
 
     monkeypatch.setattr(OnCpu, "gemm", gemm)
     return lambda signatures=SERVED, **more: start(signatures, **more)
-
-
-def key(group: tuple[int, int], static: bool = False, **more: Any) -> Any:
-    scale = types.SimpleNamespace(dtype=more.pop("scale", torch.float32), static=static, group_shape=group)
-    return types.SimpleNamespace(**{"dtype": E4M3, "scale": scale, "scale2": None, "symmetric": True, **more})
-
-
-def layer(scaling: str = "tensor", n: int = N, k: int = K, **more: Any) -> Any:
-    """A layer as vLLM describes it."""
-    a, b = GROUPS[scaling]
-    words = {"activation_quant_key": key(a), "weight_quant_key": key(b, static=True), "weight_shape": (n, k)}
-    return types.SimpleNamespace(**words | {"input_dtype": torch.bfloat16, "out_dtype": torch.bfloat16} | more)
 
 
 def lists(server: Server, platform: str = "CUDA") -> list[list[Any]]:
@@ -102,7 +88,7 @@ def computed(gemm: Any, scaling: str, a: Any, b: Any, scale_a: Any, scale_b: Any
 def test_scaled_products_that_the_archive_has_are_served(begin: Any, scaling: str) -> None:
     server = begin()
     worker = worker_of(server)
-    gemm = made(server, layer(scaling), scaling)
+    gemm = made(server, fp8_layer(scaling), scaling)
     worker.load_model()
     a, b, scale_a, scale_b = operands(scaling)
     bias = None if scaling == "block" else torch.randn(N).bfloat16()
@@ -121,19 +107,19 @@ def test_scaled_products_that_the_archive_has_are_served(begin: Any, scaling: st
         ({"n": 512}, "no kernel for e4m3_e4m3_bf16_f32_none_n512_k384_tensor"),
         ({"out_dtype": torch.float16}, "no kernel for e4m3_e4m3_f16"),
         ({"out_dtype": None, "input_dtype": torch.float16}, "no kernel for e4m3_e4m3_f16"),
-        ({"activation_quant_key": key(TOKEN)}, "no kernel has one scale for (1, -1) of activations and (-1, -1)"),
-        ({"scaling": "block", "activation_quant_key": key(GROUP, static=True)}, "static scales by blocks"),
-        ({"activation_quant_key": key(TENSOR, dtype=torch.int8)}, "activations of torch.int8"),
-        ({"weight_quant_key": key(TENSOR, scale=torch.uint8)}, "with scales of torch.uint8"),
-        ({"weight_quant_key": key(TENSOR, symmetric=False)}, "weights have zero points"),
-        ({"weight_quant_key": key(TENSOR, scale2=1)}, "or scales of scales"),
+        ({"activation_quant_key": quant_key(TOKEN)}, "no kernel has one scale for (1, -1) of activations and (-1, -1)"),
+        ({"scaling": "block", "activation_quant_key": quant_key(GROUP, static=True)}, "static scales by blocks"),
+        ({"activation_quant_key": quant_key(TENSOR, dtype=torch.int8)}, "activations of torch.int8"),
+        ({"weight_quant_key": quant_key(TENSOR, scale=torch.uint8)}, "with scales of torch.uint8"),
+        ({"weight_quant_key": quant_key(TENSOR, symmetric=False)}, "weights have zero points"),
+        ({"weight_quant_key": quant_key(TENSOR, scale2=1)}, "or scales of scales"),
         ({"weight_shape": None}, "TypeError"),
     ],
 )
 def test_layers_that_no_kernel_computes_are_left_and_named(begin: Any, change: Any, reason: str) -> None:
     server = begin()
     worker = worker_of(server)
-    config = layer(**change)
+    config = fp8_layer(**change)
     can, why = lists(server)["scaling" in change][0].can_implement(config)
     assert not can
     assert reason in why
@@ -145,7 +131,7 @@ def test_layers_that_no_kernel_computes_are_left_and_named(begin: Any, change: A
 def test_kernels_that_were_never_run_are_left(begin: Any) -> None:
     server = begin(state="ranked")
     worker_of(server)
-    assert "never run on a GPU" in lists(server)[0][0].can_implement(layer())[1]
+    assert "never run on a GPU" in lists(server)[0][0].can_implement(fp8_layer())[1]
 
 
 def test_kernels_that_cannot_be_loaded_are_left(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +141,7 @@ def test_kernels_that_cannot_be_loaded_are_left(begin: Any, monkeypatch: pytest.
     server = begin()
     worker_of(server)
     monkeypatch.setattr(OnCpu, "preload", fail)
-    assert lists(server)[0][0].can_implement(layer()) == (False, "the driver refused")
+    assert lists(server)[0][0].can_implement(fp8_layer()) == (False, "the driver refused")
 
 
 def test_kernels_are_loaded_once_when_a_layer_is_asked_for(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +156,7 @@ def test_kernels_are_loaded_once_when_a_layer_is_asked_for(begin: Any, monkeypat
     worker_of(server)
     assert server.lib.stats().kernels_loaded == 0
     for _ in range(3):
-        made(server, layer(), "tensor")
+        made(server, fp8_layer(), "tensor")
     assert server.lib.stats().kernels_loaded == len(asked) == 1
 
 
@@ -185,7 +171,7 @@ def test_a_call_that_no_kernel_takes_is_computed_by_torch(
     operator._say_once.cache_clear()
     server = begin()
     worker_of(server)
-    gemm = made(server, layer(scaling), scaling)
+    gemm = made(server, fp8_layer(scaling), scaling)
     monkeypatch.setattr(OnCpu, "gemm", fail)
     a, b, scale_a, scale_b = operands(scaling)
     for _ in range(2):
@@ -205,7 +191,7 @@ def test_blocks_at_the_edges_may_be_short() -> None:
 def test_exponents_as_scales_are_widened(begin: Any) -> None:
     server = begin()
     worker_of(server)
-    gemm = made(server, layer("block"), "block")
+    gemm = made(server, fp8_layer("block"), "block")
     a, b, scale_a, _ = operands("block")
     scale_b = torch.full((N // 128, K // 128), 2.0)
     found = gemm.apply_block_scaled_mm(a, b, scale_a, scale_b.to(torch.float8_e8m0fnu))
@@ -215,7 +201,7 @@ def test_exponents_as_scales_are_widened(begin: Any) -> None:
 def test_operator_passes_torchs_own_checks(begin: Any) -> None:
     server = begin()
     worker_of(server)
-    number = made(server, layer("row_column"), "row_column").number
+    number = made(server, fp8_layer("row_column"), "row_column").number
     scaled_gemm = torch.ops.cute_aot.scaled_gemm.default
     a, b, *scales = operands("row_column")
     a, b = a.bfloat16(), b.bfloat16()  # the checks compare copies, which torch cannot do with e4m3 on the CPU
@@ -227,7 +213,7 @@ def test_operator_passes_torchs_own_checks(begin: Any) -> None:
 def test_compiled_code_calls_the_operator_with_any_m(begin: Any, scaling: str) -> None:
     server = begin()
     worker_of(server)
-    gemm, graphs = made(server, layer(scaling), scaling), []
+    gemm, graphs = made(server, fp8_layer(scaling), scaling), []
 
     def backend(graph: Any, _inputs: Any) -> Any:
         graphs.append(graph)
@@ -253,9 +239,9 @@ def test_compiled_code_calls_the_operator_with_any_m(begin: Any, scaling: str) -
 def test_activations_with_one_static_scale_are_taken_quantised(begin: Any) -> None:
     server = begin()
     worker_of(server)
-    static = key(TENSOR, static=True)
-    assert made(server, layer(activation_quant_key=static), "tensor").input_quant_key() is static
-    assert made(server, layer(), "tensor").input_quant_key() is None
+    static = quant_key(TENSOR, static=True)
+    assert made(server, fp8_layer(activation_quant_key=static), "tensor").input_quant_key() is static
+    assert made(server, fp8_layer(), "tensor").input_quant_key() is None
 
 
 def test_lists_are_touched_once_and_only_where_a_model_is_quantised(begin: Any) -> None:
@@ -272,7 +258,7 @@ def test_an_engine_without_an_archive_gets_none_of_it(begin: Any) -> None:
     server = begin()
     worker_of(server)
     server._worker(server.config({}, quant=object()), torch.nn.ModuleList())
-    assert lists(server)[0][0].can_implement(layer()) == (False, "serves nothing")
+    assert lists(server)[0][0].can_implement(fp8_layer()) == (False, "serves nothing")
 
 
 def test_fp8_layers_are_in_the_key_also_where_the_others_were_left(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +268,7 @@ def test_fp8_layers_are_in_the_key_also_where_the_others_were_left(begin: Any, m
     server = begin()
     worker = worker_of(server)
     stock = worker.vllm_config.compute_hash()
-    gemms = [made(server, layer(scaling), scaling) for scaling in ("tensor", "block")]
+    gemms = [made(server, fp8_layer(scaling), scaling) for scaling in ("tensor", "block")]
     both = worker.vllm_config.compute_hash()
     monkeypatch.setattr(OnCpu, "preload", fail)
     worker.load_model()

@@ -18,8 +18,12 @@ pytest.importorskip("prometheus_client")
 from runtime.serve.stats import ArchiveInfo, Refusal, Stats, metrics
 from runtime.vllm import periodic
 
-from .test_torch import HIDDEN
-from .test_vllm import ROOT, Start, start  # noqa: F401  (a fixture)
+from . import vllm_stand_in
+from .command_line import ROOT
+from .torch_stand_in import HIDDEN
+from .vllm_stand_in import Start
+
+start = vllm_stand_in.start  # a fixture
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -82,7 +86,7 @@ def test_figures_of_two_workers_reach_a_server_that_is_another_process(tmp_path:
 
 @pytest.mark.parametrize("seconds", [0.01, 1e6])
 def test_a_worker_writes_what_its_library_counts_now_and_then_and_when_it_ends(
-    start: Start,  # noqa: F811
+    start: Start,
     monkeypatch: pytest.MonkeyPatch,
     seconds: float,
 ) -> None:
@@ -108,7 +112,7 @@ def test_a_worker_writes_what_its_library_counts_now_and_then_and_when_it_ends(
     assert written[-1].plans_made >= 2
 
 
-def test_nothing_is_written_where_no_server_asks(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_nothing_is_written_where_no_server_asks(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER, raising=False)
     server = start()
     monkeypatch.setattr("runtime.vllm.metrics.Exporter", None)
@@ -117,7 +121,7 @@ def test_nothing_is_written_where_no_server_asks(start: Start, monkeypatch: pyte
 
 
 def test_a_worker_without_prometheus_client_serves_all_the_same(
-    start: Start,  # noqa: F811
+    start: Start,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:

@@ -17,15 +17,16 @@ from torch import nn
 from aot.problem import recorded
 from runtime.vllm import periodic
 
+from . import vllm_stand_in
 from .recording_driver import signature
-from .test_torch import HIDDEN, INNER, VOCAB, near, tensors
-from .test_vllm import Server, Start, start  # noqa: F401  (a fixture)
-from .test_vllm_fp8 import layer as fp8_layer
-from .vllm_stand_in import PADDED
+from .torch_stand_in import HIDDEN, INNER, VOCAB, near, tensors
+from .vllm_stand_in import PADDED, Server, Start, fp8_layer
+
+start = vllm_stand_in.start  # a fixture
 
 
 @pytest.fixture
-def record(start: Start, tmp_path: Path) -> Any:  # noqa: F811
+def record(start: Start, tmp_path: Path) -> Any:
     """Records a worker with these layers, what `make` gives of the server; the server, the worker and the file."""
 
     def record(make: Any, runner: str = "v1", setting: Any = None, **engine: Any) -> tuple[Server, Any, Path]:
@@ -153,7 +154,7 @@ def test_a_worker_that_is_served_is_recorded_as_one_that_is_not(record: Any) -> 
     assert found["tokens"] == {str(PADDED): 1}
 
 
-def test_activations_are_recorded_before_they_are_fused(start: Start, tmp_path: Path) -> None:  # noqa: F811
+def test_activations_are_recorded_before_they_are_fused(start: Start, tmp_path: Path) -> None:
     swiglu = signature(2 * INNER, HIDDEN, epilogue="swiglu")
     server = start([swiglu, signature(HIDDEN, INNER)])
     worker = server.serve(mlp_of(server), config={"cute_aot": {"archive": "m.aot", "record": str(tmp_path / "r")}})

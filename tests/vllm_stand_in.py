@@ -1,15 +1,28 @@
-"""Modules shaped like those that the plugin hooks in vLLM: names, parameters and who calls whom; no code of vLLM's."""
+"""Modules shaped like those that the plugin hooks in vLLM, names, parameters and who calls whom; a process with them.
+
+They have no code of vLLM's.
+"""
 
 from __future__ import annotations
 
 import enum
 import hashlib
 import json
+import logging
+import sys
 import types
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+
+from runtime.vllm.plugin import Plugin, install
+
+from .recording_driver import signature
+from .torch_stand_in import HIDDEN, INNER, ONE, VOCAB, library
 
 LAYERS = "vllm.model_executor.layers"
 FP8 = "vllm.model_executor.kernels.linear"
@@ -277,3 +290,89 @@ def _fp8_gemms() -> Contents:
         f"{FP8}.scaled_mm.ScaledMMLinearKernel": {"FP8ScaledMMLinearKernel": FP8ScaledMMLinearKernel},
         f"{FP8}.scaled_mm.BlockScaledMMLinearKernel": {"Fp8BlockScaledMMLinearKernel": Fp8BlockScaledMMLinearKernel},
     }
+
+
+# --- a process of it, with a plugin ---
+
+MINE = {"cute_aot": "model.aot"}
+SERVED = [ONE, signature(INNER, HIDDEN), signature(HIDDEN, HIDDEN, epilogue="bias"), signature(VOCAB, HIDDEN)]
+
+
+class Server:
+    """A process with the stand-in for vLLM, and a plugin that opens `lib` whatever path is named."""
+
+    def __init__(self, modules: dict[str, Any], lib: Any, log: pytest.LogCaptureFixture) -> None:
+        names: dict[str, Any] = {}
+        for module in modules.values():
+            names |= vars(module)
+        self.linear, self.head, self.embedding = (
+            names["Linear"],
+            names["ParallelLMHead"],
+            names["VocabParallelEmbedding"],
+        )
+        self.own_method, self.config, self._worker = names["OwnMethod"], names["VllmConfig"], names["Worker"]
+        self.modules, self.lib, self._log = modules, lib, log
+        self.asked: list[Any] = []
+
+    def load(self, paths: Any, **options: str) -> Any:
+        self.asked.append((paths, options))
+        return self.lib
+
+    def serve(self, *layers: nn.Module, config: Any = MINE, **more: Any) -> Any:
+        """A worker whose model has these layers, loaded."""
+        config = config if hasattr(config, "compute_hash") else self.config(config, **more)
+        worker = self._worker(config, nn.ModuleList(layers))
+        worker.load_model()
+        return worker
+
+    @property
+    def lines(self) -> list[str]:
+        """What the plugin logged, apart from details for debugging."""
+        records = [r for r in self._log.records if r.name == "vllm.cute_aot" and r.levelno > logging.DEBUG]
+        return [record.getMessage() for record in records]
+
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Start:
+    """Makes servers whose plugin opens an archive of these signatures, or calls `load`."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    caplog.set_level(logging.DEBUG, "vllm.cute_aot")
+
+    def make(signatures: Any = SERVED, version: str = "0.25.0", load: Any = None, **more: Any) -> Server:
+        modules = stand_in(version)
+        for name, module in modules.items():
+            monkeypatch.setitem(sys.modules, name, module)
+        server = Server(modules, library(tmp_path, signatures, **more), caplog)
+        install(Plugin(load or server.load))
+        return server
+
+    return make
+
+
+# --- layers in fp8 ---
+
+N, K = 256, 384
+TENSOR, TOKEN, CHANNEL, GROUP, BLOCK = (-1, -1), (1, -1), (-1, 1), (1, 128), (128, 128)
+GROUPS = {"tensor": (TENSOR, TENSOR), "row_column": (TOKEN, CHANNEL), "block": (GROUP, BLOCK)}
+E4M3 = torch.float8_e4m3fn
+
+
+def quant_key(group: tuple[int, int], static: bool = False, **more: Any) -> Any:
+    """How activations or a weight are quantised, as vLLM says it."""
+    scale = types.SimpleNamespace(dtype=more.pop("scale", torch.float32), static=static, group_shape=group)
+    return types.SimpleNamespace(**{"dtype": E4M3, "scale": scale, "scale2": None, "symmetric": True, **more})
+
+
+def fp8_layer(scaling: str = "tensor", n: int = N, k: int = K, **more: Any) -> Any:
+    """A layer as vLLM describes it."""
+    a, b = GROUPS[scaling]
+    words = {
+        "activation_quant_key": quant_key(a),
+        "weight_quant_key": quant_key(b, static=True),
+        "weight_shape": (n, k),
+    }
+    return types.SimpleNamespace(**words | {"input_dtype": torch.bfloat16, "out_dtype": torch.bfloat16} | more)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -89,7 +90,7 @@ class SpecFunction:
         """Prepare it for `cute.compile`. Called in a worker process that was told its architecture beforehand.
 
         Raises:
-            SpecError: the spec changed since it was read, or its code fails.
+            SpecError: the spec changed since it was read, its code fails, or the function takes other arguments.
         """
         spec = load(Path(self.path), lasting=True)
         if spec.digest != self.digest:
@@ -100,6 +101,8 @@ class SpecFunction:
             made = self._made(function)
         if not callable(made):
             raise SpecError(f"{told}: make returned {made!r:.60}; return what cute.compile takes")
+        if wrong := _miscounted(made, len(function.arguments)):
+            raise SpecError(f"{told}: {wrong}")
         tree, symbols = function.record()
         found = iter(arguments.stand_ins(tree, symbols))
         given = [a.value if isinstance(a, Constant) else next(found) for a in function.arguments]
@@ -229,6 +232,21 @@ def _origins(function: Function, spec: Path) -> list[Origin]:
         return [origin(module, path) for module in modules]
     except AotError as error:
         raise SpecError(f"{spec}: function {function.name!r}: {error}") from None
+
+
+def _miscounted(made: Any, given: int) -> str:
+    """What is wrong where `made`, which is called by position, does not take so many arguments; nothing elsewhere."""
+    try:
+        parameters = inspect.signature(made).parameters.values()
+    except (TypeError, ValueError):  # it has none that Python knows
+        return ""
+    kinds = [p.kind for p in parameters]
+    placed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    least, most = sum(p.default is p.empty for p in placed), len(placed)
+    if least <= given and (given <= most or inspect.Parameter.VAR_POSITIONAL in kinds):
+        return ""
+    takes = f"{most}" if least == most else f"{least} to {most}"
+    return f"the spec gives {given} arguments, and the function takes {takes}; describe each of these, in that order"
 
 
 def _compile_options(function: Function) -> tuple[Any, ...]:

@@ -139,13 +139,6 @@ def overlaps_less(variants: Sequence[Variant]) -> list[bool]:
     return [overlap < most[key] for key, overlap in zip(alike, overlaps, strict=True)]
 
 
-def why_unlikely(variant: Variant) -> str | None:
-    """Why a legal `variant` is not worth compiling, in the opinion of its family, or None. A family unknown here has no
-    opinion."""
-    family = family_of(variant)
-    return None if family is None else family.likely.unlikely(variant)
-
-
 def legal_variants(provider: str, target: str, signature: Any, unlikely: bool = False) -> list[Variant]:
     """The variants of `provider` that compute `signature` on `target` and are worth compiling, in a fixed order; with
     `unlikely` every legal one, which are some hundred times as many."""
