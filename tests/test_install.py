@@ -108,7 +108,9 @@ def test_what_looks_at_archives_imports_base_dependencies_alone() -> None:
 
 def test_the_runtime_imports_zstandard_and_orjson_alone() -> None:
     files = [
-        path for path in (ROOT / "runtime").rglob("*.py") if not {"torch", "vllm", "sglang", "plugin"} & {*path.relative_to(ROOT).parts}
+        path
+        for path in (ROOT / "runtime").rglob("*.py")
+        if not {"torch", "vllm", "sglang", "plugin"} & {*path.relative_to(ROOT).parts}
     ]
     assert set().union(*map(_imported, files)) == {"zstandard", "orjson"}
 
