@@ -234,7 +234,9 @@ def scaled(x: Any, scales: Any) -> Any:
     return x.float() * matrix[row][:, column]
 
 
-def _fp8() -> Contents:
+def _quantisers() -> dict[str, Any]:
+    """What quantises activations, by name."""
+
     def sglang_per_token_quant_fp8(x: Any, dtype: Any = E4M3) -> Any:
         scales = x.float().abs().amax(-1, keepdim=True) / 448
         return (x.float() / scales).to(dtype), scales
@@ -267,13 +269,12 @@ def _fp8() -> Contents:
         quantised = (groups / scales[..., None]).reshape(x.shape).to(E4M3)
         return quantised, scales.t().contiguous().t() if column_major_scales else scales
 
-    quantised = {
-        each.__name__: each
-        for each in (
-            *(sglang_per_token_quant_fp8, static_quant_fp8),
-            *(scaled_fp8_quant, sglang_per_token_group_quant_fp8),
-        )
-    }
+    every = (sglang_per_token_quant_fp8, static_quant_fp8, scaled_fp8_quant, sglang_per_token_group_quant_fp8)
+    return {each.__name__: each for each in every}
+
+
+def _linears() -> dict[str, Any]:
+    """`apply_fp8_linear`, and the functions for blocks, by name."""
 
     def apply_fp8_linear(
         input: Any,
@@ -304,7 +305,11 @@ def _fp8() -> Contents:
     names = ("deepgemm", "cutlass", "flashinfer_deepgemm")
     blocks = {f"{name}_w8a8_block_fp8_linear_with_fallback": block(name) for name in names}
     blocks["triton_w8a8_block_fp8_linear"] = block("triton")
-    utils: Any = {**quantised, "apply_fp8_linear": apply_fp8_linear, **blocks, "another_linear": block("another")}
+    return {"apply_fp8_linear": apply_fp8_linear, **blocks, "another_linear": block("another")}
+
+
+def _fp8_layers() -> dict[str, Any]:
+    """Methods of fp8 layers, and a layer of them, by name."""
 
     class Fp8LinearMethod:
         chosen = "deepgemm_w8a8_block_fp8_linear_with_fallback"
@@ -358,19 +363,18 @@ def _fp8() -> Contents:
         def forward(self, x: Any) -> Any:
             return self.quant_method.apply(self, x, self.bias)
 
+    return {each.__name__: each for each in (Fp8LinearMethod, Fp8Linear, UnknownMethod)}
+
+
+def _fp8() -> Contents:
     def gemm_nt_f8f8bf16(lhs: Any, rhs: Any, out: Any) -> None:
         out.fill_(7)
 
-    wrapper = {"gemm_nt_f8f8bf16": gemm_nt_f8f8bf16}
+    quantised, linears, wrapper = _quantisers(), _linears(), {"gemm_nt_f8f8bf16": gemm_nt_f8f8bf16}
     return {
         f"{QUANTIZATION}.fp8_kernel": quantised,
-        FP8: utils,
-        f"{QUANTIZATION}.fp8": {
-            "Fp8LinearMethod": Fp8LinearMethod,
-            "Fp8Linear": Fp8Linear,
-            "UnknownMethod": UnknownMethod,
-            "apply_fp8_linear": apply_fp8_linear,
-        },
+        FP8: {**quantised, **linears},
+        f"{QUANTIZATION}.fp8": {**_fp8_layers(), "apply_fp8_linear": linears["apply_fp8_linear"]},
         f"{LAYERS}.deep_gemm_wrapper": dict(wrapper),
         f"{LAYERS}.deep_gemm_wrapper.entrypoint": wrapper,
     }
