@@ -3,7 +3,7 @@
 An operator that torch has no lowering for is called through torch's dispatcher and allocates its result in Python. A
 lowered one is an external kernel as `mm` is: its result is one of Inductor's buffers, whose memory is planned and used
 again, and generated code calls a function that it got once, when it was loaded. Importing this imports Inductor, which
-takes seconds. All that is used of Inductor is in torch 2.10 to 2.14; where something is not, and in generated C++, the
+takes seconds. It ran with torch 2.11 and 2.13; where a release lacks what is used of Inductor, and in generated C++, the
 operator is called.
 """
 
