@@ -3,8 +3,8 @@
 An operator that torch has no lowering for is called through torch's dispatcher and allocates its result in Python. A
 lowered one is an external kernel as `mm` is: its result is one of Inductor's buffers, whose memory is planned and used
 again, and generated code calls a function that it got once, when it was loaded. Importing this imports Inductor, which
-takes seconds. It ran with torch 2.11 and 2.13; where a release lacks what is used of Inductor, and in generated C++, the
-operator is called.
+takes seconds. It ran with torch 2.11 and 2.13. Where a release lacks what is used of Inductor, and in generated C++,
+the operator is called.
 """
 
 from __future__ import annotations
