@@ -34,7 +34,11 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from aot.cli import console, describe
+from aot.cli.commands import ls as ls_command
+from aot.cli.commands import show as show_command
+from aot.cli.commands import verify as verify_command
+from aot.inspect.listing import listing
+from aot.inspect.show import show
 from aot.verify import archive as verify
 from aot.verify import shapes
 from runtime import Library, native
@@ -198,16 +202,16 @@ def gemm_call(signature: Signature, m: int, with_out: bool) -> tuple[list[Any], 
 def print_shown(found: dict[str, Any]) -> None:
     """What `aot show` prints."""
     if "function" in found:
-        console.print_function(found["function"])
+        show_command.print_function(found["function"])
     for entry in found.get("entries", []):
-        console.print_entry(entry)
+        show_command.print_entry(entry)
     for entry in found.get("predicted", []):
-        console.print_predicted(entry)
+        show_command.print_predicted(entry)
 
 
 def print_found(checks: list[verify.Finding]) -> None:
     """What `aot verify` prints."""
-    console.print_checks(verify.causes(checks), [check for check in checks if check.warning])
+    verify_command.print_checks(verify.causes(checks), [check for check in checks if check.warning])
 
 
 class Session:
@@ -252,10 +256,10 @@ class Session:
 
     def describe(self, archive: Archive) -> list[Outcome]:
         """What the command line does, but that what it prints is thrown away."""
-        self.printed("ls", lambda: describe.listing(archive), console.print_listing)
+        self.printed("ls", lambda: listing(archive), ls_command.print_listing)
         asked = [*self.signatures[:1], *self.predicted]
         for name in [self.content.names[0], *(signature.key() for signature in asked)]:
-            self.printed("show", partial(describe.show, archive, name), print_shown)
+            self.printed("show", partial(show, archive, name), print_shown)
         self.printed("verify", lambda: verify.verify(archive), print_found)
         return self.outcomes
 

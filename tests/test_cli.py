@@ -18,6 +18,7 @@ import pytest
 from aot import build
 from aot import plan as planning
 from aot.cli import commands
+from aot.compile import cache
 from aot.compile.compiler import BuildReport
 from aot.pack import build_table
 from aot.problem import manifest
@@ -201,7 +202,7 @@ def test_where_a_gpu_is_the_build_goes_on_to_tune(
         tuned.append((source, destination))
         return {"points": 3}
 
-    monkeypatch.setattr(commands, "_tune", tune)
+    monkeypatch.setattr(commands.tune, "tune_archive", tune)
     monkeypatch.setattr(build, "tunable", lambda targets: True)
     assert json.loads(build_again("--json").out)["tuning"] == {"points": 3}
     assert tuned == [(tmp_path / "again.aot", tmp_path / "again.aot")]
@@ -216,7 +217,7 @@ def test_a_build_that_tunes_reports_the_size_of_what_it_leaves(
         destination.write_bytes(b"tuned")
         return {"points": 3}
 
-    monkeypatch.setattr(commands, "_tune", tune)
+    monkeypatch.setattr(commands.tune, "tune_archive", tune)
     monkeypatch.setattr(build, "tunable", lambda targets: True)
     assert json.loads(build_again("--json").out)["bytes"] == len(b"tuned")
 
@@ -270,7 +271,7 @@ def test_a_strict_build_has_status_1_where_a_candidate_fails(
     build_again: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tuned: bool, options: list[str]
 ) -> None:
     monkeypatch.setattr(build, "tunable", lambda targets: tuned)
-    monkeypatch.setattr(commands, "_tune", lambda *_: {"unserved": []})
+    monkeypatch.setattr(commands.tune, "tune_archive", lambda *_: {"unserved": []})
     result = build_again("--strict", *options)
     assert (result.status, result.err) == (1, "")
     assert (tmp_path / "again.aot").exists()
@@ -284,10 +285,10 @@ def test_a_strict_build_of_which_nothing_fails_has_status_0(build_again: Run) ->
 
 def test_the_cache_is_where_the_system_keeps_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert commands._cache_directory() == tmp_path / "cute-aot"
+    assert cache.default_directory() == tmp_path / "cute-aot"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert commands._cache_directory() == Path("/home/somebody/.cache/cute-aot")
+    assert cache.default_directory() == Path("/home/somebody/.cache/cute-aot")
 
 
 def test_without_a_home_nothing_is_cached_and_the_build_goes_on(
@@ -298,7 +299,7 @@ def test_without_a_home_nothing_is_cached_and_the_build_goes_on(
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", nowhere)
-    assert commands._cache_directory() is None
+    assert cache.default_directory() is None
     monkeypatch.setattr(build, "build", _asks_the_cache)
     result = run("build", folder / "tiny.yaml", "-o", tmp_path / "x.aot")
     assert result.err.splitlines() == [

@@ -531,7 +531,7 @@ def test_a_worker_whose_parent_is_gone_already_ends() -> None:
 
 def test_the_builder_itself_imports_neither_torch_nor_the_dsl() -> None:
     program = (
-        "import sys, aot.cli.commands, aot.build, aot.compile.compiler, aot.cli.describe; "
+        "import sys, aot.cli.commands, aot.build, aot.compile.compiler, aot.inspect.show; "
         "print([m for m in ('torch', 'cutlass', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -188,7 +188,7 @@ ROOMS = {
         ("pack",),
         ("tune",),
         ("plan", "verify"),
-        ("build",),
+        ("build", "inspect"),
         ("cli",),
         ("__main__", "__init__"),
     ),

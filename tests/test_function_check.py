@@ -312,8 +312,8 @@ def test_where_a_gpu_is_a_build_goes_on_to_check_what_has_a_reference(
 
     monkeypatch.setattr(build, "build", made)
     monkeypatch.setattr(build, "tunable", bool)
-    monkeypatch.setattr(commands, "_summary", lambda *_: {"archive": "y.aot", "checked": None, "tuning": None})
-    monkeypatch.setattr(commands, "_tell", lambda *_, **__: None)
+    monkeypatch.setattr(commands.build, "_summary", lambda *_: {"archive": "y.aot", "checked": None, "tuning": None})
+    monkeypatch.setattr(commands.build, "_tell", lambda *_, **__: None)
     monkeypatch.setattr(functions, "this_machine", lambda backend: simulated())
     arguments = [
         "build",

@@ -27,7 +27,7 @@ else:
 
 # Distributions whose packages are imported by another name.
 _DISTRIBUTIONS = {"yaml": "pyyaml", "cutlass": "nvidia-cutlass-dsl", "nvMatmulHeuristics": "nvidia-matmul-heuristics"}
-_INSPECTION = ["__main__", "cli/commands", "cli/console", "cli/describe"]
+_INSPECTION = ["__main__.py", "cli/*.py", "cli/commands/*.py", "inspect/*.py"]
 
 
 def _project() -> dict[str, Any]:
@@ -102,7 +102,8 @@ def test_archives_are_looked_at_with_base_dependencies_alone(archive: Path, comm
 
 
 def test_what_looks_at_archives_imports_base_dependencies_alone() -> None:
-    needed = {_DISTRIBUTIONS.get(name, name) for file in _INSPECTION for name in _imported(ROOT / f"aot/{file}.py")}
+    files = [path for pattern in _INSPECTION for path in (ROOT / "aot").glob(pattern)]
+    needed = {_DISTRIBUTIONS.get(name, name) for path in files for name in _imported(path)}
     assert needed <= _names(_project()["dependencies"])
 
 

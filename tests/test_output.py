@@ -31,7 +31,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(plan, "plan", reached)
     monkeypatch.setattr(build, "compile_variants", reached)
-    monkeypatch.setattr(commands, "_tune", reached)
+    monkeypatch.setattr(commands.tune, "tune_archive", reached)
 
 
 @pytest.mark.usefixtures("no_work")
@@ -169,7 +169,7 @@ def test_tune_replaces_an_archive_and_what_it_is_forced_to(
         tuned.append(destination)
         return {"unserved": []}
 
-    monkeypatch.setattr(commands, "_tune", tune)
+    monkeypatch.setattr(commands.tune, "tune_archive", tune)
     (tmp_path / "notes.txt").write_text("mine")
     _archive(tmp_path / "tuned.aot", 1)
     assert run("tune", archive, "-o", tmp_path / name, *options).status == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aot.cli.console import _arguments
+from aot.cli.commands.show import _arguments
 from runtime import DeviceError, Library, RecordError
 from runtime.container.archive import Archive
 from runtime.device.workspace import Need, Workspaces

@@ -52,6 +52,15 @@ class UntrustedCache(CacheError):
     """Others may write to the cache directory, and so decide what is shipped."""
 
 
+def default_directory() -> Path | None:
+    """Where the build cache is unless another place is named: `cute-aot` in `$XDG_CACHE_HOME` or `~/.cache`; None where
+    this user has no home."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    with contextlib.suppress(RuntimeError):
+        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "cute-aot"
+    return None
+
+
 @dataclass(frozen=True)
 class ToolFields:
     """Every fact that all compiled kernels of a build depend on.

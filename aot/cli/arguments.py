@@ -1,0 +1,32 @@
+"""Arguments and options that several commands take, and words that several print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..search.targets import TARGETS
+
+ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="An .aot file.")]
+Output = Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="The .aot file to write.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace OUT, whatever it holds.")]
+SpecPath = Annotated[
+    Path | None,
+    typer.Option(metavar="SPEC", help="A Python file that describes your own functions; docs/functions.md has one."),
+]
+Targets = Annotated[
+    list[str] | None, typer.Option("--target", metavar="T", help=f"May be repeated: {', '.join(TARGETS)}.")
+]
+
+
+def examples(*lines: str) -> str:
+    """The end of a help text; \\b keeps its lines as they are."""
+    return "\n".join(("\b", "Examples:" if len(lines) > 1 else "Example:", *(f"  {line}" for line in lines)))
+
+
+def count(number: int, one: str, more: str = "") -> str:
+    """A number of things in words: "1 kernel", "3 processes"."""
+    return f"{number} {one if number == 1 else more or one + 's'}"

@@ -1,0 +1,66 @@
+"""The command `aot`: a module for each of its commands, which reads arguments, calls what does the work, and prints.
+
+`aot.cli.ending` says what the exit statuses are. Importing this imports neither torch nor the DSL, which take seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ...version import own_version
+from .. import ending
+from ..arguments import examples
+from . import build, ls, manifest, show, tune, verify
+
+app = typer.Typer(
+    help="Compile and tune CuTe DSL kernels offline, into one file that runs with no compiler.",
+    epilog=examples("aot build model.yaml -o model.aot", "aot ls model.aot"),
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+_manifest = typer.Typer(
+    help="Write manifests; docs/manifests.md says what they may hold.",
+    epilog=manifest.FROM_CONFIG,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def main() -> None:
+    """Run the command line and end the process."""
+    ending.run(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(own_version())
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _add(name: str, module: Any) -> None:
+    """A command in a module of its name."""
+    app.command(name, epilog=module.EXAMPLES)(module.command)
+
+
+# In the order of `aot --help`.
+_add("build", build)
+_add("tune", tune)
+_add("ls", ls)
+_add("show", show)
+_add("verify", verify)
+app.add_typer(_manifest, name="manifest")
+_manifest.command("from-config", epilog=manifest.FROM_CONFIG)(manifest.from_config)
+_manifest.command("from-server", epilog=manifest.FROM_SERVER)(manifest.from_server)

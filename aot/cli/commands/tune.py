@@ -1,0 +1,144 @@
+"""`aot tune`: an archive's candidates checked and timed on this machine's GPUs; `aot build` ends with it too."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...tune.options import MAX_SEED, TuneOptions
+from ..arguments import Force, Json, Output, count, examples
+from ..ending import INTERRUPTED, Stop
+from ..inputs import open_archive, refuse_outputs
+from ..output import require_replaceable
+from ..progress import Progress
+from ..streams import print_json, say, warn
+
+EXAMPLES = examples(
+    "aot tune candidates.aot -o model.aot",
+    "aot tune candidates.aot -o model.aot --finalists 8 --repeats 9",
+    "aot tune norms.aot -o checked.aot --spec SPEC",
+)
+
+
+def command(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="An .aot file with candidates.")],
+    output: Output,
+    spec: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Check the functions of this spec against their references, and tune nothing; see docs/functions.md.",
+        ),
+    ] = None,
+    finalists: Annotated[
+        int, typer.Option(min=1, help="Functions that reach the last comparison.")
+    ] = TuneOptions.finalists,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats of the last comparison.")] = TuneOptions.repeats,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the random inputs.")] = TuneOptions.seed,
+    sustained: Annotated[
+        bool, typer.Option(help="Compare large problems at the clock that their power leaves them too.")
+    ] = TuneOptions.sustained,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="Share of the best time by which a function may be slower that serves elsewhere too."
+        ),
+    ] = TuneOptions.tolerance,
+    history: Annotated[
+        bool, typer.Option(help="Keep in OUT what was measured and rejected, for people to read; servers skip it.")
+    ] = TuneOptions.history,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Measure candidates on this machine's GPUs, all of them at a time, and keep the fastest. IN stays as it is.
+
+    Where IN was tuned on another kind of GPU, what is fastest on this kind is added. Killed, the same command goes on.
+    With --spec, check functions of your own instead.
+    """
+    refuse_outputs(output, [source, *([spec] if spec else ())])
+    require_replaceable(output, force)
+    options = TuneOptions(finalists, repeats, seed, sustained, tolerance, history)
+    with open_archive(source) as opened:
+        opened.check_blocks()  # before torch is imported, which takes seconds
+    if spec is not None:
+        checked = check_functions(source, output, spec, options, as_json)
+        if as_json:
+            print_json({"archive": str(output), "functions": checked})
+        if checked["wrong"]:
+            raise typer.Exit(1)
+        return
+    report = tune_archive(source, output, options, as_json)
+    if as_json:
+        print_json({"archive": str(output), "tuning": report})
+    if report["unserved"]:
+        raise typer.Exit(1)
+
+
+def tune_archive(source: Path, destination: Path, options: TuneOptions, as_json: bool) -> dict[str, Any]:
+    """Tune an archive into another file, saying how far that is; what `--json` prints of it."""
+    from ...tune import run
+
+    with Progress("tuning") as progress:
+        try:
+            report = run.tune_archive(source, destination, options, progress.update)
+        except KeyboardInterrupt:
+            raise Stop(f"interrupted; {destination} is what it was", INTERRUPTED) from None
+    ratios = report.speedups
+    geomean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else None
+    for name, reason in report.rejected.items():
+        warn(f"{name}: rejected: {reason}")
+    for entry in report.unserved:
+        warn(f"{entry}: no candidate computes the right result; the archive cannot serve it")
+    for entry in report.unknown:
+        warn(f"{entry}: left as it was, unchecked: nothing here says how functions of its operation are checked")
+    if report.interrupted:
+        rest = f"the same command goes on, as does `aot tune {destination} -o OTHER` with the rest"
+        raise Stop(f"interrupted; {destination} has what was measured; {rest}", INTERRUPTED)
+    if not as_json:
+        result = f", {geomean:.3f}x the baseline in the geometric mean" if geomean else ""
+        done = (
+            [f"tuned at {count(len(report.measured), 'point')}{result}"] if report.measured or not report.forms else []
+        )
+        done += [f"checked {count(report.forms, 'form')}"] if report.forms else []
+        say(f"{destination}: {' and '.join(done)}; `aot ls {destination}` lists them")
+    return {
+        "points": len(report.measured),
+        "geomean": geomean,
+        "rejected": report.rejected,
+        "unserved": report.unserved,
+        "unknown": report.unknown,
+        "forms": report.forms,
+        "environment": report.environment,
+    }
+
+
+def check_functions(source: Path, destination: Path, path: Path, options: TuneOptions, as_json: bool) -> dict[str, Any]:
+    """Hold functions against the references of the spec at `path`; what `--json` prints of it."""
+    from ...providers import spec_file
+    from ...tune.functions import check_archive
+
+    spec = spec_file.load(path)
+    with Progress("checking") as progress:
+        try:
+            report = check_archive(source, destination, spec, options, progress.update)
+        except KeyboardInterrupt:
+            raise Stop(f"interrupted; {destination} is what it was", INTERRUPTED) from None
+    for name, reason in report.wrong.items():
+        warn(f"{name}: left out: {reason}")
+    for name in report.unchecked:
+        warn(f"{name}: has no reference, so nothing is known of it")
+    if not as_json:
+        say(
+            f"{destination}: {count(len(report.right), 'function')} right on {report.environment['gpu']}, "
+            f"{len(report.wrong)} wrong; `aot ls {destination}` lists them"
+        )
+    return {
+        "right": report.right,
+        "wrong": report.wrong,
+        "unchecked": report.unchecked,
+        "elsewhere": report.elsewhere,
+        "environment": report.environment,
+    }

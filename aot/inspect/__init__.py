@@ -1,0 +1,1 @@
+"""What an archive holds, as plain data that the command line prints. Needs no GPU and changes nothing."""
