@@ -22,7 +22,11 @@ from .tensor import contiguous_strides
 GROUP = "cute_aot.operations"
 _NOWHERE = 1 << 40  # an aligned address for tensors that do not exist yet
 _OTHER_TABLES = {"build", "tuning", "history", "universal"}  # of archives, which need no search for entry points
-_OWN = {"gemm": "runtime.gemm.operation:GEMM", "rmsnorm": "runtime.rmsnorm:RMSNORM"}
+_OWN = {
+    "gemm": "runtime.gemm.operation:GEMM",
+    "rmsnorm": "runtime.rmsnorm:RMSNORM",
+    "grouped_gemm": "runtime.grouped_gemm:GROUPED_GEMM",
+}
 _NEEDED = ("name", "read", "of_key", "differences", "distance", "arguments", "ask")
 
 
