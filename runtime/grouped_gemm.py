@@ -100,18 +100,17 @@ class GroupedGemm(Operation):
 
     name = "grouped_gemm"
     fields = tuple(f.name for f in dataclasses.fields(Signature))
+    usual: Mapping[str, Any] = {"epilogue": "none", "overlap": "serial"}
 
     def read(self, obj: Any) -> Signature:
-        """The signature that `Signature.to_json` wrote; `epilogue` and `overlap` may be absent, and are then usual.
+        """The signature that `Signature.to_json` wrote.
 
         Raises:
             RecordError: it is malformed.
         """
-        usual = {"epilogue": "none", "overlap": "serial"}
-        if not isinstance(obj, dict) or {*usual, *obj} != set(self.fields):
+        if not isinstance(obj, dict) or set(obj) != set(self.fields):
             names = sorted(self.fields)
             raise RecordError(f"a signature of grouped_gemm needs exactly the fields {names}, found {obj!r:.200}")
-        obj = usual | obj
         for name in ("a", "b", "d"):
             if not isinstance(obj[name], str) or obj[name] not in DTYPES:
                 raise RecordError(f"signature field {name!r}: unknown element type {obj[name]!r:.50}")
@@ -132,9 +131,9 @@ class GroupedGemm(Operation):
         parts = _KEY.fullmatch(key)
         if parts is None:
             return None
-        found = {name: int(part) if name in ("groups", "n", "k") else part for name, part in parts.groupdict().items()}
+        found: dict[str, Any] = {**self.usual, **{n: part for n, part in parts.groupdict().items() if part is not None}}
         try:
-            signature = self.read({name: part for name, part in found.items() if part is not None})
+            signature = self.read(found | {name: int(found[name]) for name in ("groups", "n", "k")})
         except RecordError:
             return None
         return signature if signature.key() == key else None

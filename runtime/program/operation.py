@@ -83,6 +83,7 @@ class Operation(Protocol):
 
     name: str
     fields: tuple[str, ...] = ()  # of its signatures, all of which `read` takes; none where it alone knows them
+    usual: Mapping[str, Any] = {}  # of fields that manifests may leave out
     predictions: str | None = None  # the table that says what serves signatures that the first has not, if any does
     by_place: Mapping[str, str] = {}  # operands that functions may call what they like, and how messages call them
 

@@ -25,7 +25,7 @@ tokens: [8, 4096]
 targets: [sm_90a]
 operations:
   grouped_gemm:
-    - {name: experts_down, a: bf16, b: bf16, d: bf16, groups: 16, n: 512, k: 256, epilogue: none, overlap: serial}
+    - {name: experts_down, a: bf16, b: bf16, d: bf16, groups: 16, n: 512, k: 256}
 """
 
 
