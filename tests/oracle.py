@@ -37,12 +37,13 @@ from aot.kernels.sm90.persistent.form import Form
 from aot.kernels.sm90.persistent.plan import Plan
 from aot.problem.manifest import signature_problem
 from aot.providers import spec_file
-from aot.search.legal import illegal
+from aot.search.legal import illegal, legal_variants
 from aot.search.provider import PROVIDERS, Compilable, provider
 from aot.search.variants import Family, Variant, choices
 from runtime.device.launch import Evaluation, Launch
 from runtime.errors import ProgramError, RecordError
 from runtime.gemm.signature import Signature
+from runtime.grouped_gemm import Signature as GroupedSignature
 from runtime.numbers.dtypes import DTYPES
 from runtime.program.evaluator import PythonEvaluator
 from runtime.program.record import Record, TensorArgument
@@ -207,14 +208,23 @@ def sample(target: str) -> list[Variant]:
                     chosen.setdefault((name, family, form, *hosts), v)
                     for option in _SHARING if plain else ("odd pieces",):
                         others.setdefault((name, family, option, _value(v, option)), v)
-        for v in provider(name).functions(target):
-            chosen.setdefault((name, v.family, v.a, v.operation, v.options.get("overlap")), v)
+        for v in (*provider(name).functions(target), *_grouped(name, target)):
+            hosts = [v.options.get(option) for option in ("overlap", "schedule", "swap", "cluster_n")]
+            chosen.setdefault((name, v.family, v.a, v.epilogue, v.operation, *hosts), v)
     found = list(chosen.values())
     for (name, family, option, value), v in others.items():
         of_family = (x for x in found if (x.provider, x.family) == (name, family))
         if all(_value(x, option) != value for x in of_family):
             found.append(v)
     return [*found, *_unlikely(found)]
+
+
+def _grouped(name: str, target: str) -> Iterator[Variant]:
+    """Grouped GEMMs: plain ones of every element type, and gated ones of one."""
+    forms = [(dtype, "none") for dtype in ("bf16", "f16")] + [("bf16", "swiglu_interleaved")]
+    for dtype, epilogue in forms:
+        signature = GroupedSignature(dtype, dtype, dtype, 64, 4096, 4096, epilogue, "weights")
+        yield from legal_variants(name, target, signature)
 
 
 def _unlikely(likely: Iterable[Variant]) -> list[Variant]:

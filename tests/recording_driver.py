@@ -25,7 +25,7 @@ from runtime.device.launch import ATTRIBUTE_WORDS, Launch
 from runtime.device.libcuda import FUNCTIONS
 from runtime.errors import DeviceError
 from runtime.gemm.signature import Signature
-from runtime.program.arguments import StreamArgument
+from runtime.program.arguments import Argument, StreamArgument, Symbol
 from runtime.program.program import LaunchSource, ParameterSource, ProgramSource
 from runtime.program.record import Kernel, RecordSource
 from runtime.program.tensor import contiguous_strides
@@ -240,7 +240,7 @@ class TorchDType:
         return f"torch.{self.name}"
 
 
-_NAMES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e8m0fnu", "float64")
+_NAMES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e8m0fnu", "float64", "int32", "int64")
 DTYPES = {name: TorchDType(name) for name in _NAMES}
 _addresses = itertools.count(1 << 40, 1 << 30)
 
@@ -475,7 +475,14 @@ def operands_record(name: str, of: dict[str, Any], target: str = "sm_90a") -> di
     fields = ("accumulator", "epilogue", "scaling", "b_major")
     elements = of["a"], of["b"], of["d"]
     variant = Variant("test", "test", target, (), elements, batched=signature.batch > 1, **{f: of[f] for f in fields})
-    symbols, tree = gemm_tensors(variant)
+    return tensors_record(name, *gemm_tensors(variant), target)
+
+
+def tensors_record(
+    name: str, symbols: dict[str, Symbol], tree: list[Argument], target: str = "sm_90a"
+) -> dict[str, Any]:
+    """A made-up function of tensors, of any extents, that `m` is one of. Its kernel takes a pointer for each tensor, in
+    their order, and then M."""
     pointers = [argument.name for argument in tree]
     parameters = [ParameterSource(8, [], [(0, "raw", i, None)]) for i in range(len(pointers))]
     launch = LaunchSource(0, [1, 1, 1], [1, 1, 1], 2, [], [*parameters, ParameterSource(4, [(0, 4, 0)], [])])

@@ -199,7 +199,10 @@ ROOMS = {
         ("device",),
         ("program",),
         ("tables",),
-        tuple(place.partition(":")[0].split(".")[1] for place in operation._OWN.values()),  # of each operation
+        tuple(
+            place.partition(":")[0].split(".")[1] for name, place in operation._OWN.items() if name != "grouped_gemm"
+        ),
+        ("grouped_gemm",),
         ("serve",),
         ("torch", "__init__"),
         ("plugin",),

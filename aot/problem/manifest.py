@@ -470,10 +470,11 @@ class _Reader:
         if not isinstance(node, yaml.MappingNode):
             self.fail(node, where, f"must be a mapping, found {_describe(node)}")
         there = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        own = self.mapping(node, where, ("name", "tokens", *of.fields) if of.fields else there, ("name", *of.fields))
+        needed = ("name", *(field for field in of.fields if field not in of.usual))
+        own = self.mapping(node, where, ("name", "tokens", *of.fields) if of.fields else there, needed)
         name = self.own_name(own.pop("name"), f"{where}.name")
         mine = self.tokens(own.pop("tokens"), f"{where}.tokens") if "tokens" in own else tokens
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = dict(of.usual)
         for field, value in own.items():
             is_number = isinstance(value, yaml.ScalarNode) and value.tag == _TAG + "int"
             here = f"{where}.{field}"

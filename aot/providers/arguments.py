@@ -78,6 +78,26 @@ def gemm_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]]:
     return symbols, tree
 
 
+def grouped_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]]:
+    """The symbols of a grouped GEMM's tensors, and these as arguments, in order: A (m, k), B (groups, n, k), ends
+    (groups) and D (m, n), or (m, p) where the epilogue is gated; every extent and leading stride free."""
+    a, b, d = variant.elements
+    pieces = DTYPES[d].filling(_ALIGNMENT_BYTES)
+    columns = "p" if Epilogue.of(variant.epilogue).gated else "n"
+    symbols = {
+        **dict.fromkeys(("m", "groups"), Symbol(32, 1)),
+        **{extent: Symbol(32, pieces) for extent in ("n", "k", columns)},
+        **dict.fromkeys(("lda", "ldb", "group_stride_b", "ldd"), Symbol(64, pieces)),
+    }
+    tree: list[Argument] = [
+        TensorArgument("a", a, ("m", "k"), ("lda", 1), _ALIGNMENT_BYTES),
+        TensorArgument("b", b, ("groups", "n", "k"), ("group_stride_b", "ldb", 1), _ALIGNMENT_BYTES),
+        TensorArgument("ends", "i32", ("groups",), (1,), DTYPES["i32"].bytes),
+        TensorArgument("d", d, ("m", columns), ("ldd", 1), _ALIGNMENT_BYTES),
+    ]
+    return symbols, tree
+
+
 def stand_ins(tree: Iterable[Argument], symbols: Mapping[str, Symbol]) -> list[Any]:
     """What to compile with for the arguments that `tree` describes: fake tensors, pointers and streams, and scalars of
     no matter what value.

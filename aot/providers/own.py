@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.gemm.signature import EPILOGUES, MAJORS, Signature
+from runtime.grouped_gemm import EPILOGUES_OF_GROUPS
 from runtime.numbers.dtypes import DTYPES
 from runtime.program.arguments import (
     Argument,
@@ -20,6 +21,9 @@ from runtime.program.arguments import (
     WorkspaceArgument,
 )
 
+from ..kernels.sm90.grouped import choices as grouped_choices
+from ..kernels.sm90.grouped.plan import SCHEDULER_BYTES
+from ..kernels.sm90.grouped.plan import plan_of as grouped_plan_of
 from ..kernels.sm90.persistent import choices as persistent_choices
 from ..kernels.sm90.persistent.form import Form as PersistentForm
 from ..kernels.sm90.persistent.plan import Plan
@@ -29,8 +33,16 @@ from ..search.legal import illegal, legal_functions, legal_variants
 from ..search.provider import Buildable, ProviderError
 from ..search.targets import TARGETS
 from ..search.variants import Family, Likely, Variant
-from . import estimate_persistent, estimate_small_m, likely_persistent, likely_small_m, summation
-from .arguments import digest, gemm_tensors, stand_ins
+from . import (
+    estimate_grouped,
+    estimate_persistent,
+    estimate_small_m,
+    likely_grouped,
+    likely_persistent,
+    likely_small_m,
+    summation,
+)
+from .arguments import digest, gemm_tensors, grouped_tensors, stand_ins
 from .sources import made_of
 
 _AOT = Path(__file__).resolve().parents[1]
@@ -76,6 +88,19 @@ FAMILIES: dict[str, Family] = {
         summation=summation.of_persistent,
         estimate_us=lambda v, *of: estimate_persistent.of_own(v, _persistent_form, *of),
     ),
+    # Rows by groups, each with a B of its own, on Hopper.
+    "sm90_grouped": Family(
+        "grouped_gemm",
+        ("sm_90a",),
+        _SAME_16_BIT,
+        grouped_choices.OPTIONS,
+        lambda v: grouped_choices.rule(v.options, _grouped_form(v)),
+        likely=Likely(lambda v: likely_grouped.unlikely(v.options, _grouped_form(v))),
+        batched=(False,),
+        epilogues=frozenset(EPILOGUES_OF_GROUPS),
+        limit=lambda v, s: grouped_choices.limit(s.extents()["groups"]),
+        estimate_us=lambda v, s, m: estimate_grouped.estimate_us(v, _grouped_form(v), s, m),
+    ),
     # One block a row, `threads` threads a block; `overlap` with the kernels before and after, which Ampere cannot.
     "rmsnorm_row": Family(
         "rmsnorm",
@@ -86,6 +111,10 @@ FAMILIES: dict[str, Family] = {
         batched=(False,),
     ),
 }
+
+
+def _grouped_form(v: Variant) -> PersistentForm:
+    return PersistentForm(v.a, v.d, epilogue=v.epilogue, scheduler_bytes=SCHEDULER_BYTES)
 
 
 def _no_overlap(name: str) -> str | None:
@@ -156,6 +185,16 @@ def _persistent(variant: Variant) -> Buildable:
     return Buildable(Persistent(plan), _gemm_arguments(tree, symbols), tree, symbols)
 
 
+def _grouped(variant: Variant) -> Buildable:
+    """A grouped GEMM over A, B, where groups end, D, the number of clusters that the device holds, and a stream."""
+    from ..kernels.sm90.grouped.kernel import Grouped
+
+    plan = grouped_plan_of(variant.options, _grouped_form(variant))
+    symbols, tree = grouped_tensors(variant)
+    tree += [DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster), StreamArgument("stream")]
+    return Buildable(Grouped(plan), stand_ins(tree, symbols), tree, symbols)
+
+
 def _gemm_arguments(tree: list[Argument], symbols: dict[str, Symbol]) -> list[Any]:
     """Stand-ins for a GEMM's whole list of arguments, None for each that `tree` does without."""
     found = dict(zip((argument.name for argument in tree), stand_ins(tree, symbols), strict=True))
@@ -190,9 +229,15 @@ _GEMM_ARGUMENTS = (
     *("a", "b", "d", "scale_a", "scale_b", "bias", "residual", "scale_d"),
     *("partials", "counters", "max_active_clusters", "stream"),
 )
-_BUILDERS = {"rmsnorm_row": _rmsnorm, "sm90_persistent": _persistent, "sm90_small_m": _small_m}
+_BUILDERS = {
+    "rmsnorm_row": _rmsnorm,
+    "sm90_grouped": _grouped,
+    "sm90_persistent": _persistent,
+    "sm90_small_m": _small_m,
+}
 _KERNELS = {
     "rmsnorm_row": "rmsnorm.py",
+    "sm90_grouped": "sm90/grouped/kernel.py",
     "sm90_persistent": "sm90/persistent/kernel.py",
     "sm90_small_m": "sm90/small_m/kernel.py",
 }

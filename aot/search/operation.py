@@ -24,7 +24,11 @@ from .provider import provider, provider_names
 from .variants import Family, Variant
 
 GROUP = "cute_aot.building"
-_OWN = {"gemm": "aot.search.gemm:GEMM", "rmsnorm": "aot.search.rmsnorm:RMSNORM"}
+_OWN = {
+    "gemm": "aot.search.gemm:GEMM",
+    "rmsnorm": "aot.search.rmsnorm:RMSNORM",
+    "grouped_gemm": "aot.search.grouped_gemm:GROUPED_GEMM",
+}
 FIRST = next(iter(_OWN))  # which a file means that names none: it was written when there was no other
 
 

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 from runtime.container import canonical
 from runtime.errors import RecordError
-from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 
 from .targets import target as target_named
@@ -149,7 +148,7 @@ def _no_opinion(v: Variant) -> str | None:
     return None
 
 
-def _no_limit(v: Variant, signature: Signature) -> str | None:
+def _no_limit(v: Variant, signature: Any) -> str | None:
     return None
 
 
@@ -196,7 +195,7 @@ class Family:
     epilogues: frozenset[str] = frozenset(("none",))
     accumulator: str = "f32"
     access_bytes: int = 16  # rows of A, B and D are loaded and stored in whole pieces of this size
-    limit: Callable[[Variant, Signature], str | None] = _no_limit  # why a legal variant cannot compute a signature
+    limit: Callable[[Variant, Any], str | None] = _no_limit  # why a legal variant cannot compute a signature
     summation: Callable[[Variant, int | None], str | None] = _promises_nothing  # see `legal.summation`
     traits: Mapping[str, int] = field(default_factory=dict)
     # Microseconds for (variant, signature, M[, `aot.search.costs.Machine`]), by which variants of all families that

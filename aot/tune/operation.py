@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     import torch
 
 GROUP = "cute_aot.tuning"
-_OWN = {"gemm": "aot.tune.gemm.tuning:GEMM", "rmsnorm": "aot.tune.rmsnorm.tuning:RMSNORM"}
+_OWN = {
+    "gemm": "aot.tune.gemm.tuning:GEMM",
+    "rmsnorm": "aot.tune.rmsnorm.tuning:RMSNORM",
+    "grouped_gemm": "aot.tune.grouped_gemm.tuning:GROUPED_GEMM",
+}
 
 
 class Work(NamedTuple):
@@ -55,6 +59,10 @@ class Weights(Protocol):
     def operands(self, m: int) -> Sequence[OperandSet]:
         """Fresh operands with outputs full of NaN for `m` rows: one set, or so many that using them in turn finds L2
         cold."""
+        ...
+
+    def unusual(self, m: int) -> Sequence[OperandSet]:
+        """Fresh sets for `m` rows that a function must be right on too, and that nobody times; usually none."""
         ...
 
 

@@ -22,7 +22,11 @@ from .tensor import contiguous_strides
 GROUP = "cute_aot.operations"
 _NOWHERE = 1 << 40  # an aligned address for tensors that do not exist yet
 _OTHER_TABLES = {"build", "tuning", "history", "universal"}  # of archives, which need no search for entry points
-_OWN = {"gemm": "runtime.gemm.operation:GEMM", "rmsnorm": "runtime.rmsnorm:RMSNORM"}
+_OWN = {
+    "gemm": "runtime.gemm.operation:GEMM",
+    "rmsnorm": "runtime.rmsnorm:RMSNORM",
+    "grouped_gemm": "runtime.grouped_gemm:GROUPED_GEMM",
+}
 _NEEDED = ("name", "read", "of_key", "differences", "distance", "arguments", "ask")
 
 
@@ -79,6 +83,7 @@ class Operation(Protocol):
 
     name: str
     fields: tuple[str, ...] = ()  # of its signatures, all of which `read` takes; none where it alone knows them
+    usual: Mapping[str, Any] = {}  # of fields that manifests may leave out
     predictions: str | None = None  # the table that says what serves signatures that the first has not, if any does
     by_place: Mapping[str, str] = {}  # operands that functions may call what they like, and how messages call them
 

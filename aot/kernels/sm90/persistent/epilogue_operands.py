@@ -76,6 +76,11 @@ class EpilogueOperands:
         first = self.atom_row(coord, atom) * WGMMA_ROWS
         return first if self.plan.swap else first - coord.moved_up
 
+    def first_token(self, coord: TileCoord) -> Any:
+        """The first row of A, and of D, in a tile."""
+        plan = self.plan
+        return (coord.column * plan.columns if plan.swap else coord.row * plan.rows) - coord.moved_up
+
     def first_column(self, coord: TileCoord, across: int) -> Any:
         """The first column of an epilogue tile."""
         plan = self.plan

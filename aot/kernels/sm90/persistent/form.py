@@ -20,6 +20,7 @@ class Form:
     scaling: str = "none"
     epilogue: str = "none"
     b_major: str = "k"
+    scheduler_bytes: int = 0  # of shared memory, that a scheduler keeps
 
     @property
     def gated(self) -> bool:

@@ -23,7 +23,6 @@ from .split_k import SplitK
 from .staged_scales import allocate_stages, first_thread_of_quad, produce_scales
 from .stream_k import Workspace
 
-_THREADS = CONSUMER_THREADS + WARP_GROUP
 _PRODUCER_WARP = CONSUMER_THREADS // WARP
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, 232
 
@@ -39,12 +38,15 @@ class _Storage(NamedTuple):
     arrived: Any  # the mbarrier of partial sums that others push, or None
     scales: Any
     staged_scales: Any
+    groups: Any  # of a grouped GEMM, or None
 
 
 class Persistent:
     """The kernel for one plan."""
 
     __module__ = __package__  # part of the kernel's symbol, which tools find it by: the package, not this file
+
+    threads = CONSUMER_THREADS + WARP_GROUP
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -102,7 +104,7 @@ class Persistent:
             (scale_a, scale_b, bias, residual, scale_d),
         ).launch(
             grid=[clusters * plan.cluster, 1, 1],
-            block=[_THREADS, 1, 1],
+            block=[self.threads, 1, 1],
             cluster=[plan.cluster, 1, 1],
             stream=stream,
             min_blocks_per_mp=1,
@@ -123,23 +125,20 @@ class Persistent:
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         rows_atom, rows, rows_layout = of_rows
         columns_atom, columns, columns_layout = of_columns
-        out_atom, out, out_layout = of_out
+        out_atom, out, out_layout, *memory = of_out
         storage = self._allocate(rows_layout, columns_layout, out_layout)
         self._set_up(storage, (rows_atom, columns_atom, out_atom), warp_index)
 
         slice_k = block % plan.split_k if cutlass.const_expr(plan.split_k > 1) else 0
         rank = block % plan.cluster // plan.split_k
         cta = ClusterCta(rank % plan.cluster_rows, rank // plan.cluster_rows)
-        tile_rows, tile_columns, work, k_multiples, *streamed = of_grid
-        stream_k, workspace, split = None, None, None
+        workspace, split = None, None
         if cutlass.const_expr(plan.stream_k):
-            whole, slices, partials, counters = streamed
-            stream_k, workspace = StreamK(whole, slices), Workspace(storage.stages, partials, counters)
+            workspace = Workspace(storage.stages, *of_grid[-2:])
         if cutlass.const_expr(plan.split_k > 1):
             split = SplitK(storage.stages, storage.arrived, slice_k)
-        m, _ = extents
-        grid = Grid(m, tile_rows, tile_columns, work, k_multiples, stream_k)
-        scheduler = TileScheduler.of(plan, grid, block, cta, slice_k, self.batched)
+        scheduler = self._scheduler(storage, of_grid, extents, cta, slice_k, warp_index)
+        work = scheduler.grid.work
         if warp_index >= _PRODUCER_WARP:
             cute.arch.setmaxregister_decrease(_PRODUCER_REGISTERS)
             if warp_index == _PRODUCER_WARP:
@@ -166,7 +165,7 @@ class Persistent:
             if cutlass.const_expr(plan.overlap and plan.form.reads):
                 cute.arch.griddepcontrol_wait()
             operands = EpilogueOperands.of(plan, extents, extras, storage.scales, thread)
-            of_d = Output(out_atom, out, storage.out)
+            of_d = Output(out_atom, out, storage.out, *memory)
             used = ConsumerStorage(
                 storage.rows, storage.columns, of_d, storage.pipeline, storage.staged_scales, split, workspace
             )
@@ -174,6 +173,17 @@ class Persistent:
         if cutlass.const_expr(plan.multicasts):  # nobody leaves while another may still write to it
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
+
+    def _scheduler(
+        self, storage: _Storage, of_grid: Any, extents: Any, cta: ClusterCta, slice_k: Any, warp_index: Any
+    ) -> Any:
+        """Which tiles fall to this CTA."""
+        tile_rows, tile_columns, work, k_multiples, *streamed = of_grid
+        stream_k = StreamK(*streamed[:2]) if self.plan.stream_k else None
+        m, _ = extents
+        grid = Grid(m, tile_rows, tile_columns, work, k_multiples, stream_k)
+        block, _, _ = cute.arch.block_idx()
+        return TileScheduler.of(self.plan, grid, block, cta, slice_k, self.batched)
 
     def _allocate(self, rows_layout: Any, columns_layout: Any, out_layout: Any) -> _Storage:
         """Lay out shared memory."""
@@ -189,7 +199,11 @@ class Persistent:
         empty = smem.allocate_array(cutlass.Int64, plan.stages, byte_alignment=8)
         arrived = smem.allocate_array(cutlass.Int64, 1, byte_alignment=8) if plan.split_k > 1 else None
         scales, staged = allocate(plan, smem), allocate_stages(plan, smem)
-        return _Storage(stages, rows, columns, out, Pipeline(full, empty), arrived, scales, staged)
+        return _Storage(stages, rows, columns, out, Pipeline(full, empty), arrived, scales, staged, self._groups(smem))
+
+    def _groups(self, smem: cutlass.memory.SmemAllocator) -> Any:
+        """Room for what the scheduler adds up; None where it need not."""
+        return None
 
     @cute.jit
     def _set_up(self, storage: _Storage, descriptors: Any, warp_index: Any) -> None:

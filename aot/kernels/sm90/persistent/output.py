@@ -11,19 +11,23 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
 
-from ..sizes import WARP, WGMMA_ROWS
+from ..sizes import WARP, WARP_GROUP, WGMMA_ROWS
 from .epilogue_operands import EpilogueOperands
 from .pipeline import meet_in_epilogue
 from .plan import STORE_BUFFERS, Plan
 from .scheduler import TileCoord
 
+_PIECE_BYTES = 16  # that a thread stores at a time
+
 
 class Output(NamedTuple):
-    """D: its TMA atom, its tensor, and (rows, columns, buffers of all warp groups) in shared memory."""
+    """D: its TMA atom, its tensor, and (rows, columns, buffers of all warp groups) in shared memory; and D in memory
+    where tiles may have rows that are none of theirs to store."""
 
     atom: Any
     tensor: Any
     shared: Any
+    memory: Any = None
 
 
 class Store(NamedTuple):
@@ -74,7 +78,8 @@ def prepare_store(plan: Plan, output: Output, operands: EpilogueOperands) -> Sto
 
 def _tma(store: Store, tile: EpilogueTile) -> tuple[Any, Any]:
     """An epilogue tile for TMA: in shared memory, (its box, buffers), and in D, (its box)."""
-    operands, (atom, tensor, shared), coord = store.operands, store.output, tile.coord
+    operands, coord = store.operands, tile.coord
+    atom, tensor, shared, _ = store.output
     first = operands.first_row(coord, tile.atom), operands.first_column(coord, tile.across)
     batch = (coord.batch,) if cute.rank(tensor) == 3 else ()
     box = (WGMMA_ROWS, operands.plan.epilogue_tile_columns)
@@ -98,7 +103,48 @@ def store_epilogue_tile(computed: Any, store: Store, tile: EpilogueTile, buffer:
     cute.copy(store.copy, store.partition.retile(converted), store.staged[None, None, None, number])
     cute.arch.fence_proxy("async.shared", space="cta")
     meet_in_epilogue(operands.group)
+    if cutlass.const_expr(store.output.memory is None):
+        _store_by_tma(store, tile, number)
+    else:
+        first, tokens = operands.first_token(tile.coord), operands.plan.tokens
+        if first + tokens <= tile.coord.end:
+            _store_by_tma(store, tile, number)
+        else:
+            _store_some(store, tile, number)
+
+
+@cute.jit
+def _store_by_tma(store: Store, tile: EpilogueTile, number: Any) -> None:
+    """Begin to write what is in buffer `number` to D; one warp does."""
     source, target = _tma(store, tile)
-    if operands.thread < WARP:
+    if store.operands.thread < WARP:
         cute.copy(store.output.atom, source[None, number], target)
         cute.arch.cp_async_bulk_commit_group()
+
+
+@cute.jit
+def _store_some(store: Store, tile: EpilogueTile, number: Any) -> None:
+    """Write what is in buffer `number` to D but for rows of D from the tile's end on."""
+    operands, output, coord = store.operands, store.output, tile.coord
+    plan, element = operands.plan, output.shared.element_type
+    piece = _PIECE_BYTES * 8 // element.width
+    box = (WGMMA_ROWS, plan.epilogue_tile_columns)
+    pieces, tokens = (box[0] // piece, box[1]) if plan.swap else (box[1] // piece, box[0])
+    shape = (piece, 1) if plan.swap else (1, piece)
+    staged = cute.zipped_divide(output.shared[None, None, number], shape)
+    memory = cute.zipped_divide(output.memory, shape)
+    first = operands.first_row(coord, tile.atom), operands.first_column(coord, tile.across)
+    first_token, first_piece = (first[1], first[0] // piece) if plan.swap else (first[0], first[1] // piece)
+    of_n = cute.size(output.memory, mode=[0 if plan.swap else 1]) // piece
+    copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), element, num_bits_per_copy=_PIECE_BYTES * 8)
+    values = cute.make_rmem_tensor((piece,), element)
+    for step in cutlass.range_constexpr(-(-pieces * tokens // WARP_GROUP)):
+        item = operands.thread + step * WARP_GROUP
+        token, across = item // pieces, item % pieces
+        inside = (first_token + token < coord.end) & (first_piece + across < of_n) & (token < tokens)
+        if inside:
+            here, there = (token, across), (first_token + token, first_piece + across)
+            if cutlass.const_expr(plan.swap):
+                here, there = here[::-1], there[::-1]
+            cute.copy(copy, staged[None, here], values)
+            cute.copy(copy, values, memory[None, there])

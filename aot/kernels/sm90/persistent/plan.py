@@ -93,7 +93,7 @@ class Plan:
 
         def stages_with(width: int) -> int:
             store = CONSUMERS * STORE_BUFFERS * WGMMA_ROWS * width * DTYPES[form.d].bytes
-            left = SHARED_BYTES_PER_CTA - STATIC_BYTES - BARRIER_BYTES - store - scales
+            left = SHARED_BYTES_PER_CTA - STATIC_BYTES - BARRIER_BYTES - store - scales - form.scheduler_bytes
             return int(left // ((rows + columns) * STAGE_BYTES_OF_K + staged_scales * _SCALE_BYTES))
 
         whole = not swap or options["split_k"] > 1 or options["stream_k"]
@@ -129,6 +129,11 @@ class Plan:
     def cluster(self) -> int:
         """CTAs of a cluster."""
         return self.cluster_rows * self.cluster_columns * self.split_k
+
+    @property
+    def cluster_along_n(self) -> int:
+        """CTAs of a cluster whose tiles differ in their columns of D."""
+        return self.cluster_rows if self.swap else self.cluster_columns
 
     @property
     def multicasts(self) -> bool:

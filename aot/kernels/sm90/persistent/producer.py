@@ -38,12 +38,14 @@ class _Load(NamedTuple):
 
 
 class _Stage(NamedTuple):
-    """What goes to a stage: the numbers of the tile's rows and columns, its batch if it has one, and the K tile."""
+    """What goes to a stage: the numbers of the tile's rows and columns, the K tile, and the batch of the operands that
+    have one."""
 
     row: Any
     column: Any
-    batch: tuple[Any, ...]
     k_tile: Any
+    batch_of_rows: tuple[Any, ...]
+    batch_of_columns: tuple[Any, ...]
 
 
 @cute.jit
@@ -51,21 +53,25 @@ def produce(
     plan: cutlass.Constexpr, rows: TmaOperand, columns: TmaOperand, pipeline: Pipeline, scheduler: TileScheduler
 ) -> None:
     """Load the operands of every tile that falls to this CTA."""
-    batched = cute.rank(rows.tensor) == 3
     cluster = this_cluster(plan)
     state = PipelineState(cutlass.Int32(0), cutlass.Int32(1))  # the first round finds every stage empty
     for index in cutlass.range(cluster.number, scheduler.grid.work, cluster.count, unroll=1):
         work = scheduler.work_tile(index)
         coord = scheduler.tile_coord(work.index)
         loads = _loads(plan, rows, columns, scheduler.cta, coord.moved_up)
-        batch = (coord.batch,) if cutlass.const_expr(batched) else ()
+        batches = _batch(rows, coord.batch), _batch(columns, coord.batch)
         for k in cutlass.range(work.k_tiles.count, unroll=1):
-            what = _Stage(coord.row, coord.column, batch, work.k_tiles.first + k)
+            what = _Stage(coord.row, coord.column, work.k_tiles.first + k, *batches)
             state = _load_stage(plan, loads, pipeline, state, what)
         if cutlass.const_expr(plan.split_k > 1):
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
             await_reduced()
+
+
+def _batch(operand: TmaOperand, batch: Any) -> tuple[Any, ...]:
+    """Which batch of an operand is loaded, if it has batches."""
+    return (batch,) if cute.rank(operand.tensor) == 3 else ()
 
 
 def _loads(plan: Plan, rows: TmaOperand, columns: TmaOperand, cta: ClusterCta, moved_up: Any) -> tuple[_Load, _Load]:
@@ -108,8 +114,8 @@ def _load_stage(
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive_and_expect_tx(full, plan.stage_bytes)
     of_rows, of_columns = loads
-    _issue(of_rows, (what.row, what.k_tile, *what.batch), stage, full)
-    _issue(of_columns, (what.column, what.k_tile, *what.batch), stage, full)
+    _issue(of_rows, (what.row, what.k_tile, *what.batch_of_rows), stage, full)
+    _issue(of_columns, (what.column, what.k_tile, *what.batch_of_columns), stage, full)
     return advance(plan, state)
 
 

@@ -1,0 +1,86 @@
+"""The grouped GEMM itself: its host function, and how a CTA comes to its scheduler.
+
+The rest of the kernel is the persistent GEMM's.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import cute
+
+from ..persistent.kernel import Persistent
+from ..persistent.operands import batch_last, column_operand, gate_beside_up, output, row_operand
+from ..persistent.pipeline import ClusterCta
+from ..persistent.plan import STAGE_BYTES_OF_K
+from ..persistent.scheduler import KTiles
+from . import scheduler
+from .scheduler import GroupedGrid, GroupedScheduler
+
+
+class Grouped(Persistent):
+    """The kernel for one plan."""
+
+    __module__ = __package__  # part of the kernel's symbol, which tools find it by: the package, not this file
+
+    @cute.jit
+    def __call__(
+        self,
+        a: cute.Tensor,
+        b: cute.Tensor,
+        ends: cute.Tensor,
+        d: cute.Tensor,
+        max_active_clusters: cutlass.Int32,
+        stream: Any,
+    ) -> None:
+        """Launch over A (M, K), B (groups, N, K), the row of A that each group ends before, i32 (groups), and D (M,
+        columns)."""
+        plan = self.plan
+        self.element, self.element_d, self.batched = a.element_type, d.element_type, False
+        groups, extents = cute.size(ends), (cute.size(d, mode=[0]), cute.size(b, mode=[1]))
+        b = batch_last(b)
+        if cutlass.const_expr(plan.form.gated):
+            b = gate_beside_up(b, "_interleaved" in plan.form.epilogue)
+        rows, columns, out = a, b, d
+        if cutlass.const_expr(plan.swap):
+            rows, columns, out = b, a, cute.make_tensor(d.iterator, cute.select(d.layout, [1, 0]))
+        of_rows, of_columns, of_out = row_operand(plan, rows), column_operand(plan, columns), output(plan, out)
+        per_tile = (plan.rows if plan.swap else plan.out_columns) * plan.cluster_along_n
+        tiles_along_n = cute.ceil_div(cute.size(d, mode=[1]), per_tile)
+        # Each group has a tile at most that is not full.
+        most = (cute.ceil_div(extents[0], plan.tokens) + cutlass.min(groups, extents[0])) * tiles_along_n
+        clusters = cutlass.min(most, max_active_clusters)
+        k_tiles = cute.ceil_div(cute.size(a, mode=[1]), STAGE_BYTES_OF_K * 8 // a.element_type.width)
+        self.kernel(
+            of_rows,
+            of_columns,
+            (*of_out, out),
+            (ends, tiles_along_n, k_tiles),
+            extents,
+            (None, None, None, None, None),
+        ).launch(
+            grid=[clusters * plan.cluster, 1, 1],
+            block=[self.threads, 1, 1],
+            cluster=[plan.cluster, 1, 1],
+            stream=stream,
+            min_blocks_per_mp=1,
+            use_pdl=plan.overlap,
+        )
+
+    @cute.jit
+    def _scheduler(
+        self, storage: Any, of_grid: Any, extents: Any, cta: ClusterCta, slice_k: Any, warp_index: Any
+    ) -> Any:
+        """Which tiles fall to this CTA, of groups that one of its warps adds up."""
+        plan, groups = self.plan, storage.groups
+        ends, tiles_along_n, k_tiles = of_grid
+        if warp_index == 0:
+            if cutlass.const_expr(plan.overlap):
+                cute.arch.griddepcontrol_wait()  # the kernel before may be what says where groups end
+            scheduler.add_up(plan, groups, ends, extents[0], tiles_along_n)
+        cute.arch.sync_threads()
+        count = cute.size(ends)
+        grid = GroupedGrid(count, tiles_along_n, groups.tiles[count])
+        return GroupedScheduler(plan, grid, cta, KTiles(0, k_tiles), groups)
+
+    def _groups(self, smem: cutlass.memory.SmemAllocator) -> Any:
+        return scheduler.allocate(smem)

@@ -1,0 +1,22 @@
+"""What the choices of a grouped GEMM come to: a persistent kernel that makes some of them always alike.
+
+Pure arithmetic. Knows nothing of which choices are legal (`choices`), and imports no compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..persistent.form import Form
+from ..persistent.plan import Plan
+
+MOST_GROUPS = 512
+SCHEDULER_BYTES = 2 * (MOST_GROUPS + 4) * 4  # of shared memory: see `scheduler.Groups`
+# What a persistent GEMM may choose besides: tiles of a group have neighbours in it along N alone, and all of K.
+FIXED = {"cluster_m": 1, "split_k": 1, "stream_k": False, "order": "rows"}
+
+
+def plan_of(options: Mapping[str, Any], form: Form) -> Plan:
+    """The persistent kernel that these choices come to."""
+    return Plan.of({**options, **FIXED}, form)

@@ -1,0 +1,25 @@
+"""Which grouped GEMMs of our own are worth compiling: an opinion, from how the persistent GEMM behaves.
+
+Nothing here decides the code of a kernel, so a change compiles nothing anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..kernels.sm90.persistent.form import Form
+
+
+def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
+    """Why choices that are legal are not worth compiling, or None."""
+    few = options["tile_m"] <= 64
+    if options["swap"] != (few and not form.gated):  # gates are not swapped
+        return "tokens take WGMMA's N side where they are few, and its M side where they are many"
+    if few and options["schedule"] == "pingpong":
+        return "tiles of few tokens wait for weights, and not for each other's epilogue"
+    if few and options["tile_n"] not in (128, 256):
+        return "weights of few tokens are loaded by 128 rows or 256"
+    if not few and options["tile_n"] < 128:
+        return "tiles of many tokens are wide"
+    return None

@@ -1,0 +1,83 @@
+"""Grouped GEMM as building knows it: its form, what extents its variants take, which of them are worth compiling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from runtime.grouped_gemm import Signature
+from runtime.numbers.dtypes import DTYPES
+
+from .form import Form, relies_on_more
+from .operation import Building, Shortlist
+from .provider import provider_names
+from .variants import Family, Variant
+
+_SOURCE = "estimates of aot.providers.estimate_grouped"
+
+
+class GroupedBuilding(Building):
+    """See `aot.search.operation.Building`. Variants have the element types of A, B and D."""
+
+    by_signature = True
+
+    def form(self, s: Signature) -> Form:
+        """Element types of A, B and D, and all words."""
+        return Form((s.a, s.b, s.d), epilogue=s.epilogue, overlap=s.overlap)
+
+    def unlike(self, variant: Variant, signature: Signature) -> str | None:
+        """By element types and epilogue."""
+        form = self.form(signature)
+        if variant.elements != form.elements:
+            return f"{variant.family} is of {', '.join(variant.elements)}, not {', '.join(form.elements)}"
+        if variant.epilogue != form.epilogue:
+            return f"{variant.family}: epilogue is {variant.epilogue}, not {form.epilogue}"
+        return None
+
+    def limit(self, variant: Variant, family: Family | None, signature: Signature) -> str | None:
+        """Rows of A, B and D are loaded and stored in pieces, so K and columns of D must fill whole pieces. A choice
+        called overlap may rely on no more than is promised."""
+        relied = variant.options.get("overlap")
+        if relies_on_more(relied, signature.overlap):
+            return f"{variant.family}: relies on overlap {relied}, promised is {signature.overlap}"
+        access_bytes = family.access_bytes if family else Family.access_bytes
+        for what, extent, element in (
+            ("columns of D", signature.columns, signature.d),
+            ("k", signature.k, signature.a),
+        ):
+            pieces = DTYPES[element].filling(access_bytes)
+            if extent % pieces:
+                need = f"which {access_bytes}-byte access to {element} needs"
+                return f"{what} = {extent} is not a multiple of {pieces}, {need}"
+        return family.limit(variant, signature) if family else None
+
+    def variants(self, target: str, signature: Signature) -> list[Variant]:
+        """Those of all providers that are likely to be fast for it, in their order."""
+        from .legal import legal_variants
+
+        return [v for name in provider_names() for v in legal_variants(name, target, signature)]
+
+    def shortlist(self, wanted: Mapping[Signature, Sequence[int]], target: str, limit: int) -> Shortlist:
+        """The `limit` variants that are estimated to be fastest at each M."""
+        from .legal import family_of
+
+        found: dict[Signature, tuple[tuple[int, tuple[Variant, ...]], ...]] = {}
+        for signature, ms in wanted.items():
+            variants = self.variants(target, signature)
+
+            def us(variant: Variant, m: int, signature: Signature = signature) -> tuple[float, str]:
+                family = family_of(variant)
+                estimate = family.estimate_us if family else None
+                return float(estimate(variant, signature, m)) if estimate else float("inf"), variant.name()
+
+            found[signature] = tuple((m, tuple(sorted(variants, key=lambda v: us(v, m))[:limit])) for m in ms)
+        return Shortlist(found, _SOURCE if found else "")
+
+
+def active_groups(groups: int, m: int) -> float:
+    """How many of so many groups have a row on average, of `m` rows that fall to each of them alike:
+    groups * (1 - (1 - 1/groups)^m)."""
+    return groups * -math.expm1(m * math.log1p(-1.0 / groups)) if groups > 1 else 1.0
+
+
+GROUPED_GEMM = GroupedBuilding("grouped_gemm", "grouped GEMMs")

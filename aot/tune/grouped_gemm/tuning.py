@@ -1,0 +1,39 @@
+"""What tuning knows of grouped GEMM. Imports no torch, but where it is asked for what needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from runtime.grouped_gemm import Signature
+from runtime.numbers.dtypes import DTYPES
+
+from ...search.grouped_gemm import active_groups
+from ..operation import Measures, Tuning, Work
+
+
+class GroupedTuning(Tuning):
+    """See `aot.tune.operation.Tuning`."""
+
+    def work(self, signature: Signature, m: int) -> Work:
+        """A and the B of each group that has rows read once, D written once."""
+        s = signature
+        a, b, d = (DTYPES[t] for t in (s.a, s.b, s.d))
+        weights = round(active_groups(s.groups, m) * s.n) * b.bytes_of(s.k)
+        return Work(2 * m * s.n * s.k, weights + m * (a.bytes_of(s.k) + d.bytes_of(s.columns)))
+
+    def form(self, signature: Signature) -> Hashable:
+        """All but extents."""
+        return signature.a, signature.b, signature.d, signature.epilogue, signature.overlap
+
+    def torch_serves(self, signature: Signature) -> bool:
+        """Never: a library has no such call."""
+        return False
+
+    def measures(self) -> Measures:
+        """What needs torch."""
+        from .measures import GroupedMeasures
+
+        return GroupedMeasures()
+
+
+GROUPED_GEMM = GroupedTuning()

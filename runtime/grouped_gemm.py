@@ -1,0 +1,208 @@
+"""Grouped GEMM as an operation: rows of A by groups, each multiplied with a B of its own, as experts are.
+
+D[r] = act(A[r] @ B[e]^T) for every row r of group e. Rows of a group follow each other: group e ends before row
+`ends[e]`, and begins where the one before it ends, as the `offs` of `torch.nn.functional.grouped_mm` say it. Only the
+device knows `ends`, so a launch that a CUDA graph captured serves whatever they are when it is replayed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from .container.fields import is_int
+from .errors import ArgumentError, RecordError
+from .gemm.signature import ACTIVATIONS, EPILOGUES, GATED, OVERLAPS, Epilogue
+from .limits import MAX_GEMM_EXTENT
+from .numbers.dtypes import DTYPES
+from .program.operation import Asked, Operand, Operation, contiguous
+from .program.record import TensorView
+from .program.tensor import flatten_rows, overlaps_itself, share_memory
+
+_KEY = re.compile(
+    r"(?P<a>[^_]+)_(?P<b>[^_]+)_(?P<d>[^_]+)_grouped_(?P<epilogue>.+)_g(?P<groups>\d{1,10})_n(?P<n>\d{1,10})"
+    r"_k(?P<k>\d{1,10})(?:_(?P<overlap>launch|weights))?",
+    re.ASCII,
+)
+_LABELS = (
+    *(("a", "A"), ("b", "B"), ("d", "D"), ("epilogue", "epilogue"), ("groups", "groups"), ("n", "N"), ("k", "K")),
+    ("overlap", "overlap"),
+)
+# Epilogues without operands of their own.
+EPILOGUES_OF_GROUPS = tuple(w for w, e in EPILOGUES.items() if not (e.bias or e.residual or e.scale))
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A (M, K), B (groups, N, K), ends (groups), i32, and D (M, N), or (M, N/2) where the epilogue is gated.
+
+    Element types by short name; sums are in f32. `epilogue` and `overlap` are words of `runtime.gemm.signature`.
+    """
+
+    a: str
+    b: str
+    d: str
+    groups: int
+    n: int
+    k: int
+    epilogue: str = "none"
+    overlap: str = "serial"
+
+    @property
+    def operation(self) -> str:
+        """The name of the operation that it is of."""
+        return "grouped_gemm"
+
+    @cached_property
+    def parts(self) -> Epilogue:
+        """What `epilogue` says."""
+        return Epilogue.of(self.epilogue)
+
+    @property
+    def columns(self) -> int:
+        """Columns of D: N, or half of it where the epilogue is gated."""
+        return self.n // 2 if self.parts.gated else self.n
+
+    def key(self) -> str:
+        """One readable word, the same for equal signatures and only for them."""
+        word = f"{self.a}_{self.b}_{self.d}_grouped_{self.epilogue}_g{self.groups}_n{self.n}_k{self.k}"
+        return word if self.overlap == "serial" else f"{word}_{self.overlap}"
+
+    def operands(self) -> tuple[Operand, ...]:
+        """The tensors that kernels take, in order."""
+        return (
+            Operand("a", self.a, ("M", "K")),
+            Operand("b", self.b, ("groups", "N", "K")),
+            Operand("ends", "i32", ("groups",)),
+            Operand("d", self.d, ("M", "P" if self.parts.gated else "N")),
+        )
+
+    def numbers(self) -> tuple[tuple[str, str], ...]:
+        """The numbers that kernels take after these: none."""
+        return ()
+
+    def extents(self) -> Mapping[str, int]:
+        """The extent of each axis of `operands` that does not depend on M."""
+        return {"groups": self.groups, "N": self.n, "K": self.k, "P": self.columns}
+
+    def to_json(self) -> dict[str, Any]:
+        """What `GroupedGemm.read` reads."""
+        return asdict(self)
+
+
+class GroupedGemm(Operation):
+    """The operation; see `runtime.program.operation.Operation`."""
+
+    name = "grouped_gemm"
+    fields = tuple(f.name for f in dataclasses.fields(Signature))
+    usual: Mapping[str, Any] = {"epilogue": "none", "overlap": "serial"}
+
+    def read(self, obj: Any) -> Signature:
+        """The signature that `Signature.to_json` wrote.
+
+        Raises:
+            RecordError: it is malformed.
+        """
+        if not isinstance(obj, dict) or set(obj) != set(self.fields):
+            names = sorted(self.fields)
+            raise RecordError(f"a signature of grouped_gemm needs exactly the fields {names}, found {obj!r:.200}")
+        for name in ("a", "b", "d"):
+            if not isinstance(obj[name], str) or obj[name] not in DTYPES:
+                raise RecordError(f"signature field {name!r}: unknown element type {obj[name]!r:.50}")
+        for name, known in (("epilogue", EPILOGUES_OF_GROUPS), ("overlap", OVERLAPS)):
+            if obj[name] not in known:
+                raise RecordError(
+                    f"signature field {name!r} must be one of {', '.join(known)}, found {obj[name]!r:.50}"
+                )
+        for name in ("groups", "n", "k"):
+            if not is_int(obj[name], 1, MAX_GEMM_EXTENT):
+                raise RecordError(f"signature field {name!r} must be 1 to {MAX_GEMM_EXTENT}, found {obj[name]!r:.50}")
+        if EPILOGUES[obj["epilogue"]].gated and obj["n"] % 2:
+            raise RecordError(f"signature field 'n' must be even for {obj['epilogue']}, found {obj['n']}")
+        return Signature(**obj)
+
+    def of_key(self, key: str) -> Signature | None:
+        """The signature whose `key` this is, or None."""
+        parts = _KEY.fullmatch(key)
+        if parts is None:
+            return None
+        found: dict[str, Any] = {**self.usual, **{n: part for n, part in parts.groupdict().items() if part is not None}}
+        try:
+            signature = self.read(found | {name: int(found[name]) for name in ("groups", "n", "k")})
+        except RecordError:
+            return None
+        return signature if signature.key() == key else None
+
+    def differences(self, have: Signature, wanted: Signature) -> list[str]:
+        """How two signatures differ, in words, for people."""
+        pairs = ((label, getattr(have, name), getattr(wanted, name)) for name, label in _LABELS)
+        return [f"{label} is {had}, wanted {want}" for label, had, want in pairs if had != want]
+
+    def distance(self, have: Signature, wanted: Signature) -> float:
+        """How far apart two signatures are: types and words before overlap and extents."""
+        words = sum(getattr(have, name) != getattr(wanted, name) for name in ("a", "b", "d", "epilogue"))
+        extents = sum(abs(math.log2(getattr(have, name) / getattr(wanted, name))) for name in ("groups", "n", "k"))
+        return 1000.0 * words + 10.0 * (have.overlap != wanted.overlap) + extents
+
+    def arguments(self, signature: Signature, m: int, device: int) -> tuple[Any, ...]:
+        """What a function takes for contiguous operands at `m` rows, at made-up addresses."""
+        return contiguous(signature, m, device)
+
+    def ask(
+        self,
+        view: Callable[[Any, str, bool], TensorView],
+        a: Any,
+        b: Any,
+        ends: Any,
+        *,
+        out: Any = None,
+        epilogue: str = "none",
+        overlap: str = "serial",
+    ) -> Asked:
+        """D for A (..., K), its rows by groups, B (groups, N, K) and where groups end, i32 (groups); without `out` a
+        torch `a` gives a new tensor of its type. Rows of `out` behind the last group's end are left as they are.
+
+        `epilogue` is "none", relu, gelu, gelu_tanh, silu, or gated: swiglu, geglu or geglu_tanh, also `_interleaved`.
+
+        Raises:
+            ArgumentError: the tensors do not go together.
+        """
+        if epilogue not in EPILOGUES_OF_GROUPS:
+            known = ", ".join((*ACTIVATIONS, *GATED))
+            raise ArgumentError(f"grouped_gemm has no epilogue {epilogue!r:.50}; it has {known}")
+        if overlap not in OVERLAPS:
+            raise ArgumentError(f"overlap must be one of {', '.join(OVERLAPS)}, found {overlap!r:.50}")
+        rows, of_b, of_ends = view(a, "a", False), view(b, "b", False), view(ends, "ends", False)
+        if len(of_b.shape) != 3 or not rows.shape or rows.shape[-1] != of_b.shape[2]:
+            raise ArgumentError(
+                f"grouped_gemm takes a (..., K) and b (groups, N, K); found {rows.shape} and {of_b.shape}"
+            )
+        if of_ends.dtype != "i32" or of_ends.shape != of_b.shape[:1]:
+            raise ArgumentError(
+                f"grouped_gemm takes ends of type i32, one for each of {of_b.shape[0]} groups; found {of_ends.dtype} "
+                f"{of_ends.shape}"
+            )
+        gated, n = EPILOGUES[epilogue].gated, of_b.shape[1]
+        columns = n // 2 if gated else n
+        if gated and n % 2:
+            raise ArgumentError(f"{epilogue} makes one column of two, and N = {n} is odd")
+        if out is None:
+            if not hasattr(a, "new_empty"):
+                raise ArgumentError(f"out is needed: there is no allocating for a {type(a).__name__}")
+            out = a.new_empty((*a.shape[:-1], columns), dtype=a.dtype)
+        d = view(out, "out", True)
+        if d.shape != (*rows.shape[:-1], columns):
+            raise ArgumentError(f"out must have the shape {(*rows.shape[:-1], columns)}, found {d.shape}")
+        if overlaps_itself(d) or any(share_memory(d, other) for other in (rows, of_b, of_ends)):
+            raise ArgumentError("out names elements twice, or shares memory with an input; pass another")
+        signature = Signature(rows.dtype, of_b.dtype, d.dtype, of_b.shape[0], n, of_b.shape[2], epilogue, overlap)
+        flat, to = flatten_rows(rows, "a"), flatten_rows(d, "out")
+        return Asked(signature, flat.shape[0], (flat, of_b, of_ends, to), out)
+
+
+GROUPED_GEMM = GroupedGemm()

@@ -1,0 +1,90 @@
+"""Grouped GEMMs, built: from a manifest, which sources they are compiled anew for, and that a server calls them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aot.providers import own
+from runtime import Library
+from runtime.container.archive import Archive
+
+from ..command_line import ALONE, COMMAND, ROOT, Run
+from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from ..shared import made_once
+
+MANIFEST = """
+format: 1
+model: experts
+source: made up
+tokens: [8, 4096]
+targets: [sm_90a]
+operations:
+  grouped_gemm:
+    - {name: experts_down, a: bf16, b: bf16, d: bf16, groups: 16, n: 512, k: 256}
+"""
+
+
+@pytest.fixture(scope="session")
+def experts(request: pytest.FixtureRequest) -> Path:
+    """The archive of the manifest."""
+    pytest.importorskip("cutlass", reason="the DSL is not installed")
+
+    def make(folder: Path) -> None:
+        (folder / "experts.yaml").write_text(MANIFEST)
+        command = [*COMMAND, "build", "experts.yaml", "-o", "experts.aot", "--cache", "cache", "--candidates", "1"]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [*command, "--no-tune", *ALONE], cwd=folder, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+
+    return made_once(request, "experts", make) / "experts.aot"
+
+
+def test_what_a_manifest_asks_is_built_verified_and_served(run: Run, experts: Path, torch: FakeTorch) -> None:
+    assert run("verify", experts).status == 0
+    with Archive.open(experts) as archive:
+        assert len(archive.functions) == 2
+        kernels = {}
+        for name in archive.functions:
+            record = archive.record(name)
+            names = ["a", "b", "ends", "d", "max_active_clusters", "stream"]
+            assert [a["name"] for a in record["arguments"]] == names
+            (launch,), (kernel,) = record["program"]["launches"], record["kernels"]
+            assert kernel["local_bytes"] == 0
+            kernels[archive.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
+        driver = RecordingDriver(kernels=kernels)
+        library = Library(archive, driver)
+        b, ends = FakeTensor((16, 512, 256)), FakeTensor((16,), dtype="int32")
+        grids = []
+        for m in (1, 8, 100_000):
+            out = FakeTensor((m, 512))
+            assert library.call("grouped_gemm", FakeTensor((m, 256)), b, ends, out=out) is out
+            grids.append(driver.launches[-1].grid)
+        across = 512 // 128
+        assert grids[0] == (2 * across, 1, 1), "the group that has the row, and one that may not be full"
+        assert grids[1] == (9 * across, 1, 1)
+        assert grids[2] == (driver.multiprocessors, 1, 1), "CTAs are persistent"
+        library.close()
+
+
+def test_the_kernels_it_is_made_of_decide_whether_it_is_compiled_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "aot", tmp_path / "aot", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(own, "_AOT", tmp_path / "aot")
+    ours = own.Own()
+
+    def changed_by(name: str) -> set[str]:
+        before = {family: ours.source_digest(family) for family in ours.families}
+        kernel = tmp_path / "aot/kernels/sm90" / name
+        kernel.write_bytes(kernel.read_bytes() + b"\n")
+        return {f for f in before if before[f] != ours.source_digest(f)}
+
+    assert changed_by("grouped/scheduler.py") == {"sm90_grouped"}
+    assert changed_by("persistent/mainloop.py") == {"sm90_grouped", "sm90_persistent"}

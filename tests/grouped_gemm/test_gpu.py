@@ -1,0 +1,154 @@
+"""Grouped GEMM on a real GPU: functions of an archive against a reference, and calls. pytest -m gpu --archive=X."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runtime
+from aot.pack import tables
+from aot.pack.fits import refusal
+from runtime import Library
+from runtime.container.archive import Archive
+from runtime.device.driver import Driver
+from runtime.grouped_gemm import Signature
+from runtime.program.record import Record
+from runtime.tables.dispatch import serves
+from runtime.tables.table import Entry
+
+torch = pytest.importorskip("torch")
+
+from aot.tune import measure  # noqa: E402  # needs torch
+from aot.tune.grouped_gemm.measures import GroupedMeasures, OperandSet, Weights  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+M_VALUES = 1, 2, 7, 33, 64, 130, 1000, 4096
+# Groups, N and K; extents of D and of K that are no multiples of tiles.
+EXTENTS = (1, 256, 512), (5, 264, 72), (64, 512, 1000), (128, 768, 2048), (512, 80, 64)
+MEASURES = GroupedMeasures()
+POISON = 8  # rows behind D
+
+
+@pytest.fixture(scope="module")
+def library(tuned_archive: Path) -> Iterator[Library]:
+    with runtime.load(tuned_archive) as library:
+        yield library
+        torch.cuda.synchronize()
+
+
+@pytest.fixture(scope="module")
+def entries(tuned_archive: Path) -> list[Entry]:
+    """Those of grouped GEMMs for this GPU."""
+    with Archive.open(tuned_archive) as archive:
+        of_all = tables.operation_entries(archive)
+    found = [
+        e for e in of_all if e.signature.operation == "grouped_gemm" and serves(e.target, Driver().compute_capability)
+    ]
+    if not found:
+        pytest.skip("the archive has no grouped GEMM for this GPU")
+    return found
+
+
+@pytest.fixture(scope="module")
+def functions(entries: list[Entry], tuned_archive: Path) -> dict[tuple[str, str], list[str]]:
+    """All functions of grouped GEMMs, by element type and epilogue."""
+    found: dict[tuple[str, str], list[str]] = {}
+    with Archive.open(tuned_archive) as archive:
+        for e in entries:
+            s = e.signature
+            for name in archive.functions:
+                fits = refusal(Record.from_json(archive.record(name)), s) is None
+                gated = "glu" in name
+                if "sm90_grouped" in name and fits and gated == s.parts.gated:
+                    found.setdefault((s.a, s.epilogue), []).append(name)
+    return {form: sorted(set(names)) for form, names in found.items()}
+
+
+def launcher(library: Library, name: str) -> Callable[[Any], None]:
+    return lambda o: library.functions[name](*o.arguments(), stream=torch.cuda.current_stream())
+
+
+def test_every_function_is_right_at_groups_of_every_size(
+    functions: dict[tuple[str, str], list[str]], library: Library
+) -> None:
+    """Ragged M, N and K, empty groups, one that has all rows, and outputs that begin as NaN with guards behind them."""
+    for (dtype, epilogue), names in functions.items():
+        for groups, n, k in EXTENTS:
+            gated = Signature("bf16", "bf16", "bf16", 1, 16, 8, epilogue).parts.gated
+            s = Signature(dtype, dtype, dtype, groups, n - n % 16 if gated else n, k, epilogue)
+            for m in M_VALUES:
+                launches = {name: launcher(library, name) for name in names}
+                found = measure.check(s, m, Weights(s, m, 0, m + n), launches)
+                assert {name: why for name, why in found.items() if isinstance(why, str)} == {}, (s.key(), m)
+
+
+def test_repeats_give_equal_bits(functions: dict[tuple[str, str], list[str]], library: Library) -> None:
+    for (dtype, epilogue), names in functions.items():
+        s = Signature(dtype, dtype, dtype, 32, 1024, 512, epilogue)
+        (o, *_) = Weights(s, 700, 0, 3).operands(700)
+        for name in names:
+            launcher(library, name)(o)
+            first = o.d.clone()
+            for _ in range(20):
+                o.d.fill_(float("nan"))
+                launcher(library, name)(o)
+                assert torch.equal(o.d, first), name
+
+
+def test_a_captured_launch_serves_whatever_groups_are_at_its_replay(entries: list[Entry], library: Library) -> None:
+    for e in entries:
+        s = e.signature
+        for m in (3, 200):
+            weights = Weights(s, m, 0, m)
+            (o, *_), others = weights.operands(m), weights.unusual(m)
+            options = {"epilogue": s.epilogue, "overlap": s.overlap}
+            library.call("grouped_gemm", o.a, o.b, o.ends, out=o.d, **options)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                library.call("grouped_gemm", o.a, o.b, o.ends, out=o.d, **options)
+            for other in others:
+                o.ends.copy_(other.ends)
+                o.d.fill_(float("nan"))
+                graph.replay()
+                wanted = MEASURES.reference(s, o)["d"]
+                error = float((o.d.double() - wanted.double()).norm() / wanted.double().norm())
+                assert error < measure.tolerance(s.d), (s.key(), m, error)
+
+
+def test_no_ends_make_a_kernel_write_outside_its_output(
+    functions: dict[tuple[str, str], list[str]], library: Library
+) -> None:
+    """Ends that fall, are negative, or lie behind A's rows: rows of D have some values, and nothing else is written."""
+    m = 70
+    for (dtype, epilogue), names in functions.items():
+        s = Signature(dtype, dtype, dtype, 6, 256, 128, epilogue)
+        (o, *_) = Weights(s, m, 0, 0).operands(m)
+        whole = torch.full((m + 2 * POISON, s.columns), float("nan"), dtype=o.d.dtype, device="cuda")
+        inside = OperandSet(o.a, o.b, o.ends, whole[POISON:-POISON])
+        hostile = [[30, 10, 50, 20, 70, 70], [-5, 3, 1 << 30, -(1 << 31), 60, (1 << 31) - 1], [500] * 6, [-1] * 6]
+        for ends in hostile:
+            inside.ends.copy_(torch.tensor(ends, dtype=torch.int32))
+            for name in names:
+                launcher(library, name)(inside)
+                assert bool(torch.isnan(whole[:POISON]).all()), (name, ends)
+                assert bool(torch.isnan(whole[-POISON:]).all()), (name, ends)
+        torch.cuda.synchronize()
+
+
+def test_rows_behind_the_last_group_stay_as_they_are(
+    functions: dict[tuple[str, str], list[str]], library: Library
+) -> None:
+    for (dtype, epilogue), names in functions.items():
+        s = Signature(dtype, dtype, dtype, 6, 256, 128, epilogue)
+        (o, *_) = Weights(s, 100, 0, 0).operands(100)
+        o.ends.copy_(torch.tensor([1, 1, 40, 41, 41, 61], dtype=torch.int32))
+        for name in names:
+            o.d.fill_(float("nan"))
+            launcher(library, name)(o)
+            assert bool(torch.isnan(o.d[61:]).all()), name
+            assert not bool(torch.isnan(o.d[:61]).any()), name

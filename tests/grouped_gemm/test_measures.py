@@ -1,0 +1,98 @@
+"""What tuning measures grouped GEMMs by, on the CPU: operands, the reference row by row, what checks notice."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from aot.search.grouped_gemm import active_groups  # noqa: E402
+from aot.tune import measure  # noqa: E402  # needs torch
+from aot.tune.grouped_gemm.measures import GroupedMeasures, OperandSet, Weights  # noqa: E402
+from aot.tune.operation import tuning  # noqa: E402
+from runtime.grouped_gemm import GROUPED_GEMM, Signature  # noqa: E402
+
+PLAIN = Signature("bf16", "bf16", "bf16", 7, 48, 64)
+GATED = dataclasses.replace(PLAIN, epilogue="swiglu_interleaved")
+MEASURES = GroupedMeasures()
+
+
+def made(s: Signature, m: int = 33, seed: int = 0) -> OperandSet:
+    return Weights(s, m, 0, seed, device="cpu").operands(m)[0]
+
+
+@pytest.mark.parametrize("s", [PLAIN, GATED], ids=lambda s: s.key())
+def test_operands_are_those_of_the_signature(s: Signature) -> None:
+    o = made(s)
+    tensors: list[Any] = list(o.arguments())
+    views = GROUPED_GEMM.arguments(s, 33, 0)
+    assert [(tuple(t.shape), t.stride()) for t in tensors] == [(v.shape, v.strides) for v in views]
+    assert [measure.name_of(t) for t in tensors] == [v.dtype for v in views]
+    assert bool(torch.isnan(o.d.float()).all())
+
+
+@pytest.mark.parametrize("m", [1, 5, 33, 700])
+def test_groups_ascend_and_have_every_row(m: int) -> None:
+    weights = Weights(PLAIN, m, 0, 1, device="cpu")
+    for o in (*weights.operands(m), *weights.unusual(m)):
+        ends = o.ends.tolist()
+        assert ends == sorted(ends)
+        assert (len(ends), ends[-1]) == (PLAIN.groups, m)
+    one, few = (o.ends.diff(prepend=torch.zeros(1, dtype=torch.int32)).tolist() for o in weights.unusual(m))
+    assert sorted(one) == [0] * (PLAIN.groups - 1) + [m]
+    assert set(few[:-1]) <= {0, 1}
+
+
+def test_the_reference_is_what_each_group_multiplies() -> None:
+    o = made(PLAIN)
+    found, begin = MEASURES.reference(PLAIN, o)["d"], 0
+    for group, end in enumerate(o.ends.tolist()):
+        for row in range(begin, end):
+            torch.testing.assert_close(found[row], o.b[group].double() @ o.a[row].double())
+        begin = end
+
+
+def test_a_gate_is_applied_to_what_it_gates() -> None:
+    o = made(GATED)
+    sums = MEASURES.reference(dataclasses.replace(GATED, epilogue="none"), o)["d"]
+    gate, up = sums[:, 0::2], sums[:, 1::2]
+    torch.testing.assert_close(MEASURES.reference(GATED, o)["d"], gate * torch.sigmoid(gate) * up)
+
+
+@pytest.mark.parametrize("s", [PLAIN, GATED], ids=lambda s: s.key())
+def test_a_check_takes_what_is_right_and_notices_a_group_that_is_another(s: Signature) -> None:
+    def right(o: OperandSet) -> None:
+        o.d.copy_(MEASURES.reference(s, o)["d"])
+
+    def next_group(o: OperandSet) -> None:
+        o.d.copy_(MEASURES.reference(s, dataclasses.replace(o, b=o.b.roll(1, 0)))["d"])
+
+    def one_row_more(o: OperandSet) -> None:
+        o.d.copy_(MEASURES.reference(s, dataclasses.replace(o, ends=(o.ends + 1).clamp_max(o.a.shape[0])))["d"])
+
+    weights = Weights(s, 33, 0, 0, device="cpu")
+    found = measure.check(s, 33, weights, {"right": right, "next": next_group, "more": one_row_more})
+    assert [name for name, why in found.items() if isinstance(why, str)] == ["next", "more"]
+
+
+def test_a_check_sees_groups_that_are_seldom_drawn() -> None:
+    def wrong_alone(o: OperandSet) -> None:
+        """Right unless one group has all rows."""
+        ends = o.ends.tolist()
+        one = any(end - begin == len(o.a) for begin, end in zip([0, *ends], ends, strict=False))
+        o.d.copy_(MEASURES.reference(PLAIN, o)["d"] * (0 if one else 1))
+
+    found = measure.check(PLAIN, 33, Weights(PLAIN, 33, 0, 0, device="cpu"), {"f": wrong_alone})
+    assert isinstance(found["f"], str)
+
+
+def test_active_groups_are_those_that_have_a_row() -> None:
+    assert active_groups(1, 5) == 1.0
+    assert active_groups(128, 1) == pytest.approx(1.0)
+    assert active_groups(4, 2) == pytest.approx(4 * (1 - 0.75**2))
+    work = tuning(PLAIN).work(PLAIN, 1)
+    assert work.flops == 2 * 48 * 64
+    assert work.bytes == 2 * (48 * 64 + 64 + 48)

@@ -1,0 +1,131 @@
+"""Grouped GEMM as an operation: its signatures and keys, what a call of it is, and which operands it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot.providers.arguments import grouped_tensors
+from aot.search.legal import unsuited
+from aot.search.operation import building
+from aot.search.variants import Variant
+from runtime import ArgumentError, KernelMiss, Library, RecordError
+from runtime.container.archive import Archive
+from runtime.grouped_gemm import GROUPED_GEMM, Signature
+from runtime.program.operation import names, operation
+
+from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, tensors_record, write_archive
+
+PLAIN = Signature("bf16", "bf16", "bf16", 8, 256, 128)
+SWIGLU = dataclasses.replace(PLAIN, epilogue="swiglu")
+SIGNATURES = [PLAIN, SWIGLU, dataclasses.replace(SWIGLU, epilogue="geglu_tanh_interleaved", overlap="launch")]
+
+
+def _variant(s: Signature) -> Variant:
+    return Variant("test", "test", "sm_90a", (), (s.a, s.b, s.d), epilogue=s.epilogue, operation="grouped_gemm")
+
+
+@pytest.fixture
+def driver(tmp_path: Path, torch: FakeTorch) -> RecordingDriver:
+    rows = [entry(s.to_json(), [(None, s.epilogue)]) for s in (PLAIN, SWIGLU)]
+    records = [tensors_record(s.epilogue, *grouped_tensors(_variant(s))) for s in (PLAIN, SWIGLU)]
+    return RecordingDriver(kernels=write_archive(tmp_path / "experts.aot", records, rows, "grouped_gemm"))
+
+
+@pytest.fixture
+def library(tmp_path: Path, driver: RecordingDriver) -> Library:
+    return Library(Archive.open(tmp_path / "experts.aot"), driver)
+
+
+def tensors(m: int = 9, groups: int = 8, n: int = 256, k: int = 128) -> tuple[FakeTensor, FakeTensor, FakeTensor]:
+    return FakeTensor((m, k)), FakeTensor((groups, n, k)), FakeTensor((groups,), dtype="int32")
+
+
+def test_it_is_one_of_the_operations() -> None:
+    assert operation("grouped_gemm") is GROUPED_GEMM
+    assert "grouped_gemm" in names()
+
+
+@pytest.mark.parametrize("s", SIGNATURES, ids=lambda s: s.key())
+def test_signatures_are_read_as_they_are_written(s: Signature) -> None:
+    assert GROUPED_GEMM.read(s.to_json()) == s
+    assert GROUPED_GEMM.of_key(s.key()) == s
+
+
+@pytest.mark.parametrize(
+    "change", [{"groups": 0}, {"n": "8"}, {"a": "bf17"}, {"epilogue": "bias"}, {"overlap": "all"}, {"x": 1}]
+)
+def test_malformed_signatures_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(RecordError, match=r"grouped_gemm|signature field"):
+        GROUPED_GEMM.read(PLAIN.to_json() | change)
+
+
+def test_call_launches_its_kernel_with_operands_in_order(library: Library, driver: RecordingDriver) -> None:
+    a, b, ends = tensors()
+    out = FakeTensor((9, 256))
+    assert library.call("grouped_gemm", a, b, ends, out=out) is out
+    launch = driver.launches[-1]
+    assert launch.symbol == "kernel_none"
+    assert [struct.unpack_from("<Q", p)[0] for p in launch.parameters[:4]] == [t.data_ptr() for t in (a, b, ends, out)]
+
+
+def test_a_gated_call_makes_half_the_columns(library: Library, driver: RecordingDriver) -> None:
+    found = library.call("grouped_gemm", *tensors(), epilogue="swiglu")
+    assert found.shape == (9, 128)
+    assert driver.launches[-1].symbol == "kernel_swiglu"
+
+
+def test_what_no_entry_serves_names_the_nearest(library: Library) -> None:
+    with pytest.raises(KernelMiss, match="groups is 8, wanted 16"):
+        library.call("grouped_gemm", *tensors(groups=16))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"b": FakeTensor((256, 128))}, r"takes a \(..., K\) and b \(groups, N, K\)"),
+        ({"a": FakeTensor((9, 64))}, r"takes a \(..., K\) and b"),
+        ({"ends": FakeTensor((7,), dtype="int32")}, "one for each of 8 groups"),
+        ({"ends": FakeTensor((8,), dtype="int64")}, "ends of type i32"),
+        ({"out": FakeTensor((9, 128))}, r"out must have the shape \(9, 256\)"),
+        ({"epilogue": "bias"}, "no epilogue 'bias'"),
+        ({"overlap": "all"}, "overlap must be one of"),
+    ],
+)
+def test_call_refuses_what_does_not_go_together(library: Library, change: dict[str, Any], match: str) -> None:
+    given: dict[str, Any] = dict(zip(("a", "b", "ends"), tensors(), strict=True)) | {"out": FakeTensor((9, 256))}
+    given |= change
+    with pytest.raises(ArgumentError, match=match):
+        library.call("grouped_gemm", given.pop("a"), given.pop("b"), given.pop("ends"), **given)
+
+
+def test_call_refuses_an_output_that_is_an_input(library: Library) -> None:
+    *_, ends = tensors()
+    square = FakeTensor((9, 128))
+    with pytest.raises(ArgumentError, match="shares memory with an input"):
+        library.call("grouped_gemm", square, FakeTensor((8, 128, 128)), ends, out=square)
+
+
+def test_variants_are_those_of_its_form_and_rely_on_no_more_overlap_than_is_promised() -> None:
+    of = building("grouped_gemm")
+    serial, launch = (of.variants("sm_90a", dataclasses.replace(PLAIN, overlap=word)) for word in ("serial", "launch"))
+    assert {v.options["overlap"] for v in serial} == {"serial"}
+    assert {v.options["overlap"] for v in launch} == {"serial", "launch"}
+    assert {v.options["swap"] for v in serial} == {False, True}
+    assert {v.options["swap"] for v in of.variants("sm_90a", SWIGLU)} == {False}, "gates are not swapped"
+    assert of.variants("sm_100a", PLAIN) == []
+    assert "has room for 512 groups" in str(unsuited(serial[0], dataclasses.replace(PLAIN, groups=513)))
+    assert "not a multiple of 8" in str(unsuited(serial[0], dataclasses.replace(PLAIN, k=100)))
+
+
+def test_few_rows_get_small_tiles_and_many_large_ones() -> None:
+    s = Signature("bf16", "bf16", "bf16", 128, 2048, 768)
+    found = building("grouped_gemm").shortlist({s: [8, 65_536]}, "sm_90a", 4)
+    (_, few), (_, many) = found.by_signature[s]
+    assert {v.options["tile_m"] for v in few} <= {8, 16, 32}
+    assert {v.options["tile_m"] for v in many} <= {128, 192, 256}
+    assert len(few) == len(many) == 4

@@ -1,0 +1,77 @@
+"""Which tiles the scheduler of grouped GEMMs gives: each row of each group is made, and no other group's is stored."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("cutlass", reason="the DSL is not installed")
+
+from aot.kernels.sm90.grouped import scheduler  # needs the DSL
+from aot.kernels.sm90.grouped.choices import limit, rule  # needs the DSL
+from aot.kernels.sm90.grouped.plan import MOST_GROUPS, SCHEDULER_BYTES, plan_of
+from aot.kernels.sm90.persistent.form import Form
+from aot.kernels.sm90.persistent.pipeline import ClusterCta
+from aot.kernels.sm90.persistent.scheduler import KTiles
+
+FORM = Form("bf16", "bf16", scheduler_bytes=SCHEDULER_BYTES)
+# The compiler's arithmetic, on numbers that are there.
+NUMBERS = SimpleNamespace(Int32=int, min=min, max=max, select_=lambda which, one, other: one if which else other)
+SIZES = st.lists(st.integers(0, 300), min_size=1, max_size=40)
+
+
+def tiles(plan: Any, sizes: list[int], across: int) -> list[tuple[int, int, range, range]]:
+    """(group, number along N, rows of the tile, those that are stored) of every tile, of all CTAs of a cluster."""
+    rows, begins = [0], [0]
+    for size in sizes:
+        rows.append(rows[-1] + size)
+        begins.append(begins[-1] + -(-size // plan.tokens) * across)
+    grid = scheduler.GroupedGrid(len(sizes), across, begins[-1])
+    found = []
+    for rank in range(plan.cluster):
+        cta = ClusterCta(rank % plan.cluster_rows, rank // plan.cluster_rows)
+        of_cta = scheduler.GroupedScheduler(plan, grid, cta, KTiles(0, 1), scheduler.Groups(rows, begins))
+        for index in range(begins[-1]):
+            coord = of_cta.tile_coord(index)
+            along_n, along_m = (coord.row, coord.column) if plan.swap else (coord.column, coord.row)
+            first = along_m * plan.tokens - coord.moved_up
+            made = range(first, first + plan.tokens)
+            found.append((coord.batch, along_n, made, range(first, min(made.stop, coord.end))))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("tile_m", "swap", "cluster_n"), [(8, True, 1), (16, True, 2), (64, False, 1), (128, False, 2)]
+)
+@given(SIZES, st.integers(1, 3))
+def test_every_row_of_every_group_is_stored_by_its_group_alone(
+    tile_m: int, swap: bool, cluster_n: int, sizes: list[int], across: int
+) -> None:
+    options = {"schedule": "cooperative", "swap": swap, "tile_m": tile_m, "tile_n": 128, "cluster_n": cluster_n}
+    options["overlap"] = "serial"
+    assert rule(options, FORM) is None
+    plan = plan_of(options, FORM)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(scheduler, "cutlass", NUMBERS)
+        found = tiles(plan, sizes, across)
+    begin = 0
+    wanted, stored = set(), []
+    for group, size in enumerate(sizes):
+        wanted |= {(group, n, row) for n in range(across * cluster_n) for row in range(begin, begin + size)}
+        begin += size
+    for group, along_n, made, kept in found:
+        stored += [(group, along_n, row) for row in kept]
+        assert made.start >= 0
+        # TMA stores a tile as a whole where its group has as many rows.
+        assert len(kept) == min(plan.tokens, sizes[group])
+    assert set(stored) == wanted
+    assert len(found) == sum(-(-size // plan.tokens) for size in sizes) * across * cluster_n
+
+
+def test_more_groups_than_there_is_room_for_are_refused() -> None:
+    assert limit(MOST_GROUPS) is None
+    assert limit(MOST_GROUPS + 1) == f"the scheduler has room for {MOST_GROUPS} groups"
