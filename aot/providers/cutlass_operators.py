@@ -1,4 +1,4 @@
-"""GEMM kernels of NVIDIA's CUTLASS Operator API (nvidia-cutlass-operators).
+"""GEMMs of NVIDIA's CUTLASS Operator API (nvidia-cutlass-operators), plain, block-scaled and grouped.
 
 Finds the operator that a variant describes, and wraps it in a host function of our own: B as (N, K) rows as
 `torch.nn.Linear` stores it, every extent and leading stride free, and the number of clusters the device can hold as an
@@ -23,9 +23,9 @@ from runtime.program.arguments import Argument, DeviceArgument, StreamArgument, 
 from ..search.legal import illegal, legal_variants
 from ..search.provider import Buildable, ProviderError
 from ..search.targets import TARGETS
-from ..search.variants import Family, Option, Variant
-from . import estimate_persistent, summation
-from .arguments import digest, gemm_tensors, stand_ins
+from ..search.variants import Family, Likely, Option, Variant
+from . import estimate_grouped, estimate_persistent, summation
+from .arguments import digest, gemm_tensors, grouped_tensors, stand_ins
 
 DISTRIBUTION = "nvidia-cutlass-operators"
 VERSION = "0.3.0"  # the version whose operators, arguments and limits were read
@@ -38,6 +38,7 @@ _OPERATORS = {
     "sm100_preferred_cluster": ("PersistentDenseGemmPreferredClusterOperator", True),
     "sm100_tgv": ("TgvGemmOperator", False),
     "sm100_block_scaled": ("PersistentDenseBlockScaledGemmOperator", True),
+    "sm100_grouped": ("ContiguousOffset2D3DGemmDenseOperator", True),
 }
 _DESIGN = (
     "tile_shape",
@@ -110,6 +111,21 @@ def _block_scaled_limit(v: Variant, signature: Signature) -> str | None:
     for extent, value in (("N", signature.n), ("K", signature.k)):
         if value % _BLOCK_SCALED_MULTIPLE:
             return f"{v.family}: {extent} must be a multiple of {_BLOCK_SCALED_MULTIPLE}, found {value}"
+    return None
+
+
+def _sm100_grouped_rule(v: Variant) -> str | None:
+    """The operator has tiles of 256 columns with 256 rows alone."""
+    if v.integer("tile_n") == 256 and v.integer("tile_m") != 256:
+        return "tiles of 256 columns have 256 rows"
+    return _sm100_rule(v)
+
+
+def _sm100_grouped_unlikely(v: Variant) -> str | None:
+    """Groups have few tiles along M, and one CTA alone reads few bytes at a time."""
+    cluster_m, cluster_n, two_cta = v.integer("cluster_m"), v.integer("cluster_n"), v.options["two_cta"]
+    if cluster_m != (2 if two_cta else 1) or cluster_n > 2:
+        return "a cluster's tiles along M would mostly be of other groups"
     return None
 
 
@@ -191,11 +207,30 @@ FAMILIES: dict[str, Family] = {
         limit=_block_scaled_limit,
         summation=summation.by_itself,
     ),
+    # Rows by groups that follow each other, where each ends on the device: the same pipeline; tiles that a group does
+    # not fill are stored thread by thread.
+    "sm100_grouped": Family(
+        "grouped_gemm",
+        ("sm_100a", "sm_103a"),
+        _SAME_16_BIT,
+        {
+            "tile_m": (64, 128, 256),
+            "tile_n": (128, 256),
+            "tile_k": (64,),
+            "cluster_m": (1, 2, 4),
+            "cluster_n": (1, 2, 4),
+            "two_cta": (False, True),
+        },
+        _sm100_grouped_rule,
+        likely=Likely(_sm100_grouped_unlikely),
+        batched=(False,),
+        estimate_us=estimate_grouped.of_operator,
+    ),
 }
 
 
 class CutlassOperators:
-    """The dense GEMMs of the Operator API, plain and block-scaled, that need no metadata or fused epilogue."""
+    """GEMMs of the Operator API that need no metadata or fused epilogue."""
 
     name = "cutlass_operators"
     families = FAMILIES
@@ -232,7 +267,8 @@ class CutlassOperators:
         import torch
 
         # Small tensors on the CPU: torch's fake ones would do, but importing them takes most of a second.
-        args = _gemm_arguments(torch, variant)
+        grouped = variant.operation == "grouped_gemm"
+        args = (_grouped_arguments if grouped else _gemm_arguments)(torch, variant)
         operator = _find(variant, args)
         if variant.family == "sm80_tensorop":
             _set_tile(operator.impl, variant)
@@ -256,6 +292,22 @@ def _gemm_arguments(torch: Any, variant: Variant) -> Any:
         B=of_b,
         out=torch.empty((*batch, m, n), dtype=d),
         accumulator_type=getattr(torch, TORCH_NAMES[variant.accumulator]),
+    )
+
+
+def _grouped_arguments(torch: Any, variant: Variant) -> Any:
+    """The same of a grouped GEMM, with groups of no matter what rows."""
+    import cutlass.operators as ops
+
+    a, b, d = (getattr(torch, TORCH_NAMES[t]) for t in variant.elements)
+    groups, m, n, k = 3, 256, 512, 1024
+    return ops.IndexPtrGroupedGemmArguments(
+        A=torch.empty((m, k), dtype=a),
+        B=torch.empty((groups, n, k), dtype=b).transpose(-1, -2),
+        out=torch.empty((m, n), dtype=d),
+        accumulator_type=getattr(torch, TORCH_NAMES[variant.accumulator]),
+        offsets=torch.zeros(groups, dtype=torch.int32),
+        offsets_along="m",
     )
 
 
@@ -369,11 +421,15 @@ def _capture(operator: Any, args: Any, variant: Variant) -> tuple[Callable[..., 
 
 
 def _wrap(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...], args: Any) -> Buildable:
-    """A host function over A (M, K), B (N, K), D (M, N), the device's cluster counts and a stream, calling `entry`."""
+    """A host function over A (M, K), B (N, K), D (M, N), or the tensors of a grouped GEMM, the device's cluster counts
+    and a stream, calling `entry`."""
     from cutlass import cute
     from cutlass.cute.runtime import make_fake_stream
 
     tensors = {id(args.A.tensor): "a", id(args.B.tensor): "b", id(args.out.tensor): "d"}
+    grouped = variant.operation == "grouped_gemm"
+    if grouped:
+        tensors[id(args.offsets.tensor)] = "ends"
     stream_type = type(make_fake_stream())
     roles: list[str | None] = []
     clusters: list[DeviceArgument] = []
@@ -388,16 +444,16 @@ def _wrap(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...],
             roles.append("stream")
         else:
             roles.append(None)
-    if sorted(r for r in roles if r in ("a", "b", "d", "stream")) != ["a", "b", "d", "stream"]:
+    if sorted(r for r in roles if r and not r.startswith("max")) != sorted([*tensors.values(), "stream"]):
         raise ProviderError(f"the operator for {variant.name()} takes unexpected arguments: {roles}")
 
-    symbols, tree = gemm_tensors(variant)
+    symbols, tree = (grouped_tensors if grouped else gemm_tensors)(variant)
     tree += [*clusters, StreamArgument("stream")]
 
-    def call(a: Any, b: Any, d: Any, stream: Any, counts: tuple[Any, ...]) -> None:
-        modes = [1, 0] if not variant.batched else [0, 2, 1]
+    def call(a: Any, b: Any, d: Any, stream: Any, counts: tuple[Any, ...], ends: Any = None) -> None:
+        modes = [0, 2, 1] if variant.batched or grouped else [1, 0]
         b_as_k_by_n = cute.make_tensor(b.iterator, cute.select(b.layout, modes))
-        given = {"a": a, "b": b_as_k_by_n, "d": d, "stream": stream}
+        given = {"a": a, "b": b_as_k_by_n, "d": d, "ends": ends, "stream": stream}
         given |= {argument.name: count for argument, count in zip(clusters, counts, strict=True)}
         entry(*(given[role] if role else value for role, value in zip(roles, values, strict=True)))
 
@@ -414,7 +470,11 @@ def _wrap(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...],
     def gemm_two_clusters(a: Any, b: Any, d: Any, count: Any, fallback_count: Any, stream: Any) -> None:
         call(a, b, d, stream, (count, fallback_count))
 
-    function = (gemm, gemm_clusters, gemm_two_clusters)[len(clusters)]
+    @cute.jit
+    def grouped_gemm(a: Any, b: Any, ends: Any, d: Any, count: Any, stream: Any) -> None:
+        call(a, b, d, stream, (count,), ends)
+
+    function = grouped_gemm if grouped else (gemm, gemm_clusters, gemm_two_clusters)[len(clusters)]
     return Buildable(function, stand_ins(tree, symbols), tree, symbols)
 
 

@@ -7,6 +7,7 @@ those of an H200's persistent GEMM; nothing here was fitted to grouped GEMMs. Im
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from runtime.grouped_gemm import Signature
 from runtime.numbers.dtypes import DTYPES
@@ -26,15 +27,38 @@ _LOADED_BYTES_PER_US = 0.055e6  # into an SM's shared memory, from L2
 
 def estimate_us(variant: Variant, form: Form, signature: Signature, m: int) -> float:
     """Microseconds on an H200 at `m` rows of `signature`, weights not in L2."""
-    plan, element = plan_of(variant.options, form), DTYPES[signature.a].bytes
+    plan = plan_of(variant.options, form)
+    tile = _Tile(plan.tokens, plan.rows if plan.swap else plan.columns, plan.cluster_along_n)
+    return _us(tile, signature, m) - _tiles(tile, signature, m) / _PROCESSORS * (0.3 if plan.pingpong else 0.0)
+
+
+def of_operator(variant: Variant, signature: Signature, m: int) -> float:
+    """The same of the Operator API's, whose tiles a pair of CTAs may share: for their order, on whatever GPU."""
+    share = 2 if variant.options["two_cta"] else 1
+    tile = _Tile(variant.integer("tile_m") // share, variant.integer("tile_n"), variant.integer("cluster_n"))
+    return _us(tile, signature, m)
+
+
+class _Tile(NamedTuple):
+    """A CTA's tile of D: its rows, of B its rows, and how many CTAs load its rows of A together."""
+
+    m: int
+    n: int
+    shared_by: int
+
+
+def _tiles(tile: _Tile, signature: Signature, m: int) -> float:
+    """How many tiles there are on average."""
     active = active_groups(signature.groups, m)
-    rows = m / active
-    tile_n = plan.rows if plan.swap else plan.columns
-    tiles = active * max(1.0, math.ceil(rows / plan.tokens - 0.5)) * math.ceil(signature.n / tile_n)
-    waves = math.ceil(tiles / _PROCESSORS)
-    per_tile_bytes = (plan.tokens / plan.cluster_along_n + tile_n) * signature.k * element
-    products = 2.0 * plan.tokens * tile_n * signature.k * _PROCESSORS / _FLOPS_PER_US
-    by_tile = max(products, per_tile_bytes / _LOADED_BYTES_PER_US) + _TILE_US * (0.5 if plan.pingpong else 1.0)
-    moved = (active * signature.n + m) * signature.k * element + m * signature.columns * DTYPES[signature.d].bytes
-    computed, read = waves * by_tile, moved / _READ_BYTES_PER_US
+    return active * max(1.0, math.ceil(m / active / tile.m - 0.5)) * math.ceil(signature.n / tile.n)
+
+
+def _us(tile: _Tile, signature: Signature, m: int) -> float:
+    element = DTYPES[signature.a].bytes
+    waves = math.ceil(_tiles(tile, signature, m) / _PROCESSORS)
+    loaded = (tile.m / tile.shared_by + tile.n) * signature.k * element
+    products = 2.0 * tile.m * tile.n * signature.k * _PROCESSORS / _FLOPS_PER_US
+    computed = waves * (max(products, loaded / _LOADED_BYTES_PER_US) + _TILE_US)
+    rows = active_groups(signature.groups, m) * signature.n + m
+    read = (rows * signature.k * element + m * signature.columns * DTYPES[signature.d].bytes) / _READ_BYTES_PER_US
     return _LAUNCH_US + max(computed, read) + _HIDDEN * min(computed, read)

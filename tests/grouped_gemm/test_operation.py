@@ -117,7 +117,8 @@ def test_variants_are_those_of_its_form_and_rely_on_no_more_overlap_than_is_prom
     assert {v.options["overlap"] for v in launch} == {"serial", "launch"}
     assert {v.options["swap"] for v in serial} == {False, True}
     assert {v.options["swap"] for v in of.variants("sm_90a", SWIGLU)} == {False}, "gates are not swapped"
-    assert of.variants("sm_100a", PLAIN) == []
+    assert {v.family for v in of.variants("sm_100a", PLAIN)} == {"sm100_grouped"}
+    assert of.variants("sm_100a", SWIGLU) == []
     assert "has room for 512 groups" in str(unsuited(serial[0], dataclasses.replace(PLAIN, groups=513)))
     assert "not a multiple of 8" in str(unsuited(serial[0], dataclasses.replace(PLAIN, k=100)))
 
