@@ -12,8 +12,7 @@ from typing import NamedTuple
 from runtime.grouped_gemm import Signature
 from runtime.numbers.dtypes import DTYPES
 
-from ..kernels.sm90.grouped.plan import plan_of
-from ..kernels.sm90.persistent.form import Form
+from ..kernels.sm90.persistent.plan import Plan
 from ..search.grouped_gemm import active_groups
 from ..search.variants import Variant
 
@@ -25,9 +24,8 @@ _HIDDEN = 0.1  # of the shorter of two, which does not quite hide behind the lon
 _LOADED_BYTES_PER_US = 0.055e6  # into an SM's shared memory, from L2
 
 
-def estimate_us(variant: Variant, form: Form, signature: Signature, m: int) -> float:
+def estimate_us(plan: Plan, signature: Signature, m: int) -> float:
     """Microseconds on an H200 at `m` rows of `signature`, weights not in L2."""
-    plan = plan_of(variant.options, form)
     tile = _Tile(plan.tokens, plan.rows if plan.swap else plan.columns, plan.cluster_along_n)
     return _us(tile, signature, m) - _tiles(tile, signature, m) / _PROCESSORS * (0.3 if plan.pingpong else 0.0)
 

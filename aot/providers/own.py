@@ -5,6 +5,7 @@ Importing this imports no compiler; `build` does.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ FAMILIES: dict[str, Family] = {
         batched=(False,),
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
         limit=lambda v, s: grouped_choices.limit(s.extents()["groups"]),
-        estimate_us=lambda v, s, m: estimate_grouped.estimate_us(v, _grouped_form(v), s, m),
+        estimate_us=lambda v, s, m: estimate_grouped.estimate_us(_grouped_plan(v), s, m),
     ),
     # One block a row, `threads` threads a block; `overlap` with the kernels before and after, which Ampere cannot.
     "rmsnorm_row": Family(
@@ -115,6 +116,11 @@ FAMILIES: dict[str, Family] = {
 
 def _grouped_form(v: Variant) -> PersistentForm:
     return PersistentForm(v.a, v.d, epilogue=v.epilogue, scheduler_bytes=SCHEDULER_BYTES)
+
+
+@functools.cache  # tuning asks for estimates at thousands of M
+def _grouped_plan(v: Variant) -> Plan:
+    return grouped_plan_of(v.options, _grouped_form(v))
 
 
 def _no_overlap(name: str) -> str | None:
@@ -189,7 +195,7 @@ def _grouped(variant: Variant) -> Buildable:
     """A grouped GEMM over A, B, where groups end, D, the number of clusters that the device holds, and a stream."""
     from ..kernels.sm90.grouped.kernel import Grouped
 
-    plan = grouped_plan_of(variant.options, _grouped_form(variant))
+    plan = _grouped_plan(variant)
     symbols, tree = grouped_tensors(variant)
     tree += [DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster), StreamArgument("stream")]
     return Buildable(Grouped(plan), stand_ins(tree, symbols), tree, symbols)

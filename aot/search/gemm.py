@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from runtime.gemm.signature import Signature
@@ -10,6 +10,7 @@ from runtime.numbers.dtypes import DTYPES
 from runtime.program.record import Record
 
 from . import rank
+from .estimates import Estimates
 from .form import Form, relies_on_more
 from .m_values import points, waves
 from .operation import Building, Shortlist
@@ -86,6 +87,10 @@ class GemmBuilding(Building):
             {s: tuple((m, tuple(found.candidates[s, m])) for m in sorted(by_m)) for s, by_m in limits.items()},
             found.source,
         )
+
+    def estimates(self, variants: Sequence[Variant]) -> Callable[[Signature, int], list[float]]:
+        """By the cost program of all of them: such estimates are made of operations that it records."""
+        return Estimates(variants).us
 
     def _suited(self, signatures: Iterable[Signature], target: str) -> dict[Signature, frozenset[Variant]]:
         """The variants of each signature; those that have the same ones, as most of a form have, share one set."""

@@ -63,14 +63,13 @@ class GroupedBuilding(Building):
 
         found: dict[Signature, tuple[tuple[int, tuple[Variant, ...]], ...]] = {}
         for signature, ms in wanted.items():
-            variants = self.variants(target, signature)
-
-            def us(variant: Variant, m: int, signature: Signature = signature) -> tuple[float, str]:
-                family = family_of(variant)
-                estimate = family.estimate_us if family else None
-                return float(estimate(variant, signature, m)) if estimate else float("inf"), variant.name()
-
-            found[signature] = tuple((m, tuple(sorted(variants, key=lambda v: us(v, m))[:limit])) for m in ms)
+            variants = sorted(self.variants(target, signature), key=Variant.name)
+            variants = [v for v in variants if (family := family_of(v)) and family.estimate_us]
+            estimates, by_m = self.estimates(variants), []
+            for m in ms:
+                us = dict(zip(variants, estimates(signature, m), strict=True))
+                by_m.append((m, tuple(sorted(variants, key=us.__getitem__)[:limit])))
+            found[signature] = tuple(by_m)
         return Shortlist(found, _SOURCE if found else "")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, NamedTuple
 
@@ -87,6 +87,14 @@ class Building:
         """What to compile for signatures at M values, which ascend; about `limit` variants at each, if something orders
         them. Usually nothing does, and it is all that there are."""
         return Shortlist({s: tuple((m, tuple(self.variants(target, s))) for m in ms) for s, ms in wanted.items()})
+
+    def estimates(self, variants: Sequence[Variant]) -> Callable[[Any, int], list[float]]:
+        """What gives the estimated microseconds of each of `variants`, of a signature and M. Their families must have
+        estimates, which are usually asked one by one."""
+        from .legal import family_of
+
+        asked = [(v, f.estimate_us) for v in variants if (f := family_of(v)) and f.estimate_us]
+        return lambda signature, m: [float(estimate_us(v, signature, m)) for v, estimate_us in asked]
 
     def refusal(self, record: Record, signature: Any) -> str | None:
         """Why a compiled function, whose arguments are the signature's, cannot be called for it, or None: by what its

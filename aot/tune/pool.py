@@ -15,8 +15,8 @@ from runtime.program.record import Record
 from runtime.tables.dispatch import Entry
 
 from ..pack.fits import refusal
-from ..search.estimates import Estimates
 from ..search.legal import family_of, of_name, summation, unsuited
+from ..search.operation import building
 from ..search.variants import Variant
 from .operation import tuning
 from .roofline import expected_us
@@ -50,12 +50,12 @@ class Pool:
         found = {n: v for n, v in self._of(signature).items() if (f := family_of(v)) is not None and f.estimate_us}
         if not found:
             return lambda name, m: expected_us(signature, m)
-        estimates, known = _estimates(tuple(found.values())), self._us.setdefault(signature, {})
+        estimates, known = _estimates(signature.operation, tuple(found.values())), self._us.setdefault(signature, {})
 
         def estimate_us(name: str, m: int) -> float:
             at_m = known.get(m)
             if at_m is None:
-                at_m = known[m] = dict(zip(found, estimates.us(signature, m), strict=True))
+                at_m = known[m] = dict(zip(found, estimates(signature, m), strict=True))
             us = at_m.get(name)
             return expected_us(signature, m) if us is None else us
 
@@ -99,8 +99,8 @@ class Pool:
 
 
 @lru_cache(16)  # signatures that differ in N and K alone mostly have the same variants
-def _estimates(variants: tuple[Variant, ...]) -> Estimates:
-    return Estimates(variants)
+def _estimates(operation: str, variants: tuple[Variant, ...]) -> Callable[[Any, int], list[float]]:
+    return building(operation).estimates(variants)
 
 
 def _served(entry: Entry) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aot.pack import tables
 from aot.providers import own
 from runtime import Library
 from runtime.container.archive import Archive
@@ -16,6 +17,8 @@ from runtime.container.archive import Archive
 from ..command_line import ALONE, COMMAND, ROOT, Run
 from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver
 from ..shared import made_once
+from ..simulated_gpu import BASELINE
+from ..simulated_tuning import scripted, tuned
 
 MANIFEST = """
 format: 1
@@ -71,6 +74,17 @@ def test_what_a_manifest_asks_is_built_verified_and_served(run: Run, experts: Pa
         assert grids[1] == (9 * across, 1, 1)
         assert grids[2] == (driver.multiprocessors, 1, 1), "CTAs are persistent"
         library.close()
+
+
+def test_tuning_keeps_what_is_fastest_on_the_gpu(experts: Path, tmp_path: Path) -> None:
+    """Nothing of the tuner is of GEMM: estimates are grouped GEMM's own, which ask for groups."""
+    with Archive.open(experts) as archive:
+        few, many = sorted(archive.functions, key=lambda name: ".swap." not in name)
+    us = {few: 3.0, many: 2.0, BASELINE: 4.0}
+    tuned(experts, tmp_path / "tuned.aot", scripted(us))
+    with Archive.open(tmp_path / "tuned.aot") as archive:
+        (entry,) = tables.operation_entries(archive)
+    assert (entry.state, entry.ranges) == ("tuned", ((None, many),)), "estimates would have both"
 
 
 def test_the_kernels_it_is_made_of_decide_whether_it_is_compiled_anew(
