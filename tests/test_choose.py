@@ -18,7 +18,7 @@ from aot.problem import manifest
 from aot.search import m_values
 from aot.tune import choose, halving, points, session
 from aot.tune.calibrate import Calibration, Predictions
-from aot.tune.choose import Times, cover, group_ends, predicted, ranges, serving, where_faster
+from aot.tune.choose import Times, completed, cover, group_ends, predicted, ranges, serving, where_faster
 from aot.tune.options import TuneOptions
 from aot.tune.session import Tuned
 from aot.tune.timing import Timing
@@ -128,6 +128,24 @@ def test_where_a_baseline_wins_by_more_than_the_tolerance() -> None:
 
 
 # --- points ---
+
+
+def test_what_a_baseline_took_alone_is_brought_to_its_scores() -> None:
+    scores, alone = {64: 10.0, 256: 40.0}, {64: 8.0, 128: 8.0, 256: 16.0, 512: 99.0}
+    found = completed(scores, alone)
+    assert found.keys() == {64, 128, 256}, "nothing is known beyond the last score"
+    assert found[128] == pytest.approx(8.0 * math.sqrt(10 / 8 * 40 / 16))
+    assert (found[64], found[256]) == (10.0, 40.0)
+    assert completed(scores, {}) == scores
+
+
+def test_a_baseline_is_looked_at_between_the_points_of_tuning() -> None:
+    ms = points.of_baseline([1, 64, 100, 1024, 4096])
+    assert {64, 100, 1024, 4096} <= set(ms)
+    assert min(ms) == 64
+    assert all(b / a < 1.13 for a, b in itertools.pairwise(ms))
+    assert len(ms) <= 16 * 4 + 8 * 2 + 3
+    assert points.of_baseline([1, 16, 64]) == ()
 
 
 def test_the_first_points_are_the_manifests_and_powers_of_two() -> None:
@@ -361,6 +379,24 @@ def test_load_decides_only_between_finalists_that_are_near_each_other() -> None:
         assert found is not None
         assert found.sustained.keys() == asked | ({found.baseline} if asked else set())
         assert gpu.loads == [64] * bool(asked)
+
+
+def test_a_round_at_a_lower_clock_is_no_advantage_of_what_was_dropped_before() -> None:
+    us = {f"f{i:02}": 10.0 + i / 5 for i in range(12)}
+    gpu = SimulatedGpu(lambda name, s, m: us.get(name, 10.0), 0.0)
+    bench, rounds = SimulatedBench(gpu, SIGNATURE, 64), itertools.count()
+    real = bench.time
+
+    def time(names: list[str], repeats: int, graph_us: float) -> dict[str, Timing]:
+        slower = 1.06 ** next(rounds)
+        return {n: Timing.of([t.us * slower] * 3) for n, t in real(names, repeats, graph_us).items()}
+
+    bench.time = time  # type: ignore[method-assign, assignment]
+    found = halving.measure(bench, 64, list(us), TuneOptions())
+    assert found is not None
+    assert max(len(found.times), 4) < len(found.screened)
+    for scale in (found.all_scores(), found.short_us()):
+        assert scale["f11"] / scale["f00"] == pytest.approx(us["f11"] / us["f00"])
 
 
 def test_times_of_a_screening_are_brought_to_the_finalists_scale() -> None:

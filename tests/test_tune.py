@@ -117,6 +117,30 @@ def test_where_torch_is_faster_is_written(source: Path, tmp_path: Path) -> None:
     assert last is None
 
 
+def test_where_torch_is_faster_between_the_points_is_found_by_timing_it_alone(source: Path, tmp_path: Path) -> None:
+    """At M = 136 to 200 it takes another kernel, which no point of tuning has; alone it finds a higher clock."""
+    at_points = set[int]()
+
+    def us(name: str, s: Signature, m: int) -> float:
+        if name == BASELINE:
+            return 1.5 if 136 <= m <= 200 and m not in at_points else 2.2
+        at_points.add(m)
+        return 2.0 if name == "quick" else 3.0
+
+    gpu = scripted(us, wrong=wrong_are("wrong"))
+    gpu.cool = 0.8
+    tuned(source, tmp_path / "tuned.aot", gpu)
+    ((first, last),) = table(tmp_path / "tuned.aot")[512].torch_faster
+    assert 128 < first <= 144
+    assert 192 <= last < 224
+
+
+def test_a_baseline_that_is_never_near_is_not_timed_alone(source: Path, tmp_path: Path) -> None:
+    gpu = scripted({"quick": 2.0, "slow": 2.2, "wrong": 2.0, BASELINE: 3.0}, wrong=wrong_are("wrong"))
+    tuned(source, tmp_path / "tuned.aot", gpu)
+    assert gpu.alone == []
+
+
 def test_the_invariant_function_has_no_workspace_and_is_the_best_of_those(tmp_path: Path) -> None:
     names = ["spacious", "little", "plain"]
     rows = [entry(signature(512, 512), [(None, "plain")], candidates=[[16, names], [512, names]], state="ranked")]

@@ -65,6 +65,7 @@ def test_jobs_that_differ_in_anything_have_keys_of_their_own() -> None:
     job = Job(Signature("bf16", "bf16", "bf16", "f32", "none", 512, 512), ("a", "b"), (16,), 16, True)
     other = Signature("bf16", "bf16", "bf16", "f32", "none", 512, 1024)
     changed: dict[str, Any] = {"signature": other, "names": ("a",), "check": (), "m": 17, "sustained": False}
+    changed["baseline_at"] = (16,)
     assert changed.keys() == {field.name for field in dataclasses.fields(Job)}
     others = [dataclasses.replace(job, **{field: value}) for field, value in changed.items()]
     assert len({job.key(), *(other.key() for other in others)}) == 1 + len(changed)

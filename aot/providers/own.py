@@ -57,6 +57,15 @@ def _persistent_form(v: Variant) -> PersistentForm:
     return PersistentForm(v.a, v.d, v.scaling, v.epilogue, v.b_major)
 
 
+def _grouped_form(v: Variant) -> PersistentForm:
+    return PersistentForm(v.a, v.d, epilogue=v.epilogue, scheduler_bytes=SCHEDULER_BYTES)
+
+
+@functools.cache  # tuning asks for estimates at thousands of M
+def _grouped_plan(v: Variant) -> Plan:
+    return grouped_plan_of(v.options, _grouped_form(v))
+
+
 FAMILIES: dict[str, Family] = {
     # Few tokens on Hopper: B is read once, K split over a cluster. Right at any M up to 65535 tiles, which the grid
     # holds; meant for M <= 256.
@@ -112,15 +121,6 @@ FAMILIES: dict[str, Family] = {
         batched=(False,),
     ),
 }
-
-
-def _grouped_form(v: Variant) -> PersistentForm:
-    return PersistentForm(v.a, v.d, epilogue=v.epilogue, scheduler_bytes=SCHEDULER_BYTES)
-
-
-@functools.cache  # tuning asks for estimates at thousands of M
-def _grouped_plan(v: Variant) -> Plan:
-    return grouped_plan_of(v.options, _grouped_form(v))
 
 
 def _no_overlap(name: str) -> str | None:

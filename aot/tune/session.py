@@ -18,10 +18,12 @@ from . import points
 from .calibrate import Calibration, Observation, Predictions
 from .halving import Measured
 from .jobs import Answer, Job
+from .operation import tuning
 from .pool import Pool
 
 # Every candidate is checked at these M besides those it is ranked for: one row, fewer than any tile, and ragged.
 CHECK_TOKENS = (1, 3, 17, 333)
+_NEAR = 1.15  # of a function's time: a baseline that takes longer at all measured M is not looked at between them
 _LIKELY_USUAL = 1  # as so many measurements that load slows a function down as it does others
 _MANIFEST = 0.5  # of the longest row of candidates: a build ranks fewer at M that no manifest names
 
@@ -34,6 +36,7 @@ class Tuned:
     names: list[str]
     measured: list[Measured] = field(default_factory=list)
     rejected: dict[str, str] = field(default_factory=dict)
+    baseline_us: dict[int, float] = field(default_factory=dict)  # alone, at more M than those
 
     def predictions(self, pool: Pool) -> Predictions:
         """Predictions from all that was measured of the functions that may serve."""
@@ -133,4 +136,12 @@ def tune(entry: Entry, pool: Pool, seen: Mapping[int, int] | None = None) -> Gen
             break
         looked_at.add(point.m)
         yield from time(point.m, point.names, False)
+    if tuned.right() and tuning(signature).torch_serves(signature) and _may_win(tuned.measured):
+        answer = yield Job(signature, (), baseline_at=points.of_baseline([found.m for found in tuned.measured]))
+        tuned.baseline_us |= answer.baseline_us
     return tuned
+
+
+def _may_win(measured: Sequence[Measured]) -> bool:
+    """Whether the baseline came near the best function somewhere."""
+    return any(found.baseline_time.us < _NEAR * min(t.us for _, t in found.times) for found in measured)

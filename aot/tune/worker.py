@@ -53,6 +53,10 @@ class Backend(Protocol):
         """What takes times at `m`."""
         ...
 
+    def baseline_us(self, signature: Any, ms: Sequence[int]) -> dict[int, float]:
+        """Microseconds of the baseline alone at each of `ms`, which ascend."""
+        ...
+
 
 Announce = Callable[[str, int], None]
 MakeBackend = Callable[[Setup, Announce], Backend]
@@ -110,7 +114,7 @@ def serve(connection: Connection, device: str | None, backend: str, setup: Setup
 
 
 def do(backend: Backend, job: Job, options: TuneOptions) -> Answer:
-    """Check what is to be checked, then time what is left of it."""
+    """Check what is to be checked, then time what is left of it, or the baseline alone."""
     rejected: dict[str, str] = {}
 
     def right() -> Collection[str]:
@@ -119,6 +123,8 @@ def do(backend: Backend, job: Job, options: TuneOptions) -> Answer:
     for m in job.check:
         for name, reason in backend.check(job.signature, m, list(right())).items():
             rejected[name] = f"{job.at(m)}: {reason}"
+    if job.baseline_at:
+        return Answer(rejected, None, backend.baseline_us(job.signature, job.baseline_at))
     if not job.m or not right():
         return Answer(rejected)
     options = replace(options, sustained=options.sustained and job.sustained)
