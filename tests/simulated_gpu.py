@@ -93,8 +93,6 @@ class SimulatedGpu:
     busy_us: float = 0.0
     loads: list[int] = field(default_factory=list)  # the M at which functions were timed under sustained load
     announce: Announce = lambda name, m: None
-    alone: list[int] = field(default_factory=list)  # the M at which the baseline was timed alone
-    cool: float = 1.0  # of its time then, what it takes at the clock that it finds
 
     def environment(self) -> dict[str, Any]:
         return dict(ENVIRONMENT)
@@ -106,10 +104,6 @@ class SimulatedGpu:
             if reason := self.wrong(signature, name):
                 found[name] = reason
         return found
-
-    def baseline_us(self, signature: Signature, ms: Sequence[int]) -> dict[int, float]:
-        self.alone += ms
-        return {m: self.time_of(BASELINE, signature, m) * self.cool for m in ms}
 
     @contextlib.contextmanager
     def bench(self, signature: Signature, m: int) -> Iterator[Bench]:

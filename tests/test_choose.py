@@ -130,22 +130,21 @@ def test_where_a_baseline_wins_by_more_than_the_tolerance() -> None:
 # --- points ---
 
 
-def test_what_a_baseline_took_alone_is_brought_to_its_scores() -> None:
-    scores, alone = {64: 10.0, 256: 40.0}, {64: 8.0, 128: 8.0, 256: 16.0, 512: 99.0}
-    found = completed(scores, alone)
-    assert found.keys() == {64, 128, 256}, "nothing is known beyond the last score"
-    assert found[128] == pytest.approx(8.0 * math.sqrt(10 / 8 * 40 / 16))
-    assert (found[64], found[256]) == (10.0, 40.0)
-    assert completed(scores, {}) == scores
+def test_a_baseline_is_as_much_slower_than_predictions_as_than_what_was_timed_beside_it() -> None:
+    scores, glances = {64: 10.0, 256: 40.0}, {128: {"torch": 9.0, "f": 10.0, "g": 10.0}, 96: {"f": 1.0}}
+    found = completed("torch", scores, glances, lambda name, m: {"f": 20.0, "g": 80.0}[name])
+    assert found == pytest.approx({64: 10.0, 256: 40.0, 128: 36.0})
+    assert completed("torch", scores, {}, lambda name, m: 1.0) == scores
 
 
-def test_a_baseline_is_looked_at_between_the_points_of_tuning() -> None:
-    ms = points.of_baseline([1, 64, 100, 1024, 4096])
-    assert {64, 100, 1024, 4096} <= set(ms)
-    assert min(ms) == 64
-    assert all(b / a < 1.13 for a, b in itertools.pairwise(ms))
-    assert len(ms) <= 16 * 4 + 8 * 2 + 3
-    assert points.of_baseline([1, 16, 64]) == ()
+def test_glances_are_between_the_points_of_tuning() -> None:
+    measured = [1, 64, 100, 1024, 4096]
+    ms = points.between(measured)
+    assert not set(ms) & set(measured)
+    every = sorted({*ms, *measured[1:]})
+    assert all(b / a < 1.13 for a, b in itertools.pairwise(every))
+    assert len(ms) <= 16 * 4 + 8 * 2
+    assert points.between([1, 16, 64]) == ()
 
 
 def test_the_first_points_are_the_manifests_and_powers_of_two() -> None:

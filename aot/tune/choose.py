@@ -164,15 +164,20 @@ def best_class(
     return min(classes, key=behind, default=())
 
 
-def completed(scores: Mapping[int, float], alone: Mapping[int, float]) -> dict[int, float]:
-    """What a baseline is compared by at more M than its `scores` have: microseconds that it took `alone`, times by how
-    much its score is longer than these at the M of both, which is interpolated in log M."""
-    more = sorted((math.log(m), math.log(us / alone[m])) for m, us in scores.items() if m in alone)
-    if not more:
-        return dict(scores)
-    first, last = more[0][0], more[-1][0]
-    between = {m: us for m, us in alone.items() if first < math.log(m) < last and m not in scores}
-    return dict(scores) | {m: us * math.exp(_between(more, math.log(m))) for m, us in between.items()}
+def completed(
+    baseline: str,
+    scores: Mapping[int, float],
+    glances: Mapping[int, Mapping[str, float]],
+    predicted_us: Callable[[str, int], float],
+) -> dict[int, float]:
+    """What a baseline is compared by, at more M than its `scores` have: at each glance, the predicted times of the
+    functions there times by how much longer it took than they."""
+    found = dict(scores)
+    for m, us in glances.items():
+        logs = [math.log(predicted_us(name, m) / t) for name, t in us.items() if name != baseline]
+        if logs and baseline in us:
+            found[m] = us[baseline] * math.exp(math.fsum(logs) / len(logs))
+    return found
 
 
 def where_faster(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,7 +21,6 @@ from .operation import OperandSet, tuning
 from .timing import Timing
 from .worker import Announce, Setup
 
-_ALONE_REPEATS, _ALONE_GRAPH_US = 2, 100.0  # of the baseline where nothing else is timed
 _BASELINES = 4  # that are kept: jobs of a few signatures come in turns
 
 
@@ -73,34 +71,14 @@ class GpuBackend:
         """What takes times at `m`, on operands that together are more than three times what L2 holds."""
         measures = tuning(signature).measures()
         operands = measures.weights(signature, m, self.l2_bytes, self.seed).operands(m)
-        self._baseline(signature, operands[0])
+        if signature not in self.baselines:
+            self.baselines[signature] = measures.baseline(signature, operands[0])
+        for other in list(self.baselines)[:-_BASELINES]:
+            del self.baselines[other]
         try:
             yield GpuBench(self, signature, m, operands)
         finally:
             self.library.forget_captures()  # their graphs are gone
-
-    def baseline_us(self, signature: Any, ms: Sequence[int]) -> dict[int, float]:
-        """What torch takes alone at each of `ms`, on operands that find L2 cold. An octave of M shares its weights."""
-        measures, found = tuning(signature).measures(), dict[int, float]()
-        for _, octave in itertools.groupby(ms, key=int.bit_length):
-            weights, at = None, list(octave)
-            for m in at:
-                weights = weights or measures.weights(signature, m, self.l2_bytes, self.seed)
-                operands = weights.operands(m)
-                name, launch = self._baseline(signature, operands[0])
-                self.announce("", m)
-                floor_us = measure.expected_us(signature, m)
-                times = measure.time_interleaved({name: launch}, operands, floor_us, _ALONE_REPEATS, _ALONE_GRAPH_US)
-                found[m] = times[name].us
-        return found
-
-    def _baseline(self, signature: Any, example: OperandSet) -> tuple[str, Launch]:
-        """What torch runs, and its name; the last few are kept."""
-        if signature not in self.baselines:
-            self.baselines[signature] = tuning(signature).measures().baseline(signature, example)
-        for other in list(self.baselines)[:-_BASELINES]:
-            del self.baselines[other]
-        return self.baselines[signature]
 
 
 class GpuBench:

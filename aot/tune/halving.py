@@ -133,6 +133,12 @@ def measure(bench: Bench, m: int, names: Sequence[str], options: TuneOptions) ->
     return Measured(m, ordered, found.baseline, found.baseline_time, found.candidates, sustained, screened)
 
 
+def glance(bench: Bench, names: Sequence[str]) -> dict[str, float]:
+    """Microseconds of a few functions and of the baseline, taken briefly in turns; {} if none can be launched."""
+    us = {n: t.us for n, t in bench.time([*names, bench.baseline], _SCREEN_REPEATS, _SCREEN_GRAPH_US).items()}
+    return us if len(us) > 1 else {}
+
+
 def _finals(bench: Bench, finalists: Sequence[str], options: TuneOptions) -> dict[str, Timing]:
     """The finalists' times in turns with the baseline; again while none leads by more than its noise.
 

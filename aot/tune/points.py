@@ -21,12 +21,8 @@ _COARSE, _FAR = 4, 1.35
 _FIRST, _ADDED = (3.0, 40), (2.0, 16)
 # Where launches are long: as many as this time of screening is enough for, and no fewer than eight.
 _SCREENING_US, _LAUNCHES, _LEAST = 30_000.0, 8, 8
-
-
-_BASELINE_FROM, _BASELINE_SPARSE = (
-    64,
-    1024,
-)  # below the first M no baseline was ever faster; above there are half as many
+_GLANCES_FROM, _SPARSE_FROM = 64, 1024  # no baseline was ever faster below the first
+GLANCED = (2.0, 2)  # as `_FIRST`, of a glance
 
 
 class Point(NamedTuple):
@@ -53,18 +49,17 @@ def grid(least: int, most: int) -> list[int]:
     return [m for m in sorted({round(m) if m <= 64 else round(m / 8) * 8 for m in spaced}) if least < m < most]
 
 
-def of_baseline(measured: Sequence[int]) -> tuple[int, ...]:
-    """The M values to time a baseline alone at, where functions were `measured` at these: those, and between them 16 to
-    an octave from 64, 8 from 1024.
+def between(measured: Sequence[int]) -> tuple[int, ...]:
+    """The M values to glance at where functions were `measured` at these: 16 to an octave from 64, 8 from 1024.
 
     Another library's choice of kernel changes at M that nobody knows: for M = 65 to 511 cuBLAS was off interpolation
     between the points of tuning by over 16% in one case of twenty, on an H200 and an H100.
     """
-    least, most = _BASELINE_FROM, max(measured)
+    least, most = _GLANCES_FROM, max(measured)
     if most <= least:
         return ()
-    every = [m for i, m in enumerate(grid(least, most)) if m < _BASELINE_SPARSE or i % 2 == 0]
-    return tuple(sorted({*every, *(m for m in measured if m >= least)}))
+    every = grid(least, most)
+    return tuple(m for i, m in enumerate(every) if m not in measured and (m < _SPARSE_FROM or i % 2 == 0))
 
 
 def following(

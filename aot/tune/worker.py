@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import os
 import signal
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -51,10 +51,6 @@ class Backend(Protocol):
 
     def bench(self, signature: Any, m: int) -> contextlib.AbstractContextManager[halving.Bench]:
         """What takes times at `m`."""
-        ...
-
-    def baseline_us(self, signature: Any, ms: Sequence[int]) -> dict[int, float]:
-        """Microseconds of the baseline alone at each of `ms`, which ascend."""
         ...
 
 
@@ -114,7 +110,7 @@ def serve(connection: Connection, device: str | None, backend: str, setup: Setup
 
 
 def do(backend: Backend, job: Job, options: TuneOptions) -> Answer:
-    """Check what is to be checked, then time what is left of it, or the baseline alone."""
+    """Check what is to be checked, then time what is left of it."""
     rejected: dict[str, str] = {}
 
     def right() -> Collection[str]:
@@ -123,10 +119,18 @@ def do(backend: Backend, job: Job, options: TuneOptions) -> Answer:
     for m in job.check:
         for name, reason in backend.check(job.signature, m, list(right())).items():
             rejected[name] = f"{job.at(m)}: {reason}"
-    if job.baseline_at:
-        return Answer(rejected, None, backend.baseline_us(job.signature, job.baseline_at))
+    if job.glances:
+        return Answer(rejected, None, dict(_glances(backend, job.without(rejected))))
     if not job.m or not right():
         return Answer(rejected)
     options = replace(options, sustained=options.sustained and job.sustained)
     with backend.bench(job.signature, job.m) as bench:
         return Answer(rejected, halving.measure(bench, job.m, list(right()), options))
+
+
+def _glances(backend: Backend, job: Job) -> Iterator[tuple[int, dict[str, float]]]:
+    for m, names in job.glances:
+        with backend.bench(job.signature, m) as bench:
+            us = halving.glance(bench, names)
+        if us:
+            yield m, us

@@ -196,7 +196,7 @@ class Writer:
         served = tuning(signature).torch_serves(signature)
         by_torch = [found for found in one.measured if served and _is_one_call(found.baseline)]
         scores = {found.m: _baseline_us(found) for found in by_torch}
-        baselines = choose.completed(scores, one.baseline_us)
+        baselines = choose.completed(one.measured[0].baseline, scores, one.glances, predictions.us) if scores else {}
         row = Row(
             signature,
             target,
