@@ -285,7 +285,8 @@ def _changed(*files: Path) -> set[str]:
     ],
 )
 def test_kernels_that_change_are_compiled_anew_and_no_others(copied: Path, pattern: str, families: set[str]) -> None:
-    assert _changed(*(copied / "kernels").glob(pattern)) == families
+    """Of those families that there are: an operation may be taken out, with its own."""
+    assert _changed(*(copied / "kernels").glob(pattern)) == families & set(own.FAMILIES)
 
 
 def test_every_file_of_a_kernel_but_which_choices_are_legal_is_in_the_digest_of_a_family() -> None:
