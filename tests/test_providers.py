@@ -63,7 +63,7 @@ def test_table_of_families_agrees_with_the_operator_api(target: str, types: str)
     if target not in ("sm_80", "sm_120a"):
         families.remove("Sm80TensorOpGemmOperator")  # it runs there, far below what the GPU can do
     with FakeTensorMode():
-        any_variant = Variant("", "", target, (), TYPES[types])
+        any_variant = Variant("", "", target, (), TYPES[types], operation="gemm")
         found = ops.get_operators(
             cutlass_operators._gemm_arguments(torch, any_variant), target_sm=target.removeprefix("sm_")
         )
