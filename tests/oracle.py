@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import itertools
 import os
 import random
@@ -43,7 +44,6 @@ from aot.search.variants import Family, Variant, choices
 from runtime.device.launch import Evaluation, Launch
 from runtime.errors import ProgramError, RecordError
 from runtime.gemm.signature import Signature
-from runtime.grouped_gemm import Signature as GroupedSignature
 from runtime.numbers.dtypes import DTYPES
 from runtime.program.evaluator import PythonEvaluator
 from runtime.program.record import Record, TensorArgument
@@ -208,7 +208,7 @@ def sample(target: str) -> list[Variant]:
                     chosen.setdefault((name, family, form, *hosts), v)
                     for option in _SHARING if plain else ("odd pieces",):
                         others.setdefault((name, family, option, _value(v, option)), v)
-        for v in (*provider(name).functions(target), *_grouped(name, target)):
+        for v in (*provider(name).functions(target), *_asked(name, target)):
             hosts = [v.options.get(option) for option in ("overlap", "schedule", "swap", "cluster_n", "two_cta")]
             chosen.setdefault((name, v.family, v.a, v.epilogue, v.operation, *hosts), v)
     found = list(chosen.values())
@@ -219,12 +219,12 @@ def sample(target: str) -> list[Variant]:
     return [*found, *_unlikely(found)]
 
 
-def _grouped(name: str, target: str) -> Iterator[Variant]:
-    """Grouped GEMMs: plain ones of every element type, and gated ones of one."""
-    forms = [(dtype, "none") for dtype in ("bf16", "f16")] + [("bf16", "swiglu_interleaved")]
-    for dtype, epilogue in forms:
-        signature = GroupedSignature(dtype, dtype, dtype, 64, 4096, 4096, epilogue, "weights")
-        yield from legal_variants(name, target, signature)
+def _asked(name: str, target: str) -> Iterator[Variant]:
+    """Variants of operations whose variants are enumerated for a signature only: for those that the operation's folder
+    here names in its `sample_signatures`."""
+    for path in sorted(Path(__file__).parent.glob("*/sample_signatures.py")):
+        for signature in importlib.import_module(f".{path.parent.name}.{path.stem}", __package__).SIGNATURES:
+            yield from legal_variants(name, target, signature)
 
 
 def _unlikely(likely: Iterable[Variant]) -> list[Variant]:

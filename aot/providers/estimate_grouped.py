@@ -13,21 +13,18 @@ from runtime.grouped_gemm import Signature
 from runtime.numbers.dtypes import DTYPES
 
 from ..kernels.sm90.persistent.plan import Plan
+from ..search import h200
 from ..search.grouped_gemm import active_groups
 from ..search.variants import Variant
 
-_PROCESSORS = 132
-_READ_BYTES_PER_US = 4.3e6  # of weights that no cache has
-_FLOPS_PER_US = 720e6  # bf16, at the clock that power leaves
-_LAUNCH_US, _TILE_US = 3.0, 0.6  # to begin and end a kernel, and a tile's epilogue that nothing hides
-_HIDDEN = 0.1  # of the shorter of two, which does not quite hide behind the longer
-_LOADED_BYTES_PER_US = 0.055e6  # into an SM's shared memory, from L2
+_PROCESSORS, _RATES = h200.MULTIPROCESSORS, h200.GROUPED
 
 
 def estimate_us(plan: Plan, signature: Signature, m: int) -> float:
     """Microseconds on an H200 at `m` rows of `signature`, weights not in L2."""
     tile = _Tile(plan.tokens, plan.rows if plan.swap else plan.columns, plan.cluster_along_n)
-    return _us(tile, signature, m) - _tiles(tile, signature, m) / _PROCESSORS * (0.3 if plan.pingpong else 0.0)
+    hidden_us = _RATES.pingpong_us if plan.pingpong else 0.0
+    return _us(tile, signature, m) - _tiles(tile, signature, m) / _PROCESSORS * hidden_us
 
 
 def of_operator(variant: Variant, signature: Signature, m: int) -> float:
@@ -55,8 +52,8 @@ def _us(tile: _Tile, signature: Signature, m: int) -> float:
     element = DTYPES[signature.a].bytes
     waves = math.ceil(_tiles(tile, signature, m) / _PROCESSORS)
     loaded = (tile.m / tile.shared_by + tile.n) * signature.k * element
-    products = 2.0 * tile.m * tile.n * signature.k * _PROCESSORS / _FLOPS_PER_US
-    computed = waves * (max(products, loaded / _LOADED_BYTES_PER_US) + _TILE_US)
+    products = 2.0 * tile.m * tile.n * signature.k * _PROCESSORS / _RATES.flops_per_us
+    computed = waves * (max(products, loaded / _RATES.loaded_bytes_per_us) + _RATES.tile_us)
     rows = active_groups(signature.groups, m) * signature.n + m
-    read = (rows * signature.k * element + m * signature.columns * DTYPES[signature.d].bytes) / _READ_BYTES_PER_US
-    return _LAUNCH_US + max(computed, read) + _HIDDEN * min(computed, read)
+    read = (rows * signature.k * element + m * signature.columns * DTYPES[signature.d].bytes) / _RATES.read_bytes_per_us
+    return _RATES.launch_us + max(computed, read) + _RATES.hidden * min(computed, read)

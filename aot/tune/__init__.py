@@ -4,7 +4,7 @@ Reads a candidate archive and writes a tuned one; needs torch and GPUs of one of
 Every function is checked before it is timed. Entries for other targets pass through as they are, so that one archive
 can be tuned on one machine after the other. `run.tune_archive` is where it begins; it imports no torch, since measuring
 is done by processes that do. What is particular to an operation (operands, reference, tolerance, baseline, the least
-that it takes) is behind `operation`: in `aot/tune/gemm/`, `aot/tune/rmsnorm/`, or another package.
+that it takes) is behind `operation`: in a folder beside `aot/tune/gemm/`, or another package.
 
 Of each signature, in order:
 
