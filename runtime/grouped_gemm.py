@@ -1,8 +1,8 @@
 """Grouped GEMM as an operation: rows of A by groups, each multiplied with a B of its own, as experts are.
 
-D[r] = act(A[r] @ B[e]^T) for every row r of group e. Rows of a group follow each other: group e ends before row
-`ends[e]`, and begins where the one before it ends, as the `offs` of `torch.nn.functional.grouped_mm` say it. Only the
-device knows `ends`, so a launch that a CUDA graph captured serves whatever they are when it is replayed.
+D[r] = act(A[r] @ B[e]^T + bias[e]) for every row r of group e. Rows of a group follow each other: group e ends before
+row `ends[e]`, and begins where the one before it ends, as the `offs` of `torch.nn.functional.grouped_mm` say it. Only
+the device knows `ends`, so a launch that a CUDA graph captured serves whatever they are when it is replayed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 
 from .container.fields import is_int
 from .errors import ArgumentError, RecordError
-from .gemm.signature import ACTIVATIONS, EPILOGUES, GATED, OVERLAPS, Epilogue
+from .gemm.signature import ACTIVATIONS, EPILOGUES, GATED, OVERLAPS, Epilogue, extra_dtype
 from .limits import MAX_GEMM_EXTENT
 from .numbers.dtypes import DTYPES
-from .program.operation import Asked, Operand, Operation, contiguous
+from .program.operation import Asked, Operand, Operation, contiguous, extents_at
 from .program.record import TensorView
 from .program.tensor import flatten_rows, overlaps_itself, share_memory
 
@@ -33,13 +33,14 @@ _LABELS = (
     *(("a", "A"), ("b", "B"), ("d", "D"), ("epilogue", "epilogue"), ("groups", "groups"), ("n", "N"), ("k", "K")),
     ("overlap", "overlap"),
 )
-# Epilogues without operands of their own.
-EPILOGUES_OF_GROUPS = tuple(w for w, e in EPILOGUES.items() if not (e.bias or e.residual or e.scale))
+EPILOGUES_OF_GROUPS = tuple(w for w, e in EPILOGUES.items() if not (e.residual or e.scale))
+_ACTIVATIONS = tuple(w for w in EPILOGUES_OF_GROUPS if not EPILOGUES[w].bias)
 
 
 @dataclass(frozen=True)
 class Signature:
-    """A (M, K), B (groups, N, K), ends (groups), i32, and D (M, N), or (M, N/2) where the epilogue is gated.
+    """A (M, K), B (groups, N, K), ends (groups), i32, and D (M, N), or (M, N/2) where the epilogue is gated; bias
+    (groups, N) in D's type where the epilogue has one.
 
     Element types by short name; sums are in f32. `epilogue` and `overlap` are words of `runtime.gemm.signature`.
     """
@@ -75,12 +76,17 @@ class Signature:
 
     def operands(self) -> tuple[Operand, ...]:
         """The tensors that kernels take, in order."""
-        return (
+        return self._operands
+
+    @cached_property
+    def _operands(self) -> tuple[Operand, ...]:
+        plain = (
             Operand("a", self.a, ("M", "K")),
             Operand("b", self.b, ("groups", "N", "K")),
             Operand("ends", "i32", ("groups",)),
             Operand("d", self.d, ("M", "P" if self.parts.gated else "N")),
         )
+        return plain + group_operands(self.d, self.epilogue)
 
     def numbers(self) -> tuple[tuple[str, str], ...]:
         """The numbers that kernels take after these: none."""
@@ -93,6 +99,11 @@ class Signature:
     def to_json(self) -> dict[str, Any]:
         """What `GroupedGemm.read` reads."""
         return asdict(self)
+
+
+def group_operands(d: str, epilogue: str) -> tuple[Operand, ...]:
+    """What a grouped GEMM takes after A, B, ends and D, in this order: bias."""
+    return (Operand("bias", extra_dtype(d), ("groups", "N")),) if Epilogue.of(epilogue).bias else ()
 
 
 class GroupedGemm(Operation):
@@ -161,18 +172,20 @@ class GroupedGemm(Operation):
         ends: Any,
         *,
         out: Any = None,
+        bias: Any = None,
         epilogue: str = "none",
         overlap: str = "serial",
     ) -> Asked:
         """D for A (..., K), its rows by groups, B (groups, N, K) and where groups end, i32 (groups); without `out` a
         torch `a` gives a new tensor of its type. Rows of `out` behind the last group's end are left as they are.
 
-        `epilogue` is "none", relu, gelu, gelu_tanh, silu, or gated: swiglu, geglu or geglu_tanh, also `_interleaved`.
+        `bias` (groups, N) is added before the epilogue: "none", relu, gelu, gelu_tanh, silu, or gated: swiglu, geglu,
+        geglu_tanh or swiglu_clamped, also `_interleaved`.
 
         Raises:
             ArgumentError: the tensors do not go together.
         """
-        if epilogue not in EPILOGUES_OF_GROUPS:
+        if epilogue not in _ACTIVATIONS:
             known = ", ".join((*ACTIVATIONS, *GATED))
             raise ArgumentError(f"grouped_gemm has no epilogue {epilogue!r:.50}; it has {known}")
         if overlap not in OVERLAPS:
@@ -200,9 +213,31 @@ class GroupedGemm(Operation):
             raise ArgumentError(f"out must have the shape {(*rows.shape[:-1], columns)}, found {d.shape}")
         if overlaps_itself(d) or any(share_memory(d, other) for other in (rows, of_b, of_ends)):
             raise ArgumentError("out names elements twice, or shares memory with an input; pass another")
-        signature = Signature(rows.dtype, of_b.dtype, d.dtype, of_b.shape[0], n, of_b.shape[2], epilogue, overlap)
+        word = EPILOGUES[epilogue]._replace(bias=bias is not None).word()
+        signature = Signature(rows.dtype, of_b.dtype, d.dtype, of_b.shape[0], n, of_b.shape[2], word, overlap)
         flat, to = flatten_rows(rows, "a"), flatten_rows(d, "out")
-        return Asked(signature, flat.shape[0], (flat, of_b, of_ends, to), out)
+        given = {name: view(x, name, False) for name, x in (("bias", bias),) if x is not None}
+        extras = _extras(signature, flat.shape[0], given, d)
+        return Asked(signature, flat.shape[0], (flat, of_b, of_ends, to, *extras), out)
+
+
+def _extras(signature: Signature, m: int, given: Mapping[str, TensorView], d: TensorView) -> list[TensorView]:
+    """The operands behind D, of those that were given by name, in the order that kernels take them.
+
+    Raises:
+        ArgumentError: one is not of its type or shape, or shares memory with D.
+    """
+    extents, found = extents_at(signature, m), []
+    for operand in signature.operands()[4:]:
+        of, shape = given[operand.name], tuple(extents[axis] for axis in operand.axes)
+        if (of.dtype, of.shape) != (operand.dtype, shape):
+            raise ArgumentError(
+                f"{operand.name} must be {operand.dtype} of shape {shape}, found {of.dtype} of {of.shape}"
+            )
+        if share_memory(d, of):
+            raise ArgumentError(f"out shares memory with {operand.name}; pass another")
+        found.append(of)
+    return found
 
 
 GROUPED_GEMM = GroupedGemm()

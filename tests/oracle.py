@@ -220,8 +220,9 @@ def sample(target: str) -> list[Variant]:
 
 
 def _grouped(name: str, target: str) -> Iterator[Variant]:
-    """Grouped GEMMs: plain ones of every element type, and gated ones of one."""
-    forms = [(dtype, "none") for dtype in ("bf16", "f16")] + [("bf16", "swiglu_interleaved")]
+    """Grouped GEMMs: plain ones of every element type, and gated ones and ones with a bias of one."""
+    forms = [(dtype, "none") for dtype in ("bf16", "f16")]
+    forms += [("bf16", "swiglu_interleaved"), ("bf16", "bias+swiglu_clamped_interleaved"), ("bf16", "bias")]
     for dtype, epilogue in forms:
         signature = GroupedSignature(dtype, dtype, dtype, 64, 4096, 4096, epilogue, "weights")
         yield from legal_variants(name, target, signature)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from runtime.gemm.signature import Epilogue, Operand, extra_operands
+from runtime.grouped_gemm import group_operands
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import TILE_SCALES, symbol_of
 from runtime.program.arguments import (
@@ -80,7 +81,8 @@ def gemm_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]]:
 
 def grouped_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]]:
     """The symbols of a grouped GEMM's tensors, and these as arguments, in order: A (m, k), B (groups, n, k), ends
-    (groups) and D (m, n), or (m, p) where the epilogue is gated; every extent and leading stride free."""
+    (groups) and D (m, n), or (m, p) where the epilogue is gated, and what `runtime.grouped_gemm.group_operands` lists;
+    every extent and leading stride free."""
     a, b, d = variant.elements
     pieces = DTYPES[d].filling(_ALIGNMENT_BYTES)
     columns = "p" if Epilogue.of(variant.epilogue).gated else "n"
@@ -95,6 +97,11 @@ def grouped_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]
         TensorArgument("ends", "i32", ("groups",), (1,), DTYPES["i32"].bytes),
         TensorArgument("d", d, ("m", columns), ("ldd", 1), _ALIGNMENT_BYTES),
     ]
+    for operand in group_operands(d, variant.epilogue):
+        shape = tuple(axis if axis == "groups" else symbol_of(axis) for axis in operand.axes)
+        leading = f"ld{operand.name}"
+        symbols[leading] = Symbol(64, pieces)
+        tree.append(TensorArgument(operand.name, operand.dtype, shape, (leading, 1), _ALIGNMENT_BYTES))
     return symbols, tree
 
 

@@ -192,19 +192,24 @@ def _persistent(variant: Variant) -> Buildable:
 
 
 def _grouped(variant: Variant) -> Buildable:
-    """A grouped GEMM over A, B, where groups end, D, the number of clusters that the device holds, and a stream."""
+    """A grouped GEMM over the operands that its form has, the number of clusters that the device holds, and a
+    stream."""
     from ..kernels.sm90.grouped.kernel import Grouped
 
     plan = _grouped_plan(variant)
     symbols, tree = grouped_tensors(variant)
     tree += [DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster), StreamArgument("stream")]
-    return Buildable(Grouped(plan), stand_ins(tree, symbols), tree, symbols)
+    return Buildable(Grouped(plan), _all_arguments(tree, symbols, _GROUPED_ARGUMENTS), tree, symbols)
 
 
 def _gemm_arguments(tree: list[Argument], symbols: dict[str, Symbol]) -> list[Any]:
-    """Stand-ins for a GEMM's whole list of arguments, None for each that `tree` does without."""
+    return _all_arguments(tree, symbols, _GEMM_ARGUMENTS)
+
+
+def _all_arguments(tree: list[Argument], symbols: dict[str, Symbol], names: tuple[str, ...]) -> list[Any]:
+    """Stand-ins for a kernel's whole list of arguments, None for each that `tree` does without."""
     found = dict(zip((argument.name for argument in tree), stand_ins(tree, symbols), strict=True))
-    return [found.get(name) for name in _GEMM_ARGUMENTS]
+    return [found.get(name) for name in names]
 
 
 def _rmsnorm(variant: Variant) -> Buildable:
@@ -235,6 +240,7 @@ _GEMM_ARGUMENTS = (
     *("a", "b", "d", "scale_a", "scale_b", "bias", "residual", "scale_d"),
     *("partials", "counters", "max_active_clusters", "stream"),
 )
+_GROUPED_ARGUMENTS = ("a", "b", "ends", "d", "bias", "max_active_clusters", "stream")
 _BUILDERS = {
     "rmsnorm_row": _rmsnorm,
     "sm90_grouped": _grouped,

@@ -17,6 +17,8 @@ from runtime.grouped_gemm import GROUPED_GEMM, Signature  # noqa: E402
 
 PLAIN = Signature("bf16", "bf16", "bf16", 7, 48, 64)
 GATED = dataclasses.replace(PLAIN, epilogue="swiglu_interleaved")
+BIASED = dataclasses.replace(PLAIN, epilogue="bias+swiglu_clamped_interleaved")
+EVERY = pytest.mark.parametrize("s", [PLAIN, GATED, BIASED], ids=lambda s: s.key())
 MEASURES = GroupedMeasures()
 
 
@@ -24,7 +26,7 @@ def made(s: Signature, m: int = 33, seed: int = 0) -> OperandSet:
     return Weights(s, m, 0, seed, device="cpu").operands(m)[0]
 
 
-@pytest.mark.parametrize("s", [PLAIN, GATED], ids=lambda s: s.key())
+@EVERY
 def test_operands_are_those_of_the_signature(s: Signature) -> None:
     o = made(s)
     tensors: list[Any] = list(o.arguments())
@@ -62,7 +64,29 @@ def test_a_gate_is_applied_to_what_it_gates() -> None:
     torch.testing.assert_close(MEASURES.reference(GATED, o)["d"], gate * torch.sigmoid(gate) * up)
 
 
-@pytest.mark.parametrize("s", [PLAIN, GATED], ids=lambda s: s.key())
+def test_a_bias_is_its_groups_and_added_before_gates_are_clamped() -> None:
+    o = made(BIASED, 200)
+    sums = MEASURES.reference(dataclasses.replace(BIASED, epilogue="none"), o)["d"]
+    group_of = torch.searchsorted(o.ends, torch.arange(200, dtype=torch.int32), right=True)
+    sums = sums + o.extras["bias"][group_of]
+    gate, up = sums[:, 0::2].clamp(max=7.0), sums[:, 1::2].clamp(min=-7.0, max=7.0)
+    assert int((gate == 7.0).sum()) > 20
+    torch.testing.assert_close(MEASURES.reference(BIASED, o)["d"], (up + 1) * gate * torch.sigmoid(gate * 1.702))
+
+
+def test_a_check_notices_another_groups_bias_and_gates_that_are_not_clamped() -> None:
+    def next_bias(o: OperandSet) -> None:
+        other = dataclasses.replace(o, extras={"bias": o.extras["bias"].roll(1, 0)})
+        o.d.copy_(MEASURES.reference(BIASED, other)["d"])
+
+    def swiglu(o: OperandSet) -> None:
+        o.d.copy_(MEASURES.reference(dataclasses.replace(BIASED, epilogue="bias+swiglu_interleaved"), o)["d"])
+
+    found = measure.check(BIASED, 33, Weights(BIASED, 33, 0, 0, device="cpu"), {"bias": next_bias, "gate": swiglu})
+    assert all(isinstance(why, str) for why in found.values())
+
+
+@EVERY
 def test_a_check_takes_what_is_right_and_notices_a_group_that_is_another(s: Signature) -> None:
     def right(o: OperandSet) -> None:
         o.d.copy_(MEASURES.reference(s, o)["d"])

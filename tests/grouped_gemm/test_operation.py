@@ -22,7 +22,8 @@ from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, te
 
 PLAIN = Signature("bf16", "bf16", "bf16", 8, 256, 128)
 SWIGLU = dataclasses.replace(PLAIN, epilogue="swiglu")
-SIGNATURES = [PLAIN, SWIGLU, dataclasses.replace(SWIGLU, epilogue="geglu_tanh_interleaved", overlap="launch")]
+BIASED = dataclasses.replace(PLAIN, epilogue="bias+swiglu_clamped_interleaved")
+SIGNATURES = [PLAIN, SWIGLU, BIASED, dataclasses.replace(SWIGLU, epilogue="geglu_tanh_interleaved", overlap="launch")]
 
 
 def _variant(s: Signature) -> Variant:
@@ -31,8 +32,9 @@ def _variant(s: Signature) -> Variant:
 
 @pytest.fixture
 def driver(tmp_path: Path, torch: FakeTorch) -> RecordingDriver:
-    rows = [entry(s.to_json(), [(None, s.epilogue)]) for s in (PLAIN, SWIGLU)]
-    records = [tensors_record(s.epilogue, *grouped_tensors(_variant(s))) for s in (PLAIN, SWIGLU)]
+    served = {"none": PLAIN, "swiglu": SWIGLU, "biased": BIASED}
+    rows = [entry(s.to_json(), [(None, name)]) for name, s in served.items()]
+    records = [tensors_record(name, *grouped_tensors(_variant(s))) for name, s in served.items()]
     return RecordingDriver(kernels=write_archive(tmp_path / "experts.aot", records, rows, "grouped_gemm"))
 
 
@@ -57,7 +59,7 @@ def test_signatures_are_read_as_they_are_written(s: Signature) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"groups": 0}, {"n": "8"}, {"a": "bf17"}, {"epilogue": "bias"}, {"overlap": "all"}, {"x": 1}]
+    "change", [{"groups": 0}, {"n": "8"}, {"a": "bf17"}, {"epilogue": "residual"}, {"overlap": "all"}, {"x": 1}]
 )
 def test_malformed_signatures_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(RecordError, match=r"grouped_gemm|signature field"):
@@ -79,6 +81,14 @@ def test_a_gated_call_makes_half_the_columns(library: Library, driver: Recording
     assert driver.launches[-1].symbol == "kernel_swiglu"
 
 
+def test_a_bias_is_the_operand_behind_the_output(library: Library, driver: RecordingDriver) -> None:
+    bias, out = FakeTensor((8, 256)), FakeTensor((9, 128))
+    library.call("grouped_gemm", *tensors(), out=out, bias=bias, epilogue="swiglu_clamped_interleaved")
+    launch = driver.launches[-1]
+    assert launch.symbol == "kernel_biased"
+    assert [struct.unpack_from("<Q", p)[0] for p in launch.parameters[3:5]] == [out.data_ptr(), bias.data_ptr()]
+
+
 def test_what_no_entry_serves_names_the_nearest(library: Library) -> None:
     with pytest.raises(KernelMiss, match="groups is 8, wanted 16"):
         library.call("grouped_gemm", *tensors(groups=16))
@@ -94,6 +104,8 @@ def test_what_no_entry_serves_names_the_nearest(library: Library) -> None:
         ({"out": FakeTensor((9, 128))}, r"out must have the shape \(9, 256\)"),
         ({"epilogue": "bias"}, "no epilogue 'bias'"),
         ({"overlap": "all"}, "overlap must be one of"),
+        ({"bias": FakeTensor((256,))}, r"bias must be bf16 of shape \(8, 256\), found bf16 of \(256,\)"),
+        ({"bias": FakeTensor((8, 256), dtype="float32")}, "found f32"),
     ],
 )
 def test_call_refuses_what_does_not_go_together(library: Library, change: dict[str, Any], match: str) -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from runtime.gemm.fallback import apply_activation
+from runtime.gemm.signature import CLAMPED
 from runtime.grouped_gemm import Signature
+from runtime.program.operation import Operand, extents_at
 
 from ..elements import TORCH_DTYPES, poisoned
 from ..measure import MOST_LAUNCHES, Launch, MeasureError, tolerance
@@ -23,20 +25,23 @@ _FLOAT64_ELEMENTS = 10 << 20  # up to so many a reference is computed in float64
 # Routers do not load all experts alike: a row falls to a group with a probability that is log-normal, of this sigma.
 # With 128 groups the busiest has about four times the mean.
 SKEW = 0.5
+CLAMPED_SIZE = 4.0  # of A's numbers where sums are clamped, so that one in twelve is
 
 
 @dataclass(frozen=True)
 class OperandSet:
-    """One A, B, ends of groups and D of a grouped GEMM."""
+    """One A, B, ends of groups and D of a grouped GEMM, and by name what follows them, in the order of
+    `Signature.operands`."""
 
     a: torch.Tensor
     b: torch.Tensor
     ends: torch.Tensor
     d: torch.Tensor
+    extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def arguments(self) -> tuple[torch.Tensor, ...]:
         """What a function takes, in order."""
-        return (self.a, self.b, self.ends, self.d)
+        return (self.a, self.b, self.ends, self.d, *self.extras.values())
 
     def outputs(self) -> Mapping[str, torch.Tensor]:
         """D."""
@@ -81,8 +86,15 @@ class Weights:
 
     def _set(self, m: int, b: torch.Tensor, counts: torch.Tensor) -> OperandSet:
         s = self.signature
-        a = self._normal((m, s.k)).to(TORCH_DTYPES[s.a])
-        return OperandSet(a, b, counts.cumsum(0).to(torch.int32), poisoned((m, s.columns), s.d, self.device))
+        size = CLAMPED_SIZE if s.parts.activation == CLAMPED else 1.0
+        a = self._normal((m, s.k)).mul_(size).to(TORCH_DTYPES[s.a])
+        extras = {operand.name: self._extra(operand, m) for operand in s.operands()[4:]}
+        ends = counts.cumsum(0).to(torch.int32)
+        return OperandSet(a, b, ends, poisoned((m, s.columns), s.d, self.device), extras)
+
+    def _extra(self, operand: Operand, m: int) -> torch.Tensor:
+        extents = extents_at(self.signature, m)
+        return self._normal(tuple(extents[axis] for axis in operand.axes)).to(TORCH_DTYPES[operand.dtype])
 
     def _normal(self, shape: tuple[int, ...]) -> torch.Tensor:
         values = torch.randn(shape, device=self.device, generator=self.generator, dtype=torch.bfloat16)
@@ -104,6 +116,8 @@ class GroupedMeasures(Measures):
         begin = 0
         for group, end in enumerate(operands.ends.tolist()):
             sums[begin:end] = a[begin:end] @ operands.b[group].to(wide).t()
+            if signature.parts.bias:
+                sums[begin:end] += operands.extras["bias"][group]
             begin = end
         return {"d": apply_activation(torch, signature.parts, sums)}
 
@@ -112,7 +126,7 @@ class GroupedMeasures(Measures):
         return tolerance(signature.d)
 
     def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
-        """torch._grouped_mm, and where there is an activation one compiled kernel that applies it."""
+        """torch._grouped_mm, and where there is a bias or an activation what torch.compile makes of it."""
         dtype, parts = TORCH_DTYPES[signature.d], signature.parts
 
         def product(o: OperandSet) -> torch.Tensor:
@@ -126,6 +140,19 @@ class GroupedMeasures(Measures):
         if signature.epilogue == "none":
             return "torch._grouped_mm", product
         torch._dynamo.reset()
-        finish = torch.compile(lambda sums: apply_activation(torch, parts, sums.float()).to(dtype), dynamic=True)
-        finish(product(example))
-        return f"torch._grouped_mm, torch.compile'd {parts.activation_word}", lambda o: finish(product(o))
+
+        def epilogue(sums: torch.Tensor, ends: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+            values = sums.float()
+            if bias is not None:
+                rows = torch.arange(sums.shape[0], dtype=ends.dtype, device=ends.device)
+                values = values + bias[torch.searchsorted(ends, rows, right=True).clamp_max(len(bias) - 1)]
+            return apply_activation(torch, parts, values).to(dtype)
+
+        compiled = torch.compile(epilogue, dynamic=True)
+
+        def finished(o: OperandSet) -> torch.Tensor:
+            found: torch.Tensor = compiled(product(o), o.ends, o.extras.get("bias"))
+            return found
+
+        finished(example)
+        return f"torch._grouped_mm, torch.compile'd {parts.word()}", finished

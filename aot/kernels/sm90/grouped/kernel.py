@@ -29,11 +29,12 @@ class Grouped(Persistent):
         b: cute.Tensor,
         ends: cute.Tensor,
         d: cute.Tensor,
+        bias: Any,
         max_active_clusters: cutlass.Int32,
         stream: Any,
     ) -> None:
-        """Launch over A (M, K), B (groups, N, K), the row of A that each group ends before, i32 (groups), and D (M,
-        columns)."""
+        """Launch over A (M, K), B (groups, N, K), the row of A that each group ends before, i32 (groups), D (M,
+        columns) and bias (groups, N) or None."""
         plan = self.plan
         self.element, self.element_d, self.batched = a.element_type, d.element_type, False
         groups, extents = cute.size(ends), (cute.size(d, mode=[0]), cute.size(b, mode=[1]))
@@ -56,7 +57,7 @@ class Grouped(Persistent):
             (*of_out, out),
             (ends, tiles_along_n, k_tiles),
             extents,
-            (None, None, None, None, None),
+            (None, None, bias, None, None),
         ).launch(
             grid=[clusters * plan.cluster, 1, 1],
             block=[self.threads, 1, 1],

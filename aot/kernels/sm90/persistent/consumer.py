@@ -93,11 +93,12 @@ def _consume(
         mainloop.finish(state.stage)
         phase = exchange(plan, accumulators, storage.split, phase, thread)
         coord = scheduler.tile_coord(work.index)
-        scales = Scales.of(plan, operands, coord)
+        of_tile = operands.of_group(coord)
+        scales = Scales.of(plan, of_tile, coord)
         if cutlass.const_expr(plan.stream_k):
-            finish_tile(plan, accumulators, storage.output, coord, operands, scales, work.shared, storage.workspace)
+            finish_tile(plan, accumulators, storage.output, coord, of_tile, scales, work.shared, storage.workspace)
         else:
-            store_tile(plan, accumulators, storage.output, coord, operands, scales, storage.split)
+            store_tile(plan, accumulators, storage.output, coord, of_tile, scales, storage.split)
         end_reduction(plan)
         if cutlass.const_expr(plan.pingpong):
             state = _pass_over(plan, state, per_tile)

@@ -7,7 +7,7 @@ a condition: TMA stores nothing there. Knows nothing of what is computed of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -48,7 +48,6 @@ class EpilogueOperands:
         row, column = thread // WARP * 16 + lane // 4, lane % 4 * 2
         parts = Epilogue.of(plan.form.epilogue)
         (m, n), (scale_a, scale_b, bias, residual, scale_d) = extents, extras
-        (m, n), (scale_a, scale_b, bias, residual, scale_d) = extents, extras
         return cls(
             plan=plan,
             m=m,
@@ -65,6 +64,12 @@ class EpilogueOperands:
             row=row,
             column=column,
         )
+
+    def of_group(self, coord: TileCoord) -> EpilogueOperands:
+        """The same for one tile, with what its group has of bias, if there are groups."""
+        if not self.plan.form.grouped or self.bias is None:
+            return self
+        return replace(self, bias=self.bias[coord.batch, None])
 
     def atom_row(self, coord: TileCoord, atom: int) -> Any:
         """The number of an atom of 64 rows."""
