@@ -210,7 +210,7 @@ def sample(target: str) -> list[Variant]:
                         others.setdefault((name, family, option, _value(v, option)), v)
         for v in (*provider(name).functions(target), *_grouped(name, target)):
             hosts = [v.options.get(option) for option in ("overlap", "schedule", "swap", "cluster_n", "two_cta")]
-            chosen.setdefault((name, v.family, v.a, v.epilogue, v.operation, *hosts), v)
+            chosen.setdefault((name, v.family, v.a, v.epilogue, v.scaling, v.operation, *hosts), v)
     found = list(chosen.values())
     for (name, family, option, value), v in others.items():
         of_family = (x for x in found if (x.provider, x.family) == (name, family))
@@ -220,11 +220,15 @@ def sample(target: str) -> list[Variant]:
 
 
 def _grouped(name: str, target: str) -> Iterator[Variant]:
-    """Grouped GEMMs: plain ones of every element type, and gated ones and ones with a bias of one."""
-    forms = [(dtype, "none") for dtype in ("bf16", "f16")]
-    forms += [("bf16", "swiglu_interleaved"), ("bf16", "bias+swiglu_clamped_interleaved"), ("bf16", "bias")]
-    for dtype, epilogue in forms:
-        signature = GroupedSignature(dtype, dtype, dtype, 64, 4096, 4096, epilogue, "weights")
+    """Grouped GEMMs: plain ones of every element type, and gated ones and ones with a bias of one; of 8 bits both
+    scalings, with a gate or a bias too."""
+    forms = [(dtype, dtype, "none", "none") for dtype in ("bf16", "f16")]
+    epilogues = "swiglu_interleaved", "bias+swiglu_clamped_interleaved", "bias"
+    forms += [("bf16", "bf16", epilogue, "none") for epilogue in epilogues]
+    forms += [("e4m3", "bf16", epilogue, "row_column") for epilogue in ("none", "swiglu", "bias")]
+    forms += [("e4m3", "f16", epilogue, "block") for epilogue in ("none", "swiglu", "bias")]
+    for dtype, d, epilogue, scaling in forms:
+        signature = GroupedSignature(dtype, dtype, d, 64, 4096, 4096, epilogue, "weights", scaling)
         yield from legal_variants(name, target, signature)
 
 

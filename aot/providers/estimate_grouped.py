@@ -19,6 +19,7 @@ from ..search.variants import Variant
 _PROCESSORS = 132
 _READ_BYTES_PER_US = 4.3e6  # of weights that no cache has
 _FLOPS_PER_US = 720e6  # bf16, at the clock that power leaves
+_FLOPS_PER_US_FP8 = 1100e6  # of e4m3, whose sums are promoted
 _LAUNCH_US, _TILE_US = 3.0, 0.6  # to begin and end a kernel, and a tile's epilogue that nothing hides
 _HIDDEN = 0.1  # of the shorter of two, which does not quite hide behind the longer
 _LOADED_BYTES_PER_US = 0.055e6  # into an SM's shared memory, from L2
@@ -55,7 +56,8 @@ def _us(tile: _Tile, signature: Signature, m: int) -> float:
     element = DTYPES[signature.a].bytes
     waves = math.ceil(_tiles(tile, signature, m) / _PROCESSORS)
     loaded = (tile.m / tile.shared_by + tile.n) * signature.k * element
-    products = 2.0 * tile.m * tile.n * signature.k * _PROCESSORS / _FLOPS_PER_US
+    rate = _FLOPS_PER_US_FP8 if DTYPES[signature.a].narrow else _FLOPS_PER_US
+    products = 2.0 * tile.m * tile.n * signature.k * _PROCESSORS / rate
     computed = waves * (max(products, loaded / _LOADED_BYTES_PER_US) + _TILE_US)
     rows = active_groups(signature.groups, m) * signature.n + m
     read = (rows * signature.k * element + m * signature.columns * DTYPES[signature.d].bytes) / _READ_BYTES_PER_US

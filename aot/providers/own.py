@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.gemm.signature import EPILOGUES, MAJORS, Signature
-from runtime.grouped_gemm import EPILOGUES_OF_GROUPS
+from runtime.grouped_gemm import EPILOGUES_OF_GROUPS, SCALINGS_OF_GROUPS
 from runtime.numbers.dtypes import DTYPES
 from runtime.program.arguments import (
     Argument,
@@ -93,13 +93,14 @@ FAMILIES: dict[str, Family] = {
     "sm90_grouped": Family(
         "grouped_gemm",
         ("sm_90a",),
-        _SAME_16_BIT,
+        (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16")),
         grouped_choices.OPTIONS,
         lambda v: grouped_choices.rule(v.options, _grouped_form(v)),
         likely=Likely(lambda v: likely_grouped.unlikely(v.options, _grouped_form(v))),
         batched=(False,),
+        scalings=SCALINGS_OF_GROUPS,
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
-        limit=lambda v, s: grouped_choices.limit(s.extents()["groups"]),
+        limit=lambda v, s: grouped_choices.limit(_grouped_form(v), s.groups, s.n),
         estimate_us=lambda v, s, m: estimate_grouped.estimate_us(_grouped_plan(v), s, m),
     ),
     # One block a row, `threads` threads a block; `overlap` with the kernels before and after, which Ampere cannot.
@@ -115,7 +116,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def _grouped_form(v: Variant) -> PersistentForm:
-    return PersistentForm(v.a, v.d, epilogue=v.epilogue, scheduler_bytes=SCHEDULER_BYTES)
+    return PersistentForm(v.a, v.d, v.scaling, v.epilogue, scheduler_bytes=SCHEDULER_BYTES)
 
 
 @functools.cache  # tuning asks for estimates at thousands of M
@@ -240,7 +241,7 @@ _GEMM_ARGUMENTS = (
     *("a", "b", "d", "scale_a", "scale_b", "bias", "residual", "scale_d"),
     *("partials", "counters", "max_active_clusters", "stream"),
 )
-_GROUPED_ARGUMENTS = ("a", "b", "ends", "d", "bias", "max_active_clusters", "stream")
+_GROUPED_ARGUMENTS = ("a", "b", "ends", "d", "scale_a", "scale_b", "bias", "max_active_clusters", "stream")
 _BUILDERS = {
     "rmsnorm_row": _rmsnorm,
     "sm90_grouped": _grouped,

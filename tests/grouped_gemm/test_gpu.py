@@ -66,7 +66,10 @@ def functions(entries: list[Entry], tuned_archive: Path) -> dict[Signature, list
 
 def sized(form: Signature, groups: int, n: int, k: int) -> Signature:
     """A signature of about these extents, which its element types and epilogue have."""
-    n -= n % 16 if form.parts.gated else 0
+    pieces = 16 if form.a == "e4m3" else 8
+    halves_of_blocks = form.scaling == "block" and form.parts.gated and not form.parts.interleaved
+    multiple = 256 if halves_of_blocks else 16 if form.parts.gated else 8
+    n, k = (max(x - x % each, each) for x, each in ((n, multiple), (k, pieces)))
     return dataclasses.replace(form, groups=groups, n=n, k=k, overlap="serial")
 
 

@@ -66,10 +66,10 @@ class EpilogueOperands:
         )
 
     def of_group(self, coord: TileCoord) -> EpilogueOperands:
-        """The same for one tile, with what its group has of bias, if there are groups."""
-        if not self.plan.form.grouped or self.bias is None:
+        """The same for one tile, with what its group has of scale_b and bias, if there are groups."""
+        if not self.plan.form.grouped:
             return self
-        return replace(self, bias=self.bias[coord.batch, None])
+        return replace(self, scale_b=_of_batch(self.scale_b, coord.batch), bias=_of_batch(self.bias, coord.batch))
 
     def atom_row(self, coord: TileCoord, atom: int) -> Any:
         """The number of an atom of 64 rows."""
@@ -133,6 +133,11 @@ class EpilogueOperands:
                     vector = residual[cutlass.min(row + 8 * half, last_row), None]
                     found += _pair(vector, cutlass.min(column, last_column - 1) // 2, convert=False)
         return found
+
+
+def _of_batch(tensor: Any, batch: Any) -> Any:
+    """A batch of a tensor whose first mode they are; None of none."""
+    return None if tensor is None else tensor[(batch, *(None for _ in range(cute.rank(tensor) - 1)))]
 
 
 def _pair(vector: cute.Tensor, number: Any, convert: bool = True) -> list[Any]:
