@@ -58,7 +58,8 @@ def _persistent_form(v: Variant) -> PersistentForm:
 
 
 def _grouped_form(v: Variant) -> PersistentForm:
-    return PersistentForm(v.a, v.d, v.scaling, v.epilogue, scheduler_bytes=SCHEDULER_BYTES)
+    gathered = v.family == "sm90_gathered"
+    return PersistentForm(v.a, v.d, v.scaling, v.epilogue, scheduler_bytes=SCHEDULER_BYTES, gathered=gathered)
 
 
 @functools.cache  # tuning asks for estimates at thousands of M
@@ -110,6 +111,20 @@ FAMILIES: dict[str, Family] = {
         scalings=SCALINGS_OF_GROUPS,
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
         limit=lambda v, s: grouped_choices.limit(_grouped_form(v), s.groups, s.n),
+        estimate_us=lambda v, s, m: estimate_grouped.estimate_us(_grouped_plan(v), s, m),
+    ),
+    # The same of rows that indices on the device choose from A.
+    "sm90_gathered": Family(
+        "grouped_gemm",
+        ("sm_90a",),
+        _SAME_16_BIT,
+        grouped_choices.OPTIONS_OF_GATHERED,
+        lambda v: grouped_choices.rule(v.options, _grouped_form(v)),
+        likely=Likely(lambda v: likely_grouped.unlikely(v.options, _grouped_form(v))),
+        batched=(False,),
+        epilogues=frozenset(EPILOGUES_OF_GROUPS),
+        limit=lambda v, s: grouped_choices.limit(_grouped_form(v), s.groups, s.n),
+        rows="gathered",
         estimate_us=lambda v, s, m: estimate_grouped.estimate_us(_grouped_plan(v), s, m),
     ),
     # One block a row, `threads` threads a block; `overlap` with the kernels before and after, which Ampere cannot.
@@ -198,7 +213,7 @@ def _grouped(variant: Variant) -> Buildable:
     from ..kernels.sm90.grouped.kernel import Grouped
 
     plan = _grouped_plan(variant)
-    symbols, tree = grouped_tensors(variant)
+    symbols, tree = grouped_tensors(variant, "gathered" if plan.form.gathered else "contiguous")
     tree += [DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster), StreamArgument("stream")]
     return Buildable(Grouped(plan), _all_arguments(tree, symbols, _GROUPED_ARGUMENTS), tree, symbols)
 
@@ -241,15 +256,17 @@ _GEMM_ARGUMENTS = (
     *("a", "b", "d", "scale_a", "scale_b", "bias", "residual", "scale_d"),
     *("partials", "counters", "max_active_clusters", "stream"),
 )
-_GROUPED_ARGUMENTS = ("a", "b", "ends", "d", "scale_a", "scale_b", "bias", "max_active_clusters", "stream")
+_GROUPED_ARGUMENTS = ("a", "b", "indices", "ends", "d", "scale_a", "scale_b", "bias", "max_active_clusters", "stream")
 _BUILDERS = {
     "rmsnorm_row": _rmsnorm,
+    "sm90_gathered": _grouped,
     "sm90_grouped": _grouped,
     "sm90_persistent": _persistent,
     "sm90_small_m": _small_m,
 }
 _KERNELS = {
     "rmsnorm_row": "rmsnorm.py",
+    "sm90_gathered": "sm90/grouped/kernel.py",
     "sm90_grouped": "sm90/grouped/kernel.py",
     "sm90_persistent": "sm90/persistent/kernel.py",
     "sm90_small_m": "sm90/small_m/kernel.py",
