@@ -151,14 +151,16 @@ def test_a_signature_that_the_operation_refuses_is_refused_where_the_table_is_re
 
 
 # What may name an operation: operations, what makes kernels of them, the lists of operations, the bindings to torch and
-# servers, whose operator `gemm` is, GEMM's planned calls, and what a variant is of unless it says otherwise.
+# servers, whose operator `gemm` is, methods of libraries, GEMM's planned calls, and what a variant is of unless it says
+# otherwise.
 NAMING = (
-    *("runtime/gemm/", "runtime/grouped_gemm.py", "runtime/rmsnorm.py"),
-    *("aot/search/gemm.py", "aot/search/grouped_gemm.py", "aot/search/rmsnorm.py"),
-    *("aot/tune/gemm/", "aot/tune/grouped_gemm/", "aot/tune/rmsnorm/", "aot/kernels/", "aot/providers/"),
+    *("runtime/gemm/", "runtime/grouped_gemm.py", "runtime/moe/", "runtime/rmsnorm.py"),
+    *("aot/search/gemm.py", "aot/search/grouped_gemm.py", "aot/search/moe.py", "aot/search/rmsnorm.py"),
+    *("aot/tune/gemm/", "aot/tune/grouped_gemm/", "aot/tune/moe_permute/", "aot/tune/moe_combine/"),
+    *("aot/tune/rmsnorm/", "aot/kernels/", "aot/providers/"),
     *("runtime/program/operation.py", "aot/search/operation.py", "aot/tune/operation.py"),
     *("runtime/torch/", "runtime/plugin/", "runtime/sglang/", "runtime/vllm/"),
-    *("runtime/serve/plans.py", "aot/search/variants.py"),
+    *("runtime/serve/library.py", "runtime/serve/plans.py", "aot/search/variants.py"),
 )
 
 

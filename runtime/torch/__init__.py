@@ -3,11 +3,12 @@
 Imported by name only (`import runtime.torch`), since it needs torch. `gemm` is `Library.gemm` as the operator
 `cute_aot::gemm`, and `call` is `Library.call` as an operator of each operation's name; `replace_linears` puts GEMMs
 into a model; `inductor_options` lets Inductor put them into what it compiles, and `autotune_choices` lets Inductor
-measure the archive's kernels beside its own.
+measure the archive's kernels beside its own. `moe` is the experts of a mixture, around `grouped_gemm`.
 Knows nothing of kernels: all that is computed is computed by the library.
 """
 
 from .autotune import GemmChoices, autotune_choices
+from .experts import grouped_gemm, moe
 from .inductor import GemmPass, inductor_options
 from .layers import Layer, Report
 from .linears import replace_linears, restore_linears
@@ -22,7 +23,9 @@ __all__ = [
     "autotune_choices",
     "call",
     "gemm",
+    "grouped_gemm",
     "inductor_options",
+    "moe",
     "register",
     "replace_linears",
     "restore_linears",
