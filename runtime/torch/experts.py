@@ -1,9 +1,8 @@
-"""Grouped GEMM, and the whole of a mixture's experts, inside torch: `cute_aot::moe` is four launches, and no word with the
-host.
+"""Grouped GEMM, and all that a mixture's experts do, inside torch; the latter is the operator `cute_aot::moe`.
 
-`moe_permute` puts rows of tokens in the order of experts, `grouped_gemm` multiplies them with gate and up and applies the
-gate, another with down, and `moe_combine` adds up what the experts of each token made. Only the device reads which
-experts a token has. Knows nothing of models and routers.
+That is four launches, and no word with the host: `moe_permute` puts rows of tokens in the order of experts,
+`grouped_gemm` multiplies them with gate and up and applies the gate, another with down, and `moe_combine` adds up what
+the experts of each token made. Only the device reads which experts a token has. Knows nothing of models and routers.
 """
 
 from __future__ import annotations
