@@ -165,9 +165,8 @@ class MoePermute(Operation):
         if out is None:
             if not hasattr(x, "new_empty"):
                 raise ArgumentError(f"out is needed: there is no allocating for a {type(x).__name__}")
-            whole = {"dtype": ids.dtype, "device": ids.device}
-            rows = x.new_empty((tokens * top_k, k))
-            out = rows, ids.new_empty((experts,), **whole), ids.new_empty((tokens, top_k), **whole)
+            rows = x.new_empty((tokens * top_k, k), dtype=x.dtype)
+            out = rows, *(ids.new_empty(shape, dtype=ids.dtype) for shape in ((experts,), (tokens, top_k)))
         rows, ends, positions = _three(out)
         to = flatten_rows(view(rows, "rows", True), "rows")
         of_ends, of_positions = view(ends, "ends", True), view(positions, "positions", True)

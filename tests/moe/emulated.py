@@ -235,7 +235,9 @@ CUTLASS = types.SimpleNamespace(
 
 def module(path: Path) -> dict[str, Any]:
     """What a kernel's module defines, of this DSL."""
-    lines = [line for line in path.read_text().splitlines() if line not in ("import cutlass", "from cutlass import cute")]
+    lines = [
+        line for line in path.read_text().splitlines() if line not in ("import cutlass", "from cutlass import cute")
+    ]
     found: dict[str, Any] = {"cutlass": CUTLASS, "cute": CUTE, "__package__": "aot.kernels", "__name__": path.stem}
     exec(compile("\n".join(lines), str(path), "exec"), found)
     return found
