@@ -15,7 +15,7 @@ from aot.tune.moe_permute.measures import OperandSet as PermuteOperands
 from aot.tune.operation import tuning
 from runtime import Library
 from runtime.container.archive import Archive
-from runtime.program.operation import operation
+from runtime.program.operation import operation as operation_named
 from runtime.program.record import TensorView
 from runtime.program.tensor import dtype_name
 
@@ -35,18 +35,18 @@ class ExpertsOnCpu(Library):
         found: list[str] = vars(self).setdefault("_calls", [])
         return found
 
-    def call(self, name: str, *tensors: Any, stream: Any = None, **words: Any) -> Any:
+    def call(self, operation: str, *tensors: Any, stream: Any = None, **words: Any) -> Any:
         def view(x: torch.Tensor, what: str, writable: bool) -> TensorView:
             return TensorView(x.data_ptr(), dtype_name(x.dtype), tuple(x.shape), x.stride(), 0)
 
-        asked = operation(name).ask(view, *tensors, **words)
+        asked = operation_named(operation).ask(view, *tensors, **words)
         if asked.m == 0:
             return asked.result
-        self.calls.append(name)
-        operands = _operands(name, tensors, words, asked.result)
+        self.calls.append(operation)
+        operands = _operands(operation, tensors, words, asked.result)
         for output, value in tuning(asked.signature).measures().reference(asked.signature, operands).items():
             written = operands.outputs()[output]
-            end = _rows_written(name, output, operands, len(written))
+            end = _rows_written(operation, output, operands, len(written))
             if words.get("out") is None and written.is_floating_point():
                 written.fill_(float("nan"))
             written[:end] = value[:end].to(written.dtype)
@@ -54,11 +54,8 @@ class ExpertsOnCpu(Library):
 
 
 def _operands(name: str, tensors: Any, words: Any, result: Any) -> Any:
-    if name == "moe_permute":
-        return PermuteOperands(*tensors, words.get("expert_map"), *result)
-    if name == "moe_combine":
-        return CombineOperands(*tensors, result)
-    return GroupedOperands(*tensors, result)
+    made: Any = {"moe_combine": CombineOperands, "grouped_gemm": GroupedOperands}.get(name)
+    return made(*tensors, result) if made else PermuteOperands(*tensors, words.get("expert_map"), *result)
 
 
 def _rows_written(name: str, output: str, operands: Any, whole: int) -> int:

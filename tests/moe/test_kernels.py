@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -133,7 +132,7 @@ def test_positions_that_are_no_rows_add_nothing_not_even_nan() -> None:
     np.testing.assert_array_equal(found, np.repeat([[4], [0], [4]], 16, 1))
 
 
-def _sums(rows: Any, positions: Sequence[Any], weights: Any) -> Any:
+def _sums(rows: Any, positions: Any, weights: Any) -> Any:
     y = np.zeros((len(positions), rows.shape[1]), np.float32)
     for token, of_token in enumerate(positions):
         for slot, place in enumerate(of_token):

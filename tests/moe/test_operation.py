@@ -40,8 +40,9 @@ def tensors_of(signature: Any) -> Any:
 
 @pytest.fixture
 def driver(tmp_path: Path, torch: FakeTorch) -> RecordingDriver:
-    kernels = {}
-    for name, of in (("moe_permute", [PERMUTE, MAPPED]), ("moe_combine", [COMBINE])):
+    kernels: dict[bytes, Any] = {}
+    wanted: dict[str, list[Any]] = {"moe_permute": [PERMUTE, MAPPED], "moe_combine": [COMBINE]}
+    for name, of in wanted.items():
         records = [tensors_record(f"{name}{i}", *tensors_of(s)) for i, s in enumerate(of)]
         rows = [entry(s.to_json(), [(None, f"{name}{i}")]) for i, s in enumerate(of)]
         kernels |= write_archive(tmp_path / f"{name}.aot", records, rows, name)

@@ -48,9 +48,9 @@ def test_it_is_what_experts_make_in_four_launches(lib: ExpertsOnCpu, ids: Any) -
 
 
 def test_gates_that_take_turns_with_up(lib: ExpertsOnCpu) -> None:
-    given = tensors()
-    found = aot.moe(lib, *given, activation="swiglu_interleaved")
-    close(found, experts(*given, interleaved=True))
+    hidden, w13, w2, ids, weights = tensors()
+    found = aot.moe(lib, hidden, w13, w2, ids, weights, activation="swiglu_interleaved")
+    close(found, experts(hidden, w13, w2, ids, weights, interleaved=True))
 
 
 def test_hidden_states_may_have_more_dimensions(lib: ExpertsOnCpu) -> None:
