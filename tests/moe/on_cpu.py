@@ -54,8 +54,13 @@ class ExpertsOnCpu(Library):
 
 
 def _operands(name: str, tensors: Any, words: Any, result: Any) -> Any:
-    made: Any = {"moe_combine": CombineOperands, "grouped_gemm": GroupedOperands}.get(name)
-    return made(*tensors, result) if made else PermuteOperands(*tensors, words.get("expert_map"), *result)
+    of: dict[str, Any] = {
+        "moe_permute": PermuteOperands,
+        "moe_combine": CombineOperands,
+        "grouped_gemm": GroupedOperands,
+    }
+    results = (words.get("expert_map"), *result) if name == "moe_permute" else (result,)
+    return of[name](*tensors, *results)
 
 
 def _rows_written(name: str, output: str, operands: Any, whole: int) -> int:
