@@ -2,7 +2,8 @@
 
 D[r] = act(scale(A[r] @ B[e]^T) + bias[e]) for every row r of group e. Rows of a group follow each other: group e ends
 before row `ends[e]`, and begins where the one before it ends, as the `offs` of `torch.nn.functional.grouped_mm` say it.
-Only the device knows `ends`, so a launch that a CUDA graph captured serves whatever they are when it is replayed.
+Or each group has room for as many rows, and the first `counts[e]` of group e's are there ("masked"). Only the device
+knows `ends` and `counts`, so a launch that a CUDA graph captured serves whatever they are when it is replayed.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ from .program.tensor import flatten_rows, overlaps_itself, share_memory
 
 _KEY = re.compile(
     r"(?P<a>[^_]+)_(?P<b>[^_]+)_(?P<d>[^_]+)_grouped_(?P<epilogue>.+)_g(?P<groups>\d{1,10})_n(?P<n>\d{1,10})"
-    r"_k(?P<k>\d{1,10})(?:_(?P<scaling>row_column|block))?(?:_(?P<overlap>launch|weights))?",
+    r"_k(?P<k>\d{1,10})(?:_(?P<rows>masked))?(?:_(?P<scaling>row_column|block))?(?:_(?P<overlap>launch|weights))?",
     re.ASCII,
 )
 _LABELS = (
     *(("a", "A"), ("b", "B"), ("d", "D"), ("epilogue", "epilogue"), ("groups", "groups"), ("n", "N"), ("k", "K")),
-    *(("scaling", "scaling"), ("overlap", "overlap")),
+    *(("rows", "rows"), ("scaling", "scaling"), ("overlap", "overlap")),
 )
+ROWS = "contiguous", "masked"
 SCALINGS_OF_GROUPS = ("none", "row_column", "block")
 EPILOGUES_OF_GROUPS = tuple(w for w, e in EPILOGUES.items() if not (e.residual or e.scale))
 _ACTIVATIONS = tuple(w for w in EPILOGUES_OF_GROUPS if not EPILOGUES[w].bias)
@@ -50,6 +52,10 @@ class Signature:
     scale_b (groups, N); "block", scale_a (M, K/128), one for each 1 x 128 of A, and scale_b (groups, N/128, K/128), one
     for each 128 x 128 of B.
 
+    With "masked" `rows` A is (groups, M, K), D (groups, M, N) or (groups, M, N/2), scale_a has groups in front too, and
+    in place of ends there are counts (groups), i32: of M rows of group e the first counts[e] are there, none where that
+    is negative, all where it is more.
+
     Element types by short name; sums are in f32. `epilogue` and `overlap` are words of `runtime.gemm.signature`.
     """
 
@@ -62,6 +68,7 @@ class Signature:
     epilogue: str = "none"
     overlap: str = "serial"
     scaling: str = "none"
+    rows: str = "contiguous"
 
     @property
     def operation(self) -> str:
@@ -81,6 +88,8 @@ class Signature:
     def key(self) -> str:
         """One readable word, the same for equal signatures and only for them."""
         word = f"{self.a}_{self.b}_{self.d}_grouped_{self.epilogue}_g{self.groups}_n{self.n}_k{self.k}"
+        if self.rows == "masked":
+            word += "_masked"
         if self.scaling != "none":
             word += f"_{self.scaling}"
         return word if self.overlap == "serial" else f"{word}_{self.overlap}"
@@ -91,13 +100,7 @@ class Signature:
 
     @cached_property
     def _operands(self) -> tuple[Operand, ...]:
-        plain = (
-            Operand("a", self.a, ("M", "K")),
-            Operand("b", self.b, ("groups", "N", "K")),
-            Operand("ends", "i32", ("groups",)),
-            Operand("d", self.d, ("M", "P" if self.parts.gated else "N")),
-        )
-        return plain + group_operands(self.d, self.scaling, self.epilogue)
+        return group_operands(self.a, self.b, self.d, self.scaling, self.epilogue, self.rows == "masked")
 
     def numbers(self) -> tuple[tuple[str, str], ...]:
         """The numbers that kernels take after these: none."""
@@ -114,12 +117,19 @@ class Signature:
         return asdict(self)
 
 
-def group_operands(d: str, scaling: str, epilogue: str) -> tuple[Operand, ...]:
-    """What a grouped GEMM takes after A, B, ends and D, in this order: scale_a, scale_b, bias."""
-    scales, found = SCALINGS[scaling], []
+def group_operands(a: str, b: str, d: str, scaling: str, epilogue: str, masked: bool) -> tuple[Operand, ...]:
+    """What a grouped GEMM takes, in this order: A, B, ends or counts, D, and those that there are of scale_a, scale_b,
+    bias."""
+    scales, rows = SCALINGS[scaling], ("groups", "M") if masked else ("M",)
+    found = [
+        Operand("a", a, (*rows, "K")),
+        Operand("b", b, ("groups", "N", "K")),
+        Operand("counts" if masked else "ends", "i32", ("groups",)),
+        Operand("d", d, (*rows, "P" if Epilogue.of(epilogue).gated else "N")),
+    ]
     if scales.dtype:
-        of_a = scales.axes("a")
-        found.append(Operand("scale_a", scales.dtype, of_a, "free" if len(of_a) > 1 else "rows"))
+        of_a = (*rows[:-1], *scales.axes("a"))
+        found.append(Operand("scale_a", scales.dtype, of_a, "rows" if scales.k is None else "free"))
         found.append(Operand("scale_b", scales.dtype, ("groups", *scales.axes("b"))))
     if Epilogue.of(epilogue).bias:
         found.append(Operand("bias", extra_dtype(d), ("groups", "N")))
@@ -131,7 +141,7 @@ class GroupedGemm(Operation):
 
     name = "grouped_gemm"
     fields = tuple(f.name for f in dataclasses.fields(Signature))
-    usual: Mapping[str, Any] = {"epilogue": "none", "overlap": "serial", "scaling": "none"}
+    usual: Mapping[str, Any] = {"epilogue": "none", "overlap": "serial", "scaling": "none", "rows": "contiguous"}
 
     def read(self, obj: Any) -> Signature:
         """The signature that `Signature.to_json` wrote.
@@ -145,7 +155,8 @@ class GroupedGemm(Operation):
         for name in ("a", "b", "d"):
             if not isinstance(obj[name], str) or obj[name] not in DTYPES:
                 raise RecordError(f"signature field {name!r}: unknown element type {obj[name]!r:.50}")
-        for name, known in (("epilogue", EPILOGUES_OF_GROUPS), ("overlap", OVERLAPS), ("scaling", SCALINGS_OF_GROUPS)):
+        known_words = EPILOGUES_OF_GROUPS, OVERLAPS, SCALINGS_OF_GROUPS, ROWS
+        for name, known in zip(("epilogue", "overlap", "scaling", "rows"), known_words, strict=True):
             if obj[name] not in known:
                 raise RecordError(
                     f"signature field {name!r} must be one of {', '.join(known)}, found {obj[name]!r:.50}"
@@ -178,7 +189,7 @@ class GroupedGemm(Operation):
 
     def distance(self, have: Signature, wanted: Signature) -> float:
         """How far apart two signatures are: types and words before overlap and extents."""
-        names = ("a", "b", "d", "epilogue", "scaling")
+        names = ("a", "b", "d", "epilogue", "scaling", "rows")
         words = sum(getattr(have, name) != getattr(wanted, name) for name in names)
         extents = sum(abs(math.log2(getattr(have, name) / getattr(wanted, name))) for name in ("groups", "n", "k"))
         return 1000.0 * words + 10.0 * (have.overlap != wanted.overlap) + extents
@@ -192,21 +203,25 @@ class GroupedGemm(Operation):
         view: Callable[[Any, str, bool], TensorView],
         a: Any,
         b: Any,
-        ends: Any,
+        ends: Any = None,
         *,
+        counts: Any = None,
         out: Any = None,
         scale_a: Any = None,
         scale_b: Any = None,
         bias: Any = None,
         epilogue: str = "none",
         overlap: str = "serial",
+        expected_rows: int | None = None,
     ) -> Asked:
-        """D for A (..., K), its rows by groups, B (groups, N, K) and where groups end, i32 (groups); without `out` a
-        torch `a` gives a new tensor of its type, or in bf16 where that has 8 bits. Rows of `out` behind the last
-        group's end are left as they are. `scale_a` and `scale_b` are as `Signature` says, M being all rows of A.
+        """D for A (..., K), its rows by groups, B (groups, N, K) and where groups end, i32 (groups); or for A (groups,
+        rows, K) and how many of these each group has, `counts`, i32 (groups). Without `out` a torch `a` gives a new
+        tensor of its type, or in bf16 where that has 8 bits. Rows of `out` that are of no group are left as they are.
 
-        `bias` (groups, N) is added before the epilogue: "none", relu, gelu, gelu_tanh, silu, or gated: swiglu, geglu,
-        geglu_tanh or swiglu_clamped, also `_interleaved`.
+        `scale_a` and `scale_b` are as `Signature` says, M being all rows of A where `ends` is given. `bias` (groups, N)
+        is added before the epilogue: "none", relu, gelu, gelu_tanh, silu, or gated: swiglu, geglu, geglu_tanh or
+        swiglu_clamped, also `_interleaved`. `expected_rows` is how many rows a group is expected to have where `counts`
+        is given, as many as there can be unless it is said: the function that serves is chosen by it.
 
         Raises:
             ArgumentError: the tensors do not go together.
@@ -216,35 +231,53 @@ class GroupedGemm(Operation):
             raise ArgumentError(f"grouped_gemm has no epilogue {epilogue!r:.50}; it has {known}")
         if overlap not in OVERLAPS:
             raise ArgumentError(f"overlap must be one of {', '.join(OVERLAPS)}, found {overlap!r:.50}")
-        rows, of_b, of_ends = view(a, "a", False), view(b, "b", False), view(ends, "ends", False)
-        if len(of_b.shape) != 3 or not rows.shape or rows.shape[-1] != of_b.shape[2]:
-            raise ArgumentError(
-                f"grouped_gemm takes a (..., K) and b (groups, N, K); found {rows.shape} and {of_b.shape}"
-            )
-        if of_ends.dtype != "i32" or of_ends.shape != of_b.shape[:1]:
-            raise ArgumentError(
-                f"grouped_gemm takes ends of type i32, one for each of {of_b.shape[0]} groups; found {of_ends.dtype} "
-                f"{of_ends.shape}"
-            )
-        gated, n = EPILOGUES[epilogue].gated, of_b.shape[1]
-        columns = n // 2 if gated else n
+        if (ends is None) == (counts is None):
+            raise ArgumentError("grouped_gemm takes ends of groups or counts of their rows, one of the two")
+        masked, of_groups = (True, counts) if ends is None else (False, ends)
+        if expected_rows is not None and (not masked or not is_int(expected_rows, 1, MAX_GEMM_EXTENT)):
+            raise ArgumentError(f"expected_rows goes with counts, and is 1 or more; found {expected_rows!r:.50}")
+        rows, of_b = view(a, "a", False), view(b, "b", False)
+        split = view(of_groups, "counts" if masked else "ends", False)
+        _check_shapes(rows, of_b, split, masked)
+        gated, (groups, n, k) = EPILOGUES[epilogue].gated, of_b.shape
         if gated and n % 2:
             raise ArgumentError(f"{epilogue} makes one column of two, and N = {n} is odd")
+        shape = (*rows.shape[:-1], n // 2 if gated else n)
         if out is None:
-            out = allocate(a, (*rows.shape[:-1], columns), result_dtype(rows.dtype), None)
+            out = allocate(a, shape, result_dtype(rows.dtype), None)
         d = view(out, "out", True)
-        if d.shape != (*rows.shape[:-1], columns):
-            raise ArgumentError(f"out must have the shape {(*rows.shape[:-1], columns)}, found {d.shape}")
-        if overlaps_itself(d) or any(share_memory(d, other) for other in (rows, of_b, of_ends)):
+        if d.shape != shape:
+            raise ArgumentError(f"out must have the shape {shape}, found {d.shape}")
+        if overlaps_itself(d) or any(share_memory(d, other) for other in (rows, of_b, split)):
             raise ArgumentError("out names elements twice, or shares memory with an input; pass another")
-        extras = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias}
-        given = {name: view(x, name, False) for name, x in extras.items() if x is not None}
+        extras = (("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias))
+        given = {name: view(x, name, False) for name, x in extras if x is not None}
         word = EPILOGUES[epilogue]._replace(bias=bias is not None).word()
-        types, extents = (rows.dtype, of_b.dtype, d.dtype), of_b.shape
-        signature = Signature(*types, *extents, word, overlap, _scaling(rows.dtype, given))
-        flat, to = flatten_rows(rows, "a"), flatten_rows(d, "out")
-        extras = _extras(signature, flat.shape[0], given, d)
-        return Asked(signature, flat.shape[0], (flat, of_b, of_ends, to, *extras), out)
+        types, scaling = (rows.dtype, of_b.dtype, d.dtype), _scaling(rows.dtype, given)
+        signature = Signature(*types, groups, n, k, word, overlap, scaling, ROWS[masked])
+        if not masked:
+            rows, d = flatten_rows(rows, "a"), flatten_rows(d, "out")
+        m = rows.shape[-2]
+        arguments = (rows, of_b, split, d, *_extras(signature, m, given, d))
+        return Asked(signature, min(m, expected_rows or m), arguments, out)
+
+
+def _check_shapes(a: TensorView, b: TensorView, split: TensorView, masked: bool) -> None:
+    """Whether A and B have the same K, and as many groups as ends or counts, `split`, say.
+
+    Raises:
+        ArgumentError: they have not.
+    """
+    groups, k = b.shape[0] if b.shape else 0, b.shape[-1] if b.shape else 0
+    fits = len(a.shape) == 3 and a.shape[0] == groups if masked else bool(a.shape)
+    if len(b.shape) != 3 or not fits or a.shape[-1] != k:
+        takes = "(groups, rows, K)" if masked else "(..., K)"
+        raise ArgumentError(f"grouped_gemm takes a {takes} and b (groups, N, K); found {a.shape} and {b.shape}")
+    if split.dtype != "i32" or split.shape != (groups,):
+        name = "counts" if masked else "ends"
+        raise ArgumentError(
+            f"grouped_gemm takes {name} of type i32, one for each of {groups} groups; found {split.dtype} {split.shape}"
+        )
 
 
 def _scaling(a: str, given: Mapping[str, TensorView]) -> str:

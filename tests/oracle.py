@@ -209,7 +209,9 @@ def sample(target: str) -> list[Variant]:
                     for option in _SHARING if plain else ("odd pieces",):
                         others.setdefault((name, family, option, _value(v, option)), v)
         for v in (*provider(name).functions(target), *_grouped(name, target)):
-            hosts = [v.options.get(option) for option in ("overlap", "schedule", "swap", "cluster_n", "two_cta")]
+            hosts = [
+                v.options.get(option) for option in ("overlap", "schedule", "swap", "cluster_n", "two_cta", "masked")
+            ]
             chosen.setdefault((name, v.family, v.a, v.epilogue, v.scaling, v.operation, *hosts), v)
     found = list(chosen.values())
     for (name, family, option, value), v in others.items():
@@ -221,14 +223,16 @@ def sample(target: str) -> list[Variant]:
 
 def _grouped(name: str, target: str) -> Iterator[Variant]:
     """Grouped GEMMs: plain ones of every element type, and gated ones and ones with a bias of one; of 8 bits both
-    scalings, with a gate or a bias too."""
-    forms = [(dtype, dtype, "none", "none") for dtype in ("bf16", "f16")]
+    scalings, with a gate or a bias too; and one of each element type and scaling with masked rows."""
     epilogues = "swiglu_interleaved", "bias+swiglu_clamped_interleaved", "bias"
-    forms += [("bf16", "bf16", epilogue, "none") for epilogue in epilogues]
-    forms += [("e4m3", "bf16", epilogue, "row_column") for epilogue in ("none", "swiglu", "bias")]
-    forms += [("e4m3", "f16", epilogue, "block") for epilogue in ("none", "swiglu", "bias")]
-    for dtype, d, epilogue, scaling in forms:
-        signature = GroupedSignature(dtype, dtype, d, 64, 4096, 4096, epilogue, "weights", scaling)
+    plain = [("bf16", "bf16", "none", "none"), *(("bf16", "bf16", epilogue, "none") for epilogue in epilogues)]
+    rows = [("e4m3", "bf16", epilogue, "row_column") for epilogue in ("none", "swiglu", "bias")]
+    blocks = [("e4m3", "f16", epilogue, "block") for epilogue in ("none", "swiglu", "bias")]
+    of_16_bits = [("f16", "f16", "none", "none")]
+    forms = [(form, "contiguous") for form in (*of_16_bits, *plain, *rows, *blocks)]
+    forms += [(form, "masked") for form in (*of_16_bits, rows[-1], blocks[1])]
+    for (dtype, d, epilogue, scaling), lie in forms:
+        signature = GroupedSignature(dtype, dtype, d, 64, 4096, 4096, epilogue, "weights", scaling, lie)
         yield from legal_variants(name, target, signature)
 
 

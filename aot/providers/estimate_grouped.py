@@ -1,6 +1,7 @@
 """How long a grouped GEMM of our own takes: a guess from its tiles, for putting the choices for a problem in order.
 
-Rows are taken to be spread over groups at random, each as likely as any other, as a router's load is at best. Rates are
+Rows are taken to be spread over groups at random, each as likely as any other, as a router's load is at best; of masked
+rows M is what each group has on average. Rates are
 those of an H200's persistent GEMM; nothing here was fitted to grouped GEMMs. Imports no compiler.
 """
 
@@ -13,7 +14,7 @@ from runtime.grouped_gemm import Signature
 from runtime.numbers.dtypes import DTYPES
 
 from ..kernels.sm90.persistent.plan import Plan
-from ..search.grouped_gemm import active_groups
+from ..search.grouped_gemm import active_groups, rows_of
 from ..search.variants import Variant
 
 _PROCESSORS = 132
@@ -48,8 +49,9 @@ class _Tile(NamedTuple):
 
 def _tiles(tile: _Tile, signature: Signature, m: int) -> float:
     """How many tiles there are on average."""
-    active = active_groups(signature.groups, m)
-    return active * max(1.0, math.ceil(m / active / tile.m - 0.5)) * math.ceil(signature.n / tile.n)
+    rows = rows_of(signature, m)
+    active = active_groups(signature.groups, rows)
+    return active * max(1.0, math.ceil(rows / active / tile.m - 0.5)) * math.ceil(signature.n / tile.n)
 
 
 def _us(tile: _Tile, signature: Signature, m: int) -> float:
@@ -59,6 +61,9 @@ def _us(tile: _Tile, signature: Signature, m: int) -> float:
     rate = _FLOPS_PER_US_FP8 if DTYPES[signature.a].narrow else _FLOPS_PER_US
     products = 2.0 * tile.m * tile.n * signature.k * _PROCESSORS / rate
     computed = waves * (max(products, loaded / _LOADED_BYTES_PER_US) + _TILE_US)
-    rows = active_groups(signature.groups, m) * signature.n + m
-    read = (rows * signature.k * element + m * signature.columns * DTYPES[signature.d].bytes) / _READ_BYTES_PER_US
+    all_rows = rows_of(signature, m)
+    rows = active_groups(signature.groups, all_rows) * signature.n + all_rows
+    read = (
+        rows * signature.k * element + all_rows * signature.columns * DTYPES[signature.d].bytes
+    ) / _READ_BYTES_PER_US
     return _LAUNCH_US + max(computed, read) + _HIDDEN * min(computed, read)

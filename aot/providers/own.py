@@ -101,7 +101,7 @@ FAMILIES: dict[str, Family] = {
         scalings=SCALINGS_OF_GROUPS,
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
         limit=lambda v, s: grouped_choices.limit(_grouped_form(v), s.groups, s.n),
-        estimate_us=lambda v, s, m: estimate_grouped.estimate_us(_grouped_plan(v), s, m),
+        estimate_us=lambda *of: _grouped_us(*of),
     ),
     # One block a row, `threads` threads a block; `overlap` with the kernels before and after, which Ampere cannot.
     "rmsnorm_row": Family(
@@ -116,12 +116,18 @@ FAMILIES: dict[str, Family] = {
 
 
 def _grouped_form(v: Variant) -> PersistentForm:
-    return PersistentForm(v.a, v.d, v.scaling, v.epilogue, scheduler_bytes=SCHEDULER_BYTES)
+    return PersistentForm(
+        v.a, v.d, v.scaling, v.epilogue, scheduler_bytes=SCHEDULER_BYTES, masked=bool(v.options["masked"])
+    )
 
 
 @functools.cache  # tuning asks for estimates at thousands of M
 def _grouped_plan(v: Variant) -> Plan:
     return grouped_plan_of(v.options, _grouped_form(v))
+
+
+def _grouped_us(v: Variant, signature: Any, m: int) -> float:
+    return estimate_grouped.estimate_us(_grouped_plan(v), signature, m)
 
 
 def _no_overlap(name: str) -> str | None:
@@ -200,7 +206,8 @@ def _grouped(variant: Variant) -> Buildable:
     plan = _grouped_plan(variant)
     symbols, tree = grouped_tensors(variant)
     tree += [DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster), StreamArgument("stream")]
-    return Buildable(Grouped(plan), _all_arguments(tree, symbols, _GROUPED_ARGUMENTS), tree, symbols)
+    names = tuple("counts" if name == "ends" and plan.form.masked else name for name in _GROUPED_ARGUMENTS)
+    return Buildable(Grouped(plan), _all_arguments(tree, symbols, names), tree, symbols)
 
 
 def _gemm_arguments(tree: list[Argument], symbols: dict[str, Symbol]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from runtime.grouped_gemm import Signature
+from runtime.grouped_gemm import ROWS, Signature
 from runtime.numbers.dtypes import DTYPES
 
 from .form import Form, relies_on_more
@@ -26,7 +26,7 @@ class GroupedBuilding(Building):
         return Form((s.a, s.b, s.d), scaling=s.scaling, epilogue=s.epilogue, overlap=s.overlap)
 
     def unlike(self, variant: Variant, signature: Signature) -> str | None:
-        """By element types, epilogue and scaling."""
+        """By element types, epilogue, scaling and whether rows are masked."""
         form = self.form(signature)
         if variant.elements != form.elements:
             return f"{variant.family} is of {', '.join(variant.elements)}, not {', '.join(form.elements)}"
@@ -34,11 +34,13 @@ class GroupedBuilding(Building):
             found, wanted = getattr(variant, what), getattr(form, what)
             if found != wanted:
                 return f"{variant.family}: {what} is {found}, not {wanted}"
-        return None
+        return _other_rows(variant, signature)
 
     def limit(self, variant: Variant, family: Family | None, signature: Signature) -> str | None:
         """Rows of A, B and D are loaded and stored in pieces, so K and columns of D must fill whole pieces. A choice
-        called overlap may rely on no more than is promised."""
+        called overlap may rely on no more than is promised, and one called masked says how rows lie."""
+        if reason := _other_rows(variant, signature):
+            return reason
         relied = variant.options.get("overlap")
         if relies_on_more(relied, signature.overlap):
             return f"{variant.family}: relies on overlap {relied}, promised is {signature.overlap}"
@@ -73,6 +75,16 @@ class GroupedBuilding(Building):
                 by_m.append((m, tuple(sorted(variants, key=us.__getitem__)[:limit])))
             found[signature] = tuple(by_m)
         return Shortlist(found, _SOURCE if found else "")
+
+
+def _other_rows(variant: Variant, signature: Signature) -> str | None:
+    rows = ROWS[bool(variant.options.get("masked"))]
+    return f"{variant.family}: rows are {rows}, not {signature.rows}" if rows != signature.rows else None
+
+
+def rows_of(signature: Signature, m: int) -> int:
+    """How many rows all groups have at M = `m`: of masked ones each has so many."""
+    return m * signature.groups if signature.rows == "masked" else m
 
 
 def active_groups(groups: int, m: int) -> float:

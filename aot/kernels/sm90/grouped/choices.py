@@ -14,7 +14,8 @@ from ..persistent import choices as persistent
 from ..persistent.form import Form
 from .plan import FIXED, MOST_GROUPS, plan_of
 
-_MOST_STAGED_SCALES = 4  # with 6, and with 8 in some kernels, the compiler spills
+# Of blocks of A and of B, that a thread loads for a stage: with more the compiler spills, in clusters or without.
+_MOST_LOADED_SCALES = 5
 
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "schedule": ("cooperative", "pingpong"),
@@ -24,6 +25,7 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "cluster_n": (1, 2),  # tiles of the same rows of A, whose CTAs load a share of them each and multicast it
     # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch").
     "overlap": ("serial", "launch"),
+    "masked": (False, True),  # whether each group has room for as many rows, which counts say how many of are there
 }
 
 
@@ -34,7 +36,9 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
         return "8-bit inputs have scales of rows or of blocks, and no others have"
     if reason := persistent.rule({**options, **FIXED}, form):
         return reason
-    if plan_of(options, form).staged_scales > _MOST_STAGED_SCALES:
+    plan = plan_of(options, form)
+    most = _MOST_LOADED_SCALES - (form.masked and plan.cluster > 1)
+    if plan.staged_scales and 2 * plan.m_atoms + plan.scale_blocks.scales > most:
         return "the warps that load scales also find groups, and have registers for fewer scales"
     return None
 

@@ -36,21 +36,24 @@ class Grouped(Persistent):
         stream: Any,
     ) -> None:
         """Launch over A (M, K), B (groups, N, K), the row of A that each group ends before, i32 (groups), D (M,
-        columns), and what `runtime.grouped_gemm.Signature` says of scales and bias, or None."""
+        columns), and what `runtime.grouped_gemm.Signature` says of scales and bias, or None; or where rows are masked
+        over A (groups, M, K), how many rows each group has in place of ends, and D (groups, M, columns)."""
         plan = self.plan
         self.element, self.element_d, self.batched = a.element_type, d.element_type, False
-        groups, extents = cute.size(ends), (cute.size(d, mode=[0]), cute.size(b, mode=[1]))
-        b = batch_last(b)
+        a, b, d = batch_last(a), batch_last(b), batch_last(d)
+        groups, extents = cute.size(ends), (cute.size(d, mode=[0]), cute.size(b, mode=[0]))
         if cutlass.const_expr(plan.form.gated):
             b = gate_beside_up(b, "_interleaved" in plan.form.epilogue)
         rows, columns, out = a, b, d
         if cutlass.const_expr(plan.swap):
-            rows, columns, out = b, a, cute.make_tensor(d.iterator, cute.select(d.layout, [1, 0]))
+            rows, columns, out = b, a, cute.make_tensor(d.iterator, cute.select(d.layout, [1, 0, 2][: cute.rank(d)]))
         of_rows, of_columns, of_out = row_operand(plan, rows), column_operand(plan, columns), output(plan, out)
         per_tile = (plan.rows if plan.swap else plan.out_columns) * plan.cluster_along_n
         tiles_along_n = cute.ceil_div(cute.size(d, mode=[1]), per_tile)
         # Each group has a tile at most that is not full.
         most = (cute.ceil_div(extents[0], plan.tokens) + cutlass.min(groups, extents[0])) * tiles_along_n
+        if cutlass.const_expr(plan.form.masked):
+            most = cute.ceil_div(extents[0], plan.tokens) * groups * tiles_along_n
         clusters = cutlass.min(most, max_active_clusters)
         k_tiles = cute.ceil_div(cute.size(a, mode=[1]), STAGE_BYTES_OF_K * 8 // a.element_type.width)
         if cutlass.const_expr(plan.k_tile_multiple > 1):  # what is not there is zeros

@@ -21,6 +21,7 @@ class Form:
     epilogue: str = "none"
     b_major: str = "k"
     scheduler_bytes: int = 0  # of shared memory, that a scheduler keeps
+    masked: bool = False  # rows are by groups, and each group's A, D and scale_a is a batch of theirs
 
     @property
     def gated(self) -> bool:
