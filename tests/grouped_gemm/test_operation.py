@@ -246,6 +246,12 @@ def test_call_refuses_an_output_that_is_an_input(library: Library) -> None:
         library.call("grouped_gemm", square, FakeTensor((8, 128, 128)), ends, out=square)
 
 
+def test_call_refuses_an_output_that_is_a_bias(library: Library) -> None:
+    out = FakeTensor((8, 256))
+    with pytest.raises(ArgumentError, match="out shares memory with bias"):
+        library.call("grouped_gemm", *tensors(8), out=out, bias=out)
+
+
 def test_variants_are_those_of_its_form_and_rely_on_no_more_overlap_than_is_promised() -> None:
     of = building("grouped_gemm")
     serial, launch = (of.variants("sm_90a", dataclasses.replace(PLAIN, overlap=word)) for word in ("serial", "launch"))
