@@ -2,8 +2,11 @@
 
 D[r] = act(scale(A[r] @ B[e]^T) + bias[e]) for every row r of group e. Rows of a group follow each other: group e ends
 before row `ends[e]`, and begins where the one before it ends, as the `offs` of `torch.nn.functional.grouped_mm` say it.
-Or each group has room for as many rows, and the first `counts[e]` of group e's are there ("masked"). Only the device
-knows `ends` and `counts`, so a launch that a CUDA graph captured serves whatever they are when it is replayed.
+Only the device knows `ends`, so a launch that a CUDA graph captured serves whatever they are when it is replayed.
+
+Where rows are masked, each group has room for as many, and `counts` on the device say how many of them are there. Where
+rows are gathered, `indices` on the device say which row of A stands for A[r]: A[indices[r]]. So tokens that
+several experts take are read where they are.
 """
 
 from __future__ import annotations
@@ -30,14 +33,14 @@ from .program.tensor import flatten_rows, overlaps_itself, share_memory
 
 _KEY = re.compile(
     r"(?P<a>[^_]+)_(?P<b>[^_]+)_(?P<d>[^_]+)_grouped_(?P<epilogue>.+)_g(?P<groups>\d{1,10})_n(?P<n>\d{1,10})"
-    r"_k(?P<k>\d{1,10})(?:_(?P<rows>masked))?(?:_(?P<scaling>row_column|block))?(?:_(?P<overlap>launch|weights))?",
+    r"_k(?P<k>\d{1,10})(?:_(?P<scaling>row_column|block))?(?:_(?P<rows>masked|gathered))?(?:_(?P<overlap>launch|weights))?",
     re.ASCII,
 )
 _LABELS = (
     *(("a", "A"), ("b", "B"), ("d", "D"), ("epilogue", "epilogue"), ("groups", "groups"), ("n", "N"), ("k", "K")),
-    *(("rows", "rows"), ("scaling", "scaling"), ("overlap", "overlap")),
+    *(("scaling", "scaling"), ("rows", "rows"), ("overlap", "overlap")),
 )
-ROWS = "contiguous", "masked"
+ROWS = "contiguous", "masked", "gathered"  # how rows of A come to their groups
 SCALINGS_OF_GROUPS = ("none", "row_column", "block")
 EPILOGUES_OF_GROUPS = tuple(w for w, e in EPILOGUES.items() if not (e.residual or e.scale))
 _ACTIVATIONS = tuple(w for w in EPILOGUES_OF_GROUPS if not EPILOGUES[w].bias)
@@ -46,17 +49,17 @@ _ACTIVATIONS = tuple(w for w in EPILOGUES_OF_GROUPS if not EPILOGUES[w].bias)
 @dataclass(frozen=True)
 class Signature:
     """A (M, K), B (groups, N, K), ends (groups), i32, and D (M, N), or (M, N/2) where the epilogue is gated; bias
-    (groups, N) in D's type where the epilogue has one.
+    (groups, N) in D's type where the epilogue has one. With gathered rows A is (T, K), for any T, and indices (M), i32,
+    come before ends. With masked rows A is (groups, M, K), D (groups, M, N) or (groups, M, N/2), scale_a has groups in
+    front too, and in place of ends there are counts (groups), i32: of M rows of group e the first counts[e] are there,
+    none where that is negative, all where it is more.
 
     `scaling` says what multiplies the products (`runtime.numbers.scaling`), in f32: "row_column", scale_a (M) and
     scale_b (groups, N); "block", scale_a (M, K/128), one for each 1 x 128 of A, and scale_b (groups, N/128, K/128), one
     for each 128 x 128 of B.
 
-    With "masked" `rows` A is (groups, M, K), D (groups, M, N) or (groups, M, N/2), scale_a has groups in front too, and
-    in place of ends there are counts (groups), i32: of M rows of group e the first counts[e] are there, none where that
-    is negative, all where it is more.
-
-    Element types by short name; sums are in f32. `epilogue` and `overlap` are words of `runtime.gemm.signature`.
+    Element types by short name; sums are in f32. `epilogue` and `overlap` are words of `runtime.gemm.signature`, `rows`
+    is one of `ROWS`.
     """
 
     a: str
@@ -88,10 +91,10 @@ class Signature:
     def key(self) -> str:
         """One readable word, the same for equal signatures and only for them."""
         word = f"{self.a}_{self.b}_{self.d}_grouped_{self.epilogue}_g{self.groups}_n{self.n}_k{self.k}"
-        if self.rows == "masked":
-            word += "_masked"
         if self.scaling != "none":
             word += f"_{self.scaling}"
+        if self.rows != "contiguous":
+            word += f"_{self.rows}"
         return word if self.overlap == "serial" else f"{word}_{self.overlap}"
 
     def operands(self) -> tuple[Operand, ...]:
@@ -100,7 +103,16 @@ class Signature:
 
     @cached_property
     def _operands(self) -> tuple[Operand, ...]:
-        return group_operands(self.a, self.b, self.d, self.scaling, self.epilogue, self.rows == "masked")
+        masked, gathered = self.rows == "masked", self.rows == "gathered"
+        groups = ("groups",) if masked else ()
+        plain = (
+            Operand("a", self.a, (*groups, "T" if gathered else "M", "K")),
+            Operand("b", self.b, ("groups", "N", "K")),
+            *([Operand("indices", "i32", ("M",))] if gathered else []),
+            Operand("counts" if masked else "ends", "i32", ("groups",)),
+            Operand("d", self.d, (*groups, "M", "P" if self.parts.gated else "N")),
+        )
+        return plain + group_operands(self.d, self.scaling, self.epilogue, masked)
 
     def numbers(self) -> tuple[tuple[str, str], ...]:
         """The numbers that kernels take after these: none."""
@@ -109,26 +121,19 @@ class Signature:
     def extents(self) -> Mapping[str, int]:
         """The extent of each axis of `operands` that does not depend on M."""
         known = {"groups": self.groups, "N": self.n, "K": self.k, "P": self.columns}
-        axes = {axis for operand in self._operands for axis in operand.axes if axis != "M"}
+        axes = {axis for operand in self._operands for axis in operand.axes if axis not in ("M", "T")}
         return known | {axis: extent_of(axis, known) for axis in axes}
 
     def to_json(self) -> dict[str, Any]:
-        """What `GroupedGemm.read` reads."""
-        return asdict(self)
+        """What `GroupedGemm.read` reads. Rows that are contiguous are not mentioned, as before there were others."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("rows", "contiguous")}
 
 
-def group_operands(a: str, b: str, d: str, scaling: str, epilogue: str, masked: bool) -> tuple[Operand, ...]:
-    """What a grouped GEMM takes, in this order: A, B, ends or counts, D, and those that there are of scale_a, scale_b,
-    bias."""
-    scales, rows = SCALINGS[scaling], ("groups", "M") if masked else ("M",)
-    found = [
-        Operand("a", a, (*rows, "K")),
-        Operand("b", b, ("groups", "N", "K")),
-        Operand("counts" if masked else "ends", "i32", ("groups",)),
-        Operand("d", d, (*rows, "P" if Epilogue.of(epilogue).gated else "N")),
-    ]
+def group_operands(d: str, scaling: str, epilogue: str, masked: bool = False) -> tuple[Operand, ...]:
+    """What a grouped GEMM takes after A, B, ends and D, in this order: scale_a, scale_b, bias."""
+    scales, found = SCALINGS[scaling], []
     if scales.dtype:
-        of_a = (*rows[:-1], *scales.axes("a"))
+        of_a = (*(["groups"] if masked else []), *scales.axes("a"))
         found.append(Operand("scale_a", scales.dtype, of_a, "rows" if scales.k is None else "free"))
         found.append(Operand("scale_b", scales.dtype, ("groups", *scales.axes("b"))))
     if Epilogue.of(epilogue).bias:
@@ -149,14 +154,16 @@ class GroupedGemm(Operation):
         Raises:
             RecordError: it is malformed.
         """
+        if isinstance(obj, dict):
+            obj = {"rows": self.usual["rows"], **obj}
         if not isinstance(obj, dict) or set(obj) != set(self.fields):
             names = sorted(self.fields)
             raise RecordError(f"a signature of grouped_gemm needs exactly the fields {names}, found {obj!r:.200}")
         for name in ("a", "b", "d"):
             if not isinstance(obj[name], str) or obj[name] not in DTYPES:
                 raise RecordError(f"signature field {name!r}: unknown element type {obj[name]!r:.50}")
-        known_words = EPILOGUES_OF_GROUPS, OVERLAPS, SCALINGS_OF_GROUPS, ROWS
-        for name, known in zip(("epilogue", "overlap", "scaling", "rows"), known_words, strict=True):
+        words = {"epilogue": EPILOGUES_OF_GROUPS, "overlap": OVERLAPS, "scaling": SCALINGS_OF_GROUPS, "rows": ROWS}
+        for name, known in words.items():
             if obj[name] not in known:
                 raise RecordError(
                     f"signature field {name!r} must be one of {', '.join(known)}, found {obj[name]!r:.50}"
@@ -206,6 +213,7 @@ class GroupedGemm(Operation):
         ends: Any = None,
         *,
         counts: Any = None,
+        indices: Any = None,
         out: Any = None,
         scale_a: Any = None,
         scale_b: Any = None,
@@ -214,14 +222,19 @@ class GroupedGemm(Operation):
         overlap: str = "serial",
         expected_rows: int | None = None,
     ) -> Asked:
-        """D for A (..., K), its rows by groups, B (groups, N, K) and where groups end, i32 (groups); or for A (groups,
-        rows, K) and how many of these each group has, `counts`, i32 (groups). Without `out` a torch `a` gives a new
-        tensor of its type, or in bf16 where that has 8 bits. Rows of `out` that are of no group are left as they are.
+        """D for A (..., K), its rows by groups, B (groups, N, K) and where groups end, i32 (groups); without `out` a
+        torch `a` gives a new tensor of its type, or in bf16 where that has 8 bits. Rows of `out` behind the last
+        group's end are left as they are. `scale_a` and `scale_b` are as `Signature` says, M being all rows of D.
 
-        `scale_a` and `scale_b` are as `Signature` says, M being all rows of A where `ends` is given. `bias` (groups, N)
-        is added before the epilogue: "none", relu, gelu, gelu_tanh, silu, or gated: swiglu, geglu, geglu_tanh or
-        swiglu_clamped, also `_interleaved`. `expected_rows` is how many rows a group is expected to have where `counts`
-        is given, as many as there can be unless it is said: the function that serves is chosen by it.
+        With `counts`, i32 (groups), in place of `ends`, A is (groups, rows, K), and `out` and `scale_a` are likewise;
+        rows behind a group's count are left as they are. `expected_rows` is how many a group is expected to have, as
+        many as there can be unless it is said: the function that serves is chosen by it.
+
+        With `indices`, i32 (M), A is (T, K), and row r of `out` (M, columns) is made of A's row `indices[r]`. The
+        device takes an index outside A as that of A's first row or last.
+
+        `bias` (groups, N) is added before the epilogue: "none", relu, gelu, gelu_tanh, silu, or gated: swiglu, geglu,
+        geglu_tanh or swiglu_clamped, also `_interleaved`.
 
         Raises:
             ArgumentError: the tensors do not go together.
@@ -231,44 +244,56 @@ class GroupedGemm(Operation):
             raise ArgumentError(f"grouped_gemm has no epilogue {epilogue!r:.50}; it has {known}")
         if overlap not in OVERLAPS:
             raise ArgumentError(f"overlap must be one of {', '.join(OVERLAPS)}, found {overlap!r:.50}")
-        if (ends is None) == (counts is None):
-            raise ArgumentError("grouped_gemm takes ends of groups or counts of their rows, one of the two")
-        masked, of_groups = (True, counts) if ends is None else (False, ends)
-        if expected_rows is not None and (not masked or not is_int(expected_rows, 1, MAX_GEMM_EXTENT)):
-            raise ArgumentError(f"expected_rows goes with counts, and is 1 or more; found {expected_rows!r:.50}")
+        lie = _rows(ends, counts, indices, expected_rows)
         rows, of_b = view(a, "a", False), view(b, "b", False)
-        split = view(of_groups, "counts" if masked else "ends", False)
-        _check_shapes(rows, of_b, split, masked)
+        split = view(counts, "counts", False) if lie == "masked" else view(ends, "ends", False)
+        _check_shapes(rows, of_b, split, lie)
         gated, (groups, n, k) = EPILOGUES[epilogue].gated, of_b.shape
         if gated and n % 2:
             raise ArgumentError(f"{epilogue} makes one column of two, and N = {n} is odd")
-        shape = (*rows.shape[:-1], n // 2 if gated else n)
+        # Indices come before ends.
+        lists = [split] if indices is None else [_of_indices(view(indices, "indices", False), rows), split]
+        shape = (*(rows.shape[:-1] if indices is None else lists[0].shape), n // 2 if gated else n)
         if out is None:
             out = allocate(a, shape, result_dtype(rows.dtype), None)
         d = view(out, "out", True)
         if d.shape != shape:
             raise ArgumentError(f"out must have the shape {shape}, found {d.shape}")
-        if overlaps_itself(d) or any(share_memory(d, other) for other in (rows, of_b, split)):
+        if overlaps_itself(d) or any(share_memory(d, other) for other in (rows, of_b, *lists)):
             raise ArgumentError("out names elements twice, or shares memory with an input; pass another")
-        extras = (("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias))
-        given = {name: view(x, name, False) for name, x in extras if x is not None}
-        word = EPILOGUES[epilogue]._replace(bias=bias is not None).word()
-        types, scaling = (rows.dtype, of_b.dtype, d.dtype), _scaling(rows.dtype, given)
-        signature = Signature(*types, groups, n, k, word, overlap, scaling, ROWS[masked])
-        if not masked:
+        passed = (("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias))
+        given = {name: view(x, name, False) for name, x in passed if x is not None}
+        words = EPILOGUES[epilogue]._replace(bias=bias is not None).word(), overlap, _scaling(rows.dtype, given), lie
+        signature = Signature(rows.dtype, of_b.dtype, d.dtype, groups, n, k, *words)
+        if lie != "masked":
             rows, d = flatten_rows(rows, "a"), flatten_rows(d, "out")
-        m = rows.shape[-2]
-        arguments = (rows, of_b, split, d, *_extras(signature, m, given, d))
+        m = d.shape[-2]
+        arguments = (rows, of_b, *lists, d, *_extras(signature, m, given, d))
         return Asked(signature, min(m, expected_rows or m), arguments, out)
 
 
-def _check_shapes(a: TensorView, b: TensorView, split: TensorView, masked: bool) -> None:
+def _rows(ends: Any, counts: Any, indices: Any, expected_rows: Any) -> str:
+    """How rows come to their groups, one of `ROWS`, by what was given.
+
+    Raises:
+        ArgumentError: these do not go together.
+    """
+    if (ends is None) == (counts is None):
+        raise ArgumentError("grouped_gemm takes ends of groups or counts of their rows, one of the two")
+    if counts is not None and indices is not None:
+        raise ArgumentError("indices go with ends; rows that counts say are there are not gathered")
+    if expected_rows is not None and (counts is None or not is_int(expected_rows, 1, MAX_GEMM_EXTENT)):
+        raise ArgumentError(f"expected_rows goes with counts, and is 1 or more; found {expected_rows!r:.50}")
+    return "masked" if counts is not None else "contiguous" if indices is None else "gathered"
+
+
+def _check_shapes(a: TensorView, b: TensorView, split: TensorView, lie: str) -> None:
     """Whether A and B have the same K, and as many groups as ends or counts, `split`, say.
 
     Raises:
         ArgumentError: they have not.
     """
-    groups, k = b.shape[0] if b.shape else 0, b.shape[-1] if b.shape else 0
+    masked, (groups, k) = lie == "masked", (b.shape[0], b.shape[-1]) if b.shape else (0, 0)
     fits = len(a.shape) == 3 and a.shape[0] == groups if masked else bool(a.shape)
     if len(b.shape) != 3 or not fits or a.shape[-1] != k:
         takes = "(groups, rows, K)" if masked else "(..., K)"
@@ -278,6 +303,20 @@ def _check_shapes(a: TensorView, b: TensorView, split: TensorView, masked: bool)
         raise ArgumentError(
             f"grouped_gemm takes {name} of type i32, one for each of {groups} groups; found {split.dtype} {split.shape}"
         )
+
+
+def _of_indices(indices: TensorView, a: TensorView) -> TensorView:
+    """The indices, which may choose rows of A.
+
+    Raises:
+        ArgumentError: they are of another type or rank, or A has no rows to choose from.
+    """
+    if indices.dtype != "i32" or len(indices.shape) != 1:
+        found = f"{indices.dtype} {indices.shape}"
+        raise ArgumentError(f"grouped_gemm takes indices of type i32, one for each row of out; found {found}")
+    if indices.shape[0] and 0 in a.shape[:-1]:
+        raise ArgumentError(f"indices choose rows of a, which has none: its shape is {a.shape}")
+    return indices
 
 
 def _scaling(a: str, given: Mapping[str, TensorView]) -> str:
@@ -309,7 +348,7 @@ def _extras(signature: Signature, m: int, given: Mapping[str, TensorView], d: Te
         ArgumentError: one is not of its type or shape, or shares memory with D.
     """
     extents, found = extents_at(signature, m), []
-    for operand in signature.operands()[4:]:
+    for operand in group_operands(signature.d, signature.scaling, signature.epilogue, signature.rows == "masked"):
         of, shape = given[operand.name], tuple(extents[axis] for axis in operand.axes)
         if (of.dtype, of.shape) != (operand.dtype, shape):
             raise ArgumentError(

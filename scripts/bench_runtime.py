@@ -223,7 +223,7 @@ def first_calls(path: Path) -> dict[str, Any]:
     import torch
 
     with Archive.open(path) as archive:
-        entries = Dispatch.from_json(archive.table("gemm"), GEMM).entries_for(torch.cuda.get_device_capability())
+        entries = Dispatch.from_json(archive.table(GEMM.name), GEMM).entries_for(torch.cuda.get_device_capability())
     library = runtime.load(path)
     library.preload()
     samples: dict[str, list[float]] = {"first_of_kernel_ms": [], "one_row_ms": []}

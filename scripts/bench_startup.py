@@ -127,7 +127,7 @@ names, found = set(library.preload()), {}
 began = time.monotonic()
 from aot.compile.lower import lower
 from aot.search.provider import PROVIDERS, provider
-for entry in Dispatch.from_json(library._now.archives[0].table("gemm"), GEMM).entries:
+for entry in Dispatch.from_json(library._now.archives[0].table(GEMM.name), GEMM).entries:
     for variant in (v for p in PROVIDERS for v in provider(p).variants("sm_90a", entry.signature)):
         if variant.name() in names and len(found) < {jit}:
             found[variant.name()] = variant
@@ -155,7 +155,7 @@ import runtime
 from runtime.gemm.operation import GEMM
 from runtime.tables.dispatch import Dispatch
 library = runtime.load(archive)
-entries = Dispatch.from_json(library._now.archives[0].table("gemm"), GEMM).entries
+entries = Dispatch.from_json(library._now.archives[0].table(GEMM.name), GEMM).entries
 found = [e.signature for e in entries]
 plain = [(s.n, s.k) for s in found if s.key() == f"bf16_bf16_bf16_f32_none_n{s.n}_k{s.k}"]
 library.close()

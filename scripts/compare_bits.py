@@ -68,7 +68,7 @@ def main() -> int:
     environment = measure.environment()
     capability = tuple(int(x) for x in environment["compute_capability"].split("."))
     with Archive.open(options.archive) as archive:
-        table = Dispatch.from_json(archive.table("gemm"), GEMM, archive.functions.targets_by_name())
+        table = Dispatch.from_json(archive.table(GEMM.name), GEMM, archive.functions.targets_by_name())
     library = runtime.load(options.archive)
     results = []
     for entry in table.entries:

@@ -1,4 +1,4 @@
-"""Launch every GEMM and RMSNorm of an archive once or twice on ragged shapes; needs a GPU. For memory checkers:
+"""Launch every function of an archive once or twice on ragged shapes; needs a GPU. For memory checkers:
 
 compute-sanitizer --tool memcheck --report-api-errors no python scripts/launch_all.py build/coverage.aot
 
@@ -9,22 +9,30 @@ compute-sanitizer --tool racecheck --report-api-errors no python scripts/launch_
 takes one function of each schedule, as racecheck is slow. `--large` has two to three tiles of 128 x 128 for each SM, so
 that CTAs go on to a second one; with it racecheck takes minutes, and `--only` names a part of them, such as
 sm90_small_m. `--deep` has so many stages of K that rings of stages come around, in each slice of a split K too.
+
+Functions of operations besides GEMM get what the operation is measured with, at the signatures that the archive's
+tables have for them: of their extents only M is chosen here.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from report import ends  # also puts the checkout on the path
 
 import runtime
+from aot.pack.tables import operation_entries
 from aot.tune import measure
 from aot.tune.elements import TORCH_DTYPES
-from runtime.program.record import TensorArgument
+from aot.tune.operation import is_tuned, tuning, unusual
+from runtime.container.archive import Archive
+from runtime.gemm.operation import GEMM
+from runtime.program.record import Record, SuppliedArgument, TensorArgument
 from runtime.tables.dispatch import serves
 
 SCHEDULES = (
@@ -37,14 +45,40 @@ DEEP: Extents = {"m": (77,), "n": (288,), "p": (144,), "k": (14416,), "kb": (113
 LARGE: Extents = {"m": (333,), "n": (12672,), "p": (6336,), "k": (2112,), "kb": (17,), "nb": (99,), "l": (2,)}
 
 
-def operand(t: TensorArgument, m: int, extents: Extents) -> torch.Tensor:
+def operand(t: TensorArgument, m: int, extents: Extents, device: str) -> torch.Tensor:
     """A random tensor that fits the description, for `m` rows."""
     shape = [m if e == "m" else extents[e][0] if isinstance(e, str) else e for e in t.shape]
     transposed = len(shape) > 1 and t.strides[-2] == 1  # an N-major B
     if transposed:
         shape[-2:] = reversed(shape[-2:])
-    values = torch.randn(shape, device="cuda").to(TORCH_DTYPES[t.dtype])
+    values = torch.randn(shape, device=device).to(TORCH_DTYPES[t.dtype])
     return values.transpose(-1, -2) if transposed else values
+
+
+def others(path: Path) -> dict[str, list[Any]]:
+    """The signatures of operations besides GEMM that an archive has each of their functions for."""
+    with Archive.open(path) as archive:
+        entries = operation_entries(archive)
+    found: dict[str, list[Any]] = {}
+    for entry in entries:
+        for name in entry.names if entry.signature.operation != GEMM.name and is_tuned(entry.signature) else ():
+            found.setdefault(name, []).append(entry.signature)
+    return found
+
+
+def given(
+    record: Record, signatures: Sequence[Any], m: int, extents: Extents, device: str = "cuda"
+) -> Iterator[tuple[Any, ...]]:
+    """What to launch a function with at `m` rows: one set of tensors for a GEMM, and for another operation those of
+    each of the signatures, also such as are seldom drawn. Of what no table has nobody knows what else it takes."""
+    for signature in signatures:
+        weights = tuning(signature).measures().weights(signature, m, 0, m, device)
+        yield from (o.arguments() for o in (weights.operands(m)[0], *unusual(weights, m)))
+    taken = [a for a in record.leaves() if not isinstance(a, SuppliedArgument)]
+    tensors = [a for a in taken if isinstance(a, TensorArgument)]
+    known = all(isinstance(e, int) or e == "m" or e in extents for t in tensors for e in t.shape)
+    if not signatures and known and taken == tensors:
+        yield tuple(operand(t, m, extents, device) for t in tensors)
 
 
 def schedule(name: str) -> str:
@@ -92,27 +126,30 @@ def main() -> int:
     options = parser.parse_args()
     extents = LARGE if options.large else DEEP if options.deep else EXTENTS
     library = runtime.load(options.archive)
-    launched = 0
+    launched, left = 0, 0
     names = [name for name in library.functions if options.only in name]
     if not names:
         parser.error(f"{options.archive} has no function whose name holds {options.only!r}; aot ls lists what it has")
     if options.schedules:
         names = one_of_each(names)
     measure.environment()  # or there is no GPU
+    signatures = others(options.archive)
     for function in (library.functions[name] for name in names):
         if not serves(function.target, torch.cuda.get_device_capability()):
             continue
-        tensors = [a for a in function.record.leaves() if isinstance(a, TensorArgument)]
+        before = launched
         for m in extents["m"]:
-            given: list[object] = [operand(t, m, extents) for t in tensors]
-            given += [1e-5] if "rmsnorm" in function.name else []
-            function(*given)
-            launched += 1
+            for arguments in given(function.record, signatures.get(function.name, ()), m, extents):
+                function(*arguments)
+                launched += 1
+        left += launched == before
         if options.schedules:
             torch.cuda.synchronize()
             print(function.name, flush=True)
     torch.cuda.synchronize()
-    print(f"{launched} launches of {len(names)} functions")
+    print(f"{launched} launches of {len(names) - left} functions")
+    if left:
+        print(f"{left} functions were not launched: no table says what they take; list them in a manifest's operations")
     return 0
 
 

@@ -100,7 +100,7 @@ def main() -> int:
         shutil.copy(versions[0], served)
         library = runtime.load(served)
         with Archive.open(options.archive) as archive:
-            entries = Dispatch.from_json(archive.table("gemm"), GEMM).entries
+            entries = Dispatch.from_json(archive.table(GEMM.name), GEMM).entries
         there = {entry.signature for entry in entries}
         of_bf16 = ("bf16", "bf16", "bf16", "f32", "none")
         shapes = sorted({(s.n, s.k) for s in there if Signature(*of_bf16, s.n, s.k) in there})[:4]

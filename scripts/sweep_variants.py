@@ -179,7 +179,7 @@ def main() -> int:
 def run(asked: argparse.Namespace, l2_bytes: int) -> list[dict[str, Any]]:
     """Time what was asked for, on this machine's GPU."""
     with Archive.open(asked.archive) as archive:
-        table = Dispatch.from_json(archive.table("gemm"), GEMM)
+        table = Dispatch.from_json(archive.table(GEMM.name), GEMM)
     library = runtime.load(asked.archive)
     results: list[dict[str, Any]] = []
     end = time.monotonic() + 60 * asked.minutes

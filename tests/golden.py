@@ -67,7 +67,7 @@ def _raw(pointer: int) -> ParameterSource:
     return ParameterSource(8, [], [(0, "raw", pointer, None)])
 
 
-def _record(
+def record(
     name: str,
     arguments: list[Argument],
     symbols: dict[str, Symbol],
@@ -97,7 +97,7 @@ def double() -> tuple[RecordSource, bytes]:
     parameters = [_raw(0), _raw(1), ParameterSource(4, [(0, 4, 0)], [])]
     launch = LaunchSource(0, (4, 5, 5), (3, 5, 5), 6, (), parameters)
     program = ProgramSource((("n", 32),), ("x", "y"), nodes, (launch,))
-    return _record("golden.double.sm_90a", [*arguments, StreamArgument("stream")], {"n": Symbol(32, 1)}, program)
+    return record("golden.double.sm_90a", [*arguments, StreamArgument("stream")], {"n": Symbol(32, 1)}, program)
 
 
 BINARY: tuple[str, ...] = (
@@ -170,7 +170,7 @@ def every() -> tuple[RecordSource, bytes]:
         0, (grid, one, one), (threads, one, one), nothing, attributes, [*parameters, ParameterSource(at, words, [])]
     )
     program = ProgramSource(values, ("x", "y", "partials", "counters"), nodes, (launch,))
-    return _record("golden.every.sm_90a", arguments, {"m": Symbol(32, 1), "ld": Symbol(64, 8)}, program)
+    return record("golden.every.sm_90a", arguments, {"m": Symbol(32, 1), "ld": Symbol(64, 8)}, program)
 
 
 def gemm(name: str, rows: int) -> tuple[RecordSource, bytes]:
@@ -195,7 +195,7 @@ def gemm(name: str, rows: int) -> tuple[RecordSource, bytes]:
     parameters += [ParameterSource(8, [(0, 8, x)], []) for x in range(3, 6)]
     launch = LaunchSource(0, (7, 9, 10), (8, 10, 10), 11, [(6, [10])], parameters)
     values = [(name, symbol.width) for name, symbol in symbols.items()]
-    return _record(name, arguments, symbols, ProgramSource(values, ("a", "b", "d"), nodes, (launch,)), 168)
+    return record(name, arguments, symbols, ProgramSource(values, ("a", "b", "d"), nodes, (launch,)), 168)
 
 
 SMALL, LARGE, NORM = "golden.gemm_small.sm_90a", "golden.gemm_large.sm_90a", "golden.norm.sm_90a"
@@ -216,7 +216,7 @@ def norm() -> tuple[RecordSource, bytes]:
     parameters += [ParameterSource(8, [(0, 8, x)], []) for x in (2, 3)]
     launch = LaunchSource(0, (0, 6, 6), (5, 6, 6), 7, (), parameters)
     values = [*((name, symbol.width) for name, symbol in symbols.items()), ("eps", 32)]
-    return _record(NORM, arguments, symbols, ProgramSource(values, ("x", "weight", "y"), nodes, (launch,)))
+    return record(NORM, arguments, symbols, ProgramSource(values, ("x", "weight", "y"), nodes, (launch,)))
 
 
 def records() -> list[tuple[RecordSource, bytes]]:

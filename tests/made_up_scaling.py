@@ -7,7 +7,7 @@ from runtime.gemm.signature import Signature
 
 FP8 = Signature("e4m3", "e4m3", "bf16", "f32", "none", 144, 160)
 
-VARIANT = Variant("own", "sm90_small_m", "sm_90a", choices(tile_m=64), ("e4m3", "e4m3", "bf16"))
+VARIANT = Variant("own", "sm90_small_m", "sm_90a", choices(tile_m=64), ("e4m3", "e4m3", "bf16"), operation="gemm")
 
 MANIFEST = """
 format: 1

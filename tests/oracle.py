@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import itertools
 import os
 import random
@@ -43,7 +44,6 @@ from aot.search.variants import Family, Variant, choices
 from runtime.device.launch import Evaluation, Launch
 from runtime.errors import ProgramError, RecordError
 from runtime.gemm.signature import Signature
-from runtime.grouped_gemm import Signature as GroupedSignature
 from runtime.numbers.dtypes import DTYPES
 from runtime.program.evaluator import PythonEvaluator
 from runtime.program.record import Record, TensorArgument
@@ -208,10 +208,8 @@ def sample(target: str) -> list[Variant]:
                     chosen.setdefault((name, family, form, *hosts), v)
                     for option in _SHARING if plain else ("odd pieces",):
                         others.setdefault((name, family, option, _value(v, option)), v)
-        for v in (*provider(name).functions(target), *_grouped(name, target)):
-            hosts = [
-                v.options.get(option) for option in ("overlap", "schedule", "swap", "cluster_n", "two_cta", "masked")
-            ]
+        for v in (*provider(name).functions(target), *_asked(name, target)):
+            hosts = [v.options.get(option) for option in ("overlap", "schedule", "swap", "cluster_n", "two_cta")]
             chosen.setdefault((name, v.family, v.a, v.epilogue, v.scaling, v.operation, *hosts), v)
     found = list(chosen.values())
     for (name, family, option, value), v in others.items():
@@ -221,19 +219,12 @@ def sample(target: str) -> list[Variant]:
     return [*found, *_unlikely(found)]
 
 
-def _grouped(name: str, target: str) -> Iterator[Variant]:
-    """Grouped GEMMs: plain ones of every element type, and gated ones and ones with a bias of one; of 8 bits both
-    scalings, with a gate or a bias too; and one of each element type and scaling with masked rows."""
-    epilogues = "swiglu_interleaved", "bias+swiglu_clamped_interleaved", "bias"
-    plain = [("bf16", "bf16", "none", "none"), *(("bf16", "bf16", epilogue, "none") for epilogue in epilogues)]
-    rows = [("e4m3", "bf16", epilogue, "row_column") for epilogue in ("none", "swiglu", "bias")]
-    blocks = [("e4m3", "f16", epilogue, "block") for epilogue in ("none", "swiglu", "bias")]
-    of_16_bits = [("f16", "f16", "none", "none")]
-    forms = [(form, "contiguous") for form in (*of_16_bits, *plain, *rows, *blocks)]
-    forms += [(form, "masked") for form in (*of_16_bits, rows[-1], blocks[1])]
-    for (dtype, d, epilogue, scaling), lie in forms:
-        signature = GroupedSignature(dtype, dtype, d, 64, 4096, 4096, epilogue, "weights", scaling, lie)
-        yield from legal_variants(name, target, signature)
+def _asked(name: str, target: str) -> Iterator[Variant]:
+    """Variants of operations whose variants are enumerated for a signature only: for those that the operation's folder
+    here names in its `sample_signatures`."""
+    for path in sorted(Path(__file__).parent.glob("*/sample_signatures.py")):
+        for signature in importlib.import_module(f".{path.parent.name}.{path.stem}", __package__).SIGNATURES:
+            yield from legal_variants(name, target, signature)
 
 
 def _unlikely(likely: Iterable[Variant]) -> list[Variant]:

@@ -474,7 +474,16 @@ def operands_record(name: str, of: dict[str, Any], target: str = "sm_90a") -> di
     signature = Signature.from_json(of)
     fields = ("accumulator", "epilogue", "scaling", "b_major")
     elements = of["a"], of["b"], of["d"]
-    variant = Variant("test", "test", target, (), elements, batched=signature.batch > 1, **{f: of[f] for f in fields})
+    variant = Variant(
+        "test",
+        "test",
+        target,
+        (),
+        elements,
+        batched=signature.batch > 1,
+        operation="gemm",
+        **{f: of[f] for f in fields},
+    )
     return tensors_record(name, *gemm_tensors(variant), target)
 
 

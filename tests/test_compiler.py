@@ -73,7 +73,7 @@ Compile = Callable[..., BuildReport]
 
 
 def fake(do: str = "well", number: int = 0, target: str = "sm_90a") -> Variant:
-    return Variant("own", "sm90_small_m", target, choices(do=do, number=number), ("bf16",) * 3)
+    return Variant("own", "sm90_small_m", target, choices(do=do, number=number), ("bf16",) * 3, operation="gemm")
 
 
 def heard(kernel: Kernel) -> dict[str, Any]:

@@ -369,7 +369,7 @@ def test_fallback_counts_by_the_whole_signature(
 ) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(
-        "runtime.serve.gemm_calls.torch_gemm", lambda torch, epilogue, given, out: seen.append((given, out))
+        "runtime.serve.gemm.calls.torch_gemm", lambda torch, epilogue, given, out: seen.append((given, out))
     )
     library = Library(Archive.open(tmp_path / "model.aot"), driver, on_miss="torch")
     a, b, x = FakeTensor((16, K)), FakeTensor((N, K)), FakeTensor((16, N))

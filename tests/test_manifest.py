@@ -635,5 +635,5 @@ def test_page_has_every_word_and_every_limit() -> None:
 
 
 def test_example_of_the_page_is_a_manifest() -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    example, *_ = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert [g.name for g in loads(example).gemms] == ["qkv", "gate_up", "lm_head"]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from aot.search import operation as building
+from aot.tune import operation as tuning
 from runtime import ArgumentError, KernelMiss, Library, RecordError
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
@@ -150,15 +152,23 @@ def test_a_signature_that_the_operation_refuses_is_refused_where_the_table_is_re
 # --- which operations there are ---
 
 
+def folder_or_module(place: str) -> str:
+    """Of an operation's place, such as "runtime.gemm.operation:GEMM": its folder in a room, or its file."""
+    *folder, module = place.partition(":")[0].split(".")
+    alone = folder in (["runtime"], ["aot", "search"])
+    return "/".join([*folder, f"{module}.py"] if alone else [*folder, ""])
+
+
 # What may name an operation: operations, what makes kernels of them, the lists of operations, the bindings to torch and
-# servers, whose operator `gemm` is, GEMM's planned calls, and what a variant is of unless it says otherwise.
+# servers, whose operator `gemm` is, and GEMM's planned calls.
 NAMING = (
-    *("runtime/gemm/", "runtime/grouped_gemm.py", "runtime/rmsnorm.py"),
-    *("aot/search/gemm.py", "aot/search/grouped_gemm.py", "aot/search/rmsnorm.py"),
-    *("aot/tune/gemm/", "aot/tune/grouped_gemm/", "aot/tune/rmsnorm/", "aot/kernels/", "aot/providers/"),
+    *(folder_or_module(of_runtime) for of_runtime in operations._OWN.values()),
+    *(folder_or_module(of_search) for of_search in building._OWN.values()),
+    *(folder_or_module(of_tune) for of_tune in tuning._OWN.values()),
+    *("aot/kernels/", "aot/providers/"),
     *("runtime/program/operation.py", "aot/search/operation.py", "aot/tune/operation.py"),
     *("runtime/torch/", "runtime/plugin/", "runtime/sglang/", "runtime/vllm/"),
-    *("runtime/serve/plans.py", "aot/search/variants.py"),
+    "runtime/serve/gemm/",
 )
 
 

@@ -25,6 +25,8 @@ from aot.plan import plan
 from aot.problem.manifest import Gemm, Manifest
 from aot.providers import cutlass_operators, own
 from aot.providers.arguments import digest
+from aot.providers.operator_api import dense
+from aot.providers.operator_api.operator import found_design
 from aot.providers.sources import made_of
 from aot.search.legal import illegal, legal_functions, legal_variants, of_name, unsuited
 from aot.search.provider import PROVIDERS, ProviderError, provider
@@ -58,16 +60,14 @@ def test_table_of_families_agrees_with_the_operator_api(target: str, types: str)
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     given = provider("cutlass_operators").variants(target, signature(types))
-    ours = [cutlass_operators._wanted(v) for v in given]
-    families = {name for name, _ in cutlass_operators._OPERATORS.values()}
+    ours = [dense.design(v) for v in given]
+    families = {name for name, _ in dense.OPERATORS.values()}
     if target not in ("sm_80", "sm_120a"):
         families.remove("Sm80TensorOpGemmOperator")  # it runs there, far below what the GPU can do
     with FakeTensorMode():
-        any_variant = Variant("", "", target, (), TYPES[types])
-        found = ops.get_operators(
-            cutlass_operators._gemm_arguments(torch, any_variant), target_sm=target.removeprefix("sm_")
-        )
-    theirs = [cutlass_operators._found(o.metadata) for o in found]
+        any_variant = Variant("", "", target, (), TYPES[types], operation="gemm")
+        found = ops.get_operators(dense.arguments(torch, any_variant), target_sm=target.removeprefix("sm_"))
+    theirs = [found_design(o.metadata) for o in found]
     # Its kernel cannot compile a tile_n of 64 for row-major D.
     theirs = [o for o in theirs if o[0] in families and (o[0] != "Sm80TensorOpGemmOperator" or o[1][1] != 64)]
     assert len(set(ours)) == len(ours)
@@ -265,9 +265,9 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "aot"
 
 
-def _changed(*files: Path) -> set[str]:
-    """The families of our provider that are compiled anew when these files change."""
-    ours = provider("own")
+def _changed(*files: Path, of: str = "own") -> set[str]:
+    """The families of a provider that are compiled anew when these files change."""
+    ours = provider(of)
     before = {family: ours.source_digest(family) for family in ours.families}
     for file in files:
         file.write_bytes(file.read_bytes() + b"\n")
@@ -277,15 +277,38 @@ def _changed(*files: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("pattern", "families"),
     [
-        ("sm90/grouped/*.py", {"sm90_grouped"}),
-        ("sm90/persistent/*.py", {"sm90_grouped", "sm90_persistent"}),
+        ("sm90/grouped/*.py", {"sm90_gathered", "sm90_grouped", "sm90_masked"}),
+        ("sm90/persistent/*.py", {"sm90_gathered", "sm90_grouped", "sm90_masked", "sm90_persistent"}),
         ("sm90/small_m/*.py", {"sm90_small_m"}),
-        ("sm90/activations.py", {"sm90_grouped", "sm90_persistent", "sm90_small_m"}),
+        ("sm90/activations.py", {"sm90_gathered", "sm90_grouped", "sm90_masked", "sm90_persistent", "sm90_small_m"}),
         ("sm90/*/choices.py", set()),
     ],
 )
 def test_kernels_that_change_are_compiled_anew_and_no_others(copied: Path, pattern: str, families: set[str]) -> None:
-    assert _changed(*(copied / "kernels").glob(pattern)) == families
+    """Of those families that there are: an operation may be taken out, with its own."""
+    assert _changed(*(copied / "kernels").glob(pattern)) == families & set(own.FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("file", "families"),
+    [
+        ("dense.py", set(cutlass_operators.FAMILIES) - {"sm100_block_scaled", "sm100_grouped"}),
+        ("block_scaled.py", {"sm100_block_scaled"}),
+        ("grouped.py", {"sm100_grouped"} & set(cutlass_operators.FAMILIES)),
+        ("operator.py", set(cutlass_operators.FAMILIES)),
+        ("../arguments.py", set(cutlass_operators.FAMILIES)),
+        ("../cutlass_operators.py", set()),
+    ],
+)
+def test_operators_are_compiled_anew_where_what_wraps_them_changes(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, file: str, families: set[str]
+) -> None:
+    monkeypatch.setattr(cutlass_operators, "_PROVIDERS", copied / "providers")
+    assert _changed(copied / "providers" / "operator_api" / file, of="cutlass_operators") == families
+
+
+def test_every_family_of_operators_is_wrapped_by_one_module() -> None:
+    assert set(cutlass_operators._BUILT_BY) == set(cutlass_operators.FAMILIES)
 
 
 def test_every_file_of_a_kernel_but_which_choices_are_legal_is_in_the_digest_of_a_family() -> None:

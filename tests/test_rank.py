@@ -175,7 +175,7 @@ ANY_CONFIG = st.dictionaries(
 def test_variants_of_an_unknown_family_have_a_place_whatever_their_choices(
     library: bool, configs: list[dict[str, Option]], target: str
 ) -> None:
-    strangers = {Variant("elsewhere", "new", target, choices(**c), ("bf16",) * 3) for c in configs}
+    strangers = {Variant("elsewhere", "new", target, choices(**c), ("bf16",) * 3, operation="gemm") for c in configs}
     given_ = [*variants(target), *strangers]
     with pytest.MonkeyPatch.context() as patch:
         if not library:
@@ -212,7 +212,9 @@ def test_of_equal_costs_each_shape_comes_once_before_any_comes_twice(monkeypatch
 
 
 def test_variants_of_one_name_keep_one_order() -> None:
-    twins = [Variant("elsewhere", "new", "sm_120a", c, ("bf16",) * 3) for c in ((), choices(tile_n=False))]
+    twins = [
+        Variant("elsewhere", "new", "sm_120a", c, ("bf16",) * 3, operation="gemm") for c in ((), choices(tile_n=False))
+    ]
     assert twins[0].name() == twins[1].name()
     orders = [rank(given_, SIGNATURE, 16, "sm_120a").variants for given_ in (twins, twins[::-1])]
     assert orders[0] == orders[1]
@@ -245,7 +247,9 @@ def test_candidates_overlap_as_much_as_is_promised_and_gains() -> None:
 @pytest.mark.usefixtures("without_library")
 def test_splitting_k_pays_where_tiles_leave_multiprocessors_idle_and_not_where_they_do_not() -> None:
     whole, split = (
-        Variant("elsewhere", "new", "sm_90a", choices(tile_m=64, tile_n=64, split_k=parts), ("bf16",) * 3)
+        Variant(
+            "elsewhere", "new", "sm_90a", choices(tile_m=64, tile_n=64, split_k=parts), ("bf16",) * 3, operation="gemm"
+        )
         for parts in (1, 3)
     )
     narrow = dataclasses.replace(SIGNATURE, n=512)

@@ -13,7 +13,7 @@ import pytest
 
 from runtime import ArchiveError, DeviceError, Library
 from runtime.container.archive import Archive
-from runtime.serve.gemm_calls import GemmCalls
+from runtime.serve.gemm.calls import GemmCalls
 
 from .recording_driver import (
     FakeTensor,

@@ -11,7 +11,7 @@ import pytest
 
 from runtime import ArgumentError, KernelMiss, LayoutError, Library
 from runtime.container.archive import Archive
-from runtime.serve.plans import Plans
+from runtime.serve.gemm.plans import Plans
 
 from .recording_driver import (
     FakeTensor,

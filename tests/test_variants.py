@@ -71,7 +71,7 @@ def test_name_reads_as_a_choice_list() -> None:
 
 
 def test_name_keeps_a_tile_that_has_no_rows() -> None:
-    variant = Variant("elsewhere", "new", "sm_90a", choices(tile_n=64, tile_k=32), ("f32",) * 3)
+    variant = Variant("elsewhere", "new", "sm_90a", choices(tile_n=64, tile_k=32), ("f32",) * 3, operation="gemm")
     assert variant.name() == "elsewhere.new.f32_f32_f32_f32.tile_k32.tile_n64.sm_90a"
 
 
@@ -382,14 +382,14 @@ assert not heavy, heavy
     ],
 )
 def test_variant_may_rely_on_no_more_overlap_than_is_promised(relied: str, promised: str, suits: bool) -> None:
-    variant = Variant("elsewhere", "new", "sm_90a", choices(overlap=relied), TYPES[0])
+    variant = Variant("elsewhere", "new", "sm_90a", choices(overlap=relied), TYPES[0], operation="gemm")
     reason = unsuited(variant, dataclasses.replace(signature(), overlap=promised))
     assert reason == (None if suits else f"new: relies on overlap {relied}, promised is {promised}")
 
 
 @pytest.mark.parametrize(("field", "value"), [("epilogue", "silu"), ("scaling", "row_column"), ("b_major", "n")])
 def test_variant_computes_what_its_words_say_and_nothing_else(field: str, value: str) -> None:
-    variant = Variant("elsewhere", "new", "sm_90a", (), TYPES[0])
+    variant = Variant("elsewhere", "new", "sm_90a", (), TYPES[0], operation="gemm")
     other: dict[str, Any] = {field: value}
     wanted = dataclasses.replace(signature(), **other)
     assert unsuited(variant, signature()) is None
@@ -401,7 +401,7 @@ def test_variant_computes_what_its_words_say_and_nothing_else(field: str, value:
 
 
 def test_columns_of_a_gated_result_must_fill_whole_accesses() -> None:
-    variant = Variant("elsewhere", "new", "sm_90a", (), TYPES[0], epilogue="swiglu")
+    variant = Variant("elsewhere", "new", "sm_90a", (), TYPES[0], operation="gemm", epilogue="swiglu")
     assert unsuited(variant, dataclasses.replace(signature(n=4112), epilogue="swiglu")) is None
     reason = unsuited(variant, dataclasses.replace(signature(n=4104), epilogue="swiglu"))
     assert reason == "columns of D = 2052 is not a multiple of 8, which 16-byte access to bf16 needs"

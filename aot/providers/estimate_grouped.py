@@ -1,7 +1,6 @@
 """How long a grouped GEMM of our own takes: a guess from its tiles, for putting the choices for a problem in order.
 
-Rows are taken to be spread over groups at random, each as likely as any other, as a router's load is at best; of masked
-rows M is what each group has on average. Rates are
+Rows are taken to be spread over groups at random, each as likely as any other, as a router's load is at best. Rates are
 those of an H200's persistent GEMM; nothing here was fitted to grouped GEMMs. Imports no compiler.
 """
 
@@ -14,22 +13,18 @@ from runtime.grouped_gemm import Signature
 from runtime.numbers.dtypes import DTYPES
 
 from ..kernels.sm90.persistent.plan import Plan
+from ..search import h200
 from ..search.grouped_gemm import active_groups, rows_of
 from ..search.variants import Variant
 
-_PROCESSORS = 132
-_READ_BYTES_PER_US = 4.3e6  # of weights that no cache has
-_FLOPS_PER_US = 720e6  # bf16, at the clock that power leaves
-_FLOPS_PER_US_FP8 = 1100e6  # of e4m3, whose sums are promoted
-_LAUNCH_US, _TILE_US = 3.0, 0.6  # to begin and end a kernel, and a tile's epilogue that nothing hides
-_HIDDEN = 0.1  # of the shorter of two, which does not quite hide behind the longer
-_LOADED_BYTES_PER_US = 0.055e6  # into an SM's shared memory, from L2
+_PROCESSORS, _RATES = h200.MULTIPROCESSORS, h200.GROUPED
 
 
 def estimate_us(plan: Plan, signature: Signature, m: int) -> float:
     """Microseconds on an H200 at `m` rows of `signature`, weights not in L2."""
     tile = _Tile(plan.tokens, plan.rows if plan.swap else plan.columns, plan.cluster_along_n)
-    return _us(tile, signature, m) - _tiles(tile, signature, m) / _PROCESSORS * (0.3 if plan.pingpong else 0.0)
+    hidden_us = _RATES.pingpong_us if plan.pingpong else 0.0
+    return _us(tile, signature, m) - _tiles(tile, signature, m) / _PROCESSORS * hidden_us
 
 
 def of_operator(variant: Variant, signature: Signature, m: int) -> float:
@@ -58,12 +53,11 @@ def _us(tile: _Tile, signature: Signature, m: int) -> float:
     element = DTYPES[signature.a].bytes
     waves = math.ceil(_tiles(tile, signature, m) / _PROCESSORS)
     loaded = (tile.m / tile.shared_by + tile.n) * signature.k * element
-    rate = _FLOPS_PER_US_FP8 if DTYPES[signature.a].narrow else _FLOPS_PER_US
+    rate = _RATES.narrow_flops_per_us if DTYPES[signature.a].narrow else _RATES.flops_per_us
     products = 2.0 * tile.m * tile.n * signature.k * _PROCESSORS / rate
-    computed = waves * (max(products, loaded / _LOADED_BYTES_PER_US) + _TILE_US)
-    all_rows = rows_of(signature, m)
-    rows = active_groups(signature.groups, all_rows) * signature.n + all_rows
-    read = (
-        rows * signature.k * element + all_rows * signature.columns * DTYPES[signature.d].bytes
-    ) / _READ_BYTES_PER_US
-    return _LAUNCH_US + max(computed, read) + _HIDDEN * min(computed, read)
+    computed = waves * (max(products, loaded / _RATES.loaded_bytes_per_us) + _RATES.tile_us)
+    made = rows_of(signature, m)
+    rows = active_groups(signature.groups, made) * signature.n + made
+    moved = rows * signature.k * element + made * signature.columns * DTYPES[signature.d].bytes
+    read = moved / _RATES.read_bytes_per_us
+    return _RATES.launch_us + max(computed, read) + _RATES.hidden * min(computed, read)

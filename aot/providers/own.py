@@ -57,6 +57,17 @@ def _persistent_form(v: Variant) -> PersistentForm:
     return PersistentForm(v.a, v.d, v.scaling, v.epilogue, v.b_major)
 
 
+def _grouped_form(v: Variant) -> PersistentForm:
+    masked, gathered = v.family == "sm90_masked", v.family == "sm90_gathered"
+    words = v.a, v.d, v.scaling, v.epilogue
+    return PersistentForm(*words, scheduler_bytes=SCHEDULER_BYTES, masked=masked, gathered=gathered)
+
+
+@functools.cache  # tuning asks for estimates at thousands of M
+def _grouped_plan(v: Variant) -> Plan:
+    return grouped_plan_of(v.options, _grouped_form(v))
+
+
 FAMILIES: dict[str, Family] = {
     # Few tokens on Hopper: B is read once, K split over a cluster. Right at any M up to 65535 tiles, which the grid
     # holds; meant for M <= 256.
@@ -101,7 +112,36 @@ FAMILIES: dict[str, Family] = {
         scalings=SCALINGS_OF_GROUPS,
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
         limit=lambda v, s: grouped_choices.limit(_grouped_form(v), s.groups, s.n),
-        estimate_us=lambda *of: _grouped_us(*of),
+        estimate_us=lambda v, s, m: estimate_grouped.estimate_us(_grouped_plan(v), s, m),
+    ),
+    # The same where each group has room for as many rows, and counts on the device say how many are there.
+    "sm90_masked": Family(
+        "grouped_gemm",
+        ("sm_90a",),
+        (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16")),
+        grouped_choices.OPTIONS,
+        lambda v: grouped_choices.rule(v.options, _grouped_form(v)),
+        likely=Likely(lambda v: likely_grouped.unlikely(v.options, _grouped_form(v))),
+        batched=(False,),
+        scalings=SCALINGS_OF_GROUPS,
+        epilogues=frozenset(EPILOGUES_OF_GROUPS),
+        limit=lambda v, s: grouped_choices.limit(_grouped_form(v), s.groups, s.n),
+        rows="masked",
+        estimate_us=lambda v, s, m: estimate_grouped.estimate_us(_grouped_plan(v), s, m),
+    ),
+    # The same of rows that indices on the device choose from A.
+    "sm90_gathered": Family(
+        "grouped_gemm",
+        ("sm_90a",),
+        _SAME_16_BIT,
+        grouped_choices.OPTIONS_OF_GATHERED,
+        lambda v: grouped_choices.rule(v.options, _grouped_form(v)),
+        likely=Likely(lambda v: likely_grouped.unlikely(v.options, _grouped_form(v))),
+        batched=(False,),
+        epilogues=frozenset(EPILOGUES_OF_GROUPS),
+        limit=lambda v, s: grouped_choices.limit(_grouped_form(v), s.groups, s.n),
+        rows="gathered",
+        estimate_us=lambda v, s, m: estimate_grouped.estimate_us(_grouped_plan(v), s, m),
     ),
     # One block a row, `threads` threads a block; `overlap` with the kernels before and after, which Ampere cannot.
     "rmsnorm_row": Family(
@@ -113,21 +153,6 @@ FAMILIES: dict[str, Family] = {
         batched=(False,),
     ),
 }
-
-
-def _grouped_form(v: Variant) -> PersistentForm:
-    return PersistentForm(
-        v.a, v.d, v.scaling, v.epilogue, scheduler_bytes=SCHEDULER_BYTES, masked=bool(v.options["masked"])
-    )
-
-
-@functools.cache  # tuning asks for estimates at thousands of M
-def _grouped_plan(v: Variant) -> Plan:
-    return grouped_plan_of(v.options, _grouped_form(v))
-
-
-def _grouped_us(v: Variant, signature: Any, m: int) -> float:
-    return estimate_grouped.estimate_us(_grouped_plan(v), signature, m)
 
 
 def _no_overlap(name: str) -> str | None:
@@ -204,7 +229,7 @@ def _grouped(variant: Variant) -> Buildable:
     from ..kernels.sm90.grouped.kernel import Grouped
 
     plan = _grouped_plan(variant)
-    symbols, tree = grouped_tensors(variant)
+    symbols, tree = grouped_tensors(variant, FAMILIES[variant.family].rows)
     tree += [DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster), StreamArgument("stream")]
     names = tuple("counts" if name == "ends" and plan.form.masked else name for name in _GROUPED_ARGUMENTS)
     return Buildable(Grouped(plan), _all_arguments(tree, symbols, names), tree, symbols)
@@ -248,15 +273,19 @@ _GEMM_ARGUMENTS = (
     *("a", "b", "d", "scale_a", "scale_b", "bias", "residual", "scale_d"),
     *("partials", "counters", "max_active_clusters", "stream"),
 )
-_GROUPED_ARGUMENTS = ("a", "b", "ends", "d", "scale_a", "scale_b", "bias", "max_active_clusters", "stream")
+_GROUPED_ARGUMENTS = ("a", "b", "indices", "ends", "d", "scale_a", "scale_b", "bias", "max_active_clusters", "stream")
 _BUILDERS = {
     "rmsnorm_row": _rmsnorm,
+    "sm90_gathered": _grouped,
+    "sm90_masked": _grouped,
     "sm90_grouped": _grouped,
     "sm90_persistent": _persistent,
     "sm90_small_m": _small_m,
 }
 _KERNELS = {
     "rmsnorm_row": "rmsnorm.py",
+    "sm90_gathered": "sm90/grouped/kernel.py",
+    "sm90_masked": "sm90/grouped/kernel.py",
     "sm90_grouped": "sm90/grouped/kernel.py",
     "sm90_persistent": "sm90/persistent/kernel.py",
     "sm90_small_m": "sm90/small_m/kernel.py",

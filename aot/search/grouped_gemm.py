@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from runtime.grouped_gemm import ROWS, Signature
+from runtime.grouped_gemm import Signature
 from runtime.numbers.dtypes import DTYPES
 
 from .form import Form, relies_on_more
@@ -23,10 +23,10 @@ class GroupedBuilding(Building):
 
     def form(self, s: Signature) -> Form:
         """Element types of A, B and D, and all words."""
-        return Form((s.a, s.b, s.d), scaling=s.scaling, epilogue=s.epilogue, overlap=s.overlap)
+        return Form((s.a, s.b, s.d), scaling=s.scaling, epilogue=s.epilogue, overlap=s.overlap, rows=s.rows)
 
     def unlike(self, variant: Variant, signature: Signature) -> str | None:
-        """By element types, epilogue, scaling and whether rows are masked."""
+        """By element types, epilogue and scaling."""
         form = self.form(signature)
         if variant.elements != form.elements:
             return f"{variant.family} is of {', '.join(variant.elements)}, not {', '.join(form.elements)}"
@@ -34,13 +34,13 @@ class GroupedBuilding(Building):
             found, wanted = getattr(variant, what), getattr(form, what)
             if found != wanted:
                 return f"{variant.family}: {what} is {found}, not {wanted}"
-        return _other_rows(variant, signature)
+        return None
 
     def limit(self, variant: Variant, family: Family | None, signature: Signature) -> str | None:
         """Rows of A, B and D are loaded and stored in pieces, so K and columns of D must fill whole pieces. A choice
-        called overlap may rely on no more than is promised, and one called masked says how rows lie."""
-        if reason := _other_rows(variant, signature):
-            return reason
+        called overlap may rely on no more than is promised. A family takes rows in one way."""
+        if family and family.rows != signature.rows:
+            return f"{variant.family}: rows are {family.rows}, not {signature.rows}"
         relied = variant.options.get("overlap")
         if relies_on_more(relied, signature.overlap):
             return f"{variant.family}: relies on overlap {relied}, promised is {signature.overlap}"
@@ -75,11 +75,6 @@ class GroupedBuilding(Building):
                 by_m.append((m, tuple(sorted(variants, key=us.__getitem__)[:limit])))
             found[signature] = tuple(by_m)
         return Shortlist(found, _SOURCE if found else "")
-
-
-def _other_rows(variant: Variant, signature: Signature) -> str | None:
-    rows = ROWS[bool(variant.options.get("masked"))]
-    return f"{variant.family}: rows are {rows}, not {signature.rows}" if rows != signature.rows else None
 
 
 def rows_of(signature: Signature, m: int) -> int:

@@ -7,10 +7,11 @@ Knows nothing of kernels or providers. How well the estimates order variants is 
 from __future__ import annotations
 
 from .costs import Machine
-from .rates import ElementRates, PersistentRates, SmallMRates
+from .rates import ElementRates, GroupedRates, PersistentRates, SmallMRates
 
 # As CUDA's attributes give it: 6144 bits at 3201 MHz.
-H200 = Machine(multiprocessors=132, memory_gbps=4917)
+MULTIPROCESSORS = 132
+H200 = Machine(MULTIPROCESSORS, memory_gbps=4917)
 
 # Fitted to 170,000 times: of up to 600 functions at powers of two of M, and of 40 for each form at M, N and K drawn at
 # random.
@@ -57,6 +58,18 @@ PERSISTENT = PersistentRates(
     residual_us=2.29,
     promotion_cycles=60,  # this and the next by times of 27 tiles with scales of blocks, M = 512 to 4096
     stage_cycles=240,
+)
+
+# The rates of dense GEMMs that its floors are stated by: nothing was fitted to grouped GEMMs.
+GROUPED = GroupedRates(
+    read_bytes_per_us=4.3e6,
+    loaded_bytes_per_us=0.055e6,
+    flops_per_us=720e6,
+    narrow_flops_per_us=1100e6,
+    launch_us=3.0,
+    tile_us=0.6,
+    pingpong_us=0.3,
+    hidden=0.1,
 )
 
 # Fitted to times of `sm90_small_m` over layers of models at M from 1 to 512.

@@ -27,9 +27,9 @@ class Variant:
     """A kernel that could be compiled: where it comes from, for which target, with which choices.
 
     `config` holds the family's choices as sorted pairs; `options` is the same as a dictionary. `elements` are the
-    element types of the operation's operands, in their order: for "gemm" those of A, B and D, which are `a`, `b` and
-    `d` too, for "rmsnorm" of x, weight and y. Kernels are dynamic in their extents, so a variant holds none: one serves
-    every signature of its types, scaling, order of B and epilogue (`runtime.gemm.signature` says what these are).
+    element types of the operation's operands, in their order: of GEMMs those of A, B and D, which are `a`, `b` and `d`
+    too. Kernels are dynamic in their extents, so a variant holds none: one serves every signature of its types,
+    scaling, order of B and epilogue (`runtime.gemm.signature` says what these are).
     """
 
     provider: str
@@ -40,7 +40,7 @@ class Variant:
     accumulator: str = "f32"
     epilogue: str = "none"
     batched: bool = False
-    operation: str = "gemm"
+    operation: str = field(kw_only=True)  # whose signatures it computes
     scaling: str = "none"
     b_major: str = "k"
 
@@ -179,7 +179,7 @@ class Family:
     an MMA instruction, can only be stated there.
     """
 
-    operation: str  # whose signatures its variants compute, such as "gemm"
+    operation: str  # whose signatures its variants compute
     targets: tuple[str, ...]
     elements: tuple[tuple[str, ...], ...]  # of operands, in order: of a GEMM (a, b, d)
     options: Mapping[str, tuple[Option, ...]]  # what each choice may be
@@ -192,6 +192,7 @@ class Family:
     batched: tuple[bool, ...] = (False, True)
     scalings: tuple[str, ...] = ("none",)
     b_majors: tuple[str, ...] = ("k",)
+    rows: str = "contiguous"  # of a grouped GEMM, a word of `runtime.grouped_gemm.ROWS`
     epilogues: frozenset[str] = frozenset(("none",))
     accumulator: str = "f32"
     access_bytes: int = 16  # rows of A, B and D are loaded and stored in whole pieces of this size

@@ -4,7 +4,7 @@ Reads a candidate archive and writes a tuned one; needs torch and GPUs of one of
 Every function is checked before it is timed. Entries for other targets pass through as they are, so that one archive
 can be tuned on one machine after the other. `run.tune_archive` is where it begins; it imports no torch, since measuring
 is done by processes that do. What is particular to an operation (operands, reference, tolerance, baseline, the least
-that it takes) is behind `operation`: in `aot/tune/gemm/`, `aot/tune/rmsnorm/`, or another package.
+that it takes) is behind `operation`: in a folder beside `aot/tune/gemm/`, or another package.
 
 Of each signature, in order:
 
@@ -18,6 +18,8 @@ Of each signature, in order:
 4. `calibrate` predicts every function's time at every M from its estimate and all that was measured.
 5. `choose` keeps few functions, each within `--tolerance` of the best somewhere, and makes ranges of M of them. A
    change of function must save more than a prediction can tell.
+6. What will serve is timed briefly beside torch at more M, where torch came near the best somewhere: between the points
+   another library's kernels may change, and callers who want the faster of both (`on_slower`) are to have it.
 
 `forms` checks and times the functions of forms and chooses none of them: what is wrong is taken out, and estimates are
 corrected. `journal` lets a killed run go on, and `history` keeps what was seen.

@@ -22,7 +22,7 @@ from runtime.program.operation import Signature
 
 from ..version import UNKNOWN, own_version
 from .elements import name_of, poisoned
-from .operation import OperandSet, Weights, tuning
+from .operation import OperandSet, Weights, tuning, unusual
 from .roofline import expected_us, power_bound
 from .timing import LOAD, Timing
 
@@ -87,7 +87,7 @@ def check(signature: Signature, m: int, weights: Weights, launches: Mapping[str,
     function its relative error, that of the worst output, or the reason why it is wrong.
     """
     results: dict[str, float | str] = {}
-    for operands in (weights.operands(m)[0], *weights.unusual(m)):
+    for operands in (weights.operands(m)[0], *unusual(weights, m)):
         right = {name: launch for name, launch in launches.items() if not isinstance(results.get(name), str)}
         for name, found in _check_one(signature, operands, right, weights.device).items():
             before = results.get(name, 0.0)

@@ -61,9 +61,12 @@ class Weights(Protocol):
         cold."""
         ...
 
-    def unusual(self, m: int) -> Sequence[OperandSet]:
-        """Fresh sets for `m` rows that a function must be right on too, and that nobody times; usually none."""
-        ...
+
+def unusual(weights: Weights, m: int) -> Sequence[OperandSet]:
+    """Fresh sets for `m` rows that a function must be right on too, and that nobody times: what the method `unusual` of
+    `weights` gives for `m`, if they have one, and usually none."""
+    found: Callable[[int], Sequence[OperandSet]] | None = getattr(weights, "unusual", None)
+    return found(m) if found else ()
 
 
 class Measures(Protocol):

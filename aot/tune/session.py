@@ -34,6 +34,7 @@ class Tuned:
     names: list[str]
     measured: list[Measured] = field(default_factory=list)
     rejected: dict[str, str] = field(default_factory=dict)
+    glances: dict[int, Mapping[str, float]] = field(default_factory=dict)  # at what serves, by M: `Answer.glances`
 
     def predictions(self, pool: Pool) -> Predictions:
         """Predictions from all that was measured of the functions that may serve."""
@@ -63,12 +64,14 @@ class Tuned:
 
 
 def tokens_of(entry: Entry) -> list[int]:
-    """The M values that an entry was asked for: those with long rows of candidates, or those it was timed at before.
+    """The M values that an entry was asked for: those with long rows of candidates; of those it was timed at before the
+    first, the last and powers of two, which tuning begins with.
 
     Where all rows are as long, as with one candidate each, nothing tells them apart: the first and the last.
     """
     if not entry.candidates:
-        return sorted({t["m"] for t in entry.timings}) or [m for m, _ in entry.ranges if m is not None] or [1]
+        ms = sorted({t["m"] for t in entry.timings}) or [m for m, _ in entry.ranges if m is not None] or [1]
+        return [m for m in ms if m in (ms[0], ms[-1]) or m.bit_count() == 1]  # others were mostly added by tuning
     longest = max(len(names) for _, names in entry.candidates)
     ms = [m for m, _ in entry.candidates]
     told_apart = any(len(names) < longest for _, names in entry.candidates)

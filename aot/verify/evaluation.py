@@ -17,9 +17,9 @@ from runtime.program.program import NativeEvaluator
 from runtime.program.record import DeviceArgument, Record, TensorArgument, TensorView, WorkspaceArgument
 from runtime.program.tensor import span_bytes
 
+from ..search.h200 import MULTIPROCESSORS  # of the GPU that programs are evaluated for
 from . import shapes
 
-MULTIPROCESSORS = 132  # of the GPU that programs are evaluated for: an H200
 # CTAs of a cluster: CUDA allows 8 on every GPU that has clusters; Hopper and later data-centre GPUs allow 16 to kernels
 # that opt in to a non-portable size (CUDA C++ programming guide, thread block clusters).
 MAX_CLUSTER_CTAS = 16

@@ -21,9 +21,9 @@ from ..device.workspace import Workspaces
 from ..program.operation import is_operation, operation
 from .counters import Counters
 from .entries import Entries
+from .gemm.plans import Plans
 from .layers import Layers
 from .options import Options
-from .plans import Plans
 from .preload import Preloader
 
 

@@ -27,11 +27,11 @@ from ..program.operation import Signature as AnySignature
 from ..program.record import TensorView
 from .counters import Counters
 from .function import Function, device_view, resolve_stream
-from .gemm_calls import GemmCalls
+from .gemm.calls import GemmCalls
+from .gemm.plans import Preloaded
 from .generation import Generation
 from .layers import open_archives
 from .options import Options
-from .plans import Preloaded
 from .stats import ArchiveInfo, Refusal, Stats, prometheus_text
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from ..numbers.dtypes import DTYPES
 from ..program.operation import contiguous
 from .entries import Entries, best_first
 from .function import MAX_PLANS, Function, Unfit
+from .gemm.plan import gemm_key
+from .gemm.plans import Plans, Preloaded
 from .layers import Layers
 from .options import Options
-from .plan import gemm_key
-from .plans import Plans, Preloaded
 
 _log = logging.getLogger(__name__)
 

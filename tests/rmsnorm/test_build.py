@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from aot.problem.manifest import loads
 from aot.providers import own
 from runtime import Library
 from runtime.container.archive import Archive
@@ -42,6 +44,11 @@ def norms(request: pytest.FixtureRequest) -> Path:
         assert done.returncode == 0, done.stderr
 
     return made_once(request, "norms", make) / "norms.aot"
+
+
+def test_example_of_other_operations_of_the_page_belongs_to_a_manifest() -> None:
+    example, more = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "manifests.md").read_text(), re.DOTALL)
+    assert [use.name for use in loads(example + more).uses] == ["input_norm"]
 
 
 def test_what_a_manifest_asks_is_built_listed_and_served(run: Run, norms: Path, torch: FakeTorch) -> None:

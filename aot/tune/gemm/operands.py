@@ -86,10 +86,6 @@ class Weights:
             for b in self.b
         ]
 
-    def unusual(self, m: int) -> list[OperandSet]:
-        """No others."""
-        return []
-
     def _normal(self, shape: tuple[int, ...], dtype: str = "f32", size: float = 1.0) -> torch.Tensor:
         values = torch.randn(shape, device=self.device, generator=self.generator, dtype=torch.bfloat16)
         return to_type(values.mul_(size), dtype)

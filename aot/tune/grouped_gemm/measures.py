@@ -13,7 +13,7 @@ import torch
 
 from runtime.gemm.fallback import apply_activation
 from runtime.gemm.signature import CLAMPED
-from runtime.grouped_gemm import Signature
+from runtime.grouped_gemm import Signature, group_operands
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import SCALE_BLOCK
 from runtime.program.operation import Operand, extents_at
@@ -23,7 +23,7 @@ from ..elements import TORCH_DTYPES, poisoned
 from ..gemm.operands import MAX_ERROR_FP8_PROMOTED
 from ..measure import MOST_LAUNCHES, Launch, MeasureError, tolerance
 from ..operation import Measures
-from .tuning import GROUPED_GEMM
+from .tuning import GROUPED_GEMM, rows_read
 
 _FLOAT64_ELEMENTS = 10 << 20  # up to so many a reference is computed in float64
 # Routers do not load all experts alike: a row falls to a group with a probability that is log-normal, of this sigma.
@@ -31,22 +31,34 @@ _FLOAT64_ELEMENTS = 10 << 20  # up to so many a reference is computed in float64
 SKEW = 0.5
 ROOM = 2  # of masked rows, times as many as there are on average
 CLAMPED_SIZE = 4.0  # of A's numbers where sums are clamped, so that one in twelve is
+_NAMES = {  # of what torch multiplies 16-bit operands by
+    "contiguous": "torch._grouped_mm",
+    "masked": "torch.bmm",
+    "gathered": "index_select, torch._grouped_mm",
+}
 
 
 @dataclass(frozen=True)
 class OperandSet:
     """One A, B, ends of groups, or counts of masked rows, and D of a grouped GEMM, and by name what follows them, in
-    the order of `Signature.operands`."""
+    the order of `Signature.operands`; and where rows are gathered the indices of A's rows."""
 
     a: torch.Tensor
     b: torch.Tensor
     ends: torch.Tensor
     d: torch.Tensor
     extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    indices: torch.Tensor | None = None
 
     def arguments(self) -> tuple[torch.Tensor, ...]:
         """What a function takes, in order."""
-        return (self.a, self.b, self.ends, self.d, *self.extras.values())
+        indices = [] if self.indices is None else [self.indices]
+        return (self.a, self.b, *indices, self.ends, self.d, *self.extras.values())
+
+    def rows(self) -> torch.Tensor:
+        """The row of A that each row of D is made of, (M, K); of masked ones all that there is room for, (groups,
+        rows, K)."""
+        return self.a if self.indices is None else self.a.index_select(0, self.indices)
 
     def outputs(self) -> Mapping[str, torch.Tensor]:
         """D."""
@@ -96,14 +108,19 @@ class Weights:
         return counts.clamp_max(ROOM * m) if self.signature.rows == "masked" else counts
 
     def _set(self, m: int, b: torch.Tensor, counts: torch.Tensor) -> OperandSet:
-        s = self.signature
-        masked = s.rows == "masked"
-        rows = (s.groups, ROOM * m) if masked else (m,)
+        s, masked = self.signature, self.signature.rows == "masked"
         size = CLAMPED_SIZE if s.parts.activation == CLAMPED else 1.0
-        a = self._normal((*rows, s.k)).mul_(size).to(TORCH_DTYPES[s.a])
-        extras = {operand.name: self._extra(operand, rows[-1]) for operand in s.operands()[4:]}
-        split = (counts if masked else counts.cumsum(0)).to(torch.int32)
-        return OperandSet(a, b, split, poisoned((*rows, s.columns), s.d, self.device), extras)
+        groups, rows = ((s.groups,), ROOM * m) if masked else ((), m)
+        tokens, indices = rows_read(s, rows), None
+        a = self._normal((*groups, tokens, s.k)).mul_(size).to(TORCH_DTYPES[s.a])
+        behind = group_operands(s.d, s.scaling, s.epilogue, masked)
+        extras = {operand.name: self._extra(operand, rows) for operand in behind}
+        ends = (counts if masked else counts.cumsum(0)).to(torch.int32)
+        d = poisoned((*groups, rows, s.columns), s.d, self.device)
+        if s.rows == "gathered":
+            drawn = torch.randint(tokens, (m,), device=self.device, generator=self.generator)
+            indices = drawn.to(torch.int32)
+        return OperandSet(a, b, ends, d, extras, indices)
 
     def _extra(self, operand: Operand, m: int) -> torch.Tensor:
         """A bias of the order of sums; or scales that differ from each other by factors of about e, so that none can
@@ -133,16 +150,16 @@ class GroupedMeasures(Measures):
 
     def reference(self, signature: Signature, operands: OperandSet) -> Mapping[str, torch.Tensor]:
         """What D must be, in float64 where that is cheap, else in float32; group by group, NaN in rows of none."""
-        wide = torch.float64 if operands.b.numel() + operands.a.numel() <= _FLOAT64_ELEMENTS else torch.float32
-        extras = operands.extras
-        a = _scaled(operands.a, extras.get("scale_a"), wide).flatten(0, -2)
+        rows, extras = operands.rows(), operands.extras
+        wide = torch.float64 if operands.b.numel() + rows.numel() <= _FLOAT64_ELEMENTS else torch.float32
+        a = _scaled(rows, extras.get("scale_a"), wide).flatten(0, -2)
         sums = a.new_full((a.shape[0], signature.n), math.nan)
         for group, (begin, end) in enumerate(_rows_of_groups(signature, operands)):
             scale_b = extras["scale_b"][group] if "scale_b" in extras else None
             sums[begin:end] = a[begin:end] @ _scaled(operands.b[group], scale_b, wide).t()
             if signature.parts.bias:
                 sums[begin:end] += extras["bias"][group]
-        return {"d": apply_activation(torch, signature.parts, sums).view(*operands.a.shape[:-1], -1)}
+        return {"d": apply_activation(torch, signature.parts, sums).view(*rows.shape[:-1], -1)}
 
     def max_error(self, signature: Signature, output: str) -> float:
         """The relative error that D may have: its own rounding and the order of sums, which are in f32; of products of
@@ -150,9 +167,10 @@ class GroupedMeasures(Measures):
         return MAX_ERROR_FP8_PROMOTED if DTYPES[signature.a].narrow else tolerance(signature.d)
 
     def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
-        """torch._grouped_mm, or _scaled_grouped_mm of scales of rows, or of masked rows torch.bmm, which multiplies all
-        that there is room for; of operands that torch multiplies in no one call, what torch.compile makes 16-bit
-        numbers of first. Where there is a bias or an activation, then what torch.compile makes of it."""
+        """torch._grouped_mm, after an index_select where rows are gathered, or _scaled_grouped_mm of scales of rows, or
+        of masked rows torch.bmm, which multiplies all that there is room for; of operands that torch multiplies in no
+        one call, what torch.compile makes 16-bit numbers of first. Where there is a bias or an activation, then what
+        torch.compile makes of it."""
         dtype, parts = TORCH_DTYPES[signature.d], signature.parts
         torch._dynamo.reset()
         reasons = []
@@ -198,9 +216,8 @@ def _rows_of_groups(signature: Signature, operands: OperandSet) -> list[tuple[in
 def _products(signature: Signature) -> Iterator[tuple[str, Callable[[OperandSet], torch.Tensor]]]:
     """The ways in which torch may compute the scaled products of all groups, fastest first, by name."""
     dtype = TORCH_DTYPES[signature.d]
-    plain = "torch.bmm" if signature.rows == "masked" else "torch._grouped_mm"
     if signature.scaling == "none":
-        yield plain, lambda o: _product(o.a, o.b, o.ends, dtype)
+        yield _NAMES[signature.rows], lambda o: _product(o.rows(), o.b, o.ends, dtype)
         return
     if signature.scaling == "row_column":
         yield "torch._scaled_grouped_mm", lambda o: _scaled_grouped_mm(o, dtype)
@@ -209,9 +226,9 @@ def _products(signature: Signature) -> Iterator[tuple[str, Callable[[OperandSet]
 
     def widened(o: OperandSet) -> torch.Tensor:
         scale_a, scale_b = o.extras["scale_a"], o.extras["scale_b"]
-        return _product(widen(o.a, scale_a), widen(o.b, scale_b), o.ends, dtype)
+        return _product(widen(o.rows(), scale_a), widen(o.b, scale_b), o.ends, dtype)
 
-    yield f"dequantise, {plain}", widened
+    yield f"dequantise, {_NAMES[signature.rows]}", widened
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -227,7 +244,7 @@ def _scaled_grouped_mm(o: OperandSet, dtype: torch.dtype) -> torch.Tensor:
     ends = None if o.a.dim() == 3 else o.ends
     scales = o.extras["scale_a"], o.extras["scale_b"]
     found: torch.Tensor = torch._scaled_grouped_mm(
-        o.a, o.b.transpose(-2, -1), *scales, offs=ends, out_dtype=dtype, use_fast_accum=False
+        o.rows(), o.b.transpose(-2, -1), *scales, offs=ends, out_dtype=dtype, use_fast_accum=False
     )
     return found
 

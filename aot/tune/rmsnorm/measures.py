@@ -65,10 +65,6 @@ class Weights:
             for weight in self.weights
         ]
 
-    def unusual(self, m: int) -> list[OperandSet]:
-        """No others."""
-        return []
-
     def _x(self, m: int) -> torch.Tensor:
         low, high = _MAGNITUDES
         powers = torch.rand((m, 1), device=self.device, generator=self.generator).mul_(high - low).add_(low)

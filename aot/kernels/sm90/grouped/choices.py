@@ -12,7 +12,7 @@ from runtime.numbers.dtypes import DTYPES
 
 from ..persistent import choices as persistent
 from ..persistent.form import Form
-from .plan import FIXED, MOST_GROUPS, plan_of
+from .plan import MOST_GROUPS, all_choices, plan_of
 
 # Of blocks of A and of B, that a thread loads for a stage: with more the compiler spills, in clusters or without.
 _MOST_LOADED_SCALES = 5
@@ -25,8 +25,9 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "cluster_n": (1, 2),  # tiles of the same rows of A, whose CTAs load a share of them each and multicast it
     # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch").
     "overlap": ("serial", "launch"),
-    "masked": (False, True),  # whether each group has room for as many rows, which counts say how many of are there
 }
+# Gathered rows are loaded by threads, which multicast nothing.
+OPTIONS_OF_GATHERED = {name: values for name, values in OPTIONS.items() if name != "cluster_n"}
 
 
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
@@ -34,7 +35,9 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
     this kernel demand."""
     if (form.scaling == "none") != (DTYPES[form.a].bits > 8):
         return "8-bit inputs have scales of rows or of blocks, and no others have"
-    if reason := persistent.rule({**options, **FIXED}, form):
+    if form.gathered and form.scaling == "block":
+        return "the warps that load scales of blocks are those that gather rows"
+    if reason := persistent.rule(all_choices(options), form):
         return reason
     plan = plan_of(options, form)
     most = _MOST_LOADED_SCALES - (form.masked and plan.cluster > 1)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..gemm.call import Call
-from ..gemm.universal import AnyEntry
-from ..named_tuple import NamedTuple
-from ..numbers.dtypes import DTYPES
-from ..program.record import TensorView
+from ...gemm.call import Call
+from ...gemm.universal import AnyEntry
+from ...named_tuple import NamedTuple
+from ...numbers.dtypes import DTYPES
+from ...program.record import TensorView
 from .plan import GemmPlan
 
 _WITH_ROWS = (0, 2, 3, 6)  # of a, b, out and `call.EXTRAS`: a, out, scale_a, residual

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any, ClassVar
 
-from ..device.driver import Driver
-from ..errors import KernelMiss, ProgramError
-from ..gemm.call import same_elements
-from ..gemm.fallback import TorchCall
-from ..gemm.operation import GEMM
-from ..gemm.signature import Signature
-from ..named_tuple import NamedTuple
-from ..program.operation import Operation
-from ..program.record import TensorArgument, TensorView
-from ..program.tensor import span_bytes, torch_current_device, torch_current_stream
-from .counters import Counters
-from .entries import Entries, best_first
-from .function import Unfit, remember
+from ...device.driver import Driver
+from ...errors import KernelMiss, ProgramError
+from ...gemm.call import same_elements
+from ...gemm.fallback import TorchCall
+from ...gemm.operation import GEMM
+from ...gemm.signature import Signature
+from ...named_tuple import NamedTuple
+from ...program.operation import Operation
+from ...program.record import TensorArgument, TensorView
+from ...program.tensor import span_bytes, torch_current_device, torch_current_stream
+from ..counters import Counters
+from ..entries import Entries, best_first
+from ..function import Unfit, remember
 from .plan import GemmPlan
 from .row_plans import RowPlans
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..device.driver import LAST_DEFAULT_STREAM
-from ..gemm.signature import Signature
-from ..gemm.universal import AnyEntry
-from ..named_tuple import NamedTuple
-from ..program.record import TensorView
-from .function import AnyPlan, Function
+from ...device.driver import LAST_DEFAULT_STREAM
+from ...gemm.signature import Signature
+from ...gemm.universal import AnyEntry
+from ...named_tuple import NamedTuple
+from ...program.record import TensorView
+from ..function import AnyPlan, Function
 
 
 class GemmPlan(NamedTuple):

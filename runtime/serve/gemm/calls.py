@@ -13,10 +13,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..container.archive import ArchiveClosed
-from ..device.driver import Driver
-from ..errors import ArgumentError, KernelMiss, LayoutError
-from ..gemm.call import (
+from ...container.archive import ArchiveClosed
+from ...device.driver import Driver
+from ...errors import ArgumentError, KernelMiss, LayoutError
+from ...gemm.call import (
     EXTRAS,
     Call,
     GemmOptions,
@@ -29,17 +29,17 @@ from ..gemm.call import (
     result_shape,
     signature_of,
 )
-from ..gemm.fallback import TorchCall, allocate, lie_for_torch, on_stream, result_dtype, torch_gemm, torch_runs
-from ..gemm.signature import Signature
-from ..named_tuple import NamedTuple
-from ..native import native_table
-from ..numbers.dtypes import DTYPES
-from ..program.record import TensorView
-from ..program.tensor import LAST_STREAM, dtype_name, is_torch, stream_handle
-from .counters import Counters
-from .function import device_view, remember, resolve_stream
-from .generation import Generation
-from .options import Options
+from ...gemm.fallback import TorchCall, allocate, lie_for_torch, on_stream, result_dtype, torch_gemm, torch_runs
+from ...gemm.signature import Signature
+from ...named_tuple import NamedTuple
+from ...native import native_table
+from ...numbers.dtypes import DTYPES
+from ...program.record import TensorView
+from ...program.tensor import LAST_STREAM, dtype_name, is_torch, stream_handle
+from ..counters import Counters
+from ..function import device_view, remember, resolve_stream
+from ..generation import Generation
+from ..options import Options
 from .plan import GemmPlan, gemm_key
 from .row_plans import Known, RowPlans, rows_of, steps_of
 

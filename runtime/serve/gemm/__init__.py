@@ -1,0 +1,1 @@
+"""Calls of GEMM, which have a path of their own: plans, those for other rows, and the way from tensors to a launch."""

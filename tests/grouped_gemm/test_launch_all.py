@@ -1,0 +1,51 @@
+"""scripts/launch_all.py gives a grouped GEMM groups that end where its rows do, and leaves out what no table has."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from aot.problem import manifest
+from aot.providers.arguments import grouped_tensors
+from aot.search.variants import Variant
+from runtime.grouped_gemm import Signature
+from runtime.program.record import Record
+
+from ..command_line import ROOT
+from ..recording_driver import entry, tensors_record, write_archive
+
+pytest.importorskip("torch")
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import launch_all
+
+OF = Signature("bf16", "bf16", "bf16", 8, 64, 128)
+VARIANT = Variant("test", "test", "sm_90a", (), ("bf16",) * 3, operation="grouped_gemm")
+SOURCE = tensors_record("grouped", *grouped_tensors(VARIANT))
+
+
+def test_functions_are_launched_for_the_signatures_that_tables_have_them_for(tmp_path: Path) -> None:
+    write_archive(tmp_path / "x.aot", [SOURCE], [entry(OF.to_json(), [(None, "grouped")])], "grouped_gemm")
+    assert launch_all.others(tmp_path / "x.aot") == {"grouped": [OF]}
+
+
+def test_groups_end_where_rows_do() -> None:
+    sets = list(launch_all.given(Record.from_json(SOURCE), [OF], 77, launch_all.EXTENTS, "cpu"))
+    assert len(sets) > 1, "those that are seldom drawn too"
+    for a, b, ends, d in sets:
+        assert (a.shape, b.shape, d.shape) == ((77, 128), (8, 64, 128), (77, 64))
+        assert ends.tolist() == sorted(ends.tolist())
+        assert ends[-1] == 77
+
+
+def test_a_function_that_no_table_has_is_left_out() -> None:
+    assert list(launch_all.given(Record.from_json(SOURCE), [], 77, launch_all.EXTENTS, "cpu")) == []
+
+
+def test_coverage_has_every_form_of_its_kernels() -> None:
+    asked = manifest.loads((ROOT / "tests" / "data" / "coverage.yaml").read_text())
+    signatures = [use.signature for use in asked.uses if use.signature.operation == OF.operation]
+    assert {s.a for s in signatures} == {"bf16", "f16"}
+    assert {s.parts.gated for s in signatures} == {True, False}
