@@ -4,7 +4,8 @@ D[r] = act(scale(A[r] @ B[e]^T) + bias[e]) for every row r of group e. Rows of a
 before row `ends[e]`, and begins where the one before it ends, as the `offs` of `torch.nn.functional.grouped_mm` say it.
 Only the device knows `ends`, so a launch that a CUDA graph captured serves whatever they are when it is replayed.
 
-Where rows are gathered, `indices` on the device say which row of A stands for A[r]: A[indices[r]]. So tokens that
+Where rows are masked, each group has room for as many, and `counts` on the device say how many of them are there. Where
+rows are gathered, `indices` on the device say which row of A stands for A[r]: A[indices[r]]. So tokens that
 several experts take are read where they are.
 """
 
@@ -32,14 +33,14 @@ from .program.tensor import flatten_rows, overlaps_itself, share_memory
 
 _KEY = re.compile(
     r"(?P<a>[^_]+)_(?P<b>[^_]+)_(?P<d>[^_]+)_grouped_(?P<epilogue>.+)_g(?P<groups>\d{1,10})_n(?P<n>\d{1,10})"
-    r"_k(?P<k>\d{1,10})(?:_(?P<scaling>row_column|block))?(?:_(?P<rows>gathered))?(?:_(?P<overlap>launch|weights))?",
+    r"_k(?P<k>\d{1,10})(?:_(?P<scaling>row_column|block))?(?:_(?P<rows>masked|gathered))?(?:_(?P<overlap>launch|weights))?",
     re.ASCII,
 )
 _LABELS = (
     *(("a", "A"), ("b", "B"), ("d", "D"), ("epilogue", "epilogue"), ("groups", "groups"), ("n", "N"), ("k", "K")),
     *(("scaling", "scaling"), ("rows", "rows"), ("overlap", "overlap")),
 )
-ROWS = "contiguous", "gathered"  # how rows of A come to their groups
+ROWS = "contiguous", "masked", "gathered"  # how rows of A come to their groups
 SCALINGS_OF_GROUPS = ("none", "row_column", "block")
 EPILOGUES_OF_GROUPS = tuple(w for w, e in EPILOGUES.items() if not (e.residual or e.scale))
 _ACTIVATIONS = tuple(w for w in EPILOGUES_OF_GROUPS if not EPILOGUES[w].bias)
@@ -49,7 +50,9 @@ _ACTIVATIONS = tuple(w for w in EPILOGUES_OF_GROUPS if not EPILOGUES[w].bias)
 class Signature:
     """A (M, K), B (groups, N, K), ends (groups), i32, and D (M, N), or (M, N/2) where the epilogue is gated; bias
     (groups, N) in D's type where the epilogue has one. With gathered rows A is (T, K), for any T, and indices (M), i32,
-    come before ends.
+    come before ends. With masked rows A is (groups, M, K), D (groups, M, N) or (groups, M, N/2), scale_a has groups in
+    front too, and in place of ends there are counts (groups), i32: of M rows of group e the first counts[e] are there,
+    none where that is negative, all where it is more.
 
     `scaling` says what multiplies the products (`runtime.numbers.scaling`), in f32: "row_column", scale_a (M) and
     scale_b (groups, N); "block", scale_a (M, K/128), one for each 1 x 128 of A, and scale_b (groups, N/128, K/128), one
@@ -100,15 +103,16 @@ class Signature:
 
     @cached_property
     def _operands(self) -> tuple[Operand, ...]:
-        gathered = self.rows == "gathered"
+        masked, gathered = self.rows == "masked", self.rows == "gathered"
+        groups = ("groups",) if masked else ()
         plain = (
-            Operand("a", self.a, ("T" if gathered else "M", "K")),
+            Operand("a", self.a, (*groups, "T" if gathered else "M", "K")),
             Operand("b", self.b, ("groups", "N", "K")),
             *([Operand("indices", "i32", ("M",))] if gathered else []),
-            Operand("ends", "i32", ("groups",)),
-            Operand("d", self.d, ("M", "P" if self.parts.gated else "N")),
+            Operand("counts" if masked else "ends", "i32", ("groups",)),
+            Operand("d", self.d, (*groups, "M", "P" if self.parts.gated else "N")),
         )
-        return plain + group_operands(self.d, self.scaling, self.epilogue)
+        return plain + group_operands(self.d, self.scaling, self.epilogue, masked)
 
     def numbers(self) -> tuple[tuple[str, str], ...]:
         """The numbers that kernels take after these: none."""
@@ -125,12 +129,12 @@ class Signature:
         return {name: value for name, value in asdict(self).items() if (name, value) != ("rows", "contiguous")}
 
 
-def group_operands(d: str, scaling: str, epilogue: str) -> tuple[Operand, ...]:
+def group_operands(d: str, scaling: str, epilogue: str, masked: bool = False) -> tuple[Operand, ...]:
     """What a grouped GEMM takes after A, B, ends and D, in this order: scale_a, scale_b, bias."""
     scales, found = SCALINGS[scaling], []
     if scales.dtype:
-        of_a = scales.axes("a")
-        found.append(Operand("scale_a", scales.dtype, of_a, "free" if len(of_a) > 1 else "rows"))
+        of_a = (*(["groups"] if masked else []), *scales.axes("a"))
+        found.append(Operand("scale_a", scales.dtype, of_a, "rows" if scales.k is None else "free"))
         found.append(Operand("scale_b", scales.dtype, ("groups", *scales.axes("b"))))
     if Epilogue.of(epilogue).bias:
         found.append(Operand("bias", extra_dtype(d), ("groups", "N")))
@@ -206,8 +210,9 @@ class GroupedGemm(Operation):
         view: Callable[[Any, str, bool], TensorView],
         a: Any,
         b: Any,
-        ends: Any,
+        ends: Any = None,
         *,
+        counts: Any = None,
         indices: Any = None,
         out: Any = None,
         scale_a: Any = None,
@@ -215,10 +220,15 @@ class GroupedGemm(Operation):
         bias: Any = None,
         epilogue: str = "none",
         overlap: str = "serial",
+        expected_rows: int | None = None,
     ) -> Asked:
         """D for A (..., K), its rows by groups, B (groups, N, K) and where groups end, i32 (groups); without `out` a
         torch `a` gives a new tensor of its type, or in bf16 where that has 8 bits. Rows of `out` behind the last
         group's end are left as they are. `scale_a` and `scale_b` are as `Signature` says, M being all rows of D.
+
+        With `counts`, i32 (groups), in place of `ends`, A is (groups, rows, K), and `out` and `scale_a` are likewise;
+        rows behind a group's count are left as they are. `expected_rows` is how many a group is expected to have, as
+        many as there can be unless it is said: the function that serves is chosen by it.
 
         With `indices`, i32 (M), A is (T, K), and row r of `out` (M, columns) is made of A's row `indices[r]`. The
         device takes an index outside A as that of A's first row or last.
@@ -234,23 +244,16 @@ class GroupedGemm(Operation):
             raise ArgumentError(f"grouped_gemm has no epilogue {epilogue!r:.50}; it has {known}")
         if overlap not in OVERLAPS:
             raise ArgumentError(f"overlap must be one of {', '.join(OVERLAPS)}, found {overlap!r:.50}")
-        rows, of_b, of_ends = view(a, "a", False), view(b, "b", False), view(ends, "ends", False)
-        if len(of_b.shape) != 3 or not rows.shape or rows.shape[-1] != of_b.shape[2]:
-            raise ArgumentError(
-                f"grouped_gemm takes a (..., K) and b (groups, N, K); found {rows.shape} and {of_b.shape}"
-            )
-        if of_ends.dtype != "i32" or of_ends.shape != of_b.shape[:1]:
-            raise ArgumentError(
-                f"grouped_gemm takes ends of type i32, one for each of {of_b.shape[0]} groups; found {of_ends.dtype} "
-                f"{of_ends.shape}"
-            )
-        gated, n = EPILOGUES[epilogue].gated, of_b.shape[1]
-        columns = n // 2 if gated else n
+        lie = _rows(ends, counts, indices, expected_rows)
+        rows, of_b = view(a, "a", False), view(b, "b", False)
+        split = view(counts, "counts", False) if lie == "masked" else view(ends, "ends", False)
+        _check_shapes(rows, of_b, split, lie)
+        gated, (groups, n, k) = EPILOGUES[epilogue].gated, of_b.shape
         if gated and n % 2:
             raise ArgumentError(f"{epilogue} makes one column of two, and N = {n} is odd")
         # Indices come before ends.
-        lists = [of_ends] if indices is None else [_of_indices(view(indices, "indices", False), rows), of_ends]
-        shape = (*(rows.shape[:-1] if indices is None else lists[0].shape), columns)
+        lists = [split] if indices is None else [_of_indices(view(indices, "indices", False), rows), split]
+        shape = (*(rows.shape[:-1] if indices is None else lists[0].shape), n // 2 if gated else n)
         if out is None:
             out = allocate(a, shape, result_dtype(rows.dtype), None)
         d = view(out, "out", True)
@@ -258,15 +261,48 @@ class GroupedGemm(Operation):
             raise ArgumentError(f"out must have the shape {shape}, found {d.shape}")
         if overlaps_itself(d) or any(share_memory(d, other) for other in (rows, of_b, *lists)):
             raise ArgumentError("out names elements twice, or shares memory with an input; pass another")
-        passed = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias}
-        given = {name: view(x, name, False) for name, x in passed.items() if x is not None}
-        word = EPILOGUES[epilogue]._replace(bias=bias is not None).word()
-        types, extents = (rows.dtype, of_b.dtype, d.dtype), of_b.shape
-        words = word, overlap, _scaling(rows.dtype, given), "contiguous" if indices is None else "gathered"
-        signature = Signature(*types, *extents, *words)
-        flat, to = flatten_rows(rows, "a"), flatten_rows(d, "out")
-        extras = _extras(signature, to.shape[0], given, d)
-        return Asked(signature, to.shape[0], (flat, of_b, *lists, to, *extras), out)
+        passed = (("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias))
+        given = {name: view(x, name, False) for name, x in passed if x is not None}
+        words = EPILOGUES[epilogue]._replace(bias=bias is not None).word(), overlap, _scaling(rows.dtype, given), lie
+        signature = Signature(rows.dtype, of_b.dtype, d.dtype, groups, n, k, *words)
+        if lie != "masked":
+            rows, d = flatten_rows(rows, "a"), flatten_rows(d, "out")
+        m = d.shape[-2]
+        arguments = (rows, of_b, *lists, d, *_extras(signature, m, given, d))
+        return Asked(signature, min(m, expected_rows or m), arguments, out)
+
+
+def _rows(ends: Any, counts: Any, indices: Any, expected_rows: Any) -> str:
+    """How rows come to their groups, one of `ROWS`, by what was given.
+
+    Raises:
+        ArgumentError: these do not go together.
+    """
+    if (ends is None) == (counts is None):
+        raise ArgumentError("grouped_gemm takes ends of groups or counts of their rows, one of the two")
+    if counts is not None and indices is not None:
+        raise ArgumentError("indices go with ends; rows that counts say are there are not gathered")
+    if expected_rows is not None and (counts is None or not is_int(expected_rows, 1, MAX_GEMM_EXTENT)):
+        raise ArgumentError(f"expected_rows goes with counts, and is 1 or more; found {expected_rows!r:.50}")
+    return "masked" if counts is not None else "contiguous" if indices is None else "gathered"
+
+
+def _check_shapes(a: TensorView, b: TensorView, split: TensorView, lie: str) -> None:
+    """Whether A and B have the same K, and as many groups as ends or counts, `split`, say.
+
+    Raises:
+        ArgumentError: they have not.
+    """
+    masked, (groups, k) = lie == "masked", (b.shape[0], b.shape[-1]) if b.shape else (0, 0)
+    fits = len(a.shape) == 3 and a.shape[0] == groups if masked else bool(a.shape)
+    if len(b.shape) != 3 or not fits or a.shape[-1] != k:
+        takes = "(groups, rows, K)" if masked else "(..., K)"
+        raise ArgumentError(f"grouped_gemm takes a {takes} and b (groups, N, K); found {a.shape} and {b.shape}")
+    if split.dtype != "i32" or split.shape != (groups,):
+        name = "counts" if masked else "ends"
+        raise ArgumentError(
+            f"grouped_gemm takes {name} of type i32, one for each of {groups} groups; found {split.dtype} {split.shape}"
+        )
 
 
 def _of_indices(indices: TensorView, a: TensorView) -> TensorView:
@@ -312,7 +348,7 @@ def _extras(signature: Signature, m: int, given: Mapping[str, TensorView], d: Te
         ArgumentError: one is not of its type or shape, or shares memory with D.
     """
     extents, found = extents_at(signature, m), []
-    for operand in group_operands(signature.d, signature.scaling, signature.epilogue):
+    for operand in group_operands(signature.d, signature.scaling, signature.epilogue, signature.rows == "masked"):
         of, shape = given[operand.name], tuple(extents[axis] for axis in operand.axes)
         if (of.dtype, of.shape) != (operand.dtype, shape):
             raise ArgumentError(

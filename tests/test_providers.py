@@ -277,10 +277,10 @@ def _changed(*files: Path, of: str = "own") -> set[str]:
 @pytest.mark.parametrize(
     ("pattern", "families"),
     [
-        ("sm90/grouped/*.py", {"sm90_gathered", "sm90_grouped"}),
-        ("sm90/persistent/*.py", {"sm90_gathered", "sm90_grouped", "sm90_persistent"}),
+        ("sm90/grouped/*.py", {"sm90_gathered", "sm90_grouped", "sm90_masked"}),
+        ("sm90/persistent/*.py", {"sm90_gathered", "sm90_grouped", "sm90_masked", "sm90_persistent"}),
         ("sm90/small_m/*.py", {"sm90_small_m"}),
-        ("sm90/activations.py", {"sm90_gathered", "sm90_grouped", "sm90_persistent", "sm90_small_m"}),
+        ("sm90/activations.py", {"sm90_gathered", "sm90_grouped", "sm90_masked", "sm90_persistent", "sm90_small_m"}),
         ("sm90/*/choices.py", set()),
     ],
 )

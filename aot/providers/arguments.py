@@ -82,7 +82,8 @@ def gemm_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]]:
 def grouped_tensors(variant: Variant, rows: str = "contiguous") -> tuple[dict[str, Symbol], list[Argument]]:
     """The symbols of a grouped GEMM's tensors, and these as arguments, in order: A (m, k), B (groups, n, k), ends
     (groups) and D (m, n), or (m, p) where the epilogue is gated, and what `runtime.grouped_gemm.group_operands` lists;
-    every extent and leading stride free. Where `rows` are "gathered", A is (t, k), and indices (m) come before ends."""
+    every extent and leading stride free. Where `rows` are "gathered", A is (t, k), and indices (m) come before ends;
+    where they are "masked", A and D have groups in front, and there are counts (groups) in place of ends."""
     a, b, d = variant.elements
     of_k, of_n = (DTYPES[t].filling(_ALIGNMENT_BYTES) for t in (a, d))
     columns = "p" if Epilogue.of(variant.epilogue).gated else "n"
@@ -102,7 +103,13 @@ def grouped_tensors(variant: Variant, rows: str = "contiguous") -> tuple[dict[st
         symbols["t"] = Symbol(32, 1)
         tree[0] = TensorArgument("a", a, ("t", "k"), ("lda", 1), _ALIGNMENT_BYTES)
         tree.insert(2, TensorArgument("indices", "i32", ("m",), (1,), DTYPES["i32"].bytes))
-    for operand in group_operands(d, variant.scaling, variant.epilogue):
+    if rows == "masked":
+        symbols |= {"group_stride_a": Symbol(64, of_k), "group_stride_d": Symbol(64, of_n)}
+        shapes = ("groups", "m", "k"), ("groups", "m", columns)
+        tree[0] = TensorArgument("a", a, shapes[0], ("group_stride_a", "lda", 1), _ALIGNMENT_BYTES)
+        tree[2] = TensorArgument("counts", "i32", ("groups",), (1,), DTYPES["i32"].bytes)
+        tree[3] = TensorArgument("d", d, shapes[1], ("group_stride_d", "ldd", 1), _ALIGNMENT_BYTES)
+    for operand in group_operands(d, variant.scaling, variant.epilogue, rows == "masked"):
         shape = tuple(axis if axis == "groups" else symbol_of(axis) for axis in operand.axes)
         name, by_one = operand.name, operand.name.startswith("scale")  # read one by one, not in whole pieces
         last = f"step_{name}" if operand.layout == "free" else 1

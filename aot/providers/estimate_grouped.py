@@ -14,7 +14,7 @@ from runtime.numbers.dtypes import DTYPES
 
 from ..kernels.sm90.persistent.plan import Plan
 from ..search import h200
-from ..search.grouped_gemm import active_groups
+from ..search.grouped_gemm import active_groups, rows_of
 from ..search.variants import Variant
 
 _PROCESSORS, _RATES = h200.MULTIPROCESSORS, h200.GROUPED
@@ -44,8 +44,9 @@ class _Tile(NamedTuple):
 
 def _tiles(tile: _Tile, signature: Signature, m: int) -> float:
     """How many tiles there are on average."""
-    active = active_groups(signature.groups, m)
-    return active * max(1.0, math.ceil(m / active / tile.m - 0.5)) * math.ceil(signature.n / tile.n)
+    rows = rows_of(signature, m)
+    active = active_groups(signature.groups, rows)
+    return active * max(1.0, math.ceil(rows / active / tile.m - 0.5)) * math.ceil(signature.n / tile.n)
 
 
 def _us(tile: _Tile, signature: Signature, m: int) -> float:
@@ -55,6 +56,8 @@ def _us(tile: _Tile, signature: Signature, m: int) -> float:
     rate = _RATES.narrow_flops_per_us if DTYPES[signature.a].narrow else _RATES.flops_per_us
     products = 2.0 * tile.m * tile.n * signature.k * _PROCESSORS / rate
     computed = waves * (max(products, loaded / _RATES.loaded_bytes_per_us) + _RATES.tile_us)
-    rows = active_groups(signature.groups, m) * signature.n + m
-    read = (rows * signature.k * element + m * signature.columns * DTYPES[signature.d].bytes) / _RATES.read_bytes_per_us
+    made = rows_of(signature, m)
+    rows = active_groups(signature.groups, made) * signature.n + made
+    moved = rows * signature.k * element + made * signature.columns * DTYPES[signature.d].bytes
+    read = moved / _RATES.read_bytes_per_us
     return _RATES.launch_us + max(computed, read) + _RATES.hidden * min(computed, read)

@@ -59,8 +59,9 @@ def _persistent_form(v: Variant) -> PersistentForm:
 
 
 def _grouped_form(v: Variant) -> PersistentForm:
-    gathered = v.family == "sm90_gathered"
-    return PersistentForm(v.a, v.d, v.scaling, v.epilogue, scheduler_bytes=SCHEDULER_BYTES, gathered=gathered)
+    masked, gathered = v.family == "sm90_masked", v.family == "sm90_gathered"
+    words = v.a, v.d, v.scaling, v.epilogue
+    return PersistentForm(*words, scheduler_bytes=SCHEDULER_BYTES, masked=masked, gathered=gathered)
 
 
 @functools.cache  # tuning asks for estimates at thousands of M
@@ -112,6 +113,21 @@ FAMILIES: dict[str, Family] = {
         scalings=SCALINGS_OF_GROUPS,
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
         limit=lambda v, s: grouped_choices.limit(_grouped_form(v), s.groups, s.n),
+        estimate_us=lambda v, s, m: estimate_grouped.estimate_us(_grouped_plan(v), s, m),
+    ),
+    # The same where each group has room for as many rows, and counts on the device say how many are there.
+    "sm90_masked": Family(
+        "grouped_gemm",
+        ("sm_90a",),
+        (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16")),
+        grouped_choices.OPTIONS,
+        lambda v: grouped_choices.rule(v.options, _grouped_form(v)),
+        likely=Likely(lambda v: likely_grouped.unlikely(v.options, _grouped_form(v))),
+        batched=(False,),
+        scalings=SCALINGS_OF_GROUPS,
+        epilogues=frozenset(EPILOGUES_OF_GROUPS),
+        limit=lambda v, s: grouped_choices.limit(_grouped_form(v), s.groups, s.n),
+        rows="masked",
         estimate_us=lambda v, s, m: estimate_grouped.estimate_us(_grouped_plan(v), s, m),
     ),
     # The same of rows that indices on the device choose from A.
@@ -234,9 +250,10 @@ def _grouped(variant: Variant) -> Buildable:
     from ..kernels.sm90.grouped.kernel import Grouped
 
     plan = _grouped_plan(variant)
-    symbols, tree = grouped_tensors(variant, "gathered" if plan.form.gathered else "contiguous")
+    symbols, tree = grouped_tensors(variant, FAMILIES[variant.family].rows)
     tree += [DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster), StreamArgument("stream")]
-    return Buildable(Grouped(plan), _all_arguments(tree, symbols, _GROUPED_ARGUMENTS), tree, symbols)
+    names = tuple("counts" if name == "ends" and plan.form.masked else name for name in _GROUPED_ARGUMENTS)
+    return Buildable(Grouped(plan), _all_arguments(tree, symbols, names), tree, symbols)
 
 
 def _gemm_arguments(tree: list[Argument], symbols: dict[str, Symbol]) -> list[Any]:
@@ -330,6 +347,7 @@ _BUILDERS = {
     "moe_permute": _moe_permute,
     "rmsnorm_row": _rmsnorm,
     "sm90_gathered": _grouped,
+    "sm90_masked": _grouped,
     "sm90_grouped": _grouped,
     "sm90_persistent": _persistent,
     "sm90_small_m": _small_m,
@@ -339,6 +357,7 @@ _KERNELS = {
     "moe_permute": "moe_permute.py",
     "rmsnorm_row": "rmsnorm.py",
     "sm90_gathered": "sm90/grouped/kernel.py",
+    "sm90_masked": "sm90/grouped/kernel.py",
     "sm90_grouped": "sm90/grouped/kernel.py",
     "sm90_persistent": "sm90/persistent/kernel.py",
     "sm90_small_m": "sm90/small_m/kernel.py",

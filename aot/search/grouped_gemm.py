@@ -77,6 +77,11 @@ class GroupedBuilding(Building):
         return Shortlist(found, _SOURCE if found else "")
 
 
+def rows_of(signature: Signature, m: int) -> int:
+    """How many rows all groups have at M = `m`: of masked ones each has so many."""
+    return m * signature.groups if signature.rows == "masked" else m
+
+
 def active_groups(groups: int, m: int) -> float:
     """How many of so many groups have a row on average, of `m` rows that fall to each of them alike:
     groups * (1 - (1 - 1/groups)^m)."""

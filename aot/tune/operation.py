@@ -80,7 +80,8 @@ class Measures(Protocol):
         ...
 
     def reference(self, signature: Any, operands: Any) -> Mapping[str, torch.Tensor]:
-        """What each of the outputs must be before it is rounded, though after it saturates, in float32 or float64."""
+        """What each of the outputs must be before it is rounded, though after it saturates, in float32 or float64; NaN
+        where it must be left as it is."""
         ...
 
     def max_error(self, signature: Any, output: str) -> float:

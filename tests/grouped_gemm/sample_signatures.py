@@ -1,5 +1,6 @@
 """Grouped GEMMs that the oracle samples: plain ones of every element type; of one, with a gate, with a bias, and both;
-of 8 bits both scalings, with a gate or a bias too; of those of 16 bits also with gathered rows."""
+of 8 bits both scalings, with a gate or a bias too; of those of 16 bits also with gathered rows and with masked ones,
+and of 8 bits one of each scaling with masked ones."""
 
 from __future__ import annotations
 
@@ -11,8 +12,15 @@ FORMS = (
     *(("e4m3", "bf16", of, "row_column") for of in ("none", "swiglu", "bias")),
     *(("e4m3", "f16", of, "block") for of in ("none", "swiglu", "bias")),
 )
+MASKED = (("bias", "row_column"), ("swiglu", "block"))
+
+
+def _rows(epilogue: str, scaling: str) -> tuple[str, ...]:
+    return ROWS if scaling == "none" else ROWS[:2] if (epilogue, scaling) in MASKED else ROWS[:1]
+
+
 SIGNATURES = tuple(
     Signature(t, t, d, 64, 4096, 4096, epilogue, "weights", scaling, rows)
     for t, d, epilogue, scaling in FORMS
-    for rows in (ROWS if scaling == "none" else ("contiguous",))
+    for rows in _rows(epilogue, scaling)
 )

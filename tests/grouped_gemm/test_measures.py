@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from aot.search.grouped_gemm import active_groups  # noqa: E402
 from aot.tune import measure  # noqa: E402  # needs torch
-from aot.tune.grouped_gemm.measures import GroupedMeasures, OperandSet, Weights, _scaled  # noqa: E402
+from aot.tune.grouped_gemm.measures import ROOM, GroupedMeasures, OperandSet, Weights, _scaled  # noqa: E402
 from aot.tune.operation import tuning  # noqa: E402
 from runtime.grouped_gemm import GROUPED_GEMM, Signature  # noqa: E402
 
@@ -21,7 +21,10 @@ BIASED = dataclasses.replace(PLAIN, epilogue="bias+swiglu_clamped_interleaved")
 ROW_WISE = dataclasses.replace(PLAIN, a="e4m3", b="e4m3", scaling="row_column")
 BLOCKS = dataclasses.replace(ROW_WISE, n=160, k=272, scaling="block", epilogue="bias")
 GATHERED = dataclasses.replace(PLAIN, rows="gathered")
-EVERY = pytest.mark.parametrize("s", [PLAIN, GATED, BIASED, ROW_WISE, BLOCKS, GATHERED], ids=lambda s: s.key())
+MASKED = [dataclasses.replace(s, rows="masked") for s in (PLAIN, BIASED, ROW_WISE, BLOCKS)]
+SPLIT = [PLAIN, GATED, BIASED, ROW_WISE, BLOCKS, GATHERED]  # by ends of groups
+BY_ENDS = pytest.mark.parametrize("s", SPLIT, ids=lambda s: s.key())
+EVERY = pytest.mark.parametrize("s", [*SPLIT, *MASKED], ids=lambda s: s.key())
 MEASURES = GroupedMeasures()
 
 
@@ -33,7 +36,7 @@ def made(s: Signature, m: int = 33, seed: int = 0) -> OperandSet:
 def test_operands_are_those_of_the_signature(s: Signature) -> None:
     o = made(s)
     tensors: list[Any] = list(o.arguments())
-    views = GROUPED_GEMM.arguments(s, 33, 0)
+    views = GROUPED_GEMM.arguments(s, ROOM * 33 if s.rows == "masked" else 33, 0)
     if s.rows == "gathered":
         assert tensors[0].shape[0] == 5, "eight experts take a token"
         views = (views[0]._replace(shape=(5, s.k)), *views[1:])
@@ -153,6 +156,52 @@ def test_dequantising_makes_the_operands_that_sums_are_made_of(s: Signature) -> 
     torch.testing.assert_close(MEASURES.reference(plain, wide)["d"], MEASURES.reference(s, o)["d"])
 
 
+@pytest.mark.parametrize("s", MASKED, ids=lambda s: s.key())
+@pytest.mark.parametrize("m", [1, 33])
+def test_masked_rows_are_those_of_each_group_and_the_others_are_left(s: Signature, m: int) -> None:
+    for o in (made(s, m), *Weights(s, m, 0, 0, device="cpu").unusual(m)):
+        found = MEASURES.reference(s, o)["d"]
+        counts = o.ends.tolist()
+        assert all(0 <= count <= ROOM * m for count in counts)
+        assert any(counts)
+        for group, count in enumerate(counts):
+            assert bool(found[group, count:].isnan().all())
+            if not count:
+                continue
+            extras = {n: t[group] if n == "scale_a" else t[group : group + 1] for n, t in o.extras.items()}
+            extras |= {n: t[:count] for n, t in extras.items() if n == "scale_a"}
+            ends = torch.tensor([count], dtype=torch.int32)
+            alone = OperandSet(o.a[group, :count], o.b[group : group + 1], ends, o.d[group, :count], extras)
+            one = dataclasses.replace(s, rows="contiguous", groups=1)
+            torch.testing.assert_close(found[group, :count], MEASURES.reference(one, alone)["d"])
+
+
+@pytest.mark.parametrize("count", [-3, 1 << 20])
+def test_a_count_that_is_none_means_no_rows_or_all(count: int) -> None:
+    o = made(MASKED[0])
+    o.ends[2] = count
+    written = ~MEASURES.reference(MASKED[0], o)["d"][2].isnan()
+    assert bool(written.all()) if count > 0 else not bool(written.any())
+
+
+@pytest.mark.parametrize("s", MASKED, ids=lambda s: s.key())
+def test_a_check_notices_masked_rows_that_are_written(s: Signature) -> None:
+    def right(o: OperandSet) -> None:
+        o.d.copy_(MEASURES.reference(s, o)["d"])
+
+    def one_more(o: OperandSet) -> None:
+        o.d.copy_(MEASURES.reference(s, dataclasses.replace(o, ends=o.ends + 1))["d"])
+
+    def one_less(o: OperandSet) -> None:
+        o.d.copy_(MEASURES.reference(s, dataclasses.replace(o, ends=o.ends - 1))["d"])
+
+    weights = Weights(s, 33, 0, 0, device="cpu")
+    found = measure.check(s, 33, weights, {"right": right, "more": one_more, "less": one_less})
+    assert isinstance(found["right"], float)
+    assert found["more"] == "it writes what it must leave as it is"
+    assert "unwritten" in str(found["less"])
+
+
 def test_a_check_notices_another_groups_bias_and_gates_that_are_not_clamped() -> None:
     def next_bias(o: OperandSet) -> None:
         other = dataclasses.replace(o, extras={"bias": o.extras["bias"].roll(1, 0)})
@@ -165,7 +214,7 @@ def test_a_check_notices_another_groups_bias_and_gates_that_are_not_clamped() ->
     assert all(isinstance(why, str) for why in found.values())
 
 
-@EVERY
+@BY_ENDS
 def test_a_check_takes_what_is_right_and_notices_a_group_that_is_another(s: Signature) -> None:
     def right(o: OperandSet) -> None:
         o.d.copy_(MEASURES.reference(s, o)["d"])
@@ -196,6 +245,8 @@ def test_active_groups_are_those_that_have_a_row() -> None:
     assert active_groups(1, 5) == 1.0
     assert active_groups(128, 1) == pytest.approx(1.0)
     assert active_groups(4, 2) == pytest.approx(4 * (1 - 0.75**2))
+    masked = tuning(PLAIN).work(MASKED[0], 2)
+    assert masked.flops == 2 * 7 * tuning(PLAIN).work(PLAIN, 1).flops, "M is what each group has"
     work = tuning(PLAIN).work(PLAIN, 1)
     assert work.flops == 2 * 48 * 64
     assert work.bytes == 2 * (48 * 64 + 64 + 48)

@@ -27,7 +27,11 @@ BIASED = dataclasses.replace(PLAIN, epilogue="bias+swiglu_clamped_interleaved")
 ROW_WISE = dataclasses.replace(PLAIN, a="e4m3", b="e4m3", scaling="row_column")
 BLOCKS = dataclasses.replace(ROW_WISE, n=320, k=272, scaling="block", epilogue="bias")
 GATHERED = dataclasses.replace(PLAIN, epilogue="bias", rows="gathered")
+MASKED = dataclasses.replace(PLAIN, rows="masked")
+MASKED_BLOCKS = dataclasses.replace(BLOCKS, rows="masked")
 SIGNATURES = [
+    MASKED,
+    MASKED_BLOCKS,
     PLAIN,
     GATHERED,
     dataclasses.replace(SWIGLU, rows="gathered", overlap="launch"),
@@ -49,8 +53,9 @@ def _variant(s: Signature) -> Variant:
 @pytest.fixture
 def driver(tmp_path: Path, torch: FakeTorch) -> RecordingDriver:
     served = {"none": PLAIN, "swiglu": SWIGLU, "biased": BIASED, "row_wise": ROW_WISE, "blocks": BLOCKS}
-    served |= {"gathered": GATHERED}
-    rows = [entry(s.to_json(), [(None, name)]) for name, s in served.items()]
+    served |= {"gathered": GATHERED, "few": MASKED, "many": MASKED, "masked_blocks": MASKED_BLOCKS}
+    ranges = {"few": [(32, "few"), (None, "many")]}
+    rows = [entry(s.to_json(), ranges.get(name, [(None, name)])) for name, s in served.items() if name != "many"]
     records = [tensors_record(name, *grouped_tensors(_variant(s), s.rows)) for name, s in served.items()]
     return RecordingDriver(kernels=write_archive(tmp_path / "experts.aot", records, rows, "grouped_gemm"))
 
@@ -97,7 +102,7 @@ def test_rows_that_are_contiguous_are_written_as_before_there_were_others() -> N
     assert PLAIN.key() == "bf16_bf16_bf16_grouped_none_g8_n256_k128"
     assert GATHERED.key() == "bf16_bf16_bf16_grouped_bias_g8_n256_k128_gathered"
     assert "rows is contiguous, wanted gathered" in GROUPED_GEMM.differences(PLAIN, GATHERED)
-    with pytest.raises(RecordError, match="'rows' must be one of contiguous, gathered"):
+    with pytest.raises(RecordError, match="'rows' must be one of contiguous, masked, gathered"):
         GROUPED_GEMM.read(PLAIN.to_json() | {"rows": "both"})
 
 
@@ -204,6 +209,52 @@ def test_preload_loads_what_gathers_rows(library: Library, driver: RecordingDriv
     assert driver.launches[-1].symbol == "kernel_gathered"
 
 
+def test_masked_rows_have_counts_and_are_served_by_how_many_are_expected(
+    library: Library, driver: RecordingDriver
+) -> None:
+    a, (_, b, counts) = FakeTensor((8, 512, 128)), tensors()
+    found = library.call("grouped_gemm", a, b, counts=counts)
+    assert found.shape == (8, 512, 256)
+    assert driver.launches[-1].symbol == "kernel_many"
+    library.call("grouped_gemm", a, b, counts=counts, out=found, expected_rows=32)
+    launch = driver.launches[-1]
+    assert launch.symbol == "kernel_few"
+    pointers = [struct.unpack_from("<Q", p)[0] for p in launch.parameters[:4]]
+    assert pointers == [t.data_ptr() for t in (a, b, counts, found)]
+    assert struct.unpack("<I", launch.parameters[4]) == (512,), "what is expected is not what there is room for"
+
+
+def test_scales_of_masked_rows_are_by_group(library: Library, driver: RecordingDriver) -> None:
+    given = scaled(BLOCKS) | {"bias": FakeTensor((8, 320)), "out": FakeTensor((8, 9, 320))}
+    a, b, counts = FakeTensor((8, 9, 272), "float8_e4m3fn"), given.pop("b"), given.pop("ends")
+    with pytest.raises(ArgumentError, match=r"scale_a must be f32 of shape \(8, 9, 3\)"):
+        library.call("grouped_gemm", a, b, counts=counts, **{n: t for n, t in given.items() if n != "a"})
+    given["scale_a"] = FakeTensor((8, 9, 3), "float32", (64, 1, 12))
+    library.call("grouped_gemm", a, b, counts=counts, **{n: t for n, t in given.items() if n != "a"})
+    assert driver.launches[-1].symbol == "kernel_masked_blocks"
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"a": FakeTensor((9, 128))}, r"takes a \(groups, rows, K\) and b"),
+        ({"a": FakeTensor((7, 9, 128))}, r"takes a \(groups, rows, K\) and b"),
+        ({"counts": FakeTensor((9,), dtype="int32")}, "counts of type i32, one for each of 8 groups"),
+        ({"ends": FakeTensor((8,), dtype="int32")}, "one of the two"),
+        ({"counts": None}, "one of the two"),
+        ({"indices": FakeTensor((9,), dtype="int32")}, "indices go with ends"),
+        ({"expected_rows": 0}, "1 or more"),
+        ({"counts": None, "ends": FakeTensor((8,), dtype="int32"), "expected_rows": 4}, "goes with counts"),
+        ({"out": FakeTensor((72, 256))}, r"out must have the shape \(8, 9, 256\)"),
+    ],
+)
+def test_call_refuses_masked_rows_that_do_not_go_together(library: Library, change: dict[str, Any], match: str) -> None:
+    given: dict[str, Any] = {"a": FakeTensor((8, 9, 128)), "counts": FakeTensor((8,), dtype="int32")} | change
+    a, b = given.pop("a"), FakeTensor((8, 256, 128))
+    with pytest.raises(ArgumentError, match=match):
+        library.call("grouped_gemm", a, b, **{"out": FakeTensor((8, 9, 256)), **given})
+
+
 def test_what_no_entry_serves_names_the_nearest(library: Library) -> None:
     with pytest.raises(KernelMiss, match="groups is 8, wanted 16"):
         library.call("grouped_gemm", *tensors(groups=16))
@@ -241,12 +292,21 @@ def test_call_refuses_an_output_that_is_an_input(library: Library) -> None:
         library.call("grouped_gemm", square, FakeTensor((8, 128, 128)), ends, out=square)
 
 
+def test_call_refuses_an_output_that_is_a_bias(library: Library) -> None:
+    out = FakeTensor((8, 256))
+    with pytest.raises(ArgumentError, match="out shares memory with bias"):
+        library.call("grouped_gemm", *tensors(8), out=out, bias=out)
+
+
 def test_variants_are_those_of_its_form_and_rely_on_no_more_overlap_than_is_promised() -> None:
     of = building("grouped_gemm")
     serial, launch = (of.variants("sm_90a", dataclasses.replace(PLAIN, overlap=word)) for word in ("serial", "launch"))
     assert {v.options["overlap"] for v in serial} == {"serial"}
     assert {v.options["overlap"] for v in launch} == {"serial", "launch"}
     assert {v.options["swap"] for v in serial} == {False, True}
+    assert {v.family for v in of.variants("sm_90a", MASKED)} == {"sm90_masked"}
+    assert unsuited(serial[0], MASKED) == "sm90_grouped: rows are contiguous, not masked"
+    assert of.variants("sm_100a", MASKED) == []
     assert {v.options["swap"] for v in of.variants("sm_90a", SWIGLU)} == {False}, "gates are not swapped"
     assert {v.family for v in serial} == {"sm90_grouped"}
     assert {v.family for v in of.variants("sm_90a", GATHERED)} == {"sm90_gathered"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,16 +20,18 @@ from aot.kernels.sm90.persistent.pipeline import ClusterCta
 from aot.kernels.sm90.persistent.scheduler import KTiles
 
 FORM = Form("bf16", "bf16", scheduler_bytes=SCHEDULER_BYTES)
+MASKED = replace(FORM, masked=True)
 # The compiler's arithmetic, on numbers that are there.
 NUMBERS = SimpleNamespace(Int32=int, min=min, max=max, select_=lambda which, one, other: one if which else other)
 SIZES = st.lists(st.integers(0, 300), min_size=1, max_size=40)
 
 
 def tiles(plan: Any, sizes: list[int], across: int) -> list[tuple[int, int, range, range]]:
-    """(group, number along N, rows of the tile, those that are stored) of every tile, of all CTAs of a cluster."""
+    """(group, number along N, rows of the tile, those that are stored) of every tile, of all CTAs of a cluster; of
+    masked rows their numbers in their group."""
     rows, begins = [0], [0]
     for size in sizes:
-        rows.append(rows[-1] + size)
+        rows.append(size if plan.form.masked else rows[-1] + size)
         begins.append(begins[-1] + -(-size // plan.tokens) * across)
     grid = scheduler.GroupedGrid(len(sizes), across, begins[-1])
     found = []
@@ -47,14 +50,15 @@ def tiles(plan: Any, sizes: list[int], across: int) -> list[tuple[int, int, rang
 @pytest.mark.parametrize(
     ("tile_m", "swap", "cluster_n"), [(8, True, 1), (16, True, 2), (64, False, 1), (128, False, 2)]
 )
+@pytest.mark.parametrize("form", [FORM, MASKED], ids=["contiguous", "masked"])
 @given(SIZES, st.integers(1, 3))
 def test_every_row_of_every_group_is_stored_by_its_group_alone(
-    tile_m: int, swap: bool, cluster_n: int, sizes: list[int], across: int
+    form: Form, tile_m: int, swap: bool, cluster_n: int, sizes: list[int], across: int
 ) -> None:
     options = {"schedule": "cooperative", "swap": swap, "tile_m": tile_m, "tile_n": 128, "cluster_n": cluster_n}
     options["overlap"] = "serial"
-    assert rule(options, FORM) is None
-    plan = plan_of(options, FORM)
+    assert rule(options, form) is None
+    plan = plan_of(options, form)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(scheduler, "cutlass", NUMBERS)
         found = tiles(plan, sizes, across)
@@ -62,7 +66,7 @@ def test_every_row_of_every_group_is_stored_by_its_group_alone(
     wanted, stored = set(), []
     for group, size in enumerate(sizes):
         wanted |= {(group, n, row) for n in range(across * cluster_n) for row in range(begin, begin + size)}
-        begin += size
+        begin = 0 if form.masked else begin + size
     for group, along_n, made, kept in found:
         stored += [(group, along_n, row) for row in kept]
         assert made.start >= 0

@@ -18,6 +18,7 @@ from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import SCALE_BLOCK
 from runtime.program.operation import Operand, extents_at
 
+from ...search.grouped_gemm import rows_of
 from ..elements import TORCH_DTYPES, poisoned
 from ..gemm.operands import MAX_ERROR_FP8_PROMOTED
 from ..measure import MOST_LAUNCHES, Launch, MeasureError, tolerance
@@ -28,13 +29,19 @@ _FLOAT64_ELEMENTS = 10 << 20  # up to so many a reference is computed in float64
 # Routers do not load all experts alike: a row falls to a group with a probability that is log-normal, of this sigma.
 # With 128 groups the busiest has about four times the mean.
 SKEW = 0.5
+ROOM = 2  # of masked rows, times as many as there are on average
 CLAMPED_SIZE = 4.0  # of A's numbers where sums are clamped, so that one in twelve is
+_NAMES = {  # of what torch multiplies 16-bit operands by
+    "contiguous": "torch._grouped_mm",
+    "masked": "torch.bmm",
+    "gathered": "index_select, torch._grouped_mm",
+}
 
 
 @dataclass(frozen=True)
 class OperandSet:
-    """One A, B, ends of groups and D of a grouped GEMM, and by name what follows them, in the order of
-    `Signature.operands`; and where rows are gathered the indices of A's rows."""
+    """One A, B, ends of groups, or counts of masked rows, and D of a grouped GEMM, and by name what follows them, in
+    the order of `Signature.operands`; and where rows are gathered the indices of A's rows."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -49,7 +56,8 @@ class OperandSet:
         return (self.a, self.b, *indices, self.ends, self.d, *self.extras.values())
 
     def rows(self) -> torch.Tensor:
-        """The row of A that each row of D is made of, (M, K)."""
+        """The row of A that each row of D is made of, (M, K); of masked ones all that there is room for, (groups,
+        rows, K)."""
         return self.a if self.indices is None else self.a.index_select(0, self.indices)
 
     def outputs(self) -> Mapping[str, torch.Tensor]:
@@ -75,33 +83,40 @@ class Weights:
 
     def operands(self, m: int) -> list[OperandSet]:
         """Fresh random A and groups and poisoned D for `m` rows, one for each B. All rows are of a group, which is
-        drawn with unequal chances (`SKEW`), so that some have none where rows are few."""
+        drawn with unequal chances (`SKEW`), so that some have none where rows are few. Of masked rows groups have `m`
+        on average, and room for `ROOM` times as many."""
         return [self._set(m, b, self._drawn(m)) for b in self.b]
 
     def unusual(self, m: int) -> list[OperandSet]:
-        """The same with groups that a check should see: one has all rows, and all but the last have one or none."""
-        groups = self.signature.groups
+        """The same with groups that a check should see: one has all rows, and all but the last have one or none. Of
+        masked rows one group is full, and also the last beside groups of one or none."""
+        groups, masked = self.signature.groups, self.signature.rows == "masked"
         one = torch.zeros(groups, dtype=torch.int64, device=self.device)
-        one[groups // 3] = m
+        one[groups // 3] = ROOM * m if masked else m
         few = torch.zeros_like(one)
-        few[: min(m, groups) - 1 : 2] = 1
-        few[-1] += m - few.sum()
+        few[: (groups if masked else min(m, groups)) - 1 : 2] = 1
+        few[-1] = ROOM * m if masked else few[-1] + m - few.sum()
         return [self._set(m, self.b[0], counts) for counts in (one, few)]
 
     def _drawn(self, m: int) -> torch.Tensor:
         """How many rows each group has."""
         groups = self.signature.groups
         chances = self._normal((groups,)).mul_(SKEW).exp_()
-        of_rows = torch.multinomial(chances, m, replacement=True, generator=self.generator)
-        return torch.bincount(of_rows, minlength=groups)
+        rows = rows_of(self.signature, m)
+        of_rows = torch.multinomial(chances, rows, replacement=True, generator=self.generator)
+        counts = torch.bincount(of_rows, minlength=groups)
+        return counts.clamp_max(ROOM * m) if self.signature.rows == "masked" else counts
 
     def _set(self, m: int, b: torch.Tensor, counts: torch.Tensor) -> OperandSet:
-        s = self.signature
+        s, masked = self.signature, self.signature.rows == "masked"
         size = CLAMPED_SIZE if s.parts.activation == CLAMPED else 1.0
-        tokens, indices = rows_read(s, m), None
-        a = self._normal((tokens, s.k)).mul_(size).to(TORCH_DTYPES[s.a])
-        extras = {operand.name: self._extra(operand, m) for operand in group_operands(s.d, s.scaling, s.epilogue)}
-        ends, d = counts.cumsum(0).to(torch.int32), poisoned((m, s.columns), s.d, self.device)
+        groups, rows = ((s.groups,), ROOM * m) if masked else ((), m)
+        tokens, indices = rows_read(s, rows), None
+        a = self._normal((*groups, tokens, s.k)).mul_(size).to(TORCH_DTYPES[s.a])
+        behind = group_operands(s.d, s.scaling, s.epilogue, masked)
+        extras = {operand.name: self._extra(operand, rows) for operand in behind}
+        ends = (counts if masked else counts.cumsum(0)).to(torch.int32)
+        d = poisoned((*groups, rows, s.columns), s.d, self.device)
         if s.rows == "gathered":
             drawn = torch.randint(tokens, (m,), device=self.device, generator=self.generator)
             indices = drawn.to(torch.int32)
@@ -113,7 +128,7 @@ class Weights:
         extents = extents_at(self.signature, m)
         shape = tuple(extents[axis] for axis in operand.axes)
         if operand.layout == "free":
-            return self._scales(shape[::-1]).t()
+            return self._scales((*shape[:-2], shape[-1], shape[-2])).transpose(-1, -2)
         if operand.name.startswith("scale"):
             return self._scales(shape).mul_(self.signature.k**-0.5 if operand.name == "scale_b" else 1.0)
         return self._normal(shape).to(TORCH_DTYPES[operand.dtype])
@@ -134,19 +149,17 @@ class GroupedMeasures(Measures):
         return Weights(signature, m, l2_bytes, seed, device)
 
     def reference(self, signature: Signature, operands: OperandSet) -> Mapping[str, torch.Tensor]:
-        """What D must be, in float64 where that is cheap, else in float32; group by group."""
+        """What D must be, in float64 where that is cheap, else in float32; group by group, NaN in rows of none."""
         rows, extras = operands.rows(), operands.extras
         wide = torch.float64 if operands.b.numel() + rows.numel() <= _FLOAT64_ELEMENTS else torch.float32
-        a = _scaled(rows, extras.get("scale_a"), wide)
-        sums = a.new_zeros((a.shape[0], signature.n))
-        begin = 0
-        for group, end in enumerate(operands.ends.tolist()):
+        a = _scaled(rows, extras.get("scale_a"), wide).flatten(0, -2)
+        sums = a.new_full((a.shape[0], signature.n), math.nan)
+        for group, (begin, end) in enumerate(_rows_of_groups(signature, operands)):
             scale_b = extras["scale_b"][group] if "scale_b" in extras else None
             sums[begin:end] = a[begin:end] @ _scaled(operands.b[group], scale_b, wide).t()
             if signature.parts.bias:
                 sums[begin:end] += extras["bias"][group]
-            begin = end
-        return {"d": apply_activation(torch, signature.parts, sums)}
+        return {"d": apply_activation(torch, signature.parts, sums).view(*rows.shape[:-1], -1)}
 
     def max_error(self, signature: Signature, output: str) -> float:
         """The relative error that D may have: its own rounding and the order of sums, which are in f32; of products of
@@ -154,9 +167,10 @@ class GroupedMeasures(Measures):
         return MAX_ERROR_FP8_PROMOTED if DTYPES[signature.a].narrow else tolerance(signature.d)
 
     def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
-        """torch._grouped_mm, after an index_select where rows are gathered, or _scaled_grouped_mm of scales of rows; of
-        operands that torch multiplies in no one call, what torch.compile makes 16-bit numbers of first. Where there is
-        a bias or an activation, then what torch.compile makes of it."""
+        """torch._grouped_mm, after an index_select where rows are gathered, or _scaled_grouped_mm of scales of rows, or
+        of masked rows torch.bmm, which multiplies all that there is room for; of operands that torch multiplies in no
+        one call, what torch.compile makes 16-bit numbers of first. Where there is a bias or an activation, then what
+        torch.compile makes of it."""
         dtype, parts = TORCH_DTYPES[signature.d], signature.parts
         torch._dynamo.reset()
         reasons = []
@@ -173,7 +187,9 @@ class GroupedMeasures(Measures):
 
         def epilogue(sums: torch.Tensor, ends: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
             values = sums.float()
-            if bias is not None:
+            if bias is not None and sums.dim() == 3:
+                values = values + bias[:, None]
+            elif bias is not None:
                 rows = torch.arange(sums.shape[0], dtype=ends.dtype, device=ends.device)
                 values = values + bias[torch.searchsorted(ends, rows, right=True).clamp_max(len(bias) - 1)]
             return apply_activation(torch, parts, values).to(dtype)
@@ -188,12 +204,20 @@ class GroupedMeasures(Measures):
         return f"{name}, torch.compile'd {parts.word()}", finished
 
 
+def _rows_of_groups(signature: Signature, operands: OperandSet) -> list[tuple[int, int]]:
+    """The first row of each group, and that behind its last, of A with all groups' rows in one dimension."""
+    split = operands.ends.tolist()
+    if signature.rows == "masked":
+        room = operands.a.shape[1]
+        return [(room * group, room * group + min(max(count, 0), room)) for group, count in enumerate(split)]
+    return list(zip([0, *split], split, strict=False))
+
+
 def _products(signature: Signature) -> Iterator[tuple[str, Callable[[OperandSet], torch.Tensor]]]:
     """The ways in which torch may compute the scaled products of all groups, fastest first, by name."""
     dtype = TORCH_DTYPES[signature.d]
     if signature.scaling == "none":
-        name = "torch._grouped_mm" if signature.rows == "contiguous" else "index_select, torch._grouped_mm"
-        yield name, lambda o: _grouped_mm(o.rows(), o.b, o.ends, dtype)
+        yield _NAMES[signature.rows], lambda o: _product(o.rows(), o.b, o.ends, dtype)
         return
     if signature.scaling == "row_column":
         yield "torch._scaled_grouped_mm", lambda o: _scaled_grouped_mm(o, dtype)
@@ -202,21 +226,25 @@ def _products(signature: Signature) -> Iterator[tuple[str, Callable[[OperandSet]
 
     def widened(o: OperandSet) -> torch.Tensor:
         scale_a, scale_b = o.extras["scale_a"], o.extras["scale_b"]
-        return _grouped_mm(widen(o.rows(), scale_a), widen(o.b, scale_b), o.ends, dtype)
+        return _product(widen(o.rows(), scale_a), widen(o.b, scale_b), o.ends, dtype)
 
-    yield "dequantise, torch._grouped_mm", widened
+    yield f"dequantise, {_NAMES[signature.rows]}", widened
 
 
-def _grouped_mm(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Of masked rows, which A has a dimension more for, all that there is room for."""
+    if a.dim() == 3:
+        return torch.bmm(a, b.transpose(-2, -1))
     found: torch.Tensor = torch._grouped_mm(a, b.transpose(-2, -1), offs=ends, out_dtype=dtype)
     return found
 
 
 def _scaled_grouped_mm(o: OperandSet, dtype: torch.dtype) -> torch.Tensor:
-    """Its sums are promoted to f32, as ours are."""
+    """Its sums are promoted to f32, as ours are; of masked rows all that there is room for are multiplied."""
+    ends = None if o.a.dim() == 3 else o.ends
     scales = o.extras["scale_a"], o.extras["scale_b"]
     found: torch.Tensor = torch._scaled_grouped_mm(
-        o.rows(), o.b.transpose(-2, -1), *scales, offs=o.ends, out_dtype=dtype, use_fast_accum=False
+        o.rows(), o.b.transpose(-2, -1), *scales, offs=ends, out_dtype=dtype, use_fast_accum=False
     )
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from runtime.grouped_gemm import Signature
 from runtime.numbers.dtypes import DTYPES
 
-from ...search.grouped_gemm import active_groups
+from ...search.grouped_gemm import active_groups, rows_of
 from ..operation import Measures, Tuning, Work
 
 _EXPERTS_OF_A_TOKEN = 8  # of rows that are gathered, as Qwen3's and DeepSeek-V3's experts take tokens
@@ -19,10 +19,10 @@ class GroupedTuning(Tuning):
     def work(self, signature: Signature, m: int) -> Work:
         """A and the B of each group that has rows read once, D written once; scales and bias, which are small, left
         out."""
-        s = signature
+        s, rows = signature, rows_of(signature, m)
         a, b, d = (DTYPES[t] for t in (s.a, s.b, s.d))
-        weights = round(active_groups(s.groups, m) * s.n) * b.bytes_of(s.k)
-        return Work(2 * m * s.n * s.k, weights + rows_read(s, m) * a.bytes_of(s.k) + m * d.bytes_of(s.columns))
+        weights = round(active_groups(s.groups, rows) * s.n) * b.bytes_of(s.k)
+        return Work(2 * rows * s.n * s.k, weights + rows_read(s, rows) * a.bytes_of(s.k) + rows * d.bytes_of(s.columns))
 
     def form(self, signature: Signature) -> Hashable:
         """All but extents."""

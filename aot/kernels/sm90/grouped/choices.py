@@ -14,7 +14,8 @@ from ..persistent import choices as persistent
 from ..persistent.form import Form
 from .plan import MOST_GROUPS, all_choices, plan_of
 
-_MOST_STAGED_SCALES = 4  # with 6, and with 8 in some kernels, the compiler spills
+# Of blocks of A and of B, that a thread loads for a stage: with more the compiler spills, in clusters or without.
+_MOST_LOADED_SCALES = 5
 
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "schedule": ("cooperative", "pingpong"),
@@ -38,7 +39,9 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
         return "the warps that load scales of blocks are those that gather rows"
     if reason := persistent.rule(all_choices(options), form):
         return reason
-    if plan_of(options, form).staged_scales > _MOST_STAGED_SCALES:
+    plan = plan_of(options, form)
+    most = _MOST_LOADED_SCALES - (form.masked and plan.cluster > 1)
+    if plan.staged_scales and 2 * plan.m_atoms + plan.scale_blocks.scales > most:
         return "the warps that load scales also find groups, and have registers for fewer scales"
     return None
 

@@ -38,16 +38,17 @@ class Grouped(Persistent):
     ) -> None:
         """Launch over A (M, K), B (groups, N, K), the row of A that each group ends before, i32 (groups), D (M,
         columns), and what `runtime.grouped_gemm.Signature` says of scales and bias, or None. Where rows are gathered, A
-        is (T, K), and `indices`, i32 (M), says which of its rows each row of D is made of; else they are None."""
+        is (T, K), and `indices`, i32 (M), says which of its rows each row of D is made of; else they are None. Where
+        rows are masked, A is (groups, M, K), D (groups, M, columns), and `ends` is how many rows each group has."""
         plan = self.plan
         self.element, self.element_d, self.batched = a.element_type, d.element_type, False
-        groups, extents = cute.size(ends), (cute.size(d, mode=[0]), cute.size(b, mode=[1]))
-        b = batch_last(b)
+        a, b, d = batch_last(a), batch_last(b), batch_last(d)
+        groups, extents = cute.size(ends), (cute.size(d, mode=[0]), cute.size(b, mode=[0]))
         if cutlass.const_expr(plan.form.gated):
             b = gate_beside_up(b, "_interleaved" in plan.form.epilogue)
         rows, columns, out = a, b, d
         if cutlass.const_expr(plan.swap):
-            rows, columns, out = b, a, cute.make_tensor(d.iterator, cute.select(d.layout, [1, 0]))
+            rows, columns, out = b, a, cute.make_tensor(d.iterator, cute.select(d.layout, [1, 0, 2][: cute.rank(d)]))
         tokens: Any = None
         if cutlass.const_expr(plan.form.gathered):
             tokens = gathered_operand(plan, a, indices)
@@ -58,6 +59,8 @@ class Grouped(Persistent):
         tiles_along_n = cute.ceil_div(cute.size(d, mode=[1]), per_tile)
         # Each group has a tile at most that is not full.
         most = (cute.ceil_div(extents[0], plan.tokens) + cutlass.min(groups, extents[0])) * tiles_along_n
+        if cutlass.const_expr(plan.form.masked):
+            most = cute.ceil_div(extents[0], plan.tokens) * groups * tiles_along_n
         clusters = cutlass.min(most, max_active_clusters)
         k_tiles = cute.ceil_div(cute.size(a, mode=[1]), STAGE_BYTES_OF_K * 8 // a.element_type.width)
         if cutlass.const_expr(plan.k_tile_multiple > 1):  # what is not there is zeros

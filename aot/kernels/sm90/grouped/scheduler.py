@@ -3,6 +3,7 @@
 Tiles of one group follow each other, and of these the ones that read the same rows of B. Where a group's rows and tiles
 begin is added up by one warp of each CTA, into shared memory; ends that fall, or exceed A's rows, are taken as the
 largest end so far, or as A's last, so that whatever they are nothing is written outside D or twice with different bits.
+Of masked rows each group's begin at the first of its own, and a count is taken as none or all where it is neither.
 
 Knows nothing of what is done with a tile.
 """
@@ -24,7 +25,7 @@ from .plan import MOST_GROUPS
 
 class Groups(NamedTuple):
     """Where each group's rows, and its tiles, begin; and behind the last one where it ends. (groups + 1) in shared
-    memory each."""
+    memory each. Of masked rows `rows` has, one further on, where each group's end."""
 
     rows: Any
     tiles: Any
@@ -48,7 +49,7 @@ def allocate(smem: cutlass.memory.SmemAllocator) -> Groups:
 def add_up(
     plan: cutlass.Constexpr, groups: Groups, ends: cute.Tensor, m: cutlass.Int32, tiles_along_n: cutlass.Int32
 ) -> None:
-    """One warp: fill `groups` from the end of each group in A's `m` rows."""
+    """One warp: fill `groups` from the end of each group in A's `m` rows, or from its count of them if masked."""
     lane = cute.arch.lane_idx()
     count = cute.size(ends)
     row, tile = cutlass.Int32(0), cutlass.Int32(0)  # where the groups of this round begin
@@ -59,12 +60,14 @@ def add_up(
         end = row
         if group < count:
             end = cutlass.max(cutlass.min(ends[group], m), row)
-        for step in cutlass.range_constexpr(5):
-            other = cute.arch.shuffle_sync_up(end, 1 << step)
-            if lane >= 1 << step:
-                end = cutlass.max(end, other)
-        begin = cute.arch.shuffle_sync_up(end, 1)
-        begin = cutlass.select_(lane == 0, row, begin)
+        begin = row
+        if cutlass.const_expr(not plan.form.masked):
+            for step in cutlass.range_constexpr(5):
+                other = cute.arch.shuffle_sync_up(end, 1 << step)
+                if lane >= 1 << step:
+                    end = cutlass.max(end, other)
+            begin = cute.arch.shuffle_sync_up(end, 1)
+            begin = cutlass.select_(lane == 0, row, begin)
         tiles = (end - begin + plan.tokens - 1) // plan.tokens * tiles_along_n
         for step in cutlass.range_constexpr(5):
             before = cute.arch.shuffle_sync_up(tiles, 1 << step)
@@ -72,7 +75,8 @@ def add_up(
                 tiles += before
         if group < count:
             groups.rows[group + 1], groups.tiles[group + 1] = end, tile + tiles
-        row = cute.arch.shuffle_sync(end, WARP - 1)
+        if cutlass.const_expr(not plan.form.masked):
+            row = cute.arch.shuffle_sync(end, WARP - 1)
         tile += cute.arch.shuffle_sync(tiles, WARP - 1)
 
 
@@ -98,7 +102,7 @@ class GroupedScheduler:
         for step in (1 << bit for bit in reversed(range((MOST_GROUPS - 1).bit_length()))):
             later = cutlass.min(group + step, self.grid.groups - 1)
             group = cutlass.select_(groups.tiles[later] <= index, later, group)
-        begin, end = groups.rows[group], groups.rows[group + 1]
+        begin, end = (0 if plan.form.masked else groups.rows[group]), groups.rows[group + 1]
         along_m = (end - begin + plan.tokens - 1) // plan.tokens
         index -= groups.tiles[group]
         across = index // along_m

@@ -66,10 +66,12 @@ class EpilogueOperands:
         )
 
     def of_group(self, coord: TileCoord) -> EpilogueOperands:
-        """The same for one tile, with what its group has of scale_b and bias, if there are groups."""
-        if not self.plan.form.grouped:
+        """The same for one tile, with what its group has of scales and bias, if there are groups."""
+        form, group = self.plan.form, coord.batch
+        if not form.grouped:
             return self
-        return replace(self, scale_b=_of_batch(self.scale_b, coord.batch), bias=_of_batch(self.bias, coord.batch))
+        scale_a = _of_batch(self.scale_a, group) if form.masked else self.scale_a
+        return replace(self, scale_a=scale_a, scale_b=_of_batch(self.scale_b, group), bias=_of_batch(self.bias, group))
 
     def atom_row(self, coord: TileCoord, atom: int) -> Any:
         """The number of an atom of 64 rows."""

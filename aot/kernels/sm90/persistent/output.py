@@ -132,7 +132,10 @@ def _store_some(store: Store, tile: EpilogueTile, number: Any) -> None:
     pieces, tokens = (box[0] // piece, box[1]) if plan.swap else (box[1] // piece, box[0])
     shape = (piece, 1) if plan.swap else (1, piece)
     staged = cute.zipped_divide(output.shared[None, None, number], shape)
-    memory = cute.zipped_divide(output.memory, shape)
+    memory = output.memory
+    if cutlass.const_expr(cute.rank(memory) == 3):
+        memory = memory[None, None, coord.batch]
+    memory = cute.zipped_divide(memory, shape)
     first = operands.first_row(coord, tile.atom), operands.first_column(coord, tile.across)
     first_token, first_piece = (first[1], first[0] // piece) if plan.swap else (first[0], first[1] // piece)
     of_n = cute.size(output.memory, mode=[0 if plan.swap else 1]) // piece
