@@ -26,6 +26,8 @@ _OWN = {
     "gemm": "runtime.gemm.operation:GEMM",
     "rmsnorm": "runtime.rmsnorm:RMSNORM",
     "grouped_gemm": "runtime.grouped_gemm:GROUPED_GEMM",
+    "moe_permute": "runtime.moe.permute:MOE_PERMUTE",
+    "moe_combine": "runtime.moe.combine:MOE_COMBINE",
 }
 _NEEDED = ("name", "read", "of_key", "differences", "distance", "arguments", "ask")
 
