@@ -154,6 +154,11 @@ def families(name: str) -> Mapping[str, Family]:
     return provider(name).families if name in PROVIDERS or name in provider_names() else {}
 
 
+def family_of(variant: Variant) -> Family | None:
+    """What its provider says of a variant's family, or None if there is no such provider or family here."""
+    return families(variant.provider).get(variant.family)
+
+
 def buildable(item: Compilable) -> Buildable:
     """Prepare it for `cute.compile`, in a worker process.
 

@@ -24,8 +24,8 @@ from runtime.numbers.scaling import SCALINGS
 from .costs import Machine
 from .estimates import CORRECTED_M, Correction, Estimates, program, shares
 from .h200 import H200
-from .legal import family_of, summation, unsuited
-from .provider import provider, provider_names
+from .legal import summation, unsuited
+from .provider import family_of, provider, provider_names
 from .variants import Variant
 
 FUNCTIONS = 40  # of a form, unless told otherwise
