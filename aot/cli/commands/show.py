@@ -35,7 +35,10 @@ def command(
     archive: ArchivePath,
     entry: Annotated[
         str,
-        typer.Argument(metavar="ENTRY", help="A function, a signature, or a name that a manifest has, such as qkv."),
+        typer.Argument(
+            metavar="ENTRY",
+            help="A function, or the beginning of its digest; a signature, or a name that a manifest has, such as qkv.",
+        ),
     ],
     m: Annotated[
         list[int] | None,
@@ -129,6 +132,7 @@ def print_function(function: dict[str, Any]) -> None:
     print(f"target   {function['target']}")
     if function["checked_on"]:
         print(f"right on {', '.join(function['checked_on'])}")
+    print(f"digest   {function['digest']}")
     print(f"cubin    {cubin['bytes']:,} bytes, sha256 {cubin['sha256']}")
     print(f"program  {program['nodes']} nodes, {program['bytes']:,} bytes of JSON\n")
     print_table(["argument", "kind", "type", "shape", "strides", "must be"], list(_arguments(function["arguments"])))
