@@ -96,7 +96,7 @@ for obj in variants:
     compiled = options(built.function, *built.arguments)
     cubin = hashlib.sha256(compiled.__cubin__).hexdigest()
     tree, symbols = arguments.to_json(built.tree), arguments.symbols_to_json(built.symbols)
-    results.append([built.argument_names, tree, symbols, len(compiled.kernel_info), cubin])
+    results.append([[a.name for a in built.tree], tree, symbols, len(compiled.kernel_info), cubin])
 assert cutlass.utils.HardwareInfo is no_driver
 print("RESULT" + json.dumps(results))
 """

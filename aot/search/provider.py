@@ -78,11 +78,6 @@ class Buildable:
     local_memory: bool = False
     explain: Callable[[Exception], AotError] | None = None
 
-    @property
-    def argument_names(self) -> list[str]:
-        """The arguments' names, in order."""
-        return [argument.name for argument in self.tree]
-
 
 class Provider(Protocol):
     """A source of kernels."""
