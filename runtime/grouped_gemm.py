@@ -1,8 +1,8 @@
 """Grouped GEMM as an operation: rows of A by groups, each multiplied with a B of its own, as experts are.
 
-D[r] = act(A[r] @ B[e]^T) for every row r of group e. Rows of a group follow each other: group e ends before row
-`ends[e]`, and begins where the one before it ends, as the `offs` of `torch.nn.functional.grouped_mm` say it. Only the
-device knows `ends`, so a launch that a CUDA graph captured serves whatever they are when it is replayed.
+D[r] = act(scale(A[r] @ B[e]^T) + bias[e]) for every row r of group e. Rows of a group follow each other: group e ends
+before row `ends[e]`, and begins where the one before it ends, as the `offs` of `torch.nn.functional.grouped_mm` say it.
+Only the device knows `ends`, so a launch that a CUDA graph captured serves whatever they are when it is replayed.
 """
 
 from __future__ import annotations
@@ -17,29 +17,38 @@ from typing import Any
 
 from .container.fields import is_int
 from .errors import ArgumentError, RecordError
-from .gemm.signature import ACTIVATIONS, EPILOGUES, GATED, OVERLAPS, Epilogue
+from .gemm.fallback import allocate, result_dtype
+from .gemm.signature import ACTIVATIONS, EPILOGUES, GATED, OVERLAPS, Epilogue, extra_dtype
 from .limits import MAX_GEMM_EXTENT
 from .numbers.dtypes import DTYPES
-from .program.operation import Asked, Operand, Operation, contiguous
+from .numbers.products import unsupported_scaling
+from .numbers.scaling import SCALINGS, extent_of
+from .program.operation import Asked, Operand, Operation, contiguous, extents_at
 from .program.record import TensorView
 from .program.tensor import flatten_rows, overlaps_itself, share_memory
 
 _KEY = re.compile(
     r"(?P<a>[^_]+)_(?P<b>[^_]+)_(?P<d>[^_]+)_grouped_(?P<epilogue>.+)_g(?P<groups>\d{1,10})_n(?P<n>\d{1,10})"
-    r"_k(?P<k>\d{1,10})(?:_(?P<overlap>launch|weights))?",
+    r"_k(?P<k>\d{1,10})(?:_(?P<scaling>row_column|block))?(?:_(?P<overlap>launch|weights))?",
     re.ASCII,
 )
 _LABELS = (
     *(("a", "A"), ("b", "B"), ("d", "D"), ("epilogue", "epilogue"), ("groups", "groups"), ("n", "N"), ("k", "K")),
-    ("overlap", "overlap"),
+    *(("scaling", "scaling"), ("overlap", "overlap")),
 )
-# Epilogues without operands of their own.
-EPILOGUES_OF_GROUPS = tuple(w for w, e in EPILOGUES.items() if not (e.bias or e.residual or e.scale))
+SCALINGS_OF_GROUPS = ("none", "row_column", "block")
+EPILOGUES_OF_GROUPS = tuple(w for w, e in EPILOGUES.items() if not (e.residual or e.scale))
+_ACTIVATIONS = tuple(w for w in EPILOGUES_OF_GROUPS if not EPILOGUES[w].bias)
 
 
 @dataclass(frozen=True)
 class Signature:
-    """A (M, K), B (groups, N, K), ends (groups), i32, and D (M, N), or (M, N/2) where the epilogue is gated.
+    """A (M, K), B (groups, N, K), ends (groups), i32, and D (M, N), or (M, N/2) where the epilogue is gated; bias
+    (groups, N) in D's type where the epilogue has one.
+
+    `scaling` says what multiplies the products (`runtime.numbers.scaling`), in f32: "row_column", scale_a (M) and
+    scale_b (groups, N); "block", scale_a (M, K/128), one for each 1 x 128 of A, and scale_b (groups, N/128, K/128), one
+    for each 128 x 128 of B.
 
     Element types by short name; sums are in f32. `epilogue` and `overlap` are words of `runtime.gemm.signature`.
     """
@@ -52,6 +61,7 @@ class Signature:
     k: int
     epilogue: str = "none"
     overlap: str = "serial"
+    scaling: str = "none"
 
     @property
     def operation(self) -> str:
@@ -71,16 +81,23 @@ class Signature:
     def key(self) -> str:
         """One readable word, the same for equal signatures and only for them."""
         word = f"{self.a}_{self.b}_{self.d}_grouped_{self.epilogue}_g{self.groups}_n{self.n}_k{self.k}"
+        if self.scaling != "none":
+            word += f"_{self.scaling}"
         return word if self.overlap == "serial" else f"{word}_{self.overlap}"
 
     def operands(self) -> tuple[Operand, ...]:
         """The tensors that kernels take, in order."""
-        return (
+        return self._operands
+
+    @cached_property
+    def _operands(self) -> tuple[Operand, ...]:
+        plain = (
             Operand("a", self.a, ("M", "K")),
             Operand("b", self.b, ("groups", "N", "K")),
             Operand("ends", "i32", ("groups",)),
             Operand("d", self.d, ("M", "P" if self.parts.gated else "N")),
         )
+        return plain + group_operands(self.d, self.scaling, self.epilogue)
 
     def numbers(self) -> tuple[tuple[str, str], ...]:
         """The numbers that kernels take after these: none."""
@@ -88,11 +105,25 @@ class Signature:
 
     def extents(self) -> Mapping[str, int]:
         """The extent of each axis of `operands` that does not depend on M."""
-        return {"groups": self.groups, "N": self.n, "K": self.k, "P": self.columns}
+        known = {"groups": self.groups, "N": self.n, "K": self.k, "P": self.columns}
+        axes = {axis for operand in self._operands for axis in operand.axes if axis != "M"}
+        return known | {axis: extent_of(axis, known) for axis in axes}
 
     def to_json(self) -> dict[str, Any]:
         """What `GroupedGemm.read` reads."""
         return asdict(self)
+
+
+def group_operands(d: str, scaling: str, epilogue: str) -> tuple[Operand, ...]:
+    """What a grouped GEMM takes after A, B, ends and D, in this order: scale_a, scale_b, bias."""
+    scales, found = SCALINGS[scaling], []
+    if scales.dtype:
+        of_a = scales.axes("a")
+        found.append(Operand("scale_a", scales.dtype, of_a, "free" if len(of_a) > 1 else "rows"))
+        found.append(Operand("scale_b", scales.dtype, ("groups", *scales.axes("b"))))
+    if Epilogue.of(epilogue).bias:
+        found.append(Operand("bias", extra_dtype(d), ("groups", "N")))
+    return tuple(found)
 
 
 class GroupedGemm(Operation):
@@ -100,7 +131,7 @@ class GroupedGemm(Operation):
 
     name = "grouped_gemm"
     fields = tuple(f.name for f in dataclasses.fields(Signature))
-    usual: Mapping[str, Any] = {"epilogue": "none", "overlap": "serial"}
+    usual: Mapping[str, Any] = {"epilogue": "none", "overlap": "serial", "scaling": "none"}
 
     def read(self, obj: Any) -> Signature:
         """The signature that `Signature.to_json` wrote.
@@ -114,7 +145,7 @@ class GroupedGemm(Operation):
         for name in ("a", "b", "d"):
             if not isinstance(obj[name], str) or obj[name] not in DTYPES:
                 raise RecordError(f"signature field {name!r}: unknown element type {obj[name]!r:.50}")
-        for name, known in (("epilogue", EPILOGUES_OF_GROUPS), ("overlap", OVERLAPS)):
+        for name, known in (("epilogue", EPILOGUES_OF_GROUPS), ("overlap", OVERLAPS), ("scaling", SCALINGS_OF_GROUPS)):
             if obj[name] not in known:
                 raise RecordError(
                     f"signature field {name!r} must be one of {', '.join(known)}, found {obj[name]!r:.50}"
@@ -124,6 +155,8 @@ class GroupedGemm(Operation):
                 raise RecordError(f"signature field {name!r} must be 1 to {MAX_GEMM_EXTENT}, found {obj[name]!r:.50}")
         if EPILOGUES[obj["epilogue"]].gated and obj["n"] % 2:
             raise RecordError(f"signature field 'n' must be even for {obj['epilogue']}, found {obj['n']}")
+        if problem := unsupported_scaling(obj["a"], obj["scaling"]):
+            raise RecordError(f"signature field 'scaling': {problem}")
         return Signature(**obj)
 
     def of_key(self, key: str) -> Signature | None:
@@ -145,7 +178,8 @@ class GroupedGemm(Operation):
 
     def distance(self, have: Signature, wanted: Signature) -> float:
         """How far apart two signatures are: types and words before overlap and extents."""
-        words = sum(getattr(have, name) != getattr(wanted, name) for name in ("a", "b", "d", "epilogue"))
+        names = ("a", "b", "d", "epilogue", "scaling")
+        words = sum(getattr(have, name) != getattr(wanted, name) for name in names)
         extents = sum(abs(math.log2(getattr(have, name) / getattr(wanted, name))) for name in ("groups", "n", "k"))
         return 1000.0 * words + 10.0 * (have.overlap != wanted.overlap) + extents
 
@@ -161,18 +195,23 @@ class GroupedGemm(Operation):
         ends: Any,
         *,
         out: Any = None,
+        scale_a: Any = None,
+        scale_b: Any = None,
+        bias: Any = None,
         epilogue: str = "none",
         overlap: str = "serial",
     ) -> Asked:
         """D for A (..., K), its rows by groups, B (groups, N, K) and where groups end, i32 (groups); without `out` a
-        torch `a` gives a new tensor of its type. Rows of `out` behind the last group's end are left as they are.
+        torch `a` gives a new tensor of its type, or in bf16 where that has 8 bits. Rows of `out` behind the last
+        group's end are left as they are. `scale_a` and `scale_b` are as `Signature` says, M being all rows of A.
 
-        `epilogue` is "none", relu, gelu, gelu_tanh, silu, or gated: swiglu, geglu or geglu_tanh, also `_interleaved`.
+        `bias` (groups, N) is added before the epilogue: "none", relu, gelu, gelu_tanh, silu, or gated: swiglu, geglu,
+        geglu_tanh or swiglu_clamped, also `_interleaved`.
 
         Raises:
             ArgumentError: the tensors do not go together.
         """
-        if epilogue not in EPILOGUES_OF_GROUPS:
+        if epilogue not in _ACTIVATIONS:
             known = ", ".join((*ACTIVATIONS, *GATED))
             raise ArgumentError(f"grouped_gemm has no epilogue {epilogue!r:.50}; it has {known}")
         if overlap not in OVERLAPS:
@@ -192,17 +231,61 @@ class GroupedGemm(Operation):
         if gated and n % 2:
             raise ArgumentError(f"{epilogue} makes one column of two, and N = {n} is odd")
         if out is None:
-            if not hasattr(a, "new_empty"):
-                raise ArgumentError(f"out is needed: there is no allocating for a {type(a).__name__}")
-            out = a.new_empty((*a.shape[:-1], columns), dtype=a.dtype)
+            out = allocate(a, (*rows.shape[:-1], columns), result_dtype(rows.dtype), None)
         d = view(out, "out", True)
         if d.shape != (*rows.shape[:-1], columns):
             raise ArgumentError(f"out must have the shape {(*rows.shape[:-1], columns)}, found {d.shape}")
         if overlaps_itself(d) or any(share_memory(d, other) for other in (rows, of_b, of_ends)):
             raise ArgumentError("out names elements twice, or shares memory with an input; pass another")
-        signature = Signature(rows.dtype, of_b.dtype, d.dtype, of_b.shape[0], n, of_b.shape[2], epilogue, overlap)
+        passed = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias}
+        given = {name: view(x, name, False) for name, x in passed.items() if x is not None}
+        word = EPILOGUES[epilogue]._replace(bias=bias is not None).word()
+        types, extents = (rows.dtype, of_b.dtype, d.dtype), of_b.shape
+        signature = Signature(*types, *extents, word, overlap, _scaling(rows.dtype, given))
         flat, to = flatten_rows(rows, "a"), flatten_rows(d, "out")
-        return Asked(signature, flat.shape[0], (flat, of_b, of_ends, to), out)
+        extras = _extras(signature, flat.shape[0], given, d)
+        return Asked(signature, flat.shape[0], (flat, of_b, of_ends, to, *extras), out)
+
+
+def _scaling(a: str, given: Mapping[str, TensorView]) -> str:
+    """Which scaling the scales that were given mean for A of this type, by how many extents scale_b has.
+
+    Raises:
+        ArgumentError: one of the two is missing, or there is none such.
+    """
+    scales = [name for name in ("scale_a", "scale_b") if name in given]
+    if len(scales) == 1:
+        raise ArgumentError("scale_a and scale_b come together; pass both or neither")
+    found = "none"
+    if scales:
+        found = {2: "row_column", 3: "block"}.get(len(given["scale_b"].shape), "")
+        if not found:
+            raise ArgumentError(
+                "scale_b must be (groups, N), one for each row of B, or (groups, N/128, K/128), one for each block; "
+                f"found {given['scale_b'].shape}"
+            )
+    if problem := unsupported_scaling(a, found):
+        raise ArgumentError(f"scaling {problem}")
+    return found
+
+
+def _extras(signature: Signature, m: int, given: Mapping[str, TensorView], d: TensorView) -> list[TensorView]:
+    """The operands behind D, of those that were given by name, in the order that kernels take them.
+
+    Raises:
+        ArgumentError: one is not of its type or shape, or shares memory with D.
+    """
+    extents, found = extents_at(signature, m), []
+    for operand in signature.operands()[4:]:
+        of, shape = given[operand.name], tuple(extents[axis] for axis in operand.axes)
+        if (of.dtype, of.shape) != (operand.dtype, shape):
+            raise ArgumentError(
+                f"{operand.name} must be {operand.dtype} of shape {shape}, found {of.dtype} of {of.shape}"
+            )
+        if share_memory(d, of):
+            raise ArgumentError(f"out shares memory with {operand.name}; pass another")
+        found.append(of)
+    return found
 
 
 GROUPED_GEMM = GroupedGemm()

@@ -18,7 +18,7 @@ from aot.problem import manifest
 from aot.search import m_values
 from aot.tune import choose, halving, points, session
 from aot.tune.calibrate import Calibration, Predictions
-from aot.tune.choose import Times, cover, group_ends, predicted, ranges, serving, where_faster
+from aot.tune.choose import Times, completed, cover, group_ends, predicted, ranges, serving, where_faster
 from aot.tune.options import TuneOptions
 from aot.tune.session import Tuned
 from aot.tune.timing import Timing
@@ -128,6 +128,23 @@ def test_where_a_baseline_wins_by_more_than_the_tolerance() -> None:
 
 
 # --- points ---
+
+
+def test_a_baseline_is_as_much_slower_than_predictions_as_than_what_was_timed_beside_it() -> None:
+    scores, glances = {64: 10.0, 256: 40.0}, {128: {"torch": 9.0, "f": 10.0, "g": 10.0}, 96: {"f": 1.0}}
+    found = completed("torch", scores, glances, lambda name, m: {"f": 20.0, "g": 80.0}[name])
+    assert found == pytest.approx({64: 10.0, 256: 40.0, 128: 36.0})
+    assert completed("torch", scores, {}, lambda name, m: 1.0) == scores
+
+
+def test_glances_are_between_the_points_of_tuning() -> None:
+    measured = [1, 64, 100, 1024, 4096]
+    ms = points.between(measured)
+    assert not set(ms) & set(measured)
+    every = sorted({*ms, *measured[1:]})
+    assert all(b / a < 1.13 for a, b in itertools.pairwise(every))
+    assert len(ms) <= 16 * 4 + 8 * 2
+    assert points.between([1, 16, 64]) == ()
 
 
 def test_the_first_points_are_the_manifests_and_powers_of_two() -> None:
@@ -361,6 +378,24 @@ def test_load_decides_only_between_finalists_that_are_near_each_other() -> None:
         assert found is not None
         assert found.sustained.keys() == asked | ({found.baseline} if asked else set())
         assert gpu.loads == [64] * bool(asked)
+
+
+def test_a_round_at_a_lower_clock_is_no_advantage_of_what_was_dropped_before() -> None:
+    us = {f"f{i:02}": 10.0 + i / 5 for i in range(12)}
+    gpu = SimulatedGpu(lambda name, s, m: us.get(name, 10.0), 0.0)
+    bench, rounds = SimulatedBench(gpu, SIGNATURE, 64), itertools.count()
+    real = bench.time
+
+    def time(names: list[str], repeats: int, graph_us: float) -> dict[str, Timing]:
+        slower = 1.06 ** next(rounds)
+        return {n: Timing.of([t.us * slower] * 3) for n, t in real(names, repeats, graph_us).items()}
+
+    bench.time = time  # type: ignore[method-assign, assignment]
+    found = halving.measure(bench, 64, list(us), TuneOptions())
+    assert found is not None
+    assert max(len(found.times), 4) < len(found.screened)
+    for scale in (found.all_scores(), found.short_us()):
+        assert scale["f11"] / scale["f00"] == pytest.approx(us["f11"] / us["f00"])
 
 
 def test_times_of_a_screening_are_brought_to_the_finalists_scale() -> None:

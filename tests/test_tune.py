@@ -117,6 +117,44 @@ def test_where_torch_is_faster_is_written(source: Path, tmp_path: Path) -> None:
     assert last is None
 
 
+def test_where_torch_is_faster_between_the_points_is_found_by_glances(source: Path, tmp_path: Path) -> None:
+    """At M = 136 to 200 it takes another kernel, which no point of tuning has."""
+
+    def us(name: str, s: Signature, m: int) -> float:
+        if name == BASELINE:
+            return 1.5 if 136 <= m <= 200 else 2.2
+        return 2.0 if name == "quick" else 3.0
+
+    jobs: list[Job] = []
+    tuned(source, tmp_path / "tuned.aot", scripted(us, wrong=wrong_are("wrong")), done=jobs)
+    points_of_tuning = {job.m for job in jobs if job.m and job.signature.n == 512}
+    assert not any(136 <= m <= 200 for m in points_of_tuning)
+    ((first, last),) = table(tmp_path / "tuned.aot")[512].torch_faster
+    assert 128 < first <= 144
+    assert 192 <= last < 224
+
+
+def test_nothing_is_glanced_at_where_the_baseline_is_never_near(source: Path, tmp_path: Path) -> None:
+    jobs: list[Job] = []
+    gpu = scripted({"quick": 2.0, "slow": 2.2, "wrong": 2.0, BASELINE: 3.0}, wrong=wrong_are("wrong"))
+    tuned(source, tmp_path / "tuned.aot", gpu, done=jobs)
+    assert not any(job.glances for job in jobs)
+
+
+def test_a_function_that_is_wrong_is_not_glanced_at(source: Path, tmp_path: Path) -> None:
+    jobs: list[Job] = []
+    tuned(
+        source, tmp_path / "tuned.aot", scripted({"wrong": 1.95, "quick": 2.0, "slow": 2.2, BASELINE: 2.2}), done=jobs
+    )
+    glanced = [job for job in jobs if job.glances]
+    assert {job.signature.n for job in glanced} == {512, 1024, 2048}
+    assert all(1 <= len(names) <= 2 for job in glanced for _, names in job.glances)
+    of_1024 = next(job for job in glanced if job.signature.n == 1024)
+    assert "wrong" not in of_1024.names
+    (m, names), *_ = of_1024.glances
+    assert of_1024.without(dict.fromkeys(names, "why")).glances[0] == (m, ())
+
+
 def test_the_invariant_function_has_no_workspace_and_is_the_best_of_those(tmp_path: Path) -> None:
     names = ["spacious", "little", "plain"]
     rows = [entry(signature(512, 512), [(None, "plain")], candidates=[[16, names], [512, names]], state="ranked")]

@@ -65,6 +65,7 @@ def test_jobs_that_differ_in_anything_have_keys_of_their_own() -> None:
     job = Job(Signature("bf16", "bf16", "bf16", "f32", "none", 512, 512), ("a", "b"), (16,), 16, True)
     other = Signature("bf16", "bf16", "bf16", "f32", "none", 512, 1024)
     changed: dict[str, Any] = {"signature": other, "names": ("a",), "check": (), "m": 17, "sustained": False}
+    changed["glances"] = ((16, ("a",)),)
     assert changed.keys() == {field.name for field in dataclasses.fields(Job)}
     others = [dataclasses.replace(job, **{field: value}) for field, value in changed.items()]
     assert len({job.key(), *(other.key() for other in others)}) == 1 + len(changed)
@@ -258,7 +259,7 @@ def test_what_is_written_on_the_way_keeps_the_history_of_before(
     with pytest.raises(Killed):
         tuned(path, path, kind=Gpu("another", 114, 2039), before=interrupt_at(2048, Killed))
     with Archive.open(path) as archive:
-        assert len(Dispatch.from_json(archive.table("gemm"), GEMM).entries) == 4
+        assert len(Dispatch.from_json(archive.table("gemm"), GEMM).entries) == 5  # two of three for the other kind
         assert len(history.tunings(archive)) == 3
         assert [len(block.blobs) for block in archive.blocks if block.kind == "tables"] == [1, 1, 1]
     tuned(path, path, kind=Gpu("another", 114, 2039))
@@ -308,3 +309,11 @@ def test_a_damaged_history_is_found(source: Path, tmp_path: Path, damage: str) -
 
         with pytest.raises(Exception, match=r"table history: tunings\[1\]"):
             history.tunings(Damaged())  # type: ignore[arg-type]
+
+
+def test_tuning_on_another_kind_times_at_no_more_points(source: Path, tmp_path: Path) -> None:
+    """What it begins with are not all points of before, of which some were added."""
+    first, second = list[Job](), list[Job]()
+    tuned(source, tmp_path / "one.aot", done=first)
+    tuned(tmp_path / "one.aot", tmp_path / "both.aot", kind=Gpu("another", 114, 2039), done=second)
+    assert 0 < sum(job.m > 0 for job in second) <= sum(job.m > 0 for job in first)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from runtime.gemm.signature import Epilogue, Operand, extra_operands
+from runtime.grouped_gemm import group_operands
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import TILE_SCALES, symbol_of
 from runtime.program.arguments import (
@@ -80,14 +81,16 @@ def gemm_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]]:
 
 def grouped_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]]:
     """The symbols of a grouped GEMM's tensors, and these as arguments, in order: A (m, k), B (groups, n, k), ends
-    (groups) and D (m, n), or (m, p) where the epilogue is gated; every extent and leading stride free."""
+    (groups) and D (m, n), or (m, p) where the epilogue is gated, and what `runtime.grouped_gemm.group_operands` lists;
+    every extent and leading stride free."""
     a, b, d = variant.elements
-    pieces = DTYPES[d].filling(_ALIGNMENT_BYTES)
+    of_k, of_n = (DTYPES[t].filling(_ALIGNMENT_BYTES) for t in (a, d))
     columns = "p" if Epilogue.of(variant.epilogue).gated else "n"
     symbols = {
         **dict.fromkeys(("m", "groups"), Symbol(32, 1)),
-        **{extent: Symbol(32, pieces) for extent in ("n", "k", columns)},
-        **dict.fromkeys(("lda", "ldb", "group_stride_b", "ldd"), Symbol(64, pieces)),
+        **{"n": Symbol(32, of_n), "k": Symbol(32, of_k), columns: Symbol(32, of_n)},
+        **dict.fromkeys(("lda", "ldb", "group_stride_b"), Symbol(64, of_k)),
+        "ldd": Symbol(64, of_n),
     }
     tree: list[Argument] = [
         TensorArgument("a", a, ("m", "k"), ("lda", 1), _ALIGNMENT_BYTES),
@@ -95,6 +98,15 @@ def grouped_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]
         TensorArgument("ends", "i32", ("groups",), (1,), DTYPES["i32"].bytes),
         TensorArgument("d", d, ("m", columns), ("ldd", 1), _ALIGNMENT_BYTES),
     ]
+    for operand in group_operands(d, variant.scaling, variant.epilogue):
+        shape = tuple(axis if axis == "groups" else symbol_of(axis) for axis in operand.axes)
+        name, by_one = operand.name, operand.name.startswith("scale")  # read one by one, not in whole pieces
+        last = f"step_{name}" if operand.layout == "free" else 1
+        strides = (f"group_stride_{name}", f"ld{name}", last)[-len(shape) :]
+        symbols |= {e: Symbol(32, 1) for e in shape if isinstance(e, str) and e not in symbols}
+        symbols |= {stride: Symbol(64, 1 if by_one else of_n) for stride in strides if isinstance(stride, str)}
+        alignment = DTYPES[operand.dtype].bytes if by_one else _ALIGNMENT_BYTES
+        tree.append(TensorArgument(name, operand.dtype, shape, strides, alignment))
     return symbols, tree
 
 

@@ -14,7 +14,8 @@ from ..kernels.sm90.persistent.form import Form
 def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
     """Why choices that are legal are not worth compiling, or None."""
     few = options["tile_m"] <= 64
-    if options["swap"] != (few and not form.gated):  # gates are not swapped
+    swaps = not form.gated and form.scaling != "block"  # which are not swapped
+    if options["swap"] != (few and swaps):
         return "tokens take WGMMA's N side where they are few, and its M side where they are many"
     if few and options["schedule"] == "pingpong":
         return "tiles of few tokens wait for weights, and not for each other's epilogue"

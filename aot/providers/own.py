@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.gemm.signature import EPILOGUES, MAJORS, Signature
-from runtime.grouped_gemm import EPILOGUES_OF_GROUPS
+from runtime.grouped_gemm import EPILOGUES_OF_GROUPS, SCALINGS_OF_GROUPS
 from runtime.numbers.dtypes import DTYPES
 from runtime.program.arguments import (
     Argument,
@@ -57,6 +57,15 @@ def _persistent_form(v: Variant) -> PersistentForm:
     return PersistentForm(v.a, v.d, v.scaling, v.epilogue, v.b_major)
 
 
+def _grouped_form(v: Variant) -> PersistentForm:
+    return PersistentForm(v.a, v.d, v.scaling, v.epilogue, scheduler_bytes=SCHEDULER_BYTES)
+
+
+@functools.cache  # tuning asks for estimates at thousands of M
+def _grouped_plan(v: Variant) -> Plan:
+    return grouped_plan_of(v.options, _grouped_form(v))
+
+
 FAMILIES: dict[str, Family] = {
     # Few tokens on Hopper: B is read once, K split over a cluster. Right at any M up to 65535 tiles, which the grid
     # holds; meant for M <= 256.
@@ -93,13 +102,14 @@ FAMILIES: dict[str, Family] = {
     "sm90_grouped": Family(
         "grouped_gemm",
         ("sm_90a",),
-        _SAME_16_BIT,
+        (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16")),
         grouped_choices.OPTIONS,
         lambda v: grouped_choices.rule(v.options, _grouped_form(v)),
         likely=Likely(lambda v: likely_grouped.unlikely(v.options, _grouped_form(v))),
         batched=(False,),
+        scalings=SCALINGS_OF_GROUPS,
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
-        limit=lambda v, s: grouped_choices.limit(s.extents()["groups"]),
+        limit=lambda v, s: grouped_choices.limit(_grouped_form(v), s.groups, s.n),
         estimate_us=lambda v, s, m: estimate_grouped.estimate_us(_grouped_plan(v), s, m),
     ),
     # One block a row, `threads` threads a block; `overlap` with the kernels before and after, which Ampere cannot.
@@ -112,15 +122,6 @@ FAMILIES: dict[str, Family] = {
         batched=(False,),
     ),
 }
-
-
-def _grouped_form(v: Variant) -> PersistentForm:
-    return PersistentForm(v.a, v.d, epilogue=v.epilogue, scheduler_bytes=SCHEDULER_BYTES)
-
-
-@functools.cache  # tuning asks for estimates at thousands of M
-def _grouped_plan(v: Variant) -> Plan:
-    return grouped_plan_of(v.options, _grouped_form(v))
 
 
 def _no_overlap(name: str) -> str | None:
@@ -192,19 +193,24 @@ def _persistent(variant: Variant) -> Buildable:
 
 
 def _grouped(variant: Variant) -> Buildable:
-    """A grouped GEMM over A, B, where groups end, D, the number of clusters that the device holds, and a stream."""
+    """A grouped GEMM over the operands that its form has, the number of clusters that the device holds, and a
+    stream."""
     from ..kernels.sm90.grouped.kernel import Grouped
 
     plan = _grouped_plan(variant)
     symbols, tree = grouped_tensors(variant)
     tree += [DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster), StreamArgument("stream")]
-    return Buildable(Grouped(plan), stand_ins(tree, symbols), tree, symbols)
+    return Buildable(Grouped(plan), _all_arguments(tree, symbols, _GROUPED_ARGUMENTS), tree, symbols)
 
 
 def _gemm_arguments(tree: list[Argument], symbols: dict[str, Symbol]) -> list[Any]:
-    """Stand-ins for a GEMM's whole list of arguments, None for each that `tree` does without."""
+    return _all_arguments(tree, symbols, _GEMM_ARGUMENTS)
+
+
+def _all_arguments(tree: list[Argument], symbols: dict[str, Symbol], names: tuple[str, ...]) -> list[Any]:
+    """Stand-ins for a kernel's whole list of arguments, None for each that `tree` does without."""
     found = dict(zip((argument.name for argument in tree), stand_ins(tree, symbols), strict=True))
-    return [found.get(name) for name in _GEMM_ARGUMENTS]
+    return [found.get(name) for name in names]
 
 
 def _rmsnorm(variant: Variant) -> Buildable:
@@ -235,6 +241,7 @@ _GEMM_ARGUMENTS = (
     *("a", "b", "d", "scale_a", "scale_b", "bias", "residual", "scale_d"),
     *("partials", "counters", "max_active_clusters", "stream"),
 )
+_GROUPED_ARGUMENTS = ("a", "b", "ends", "d", "scale_a", "scale_b", "bias", "max_active_clusters", "stream")
 _BUILDERS = {
     "rmsnorm_row": _rmsnorm,
     "sm90_grouped": _grouped,

@@ -24,15 +24,17 @@ class GroupedBuilding(Building):
 
     def form(self, s: Signature) -> Form:
         """Element types of A, B and D, and all words."""
-        return Form((s.a, s.b, s.d), epilogue=s.epilogue, overlap=s.overlap)
+        return Form((s.a, s.b, s.d), scaling=s.scaling, epilogue=s.epilogue, overlap=s.overlap)
 
     def unlike(self, variant: Variant, signature: Signature) -> str | None:
-        """By element types and epilogue."""
+        """By element types, epilogue and scaling."""
         form = self.form(signature)
         if variant.elements != form.elements:
             return f"{variant.family} is of {', '.join(variant.elements)}, not {', '.join(form.elements)}"
-        if variant.epilogue != form.epilogue:
-            return f"{variant.family}: epilogue is {variant.epilogue}, not {form.epilogue}"
+        for what in ("epilogue", "scaling"):
+            found, wanted = getattr(variant, what), getattr(form, what)
+            if found != wanted:
+                return f"{variant.family}: {what} is {found}, not {wanted}"
         return None
 
     def limit(self, variant: Variant, family: Family | None, signature: Signature) -> str | None:

@@ -65,6 +65,7 @@ GROUPED = GroupedRates(
     read_bytes_per_us=4.3e6,
     loaded_bytes_per_us=0.055e6,
     flops_per_us=720e6,
+    narrow_flops_per_us=1100e6,
     launch_us=3.0,
     tile_us=0.6,
     pingpong_us=0.3,

@@ -56,6 +56,7 @@ class GroupedRates:
     read_bytes_per_us: float  # of memory
     loaded_bytes_per_us: float  # into an SM's shared memory, from L2
     flops_per_us: float  # of all SMs, in 16 bits, at the clock that power leaves
+    narrow_flops_per_us: float  # and in 8 bits, whose sums are promoted
     launch_us: float  # to begin and end a kernel
     tile_us: float  # of a tile's epilogue that nothing hides
     pingpong_us: float  # of that, what pingpong hides

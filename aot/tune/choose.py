@@ -164,6 +164,22 @@ def best_class(
     return min(classes, key=behind, default=())
 
 
+def completed(
+    baseline: str,
+    scores: Mapping[int, float],
+    glances: Mapping[int, Mapping[str, float]],
+    predicted_us: Callable[[str, int], float],
+) -> dict[int, float]:
+    """What a baseline is compared by, at more M than its `scores` have: at each glance, the predicted times of the
+    functions there times by how much longer it took than they."""
+    found = dict(scores)
+    for m, us in glances.items():
+        logs = [math.log(predicted_us(name, m) / t) for name, t in us.items() if name != baseline]
+        if logs and baseline in us:
+            found[m] = us[baseline] * math.exp(math.fsum(logs) / len(logs))
+    return found
+
+
 def where_faster(
     baseline: Mapping[int, float], times: Times, found: Ranges, tolerance: float
 ) -> list[tuple[int, int | None]]:

@@ -12,7 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from .jobs import Answer, Job
 from .worker import Failure, Launching, Message, Ready, Setup, serve
 
 TIMEOUT_S = 300.0  # between two messages; to import torch, or to compile the baseline's epilogue, takes the longest
+_END_S = 5.0  # for a process without work to end by itself
 
 
 class MeasuringFailed(AotError):
@@ -100,7 +101,10 @@ class _Process:
             return Failure(f"its process {how}", fatal=False)
 
     def stop(self) -> None:
+        """End it; one that waits for work ends by itself, and with it what torch.compile started."""
         self.connection.close()
+        if self.task is None:
+            self._process.join(_END_S)
         self._process.kill()
         self._process.join()
 
@@ -180,7 +184,7 @@ class LocalExecutor:
             else:
                 task, process.task = process.task, None
                 assert task is not None
-                return task.job, Answer({**task.rejected, **message.rejected}, message.measured)
+                return task.job, replace(message, rejected={**task.rejected, **message.rejected})
         busy = process.task or process.environment is None
         if busy and time.monotonic() - process.heard >= self._timeout_s:
             self._failed(place, Failure(f"no result after {self._timeout_s:g} s", fatal=False))

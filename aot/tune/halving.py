@@ -44,7 +44,8 @@ class Measured:
 
     `sustained` has times under sustained load of the finalists and the baseline by name, where they were taken. Best is
     then the least product of both times: a server may be busy for milliseconds or for minutes. `screened` has the
-    microseconds of every function that was launched when it was looked at last before the finals.
+    microseconds of every function that was launched when it was looked at last before the finals, on the scale of the
+    last look.
     """
 
     m: int
@@ -74,10 +75,21 @@ class Measured:
 
     def all_scores(self) -> dict[str, float]:
         """The same of all functions that were launched: what was only screened is brought to the finalists' scale."""
-        scores = self.scores()
-        both = [math.log(us / self.screened[n]) for n, us in scores.items() if n in self.screened]
-        scale = math.exp(math.fsum(both) / len(both)) if both else 1.0
-        return {n: us * scale for n, us in self.screened.items()} | scores
+        return self._beside(self.scores())
+
+    def short_us(self) -> dict[str, float]:
+        """Microseconds of all functions that were launched, without sustained load, on the scale of the finals."""
+        return self._beside({n: t.us for n, t in self.times})
+
+    def _beside(self, finalists: Mapping[str, float]) -> dict[str, float]:
+        scale = _ratio(finalists, self.screened)
+        return {n: us * scale for n, us in self.screened.items()} | dict(finalists)
+
+
+def _ratio(us: Mapping[str, float], before: Mapping[str, float]) -> float:
+    """The geometric mean of new over old times, of those that have both: longer looks find the GPU at a lower clock."""
+    both = [math.log(t / before[n]) for n, t in us.items() if n in before]
+    return math.exp(math.fsum(both) / len(both)) if both else 1.0
 
 
 def measure(bench: Bench, m: int, names: Sequence[str], options: TuneOptions) -> Measured | None:
@@ -86,9 +98,10 @@ def measure(bench: Bench, m: int, names: Sequence[str], options: TuneOptions) ->
     left, graph_us = list(names), _SCREEN_GRAPH_US
     while True:
         us = {n: t.us for n, t in bench.time(left, _SCREEN_REPEATS, graph_us).items()}
-        screened |= us
         if not us:
             return None
+        clock = _ratio(us, screened)
+        screened = {n: t * clock for n, t in screened.items()} | us
         order = sorted(us, key=lambda n: (us[n], n))
         second = us[order[min(1, len(order) - 1)]]  # a first place may be luck
         hopeful = [n for n in order if us[n] <= _HOPELESS * second]
@@ -118,6 +131,12 @@ def measure(bench: Bench, m: int, names: Sequence[str], options: TuneOptions) ->
     scores = found.scores()
     ordered = tuple(sorted(found.times, key=lambda of: (scores[of[0]], of[0])))
     return Measured(m, ordered, found.baseline, found.baseline_time, found.candidates, sustained, screened)
+
+
+def glance(bench: Bench, names: Sequence[str]) -> dict[str, float]:
+    """Microseconds of a few functions and of the baseline, taken briefly in turns; {} if none can be launched."""
+    us = {n: t.us for n, t in bench.time([*names, bench.baseline], _SCREEN_REPEATS, _SCREEN_GRAPH_US).items()}
+    return us if len(us) > 1 else {}
 
 
 def _finals(bench: Bench, finalists: Sequence[str], options: TuneOptions) -> dict[str, Timing]:

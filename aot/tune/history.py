@@ -124,7 +124,7 @@ def _tuning(kind: Kind, one: Tuned) -> dict[str, Any]:
 def _point(found: Measured, place: dict[str, int]) -> dict[str, Any]:
     """Finalists are [function, time, spread in thousandths, time under load or 0, 1 where it has two speeds]."""
     finalists = {name for name, _ in found.times}
-    screened = sorted((us, name) for name, us in found.screened.items() if name not in finalists)
+    screened = sorted((us, name) for name, us in found.short_us().items() if name not in finalists)
     return {
         "m": found.m,
         "baseline": [found.baseline, *_numbers(found.baseline_time, found.sustained.get(found.baseline))],

@@ -14,7 +14,7 @@ from runtime.container import canonical
 
 from .jobs import Answer, Job
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Journal:

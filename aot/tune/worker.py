@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import os
 import signal
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -119,8 +119,18 @@ def do(backend: Backend, job: Job, options: TuneOptions) -> Answer:
     for m in job.check:
         for name, reason in backend.check(job.signature, m, list(right())).items():
             rejected[name] = f"{job.at(m)}: {reason}"
+    if job.glances:
+        return Answer(rejected, None, dict(_glances(backend, job.without(rejected))))
     if not job.m or not right():
         return Answer(rejected)
     options = replace(options, sustained=options.sustained and job.sustained)
     with backend.bench(job.signature, job.m) as bench:
         return Answer(rejected, halving.measure(bench, job.m, list(right()), options))
+
+
+def _glances(backend: Backend, job: Job) -> Iterator[tuple[int, dict[str, float]]]:
+    for m, names in job.glances:
+        with backend.bench(job.signature, m) as bench:
+            us = halving.glance(bench, names)
+        if us:
+            yield m, us

@@ -195,7 +195,8 @@ class Writer:
             ratios.append(measured.baseline_time.us / us)
         served = tuning(signature).torch_serves(signature)
         by_torch = [found for found in one.measured if served and _is_one_call(found.baseline)]
-        baselines = {found.m: _baseline_us(found) for found in by_torch}
+        scores = {found.m: _baseline_us(found) for found in by_torch}
+        baselines = choose.completed(one.measured[0].baseline, scores, one.glances, predictions.us) if scores else {}
         row = Row(
             signature,
             target,

@@ -16,7 +16,7 @@ from ..numbers.dtypes import DTYPES
 from ..program.record import TensorView
 from ..program.tensor import is_torch, span_bytes, stream_handle
 from .call import EXTRAS
-from .signature import GATES, Epilogue, Signature
+from .signature import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT, GATES, Epilogue, Signature
 
 _SCALE_A, _SCALE_B, _BIAS = (EXTRAS.index(name) for name in ("scale_a", "scale_b", "bias"))
 _NO_OPERANDS = (None,) * len(EXTRAS)
@@ -45,7 +45,7 @@ def torch_gemm(torch: Any, epilogue: Epilogue, operands: Mapping[str, Any], out:
 
 
 def apply_activation(torch: Any, epilogue: Epilogue, value: Any) -> Any:
-    """The activation of `value`, or act(gate) * up with half the columns."""
+    """The activation of `value`, or what gates make of it, with half the columns."""
     name = epilogue.activation
     if not epilogue.gated:
         return _activate(torch, name, value)
@@ -53,6 +53,9 @@ def apply_activation(torch: Any, epilogue: Epilogue, value: Any) -> Any:
         gate, up = value[..., 0::2], value[..., 1::2]
     else:
         gate, up = value.chunk(2, dim=-1)
+    if name == CLAMPED:
+        gate, up = gate.clamp(max=CLAMPED_LIMIT), up.clamp(-CLAMPED_LIMIT, CLAMPED_LIMIT)
+        return gate * torch.sigmoid(CLAMPED_ALPHA * gate) * (up + 1)
     return _activate(torch, GATES[name], gate) * up
 
 

@@ -22,7 +22,11 @@ from ..program.operation import Operand
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 # Two columns into one: act(gate) * up, with silu, erf gelu or tanh gelu.
 GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
-GATED = tuple(GATES)
+# GPT-OSS's: gate * sigmoid(CLAMPED_ALPHA * gate) * (up + 1), where gate is at most CLAMPED_LIMIT, and up between it and
+# its negative (`GptOssExperts` of transformers).
+CLAMPED = "swiglu_clamped"
+CLAMPED_ALPHA, CLAMPED_LIMIT = 1.702, 7.0
+GATED = (*GATES, CLAMPED)
 MAJORS = ("k", "n")
 OVERLAPS = ("serial", "launch", "weights")
 
@@ -38,7 +42,8 @@ class Epilogue(NamedTuple):
     """What happens to a sum before it is D: `(act(sum + bias) + residual) * scale_d`, each part only where it is named.
 
     `activation` is one of `ACTIVATIONS`, or of `GATED`: then D has half as many columns as B has rows, column i from
-    `act(gate_i) * up_i`, where gate_i and up_i are rows i and N/2 + i of B, or 2i and 2i + 1 if `interleaved`.
+    `act(gate_i) * up_i`, where gate_i and up_i are of rows i and N/2 + i of B, or 2i and 2i + 1 if `interleaved`; of
+    `CLAMPED` from what stands there.
     """
 
     activation: str = "none"

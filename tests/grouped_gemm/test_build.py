@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from aot.pack import tables
+from aot.problem import manifest
 from aot.providers import own
+from aot.search.operation import building
 from runtime import Library
 from runtime.container.archive import Archive
 
@@ -74,6 +76,17 @@ def test_what_a_manifest_asks_is_built_verified_and_served(run: Run, experts: Pa
         assert grids[1] == (9 * across, 1, 1)
         assert grids[2] == (driver.multiprocessors, 1, 1), "CTAs are persistent"
         library.close()
+
+
+def test_the_manifest_of_the_gpu_tests_has_functions_for_all_that_it_asks() -> None:
+    found = manifest.load(ROOT / "tests/data/grouped.yaml")
+    names = set()
+    for use in found.uses:
+        shortlist = building("grouped_gemm").shortlist({use.signature: use.tokens}, "sm_90a", 2)
+        by_m = shortlist.by_signature[use.signature]
+        assert all(len(variants) == 2 for _, variants in by_m), use.name
+        names |= {v.name() for _, variants in by_m for v in variants}
+    assert len(names) <= 60
 
 
 def test_tuning_keeps_what_is_fastest_on_the_gpu(experts: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,18 @@ import pytest
 
 import runtime
 from aot.pack import tables
-from aot.pack.fits import refusal
+from aot.search.legal import of_name, unsuited
 from runtime import Library
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.grouped_gemm import Signature
-from runtime.program.record import Record
 from runtime.tables.dispatch import serves
 from runtime.tables.table import Entry
 
 torch = pytest.importorskip("torch")
 
 from aot.tune import measure  # noqa: E402  # needs torch
-from aot.tune.grouped_gemm.measures import GroupedMeasures, OperandSet, Weights  # noqa: E402
+from aot.tune.grouped_gemm.measures import GroupedMeasures, Weights  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -54,18 +54,23 @@ def entries(tuned_archive: Path) -> list[Entry]:
 
 
 @pytest.fixture(scope="module")
-def functions(entries: list[Entry], tuned_archive: Path) -> dict[tuple[str, str], list[str]]:
-    """All functions of grouped GEMMs, by element type and epilogue."""
-    found: dict[tuple[str, str], list[str]] = {}
+def functions(entries: list[Entry], tuned_archive: Path) -> dict[Signature, list[str]]:
+    """All functions of grouped GEMMs, by what they compute, whose extents are none."""
     with Archive.open(tuned_archive) as archive:
-        for e in entries:
-            s = e.signature
-            for name in archive.functions:
-                fits = refusal(Record.from_json(archive.record(name)), s) is None
-                gated = "glu" in name
-                if "sm90_grouped" in name and fits and gated == s.parts.gated:
-                    found.setdefault((s.a, s.epilogue), []).append(name)
-    return {form: sorted(set(names)) for form, names in found.items()}
+        variants = {name: of_name(name) for name in archive.functions}
+    forms = {dataclasses.replace(e.signature, groups=2, n=512, k=512, overlap="weights"): e for e in entries}
+    found = {form: sorted(n for n, v in variants.items() if v and unsuited(v, form) is None) for form in forms}
+    assert all(found.values()), "functions have names of variants that there are"
+    return found
+
+
+def sized(form: Signature, groups: int, n: int, k: int) -> Signature:
+    """A signature of about these extents, which its element types and epilogue have."""
+    pieces = 16 if form.a == "e4m3" else 8
+    halves_of_blocks = form.scaling == "block" and form.parts.gated and not form.parts.interleaved
+    multiple = 256 if halves_of_blocks else 16 if form.parts.gated else 8
+    n, k = (max(x - x % each, each) for x, each in ((n, multiple), (k, pieces)))
+    return dataclasses.replace(form, groups=groups, n=n, k=k, overlap="serial")
 
 
 def launcher(library: Library, name: str) -> Callable[[Any], None]:
@@ -73,22 +78,21 @@ def launcher(library: Library, name: str) -> Callable[[Any], None]:
 
 
 def test_every_function_is_right_at_groups_of_every_size(
-    functions: dict[tuple[str, str], list[str]], library: Library
+    functions: dict[Signature, list[str]], library: Library
 ) -> None:
     """Ragged M, N and K, empty groups, one that has all rows, and outputs that begin as NaN with guards behind them."""
-    for (dtype, epilogue), names in functions.items():
-        for groups, n, k in EXTENTS:
-            gated = Signature("bf16", "bf16", "bf16", 1, 16, 8, epilogue).parts.gated
-            s = Signature(dtype, dtype, dtype, groups, n - n % 16 if gated else n, k, epilogue)
+    for form, names in functions.items():
+        for extents in EXTENTS:
+            s = sized(form, *extents)
             for m in M_VALUES:
                 launches = {name: launcher(library, name) for name in names}
-                found = measure.check(s, m, Weights(s, m, 0, m + n), launches)
+                found = measure.check(s, m, Weights(s, m, 0, m + s.n), launches)
                 assert {name: why for name, why in found.items() if isinstance(why, str)} == {}, (s.key(), m)
 
 
-def test_repeats_give_equal_bits(functions: dict[tuple[str, str], list[str]], library: Library) -> None:
-    for (dtype, epilogue), names in functions.items():
-        s = Signature(dtype, dtype, dtype, 32, 1024, 512, epilogue)
+def test_repeats_give_equal_bits(functions: dict[Signature, list[str]], library: Library) -> None:
+    for form, names in functions.items():
+        s = sized(form, 32, 1024, 512)
         (o, *_) = Weights(s, 700, 0, 3).operands(700)
         for name in names:
             launcher(library, name)(o)
@@ -105,7 +109,7 @@ def test_a_captured_launch_serves_whatever_groups_are_at_its_replay(entries: lis
         for m in (3, 200):
             weights = Weights(s, m, 0, m)
             (o, *_), others = weights.operands(m), weights.unusual(m)
-            options = {"epilogue": s.epilogue, "overlap": s.overlap}
+            options = {"epilogue": s.parts.activation_word, "overlap": s.overlap, **o.extras}
             library.call("grouped_gemm", o.a, o.b, o.ends, out=o.d, **options)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
@@ -121,15 +125,15 @@ def test_a_captured_launch_serves_whatever_groups_are_at_its_replay(entries: lis
 
 
 def test_no_ends_make_a_kernel_write_outside_its_output(
-    functions: dict[tuple[str, str], list[str]], library: Library
+    functions: dict[Signature, list[str]], library: Library
 ) -> None:
     """Ends that fall, are negative, or lie behind A's rows: rows of D have some values, and nothing else is written."""
     m = 70
-    for (dtype, epilogue), names in functions.items():
-        s = Signature(dtype, dtype, dtype, 6, 256, 128, epilogue)
+    for form, names in functions.items():
+        s = sized(form, 6, 256, 128)
         (o, *_) = Weights(s, m, 0, 0).operands(m)
         whole = torch.full((m + 2 * POISON, s.columns), float("nan"), dtype=o.d.dtype, device="cuda")
-        inside = OperandSet(o.a, o.b, o.ends, whole[POISON:-POISON])
+        inside = dataclasses.replace(o, d=whole[POISON:-POISON])
         hostile = [[30, 10, 50, 20, 70, 70], [-5, 3, 1 << 30, -(1 << 31), 60, (1 << 31) - 1], [500] * 6, [-1] * 6]
         for ends in hostile:
             inside.ends.copy_(torch.tensor(ends, dtype=torch.int32))
@@ -140,11 +144,9 @@ def test_no_ends_make_a_kernel_write_outside_its_output(
         torch.cuda.synchronize()
 
 
-def test_rows_behind_the_last_group_stay_as_they_are(
-    functions: dict[tuple[str, str], list[str]], library: Library
-) -> None:
-    for (dtype, epilogue), names in functions.items():
-        s = Signature(dtype, dtype, dtype, 6, 256, 128, epilogue)
+def test_rows_behind_the_last_group_stay_as_they_are(functions: dict[Signature, list[str]], library: Library) -> None:
+    for form, names in functions.items():
+        s = sized(form, 6, 256, 128)
         (o, *_) = Weights(s, 100, 0, 0).operands(100)
         o.ends.copy_(torch.tensor([1, 1, 40, 41, 41, 61], dtype=torch.int32))
         for name in names:

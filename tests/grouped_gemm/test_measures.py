@@ -11,12 +11,16 @@ torch = pytest.importorskip("torch")
 
 from aot.search.grouped_gemm import active_groups  # noqa: E402
 from aot.tune import measure  # noqa: E402  # needs torch
-from aot.tune.grouped_gemm.measures import GroupedMeasures, OperandSet, Weights  # noqa: E402
+from aot.tune.grouped_gemm.measures import GroupedMeasures, OperandSet, Weights, _scaled  # noqa: E402
 from aot.tune.operation import tuning  # noqa: E402
 from runtime.grouped_gemm import GROUPED_GEMM, Signature  # noqa: E402
 
 PLAIN = Signature("bf16", "bf16", "bf16", 7, 48, 64)
 GATED = dataclasses.replace(PLAIN, epilogue="swiglu_interleaved")
+BIASED = dataclasses.replace(PLAIN, epilogue="bias+swiglu_clamped_interleaved")
+ROW_WISE = dataclasses.replace(PLAIN, a="e4m3", b="e4m3", scaling="row_column")
+BLOCKS = dataclasses.replace(ROW_WISE, n=160, k=272, scaling="block", epilogue="bias")
+EVERY = pytest.mark.parametrize("s", [PLAIN, GATED, BIASED, ROW_WISE, BLOCKS], ids=lambda s: s.key())
 MEASURES = GroupedMeasures()
 
 
@@ -24,12 +28,16 @@ def made(s: Signature, m: int = 33, seed: int = 0) -> OperandSet:
     return Weights(s, m, 0, seed, device="cpu").operands(m)[0]
 
 
-@pytest.mark.parametrize("s", [PLAIN, GATED], ids=lambda s: s.key())
+@EVERY
 def test_operands_are_those_of_the_signature(s: Signature) -> None:
     o = made(s)
     tensors: list[Any] = list(o.arguments())
     views = GROUPED_GEMM.arguments(s, 33, 0)
-    assert [(tuple(t.shape), t.stride()) for t in tensors] == [(v.shape, v.strides) for v in views]
+    assert [tuple(t.shape) for t in tensors] == [v.shape for v in views]
+    strides = [
+        (t.stride(), v.strides) for t, v, of in zip(tensors, views, s.operands(), strict=True) if of.layout == "rows"
+    ]
+    assert all(found == wanted for found, wanted in strides)
     assert [measure.name_of(t) for t in tensors] == [v.dtype for v in views]
     assert bool(torch.isnan(o.d.float()).all())
 
@@ -62,7 +70,77 @@ def test_a_gate_is_applied_to_what_it_gates() -> None:
     torch.testing.assert_close(MEASURES.reference(GATED, o)["d"], gate * torch.sigmoid(gate) * up)
 
 
-@pytest.mark.parametrize("s", [PLAIN, GATED], ids=lambda s: s.key())
+def test_a_bias_is_its_groups_and_added_before_gates_are_clamped() -> None:
+    o = made(BIASED, 200)
+    sums = MEASURES.reference(dataclasses.replace(BIASED, epilogue="none"), o)["d"]
+    group_of = torch.searchsorted(o.ends, torch.arange(200, dtype=torch.int32), right=True)
+    sums = sums + o.extras["bias"][group_of]
+    gate, up = sums[:, 0::2].clamp(max=7.0), sums[:, 1::2].clamp(min=-7.0, max=7.0)
+    assert int((gate == 7.0).sum()) > 20
+    torch.testing.assert_close(MEASURES.reference(BIASED, o)["d"], (up + 1) * gate * torch.sigmoid(gate * 1.702))
+
+
+def test_scales_of_rows_multiply_what_each_row_and_channel_sums_up() -> None:
+    o = made(ROW_WISE)
+    found, begin = MEASURES.reference(ROW_WISE, o)["d"], 0
+    scale_a, scale_b = o.extras["scale_a"], o.extras["scale_b"]
+    for group, end in enumerate(o.ends.tolist()):
+        for row in range(begin, end):
+            sums = o.b[group].double() @ o.a[row].double()
+            torch.testing.assert_close(found[row], sums * scale_a[row].double() * scale_b[group].double())
+        begin = end
+
+
+def test_scales_of_blocks_multiply_the_sums_of_each_128_of_k() -> None:
+    o = made(BLOCKS)
+    found, begin = MEASURES.reference(BLOCKS, o)["d"], 0
+    scale_a, scale_b = o.extras["scale_a"].double(), o.extras["scale_b"].double()
+    assert scale_b.shape == (7, 2, 3)
+    for group, end in enumerate(o.ends.tolist()):
+        for row in range(begin, end):
+            wanted = o.extras["bias"][group].double()
+            for block in range(3):
+                k = slice(128 * block, 128 * (block + 1))
+                sums = o.b[group][:, k].double() @ o.a[row][k].double()
+                of_n = torch.cat([scale_b[group, :1, block].expand(128), scale_b[group, 1:, block].expand(32)])
+                wanted = wanted + sums * scale_a[row, block] * of_n
+            torch.testing.assert_close(found[row], wanted)
+        begin = end
+
+
+@pytest.mark.parametrize("s", [ROW_WISE, BLOCKS], ids=lambda s: s.key())
+@pytest.mark.parametrize(("name", "dim"), [("scale_a", 0), ("scale_b", 0), ("scale_b", 1)])
+def test_a_check_notices_a_scale_of_another_row_or_group(s: Signature, name: str, dim: int) -> None:
+    def wrong(o: OperandSet) -> None:
+        extras = {**o.extras, name: o.extras[name].roll(1, dim)}
+        o.d.copy_(MEASURES.reference(s, dataclasses.replace(o, extras=extras))["d"])
+
+    found = measure.check(s, 33, Weights(s, 33, 0, 0, device="cpu"), {"f": wrong})
+    assert isinstance(found["f"], str)
+
+
+@pytest.mark.parametrize("s", [ROW_WISE, BLOCKS], ids=lambda s: s.key())
+def test_dequantising_makes_the_operands_that_sums_are_made_of(s: Signature) -> None:
+    o = made(s)
+    a, b = (_scaled(x, o.extras[f"scale_{of}"], torch.float64) for x, of in ((o.a, "a"), (o.b, "b")))
+    wide = dataclasses.replace(o, a=a, b=b, extras={n: t for n, t in o.extras.items() if n == "bias"})
+    plain = dataclasses.replace(s, scaling="none")
+    torch.testing.assert_close(MEASURES.reference(plain, wide)["d"], MEASURES.reference(s, o)["d"])
+
+
+def test_a_check_notices_another_groups_bias_and_gates_that_are_not_clamped() -> None:
+    def next_bias(o: OperandSet) -> None:
+        other = dataclasses.replace(o, extras={"bias": o.extras["bias"].roll(1, 0)})
+        o.d.copy_(MEASURES.reference(BIASED, other)["d"])
+
+    def swiglu(o: OperandSet) -> None:
+        o.d.copy_(MEASURES.reference(dataclasses.replace(BIASED, epilogue="bias+swiglu_interleaved"), o)["d"])
+
+    found = measure.check(BIASED, 33, Weights(BIASED, 33, 0, 0, device="cpu"), {"bias": next_bias, "gate": swiglu})
+    assert all(isinstance(why, str) for why in found.values())
+
+
+@EVERY
 def test_a_check_takes_what_is_right_and_notices_a_group_that_is_another(s: Signature) -> None:
     def right(o: OperandSet) -> None:
         o.d.copy_(MEASURES.reference(s, o)["d"])

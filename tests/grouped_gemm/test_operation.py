@@ -22,17 +22,31 @@ from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, te
 
 PLAIN = Signature("bf16", "bf16", "bf16", 8, 256, 128)
 SWIGLU = dataclasses.replace(PLAIN, epilogue="swiglu")
-SIGNATURES = [PLAIN, SWIGLU, dataclasses.replace(SWIGLU, epilogue="geglu_tanh_interleaved", overlap="launch")]
+BIASED = dataclasses.replace(PLAIN, epilogue="bias+swiglu_clamped_interleaved")
+ROW_WISE = dataclasses.replace(PLAIN, a="e4m3", b="e4m3", scaling="row_column")
+BLOCKS = dataclasses.replace(ROW_WISE, n=320, k=272, scaling="block", epilogue="bias")
+SIGNATURES = [
+    PLAIN,
+    SWIGLU,
+    BIASED,
+    ROW_WISE,
+    dataclasses.replace(BLOCKS, overlap="launch"),
+    dataclasses.replace(SWIGLU, epilogue="geglu_tanh_interleaved", overlap="launch"),
+]
 
 
 def _variant(s: Signature) -> Variant:
-    return Variant("test", "test", "sm_90a", (), (s.a, s.b, s.d), epilogue=s.epilogue, operation="grouped_gemm")
+    elements = (s.a, s.b, s.d)
+    return Variant(
+        "test", "test", "sm_90a", (), elements, operation="grouped_gemm", epilogue=s.epilogue, scaling=s.scaling
+    )
 
 
 @pytest.fixture
 def driver(tmp_path: Path, torch: FakeTorch) -> RecordingDriver:
-    rows = [entry(s.to_json(), [(None, s.epilogue)]) for s in (PLAIN, SWIGLU)]
-    records = [tensors_record(s.epilogue, *grouped_tensors(_variant(s))) for s in (PLAIN, SWIGLU)]
+    served = {"none": PLAIN, "swiglu": SWIGLU, "biased": BIASED, "row_wise": ROW_WISE, "blocks": BLOCKS}
+    rows = [entry(s.to_json(), [(None, name)]) for name, s in served.items()]
+    records = [tensors_record(name, *grouped_tensors(_variant(s))) for name, s in served.items()]
     return RecordingDriver(kernels=write_archive(tmp_path / "experts.aot", records, rows, "grouped_gemm"))
 
 
@@ -57,7 +71,16 @@ def test_signatures_are_read_as_they_are_written(s: Signature) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"groups": 0}, {"n": "8"}, {"a": "bf17"}, {"epilogue": "bias"}, {"overlap": "all"}, {"x": 1}]
+    "change",
+    [
+        {"groups": 0},
+        {"n": "8"},
+        {"a": "bf17"},
+        {"epilogue": "residual"},
+        {"overlap": "all"},
+        {"x": 1},
+        {"scaling": "block"},
+    ],
 )
 def test_malformed_signatures_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(RecordError, match=r"grouped_gemm|signature field"):
@@ -79,6 +102,66 @@ def test_a_gated_call_makes_half_the_columns(library: Library, driver: Recording
     assert driver.launches[-1].symbol == "kernel_swiglu"
 
 
+def test_a_bias_is_the_operand_behind_the_output(library: Library, driver: RecordingDriver) -> None:
+    bias, out = FakeTensor((8, 256)), FakeTensor((9, 128))
+    library.call("grouped_gemm", *tensors(), out=out, bias=bias, epilogue="swiglu_clamped_interleaved")
+    launch = driver.launches[-1]
+    assert launch.symbol == "kernel_biased"
+    assert [struct.unpack_from("<Q", p)[0] for p in launch.parameters[3:5]] == [out.data_ptr(), bias.data_ptr()]
+
+
+def scaled(s: Signature, m: int = 9) -> dict[str, FakeTensor]:
+    """A, B, ends and scales of such a signature."""
+    a, b, ends = tensors(m, s.groups, s.n, s.k)
+    blocks = -(-s.n // 128), -(-s.k // 128)
+    of_a, of_b = ((m,), (s.groups, s.n)) if s.scaling == "row_column" else ((m, blocks[1]), (s.groups, *blocks))
+    narrow = {"a": FakeTensor(a.shape, dtype="float8_e4m3fn"), "b": FakeTensor(b.shape, dtype="float8_e4m3fn")}
+    scales = {"scale_a": FakeTensor(of_a, dtype="float32"), "scale_b": FakeTensor(of_b, dtype="float32")}
+    return narrow | {"ends": ends} | scales
+
+
+def test_scales_of_rows_give_bf16_of_8_bits(library: Library, driver: RecordingDriver) -> None:
+    given = scaled(ROW_WISE)
+    found = library.call("grouped_gemm", *(given.pop(name) for name in ("a", "b", "ends")), **given)
+    assert (found.shape, str(found.dtype)) == ((9, 256), "torch.bfloat16")
+    launch = driver.launches[-1]
+    assert launch.symbol == "kernel_row_wise"
+    pointers = [struct.unpack_from("<Q", p)[0] for p in launch.parameters[4:6]]
+    assert pointers == [given["scale_a"].data_ptr(), given["scale_b"].data_ptr()]
+
+
+def test_scales_of_blocks_cover_n_and_k_that_fill_none_and_may_lie_column_after_column(
+    library: Library, driver: RecordingDriver
+) -> None:
+    given = scaled(BLOCKS) | {"bias": FakeTensor((8, 320)), "out": FakeTensor((9, 320))}
+    given["scale_a"] = FakeTensor((9, 3), "float32", (1, 12))
+    library.call("grouped_gemm", *(given.pop(name) for name in ("a", "b", "ends")), **given)
+    launch = driver.launches[-1]
+    assert launch.symbol == "kernel_blocks"
+    pointers = [struct.unpack_from("<Q", p)[0] for p in launch.parameters[4:7]]
+    assert pointers == [given[name].data_ptr() for name in ("scale_a", "scale_b", "bias")]
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"scale_a": None}, "come together"),
+        ({"scale_a": FakeTensor((8,), dtype="float32")}, r"scale_a must be f32 of shape \(9,\)"),
+        ({"scale_a": FakeTensor((9,))}, "found bf16"),
+        ({"scale_b": FakeTensor((8,), dtype="float32")}, r"scale_b must be \(groups, N\)"),
+        (
+            {"scale_b": FakeTensor((8, 2, 2), dtype="float32")},
+            r"scale_b must be f32 of shape \(8, 2, 1\)|scale_a must be",
+        ),
+        ({"a": FakeTensor((9, 128))}, "row_column is for A and B in e4m3"),
+    ],
+)
+def test_call_refuses_scales_that_do_not_go_together(library: Library, change: dict[str, Any], match: str) -> None:
+    given: dict[str, Any] = scaled(ROW_WISE) | {"out": FakeTensor((9, 256))} | change
+    with pytest.raises(ArgumentError, match=match):
+        library.call("grouped_gemm", *(given.pop(name) for name in ("a", "b", "ends")), **given)
+
+
 def test_what_no_entry_serves_names_the_nearest(library: Library) -> None:
     with pytest.raises(KernelMiss, match="groups is 8, wanted 16"):
         library.call("grouped_gemm", *tensors(groups=16))
@@ -94,6 +177,8 @@ def test_what_no_entry_serves_names_the_nearest(library: Library) -> None:
         ({"out": FakeTensor((9, 128))}, r"out must have the shape \(9, 256\)"),
         ({"epilogue": "bias"}, "no epilogue 'bias'"),
         ({"overlap": "all"}, "overlap must be one of"),
+        ({"bias": FakeTensor((256,))}, r"bias must be bf16 of shape \(8, 256\), found bf16 of \(256,\)"),
+        ({"bias": FakeTensor((8, 256), dtype="float32")}, "found f32"),
     ],
 )
 def test_call_refuses_what_does_not_go_together(library: Library, change: dict[str, Any], match: str) -> None:
@@ -119,6 +204,12 @@ def test_variants_are_those_of_its_form_and_rely_on_no_more_overlap_than_is_prom
     assert {v.options["swap"] for v in of.variants("sm_90a", SWIGLU)} == {False}, "gates are not swapped"
     assert {v.family for v in of.variants("sm_100a", PLAIN)} == {"sm100_grouped"}
     assert of.variants("sm_100a", SWIGLU) == []
+    assert {v.options["swap"] for v in of.variants("sm_90a", ROW_WISE)} == {False, True}
+    assert {v.options["swap"] for v in of.variants("sm_90a", BLOCKS)} == {False}, "nor are scales of blocks"
+    halves = dataclasses.replace(BLOCKS, epilogue="swiglu")
+    assert of.variants("sm_90a", halves) == [], "a block holds gates and what they gate"
+    assert of.variants("sm_90a", dataclasses.replace(halves, n=512)) != []
+    assert of.variants("sm_90a", dataclasses.replace(ROW_WISE, scaling="none")) == []
     assert "has room for 512 groups" in str(unsuited(serial[0], dataclasses.replace(PLAIN, groups=513)))
     assert "not a multiple of 8" in str(unsuited(serial[0], dataclasses.replace(PLAIN, k=100)))
 

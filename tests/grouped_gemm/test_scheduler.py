@@ -73,5 +73,5 @@ def test_every_row_of_every_group_is_stored_by_its_group_alone(
 
 
 def test_more_groups_than_there_is_room_for_are_refused() -> None:
-    assert limit(MOST_GROUPS) is None
-    assert limit(MOST_GROUPS + 1) == f"the scheduler has room for {MOST_GROUPS} groups"
+    assert limit(FORM, MOST_GROUPS, 256) is None
+    assert limit(FORM, MOST_GROUPS + 1, 256) == f"the scheduler has room for {MOST_GROUPS} groups"

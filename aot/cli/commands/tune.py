@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,12 +82,13 @@ def tune_archive(source: Path, destination: Path, options: TuneOptions, as_json:
     """Tune an archive into another file, saying how far that is; what `--json` prints of it."""
     from ...tune import run
 
+    began = time.monotonic()
     with Progress("tuning") as progress:
         try:
             report = run.tune_archive(source, destination, options, progress.update)
         except KeyboardInterrupt:
             raise Stop(f"interrupted; {destination} is what it was", INTERRUPTED) from None
-    ratios = report.speedups
+    ratios, seconds = report.speedups, time.monotonic() - began
     geomean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else None
     for name, reason in report.rejected.items():
         warn(f"{name}: rejected: {reason}")
@@ -103,8 +105,9 @@ def tune_archive(source: Path, destination: Path, options: TuneOptions, as_json:
             [f"tuned at {count(len(report.measured), 'point')}{result}"] if report.measured or not report.forms else []
         )
         done += [f"checked {count(report.forms, 'form')}"] if report.forms else []
-        say(f"{destination}: {' and '.join(done)}; `aot ls {destination}` lists them")
+        say(f"{destination}: {' and '.join(done)}, in {seconds:.0f} s; `aot ls {destination}` lists them")
     return {
+        "seconds": round(seconds, 1),
         "points": len(report.measured),
         "geomean": geomean,
         "rejected": report.rejected,

@@ -8,7 +8,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from runtime.gemm.signature import GATES
+from runtime.gemm.signature import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT, GATES
 
 _SQRT_2_OVER_PI = 0.7978845608028654
 _GELU_CUBE = 0.044715  # of the tanh form: Hendrycks and Gimpel, Gaussian Error Linear Units, 2016
@@ -34,8 +34,16 @@ def activate(name: cutlass.Constexpr, x: cutlass.Float32) -> cutlass.Float32:
 
 @cute.jit
 def gate(name: cutlass.Constexpr, x: cutlass.Float32, up: cutlass.Float32) -> cutlass.Float32:
-    """act(x) * up for one of `runtime.gemm.signature.GATES`."""
-    return activate(GATES[name], x) * up
+    """What one of `runtime.gemm.signature.GATED` makes of a gate and its partner."""
+    if cutlass.const_expr(name == CLAMPED):
+        # What is no number stays none.
+        x = cutlass.Float32(CLAMPED_LIMIT) if x > CLAMPED_LIMIT else x
+        up = cutlass.Float32(CLAMPED_LIMIT) if up > CLAMPED_LIMIT else up
+        up = cutlass.Float32(-CLAMPED_LIMIT) if up < -CLAMPED_LIMIT else up
+        y = x * _sigmoid(CLAMPED_ALPHA * x) * (up + 1.0)
+    else:
+        y = activate(GATES[name], x) * up
+    return y
 
 
 @cute.jit

@@ -15,7 +15,7 @@ import torch
 
 from runtime.gemm.call import GemmOptions
 from runtime.gemm.fallback import apply_activation
-from runtime.gemm.signature import Operand, Signature
+from runtime.gemm.signature import CLAMPED, Operand, Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import SCALINGS, TILE_BLOCKS, TILE_ROWS, TILE_SCALES, TILES
 from runtime.program.operation import extents_at
@@ -31,6 +31,7 @@ _FLOAT64_ELEMENTS = 10 << 20
 # in f32 are not off by as much, and where scales are for rows or blocks, that is for accuracy, all must do so.
 MAX_ERROR_FP8 = 1e-2
 MAX_ERROR_FP8_PROMOTED = DTYPES["bf16"].tolerance
+_CLAMPED_SIZE = 4.0  # of A's numbers where sums are clamped, so that one in twelve is
 _ZERO_ROWS = 5, 11  # of A, where a sum of zeros shall be looked at
 # cuBLAS wants scales of blocks in rows of a multiple of 4, and as many rows of A (see `baseline`); we take any.
 _SCALE_ALIGNMENT = 4
@@ -85,9 +86,9 @@ class Weights:
             for b in self.b
         ]
 
-    def _normal(self, shape: tuple[int, ...], dtype: str = "f32") -> torch.Tensor:
+    def _normal(self, shape: tuple[int, ...], dtype: str = "f32", size: float = 1.0) -> torch.Tensor:
         values = torch.randn(shape, device=self.device, generator=self.generator, dtype=torch.bfloat16)
-        return to_type(values, dtype)
+        return to_type(values.mul_(size), dtype)
 
     def _b(self) -> torch.Tensor:
         s = self.signature
@@ -106,7 +107,8 @@ class Weights:
         if s.batch > 1:
             return self._normal((s.batch, m, columns), dtype)
         rows = _round_up(m, _SCALE_ALIGNMENT) if SCALINGS[s.scaling].k else m
-        return self._normal((rows, columns), dtype)[:m]
+        size = _CLAMPED_SIZE if s.parts.activation == CLAMPED else 1.0
+        return self._normal((rows, columns), dtype, size)[:m]
 
     def _extra(self, operand: Operand, m: int) -> torch.Tensor:
         s = self.signature

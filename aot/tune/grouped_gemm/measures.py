@@ -6,15 +6,20 @@ Needs torch; on the GPU for measurements, on the CPU for tests of this file. Kno
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from runtime.gemm.fallback import apply_activation
+from runtime.gemm.signature import CLAMPED
 from runtime.grouped_gemm import Signature
+from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.scaling import SCALE_BLOCK
+from runtime.program.operation import Operand, extents_at
 
 from ..elements import TORCH_DTYPES, poisoned
+from ..gemm.operands import MAX_ERROR_FP8_PROMOTED
 from ..measure import MOST_LAUNCHES, Launch, MeasureError, tolerance
 from ..operation import Measures
 from .tuning import GROUPED_GEMM
@@ -23,20 +28,23 @@ _FLOAT64_ELEMENTS = 10 << 20  # up to so many a reference is computed in float64
 # Routers do not load all experts alike: a row falls to a group with a probability that is log-normal, of this sigma.
 # With 128 groups the busiest has about four times the mean.
 SKEW = 0.5
+CLAMPED_SIZE = 4.0  # of A's numbers where sums are clamped, so that one in twelve is
 
 
 @dataclass(frozen=True)
 class OperandSet:
-    """One A, B, ends of groups and D of a grouped GEMM."""
+    """One A, B, ends of groups and D of a grouped GEMM, and by name what follows them, in the order of
+    `Signature.operands`."""
 
     a: torch.Tensor
     b: torch.Tensor
     ends: torch.Tensor
     d: torch.Tensor
+    extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def arguments(self) -> tuple[torch.Tensor, ...]:
         """What a function takes, in order."""
-        return (self.a, self.b, self.ends, self.d)
+        return (self.a, self.b, self.ends, self.d, *self.extras.values())
 
     def outputs(self) -> Mapping[str, torch.Tensor]:
         """D."""
@@ -55,7 +63,9 @@ class Weights:
         self.generator = torch.Generator(device=device).manual_seed(seed)
         count = min(max(1, math.ceil(3 * l2_bytes / GROUPED_GEMM.work(signature, m).bytes)), MOST_LAUNCHES)
         shape = (signature.groups, signature.n, signature.k)
-        self.b = [self._normal(shape).mul_(signature.k**-0.5).to(TORCH_DTYPES[signature.b]) for _ in range(count)]
+        # Narrow values use their type's range: nothing underflows to a constant.
+        size = 1.0 if DTYPES[signature.b].narrow else signature.k**-0.5
+        self.b = [self._normal(shape).mul_(size).to(TORCH_DTYPES[signature.b]) for _ in range(count)]
 
     def operands(self, m: int) -> list[OperandSet]:
         """Fresh random A and groups and poisoned D for `m` rows, one for each B. All rows are of a group, which is
@@ -81,8 +91,25 @@ class Weights:
 
     def _set(self, m: int, b: torch.Tensor, counts: torch.Tensor) -> OperandSet:
         s = self.signature
-        a = self._normal((m, s.k)).to(TORCH_DTYPES[s.a])
-        return OperandSet(a, b, counts.cumsum(0).to(torch.int32), poisoned((m, s.columns), s.d, self.device))
+        size = CLAMPED_SIZE if s.parts.activation == CLAMPED else 1.0
+        a = self._normal((m, s.k)).mul_(size).to(TORCH_DTYPES[s.a])
+        extras = {operand.name: self._extra(operand, m) for operand in s.operands()[4:]}
+        ends = counts.cumsum(0).to(torch.int32)
+        return OperandSet(a, b, ends, poisoned((m, s.columns), s.d, self.device), extras)
+
+    def _extra(self, operand: Operand, m: int) -> torch.Tensor:
+        """A bias of the order of sums; or scales that differ from each other by factors of about e, so that none can
+        stand for another, those of blocks of A column after column, as quantising kernels write them."""
+        extents = extents_at(self.signature, m)
+        shape = tuple(extents[axis] for axis in operand.axes)
+        if operand.layout == "free":
+            return self._scales(shape[::-1]).t()
+        if operand.name.startswith("scale"):
+            return self._scales(shape).mul_(self.signature.k**-0.5 if operand.name == "scale_b" else 1.0)
+        return self._normal(shape).to(TORCH_DTYPES[operand.dtype])
+
+    def _scales(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return self._normal(shape).float().mul_(0.5).exp_()
 
     def _normal(self, shape: tuple[int, ...]) -> torch.Tensor:
         values = torch.randn(shape, device=self.device, generator=self.generator, dtype=torch.bfloat16)
@@ -99,33 +126,97 @@ class GroupedMeasures(Measures):
     def reference(self, signature: Signature, operands: OperandSet) -> Mapping[str, torch.Tensor]:
         """What D must be, in float64 where that is cheap, else in float32; group by group."""
         wide = torch.float64 if operands.b.numel() + operands.a.numel() <= _FLOAT64_ELEMENTS else torch.float32
-        a = operands.a.to(wide)
+        extras = operands.extras
+        a = _scaled(operands.a, extras.get("scale_a"), wide)
         sums = a.new_zeros((a.shape[0], signature.n))
         begin = 0
         for group, end in enumerate(operands.ends.tolist()):
-            sums[begin:end] = a[begin:end] @ operands.b[group].to(wide).t()
+            scale_b = extras["scale_b"][group] if "scale_b" in extras else None
+            sums[begin:end] = a[begin:end] @ _scaled(operands.b[group], scale_b, wide).t()
+            if signature.parts.bias:
+                sums[begin:end] += extras["bias"][group]
             begin = end
         return {"d": apply_activation(torch, signature.parts, sums)}
 
     def max_error(self, signature: Signature, output: str) -> float:
-        """The relative error that D may have: its own rounding and the order of sums, which are in f32."""
-        return tolerance(signature.d)
+        """The relative error that D may have: its own rounding and the order of sums, which are in f32; of products of
+        8 bits as of a GEMM with such scales."""
+        return MAX_ERROR_FP8_PROMOTED if DTYPES[signature.a].narrow else tolerance(signature.d)
 
     def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
-        """torch._grouped_mm, and where there is an activation one compiled kernel that applies it."""
+        """torch._grouped_mm, or _scaled_grouped_mm of scales of rows; of operands that torch multiplies in no one call,
+        what torch.compile makes 16-bit numbers of first. Where there is a bias or an activation, then what
+        torch.compile makes of it."""
         dtype, parts = TORCH_DTYPES[signature.d], signature.parts
+        torch._dynamo.reset()
+        reasons = []
+        for name, product in _products(signature):
+            try:
+                product(example)
+                break
+            except (AttributeError, RuntimeError, ValueError, TypeError) as error:
+                reasons.append(f"{name}: {str(error).splitlines()[0]}")
+        else:
+            raise MeasureError(f"torch cannot compute {signature.key()}: {'; '.join(reasons)}")
+        if signature.epilogue == "none":
+            return name, product
 
-        def product(o: OperandSet) -> torch.Tensor:
-            found: torch.Tensor = torch._grouped_mm(o.a, o.b.transpose(-2, -1), offs=o.ends, out_dtype=dtype)
+        def epilogue(sums: torch.Tensor, ends: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+            values = sums.float()
+            if bias is not None:
+                rows = torch.arange(sums.shape[0], dtype=ends.dtype, device=ends.device)
+                values = values + bias[torch.searchsorted(ends, rows, right=True).clamp_max(len(bias) - 1)]
+            return apply_activation(torch, parts, values).to(dtype)
+
+        compiled = torch.compile(epilogue, dynamic=True)
+
+        def finished(o: OperandSet) -> torch.Tensor:
+            found: torch.Tensor = compiled(product(o), o.ends, o.extras.get("bias"))
             return found
 
-        try:
-            product(example)
-        except (AttributeError, RuntimeError, ValueError, TypeError) as error:
-            raise MeasureError(f"torch cannot compute {signature.key()}: {str(error).splitlines()[0]}") from None
-        if signature.epilogue == "none":
-            return "torch._grouped_mm", product
-        torch._dynamo.reset()
-        finish = torch.compile(lambda sums: apply_activation(torch, parts, sums.float()).to(dtype), dynamic=True)
-        finish(product(example))
-        return f"torch._grouped_mm, torch.compile'd {parts.activation_word}", lambda o: finish(product(o))
+        finished(example)
+        return f"{name}, torch.compile'd {parts.word()}", finished
+
+
+def _products(signature: Signature) -> Iterator[tuple[str, Callable[[OperandSet], torch.Tensor]]]:
+    """The ways in which torch may compute the scaled products of all groups, fastest first, by name."""
+    dtype = TORCH_DTYPES[signature.d]
+    if signature.scaling == "none":
+        yield "torch._grouped_mm", lambda o: _grouped_mm(o.a, o.b, o.ends, dtype)
+        return
+    if signature.scaling == "row_column":
+        yield "torch._scaled_grouped_mm", lambda o: _scaled_grouped_mm(o, dtype)
+    # Of 8 bits in 16, as a kernel of its own each: it reads all of B, and writes twice as much.
+    widen = torch.compile(lambda x, scales: _scaled(x, scales, torch.float32).to(dtype), dynamic=True)
+
+    def widened(o: OperandSet) -> torch.Tensor:
+        scale_a, scale_b = o.extras["scale_a"], o.extras["scale_b"]
+        return _grouped_mm(widen(o.a, scale_a), widen(o.b, scale_b), o.ends, dtype)
+
+    yield "dequantise, torch._grouped_mm", widened
+
+
+def _grouped_mm(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    found: torch.Tensor = torch._grouped_mm(a, b.transpose(-2, -1), offs=ends, out_dtype=dtype)
+    return found
+
+
+def _scaled_grouped_mm(o: OperandSet, dtype: torch.dtype) -> torch.Tensor:
+    """Its sums are promoted to f32, as ours are."""
+    scales = o.extras["scale_a"], o.extras["scale_b"]
+    found: torch.Tensor = torch._scaled_grouped_mm(
+        o.a, o.b.transpose(-2, -1), *scales, offs=o.ends, out_dtype=dtype, use_fast_accum=False
+    )
+    return found
+
+
+def _scaled(x: torch.Tensor, scales: torch.Tensor | None, wide: torch.dtype) -> torch.Tensor:
+    """`x` (..., rows, K) in `wide` times its scales, None or one for each row, (..., rows), or for each block of K:
+    (..., rows or blocks of rows, blocks of K)."""
+    if scales is None:
+        return x.to(wide)
+    if scales.dim() < x.dim():
+        return x.to(wide) * scales[..., None]
+    rows, k = (torch.arange(extent, device=x.device) for extent in x.shape[-2:])
+    of_rows = rows if scales.shape[-2] == x.shape[-2] else rows // SCALE_BLOCK
+    return x.to(wide) * scales[..., of_rows[:, None], (k // SCALE_BLOCK)[None, :]]

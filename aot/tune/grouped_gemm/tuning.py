@@ -15,7 +15,8 @@ class GroupedTuning(Tuning):
     """See `aot.tune.operation.Tuning`."""
 
     def work(self, signature: Signature, m: int) -> Work:
-        """A and the B of each group that has rows read once, D written once."""
+        """A and the B of each group that has rows read once, D written once; scales and bias, which are small, left
+        out."""
         s = signature
         a, b, d = (DTYPES[t] for t in (s.a, s.b, s.d))
         weights = round(active_groups(s.groups, m) * s.n) * b.bytes_of(s.k)
@@ -23,7 +24,8 @@ class GroupedTuning(Tuning):
 
     def form(self, signature: Signature) -> Hashable:
         """All but extents."""
-        return signature.a, signature.b, signature.d, signature.epilogue, signature.overlap
+        s = signature
+        return s.a, s.b, s.d, s.epilogue, s.scaling, s.overlap
 
     def torch_serves(self, signature: Signature) -> bool:
         """Never: a library has no such call."""

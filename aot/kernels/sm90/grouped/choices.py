@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from runtime.numbers.dtypes import DTYPES
+
 from ..persistent import choices as persistent
 from ..persistent.form import Form
-from .plan import FIXED, MOST_GROUPS
+from .plan import FIXED, MOST_GROUPS, plan_of
+
+_MOST_STAGED_SCALES = 4  # with 6, and with 8 in some kernels, the compiler spills
 
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "schedule": ("cooperative", "pingpong"),
@@ -26,14 +30,20 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
     """Why options that are allowed one by one are not together in a kernel of this form, or None: what the hardware and
     this kernel demand."""
-    if form.scaling != "none":
-        return "scales are not taken by groups"
-    return persistent.rule({**options, **FIXED}, form)
+    if (form.scaling == "none") != (DTYPES[form.a].bits > 8):
+        return "8-bit inputs have scales of rows or of blocks, and no others have"
+    if reason := persistent.rule({**options, **FIXED}, form):
+        return reason
+    if plan_of(options, form).staged_scales > _MOST_STAGED_SCALES:
+        return "the warps that load scales also find groups, and have registers for fewer scales"
+    return None
 
 
-def limit(groups: int) -> str | None:
-    """Why so many groups are not served, or None."""
-    return f"the scheduler has room for {MOST_GROUPS} groups" if groups > MOST_GROUPS else None
+def limit(form: Form, groups: int, n: int) -> str | None:
+    """Why a form cannot be computed for so many groups, each with a B of `n` rows, or None."""
+    if groups > MOST_GROUPS:
+        return f"the scheduler has room for {MOST_GROUPS} groups"
+    return persistent.limit(form, n)
 
 
 def hopeless(options: Mapping[str, Any]) -> bool:

@@ -29,11 +29,14 @@ class Grouped(Persistent):
         b: cute.Tensor,
         ends: cute.Tensor,
         d: cute.Tensor,
+        scale_a: Any,
+        scale_b: Any,
+        bias: Any,
         max_active_clusters: cutlass.Int32,
         stream: Any,
     ) -> None:
-        """Launch over A (M, K), B (groups, N, K), the row of A that each group ends before, i32 (groups), and D (M,
-        columns)."""
+        """Launch over A (M, K), B (groups, N, K), the row of A that each group ends before, i32 (groups), D (M,
+        columns), and what `runtime.grouped_gemm.Signature` says of scales and bias, or None."""
         plan = self.plan
         self.element, self.element_d, self.batched = a.element_type, d.element_type, False
         groups, extents = cute.size(ends), (cute.size(d, mode=[0]), cute.size(b, mode=[1]))
@@ -50,13 +53,15 @@ class Grouped(Persistent):
         most = (cute.ceil_div(extents[0], plan.tokens) + cutlass.min(groups, extents[0])) * tiles_along_n
         clusters = cutlass.min(most, max_active_clusters)
         k_tiles = cute.ceil_div(cute.size(a, mode=[1]), STAGE_BYTES_OF_K * 8 // a.element_type.width)
+        if cutlass.const_expr(plan.k_tile_multiple > 1):  # what is not there is zeros
+            k_tiles = cute.ceil_div(k_tiles, plan.k_tile_multiple) * plan.k_tile_multiple
         self.kernel(
             of_rows,
             of_columns,
             (*of_out, out),
             (ends, tiles_along_n, k_tiles),
             extents,
-            (None, None, None, None, None),
+            (scale_a, scale_b, bias, None, None),
         ).launch(
             grid=[clusters * plan.cluster, 1, 1],
             block=[self.threads, 1, 1],

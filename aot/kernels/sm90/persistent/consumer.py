@@ -93,11 +93,12 @@ def _consume(
         mainloop.finish(state.stage)
         phase = exchange(plan, accumulators, storage.split, phase, thread)
         coord = scheduler.tile_coord(work.index)
-        scales = Scales.of(plan, operands, coord)
+        of_tile = operands.of_group(coord)
+        scales = Scales.of(plan, of_tile, coord)
         if cutlass.const_expr(plan.stream_k):
-            finish_tile(plan, accumulators, storage.output, coord, operands, scales, work.shared, storage.workspace)
+            finish_tile(plan, accumulators, storage.output, coord, of_tile, scales, work.shared, storage.workspace)
         else:
-            store_tile(plan, accumulators, storage.output, coord, operands, scales, storage.split)
+            store_tile(plan, accumulators, storage.output, coord, of_tile, scales, storage.split)
         end_reduction(plan)
         if cutlass.const_expr(plan.pingpong):
             state = _pass_over(plan, state, per_tile)
@@ -135,11 +136,15 @@ def _consume_promoted(
     if cutlass.const_expr(plan.staged_scales == 0):  # noqa: SIM102  # the other is of run time
         if order.group == 1:
             OrderedBarrier(1).arrive()
-    if cutlass.const_expr(plan.begins_early):
+    if cutlass.const_expr(plan.begins_early and plan.form.grouped):
+        if first < work_tiles:
+            state = promoted.begin_tile(state)
+    elif cutlass.const_expr(plan.begins_early):
         state = promoted.begin_tile(state)
     for index in cutlass.range(first, work_tiles, step, unroll=1):
         coord = scheduler.tile_coord(index)
-        scales = Scales.of(plan, operands, coord)
+        of_tile = operands.of_group(coord)
+        scales = Scales.of(plan, of_tile, coord)
         if cutlass.const_expr(not plan.begins_early):
             partial.fill(0.0)
             state = promoted.begin_tile(state)
@@ -152,7 +157,7 @@ def _consume_promoted(
             if index + step < work_tiles:
                 state = promoted.begin_tile(state)
         phase = exchange(plan, accumulators, storage.split, phase, thread)
-        store_tile(plan, accumulators, storage.output, coord, operands, scales, storage.split)
+        store_tile(plan, accumulators, storage.output, coord, of_tile, scales, storage.split)
         end_reduction(plan)
     warpgroup.wait_group(0)
     if cutlass.const_expr(plan.staged_scales == 0):  # noqa: SIM102

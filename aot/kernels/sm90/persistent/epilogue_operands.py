@@ -7,7 +7,7 @@ a condition: TMA stores nothing there. Knows nothing of what is computed of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -48,7 +48,6 @@ class EpilogueOperands:
         row, column = thread // WARP * 16 + lane // 4, lane % 4 * 2
         parts = Epilogue.of(plan.form.epilogue)
         (m, n), (scale_a, scale_b, bias, residual, scale_d) = extents, extras
-        (m, n), (scale_a, scale_b, bias, residual, scale_d) = extents, extras
         return cls(
             plan=plan,
             m=m,
@@ -65,6 +64,12 @@ class EpilogueOperands:
             row=row,
             column=column,
         )
+
+    def of_group(self, coord: TileCoord) -> EpilogueOperands:
+        """The same for one tile, with what its group has of scale_b and bias, if there are groups."""
+        if not self.plan.form.grouped:
+            return self
+        return replace(self, scale_b=_of_batch(self.scale_b, coord.batch), bias=_of_batch(self.bias, coord.batch))
 
     def atom_row(self, coord: TileCoord, atom: int) -> Any:
         """The number of an atom of 64 rows."""
@@ -128,6 +133,11 @@ class EpilogueOperands:
                     vector = residual[cutlass.min(row + 8 * half, last_row), None]
                     found += _pair(vector, cutlass.min(column, last_column - 1) // 2, convert=False)
         return found
+
+
+def _of_batch(tensor: Any, batch: Any) -> Any:
+    """A batch of a tensor whose first mode they are; None of none."""
+    return None if tensor is None else tensor[(batch, *(None for _ in range(cute.rank(tensor) - 1)))]
 
 
 def _pair(vector: cute.Tensor, number: Any, convert: bool = True) -> list[Any]:

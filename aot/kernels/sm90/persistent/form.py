@@ -28,6 +28,11 @@ class Form:
         return Epilogue.of(self.epilogue).gated
 
     @property
+    def grouped(self) -> bool:
+        """Whether rows are by groups: what belongs to B has one more extent, and a CTA may have no tile."""
+        return self.scheduler_bytes > 0
+
+    @property
     def reads(self) -> bool:
         """Whether there are operands besides A and B."""
         return bool(extra_operands(self.d, self.scaling, self.epilogue, batched=False))

@@ -54,7 +54,8 @@ def produce_scales(
     cluster = this_cluster(plan)
     state = PipelineState(cutlass.Int32(0), cutlass.Int32(1))  # the first round finds every stage empty
     for index in cutlass.range(cluster.number, scheduler.grid.work, cluster.count, unroll=1):
-        of_rows, of_columns = _by_block(plan, operands, scheduler.tile_coord(index))
+        coord = scheduler.tile_coord(index)
+        of_rows, of_columns = _by_block(plan, operands.of_group(coord), coord)
         first, count = scheduler.k_tiles
         last = cute.size(operands.scale_a, mode=[1]) - 1
         # A slice of K may be behind all blocks.
