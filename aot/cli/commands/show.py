@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from runtime.gemm.universal import PREDICTED
-from runtime.limits import MAX_GEMM_EXTENT
+from runtime.limits import MAX_EXTENT
 
 from ..arguments import ArchivePath, Json, examples
 from ..inputs import open_archive
@@ -42,9 +42,7 @@ def command(
     ],
     m: Annotated[
         list[int] | None,
-        typer.Option(
-            "--m", metavar="M", min=1, max=MAX_GEMM_EXTENT, help="Rows to say what serves at. May be repeated."
-        ),
+        typer.Option("--m", metavar="M", min=1, max=MAX_EXTENT, help="Rows to say what serves at. May be repeated."),
     ] = None,
     as_json: Json = False,
 ) -> None:
