@@ -24,7 +24,7 @@ from runtime.program.record import Record
 
 from .command_line import Run
 from .recording_driver import FakeTorch, RecordingDriver, entry, signature
-from .test_universal_runtime import (
+from .universal_archives import (
     FORM,
     GPU,
     MOST,
