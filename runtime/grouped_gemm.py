@@ -3,6 +3,9 @@
 D[r] = act(scale(A[r] @ B[e]^T) + bias[e]) for every row r of group e. Rows of a group follow each other: group e ends
 before row `ends[e]`, and begins where the one before it ends, as the `offs` of `torch.nn.functional.grouped_mm` say it.
 Only the device knows `ends`, so a launch that a CUDA graph captured serves whatever they are when it is replayed.
+
+Where rows are gathered, `indices` on the device say which row of A stands for A[r]: A[indices[r]]. So tokens that
+several experts take are read where they are.
 """
 
 from __future__ import annotations
@@ -29,13 +32,14 @@ from .program.tensor import flatten_rows, overlaps_itself, share_memory
 
 _KEY = re.compile(
     r"(?P<a>[^_]+)_(?P<b>[^_]+)_(?P<d>[^_]+)_grouped_(?P<epilogue>.+)_g(?P<groups>\d{1,10})_n(?P<n>\d{1,10})"
-    r"_k(?P<k>\d{1,10})(?:_(?P<scaling>row_column|block))?(?:_(?P<overlap>launch|weights))?",
+    r"_k(?P<k>\d{1,10})(?:_(?P<scaling>row_column|block))?(?:_(?P<rows>gathered))?(?:_(?P<overlap>launch|weights))?",
     re.ASCII,
 )
 _LABELS = (
     *(("a", "A"), ("b", "B"), ("d", "D"), ("epilogue", "epilogue"), ("groups", "groups"), ("n", "N"), ("k", "K")),
-    *(("scaling", "scaling"), ("overlap", "overlap")),
+    *(("scaling", "scaling"), ("rows", "rows"), ("overlap", "overlap")),
 )
+ROWS = "contiguous", "gathered"  # how rows of A come to their groups
 SCALINGS_OF_GROUPS = ("none", "row_column", "block")
 EPILOGUES_OF_GROUPS = tuple(w for w, e in EPILOGUES.items() if not (e.residual or e.scale))
 _ACTIVATIONS = tuple(w for w in EPILOGUES_OF_GROUPS if not EPILOGUES[w].bias)
@@ -44,13 +48,15 @@ _ACTIVATIONS = tuple(w for w in EPILOGUES_OF_GROUPS if not EPILOGUES[w].bias)
 @dataclass(frozen=True)
 class Signature:
     """A (M, K), B (groups, N, K), ends (groups), i32, and D (M, N), or (M, N/2) where the epilogue is gated; bias
-    (groups, N) in D's type where the epilogue has one.
+    (groups, N) in D's type where the epilogue has one. With gathered rows A is (T, K), for any T, and indices (M), i32,
+    come before ends.
 
     `scaling` says what multiplies the products (`runtime.numbers.scaling`), in f32: "row_column", scale_a (M) and
     scale_b (groups, N); "block", scale_a (M, K/128), one for each 1 x 128 of A, and scale_b (groups, N/128, K/128), one
     for each 128 x 128 of B.
 
-    Element types by short name; sums are in f32. `epilogue` and `overlap` are words of `runtime.gemm.signature`.
+    Element types by short name; sums are in f32. `epilogue` and `overlap` are words of `runtime.gemm.signature`, `rows`
+    is one of `ROWS`.
     """
 
     a: str
@@ -62,6 +68,7 @@ class Signature:
     epilogue: str = "none"
     overlap: str = "serial"
     scaling: str = "none"
+    rows: str = "contiguous"
 
     @property
     def operation(self) -> str:
@@ -83,6 +90,8 @@ class Signature:
         word = f"{self.a}_{self.b}_{self.d}_grouped_{self.epilogue}_g{self.groups}_n{self.n}_k{self.k}"
         if self.scaling != "none":
             word += f"_{self.scaling}"
+        if self.rows != "contiguous":
+            word += f"_{self.rows}"
         return word if self.overlap == "serial" else f"{word}_{self.overlap}"
 
     def operands(self) -> tuple[Operand, ...]:
@@ -91,9 +100,11 @@ class Signature:
 
     @cached_property
     def _operands(self) -> tuple[Operand, ...]:
+        gathered = self.rows == "gathered"
         plain = (
-            Operand("a", self.a, ("M", "K")),
+            Operand("a", self.a, ("T" if gathered else "M", "K")),
             Operand("b", self.b, ("groups", "N", "K")),
+            *([Operand("indices", "i32", ("M",))] if gathered else []),
             Operand("ends", "i32", ("groups",)),
             Operand("d", self.d, ("M", "P" if self.parts.gated else "N")),
         )
@@ -106,12 +117,12 @@ class Signature:
     def extents(self) -> Mapping[str, int]:
         """The extent of each axis of `operands` that does not depend on M."""
         known = {"groups": self.groups, "N": self.n, "K": self.k, "P": self.columns}
-        axes = {axis for operand in self._operands for axis in operand.axes if axis != "M"}
+        axes = {axis for operand in self._operands for axis in operand.axes if axis not in ("M", "T")}
         return known | {axis: extent_of(axis, known) for axis in axes}
 
     def to_json(self) -> dict[str, Any]:
-        """What `GroupedGemm.read` reads."""
-        return asdict(self)
+        """What `GroupedGemm.read` reads. Rows that are contiguous are not mentioned, as before there were others."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("rows", "contiguous")}
 
 
 def group_operands(d: str, scaling: str, epilogue: str) -> tuple[Operand, ...]:
@@ -131,7 +142,7 @@ class GroupedGemm(Operation):
 
     name = "grouped_gemm"
     fields = tuple(f.name for f in dataclasses.fields(Signature))
-    usual: Mapping[str, Any] = {"epilogue": "none", "overlap": "serial", "scaling": "none"}
+    usual: Mapping[str, Any] = {"epilogue": "none", "overlap": "serial", "scaling": "none", "rows": "contiguous"}
 
     def read(self, obj: Any) -> Signature:
         """The signature that `Signature.to_json` wrote.
@@ -139,13 +150,16 @@ class GroupedGemm(Operation):
         Raises:
             RecordError: it is malformed.
         """
+        if isinstance(obj, dict):
+            obj = {"rows": self.usual["rows"], **obj}
         if not isinstance(obj, dict) or set(obj) != set(self.fields):
             names = sorted(self.fields)
             raise RecordError(f"a signature of grouped_gemm needs exactly the fields {names}, found {obj!r:.200}")
         for name in ("a", "b", "d"):
             if not isinstance(obj[name], str) or obj[name] not in DTYPES:
                 raise RecordError(f"signature field {name!r}: unknown element type {obj[name]!r:.50}")
-        for name, known in (("epilogue", EPILOGUES_OF_GROUPS), ("overlap", OVERLAPS), ("scaling", SCALINGS_OF_GROUPS)):
+        words = {"epilogue": EPILOGUES_OF_GROUPS, "overlap": OVERLAPS, "scaling": SCALINGS_OF_GROUPS, "rows": ROWS}
+        for name, known in words.items():
             if obj[name] not in known:
                 raise RecordError(
                     f"signature field {name!r} must be one of {', '.join(known)}, found {obj[name]!r:.50}"
@@ -178,7 +192,7 @@ class GroupedGemm(Operation):
 
     def distance(self, have: Signature, wanted: Signature) -> float:
         """How far apart two signatures are: types and words before overlap and extents."""
-        names = ("a", "b", "d", "epilogue", "scaling")
+        names = ("a", "b", "d", "epilogue", "scaling", "rows")
         words = sum(getattr(have, name) != getattr(wanted, name) for name in names)
         extents = sum(abs(math.log2(getattr(have, name) / getattr(wanted, name))) for name in ("groups", "n", "k"))
         return 1000.0 * words + 10.0 * (have.overlap != wanted.overlap) + extents
@@ -194,6 +208,7 @@ class GroupedGemm(Operation):
         b: Any,
         ends: Any,
         *,
+        indices: Any = None,
         out: Any = None,
         scale_a: Any = None,
         scale_b: Any = None,
@@ -203,7 +218,10 @@ class GroupedGemm(Operation):
     ) -> Asked:
         """D for A (..., K), its rows by groups, B (groups, N, K) and where groups end, i32 (groups); without `out` a
         torch `a` gives a new tensor of its type, or in bf16 where that has 8 bits. Rows of `out` behind the last
-        group's end are left as they are. `scale_a` and `scale_b` are as `Signature` says, M being all rows of A.
+        group's end are left as they are. `scale_a` and `scale_b` are as `Signature` says, M being all rows of D.
+
+        With `indices`, i32 (M), A is (T, K), and row r of `out` (M, columns) is made of A's row `indices[r]`. The
+        device takes an index outside A as that of A's first row or last.
 
         `bias` (groups, N) is added before the epilogue: "none", relu, gelu, gelu_tanh, silu, or gated: swiglu, geglu,
         geglu_tanh or swiglu_clamped, also `_interleaved`.
@@ -230,21 +248,39 @@ class GroupedGemm(Operation):
         columns = n // 2 if gated else n
         if gated and n % 2:
             raise ArgumentError(f"{epilogue} makes one column of two, and N = {n} is odd")
+        # Indices come before ends.
+        lists = [of_ends] if indices is None else [_of_indices(view(indices, "indices", False), rows), of_ends]
+        shape = (*(rows.shape[:-1] if indices is None else lists[0].shape), columns)
         if out is None:
-            out = allocate(a, (*rows.shape[:-1], columns), result_dtype(rows.dtype), None)
+            out = allocate(a, shape, result_dtype(rows.dtype), None)
         d = view(out, "out", True)
-        if d.shape != (*rows.shape[:-1], columns):
-            raise ArgumentError(f"out must have the shape {(*rows.shape[:-1], columns)}, found {d.shape}")
-        if overlaps_itself(d) or any(share_memory(d, other) for other in (rows, of_b, of_ends)):
+        if d.shape != shape:
+            raise ArgumentError(f"out must have the shape {shape}, found {d.shape}")
+        if overlaps_itself(d) or any(share_memory(d, other) for other in (rows, of_b, *lists)):
             raise ArgumentError("out names elements twice, or shares memory with an input; pass another")
         passed = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias}
         given = {name: view(x, name, False) for name, x in passed.items() if x is not None}
         word = EPILOGUES[epilogue]._replace(bias=bias is not None).word()
         types, extents = (rows.dtype, of_b.dtype, d.dtype), of_b.shape
-        signature = Signature(*types, *extents, word, overlap, _scaling(rows.dtype, given))
+        words = word, overlap, _scaling(rows.dtype, given), "contiguous" if indices is None else "gathered"
+        signature = Signature(*types, *extents, *words)
         flat, to = flatten_rows(rows, "a"), flatten_rows(d, "out")
-        extras = _extras(signature, flat.shape[0], given, d)
-        return Asked(signature, flat.shape[0], (flat, of_b, of_ends, to, *extras), out)
+        extras = _extras(signature, to.shape[0], given, d)
+        return Asked(signature, to.shape[0], (flat, of_b, *lists, to, *extras), out)
+
+
+def _of_indices(indices: TensorView, a: TensorView) -> TensorView:
+    """The indices, which may choose rows of A.
+
+    Raises:
+        ArgumentError: they are of another type or rank, or A has no rows to choose from.
+    """
+    if indices.dtype != "i32" or len(indices.shape) != 1:
+        found = f"{indices.dtype} {indices.shape}"
+        raise ArgumentError(f"grouped_gemm takes indices of type i32, one for each row of out; found {found}")
+    if indices.shape[0] and 0 in a.shape[:-1]:
+        raise ArgumentError(f"indices choose rows of a, which has none: its shape is {a.shape}")
+    return indices
 
 
 def _scaling(a: str, given: Mapping[str, TensorView]) -> str:
@@ -276,7 +312,7 @@ def _extras(signature: Signature, m: int, given: Mapping[str, TensorView], d: Te
         ArgumentError: one is not of its type or shape, or shares memory with D.
     """
     extents, found = extents_at(signature, m), []
-    for operand in signature.operands()[4:]:
+    for operand in group_operands(signature.d, signature.scaling, signature.epilogue):
         of, shape = given[operand.name], tuple(extents[axis] for axis in operand.axes)
         if (of.dtype, of.shape) != (operand.dtype, shape):
             raise ArgumentError(

@@ -212,7 +212,7 @@ def sample(target: str) -> list[Variant]:
                         others.setdefault((name, family, option, _value(v, option)), v)
         for v in (*provider(name).functions(target), *_asked(name, target)):
             hosts = [v.options.get(option) for option in ("overlap", "schedule", "swap", "cluster_n", "two_cta")]
-            chosen.setdefault((name, v.family, v.a, v.epilogue, v.scaling, v.operation, *hosts), v)
+            chosen.setdefault((name, v.family, v.elements, v.epilogue, v.scaling, v.operation, *hosts), v)
     found = list(chosen.values())
     for (name, family, option, value), v in others.items():
         of_family = (x for x in found if (x.provider, x.family) == (name, family))

@@ -192,7 +192,7 @@ def test_variants_of_every_family_compile_with_no_device(compiled: Callable[[str
         assert_consistent(tree, symbols)
     for names, tree, symbols, kernels, _ in results[len(CASES[target]) :]:
         assert names[-1] == "stream"
-        assert kernels == 1
+        assert kernels in (1, 2)  # moe_permute ranks in one and copies in another
         assert_consistent(tree, symbols)
 
 
@@ -203,7 +203,7 @@ def assert_consistent(tree: list[dict[str, Any]], symbols: dict[str, dict[str, i
         if node["kind"] == "tensor":
             assert len(node["shape"]) == len(node["strides"])
             assert node["strides"][-1] == 1
-            for stride in node["strides"][:-1]:
+            for stride in set(node["strides"][:-1]) - set(node["shape"]):  # those are of contiguous rows
                 assert symbols[stride]["width"] == 64
                 assert symbols[stride]["divisibility"] > 1
 
@@ -277,10 +277,10 @@ def _changed(*files: Path, of: str = "own") -> set[str]:
 @pytest.mark.parametrize(
     ("pattern", "families"),
     [
-        ("sm90/grouped/*.py", {"sm90_grouped"}),
-        ("sm90/persistent/*.py", {"sm90_grouped", "sm90_persistent"}),
+        ("sm90/grouped/*.py", {"sm90_gathered", "sm90_grouped"}),
+        ("sm90/persistent/*.py", {"sm90_gathered", "sm90_grouped", "sm90_persistent"}),
         ("sm90/small_m/*.py", {"sm90_small_m"}),
-        ("sm90/activations.py", {"sm90_grouped", "sm90_persistent", "sm90_small_m"}),
+        ("sm90/activations.py", {"sm90_gathered", "sm90_grouped", "sm90_persistent", "sm90_small_m"}),
         ("sm90/*/choices.py", set()),
     ],
 )

@@ -249,7 +249,9 @@ def dump(manifest: Manifest) -> str:
         lines += ["operations:"] if number == 0 else []
         if number == 0 or manifest.uses[number - 1].signature.operation != use.signature.operation:
             lines.append(f"  {use.signature.operation}:")
-        fields = {"name": use.name, **use.signature.to_json()}
+        usual = operation(use.signature.operation).usual
+        given = {f: value for f, value in use.signature.to_json().items() if f not in usual or value != usual[f]}
+        fields = {"name": use.name, **given}
         words = [
             f"{field}: {_scalar(str(value)) if isinstance(value, str) else value}" for field, value in fields.items()
         ]

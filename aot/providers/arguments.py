@@ -79,10 +79,10 @@ def gemm_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]]:
     return symbols, tree
 
 
-def grouped_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]]:
+def grouped_tensors(variant: Variant, rows: str = "contiguous") -> tuple[dict[str, Symbol], list[Argument]]:
     """The symbols of a grouped GEMM's tensors, and these as arguments, in order: A (m, k), B (groups, n, k), ends
     (groups) and D (m, n), or (m, p) where the epilogue is gated, and what `runtime.grouped_gemm.group_operands` lists;
-    every extent and leading stride free."""
+    every extent and leading stride free. Where `rows` are "gathered", A is (t, k), and indices (m) come before ends."""
     a, b, d = variant.elements
     of_k, of_n = (DTYPES[t].filling(_ALIGNMENT_BYTES) for t in (a, d))
     columns = "p" if Epilogue.of(variant.epilogue).gated else "n"
@@ -98,6 +98,10 @@ def grouped_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]
         TensorArgument("ends", "i32", ("groups",), (1,), DTYPES["i32"].bytes),
         TensorArgument("d", d, ("m", columns), ("ldd", 1), _ALIGNMENT_BYTES),
     ]
+    if rows == "gathered":
+        symbols["t"] = Symbol(32, 1)
+        tree[0] = TensorArgument("a", a, ("t", "k"), ("lda", 1), _ALIGNMENT_BYTES)
+        tree.insert(2, TensorArgument("indices", "i32", ("m",), (1,), DTYPES["i32"].bytes))
     for operand in group_operands(d, variant.scaling, variant.epilogue):
         shape = tuple(axis if axis == "groups" else symbol_of(axis) for axis in operand.axes)
         name, by_one = operand.name, operand.name.startswith("scale")  # read one by one, not in whole pieces

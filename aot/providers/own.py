@@ -22,6 +22,7 @@ from runtime.program.arguments import (
     WorkspaceArgument,
 )
 
+from ..kernels import moe_choices
 from ..kernels.sm90.grouped import choices as grouped_choices
 from ..kernels.sm90.grouped.plan import SCHEDULER_BYTES
 from ..kernels.sm90.grouped.plan import plan_of as grouped_plan_of
@@ -58,7 +59,8 @@ def _persistent_form(v: Variant) -> PersistentForm:
 
 
 def _grouped_form(v: Variant) -> PersistentForm:
-    return PersistentForm(v.a, v.d, v.scaling, v.epilogue, scheduler_bytes=SCHEDULER_BYTES)
+    gathered = v.family == "sm90_gathered"
+    return PersistentForm(v.a, v.d, v.scaling, v.epilogue, scheduler_bytes=SCHEDULER_BYTES, gathered=gathered)
 
 
 @functools.cache  # tuning asks for estimates at thousands of M
@@ -112,6 +114,20 @@ FAMILIES: dict[str, Family] = {
         limit=lambda v, s: grouped_choices.limit(_grouped_form(v), s.groups, s.n),
         estimate_us=lambda v, s, m: estimate_grouped.estimate_us(_grouped_plan(v), s, m),
     ),
+    # The same of rows that indices on the device choose from A.
+    "sm90_gathered": Family(
+        "grouped_gemm",
+        ("sm_90a",),
+        _SAME_16_BIT,
+        grouped_choices.OPTIONS_OF_GATHERED,
+        lambda v: grouped_choices.rule(v.options, _grouped_form(v)),
+        likely=Likely(lambda v: likely_grouped.unlikely(v.options, _grouped_form(v))),
+        batched=(False,),
+        epilogues=frozenset(EPILOGUES_OF_GROUPS),
+        limit=lambda v, s: grouped_choices.limit(_grouped_form(v), s.groups, s.n),
+        rows="gathered",
+        estimate_us=lambda v, s, m: estimate_grouped.estimate_us(_grouped_plan(v), s, m),
+    ),
     # One block a row, `threads` threads a block; `overlap` with the kernels before and after, which Ampere cannot.
     "rmsnorm_row": Family(
         "rmsnorm",
@@ -120,6 +136,26 @@ FAMILIES: dict[str, Family] = {
         {"threads": (128, 256, 512), "overlap": (False, True)},
         lambda v: _no_overlap(v.target) if v.options["overlap"] else None,
         batched=(False,),
+    ),
+    # Around grouped GEMMs of experts: a block for each token, which copies its row to where each expert reads it, or
+    # adds up what the experts made. Ids, and what an expert map makes of them, are i32.
+    "moe_permute": Family(
+        "moe_permute",
+        tuple(TARGETS),
+        tuple((x, *ids, x, "i32", "i32") for x in ("bf16", "f16", "e4m3") for ids in (("i32",), ("i32", "i32"))),
+        {"schedule": ("one_launch", "two_launches"), "threads": (128, 256), "overlap": (False, True)},
+        lambda v: _no_overlap(v.target) if v.options["overlap"] else None,
+        batched=(False,),
+        limit=lambda v, s: moe_choices.limit(s.top_k, s.experts),
+    ),
+    "moe_combine": Family(
+        "moe_combine",
+        tuple(TARGETS),
+        tuple((x, "i32", "f32", x) for x in ("bf16", "f16")),
+        {"threads": (128, 256), "at_once": (8, 4, 2), "overlap": (False, True)},
+        lambda v: _no_overlap(v.target) if v.options["overlap"] else None,
+        batched=(False,),
+        limit=lambda v, s: moe_choices.limit(s.top_k),
     ),
 }
 
@@ -198,7 +234,7 @@ def _grouped(variant: Variant) -> Buildable:
     from ..kernels.sm90.grouped.kernel import Grouped
 
     plan = _grouped_plan(variant)
-    symbols, tree = grouped_tensors(variant)
+    symbols, tree = grouped_tensors(variant, "gathered" if plan.form.gathered else "contiguous")
     tree += [DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster), StreamArgument("stream")]
     return Buildable(Grouped(plan), _all_arguments(tree, symbols, _GROUPED_ARGUMENTS), tree, symbols)
 
@@ -236,20 +272,73 @@ def _rmsnorm(variant: Variant) -> Buildable:
     )
 
 
+def _moe_permute(variant: Variant) -> Buildable:
+    """Over x (m, k), ids (m, top_k), perhaps an expert map, rows (r, k), ends, positions and a stream."""
+    from ..kernels.moe_permute import MoePermute
+
+    mapped, pieces = len(variant.elements) == 6, DTYPES[variant.a].filling(16)
+    symbols = {
+        **dict.fromkeys(("m", "top_k", "r", "experts", *(("global_experts",) if mapped else ())), Symbol(32, 1)),
+        "k": Symbol(32, pieces),
+        **dict.fromkeys(("ldx", "ldr"), Symbol(64, pieces)),
+    }
+    tree: list[Argument] = [
+        TensorArgument("x", variant.a, ("m", "k"), ("ldx", 1), 16),
+        TensorArgument("ids", "i32", ("m", "top_k"), ("top_k", 1), 4),
+        *([TensorArgument("expert_map", "i32", ("global_experts",), (1,), 4)] if mapped else []),
+        TensorArgument("rows", variant.a, ("r", "k"), ("ldr", 1), 16),
+        TensorArgument("ends", "i32", ("experts",), (1,), 4),
+        TensorArgument("positions", "i32", ("m", "top_k"), ("top_k", 1), 4),
+        StreamArgument("stream"),
+    ]
+    arguments = stand_ins(tree, symbols)
+    if not mapped:
+        arguments.insert(2, None)
+    made = MoePermute(str(variant.options["schedule"]), variant.integer("threads"), bool(variant.options["overlap"]))
+    return Buildable(made, arguments, tree, symbols)
+
+
+def _moe_combine(variant: Variant) -> Buildable:
+    """Over rows (r, n), positions and weights (m, top_k), y (m, n) and a stream; rows of rows and y may lie apart."""
+    from ..kernels.moe_combine import MoeCombine
+
+    symbols = {
+        **dict.fromkeys(("m", "r", "top_k"), Symbol(32, 1)),
+        "n": Symbol(32, 8),
+        **dict.fromkeys(("ldr", "ldy"), Symbol(64, 8)),
+    }
+    rows, *_, y = variant.elements
+    tree: list[Argument] = [
+        TensorArgument("rows", rows, ("r", "n"), ("ldr", 1), 16),
+        TensorArgument("positions", "i32", ("m", "top_k"), ("top_k", 1), 4),
+        TensorArgument("weights", "f32", ("m", "top_k"), ("top_k", 1), 4),
+        TensorArgument("y", y, ("m", "n"), ("ldy", 1), 16),
+        StreamArgument("stream"),
+    ]
+    made = MoeCombine(variant.integer("threads"), variant.integer("at_once"), bool(variant.options["overlap"]))
+    return Buildable(made, stand_ins(tree, symbols), tree, symbols)
+
+
 # In the order that kernels take them.
 _GEMM_ARGUMENTS = (
     *("a", "b", "d", "scale_a", "scale_b", "bias", "residual", "scale_d"),
     *("partials", "counters", "max_active_clusters", "stream"),
 )
-_GROUPED_ARGUMENTS = ("a", "b", "ends", "d", "scale_a", "scale_b", "bias", "max_active_clusters", "stream")
+_GROUPED_ARGUMENTS = ("a", "b", "indices", "ends", "d", "scale_a", "scale_b", "bias", "max_active_clusters", "stream")
 _BUILDERS = {
+    "moe_combine": _moe_combine,
+    "moe_permute": _moe_permute,
     "rmsnorm_row": _rmsnorm,
+    "sm90_gathered": _grouped,
     "sm90_grouped": _grouped,
     "sm90_persistent": _persistent,
     "sm90_small_m": _small_m,
 }
 _KERNELS = {
+    "moe_combine": "moe_combine.py",
+    "moe_permute": "moe_permute.py",
     "rmsnorm_row": "rmsnorm.py",
+    "sm90_gathered": "sm90/grouped/kernel.py",
     "sm90_grouped": "sm90/grouped/kernel.py",
     "sm90_persistent": "sm90/persistent/kernel.py",
     "sm90_small_m": "sm90/small_m/kernel.py",

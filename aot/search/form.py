@@ -25,6 +25,7 @@ class Form(NamedTuple):
     epilogue: str = "none"
     overlap: str = OVERLAPS[-1]  # the most that is promised
     accumulator: str | None = None
+    rows: str = "contiguous"
 
 
 def lacks(family: Family, form: Form) -> list[str]:
@@ -35,6 +36,7 @@ def lacks(family: Family, form: Form) -> list[str]:
         f"the epilogue {form.epilogue}": form.epilogue in family.epilogues,
         f"the scaling {form.scaling}": form.scaling in family.scalings,
         f"a B that is {form.b_major.upper()}-major": form.b_major in family.b_majors,
+        f"{form.rows} rows": form.rows == family.rows,
         "batches" if form.batched else "an unbatched form": form.batched in family.batched,
         "scales or epilogues in a batch": not form.batched or (form.scaling, form.epilogue) == ("none", "none"),
     }

@@ -24,7 +24,7 @@ class GroupedBuilding(Building):
 
     def form(self, s: Signature) -> Form:
         """Element types of A, B and D, and all words."""
-        return Form((s.a, s.b, s.d), scaling=s.scaling, epilogue=s.epilogue, overlap=s.overlap)
+        return Form((s.a, s.b, s.d), scaling=s.scaling, epilogue=s.epilogue, overlap=s.overlap, rows=s.rows)
 
     def unlike(self, variant: Variant, signature: Signature) -> str | None:
         """By element types, epilogue and scaling."""
@@ -39,7 +39,9 @@ class GroupedBuilding(Building):
 
     def limit(self, variant: Variant, family: Family | None, signature: Signature) -> str | None:
         """Rows of A, B and D are loaded and stored in pieces, so K and columns of D must fill whole pieces. A choice
-        called overlap may rely on no more than is promised."""
+        called overlap may rely on no more than is promised. A family takes rows in one way."""
+        if family and family.rows != signature.rows:
+            return f"{variant.family}: rows are {family.rows}, not {signature.rows}"
         relied = variant.options.get("overlap")
         if relies_on_more(relied, signature.overlap):
             return f"{variant.family}: relies on overlap {relied}, promised is {signature.overlap}"

@@ -84,7 +84,8 @@ def illegal(variant: Variant) -> str | None:
         return f"{variant.family} is not made for {variant.target}, only for {', '.join(family.targets)}"
     if variant.accumulator != family.accumulator:
         return f"{variant.family} does not compute in {variant.accumulator}, only in {family.accumulator}"
-    form = Form(variant.elements, variant.batched, variant.scaling, variant.b_major, variant.epilogue)
+    words = variant.scaling, variant.b_major, variant.epilogue
+    form = Form(variant.elements, variant.batched, *words, rows=family.rows)
     if lacking := lacks(family, form):
         return f"{variant.family} lacks {' and '.join(lacking)}"
     options = variant.options

@@ -28,6 +28,8 @@ _OWN = {
     "gemm": "aot.search.gemm:GEMM",
     "rmsnorm": "aot.search.rmsnorm:RMSNORM",
     "grouped_gemm": "aot.search.grouped_gemm:GROUPED_GEMM",
+    "moe_permute": "aot.search.moe:MOE_PERMUTE",
+    "moe_combine": "aot.search.moe:MOE_COMBINE",
 }
 FIRST = next(iter(_OWN))  # which a file means that names none: it was written when there was no other
 

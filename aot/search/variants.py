@@ -192,6 +192,7 @@ class Family:
     batched: tuple[bool, ...] = (False, True)
     scalings: tuple[str, ...] = ("none",)
     b_majors: tuple[str, ...] = ("k",)
+    rows: str = "contiguous"  # of a grouped GEMM, a word of `runtime.grouped_gemm.ROWS`
     epilogues: frozenset[str] = frozenset(("none",))
     accumulator: str = "f32"
     access_bytes: int = 16  # rows of A, B and D are loaded and stored in whole pieces of this size

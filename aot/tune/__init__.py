@@ -16,11 +16,10 @@ Of each signature, in order:
    torch runs, for GEMMs cuBLAS; where operations take at least twice as long as bytes, those within 3% also for 150 ms
    without pause, because an H200 then lowers its clock to what power allows. Best is the least product of both times.
 4. `calibrate` predicts every function's time at every M from its estimate and all that was measured.
-5. `points` names more M at which the two likeliest functions are timed briefly beside the baseline, where it came near
-   the best somewhere: between the points another library's kernels may change, and callers who want the faster of
-   both (`on_slower`) are to have it.
-6. `choose` keeps few functions, each within `--tolerance` of the best somewhere, and makes ranges of M of them. A
+5. `choose` keeps few functions, each within `--tolerance` of the best somewhere, and makes ranges of M of them. A
    change of function must save more than a prediction can tell.
+6. What will serve is timed briefly beside torch at more M, where torch came near the best somewhere: between the points
+   another library's kernels may change, and callers who want the faster of both (`on_slower`) are to have it.
 
 `forms` checks and times the functions of forms and chooses none of them: what is wrong is taken out, and estimates are
 corrected. `journal` lets a killed run go on, and `history` keeps what was seen.

@@ -1,5 +1,5 @@
 """Numbers to tensors of an element type and back, also where torch has the type and no conversion: packed ones; and
-tensors full of NaN.
+tensors full of NaN, or of what integers have in its place.
 
 Needs torch. Knows nothing of operands.
 """
@@ -50,8 +50,18 @@ def to_numbers(tensor: torch.Tensor, dtype: str, wide: torch.dtype = torch.float
 
 
 def poisoned(shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
-    """A tensor full of NaN."""
-    return torch.full(shape, float("nan"), device=device).to(TORCH_DTYPES[dtype])
+    """A tensor full of NaN, or of the least integer there is."""
+    of = TORCH_DTYPES[dtype]
+    if not of.is_floating_point:
+        return torch.full(shape, torch.iinfo(of).min, device=device, dtype=of)
+    return torch.full(shape, float("nan"), device=device).to(of)
+
+
+def is_poison(tensor: torch.Tensor) -> torch.Tensor:
+    """Which elements are still what `poisoned` made them."""
+    if not tensor.dtype.is_floating_point:
+        return tensor == torch.iinfo(tensor.dtype).min
+    return torch.isnan(tensor.float())
 
 
 def _magnitudes(dtype: str) -> list[float]:

@@ -21,7 +21,7 @@ from runtime.numbers.dtypes import DTYPES, DType
 from runtime.program.operation import Signature
 
 from ..version import UNKNOWN, own_version
-from .elements import name_of, poisoned
+from .elements import is_poison, name_of, poisoned
 from .operation import OperandSet, Weights, tuning, unusual
 from .roofline import expected_us, power_bound
 from .timing import LOAD, Timing
@@ -71,7 +71,8 @@ class _Expected:
 
     @classmethod
     def of(cls, value: torch.Tensor, dtype: str, max_error: float) -> _Expected:
-        return cls(value, DTYPES[dtype], max_error, value.norm().item(), value.square().mean().sqrt().item())
+        norm, rms = value.norm().item(), value.square().mean().sqrt().item()
+        return cls(value, DTYPES[dtype], max_error, norm or 1.0, rms or 1.0)  # zeros have no scale of their own
 
 
 def check(signature: Signature, m: int, weights: Weights, launches: Mapping[str, Launch]) -> dict[str, float | str]:
@@ -132,9 +133,12 @@ def _guarded(like: torch.Tensor, device: str) -> torch.Tensor:
 
 def _judge(guarded: torch.Tensor, out: torch.Tensor, expected: _Expected) -> float | str:
     """The relative error of `out`, behind which `guarded` has guard rows, or what is wrong with it."""
-    if not torch.isnan(guarded[-_GUARD_ROWS:].float()).all():
+    if not is_poison(guarded[-_GUARD_ROWS:]).all():
         return "it writes behind the output"
     d, value = expected.dtype, expected.value
+    if d.mantissa_bits is None:
+        wrong = int((out.to(value.dtype) != value).sum())
+        return f"{wrong} of {out.numel()} integers are wrong" if wrong else 0.0
     difference = out.to(value.dtype).sub_(value)
     error = difference.norm().item() / expected.norm
     worst = difference.abs_().sub_(value.abs() * d.rounding).max().item() / expected.rms

@@ -25,6 +25,8 @@ _OWN = {
     "gemm": "aot.tune.gemm.tuning:GEMM",
     "rmsnorm": "aot.tune.rmsnorm.tuning:RMSNORM",
     "grouped_gemm": "aot.tune.grouped_gemm.tuning:GROUPED_GEMM",
+    "moe_permute": "aot.tune.moe_permute.tuning:MOE_PERMUTE",
+    "moe_combine": "aot.tune.moe_combine.tuning:MOE_COMBINE",
 }
 
 

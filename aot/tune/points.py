@@ -22,7 +22,6 @@ _FIRST, _ADDED = (3.0, 40), (2.0, 16)
 # Where launches are long: as many as this time of screening is enough for, and no fewer than eight.
 _SCREENING_US, _LAUNCHES, _LEAST = 30_000.0, 8, 8
 _GLANCES_FROM, _SPARSE_FROM = 64, 1024  # no baseline was ever faster below the first
-GLANCED = (2.0, 2)  # as `_FIRST`, of a glance
 
 
 class Point(NamedTuple):

@@ -30,7 +30,7 @@ from .operation import is_tuned, tuning
 from .options import TuneError, TuneOptions
 from .pool import Pool
 from .worker import Setup
-from .write import Results, TuneReport, Writer
+from .write import Key, Results, TuneReport, Writer
 
 _WRITE_EVERY_S = 60.0
 _BACKEND = "aot.tune.gpu:GpuBackend"
@@ -95,6 +95,7 @@ def _tuned(course: _Course, writer: Writer, report: TuneReport, destination: Pat
 
     try:
         _run(course, report, results, progress, write, lambda entry: writer.prepare(entry, results, report))
+        _glance(course, writer.glances(results, report.rejected), results, report)
     except KeyboardInterrupt:
         report.interrupted = True
     except AotError:
@@ -259,7 +260,24 @@ def _run(
             if write(False):
                 raise KeyboardInterrupt
             written = time.monotonic()
-    progress(total, total, "writing")
+    progress(total, total, "what will serve")
+
+
+def _glance(course: _Course, jobs: Mapping[Key, Job], results: Results, report: TuneReport) -> None:
+    """Do jobs that look at what will serve. A function that fails only now stays in no table."""
+    keys = {job: key for key, job in jobs.items()}
+    done = {job: answer for job in keys if (answer := course.journal.answer(job)) is not None}
+    for job in [job for job in keys if job not in done]:
+        course.executor.submit(job)
+    while len(done) < len(keys):
+        for job, answer in course.executor.answers():
+            course.journal.keep(job, answer)
+            done[job] = answer
+    for job, answer in done.items():
+        one = results.entries[keys[job]]
+        one.glances |= answer.glances
+        one.rejected |= answer.rejected
+        report.rejected |= {name: why for name, why in answer.rejected.items() if name not in report.rejected}
 
 
 def _digest(path: Path) -> str:

@@ -18,12 +18,10 @@ from . import points
 from .calibrate import Calibration, Observation, Predictions
 from .halving import Measured
 from .jobs import Answer, Job
-from .operation import tuning
 from .pool import Pool
 
 # Every candidate is checked at these M besides those it is ranked for: one row, fewer than any tile, and ragged.
 CHECK_TOKENS = (1, 3, 17, 333)
-_NEAR = 1.15  # of a function's time: a baseline that takes longer at all measured M is not looked at between them
 _LIKELY_USUAL = 1  # as so many measurements that load slows a function down as it does others
 _MANIFEST = 0.5  # of the longest row of candidates: a build ranks fewer at M that no manifest names
 
@@ -36,13 +34,10 @@ class Tuned:
     names: list[str]
     measured: list[Measured] = field(default_factory=list)
     rejected: dict[str, str] = field(default_factory=dict)
-    glances: dict[int, Mapping[str, float]] = field(default_factory=dict)  # by M: `Answer.glances`
+    glances: dict[int, Mapping[str, float]] = field(default_factory=dict)  # at what serves, by M: `Answer.glances`
 
     def predictions(self, pool: Pool) -> Predictions:
-        """Predictions from all that was measured of the functions that may serve.
-
-        Not from glances, which have the best functions alone: what all have in common there cannot be told.
-        """
+        """Predictions from all that was measured of the functions that may serve."""
         seen, slower = list[Observation](), self._slower()
         under_load = min((found.m for found in self.measured if found.sustained), default=math.inf)
         for found in self.measured:
@@ -141,18 +136,4 @@ def tune(entry: Entry, pool: Pool, seen: Mapping[int, int] | None = None) -> Gen
             break
         looked_at.add(point.m)
         yield from time(point.m, point.names, False)
-    if tuned.right() and tuning(signature).torch_serves(signature) and _may_win(tuned.measured):
-        of, right = tuned.predictions(pool), tuned.right()
-        ms = points.between([found.m for found in tuned.measured])
-        asked = tuple((m, tuple(points.plausible(of, right, m, points.GLANCED))) for m in ms)
-        names = tuple(dict.fromkeys(name for _, near in asked for name in near))
-        yield from check(names)
-        answer = yield Job(signature, names, glances=asked).without(tuned.rejected)
-        tuned.rejected |= answer.rejected
-        tuned.glances |= answer.glances
     return tuned
-
-
-def _may_win(measured: Sequence[Measured]) -> bool:
-    """Whether the baseline came near the best function somewhere."""
-    return any(found.baseline_time.us < _NEAR * min(t.us for _, t in found.times) for found in measured)

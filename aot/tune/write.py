@@ -18,9 +18,10 @@ from ..pack.forms import TABLE as FORMS
 from ..pack.tables import Row
 from ..pack.timings import TimingRow
 from ..pack.write import Package
-from . import choose, forms, history
+from . import choose, forms, history, points
 from .forms import Task, TunedForm
 from .halving import Measured
+from .jobs import Job
 from .operation import tuning
 from .options import TuneOptions
 from .pool import Pool
@@ -30,6 +31,7 @@ from .session import Tuned
 # (bf16, 15 N and K, M = 128 to 8192) 43 functions serve the others, and 3 more these, who are 1.7% behind the best of
 # all; with 0.01 it is 11 more, and 1.3%. Simulated tunings of Llama's five signatures have 82 to 92, and 3 to 7 more.
 FOR_EQUAL_BITS = 0.05
+_NEAR = 1.15  # of a function's time: torch, where it takes longer at all measured M, is not looked at between them
 _BEYOND = 2  # times the largest M that was measured, to where predictions go; what serves there serves all larger M
 
 Key = tuple[Signature, str]  # a signature and a target
@@ -134,21 +136,26 @@ class Writer:
         if _right(found.entries[key], report.rejected):
             self._predicted(key, found.entries[key], report.rejected)
 
+    def glances(self, found: Results, rejected: Mapping[str, str]) -> dict[Key, Job]:
+        """For each entry that a library may leave to torch, and that torch came near somewhere, a job that glances at
+        what will serve, between the points that were measured."""
+        times, chosen, _ = self._chosen(found.entries, rejected)
+        jobs = {}
+        for key, of in times.items():
+            one = found.entries[key]
+            if tuning(key[0]).torch_serves(key[0]) and any(_is_near(at) for at in one.measured):
+                serves = choose.ranges(of, chosen, self._options.tolerance)
+                ms = points.between([at.m for at in one.measured])
+                at_m = tuple((m, (choose.serving(serves, m),)) for m in ms)
+                jobs[key] = Job(key[0], tuple(dict.fromkeys(name for _, (name,) in at_m)), glances=at_m)
+        return {key: job for key, job in jobs.items() if job.glances}
+
     def _rows(
         self, results: Mapping[Key, Tuned], rejected: Mapping[str, str]
     ) -> tuple[list[Row], list[str], list[float]]:
         """The rows, the signatures that nothing serves any more, and the speedups."""
         untouched = {id(e): _untouched(e, rejected) for e in self._dispatch.entries}
-        served = {
-            name
-            for e in self._dispatch.entries
-            if not e.candidates and (row := untouched[id(e)])
-            for name in row.names()
-        }
-        order = dict.fromkeys((e.signature, e.target) for e in self._dispatch.entries)  # whoever was complete first
-        known = [key for key in order if key in results and _right(results[key], rejected)]
-        times = {key: self._predicted(key, results[key], rejected) for key in known}
-        chosen = choose.cover(list(times.values()), self._options.tolerance, served)
+        times, chosen, served = self._chosen(results, rejected)
         equal = self._equal_bits(results, times, chosen | served, rejected)
         rows, unserved, speedups = list[Row](), list[str](), list[float]()
         for entry in self._dispatch.entries:
@@ -163,6 +170,17 @@ class Writer:
                 rows.append(replace(row, invariant=equal.get(key)))
                 speedups += ratios
         return rows, unserved, speedups
+
+    def _chosen(
+        self, results: Mapping[Key, Tuned], rejected: Mapping[str, str]
+    ) -> tuple[dict[Key, choose.Times], set[str], set[str]]:
+        """Predicted times of each entry that was tuned, the functions that are to serve, and those that do already."""
+        rows = (_untouched(e, rejected) for e in self._dispatch.entries if not e.candidates)
+        served = {name for row in rows if row for name in row.names()}
+        order = dict.fromkeys((e.signature, e.target) for e in self._dispatch.entries)  # whoever was complete first
+        known = [key for key in order if key in results and _right(results[key], rejected)]
+        times = {key: self._predicted(key, results[key], rejected) for key in known}
+        return times, choose.cover(list(times.values()), self._options.tolerance, served), served
 
     def _predicted(self, key: Key, one: Tuned, rejected: Mapping[str, str]) -> choose.Times:
         """What the functions that may serve take at every M."""
@@ -248,6 +266,11 @@ def _untouched(entry: Entry, rejected: Mapping[str, str]) -> Row | None:
     serving = ranges.ranges([(m, names[0]) for m, names in candidates])
     invariant = ranges.without(row.invariant or (), rejected)
     return replace(row, candidates=candidates, ranges=serving, invariant=invariant)
+
+
+def _is_near(found: Measured) -> bool:
+    """Whether the baseline took no longer than `_NEAR` of the best function."""
+    return found.baseline_time.us < _NEAR * min(t.us for _, t in found.times)
 
 
 def _is_one_call(baseline: str) -> bool:

@@ -26,6 +26,8 @@ _OWN = {
     "gemm": "runtime.gemm.operation:GEMM",
     "rmsnorm": "runtime.rmsnorm:RMSNORM",
     "grouped_gemm": "runtime.grouped_gemm:GROUPED_GEMM",
+    "moe_permute": "runtime.moe.permute:MOE_PERMUTE",
+    "moe_combine": "runtime.moe.combine:MOE_COMBINE",
 }
 _NEEDED = ("name", "read", "of_key", "differences", "distance", "arguments", "ask")
 
@@ -34,10 +36,11 @@ class Operand(NamedTuple):
     """A tensor that a kernel takes: its name, element type, and axes.
 
     Axes are words. "M" is the extent that a signature leaves open, "M/128" the number of blocks of 128 along it (the
-    last perhaps short), "1" an extent of one, as any number is of itself; what the others are at a signature its
-    `extents` says. The innermost stride is 1, unless `layout` is "columns" (the one before it is) or "free" (none need
-    be); of "tiles" it is a matrix without a gap. Functions are asked for it by
-    name, or by place alone where it is one of the first `by_place` of its operation.
+    last perhaps short), "1" an extent of one, as any number is of itself, "T" one that no signature says and nothing is
+    chosen by, such as the rows that others are gathered from; what the others are at a signature its `extents` says.
+    The innermost stride is 1, unless `layout` is "columns" (the one before it is) or "free" (none need be); of "tiles"
+    it is a matrix without a gap. Functions are asked for it by name, or by place alone where it is one of the first
+    `by_place` of its operation.
     """
 
     name: str
@@ -117,8 +120,8 @@ class Operation(Protocol):
 
 
 def extents_at(signature: Signature, m: int) -> dict[str, int]:
-    """The extent of each axis of the operands of a signature at `m` rows."""
-    extents = {**signature.extents(), "M": m}
+    """The extent of each axis of the operands of a signature at `m` rows, "T" being as many."""
+    extents = {**signature.extents(), "M": m, "T": m}
     axes = {axis for operand in signature.operands() for axis in operand.axes}
     return extents | {axis: extent_of(axis, extents) for axis in axes if axis not in extents}
 

@@ -259,6 +259,17 @@ class Library(GemmCalls):
             raise
         return asked.result
 
+    def grouped_gemm(self, a: Any, b: Any, ends: Any, *, out: Any = None, stream: Any = None, **more: Any) -> Any:
+        """D[r] = act(A[r] @ B[e]^T) for rows r of group e, as experts have them: what `call` of "grouped_gemm" does.
+
+        a (..., K) with rows of a group together, b (groups, N, K), ends (groups), i32 on the device, the row that each
+        group ends before. Gives D (..., N), or (..., N/2) where the epilogue is gated. Only the device reads `ends`, so
+        a captured call serves whatever they are when its graph is replayed. Rows behind the last group's end stay as
+        they are. `out`, `stream` and errors are as `gemm` has them; by keyword also what
+        `runtime.grouped_gemm.GroupedGemm.ask` takes, as `epilogue` and `overlap`.
+        """
+        return self.call("grouped_gemm", a, b, ends, out=out, stream=stream, **more)
+
     # --- other contents ---
 
     def reload(self, path: Paths | None = None) -> bool:

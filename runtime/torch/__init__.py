@@ -3,16 +3,19 @@
 Imported by name only (`import runtime.torch`), since it needs torch. `gemm` is `Library.gemm` as the operator
 `cute_aot::gemm`, and `call` is `Library.call` as an operator of each operation's name; `replace_linears` puts GEMMs
 into a model; `inductor_options` lets Inductor put them into what it compiles, and `autotune_choices` lets Inductor
-measure the archive's kernels beside its own.
+measure the archive's kernels beside its own. `moe` is the experts of a mixture, around `grouped_gemm`, and
+`register_experts` puts it into models of transformers.
 Knows nothing of kernels: all that is computed is computed by the library.
 """
 
 from .autotune import GemmChoices, autotune_choices
+from .experts import grouped_gemm, moe
 from .inductor import GemmPass, inductor_options
 from .layers import Layer, Report
 from .linears import replace_linears, restore_linears
 from .operations import call
 from .operator import gemm, register
+from .transformers_experts import register_experts
 
 __all__ = [
     "GemmChoices",
@@ -22,8 +25,11 @@ __all__ = [
     "autotune_choices",
     "call",
     "gemm",
+    "grouped_gemm",
     "inductor_options",
+    "moe",
     "register",
+    "register_experts",
     "replace_linears",
     "restore_linears",
 ]

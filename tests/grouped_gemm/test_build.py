@@ -32,15 +32,26 @@ operations:
   grouped_gemm:
     - {name: experts_down, a: bf16, b: bf16, d: bf16, groups: 16, n: 512, k: 256}
 """
+GATHERED = MANIFEST.replace("k: 256}", "k: 256, rows: gathered}")
 
 
 @pytest.fixture(scope="session")
 def experts(request: pytest.FixtureRequest) -> Path:
     """The archive of the manifest."""
+    return _built(request, "experts", MANIFEST)
+
+
+@pytest.fixture(scope="session")
+def gathered(request: pytest.FixtureRequest) -> Path:
+    """The archive of the manifest with rows that are gathered."""
+    return _built(request, "gathered", GATHERED)
+
+
+def _built(request: pytest.FixtureRequest, name: str, text: str) -> Path:
     pytest.importorskip("cutlass", reason="the DSL is not installed")
 
     def make(folder: Path) -> None:
-        (folder / "experts.yaml").write_text(MANIFEST)
+        (folder / "experts.yaml").write_text(text)
         command = [*COMMAND, "build", "experts.yaml", "-o", "experts.aot", "--cache", "cache", "--candidates", "1"]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         done = subprocess.run(
@@ -48,7 +59,7 @@ def experts(request: pytest.FixtureRequest) -> Path:
         )
         assert done.returncode == 0, done.stderr
 
-    return made_once(request, "experts", make) / "experts.aot"
+    return made_once(request, name, make) / "experts.aot"
 
 
 def test_what_a_manifest_asks_is_built_verified_and_served(run: Run, experts: Path, torch: FakeTorch) -> None:
@@ -78,6 +89,30 @@ def test_what_a_manifest_asks_is_built_verified_and_served(run: Run, experts: Pa
         library.close()
 
 
+def test_gathered_rows_are_built_and_served_with_any_number_of_rows_in_a(
+    run: Run, gathered: Path, torch: FakeTorch
+) -> None:
+    assert run("verify", gathered).status == 0
+    with Archive.open(gathered) as archive:
+        kernels = {}
+        for name in archive.functions:
+            record = archive.record(name)
+            names = ["a", "b", "indices", "ends", "d", "max_active_clusters", "stream"]
+            assert [a["name"] for a in record["arguments"]] == names
+            (launch,), (kernel,) = record["program"]["launches"], record["kernels"]
+            assert kernel["local_bytes"] == 0
+            kernels[archive.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
+        driver = RecordingDriver(kernels=kernels)
+        library = Library(archive, driver)
+        b, ends = FakeTensor((16, 512, 256)), FakeTensor((16,), dtype="int32")
+        for tokens in (1, 5000):
+            for m, clusters in ((1, 2 * 512 // 128), (100_000, driver.active_clusters)):
+                indices, out = FakeTensor((m,), dtype="int32"), FakeTensor((m, 512))
+                library.call("grouped_gemm", FakeTensor((tokens, 256)), b, ends, indices=indices, out=out)
+                assert driver.launches[-1].grid == (clusters, 1, 1), "by rows of D, whatever A has"
+        library.close()
+
+
 def test_the_manifest_of_the_gpu_tests_has_functions_for_all_that_it_asks() -> None:
     found = manifest.load(ROOT / "tests/data/grouped.yaml")
     names = set()
@@ -100,6 +135,17 @@ def test_tuning_keeps_what_is_fastest_on_the_gpu(experts: Path, tmp_path: Path) 
     assert (entry.state, entry.ranges) == ("tuned", ((None, many),)), "estimates would have both"
 
 
+def test_gathered_rows_are_tuned_by_tile(gathered: Path, tmp_path: Path) -> None:
+    with Archive.open(gathered) as archive:
+        few, many = sorted(archive.functions, key=lambda name: ".swap." not in name)
+    times: dict[bool, dict[str, float]] = {True: {few: 2.0, many: 3.0}, False: {few: 3.0, many: 2.0}}
+    gpu = scripted(lambda name, s, m: {BASELINE: 4.0, **times[m <= 8]}[name])
+    tuned(gathered, tmp_path / "tuned.aot", gpu)
+    with Archive.open(tmp_path / "tuned.aot") as archive:
+        (entry,) = tables.operation_entries(archive)
+    assert (entry.state, entry.ranges) == ("tuned", ((8, few), (None, many)))
+
+
 def test_the_kernels_it_is_made_of_decide_whether_it_is_compiled_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,5 +159,5 @@ def test_the_kernels_it_is_made_of_decide_whether_it_is_compiled_anew(
         kernel.write_bytes(kernel.read_bytes() + b"\n")
         return {f for f in before if before[f] != ours.source_digest(f)}
 
-    assert changed_by("grouped/scheduler.py") == {"sm90_grouped"}
-    assert changed_by("persistent/mainloop.py") == {"sm90_grouped", "sm90_persistent"}
+    assert changed_by("grouped/scheduler.py") == {"sm90_gathered", "sm90_grouped"}
+    assert changed_by("persistent/mainloop.py") == {"sm90_gathered", "sm90_grouped", "sm90_persistent"}

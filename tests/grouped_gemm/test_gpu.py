@@ -103,13 +103,15 @@ def test_repeats_give_equal_bits(functions: dict[Signature, list[str]], library:
                 assert torch.equal(o.d, first), name
 
 
-def test_a_captured_launch_serves_whatever_groups_are_at_its_replay(entries: list[Entry], library: Library) -> None:
+def test_a_captured_launch_serves_whatever_groups_and_indices_are_at_its_replay(
+    entries: list[Entry], library: Library
+) -> None:
     for e in entries:
         s = e.signature
         for m in (3, 200):
             weights = Weights(s, m, 0, m)
             (o, *_), others = weights.operands(m), weights.unusual(m)
-            options = {"epilogue": s.parts.activation_word, "overlap": s.overlap, **o.extras}
+            options = {"epilogue": s.parts.activation_word, "overlap": s.overlap, "indices": o.indices, **o.extras}
             library.call("grouped_gemm", o.a, o.b, o.ends, out=o.d, **options)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
@@ -117,6 +119,8 @@ def test_a_captured_launch_serves_whatever_groups_are_at_its_replay(entries: lis
                 library.call("grouped_gemm", o.a, o.b, o.ends, out=o.d, **options)
             for other in others:
                 o.ends.copy_(other.ends)
+                if o.indices is not None and other.indices is not None:
+                    o.indices.copy_(other.indices)
                 o.d.fill_(float("nan"))
                 graph.replay()
                 wanted = MEASURES.reference(s, o)["d"]

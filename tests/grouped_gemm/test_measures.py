@@ -20,7 +20,8 @@ GATED = dataclasses.replace(PLAIN, epilogue="swiglu_interleaved")
 BIASED = dataclasses.replace(PLAIN, epilogue="bias+swiglu_clamped_interleaved")
 ROW_WISE = dataclasses.replace(PLAIN, a="e4m3", b="e4m3", scaling="row_column")
 BLOCKS = dataclasses.replace(ROW_WISE, n=160, k=272, scaling="block", epilogue="bias")
-EVERY = pytest.mark.parametrize("s", [PLAIN, GATED, BIASED, ROW_WISE, BLOCKS], ids=lambda s: s.key())
+GATHERED = dataclasses.replace(PLAIN, rows="gathered")
+EVERY = pytest.mark.parametrize("s", [PLAIN, GATED, BIASED, ROW_WISE, BLOCKS, GATHERED], ids=lambda s: s.key())
 MEASURES = GroupedMeasures()
 
 
@@ -33,6 +34,9 @@ def test_operands_are_those_of_the_signature(s: Signature) -> None:
     o = made(s)
     tensors: list[Any] = list(o.arguments())
     views = GROUPED_GEMM.arguments(s, 33, 0)
+    if s.rows == "gathered":
+        assert tensors[0].shape[0] == 5, "eight experts take a token"
+        views = (views[0]._replace(shape=(5, s.k)), *views[1:])
     assert [tuple(t.shape) for t in tensors] == [v.shape for v in views]
     strides = [
         (t.stride(), v.strides) for t, v, of in zip(tensors, views, s.operands(), strict=True) if of.layout == "rows"
@@ -61,6 +65,27 @@ def test_the_reference_is_what_each_group_multiplies() -> None:
         for row in range(begin, end):
             torch.testing.assert_close(found[row], o.b[group].double() @ o.a[row].double())
         begin = end
+
+
+def test_the_reference_of_gathered_rows_is_that_of_the_rows_that_indices_name() -> None:
+    o = made(GATHERED)
+    assert o.indices is not None
+    assert sorted(set(o.indices.tolist())) == list(range(5)), "each of several rows, some of them twice"
+    plain = OperandSet(torch.stack([o.a[i] for i in o.indices.tolist()]), o.b, o.ends, o.d)
+    assert torch.equal(MEASURES.reference(GATHERED, o)["d"], MEASURES.reference(PLAIN, plain)["d"])
+
+
+def test_a_check_notices_rows_that_are_not_those_that_indices_name() -> None:
+    def right(o: OperandSet) -> None:
+        o.d.copy_(MEASURES.reference(GATHERED, o)["d"])
+
+    def neighbours(o: OperandSet) -> None:
+        assert o.indices is not None
+        o.d.copy_(MEASURES.reference(GATHERED, dataclasses.replace(o, indices=(o.indices + 1) % o.a.shape[0]))["d"])
+
+    weights = Weights(GATHERED, 33, 0, 0, device="cpu")
+    found = measure.check(GATHERED, 33, weights, {"right": right, "neighbours": neighbours})
+    assert [name for name, why in found.items() if isinstance(why, str)] == ["neighbours"]
 
 
 def test_a_gate_is_applied_to_what_it_gates() -> None:
@@ -174,3 +199,4 @@ def test_active_groups_are_those_that_have_a_row() -> None:
     work = tuning(PLAIN).work(PLAIN, 1)
     assert work.flops == 2 * 48 * 64
     assert work.bytes == 2 * (48 * 64 + 64 + 48)
+    assert tuning(PLAIN).work(PLAIN, 80).bytes - tuning(GATHERED).work(GATHERED, 80).bytes == 2 * 64 * 70

@@ -12,6 +12,7 @@ import pytest
 from aot.providers.arguments import grouped_tensors
 from aot.search.legal import unsuited
 from aot.search.operation import building
+from aot.search.unserved import why_none
 from aot.search.variants import Variant
 from runtime import ArgumentError, KernelMiss, Library, RecordError
 from runtime.container.archive import Archive
@@ -25,8 +26,11 @@ SWIGLU = dataclasses.replace(PLAIN, epilogue="swiglu")
 BIASED = dataclasses.replace(PLAIN, epilogue="bias+swiglu_clamped_interleaved")
 ROW_WISE = dataclasses.replace(PLAIN, a="e4m3", b="e4m3", scaling="row_column")
 BLOCKS = dataclasses.replace(ROW_WISE, n=320, k=272, scaling="block", epilogue="bias")
+GATHERED = dataclasses.replace(PLAIN, epilogue="bias", rows="gathered")
 SIGNATURES = [
     PLAIN,
+    GATHERED,
+    dataclasses.replace(SWIGLU, rows="gathered", overlap="launch"),
     SWIGLU,
     BIASED,
     ROW_WISE,
@@ -45,8 +49,9 @@ def _variant(s: Signature) -> Variant:
 @pytest.fixture
 def driver(tmp_path: Path, torch: FakeTorch) -> RecordingDriver:
     served = {"none": PLAIN, "swiglu": SWIGLU, "biased": BIASED, "row_wise": ROW_WISE, "blocks": BLOCKS}
+    served |= {"gathered": GATHERED}
     rows = [entry(s.to_json(), [(None, name)]) for name, s in served.items()]
-    records = [tensors_record(name, *grouped_tensors(_variant(s))) for name, s in served.items()]
+    records = [tensors_record(name, *grouped_tensors(_variant(s), s.rows)) for name, s in served.items()]
     return RecordingDriver(kernels=write_archive(tmp_path / "experts.aot", records, rows, "grouped_gemm"))
 
 
@@ -85,6 +90,15 @@ def test_signatures_are_read_as_they_are_written(s: Signature) -> None:
 def test_malformed_signatures_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(RecordError, match=r"grouped_gemm|signature field"):
         GROUPED_GEMM.read(PLAIN.to_json() | change)
+
+
+def test_rows_that_are_contiguous_are_written_as_before_there_were_others() -> None:
+    assert set(PLAIN.to_json()) == {"a", "b", "d", "groups", "n", "k", "epilogue", "overlap", "scaling"}
+    assert PLAIN.key() == "bf16_bf16_bf16_grouped_none_g8_n256_k128"
+    assert GATHERED.key() == "bf16_bf16_bf16_grouped_bias_g8_n256_k128_gathered"
+    assert "rows is contiguous, wanted gathered" in GROUPED_GEMM.differences(PLAIN, GATHERED)
+    with pytest.raises(RecordError, match="'rows' must be one of contiguous, gathered"):
+        GROUPED_GEMM.read(PLAIN.to_json() | {"rows": "both"})
 
 
 def test_call_launches_its_kernel_with_operands_in_order(library: Library, driver: RecordingDriver) -> None:
@@ -162,6 +176,34 @@ def test_call_refuses_scales_that_do_not_go_together(library: Library, change: d
         library.call("grouped_gemm", *(given.pop(name) for name in ("a", "b", "ends")), **given)
 
 
+@pytest.mark.parametrize("rows", [3, 9, 500])
+def test_a_gathered_call_has_as_many_rows_as_indices(library: Library, driver: RecordingDriver, rows: int) -> None:
+    a, b, ends = tensors(m=rows)
+    indices, bias = FakeTensor((9,), dtype="int32"), FakeTensor((8, 256))
+    found = library.call("grouped_gemm", a, b, ends, indices=indices, bias=bias)
+    assert found.shape == (9, 256)
+    launch = driver.launches[-1]
+    assert launch.symbol == "kernel_gathered"
+    operands = a, b, indices, ends, found, bias
+    assert [struct.unpack_from("<Q", p)[0] for p in launch.parameters[:6]] == [t.data_ptr() for t in operands]
+    assert struct.unpack_from("<I", launch.parameters[6])[0] == 9, "M is that of D"
+
+
+def test_a_gathered_call_of_no_rows_launches_nothing(library: Library, driver: RecordingDriver) -> None:
+    a, b, ends = tensors(m=0)
+    indices = FakeTensor((0,), dtype="int32")
+    assert library.call("grouped_gemm", a, b, ends, indices=indices, bias=FakeTensor((8, 256))).shape == (0, 256)
+    assert not driver.launches
+
+
+def test_preload_loads_what_gathers_rows(library: Library, driver: RecordingDriver) -> None:
+    library.preload([9], only=[GATHERED.key()])
+    a, b, ends = tensors()
+    indices = FakeTensor((9,), dtype="int32")
+    library.call("grouped_gemm", a, b, ends, indices=indices, bias=FakeTensor((8, 256)))
+    assert driver.launches[-1].symbol == "kernel_gathered"
+
+
 def test_what_no_entry_serves_names_the_nearest(library: Library) -> None:
     with pytest.raises(KernelMiss, match="groups is 8, wanted 16"):
         library.call("grouped_gemm", *tensors(groups=16))
@@ -177,6 +219,10 @@ def test_what_no_entry_serves_names_the_nearest(library: Library) -> None:
         ({"out": FakeTensor((9, 128))}, r"out must have the shape \(9, 256\)"),
         ({"epilogue": "bias"}, "no epilogue 'bias'"),
         ({"overlap": "all"}, "overlap must be one of"),
+        ({"indices": FakeTensor((9,), dtype="int64")}, "indices of type i32"),
+        ({"indices": FakeTensor((9, 1), dtype="int32")}, "one for each row of out; found i32"),
+        ({"indices": FakeTensor((8,), dtype="int32")}, r"out must have the shape \(8, 256\)"),
+        ({"indices": FakeTensor((9,), dtype="int32"), "a": FakeTensor((0, 128))}, "choose rows of a, which has none"),
         ({"bias": FakeTensor((256,))}, r"bias must be bf16 of shape \(8, 256\), found bf16 of \(256,\)"),
         ({"bias": FakeTensor((8, 256), dtype="float32")}, "found f32"),
     ],
@@ -202,6 +248,12 @@ def test_variants_are_those_of_its_form_and_rely_on_no_more_overlap_than_is_prom
     assert {v.options["overlap"] for v in launch} == {"serial", "launch"}
     assert {v.options["swap"] for v in serial} == {False, True}
     assert {v.options["swap"] for v in of.variants("sm_90a", SWIGLU)} == {False}, "gates are not swapped"
+    assert {v.family for v in serial} == {"sm90_grouped"}
+    assert {v.family for v in of.variants("sm_90a", GATHERED)} == {"sm90_gathered"}
+    assert why_none("sm_100a", dataclasses.replace(PLAIN, rows="gathered")) == (
+        "none for sm_100a has gathered rows; sm_90a can"
+    )
+    assert "rows are contiguous, not gathered" in str(unsuited(serial[0], dataclasses.replace(PLAIN, rows="gathered")))
     assert {v.family for v in of.variants("sm_100a", PLAIN)} == {"sm100_grouped"}
     assert of.variants("sm_100a", SWIGLU) == []
     assert {v.options["swap"] for v in of.variants("sm_90a", ROW_WISE)} == {False, True}

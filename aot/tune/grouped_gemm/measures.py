@@ -13,7 +13,7 @@ import torch
 
 from runtime.gemm.fallback import apply_activation
 from runtime.gemm.signature import CLAMPED
-from runtime.grouped_gemm import Signature
+from runtime.grouped_gemm import Signature, group_operands
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import SCALE_BLOCK
 from runtime.program.operation import Operand, extents_at
@@ -22,7 +22,7 @@ from ..elements import TORCH_DTYPES, poisoned
 from ..gemm.operands import MAX_ERROR_FP8_PROMOTED
 from ..measure import MOST_LAUNCHES, Launch, MeasureError, tolerance
 from ..operation import Measures
-from .tuning import GROUPED_GEMM
+from .tuning import GROUPED_GEMM, rows_read
 
 _FLOAT64_ELEMENTS = 10 << 20  # up to so many a reference is computed in float64
 # Routers do not load all experts alike: a row falls to a group with a probability that is log-normal, of this sigma.
@@ -34,17 +34,23 @@ CLAMPED_SIZE = 4.0  # of A's numbers where sums are clamped, so that one in twel
 @dataclass(frozen=True)
 class OperandSet:
     """One A, B, ends of groups and D of a grouped GEMM, and by name what follows them, in the order of
-    `Signature.operands`."""
+    `Signature.operands`; and where rows are gathered the indices of A's rows."""
 
     a: torch.Tensor
     b: torch.Tensor
     ends: torch.Tensor
     d: torch.Tensor
     extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    indices: torch.Tensor | None = None
 
     def arguments(self) -> tuple[torch.Tensor, ...]:
         """What a function takes, in order."""
-        return (self.a, self.b, self.ends, self.d, *self.extras.values())
+        indices = [] if self.indices is None else [self.indices]
+        return (self.a, self.b, *indices, self.ends, self.d, *self.extras.values())
+
+    def rows(self) -> torch.Tensor:
+        """The row of A that each row of D is made of, (M, K)."""
+        return self.a if self.indices is None else self.a.index_select(0, self.indices)
 
     def outputs(self) -> Mapping[str, torch.Tensor]:
         """D."""
@@ -92,10 +98,14 @@ class Weights:
     def _set(self, m: int, b: torch.Tensor, counts: torch.Tensor) -> OperandSet:
         s = self.signature
         size = CLAMPED_SIZE if s.parts.activation == CLAMPED else 1.0
-        a = self._normal((m, s.k)).mul_(size).to(TORCH_DTYPES[s.a])
-        extras = {operand.name: self._extra(operand, m) for operand in s.operands()[4:]}
-        ends = counts.cumsum(0).to(torch.int32)
-        return OperandSet(a, b, ends, poisoned((m, s.columns), s.d, self.device), extras)
+        tokens, indices = rows_read(s, m), None
+        a = self._normal((tokens, s.k)).mul_(size).to(TORCH_DTYPES[s.a])
+        extras = {operand.name: self._extra(operand, m) for operand in group_operands(s.d, s.scaling, s.epilogue)}
+        ends, d = counts.cumsum(0).to(torch.int32), poisoned((m, s.columns), s.d, self.device)
+        if s.rows == "gathered":
+            drawn = torch.randint(tokens, (m,), device=self.device, generator=self.generator)
+            indices = drawn.to(torch.int32)
+        return OperandSet(a, b, ends, d, extras, indices)
 
     def _extra(self, operand: Operand, m: int) -> torch.Tensor:
         """A bias of the order of sums; or scales that differ from each other by factors of about e, so that none can
@@ -125,9 +135,9 @@ class GroupedMeasures(Measures):
 
     def reference(self, signature: Signature, operands: OperandSet) -> Mapping[str, torch.Tensor]:
         """What D must be, in float64 where that is cheap, else in float32; group by group."""
-        wide = torch.float64 if operands.b.numel() + operands.a.numel() <= _FLOAT64_ELEMENTS else torch.float32
-        extras = operands.extras
-        a = _scaled(operands.a, extras.get("scale_a"), wide)
+        rows, extras = operands.rows(), operands.extras
+        wide = torch.float64 if operands.b.numel() + rows.numel() <= _FLOAT64_ELEMENTS else torch.float32
+        a = _scaled(rows, extras.get("scale_a"), wide)
         sums = a.new_zeros((a.shape[0], signature.n))
         begin = 0
         for group, end in enumerate(operands.ends.tolist()):
@@ -144,9 +154,9 @@ class GroupedMeasures(Measures):
         return MAX_ERROR_FP8_PROMOTED if DTYPES[signature.a].narrow else tolerance(signature.d)
 
     def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
-        """torch._grouped_mm, or _scaled_grouped_mm of scales of rows; of operands that torch multiplies in no one call,
-        what torch.compile makes 16-bit numbers of first. Where there is a bias or an activation, then what
-        torch.compile makes of it."""
+        """torch._grouped_mm, after an index_select where rows are gathered, or _scaled_grouped_mm of scales of rows; of
+        operands that torch multiplies in no one call, what torch.compile makes 16-bit numbers of first. Where there is
+        a bias or an activation, then what torch.compile makes of it."""
         dtype, parts = TORCH_DTYPES[signature.d], signature.parts
         torch._dynamo.reset()
         reasons = []
@@ -182,7 +192,8 @@ def _products(signature: Signature) -> Iterator[tuple[str, Callable[[OperandSet]
     """The ways in which torch may compute the scaled products of all groups, fastest first, by name."""
     dtype = TORCH_DTYPES[signature.d]
     if signature.scaling == "none":
-        yield "torch._grouped_mm", lambda o: _grouped_mm(o.a, o.b, o.ends, dtype)
+        name = "torch._grouped_mm" if signature.rows == "contiguous" else "index_select, torch._grouped_mm"
+        yield name, lambda o: _grouped_mm(o.rows(), o.b, o.ends, dtype)
         return
     if signature.scaling == "row_column":
         yield "torch._scaled_grouped_mm", lambda o: _scaled_grouped_mm(o, dtype)
@@ -191,7 +202,7 @@ def _products(signature: Signature) -> Iterator[tuple[str, Callable[[OperandSet]
 
     def widened(o: OperandSet) -> torch.Tensor:
         scale_a, scale_b = o.extras["scale_a"], o.extras["scale_b"]
-        return _grouped_mm(widen(o.a, scale_a), widen(o.b, scale_b), o.ends, dtype)
+        return _grouped_mm(widen(o.rows(), scale_a), widen(o.b, scale_b), o.ends, dtype)
 
     yield "dequantise, torch._grouped_mm", widened
 
@@ -205,7 +216,7 @@ def _scaled_grouped_mm(o: OperandSet, dtype: torch.dtype) -> torch.Tensor:
     """Its sums are promoted to f32, as ours are."""
     scales = o.extras["scale_a"], o.extras["scale_b"]
     found: torch.Tensor = torch._scaled_grouped_mm(
-        o.a, o.b.transpose(-2, -1), *scales, offs=o.ends, out_dtype=dtype, use_fast_accum=False
+        o.rows(), o.b.transpose(-2, -1), *scales, offs=o.ends, out_dtype=dtype, use_fast_accum=False
     )
     return found
 

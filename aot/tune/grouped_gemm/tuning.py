@@ -10,6 +10,8 @@ from runtime.numbers.dtypes import DTYPES
 from ...search.grouped_gemm import active_groups
 from ..operation import Measures, Tuning, Work
 
+_EXPERTS_OF_A_TOKEN = 8  # of rows that are gathered, as Qwen3's and DeepSeek-V3's experts take tokens
+
 
 class GroupedTuning(Tuning):
     """See `aot.tune.operation.Tuning`."""
@@ -20,12 +22,12 @@ class GroupedTuning(Tuning):
         s = signature
         a, b, d = (DTYPES[t] for t in (s.a, s.b, s.d))
         weights = round(active_groups(s.groups, m) * s.n) * b.bytes_of(s.k)
-        return Work(2 * m * s.n * s.k, weights + m * (a.bytes_of(s.k) + d.bytes_of(s.columns)))
+        return Work(2 * m * s.n * s.k, weights + rows_read(s, m) * a.bytes_of(s.k) + m * d.bytes_of(s.columns))
 
     def form(self, signature: Signature) -> Hashable:
         """All but extents."""
         s = signature
-        return s.a, s.b, s.d, s.epilogue, s.scaling, s.overlap
+        return s.a, s.b, s.d, s.epilogue, s.scaling, s.rows, s.overlap
 
     def torch_serves(self, signature: Signature) -> bool:
         """Never: a library has no such call."""
@@ -36,6 +38,11 @@ class GroupedTuning(Tuning):
         from .measures import GroupedMeasures
 
         return GroupedMeasures()
+
+
+def rows_read(signature: Signature, m: int) -> int:
+    """How many rows of A there are to `m` of D: where these are gathered, tokens that `_EXPERTS_OF_A_TOKEN` take."""
+    return -(-m // _EXPERTS_OF_A_TOKEN) if signature.rows == "gathered" else m
 
 
 GROUPED_GEMM = GroupedTuning()

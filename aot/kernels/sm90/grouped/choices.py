@@ -12,7 +12,7 @@ from runtime.numbers.dtypes import DTYPES
 
 from ..persistent import choices as persistent
 from ..persistent.form import Form
-from .plan import FIXED, MOST_GROUPS, plan_of
+from .plan import MOST_GROUPS, all_choices, plan_of
 
 _MOST_STAGED_SCALES = 4  # with 6, and with 8 in some kernels, the compiler spills
 
@@ -25,6 +25,8 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch").
     "overlap": ("serial", "launch"),
 }
+# Gathered rows are loaded by threads, which multicast nothing.
+OPTIONS_OF_GATHERED = {name: values for name, values in OPTIONS.items() if name != "cluster_n"}
 
 
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
@@ -32,7 +34,9 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
     this kernel demand."""
     if (form.scaling == "none") != (DTYPES[form.a].bits > 8):
         return "8-bit inputs have scales of rows or of blocks, and no others have"
-    if reason := persistent.rule({**options, **FIXED}, form):
+    if form.gathered and form.scaling == "block":
+        return "the warps that load scales of blocks are those that gather rows"
+    if reason := persistent.rule(all_choices(options), form):
         return reason
     if plan_of(options, form).staged_scales > _MOST_STAGED_SCALES:
         return "the warps that load scales also find groups, and have registers for fewer scales"

@@ -9,7 +9,7 @@ import cutlass
 from cutlass import cute
 
 from ..persistent.kernel import Persistent
-from ..persistent.operands import batch_last, column_operand, gate_beside_up, output, row_operand
+from ..persistent.operands import batch_last, column_operand, gate_beside_up, gathered_operand, output, row_operand
 from ..persistent.pipeline import ClusterCta
 from ..persistent.plan import STAGE_BYTES_OF_K
 from ..persistent.scheduler import KTiles
@@ -27,6 +27,7 @@ class Grouped(Persistent):
         self,
         a: cute.Tensor,
         b: cute.Tensor,
+        indices: Any,
         ends: cute.Tensor,
         d: cute.Tensor,
         scale_a: Any,
@@ -36,7 +37,8 @@ class Grouped(Persistent):
         stream: Any,
     ) -> None:
         """Launch over A (M, K), B (groups, N, K), the row of A that each group ends before, i32 (groups), D (M,
-        columns), and what `runtime.grouped_gemm.Signature` says of scales and bias, or None."""
+        columns), and what `runtime.grouped_gemm.Signature` says of scales and bias, or None. Where rows are gathered, A
+        is (T, K), and `indices`, i32 (M), says which of its rows each row of D is made of; else they are None."""
         plan = self.plan
         self.element, self.element_d, self.batched = a.element_type, d.element_type, False
         groups, extents = cute.size(ends), (cute.size(d, mode=[0]), cute.size(b, mode=[1]))
@@ -46,7 +48,12 @@ class Grouped(Persistent):
         rows, columns, out = a, b, d
         if cutlass.const_expr(plan.swap):
             rows, columns, out = b, a, cute.make_tensor(d.iterator, cute.select(d.layout, [1, 0]))
-        of_rows, of_columns, of_out = row_operand(plan, rows), column_operand(plan, columns), output(plan, out)
+        tokens: Any = None
+        if cutlass.const_expr(plan.form.gathered):
+            tokens = gathered_operand(plan, a, indices)
+        of_rows = tokens if cutlass.const_expr(tokens is not None and not plan.swap) else row_operand(plan, rows)
+        of_columns = tokens if cutlass.const_expr(tokens is not None and plan.swap) else column_operand(plan, columns)
+        of_out = output(plan, out)
         per_tile = (plan.rows if plan.swap else plan.out_columns) * plan.cluster_along_n
         tiles_along_n = cute.ceil_div(cute.size(d, mode=[1]), per_tile)
         # Each group has a tile at most that is not full.

@@ -19,4 +19,9 @@ FIXED = {"cluster_m": 1, "split_k": 1, "stream_k": False, "order": "rows"}
 
 def plan_of(options: Mapping[str, Any], form: Form) -> Plan:
     """The persistent kernel that these choices come to."""
-    return Plan.of({**options, **FIXED}, form)
+    return Plan.of(all_choices(options), form)
+
+
+def all_choices(options: Mapping[str, Any]) -> dict[str, Any]:
+    """These and the choices that are always alike; with gathered rows, clusters share no rows of A."""
+    return {"cluster_n": 1, **options, **FIXED}

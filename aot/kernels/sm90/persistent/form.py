@@ -21,6 +21,7 @@ class Form:
     epilogue: str = "none"
     b_major: str = "k"
     scheduler_bytes: int = 0  # of shared memory, that a scheduler keeps
+    gathered: bool = False  # indices on the device say which row of A each row of D is made of
 
     @property
     def gated(self) -> bool:

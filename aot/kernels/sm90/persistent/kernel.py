@@ -12,6 +12,7 @@ from cutlass.cute.nvgpu import cpasync
 from ..sizes import WARP, WARP_GROUP
 from .consumer import ConsumerStorage, consume
 from .epilogue_operands import EpilogueOperands
+from .gather import GatheredOperand, gather
 from .operands import batch_last, column_operand, gate_beside_up, output, row_operand
 from .output import Output
 from .pipeline import CONSUMER_THREADS, ClusterCta, Pipeline
@@ -116,15 +117,15 @@ class Persistent:
     def kernel(self, of_rows: Any, of_columns: Any, of_out: Any, of_grid: Any, extents: Any, extras: Any) -> None:
         """Every tile of D that falls to this cluster.
 
-        Operands are a TMA atom, a tensor and a layout in shared memory; `of_grid` is the fields of `Grid` but M, and of
-        a `Workspace` if there is one; `extents` is M and N.
+        Operands are a TMA atom, a tensor and a layout in shared memory, or what `gathered_operand` says; `of_grid` is
+        the fields of `Grid` but M, and of a `Workspace` if there is one; `extents` is M and N.
         """
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        rows_atom, rows, rows_layout = of_rows
-        columns_atom, columns, columns_layout = of_columns
+        rows_atom, rows, rows_layout, *of_gathered_rows = of_rows
+        columns_atom, columns, columns_layout, *of_gathered_columns = of_columns
         out_atom, out, out_layout, *memory = of_out
         storage = self._allocate(rows_layout, columns_layout, out_layout)
         self._set_up(storage, (rows_atom, columns_atom, out_atom), warp_index)
@@ -149,6 +150,16 @@ class Persistent:
                 tma_rows = TmaOperand(rows_atom, rows, storage.rows)
                 tma_columns = TmaOperand(columns_atom, columns, storage.columns)
                 produce(plan, tma_rows, tma_columns, storage.pipeline, scheduler)
+            elif cutlass.const_expr(plan.gather_warps > 0):
+                if warp_index <= _PRODUCER_WARP + plan.gather_warps:
+                    if cutlass.const_expr(plan.overlap):
+                        cute.arch.griddepcontrol_wait()
+                    (indices,) = of_gathered_columns if cutlass.const_expr(plan.swap) else of_gathered_rows
+                    tokens, shared = (
+                        (columns, storage.columns) if cutlass.const_expr(plan.swap) else (rows, storage.rows)
+                    )
+                    gathered = GatheredOperand(tokens, indices, shared)
+                    gather(plan, gathered, storage.pipeline, scheduler, warp_index - _PRODUCER_WARP - 1)
             elif cutlass.const_expr(plan.scale_warps > 0):
                 if warp_index <= _PRODUCER_WARP + plan.scale_warps:
                     if cutlass.const_expr(plan.overlap):
@@ -211,7 +222,8 @@ class Persistent:
         plan = self.plan
         if warp_index == _PRODUCER_WARP:
             for descriptor in descriptors:
-                cpasync.prefetch_descriptor(descriptor)
+                if cutlass.const_expr(descriptor is not None):
+                    cpasync.prefetch_descriptor(descriptor)
             with cute.arch.elect_one():
                 for stage in cutlass.range_constexpr(plan.stages):
                     cute.arch.mbarrier_init(storage.pipeline.full + stage, plan.full_arrivals)

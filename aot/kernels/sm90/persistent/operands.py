@@ -57,16 +57,26 @@ def _operand(
 ) -> Any:
     """The TMA atom, the tensor and the layout of stages, (extent, K, stages), of an operand whose tiles `multicast`
     CTAs load together."""
-    element = x.element_type
-    tile_k = STAGE_BYTES_OF_K * 8 // element.width
-    kinds = warpgroup.SmemLayoutAtomKind
-    k_major = major == OperandMajorMode.K
-    atom = warpgroup.make_smem_layout_atom(kinds.K_SW128 if k_major else kinds.MN_SW128, element)
-    shape = (extent, tile_k, plan.stages)
-    layout = cute.tile_to_shape(atom, shape, (0, 1, 2) if k_major else (1, 0, 2))
+    layout = stage_layout(plan, x.element_type, extent, major)
+    tile_k = STAGE_BYTES_OF_K * 8 // x.element_type.width
     load = cpasync.CopyBulkTensorTileG2SMulticastOp() if multicast > 1 else cpasync.CopyBulkTensorTileG2SOp()
     tma_atom, tma = cpasync.make_tiled_tma_atom(load, x, cute.select(layout, [0, 1]), (extent, tile_k), multicast)
     return tma_atom, tma, layout
+
+
+def stage_layout(plan: Plan, element: Any, extent: int, major: OperandMajorMode = OperandMajorMode.K) -> Any:
+    """The layout of an operand's stages in shared memory, (extent, K, stages), as TMA writes and WGMMA reads them."""
+    kinds = warpgroup.SmemLayoutAtomKind
+    k_major = major == OperandMajorMode.K
+    atom = warpgroup.make_smem_layout_atom(kinds.K_SW128 if k_major else kinds.MN_SW128, element)
+    shape = (extent, STAGE_BYTES_OF_K * 8 // element.width, plan.stages)
+    return cute.tile_to_shape(atom, shape, (0, 1, 2) if k_major else (1, 0, 2))
+
+
+def gathered_operand(plan: Plan, a: cute.Tensor, indices: cute.Tensor) -> Any:
+    """What stands for A where its rows are gathered: no TMA atom, A in memory, the layout of stages, and the indices
+    that say which row of A each row of D is made of."""
+    return None, a, stage_layout(plan, a.element_type, plan.tokens), indices
 
 
 def output(plan: Plan, d: cute.Tensor) -> Any:

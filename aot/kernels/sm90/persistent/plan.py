@@ -28,6 +28,7 @@ _WIDE_EPILOGUE_TILE = 24  # how narrow they may be for more stages
 _MOST_TRANSPOSED_COLUMNS = 64  # of an epilogue tile where D is stored transposed, and any number would do
 _RASTER_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster than 1024 or 512 on an H200
 _RASTER_SWIZZLES = {"two_rows": 2, "columns": 8, "quads": 8}
+_GATHER_WARPS = 2  # of four rows at a time each
 _LEAST_SLICE, _MOST_SLICES = 4, 12  # stages of K, and how many to a tile
 _SCALE_BYTES = CONSUMERS * WARP * 4  # of one product of scales for all groups of four threads, which share rows
 # Whose epilogue tiles must be small for there to be one for each of many slices of K.
@@ -172,8 +173,24 @@ class Plan:
 
     @property
     def stage_bytes(self) -> int:
-        """What arrives at a stage of each CTA, from itself and others."""
-        return sum(self.operand_bytes)
+        """What arrives by TMA at a stage of each CTA, from itself and others."""
+        of_rows, of_columns = self.operand_bytes
+        if self.form.gathered:
+            return of_rows if self.swap else of_columns
+        return of_rows + of_columns
+
+    @property
+    def gather_warps(self) -> int:
+        """Warps of the producer warp group that gather rows of A, or 0 where these come by TMA: so many that each has
+        rows of the smallest tile, and that all together load whole swizzle atoms at a time."""
+        return _GATHER_WARPS if self.form.gathered else 0
+
+    @property
+    def gather_lag(self) -> int:
+        """Stages that a gathering warp begins to load before it waits for the first of them to have come, and hands
+        that over. A warp waits for a stage to be empty before it loads it, and consumers release a stage when products
+        of the next one are under way, so it must be less than `stages` - 1."""
+        return max(1, (self.stages - 1) // 2)
 
     # The mainloop.
 
@@ -222,7 +239,7 @@ class Plan:
     @property
     def full_arrivals(self) -> int:
         """Warps that arrive at the full barrier of a stage, besides bytes."""
-        return 1 + self.scale_warps
+        return 1 + self.scale_warps + self.gather_warps
 
     # The epilogue.
 

@@ -5,6 +5,8 @@ over M begins earlier, and its last row is the last of A: it makes rows of D tha
 store the same bits, since a row of D depends on its own row of A alone. Where M is less than a tile there is nothing
 before, and tiles of `stream_k` stay where they are (`Plan.moved_up`).
 
+Rows of A that are gathered come another way (`gather`), and this warp loads B alone.
+
 Rows and columns are WGMMA's. Knows nothing of what consumers do with a stage but that they release it.
 """
 
@@ -20,7 +22,7 @@ from .scheduler import TileScheduler, this_cluster
 
 
 class TmaOperand(NamedTuple):
-    """An operand: its TMA atom, its tensor, and (extent, K, stages) in shared memory."""
+    """An operand: its TMA atom, None where it is gathered, its tensor, and (extent, K, stages) in shared memory."""
 
     atom: Any
     tensor: Any
@@ -74,8 +76,11 @@ def _batch(operand: TmaOperand, batch: Any) -> tuple[Any, ...]:
     return (batch,) if cute.rank(operand.tensor) == 3 else ()
 
 
-def _loads(plan: Plan, rows: TmaOperand, columns: TmaOperand, cta: ClusterCta, moved_up: Any) -> tuple[_Load, _Load]:
-    """Who loads the same rows is in the same row of the cluster's grid of CTAs, which counts rows first."""
+def _loads(
+    plan: Plan, rows: TmaOperand, columns: TmaOperand, cta: ClusterCta, moved_up: Any
+) -> tuple[_Load | None, _Load | None]:
+    """How each operand is loaded, None where it is gathered. Who loads the same rows is in the same row of the
+    cluster's grid of CTAs, which counts rows first."""
     rows_mask, columns_mask = None, None
     if plan.cluster_columns > 1:
         every = sum(1 << (other * plan.cluster_rows) for other in range(plan.cluster_columns))
@@ -90,9 +95,11 @@ def _loads(plan: Plan, rows: TmaOperand, columns: TmaOperand, cta: ClusterCta, m
     )
 
 
-def _load(operand: TmaOperand, moved_up: Any, extent: int, rank: Any, multicast: int, mask: Any) -> _Load:
+def _load(operand: TmaOperand, moved_up: Any, extent: int, rank: Any, multicast: int, mask: Any) -> _Load | None:
     """How CTA `rank` of `multicast` loads an operand whose tiles have `extent` rows, which begin so many before."""
     atom, tensor, shared = operand
+    if atom is None:
+        return None
     batch_modes = (None,) * (cute.rank(tensor) - 2)
     if moved_up is not None:
         tensor = cute.domain_offset((-moved_up, 0, *(0 for _ in batch_modes)), tensor)
@@ -105,7 +112,7 @@ def _load(operand: TmaOperand, moved_up: Any, extent: int, rank: Any, multicast:
 
 @cute.jit
 def _load_stage(
-    plan: cutlass.Constexpr, loads: tuple[_Load, _Load], pipeline: Pipeline, state: PipelineState, what: _Stage
+    plan: cutlass.Constexpr, loads: Any, pipeline: Pipeline, state: PipelineState, what: _Stage
 ) -> PipelineState:
     """Fill a stage once it is empty; return the next state."""
     stage = state.stage
@@ -114,8 +121,10 @@ def _load_stage(
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive_and_expect_tx(full, plan.stage_bytes)
     of_rows, of_columns = loads
-    _issue(of_rows, (what.row, what.k_tile, *what.batch_of_rows), stage, full)
-    _issue(of_columns, (what.column, what.k_tile, *what.batch_of_columns), stage, full)
+    if cutlass.const_expr(of_rows is not None):
+        _issue(of_rows, (what.row, what.k_tile, *what.batch_of_rows), stage, full)
+    if cutlass.const_expr(of_columns is not None):
+        _issue(of_columns, (what.column, what.k_tile, *what.batch_of_columns), stage, full)
     return advance(plan, state)
 
 

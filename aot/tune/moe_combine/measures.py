@@ -1,0 +1,115 @@
+"""Random operands of a moe_combine, what it must make of them, how exactly, and what torch runs in its place.
+
+Needs torch; on the GPU for measurements, on the CPU for tests of this file. Knows nothing of kernels or archives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from runtime.moe.combine import Signature
+
+from ..elements import TORCH_DTYPES, poisoned
+from ..measure import MOST_LAUNCHES, Launch, MeasureError, tolerance
+from ..operation import Measures
+from .tuning import MOE_COMBINE
+
+
+@dataclass(frozen=True)
+class OperandSet:
+    """One set of rows, positions, weights and y."""
+
+    rows: torch.Tensor
+    positions: torch.Tensor
+    weights: torch.Tensor
+    y: torch.Tensor
+
+    def arguments(self) -> tuple[torch.Tensor, ...]:
+        """What a function takes, in order."""
+        return (self.rows, self.positions, self.weights, self.y)
+
+    def outputs(self) -> Mapping[str, torch.Tensor]:
+        """y."""
+        return {"y": self.y}
+
+    def writing(self, outputs: Mapping[str, torch.Tensor]) -> OperandSet:
+        """The same with another y."""
+        return replace(self, y=outputs["y"])
+
+
+class Weights:
+    """Random operands of a signature; so many that using them in turn finds L2 cold."""
+
+    def __init__(self, signature: Signature, m: int, l2_bytes: int, seed: int, device: str = "cuda") -> None:
+        self.signature, self.device = signature, device
+        self.generator = torch.Generator(device=device).manual_seed(seed)
+        self.count = min(max(1, math.ceil(3 * l2_bytes / MOE_COMBINE.work(signature, m).bytes)), MOST_LAUNCHES)
+
+    def operands(self, m: int) -> list[OperandSet]:
+        """Fresh rows, each in one place of `m` tokens, and weights that add up to 1; a poisoned y."""
+        return [self._set(m) for _ in range(self.count)]
+
+    def unusual(self, m: int) -> list[OperandSet]:
+        """The same where a third of the places, at random, are of no row, and rows that nobody names are NaN."""
+        o = self._set(m)
+        none = torch.rand(o.positions.shape, device=self.device, generator=self.generator) < 1 / 3
+        o.rows[o.positions[none].long()] = float("nan")
+        return [replace(o, positions=torch.where(none, -1, o.positions))]
+
+    def _set(self, m: int) -> OperandSet:
+        s = self.signature
+        random: dict[str, Any] = {"device": self.device, "generator": self.generator}
+        positions = torch.rand(m * s.top_k, **random).argsort().view(m, s.top_k).to(torch.int32)
+        return OperandSet(
+            torch.randn((m * s.top_k, s.n), **random).to(TORCH_DTYPES[s.rows]),
+            positions,
+            torch.randn((m, s.top_k), **random).softmax(-1),
+            poisoned((m, s.n), s.y, self.device),
+        )
+
+
+class CombineMeasures(Measures):
+    """See `aot.tune.operation.Measures`."""
+
+    def weights(self, signature: Signature, m: int, l2_bytes: int, seed: int, device: str = "cuda") -> Weights:
+        """Random operands."""
+        return Weights(signature, m, l2_bytes, seed, device)
+
+    def reference(self, signature: Signature, operands: OperandSet) -> Mapping[str, torch.Tensor]:
+        """What y must be, in float32, slot by slot."""
+        o = operands
+        y = torch.zeros(o.y.shape, device=o.y.device)
+        for slot in range(signature.top_k):
+            places = o.positions[:, slot].long()
+            there = (places >= 0) & (places < len(o.rows))
+            terms = o.rows[places.clamp(0, len(o.rows) - 1)].float() * o.weights[:, slot, None]
+            y += torch.where(there[:, None], terms, 0.0)
+        return {"y": y}
+
+    def max_error(self, signature: Signature, output: str) -> float:
+        """The relative error that y may have: its own rounding; sums are in f32."""
+        return tolerance(signature.y)
+
+    def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
+        """A gather, a product and a sum, in one compiled kernel."""
+        dtype = TORCH_DTYPES[signature.y]
+        torch._dynamo.reset()
+        add = torch.compile(
+            lambda rows, positions, weights: (rows[positions.long()].float() * weights[..., None]).sum(1).to(dtype),
+            dynamic=True,
+        )
+
+        def combine(o: OperandSet) -> torch.Tensor:
+            found: torch.Tensor = add(o.rows, o.positions, o.weights)
+            return found
+
+        try:
+            combine(example)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise MeasureError(f"torch cannot compute {signature.key()}: {str(error).splitlines()[0]}") from None
+        return "torch.compile'd gather, product and sum", combine

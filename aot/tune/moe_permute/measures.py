@@ -1,0 +1,153 @@
+"""Random operands of a moe_permute, what it must make of them, and what torch runs in its place.
+
+Needs torch; on the GPU for measurements, on the CPU for tests of this file. Knows nothing of kernels or archives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from runtime.moe.permute import Signature
+
+from ..elements import TORCH_DTYPES, poisoned
+from ..measure import MOST_LAUNCHES, Launch, MeasureError
+from ..operation import Measures
+from .tuning import MOE_PERMUTE
+
+
+@dataclass(frozen=True)
+class OperandSet:
+    """One x, ids, perhaps an expert map, rows, ends and positions."""
+
+    x: torch.Tensor
+    ids: torch.Tensor
+    expert_map: torch.Tensor | None
+    rows: torch.Tensor
+    ends: torch.Tensor
+    positions: torch.Tensor
+
+    def arguments(self) -> tuple[torch.Tensor, ...]:
+        """What a function takes, in order."""
+        of_map = () if self.expert_map is None else (self.expert_map,)
+        return (self.x, self.ids, *of_map, self.rows, self.ends, self.positions)
+
+    def outputs(self) -> Mapping[str, torch.Tensor]:
+        """Rows, ends and positions."""
+        return {"rows": self.rows, "ends": self.ends, "positions": self.positions}
+
+    def writing(self, outputs: Mapping[str, torch.Tensor]) -> OperandSet:
+        """The same with other outputs."""
+        return replace(self, rows=outputs["rows"], ends=outputs["ends"], positions=outputs["positions"])
+
+    def local(self) -> torch.Tensor:
+        """The expert here of each assignment (T, top_k), or -1."""
+        found = self.ids.long()
+        if self.expert_map is not None:
+            there = (found >= 0) & (found < len(self.expert_map))
+            found = torch.where(there, self.expert_map.long()[found.clamp(0, len(self.expert_map) - 1)], -1)
+        return torch.where((found >= 0) & (found < len(self.ends)), found, -1)
+
+
+class Weights:
+    """Random tokens and experts of a signature; so many that using them in turn finds L2 cold."""
+
+    def __init__(self, signature: Signature, m: int, l2_bytes: int, seed: int, device: str = "cuda") -> None:
+        self.signature, self.device = signature, device
+        self.generator = torch.Generator(device=device).manual_seed(seed)
+        self.count = min(max(1, math.ceil(3 * l2_bytes / MOE_PERMUTE.work(signature, m).bytes)), MOST_LAUNCHES)
+
+    def operands(self, m: int) -> list[OperandSet]:
+        """Fresh tokens, each with experts that differ where there are enough, all of them here; poisoned outputs."""
+        return [self.made(self._drawn(m)) for _ in range(self.count)]
+
+    def unusual(self, m: int) -> list[OperandSet]:
+        """The same with one expert that has all."""
+        s = self.signature
+        return [self.made(torch.full((m, s.top_k), s.experts // 3, device=self.device))]
+
+    def made(self, experts: torch.Tensor) -> OperandSet:
+        """Operands of tokens with these experts (T, top_k), by their number here, of which any may be out of range."""
+        s, of_map, (m, top_k) = self.signature, None, experts.shape
+        if s.global_experts:
+            of_map, experts = self._mapped(experts)
+        x = torch.randn((m, s.k), **self._random()).to(TORCH_DTYPES[s.x])
+        return OperandSet(
+            x,
+            experts.to(torch.int32),
+            of_map,
+            poisoned((m * top_k, s.k), s.x, self.device),
+            poisoned((s.experts,), "i32", self.device),
+            poisoned((m, top_k), "i32", self.device),
+        )
+
+    def _drawn(self, m: int) -> torch.Tensor:
+        s = self.signature
+        if s.top_k > s.experts:
+            return torch.randint(s.experts, (m, s.top_k), **self._random())
+        return torch.rand((m, s.experts), **self._random()).topk(s.top_k).indices
+
+    def _mapped(self, experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A random map from global experts to those here, and the global ids of experts by their number here."""
+        s = self.signature
+        if s.global_experts < s.experts:
+            raise MeasureError(f"{s.key()} has more experts than there are in all")
+        globals_ = torch.rand(s.global_experts, **self._random()).argsort()[: s.experts]
+        of_map = torch.full((s.global_experts,), -1, dtype=torch.int32, device=self.device)
+        of_map[globals_] = torch.arange(s.experts, dtype=torch.int32, device=self.device)
+        here = (experts >= 0) & (experts < s.experts)
+        return of_map, torch.where(here, globals_[experts.clamp(0, s.experts - 1)], experts)
+
+    def _random(self) -> dict[str, Any]:
+        return {"device": self.device, "generator": self.generator}
+
+
+class PermuteMeasures(Measures):
+    """See `aot.tune.operation.Measures`."""
+
+    def weights(self, signature: Signature, m: int, l2_bytes: int, seed: int, device: str = "cuda") -> Weights:
+        """Random operands."""
+        return Weights(signature, m, l2_bytes, seed, device)
+
+    def reference(self, signature: Signature, operands: OperandSet) -> Mapping[str, torch.Tensor]:
+        """The outputs; rows behind the last group's, which no function writes, are NaN."""
+        local = operands.local().flatten()
+        order = torch.where(local < 0, signature.experts, local).sort(stable=True).indices
+        sizes = torch.bincount(local[local >= 0], minlength=signature.experts)
+        here = int(sizes.sum())
+        rows = torch.full(operands.rows.shape, float("nan"), device=operands.x.device)
+        rows[:here] = operands.x.float()[order[:here] // signature.top_k]
+        positions = torch.full_like(local, -1)
+        positions[order[:here]] = torch.arange(here, device=local.device)
+        return {
+            "rows": rows,
+            "ends": sizes.cumsum(0).double(),
+            "positions": positions.view(operands.ids.shape).double(),
+        }
+
+    def max_error(self, signature: Signature, output: str) -> float:
+        """None: all is copied, or counted."""
+        return 0.0
+
+    def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
+        """A stable sort of ids, a gather of rows, and what says where groups end and rows went to."""
+        count = torch.arange(example.ids.numel(), dtype=torch.int32, device=example.ids.device)
+        experts = torch.arange(signature.experts, dtype=torch.int32, device=example.ids.device)
+
+        def permute(o: OperandSet) -> tuple[torch.Tensor, ...]:
+            ids = o.ids.flatten() if o.expert_map is None else o.expert_map[o.ids.flatten()]
+            ids, order = ids.sort(stable=True)
+            rows = o.x.index_select(0, order // signature.top_k)
+            ends = torch.searchsorted(ids, experts, right=True, out_int32=True)
+            positions = torch.empty_like(count).scatter_(0, order, count)
+            return rows, ends, positions
+
+        try:
+            permute(example)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise MeasureError(f"torch cannot compute {signature.key()}: {str(error).splitlines()[0]}") from None
+        return "torch.sort, index_select, searchsorted and scatter_", permute

@@ -1,0 +1,165 @@
+"""Grouped GEMM, and all that a mixture's experts do, inside torch; the latter is the operator `cute_aot::moe`.
+
+That is four launches, and no word with the host: `moe_permute` puts rows of tokens in the order of experts,
+`grouped_gemm` multiplies them with gate and up and applies the gate, another with down, and `moe_combine` adds up what
+the experts of each token made. Only the device reads which experts a token has. Knows nothing of models and routers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import torch
+
+from ..errors import ArgumentError
+from ..gemm.signature import EPILOGUES
+from ..grouped_gemm import EPILOGUES_OF_GROUPS
+from ..serve.library import Library
+from .operations import call
+from .operator import OPERATORS, TAGS, bare, library_of, number_of, refuse_gradient, register
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+_GIVEN = "int library, Tensor hidden, Tensor w13, Tensor w2, Tensor topk_ids, Tensor topk_weights"
+_WORDS = "Tensor? expert_map=None, str activation='swiglu', str overlap='serial'"
+_ID_TYPES = torch.int32, torch.int64
+_WEIGHT_TYPES = torch.float32, torch.float16, torch.bfloat16
+_USUAL = "swiglu"
+
+
+def grouped_gemm(lib: Library, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, **more: Any) -> Any:
+    """`lib.grouped_gemm(a, b, ends, ...)` as `call` does it: `out`, and the words `epilogue` and `overlap`."""
+    return call(lib, "grouped_gemm", a, b, ends, **more)
+
+
+class MoeOptions(TypedDict, total=False):
+    """What `moe` takes by keyword besides tensors."""
+
+    activation: str
+    overlap: str
+
+
+OPERATORS.define(f"moe({_GIVEN}, *, {_WORDS}) -> Tensor", tags=TAGS)
+OPERATORS.define(f"moe_out({_GIVEN}, Tensor(a!) out, *, {_WORDS}) -> ()", tags=TAGS)
+
+
+def moe(
+    lib: Library,
+    hidden: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    *,
+    expert_map: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    **words: Unpack[MoeOptions],
+) -> torch.Tensor:
+    """The experts of a mixture: out[t] = sum over j of topk_weights[t, j] * down(act(gate_up(hidden[t]))) of the expert
+    topk_ids[t, j], in eager mode, inside torch.compile (fullgraph, dynamic T) and in CUDA graphs.
+
+    hidden (..., K); w13 (experts, 2N, K), rows of gate before those of up, as vLLM and transformers store them, and w2
+    (experts, K, N); topk_ids and topk_weights (..., top_k), or (T, top_k) with T rows of hidden. An id outside the
+    range of experts adds nothing, and so does one that `expert_map` (global experts), i32, takes to -1: with it, ids
+    are global, and the map says which of the experts here each is. `out`, of hidden's shape, is written and returned;
+    without it a new tensor of hidden's type is.
+
+    It is four launches: moe_permute, grouped_gemm with `activation`, grouped_gemm, moe_combine. int64 ids, and weights
+    that are not float32, take a conversion by torch each, one launch more. Between launches rows of hidden's type are
+    kept: T * top_k of K, N and K. Sums are in f32, rows of experts are rounded to hidden's type, and the top-k are
+    added in f32 in the order of j, so equal calls give equal bits.
+
+    By keyword also `activation`, "swiglu" or another gated epilogue of grouped_gemm ("swiglu_interleaved": rows of gate
+    and up take turns), or one that is not gated, with w13 (experts, N, K); and `overlap`, what the caller promises of
+    w13 and w2, by which entries of grouped_gemm are looked up ("serial").
+
+    Raises:
+        KernelMiss: the archive lacks a function of one of the four; the message names it, and the nearest entries.
+        ArgumentError: the tensors do not go together, or a gradient would have to be recorded.
+    """
+    number = number_of(id(lib)) if torch.compiler.is_compiling() else register(lib)
+    refuse_gradient("moe", (hidden, w13, w2, topk_weights))
+    given = hidden, w13, w2, topk_ids, topk_weights
+    if out is None:
+        made: torch.Tensor = torch.ops.cute_aot.moe.default(number, *given, expert_map=expert_map, **words)
+        return made
+    torch.ops.cute_aot.moe_out.default(number, *given, out, expert_map=expert_map, **words)
+    return out
+
+
+def _check(given: Sequence[torch.Tensor], activation: str) -> None:
+    """Raise ArgumentError where shapes or types do not go together; extents may be symbols. What no kernel takes is for
+    the library to say."""
+    hidden, w13, w2, ids, weights = given
+    if activation not in EPILOGUES_OF_GROUPS or activation == "none":
+        known = ", ".join(e for e in EPILOGUES_OF_GROUPS if e != "none")
+        raise ArgumentError(f"activation must be one of {known}; found {activation!r:.50}")
+    if w13.dim() != 3 or w2.dim() != 3 or hidden.dim() < 1:
+        raise ArgumentError(
+            f"moe takes hidden (..., K), w13 (experts, 2N, K), w2 (experts, K, N); found {tuple(hidden.shape)}, "
+            f"{tuple(w13.shape)}, {tuple(w2.shape)}"
+        )
+    (experts, wide, k), per = w13.shape, 2 if EPILOGUES[activation].gated else 1
+    if hidden.shape[-1] != k or tuple(w2.shape) != (experts, k, wide // per) or wide % per:
+        raise ArgumentError(
+            f"moe with {activation} takes hidden (..., K), w13 (experts, {'2N' if per == 2 else 'N'}, K) and w2 "
+            f"(experts, K, N); found {tuple(hidden.shape)}, {tuple(w13.shape)} and {tuple(w2.shape)}"
+        )
+    if ids.dtype not in _ID_TYPES or weights.dtype not in _WEIGHT_TYPES:
+        raise ArgumentError(
+            f"topk_ids must be int32 or int64 and topk_weights float32, float16 or bfloat16; found {ids.dtype} and "
+            f"{weights.dtype}"
+        )
+    if ids.dim() < 1 or ids.shape != weights.shape or ids.numel() * k != hidden.numel() * ids.shape[-1]:
+        raise ArgumentError(
+            f"topk_ids and topk_weights must both be (..., top_k), of as many tokens as hidden {tuple(hidden.shape)}; "
+            f"found {tuple(ids.shape)} and {tuple(weights.shape)}"
+        )
+
+
+def _moe_out(
+    library: int,
+    *given: torch.Tensor,
+    expert_map: torch.Tensor | None = None,
+    activation: str = _USUAL,
+    overlap: str = "serial",
+) -> None:
+    """The four launches."""
+    hidden, w13, w2, topk_ids, topk_weights, out = map(bare, given)
+    _check((hidden, w13, w2, topk_ids, topk_weights), activation)
+    if out.shape != hidden.shape:
+        raise ArgumentError(f"out must have the shape of hidden, {tuple(hidden.shape)}, found {tuple(out.shape)}")
+    lib, top_k, k = library_of(library), topk_ids.shape[-1], hidden.shape[-1]
+    ids = topk_ids.reshape(-1, top_k).to(torch.int32).contiguous()
+    weights = topk_weights.reshape(-1, top_k).to(torch.float32).contiguous()
+    words: dict[str, Any] = {} if expert_map is None else {"expert_map": bare(expert_map)}
+    rows, ends, positions = lib.call("moe_permute", hidden.reshape(-1, k), ids, experts=w13.shape[0], **words)
+    inner = lib.grouped_gemm(rows, w13, ends, epilogue=activation, overlap=overlap)
+    made = lib.grouped_gemm(inner, w2, ends, out=rows, overlap=overlap)
+    flat = out.view(-1, k)
+    lib.call("moe_combine", made, positions, weights, out=flat)
+
+
+def _moe(library: int, hidden: torch.Tensor, *given: torch.Tensor, **more: Any) -> torch.Tensor:
+    out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    _moe_out(library, hidden, *given, out, **more)
+    return out
+
+
+# Also for the CPU, where the library itself says what is wrong.
+for _key in ("CUDA", "CPU"):
+    OPERATORS.impl("moe", _moe, _key)
+    OPERATORS.impl("moe_out", _moe_out, _key)
+
+
+@torch.library.register_fake("cute_aot::moe", lib=OPERATORS)
+def _fake_moe(library: int, hidden: torch.Tensor, *given: torch.Tensor, **more: Any) -> torch.Tensor:
+    _check((hidden, *given), more.get("activation", _USUAL))
+    return hidden.new_empty(hidden.shape)
+
+
+@torch.library.register_fake("cute_aot::moe_out", lib=OPERATORS)
+def _fake_moe_out(library: int, hidden: torch.Tensor, *given: torch.Tensor, **more: Any) -> None:
+    _check((hidden, *given[:-1]), more.get("activation", _USUAL))

@@ -1,0 +1,268 @@
+"""Kernels of `aot/kernels/` that use no tensor cores, run on the CPU: each thread of a block is one of Python's.
+
+What they take of the DSL is here in plain Python, with its barriers, shuffles and atomics, so that what a kernel does
+to memory can be seen where there is no GPU. Blocks run one after the other. Nothing is compiled, and addresses, types
+and vectors are not checked: those the launch-program oracle and a GPU see.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WARP = 32
+_PATIENCE_S = 20.0  # at a barrier that some thread never reaches
+
+
+class _Warp:
+    """Where 32 threads meet and see what each brought."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(WARP, timeout=_PATIENCE_S)
+        self.values: list[Any] = [None] * WARP
+
+    def exchange(self, lane: int, value: Any) -> list[Any]:
+        self.values[lane] = value
+        self.barrier.wait()
+        found = list(self.values)
+        self.barrier.wait()
+        return found
+
+
+class _Here(threading.local):
+    """The thread that runs: its number, its block's, and what it shares."""
+
+    thread: int
+    block: tuple[int, int, int]
+    shared: Any
+    allocated: int
+
+
+HERE = _Here()
+
+
+class _Shared:
+    """What the threads of a block share."""
+
+    def __init__(self, threads: int) -> None:
+        self.barrier = threading.Barrier(threads, timeout=_PATIENCE_S)
+        self.warps = [_Warp() for _ in range(threads // WARP)]
+        self.memory: dict[int, np.ndarray[Any, Any]] = {}
+        self.lock = threading.Lock()
+
+
+class Pointer:
+    def __init__(self, memory: np.ndarray[Any, Any], offset: int = 0) -> None:
+        self.memory, self.offset = memory, offset
+
+    def __add__(self, more: int) -> Pointer:
+        return Pointer(self.memory, self.offset + int(more))
+
+    @property
+    def llvm_ptr(self) -> Pointer:
+        return self
+
+
+class Tensor:
+    """A view of memory by shape and strides, as the DSL's, with the first mode innermost where none are given."""
+
+    def __init__(self, at: Pointer, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self.iterator, self.shape, self.strides = at, shape, strides
+        self.element_type = types.SimpleNamespace(width=16)
+
+    @classmethod
+    def of(cls, array: np.ndarray[Any, Any]) -> Tensor:
+        flat = array.reshape(-1)
+        assert np.shares_memory(flat, array) or not array.size
+        return cls(Pointer(flat), array.shape, tuple(s // array.itemsize for s in array.strides))
+
+    def _at(self, index: Any) -> tuple[int, list[int]]:
+        whole = index if isinstance(index, tuple) else (index,)
+        left, offset = [], self.iterator.offset
+        for mode, i in enumerate(whole):
+            if i is None:
+                left.append(mode)
+            else:
+                assert 0 <= i < self.shape[mode], f"index {whole} of {self.shape}"
+                offset += int(i) * self.strides[mode]
+        return offset, left
+
+    def __getitem__(self, index: Any) -> Any:
+        offset, left = self._at(index)
+        if not left:
+            return self.iterator.memory[offset]
+        shape, strides = (tuple(of[mode] for mode in left) for of in (self.shape, self.strides))
+        return Tensor(Pointer(self.iterator.memory, offset), shape, strides)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        offset, left = self._at(index)
+        assert not left
+        self.iterator.memory[offset] = value
+
+    def fill(self, value: Any) -> None:
+        self.iterator.memory[:] = value
+
+    def load(self) -> _Values:
+        return _Values([self[i] for i in range(self.shape[0])])
+
+    def store(self, values: Any) -> None:
+        for i, value in enumerate(values):
+            self[i] = value
+
+
+class _Values(list[Any]):
+    def to(self, kind: Any) -> _Values:
+        return self
+
+
+class _Number(np.float32):
+    def to(self, kind: Any) -> np.float32:
+        return np.float32(self)
+
+
+def _make_layout(shape: Any) -> tuple[int, ...]:
+    return tuple(map(int, shape)) if isinstance(shape, tuple) else (int(shape),)
+
+
+def _tensor_of(at: Pointer, shape: tuple[int, ...]) -> Tensor:
+    strides = tuple(itertools.accumulate((1, *shape[:-1]), lambda a, b: a * b))
+    return Tensor(at, shape, strides)
+
+
+class _Allocator:
+    """Every thread allocates in the same order, and what it gets is the block's."""
+
+    def allocate_tensor(self, kind: Any, shape: tuple[int, ...], alignment: int) -> Tensor:
+        number, HERE.allocated = HERE.allocated, HERE.allocated + 1
+        with HERE.shared.lock:
+            dtype = np.float32 if kind is _Number else np.int64
+            memory = HERE.shared.memory.setdefault(number, np.full(math.prod(shape), 12345, dtype))
+        return _tensor_of(Pointer(memory), shape)
+
+
+def _copy(atom: Any, source: Tensor, target: Tensor) -> None:
+    for i in range(source.shape[0]):
+        target[i] = source[i]
+
+
+def _zipped_divide(tensor: Tensor, tile: tuple[int]) -> Tensor:
+    (step,), (size,) = tensor.strides, tile
+    return Tensor(tensor.iterator, (size, tensor.shape[0] // size), (step, step * size))
+
+
+def _shuffle(source: Callable[[int, int], int]) -> Callable[[Any, int], Any]:
+    def exchange(value: Any, by: int) -> Any:
+        lane = HERE.thread % WARP
+        found = HERE.shared.warps[HERE.thread // WARP].exchange(lane, value)
+        place = source(lane, by)
+        return found[place] if 0 <= place < WARP else value
+
+    return exchange
+
+
+def _brought(value: Any) -> list[Any]:
+    return HERE.shared.warps[HERE.thread // WARP].exchange(HERE.thread % WARP, value)
+
+
+def _match(mask: int, value: Any) -> int:
+    return sum(1 << lane for lane, other in enumerate(_brought(int(value))) if other == int(value))
+
+
+def _atomic_add(at: Pointer, value: int) -> None:
+    with HERE.shared.lock:
+        at.memory[at.offset] += value
+
+
+def _range(*bounds: int, unroll: int = 1) -> range:
+    return range(*map(int, bounds))
+
+
+ARCH = types.SimpleNamespace(
+    thread_idx=lambda: (HERE.thread, 0, 0),
+    block_idx=lambda: HERE.block,
+    lane_idx=lambda: HERE.thread % WARP,
+    sync_threads=lambda: HERE.shared.barrier.wait(),
+    sync_warp=lambda: HERE.shared.warps[HERE.thread // WARP].barrier.wait(),
+    shuffle_sync_up=_shuffle(lambda lane, by: lane - by),
+    match_sync=_match,
+    popc=lambda bits: int(bits).bit_count(),
+    lanemask_lt=lambda: (1 << HERE.thread % WARP) - 1,
+    atomic_add=_atomic_add,
+    warp_redux_sync=lambda value, kind: {"add": sum}[kind](_brought(value)),
+)
+
+
+def _size(tensor: Tensor, mode: Sequence[int] | None = None) -> int:
+    return math.prod(tensor.shape) if mode is None else tensor.shape[mode[0]]
+
+
+CUTE = types.SimpleNamespace(
+    arch=ARCH,
+    jit=lambda function: function,
+    kernel=lambda function: function,
+    Tensor=Tensor,
+    size=_size,
+    ceil_div=lambda a, b: -(-a // b),
+    make_layout=_make_layout,
+    make_tensor=_tensor_of,
+    make_rmem_tensor=lambda shape, kind: _tensor_of(Pointer(np.empty(math.prod(shape), object)), shape),
+    make_copy_atom=lambda *_, **__: None,
+    copy=_copy,
+    zipped_divide=_zipped_divide,
+    nvgpu=types.SimpleNamespace(CopyUniversalOp=lambda: None),
+)
+CUTLASS = types.SimpleNamespace(
+    cute=CUTE,
+    Int32=int,
+    Float32=_Number,
+    Constexpr=Any,
+    const_expr=bool,
+    range=_range,
+    range_constexpr=range,
+    min=min,
+    max=max,
+    select_=lambda chosen, a, b: a if chosen else b,
+    memory=types.SimpleNamespace(SmemAllocator=_Allocator),
+)
+
+
+def module(path: Path) -> dict[str, Any]:
+    """What a kernel's module defines, of this DSL."""
+    lines = [
+        line for line in path.read_text().splitlines() if line not in ("import cutlass", "from cutlass import cute")
+    ]
+    found: dict[str, Any] = {"cutlass": CUTLASS, "cute": CUTE, "__package__": "aot.kernels", "__name__": path.stem}
+    exec(compile("\n".join(lines), str(path), "exec"), found)
+    return found
+
+
+def run(kernel: Callable[..., None], grid: tuple[int, int], threads: int, *arguments: Any) -> None:
+    """Launch, block after block; what a thread raises is raised."""
+    for y, x in itertools.product(range(grid[1]), range(grid[0])):
+        shared, raised = _Shared(threads), list[BaseException]()
+
+        def one(number: int, x: int = x, y: int = y, shared: _Shared = shared, raised: Any = raised) -> None:
+            HERE.thread, HERE.block, HERE.shared, HERE.allocated = number, (x, y, 0), shared, 0
+            try:
+                kernel(*arguments)
+            except BaseException as error:
+                raised.append(error)
+                shared.barrier.abort()
+                for warp in shared.warps:
+                    warp.barrier.abort()
+
+        workers = [threading.Thread(target=one, args=(number,)) for number in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        broken = [e for e in raised if not isinstance(e, threading.BrokenBarrierError)]
+        if broken or raised:
+            raise (broken or raised)[0]

@@ -1,0 +1,96 @@
+"""A library whose experts torch computes, on the CPU: what `Library.call` launches is the reference of tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aot.tune.grouped_gemm.measures import OperandSet as GroupedOperands
+from aot.tune.moe_combine.measures import OperandSet as CombineOperands
+from aot.tune.moe_permute.measures import OperandSet as PermuteOperands
+from aot.tune.operation import tuning
+from runtime import Library
+from runtime.container.archive import Archive
+from runtime.program.operation import operation as operation_named
+from runtime.program.record import TensorView
+from runtime.program.tensor import dtype_name
+
+from ..recording_driver import RecordingDriver, entry, write_archive
+from ..rmsnorm.archives import OF, record
+
+
+class ExpertsOnCpu(Library):
+    """Asks each operation what is asked for, and writes what its reference says, over NaN; `calls` has their names."""
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    @property
+    def calls(self) -> list[str]:
+        found: list[str] = vars(self).setdefault("_calls", [])
+        return found
+
+    def call(self, operation: str, *tensors: Any, stream: Any = None, **words: Any) -> Any:
+        def view(x: torch.Tensor, what: str, writable: bool) -> TensorView:
+            return TensorView(x.data_ptr(), dtype_name(x.dtype), tuple(x.shape), x.stride(), 0)
+
+        asked = operation_named(operation).ask(view, *tensors, **words)
+        if asked.m == 0:
+            return asked.result
+        self.calls.append(operation)
+        operands = _operands(operation, tensors, words, asked.result)
+        for output, value in tuning(asked.signature).measures().reference(asked.signature, operands).items():
+            written = operands.outputs()[output]
+            end = _rows_written(operation, output, operands, len(written))
+            if words.get("out") is None and written.is_floating_point():
+                written.fill_(float("nan"))
+            written[:end] = value[:end].to(written.dtype)
+        return asked.result
+
+
+def _operands(name: str, tensors: Any, words: Any, result: Any) -> Any:
+    of: dict[str, Any] = {
+        "moe_permute": PermuteOperands,
+        "moe_combine": CombineOperands,
+        "grouped_gemm": GroupedOperands,
+    }
+    results = (words.get("expert_map"), *result) if name == "moe_permute" else (result,)
+    return of[name](*tensors, *results)
+
+
+def _rows_written(name: str, output: str, operands: Any, whole: int) -> int:
+    """How many rows kernels write: not those behind the last group's."""
+    if name == "grouped_gemm":
+        return int(operands.ends[-1])
+    return int((operands.local() >= 0).sum()) if output == "rows" else whole
+
+
+@contextmanager
+def library(folder: Path) -> Iterator[ExpertsOnCpu]:
+    """One of an archive that has nothing to do with experts."""
+    rows = [entry(OF.to_json(), [(None, "f")])]
+    driver = RecordingDriver(kernels=write_archive(folder / "any.aot", [record("f")], rows, "rmsnorm"))
+    made = ExpertsOnCpu(Archive.open(folder / "any.aot"), driver)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def experts(hidden: Any, w13: Any, w2: Any, ids: Any, weights: Any, interleaved: bool = False) -> Any:
+    """What they make, in float64, token by token; ids that are no experts' add nothing."""
+    out = torch.zeros(hidden.shape, dtype=torch.float64)
+    for token, j in torch.cartesian_prod(torch.arange(ids.shape[0]), torch.arange(ids.shape[1])).tolist():
+        expert = int(ids[token, j])
+        if not 0 <= expert < len(w13):
+            continue
+        both = w13[expert].double() @ hidden[token].double()
+        gate, up = (both[0::2], both[1::2]) if interleaved else both.chunk(2)
+        inner = torch.nn.functional.silu(gate) * up
+        out[token] += float(weights[token, j]) * (w2[expert].double() @ inner)
+    return out

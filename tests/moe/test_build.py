@@ -1,0 +1,87 @@
+"""moe_permute and moe_combine, built: from a manifest, what is launched, which sources they are compiled anew for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aot.providers import own
+from runtime import Library
+from runtime.container.archive import Archive
+
+from ..command_line import ALONE, COMMAND, ROOT, Run
+from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from ..shared import made_once
+
+MANIFEST = """
+format: 1
+model: around experts
+source: made up
+tokens: [1, 1024]
+targets: [sm_90a]
+operations:
+  moe_permute:
+    - {name: permute, x: bf16, experts: 16, top_k: 4, k: 256}
+    - {name: permute_ep, x: bf16, experts: 16, top_k: 4, k: 256, global_experts: 64}
+  moe_combine:
+    - {name: combine, rows: bf16, y: bf16, top_k: 4, n: 256}
+"""
+
+
+@pytest.fixture(scope="session")
+def around(request: pytest.FixtureRequest) -> Path:
+    """The archive of the manifest."""
+    pytest.importorskip("cutlass", reason="the DSL is not installed")
+
+    def make(folder: Path) -> None:
+        (folder / "around.yaml").write_text(MANIFEST)
+        command = [*COMMAND, "build", "around.yaml", "-o", "around.aot", "--cache", "cache", "--no-tune", *ALONE]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    return made_once(request, "around", make) / "around.aot"
+
+
+def test_what_a_manifest_asks_is_built_verified_and_served(run: Run, around: Path, torch: FakeTorch) -> None:
+    assert run("verify", around).status == 0
+    shown = run("show", around, "permute_ep").out
+    assert "expert_map i32 (64), rows bf16 (4*M, 256), ends i32 (16), positions i32 (M, 4)" in shown
+    with Archive.open(around) as archive:
+        kernels = {}
+        for name in archive.functions:
+            record = archive.record(name)
+            assert all(kernel["local_bytes"] == 0 for kernel in record["kernels"]), "it spills"
+            sizes = [tuple(p["size"] for p in x["parameters"]) for x in record["program"]["launches"]]
+            symbols = [kernel["symbol"] for kernel in record["kernels"]]
+            kernels[archive.cubin(name)] = dict(zip(symbols, sizes, strict=True))
+        driver = RecordingDriver(kernels=kernels)
+        library = Library(archive, driver)
+        for m, grids in ((1, [(2, 1, 1)]), (1024, [(1, 1, 1), (1024, 1, 1)])):
+            driver.launches.clear()
+            ids = FakeTensor((m, 4), dtype="int32")
+            rows, _, positions = library.call("moe_permute", FakeTensor((m, 256)), ids, experts=16)
+            assert [launch.grid for launch in driver.launches] == grids
+            y = library.call("moe_combine", rows, positions, FakeTensor((m, 4), dtype="float32"))
+            assert (y.shape, driver.launches[-1].grid) == ((m, 256), (m, 1, 1))
+        library.close()
+
+
+def test_its_kernels_alone_decide_whether_it_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "aot", tmp_path / "aot", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(own, "_AOT", tmp_path / "aot")
+    ours = own.Own()
+
+    def changed_by(name: str) -> set[str]:
+        before = {family: ours.source_digest(family) for family in ours.families}
+        kernel = tmp_path / "aot/kernels" / name
+        kernel.write_bytes(kernel.read_bytes() + b"\n")
+        return {f for f in before if before[f] != ours.source_digest(f)}
+
+    assert changed_by("moe_permute.py") == {"moe_permute"}
+    assert changed_by("moe_combine.py") == {"moe_combine"}
+    assert changed_by("moe_choices.py") == {"moe_permute", "moe_combine"}

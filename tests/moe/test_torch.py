@@ -1,0 +1,145 @@
+"""The experts of a mixture as an operator of torch's, on the CPU: what it computes, launches, and refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+
+import runtime.torch as aot
+from runtime import ArgumentError
+
+from .on_cpu import ExpertsOnCpu, experts, library
+
+FOUR = ["moe_permute", "grouped_gemm", "grouped_gemm", "moe_combine"]
+EXPERTS, N, K = 6, 48, 32
+
+
+@pytest.fixture
+def lib(tmp_path: Path) -> Iterator[ExpertsOnCpu]:
+    with library(tmp_path) as made:
+        yield made
+
+
+def tensors(tokens: int = 9, top_k: int = 3, seed: int = 0) -> tuple[Any, ...]:
+    random = torch.Generator().manual_seed(seed)
+    hidden = torch.randn((tokens, K), generator=random).bfloat16()
+    w13 = (torch.randn((EXPERTS, 2 * N, K), generator=random) * K**-0.5).bfloat16()
+    w2 = (torch.randn((EXPERTS, K, N), generator=random) * N**-0.5).bfloat16()
+    ids = torch.rand((tokens, EXPERTS), generator=random).topk(top_k).indices
+    return hidden, w13, w2, ids, torch.rand((tokens, top_k), generator=random).softmax(-1)
+
+
+def close(found: Any, wanted: Any) -> None:
+    assert found.dtype == torch.bfloat16
+    assert float((found.double() - wanted).norm()) < 1e-2 * float(wanted.norm())
+
+
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+def test_it_is_what_experts_make_in_four_launches(lib: ExpertsOnCpu, ids: Any) -> None:
+    hidden, w13, w2, of, weights = tensors()
+    close(aot.moe(lib, hidden, w13, w2, of.to(ids), weights), experts(hidden, w13, w2, of, weights))
+    assert lib.calls == FOUR
+
+
+def test_gates_that_take_turns_with_up(lib: ExpertsOnCpu) -> None:
+    hidden, w13, w2, ids, weights = tensors()
+    found = aot.moe(lib, hidden, w13, w2, ids, weights, activation="swiglu_interleaved")
+    close(found, experts(hidden, w13, w2, ids, weights, interleaved=True))
+
+
+def test_hidden_states_may_have_more_dimensions(lib: ExpertsOnCpu) -> None:
+    hidden, w13, w2, ids, weights = tensors(tokens=10)
+    found = aot.moe(lib, hidden.view(2, 5, K), w13, w2, ids.view(2, 5, -1), weights.view(2, 5, -1))
+    assert torch.equal(found.view(10, K), aot.moe(lib, hidden, w13, w2, ids, weights))
+    assert torch.equal(found, aot.moe(lib, hidden.view(2, 5, K), w13, w2, ids, weights))
+
+
+def test_out_is_written_and_returned(lib: ExpertsOnCpu) -> None:
+    hidden, *rest = tensors()
+    out = torch.full_like(hidden, float("nan"))
+    assert aot.moe(lib, hidden, *rest, out=out) is out
+    assert torch.equal(out, aot.moe(lib, hidden, *rest))
+
+
+def test_experts_that_are_elsewhere_add_nothing(lib: ExpertsOnCpu) -> None:
+    """By an id that is none here, and by a map from global ids."""
+    hidden, w13, w2, ids, weights = tensors()
+    ids[0], ids[3, 1] = -1, EXPERTS + 5
+    wanted = experts(hidden, w13, w2, ids, weights)
+    assert not bool(wanted[0].any())
+    found = aot.moe(lib, hidden, w13, w2, ids, weights)
+    close(found, wanted)
+    assert not bool(found[0].any())
+    expert_map = torch.full((3 * EXPERTS,), -1, dtype=torch.int32)
+    expert_map[2::3] = torch.arange(EXPERTS, dtype=torch.int32)
+    inside = (ids >= 0) & (ids < EXPERTS)
+    globally = torch.where(inside, ids * 3 + 2, 0)
+    assert torch.equal(aot.moe(lib, hidden, w13, w2, globally, weights, expert_map=expert_map), found)
+
+
+def test_no_tokens_launch_nothing(lib: ExpertsOnCpu) -> None:
+    hidden, w13, w2, ids, weights = tensors()
+    assert aot.moe(lib, hidden[:0], w13, w2, ids[:0], weights[:0]).shape == (0, K)
+    assert lib.calls == []
+
+
+def test_it_is_one_operator_of_a_compiled_graph_for_any_number_of_tokens(lib: ExpertsOnCpu) -> None:
+    _, w13, w2, *_ = tensors()
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    def step(hidden: Any, ids: Any, weights: Any) -> Any:
+        return aot.moe(lib, hidden * 2, w13, w2, ids, weights) + 1
+
+    for tokens in (3, 9, 20):
+        hidden, _, _, ids, weights = tensors(tokens)
+        assert torch.equal(step(hidden, ids, weights), aot.moe(lib, hidden * 2, w13, w2, ids, weights) + 1)
+
+
+def test_its_fake_result_is_like_hidden() -> None:
+    given = [t.to("meta") for t in tensors()]
+    found = torch.ops.cute_aot.moe(0, *given)
+    assert (found.shape, found.dtype, found.device.type) == (given[0].shape, torch.bfloat16, "meta")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"activation": "none"}, "activation must be one of relu"),
+        ({"activation": "relu"}, r"w13 \(experts, N, K\) and w2 \(experts, K, N\)"),
+        ({"w2": torch.zeros((EXPERTS, K, N + 8), dtype=torch.bfloat16)}, r"w13 \(experts, 2N, K\) and w2"),
+        ({"w13": torch.zeros((2 * N, K), dtype=torch.bfloat16)}, "found .*, .96, 32., "),
+        ({"topk_ids": torch.zeros((9, 3), dtype=torch.int16)}, "int32 or int64"),
+        ({"topk_ids": torch.zeros((9, 2), dtype=torch.int64)}, "must both be"),
+        ({"topk_ids": torch.zeros((8, 3), dtype=torch.int64), "topk_weights": torch.zeros((8, 3))}, "as many tokens"),
+        ({"out": torch.zeros((9, K + 8), dtype=torch.bfloat16)}, "out must have the shape of hidden"),
+    ],
+)
+def test_what_does_not_go_together_is_one_clear_error(lib: ExpertsOnCpu, change: dict[str, Any], match: str) -> None:
+    names = "hidden", "w13", "w2", "topk_ids", "topk_weights"
+    given = dict(zip(names, tensors(), strict=True)) | change
+    with pytest.raises(ArgumentError, match=match):
+        aot.moe(lib, *(given.pop(name) for name in names), **given)
+    assert lib.calls == []
+
+
+def test_a_gradient_is_refused(lib: ExpertsOnCpu) -> None:
+    hidden, *rest = tensors()
+    with pytest.raises(ArgumentError, match="would have to record a gradient"):
+        aot.moe(lib, hidden.requires_grad_(), *rest)
+
+
+def test_grouped_gemm_is_an_operator_of_its_own(lib: ExpertsOnCpu) -> None:
+    hidden, w13, *_ = tensors(tokens=12)
+    ends = torch.tensor([1, 1, 5, 6, 9, 12], dtype=torch.int32)
+    found = aot.grouped_gemm(lib, hidden, w13, ends, epilogue="swiglu")
+    both = hidden[4].double() @ w13[2].double().t()
+    gate, up = both.chunk(2)
+    close(found[4], torch.nn.functional.silu(gate) * up)
+    assert torch.equal(lib.grouped_gemm(hidden, w13, ends, epilogue="swiglu"), found)
