@@ -16,7 +16,7 @@ from typing import Any
 
 from ..container.fields import is_int
 from ..errors import ArgumentError, RecordError
-from ..limits import MAX_GEMM_EXTENT
+from ..limits import MAX_EXTENT
 from ..numbers.dtypes import DTYPES
 from ..program.operation import Asked, Operand, Operation, contiguous
 from ..program.record import TensorView
@@ -101,10 +101,8 @@ class MoePermute(Operation):
             raise RecordError(f"signature field 'x': unknown element type {obj['x']!r:.50}")
         for name in (*_EXTENTS, "global_experts"):
             least = int(name in _EXTENTS)
-            if not is_int(obj[name], least, MAX_GEMM_EXTENT):
-                raise RecordError(
-                    f"signature field {name!r} must be {least} to {MAX_GEMM_EXTENT}, found {obj[name]!r:.50}"
-                )
+            if not is_int(obj[name], least, MAX_EXTENT):
+                raise RecordError(f"signature field {name!r} must be {least} to {MAX_EXTENT}, found {obj[name]!r:.50}")
         return Signature(**obj)
 
     def of_key(self, key: str) -> Signature | None:
