@@ -282,7 +282,7 @@ def _rows(ends: Any, counts: Any, indices: Any, expected_rows: Any) -> str:
         raise ArgumentError("grouped_gemm takes ends of groups or counts of their rows, one of the two")
     if counts is not None and indices is not None:
         raise ArgumentError("indices go with ends; rows that counts say are there are not gathered")
-    if expected_rows is not None and (counts is None or not is_int(expected_rows, 1, MAX_GEMM_EXTENT)):
+    if expected_rows is not None and (counts is None or not is_int(expected_rows, 1, MAX_EXTENT)):
         raise ArgumentError(f"expected_rows goes with counts, and is 1 or more; found {expected_rows!r:.50}")
     return "masked" if counts is not None else "contiguous" if indices is None else "gathered"
 
