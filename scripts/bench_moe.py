@@ -23,7 +23,7 @@ import torch
 from report import ends, geomean, out_argument, patch_argument, version, write
 
 import runtime
-import runtime.torch
+import runtime.torch as binding
 from aot.search.grouped_gemm import active_groups
 from aot.tune import measure
 from runtime.errors import ArgumentError
@@ -161,7 +161,7 @@ def ours(library: runtime.Library, model: Model) -> dict[str, Callable[[Block], 
     """The whole block, and each of its launches."""
 
     def whole(b: Block) -> None:
-        runtime.torch.moe(library, b.hidden, b.w13, b.w2, b.ids, b.weights, expert_map=b.expert_map, out=b.out)
+        binding.moe(library, b.hidden, b.w13, b.w2, b.ids, b.weights, expert_map=b.expert_map, out=b.out)
 
     def permute(b: Block) -> None:
         library.call("moe_permute", b.hidden, b.ids, experts=model.experts, expert_map=b.expert_map, out=b.permuted)

@@ -203,7 +203,7 @@ def assert_consistent(tree: list[dict[str, Any]], symbols: dict[str, dict[str, i
         if node["kind"] == "tensor":
             assert len(node["shape"]) == len(node["strides"])
             assert node["strides"][-1] == 1
-            for stride in node["strides"][:-1]:
+            for stride in set(node["strides"][:-1]) - set(node["shape"]):  # those are of contiguous rows
                 assert symbols[stride]["width"] == 64
                 assert symbols[stride]["divisibility"] > 1
 
