@@ -232,9 +232,9 @@ def _require_same_code(base: Archive, serving: Collection[str], report: BuildRep
             )
 
 
-def _gemm(item: manifest.Gemm | manifest.Use, of: manifest.Manifest) -> build_table.Gemm:
+def _problem(item: manifest.Gemm | manifest.Use, of: manifest.Manifest) -> build_table.Problem:
     traffic = [list(pair) for pair in getattr(item, "traffic", ())] or None
-    return build_table.Gemm(item.name, item.signature.key(), of.calls(item), traffic)
+    return build_table.Problem(item.name, item.signature.key(), of.calls(item), traffic)
 
 
 def _origin(work: Plan, report: BuildReport, unserved: Iterable[Unserved]) -> Build:
@@ -246,7 +246,7 @@ def _origin(work: Plan, report: BuildReport, unserved: Iterable[Unserved]) -> Bu
                 m.model,
                 m.source,
                 sha256(manifest.dump(m).encode()).hexdigest(),
-                [_gemm(item, m) for item in m.items()],
+                [_problem(item, m) for item in m.items()],
             )
             for m in work.manifests
         ],

@@ -23,7 +23,7 @@ from .container.fields import is_int
 from .errors import ArgumentError, RecordError
 from .gemm.fallback import allocate, result_dtype
 from .gemm.signature import ACTIVATIONS, EPILOGUES, GATED, OVERLAPS, Epilogue, extra_dtype
-from .limits import MAX_GEMM_EXTENT
+from .limits import MAX_EXTENT
 from .numbers.dtypes import DTYPES
 from .numbers.products import unsupported_scaling
 from .numbers.scaling import SCALINGS, extent_of
@@ -169,8 +169,8 @@ class GroupedGemm(Operation):
                     f"signature field {name!r} must be one of {', '.join(known)}, found {obj[name]!r:.50}"
                 )
         for name in ("groups", "n", "k"):
-            if not is_int(obj[name], 1, MAX_GEMM_EXTENT):
-                raise RecordError(f"signature field {name!r} must be 1 to {MAX_GEMM_EXTENT}, found {obj[name]!r:.50}")
+            if not is_int(obj[name], 1, MAX_EXTENT):
+                raise RecordError(f"signature field {name!r} must be 1 to {MAX_EXTENT}, found {obj[name]!r:.50}")
         if EPILOGUES[obj["epilogue"]].gated and obj["n"] % 2:
             raise RecordError(f"signature field 'n' must be even for {obj['epilogue']}, found {obj['n']}")
         if problem := unsupported_scaling(obj["a"], obj["scaling"]):
@@ -280,7 +280,7 @@ def _rows(masked: bool, indices: Any, expected_rows: int) -> str:
     """
     if masked and indices is not None:
         raise ArgumentError("indices go with ends of groups, and masked rows are not gathered")
-    if expected_rows and not (masked and is_int(expected_rows, 1, MAX_GEMM_EXTENT)):
+    if expected_rows and not (masked and is_int(expected_rows, 1, MAX_EXTENT)):
         raise ArgumentError(f"expected_rows goes with masked rows, and is 0 or more; found {expected_rows!r:.50}")
     return "masked" if masked else "contiguous" if indices is None else "gathered"
 

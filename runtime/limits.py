@@ -21,13 +21,13 @@ MAX_JSON_VALUES = 1_000_000  # about: the commas and opening brackets in it, tho
 MAX_JSON_DEPTH = 254  # what orjson writes at most
 MAX_NAME_CHARACTERS = 255  # of a function or a table
 
-# --- the gemm table ---
-MAX_GEMM_ENTRIES = 8_192  # found: 147
-MAX_GEMM_RANGES = 65_536  # of all entries together, those for equal bits too; found: 3,424
+# --- a table of an operation ---
+MAX_TABLE_ENTRIES = 8_192  # found: 147
+MAX_TABLE_RANGES = 65_536  # of all entries together, those for equal bits too; found: 3,424
 MAX_GPU_MULTIPROCESSORS = 65_536  # found: 148
 MAX_GPU_MEMORY_GBPS = 1_000_000  # found: 8,000
-MAX_GEMM_FUNCTIONS = 32  # that are tried for a call, each of which may have to be read and loaded
-MAX_GEMM_EXTENT = 2**31 - 1  # of N, K and the batch; strides of more than 32 bits are the record's matter
+MAX_CALL_FUNCTIONS = 32  # that are tried for a call, each of which may have to be read and loaded
+MAX_EXTENT = 2**31 - 1  # that a signature has; strides of more than 32 bits are the record's matter
 
 # --- a cost program ---
 MAX_COST_NODES = 8_192  # of all functions of a form together; each evaluation takes about 1 ns a node

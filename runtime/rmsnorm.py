@@ -11,7 +11,7 @@ from typing import Any
 
 from .container.fields import is_int
 from .errors import ArgumentError, RecordError
-from .limits import MAX_GEMM_EXTENT
+from .limits import MAX_EXTENT
 from .numbers.dtypes import DTYPES
 from .program.operation import Asked, Operand, Operation, contiguous
 from .program.record import TensorView
@@ -79,8 +79,8 @@ class RmsNorm(Operation):
         for name in ("x", "weight", "y"):
             if not isinstance(obj[name], str) or obj[name] not in DTYPES:
                 raise RecordError(f"signature field {name!r}: unknown element type {obj[name]!r:.50}")
-        if not is_int(obj["n"], 1, MAX_GEMM_EXTENT):
-            raise RecordError(f"signature field 'n' must be 1 to {MAX_GEMM_EXTENT}, found {obj['n']!r:.50}")
+        if not is_int(obj["n"], 1, MAX_EXTENT):
+            raise RecordError(f"signature field 'n' must be 1 to {MAX_EXTENT}, found {obj['n']!r:.50}")
         return Signature(**obj)
 
     def of_key(self, key: str) -> Signature | None:

@@ -23,7 +23,7 @@ from runtime.device.gpus import Gpu
 from runtime.gemm import universal
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import FormSource, Function
-from runtime.limits import MAX_GEMM_EXTENT
+from runtime.limits import MAX_EXTENT
 from runtime.program.arguments import (
     Argument,
     DeviceArgument,
@@ -310,14 +310,14 @@ def universal_table() -> dict[str, Any]:
     ]
     operands = [operand for _, of in steps for operand in of]
     costs = CostSource([64, 128, 1, 0.5], [operation for operation, _ in steps], operands, [29, 34])
-    functions = [Function(SMALL, 8, 8, 1 << 20, 0), Function(LARGE, 8, 8, MAX_GEMM_EXTENT, 1)]
+    functions = [Function(SMALL, 8, 8, 1 << 20, 0), Function(LARGE, 8, 8, MAX_EXTENT, 1)]
     words = [getattr(PLAIN, word) for word in universal.WORDS]
     return universal.write([FormSource(words, False, TARGET, functions, costs)], {TARGET: [H200.name]})
 
 
 def documents() -> dict[str, dict[str, Any]]:
     """The documents by the names of their files, as today's writers write them."""
-    gemms = [build_table.Gemm("up", PLAIN.key(), 32)]
+    gemms = [build_table.Problem("up", PLAIN.key(), 32)]
     origin = build_table.Build(
         models=[build_table.Model("made up", "config.json", "0" * 64, gemms)],
         targets=[TARGET],

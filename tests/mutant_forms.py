@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from runtime.gemm.universal import INPUTS
-from runtime.limits import MAX_COST_NODES, MAX_COST_RESULTS, MAX_GEMM_EXTENT, MAX_UNIVERSAL_FORMS
+from runtime.limits import MAX_COST_NODES, MAX_COST_RESULTS, MAX_EXTENT, MAX_UNIVERSAL_FORMS
 from runtime.program.costs import OPERATIONS
 
 from .mutant_programs import Refused
@@ -19,7 +19,7 @@ RawText = Callable[[str], str]  # a placeholder for text that no JSON encoder wr
 _WORDS = ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major", "overlap")
 _VALUES: list[Any] = ["bf16", "f16", "e4m3", "f32", "none", "bias", "swiglu", "tensor", "block", "row_column", "k", "n"]
 _VALUES += ["serial", "launch", "weights", "tanh", "", None, 1, True, [], "x" * 300]
-_EXTENTS: list[Any] = [0, 1, 2, 3, 7, 8, 16, 48, 128, 1 << 20, 1 << 30, MAX_GEMM_EXTENT, MAX_GEMM_EXTENT + 1, -8, 8.0]
+_EXTENTS: list[Any] = [0, 1, 2, 3, 7, 8, 16, 48, 128, 1 << 20, 1 << 30, MAX_EXTENT, MAX_EXTENT + 1, -8, 8.0]
 _NUMBERS: list[Any] = [0, -1, 1, 0.5, -0.0, 1e308, -1e308, 1e-300, 5e-324, (1 << 64) - 1, -(1 << 63), 10**30, True, "1"]
 _COUNTS = [2, MAX_COST_RESULTS - 1, MAX_COST_RESULTS, MAX_COST_RESULTS + 1, 300]
 
@@ -33,7 +33,7 @@ def table_of(gemms: list[tuple[str, str, dict[str, Any]]]) -> Table:
         if row is None:
             row = {"form": form, "target": target, "functions": [], "equal_bits": [], "program": len(rows)}
             rows.append(row)
-        row["functions"].append([name, 16, 16, MAX_GEMM_EXTENT])
+        row["functions"].append([name, 16, 16, MAX_EXTENT])
         row["equal_bits"].append(1)
     programs = [program(len(row["functions"])) for row in rows]
     return {"schema": 1, "checked_on": {}, "forms": rows, "programs": programs}

@@ -48,6 +48,8 @@ from runtime.numbers.dtypes import DTYPES
 from runtime.program.evaluator import PythonEvaluator
 from runtime.program.record import Record, TensorArgument
 
+from .parameters import with_pointers
+
 SHIM = Path(__file__).with_name("oracle_shim.c")
 PREFIX = "oracle"
 _OFF_WHEN_ZERO = (2, 6)
@@ -160,7 +162,7 @@ class Oracle:
 
     @staticmethod
     def _compare_parameters(a: Launch, runs: list[NativeLaunch], pointers: Sequence[int], where: str) -> None:
-        buffer = a.with_pointers(pointers)
+        buffer = with_pointers(a, pointers)
         for number, (start, size) in enumerate(zip(a.offsets, a.sizes, strict=True)):
             for offset, theirs in enumerate(zip(*(run.parameters[number] for run in runs), strict=True)):
                 if len(set(theirs)) == 1:  # otherwise it shows the filling: nobody writes it

@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from aot.search.legal import family_of
-from aot.search.provider import PROVIDERS, provider
+from aot.search.provider import PROVIDERS, family_of, provider
 from aot.search.variants import Variant
 from runtime.gemm.signature import Signature
 

@@ -31,6 +31,7 @@ from runtime.program.record import Kernel, RecordSource
 from runtime.program.tensor import contiguous_strides
 
 from .native_stand_in import read_config, write
+from .parameters import with_pointers
 
 H200 = Gpu("NVIDIA H200", 132, 4_800)
 
@@ -212,7 +213,7 @@ class _Recorded:
         if self._driver.quiet:
             return
         self._driver._maybe_fail("cuLaunchKernelEx")
-        shape, buffer = self._shape, self._shape.with_pointers(pointers)
+        shape, buffer = self._shape, with_pointers(self._shape, pointers)
         parameters = tuple(bytes(buffer[o : o + s]) for o, s in zip(shape.offsets, shape.sizes, strict=True))
         self._driver.launches.append(
             Launched(

@@ -93,7 +93,7 @@ def test_the_build_table_has_the_traffic_of_a_manifest(run: Run, folder: Path, a
     assert run(*arguments, "--cache", folder / "cache").status == 0
     with Archive.open(tmp_path / "out.aot") as opened:
         found = build_table.read(opened)
-        assert [gemm.traffic for gemm in found.models[0].gemms] == [[[16, 7], [256, 1]], [[1, 3]]]
+        assert [problem.traffic for problem in found.models[0].problems] == [[[16, 7], [256, 1]], [[1, 3]]]
         assert build_table.traffic(found) == {UP: {16: 7, 256: 1}, DOWN: {1: 3}}
     assert run("verify", tmp_path / "out.aot").status == 0
 

@@ -21,7 +21,7 @@ def test_ls_lists_ranges_and_sizes(run: Run, archive: Path) -> None:
     result = run("ls", archive)
     lines = result.out.splitlines()
     assert result.status == 0
-    assert lines[0].split() == ["signature", "gemms", "target", "state", "M", "function"]
+    assert lines[0].split() == ["signature", "gemms", "target", "state", "M", "digest", "function"]
     assert [line.split()[:4] for line in lines if line.startswith(DOWN)] == [[DOWN, "down", "sm_90a", "ranked"]]
     assert f"{archive.stat().st_size:,} in the file" in lines[-1]
 
@@ -281,6 +281,28 @@ def test_show_describes_a_function(run: Run, archive: Path) -> None:
     assert "aligned to 16 bytes" in out
     assert f"sha256 {record['cubin']}" in out
     assert record["kernels"][0]["symbol"] in out
+
+
+def test_functions_are_shown_by_the_digests_that_are_listed(run: Run, archive: Path) -> None:
+    short_names = json.loads(run("ls", archive, "--json").out)["short_names"]
+    listed = run("ls", archive).out
+    for name, short in short_names.items():
+        assert run("show", archive, short).out == run("show", archive, name).out
+    used = json.loads(run("show", archive, DOWN, "--json").out)["entries"][0]["ranges"][0]["function"]
+    assert f"{short_names[used]}  {used}" in listed
+    refused = run("show", archive, short_names[used], "--m", "7")
+    assert (refused.status, refused.out) == (2, "")
+    assert "is a function, and --m is for signatures" in refused.err
+
+
+def test_a_manifests_name_comes_before_a_digest(run: Run, archive: Path, tmp_path: Path) -> None:
+    short = next(iter(json.loads(run("ls", archive, "--json").out)["short_names"].values()))
+    with Archive.open(archive) as opened:
+        build = opened.table("build")
+    for gemm in build["models"][0]["gemms"]:
+        gemm["name"] = short if gemm["name"] == "down" else gemm["name"]
+    named = _with_timings(archive, tmp_path / "named.aot", [], build=build)
+    assert json.loads(run("show", named, short, "--json").out)["entries"][0]["key"] == DOWN
 
 
 def test_show_of_an_unknown_name_suggests_the_nearest(run: Run, archive: Path) -> None:

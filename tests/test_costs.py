@@ -15,8 +15,7 @@ from aot.search import costs
 from aot.search.costs import CostError, Machine, Tape
 from aot.search.estimates import CORRECTED_M, Estimates, program, shares
 from aot.search.h200 import H200
-from aot.search.legal import family_of
-from aot.search.provider import PROVIDERS, provider
+from aot.search.provider import PROVIDERS, family_of, provider
 from aot.search.variants import Variant
 from runtime import native
 from runtime.errors import RecordError

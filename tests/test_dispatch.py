@@ -14,7 +14,7 @@ from runtime.device.gpus import Gpu
 from runtime.errors import KernelMiss, RecordError
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
-from runtime.limits import MAX_GEMM_FUNCTIONS
+from runtime.limits import MAX_CALL_FUNCTIONS
 from runtime.program.record import Record
 from runtime.tables.dispatch import Dispatch, record_mismatch, serves
 
@@ -470,4 +470,4 @@ def test_no_more_functions_are_tried_than_there_is_time_for() -> None:
     names = [f"f{i}" for i in range(100)]
     made = table([entry(signature(), [(None, "f0")], candidates=[[1, names]])])
     (found,) = Dispatch.from_json(made, GEMM, dict.fromkeys(names, "sm_90a")).entries
-    assert found.functions(1) == tuple(names[:MAX_GEMM_FUNCTIONS])
+    assert found.functions(1) == tuple(names[:MAX_CALL_FUNCTIONS])

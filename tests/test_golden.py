@@ -62,7 +62,7 @@ def test_reader_reads_each_golden_document(archive: Archive) -> None:
     ((_, form),) = universal.forms
     assert [(f.name, f.equal_bits) for f in form.functions] == [(golden.SMALL, 0), (golden.LARGE, 1)]
     (model,) = build_table.read(archive).models
-    assert model.gemms == [build_table.Gemm("up", golden.PLAIN.key(), 32)]
+    assert model.problems == [build_table.Problem("up", golden.PLAIN.key(), 32)]
     (machine,) = tuning_table.read(archive)
     assert machine["tolerance"] == 0.01
     (seen,) = history.tunings(archive)

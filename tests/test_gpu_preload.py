@@ -15,8 +15,8 @@ from runtime import Library
 from runtime.gemm.signature import Signature
 
 from . import gpu_library as on_gpu
+from .forbidden import Forbid, forbidding, hook
 from .gpu_library import Exported, Problem, arguments, is_plain, made
-from .test_preload import Forbid, forbidding, hook
 
 pytestmark = pytest.mark.gpu
 library, signature, signatures, torch = on_gpu.library, on_gpu.signature, on_gpu.signatures, on_gpu.torch  # fixtures

@@ -229,20 +229,20 @@ def table(entries: int, ranges: int) -> dict[str, Any]:
 
 
 def test_gemm_table_may_have_so_many_ranges_and_no_more() -> None:
-    assert len(Dispatch.from_json(table(2, limits.MAX_GEMM_RANGES // 2), GEMM).entries) == 2
+    assert len(Dispatch.from_json(table(2, limits.MAX_TABLE_RANGES // 2), GEMM).entries) == 2
     with pytest.raises(RecordError, match="has 65538 ranges of M, at most 65536"):
-        Dispatch.from_json(table(2, limits.MAX_GEMM_RANGES // 2 + 1), GEMM)
-    both = table(1, limits.MAX_GEMM_RANGES // 2)
+        Dispatch.from_json(table(2, limits.MAX_TABLE_RANGES // 2 + 1), GEMM)
+    both = table(1, limits.MAX_TABLE_RANGES // 2)
     both["entries"][0]["invariant"] = both["entries"][0]["ranges"]
     assert len(Dispatch.from_json(both, GEMM).entries) == 1
-    both["entries"][0]["invariant"] = table(1, limits.MAX_GEMM_RANGES // 2 + 1)["entries"][0]["ranges"]
+    both["entries"][0]["invariant"] = table(1, limits.MAX_TABLE_RANGES // 2 + 1)["entries"][0]["ranges"]
     with pytest.raises(RecordError, match="has 65537 ranges of M, at most 65536"):
         Dispatch.from_json(both, GEMM)
 
 
 def test_gemm_table_with_too_many_entries_is_refused_before_they_are_read() -> None:
     with pytest.raises(RecordError, match="has 8193 entries, at most 8192"):
-        Dispatch.from_json({"schema": 1, "gpus": [], "entries": [None] * (limits.MAX_GEMM_ENTRIES + 1)}, GEMM)
+        Dispatch.from_json({"schema": 1, "gpus": [], "entries": [None] * (limits.MAX_TABLE_ENTRIES + 1)}, GEMM)
 
 
 def archive(path: Path, blobs: list[bytes]) -> Path:
@@ -286,10 +286,10 @@ def test_head_of_an_index_is_measured_before_it_is_parsed(tmp_path: Path) -> Non
 
 def test_builder_refuses_a_gemm_table_that_readers_would() -> None:
     of = Signature.from_json(SIGNATURE)
-    most: list[tuple[int | None, str]] = [(m + 1, "fg"[m % 2]) for m in range(limits.MAX_GEMM_RANGES - 1)]
+    most: list[tuple[int | None, str]] = [(m + 1, "fg"[m % 2]) for m in range(limits.MAX_TABLE_RANGES - 1)]
     targets = {"f": "sm_90a", "g": "sm_90a"}
     row = tables.Row(of, "sm_90a", None, "tuned", [*most, (None, "g")])
-    assert len(tables.table([row], GEMM, targets)["entries"][0]["ranges"]) == limits.MAX_GEMM_RANGES
+    assert len(tables.table([row], GEMM, targets)["entries"][0]["ranges"]) == limits.MAX_TABLE_RANGES
     more = tables.Row(replace(of, n=8), "sm_90a", None, "tuned", [(None, "g")])
     with pytest.raises(tables.TableTooLarge, match=r"65537 ranges of M, .*; split the manifests over"):
         tables.table([row, more], GEMM, targets)

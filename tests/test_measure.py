@@ -10,6 +10,7 @@ import pytest
 
 from aot.tune import measure
 from aot.tune.gemm.operands import OperandSet
+from aot.tune.operation import unusual
 from aot.tune.timing import LOAD, Timing
 from aot.version import UNKNOWN, own_version
 from runtime.errors import DeviceError
@@ -18,6 +19,13 @@ from runtime.gemm.signature import Signature
 pytest.importorskip("torch")
 
 from aot.tune import gpu
+
+
+def test_weights_that_say_nothing_of_unusual_sets_have_none() -> None:
+    weights: Any = SimpleNamespace(operands=lambda m: [m])
+    assert unusual(weights, 3) == ()
+    weights.unusual = lambda m: [m]
+    assert unusual(weights, 3) == [3]
 
 
 def test_every_contender_has_every_place_in_two_rounds() -> None:

@@ -18,10 +18,10 @@ from aot.search.provider import provider
 from runtime import LayoutError, Library
 from runtime.container.archive import Archive
 from runtime.gemm.signature import Signature
-from runtime.numbers.scaling import tile_offset
 
 from .command_line import ALONE, COMMAND, ROOT, Run
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from .scale_tiles import tile_offset
 from .shared import made_once
 
 OF = Signature("e4m3", "e4m3", "bf16", "f32", "none", 512, 1088, scaling="mxfp8")
@@ -144,7 +144,7 @@ def test_the_kernel_takes_addresses_in_the_operators_order() -> None:
     pytest.importorskip("cutlass", reason="the DSL is not installed")
     (variant, *_) = legal_variants("cutlass_operators", "sm_100a", OF)
     built = provider("cutlass_operators").build(variant)
-    assert built.argument_names == ["a", "b", "d", "scale_a", "scale_b", "max_active_clusters", "stream"]
+    assert [a.name for a in built.tree] == ["a", "b", "d", "scale_a", "scale_b", "max_active_clusters", "stream"]
 
 
 def test_the_reference_is_what_ml_dtypes_makes_of_bytes() -> None:

@@ -10,7 +10,7 @@ from aot.cli import commands
 
 from . import recording_driver
 from .command_line import MANIFEST, ROOT, Run
-from .test_universal_runtime import write
+from .universal_archives import write
 
 
 def _archive(path: Path, tuned: int) -> Path:

@@ -8,7 +8,7 @@ import math
 import re
 import subprocess
 import sysconfig
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -474,12 +474,13 @@ def test_workspace_holds_all_sums_and_two_counters_of_every_cta(signature: Signa
 
 def test_tiles_of_a_last_wave_are_cut_as_often_as_clusters_are_there() -> None:
     plan = shared(PLAIN)[0]
-    assert plan.slices_of(40, 132, 128) == (3, 40)
-    assert plan.slices_of(132 + 40, 132, 128) == (3, 40)
-    assert plan.slices_of(132, 132, 128) == (1, 0)
-    assert plan.slices_of(80, 132, 128) == (1, 80), "there is less than a cluster more for each"
-    assert plan.slices_of(40, 132, 9) == (2, 40), "a slice has a few stages"
-    assert plan.slices_of(1, 132, 1024) == (plan.slices[-1], 1)
+    of = partial(estimate_persistent._slices, plan)
+    assert of(40, 132, 128) == (3, 40)
+    assert of(132 + 40, 132, 128) == (3, 40)
+    assert of(132, 132, 128) == (1, 0)
+    assert of(80, 132, 128) == (1, 80), "there is less than a cluster more for each"
+    assert of(40, 132, 9) == (2, 40), "a slice has a few stages"
+    assert of(1, 132, 1024) == (plan.slices[-1], 1)
 
 
 @pytest.mark.parametrize("m", [100, 333, 4096])

@@ -12,6 +12,7 @@ from runtime import native
 from runtime.errors import ProgramError, RecordError
 from runtime.program.program import NativeEvaluator, Program
 
+from .parameters import with_pointers
 from .samples import record
 
 Change = Callable[[dict[str, Any]], None]
@@ -52,7 +53,7 @@ def test_parameters_hold_the_evaluated_words_and_zeros_elsewhere() -> None:
 
 def test_pointers_go_into_their_slots_and_nowhere_else() -> None:
     launch = plan()
-    buffer = launch.with_pointers([0x7F00_0000_1230, 0x7F00_0000_4567])
+    buffer = with_pointers(launch, [0x7F00_0000_1230, 0x7F00_0000_4567])
     assert struct.unpack_from("<Q", buffer, launch.offsets[0]) == (0x7F00_0000_1230,)
     assert struct.unpack_from("<Q", buffer, launch.offsets[1]) == (0x7F00_0000_4560,)  # a descriptor drops 4 bits
     for slot in launch.slots:
@@ -65,7 +66,7 @@ def test_an_addend_is_added_to_the_pointer_modulo_2_to_the_57_in_a_descriptor() 
     changed["nodes"].append(["const", 64, (1 << 64) - (1 << 40)])
     changed["launches"][0]["parameters"][1]["slots"] = [[0, "tma", 1, 14]]
     launch = Program.from_json(changed, 1).plan([3, 64, 64, 64, 0, 66])[0]
-    word = struct.unpack_from("<Q", launch.with_pointers([0, 1 << 32]), launch.offsets[1])[0]
+    word = struct.unpack_from("<Q", with_pointers(launch, [0, 1 << 32]), launch.offsets[1])[0]
     assert word == ((1 << 32) - (1 << 40)) % (1 << 57)
 
 

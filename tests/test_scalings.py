@@ -20,7 +20,7 @@ from runtime.gemm.call import matrices, signature_of
 from runtime.gemm.fallback import torch_runs
 from runtime.gemm.signature import Epilogue, Signature
 from runtime.numbers.dtypes import DTYPES
-from runtime.numbers.scaling import SCALINGS, TILES, Scaling, extent_of, symbol_of, tile_offset
+from runtime.numbers.scaling import SCALINGS, TILES, Scaling, extent_of, symbol_of
 from runtime.program import tensor
 from runtime.program.arguments import symbols_to_json, to_json
 from runtime.program.operation import extents_at
@@ -28,6 +28,7 @@ from runtime.program.record import Record, Symbol, TensorArgument, TensorView
 from runtime.tables.dispatch import record_mismatch
 
 from .made_up_scaling import FP8, MANIFEST, VARIANT
+from .scale_tiles import tile_offset
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -15,7 +15,7 @@ from runtime.container.archive import Archive
 from runtime.device.workspace import Need, Workspaces
 from runtime.limits import MAX_SHARED_WORKSPACE_BYTES
 
-from . import test_universal_runtime
+from . import universal_archives
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, gemm_record, signature, write_archive
 
 MIB = 1 << 20
@@ -155,11 +155,11 @@ def test_without_preload_the_first_capture_allocates(make: Make, driver: Recordi
 
 
 def test_what_forms_may_choose_is_reserved_for(tmp_path: Path, driver: RecordingDriver) -> None:
-    of_forms = test_universal_runtime.library(tmp_path, driver, capture_workspaces="shared")
+    of_forms = universal_archives.library(tmp_path, driver, capture_workspaces="shared")
     of_forms.preload()
     reserved = list(driver.allocated)
     driver.captures[5] = 1
-    assert test_universal_runtime.launched(of_forms, driver, 512, 1001, stream=5) == "shared"
+    assert universal_archives.launched(of_forms, driver, 512, 1001, stream=5) == "shared"
     assert list(driver.allocated) == reserved != []
 
 

@@ -55,7 +55,7 @@ def test_calls_that_a_build_knows_of_weigh_what_is_looked_at_and_kept(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = Signature.from_json(signature(512, 512)).key()
-    gemms = [build_table.Gemm("up", key, 2, [[16, 7]]), build_table.Gemm("down", key, None, [[16, 1], [512, 5]])]
+    gemms = [build_table.Problem("up", key, 2, [[16, 7]]), build_table.Problem("down", key, None, [[16, 1], [512, 5]])]
     package = Package()
     with Archive.open(source) as archive:
         package.add_archive(archive, list(archive.functions))

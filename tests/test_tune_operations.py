@@ -132,7 +132,7 @@ def test_what_was_built_from_a_manifest_is_tuned_listed_and_shown(scales: Path, 
         assert (e.state, e.invariant) == ("tuned", None)
         assert [".threads256." in name for _, name in e.ranges] == [True]
     (line,) = (line for line in run("ls", tmp_path / "tuned.aot").out.splitlines() if "input_scale" in line)
-    assert line.split()[-4:-1] == ["1-", "2.0", "2.00x"]
+    assert line.split()[-5:-2] == ["1-", "2.0", "2.00x"]
     assert "  tuned  0 of " in line
     shown = run("show", tmp_path / "tuned.aot", "input_scale").out
     assert shown.startswith(f"{OF.key()} on sm_90a, made up (132 SMs, 4800 GB/s): tuned")

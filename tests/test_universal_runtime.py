@@ -14,11 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aot.pack.write import Package
 from runtime import ArgumentError, KernelMiss, Library, RecordError, native
-from runtime.device.gpus import Gpu
 from runtime.gemm.signature import EPILOGUES, MAJORS, OVERLAPS, Signature
-from runtime.gemm.universal import PREDICTED, Universal
+from runtime.gemm.universal import PREDICTED
 from runtime.numbers.scaling import SCALINGS
 from runtime.serve import entries, function, preload
 from runtime.serve.layers import open_archives
@@ -28,88 +26,32 @@ from .recording_driver import (
     FakeTensor,
     FakeTorch,
     RecordingDriver,
-    cubin,
     entry,
     gemm_record,
     signature,
-    table,
     write_archive,
 )
-
-K = 512
-# Microseconds: "few" 100 + M, "many" 150 + M / 10, "wide" 1, which takes N in multiples of 1024 only, and "shared" 1000
-# up to M = 1000 and 1 beyond, which adds up in an order that depends on M.
-PROGRAM = {
-    "constants": [100, 150, 10, 1, 1000],  # from place 6, after the inputs
-    "operations": "add div add select",  # from place 11
-    "operands": [0, 6, 0, 8, 12, 7, 0, 10, 10, 9],
-    "results": [11, 13, 9, 14],
-}
-FORM: dict[str, Any] = {
-    "a": "bf16",
-    "b": "bf16",
-    "d": "bf16",
-    "accumulator": "f32",
-    "epilogue": "none",
-    "scaling": "none",
-}
-FORM |= {"b_major": "k", "overlap": "serial", "batched": False}
-NAMES = ("few", "many", "wide", "shared")
-MOST = 2**31 - 1
-ROW: dict[str, Any] = {
-    "form": FORM,
-    "target": "sm_90a",
-    "functions": [
-        ["few", 8, 8, MOST],
-        ["many", 8, 8, MOST],
-        ["wide", 1024, 8, 4096],
-        ["shared", 8, 8, MOST],
-    ],
-    "equal_bits": [1, 1, 2, 0],
-    "program": 0,
-}
-TABLE: dict[str, Any] = {"schema": 1, "checked_on": {"sm_90a": ["NVIDIA H200"]}, "forms": [ROW], "programs": [PROGRAM]}
-TARGETS = dict.fromkeys(NAMES, "sm_90a")
-GPU, HOPPER = Gpu("NVIDIA H200", 132, 4917), (9, 0)
-RECORDS = [gemm_record(n) for n in NAMES[:3]] + [gemm_record("shared", workspaces=((4096, None, True),))]
-RECORDS.append(gemm_record("other", target="sm_100a"))
-
-
-def of(n: int, k: int = K, **more: Any) -> Signature:
-    return Signature.from_json(signature(n, k, **more))
-
-
-def universal(obj: Any = TABLE) -> Universal:
-    return Universal.from_json(obj, TARGETS)
-
-
-def write(path: Path, rows: list[dict[str, Any]] = [], obj: Any = TABLE) -> dict[bytes, Any]:  # noqa: B006
-    package = Package()
-    for record in RECORDS:
-        package.add_function(record, cubin(record["name"]))
-    package.set_table("gemm", table(rows))
-    package.set_table("universal", obj)
-    package.write(path)
-    kernels: dict[bytes, Any] = {}
-    for r in RECORDS:
-        sizes = tuple(p["size"] for p in r["program"]["launches"][0]["parameters"])
-        kernels[cubin(r["name"])] = {f"kernel_{r['name']}": sizes}
-    return kernels
+from .universal_archives import (
+    FORM,
+    GPU,
+    HOPPER,
+    MOST,
+    NAMES,
+    PROGRAM,
+    ROW,
+    TABLE,
+    K,
+    launched,
+    library,
+    of,
+    universal,
+    write,
+)
 
 
 @pytest.fixture
 def driver(torch: FakeTorch) -> RecordingDriver:
     return RecordingDriver()
-
-
-def library(folder: Path, driver: RecordingDriver, rows: Any = (), obj: Any = TABLE, **options: Any) -> Library:
-    driver.kernels |= write(folder / "universal.aot", list(rows), obj)
-    return Library(open_archives([folder / "universal.aot"]), driver, **options)
-
-
-def launched(lib: Library, driver: RecordingDriver, n: int, m: int, **more: Any) -> str:
-    lib.gemm(FakeTensor((m, K)), FakeTensor((n, K)), out=FakeTensor((m, n)), **more)
-    return driver.launches[-1].symbol.removeprefix("kernel_")
 
 
 # --- choosing ---

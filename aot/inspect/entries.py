@@ -20,7 +20,7 @@ def names_of(archive: Archive) -> dict[str, list[str]]:
     """What manifests that the archive was built for call their problems, by signature; an archive need not say."""
     found: dict[str, list[str]] = {}
     for signature, name in dict.fromkeys(
-        (g.signature, g.name) for model in build_table.read(archive).models for g in model.gemms
+        (g.signature, g.name) for model in build_table.read(archive).models for g in model.problems
     ):
         found.setdefault(signature, []).append(name)
     return found

@@ -17,6 +17,7 @@ from runtime.device.launch import (
 from runtime.program.record import Record
 
 from ..pack import tuning_table
+from .digests import digests
 
 _ATTRIBUTES = {
     COOPERATIVE: "cooperative",
@@ -33,6 +34,7 @@ def function(archive: Archive, name: str) -> dict[str, Any]:
     program = obj["program"]
     return {
         "name": name,
+        "digest": digests(archive)[name],
         "target": record.target,
         "family": record.family,
         "checked_on": tuning_table.checked_on(archive).get(name, []),

@@ -8,12 +8,13 @@ from runtime.container.archive import RECORDS, TABLES, Archive
 
 from ..pack import build_table, forms, tuning_table
 from ..pack.precedence import Precedence
+from .digests import short_names
 from .entries import gpu, measured, names_of, ranges
 
 
 def listing(archive: Archive) -> dict[str, Any]:
     """Every entry of operations' tables with its ranges, every form of the universal table (`aot.pack.forms.listing`),
-    the functions outside both, sizes in total, where it was tuned.
+    the functions outside both, sizes in total, where it was tuned; and short names of all functions.
 
     `names` are what manifests call an entry. `gpu` is the kind of GPU that it was tuned on, None where it is for any of
     its target. `measured` counts the M values that an entry was measured at, and `faster_with_torch` those of them
@@ -56,6 +57,7 @@ def listing(archive: Archive) -> dict[str, Any]:
         "entries": entries,
         "forms": forms.listing(rows, universal.checked_on if universal else {}),
         "functions": others,
+        "short_names": short_names(archive),
         "totals": totals(archive)
         | {name: sum(entry[name] for entry in entries) for name in ("measured", "faster_with_torch")},
         "tools": dict(build_table.read(archive).tools),

@@ -14,6 +14,7 @@ from runtime.tables.table import Entry
 from ..pack import forms, timings, tuning_table
 from ..pack.precedence import Precedence
 from ..suggest import did_you_mean
+from .digests import function_named
 from .entries import described, gpu, intervals, measured, names_of, ranges, serving
 from .functions import function
 
@@ -27,7 +28,8 @@ class NoEntry(AotError):
 
 
 def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, Any]:
-    """What the archive says of `name`: a function, a signature, or what a manifest that it was built for calls one.
+    """What the archive says of `name`: a function, by its name or the beginning of its digest, a signature, or what a
+    manifest that it was built for calls one. A manifest's name comes before a digest.
 
     A signature that has no entry, and that a form can compute, is shown with what is predicted for it: at `tokens`
     rows, or at `aot.pack.forms.ROWS` where there are none. An entry is shown with what `serves` at these rows, in its
@@ -35,15 +37,17 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
 
     Raises:
         UnknownName: it is none of these.
+        AmbiguousDigest: several functions' digests begin so.
         NoEntry: there are `tokens`, and it is a function.
     """
-    if name in archive.functions:
-        if tokens:
-            raise NoEntry(f"{archive.path}: {name!r} is a function, and --m is for signatures; leave it out")
-        return {"function": function(archive, name)}
     names, precedence = names_of(archive), Precedence(archive)
     entries = precedence.entries
     chosen = [e for e in entries if e.signature.key() == name or name in names.get(e.signature.key(), ())]
+    named = name if name in archive.functions else None if chosen else function_named(archive, name)
+    if named is not None:
+        if tokens:
+            raise NoEntry(f"{archive.path}: {name!r} is a function, and --m is for signatures; leave it out")
+        return {"function": function(archive, named)}
     if chosen:
         environments = tuning_table.read(archive)
         return {"entries": [_entry(archive, e, names, precedence, environments, tokens) for e in chosen]}

@@ -27,9 +27,9 @@ TABLE = "build"
 SCHEMA = 1  # raised when what a field means changes
 
 
-class Gemm(NamedTuple):
-    """A GEMM of a model: its name, the key of its signature, how often one forward pass runs it, and by (M, count)
-    how many forward passes of a server had so many rows."""
+class Problem(NamedTuple):
+    """What a model asks of an operation: its name in the manifest, the key of its signature, how often one forward pass
+    runs it, and by (M, count) how many forward passes of a server had so many rows."""
 
     name: str
     signature: str
@@ -38,12 +38,13 @@ class Gemm(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model: its name, where its layers are from, the SHA-256 of its manifest, and its GEMMs."""
+    """A model: its name, where its layers are from, the SHA-256 of its manifest, and its problems, which documents call
+    gemms."""
 
     model: str | None
     source: str | None
     manifest: str | None
-    gemms: Sequence[Gemm]
+    problems: Sequence[Problem]
 
 
 class Build(NamedTuple):
@@ -67,7 +68,7 @@ class Build(NamedTuple):
         """The table, as `read` takes it."""
         return {
             "schema": SCHEMA,
-            "models": [_given(m._asdict() | {"gemms": [_given(g._asdict()) for g in m.gemms]}) for m in self.models],
+            "models": [_model_json(m) for m in self.models],
             "targets": list(self.targets),
             "ranking": dict(self.ranking),
             "tools": dict(self.tools),
@@ -100,9 +101,15 @@ def _model(obj: Any, where: str) -> Model:
     require(obj, {}, dict.fromkeys(("model", "source", "manifest"), is_text_or_none), where)
     gemms = list_field(obj, "gemms", where)
     for i, gemm in enumerate(gemms):
-        require(gemm, {"signature": is_text, "name": is_text}, _OF_GEMM, f"{where}.gemms[{i}]")
-    found = [Gemm(gemm["name"], gemm["signature"], *map(gemm.get, _OF_GEMM)) for gemm in gemms]
+        require(gemm, {"signature": is_text, "name": is_text}, _OF_PROBLEM, f"{where}.gemms[{i}]")
+    found = [Problem(gemm["name"], gemm["signature"], *map(gemm.get, _OF_PROBLEM)) for gemm in gemms]
     return Model(obj.get("model"), obj.get("source"), obj.get("manifest"), found)
+
+
+def _model_json(model: Model) -> dict[str, Any]:
+    fields = model._asdict()
+    del fields["problems"]
+    return _given(fields) | {"gemms": [_given(problem._asdict()) for problem in model.problems]}
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
@@ -112,10 +119,10 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
 def traffic(build: Build) -> dict[str, dict[int, int]]:
     """By signatures' keys, how many calls of all models were seen with each M; only of those that were counted."""
     found: dict[str, dict[int, int]] = {}
-    for gemm in (gemm for model in build.models for gemm in model.gemms):
-        for m, count in gemm.traffic or ():
-            of = found.setdefault(gemm.signature, {})
-            of[m] = of.get(m, 0) + count * (gemm.calls or 1)
+    for problem in (problem for model in build.models for problem in model.problems):
+        for m, count in problem.traffic or ():
+            of = found.setdefault(problem.signature, {})
+            of[m] = of.get(m, 0) + count * (problem.calls or 1)
     return found
 
 
@@ -126,7 +133,7 @@ def _is_traffic(value: Any) -> bool:
     )
 
 
-_OF_GEMM: dict[str, Test] = {"calls": is_count, "traffic": _is_traffic}
+_OF_PROBLEM: dict[str, Test] = {"calls": is_count, "traffic": _is_traffic}
 _FIELDS: dict[str, Test] = {
     "models": is_list,
     "targets": lambda value: is_list(value) and all(map(is_text, value)),

@@ -51,7 +51,7 @@ import yaml
 from runtime.container.archive import MAGIC
 from runtime.errors import AotError, RecordError
 from runtime.gemm.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, Signature
-from runtime.limits import MAX_GEMM_EXTENT
+from runtime.limits import MAX_EXTENT as MAX_SIGNATURE_EXTENT
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.products import (
     ACCUMULATORS,
@@ -480,7 +480,7 @@ class _Reader:
         for field, value in own.items():
             is_number = isinstance(value, yaml.ScalarNode) and value.tag == _TAG + "int"
             here = f"{where}.{field}"
-            values[field] = self.integer(value, here, MAX_GEMM_EXTENT) if is_number else self.string(value, here)
+            values[field] = self.integer(value, here, MAX_SIGNATURE_EXTENT) if is_number else self.string(value, here)
         try:
             return Use(name, of.read(values), mine, f"{self.place(node)}: {name}")
         except RecordError as error:

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.gemm.signature import Epilogue, Signature
-from runtime.numbers.products import unsupported_scaling
+from runtime.numbers.dtypes import TORCH_NAMES
+from runtime.numbers.products import PRODUCTS, scalings_of, unsupported_scaling
 from runtime.numbers.scaling import SCALINGS
 
 from ..search.targets import TARGETS
@@ -36,10 +37,10 @@ from .manifest import MAX_TOKENS, Gemm, Manifest, signature_problem
 from .model_families import Model, is_integer, read_model, short
 
 # What `dtype` means for A, B and D. The router and lm_head stay in the type of D, as fp8 checkpoints keep them.
-DTYPES = {"bf16": ("bf16", "bf16", "bf16"), "f16": ("f16", "f16", "f16"), "e4m3": ("e4m3", "e4m3", "bf16")}
+DTYPES = {a: next(product for product in PRODUCTS if product[0] == a) for a, *_ in PRODUCTS}
 
 # The same, by the type that a config names.
-PUBLISHED = {"bfloat16": "bf16", "float16": "f16"}
+PUBLISHED = {TORCH_NAMES[a]: a for a, (*_, d) in DTYPES.items() if a == d}
 
 # What a gated MLP computes, by the `hidden_act` of its config.
 GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
@@ -155,7 +156,7 @@ def model_name(source: str, tp: int, dtype: str, fuse: bool = False) -> str:
 
 def default_scaling(dtype: str) -> str:
     """The scaling of layers in `dtype` where none is asked for: for 8 bits a scale a token and an output channel."""
-    return "row_column" if dtype == "e4m3" else "none"
+    return "row_column" if "row_column" in scalings_of(dtype) else "none"
 
 
 def default_targets(signatures: Iterable[Signature], targets: Iterable[str] = tuple(TARGETS)) -> tuple[str, ...]:

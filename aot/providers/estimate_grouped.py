@@ -50,7 +50,7 @@ def _tiles(tile: _Tile, signature: Signature, m: int) -> float:
 
 
 def _us(tile: _Tile, signature: Signature, m: int) -> float:
-    element = DTYPES[signature.a].bytes
+    element = DTYPES[signature.a].bits / 8
     waves = math.ceil(_tiles(tile, signature, m) / _PROCESSORS)
     loaded = (tile.m / tile.shared_by + tile.n) * signature.k * element
     rate = _RATES.narrow_flops_per_us if DTYPES[signature.a].narrow else _RATES.flops_per_us
@@ -58,6 +58,6 @@ def _us(tile: _Tile, signature: Signature, m: int) -> float:
     computed = waves * (max(products, loaded / _RATES.loaded_bytes_per_us) + _RATES.tile_us)
     made = rows_of(signature, m)
     rows = active_groups(signature.groups, made) * signature.n + made
-    moved = rows * signature.k * element + made * signature.columns * DTYPES[signature.d].bytes
-    read = moved / _RATES.read_bytes_per_us
+    stored = made * signature.columns * DTYPES[signature.d].bits / 8
+    read = (rows * signature.k * element + stored) / _RATES.read_bytes_per_us
     return _RATES.launch_us + max(computed, read) + _RATES.hidden * min(computed, read)

@@ -68,7 +68,8 @@ def of_own(v: Variant, form_of: Callable[[Variant], Form], of: Extents, m: Numbe
 
 
 def _slices(plan: Plan, clusters: Any, resident: Any, stages: Number) -> tuple[Any, Any]:
-    """What `Plan.slices_of` says, for numbers that need not be known: slices of each shared tile, and such tiles."""
+    """Into how many slices of K the tiles of the last wave are cut where a tile is shared, and how many these are; of
+    numbers that need not be known."""
     shared = clusters - floor(clusters / resident) * resident
     most = minimum(floor(resident / maximum(shared, 1)), floor(ceil(stages) / plan.least_slice))
     slices: Any = 1

@@ -17,7 +17,7 @@ from runtime.program.costs import CostProgram, CostSource
 
 from .costs import Extents, Machine, Number, Tape, exp, log, maximum, minimum
 from .h200 import H200
-from .legal import family_of
+from .provider import family_of
 from .variants import Variant
 
 

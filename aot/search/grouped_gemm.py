@@ -9,8 +9,9 @@ from runtime.grouped_gemm import Signature
 from runtime.numbers.dtypes import DTYPES
 
 from .form import Form, relies_on_more
+from .legal import legal_variants
 from .operation import Building, Shortlist
-from .provider import provider_names
+from .provider import family_of, provider_names
 from .variants import Family, Variant
 
 _SOURCE = "estimates of aot.providers.estimate_grouped"
@@ -57,14 +58,10 @@ class GroupedBuilding(Building):
 
     def variants(self, target: str, signature: Signature) -> list[Variant]:
         """Those of all providers that are likely to be fast for it, in their order."""
-        from .legal import legal_variants
-
         return [v for name in provider_names() for v in legal_variants(name, target, signature)]
 
     def shortlist(self, wanted: Mapping[Signature, Sequence[int]], target: str, limit: int) -> Shortlist:
         """The `limit` variants that are estimated to be fastest at each M."""
-        from .legal import family_of
-
         found: dict[Signature, tuple[tuple[int, tuple[Variant, ...]], ...]] = {}
         for signature, ms in wanted.items():
             variants = sorted(self.variants(target, signature), key=Variant.name)

@@ -15,13 +15,8 @@ from runtime.gemm.signature import OVERLAPS
 
 from .form import Form, lacks, relies_on_more
 from .operation import building
-from .provider import families
+from .provider import families, family_of
 from .variants import TILES, Family, Option, Variant, choices
-
-
-def family_of(variant: Variant) -> Family | None:
-    """What its provider says of a variant's family, or None if there is no such provider or family here."""
-    return families(variant.provider).get(variant.family)
 
 
 def of_name(name: str) -> Variant | None:

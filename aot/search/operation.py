@@ -20,7 +20,7 @@ from runtime.program.operation import operation
 from runtime.program.record import Record
 
 from .form import Form
-from .provider import provider, provider_names
+from .provider import family_of, provider, provider_names
 from .variants import Family, Variant
 
 GROUP = "cute_aot.building"
@@ -93,8 +93,6 @@ class Building:
     def estimates(self, variants: Sequence[Variant]) -> Callable[[Any, int], list[float]]:
         """What gives the estimated microseconds of each of `variants`, of a signature and M. Their families must have
         estimates, which are usually asked one by one."""
-        from .legal import family_of
-
         asked = [(v, f.estimate_us) for v in variants if (f := family_of(v)) and f.estimate_us]
         return lambda signature, m: [float(estimate_us(v, signature, m)) for v, estimate_us in asked]
 

@@ -78,11 +78,6 @@ class Buildable:
     local_memory: bool = False
     explain: Callable[[Exception], AotError] | None = None
 
-    @property
-    def argument_names(self) -> list[str]:
-        """The arguments' names, in order."""
-        return [argument.name for argument in self.tree]
-
 
 class Provider(Protocol):
     """A source of kernels."""
@@ -152,6 +147,11 @@ def provider(name: str) -> Provider:
 def families(name: str) -> Mapping[str, Family]:
     """The families of the provider called `name`; none where there is no such provider."""
     return provider(name).families if name in PROVIDERS or name in provider_names() else {}
+
+
+def family_of(variant: Variant) -> Family | None:
+    """What its provider says of a variant's family, or None if there is no such provider or family here."""
+    return families(variant.provider).get(variant.family)
 
 
 def buildable(item: Compilable) -> Buildable:

@@ -31,8 +31,8 @@ from runtime.numbers.dtypes import DTYPES
 
 from . import targets
 from .estimates import Estimates
-from .legal import family_of, overlaps_less, unsuited
-from .provider import families, provider_names
+from .legal import overlaps_less, unsuited
+from .provider import families, family_of, provider_names
 from .targets import Target
 from .variants import Variant
 

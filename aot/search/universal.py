@@ -17,15 +17,15 @@ from typing import Any
 
 from runtime.gemm.signature import OVERLAPS, Signature
 from runtime.gemm.universal import WORDS, FormSource, Function, write
-from runtime.limits import MAX_COST_RESULTS, MAX_GEMM_EXTENT
+from runtime.limits import MAX_COST_RESULTS, MAX_EXTENT
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import SCALINGS
 
 from .costs import Machine
 from .estimates import CORRECTED_M, Correction, Estimates, program, shares
 from .h200 import H200
-from .legal import family_of, summation, unsuited
-from .provider import provider, provider_names
+from .legal import summation, unsuited
+from .provider import family_of, provider, provider_names
 from .variants import Variant
 
 FUNCTIONS = 40  # of a form, unless told otherwise
@@ -180,10 +180,10 @@ def _multiple(variant: Variant, form: Signature, extent: str) -> int:
 
 def _most_rows(variant: Variant, form: Signature) -> int:
     """The most rows of B, as a power of two, or all there may be."""
-    most = 1 << (MAX_GEMM_EXTENT.bit_length() - 1)
+    most = 1 << (MAX_EXTENT.bit_length() - 1)
     while unsuited(variant, dataclasses.replace(form, n=most)) is not None:
         most //= 2
-    return MAX_GEMM_EXTENT if most == 1 << (MAX_GEMM_EXTENT.bit_length() - 1) else most
+    return MAX_EXTENT if most == 1 << (MAX_EXTENT.bit_length() - 1) else most
 
 
 def _estimated(form: Signature, target: str) -> list[Variant]:

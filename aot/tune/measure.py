@@ -76,9 +76,9 @@ class _Expected:
         some = bool(left.any())
         if some:
             value = value.masked_fill(left, 0.0)
-        norm, rms = value.norm().item(), value.square().sum().div((~left).sum().clamp(min=1)).sqrt().item()
-        known = DTYPES[dtype]
-        return cls(value, left if some else None, known, max_error, norm or 1.0, rms or 1.0)  # zeros have no scale
+        norm, rms = value.norm().item(), value.square().sum().div((~left).sum().clamp_min(1)).sqrt().item()
+        # Zeros have no scale of their own.
+        return cls(value, left if some else None, DTYPES[dtype], max_error, norm or 1.0, rms or 1.0)
 
 
 def check(signature: Signature, m: int, weights: Weights, launches: Mapping[str, Launch]) -> dict[str, float | str]:

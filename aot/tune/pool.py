@@ -15,8 +15,9 @@ from runtime.program.record import Record
 from runtime.tables.dispatch import Entry
 
 from ..pack.fits import refusal
-from ..search.legal import family_of, of_name, summation, unsuited
+from ..search.legal import of_name, summation, unsuited
 from ..search.operation import building
+from ..search.provider import family_of
 from ..search.variants import Variant
 from .operation import tuning
 from .roofline import expected_us

@@ -187,7 +187,7 @@ def _check_launches(
 
 def _read_build(archive: Archive) -> str:
     found = build_table.read(archive)
-    return f"{sum(len(model.gemms) for model in found.models)} problems of models, {len(found.tools)} tools"
+    return f"{sum(len(model.problems) for model in found.models)} problems of models, {len(found.tools)} tools"
 
 
 # --- the tables of operations ---

@@ -17,7 +17,7 @@ from runtime.device.gpus import Gpu
 from runtime.errors import RecordError
 from runtime.gemm.signature import OVERLAPS, Signature
 from runtime.gemm.universal import INPUTS, Function
-from runtime.limits import MAX_GEMM_EXTENT
+from runtime.limits import MAX_EXTENT
 from runtime.program.costs import CostProgram
 from runtime.program.record import Record
 from runtime.tables.dispatch import record_mismatch, workspaces_of
@@ -40,7 +40,7 @@ def samples(row: FormRow, function: Function) -> tuple[Signature, ...]:
         RecordError: it takes no N, or no K.
     """
     ns = _extents(function.n_multiple * _least_times(row, function), function.most_n, LARGE_N)
-    ks = _extents(function.k_multiple, MAX_GEMM_EXTENT, LARGE_K)
+    ks = _extents(function.k_multiple, MAX_EXTENT, LARGE_K)
     if not ns or not ks:
         raise RecordError(
             f"function {function.name} takes no N or no K: multiples of {function.n_multiple} up to {function.most_n}, "

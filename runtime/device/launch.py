@@ -5,8 +5,6 @@ Knows nothing of how they are made, of tensors, archives or the driver.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
 from typing import Any
 
 from ..errors import ProgramError
@@ -43,10 +41,6 @@ class Slot(NamedTuple):
         """What the slot keeps of pointer + addend."""
         return _TMA_ADDRESS_MASK if self.tma else _MASK_64
 
-    def encode(self, pointer: int) -> int:
-        """The 64-bit word for the address `pointer`."""
-        return (pointer + self.addend) & self.mask
-
 
 class Launch(NamedTuple):
     """One kernel launch for one shape: everything but the pointers, which `slots` say where to write.
@@ -64,13 +58,6 @@ class Launch(NamedTuple):
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     slots: tuple[Slot, ...]
-
-    def with_pointers(self, pointers: Sequence[int]) -> bytearray:
-        """A copy of the parameter bytes with every slot written."""
-        buffer = bytearray(self.parameters)
-        for slot in self.slots:
-            struct.pack_into("<Q", buffer, slot.offset, slot.encode(pointers[slot.pointer]))
-        return buffer
 
 
 class LaunchShape(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..numbers.dtypes import DTYPES
+from ..numbers.scaling import SCALINGS
 from ..program.record import TensorView
 from ..program.tensor import is_torch, span_bytes, stream_handle
 from .call import EXTRAS
@@ -21,6 +22,7 @@ from .signature import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT, GATES, Epilogue, S
 _SCALE_A, _SCALE_B, _BIAS = (EXTRAS.index(name) for name in ("scale_a", "scale_b", "bias"))
 _NO_OPERANDS = (None,) * len(EXTRAS)
 _SCALED_PRODUCTS = ("tensor", "row_column", "block")  # of which one call was tried
+_WIDE = frozenset(d.name for d in DTYPES.values() if d.mantissa_bits is not None and d.bits >= 16)
 _SCALE_MULTIPLE = 4  # what cuBLAS wants factors of blocks to be apart: rows of A, and rows of those of B
 
 
@@ -150,24 +152,24 @@ def block_scaled_product(dtype: str) -> Product:
 def one_call(signature: Signature) -> Product | None:
     """The one call of torch's that computes `signature`; None where it takes several, or none does.
 
-    These are 16-bit products, plain, batched or with a bias, in their own element type; and products of e4m3 with
+    These are 16-bit products, plain, batched or with a bias, in their own element type; and products of 8 bits with
     scales, of a (K-major) B, in 16 or 32 bits, with a bias where that has 16 bits and scales are not of blocks. Whether
     a version of torch has a kernel for the latter on a GPU shows when it is asked.
     """
     parts, d = signature.parts, signature.d
     if parts not in (Epilogue(), Epilogue(bias=True)):
         return None
-    if signature.a in ("bf16", "f16"):
+    if DTYPES[signature.a].bits == 16:
         if not signature.a == signature.b == d or signature.scaling != "none":
             return None
         if signature.batch > 1:
             return None if parts.bias else batched_product
         return product_with_bias if parts.bias else plain_product
-    if not signature.a == signature.b == "e4m3" or signature.batch > 1 or signature.b_major != "k":
+    if signature.a != signature.b or signature.batch > 1 or signature.b_major != "k":
         return None
-    if signature.scaling not in _SCALED_PRODUCTS:
+    if signature.scaling not in _SCALED_PRODUCTS or signature.a not in SCALINGS[signature.scaling].of:
         return None
-    if d not in ("bf16", "f16", "f32") or (parts.bias and (d == "f32" or signature.scaling == "block")):
+    if d not in _WIDE or (parts.bias and (DTYPES[d].bits != 16 or signature.scaling == "block")):
         return None
     if signature.scaling == "block":
         return block_scaled_product(d)

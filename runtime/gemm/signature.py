@@ -13,7 +13,7 @@ from typing import Any
 
 from ..container.fields import is_int
 from ..errors import RecordError
-from ..limits import MAX_GEMM_EXTENT
+from ..limits import MAX_EXTENT
 from ..named_tuple import NamedTuple
 from ..numbers.dtypes import DTYPES
 from ..numbers.scaling import SCALINGS, TILES, extent_of
@@ -234,9 +234,9 @@ class Signature:
             if obj[name] not in known:
                 raise RecordError(f"signature field {name!r}: unknown {name} {obj[name]!r:.50}")
         for name in ("n", "k", "batch"):
-            if not is_int(obj[name], 1, MAX_GEMM_EXTENT):
+            if not is_int(obj[name], 1, MAX_EXTENT):
                 raise RecordError(
-                    f"signature field {name!r} must be an integer from 1 to {MAX_GEMM_EXTENT}, found {obj[name]!r:.50}"
+                    f"signature field {name!r} must be an integer from 1 to {MAX_EXTENT}, found {obj[name]!r:.50}"
                 )
         if EPILOGUES[obj["epilogue"]].gated and obj["n"] % 2:
             raise RecordError(f"signature field 'n' must be even for {obj['epilogue']}, found {obj['n']}")

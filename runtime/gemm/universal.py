@@ -17,10 +17,10 @@ from ..container.fields import fail_table, is_int, require_schema, table_fields,
 from ..device.gpus import Gpu
 from ..errors import RecordError
 from ..limits import (
+    MAX_CALL_FUNCTIONS,
     MAX_CHECKED_GPUS,
     MAX_COST_RESULTS,
-    MAX_GEMM_EXTENT,
-    MAX_GEMM_FUNCTIONS,
+    MAX_EXTENT,
     MAX_NAME_CHARACTERS,
     MAX_UNIVERSAL_FORMS,
     MAX_UNIVERSAL_NODES,
@@ -169,7 +169,7 @@ class PredictedEntry:
     def functions(self, m: int) -> tuple[str, ...]:
         """The best function for `m` rows, then what to try where the device cannot run it: best first, not too many."""
         times = self.us(m)
-        return tuple(sorted(times, key=times.__getitem__))[:MAX_GEMM_FUNCTIONS]
+        return tuple(sorted(times, key=times.__getitem__))[:MAX_CALL_FUNCTIONS]
 
     def torch_is_faster(self, m: int) -> bool:
         """Never: nothing was measured."""
@@ -405,6 +405,6 @@ def _function(obj: Any, equal_bits: int, target: Any, targets: Mapping[str, str]
     name, n_multiple, k_multiple, most_n = obj
     if not isinstance(name, str) or name not in targets or targets[name] != target:
         fail_table(where, f"function {name!r:.100} is not in the archive for {target!r:.50}")
-    if not all(is_int(x, 1, MAX_GEMM_EXTENT) for x in obj[1:]):
+    if not all(is_int(x, 1, MAX_EXTENT) for x in obj[1:]):
         fail_table(where, f"function {name!r:.100} has limits that are no positive integers")
     return Function(name, n_multiple, k_multiple, most_n, equal_bits)

@@ -12,11 +12,12 @@ from typing import Any
 
 from ..container.fields import is_int
 from ..errors import ArgumentError, RecordError
-from ..limits import MAX_GEMM_EXTENT
+from ..limits import MAX_EXTENT
 from ..numbers.dtypes import DTYPES
 from ..program.operation import Asked, Operand, Operation, contiguous
 from ..program.record import TensorView
-from ..program.tensor import contiguous_strides, flatten_rows, overlaps_itself, share_memory
+from ..program.tensor import flatten_rows, overlaps_itself, share_memory
+from .packed import packed
 
 _KEY = re.compile(r"(?P<rows>[^_]+)_(?P<y>[^_]+)_moe_combine_top(?P<top_k>\d{1,10})_n(?P<n>\d{1,10})", re.ASCII)
 _LABELS = (("rows", "rows"), ("y", "y"), ("top_k", "top_k"), ("n", "N"))
@@ -82,8 +83,8 @@ class MoeCombine(Operation):
             if not isinstance(obj[name], str) or obj[name] not in DTYPES:
                 raise RecordError(f"signature field {name!r}: unknown element type {obj[name]!r:.50}")
         for name in ("top_k", "n"):
-            if not is_int(obj[name], 1, MAX_GEMM_EXTENT):
-                raise RecordError(f"signature field {name!r} must be 1 to {MAX_GEMM_EXTENT}, found {obj[name]!r:.50}")
+            if not is_int(obj[name], 1, MAX_EXTENT):
+                raise RecordError(f"signature field {name!r} must be 1 to {MAX_EXTENT}, found {obj[name]!r:.50}")
         return Signature(**obj)
 
     def of_key(self, key: str) -> Signature | None:
@@ -127,13 +128,10 @@ class MoeCombine(Operation):
             ArgumentError: the tensors do not go together.
         """
         of_rows = view(rows, "rows", False)
-        of_positions, of_weights = view(positions, "positions", False), view(weights, "weights", False)
-        for name, found, dtype in (("positions", of_positions, "i32"), ("weights", of_weights, "f32")):
-            if found.dtype != dtype or len(found.shape) != 2 or found.strides != contiguous_strides(found.shape):
-                raise ArgumentError(
-                    f"{name} must be {dtype} (T, top_k) and contiguous, found {found.dtype} {found.shape}, strides "
-                    f"{found.strides}"
-                )
+        of_positions = packed(view(positions, "positions", False), "positions", "i32")
+        of_weights = packed(view(weights, "weights", False), "weights", "f32")
+        if len(of_positions.shape) != 2 or not of_positions.shape[1]:
+            raise ArgumentError(f"positions must be (T, top_k), top_k at least 1; found {of_positions.shape}")
         flat, (tokens, top_k) = flatten_rows(of_rows, "rows"), of_positions.shape
         if of_weights.shape != of_positions.shape or flat.shape[0] != tokens * top_k:
             raise ArgumentError(

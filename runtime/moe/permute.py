@@ -16,11 +16,12 @@ from typing import Any
 
 from ..container.fields import is_int
 from ..errors import ArgumentError, RecordError
-from ..limits import MAX_GEMM_EXTENT
+from ..limits import MAX_EXTENT
 from ..numbers.dtypes import DTYPES
 from ..program.operation import Asked, Operand, Operation, contiguous
 from ..program.record import TensorView
-from ..program.tensor import contiguous_strides, flatten_rows, overlaps_itself, share_memory
+from ..program.tensor import flatten_rows, overlaps_itself, share_memory
+from .packed import packed
 
 _KEY = re.compile(
     r"(?P<x>[^_]+)_moe_permute_e(?P<experts>\d{1,10})(?:of(?P<global_experts>\d{1,10}))?_top(?P<top_k>\d{1,10})"
@@ -101,10 +102,8 @@ class MoePermute(Operation):
             raise RecordError(f"signature field 'x': unknown element type {obj['x']!r:.50}")
         for name in (*_EXTENTS, "global_experts"):
             least = int(name in _EXTENTS)
-            if not is_int(obj[name], least, MAX_GEMM_EXTENT):
-                raise RecordError(
-                    f"signature field {name!r} must be {least} to {MAX_GEMM_EXTENT}, found {obj[name]!r:.50}"
-                )
+            if not is_int(obj[name], least, MAX_EXTENT):
+                raise RecordError(f"signature field {name!r} must be {least} to {MAX_EXTENT}, found {obj[name]!r:.50}")
         return Signature(**obj)
 
     def of_key(self, key: str) -> Signature | None:
@@ -158,10 +157,12 @@ class MoePermute(Operation):
         seen, of_ids = view(x, "x", False), view(ids, "ids", False)
         if len(seen.shape) != 2 or len(of_ids.shape) != 2 or seen.shape[0] != of_ids.shape[0]:
             raise ArgumentError(f"moe_permute takes x (T, K) and ids (T, top_k); found {seen.shape}, {of_ids.shape}")
+        if 0 in (seen.shape[1], of_ids.shape[1]):
+            raise ArgumentError(f"moe_permute needs K and top_k of 1 at least; found {seen.shape}, {of_ids.shape}")
         if type(experts) is not int or experts < 1:
             raise ArgumentError(f"experts must be a positive integer, found {experts!r:.50}")
         (tokens, k), top_k = seen.shape, of_ids.shape[1]
-        of_map = None if expert_map is None else view(expert_map, "expert_map", False)
+        of_map = None if expert_map is None else packed(view(expert_map, "expert_map", False), "expert_map", "i32")
         if out is None:
             if not hasattr(x, "new_empty"):
                 raise ArgumentError(f"out is needed: there is no allocating for a {type(x).__name__}")
@@ -169,13 +170,9 @@ class MoePermute(Operation):
             out = rows, *(ids.new_empty(shape, dtype=ids.dtype) for shape in ((experts,), (tokens, top_k)))
         rows, ends, positions = _three(out)
         to = flatten_rows(view(rows, "rows", True), "rows")
-        of_ends, of_positions = view(ends, "ends", True), view(positions, "positions", True)
-        numbers = {"ids": of_ids, "ends": of_ends, "positions": of_positions}
-        if of_map is not None:
-            numbers["expert_map"] = of_map
-        for name, found in numbers.items():
-            if found.dtype != "i32" or found.strides != contiguous_strides(found.shape):
-                raise ArgumentError(f"{name} must be i32 and contiguous, found {found.dtype}, strides {found.strides}")
+        of_ids = packed(of_ids, "ids", "i32")
+        of_ends = packed(view(ends, "ends", True), "ends", "i32")
+        of_positions = packed(view(positions, "positions", True), "positions", "i32")
         if of_map is not None and (len(of_map.shape) != 1 or not of_map.shape[0]):
             raise ArgumentError(f"expert_map must say of each global expert which it is here, found {of_map.shape}")
         wanted = {"rows": (tokens * top_k, k), "ends": (experts,), "positions": (tokens, top_k)}

@@ -100,8 +100,3 @@ def symbol_of(axis: str) -> str | int:
     times, _, axis = axis.rpartition("*")
     whole, _, size = axis.partition("/")
     return whole.lower() + ("t" if times else "b" if size else "")
-
-
-def tile_offset(row: int, block: int) -> int:
-    """Where in its tile of `TILES` the scale of a row, 0 to 127, and a block along K, 0 to 3, is."""
-    return row % 32 * 16 + row // 32 * 4 + block

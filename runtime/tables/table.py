@@ -19,12 +19,12 @@ from ..container.fields import fail_table, require_schema, table_fields, table_l
 from ..device.gpus import Gpu
 from ..errors import RecordError
 from ..limits import (
-    MAX_GEMM_ENTRIES,
-    MAX_GEMM_FUNCTIONS,
-    MAX_GEMM_RANGES,
+    MAX_CALL_FUNCTIONS,
     MAX_GPU_MEMORY_GBPS,
     MAX_GPU_MULTIPROCESSORS,
     MAX_NAME_CHARACTERS,
+    MAX_TABLE_ENTRIES,
+    MAX_TABLE_RANGES,
 )
 from ..named_tuple import NamedTuple
 from ..program.operation import Operation
@@ -98,7 +98,7 @@ class Entry(NamedTuple):
             found.update(dict.fromkeys(ranked))
         others = itertools.zip_longest(self.chosen[place + 1 :], reversed(self.chosen[:place]))
         found.update((index, None) for pair in others for index in pair if index is not None)
-        return tuple(self.names[index] for index in itertools.islice(found, MAX_GEMM_FUNCTIONS))
+        return tuple(self.names[index] for index in itertools.islice(found, MAX_CALL_FUNCTIONS))
 
     def torch_is_faster(self, m: int) -> bool:
         """Whether torch's own kernel was measured to be faster at `m`, or at M values around it."""
@@ -133,12 +133,12 @@ def read(obj: Any, of: Operation, targets: Mapping[str, str] | None = None) -> t
     require_schema(obj, SCHEMA, table)
     obj = table_fields(obj, _TABLE_FIELDS, table, _TABLE_ABSENT)
     rows = table_list(obj["entries"], f"{table}: entries")
-    if len(rows) > MAX_GEMM_ENTRIES:
-        raise TableLimitExceeded(_said(table, f"has {len(rows)} entries, at most {MAX_GEMM_ENTRIES} are read"))
+    if len(rows) > MAX_TABLE_ENTRIES:
+        raise TableLimitExceeded(_said(table, f"has {len(rows)} entries, at most {MAX_TABLE_ENTRIES} are read"))
     gpus = _read_gpus(table_list(obj.get("gpus", []), f"{table}: gpus"), table)
     entries = [_read_entry(row, number, gpus, targets, of) for number, row in enumerate(rows)]
-    if (ranges := sum(map(_count_ranges, entries))) > MAX_GEMM_RANGES:
-        raise TableLimitExceeded(_said(table, f"has {ranges} ranges of M, at most {MAX_GEMM_RANGES} are read"))
+    if (ranges := sum(map(_count_ranges, entries))) > MAX_TABLE_RANGES:
+        raise TableLimitExceeded(_said(table, f"has {ranges} ranges of M, at most {MAX_TABLE_RANGES} are read"))
     seen = set()
     for entry in entries:
         key = entry.signature, entry.target, entry.gpu
@@ -190,8 +190,8 @@ def _said(where: str, what: str) -> str:
 
 
 def _read_gpus(rows: list[Any], table: str) -> list[Gpu]:
-    if len(rows) > MAX_GEMM_ENTRIES:
-        raise TableLimitExceeded(_said(table, f"has {len(rows)} gpus, at most {MAX_GEMM_ENTRIES} are read"))
+    if len(rows) > MAX_TABLE_ENTRIES:
+        raise TableLimitExceeded(_said(table, f"has {len(rows)} gpus, at most {MAX_TABLE_ENTRIES} are read"))
     found: dict[Gpu, None] = {}
     for number, row in enumerate(rows):
         where = f"{table}: gpus[{number}]"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aot.pack import tables
 from aot.providers import own
 from runtime import Library
 from runtime.container.archive import Archive
@@ -16,6 +17,8 @@ from runtime.container.archive import Archive
 from ..command_line import ALONE, COMMAND, ROOT, Run
 from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver
 from ..shared import made_once
+from ..simulated_gpu import BASELINE
+from ..simulated_tuning import scripted, tuned
 
 MANIFEST = """
 format: 1
@@ -69,6 +72,23 @@ def test_what_a_manifest_asks_is_built_verified_and_served(run: Run, around: Pat
             y = library.call("moe_combine", rows, positions, FakeTensor((m, 4), dtype="float32"))
             assert (y.shape, driver.launches[-1].grid) == ((m, 256), (m, 1, 1))
         library.close()
+
+
+def test_tuning_keeps_what_is_fastest_on_the_gpu(around: Path, tmp_path: Path) -> None:
+    with Archive.open(around) as archive:
+        names = sorted(archive.functions)
+    fast: dict[str, str] = {}  # one for each list of element types
+    for name in names:
+        if ".overlap." in name:
+            fast[name.split(".")[2]] = name
+    us = {name: 2.0 if name in fast.values() else 3.0 for name in names} | {BASELINE: 4.0}
+    tuned(around, tmp_path / "tuned.aot", scripted(us))
+    with Archive.open(tmp_path / "tuned.aot") as archive:
+        found = {e.signature.key(): (e.state, e.ranges) for e in tables.operation_entries(archive)}
+    assert len(found) == 3
+    for state, ranges in found.values():
+        assert state == "tuned"
+        assert {name for _, name in ranges} <= set(fast.values())
 
 
 def test_its_kernels_alone_decide_whether_it_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

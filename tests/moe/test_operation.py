@@ -101,6 +101,15 @@ def test_an_expert_map_is_one_of_its_operands(library: Library, driver: Recordin
     assert addresses(driver) == [t.data_ptr() for t in (x, ids, of_map, *out)]
 
 
+def test_the_stride_of_one_token_does_not_matter(library: Library, driver: RecordingDriver) -> None:
+    """torch calls such tensors contiguous."""
+    apart = i32(1, 4, strides=(64, 1))
+    library.call("moe_permute", FakeTensor((1, 128), strides=(4096, 1)), apart, experts=8)
+    weights = FakeTensor((1, 4), dtype="float32", strides=(8, 1))
+    library.call("moe_combine", FakeTensor((4, 128)), apart, weights)
+    assert len(driver.launches) == 2
+
+
 def test_rows_are_combined_into_a_row_for_each_token(library: Library, driver: RecordingDriver) -> None:
     given = FakeTensor((9, 4, 128)), i32(9, 4), f32(9, 4)
     y = library.call("moe_combine", *given)
@@ -124,6 +133,7 @@ SHARED = i32(9, 4)
         ({"ids": FakeTensor((9, 4), dtype="int64")}, "ids must be i32"),
         ({"ids": i32(8, 4)}, r"takes x \(T, K\) and ids \(T, top_k\)"),
         ({"ids": i32(9, 4, strides=(8, 1))}, "ids must be i32 and contiguous"),
+        ({"ids": i32(9, 0)}, "top_k of 1 at least"),
         ({"experts": 0}, "experts must be a positive integer"),
         ({"expert_map": i32(4, 8)}, "expert_map must say"),
         ({"expert_map": i32(0)}, "expert_map must say"),
@@ -145,6 +155,7 @@ def test_a_permutation_refuses_what_does_not_go_together(library: Library, chang
         ({"positions": f32(9, 4)}, "positions must be i32"),
         ({"weights": FakeTensor((9, 4))}, "weights must be f32"),
         ({"weights": f32(9, 3)}, "moe_combine takes rows"),
+        ({"positions": i32(9, 0), "weights": f32(9, 0)}, "top_k at least 1"),
         ({"rows": FakeTensor((35, 128))}, "moe_combine takes rows"),
         ({"out": FakeTensor((9, 120))}, r"out must have the shape \(9, 128\)"),
     ],

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from runtime.errors import ArgumentError, RecordError
-from runtime.limits import MAX_GEMM_EXTENT
+from runtime.limits import MAX_EXTENT
 from runtime.numbers.dtypes import DTYPES
 from runtime.program.operation import Asked, Operand, Operation, contiguous
 from runtime.program.record import TensorView
@@ -57,8 +57,8 @@ class RowScale(Operation):
         for name in ("x", "weight", "y"):
             if obj[name] not in DTYPES:
                 raise RecordError(f"signature field {name!r}: unknown element type {obj[name]!r:.50}")
-        if type(obj["n"]) is not int or not 1 <= obj["n"] <= MAX_GEMM_EXTENT:
-            raise RecordError(f"signature field 'n' must be 1 to {MAX_GEMM_EXTENT}, found {obj['n']!r:.50}")
+        if type(obj["n"]) is not int or not 1 <= obj["n"] <= MAX_EXTENT:
+            raise RecordError(f"signature field 'n' must be 1 to {MAX_EXTENT}, found {obj['n']!r:.50}")
         return Signature(**obj)
 
     def of_key(self, key: str) -> Signature | None:

@@ -38,7 +38,9 @@ def print_listing(found: dict[str, Any]) -> None:
     """What `aot ls` prints."""
     found = cleaned(found)
     for of in dict.fromkeys(entry["operation"] for entry in found["entries"]):
-        rows = [row for entry in found["entries"] if entry["operation"] == of for row in _entry(entry)]
+        rows = [
+            row for entry in found["entries"] if entry["operation"] == of for row in _entry(entry, found["short_names"])
+        ]
         header = [
             "signature",
             names_of_operation(of),
@@ -49,6 +51,7 @@ def print_listing(found: dict[str, Any]) -> None:
             "M",
             "us",
             "ratio",
+            "digest",
             "function",
         ]
         print_table(header, rows, right={6, 7, 8})
@@ -61,8 +64,11 @@ def print_listing(found: dict[str, Any]) -> None:
         print_table(header, [_form(form) for form in found["forms"]], right={2})
         print()
     if found["functions"]:
-        rows = [[f["target"], f["name"], ", ".join(f["checked_on"])] for f in found["functions"]]
-        print_table(["target", "other function", "found right on"], rows)
+        short_names = found["short_names"]
+        rows = [
+            [f["target"], short_names[f["name"]], f["name"], ", ".join(f["checked_on"])] for f in found["functions"]
+        ]
+        print_table(["target", "digest", "other function", "found right on"], rows)
         print()
     totals = found["totals"]
     if totals["functions"]:
@@ -78,12 +84,22 @@ def print_listing(found: dict[str, Any]) -> None:
     )
 
 
-def _entry(entry: dict[str, Any]) -> list[list[str]]:
-    """The rows of an entry: one for each range, or one that says what it gives way to."""
+def _entry(entry: dict[str, Any], short_names: dict[str, str]) -> list[list[str]]:
+    """The rows of an entry: one for each range, or one that says what it gives way to. Functions have the beginnings of
+    their digests, by which `aot show` knows them."""
     named = [entry["signature"], ",".join(entry["names"]), entry["target"], kind(entry["gpu"])]
     if entry["instead"] is not None:
         return [
-            [*named, f"{entry['state']}, unused", "", "1-", "", "", f"gives way to {instead_words(entry['instead'])}"]
+            [
+                *named,
+                f"{entry['state']}, unused",
+                "",
+                "1-",
+                "",
+                "",
+                "",
+                f"gives way to {instead_words(entry['instead'])}",
+            ]
         ]
     return [
         [
@@ -93,6 +109,7 @@ def _entry(entry: dict[str, Any]) -> list[list[str]]:
             interval(row),
             "" if row["us"] is None else f"{row['us']:.1f}",
             "" if row["ratio"] is None else f"{row['ratio']:.2f}x",
+            short_names[row["function"]],
             row["function"],
         ]
         for row in entry["ranges"]

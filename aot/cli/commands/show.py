@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from runtime.gemm.universal import PREDICTED
-from runtime.limits import MAX_GEMM_EXTENT
+from runtime.limits import MAX_EXTENT
 
 from ..arguments import ArchivePath, Json, examples
 from ..inputs import open_archive
@@ -35,13 +35,14 @@ def command(
     archive: ArchivePath,
     entry: Annotated[
         str,
-        typer.Argument(metavar="ENTRY", help="A function, a signature, or a name that a manifest has, such as qkv."),
+        typer.Argument(
+            metavar="ENTRY",
+            help="A function, or the beginning of its digest; a signature, or a name that a manifest has, such as qkv.",
+        ),
     ],
     m: Annotated[
         list[int] | None,
-        typer.Option(
-            "--m", metavar="M", min=1, max=MAX_GEMM_EXTENT, help="Rows to say what serves at. May be repeated."
-        ),
+        typer.Option("--m", metavar="M", min=1, max=MAX_EXTENT, help="Rows to say what serves at. May be repeated."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -129,6 +130,7 @@ def print_function(function: dict[str, Any]) -> None:
     print(f"target   {function['target']}")
     if function["checked_on"]:
         print(f"right on {', '.join(function['checked_on'])}")
+    print(f"digest   {function['digest']}")
     print(f"cubin    {cubin['bytes']:,} bytes, sha256 {cubin['sha256']}")
     print(f"program  {program['nodes']} nodes, {program['bytes']:,} bytes of JSON\n")
     print_table(["argument", "kind", "type", "shape", "strides", "must be"], list(_arguments(function["arguments"])))

@@ -24,6 +24,7 @@ from runtime.gemm.fallback import (
 )
 from runtime.gemm.signature import Epilogue, Signature
 from runtime.numbers.dtypes import DTYPES, DType
+from runtime.numbers.scaling import SCALINGS
 
 from ..elements import TORCH_DTYPES
 from ..measure import Launch, MeasureError
@@ -70,7 +71,7 @@ def _products(signature: Signature, device: torch.device) -> Iterator[_Product]:
         yield _of_16_bits(signature)
     elif signature.scaling == "block":
         yield _Product("torch._scaled_mm block-wise", lambda o, out: _block_wise(o, dtype, out), dtype)
-    elif signature.scaling in ("none", "tensor", "row_column"):
+    elif SCALINGS[signature.scaling].k is None:  # scales multiply sums
         if signature.parts.bias:
             yield _scaled(signature, dtype, device, adds_bias=True)
         yield _scaled(signature, dtype, device)

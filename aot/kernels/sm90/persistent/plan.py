@@ -303,14 +303,6 @@ class Plan:
         """K tiles that such a slice has at least."""
         return _LEAST_SLICE
 
-    def slices_of(self, tiles: int, clusters: int, k_tiles: int) -> tuple[int, int]:
-        """Into how many slices of K the tiles of the last wave are cut, and how many these are."""
-        rest = tiles % clusters
-        if not self.stream_k or rest == 0:
-            return 1, rest
-        most = min(clusters // rest, k_tiles // self.least_slice)
-        return max((s for s in self.slices if s <= most), default=1), rest
-
     @property
     def partials_bytes(self) -> int:
         """Of the workspace that `stream_k` needs for partial sums, for each cluster."""
