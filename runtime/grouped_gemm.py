@@ -210,9 +210,9 @@ class GroupedGemm(Operation):
         view: Callable[[Any, str, bool], TensorView],
         a: Any,
         b: Any,
-        ends: Any = None,
+        ends: Any,
         *,
-        counts: Any = None,
+        masked: bool = False,
         indices: Any = None,
         out: Any = None,
         scale_a: Any = None,
@@ -220,15 +220,15 @@ class GroupedGemm(Operation):
         bias: Any = None,
         epilogue: str = "none",
         overlap: str = "serial",
-        expected_rows: int | None = None,
+        expected_rows: int = 0,
     ) -> Asked:
         """D for A (..., K), its rows by groups, B (groups, N, K) and where groups end, i32 (groups); without `out` a
         torch `a` gives a new tensor of its type, or in bf16 where that has 8 bits. Rows of `out` behind the last
         group's end are left as they are. `scale_a` and `scale_b` are as `Signature` says, M being all rows of D.
 
-        With `counts`, i32 (groups), in place of `ends`, A is (groups, rows, K), and `out` and `scale_a` are likewise;
-        rows behind a group's count are left as they are. `expected_rows` is how many a group is expected to have, as
-        many as there can be unless it is said: the function that serves is chosen by it.
+        If `masked`, A is (groups, rows, K), `out` and `scale_a` are likewise, and what stands for `ends` is how many
+        rows each group has, i32 (groups); those behind are left as they are. `expected_rows` is how many a group is
+        expected to have, 0 for as many as there is room for: the function that serves is chosen by it.
 
         With `indices`, i32 (M), A is (T, K), and row r of `out` (M, columns) is made of A's row `indices[r]`. The
         device takes an index outside A as that of A's first row or last.
@@ -244,10 +244,10 @@ class GroupedGemm(Operation):
             raise ArgumentError(f"grouped_gemm has no epilogue {epilogue!r:.50}; it has {known}")
         if overlap not in OVERLAPS:
             raise ArgumentError(f"overlap must be one of {', '.join(OVERLAPS)}, found {overlap!r:.50}")
-        lie = _rows(ends, counts, indices, expected_rows)
+        lie = _rows(masked, indices, expected_rows)
         rows, of_b = view(a, "a", False), view(b, "b", False)
-        split = view(counts, "counts", False) if lie == "masked" else view(ends, "ends", False)
-        _check_shapes(rows, of_b, split, lie)
+        split = view(ends, "counts" if masked else "ends", False)
+        _check_shapes(rows, of_b, split, masked)
         gated, (groups, n, k) = EPILOGUES[epilogue].gated, of_b.shape
         if gated and n % 2:
             raise ArgumentError(f"{epilogue} makes one column of two, and N = {n} is odd")
@@ -265,35 +265,33 @@ class GroupedGemm(Operation):
         given = {name: view(x, name, False) for name, x in passed if x is not None}
         words = EPILOGUES[epilogue]._replace(bias=bias is not None).word(), overlap, _scaling(rows.dtype, given), lie
         signature = Signature(rows.dtype, of_b.dtype, d.dtype, groups, n, k, *words)
-        if lie != "masked":
+        if not masked:
             rows, d = flatten_rows(rows, "a"), flatten_rows(d, "out")
         m = d.shape[-2]
         arguments = (rows, of_b, *lists, d, *_extras(signature, m, given, d))
         return Asked(signature, min(m, expected_rows or m), arguments, out)
 
 
-def _rows(ends: Any, counts: Any, indices: Any, expected_rows: Any) -> str:
+def _rows(masked: bool, indices: Any, expected_rows: int) -> str:
     """How rows come to their groups, one of `ROWS`, by what was given.
 
     Raises:
         ArgumentError: these do not go together.
     """
-    if (ends is None) == (counts is None):
-        raise ArgumentError("grouped_gemm takes ends of groups or counts of their rows, one of the two")
-    if counts is not None and indices is not None:
-        raise ArgumentError("indices go with ends; rows that counts say are there are not gathered")
-    if expected_rows is not None and (counts is None or not is_int(expected_rows, 1, MAX_EXTENT)):
-        raise ArgumentError(f"expected_rows goes with counts, and is 1 or more; found {expected_rows!r:.50}")
-    return "masked" if counts is not None else "contiguous" if indices is None else "gathered"
+    if masked and indices is not None:
+        raise ArgumentError("indices go with ends of groups, and masked rows are not gathered")
+    if expected_rows and not (masked and is_int(expected_rows, 1, MAX_EXTENT)):
+        raise ArgumentError(f"expected_rows goes with masked rows, and is 0 or more; found {expected_rows!r:.50}")
+    return "masked" if masked else "contiguous" if indices is None else "gathered"
 
 
-def _check_shapes(a: TensorView, b: TensorView, split: TensorView, lie: str) -> None:
+def _check_shapes(a: TensorView, b: TensorView, split: TensorView, masked: bool) -> None:
     """Whether A and B have the same K, and as many groups as ends or counts, `split`, say.
 
     Raises:
         ArgumentError: they have not.
     """
-    masked, (groups, k) = lie == "masked", (b.shape[0], b.shape[-1]) if b.shape else (0, 0)
+    groups, k = (b.shape[0], b.shape[-1]) if b.shape else (0, 0)
     fits = len(a.shape) == 3 and a.shape[0] == groups if masked else bool(a.shape)
     if len(b.shape) != 3 or not fits or a.shape[-1] != k:
         takes = "(groups, rows, K)" if masked else "(..., K)"

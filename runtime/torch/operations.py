@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -40,13 +39,10 @@ _SCHEMA_TYPES = {type(None): "Tensor?", bool: "bool", int: "int", float: "float"
 
 
 class _Operators(NamedTuple):
-    """The operators of an operation: what returns a new tensor, and what writes to `out`; how many tensors they take by
-    place, and the names of those that may follow in a call, which they take by keyword."""
+    """The operators of an operation: what returns a new tensor, and what writes to `out`."""
 
     functional: Any
     to_out: Any
-    by_place: int
-    more: Sequence[str]
 
 
 def call(lib: Library, operation: str, *tensors: torch.Tensor, out: torch.Tensor | None = None, **words: Any) -> Any:
@@ -65,12 +61,9 @@ def call(lib: Library, operation: str, *tensors: torch.Tensor, out: torch.Tensor
         raise ArgumentError(_why_none(operation))
     number = number_of(id(lib)) if torch.compiler.is_compiling() else register(lib)
     refuse_gradient(operation, [*tensors, *(x for x in words.values() if isinstance(x, torch.Tensor))])
-    first, more = tensors[: known.by_place], tensors[known.by_place :]
-    if len(more) > len(known.more) or not words.keys().isdisjoint(named := dict(zip(known.more, more, strict=False))):
-        raise ArgumentError(f"{operation} is asked with too many tensors by place; pass those after them by keyword")
     if out is None:
-        return known.functional(number, *first, **named, **words)
-    known.to_out(number, *first, out, **named, **words)
+        return known.functional(number, *tensors, **words)
+    known.to_out(number, *tensors, out, **words)
     return out
 
 
@@ -81,33 +74,21 @@ def _why_none(name: str) -> str:
     )
 
 
-class _Schema(NamedTuple):
-    """The tensors that an operation is asked with by place, those that may follow, and all that it takes by keyword, as
-    a schema says that."""
-
-    tensors: Sequence[str]
-    more: Sequence[str]
-    words: Sequence[str]
-
-
-def _schema(of: Operation) -> _Schema | None:
-    """What a schema says of an operation; None where it cannot."""
+def _schema(of: Operation) -> tuple[list[str], list[str]] | None:
+    """The tensors that an operation is asked with by place, and what it takes by keyword, as a schema says that; None
+    where a schema cannot."""
     _, *parameters = inspect.signature(of.ask).parameters.values()
-    by_place = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    tensors = [p.name for p in by_place if p.default is p.empty]
-    more = [p.name for p in by_place if p.default is None]
+    tensors = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
     rest = [p for p in parameters if p.name not in (*tensors, "out")]
-    typed = [word for p in rest if (word := _typed(p)) is not None]
+    typed = [
+        f"Tensor? {p.name}=None"
+        if p.default is None
+        else f"{_SCHEMA_TYPES.get(type(p.default))} {p.name}={p.default!r}"
+        for p in rest
+        if p.kind is p.KEYWORD_ONLY and (p.default is None or type(p.default) in _SCHEMA_TYPES)
+    ]
     takes_out = any(p.name == "out" and p.kind is p.KEYWORD_ONLY for p in parameters)
-    return _Schema(tensors, more, typed) if tensors and takes_out and len(typed) == len(rest) else None
-
-
-def _typed(p: inspect.Parameter) -> str | None:
-    """A parameter as a schema says it: None may stand for no tensor, or for no number where that is annotated."""
-    if p.default is None:
-        return f"{'int?' if p.annotation == 'int | None' else 'Tensor?'} {p.name}=None"
-    known = _SCHEMA_TYPES.get(type(p.default)) if p.kind is p.KEYWORD_ONLY else None
-    return known and f"{known} {p.name}={p.default!r}"
+    return (tensors, typed) if tensors and takes_out and len(typed) == len(rest) else None
 
 
 def _define(of: Operation) -> _Operators | None:
@@ -115,7 +96,7 @@ def _define(of: Operation) -> _Operators | None:
     schema, name = _schema(of), of.name
     if schema is None:
         return None
-    tensors, optional, words = schema
+    tensors, words = schema
     given = ", ".join(f"Tensor {tensor}" for tensor in tensors)
     keywords = f", *, {', '.join(words)}" if words else ""
     OPERATORS.define(f"{name}(int library, {given}{keywords}) -> Tensor", tags=TAGS)
@@ -141,8 +122,7 @@ def _define(of: Operation) -> _Operators | None:
         OPERATORS.impl(f"{name}_out", to_out, key)
     torch.library.register_fake(f"cute_aot::{name}", fake, lib=OPERATORS)
     torch.library.register_fake(f"cute_aot::{name}_out", fake_to_out, lib=OPERATORS)
-    defined = (getattr(torch.ops.cute_aot, word).default for word in (name, f"{name}_out"))
-    found = _Operators(*defined, len(tensors), optional)
+    found = _Operators(getattr(torch.ops.cute_aot, name).default, getattr(torch.ops.cute_aot, f"{name}_out").default)
     DIRECT[found.functional] = Direct(f"{__package__}.direct", "call", (name, len(tensors)))
     return found
 

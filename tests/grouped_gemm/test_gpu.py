@@ -114,12 +114,12 @@ def test_a_captured_launch_serves_whatever_groups_and_indices_are_at_its_replay(
             weights = Weights(s, m, 0, m)
             (o, *_), others = weights.operands(m), weights.unusual(m)
             options = {"epilogue": s.parts.activation_word, "overlap": s.overlap, "indices": o.indices, **o.extras}
-            options |= {"counts" if s.rows == "masked" else "ends": o.ends}
-            library.call("grouped_gemm", o.a, o.b, out=o.d, **options)
+            options["masked"] = s.rows == "masked"
+            library.call("grouped_gemm", o.a, o.b, o.ends, out=o.d, **options)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                library.call("grouped_gemm", o.a, o.b, out=o.d, **options)
+                library.call("grouped_gemm", o.a, o.b, o.ends, out=o.d, **options)
             for other in others:
                 o.ends.copy_(other.ends)
                 if o.indices is not None and other.indices is not None:

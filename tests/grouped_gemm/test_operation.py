@@ -213,10 +213,10 @@ def test_masked_rows_have_counts_and_are_served_by_how_many_are_expected(
     library: Library, driver: RecordingDriver
 ) -> None:
     a, (_, b, counts) = FakeTensor((8, 512, 128)), tensors()
-    found = library.call("grouped_gemm", a, b, counts=counts)
+    found = library.call("grouped_gemm", a, b, counts, masked=True)
     assert found.shape == (8, 512, 256)
     assert driver.launches[-1].symbol == "kernel_many"
-    library.call("grouped_gemm", a, b, counts=counts, out=found, expected_rows=32)
+    library.call("grouped_gemm", a, b, counts, masked=True, out=found, expected_rows=32)
     launch = driver.launches[-1]
     assert launch.symbol == "kernel_few"
     pointers = [struct.unpack_from("<Q", p)[0] for p in launch.parameters[:4]]
@@ -228,9 +228,9 @@ def test_scales_of_masked_rows_are_by_group(library: Library, driver: RecordingD
     given = scaled(BLOCKS) | {"bias": FakeTensor((8, 320)), "out": FakeTensor((8, 9, 320))}
     a, b, counts = FakeTensor((8, 9, 272), "float8_e4m3fn"), given.pop("b"), given.pop("ends")
     with pytest.raises(ArgumentError, match=r"scale_a must be f32 of shape \(8, 9, 3\)"):
-        library.call("grouped_gemm", a, b, counts=counts, **{n: t for n, t in given.items() if n != "a"})
+        library.call("grouped_gemm", a, b, counts, masked=True, **{n: t for n, t in given.items() if n != "a"})
     given["scale_a"] = FakeTensor((8, 9, 3), "float32", (64, 1, 12))
-    library.call("grouped_gemm", a, b, counts=counts, **{n: t for n, t in given.items() if n != "a"})
+    library.call("grouped_gemm", a, b, counts, masked=True, **{n: t for n, t in given.items() if n != "a"})
     assert driver.launches[-1].symbol == "kernel_masked_blocks"
 
 
@@ -240,19 +240,17 @@ def test_scales_of_masked_rows_are_by_group(library: Library, driver: RecordingD
         ({"a": FakeTensor((9, 128))}, r"takes a \(groups, rows, K\) and b"),
         ({"a": FakeTensor((7, 9, 128))}, r"takes a \(groups, rows, K\) and b"),
         ({"counts": FakeTensor((9,), dtype="int32")}, "counts of type i32, one for each of 8 groups"),
-        ({"ends": FakeTensor((8,), dtype="int32")}, "one of the two"),
-        ({"counts": None}, "one of the two"),
-        ({"indices": FakeTensor((9,), dtype="int32")}, "indices go with ends"),
-        ({"expected_rows": 0}, "1 or more"),
-        ({"counts": None, "ends": FakeTensor((8,), dtype="int32"), "expected_rows": 4}, "goes with counts"),
+        ({"indices": FakeTensor((9,), dtype="int32")}, "masked rows are not gathered"),
+        ({"expected_rows": -1}, "0 or more"),
+        ({"masked": False, "expected_rows": 4}, "goes with masked rows"),
         ({"out": FakeTensor((72, 256))}, r"out must have the shape \(8, 9, 256\)"),
     ],
 )
 def test_call_refuses_masked_rows_that_do_not_go_together(library: Library, change: dict[str, Any], match: str) -> None:
-    given: dict[str, Any] = {"a": FakeTensor((8, 9, 128)), "counts": FakeTensor((8,), dtype="int32")} | change
-    a, b = given.pop("a"), FakeTensor((8, 256, 128))
+    given: dict[str, Any] = {"a": FakeTensor((8, 9, 128)), "counts": FakeTensor((8,), dtype="int32")}
+    given |= {"out": FakeTensor((8, 9, 256)), "masked": True, **change}
     with pytest.raises(ArgumentError, match=match):
-        library.call("grouped_gemm", a, b, **{"out": FakeTensor((8, 9, 256)), **given})
+        library.call("grouped_gemm", given.pop("a"), FakeTensor((8, 256, 128)), given.pop("counts"), **given)
 
 
 def test_what_no_entry_serves_names_the_nearest(library: Library) -> None:
