@@ -192,7 +192,7 @@ def test_variants_of_every_family_compile_with_no_device(compiled: Callable[[str
         assert_consistent(tree, symbols)
     for names, tree, symbols, kernels, _ in results[len(CASES[target]) :]:
         assert names[-1] == "stream"
-        assert kernels == 1
+        assert kernels == 1 + ("ids" in names), "a permutation for many tokens ranks, and then copies"
         assert_consistent(tree, symbols)
 
 
@@ -203,7 +203,8 @@ def assert_consistent(tree: list[dict[str, Any]], symbols: dict[str, dict[str, i
         if node["kind"] == "tensor":
             assert len(node["shape"]) == len(node["strides"])
             assert node["strides"][-1] == 1
-            for stride in node["strides"][:-1]:
+            packed = node["shape"][1:] == node["strides"][:-1]  # as ids are, where rows have no gap between them
+            for stride in [] if packed else node["strides"][:-1]:
                 assert symbols[stride]["width"] == 64
                 assert symbols[stride]["divisibility"] > 1
 
