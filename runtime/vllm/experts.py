@@ -1,4 +1,4 @@
-"""A class of vLLM's modular experts, in the place of its Triton ones: layers of experts that an archive has kernels for.
+"""A class for vLLM's experts in the place of its Triton ones, of layers that an archive has kernels for.
 
 Knows how vLLM describes such a layer, and the methods of its class by which the launches come to be called. What they
 cannot do at a call, vLLM's own kernels do, in the same buffers.
@@ -30,7 +30,7 @@ def base() -> type:
         ArgumentError: it lacks a method that is filled, or that has other parameters.
     """
     ((owner, _), *_others) = hooks.look_up(hooks.FILLED_EXPERTS)
-    return owner  # type: ignore[no-any-return]
+    return owner
 
 
 def decision(lib: Library, method: Any, layer: Any) -> ExpertsDecision:
@@ -58,7 +58,7 @@ def gate_of(layer: Any) -> str:
 
 
 def is_ours(chosen: Any) -> bool:
-    """Whether a class of experts, or an object of one, is the plugin's."""
+    """Whether a class of experts, or an object of one, is the plugin's, and has `launches`."""
     return marks.is_marked(chosen)
 
 
@@ -94,7 +94,7 @@ def ours(triton: type, log: logging.Logger) -> type:
                 return super().apply(output, fused_expert_output, topk_weights, topk_ids, apply_router_weight_on_input)
             return to
 
-    class CuteAotExperts(triton):  # type: ignore[misc, valid-type]
+    class CuteAotExperts(triton):
         """Experts of one layer; `launches` is None where vLLM's kernels compute them."""
 
         launches: Launches | None = None

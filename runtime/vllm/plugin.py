@@ -214,7 +214,7 @@ class Plugin(Served):
         from . import experts
 
         try:
-            made = getattr(method.moe_kernel, "fused_experts", None)
+            made: Any = getattr(method.moe_kernel, "fused_experts", None)
             if experts.is_ours(made):
                 made.launches = None  # weights may have been loaded again
             found = self._decisions.get(layer)
