@@ -33,7 +33,7 @@ start = vllm_stand_in.start  # a fixture
 
 EXPERTS, N, K, TOP_K, GLOBALLY = 6, 48, 32, 3, 18
 FOUR = ["moe_permute", "grouped_gemm", "grouped_gemm", "moe_combine"]
-SIGNATURES = [
+SIGNATURES: list[Any] = [
     Permute("bf16", EXPERTS, TOP_K, K),
     Permute("bf16", EXPERTS, TOP_K, K, GLOBALLY),
     Combine("bf16", "bf16", TOP_K, K),
@@ -42,7 +42,7 @@ SIGNATURES = [
 ]
 
 
-class Both(ExpertsOnCpu, OnCpu):
+class Both(ExpertsOnCpu, OnCpu):  # type: ignore[misc]  # both have `calls`, of words or GEMMs
     """Computes linear layers as well; `lacking` is the operation that has no kernel at any M."""
 
     lacking = ""
