@@ -165,7 +165,8 @@ def _methods(triton: Any) -> dict[str, Any]:
     class UnquantizedFusedMoEMethod(FusedMoEMethodBase):
         def __init__(self, **moe: Any) -> None:
             usual = {"moe_backend": "auto", "is_lora_enabled": False, "has_bias": False}
-            self.moe, self.experts_cls, self.moe_kernel = types.SimpleNamespace(**usual | moe), triton, None
+            self.moe, self.experts_cls = types.SimpleNamespace(**usual | moe), triton
+            self.moe_kernel: Kernel | None = None
 
         def process_weights_after_loading(self, layer: Any) -> None:
             layer.processed = True
@@ -173,7 +174,8 @@ def _methods(triton: Any) -> dict[str, Any]:
                 self.moe_kernel = Kernel(self.experts_cls())
 
         def apply(self, layer: Any, x: Any, topk_weights: Any, topk_ids: Any) -> Any:
-            return self.moe_kernel.apply(layer, x, topk_weights, topk_ids)  # type: ignore[attr-defined]
+            assert self.moe_kernel is not None
+            return self.moe_kernel.apply(layer, x, topk_weights, topk_ids)
 
     class Fp8MoEMethod(FusedMoEMethodBase):
         def process_weights_after_loading(self, layer: Any) -> None:
