@@ -2,12 +2,14 @@
 
     python scripts/bench_vllm.py MODEL --out stock.json
     python scripts/bench_vllm.py MODEL --archive universal --against stock.json --out served.json
+    python scripts/bench_vllm.py MODEL --archive model.aot --beside-stock --layers 12 --out both.json
 
 MODEL is a folder with a config.json. vLLM's dummy weights are so small that layers hardly matter; here they are drawn
-anew, each layer's outputs as large as its inputs, the same in every run. With --against, answers are compared with
-those of that run: log-probabilities of a given text, and greedy tokens up to the first that differs. Two runs of vLLM
-itself that differ in how GEMMs are computed say how much is to be expected. The exit status is 1 where the archive was
-to serve and no layer is served.
+anew, each layer's outputs as large as its inputs, the same in every run, so routers choose experts at random. With
+--beside-stock the first two are run one after the other, each in a process of its own. With --against, answers are
+compared with those of that run: log-probabilities of a given text, and greedy tokens up to the first that differs. Two
+runs of vLLM itself that differ in how GEMMs are computed say how much is to be expected. The exit status is 1 where the
+archive was to serve and no layer is served, or none of a model's experts, or an engine took longer than --timeout.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from pathlib import Path
@@ -32,13 +36,21 @@ ANSWER_PROMPTS, ANSWER_TOKENS, TEXT_TOKENS = 32, 64, 512
 
 def main() -> int:
     options = _options().parse_args()
+    if options.beside_stock:
+        return _beside_stock(options)
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # functions of this script are sent to workers
     began = time.perf_counter()
     engine = _engine(options)
     ready_s = time.perf_counter() - began
     served = engine.apply_model(_draw(options.zero))[0]
-    print(f"ready after {ready_s:.1f} s; {served['served']} of {served['layers']} layers served by the archive")
+    of_experts = (
+        f" and {served['experts_served']} of {served['experts']} layers of experts" if served["experts"] else ""
+    )
+    what = f"{served['served']} of {served['layers']} layers{of_experts}"
+    print(f"ready after {ready_s:.1f} s; {what} served by the archive", flush=True)
     figures: dict[str, Any] = {"model": options.model.name, "ready_s": round(ready_s, 1), **served}
+    if options.layers:
+        figures["model_layers"] = options.layers
     figures["decode"] = {str(b): _decode(engine, b, options) for b in options.batches}
     figures["prefill"] = {str(tokens): _prefill(engine, tokens, options.repeats) for tokens in options.prompts}
     figures["answers"] = _answers(engine)
@@ -48,7 +60,43 @@ def main() -> int:
         for name, value in figures["compared"].items():
             print(f"{name:40} {value}")
     write(options.out, _environment(), **figures)
-    return 1 if options.archive and not served["served"] else 0
+    lacking = not served["served"] or (served["experts"] and not served["experts_served"])
+    return 1 if options.archive and lacking else 0
+
+
+def _beside_stock(options: argparse.Namespace) -> int:
+    """Run this script without the archive and with it, and write both results as one."""
+    if not options.archive or options.against:
+        raise ArgumentError("--beside-stock takes --archive, and makes the run that it is compared with itself")
+    arguments, skip = [], False
+    for word in sys.argv[1:]:  # those of both
+        if skip or word in ("--archive", "--out"):
+            skip = not skip
+        elif word != "--beside-stock" and not word.startswith(("--archive=", "--out=")):
+            arguments.append(word)
+    found, status = {}, 0
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: Path(folder) / f"{name}.json" for name in ("stock", "served")}
+        archives = [word for path in options.archive for word in ("--archive", path)]
+        for name, more in {"stock": [], "served": [*archives, "--against", str(files["stock"])]}.items():
+            print(f"--- {name}", flush=True)
+            command = [sys.executable, __file__, *arguments, *more, "--out", str(files[name])]
+            alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **os.environ}  # so that an end by force ends all of it
+            try:
+                status |= subprocess.run(command, env=alone, timeout=options.timeout).returncode
+            except subprocess.TimeoutExpired:
+                print(f"{name}: not done after {options.timeout} s", flush=True)
+                status |= 1
+            if not files[name].exists():
+                return status or 1
+            found[name] = json.loads(files[name].read_text())
+    print(f"{'':24}{'stock':>12}{'served':>12}{'served / stock':>16}")
+    for batch in map(str, options.batches):
+        stock, served = (found[name]["decode"][batch]["tokens_per_s"] for name in ("stock", "served"))
+        print(f"{f'decode, batch {batch}':24}{stock:12.1f}{served:12.1f}{served / stock:16.3f}")
+    print(f"{'engine ready after, s':24}{found['stock']['ready_s']:12.1f}{found['served']['ready_s']:12.1f}")
+    write(options.out, found["served"]["environment"], **found)
+    return status
 
 
 def _options() -> argparse.ArgumentParser:
@@ -59,6 +107,9 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=_integers, default=[512, 2048], help="lengths of prompts, for prefill")
     parser.add_argument("--tokens", type=int, default=64, help="tokens that each sequence is decoded for")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=0, help="so many of the model's layers, not all")
+    parser.add_argument("--beside-stock", action="store_true", help="run vLLM without the archive first")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for one engine of --beside-stock")
     parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="further arguments of vllm.LLM")
     parser.add_argument("--zero", help="set this weight to 0, to see that the comparison fails")
     parser.add_argument("--against", type=Path, help="the result file of another run to compare with")
@@ -75,9 +126,14 @@ def _engine(options: argparse.Namespace) -> Any:
         raise ArgumentError(f"{options.model}: has no config.json; name the folder of a model")
     from vllm import LLM
 
+    from runtime.vllm import register
+
     settings: dict[str, Any] = {"max_model_len": 4096}
     if options.archive:
+        register()  # as an entry point does where the distribution is installed
         settings["additional_config"] = {"cute_aot": options.archive}
+    if options.layers:
+        settings["hf_overrides"] = {"num_hidden_layers": options.layers}
     return LLM(
         model=str(options.model),
         load_format="dummy",
@@ -95,19 +151,19 @@ def _draw(zero: str | None) -> Any:
         import torch
 
         fp8 = torch.float8_e4m3fn
-        fan_in = {}
+        fan_in = {}  # by the name of a weight, (N, K) or, of experts, (experts, N, K)
         for name, weight in model.named_parameters():
-            if weight.dim() == 2 and not name.rpartition(".")[2].startswith("weight_scale"):
-                transposed = weight.dtype == fp8 and weight.stride(0) == 1  # (K, N), a view of (N, K)
-                fan_in[name.rpartition(".")[0]] = weight.shape[0 if transposed else 1]
+            if weight.dim() in (2, 3) and "weight_scale" not in name:
+                transposed = weight.dtype == fp8 and weight.stride(-2) == 1  # (K, N), a view of (N, K)
+                fan_in[name] = weight.shape[-2 if transposed else -1]
         for name, weight in model.named_parameters():
             layer, _, kind = name.rpartition(".")
             generator = torch.Generator(weight.device).manual_seed(zlib.crc32(name.encode()))
             drawn = torch.empty(weight.shape, dtype=torch.float32, device=weight.device).normal_(generator=generator)
             if name == zero:
                 drawn.zero_()
-            elif kind.startswith("weight_scale"):  # of weights that are drawn with a standard deviation of 64
-                drawn.mul_(0.2).exp_().div_(64 * fan_in[layer] ** 0.5)
+            elif "weight_scale" in kind:  # of weights that are drawn with a standard deviation of 64
+                drawn.mul_(0.2).exp_().div_(64 * fan_in[name.partition("weight_scale")[0] + "weight"] ** 0.5)
             elif weight.dtype == fp8:
                 drawn.mul_(64).clamp_(-448, 448)
             elif kind == "bias" or (weight.dim() < 2 and "scale" in kind):
@@ -115,10 +171,14 @@ def _draw(zero: str | None) -> Any:
             elif weight.dim() == 1:
                 drawn.mul_(0.1).add_(1)  # of a norm
             elif "embed" not in layer:
-                drawn.div_(weight.shape[1] ** 0.5)
+                drawn.div_(weight.shape[-1] ** 0.5)
             weight.data.copy_(drawn)
         layers = [m for m in model.modules() if getattr(m, "quant_method", None) is not None and hasattr(m, "weight")]
-        return {"layers": len(layers), "served": sum(map(_is_served, layers))}
+        found = {"layers": len(layers), "served": sum(map(_is_served, layers))}
+        experts = [m.quant_method for m in model.modules() if hasattr(m, "quant_method") and hasattr(m, "w13_weight")]
+        kernels = [getattr(getattr(method, "moe_kernel", None), "fused_experts", None) for method in experts]
+        launched = sum(getattr(kernel, "launches", None) is not None for kernel in kernels)
+        return found | {"experts": len(experts), "experts_served": launched}
 
     return draw
 

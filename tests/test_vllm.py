@@ -441,7 +441,8 @@ def test_graphs_of_one_device_name_the_library_of_another(start: Start, monkeypa
         ({"record": 7}, "record of .* must be a folder's path"),
         ({"record": ""}, "must be a path"),
         ({"archive": "model.aot", "strict": "no"}, "strict of .* must be true or false"),
-        ({"archive": "model.aot", "path": "x"}, "has archive, record and strict, found path"),
+        ({"archive": "model.aot", "path": "x"}, "has archive, experts, record and strict, found path"),
+        ({"archive": "model.aot", "experts": 1}, "experts of .* must be true or false"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(value: Any, message: str) -> None:

@@ -31,7 +31,9 @@ def vllm(request: pytest.FixtureRequest) -> Path:
     return Path(path)
 
 
-@pytest.mark.parametrize("hook", [*hooks.HOOKS, *hooks.FILLED, hooks.ACTIVATION, hooks.MODEL], ids=str)
+@pytest.mark.parametrize(
+    "hook", [*hooks.HOOKS, *hooks.FILLED, *hooks.FILLED_EXPERTS, hooks.ACTIVATION, hooks.MODEL], ids=str
+)
 def test_methods_that_are_wrapped_or_filled_are_there(vllm: Path, hook: hooks.Hook) -> None:
     assert problem_of(vllm, hook) == ""
 
@@ -126,6 +128,69 @@ def test_logits_come_by_what_is_counted(vllm: Path) -> None:
     (forward,) = (node for node in body if isinstance(node, FUNCTIONS) and node.name == "forward")
     (call,) = _calls_of_self(forward, hooks.LOGITS.method)
     assert ast.unparse(call) == "self._get_logits(hidden_states, lm_head, embedding_bias)"
+
+
+# --- experts ---
+
+_MOE = "vllm.model_executor.layers.fused_moe"
+
+
+def _function(vllm: Path, module: str, owner: str, name: str) -> ast.AST:
+    body = class_of(vllm, module, owner) if owner else body_of(vllm, module)
+    (found,) = (node for node in body if isinstance(node, FUNCTIONS) and node.name == name)
+    return found
+
+
+def test_layers_of_experts_have_what_is_read(vllm: Path) -> None:
+    """Attributes that are set in `__init__`, or that are properties, of layers and of methods."""
+    of_layer = "\n".join(ast.unparse(node) for node in class_of(vllm, f"{_MOE}.routed_experts", "RoutedExperts"))
+    names = ("top_k", "activation", "apply_router_weight_on_input", "swiglu_limit", "swiglu_alpha", "swiglu_beta")
+    assert [name for name in (*names, "layer_name", "quant_method") if f"self.{name} = " not in of_layer] == []
+    assert "def expert_map(self)" in of_layer
+    module, owner = hooks.EXPERTS_LOADED.module, hooks.EXPERTS_LOADED.owner
+    of_method = "\n".join(ast.unparse(node) for node in class_of(vllm, module, owner))
+    assert "register_parameter('w13_weight'" in of_method
+    assert "register_parameter('w2_weight'" in of_method
+    base = ast.unparse(_function(vllm, f"{_MOE}.fused_moe_method_base", "FusedMoEMethodBase", "__init__"))
+    assert "self.moe: FusedMoEConfig = moe" in base
+    assert "self.moe_kernel: " in base
+
+
+def test_the_class_of_experts_is_made_when_weights_were_loaded(vllm: Path) -> None:
+    module, owner = hooks.EXPERTS_LOADED.module, hooks.EXPERTS_LOADED.owner
+    assert "self.experts_cls = select_unquantized_moe_backend(" in ast.unparse(
+        _function(vllm, module, owner, "__init__")
+    )
+    assert "_setup_kernel" in calls_of(_function(vllm, module, owner, hooks.EXPERTS_LOADED.method))
+    made = ast.unparse(_function(vllm, module, owner, "_setup_kernel"))
+    assert "experts_cls=self.experts_cls" in made
+    make = ast.unparse(_function(vllm, f"{_MOE}.oracle.unquantized", "", "make_unquantized_moe_kernel"))
+    assert "experts = experts_cls(moe_config=moe_config, quant_config=quant_config)" in make
+
+
+def test_experts_are_applied_by_keyword_and_reduced_after(vllm: Path) -> None:
+    """What `apply` leaves for the class that reduces is fetched once, after it, and before other experts run."""
+    kernel = f"{_MOE}.modular_kernel", "FusedMoEKernelModularImpl"
+    (call,) = (
+        node
+        for node in ast.walk(_function(vllm, *kernel, "_fused_experts"))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.fused_experts.apply"
+    )
+    (applied,) = (hook for hook in hooks.FILLED_EXPERTS if hook.method == "apply" and hook is not hooks.REDUCE)
+    assert {word.arg for word in call.keywords} == set(applied.parameters) - {"self"}
+    calls = [c for c in calls_of(_function(vllm, *kernel, "apply")) if c in ("_prepare", "_fused_experts", "_finalize")]
+    assert calls == ["_prepare", "_fused_experts", "_finalize"]
+    finalized = ast.unparse(_function(vllm, *kernel, "_finalize"))
+    assert finalized.count("self.fused_experts.finalize_weight_and_reduce_impl()") == 2  # in two branches
+    alone = _function(vllm, f"{_MOE}.prepare_finalize.no_dp_ep", "MoEPrepareAndFinalizeNoDPEPModular", "finalize")
+    assert "weight_and_reduce_impl.apply(output=output, fused_expert_output=" in ast.unparse(alone)
+
+
+def test_output_shares_the_first_workspace_and_not_the_second(vllm: Path) -> None:
+    """Rows and positions are in the second one until the output is written."""
+    text = ast.unparse(_function(vllm, f"{_MOE}.modular_kernel", "FusedMoEKernelModularImpl", "_allocate_buffers"))
+    assert "fused_out = _resize_cache(common_workspace, fused_out_shape)" in text
+    assert "(workspace2_shape, workspace_dtype)" in text
 
 
 def _is_text(node: ast.stmt) -> bool:

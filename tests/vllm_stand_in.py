@@ -23,6 +23,7 @@ from runtime.vllm.plugin import Plugin, install
 
 from .recording_driver import signature
 from .torch_stand_in import HIDDEN, INNER, ONE, VOCAB, library
+from .vllm_experts_stand_in import contents as experts
 
 LAYERS = "vllm.model_executor.layers"
 FP8 = "vllm.model_executor.kernels.linear"
@@ -34,7 +35,7 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
     contents: Contents = {"vllm": {"__version__": version}, "vllm.envs": {"VLLM_BATCH_INVARIANT": False}}
     contents |= _engine()
     linear = _linear()
-    contents |= linear | _mlps(linear[f"{LAYERS}.linear"]["Linear"]) | _embeddings() | _fp8_gemms()
+    contents |= linear | _mlps(linear[f"{LAYERS}.linear"]["Linear"]) | _embeddings() | _fp8_gemms() | experts()
     modules = {name: types.ModuleType(name) for name in contents}
     for name, names in contents.items():
         vars(modules[name]).update(names)

@@ -49,6 +49,10 @@ class Decision:
         """The signatures that may be called."""
         return {key for key in ([self.fused] if self.fused else [self.plain, self.biased]) if key}
 
+    def keys_by_rows(self) -> dict[int, set[str]]:
+        """The same, by how many rows their kernels see for each token."""
+        return {1: self.keys}
+
 
 def decide(lib: Library, layer: Any) -> Decision:
     """What `lib` has for the weight of this layer, and for its bias; only kernels that were found right on a GPU."""

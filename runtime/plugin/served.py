@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,11 @@ class Served:
         decisions = [self._decisions[layer] for layer in (self._decisions if layers is None else layers)]
         decisions += [Decision(FP8, reason=reason) for reason in self._fp8_left.elements()]
         keys = {key for each in decisions for key in each.keys}
-        planned = self._preload(keys) if keys else 0
+        by_rows: defaultdict[int, set[str]] = defaultdict(set)
+        for each in decisions:
+            for rows, of in each.keys_by_rows().items():
+                by_rows[rows] |= of
+        planned = min((self._preload(of, rows) for rows, of in by_rows.items() if of), default=0)
         what = f"{len(keys)} signatures preloaded, for {planned} numbers of tokens planned"
         self._log.info("%s %s (%s)", own_name(self.lib), summary(decisions, self._server), what)
 
@@ -142,11 +146,12 @@ class Served:
                 self._fused.append(mlp)
                 mlp.leave_to_gemm()
 
-    def _preload(self, keys: set[str]) -> int:
-        """Load the kernels of these signatures, and plan for as many numbers of tokens as plans are kept."""
+    def _preload(self, keys: set[str], rows: int = 1) -> int:
+        """Load the kernels of these signatures, which see so many rows for each token, and plan for as many numbers of
+        tokens as plans are kept."""
         assert self.lib is not None
         try:
-            self.lib.preload(self._sizes, only=keys)
+            self.lib.preload([m * rows for m in self._sizes], only=keys)
         except ArgumentError:  # too many plans: the least numbers of tokens are those of most graphs
             self.lib.preload(only=keys)
             return 0

@@ -18,38 +18,42 @@ KEY = "cute_aot"  # what the setting is called wherever a server keeps it
 @dataclass(frozen=True)
 class Settings:
     """`paths` are as `runtime.load` takes them, the base first, and none where nothing is to be served; `strict`
-    refuses unknown versions of the server; `record` is the folder that workers write what they run to, empty for none.
+    refuses unknown versions of the server; `record` is the folder that workers write what they run to, empty for none;
+    `experts` lets the archive compute experts of mixtures.
     """
 
     paths: tuple[str, ...]
     strict: bool = True
     record: str = ""
+    experts: bool = True
 
 
 def read(found: Any, place: str, records: bool = False) -> Settings:
     """The settings that a value of "cute_aot" stands for.
 
     It is the path of an archive, "universal" for that of the package, a list of these, the base first, or
-    {"archive": any of these, "strict": false}. Of a server whose plugin `records` it may also have "record": a folder,
-    beside "archive" or alone.
+    {"archive": any of these, "strict": false}. Of vLLM, whose plugin `records` and computes experts, it may also have
+    "record": a folder, beside "archive" or alone, and "experts": false.
 
     Raises:
         ArgumentError: the value is none of that.
     """
     words = dict(found) if isinstance(found, dict) else {"archive": found}
     archive, strict = words.pop("archive", None), words.pop("strict", True)
-    record = words.pop("record", "") if records else ""
+    record, experts = (words.pop("record", ""), words.pop("experts", True)) if records else ("", True)
     if words:
-        known = "archive, record and strict" if records else "archive and strict"
+        known = "archive, experts, record and strict" if records else "archive and strict"
         raise ArgumentError(f"{place} has {known}, found {', '.join(map(str, words))}")
-    if type(strict) is not bool:
-        raise ArgumentError(f"strict of {place} must be true or false, found {strict!r:.50}")
+    for name, value in (("strict", strict), ("experts", experts)):
+        if type(value) is not bool:
+            raise ArgumentError(f"{name} of {place} must be true or false, found {value!r:.50}")
     if not isinstance(record, str):
         raise ArgumentError(f"record of {place} must be a folder's path, found {record!r:.50}")
     if archive is None and record:
-        return Settings((), strict, record)
+        return Settings((), strict, record, experts)
     paths = archive if isinstance(archive, list) else [archive]
     if not paths or not all(isinstance(path, str) and path for path in paths):
         what = "must be a path, 'universal', or a list of these"
         raise ArgumentError(f"the archive of {place} {what}, found {archive!r:.80}")
-    return Settings(tuple(str(universal()) if path == "universal" else path for path in paths), strict, record)
+    files = tuple(str(universal()) if path == "universal" else path for path in paths)
+    return Settings(files, strict, record, experts)

@@ -36,6 +36,11 @@ HEAD_LOADED = Hook(
     f"{_LAYERS}.vocab_parallel_embedding", "UnquantizedEmbeddingMethod", "process_weights_after_loading", _LOADED
 )
 HEAD = Hook(f"{_LAYERS}.vocab_parallel_embedding", "UnquantizedEmbeddingMethod", "apply", _APPLY)
+# Wrapped besides where experts may be served; a vLLM that has other ones computes them itself.
+_MOE = f"{_LAYERS}.fused_moe"
+EXPERTS_LOADED = Hook(
+    f"{_MOE}.unquantized_fused_moe_method", "UnquantizedFusedMoEMethod", "process_weights_after_loading", _LOADED
+)
 MODEL_LOADED = Hook("vllm.v1.worker.gpu_worker", "Worker", "load_model", ("self", "load_dummy_weights"))
 
 # Wrapped in a worker that is recorded, with `MODEL_LOADED`. Requests begin when it is warm.
@@ -60,7 +65,8 @@ STEP_V2 = Hook(
 )
 STEPS = (STEP_V1, STEP_V2)
 
-HOOKS = (WORKER, CACHE_KEY, LINEAR_LOADED, LINEAR, HEAD_LOADED, HEAD, MODEL_LOADED, WARM, SHUTDOWN, LOGITS, *STEPS)
+_SERVING = LINEAR_LOADED, LINEAR, HEAD_LOADED, HEAD, EXPERTS_LOADED, MODEL_LOADED
+HOOKS = (WORKER, CACHE_KEY, *_SERVING, WARM, SHUTDOWN, LOGITS, *STEPS)
 
 # Of the classes that the plugin's fp8 GEMMs are derived from; looked at where a model is quantised.
 _FP8 = "vllm.model_executor.kernels.linear"
@@ -81,6 +87,28 @@ FP8_LISTS = {
     "_POSSIBLE_FP8_KERNELS": (_SCALED, "FP8ScaledMMLinearKernel"),
     "_POSSIBLE_FP8_BLOCK_KERNELS": (_BLOCK, "Fp8BlockScaledMMLinearKernel"),
 }
+
+# Of the classes that the plugin's experts are derived from, the first that of the experts; looked at where a model has
+# experts that are not quantised.
+_TRITON = f"{_MOE}.experts.triton_moe"
+REDUCE = Hook(
+    f"{_MOE}.topk_weight_and_reduce",
+    "TopKWeightAndReduceNoOP",
+    "apply",
+    ("self", "output", "fused_expert_output", "topk_weights", "topk_ids", "apply_router_weight_on_input"),
+)
+_APPLY_EXPERTS = (
+    *("self", "output", "hidden_states", "w1", "w2", "topk_weights", "topk_ids", "activation", "global_num_experts"),
+    *("expert_map", "a1q_scale", "a2_scale", "workspace13", "workspace2", "expert_tokens_meta"),
+    "apply_router_weight_on_input",
+)
+_SIZES = "M", "N", "K", "topk", "global_num_experts", "local_num_experts", "expert_tokens_meta", "activation"
+FILLED_EXPERTS = (
+    Hook(_TRITON, "TritonExperts", "apply", _APPLY_EXPERTS),
+    Hook(_TRITON, "TritonExperts", "workspace_shapes", ("self", *_SIZES)),
+    Hook(_TRITON, "TritonExperts", "finalize_weight_and_reduce_impl", ("self",)),
+    REDUCE,
+)
 
 # Of the activation that GEMMs of gates may compute; looked at where a model has one.
 ACTIVATION = Hook(f"{_LAYERS}.activation", "SiluAndMul", "forward_native", ("x",))
@@ -114,6 +142,10 @@ READ = {
         "UVAOffloadConfig.cpu_offload_gb",
         "PrefetchOffloadConfig.offload_group_size",
     ),
+    f"{_MOE}.config": tuple(
+        f"FusedMoEConfig.{name}" for name in ("moe_backend", "is_lora_enabled", "has_bias", "experts_per_token")
+    ),
+    f"{_MOE}.activation": ("MoEActivation.SILU", "MoEActivation.GELU", "MoEActivation.GELU_TANH"),
     _FP8: tuple(FP8_LISTS),
     _SCALED: tuple(
         f"FP8ScaledMMLinearLayerConfig.{name}"

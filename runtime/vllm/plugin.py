@@ -47,6 +47,8 @@ class Plugin(Served):
         super().__init__("vLLM", _log, load)
         self._recording = Recording()
         self._exporting: Periodic | None = None
+        self._experts_left = ""  # why vLLM computes all experts, empty where each layer is asked for
+        self._launching: list[Any] = []  # vLLM's experts whose launches are the archive's
 
     # --- a worker begins ---
 
@@ -79,6 +81,7 @@ class Plugin(Served):
                 _check_engine(vllm_config)
                 lib = self._open(settings, _workspaces(vllm_config.parallel_config))
                 hooks.install(self._wrappers())
+                self._experts_left = self._install_experts() if settings.experts else "the setting leaves experts to it"
                 self._sizes = sorted(set(vllm_config.compilation_config.cudagraph_capture_sizes or ()))
                 if vllm_config.quant_config is not None:
                     hooks.put_first(self._fp8_classes)
@@ -138,6 +141,23 @@ class Plugin(Served):
 
         return load_model_and_preload
 
+    def _install_experts(self) -> str:
+        """Let layers of experts be asked for when their weights are loaded; why that cannot be, or nothing."""
+
+        def around_loaded(loaded: Callable[..., None]) -> Callable[..., None]:
+            def process_weights_after_loading(method: Any, layer: Any) -> None:
+                self.choose_experts(method, layer)
+                loaded(method, layer)
+                self.launch_experts(method, layer)
+
+            return process_weights_after_loading
+
+        try:
+            hooks.install({hooks.EXPERTS_LOADED: around_loaded})
+        except Exception as error:  # whatever importing another release of vLLM raises
+            return words(error)
+        return ""
+
     def _fp8_classes(self, scaled: type, block: type) -> tuple[type, type]:
         from .fp8 import classes
 
@@ -171,6 +191,63 @@ class Plugin(Served):
         self._decisions[gemm] = Decision(FP8, wanted(config).key())
         return self._number()
 
+    def choose_experts(self, method: Any, layer: Any) -> None:
+        """Decide about experts whose weights are in place, before vLLM makes their kernel of the class that `method`
+        names: that becomes ours where the archive computes them."""
+        from ..plugin.experts import left
+        from . import experts
+
+        try:
+            if experts.is_ours(method.experts_cls):
+                method.experts_cls = experts.base()
+            if self.lib is None or self._experts_left:
+                return
+            self._decisions[layer] = found = experts.decision(self.lib, method, layer)
+            if found.keys:
+                method.experts_cls = experts.ours(experts.base(), _log)
+        except Exception as error:  # a layer that is not as it is known
+            self._decisions[layer] = left(words(error))
+
+    def launch_experts(self, method: Any, layer: Any) -> None:
+        """Give a kernel that vLLM made of our class what it launches, if that was decided."""
+        from ..plugin.experts import Launches, left
+        from . import experts
+
+        try:
+            made: Any = getattr(method.moe_kernel, "fused_experts", None)
+            if experts.is_ours(made):
+                made.launches = None  # weights may have been loaded again
+            found = self._decisions.get(layer)
+            if self.lib is None or found is None or not found.keys:
+                return
+            if not experts.is_ours(made):
+                self._decisions[layer] = left(f"vLLM made its kernel of {type(made).__name__}")
+                return
+            made.launches = Launches(self.lib, experts.gate_of(layer))
+            self._launching.append(made)
+        except Exception as error:
+            self._decisions[layer] = left(words(error))
+
+    def _note_other_experts(self, model: Any) -> None:
+        """Note layers of experts that nobody asked about, such as quantised ones."""
+        from ..plugin.experts import left
+
+        for layer in model.modules():
+            method = getattr(layer, "quant_method", None)
+            is_experts = "FusedMoEMethodBase" in {base.__name__ for base in type(method).__mro__}
+            if is_experts and layer not in self._decisions:
+                reason = self._experts_left or f"{type(method).__name__} computes experts"
+                self._decisions[layer] = left(reason)
+
+    def _give_up(self, error: Exception) -> None:
+        for made in self._launching:
+            made.launches = None
+        super()._give_up(error)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._launching = []
+
     def loaded(self, worker: Any) -> None:
         """Let GEMMs compute the activations that they can, load and plan the kernels of the layers that were taken, and
         say which these are.
@@ -182,6 +259,7 @@ class Plugin(Served):
         try:
             ((silu_and_mul, _),) = hooks.look_up([hooks.ACTIVATION])
             self._fuse(worker.get_model(), silu_and_mul)
+            self._note_other_experts(worker.get_model())
             self.report()
         except Exception as error:
             self._give_up(error)
@@ -193,9 +271,14 @@ class Plugin(Served):
         taken = [(at, each) for at, each in self._decisions.items() if each.keys]
         if not taken:
             return key
-        layers = sorted(f"{getattr(at, 'prefix', '')} {' '.join(sorted(each.keys))}" for at, each in taken)
+        layers = sorted(f"{_name_of(at)} {' '.join(sorted(each.keys))}" for at, each in taken)
         factors = [key, __version__, _sources(), self._digest, *layers]
         return hashlib.sha256("\n".join(factors).encode()).hexdigest()[: len(key)]
+
+
+def _name_of(layer: Any) -> str:
+    """What vLLM calls a layer, of experts or another; empty of an fp8 GEMM."""
+    return str(getattr(layer, "prefix", None) or getattr(layer, "layer_name", ""))
 
 
 def _workspaces(parallel_config: Any) -> str:

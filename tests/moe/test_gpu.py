@@ -30,6 +30,7 @@ from aot.tune import measure  # noqa: E402
 from aot.tune.moe_combine.measures import CombineMeasures  # noqa: E402
 from aot.tune.moe_permute.measures import OperandSet, PermuteMeasures, Weights  # noqa: E402
 from aot.tune.operation import tuning  # noqa: E402
+from runtime.plugin.experts import Buffers, Launches, wide_elements  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -346,3 +347,33 @@ def test_experts_that_are_on_another_gpu_add_nothing(
         assert torch.equal(found, wanted)
     if not ran:
         pytest.skip("the archive has no moe_permute with twice the experts in all")
+
+
+def test_launches_into_a_servers_buffers_give_the_bits_of_the_operator(
+    served: list[tuple[Grouped, Grouped, int]], library: Library
+) -> None:
+    """In a captured graph, with NaN in all buffers, and the output where the inner rows are, as vLLM has it."""
+    for up, down, top_k in served:
+        for tokens in (1, 48):
+            hidden, w13, w2, ids, weights = block(up, down, top_k, tokens)
+            ids, rows = ids.int(), tokens * top_k
+            elements = wide_elements(rows, max(up.n, up.k), up.groups, 2)
+            wide, inner = (hidden.new_full((n,), float("nan")) for n in (elements, rows * max(down.k, up.k)))
+            out, launches = inner[: tokens * up.k].view(tokens, up.k), Launches(library, "swiglu")
+
+            def step(given: Any = (hidden, w13, w2, ids, weights), to: Any = (launches, wide, inner, out)) -> None:
+                launches, wide, inner, out = to
+                launches.combine(launches.make(*given, None, Buffers(wide, inner)), out)
+
+            step()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+            for seed in range(2):
+                fresh = torch.Generator(device="cuda").manual_seed(seed)
+                ids.copy_(torch.rand((tokens, up.groups), device="cuda", generator=fresh).topk(top_k).indices)
+                wide.fill_(float("nan"))
+                inner.fill_(float("nan"))
+                graph.replay()
+                assert torch.equal(out, aot.moe(library, hidden, w13, w2, ids, weights)), (up.key(), tokens)

@@ -1,0 +1,182 @@
+"""A class for vLLM's experts in the place of its Triton ones, of layers that an archive has kernels for.
+
+Knows how vLLM describes such a layer, and the methods of its class by which the launches come to be called. What they
+cannot do at a call, vLLM's own kernels do, in the same buffers.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import ArgumentError, KernelMiss
+from ..plugin import hooks as marks
+from ..plugin.experts import Buffers, ExpertsDecision, Launches, Made, decide, left, wide_elements
+from ..serve.library import Library
+from . import hooks
+
+# The gates of grouped_gemm that are vLLM's activations, by name; gate in the first half of N, which each takes.
+_GATES = {"SILU": "swiglu", "GELU": "geglu", "GELU_TANH": "geglu_tanh"}
+_LIMITS = ("swiglu_limit", "swiglu_alpha", "swiglu_beta")  # of a layer's gate, None where it has the usual one
+
+
+def base() -> type:
+    """vLLM's class of Triton experts, which ours is derived from.
+
+    Raises:
+        ArgumentError: it lacks a method that is filled, or that has other parameters.
+    """
+    ((owner, _), *_others) = hooks.look_up(hooks.FILLED_EXPERTS)
+    return owner
+
+
+def decision(lib: Library, method: Any, layer: Any) -> ExpertsDecision:
+    """What becomes of a layer of experts whose weights are loaded, and whose kernel vLLM has chosen but not made."""
+    moe, chosen = method.moe, method.experts_cls
+    gate = _GATES.get(getattr(layer.activation, "name", ""))
+    reasons = {
+        f"vLLM computes them by {getattr(chosen, '__name__', chosen)}": chosen is not base() and not is_ours(chosen),
+        f"moe_backend is {moe.moe_backend!r}": moe.moe_backend != "auto",
+        "of LoRA": moe.is_lora_enabled,
+        "they have biases": moe.has_bias,
+        f"activation {getattr(layer.activation, 'name', layer.activation)}": gate is None,
+        "the gate has limits of its own": any(getattr(layer, name, None) is not None for name in _LIMITS),
+        "router weights are applied on the input": layer.apply_router_weight_on_input,
+    }
+    reason = next((words for words, found in reasons.items() if found), "")
+    if reason or gate is None:
+        return left(reason)
+    return decide(lib, layer.w13_weight, layer.w2_weight, layer.top_k, gate, layer.expert_map)
+
+
+def gate_of(layer: Any) -> str:
+    """The epilogue of grouped_gemm that is the activation of a layer that was taken."""
+    return _GATES[layer.activation.name]
+
+
+def is_ours(chosen: Any) -> bool:
+    """Whether a class of experts, or an object of one, is the plugin's, and has `launches`."""
+    return marks.is_marked(chosen)
+
+
+@functools.cache
+def ours(triton: type, log: logging.Logger) -> type:
+    """The class that is derived from `triton`, vLLM's: an object of it computes as that does until it has `launches`.
+
+    It asks vLLM for the buffers of both. Rows are permuted and multiplied in `apply`; they are added up where vLLM
+    would copy what `apply` made to where the layer's output goes.
+    """
+    no_op = importlib.import_module(hooks.REDUCE.module).TopKWeightAndReduceNoOP
+
+    class Combine(no_op):  # type: ignore[misc, valid-type]
+        """Adds up what the experts of each token made."""
+
+        def __init__(self, launches: Launches, made: Made, instead: Callable[[], None]) -> None:
+            self._launches, self._made, self._instead = launches, made, instead
+
+        def apply(
+            self,
+            output: Any,
+            fused_expert_output: Any,
+            topk_weights: Any,
+            topk_ids: Any,
+            apply_router_weight_on_input: bool,
+        ) -> Any:
+            to = fused_expert_output if output is None else output
+            try:
+                self._launches.combine(self._made, to)
+            except (KernelMiss, ArgumentError) as error:
+                _say_once(log, _words(error))
+                self._instead()
+                return super().apply(output, fused_expert_output, topk_weights, topk_ids, apply_router_weight_on_input)
+            return to
+
+    class CuteAotExperts(triton):
+        """Experts of one layer; `launches` is None where vLLM's kernels compute them."""
+
+        launches: Launches | None = None
+        _combine: Any = None
+
+        def workspace_shapes(
+            self,
+            M: int,
+            N: int,
+            K: int,
+            topk: int,
+            global_num_experts: int,
+            local_num_experts: int,
+            expert_tokens_meta: Any,
+            activation: Any,
+        ) -> Any:
+            meta = global_num_experts, local_num_experts, expert_tokens_meta, activation
+            workspace13, workspace2, output = super().workspace_shapes(M, N, K, topk, *meta)
+            if self.launches is not None:  # no width of these is less than K, and elements have 16 bits
+                workspace2 = (wide_elements(M * topk, max(N, K), local_num_experts, 2),)
+            return workspace13, workspace2, output
+
+        def finalize_weight_and_reduce_impl(self) -> Any:
+            found, self._combine = self._combine, None
+            return super().finalize_weight_and_reduce_impl() if found is None else found
+
+        def apply(
+            self,
+            output: Any,
+            hidden_states: Any,
+            w1: Any,
+            w2: Any,
+            topk_weights: Any,
+            topk_ids: Any,
+            activation: Any,
+            global_num_experts: int,
+            expert_map: Any,
+            a1q_scale: Any,
+            a2_scale: Any,
+            workspace13: Any,
+            workspace2: Any,
+            expert_tokens_meta: Any,
+            apply_router_weight_on_input: bool,
+        ) -> None:
+            def instead() -> None:
+                super(CuteAotExperts, self).apply(
+                    output,
+                    hidden_states,
+                    w1,
+                    w2,
+                    topk_weights,
+                    topk_ids,
+                    activation,
+                    global_num_experts,
+                    expert_map,
+                    a1q_scale,
+                    a2_scale,
+                    workspace13,
+                    workspace2,
+                    expert_tokens_meta,
+                    apply_router_weight_on_input,
+                )
+
+            self._combine = None
+            if self.launches is None:
+                return instead()
+            buffers = Buffers(workspace2, workspace13)
+            try:
+                made = self.launches.make(hidden_states, w1, w2, topk_ids, topk_weights, expert_map, buffers)
+            except (KernelMiss, ArgumentError) as error:
+                _say_once(log, _words(error))
+                return instead()
+            self._combine = Combine(self.launches, made, instead)
+
+    marks.mark(CuteAotExperts)
+    return CuteAotExperts
+
+
+def _words(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+@functools.lru_cache(1024)
+def _say_once(log: logging.Logger, words: str) -> None:
+    log.warning("experts were computed by vLLM's kernels: %s", words)

@@ -1,0 +1,101 @@
+"""What `scripts/bench_vllm.py` makes of weights, and of two runs, as far as that needs neither vLLM nor a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+from torch import nn
+
+from .command_line import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import bench_vllm
+import report
+
+BOTH = ["model", "--archive", "a.aot", "--archive", "b.aot", "--beside-stock", "--layers", "3", "--batches", "1,16"]
+
+
+class Experts(nn.Module):
+    def __init__(self, launches: Any) -> None:
+        super().__init__()
+        self.w13_weight = nn.Parameter(torch.zeros(4, 64, 512), requires_grad=False)
+        self.quant_method = SimpleNamespace(
+            moe_kernel=SimpleNamespace(fused_experts=SimpleNamespace(launches=launches))
+        )
+
+
+def test_weights_are_drawn_so_that_outputs_are_as_large_as_inputs() -> None:
+    """Routers too, which choose experts at random then; the extent that products are summed over is the last."""
+    model = nn.ModuleDict(
+        {"gate": nn.Linear(512, 64, bias=False), "experts": Experts(None), "other": Experts(object())}
+    )
+    found = bench_vllm._draw(None)(model)
+    for weight in (model["gate"].weight, model["experts"].w13_weight):
+        assert float(weight.detach().std()) == pytest.approx(512**-0.5, rel=0.02)
+    assert (found["experts"], found["experts_served"]) == (2, 1)
+
+
+def run_both(
+    monkeypatch: pytest.MonkeyPatch, out: Path, statuses: tuple[Any, ...]
+) -> tuple[int, list[tuple[list[str], dict[str, Any]]]]:
+    """The status, and the commands and words of both runs, which have these statuses, or end by force."""
+    commands: list[tuple[list[str], dict[str, Any]]] = []
+
+    def run(command: list[str], **words: Any) -> Any:
+        status = statuses[len(commands)]
+        commands.append((command, words))
+        if status is None:
+            raise subprocess.TimeoutExpired(command, words["timeout"])
+        rate = 100.0 * len(commands)
+        decode = {batch: {"tokens_per_s": rate} for batch in ("1", "16")}
+        result = {"decode": decode, "ready_s": 5.0, "environment": {}}
+        Path(command[command.index("--out") + 1]).write_text(json.dumps(result))
+        return SimpleNamespace(returncode=status)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(report, "commit", lambda: "unknown")
+    monkeypatch.setattr(sys, "argv", ["bench_vllm.py", *BOTH, "--timeout", "70", "--out", str(out)])
+    return report.ends(bench_vllm.main), commands
+
+
+def test_both_engines_run_in_processes_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, ((stock, words), (served, _)) = run_both(monkeypatch, tmp_path / "both.json", (0, 0))
+    assert status == 0
+    same = ["model", "--layers", "3", "--batches", "1,16", "--timeout", "70"]
+    assert stock[2:-2] == same
+    first = stock[-1]
+    assert served[2:-2] == [*same, "--archive", "a.aot", "--archive", "b.aot", "--against", first]
+    assert words["timeout"] == 70.0
+    assert words["env"]["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert "decode, batch 16               100.0       200.0           2.000" in capsys.readouterr().out
+    document = json.loads((tmp_path / "both.json").read_text())
+    assert [document[name]["decode"]["1"]["tokens_per_s"] for name in ("stock", "served")] == [100.0, 200.0]
+
+
+@pytest.mark.parametrize(("statuses", "runs"), [((None,), 1), ((0, 1), 2), ((0, None), 2)])
+def test_a_run_that_fails_or_takes_too_long_is_status_1(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, statuses: tuple[Any, ...], runs: int
+) -> None:
+    status, commands = run_both(monkeypatch, tmp_path / "both.json", statuses)
+    assert status == 1
+    assert len(commands) == runs
+
+
+def test_two_runs_without_an_archive_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench_vllm.py", "model", "--beside-stock"])
+    assert report.ends(bench_vllm.main) == 2
+    assert "--beside-stock takes --archive" in capsys.readouterr().err
