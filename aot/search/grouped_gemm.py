@@ -11,6 +11,7 @@ from runtime.numbers.dtypes import DTYPES
 from .form import Form, relies_on_more
 from .operation import Building, Shortlist
 from .provider import provider_names
+from .shorthand import Experts
 from .variants import Family, Variant
 
 _SOURCE = "estimates of aot.providers.estimate_grouped"
@@ -20,6 +21,7 @@ class GroupedBuilding(Building):
     """See `aot.search.operation.Building`. Variants have the element types of A, B and D."""
 
     by_signature = True
+    shorthand = Experts("groups")
 
     def form(self, s: Signature) -> Form:
         """Element types of A, B and D, and all words."""
