@@ -16,6 +16,8 @@
     operations:                           # optional; then gemms is, too
       rmsnorm:
         - {name: input_norm, x: bf16, weight: bf16, y: bf16, n: 4096}
+      grouped_gemm:
+        - {name: experts_down, a: bf16, b: bf16, d: bf16, n: 2048, k: 768, experts: {count: 128, top_k: 8}}
 
 A gemm is D = epilogue(scale(A @ B^T)) with A (M, k), B (n, k) and D (M, n), or (M, n/2) where a gated epilogue makes
 one column of two. Its fields:
@@ -25,7 +27,8 @@ bias+swiglu+residual+scale; `scaling` (none) of A and B of at most 8 bits, one o
 `b_major` (k), n where B is stored transposed; `overlap` (serial), what is promised about the kernel before; `batch`
 (1); `count` (1), how many times it runs `per` (layer) layer or model; `tokens` and `traffic`, in place of the file's.
 `runtime.gemm.signature` says what the words mean. Under `operations` are other operations by name
-(`runtime.program.operation`), each a list of what the operation's signatures have, a `name`, and perhaps `tokens`.
+(`runtime.program.operation`), each a list of what the operation's signatures have, a `name`, and perhaps `tokens`. In
+place of some of that an item may have a shorthand (`aot.search.shorthand`), such as `experts`.
 
 Every mistake is a `ManifestError` that names the file, the line, the field and the fix. A file cannot make the
 reader run code, follow an alias, or build more than the limits below allow.
@@ -42,9 +45,9 @@ import os
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
@@ -67,6 +70,7 @@ from runtime.program.operation import Operation, operation
 from .. import files
 from ..search.operation import building
 from ..search.operation import names as operation_names
+from ..search.shorthand import Shorthand
 from ..search.targets import TARGETS
 from ..suggest import did_you_mean
 
@@ -134,15 +138,23 @@ class Gemm:
         return self.count * (layers if self.per == "layer" else 1)
 
 
+class Short(NamedTuple):
+    """Integers of an operation's shorthand, by name, and the tokens of the model from which M follows."""
+
+    values: tuple[tuple[str, int], ...]
+    tokens: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Use:
     """What a model asks of an operation that has no section of its own: a signature of it, for the M values in
-    `tokens`; `place` as of `Gemm`."""
+    `tokens`; `place` as of `Gemm`. `short` is what the file says in place of some of that, by which it is written."""
 
     name: str
     signature: Any
     tokens: tuple[int, ...]
     place: str = dataclasses.field(default="", compare=False)
+    short: Short | None = None
 
     def calls(self, layers: int) -> None:
         """Nothing, as it does not say how often it runs."""
@@ -190,6 +202,25 @@ class Manifest:
     def calls(self, item: Gemm | Use) -> int | None:
         """How many times one forward pass of the whole model runs it; None where the file does not say."""
         return item.calls(self.layers)
+
+
+def use(name: str, of: str, fields: Mapping[str, Any], tokens: Iterable[int], short: Mapping[str, int] | None) -> Use:
+    """What a model asks of the operation `of`: its signature by `fields`, without those that are as usual, or that the
+    integers of the operation's shorthand, `short`, stand for. `tokens` are M values, with `short` those of the model.
+
+    Raises:
+        RecordError: no signature has these fields, the integers do not go together, or M is more than manifests hold.
+    """
+    every: dict[str, Any] = {**operation(of).usual, **fields}
+    asked = tuple(tokens)
+    shorthand = building(of).shorthand
+    if short is None or shorthand is None:
+        return Use(name, operation(of).read(every), asked)
+    every |= shorthand.fields(short)
+    ms = sorted({shorthand.m(short, count) for count in asked})
+    if ms[-1] > MAX_TOKENS:
+        raise RecordError(f"{asked[-1]} tokens make M {ms[-1]}, which is at most {MAX_TOKENS}; give fewer tokens")
+    return Use(name, operation(of).read(every), tuple(ms), short=Short(tuple(short.items()), asked))
 
 
 def load(path: str | os.PathLike[str]) -> Manifest:
@@ -249,14 +280,7 @@ def dump(manifest: Manifest) -> str:
         lines += ["operations:"] if number == 0 else []
         if number == 0 or manifest.uses[number - 1].signature.operation != use.signature.operation:
             lines.append(f"  {use.signature.operation}:")
-        usual = operation(use.signature.operation).usual
-        given = {f: value for f, value in use.signature.to_json().items() if f not in usual or value != usual[f]}
-        fields = {"name": use.name, **given}
-        words = [
-            f"{field}: {_scalar(str(value)) if isinstance(value, str) else value}" for field, value in fields.items()
-        ]
-        words += [f"tokens: {_flow(use.tokens)}"] if use.tokens != manifest.tokens else []
-        lines.append(f"    - {{{', '.join(words)}}}")
+        lines.append(f"    - {{{_use_fields(use, manifest)}}}")
     text = "\n".join(lines) + "\n"
     if loads(text, f"manifest of {model}") != manifest:
         raise ManifestError(
@@ -471,20 +495,40 @@ class _Reader:
         """One of them: `name`, perhaps `tokens`, and the fields of the operation's signatures."""
         if not isinstance(node, yaml.MappingNode):
             self.fail(node, where, f"must be a mapping, found {_describe(node)}")
+        shorthand = building(of.name).shorthand
+        short = shorthand.name if shorthand else ""
         there = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        needed = ("name", *(field for field in of.fields if field not in of.usual))
-        own = self.mapping(node, where, ("name", "tokens", *of.fields) if of.fields else there, needed)
+        replaced = shorthand.replaces if shorthand and short in there else ()
+        needed = ("name", *(field for field in of.fields if field not in of.usual and field not in replaced))
+        known = ("name", "tokens", *([short] if short else []), *of.fields) if of.fields else there
+        own = self.mapping(node, where, known, needed)
+        for field in replaced:
+            if field in own:
+                self.fail(own[field], f"{where}.{field}", f"follows from {short!r}; remove one of them")
         name = self.own_name(own.pop("name"), f"{where}.name")
         mine = self.tokens(own.pop("tokens"), f"{where}.tokens") if "tokens" in own else tokens
-        values: dict[str, Any] = dict(of.usual)
+        inside = own.pop(short) if shorthand and replaced else None
+        integers = self.short(inside, f"{where}.{short}", shorthand) if shorthand and inside else None
+        values: dict[str, Any] = {}
         for field, value in own.items():
             is_number = isinstance(value, yaml.ScalarNode) and value.tag == _TAG + "int"
             here = f"{where}.{field}"
             values[field] = self.integer(value, here, MAX_SIGNATURE_EXTENT) if is_number else self.string(value, here)
         try:
-            return Use(name, of.read(values), mine, f"{self.place(node)}: {name}")
+            found = use(name, of.name, values, mine, integers)
         except RecordError as error:
             self.fail(node, where, f"{error}; docs/manifests.md has the fields of {of.name}")
+        return dataclasses.replace(found, place=f"{self.place(node)}: {name}")
+
+    def short(self, node: yaml.Node, where: str, shorthand: Shorthand) -> dict[str, int]:
+        """The integers of an operation's shorthand, which go together."""
+        found = self.mapping(node, where, (*shorthand.needed, *shorthand.optional), shorthand.needed)
+        values = {name: self.integer(value, f"{where}.{name}", MAX_COUNT) for name, value in found.items()}
+        try:
+            shorthand.fields(values)
+        except RecordError as error:
+            self.fail(node, where, str(error))
+        return values
 
     def gemm(self, node: yaml.Node, where: str, defaults: dict[str, yaml.Node], of_file: dict[str, Any]) -> Gemm:
         own = self.mapping(node, where, _GEMM_FIELDS, ("name", "n", "k"))
@@ -720,3 +764,21 @@ def _gemm_fields(gemm: Gemm, dtypes: tuple[str, str, str], scaling: str, of: Man
     if gemm.traffic != of.traffic:
         fields["traffic"] = _traffic(gemm.traffic)
     return ", ".join(f"{name}: {value}" for name, value in fields.items())
+
+
+def _use_fields(of: Use, manifest: Manifest) -> str:
+    """The fields of one use that differ from what the reader would fill in."""
+    name = of.signature.operation
+    usual, shorthand = operation(name).usual, building(name).shorthand
+    fields = {"name": of.name, **of.signature.to_json()}
+    left_out = shorthand.replaces if shorthand and of.short else ()
+    words = [
+        f"{field}: {_scalar(value) if isinstance(value, str) else value}"
+        for field, value in fields.items()
+        if field not in left_out and (field not in usual or value != usual[field])
+    ]
+    if shorthand and of.short:
+        words.append(f"{shorthand.name}: {{{', '.join(f'{field}: {value}' for field, value in of.short.values)}}}")
+    tokens = of.short.tokens if of.short else of.tokens
+    words += [f"tokens: {_flow(tokens)}"] if tokens != manifest.tokens else []
+    return ", ".join(words)

@@ -12,6 +12,7 @@ from .form import Form, relies_on_more
 from .legal import legal_variants
 from .operation import Building, Shortlist
 from .provider import family_of, provider_names
+from .shorthand import Experts
 from .variants import Family, Variant
 
 _SOURCE = "estimates of aot.providers.estimate_grouped"
@@ -21,6 +22,7 @@ class GroupedBuilding(Building):
     """See `aot.search.operation.Building`. Variants have the element types of A, B and D."""
 
     by_signature = True
+    shorthand = Experts("groups")
 
     def form(self, s: Signature) -> Form:
         """Element types of A, B and D, and all words."""

@@ -21,6 +21,7 @@ from runtime.program.record import Record
 
 from .form import Form
 from .provider import family_of, provider, provider_names
+from .shorthand import Shorthand
 from .variants import Family, Variant
 
 GROUP = "cute_aot.building"
@@ -52,12 +53,14 @@ class Building:
     `plural` is what messages call several of its problems. `section` is the field of manifests that lists them:
     "operations", under its name, unless it has a field of its own. With `by_signature` its variants are too many to be
     enumerated but for a signature, so nobody gets all of them by the operation's name. `forms` says whether functions
-    can be chosen for forms of its signatures, which serve others of the form too.
+    can be chosen for forms of its signatures, which serve others of the form too. `shorthand` is what an item of a
+    manifest may say in place of some fields of signatures.
     """
 
     section = "operations"
     by_signature = False
     forms = False
+    shorthand: Shorthand | None = None
 
     def __init__(self, name: str, plural: str = "") -> None:
         self.name, self.plural = name, plural or f"{name}s"
