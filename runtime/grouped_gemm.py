@@ -149,13 +149,13 @@ class GroupedGemm(Operation):
     usual: Mapping[str, Any] = {"epilogue": "none", "overlap": "serial", "scaling": "none", "rows": "contiguous"}
 
     def read(self, obj: Any) -> Signature:
-        """The signature that `Signature.to_json` wrote.
+        """The signature that `Signature.to_json` wrote; words may be absent where they are `usual`.
 
         Raises:
             RecordError: it is malformed.
         """
         if isinstance(obj, dict):
-            obj = {"rows": self.usual["rows"], **obj}
+            obj = {**self.usual, **obj}
         if not isinstance(obj, dict) or set(obj) != set(self.fields):
             names = sorted(self.fields)
             raise RecordError(f"a signature of grouped_gemm needs exactly the fields {names}, found {obj!r:.200}")

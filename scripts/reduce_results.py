@@ -5,8 +5,9 @@
 
 Sources are files, or files of a commit as git names them; what is written says of which it is a summary. Several are of
 one script, and their cases are averaged together. Files of `bench_gemm.py` and `bench_peers.py` become a line for each
-pair, group of layers and range of M. One of `bench_random.py` keeps its cases, without what no summary reads. Those of
-other scripts are put together whole. Needs neither torch nor a GPU.
+pair, group of layers and range of M. One of `bench_random.py` keeps its cases, without what no summary reads; several
+become a line for each run, pair and range of M. Those of other scripts are put together whole. Needs neither torch nor
+a GPU.
 """
 
 from __future__ import annotations
@@ -96,6 +97,23 @@ def _said(contender: Mapping[str, Any]) -> Any:
     return [said["us"], said["spread"]] if said.keys() == {"us", "spread"} else said
 
 
+def occasions(documents: Sequence[Document]) -> dict[str, Any]:
+    """Runs of `bench_random.py` on several occasions: a line for each run, pair and range of M, without the cases."""
+    runs, summary = [], []
+    for document in map(summarise_random.whole, documents):
+        results, environment = document["results"], document["environment"]
+        gpu = {"gpu": environment["gpu"], "gpu_id": environment.get("gpu_id", "unknown")}
+        wrong, noise = len(summarise_random.wrong([document])), summarise_random.noise([document])
+        kept = {k: document[k] for k in _RUN if k != "left_out" and document.get(k)} | {"seed": document["seed"]}
+        kept["environment"] = {k: v for k, v in environment.items() if k in _ENVIRONMENT}
+        runs.append(kept | {"cases": len(results), "wrong": wrong, "noise": noise})
+        for line in summarise_random.summarise([document]):
+            if line["group"] == ALL:
+                figures = {k: line[k] for k in ("regime", "cases", "geomean", "worst", "slower")}
+                summary.append({"run": len(runs) - 1, **gpu, "what": line["who"], "over": line["over"], **figures})
+    return {"runs": runs, "summary": summary}
+
+
 def runs(documents: Sequence[Document]) -> dict[str, Any]:
     """The documents as they are, but for what `bench_vllm.py` compares answers by."""
     return {"runs": [{name: value for name, value in d.items() if name != "answers"} for d in documents]}
@@ -136,7 +154,7 @@ def reduced(sources: Sequence[str], documents: Sequence[Document]) -> dict[str, 
     Raises:
         ValueError: they are not of one script.
     """
-    kinds = {_kind(d) for d in documents}
+    kinds = {_kind(d, len(documents) > 1) for d in documents}
     if len(kinds) > 1:
         raise ValueError("the sources are of several scripts; reduce those of each by themselves")
     (kind,) = kinds
@@ -146,10 +164,10 @@ def reduced(sources: Sequence[str], documents: Sequence[Document]) -> dict[str, 
     return whole | kind(documents)
 
 
-def _kind(document: Document) -> Callable[[Sequence[Document]], dict[str, Any]]:
+def _kind(document: Document, several: bool) -> Callable[[Sequence[Document]], dict[str, Any]]:
     rows = document.get("results")
     if "drawn" in document:
-        return drawn
+        return occasions if several else drawn
     if isinstance(rows, list) and rows and "speedup" in rows[0] and "types" in rows[0]:
         return gemm
     return peers if isinstance(rows, list) and rows and "contenders" in rows[0] else runs

@@ -30,19 +30,23 @@ OFF_GRID = {
     ("on_slower", "torch"): 'tuned, with `on_slower="torch"`',
     ("against", "torch"): "forms, untuned",
 }
+OCCASIONS = (  # runs of occasions_llama.json, what took part, and what the row says
+    ((0, 1, 2), "ours", "tuned on each of three H200s, the least"),
+    ((2,), "on_slower", 'with `on_slower="torch"`, an H200'),
+    ((1,), "against", "`runtime.universal()`, an H200"),
+    ((3,), "ours", "tuned on an H100"),
+    ((4,), "against", "an H200's archive, on an H100"),
+    ((4,), "ours", "the same, tuned on both"),
+)
 ENGINES = {"llama8b": "Llama-3.1-8B, bf16", "llama8b-fp8block": "Llama-3.1-8B, e4m3 with block scales"}
 ON_GRID = {
     "bf16": "bf16",
-    "bf16 weights": "bf16, overlap",
     "bf16 residual": "bf16 + residual",
     "bf16 swiglu": "bf16 SwiGLU",
-    "bf16 swiglu weights": "bf16 SwiGLU, overlap",
     "e4m3 row_column": "e4m3, row and column scales",
 }
 PEERS = (  # file, kind, contender, what the row says
     ("peers_bf16", "bf16 ours", "quack", "bf16, quack"),
-    ("peers_bf16", "bf16 ours overlapping", "quack", "bf16 with overlap, quack"),
-    ("peers_bf16_all", "bf16 ours", "quack", "bf16, all layers, quack"),
     ("peers_swiglu", "swiglu ours", "quack", "SwiGLU, quack"),
     ("peers_fp8", "fp8 ours", "cublas fast", "e4m3, cuBLAS with fast accumulation *"),
     ("peers_operators", "bf16 ours", "operators", "bf16, Operator API *"),
@@ -58,7 +62,6 @@ START = (  # file, process, part of it, how many it is divided by, what the row 
     ("startup_h200", "torch, the archive's GEMM", "load", "", "open an archive of 1,002 kernels"),
     ("startup_h200", "torch, the archive's GEMM", "first", "", "its first GEMM, without preload"),
     ("startup_h200", "torch, preload", "preload", "", "preload Llama-3.1-8B, 64 kernels"),
-    ("startup_h200", "torch, the archive's GEMM, beside", "first", "", "first GEMM, prepared beside the context"),
     ("startup_jit_h200", "torch, cute.compile", "compile", "kernels", "cute.compile, a kernel"),
     ("startup_jit_h200", "torch.compile, max-autotune", "first", "", "torch.compile max-autotune, one GEMM"),
     ("startup_model_h200", "torch.compile, max-autotune of a model", "compile", "", "the same, 15 GEMMs"),
@@ -133,6 +136,23 @@ def _off_grid(names: Sequence[str]) -> list[str]:
     wrong, unserved = len(summarise_random.wrong(documents)), len(summarise_random.unserved(documents))
     said = f"Wrong: {wrong}; not served: {unserved}; torch against itself {summarise_random.noise(documents):.3f}."
     return [*_ratios([row for row in rows if row[1]], "times cuBLAS"), "", said, *source(*names)]
+
+
+def occasions() -> list[str]:
+    """Llama-3.1-8B with default settings at random M, on several GPUs; of several runs the least favourable."""
+    found = load("occasions_llama")
+    rows = []
+    for runs, what, label in OCCASIONS:
+        lines = []
+        for regime, _, _ in REGIMES:
+            of = [s for s in found["summary"] if (s["what"], s["over"], s["regime"]) == (what, "torch", regime)]
+            of = [s for s in of if s["run"] in runs]
+            least = {name: min(s[name] for s in of) for name in ("geomean", "worst")}
+            lines.append(of[0] | least | {"slower": max(s["slower"] for s in of), "cases": sum(s["cases"] for s in of)})
+        rows.append((label, lines))
+    wrong, noise = sum(r["wrong"] for r in found["runs"]), [r["noise"] for r in found["runs"]]
+    said = f"Wrong: {wrong}; torch against itself {min(noise):.3f} to {max(noise):.3f}."
+    return [*_ratios(rows, "times cuBLAS"), "", said, *source("occasions_llama")]
 
 
 def on_grid() -> list[str]:
@@ -220,17 +240,6 @@ def start() -> list[str]:
     return [*table(["", "ms", "range"], rows), *source(*dict.fromkeys(name for name, *_ in START))]
 
 
-def builds() -> list[str]:
-    """How long builds take, and how large archives are."""
-    rows = []
-    for name in ("compile_llama", "compile_thousand"):
-        r = load(name)["results"]
-        size, times = f"{r['archive_bytes']:,}", [f"{r[k]:.0f}" for k in ("cold_s", "rebuild_s")]
-        rows.append([f"`{r['manifests']}`", f"{r['variants']:,}", size, *times])
-    header = ["manifest", "kernels", "bytes", "build, s", "rebuild, s"]
-    return [*table(header, rows), *source("compile_llama", "compile_thousand")]
-
-
 def long_runs() -> list[str]:
     """What long and wide use costs in memory."""
     soak, many = load("soak_h200")["results"], load("processes")["results"]
@@ -248,6 +257,7 @@ def long_runs() -> list[str]:
 
 
 TABLES: dict[str, Callable[[], list[str]]] = {
+    "occasions": occasions,
     "off-grid": off_grid,
     "on-grid": on_grid,
     "peers": peers,
@@ -255,7 +265,6 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "vllm": vllm,
     "host": host,
     "start": start,
-    "builds": builds,
     "long-runs": long_runs,
 }
 

@@ -98,6 +98,14 @@ def test_what_has_no_summary_is_kept_whole() -> None:
     assert reduce_results.reduced(["one", "two"], documents)["runs"] == documents
 
 
+def test_several_occasions_are_lines_for_each() -> None:
+    documents = [a_run(a_case(1, 10.0, 12.0)), a_run(a_case(1, 10.0, 9.0), a_case(600, 10.0, 20.0))]
+    found = reduce_results.reduced(["one", "two"], documents)
+    assert [(run["cases"], run["wrong"]) for run in found["runs"]] == [(1, 0), (2, 0)]
+    lines = [(s["run"], s["regime"], s["cases"], s["geomean"], s["slower"]) for s in found["summary"]]
+    assert lines == [(0, "M <= 64", 1, 1.2, 0.0), (1, "M <= 64", 1, 0.9, 1.0), (1, "M >= 512", 1, 2.0, 0.0)]
+
+
 def test_results_of_two_scripts_are_not_put_together() -> None:
     with pytest.raises(ValueError, match="of several scripts"):
         reduce_results.reduced(["one", "two"], [a_document([a_gemm(1, 1.2)]), a_run(a_case(1, 10.0, 12.0))])
