@@ -75,6 +75,11 @@ def gpu(chosen: Sequence[universal.Chosen], wrong: Callable[[Signature, str], st
     return SimulatedGpu(truth(chosen), wrong=wrong)
 
 
+def unlike(of: SimulatedGpu) -> SimulatedGpu:
+    """A GPU to which functions are what their opposites are to another."""
+    return SimulatedGpu(lambda name, s, m: of.time_of(name, s, m) / biased(name) ** 2, wrong=of.wrong)
+
+
 def read(path: Path) -> Universal:
     with Archive.open(path) as archive:
         return Universal.from_json(archive.table("universal"), archive.functions.targets_by_name())
@@ -205,8 +210,10 @@ def test_what_is_checked_on_a_kind_is_not_checked_again(
     tuned(source, tmp_path / "one.aot", gpu(chosen))
     with pytest.raises(TuneError, match="its forms were tuned on this kind of GPU"):
         tuned(tmp_path / "one.aot", tmp_path / "two.aot", gpu(chosen))
-    tuned(tmp_path / "one.aot", tmp_path / "two.aot", gpu(chosen), kind=Gpu("another", 114, 2039))
+    tuned(tmp_path / "one.aot", tmp_path / "two.aot", unlike(gpu(chosen)), kind=Gpu("another", 114, 2039))
     assert read(tmp_path / "two.aot").checked_on == {"sm_90a": ("made up", "another")}
+    with Archive.open(tmp_path / "one.aot") as one, Archive.open(tmp_path / "two.aot") as two:
+        assert one.table("universal")["programs"] == two.table("universal")["programs"], "the first kind's corrections"
 
 
 def test_entries_and_forms_are_tuned_together(tmp_path: Path, chosen: list[universal.Chosen]) -> None:

@@ -113,7 +113,8 @@ def table(
     """The archive's universal table without rejected functions; None where that leaves nothing, or there was none.
 
     `tuned` has every form that `to_tune` gave, or none: then they are marked as checked on `gpu`, and their estimates
-    are corrected by what was measured.
+    are corrected by what was measured; not where they were checked on another kind before, by whose times they are
+    corrected already: estimates know kinds by their rates, and have room for one kind's corrections.
     """
     there = read(archive)
     if there is None:
@@ -130,7 +131,8 @@ def table(
     for place, form in enumerate(forms):
         left = universal.without(form.source(), rejected)
         if left is not None:
-            variants = [known.get(f.name) for f in form.functions if f.name not in rejected] if place in tuned else []
+            first = place in tuned and not there.checked_on.get(form.target)
+            variants = [known.get(f.name) for f in form.functions if f.name not in rejected] if first else []
             rows.append(_corrected(left, form, variants, measured, Machine(*machine_of(gpu))))
     checked_on = {target: dict.fromkeys(names) for target, names in there.checked_on.items()}
     for place in tuned:
