@@ -24,7 +24,6 @@ from report import ends, geomean, out_argument, patch_argument, version, write
 
 import runtime
 import runtime.torch as binding
-from aot.search.grouped_gemm import active_groups
 from aot.tune import measure
 from runtime.errors import ArgumentError
 from runtime.grouped_gemm import Signature as Grouped
@@ -57,8 +56,9 @@ class Model:
         return self.experts / self.global_experts if self.global_experts else 1.0
 
     def active_bytes(self, tokens: int) -> float:
-        """Bytes of weights that so many tokens read, on average."""
-        active = active_groups(self.experts, max(1, round(tokens * self.top_k * self.share)))
+        """Bytes of weights that so many tokens read, on average: each token's experts are distinct."""
+        every = self.experts / self.share
+        active = self.experts * (1 - (1 - self.top_k / every) ** tokens)
         return active * 3 * self.inner * self.hidden * 2
 
     def floor_us(self, tokens: int) -> float:

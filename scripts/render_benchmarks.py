@@ -21,6 +21,7 @@ from report import ROOT, ends
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 USUAL = "NVIDIA H200, driver 580.159.04"  # the page's head says it, and tables only what is unlike it
+_CHANGES = "+changes"  # to the commit's tree: what a device ran that has no history
 _MOST_WORDS = 4  # of a command that is shown in full
 _MARK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -82,8 +83,9 @@ def table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> list[str]:
 def source(*names: str) -> list[str]:
     """Which files a table is made from, and on what, when, at which commit and by what they were measured."""
     runs = [run for name in names for run in load(name).get("runs", [load(name)])]
-    machines = dict.fromkeys(m for run in runs if (m := _machine(run["environment"])) != USUAL)
-    commits = dict.fromkeys(run["commit"][:7] for run in runs)
+    machines = list(dict.fromkeys(_machine(run["environment"]) for run in runs))
+    machines = [] if machines == [USUAL] else machines
+    commits = dict.fromkeys(run["commit"][:7] + _CHANGES * run["commit"].endswith(_CHANGES) for run in runs)
     dates = sorted({run["date"] for run in runs})
     commands = dict.fromkeys(re.sub(r" --out \S+", "", run["command"]) for run in runs)
     if len(commands) > 1 or len(next(iter(commands)).split()) > _MOST_WORDS:

@@ -217,7 +217,7 @@ def use(name: str, of: str, fields: Mapping[str, Any], tokens: Iterable[int], sh
     if short is None or shorthand is None:
         return Use(name, operation(of).read(every), asked)
     every |= shorthand.fields(short)
-    ms = sorted({shorthand.m(short, count) for count in asked})
+    ms = sorted({shorthand.m(short, count, every) for count in asked})
     if ms[-1] > MAX_TOKENS:
         raise RecordError(f"{asked[-1]} tokens make M {ms[-1]}, which is at most {MAX_TOKENS}; give fewer tokens")
     return Use(name, operation(of).read(every), tuple(ms), short=Short(tuple(short.items()), asked))

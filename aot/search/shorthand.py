@@ -29,8 +29,8 @@ class Shorthand:
         """
         raise NotImplementedError
 
-    def m(self, values: Mapping[str, int], tokens: int) -> int:
-        """M where a forward pass of the model has so many tokens."""
+    def m(self, values: Mapping[str, int], tokens: int, fields: Mapping[str, Any]) -> int:
+        """M where a forward pass of the model has so many tokens, of a signature with these fields."""
         raise NotImplementedError
 
 
@@ -58,7 +58,9 @@ class Experts(Shorthand):
                 )
         return {self.replaces[0]: values.get("local", values["count"])}
 
-    def m(self, values: Mapping[str, int], tokens: int) -> int:
-        """The share of tokens x top_k rows that falls to the experts here where all are chosen alike, rounded up."""
+    def m(self, values: Mapping[str, int], tokens: int, fields: Mapping[str, Any]) -> int:
+        """The share of tokens x top_k rows that falls to the experts here where all are chosen alike, or to one expert
+        where rows are masked, rounded up."""
         count = values["count"]
-        return -(-tokens * values["top_k"] * values.get("local", count) // count)
+        experts = 1 if fields.get("rows") == "masked" else values.get("local", count)
+        return -(-tokens * values["top_k"] * experts // count)

@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..container.archive import Archive
 from ..device.driver import Driver
@@ -33,9 +33,6 @@ from .generation import Generation
 from .layers import open_archives
 from .options import Options
 from .stats import ArchiveInfo, Refusal, Stats, prometheus_text
-
-if TYPE_CHECKING:
-    pass
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 MISS_REASONS = ("no entry", "not tuned", "not batch-invariant", "no kernel runs")  # those of a `KernelMiss`

@@ -36,7 +36,7 @@ def test_tokens_whose_rows_are_equally_many_are_one_m() -> None:
 
 def test_rows_are_rounded_up_and_at_least_one() -> None:
     values = {"count": 256, "top_k": 8, "local": 8}
-    assert [Experts("groups").m(values, tokens) for tokens in (1, 4, 5, 8192)] == [1, 1, 2, 2048]
+    assert [Experts("groups").m(values, tokens, {}) for tokens in (1, 4, 5, 8192)] == [1, 1, 2, 2048]
 
 
 def test_what_is_built_is_for_the_rows() -> None:
@@ -77,3 +77,9 @@ def test_an_operation_without_experts_has_no_such_field() -> None:
     norm = MANIFEST.replace("grouped_gemm", "rmsnorm").replace("a: bf16, b: bf16, d: bf16", "x: bf16, y: bf16")
     with pytest.raises(manifest.ManifestError, match=r"rmsnorm\[0\].*unknown"):
         manifest.loads(norm)
+
+
+def test_m_of_masked_rows_is_what_one_expert_has() -> None:
+    short = {"count": 128, "top_k": 8, "local": 16}
+    assert Experts("groups").m(short, 64, {"rows": "contiguous"}) == 64
+    assert Experts("groups").m(short, 64, {"rows": "masked"}) == 4
