@@ -36,6 +36,7 @@ MAX_ELEMENT_ERROR = 0.06
 _GUARD_ROWS = 8
 # Figures from a device that was idle between two replays would include its wake-up.
 _WARMUP_REPLAYS = 2
+_LAUNCH_US = 2.0  # no launch of a graph took less on an H200, however little it does
 _GRAPHS_OF_A_SAMPLE = 4  # under sustained load
 RECOVER_S = 0.06  # after which the clock has come back from a sustained load
 
@@ -277,7 +278,7 @@ def _capture(
     """Each contender's graph, without those that cannot be launched."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    count = min(max(math.ceil(graph_us / floor_us), min(len(operands), 2)), MOST_LAUNCHES)
+    count = min(max(math.ceil(graph_us / max(floor_us, _LAUNCH_US)), min(len(operands), 2)), MOST_LAUNCHES)
     graphs = {}
     for name, launch in contenders.items():
         try:
