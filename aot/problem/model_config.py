@@ -303,7 +303,7 @@ def _source(found: Model, tp: int) -> str:
     if experts:
         if not experts.dense_layers:
             values = [v for v in values if not v.startswith("intermediate_size")]
-        values.append(f"num_experts {experts.count} (expert GEMMs are grouped and not covered)")
+        values.append(f"num_experts {experts.count} (experts are to be added: docs/moe.md)")
     if found.biased:
         values.append(f"bias in {' and '.join(found.biased)}")
     file = source if source.endswith(".json") else f"{source} config.json"
