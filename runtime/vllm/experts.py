@@ -69,30 +69,7 @@ def ours(triton: type, log: logging.Logger) -> type:
     It asks vLLM for the buffers of both. Rows are permuted and multiplied in `apply`; they are added up where vLLM
     would copy what `apply` made to where the layer's output goes.
     """
-    no_op = importlib.import_module(hooks.REDUCE.module).TopKWeightAndReduceNoOP
-
-    class Combine(no_op):  # type: ignore[misc, valid-type]
-        """Adds up what the experts of each token made."""
-
-        def __init__(self, launches: Launches, made: Made, instead: Callable[[], None]) -> None:
-            self._launches, self._made, self._instead = launches, made, instead
-
-        def apply(
-            self,
-            output: Any,
-            fused_expert_output: Any,
-            topk_weights: Any,
-            topk_ids: Any,
-            apply_router_weight_on_input: bool,
-        ) -> Any:
-            to = fused_expert_output if output is None else output
-            try:
-                self._launches.combine(self._made, to)
-            except (KernelMiss, ArgumentError) as error:
-                _say_once(log, _words(error))
-                self._instead()
-                return super().apply(output, fused_expert_output, topk_weights, topk_ids, apply_router_weight_on_input)
-            return to
+    combined = _combined(log)
 
     class CuteAotExperts(triton):
         """Experts of one layer; `launches` is None where vLLM's kernels compute them."""
@@ -139,25 +116,11 @@ def ours(triton: type, log: logging.Logger) -> type:
             expert_tokens_meta: Any,
             apply_router_weight_on_input: bool,
         ) -> None:
-            def instead() -> None:
-                super(CuteAotExperts, self).apply(
-                    output,
-                    hidden_states,
-                    w1,
-                    w2,
-                    topk_weights,
-                    topk_ids,
-                    activation,
-                    global_num_experts,
-                    expert_map,
-                    a1q_scale,
-                    a2_scale,
-                    workspace13,
-                    workspace2,
-                    expert_tokens_meta,
-                    apply_router_weight_on_input,
-                )
-
+            config = activation, global_num_experts, expert_map, a1q_scale, a2_scale
+            rest = workspace13, workspace2, expert_tokens_meta, apply_router_weight_on_input
+            instead = functools.partial(
+                super().apply, output, hidden_states, w1, w2, topk_weights, topk_ids, *config, *rest
+            )
             self._combine = None
             if self.launches is None:
                 return instead()
@@ -167,10 +130,41 @@ def ours(triton: type, log: logging.Logger) -> type:
             except (KernelMiss, ArgumentError) as error:
                 _say_once(log, _words(error))
                 return instead()
-            self._combine = Combine(self.launches, made, instead)
+            self._combine = combined(self.launches, made, instead)
 
     marks.mark(CuteAotExperts)
     return CuteAotExperts
+
+
+@functools.cache
+def _combined(log: logging.Logger) -> type:
+    """The class of what vLLM asks to reduce the output of experts, which launches the archive's combination."""
+    no_op = importlib.import_module(hooks.REDUCE.module).TopKWeightAndReduceNoOP
+
+    class Combine(no_op):  # type: ignore[misc, valid-type]
+        """Adds up what the experts of each token made."""
+
+        def __init__(self, launches: Launches, made: Made, instead: Callable[[], None]) -> None:
+            self._launches, self._made, self._instead = launches, made, instead
+
+        def apply(
+            self,
+            output: Any,
+            fused_expert_output: Any,
+            topk_weights: Any,
+            topk_ids: Any,
+            apply_router_weight_on_input: bool,
+        ) -> Any:
+            to = fused_expert_output if output is None else output
+            try:
+                self._launches.combine(self._made, to)
+            except (KernelMiss, ArgumentError) as error:
+                _say_once(log, _words(error))
+                self._instead()
+                return super().apply(output, fused_expert_output, topk_weights, topk_ids, apply_router_weight_on_input)
+            return to
+
+    return Combine
 
 
 def _words(error: Exception) -> str:
