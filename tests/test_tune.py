@@ -13,14 +13,16 @@ from aot.pack.write import Package
 from aot.search.legal import summation
 from aot.search.provider import provider
 from aot.tune import choose, points
-from aot.tune.jobs import Job
+from aot.tune.jobs import Answer, Job
 from aot.tune.options import TuneError, TuneOptions
 from aot.tune.pool import Pool
 from aot.tune.timing import Timing
+from aot.tune.worker import do
 from runtime.container.archive import Archive
 from runtime.gemm.signature import Signature
 from runtime.program.record import Record
 
+from . import simulated_gpu
 from .recording_driver import entry, gemm_record, signature, write_archive
 from .simulated_gpu import BASELINE, GPU, SimulatedGpu
 from .simulated_tuning import by_m, scripted, tuned, wrong_are
@@ -132,6 +134,19 @@ def test_where_torch_is_faster_between_the_points_is_found_by_glances(source: Pa
     ((first, last),) = table(tmp_path / "tuned.aot")[512].torch_faster
     assert 128 < first <= 144
     assert 192 <= last < 224
+
+
+def test_a_function_that_fails_at_a_glance_serves_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(backend: Any, job: Job, options: TuneOptions) -> Answer:
+        return Answer({"quick": "it hangs"}) if job.glances else do(backend, job, options)
+
+    monkeypatch.setattr(simulated_gpu, "do", failing)
+    us = {"wrong": 3.0, "quick": 2.0, "slow": 2.1, BASELINE: 2.2}
+    report = tuned(source, tmp_path / "tuned.aot", scripted(us, wrong=wrong_are("wrong")))
+    assert report.rejected["quick"] == "it hangs"
+    assert {name for row in table(tmp_path / "tuned.aot").values() for _, name in row.ranges} == {"slow"}
 
 
 def test_nothing_is_glanced_at_where_the_baseline_is_never_near(source: Path, tmp_path: Path) -> None:
