@@ -29,11 +29,12 @@ from ...gemm.call import (
     result_shape,
     signature_of,
 )
-from ...gemm.fallback import TorchCall, allocate, lie_for_torch, on_stream, result_dtype, torch_gemm, torch_runs
+from ...gemm.fallback import TorchCall, lie_for_torch, torch_gemm, torch_runs
 from ...gemm.signature import Signature
 from ...named_tuple import NamedTuple
 from ...native import native_table
 from ...numbers.dtypes import DTYPES
+from ...program.outputs import allocate, on_stream, result_dtype
 from ...program.record import TensorView
 from ...program.tensor import LAST_STREAM, dtype_name, is_torch, stream_handle
 from ..counters import Counters
