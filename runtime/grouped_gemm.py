@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 
 from .container.fields import is_int
 from .errors import ArgumentError, RecordError
-from .gemm.signature import ACTIVATIONS, EPILOGUES, GATED, OVERLAPS, Epilogue, extra_dtype
 from .limits import MAX_EXTENT
+from .numbers.epilogue import ACTIVATIONS, EPILOGUES, GATED, Epilogue, extra_dtype
 from .numbers.products import unsupported_scaling
 from .numbers.scaling import SCALINGS, extent_of
 from .program.field_operation import FieldOperation, FieldSignature
-from .program.operation import Asked, Operand, extents_at
+from .program.operation import OVERLAPS, Asked, Operand, extents_at
 from .program.outputs import allocate, check_apart, result_dtype
 from .program.record import TensorView
 from .program.tensor import flatten_rows, share_memory
@@ -52,8 +52,8 @@ class Signature(FieldSignature):
     scale_b (groups, N); "block", scale_a (M, K/128), one for each 1 x 128 of A, and scale_b (groups, N/128, K/128), one
     for each 128 x 128 of B.
 
-    Element types by short name; sums are in f32. `epilogue` and `overlap` are words of `runtime.gemm.signature`, `rows`
-    is one of `ROWS`.
+    Element types by short name; sums are in f32. `epilogue` is one of `EPILOGUES_OF_GROUPS`, `overlap` of
+    `runtime.program.operation.OVERLAPS`, `rows` of `ROWS`.
     """
 
     operation: ClassVar[str] = "grouped_gemm"

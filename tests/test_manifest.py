@@ -23,9 +23,11 @@ from aot.problem.manifest import (
     rules,
 )
 from aot.search.targets import TARGETS
-from runtime.gemm.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, Signature
+from runtime.gemm.signature import MAJORS, Signature
+from runtime.numbers.epilogue import ACTIVATIONS, EPILOGUES, GATED
 from runtime.numbers.products import ACCUMULATORS, PRODUCTS
 from runtime.numbers.scaling import SCALINGS
+from runtime.program.operation import OVERLAPS
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = sorted((ROOT / "manifests").glob("*.yaml"))

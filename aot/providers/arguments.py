@@ -9,9 +9,10 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from runtime.gemm.signature import Epilogue, Operand, extra_operands
+from runtime.gemm.signature import Operand, extra_operands
 from runtime.grouped_gemm import group_operands
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.scaling import TILE_SCALES, symbol_of
 from runtime.program.arguments import (
     Argument,

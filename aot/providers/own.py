@@ -9,9 +9,10 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from runtime.gemm.signature import EPILOGUES, MAJORS, Signature
+from runtime.gemm.signature import MAJORS, Signature
 from runtime.grouped_gemm import EPILOGUES_OF_GROUPS, SCALINGS_OF_GROUPS
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.epilogue import EPILOGUES
 from runtime.program.arguments import (
     Argument,
     DeviceArgument,

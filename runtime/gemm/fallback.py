@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..numbers.dtypes import DTYPES
+from ..numbers.epilogue import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT, GATES, Epilogue
 from ..numbers.scaling import SCALINGS
 from ..program.outputs import on_stream
 from ..program.record import TensorView
 from ..program.tensor import span_bytes, stream_handle
 from .call import EXTRAS
-from .signature import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT, GATES, Epilogue, Signature
+from .signature import Signature
 
 _SCALE_A, _SCALE_B, _BIAS = (EXTRAS.index(name) for name in ("scale_a", "scale_b", "bias"))
 _NO_OPERANDS = (None,) * len(EXTRAS)

@@ -44,11 +44,12 @@ from typing import Any
 import yaml
 
 from runtime.errors import RecordError
-from runtime.gemm.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, Signature
+from runtime.gemm.signature import MAJORS, Signature
 from runtime.limits import MAX_EXTENT as MAX_SIGNATURE_EXTENT
+from runtime.numbers.epilogue import ACTIVATIONS, EPILOGUES, GATED
 from runtime.numbers.products import ACCUMULATORS, PRODUCTS, unsupported_types
 from runtime.numbers.scaling import SCALINGS
-from runtime.program.operation import Operation, operation
+from runtime.program.operation import OVERLAPS, Operation, operation
 
 from ...search.operation import building
 from ...search.operation import names as operation_names

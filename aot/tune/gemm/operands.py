@@ -14,8 +14,9 @@ import torch
 
 from runtime.gemm.call import GemmOptions
 from runtime.gemm.fallback import apply_activation
-from runtime.gemm.signature import CLAMPED, Operand, Signature
+from runtime.gemm.signature import Operand, Signature
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.epilogue import CLAMPED
 from runtime.numbers.scaling import SCALINGS, TILE_BLOCKS, TILE_ROWS, TILE_SCALES, TILES
 from runtime.program.operation import extents_at
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 
 from runtime.gemm.fallback import apply_activation
-from runtime.gemm.signature import CLAMPED
 from runtime.grouped_gemm import Signature, group_operands
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.epilogue import CLAMPED
 from runtime.numbers.scaling import SCALE_BLOCK
 from runtime.program.operation import Operand, extents_at
 
