@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aot.problem.manifest import ManifestError, loads, signature_problem
-from aot.providers.arguments import gemm_tensors
+from aot.providers.gemm_arguments import gemm_tensors
 from aot.search import rank
 from aot.search.legal import unsuited
 from aot.search.targets import target

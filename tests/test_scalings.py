@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aot.problem.manifest import loads
-from aot.providers.arguments import gemm_tensors
+from aot.providers.gemm_arguments import gemm_tensors
 from aot.search.legal import of_name
 from runtime.container.archive import Archive
 from runtime.errors import ArgumentError, LayoutError

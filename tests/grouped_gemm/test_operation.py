@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aot.providers.arguments import grouped_tensors
+from aot.providers.grouped_arguments import grouped_tensors
 from aot.search.legal import unsuited
 from aot.search.operation import building
 from aot.search.unserved import why_none
