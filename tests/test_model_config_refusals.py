@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from aot.problem.manifest import ManifestError
-from aot.problem.model_families import FAMILIES, load_config
+from aot.problem.models.config import load_config
+from aot.problem.models.families import FAMILIES
 
 from .model_configs import config, manifest, refused
 
 
 def test_from_config_refuses_unknown_model_type_and_says_what_to_do() -> None:
     refused(
-        config(model_type="mixtral"),
-        "'mixtral' is not supported; the supported types are",
+        config(model_type="mamba2"),
+        "'mamba2' is not supported; the supported types are",
         *FAMILIES,
         "write the manifest by hand, as docs/manifests.md describes",
     )
@@ -25,7 +26,7 @@ def test_from_config_refuses_unknown_model_type_and_says_what_to_do() -> None:
 
 def test_no_other_family_is_suggested_for_an_unknown_model_type() -> None:
     with pytest.raises(ManifestError) as caught:
-        manifest(config(model_type="mixtral"))
+        manifest(config(model_type="mamba2"))
     assert "did you mean" not in str(caught.value)
 
 

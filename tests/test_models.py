@@ -1,0 +1,81 @@
+"""Configs of published models give the layers that transformers' own modules have, at tp 1, and at tp 2 as its plans
+split them.
+
+`tests/data/model_layers.json` has what those modules are made of; where transformers is installed they are built anew.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from aot.problem.manifest import Gemm, Manifest, dump, loads
+from aot.problem.models.reading import padded
+from aot.search.unserved import variants
+
+from .model_configs import manifest
+from .transformers_layers import PUBLISHED, RECORDED, build, cut, rows
+
+# Layers that transformers splits otherwise than servers do: it gathers what they make, and lets all ranks go on alike.
+GATHERED = {"out_proj"}
+
+WITHOUT_PLAN = {"qwen3-vl-8b"}
+
+
+def given(of: Manifest) -> dict[str, list[Any]]:
+    """The rows of `tests.transformers_layers` that a manifest has, by name; how many modules have experts it does not
+    say. A bias that only rank 0 adds is one of the layer."""
+    found: dict[str, list[Any]] = {}
+    for item in of.items():
+        s: Any = item.signature
+        if isinstance(item, Gemm):
+            name = item.name.removesuffix("_rank0")
+            found[name] = [of.calls(item), 0, s.n, s.k, s.epilogue.startswith("bias")]
+        elif s.operation == "grouped_gemm":
+            found[item.name] = [None, s.groups, s.n, s.k, s.epilogue.startswith("bias")]
+    return found
+
+
+def recorded(name: str, tp: int) -> dict[str, list[Any]]:
+    """What transformers has of a model, in the same way."""
+    found: dict[str, list[Any]] = json.loads(RECORDED.read_text())[name][str(tp)]
+    for layer, row in found.items():
+        if layer.startswith("experts_"):
+            row[0] = None
+    if "lm_head" in found:
+        found["lm_head"][2] = padded(found["lm_head"][2] * tp) // tp  # as servers pad the vocabulary
+    return found
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_layers_of_a_manifest_are_those_of_transformers_module(name: str) -> None:
+    wanted = recorded(name, 1)
+    left_out = set(PUBLISHED[name].get("left_out", ()))
+    assert left_out <= set(wanted)
+    assert given(manifest(cut(name))) == {layer: row for layer, row in wanted.items() if layer not in left_out}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_ranks_have_what_the_models_own_plan_gives_them(name: str) -> None:
+    wanted, found = recorded(name, 2), given(manifest(cut(name), 2))
+    of_plan = {layer: row for layer, row in wanted.items() if layer in found and layer not in GATHERED}
+    assert {layer: found[layer] for layer in of_plan} == of_plan
+    assert of_plan or name in WITHOUT_PLAN
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_layer_of_a_published_model_has_kernels_on_hopper(name: str) -> None:
+    built = manifest(PUBLISHED[name]["config"])
+    assert [item.name for item in built.items() if not variants("sm_90a", item.signature)] == []
+    assert loads(dump(built)) == built
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_record_is_what_transformers_builds(name: str) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers", "5", reason="transformers 5 is not installed")
+    model = build(name)
+    found = json.loads(json.dumps({str(tp): rows(model, tp) for tp in (1, 2)}))
+    assert found == json.loads(RECORDED.read_text())[name]
