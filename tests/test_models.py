@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from aot.plan import plan
 from aot.problem.manifest import Gemm, Manifest, dump, loads
 from aot.problem.models.reading import padded
-from aot.search.unserved import variants
 
 from .model_configs import manifest
 from .transformers_layers import PUBLISHED, RECORDED, build, cut, rows
@@ -65,11 +65,13 @@ def test_ranks_have_what_the_models_own_plan_gives_them(name: str) -> None:
     assert of_plan or name in WITHOUT_PLAN
 
 
+@pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_every_layer_of_a_published_model_has_kernels_on_hopper(name: str) -> None:
-    built = manifest(PUBLISHED[name]["config"])
-    assert [item.name for item in built.items() if not variants("sm_90a", item.signature)] == []
-    assert loads(dump(built)) == built
+def test_a_build_has_candidates_for_every_layer_of_a_published_model(name: str, tp: int) -> None:
+    written = loads(dump(manifest(PUBLISHED[name]["config"], tp, tokens=(1, 64))))
+    planned = {problem.signature: problem for problem in plan([written]).problems}
+    for problem in written.problems():
+        assert {m for m, candidates in planned[problem.signature].by_tokens if candidates} >= set(problem.tokens)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

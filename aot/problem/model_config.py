@@ -40,7 +40,7 @@ from .models import experts as of_experts
 from .models.config import is_integer, short
 from .models.experts import Arithmetic, Ranks
 from .models.layers import Linear, Model
-from .models.reading import padded, read_model
+from .models.reading import VOCABULARY_PADDING, padded, read_model
 
 # What `dtype` means for A, B and D. The router and lm_head stay in the type of D, as fp8 checkpoints keep them.
 DTYPES = {a: next(product for product in PRODUCTS if product[0] == a) for a, *_ in PRODUCTS}
@@ -123,7 +123,7 @@ def manifest_from_config(
         on_warning(
             f"{source}: {layer.name} is left out, since its {layer.shape(wanted.tp)[0]} outputs fill no 16 bytes"
         )
-    if found.experts and not uses:
+    if found.experts and not layers.experts:
         names = ", ".join(gemm.name for gemm in gemms)
         on_warning(f"{source}: the experts are left out; the manifest has {names}")
     targets = wanted.targets
@@ -135,7 +135,7 @@ def manifest_from_config(
         _check_served(found, (*gemms, *uses), wanted, targets, on_warning)
     return Manifest(
         model or model_name(named_after or source, wanted.tp, layers.word, wanted.fuse, wanted.ep),
-        _source(found, ranks, layers, bool(uses)),
+        _source(found, ranks, layers),
         ms,
         tuple(targets),
         gemms,
@@ -310,7 +310,7 @@ def _obstacle(found: Model, ranks: Ranks, layers: _Layers) -> str | None:
     for layer in found.linears:
         for extent in (*layer.n, layer.k):
             if problem := extent.obstacle(ranks.tp):
-                return problem + (" (padded)" if layer.last else "")
+                return problem + (f", padded to a multiple of {VOCABULARY_PADDING}" if layer.last else "")
     if found.experts and layers.experts and (problem := of_experts.obstacle(found.experts, ranks, layers.experts)):
         return problem
     for _, name, signature in _gemms(found, ranks.tp, layers):
@@ -319,14 +319,14 @@ def _obstacle(found: Model, ranks: Ranks, layers: _Layers) -> str | None:
     return None
 
 
-def _source(found: Model, ranks: Ranks, layers: _Layers, with_experts: bool) -> str:
+def _source(found: Model, ranks: Ranks, layers: _Layers) -> str:
     """One line: where the shapes come from and the values they follow from."""
     source, used = found.source, found.used
     values = [f"{name} {value}" for name, value in used.items()]
     rows = padded(used["vocab_size"])
     if rows != used["vocab_size"]:
         values[list(used).index("vocab_size")] += f" (padded to {rows})"
-    if found.experts and not with_experts:
+    if found.experts and not layers.experts:
         values.append("without experts")
     if found.biased:
         values.append(f"bias in {' and '.join(found.biased)}")
@@ -335,7 +335,6 @@ def _source(found: Model, ranks: Ranks, layers: _Layers, with_experts: bool) -> 
     file = source if source.endswith(".json") else f"{source} config.json"
     ep = f" and ep {ranks.ep}" if ranks.ep > 1 else ""
     line = f"{file} at tp {ranks.tp}{ep}: {', '.join(values)}"
-    notes = [found.experts.note] if found.experts and with_experts and found.experts.note else []
-    if found.experts and with_experts and found.experts.bias and ranks.inner(found.experts) != found.experts.inner:
-        notes.append("give zeros as the bias of down on all ranks but one")
-    return "; ".join([line, *notes])
+    if not (found.experts and layers.experts):
+        return line
+    return "; ".join([line, *of_experts.notes(found.experts, ranks, layers.experts)])

@@ -93,6 +93,18 @@ def operations(experts: Experts, ranks: Ranks, of: Arithmetic, tokens: Sequence[
         raise RecordError(f"experts: {error}") from None
 
 
+def notes(experts: Experts, ranks: Ranks, of: Arithmetic) -> list[str]:
+    """What a caller has to know to use them so, in sentences."""
+    found = [experts.note] if experts.note else []
+    if experts.bias:
+        found.append("experts have biases, which lib.grouped_gemm takes and runtime.torch.moe does not")
+    if experts.bias and ranks.inner(experts) != experts.inner:
+        found.append("on all ranks but one the bias of experts_down is zeros")
+    if of.scaling != "none":
+        found.append(f"experts_permute moves rows in {of.dtypes[2]}, which are quantised for each grouped GEMM")
+    return found
+
+
 def _products(experts: Experts, inner: int, of: Arithmetic) -> tuple[tuple[str, str, int, int], ...]:
     """(name, epilogue, n, k) of both grouped GEMMs, of experts as wide as `inner`."""
     gate, down = Epilogue(of.gate, bias=experts.bias), Epilogue(bias=experts.bias)

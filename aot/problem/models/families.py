@@ -46,6 +46,7 @@ _GEMMA_ACTIVATION = ("hidden_activation", "gelu_pytorch_tanh")
 
 # By field, the layers that it gives a bias.
 _ATTENTION: dict[str, Layers] = {"attention_bias": ("qkv", "o")}
+_SEED_OSS: dict[str, Layers] = {"attention_bias": ("qkv",), "attention_out_bias": ("o",)}
 _QKV: dict[str, Layers] = {"attention_bias": ("qkv",)}
 _LATENT: dict[str, Layers] = {"attention_bias": ("fused_qkv_a", "o")}
 _MLP: dict[str, Layers] = {"mlp_bias": ("gate_up", "down")}
@@ -57,7 +58,7 @@ _DEEPSEEK = Mixture(
     shared_times="n_shared_experts",
     router="f32",
 )
-_IN_TURN = "transpose the file's w13 and w2, whose rows are K; gate and up take turns in it, as the activation says"
+_TURNED = "experts' weights in the file are (experts, K, N): transpose them to (experts, N, K)"
 
 _DENSE = {
     "llama": Family(("LlamaForCausalLM",), _AS_MANY_KV | _SPLIT_HEAD, biases=_ATTENTION | _MLP),
@@ -94,6 +95,7 @@ _DENSE = {
     "olmo3": Family(("Olmo3ForCausalLM",), _AS_MANY_KV | _SPLIT_HEAD, residuals=False, biases=_ATTENTION),
     "granite": Family(("GraniteForCausalLM",), _AS_MANY_KV | _SPLIT_HEAD, residuals=False, biases=_ATTENTION | _MLP),
     "smollm3": Family(("SmolLM3ForCausalLM",), _SPLIT_HEAD, biases=_ATTENTION | _MLP),
+    "seed_oss": Family(("SeedOssForCausalLM",), {"head_dim": 128, "attention_bias": 1}, biases=_SEED_OSS | _MLP),
     "exaone4": Family(("Exaone4ForCausalLM",), _SPLIT_HEAD, residuals=False),
 }
 
@@ -111,7 +113,7 @@ _MIXTURES = {
     "qwen3_vl_moe": Family(("Qwen3VLMoeForConditionalGeneration",), text="qwen3_vl_moe_text"),
     "qwen3_vl_moe_text": Family(
         ("Qwen3VLMoeForConditionalGeneration",),
-        mixture=Mixture(by_step, note="transpose the file's w13 and w2, whose rows are K"),
+        mixture=Mixture(by_step, note=_TURNED),
         biases=_ATTENTION,
     ),
     "qwen3_next": Family(
@@ -130,12 +132,18 @@ _MIXTURES = {
             router="bias",
             gate="swiglu_clamped_interleaved",
             bias=True,
-            note=_IN_TURN,
+            note=f"{_TURNED}, where rows of gate and up take turns, as the epilogue's _interleaved says",
         ),
         biases=_ATTENTION,
     ),
     "deepseek_v2": Family(("DeepseekV2ForCausalLM",), attention=latent, mixture=_DEEPSEEK, biases=_LATENT | _MLP),
     "deepseek_v3": Family(("DeepseekV3ForCausalLM",), attention=latent, mixture=_DEEPSEEK, biases=_LATENT),
+    "kimi_k2": Family(("DeepseekV3ForCausalLM",), attention=latent, mixture=_DEEPSEEK, biases=_LATENT),
+    "minimax_m2": Family(
+        ("MiniMaxM2ForCausalLM",),
+        {"head_dim": 128},
+        mixture=Mixture(every, ("num_local_experts",), inner="intermediate_size", router="f32"),
+    ),
     "glm4_moe": Family(("Glm4MoeForCausalLM",), {"head_dim": 128}, mixture=_DEEPSEEK, biases=_QKV),
     "llama4": Family(("Llama4ForConditionalGeneration",), text="llama4_text"),
     "llama4_text": Family(
@@ -147,8 +155,7 @@ _MIXTURES = {
             inner="intermediate_size",
             shared="intermediate_size",
             dense="intermediate_size_mlp",
-            note="transpose the file's w13 and w2, whose rows are K; router weights multiply what the experts take, so "
-            "scale tokens by them and give weights of 1",
+            note=f"{_TURNED}; router weights multiply what experts take: scale tokens by them, and combine with 1",
         ),
         biases=_ATTENTION,
     ),

@@ -6,6 +6,8 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Literal
 
+from runtime.gemm.signature import CLAMPED_LIMIT
+
 from ..manifest import MAX_COUNT
 from .config import Fields, short
 from .layers import Experts, Extent, Linear
@@ -87,6 +89,11 @@ def mixture(fields: Fields, of: Mixture, sparse: int) -> tuple[list[Linear], Exp
     count = fields.integer(name, MAX_COUNT)
     top_k = fields.integer("num_experts_per_tok", count)
     inner = fields.integer(of.inner)
+    limit = fields.config.get("swiglu_limit")
+    if of.gate.startswith("swiglu_clamped") and limit not in (None, CLAMPED_LIMIT):
+        fields.fail(
+            f"{fields.name('swiglu_limit')} must be {CLAMPED_LIMIT}, found {short(limit)}; no kernel has another"
+        )
     linears, remarks = [], []
     if of.router == "f32":
         remarks.append("the router is left out, since it is computed in float32")

@@ -22,7 +22,7 @@ _DTYPE_FIELDS = ("dtype", "torch_dtype")
 _LATENT = ("kv_lora_rank", "q_lora_rank")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # Fields by which one family or another says that layers have biases.
-_BIASES = ("attention_bias", "mlp_bias", "qkv_bias", "bias")
+_BIASES = ("attention_bias", "attention_out_bias", "mlp_bias", "qkv_bias", "use_bias", "bias")
 _OTHER_MODELS = {"vision_config": "vision tower", "audio_config": "audio tower"}
 # What to do with a model of another kind.
 _BY_HAND = (
