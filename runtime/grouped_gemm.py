@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -189,6 +189,11 @@ class GroupedGemm(Operation):
             return None
         return signature if signature.key() == key else None
 
+    def relying_on_less(self, signature: Signature) -> Iterator[Signature]:
+        """Those that promise less overlap."""
+        for word in reversed(OVERLAPS[: OVERLAPS.index(signature.overlap)]):
+            yield dataclasses.replace(signature, overlap=word)
+
     def differences(self, have: Signature, wanted: Signature) -> list[str]:
         """How two signatures differ, in words, for people."""
         pairs = ((label, getattr(have, name), getattr(wanted, name)) for name, label in _LABELS)
@@ -234,7 +239,8 @@ class GroupedGemm(Operation):
         device takes an index outside A as that of A's first row or last.
 
         `bias` (groups, N) is added before the epilogue: "none", relu, gelu, gelu_tanh, silu, or gated: swiglu, geglu,
-        geglu_tanh or swiglu_clamped, also `_interleaved`.
+        geglu_tanh or swiglu_clamped, also `_interleaved`. `overlap` is the most that a function may rely on: where
+        there is no entry for it, one that promises less serves.
 
         Raises:
             ArgumentError: the tensors do not go together.

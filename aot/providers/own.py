@@ -112,7 +112,7 @@ FAMILIES: dict[str, Family] = {
         batched=(False,),
         scalings=SCALINGS_OF_GROUPS,
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
-        limit=lambda v, s: grouped_choices.limit(_grouped_form(v), s.groups, s.n),
+        limit=lambda v, s: grouped_choices.limit(v.options, _grouped_form(v), s.groups, s.n),
         estimate_us=lambda v, s, m: estimate_grouped.estimate_us(_grouped_plan(v), s, m),
     ),
     # The same where each group has room for as many rows, and counts on the device say how many are there.
@@ -126,7 +126,7 @@ FAMILIES: dict[str, Family] = {
         batched=(False,),
         scalings=SCALINGS_OF_GROUPS,
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
-        limit=lambda v, s: grouped_choices.limit(_grouped_form(v), s.groups, s.n),
+        limit=lambda v, s: grouped_choices.limit(v.options, _grouped_form(v), s.groups, s.n),
         rows="masked",
         estimate_us=lambda v, s, m: estimate_grouped.estimate_us(_grouped_plan(v), s, m),
     ),
@@ -140,7 +140,7 @@ FAMILIES: dict[str, Family] = {
         likely=Likely(lambda v: likely_grouped.unlikely(v.options, _grouped_form(v))),
         batched=(False,),
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
-        limit=lambda v, s: grouped_choices.limit(_grouped_form(v), s.groups, s.n),
+        limit=lambda v, s: grouped_choices.limit(v.options, _grouped_form(v), s.groups, s.n),
         rows="gathered",
         estimate_us=lambda v, s, m: estimate_grouped.estimate_us(_grouped_plan(v), s, m),
     ),
@@ -250,7 +250,8 @@ def _grouped(variant: Variant) -> Buildable:
     from ..kernels.sm90.grouped.kernel import Grouped
 
     plan = _grouped_plan(variant)
-    symbols, tree = grouped_tensors(variant, FAMILIES[variant.family].rows)
+    n_multiple = 2 * plan.gates_in_turn if plan.form.gated else 1
+    symbols, tree = grouped_tensors(variant, FAMILIES[variant.family].rows, n_multiple)
     tree += [DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster), StreamArgument("stream")]
     names = tuple("counts" if name == "ends" and plan.form.masked else name for name in _GROUPED_ARGUMENTS)
     return Buildable(Grouped(plan), _all_arguments(tree, symbols, names), tree, symbols)

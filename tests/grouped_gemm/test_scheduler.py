@@ -21,6 +21,7 @@ from aot.kernels.sm90.persistent.scheduler import KTiles
 
 FORM = Form("bf16", "bf16", scheduler_bytes=SCHEDULER_BYTES)
 MASKED = replace(FORM, masked=True)
+UNSWAPPED = {"swap": False}
 # The compiler's arithmetic, on numbers that are there.
 NUMBERS = SimpleNamespace(Int32=int, min=min, max=max, select_=lambda which, one, other: one if which else other)
 SIZES = st.lists(st.integers(0, 300), min_size=1, max_size=40)
@@ -77,5 +78,23 @@ def test_every_row_of_every_group_is_stored_by_its_group_alone(
 
 
 def test_more_groups_than_there_is_room_for_are_refused() -> None:
-    assert limit(FORM, MOST_GROUPS, 256) is None
-    assert limit(FORM, MOST_GROUPS + 1, 256) == f"the scheduler has room for {MOST_GROUPS} groups"
+    assert limit(UNSWAPPED, FORM, MOST_GROUPS, 256) is None
+    assert limit(UNSWAPPED, FORM, MOST_GROUPS + 1, 256) == f"the scheduler has room for {MOST_GROUPS} groups"
+
+
+def test_swapped_gates_are_whole_atoms_of_one_warp_group() -> None:
+    gated = replace(FORM, epilogue="swiglu")
+    tile = {"swap": True, "tile_m": 8, "cluster_n": 1, "overlap": "serial"}
+    taken = {
+        (schedule, tile_n): rule({**tile, "schedule": schedule, "tile_n": tile_n}, gated) is None
+        for schedule in ("cooperative", "pingpong")
+        for tile_n in (64, 128, 192, 256)
+    }
+    assert {choice for choice, legal in taken.items() if legal} == {
+        ("cooperative", 256),
+        ("pingpong", 128),
+        ("pingpong", 256),
+    }
+    assert limit({"swap": True}, gated, 8, 256) is None
+    assert limit({"swap": True}, gated, 8, 192) == "gates and what they gate are loaded 64 rows at a time"
+    assert limit(UNSWAPPED, gated, 8, 192) is None

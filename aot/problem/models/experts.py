@@ -18,6 +18,10 @@ from ..manifest import Use, signature_problem, use
 from .layers import Experts
 
 
+# What runtime.torch.moe and the servers' plugins promise: each of the four waits before it reads what the others made.
+OVERLAP = "launch"
+
+
 @dataclass(frozen=True)
 class Ranks:
     """How a model is spread: over `tp` tensor-parallel ranks, and its experts over `ep` ranks, where that is above 1.
@@ -72,7 +76,7 @@ def operations(experts: Experts, ranks: Ranks, of: Arithmetic, tokens: Sequence[
         RecordError: the tokens make more rows than manifests hold, or the experts do not go together.
     """
     a, b, d = of.dtypes
-    types = {"a": a, "b": b, "d": d, "scaling": of.scaling}
+    types = {"a": a, "b": b, "d": d, "scaling": of.scaling, "overlap": OVERLAP}
     top_k, hidden, local = experts.top_k, experts.hidden, ranks.local(experts)
     spread = {"local": local} if ranks.ep > 1 else {}
     short = {"count": experts.count, "top_k": top_k, **spread}
