@@ -17,7 +17,6 @@ from runtime.numbers.scaling import SCALE_BLOCK
 from ..manifest import Use, signature_problem, use
 from .layers import Experts
 
-
 # What runtime.torch.moe and the servers' plugins promise: each of the four waits before it reads what the others made.
 OVERLAP = "launch"
 
