@@ -105,7 +105,7 @@ def test_a_target_that_was_named_and_lacks_kernels_for_experts_is_told_of() -> N
 def test_layers_that_no_kernel_makes_are_left_out_and_said() -> None:
     assert warnings(published("qwen1.5-moe-a2.7b")) == [
         "the gate of the shared expert is left out, since it has one output",
-        "router is left out, since its 60 outputs fill no 16 bytes",
+        "router is left out, since rows of its 60 outputs are no multiple of 16 bytes",
     ]
     assert warnings(published("glm-4.5")) == ["the router is left out, since it is computed in float32"]
     assert warnings(published("qwen3-next-80b-a3b"), 16, tokens=(1,))[-1].startswith("in_proj_ba is left out")

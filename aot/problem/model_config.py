@@ -104,8 +104,7 @@ def manifest_from_config(
     layers = _layers(found, wanted, on_warning)
     ranks = Ranks(wanted.tp, wanted.ep)
     if obstacle := _obstacle(found, ranks, layers):
-        most = min(max(e.count for layer in found.linears for e in (*layer.n, layer.k) if e.field), MAX_RANKS)
-        valid = [t for t in range(1, most + 1) if _obstacle(found, Ranks(t, wanted.ep), layers) is None]
+        valid = [t for t in range(1, MAX_RANKS + 1) if _obstacle(found, Ranks(t, wanted.ep), layers) is None]
         found.fail(f"{obstacle}; tp values that fit this model: {', '.join(map(str, valid)) or 'none'}")
     ms = tuple(sorted(set(wanted.tokens)))
     few = tuple(m for m in ms if m <= MOST_LOGITS) or ms[:1]
@@ -120,9 +119,8 @@ def manifest_from_config(
         except RecordError as error:
             found.fail(str(error))
     for layer in _left_out(found, wanted.tp, layers):
-        on_warning(
-            f"{source}: {layer.name} is left out, since its {layer.shape(wanted.tp)[0]} outputs fill no 16 bytes"
-        )
+        n, _ = layer.shape(wanted.tp)
+        on_warning(f"{source}: {layer.name} is left out, since rows of its {n} outputs are no multiple of 16 bytes")
     if found.experts and not layers.experts:
         names = ", ".join(gemm.name for gemm in gemms)
         on_warning(f"{source}: the experts are left out; the manifest has {names}")

@@ -82,7 +82,7 @@ def dense_mlp(
     return [Linear(f"{prefix}gate_up", n, hidden, count, "gate_up" in biased, gated=True), down]
 
 
-def mixture(fields: Fields, of: Mixture, sparse: int) -> tuple[list[Linear], Experts, list[str]]:
+def mixture(fields: Fields, of: Mixture, sparse: int, biased: Set[str]) -> tuple[list[Linear], Experts, list[str]]:
     """The router and the shared expert, the experts, and remarks on what is left out, of `sparse` layers."""
     hidden = fields.used["hidden_size"]
     name = fields.one_of(of.count)
@@ -106,7 +106,7 @@ def mixture(fields: Fields, of: Mixture, sparse: int) -> tuple[list[Linear], Exp
     if of.shared_times:
         times = fields.integer(of.shared_times, MAX_COUNT, 0) if fields.has(of.shared_times) else 0
     if of.shared and times:
-        linears += dense_mlp(fields, of.shared, sparse, frozenset(), "shared_", times)
+        linears += dense_mlp(fields, of.shared, sparse, biased, "shared_", times)
         if of.shared_gate:
             remarks.append("the gate of the shared expert is left out, since it has one output")
     experts = Experts(count, top_k, sparse, hidden, inner, (name, of.inner), of.gate, of.bias, of.note)

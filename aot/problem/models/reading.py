@@ -80,7 +80,7 @@ def _layers(
     sparse = of.sparse(fields, depth) if of else 0
     dense = dense_mlp(fields, of.dense if of else "intermediate_size", depth - sparse, biased) if sparse < depth else []
     attention = family.attention(fields, depth, biased)
-    routed, experts, remarks = mixture(fields, of, sparse) if of and sparse else ([], None, [])
+    routed, experts, remarks = mixture(fields, of, sparse, biased) if of and sparse else ([], None, [])
     vocabulary = Extent(padded(fields.integer("vocab_size")), 1, "vocab_size", "divided")
     head = Linear("lm_head", (vocabulary,), Extent(fields.used["hidden_size"]), 1, plain=True, last=True)
     return [*attention, *dense, *routed, head], experts, remarks
