@@ -83,6 +83,10 @@ def test_from_config_refuses_quantised_weights() -> None:
     refused(config(quantization_config={"quant_method": "fp8"}), "'quantization_config' is present")
 
 
+def test_from_config_refuses_a_malformed_quantization_config() -> None:
+    refused(config(quantization_config="fp8"), "field 'quantization_config' must be an object, found 'fp8'")
+
+
 def test_from_config_refuses_quantised_weights_beside_text_config() -> None:
     refused(config("gemma-3-27b", quantization_config={"quant_method": "awq"}), "'quantization_config' is present")
 

@@ -30,7 +30,7 @@ from runtime.errors import RecordError
 from runtime.gemm.signature import Epilogue, Signature
 from runtime.numbers.dtypes import TORCH_NAMES
 from runtime.numbers.products import PRODUCTS, scalings_of, unsupported_scaling
-from runtime.numbers.scaling import SCALINGS
+from runtime.numbers.scaling import SCALE_BLOCK, SCALINGS
 
 from ..search.targets import TARGETS
 from ..search.unserved import variants, why_none
@@ -309,6 +309,8 @@ def _obstacle(found: Model, ranks: Ranks, layers: _Layers) -> str | None:
         for extent in (*layer.n, layer.k):
             if problem := extent.obstacle(ranks.tp):
                 return problem + (f", padded to a multiple of {VOCABULARY_PADDING}" if layer.last else "")
+            if layers.scaling == "block" and not layer.plain and extent.cuts(ranks.tp, SCALE_BLOCK):
+                return f"field {extent.field!r}: {layer.name} at tp {ranks.tp} cuts blocks of {SCALE_BLOCK} scales"
     if found.experts and layers.experts and (problem := of_experts.obstacle(found.experts, ranks, layers.experts)):
         return problem
     for _, name, signature in _gemms(found, ranks.tp, layers):

@@ -30,14 +30,14 @@ def gated_and_linear(fields: Fields, depth: int, biased: Set[str]) -> list[Linea
             f"{fields.name('linear_num_value_heads')} must be a multiple of linear_num_key_heads, found {values}"
         )
 
-    def of(which: str, count: int, width: int) -> Extent:
-        return Extent(count, width, f"linear_num_{which}_heads", "divided")
+    def of(which: str, count: int, width: int, parts: int = 1) -> Extent:
+        return Extent(count, width, f"linear_num_{which}_heads", "divided", parts)
 
-    qkvz = of("key", keys, 2 * key_dim), of("value", values, 2 * value_dim)
+    qkvz = of("key", keys, 2 * key_dim, 2), of("value", values, 2 * value_dim, 2)
     return [
         *found,
         Linear("in_proj_qkvz", qkvz, hidden, depth - full),
-        Linear("in_proj_ba", (of("value", values, 2),), hidden, depth - full, plain=True, may_go=True),
+        Linear("in_proj_ba", (of("value", values, 2, 2),), hidden, depth - full, plain=True, may_go=True),
         Linear("out_proj", (hidden,), of("value", values, value_dim), depth - full, residual=True),
     ]
 
@@ -84,7 +84,7 @@ def _heads(fields: Fields, count: int, biased: Set[str], per_head: int) -> list[
         )
     n = (
         Extent(query, per_head * dim, "num_attention_heads", "divided"),
-        Extent(kv, 2 * dim, "num_key_value_heads", "shared"),
+        Extent(kv, 2 * dim, "num_key_value_heads", "shared", 2),
     )
     outputs = Extent(query, dim, "num_attention_heads", "divided")
     return [

@@ -12,7 +12,8 @@ from ..manifest import ManifestError
 
 @dataclass(frozen=True)
 class Extent:
-    """So many units of `width` elements, such as heads; `field` is where the config says how many.
+    """So many units of `width` elements, such as heads; `field` is where the config says how many. They are of `parts`
+    matrices, such as gate and up, which lie one after the other.
 
     Of a tensor-parallel group each rank has all of them ("whole"), as many as any other ("divided"), or, of KV heads,
     as many or the same one as others, where there are fewer than ranks ("shared").
@@ -22,6 +23,7 @@ class Extent:
     width: int = 1
     field: str = ""
     split: Literal["whole", "divided", "shared"] = "whole"
+    parts: int = 1
 
     def on(self, tp: int) -> int:
         """Elements on one of `tp` ranks, which `obstacle` has nothing against."""
@@ -36,6 +38,10 @@ class Extent:
         if self.split == "shared" and self.count % tp and tp % self.count:
             return f"field {self.field!r}: of {self.count} and tp {tp} neither divides the other"
         return None
+
+    def cuts(self, tp: int, block: int) -> bool:
+        """Whether one of `tp` ranks gets a part of a block of so many elements."""
+        return tp > 1 and self.split != "whole" and self.on(tp) // self.parts % block != 0
 
 
 @dataclass(frozen=True)

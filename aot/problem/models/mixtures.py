@@ -78,7 +78,7 @@ def dense_mlp(
         "down" in biased,
         residual=not prefix,
     )
-    n = (Extent(inner, 2, field, "divided"),)
+    n = (Extent(inner, 2, field, "divided", 2),)
     return [Linear(f"{prefix}gate_up", n, hidden, count, "gate_up" in biased, gated=True), down]
 
 
