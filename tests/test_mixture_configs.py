@@ -208,6 +208,7 @@ def test_from_config_refuses_experts_of_an_unknown_activation_and_says_how_to_go
         ("gpt-oss-20b", {"swiglu_limit": 8.0}, "'swiglu_limit' must be 7.0, found 8.0"),
         ("qwen3-next-80b-a3b", {"layer_types": ["full_attention"]}, "'layer_types' must list 48 of"),
         ("qwen3-next-80b-a3b", {"linear_num_value_heads": 24}, "must be a multiple of linear_num_key_heads"),
+        ("qwen3-next-80b-a3b", {"attn_output_gate": False}, "'attn_output_gate' must be true"),
         ("mixtral-8x7b", {"kv_lora_rank": 512}, "'kv_lora_rank' is present"),
     ],
 )

@@ -30,6 +30,8 @@ _MERGED = {
     **dict.fromkeys(("q_a_proj", "kv_a_proj_with_mqa"), "fused_qkv_a"),
     **dict.fromkeys(("gate", "router"), "router"),
     **{f"{name}_proj": name for name in ("o", "down", "q_b", "kv_b")},
+    **dict.fromkeys(("in_proj_qkv", "in_proj_z"), "in_proj_qkvz"),
+    **dict.fromkeys(("in_proj_b", "in_proj_a"), "in_proj_ba"),
 }
 
 

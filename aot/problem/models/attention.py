@@ -16,8 +16,12 @@ def heads(fields: Fields, depth: int, biased: Set[str]) -> list[Linear]:
 
 
 def gated_and_linear(fields: Fields, depth: int, biased: Set[str]) -> list[Linear]:
-    """Qwen3-Next's: some layers have heads whose q comes with a gate for each output, the others linear attention, the
-    gated delta rule: in_proj_qkvz, in_proj_ba, out_proj."""
+    """Qwen3-Next's and Qwen3.5's: some layers have heads whose q comes with a gate for each output, the others linear
+    attention, the gated delta rule: in_proj_qkvz, in_proj_ba, out_proj."""
+    if fields.config.get("attn_output_gate") is False:
+        fields.fail(
+            f"{fields.name('attn_output_gate')} must be true, as in all such models; write the manifest by hand"
+        )
     hidden = Extent(fields.used["hidden_size"])
     full = _full_layers(fields, depth)
     found = _heads(fields, full, biased, per_head=2) if full else []

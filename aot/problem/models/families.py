@@ -41,6 +41,7 @@ class Family:
 
 
 _SPLIT_HEAD: dict[str, int | str] = {"head_dim": "hidden_size / heads"}
+_GATED_AND_LINEAR: dict[str, int | str] = {"head_dim": 256, "full_attention_interval": 4}
 _AS_MANY_KV: dict[str, int | str] = {"num_key_value_heads": "heads"}
 _GEMMA_ACTIVATION = ("hidden_activation", "gelu_pytorch_tanh")
 
@@ -73,6 +74,8 @@ _DENSE = {
     "qwen3": Family(("Qwen3ForCausalLM",), biases=_ATTENTION),
     "qwen3_vl": Family(("Qwen3VLForConditionalGeneration",), text="qwen3_vl_text"),
     "qwen3_vl_text": Family(("Qwen3VLForConditionalGeneration",), biases=_ATTENTION),
+    "qwen3_5": Family(("Qwen3_5ForConditionalGeneration",), text="qwen3_5_text"),
+    "qwen3_5_text": Family(("Qwen3_5ForCausalLM",), _GATED_AND_LINEAR, attention=gated_and_linear, biases=_ATTENTION),
     "phi3": Family(("Phi3ForCausalLM",), _AS_MANY_KV | _SPLIT_HEAD),
     "glm": Family(("GlmForCausalLM",), {"head_dim": 128, "attention_bias": 1}, biases=_QKV),
     "glm4": Family(("Glm4ForCausalLM",), {"head_dim": 128, "attention_bias": 1}, residuals=False, biases=_QKV),
@@ -118,9 +121,17 @@ _MIXTURES = {
     ),
     "qwen3_next": Family(
         ("Qwen3NextForCausalLM",),
-        {"head_dim": 256, "full_attention_interval": 4},
+        _GATED_AND_LINEAR,
         attention=gated_and_linear,
         mixture=Mixture(by_step, shared="shared_expert_intermediate_size", shared_gate=True),
+        biases=_ATTENTION,
+    ),
+    "qwen3_5_moe": Family(("Qwen3_5MoeForConditionalGeneration",), text="qwen3_5_moe_text"),
+    "qwen3_5_moe_text": Family(
+        ("Qwen3_5MoeForCausalLM",),
+        _GATED_AND_LINEAR,
+        attention=gated_and_linear,
+        mixture=Mixture(every, shared="shared_expert_intermediate_size", shared_gate=True),
         biases=_ATTENTION,
     ),
     "gpt_oss": Family(
