@@ -19,8 +19,9 @@ import yaml
 from aot.problem import manifest as manifests
 from aot.problem.manifest import ManifestError, signature_problem
 from aot.problem.model_config import DTYPES, MOST_LOGITS, Wanted, manifest_from_config
-from runtime.gemm.signature import EPILOGUES, MAJORS, Signature
+from runtime.gemm.signature import MAJORS, Signature
 from runtime.numbers.dtypes import DTYPES as ELEMENTS
+from runtime.numbers.epilogue import EPILOGUES
 from runtime.numbers.scaling import SCALINGS
 
 ROOT = report.ROOT

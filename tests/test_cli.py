@@ -571,7 +571,7 @@ def test_from_config_leaves_the_file_that_was_there_when_writing_fails(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(manifest.os, "replace", full)
+    monkeypatch.setattr("aot.problem.manifest.writer.os.replace", full)
     result = from_config("-o", path, "--force")
     assert (result.status, result.out) == (2, "")
     assert "cannot be written (No space left on device)" in result.err

@@ -27,8 +27,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import RecordError
-from runtime.gemm.signature import Epilogue, Signature
+from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import TORCH_NAMES
+from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.products import PRODUCTS, scalings_of, unsupported_scaling
 from runtime.numbers.scaling import SCALE_BLOCK, SCALINGS
 

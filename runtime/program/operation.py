@@ -32,6 +32,13 @@ _OWN = {
 _NEEDED = ("name", "read", "of_key", "differences", "distance", "arguments", "ask")
 
 
+# What a caller promises about the kernels before this one on the stream: "serial" nothing; "launch" that this one may
+# begin, though not read, while they still run; "weights" also that none that may still run writes weights: B, scale_b
+# or bias. That is not the kernel before alone: one that lets this one begin early may itself have begun before its
+# predecessor ended, and so on back to the last kernel that overlaps nothing. Constant weights are safe.
+OVERLAPS = ("serial", "launch", "weights")
+
+
 class Operand(NamedTuple):
     """A tensor that a kernel takes: its name, element type, and axes.
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 
 from ..errors import ArgumentError
-from ..gemm.signature import EPILOGUES
 from ..grouped_gemm import EPILOGUES_OF_GROUPS
+from ..numbers.epilogue import EPILOGUES
 from ..serve.library import Library
 from .operations import call
 from .operator import OPERATORS, TAGS, bare, library_of, number_of, refuse_gradient, register

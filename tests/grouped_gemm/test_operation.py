@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aot.providers.arguments import grouped_tensors
+from aot.providers.grouped_arguments import grouped_tensors
 from aot.search.legal import unsuited
 from aot.search.operation import building
 from aot.search.unserved import why_none
@@ -298,7 +298,7 @@ def test_call_refuses_what_does_not_go_together(library: Library, change: dict[s
 def test_call_refuses_an_output_that_is_an_input(library: Library) -> None:
     *_, ends = tensors()
     square = FakeTensor((9, 128))
-    with pytest.raises(ArgumentError, match="shares memory with an input"):
+    with pytest.raises(ArgumentError, match="shares memory with another operand"):
         library.call("grouped_gemm", square, FakeTensor((8, 128, 128)), ends, out=square)
 
 

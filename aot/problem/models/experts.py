@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.errors import RecordError
-from runtime.gemm.signature import Epilogue, Signature
+from runtime.gemm.signature import Signature
 from runtime.grouped_gemm import SCALINGS_OF_GROUPS
+from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.scaling import SCALE_BLOCK
 
 from ..manifest import Use, signature_problem, use

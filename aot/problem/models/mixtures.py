@@ -6,7 +6,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime.gemm.signature import CLAMPED_LIMIT
+from runtime.numbers.epilogue import CLAMPED_LIMIT
 
 from ..manifest import MAX_COUNT
 from .config import Fields, short

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.gemm.signature import Epilogue
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.scaling import SCALE_BLOCK
 
 from ..sizes import WGMMA_ROWS

@@ -13,7 +13,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from runtime.gemm.signature import Epilogue
+from runtime.numbers.epilogue import Epilogue
 
 from ..sizes import WARP, WARP_GROUP, WGMMA_ROWS
 from .plan import Plan
