@@ -47,7 +47,7 @@ class Mixture:
 
     `sparse` tells how many layers have it. `shared` is the field that says how wide the shared expert is, and
     `shared_times` one that says how many times that is; empty where there is none. `shared_gate` says that a layer of
-    one output weighs it. The router is a GEMM, perhaps with a bias, or computed in f32. `dense` is the field of the
+    one output weighs it. The router is a plain layer, has a bias, or is computed in f32. `dense` is the field of the
     other layers' MLP. `gate`, `bias` and `note` are as of `Experts`.
     """
 
@@ -57,7 +57,7 @@ class Mixture:
     shared: str = ""
     shared_times: str = ""
     shared_gate: bool = False
-    router: Literal["gemm", "bias", "f32"] = "gemm"
+    router: Literal["plain", "bias", "f32"] = "plain"
     dense: str = "intermediate_size"
     gate: str = ""
     bias: bool = False
