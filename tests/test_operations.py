@@ -160,7 +160,7 @@ def folder_or_module(place: str) -> str:
 
 
 # What may name an operation: operations, what makes kernels of them, the lists of operations, the bindings to torch and
-# servers, whose operator `gemm` is, methods of libraries, GEMM's planned calls, and what a mixture's experts ask of some.
+# servers, whose operator `gemm` is, methods of libraries, GEMM's planned calls, and what experts ask of some.
 NAMING = (
     *(folder_or_module(of_runtime) for of_runtime in operations._OWN.values()),
     *(folder_or_module(of_search) for of_search in building._OWN.values()),
