@@ -16,7 +16,8 @@ FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "we
 
 
 def published(name: str, **changes: Any) -> dict[str, Any]:
-    return {**PUBLISHED[name]["config"], "dtype": "bfloat16", **changes}
+    merged = {**PUBLISHED[name]["config"], "dtype": "bfloat16", **changes}
+    return {field: value for field, value in merged.items() if value != "absent"}
 
 
 def experts(built: Manifest) -> dict[str, Use]:
@@ -204,6 +205,8 @@ def test_from_config_refuses_experts_of_an_unknown_activation_and_says_how_to_go
         ("qwen3-30b-a3b", {"num_experts_per_tok": 129}, "'num_experts_per_tok' must be an integer from 1 to 128"),
         ("deepseek-v3", {"moe_layer_freq": 2}, "'moe_layer_freq' must be 1, found 2"),
         ("deepseek-v3", {"first_k_dense_replace": -1}, "'first_k_dense_replace' must be an integer from 0"),
+        ("deepseek-v3", {"q_lora_rank": "absent"}, "'q_lora_rank' is missing; add it, or null"),
+        ("glm-4.5", {"n_shared_experts": "absent"}, "'n_shared_experts' is missing"),
         ("deepseek-v3", {"kv_lora_rank": None}, "'kv_lora_rank' is missing"),
         ("gpt-oss-20b", {"swiglu_limit": 8.0}, "'swiglu_limit' must be 7.0, found 8.0"),
         ("qwen3-next-80b-a3b", {"layer_types": ["full_attention"]}, "'layer_types' must list 48 of"),

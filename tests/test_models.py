@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aot.plan import plan
-from aot.problem.manifest import Gemm, Manifest, dump, loads
+from aot.problem.manifest import Gemm, Manifest, ManifestError, dump, loads
 from aot.problem.models.reading import padded
 
 from .model_configs import manifest
@@ -40,12 +40,16 @@ def given(of: Manifest) -> dict[str, list[Any]]:
 
 def recorded(name: str, tp: int) -> dict[str, list[Any]]:
     """What transformers has of a model, in the same way."""
-    found: dict[str, list[Any]] = json.loads(RECORDED.read_text())[name][str(tp)]
+    return as_servers(json.loads(RECORDED.read_text())[name][str(tp)], tp)
+
+
+def as_servers(found: dict[str, list[Any]], tp: int = 1) -> dict[str, list[Any]]:
+    """Rows without what a manifest does not say, and with the vocabulary padded."""
     for layer, row in found.items():
         if layer.startswith("experts_"):
             row[0] = None
     if "lm_head" in found:
-        found["lm_head"][2] = padded(found["lm_head"][2] * tp) // tp  # as servers pad the vocabulary
+        found["lm_head"][2] = padded(found["lm_head"][2] * tp) // tp
     return found
 
 
@@ -76,8 +80,33 @@ def test_a_build_has_candidates_for_every_layer_of_a_published_model(name: str, 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_record_is_what_transformers_builds(name: str) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers", "5", reason="transformers 5 is not installed")
-    model = build(name)
+    need_transformers()
+    model = build(cut(name))
     found = json.loads(json.dumps({str(tp): rows(model, tp) for tp in (1, 2)}))
     assert found == json.loads(RECORDED.read_text())[name]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_a_config_leaves_out_is_as_transformers_takes_it_or_refused(name: str) -> None:
+    """And each bias is that of the same layers."""
+    need_transformers()
+    given_fields = cut(name).get("text_config", cut(name))
+    numbers = [field for field, value in given_fields.items() if type(value) is int and field != "num_hidden_layers"]
+    flags = [field for field, value in given_fields.items() if isinstance(value, bool)]
+    for field, value in [*((number, None) for number in numbers), *((flag, not given_fields[flag]) for flag in flags)]:
+        config = cut(name)
+        part = config.get("text_config", config)
+        part.pop(field)
+        part |= {} if value is None else {field: value}
+        try:
+            found = given(manifest(config))
+        except ManifestError:
+            continue
+        wanted = as_servers({layer: list(row) for layer, row in rows(build(config)).items()})
+        assert found == {layer: row for layer, row in wanted.items() if layer in found}, field
+        assert set(wanted) - set(found) <= set(PUBLISHED[name].get("left_out", ())), field
+
+
+def need_transformers() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers", "5", reason="transformers 5 is not installed")

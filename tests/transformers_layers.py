@@ -42,14 +42,13 @@ def cut(name: str) -> dict[str, Any]:
     return config
 
 
-def build(name: str) -> Any:
-    """transformers' module of that."""
+def build(config: dict[str, Any]) -> Any:
+    """transformers' module of a config."""
     import torch
     import transformers
 
-    config = cut(name)
     with torch.device("meta"):
-        made = transformers.AutoConfig.for_model(**config)
+        made = transformers.AutoConfig.for_model(**copy.deepcopy(config))
         return getattr(transformers, config["architectures"][0])(made)
 
 
@@ -132,7 +131,7 @@ def record() -> str:
     """All of it, as text: of each model, by name, at tp 1 and at tp 2."""
     found = {}
     for name in PUBLISHED:
-        model = build(name)
+        model = build(cut(name))
         found[name] = {str(tp): rows(model, tp) for tp in (1, 2)}
     rests = [f"{json.dumps(name)}: {json.dumps(each)}" for name, each in found.items()]
     return "{\n" + ",\n".join(rests) + "\n}\n"

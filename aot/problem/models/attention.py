@@ -58,7 +58,7 @@ def latent(fields: Fields, depth: int, biased: Set[str]) -> list[Linear]:
 
     kv_rank = fields.integer("kv_lora_rank")
     kv_a = Extent(kv_rank), Extent(rope)
-    if fields.has("q_lora_rank"):
+    if fields.says("q_lora_rank"):
         q_rank = Extent(fields.integer("q_lora_rank"))
         first = [
             Linear("fused_qkv_a", (q_rank, *kv_a), hidden, depth, "fused_qkv_a" in biased),

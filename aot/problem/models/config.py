@@ -45,6 +45,12 @@ class Fields:
         """Whether the config has the field, and not as null."""
         return self.config.get(field) is not None
 
+    def says(self, field: str) -> bool:
+        """Whether a field that must be there is not null."""
+        if field not in self.config:
+            self.fail(f"{self.name(field)} is missing; add it, or null, from the published config")
+        return self.has(field)
+
     def one_of(self, fields: tuple[str, ...]) -> str:
         """The first of several names of one field that the config has; the first where it has none."""
         return next((field for field in fields if self.has(field)), fields[0])

@@ -155,7 +155,7 @@ _MIXTURES = {
         {"head_dim": 128},
         mixture=Mixture(every, ("num_local_experts",), inner="intermediate_size", router="f32"),
     ),
-    "glm4_moe": Family(("Glm4MoeForCausalLM",), {"head_dim": 128}, mixture=_DEEPSEEK, biases=_QKV),
+    "glm4_moe": Family(("Glm4MoeForCausalLM",), _SPLIT_HEAD, mixture=_DEEPSEEK, biases=_QKV),
     "llama4": Family(("Llama4ForConditionalGeneration",), text="llama4_text"),
     "llama4_text": Family(
         ("Llama4ForCausalLM",),

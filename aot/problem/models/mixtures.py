@@ -104,7 +104,7 @@ def mixture(fields: Fields, of: Mixture, sparse: int, biased: Set[str]) -> tuple
         linears.append(router)
     times = 1
     if of.shared_times:
-        times = fields.integer(of.shared_times, MAX_COUNT, 0) if fields.has(of.shared_times) else 0
+        times = fields.integer(of.shared_times, MAX_COUNT, 0) if fields.says(of.shared_times) else 0
     if of.shared and times:
         linears += dense_mlp(fields, of.shared, sparse, biased, "shared_", times)
         if of.shared_gate:
