@@ -12,8 +12,8 @@ several experts take are read where they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -157,6 +157,11 @@ class GroupedGemm(FieldOperation[Signature]):
             raise RecordError(f"signature field 'scaling': {problem}")
         return found
 
+    def relying_on_less(self, signature: Signature) -> Iterator[Signature]:
+        """Those that promise less overlap."""
+        for word in reversed(OVERLAPS[: OVERLAPS.index(signature.overlap)]):
+            yield replace(signature, overlap=word)
+
     def ask(
         self,
         view: Callable[[Any, str, bool], TensorView],
@@ -186,7 +191,8 @@ class GroupedGemm(FieldOperation[Signature]):
         device takes an index outside A as that of A's first row or last.
 
         `bias` (groups, N) is added before the epilogue: "none", relu, gelu, gelu_tanh, silu, or gated: swiglu, geglu,
-        geglu_tanh or swiglu_clamped, also `_interleaved`.
+        geglu_tanh or swiglu_clamped, also `_interleaved`. `overlap` is the most that a function may rely on: where
+        there is no entry for it, one that promises less serves.
 
         Raises:
             ArgumentError: the tensors do not go together.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from runtime.grouped_gemm import group_operands
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.epilogue import Epilogue
@@ -12,17 +14,20 @@ from ..search.variants import Variant
 from .arguments import ALIGNMENT_BYTES
 
 
-def grouped_tensors(variant: Variant, rows: str = "contiguous") -> tuple[dict[str, Symbol], list[Argument]]:
+def grouped_tensors(
+    variant: Variant, rows: str = "contiguous", n_multiple: int = 1
+) -> tuple[dict[str, Symbol], list[Argument]]:
     """The symbols of a grouped GEMM's tensors, and these as arguments, in order: A (m, k), B (groups, n, k), ends
     (groups) and D (m, n), or (m, p) where the epilogue is gated, and what `runtime.grouped_gemm.group_operands` lists;
-    every extent and leading stride free. Where `rows` are "gathered", A is (t, k), and indices (m) come before ends;
-    where they are "masked", A and D have groups in front, and there are counts (groups) in place of ends."""
+    every extent and leading stride free, but that n is a multiple of `n_multiple`. Where `rows` are "gathered", A is
+    (t, k), and indices (m) come before ends; where they are "masked", A and D have groups in front, and there are
+    counts (groups) in place of ends."""
     a, b, d = variant.elements
     of_k, of_n = (DTYPES[t].filling(ALIGNMENT_BYTES) for t in (a, d))
     columns = "p" if Epilogue.of(variant.epilogue).gated else "n"
     symbols = {
         **dict.fromkeys(("m", "groups"), Symbol(32, 1)),
-        **{"n": Symbol(32, of_n), "k": Symbol(32, of_k), columns: Symbol(32, of_n)},
+        **{columns: Symbol(32, of_n), "n": Symbol(32, math.lcm(of_n, n_multiple)), "k": Symbol(32, of_k)},
         **dict.fromkeys(("lda", "ldb", "group_stride_b"), Symbol(64, of_k)),
         "ldd": Symbol(64, of_n),
     }

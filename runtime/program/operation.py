@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from ..errors import ArgumentError
@@ -112,6 +112,11 @@ class Operation(Protocol):
 
     def distance(self, have: Any, wanted: Any) -> float:
         """How far apart two signatures are, to name the nearest ones."""
+
+    def relying_on_less(self, signature: Any) -> Iterable[Any]:
+        """Signatures whose functions compute the same and rely on less of the caller, the most first. They serve
+        `signature` where the table has no entry of its own."""
+        return ()
 
     def arguments(self, signature: Any, m: int, device: int) -> tuple[Any, ...]:
         """What a function takes for contiguous operands at `m` rows: views at made-up addresses, and numbers."""

@@ -13,6 +13,7 @@ from .contents import (
     ManifestError,
     Problem,
     Use,
+    use,
 )
 from .nodes import read_text
 from .reader import lists_gemms, load, loads
@@ -34,5 +35,6 @@ __all__ = [
     "loads",
     "read_text",
     "signature_problem",
+    "use",
     "write",
 ]

@@ -38,7 +38,8 @@ def grouped(variant: Variant) -> Buildable:
     from ...kernels.sm90.grouped.kernel import Grouped
 
     plan = grouped_plan(variant)
-    symbols, tree = grouped_tensors(variant, ROWS[variant.family])
+    n_multiple = 2 * plan.gates_in_turn if plan.form.gated else 1
+    symbols, tree = grouped_tensors(variant, ROWS[variant.family], n_multiple)
     tree += [DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster), StreamArgument("stream")]
     names = tuple("counts" if name == "ends" and plan.form.masked else name for name in _ARGUMENTS)
     return Buildable(Grouped(plan), stand_ins_by_name(tree, symbols, names), tree, symbols)

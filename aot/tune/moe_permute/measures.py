@@ -114,7 +114,6 @@ class PermuteMeasures(Measures):
 
     def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
         """A stable sort of ids, a gather of rows, and what says where groups end and rows went to."""
-        count = torch.arange(example.ids.numel(), dtype=torch.int32, device=example.ids.device)
         experts = torch.arange(signature.experts, dtype=torch.int32, device=example.ids.device)
 
         def permute(o: OperandSet) -> tuple[torch.Tensor, ...]:
@@ -122,6 +121,7 @@ class PermuteMeasures(Measures):
             ids, order = ids.sort(stable=True)
             rows = o.x.index_select(0, order // signature.top_k)
             ends = torch.searchsorted(ids, experts, right=True, out_int32=True)
+            count = torch.arange(len(order), dtype=torch.int32, device=order.device)
             positions = torch.empty_like(count).scatter_(0, order, count)
             return rows, ends, positions
 
