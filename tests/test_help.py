@@ -15,7 +15,18 @@ from aot.tune.options import TuneOptions
 
 from .command_line import COMMAND, ROOT, Run
 
-COMMANDS = ["", "build", "tune", "ls", "show", "verify", "manifest", "manifest from-config", "manifest from-server"]
+COMMANDS = [
+    "",
+    "build",
+    "tune",
+    "info",
+    "ls",
+    "show",
+    "verify",
+    "manifest",
+    "manifest from-config",
+    "manifest from-server",
+]
 
 
 def _examples(text: str) -> list[str]:

@@ -12,7 +12,7 @@ import typer
 from ...version import own_version
 from .. import ending
 from ..arguments import examples
-from . import build, ls, manifest, show, tune, verify
+from . import build, info, ls, manifest, show, tune, verify
 
 app = typer.Typer(
     help="Compile and tune CuTe DSL kernels offline, into one file that runs with no compiler.",
@@ -58,6 +58,7 @@ def _add(name: str, module: Any) -> None:
 # In the order of `aot --help`.
 _add("build", build)
 _add("tune", tune)
+_add("info", info)
 _add("ls", ls)
 _add("show", show)
 _add("verify", verify)

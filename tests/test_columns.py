@@ -1,0 +1,33 @@
+"""What commands print for people fits into 80 columns, on a terminal and through a pipe."""
+
+from pathlib import Path
+
+import pytest
+
+import runtime
+
+from .command_line import Run
+from .inspected import on_a_terminal, write
+
+COMMANDS = [["info", "x.aot"], ["info", runtime.universal()]]
+
+
+@pytest.fixture(autouse=True)
+def inspected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("x.aot"))
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda words: " ".join(words[:1]))
+def test_a_pipe_gets_lines_of_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    out = run(*arguments).out
+    assert out
+    assert [line for line in out.splitlines() if len(line) > 80] == []
+
+
+def test_a_terminal_gets_lines_of_its_width(tmp_path: Path) -> None:
+    for command in ("info",):
+        out = on_a_terminal(command, tmp_path / "x.aot")
+        assert out
+        assert [line for line in out.splitlines() if len(line) > 80] == []
