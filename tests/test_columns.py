@@ -9,7 +9,14 @@ import runtime
 from .command_line import Run
 from .inspected import on_a_terminal, write
 
-COMMANDS = [["info", "x.aot"], ["info", runtime.universal()]]
+COMMANDS = [
+    ["info", "x.aot"],
+    ["info", runtime.universal()],
+    ["ls", "x.aot"],
+    ["ls", "x.aot", "--m", "700"],
+    ["ls", "x.aot", "--functions"],
+    ["ls", runtime.universal()],
+]
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +34,7 @@ def test_a_pipe_gets_lines_of_80_columns(run: Run, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_terminal_gets_lines_of_its_width(tmp_path: Path) -> None:
-    for command in ("info",):
+    for command in ("info", "ls"):
         out = on_a_terminal(command, tmp_path / "x.aot")
         assert out
         assert [line for line in out.splitlines() if len(line) > 80] == []

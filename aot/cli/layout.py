@@ -18,10 +18,10 @@ def width() -> int:
 
 
 def shortened(text: str, most: int) -> str:
-    """`text` in `most` characters, dots in place of its middle."""
+    """`text` in `most` characters, dots in place of its middle; of names the end says more than the beginning."""
     if len(text) <= most:
         return text
-    head = (most - 3) // 2
+    head = (most - 3) // 3
     return f"{text[:head]}...{text[len(text) - (most - 3 - head) :]}"
 
 

@@ -49,6 +49,11 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f}%"
 
 
+def ratio(times: float | None) -> str:
+    """How many times as fast, such as "1.05x"; nothing of None."""
+    return "" if times is None else f"{times:.2f}x"
+
+
 def kind(gpu: dict[str, Any] | None) -> str:
     """A kind of GPU, such as "NVIDIA H200 (132 SMs, 4800 GB/s)"; empty for any."""
     return "" if gpu is None else Gpu(**gpu).words()
