@@ -16,6 +16,8 @@ COMMANDS = [
     ["ls", "x.aot", "--m", "700"],
     ["ls", "x.aot", "--functions"],
     ["ls", runtime.universal()],
+    ["explain", "x.aot", "qkv", "--m", "700"],
+    ["explain", "x.aot", "o", "--m", "16", "--gpu", "B200"],
 ]
 
 
@@ -34,7 +36,7 @@ def test_a_pipe_gets_lines_of_80_columns(run: Run, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_terminal_gets_lines_of_its_width(tmp_path: Path) -> None:
-    for command in ("info", "ls"):
-        out = on_a_terminal(command, tmp_path / "x.aot")
+    for command, *more in (["info"], ["ls"], ["explain", "qkv", "--m", 700]):
+        out = on_a_terminal(command, tmp_path / "x.aot", *more)
         assert out
         assert [line for line in out.splitlines() if len(line) > 80] == []

@@ -22,6 +22,7 @@ COMMANDS = [
     "info",
     "ls",
     "show",
+    "explain",
     "verify",
     "manifest",
     "manifest from-config",

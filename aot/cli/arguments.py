@@ -20,6 +20,13 @@ SpecPath = Annotated[
 Targets = Annotated[
     list[str] | None, typer.Option("--target", metavar="T", help=f"May be repeated: {', '.join(TARGETS)}.")
 ]
+OneTarget = Annotated[
+    str | None,
+    typer.Option("--target", metavar="T", help=f"One of {', '.join(TARGETS)}. Default: what the archive has."),
+]
+OneGpu = Annotated[
+    str | None, typer.Option("--gpu", metavar="GPU", help="A kind of GPU, such as H200. Default: what was tuned on.")
+]
 
 
 def examples(*lines: str) -> str:
