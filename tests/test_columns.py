@@ -6,9 +6,10 @@ import pytest
 
 import runtime
 
-from .command_line import Run
+from .command_line import ROOT, Run
 from .inspected import on_a_terminal, write
 
+LLAMA = str(ROOT / "tests" / "data" / "configs" / "llama-3.1-8b.json")
 COMMANDS = [
     ["info", "x.aot"],
     ["info", runtime.universal()],
@@ -18,6 +19,7 @@ COMMANDS = [
     ["ls", runtime.universal()],
     ["explain", "x.aot", "qkv", "--m", "700"],
     ["explain", "x.aot", "o", "--m", "16", "--gpu", "B200"],
+    ["coverage", "x.aot", LLAMA],
 ]
 
 
@@ -36,7 +38,7 @@ def test_a_pipe_gets_lines_of_80_columns(run: Run, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_terminal_gets_lines_of_its_width(tmp_path: Path) -> None:
-    for command, *more in (["info"], ["ls"], ["explain", "qkv", "--m", 700]):
+    for command, *more in (["info"], ["ls"], ["explain", "qkv", "--m", 700], ["coverage", LLAMA]):
         out = on_a_terminal(command, tmp_path / "x.aot", *more)
         assert out
         assert [line for line in out.splitlines() if len(line) > 80] == []

@@ -118,6 +118,7 @@ def test_a_form_is_explained_by_what_it_predicts(run: Run, tmp_path: Path) -> No
         (["qkv", "--n", 5, "--m", 1], "leave out --n, --k and --dtype"),
         (["qvk", "--m", 1], "did you mean 'qkv'?"),
         (["qkv", "--m", 1, "--gpu", "H300"], "unknown GPU 'H300'; did you mean 'H200'?"),
+        (["qkv", "--m", 1, "--target", "sm_9a"], "unknown target 'sm_9a'"),
         (["--n", 5, "--k", 5, "--dtype", "fp8", "--m", 1], "unknown element type 'fp8'"),
         ([WIDE, "--m", 1], "is a function; `aot show"),
     ],

@@ -23,6 +23,7 @@ COMMANDS = [
     "ls",
     "show",
     "explain",
+    "coverage",
     "verify",
     "manifest",
     "manifest from-config",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from runtime.container.archive import Archive
@@ -36,7 +36,7 @@ def missing(
             {"signature": have.key(), "names": names.get(have.key(), []), "target": target, "differs": reasons}
         )
     advice = []
-    if served_by_package(signature, place):
+    if served_by_package([signature], place):
         advice.append(
             f'load the package\'s archive below this one: runtime.load([runtime.universal(), "{archive.path}"])'
         )
@@ -44,12 +44,14 @@ def missing(
     return {"nearest": nearest, "advice": advice}
 
 
-def served_by_package(signature: Any, place: Place) -> bool:
-    """Whether the archive in the package has a form for a signature."""
-    if operation(signature.operation).predictions is None:
-        return False
+def served_by_package(signatures: Iterable[Any], place: Place) -> set[Any]:
+    """Those of some signatures that the archive in the package has a form for."""
+    predicted = [s for s in signatures if operation(s.operation).predictions is not None]
+    if not predicted:
+        return set()
     try:
         with Archive.open(packaged()) as archive:
-            return Serving(archive).find(signature, place) is not None
+            serving = Serving(archive)
+            return {signature for signature in predicted if serving.find(signature, place) is not None}
     except ArchiveError:
-        return False
+        return set()

@@ -16,7 +16,7 @@ from runtime.tables.table import Entry
 
 from ..pack import forms
 from ..pack.precedence import Precedence
-from .gpus import Kind, kinds_of, named
+from .gpus import COMMON, Kind, kinds_of, named
 
 
 class Place(NamedTuple):
@@ -70,16 +70,31 @@ class Serving:
         found += [self._usual(c) for c in dict.fromkeys(more) if c not in known]
         return found or [self._usual(forms.capability(t)) for t in self._targets()]
 
+    def everywhere(self, target: str | None = None, gpu: str | None = None) -> list[Place]:
+        """Where to look for any signature: the kind of GPU that is named, if one is; else each that entries are for, of
+        `target` alone where one is named; and one for each target that has entries for any kind, or forms.
+
+        Raises:
+            UnknownGpu: `gpu` is no kind that is known.
+        """
+        if gpu is not None or target is not None:
+            return self.places(None, target, gpu)
+        found = [Place(kind.capability, kind.gpu, False) for kind in kinds_of(self.entries)]
+        universal = self.precedence.universal
+        of_forms = (form.target for _, form in universal.forms) if universal else ()
+        targets = [*self._targets(), *of_forms]
+        known = {place.capability for place in found}
+        return found + [self._usual(c) for c in dict.fromkeys(map(forms.capability, targets)) if c not in known]
+
     def _targets(self) -> list[str]:
         return list(dict.fromkeys(e.target for e in self.entries))
 
     def _usual(self, capability: Capability) -> Place:
         """A kind that runs code for a capability: one that entries are for, else a common one, else an H200's size."""
-        from .gpus import COMMON
-
-        kinds = [*kinds_of(self.entries), *COMMON]
-        kind = next((k for k in kinds if k.capability == capability), Kind(forms.USUAL_GPU, capability))
-        return Place(capability, kind.gpu, True)
+        of_entries = kinds_of(self.entries)
+        kinds = [kind for kind in (*of_entries, *COMMON) if kind.capability == capability]
+        kind = kinds[0] if kinds else Kind(forms.USUAL_GPU, capability)
+        return Place(capability, kind.gpu, kind not in of_entries)
 
     def find(self, signature: Any, place: Place) -> AnyEntry | None:
         """What serves there; None if nothing does."""

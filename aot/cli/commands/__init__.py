@@ -12,7 +12,7 @@ import typer
 from ...version import own_version
 from .. import ending
 from ..arguments import examples
-from . import build, explain, info, ls, manifest, show, tune, verify
+from . import build, coverage, explain, info, ls, manifest, show, tune, verify
 
 app = typer.Typer(
     help="Compile and tune CuTe DSL kernels offline, into one file that runs with no compiler.",
@@ -62,6 +62,7 @@ _add("info", info)
 _add("ls", ls)
 _add("show", show)
 _add("explain", explain)
+_add("coverage", coverage)
 _add("verify", verify)
 app.add_typer(_manifest, name="manifest")
 _manifest.command("from-config", epilog=manifest.FROM_CONFIG)(manifest.from_config)
