@@ -20,6 +20,8 @@ COMMANDS = [
     ["explain", "x.aot", "qkv", "--m", "700"],
     ["explain", "x.aot", "o", "--m", "16", "--gpu", "B200"],
     ["coverage", "x.aot", LLAMA],
+    ["diff", "x.aot", runtime.universal(), "--gemm", "*"],
+    ["history", "x.aot"],
 ]
 
 
@@ -38,7 +40,7 @@ def test_a_pipe_gets_lines_of_80_columns(run: Run, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_terminal_gets_lines_of_its_width(tmp_path: Path) -> None:
-    for command, *more in (["info"], ["ls"], ["explain", "qkv", "--m", 700], ["coverage", LLAMA]):
+    for command, *more in (["info"], ["ls"], ["explain", "qkv", "--m", 700], ["coverage", LLAMA], ["history"]):
         out = on_a_terminal(command, tmp_path / "x.aot", *more)
         assert out
         assert [line for line in out.splitlines() if len(line) > 80] == []

@@ -24,6 +24,8 @@ COMMANDS = [
     "show",
     "explain",
     "coverage",
+    "diff",
+    "history",
     "verify",
     "manifest",
     "manifest from-config",

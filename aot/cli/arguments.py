@@ -21,6 +21,10 @@ SpecPath = Annotated[
 Targets = Annotated[
     list[str] | None, typer.Option("--target", metavar="T", help=f"May be repeated: {', '.join(TARGETS)}.")
 ]
+Layers = Annotated[
+    list[str] | None,
+    typer.Option("--gemm", metavar="NAME", help="A layer's name or signature, perhaps with stars. May be repeated."),
+]
 
 
 def _known(name: str | None) -> str | None:

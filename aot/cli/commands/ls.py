@@ -8,7 +8,7 @@ import typer
 
 from runtime.limits import MAX_EXTENT
 
-from ..arguments import ArchivePath, Json, Targets, count, examples
+from ..arguments import ArchivePath, Json, Layers, Targets, count, examples
 from ..inputs import open_archive
 from ..layout import print_fitted, print_wrapped
 from ..streams import print_json
@@ -25,10 +25,6 @@ from ..tables import (
 EXAMPLES = examples("aot ls model.aot", "aot ls model.aot --gemm qkv --m 700", "aot ls model.aot --functions")
 _OTHERS = 10  # functions in no table that are listed unasked
 
-Layers = Annotated[
-    list[str] | None,
-    typer.Option("--gemm", metavar="NAME", help="A layer's name or signature, perhaps with stars. May be repeated."),
-]
 States = Annotated[
     list[str] | None, typer.Option("--state", metavar="S", help="tuned, ranked or predicted. May be repeated.")
 ]
