@@ -7,7 +7,7 @@ import pytest
 import runtime
 
 from .command_line import ROOT, Run
-from .inspected import on_a_terminal, write
+from .inspected import OTHER, on_a_terminal, write
 
 LLAMA = str(ROOT / "tests" / "data" / "configs" / "llama-3.1-8b.json")
 COMMANDS = [
@@ -22,6 +22,7 @@ COMMANDS = [
     ["coverage", "x.aot", LLAMA],
     ["diff", "x.aot", runtime.universal(), "--gemm", "*"],
     ["history", "x.aot"],
+    ["extract", "x.aot", OTHER, "--resources"],
 ]
 
 

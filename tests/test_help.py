@@ -26,6 +26,7 @@ COMMANDS = [
     "coverage",
     "diff",
     "history",
+    "extract",
     "verify",
     "manifest",
     "manifest from-config",

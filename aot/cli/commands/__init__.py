@@ -12,7 +12,7 @@ import typer
 from ...version import own_version
 from .. import ending
 from ..arguments import examples
-from . import build, coverage, diff, explain, history, info, ls, manifest, show, tune, verify
+from . import build, coverage, diff, explain, extract, history, info, ls, manifest, show, tune, verify
 
 app = typer.Typer(
     help="Compile and tune CuTe DSL kernels offline, into one file that runs with no compiler.",
@@ -65,6 +65,7 @@ _add("explain", explain)
 _add("coverage", coverage)
 _add("diff", diff)
 _add("history", history)
+_add("extract", extract)
 _add("verify", verify)
 app.add_typer(_manifest, name="manifest")
 _manifest.command("from-config", epilog=manifest.FROM_CONFIG)(manifest.from_config)
