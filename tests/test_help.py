@@ -27,10 +27,15 @@ COMMANDS = [
     "diff",
     "history",
     "extract",
+    "prune",
+    "merge",
     "verify",
     "manifest",
     "manifest from-config",
     "manifest from-server",
+    "cache",
+    "cache info",
+    "cache prune",
 ]
 
 

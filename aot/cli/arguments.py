@@ -25,6 +25,9 @@ Layers = Annotated[
     list[str] | None,
     typer.Option("--gemm", metavar="NAME", help="A layer's name or signature, perhaps with stars. May be repeated."),
 ]
+States = Annotated[
+    list[str] | None, typer.Option("--state", metavar="S", help="tuned, ranked or predicted. May be repeated.")
+]
 
 
 def _known(name: str | None) -> str | None:

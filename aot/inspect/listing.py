@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 from runtime.container.archive import RECORDS, TABLES, Archive
-from runtime.errors import AotError
 from runtime.gemm.universal import PREDICTED
 
 from ..pack import build_table, forms, tuning_table
+from ..pack.filter import Filter, by_names
 from ..pack.precedence import Precedence
-from ..suggest import did_you_mean
 from .digests import short_names
 from .entries import gpu, is_in, measured, models_of, names_of, ranges
 from .uses import uses
-
-
-class Filter(NamedTuple):
-    """Which rows are wanted: of these targets and states, and of layers by manifest's name, by signature or by the name
-    of a form, each of which may have stars; everything where a list is empty."""
-
-    targets: Sequence[str] = ()
-    layers: Sequence[str] = ()
-    states: Sequence[str] = ()
-
-    def takes(self, target: str, state: str, names: Iterable[str]) -> bool:
-        """Whether a row is wanted."""
-        return (
-            (not self.targets or target in self.targets)
-            and (not self.states or state in self.states)
-            and (not self.layers or any(fnmatchcase(n, pattern) for n in names for pattern in self.layers))
-        )
-
-
-class NothingLike(AotError):
-    """The archive has nothing of what a filter asks for."""
 
 
 def listing(archive: Archive, wanted: Filter = Filter(), m: int | None = None) -> dict[str, Any]:  # noqa: B008
@@ -64,7 +39,7 @@ def listing(archive: Archive, wanted: Filter = Filter(), m: int | None = None) -
     for entry in precedence.entries:
         used |= set(entry.names)
         key = entry.signature.key()
-        if not wanted.takes(entry.target, entry.state, [key, *names.get(key, ())]):
+        if not wanted.takes(entry.target, entry.state, by_names(names, key)):
             continue
         entries.append(
             {
@@ -89,10 +64,12 @@ def listing(archive: Archive, wanted: Filter = Filter(), m: int | None = None) -
     others = [
         {"name": name, "target": target, "checked_on": checked.get(name, [])}
         for name, target in targets.items()
-        if name not in used and not wanted.layers and not wanted.states and wanted.takes(target, "", ())
+        if name not in used and wanted.takes_functions(target)
     ]
     if any(wanted) and not (entries or rows or others):
-        raise NothingLike(_nothing(archive, wanted, precedence, names))
+        states = [*sorted({entry.state for entry in precedence.entries}), *([PREDICTED] if universal else [])]
+        layers = [name for of in names.values() for name in of]
+        raise wanted.why_nothing(str(archive.path), archive.targets, states, layers)
     return {
         "entries": entries,
         "forms": forms.listing(rows, universal.checked_on if universal else {}),
@@ -108,20 +85,6 @@ def listing(archive: Archive, wanted: Filter = Filter(), m: int | None = None) -
         "tools": dict(build_table.read(archive).tools),
         "tuning": tuning_table.read(archive),
     }
-
-
-def _nothing(archive: Archive, wanted: Filter, precedence: Precedence, names: Mapping[str, list[str]]) -> str:
-    """What to say where nothing is as wanted: of the first filter that nothing passes, what there is."""
-    there = {
-        "target": (wanted.targets, list(archive.targets)),
-        "state": (wanted.states, sorted({e.state for e in precedence.entries})),
-        "layer": (wanted.layers, list(dict.fromkeys(n for of in names.values() for n in of))),
-    }
-    for what, (asked, known) in there.items():
-        if unknown := [word for word in asked if not fnmatch.filter(known, word)]:
-            near = did_you_mean(unknown[0], known) if known else f"it says no {what}"
-            return f"{archive.path}: has nothing of the {what} {unknown[0]!r}; {near}"
-    return f"{archive.path}: has nothing that is all of what was asked; leave out a filter"
 
 
 def totals(archive: Archive) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import typer
 
 from runtime.limits import MAX_EXTENT
 
-from ..arguments import ArchivePath, Json, Layers, Targets, count, examples
+from ..arguments import ArchivePath, Json, Layers, States, Targets, count, examples
 from ..inputs import open_archive
 from ..layout import print_fitted, print_wrapped
 from ..streams import print_json
@@ -25,10 +25,6 @@ from ..tables import (
 EXAMPLES = examples("aot ls model.aot", "aot ls model.aot --gemm qkv --m 700", "aot ls model.aot --functions")
 _OTHERS = 10  # functions in no table that are listed unasked
 
-States = Annotated[
-    list[str] | None, typer.Option("--state", metavar="S", help="tuned, ranked or predicted. May be repeated.")
-]
-
 
 def command(
     archive: ArchivePath,
@@ -44,7 +40,8 @@ def command(
 ) -> None:
     """List what an archive serves, a line for each layer and target: how its functions were chosen, and how fast they
     are beside torch's, in the mean and at the worst M. Then what it serves at any N and K, and sizes."""
-    from ...inspect.listing import Filter, listing
+    from ...inspect.listing import listing
+    from ...pack.filter import Filter
 
     with open_archive(archive) as opened:
         found = listing(opened, Filter(target or (), gemm or (), state or ()), m)
