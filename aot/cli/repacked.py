@@ -6,7 +6,6 @@ from pathlib import Path
 
 from runtime.container.archive import Archive
 
-from ..pack.tables import operation_entries
 from .arguments import count
 from .layout import print_wrapped
 from .streams import print_json, printable
@@ -14,6 +13,8 @@ from .streams import print_json, printable
 
 def print_written(path: Path, before: tuple[int, int], as_json: bool) -> None:
     """Say what is in the archive that was written, beside the functions and bytes that there were `before`."""
+    from ..pack.tables import operation_entries
+
     with Archive.open(path) as archive:
         entries, functions, size = operation_entries(archive), len(archive.functions), archive.file_bytes
     if as_json:

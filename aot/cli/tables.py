@@ -7,7 +7,6 @@ from typing import Any
 
 from runtime.device.gpus import Gpu
 
-from ..search.operation import building
 from ..version import UNKNOWN
 from .streams import printable
 
@@ -61,6 +60,8 @@ def kind(gpu: dict[str, Any] | None) -> str:
 
 def names_of_operation(operation: str) -> str:
     """What manifests' names of an operation's problems are of, in a word."""
+    from ..search.operation import building  # which takes long to import
+
     return printable(building(operation).plural)
 
 

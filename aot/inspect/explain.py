@@ -7,6 +7,7 @@ functions behind it, and those that were rejected. Of what nothing serves, the n
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from runtime.container.archive import Archive
@@ -57,7 +58,7 @@ def explain(archive: Archive, serving: Serving, signatures: list[Any], m: int, w
 
 
 def _answer(archive: Archive, serving: Serving, signature: Any, place: Place, m: int) -> dict[str, Any]:
-    names, entry = names_of(archive), serving.find(signature, place)
+    names, entry, short = names_of(archive), serving.find(signature, place), short_names(archive)
     found = described(signature, names) | {
         "models": models_of(archive).get(signature.key(), []),
         "m": m,
@@ -77,7 +78,7 @@ def _answer(archive: Archive, serving: Serving, signature: Any, place: Place, m:
         "function": {
             "name": name,
             "digest": digests(archive)[name],
-            "short_name": short_names(archive)[name],
+            "short_name": short[name],
             "variant": variant(name),
         },
         "range": _range(entry, m),
@@ -86,8 +87,8 @@ def _answer(archive: Archive, serving: Serving, signature: Any, place: Place, m:
         "torch": _torch(of, entry, m, time),
         "behind_fastest": None if time is None else round(time.us / next(iter(times.values())).us - 1, 4),
         "measured_at": [row["m"] for row in of.rows] if of else [],
-        "near": [_near(archive, row) for row in of.near(m)] if of else [],
-        "runners_up": _runners_up(archive, name, entry, m, times),
+        "near": [_near(short, row) for row in of.near(m)] if of else [],
+        "runners_up": _runners_up(short, name, entry, m, times),
         "functions": len(times) or len(entry.names),
         "rejected": [{"name": name, "reason": reason} for name, reason in of.rejected.items()] if of else [],
         "equal_bits": None if entry.invariant is None else entry.only_invariant().best(m),
@@ -107,10 +108,10 @@ def _range(entry: AnyEntry, m: int) -> dict[str, Any] | None:
     return None if found is None else {"m_min": found["m_min"], "m_max": found["m_max"]}
 
 
-def _near(archive: Archive, row: dict[str, Any]) -> dict[str, Any]:
+def _near(short: Mapping[str, str], row: dict[str, Any]) -> dict[str, Any]:
     """A timing with what is short to say of its function."""
     name = row["function"]
-    return row | {"short_name": short_names(archive).get(name), "words": words(name)}
+    return row | {"short_name": short.get(name), "words": words(name)}
 
 
 def _floor(signature: Any, m: int, place: Place, time: Time | None) -> dict[str, Any] | None:
@@ -133,19 +134,19 @@ def _torch(of: Times | None, entry: AnyEntry, m: int, time: Time | None) -> dict
 
 
 def _runners_up(
-    archive: Archive, serving: str, entry: AnyEntry, m: int, times: dict[str, Time]
+    short: Mapping[str, str], serving: str, entry: AnyEntry, m: int, times: Mapping[str, Time]
 ) -> list[dict[str, Any]]:
     """The fastest functions besides the one that serves, with what share they take longer than it; where no time is
     known, those that were ranked after it."""
-    best, names = times.get(serving), short_names(archive)
+    best = times.get(serving)
     others: dict[str, Time | None] = dict(times) if times else dict.fromkeys(entry.functions(m))
     others.pop(serving, None)
     return [
         {
             "name": name,
-            "short_name": names.get(name),
+            "short_name": short.get(name),
             "words": words(name),
-            "kept": name in archive.functions,
+            "kept": name in short,
             "longer_by": None if best is None or time is None else round(time.us / best.us - 1, 4),
             **(_UNKNOWN if time is None else time._asdict()),
         }

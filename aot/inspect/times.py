@@ -56,9 +56,8 @@ class Times:
         of = entry.signature.operation
         found = [
             row
-            for row in history.tunings(self._archive)
-            if (row["signature"], row["target"], row["gpu"]) == (key, entry.target, entry.gpu.name)
-            and history.operation_of(row) == of
+            for row in history.tunings(self._archive, key)
+            if (row["target"], row["gpu"]) == (entry.target, entry.gpu.name) and history.operation_of(row) == of
         ]
         return found[-1] if found else None
 

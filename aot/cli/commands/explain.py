@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from runtime.gemm.universal import PREDICTED
 from runtime.limits import MAX_EXTENT
 
 from ..arguments import ArchivePath, Json, OneGpu, OneTarget, examples
@@ -139,7 +138,7 @@ def _torch(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _why(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What the function was chosen by."""
     time, behind = answer["time"], answer["behind_fastest"]
-    if answer["state"] == PREDICTED:
+    if answer["state"] == "predicted":
         checked = ", ".join(answer["checked_on"])
         where = f"checked on {checked}" if checked else "which have run nowhere"
         yield (

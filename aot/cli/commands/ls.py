@@ -54,7 +54,8 @@ def command(
 
 def print_listing(found: dict[str, Any], m: int | None = None) -> None:
     """What `aot ls` prints, of `m` rows where there are some."""
-    found = cleaned(found)
+    by_name = ("short_names", "uses")  # of all functions; their names and digests are printable in any archive
+    found = cleaned({what: of for what, of in found.items() if what not in by_name}) | {n: found[n] for n in by_name}
     for of in dict.fromkeys(entry["operation"] for entry in found["entries"]):
         _print_entries([entry for entry in found["entries"] if entry["operation"] == of], of, found, m)
         print()
@@ -122,7 +123,6 @@ def _print_others(found: dict[str, Any]) -> None:
 
 def print_functions(found: dict[str, Any]) -> None:
     """Every function: the beginning of its digest, what it is there for, and its name."""
-    found = cleaned(found)
     rows = [[found["short_names"][name], use, name] for name, use in found["uses"].items()]
     print_fitted(["digest", "use", "function"], rows)
 
