@@ -54,7 +54,7 @@ def _models(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if model["source"]:
             yield "  from", model["source"]
         if model["manifest"]:
-            yield "  manifest", f"sha256 {model['manifest']}"
+            yield "  sha256", model["manifest"]  # of its manifest
     if not found["models"]:
         yield "model", "the archive does not say"
 
