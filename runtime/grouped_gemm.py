@@ -11,34 +11,28 @@ several experts take are read where they are.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from .container.fields import is_int
 from .errors import ArgumentError, RecordError
-from .gemm.fallback import allocate, result_dtype
-from .gemm.signature import ACTIVATIONS, EPILOGUES, GATED, OVERLAPS, Epilogue, extra_dtype
 from .limits import MAX_EXTENT
-from .numbers.dtypes import DTYPES
+from .numbers.epilogue import ACTIVATIONS, EPILOGUES, GATED, Epilogue, extra_dtype
 from .numbers.products import unsupported_scaling
 from .numbers.scaling import SCALINGS, extent_of
-from .program.operation import Asked, Operand, Operation, contiguous, extents_at
+from .program.field_operation import FieldOperation, FieldSignature
+from .program.operation import OVERLAPS, Asked, Operand, extents_at
+from .program.outputs import allocate, check_apart, result_dtype
 from .program.record import TensorView
-from .program.tensor import flatten_rows, overlaps_itself, share_memory
+from .program.tensor import flatten_rows, share_memory
 
 _KEY = re.compile(
     r"(?P<a>[^_]+)_(?P<b>[^_]+)_(?P<d>[^_]+)_grouped_(?P<epilogue>.+)_g(?P<groups>\d{1,10})_n(?P<n>\d{1,10})"
     r"_k(?P<k>\d{1,10})(?:_(?P<scaling>row_column|block))?(?:_(?P<rows>masked|gathered))?(?:_(?P<overlap>launch|weights))?",
     re.ASCII,
-)
-_LABELS = (
-    *(("a", "A"), ("b", "B"), ("d", "D"), ("epilogue", "epilogue"), ("groups", "groups"), ("n", "N"), ("k", "K")),
-    *(("scaling", "scaling"), ("rows", "rows"), ("overlap", "overlap")),
 )
 ROWS = "contiguous", "masked", "gathered"  # how rows of A come to their groups
 SCALINGS_OF_GROUPS = ("none", "row_column", "block")
@@ -47,7 +41,7 @@ _ACTIVATIONS = tuple(w for w in EPILOGUES_OF_GROUPS if not EPILOGUES[w].bias)
 
 
 @dataclass(frozen=True)
-class Signature:
+class Signature(FieldSignature):
     """A (M, K), B (groups, N, K), ends (groups), i32, and D (M, N), or (M, N/2) where the epilogue is gated; bias
     (groups, N) in D's type where the epilogue has one. With gathered rows A is (T, K), for any T, and indices (M), i32,
     come before ends. With masked rows A is (groups, M, K), D (groups, M, N) or (groups, M, N/2), scale_a has groups in
@@ -58,9 +52,11 @@ class Signature:
     scale_b (groups, N); "block", scale_a (M, K/128), one for each 1 x 128 of A, and scale_b (groups, N/128, K/128), one
     for each 128 x 128 of B.
 
-    Element types by short name; sums are in f32. `epilogue` and `overlap` are words of `runtime.gemm.signature`, `rows`
-    is one of `ROWS`.
+    Element types by short name; sums are in f32. `epilogue` is one of `EPILOGUES_OF_GROUPS`, `overlap` of
+    `runtime.program.operation.OVERLAPS`, `rows` of `ROWS`.
     """
+
+    operation: ClassVar[str] = "grouped_gemm"
 
     a: str
     b: str
@@ -72,11 +68,6 @@ class Signature:
     overlap: str = "serial"
     scaling: str = "none"
     rows: str = "contiguous"
-
-    @property
-    def operation(self) -> str:
-        """The name of the operation that it is of."""
-        return "grouped_gemm"
 
     @cached_property
     def parts(self) -> Epilogue:
@@ -114,10 +105,6 @@ class Signature:
         )
         return plain + group_operands(self.d, self.scaling, self.epilogue, masked)
 
-    def numbers(self) -> tuple[tuple[str, str], ...]:
-        """The numbers that kernels take after these: none."""
-        return ()
-
     def extents(self) -> Mapping[str, int]:
         """The extent of each axis of `operands` that does not depend on M."""
         known = {"groups": self.groups, "N": self.n, "K": self.k, "P": self.columns}
@@ -126,7 +113,7 @@ class Signature:
 
     def to_json(self) -> dict[str, Any]:
         """What `GroupedGemm.read` reads. Rows that are contiguous are not mentioned, as before there were others."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("rows", "contiguous")}
+        return {name: value for name, value in super().to_json().items() if (name, value) != ("rows", "contiguous")}
 
 
 def group_operands(d: str, scaling: str, epilogue: str, masked: bool = False) -> tuple[Operand, ...]:
@@ -141,12 +128,21 @@ def group_operands(d: str, scaling: str, epilogue: str, masked: bool = False) ->
     return tuple(found)
 
 
-class GroupedGemm(Operation):
+class GroupedGemm(FieldOperation[Signature]):
     """The operation; see `runtime.program.operation.Operation`."""
 
     name = "grouped_gemm"
-    fields = tuple(f.name for f in dataclasses.fields(Signature))
+    signature = Signature
+    pattern = _KEY
+    labels: Mapping[str, str] = {"a": "A", "b": "B", "d": "D", "n": "N", "k": "K"}
     usual: Mapping[str, Any] = {"epilogue": "none", "overlap": "serial", "scaling": "none", "rows": "contiguous"}
+    words: Mapping[str, tuple[str, ...]] = {
+        "epilogue": EPILOGUES_OF_GROUPS,
+        "overlap": OVERLAPS,
+        "scaling": SCALINGS_OF_GROUPS,
+        "rows": ROWS,
+    }
+    minor = ("overlap",)
 
     def read(self, obj: Any) -> Signature:
         """The signature that `Signature.to_json` wrote; words may be absent where they are `usual`.
@@ -154,56 +150,17 @@ class GroupedGemm(Operation):
         Raises:
             RecordError: it is malformed.
         """
-        if isinstance(obj, dict):
-            obj = {**self.usual, **obj}
-        if not isinstance(obj, dict) or set(obj) != set(self.fields):
-            names = sorted(self.fields)
-            raise RecordError(f"a signature of grouped_gemm needs exactly the fields {names}, found {obj!r:.200}")
-        for name in ("a", "b", "d"):
-            if not isinstance(obj[name], str) or obj[name] not in DTYPES:
-                raise RecordError(f"signature field {name!r}: unknown element type {obj[name]!r:.50}")
-        words = {"epilogue": EPILOGUES_OF_GROUPS, "overlap": OVERLAPS, "scaling": SCALINGS_OF_GROUPS, "rows": ROWS}
-        for name, known in words.items():
-            if obj[name] not in known:
-                raise RecordError(
-                    f"signature field {name!r} must be one of {', '.join(known)}, found {obj[name]!r:.50}"
-                )
-        for name in ("groups", "n", "k"):
-            if not is_int(obj[name], 1, MAX_EXTENT):
-                raise RecordError(f"signature field {name!r} must be 1 to {MAX_EXTENT}, found {obj[name]!r:.50}")
-        if EPILOGUES[obj["epilogue"]].gated and obj["n"] % 2:
-            raise RecordError(f"signature field 'n' must be even for {obj['epilogue']}, found {obj['n']}")
-        if problem := unsupported_scaling(obj["a"], obj["scaling"]):
+        found = super().read({**self.usual, **obj} if isinstance(obj, dict) else obj)
+        if found.parts.gated and found.n % 2:
+            raise RecordError(f"signature field 'n' must be even for {found.epilogue}, found {found.n}")
+        if problem := unsupported_scaling(found.a, found.scaling):
             raise RecordError(f"signature field 'scaling': {problem}")
-        return Signature(**obj)
+        return found
 
-    def of_key(self, key: str) -> Signature | None:
-        """The signature whose `key` this is, or None."""
-        parts = _KEY.fullmatch(key)
-        if parts is None:
-            return None
-        found: dict[str, Any] = {**self.usual, **{n: part for n, part in parts.groupdict().items() if part is not None}}
-        try:
-            signature = self.read(found | {name: int(found[name]) for name in ("groups", "n", "k")})
-        except RecordError:
-            return None
-        return signature if signature.key() == key else None
-
-    def differences(self, have: Signature, wanted: Signature) -> list[str]:
-        """How two signatures differ, in words, for people."""
-        pairs = ((label, getattr(have, name), getattr(wanted, name)) for name, label in _LABELS)
-        return [f"{label} is {had}, wanted {want}" for label, had, want in pairs if had != want]
-
-    def distance(self, have: Signature, wanted: Signature) -> float:
-        """How far apart two signatures are: types and words before overlap and extents."""
-        names = ("a", "b", "d", "epilogue", "scaling", "rows")
-        words = sum(getattr(have, name) != getattr(wanted, name) for name in names)
-        extents = sum(abs(math.log2(getattr(have, name) / getattr(wanted, name))) for name in ("groups", "n", "k"))
-        return 1000.0 * words + 10.0 * (have.overlap != wanted.overlap) + extents
-
-    def arguments(self, signature: Signature, m: int, device: int) -> tuple[Any, ...]:
-        """What a function takes for contiguous operands at `m` rows, at made-up addresses."""
-        return contiguous(signature, m, device)
+    def relying_on_less(self, signature: Signature) -> Iterator[Signature]:
+        """Those that promise less overlap."""
+        for word in reversed(OVERLAPS[: OVERLAPS.index(signature.overlap)]):
+            yield replace(signature, overlap=word)
 
     def ask(
         self,
@@ -234,7 +191,8 @@ class GroupedGemm(Operation):
         device takes an index outside A as that of A's first row or last.
 
         `bias` (groups, N) is added before the epilogue: "none", relu, gelu, gelu_tanh, silu, or gated: swiglu, geglu,
-        geglu_tanh or swiglu_clamped, also `_interleaved`.
+        geglu_tanh or swiglu_clamped, also `_interleaved`. `overlap` is the most that a function may rely on: where
+        there is no entry for it, one that promises less serves.
 
         Raises:
             ArgumentError: the tensors do not go together.
@@ -255,12 +213,11 @@ class GroupedGemm(Operation):
         lists = [split] if indices is None else [_of_indices(view(indices, "indices", False), rows), split]
         shape = (*(rows.shape[:-1] if indices is None else lists[0].shape), n // 2 if gated else n)
         if out is None:
-            out = allocate(a, shape, result_dtype(rows.dtype), None)
+            out = allocate(a, shape, result_dtype(rows.dtype))
         d = view(out, "out", True)
         if d.shape != shape:
             raise ArgumentError(f"out must have the shape {shape}, found {d.shape}")
-        if overlaps_itself(d) or any(share_memory(d, other) for other in (rows, of_b, *lists)):
-            raise ArgumentError("out names elements twice, or shares memory with an input; pass another")
+        check_apart("out", d, (rows, of_b, *lists))
         passed = (("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias))
         given = {name: view(x, name, False) for name, x in passed if x is not None}
         words = EPILOGUES[epilogue]._replace(bias=bias is not None).word(), overlap, _scaling(rows.dtype, given), lie

@@ -19,8 +19,9 @@ import yaml
 from aot.problem import manifest as manifests
 from aot.problem.manifest import ManifestError, signature_problem
 from aot.problem.model_config import DTYPES, MOST_LOGITS, Wanted, manifest_from_config
-from runtime.gemm.signature import EPILOGUES, MAJORS, Signature
+from runtime.gemm.signature import MAJORS, Signature
 from runtime.numbers.dtypes import DTYPES as ELEMENTS
+from runtime.numbers.epilogue import EPILOGUES
 from runtime.numbers.scaling import SCALINGS
 
 ROOT = report.ROOT
@@ -140,9 +141,8 @@ def _of_model(model: Mapping[str, Any], where: str) -> Iterator[tuple[str, Signa
         raise ManifestError(f"{where}: forms must be some of {', '.join(FORMS)}, found {forms}")
     for form in forms:
         kind = _kind(model)
-        wanted = Wanted(
-            model.get("tp", 1), [1, MOST_TOKENS], [_TARGET], kind["dtype"], kind["scaling"], form == "fused"
-        )
+        types = kind["dtype"], kind["scaling"]
+        wanted = Wanted(model.get("tp", 1), [1, MOST_TOKENS], [_TARGET], *types, fuse=form == "fused", experts=False)
         found = manifest_from_config(model["config"], wanted, source=model["source"])
         gemms = [(gemm.name, gemm.signature) for gemm in found.gemms]
         yield from _separate(gemms) if form == "separate" else _named(gemms, form)

@@ -8,9 +8,11 @@ import struct
 from typing import Any
 
 from runtime.device.gpus import Gpu
-from runtime.gemm.signature import EPILOGUES, MAJORS, OVERLAPS
+from runtime.gemm.signature import MAJORS
 from runtime.limits import MAX_COST_NODES, MAX_COST_RESULTS, MAX_UNIVERSAL_FORMS, MAX_UNIVERSAL_NODES
+from runtime.numbers.epilogue import EPILOGUES
 from runtime.numbers.scaling import SCALINGS
+from runtime.program.operation import OVERLAPS
 from tests import mutant_forms, mutants
 from tests.bomb_archives import (
     FIRST,

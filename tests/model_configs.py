@@ -10,7 +10,7 @@ import pytest
 
 from aot.problem.manifest import Manifest, ManifestError
 from aot.problem.model_config import Wanted, manifest_from_config
-from aot.problem.model_families import load_config
+from aot.problem.models.config import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 

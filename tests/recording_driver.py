@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aot.pack.write import Package
-from aot.providers.arguments import gemm_tensors
+from aot.providers.gemm_arguments import gemm_tensors
 from aot.search.variants import Variant
 from runtime import native
 from runtime.device.driver import Driver, PreparedLaunch

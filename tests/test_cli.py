@@ -571,7 +571,7 @@ def test_from_config_leaves_the_file_that_was_there_when_writing_fails(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(manifest.os, "replace", full)
+    monkeypatch.setattr("aot.problem.manifest.writer.os.replace", full)
     result = from_config("-o", path, "--force")
     assert (result.status, result.out) == (2, "")
     assert "cannot be written (No space left on device)" in result.err
@@ -587,9 +587,17 @@ def test_from_config_prints_where_the_output_is_a_dash(
     assert os.listdir() == []
 
 
+def test_from_config_spreads_experts_over_ranks(run: Run) -> None:
+    config = ROOT / "tests/data/configs/qwen3-30b-a3b.json"
+    result = run("manifest", "from-config", config, "--tp", 2, "--ep", 4, "--tokens", 1, "--dtype", "bf16")
+    written = manifest.loads(result.out)
+    assert (result.status, result.err, written.model) == (0, "", "qwen3-30b-a3b-tp2-ep4")
+    assert {use.signature.groups for use in written.uses if use.signature.operation == "grouped_gemm"} == {32}
+
+
 def test_from_config_warns_of_experts_on_standard_error(run: Run) -> None:
     config = ROOT / "tests/data/configs/qwen3-30b-a3b.json"
-    result = run("manifest", "from-config", config, "--tp", 1, "--tokens", 1, "--target", "sm_90a", "--dtype", "bf16")
+    result = run("manifest", "from-config", config, "--no-experts", "--tokens", 1, "--dtype", "bf16")
     assert (result.status, manifest.loads(result.out).layers) == (0, 48)
     assert result.err.startswith("warning: qwen3-30b-a3b.json: the experts are left out")
     assert result.err.count("\n") == 1

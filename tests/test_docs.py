@@ -178,7 +178,7 @@ def names_of(node: ast.stmt) -> set[str]:
 
 # Those of a line import only those of earlier lines, and themselves; what is in one line does not import each other.
 # Modules of `aot` may import any of `runtime` but its bindings to torch and servers; none of `runtime` one of `aot`.
-# Operations are rooms, which may have words of GEMM, the first of them, and nothing of each other.
+# Operations are rooms.
 OPERATIONS = list(dict.fromkeys(place.partition(":")[0].split(".")[1] for place in operation._OWN.values()))
 ROOMS = {
     "aot": (
@@ -201,8 +201,7 @@ ROOMS = {
         ("device",),
         ("program",),
         ("tables",),
-        tuple(OPERATIONS[:1]),
-        tuple(OPERATIONS[1:]),
+        tuple(OPERATIONS),
         ("serve",),
         ("torch", "__init__"),
         ("plugin",),

@@ -18,8 +18,9 @@ from runtime import Library
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.gemm.operation import GEMM
-from runtime.gemm.signature import GATES, Epilogue, Signature
+from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import TORCH_NAMES
+from runtime.numbers.epilogue import GATES, Epilogue
 from runtime.tables.dispatch import Dispatch
 
 pytestmark = pytest.mark.gpu

@@ -9,11 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aot.problem import manifest as module
-from aot.problem.manifest import Gemm, Manifest, ManifestError, Problem, dump, load, loads
+from aot.problem.manifest import (
+    Gemm,
+    Manifest,
+    ManifestError,
+    Problem,
+    contents,
+    dump,
+    load,
+    loads,
+    nodes,
+    reader,
+    rules,
+)
 from aot.search.targets import TARGETS
-from runtime.gemm.signature import ACTIVATIONS, EPILOGUES, GATED, MAJORS, OVERLAPS, Signature
+from runtime.gemm.signature import MAJORS, Signature
+from runtime.numbers.epilogue import ACTIVATIONS, EPILOGUES, GATED
+from runtime.numbers.products import ACCUMULATORS, PRODUCTS
 from runtime.numbers.scaling import SCALINGS
+from runtime.program.operation import OVERLAPS
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = sorted((ROOT / "manifests").glob("*.yaml"))
@@ -494,12 +508,12 @@ def test_manifest_rejects_deep_nesting(opening: str) -> None:
 
 
 def test_manifest_rejects_too_large_a_text() -> None:
-    refused(GOOD + "#" * module.MAX_FILE_BYTES, " larger than")
+    refused(GOOD + "#" * nodes.MAX_FILE_BYTES, " larger than")
 
 
 def test_load_rejects_too_large_a_file(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
-    path.write_text("#" * (module.MAX_FILE_BYTES + 1))
+    path.write_text("#" * (nodes.MAX_FILE_BYTES + 1))
     with pytest.raises(ManifestError, match="larger than"):
         load(path)
 
@@ -519,7 +533,7 @@ def test_load_rejects_an_impossible_path() -> None:
         load("a\0b")
 
 
-@pytest.mark.parametrize("more", [1, module.MAX_FILE_BYTES])
+@pytest.mark.parametrize("more", [1, nodes.MAX_FILE_BYTES])
 def test_an_archive_is_told_from_a_manifest_whatever_its_size(tmp_path: Path, more: int) -> None:
     (tmp_path / "m.aot").write_bytes(b"CUTEAOT\0" + b"\xff" * more)
     with pytest.raises(ManifestError, match=r"m\.aot: is an archive, not a manifest; give it to `aot build --base`"):
@@ -556,24 +570,24 @@ def test_dump_rejects_a_line_break_in_the_model(line_break: str) -> None:
 
 
 texts = st.text(min_size=1, max_size=200).filter(lambda s: s.isprintable() and s == s.strip())
-tokens = st.sets(st.integers(1, module.MAX_TOKENS), min_size=1, max_size=6).map(lambda s: tuple(sorted(s)))
-extents = st.integers(1, module.MAX_EXTENT // 32).map(lambda i: 32 * i)
+tokens = st.sets(st.integers(1, contents.MAX_TOKENS), min_size=1, max_size=6).map(lambda s: tuple(sorted(s)))
+extents = st.integers(1, contents.MAX_EXTENT // 32).map(lambda i: 32 * i)
 signatures = st.builds(
     lambda t, n, k, batch, epilogue, words: Signature(
         t[0], t[1], t[2], "f32", epilogue, n, k, batch, words[0], words[1], words[2]
     ),
-    st.sampled_from(module.PRODUCTS),
+    st.sampled_from(PRODUCTS),
     extents,
     extents,
-    st.integers(1, module.MAX_COUNT) | st.just(1),
+    st.integers(1, contents.MAX_COUNT) | st.just(1),
     st.sampled_from(list(EPILOGUES)),
     st.tuples(st.sampled_from(tuple(SCALINGS)), st.sampled_from(MAJORS), st.sampled_from(OVERLAPS)),
-).filter(lambda s: module.signature_problem(s) is None)
-counts = st.integers(1, module.MAX_COUNT)
+).filter(lambda s: rules.signature_problem(s) is None)
+counts = st.integers(1, contents.MAX_COUNT)
 names = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True) | st.sampled_from(["no", "1", "1e5", "null", "-", "."])
-passes = st.dictionaries(st.integers(1, module.MAX_TOKENS), st.integers(1, module.MAX_PASSES), max_size=40)
+passes = st.dictionaries(st.integers(1, contents.MAX_TOKENS), st.integers(1, contents.MAX_PASSES), max_size=40)
 traffic = passes.map(lambda found: tuple(sorted(found.items())))
-gemms = st.builds(Gemm, names, signatures, counts, tokens, st.sampled_from(module.PER), traffic=traffic)
+gemms = st.builds(Gemm, names, signatures, counts, tokens, st.sampled_from(contents.PER), traffic=traffic)
 manifests = st.builds(
     Manifest,
     model=texts | st.sampled_from(["yes", "12", "a: b", "# x", "{}", "'", '"', "\\", "---"]),
@@ -618,8 +632,8 @@ def test_any_text_of_yaml_signs_is_a_manifest_error(text: str) -> None:
 
 def test_page_has_every_field_and_its_default() -> None:
     said = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", PAGE.read_text(), re.MULTILINE))
-    defaults = {**module._USUAL, "count": 1, "per": "layer", "layers": 1}
-    for field in (*module._TOP_FIELDS, *module._GEMM_FIELDS):
+    defaults = {**contents.USUAL, "count": 1, "per": "layer", "layers": 1}
+    for field in (*reader._TOP_FIELDS, *reader._GEMM_FIELDS):
         assert field in said, field
         if field in defaults:
             assert said[field].strip("`") == str(defaults[field]), field
@@ -627,11 +641,11 @@ def test_page_has_every_field_and_its_default() -> None:
 
 def test_page_has_every_word_and_every_limit() -> None:
     page = PAGE.read_text()
-    words = {*TARGETS, *SCALINGS, *MAJORS, *OVERLAPS, *ACTIVATIONS, *GATED, *module.PER, *module.ACCUMULATORS}
+    words = {*TARGETS, *SCALINGS, *MAJORS, *OVERLAPS, *ACTIVATIONS, *GATED, *contents.PER, *ACCUMULATORS}
     assert not {word for word in words if f"`{word}`" not in page}
-    limits = (module.MAX_EXTENT, module.MAX_TOKENS, module.MAX_COUNT, module.MAX_ITEMS, module.MAX_TEXT_CHARACTERS)
+    limits = (contents.MAX_EXTENT, contents.MAX_TOKENS, contents.MAX_COUNT, nodes.MAX_ITEMS, nodes.MAX_TEXT_CHARACTERS)
     assert not {limit for limit in limits if f"{limit:,}" not in page}
-    assert f"{module.MAX_FILE_BYTES >> 10} KiB" in page
+    assert f"{nodes.MAX_FILE_BYTES >> 10} KiB" in page
 
 
 def test_example_of_the_page_is_a_manifest() -> None:

@@ -9,7 +9,7 @@ import pytest
 from aot.problem import model_config
 from aot.problem.manifest import Manifest, dump, load, loads
 from aot.problem.model_config import Wanted, manifest_from_config
-from aot.problem.model_families import load_config
+from aot.problem.models.config import load_config
 
 from .model_configs import CONFIGS, ROOT, config, manifest, refused
 
@@ -25,6 +25,7 @@ SHIPPED: dict[str, tuple[str, str, int, str, tuple[str, ...]]] = {
     "llama-3.3-70b-tp8": ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct", 8, "bf16", TARGETS),
     "qwen3-32b-tp2": ("qwen3-32b", "Qwen/Qwen3-32B", 2, "bf16", TARGETS),
     "qwen3-30b-a3b": ("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", 1, "bf16", TARGETS),
+    "experts/qwen3-30b-a3b": ("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", 1, "bf16", ("sm_90a",)),
     "mistral-small-24b": ("mistral-small-24b", "mistralai/Mistral-Small-24B-Instruct-2501", 1, "bf16", TARGETS),
     "gemma-3-27b": ("gemma-3-27b", "google/gemma-3-27b-it", 1, "bf16", TARGETS),
 }
@@ -33,8 +34,9 @@ SHIPPED: dict[str, tuple[str, str, int, str, tuple[str, ...]]] = {
 def from_fixture(name: str) -> Manifest:
     config, source, tp, dtype, targets = SHIPPED[name]
     loaded = load_config(CONFIGS / f"{config}.json")
-    wanted = Wanted(tp, TOKENS, targets, dtype, fuse=name.endswith("-fused"))
-    return manifest_from_config(loaded, wanted, source=source, model=name)
+    wanted = Wanted(tp, TOKENS, targets, dtype, fuse=name.endswith("-fused"), experts=name.startswith("experts/"))
+    model = name.removeprefix("experts/") + ("-moe" if wanted.experts else "")
+    return manifest_from_config(loaded, wanted, source=source, model=model)
 
 
 def shapes(built: Manifest) -> dict[str, tuple[int, int]]:
@@ -47,7 +49,8 @@ def test_shipped_manifest_equals_what_its_config_gives(name: str) -> None:
 
 
 def test_every_shipped_manifest_is_proven() -> None:
-    assert {p.stem for p in (ROOT / "manifests").glob("*.yaml")} == set(SHIPPED)
+    found = {*(ROOT / "manifests").glob("*.yaml"), *(ROOT / "manifests" / "experts").glob("*.yaml")}
+    assert {str(p.relative_to(ROOT / "manifests").with_suffix("")) for p in found} == set(SHIPPED)
 
 
 def test_llama_8b_shapes_are_the_known_ones() -> None:
@@ -348,10 +351,11 @@ def test_a_type_that_the_config_does_not_name_is_said() -> None:
 
 def test_experts_that_are_left_out_are_said() -> None:
     moe = config("qwen3-30b-a3b", torch_dtype="bfloat16")
-    assert warnings(moe) == [
-        "config.json: the experts are left out, since their GEMMs are grouped; the manifest has qkv, o, router, lm_head"
-    ]
-    assert warnings({**moe, "mlp_only_layers": list(range(48))}) == []
+    left_out = "config.json: the experts are left out; the manifest has qkv, o, router, lm_head"
+    assert warnings(moe, experts=False) == [left_out]
+    assert warnings(moe) == []
+    dense = {**moe, "mlp_only_layers": list(range(48))}
+    assert warnings(dense, experts=False) == []
 
 
 @pytest.mark.parametrize(

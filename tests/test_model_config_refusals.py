@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from aot.problem.manifest import ManifestError
-from aot.problem.model_families import FAMILIES, load_config
+from aot.problem.manifest import ManifestError, dump
+from aot.problem.models.config import load_config
+from aot.problem.models.families import FAMILIES
 
 from .model_configs import config, manifest, refused
+from .transformers_layers import PUBLISHED
 
 
 def test_from_config_refuses_unknown_model_type_and_says_what_to_do() -> None:
     refused(
-        config(model_type="mixtral"),
-        "'mixtral' is not supported; the supported types are",
+        config(model_type="mamba2"),
+        "'mamba2' is not supported; the supported types are",
         *FAMILIES,
         "write the manifest by hand, as docs/manifests.md describes",
     )
@@ -25,7 +31,7 @@ def test_from_config_refuses_unknown_model_type_and_says_what_to_do() -> None:
 
 def test_no_other_family_is_suggested_for_an_unknown_model_type() -> None:
     with pytest.raises(ManifestError) as caught:
-        manifest(config(model_type="mixtral"))
+        manifest(config(model_type="mamba2"))
     assert "did you mean" not in str(caught.value)
 
 
@@ -80,6 +86,10 @@ def test_from_config_refuses_another_family_inside() -> None:
 
 def test_from_config_refuses_quantised_weights() -> None:
     refused(config(quantization_config={"quant_method": "fp8"}), "'quantization_config' is present")
+
+
+def test_from_config_refuses_a_malformed_quantization_config() -> None:
+    refused(config(quantization_config="fp8"), "field 'quantization_config' must be an object, found 'fp8'")
 
 
 def test_from_config_refuses_quantised_weights_beside_text_config() -> None:
@@ -181,3 +191,22 @@ def test_load_config_ignores_fields_it_does_not_use(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**config(), "rope_theta": 500000.0, "torch_dtype": "bfloat16"}))
     assert manifest(load_config(path)) == manifest(config())
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2**40) | st.floats() | st.sampled_from(["fp8", "full_attention", "x"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["quant_method", "a"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+OPTIONAL = ("quantization_config", "vision_config", "layer_types", "moe_layers", "mlp_only_layers", "moe_layer_freq")
+
+
+@given(name=st.sampled_from(sorted(PUBLISHED)), value=JSON, tp=st.sampled_from([1, 2, 3, 8]), data=st.data())
+def test_whatever_a_field_holds_there_is_a_manifest_or_its_error(name: str, value: Any, tp: int, data: Any) -> None:
+    read = copy.deepcopy(PUBLISHED[name]["config"])
+    part = data.draw(st.sampled_from([read, read.get("text_config", read)]))
+    part[data.draw(st.sampled_from([*part, *OPTIONAL]))] = value
+    with contextlib.suppress(ManifestError):
+        dump(manifest(read, tp))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aot.problem.manifest import ManifestError, loads, signature_problem
-from aot.providers.arguments import gemm_tensors
+from aot.providers.gemm_arguments import gemm_tensors
 from aot.search import rank
 from aot.search.legal import unsuited
 from aot.search.targets import target
@@ -219,7 +219,7 @@ def test_a_new_type_of_4_bits_has_bytes_limits_and_arguments(monkeypatch: pytest
     shape = rank._Shape.of(dataclasses.replace(variant, config=()))
     assert shape.tile_k == 256
     assert rank._TileWaves(target("sm_90a")).cost(shape, s, 3) > 0
-    monkeypatch.setattr("aot.problem.manifest.unsupported_types", lambda *_: None)
+    monkeypatch.setattr("aot.problem.manifest.rules.unsupported_types", lambda *_: None)
     assert signature_problem(dataclasses.replace(s, k=80)) is not None
     assert signature_problem(s) is None
 

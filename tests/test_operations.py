@@ -160,7 +160,7 @@ def folder_or_module(place: str) -> str:
 
 
 # What may name an operation: operations, what makes kernels of them, the lists of operations, the bindings to torch and
-# servers, whose operator `gemm` is, methods of libraries, and GEMM's planned calls.
+# servers, whose operator `gemm` is, methods of libraries, GEMM's planned calls, and what experts ask of some.
 NAMING = (
     *(folder_or_module(of_runtime) for of_runtime in operations._OWN.values()),
     *(folder_or_module(of_search) for of_search in building._OWN.values()),
@@ -168,7 +168,7 @@ NAMING = (
     *("aot/kernels/", "aot/providers/"),
     *("runtime/program/operation.py", "aot/search/operation.py", "aot/tune/operation.py"),
     *("runtime/torch/", "runtime/plugin/", "runtime/sglang/", "runtime/vllm/"),
-    *("runtime/serve/gemm/", "runtime/serve/library.py"),
+    *("runtime/serve/gemm/", "runtime/serve/library.py", "aot/problem/models/experts.py"),
 )
 
 

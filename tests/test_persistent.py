@@ -24,8 +24,9 @@ from aot.providers import estimate_persistent, likely_persistent
 from aot.search.legal import legal_variants, unsuited
 from aot.search.rank import rank
 from aot.search.variants import Variant, choices
-from runtime.gemm.signature import EPILOGUES, Signature
+from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.epilogue import EPILOGUES
 from runtime.numbers.scaling import SCALINGS
 from runtime.program.record import Record, TensorArgument, TensorView
 

@@ -290,6 +290,27 @@ def test_kernels_that_change_are_compiled_anew_and_no_others(copied: Path, patte
 
 
 @pytest.mark.parametrize(
+    ("pattern", "operations"),
+    [
+        ("arguments.py", {"gemm", "grouped_gemm", "rmsnorm", "moe_permute", "moe_combine"}),
+        ("gemm_arguments.py", {"gemm"}),
+        ("builders/gemm.py", {"gemm"}),
+        ("grouped_arguments.py", {"grouped_gemm"}),
+        ("builders/grouped_gemm.py", {"grouped_gemm"}),
+        ("builders/rmsnorm.py", {"rmsnorm"}),
+        ("builders/moe.py", {"moe_permute", "moe_combine"}),
+        ("builders/__init__.py", set()),
+    ],
+)
+def test_what_prepares_one_operations_kernels_compiles_no_others_anew(
+    copied: Path, pattern: str, operations: set[str]
+) -> None:
+    assert _changed(*(copied / "providers").glob(pattern)) == {
+        name for name, family in own.FAMILIES.items() if family.operation in operations
+    }
+
+
+@pytest.mark.parametrize(
     ("pattern", "families"),
     [
         ("operator_api/dense.py", set(cutlass_operators.FAMILIES) - {"sm100_block_scaled", "sm100_grouped"}),
@@ -297,6 +318,8 @@ def test_kernels_that_change_are_compiled_anew_and_no_others(copied: Path, patte
         ("operator_api/grouped.py", {"sm100_grouped"} & set(cutlass_operators.FAMILIES)),
         ("operator_api/operator.py", set(cutlass_operators.FAMILIES)),
         ("arguments.py", set(cutlass_operators.FAMILIES)),
+        ("gemm_arguments.py", set(cutlass_operators.FAMILIES) - {"sm100_grouped"}),
+        ("grouped_arguments.py", {"sm100_grouped"} & set(cutlass_operators.FAMILIES)),
         ("cutlass_operators.py", set()),
     ],
 )
@@ -314,17 +337,14 @@ def test_every_family_of_operators_is_wrapped_by_one_module() -> None:
 def test_every_file_of_a_kernel_but_which_choices_are_legal_is_in_the_digest_of_a_family() -> None:
     """Other rules make no other code of a variant that stays legal."""
     kernels = ROOT / "aot/kernels"
-    found = {file for module in own._KERNELS.values() for file in made_of(kernels / module, kernels)}
+    found = {file for made in own._MADE.values() for file in made_of(kernels / made.kernel, kernels)}
     assert found == set(kernels.rglob("*.py")) - set(kernels.rglob("choices.py"))
 
 
 def test_an_estimate_or_an_opinion_that_changes_compiles_nothing_anew(copied: Path) -> None:
-    building = {"own.py", "arguments.py"}
-    others = [path for path in (copied / "providers").glob("*.py") if path.name not in building]
-    assert {"likely_persistent.py", "estimate_small_m.py", "summation.py"} < {path.name for path in others}
+    others = [path for path in (copied / "providers").glob("*.py") if not path.name.endswith("arguments.py")]
+    assert {"likely_persistent.py", "estimate_small_m.py", "summation.py", "own.py"} < {path.name for path in others}
     assert _changed(*others, *(copied / "search").glob("*.py")) == set()
-    for name in building:
-        assert _changed(copied / "providers" / name) == set(provider("own").families)
 
 
 def test_a_file_that_is_imported_within_a_function_or_by_its_whole_name_belongs_to_a_kernel(copied: Path) -> None:

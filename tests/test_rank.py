@@ -16,7 +16,8 @@ from aot.search.provider import PROVIDERS, provider
 from aot.search.rank import _shapes, rank, shortlist
 from aot.search.targets import TARGETS
 from aot.search.variants import Option, Variant, choices
-from runtime.gemm.signature import OVERLAPS, Signature
+from runtime.gemm.signature import Signature
+from runtime.program.operation import OVERLAPS
 
 from .recorded_times import fastest
 

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from aot.problem.manifest import loads
-from aot.providers.arguments import gemm_tensors
+from aot.providers.gemm_arguments import gemm_tensors
 from aot.search.legal import of_name
 from runtime.container.archive import Archive
 from runtime.errors import ArgumentError, LayoutError
 from runtime.gemm.call import matrices, signature_of
 from runtime.gemm.fallback import torch_runs
-from runtime.gemm.signature import Epilogue, Signature
+from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.scaling import SCALINGS, TILES, Scaling, extent_of, symbol_of
 from runtime.program import tensor
 from runtime.program.arguments import symbols_to_json, to_json

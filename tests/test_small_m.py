@@ -12,7 +12,9 @@ from aot.search.legal import illegal, unsuited
 from aot.search.provider import provider
 from aot.search.targets import TARGETS
 from aot.search.variants import Variant, choices
-from runtime.gemm.signature import EPILOGUES, OVERLAPS, Signature
+from runtime.gemm.signature import Signature
+from runtime.numbers.epilogue import EPILOGUES
+from runtime.program.operation import OVERLAPS
 
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 4096, 4096)
 SCALED = Signature("e4m3", "e4m3", "bf16", "f32", "none", 4096, 4096, scaling="row_column")

@@ -15,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import ArgumentError, KernelMiss, Library, RecordError, native
-from runtime.gemm.signature import EPILOGUES, MAJORS, OVERLAPS, Signature
+from runtime.gemm.signature import MAJORS, Signature
 from runtime.gemm.universal import PREDICTED
+from runtime.numbers.epilogue import EPILOGUES
 from runtime.numbers.scaling import SCALINGS
+from runtime.program.operation import OVERLAPS
 from runtime.serve import entries, function, preload
 from runtime.serve.layers import open_archives
 from runtime.torch.layers import choose

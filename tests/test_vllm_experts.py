@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from aot.providers.arguments import grouped_tensors
+from aot.providers.grouped_arguments import grouped_tensors
 from aot.search.variants import Variant
 from runtime import KernelMiss
 from runtime.container.archive import Archive

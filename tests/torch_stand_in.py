@@ -14,7 +14,7 @@ from torch import nn
 from runtime import Library
 from runtime.container.archive import Archive
 from runtime.gemm.fallback import apply_activation
-from runtime.gemm.signature import Epilogue
+from runtime.numbers.epilogue import Epilogue
 
 from .recording_driver import RecordingDriver, entry, operands_record, signature, write_archive
 

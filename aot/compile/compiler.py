@@ -66,6 +66,7 @@ SOURCES = (
     "runtime/program/arithmetic.py",
     "runtime/container/canonical.py",
     "runtime/numbers/dtypes.py",
+    "runtime/numbers/epilogue.py",
     "runtime/numbers/scaling.py",
     "runtime/program/evaluator.py",
     "runtime/device/launch.py",

@@ -1,7 +1,7 @@
-"""From a Hugging Face config.json to the manifest of a model's linear layers.
+"""From a Hugging Face config.json to the manifest of a model's linear layers and experts.
 
-`aot.problem.model_families` reads the config; here its layers become GEMMs. A rank of a tensor-parallel group runs, as
-vLLM and SGLang lay the weights out:
+`aot.problem.models` reads the config; here its layers become GEMMs. A rank of a tensor-parallel group runs, as vLLM and
+SGLang lay the weights out, for example:
 
     qkv      n = (heads/tp + 2 * max(kv_heads/tp, 1)) * head_dim, k = hidden
     o        n = hidden, k = heads/tp * head_dim
@@ -14,9 +14,10 @@ KV heads are replicated where tp exceeds them, the router of a mixture of expert
 vocabulary is padded to a multiple of 64. A layer with a bias adds it in its GEMM, whether or not anything else is
 fused; but o and down, whose partial results an all-reduce adds up, do so on rank 0 only, so there are two GEMMs of
 each. Fused, gate_up takes in the activation of the MLP, its weight being gate and up one after the other, and o and
-down the residual, where nothing lies between: no all-reduce and no norm.
+down the residual, where nothing lies between: no all-reduce and no norm. Experts are operations, and always have their
+activation: `aot.problem.models.experts`.
 
-Expert GEMMs are grouped GEMMs and vision towers are other models: neither is covered.
+Vision towers are other models and not covered.
 """
 
 from __future__ import annotations
@@ -25,16 +26,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.gemm.signature import Epilogue, Signature
+from runtime.errors import RecordError
+from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import TORCH_NAMES
+from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.products import PRODUCTS, scalings_of, unsupported_scaling
-from runtime.numbers.scaling import SCALINGS
+from runtime.numbers.scaling import SCALE_BLOCK, SCALINGS
 
 from ..search.targets import TARGETS
 from ..search.unserved import variants, why_none
 from ..suggest import did_you_mean
-from .manifest import MAX_TOKENS, Gemm, Manifest, signature_problem
-from .model_families import Model, is_integer, read_model, short
+from .manifest import MAX_TOKENS, Gemm, Manifest, Use, signature_problem
+from .models import experts as of_experts
+from .models.config import is_integer, short
+from .models.experts import Arithmetic, Ranks
+from .models.layers import Linear, Model
+from .models.reading import VOCABULARY_PADDING, padded, read_model
 
 # What `dtype` means for A, B and D. The router and lm_head stay in the type of D, as fp8 checkpoints keep them.
 DTYPES = {a: next(product for product in PRODUCTS if product[0] == a) for a, *_ in PRODUCTS}
@@ -48,10 +55,7 @@ GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
 # Logits are wanted for the last token of each sequence of a batch, so lm_head sees no more rows than that.
 MOST_LOGITS = 256
 
-# vLLM's and SGLang's DEFAULT_VOCAB_PADDING_SIZE, in rows.
-VOCABULARY_PADDING = 64
-
-MAX_TENSOR_PARALLEL = 1024
+MAX_RANKS = 1024
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,9 @@ class Wanted:
 
     `tokens` are the M values to tune for, in any order. `targets` are by default all that have kernels for every
     layer; `dtype`, a key of `DTYPES`, is by default the config's, or bf16 where it names none; `scaling`, that of
-    layers in 8 bits, `default_scaling`. `fuse` takes elementwise work into the layers, as the module's docstring says.
+    layers in 8 bits, the config's or `default_scaling`. `fuse` takes elementwise work into the layers, as the module's
+    docstring says. `ep` is over how many ranks experts are spread, each whole, as vLLM's expert parallelism does it: a
+    multiple of `tp`, or 1. `experts` is whether the manifest has them.
     """
 
     tp: int
@@ -69,6 +75,8 @@ class Wanted:
     dtype: str | None = None
     scaling: str | None = None
     fuse: bool = False
+    ep: int = 1
+    experts: bool = True
 
 
 def manifest_from_config(
@@ -80,78 +88,85 @@ def manifest_from_config(
     named_after: str | None = None,
     on_warning: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
-    """The linear layers of one rank, as a manifest.
+    """The linear layers and experts of one rank, as a manifest.
 
     `source` says where the config came from, a Hugging Face repository or a path; it opens every message and the
     manifest's own `source`, which also lists the values used. `model` is the manifest's name for it, by default
     `model_name` of `named_after`, or of `source`. `on_warning` is told what a reader of the manifest may not expect.
 
     Raises:
-        ManifestError: the config is of an unknown kind, a field is missing or wrong, or `tp` does not divide it.
+        ManifestError: the config is of an unknown kind, a field is missing or wrong, or `tp` or `ep` does not divide
+            it.
     """
     found = read_model(config, source)
     _check(found, wanted)
-    dtype = _dtype(found, wanted.dtype, on_warning)
-    scaling = default_scaling(dtype) if wanted.scaling is None else wanted.scaling
-    if problem := unsupported_scaling(DTYPES[dtype][0], scaling):
-        found.fail(f"scaling {problem}; leave it out")
-    activation = _activation(found) if wanted.fuse else None
-    fused = Epilogue(GATES[activation], residual=not found.post_norms) if activation else Epilogue()
-    layers = _Layers(DTYPES[dtype], scaling, fused, found.biased)
-    obstacle = _obstacle(found, wanted.tp, layers)
-    if obstacle:
-        most = min(found.fields["num_attention_heads"], MAX_TENSOR_PARALLEL)
-        valid = [t for t in range(1, most + 1) if _obstacle(found, t, layers) is None]
+    for remark in found.remarks:
+        on_warning(f"{source}: {remark}")
+    layers = _layers(found, wanted, on_warning)
+    ranks = Ranks(wanted.tp, wanted.ep)
+    if obstacle := _obstacle(found, ranks, layers):
+        valid = [t for t in range(1, MAX_RANKS + 1) if _obstacle(found, Ranks(t, wanted.ep), layers) is None]
         found.fail(f"{obstacle}; tp values that fit this model: {', '.join(map(str, valid)) or 'none'}")
     ms = tuple(sorted(set(wanted.tokens)))
     few = tuple(m for m in ms if m <= MOST_LOGITS) or ms[:1]
-    gemms = [
-        Gemm(name, s, count, few if name == "lm_head" else ms, per)
-        for name, s, count, per in _gemms(found, wanted.tp, layers)
-    ]
-    if found.experts and found.experts.dense_layers < found.fields["num_hidden_layers"]:
+    gemms = tuple(
+        Gemm(name, signature, *_times(layer, found.depth, few if layer.last else ms))
+        for layer, name, signature in _gemms(found, wanted.tp, layers)
+    )
+    uses: tuple[Use, ...] = ()
+    if found.experts and layers.experts:
+        try:
+            uses = of_experts.operations(found.experts, ranks, layers.experts, ms)
+        except RecordError as error:
+            found.fail(str(error))
+    for layer in _left_out(found, wanted.tp, layers):
+        n, _ = layer.shape(wanted.tp)
+        on_warning(f"{source}: {layer.name} is left out, since rows of its {n} outputs are no multiple of 16 bytes")
+    if found.experts and not layers.experts:
         names = ", ".join(gemm.name for gemm in gemms)
-        on_warning(f"{source}: the experts are left out, since their GEMMs are grouped; the manifest has {names}")
+        on_warning(f"{source}: the experts are left out; the manifest has {names}")
     targets = wanted.targets
     if targets is None:
-        targets = default_targets(gemm.signature for gemm in gemms)
+        targets = default_targets([*(gemm.signature for gemm in gemms), *(use.signature for use in uses)])
         if not targets:
             found.fail("no target has kernels for all of these layers; name targets")
     else:
-        _check_served(found, gemms, wanted, targets, on_warning)
+        _check_served(found, (*gemms, *uses), wanted, targets, on_warning)
     return Manifest(
-        model or model_name(named_after or source, wanted.tp, dtype, wanted.fuse),
-        _source(found, wanted.tp) + (f", {found.activation[0]} {activation}" if activation else ""),
+        model or model_name(named_after or source, wanted.tp, layers.word, wanted.fuse, wanted.ep),
+        _source(found, ranks, layers),
         ms,
         tuple(targets),
-        tuple(gemms),
-        found.fields["num_hidden_layers"],
+        gemms,
+        found.depth,
+        uses,
     )
 
 
 def _check_served(
-    found: Model, gemms: Sequence[Gemm], wanted: Wanted, targets: Iterable[str], on_warning: Callable[[str], None]
+    found: Model, items: Sequence[Gemm | Use], wanted: Wanted, targets: Iterable[str], on_warning: Callable[[str], None]
 ) -> None:
     """Refuse targets that were named and lack kernels for layers as they were asked for. Where only the model's own
-    biases are in the way, say so: a build leaves these layers out."""
+    biases, or its experts, are in the way, say so: a build leaves these layers out."""
     for target in targets:
-        unserved = [gemm for gemm in gemms if not variants(target, gemm.signature)]
+        unserved = [item for item in items if not variants(target, item.signature)]
+        own = [i for i in unserved if isinstance(i, Use) or i.signature.epilogue == Epilogue(bias=True).word()]
+        others = [item for item in unserved if item not in own]
         if not unserved:
             continue
-        others = [gemm for gemm in unserved if gemm.signature.epilogue != Epilogue(bias=True).word()]
         of = others or unserved
-        names, reason = ", ".join(gemm.name for gemm in of), why_none(target, of[0].signature)
+        names, reason = ", ".join(item.name for item in of), why_none(target, of[0].signature)
         said = f"no kernel computes {names} on {target}: {reason}"
         if others:
             found.fail(f"{said}; name another target{', or leave --fuse out' if wanted.fuse else ''}")
         on_warning(f"{found.source}: {said}; a build leaves them out there")
 
 
-def model_name(source: str, tp: int, dtype: str, fuse: bool = False) -> str:
+def model_name(source: str, tp: int, dtype: str, fuse: bool = False, ep: int = 1) -> str:
     """What to call a model that came from `source`: the last part in lower case, with what is unusual about it."""
     stem = source.removesuffix("config.json").rstrip("/").rsplit("/", 1)[-1].lower().removesuffix(".json") or "model"
-    unusual = (f"-tp{tp}" if tp > 1 else "") + ("" if dtype == "bf16" else f"-{dtype}") + ("-fused" if fuse else "")
-    return stem + unusual
+    unusual = (f"-tp{tp}" if tp > 1 else "") + (f"-ep{ep}" if ep > 1 else "")
+    return stem + unusual + ("" if dtype == "bf16" else f"-{dtype}") + ("-fused" if fuse else "")
 
 
 def default_scaling(dtype: str) -> str:
@@ -159,7 +174,7 @@ def default_scaling(dtype: str) -> str:
     return "row_column" if "row_column" in scalings_of(dtype) else "none"
 
 
-def default_targets(signatures: Iterable[Signature], targets: Iterable[str] = tuple(TARGETS)) -> tuple[str, ...]:
+def default_targets(signatures: Iterable[Any], targets: Iterable[str] = tuple(TARGETS)) -> tuple[str, ...]:
     """Those of `targets` that have kernels for all of these, with their epilogues."""
     distinct = dict.fromkeys(signatures)
     return tuple(t for t in targets if all(variants(t, s) for s in distinct))
@@ -167,41 +182,60 @@ def default_targets(signatures: Iterable[Signature], targets: Iterable[str] = tu
 
 @dataclass(frozen=True)
 class _Layers:
-    """What the layers compute besides their shapes: element types of A, B and D, scaling, what is fused, and biases.
+    """What the layers compute besides their shapes: the key of `DTYPES`, scaling, what is fused, and what experts do,
+    None where they are not wanted.
 
-    `fused` has the gate of gate_up, and whether o and down add the residual where tp is 1. The router and lm_head are
-    plain, in the type of D.
+    `fused` has the gate of gate_up, and whether o and down add the residual where tp is 1. Plain layers are in the type
+    of D. `activation` is that of the config, where something depends on it, else empty.
     """
 
-    dtypes: tuple[str, str, str]
+    word: str
     scaling: str
     fused: Epilogue
-    biased: tuple[str, ...]
+    experts: Arithmetic | None
+    activation: str
 
-    def plain(self, n: int, k: int) -> Signature:
-        """A layer in the type of D, with neither scales nor epilogue."""
-        d = self.dtypes[2]
-        return Signature(d, d, d, "f32", "none", n, k)
+    def signature(self, layer: Linear, tp: int, bias: bool, residual: bool = False) -> Signature:
+        """A layer on one of `tp` ranks."""
+        gate = self.fused.activation if layer.gated else "none"
+        epilogue = Epilogue(gate, bias=bias, residual=residual).word()
+        a, b, d = DTYPES[self.word]
+        if layer.plain:
+            return Signature(d, d, d, "f32", epilogue, *layer.shape(tp))
+        return Signature(a, b, d, "f32", epilogue, *layer.shape(tp), scaling=self.scaling)
 
-    def column_parallel(self, name: str, n: int, k: int, gate: str = "none") -> Signature:
-        """A layer whose outputs are spread over the ranks."""
-        return self._signature(n, k, Epilogue(gate, bias=name in self.biased))
+    def on(self, layer: Linear, tp: int) -> Iterator[tuple[str, Signature]]:
+        """A layer by name: two, where only rank 0 adds the bias."""
+        alone = tp == 1 or not layer.row_parallel
+        residual = layer.residual and self.fused.residual and tp == 1
+        yield layer.name, self.signature(layer, tp, layer.bias and alone, residual)
+        if layer.bias and not alone:
+            yield f"{layer.name}_rank0", self.signature(layer, tp, True)
 
-    def row_parallel(self, name: str, n: int, k: int, tp: int) -> Iterator[tuple[str, Signature]]:
-        """A layer whose inputs are spread over the ranks, by name: two, where only rank 0 adds the bias."""
-        biased = name in self.biased
-        yield name, self._signature(n, k, Epilogue(bias=biased and tp == 1, residual=self.fused.residual and tp == 1))
-        if biased and tp > 1:
-            yield f"{name}_rank0", self._signature(n, k, Epilogue(bias=True))
 
-    def _signature(self, n: int, k: int, epilogue: Epilogue) -> Signature:
-        return Signature(*self.dtypes, "f32", epilogue.word(), n, k, scaling=self.scaling)
+def _layers(found: Model, wanted: Wanted, on_warning: Callable[[str], None]) -> _Layers:
+    """What the layers compute: as is wanted, or else as the config says."""
+    dtype = _dtype(found, wanted.dtype, on_warning)
+    scaling = wanted.scaling
+    if scaling is None:
+        scaling = found.scaling if found.scaling in scalings_of(dtype) else default_scaling(dtype)
+    if problem := unsupported_scaling(DTYPES[dtype][0], scaling):
+        found.fail(f"scaling {problem}; leave it out")
+    asks = found.experts if wanted.experts else None
+    gate = asks.gate if asks else ""
+    activation = _activation(found, wanted.fuse) if wanted.fuse or (asks and not gate) else ""
+    fused = Epilogue(GATES[activation], residual=found.residuals) if wanted.fuse else Epilogue()
+    experts = Arithmetic(DTYPES[dtype], scaling, gate or GATES[activation]) if asks else None
+    return _Layers(dtype, scaling, fused, experts, activation)
 
 
 def _check(found: Model, wanted: Wanted) -> None:
     """Refuse what was asked for where it is wrong in itself."""
-    if not is_integer(wanted.tp, MAX_TENSOR_PARALLEL):
-        found.fail(f"tp must be an integer from 1 to {MAX_TENSOR_PARALLEL}, found {short(wanted.tp)}")
+    for name, ranks in (("tp", wanted.tp), ("ep", wanted.ep)):
+        if not is_integer(ranks, MAX_RANKS):
+            found.fail(f"{name} must be an integer from 1 to {MAX_RANKS}, found {short(ranks)}")
+    if wanted.ep > 1 and not (found.experts and wanted.experts):
+        found.fail(f"ep {wanted.ep} spreads experts, and the manifest has none; leave --ep out")
     if not wanted.tokens or not all(is_integer(m, MAX_TOKENS) for m in wanted.tokens):
         listed = short(list(wanted.tokens))
         found.fail(f"tokens must be integers from 1 to {MAX_TOKENS}, at least one, found {listed}")
@@ -224,6 +258,8 @@ def _dtype(found: Model, wanted: str | None, on_warning: Callable[[str], None]) 
     """What the layers are computed in: what is wanted, or else the type that the model is published in."""
     field, published = found.dtype
     known = PUBLISHED.get(published) if isinstance(published, str) else None
+    if wanted is None and found.scaling:
+        wanted = "e4m3"
     if wanted is None and published is None:
         on_warning(f"{found.source}: field {field!r} is missing; the manifest is in bf16, which --dtype changes")
         return "bf16"
@@ -239,76 +275,67 @@ def _dtype(found: Model, wanted: str | None, on_warning: Callable[[str], None]) 
     return wanted
 
 
-def _activation(found: Model) -> str:
+def _activation(found: Model, fuse: bool) -> str:
     """What the MLP does to its gate."""
     field, activation = found.activation
     if not isinstance(activation, str) or activation not in GATES:
-        found.fail(f"field {field!r}: {short(activation)} cannot be fused; known: {', '.join(GATES)}")
+        fix = "" if fuse else "; --no-experts leaves experts out"
+        found.fail(f"field {field!r}: {short(activation)} cannot be fused; known: {', '.join(GATES)}{fix}")
     return activation
 
 
-def _gemms(found: Model, tp: int, layers: _Layers) -> Iterator[tuple[str, Signature, int, str]]:
-    """(name, signature, count, per) of every GEMM of one rank; `tp` must divide, see `_obstacle`."""
-    fields, experts = found.fields, found.experts
-    hidden, depth = fields["hidden_size"], fields["num_hidden_layers"]
-    heads = fields["num_attention_heads"] // tp
-    kv_heads = max(fields["num_key_value_heads"] // tp, 1)
-    intermediate = fields["intermediate_size"] // tp
-    dense = experts.dense_layers if experts else depth
-
-    def times(count: int) -> tuple[int, str]:
-        return (1, "layer") if count == depth else (count, "model")
-
-    n = (heads + 2 * kv_heads) * fields["head_dim"]
-    yield "qkv", layers.column_parallel("qkv", n, hidden), *times(depth)
-    for name, signature in layers.row_parallel("o", hidden, heads * fields["head_dim"], tp):
-        yield name, signature, *times(depth)
-    if dense:
-        gate_up = layers.column_parallel("gate_up", 2 * intermediate, hidden, layers.fused.activation)
-        yield "gate_up", gate_up, *times(dense)
-        for name, signature in layers.row_parallel("down", hidden, intermediate, tp):
-            yield name, signature, *times(dense)
-    if experts and dense < depth:
-        yield "router", layers.plain(experts.count, hidden), *times(depth - dense)
-    yield "lm_head", layers.plain(_padded(fields["vocab_size"]) // tp, hidden), 1, "model"
+def _gemms(found: Model, tp: int, layers: _Layers) -> Iterator[tuple[Linear, str, Signature]]:
+    """Every GEMM of one rank by name, with the layer that it is of; `tp` must divide, see `_obstacle`."""
+    left_out = _left_out(found, tp, layers)
+    for layer in found.linears:
+        if layer not in left_out:
+            for name, signature in layers.on(layer, tp):
+                yield layer, name, signature
 
 
-def _obstacle(found: Model, tp: int, layers: _Layers) -> str | None:
-    """Why this model cannot be split over `tp` ranks, naming the field; None when it can."""
-    fields, experts = found.fields, found.experts
-    divided = {"num_attention_heads": fields["num_attention_heads"]}
-    if experts is None or experts.dense_layers:
-        divided["intermediate_size"] = fields["intermediate_size"]
-    for field, value in divided.items():
-        if value % tp:
-            return f"field {field!r}: {value} does not divide by tp {tp}"
-    kv_heads = fields["num_key_value_heads"]
-    if kv_heads % tp and tp % kv_heads:
-        return f"field 'num_key_value_heads': of {kv_heads} and tp {tp} neither divides the other"
-    if _padded(fields["vocab_size"]) % tp:
-        return f"field 'vocab_size': {_padded(fields['vocab_size'])} (padded) does not divide by tp {tp}"
-    for name, signature, _, _ in _gemms(found, tp, layers):
-        problem = signature_problem(signature)
-        if problem:
-            return f"gemm {name!r} at tp {tp}: {problem[0]} {problem[1]}"
+def _left_out(found: Model, tp: int, layers: _Layers) -> list[Linear]:
+    """The layers that may go, and that no manifest may hold."""
+    may_go = [layer for layer in found.linears if layer.may_go]
+    return [layer for layer in may_go if signature_problem(layers.signature(layer, tp, layer.bias))]
+
+
+def _times(layer: Linear, depth: int, tokens: tuple[int, ...]) -> tuple[int, tuple[int, ...], str]:
+    """How often a layer runs, at which M, and in what that counts: as `Gemm` has it."""
+    return (1, tokens, "layer") if layer.count == depth and not layer.last else (layer.count, tokens, "model")
+
+
+def _obstacle(found: Model, ranks: Ranks, layers: _Layers) -> str | None:
+    """Why this model cannot be split over such ranks, naming the field; None when it can."""
+    for layer in found.linears:
+        for extent in (*layer.n, layer.k):
+            if problem := extent.obstacle(ranks.tp):
+                return problem + (f", padded to a multiple of {VOCABULARY_PADDING}" if layer.last else "")
+            if layers.scaling == "block" and not layer.plain and extent.cuts(ranks.tp, SCALE_BLOCK):
+                return f"field {extent.field!r}: {layer.name} at tp {ranks.tp} cuts blocks of {SCALE_BLOCK} scales"
+    if found.experts and layers.experts and (problem := of_experts.obstacle(found.experts, ranks, layers.experts)):
+        return problem
+    for _, name, signature in _gemms(found, ranks.tp, layers):
+        if complaint := signature_problem(signature):
+            return f"gemm {name!r} at tp {ranks.tp}: {complaint[0]} {complaint[1]}"
     return None
 
 
-def _source(found: Model, tp: int) -> str:
+def _source(found: Model, ranks: Ranks, layers: _Layers) -> str:
     """One line: where the shapes come from and the values they follow from."""
-    source, fields, experts = found.source, found.fields, found.experts
-    values = [f"{name} {value}" for name, value in fields.items()]
-    if _padded(fields["vocab_size"]) != fields["vocab_size"]:
-        values[-1] += f" (padded to {_padded(fields['vocab_size'])})"
-    if experts:
-        if not experts.dense_layers:
-            values = [v for v in values if not v.startswith("intermediate_size")]
-        values.append(f"num_experts {experts.count} (experts are to be added: docs/moe.md)")
+    source, used = found.source, found.used
+    values = [f"{name} {value}" for name, value in used.items()]
+    rows = padded(used["vocab_size"])
+    if rows != used["vocab_size"]:
+        values[list(used).index("vocab_size")] += f" (padded to {rows})"
+    if found.experts and not layers.experts:
+        values.append("without experts")
     if found.biased:
         values.append(f"bias in {' and '.join(found.biased)}")
+    if layers.activation:
+        values.append(f"{found.activation[0]} {layers.activation}")
     file = source if source.endswith(".json") else f"{source} config.json"
-    return f"{file} at tp {tp}: {', '.join(values)}"
-
-
-def _padded(vocabulary: int) -> int:
-    return vocabulary + -vocabulary % VOCABULARY_PADDING
+    ep = f" and ep {ranks.ep}" if ranks.ep > 1 else ""
+    line = f"{file} at tp {ranks.tp}{ep}: {', '.join(values)}"
+    if not (found.experts and layers.experts):
+        return line
+    return "; ".join([line, *of_experts.notes(found.experts, ranks, layers.experts)])

@@ -23,6 +23,7 @@ from . import estimate_grouped, estimate_persistent, summation
 from .arguments import digest
 from .operator_api import block_scaled, dense, grouped
 from .operator_api.operator import DISTRIBUTION
+from .sources import built_by
 
 _PROVIDERS = Path(__file__).parent
 # The module that finds and wraps the operator of each family.
@@ -219,7 +220,7 @@ class CutlassOperators:
         return []
 
     def source_digest(self, family: str) -> str:
-        """SHA-256 over what builds a family's variants: the module of its kind of operands with what all of them share,
+        """SHA-256 over what builds a family's variants: the module of its kind of operands with what that imports here,
         and the installed package's Python sources and version, since its operators find each other's modules at run
         time."""
         if family not in _BUILT_BY:
@@ -230,9 +231,7 @@ class CutlassOperators:
             raise ProviderError(f"{DISTRIBUTION} {found.version} lists no sources; install it from its wheel")
         items = [(f"installed/{f.as_posix()}", Path(str(f.locate())).read_bytes()) for f in sources]
         module = _BUILT_BY[family].__name__.rpartition(".")[2]
-        files = [
-            _PROVIDERS / name for name in ("arguments.py", "operator_api/operator.py", f"operator_api/{module}.py")
-        ]
+        files = built_by(_PROVIDERS / "operator_api" / f"{module}.py", _PROVIDERS)
         items += [(f"provider/{path.name}", path.read_bytes()) for path in files]
         return digest([*items, ("version", found.version.encode())])
 

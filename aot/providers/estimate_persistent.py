@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from runtime.gemm.signature import Epilogue
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.epilogue import Epilogue
 
 from ..kernels.sm90.persistent.form import Form
 from ..kernels.sm90.persistent.plan import STAGE_BYTES_OF_K, Plan

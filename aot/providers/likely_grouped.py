@@ -14,10 +14,11 @@ from ..kernels.sm90.persistent.form import Form
 def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
     """Why choices that are legal are not worth compiling, or None."""
     few = options["tile_m"] <= 64
-    swaps = not form.gated and form.scaling != "block"  # which are not swapped
-    if options["swap"] != (few and swaps):
+    if options["swap"] != (few and form.scaling != "block") and not (few and form.gated):  # whose N swaps may not take
         return "tokens take WGMMA's N side where they are few, and its M side where they are many"
-    if few and options["schedule"] == "pingpong":
+    # Of gates a warp group needs two atoms of weights, which 128 rows are for one warp group alone.
+    alone = form.gated and options["swap"] and options["tile_n"] == 128
+    if few and (options["schedule"] == "pingpong") != alone:
         return "tiles of few tokens wait for weights, and not for each other's epilogue"
     if few and options["tile_n"] not in (128, 256):
         return "weights of few tokens are loaded by 128 rows or 256"

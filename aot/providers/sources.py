@@ -28,6 +28,16 @@ def made_of(module: Path, within: Path) -> list[Path]:
     return sorted(found)
 
 
+def built_by(module: Path, providers: Path) -> list[Path]:
+    """`module` and what it imports of the package of providers, whose folder is `providers`; sorted. Of an
+    `__init__.py`, which only says what its package is for, no kernel is made.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    return [path for path in made_of(module, providers) if path.name != "__init__.py"]
+
+
 def _packages(file: Path, within: Path) -> Iterator[Path]:
     for folder in file.relative_to(within).parents:
         if (package := within / folder / "__init__.py").is_file():

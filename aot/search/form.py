@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from runtime.gemm.signature import OVERLAPS
+from runtime.program.operation import OVERLAPS
 
 from .variants import Family
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from runtime.gemm.signature import OVERLAPS
+from runtime.program.operation import OVERLAPS
 
 from .form import Form, lacks, relies_on_more
 from .operation import building

@@ -26,8 +26,9 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from runtime.gemm.signature import OVERLAPS, Signature
+from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
+from runtime.program.operation import OVERLAPS
 
 from . import targets
 from .estimates import Estimates

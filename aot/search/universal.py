@@ -15,11 +15,12 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.gemm.signature import OVERLAPS, Signature
+from runtime.gemm.signature import Signature
 from runtime.gemm.universal import WORDS, FormSource, Function, write
 from runtime.limits import MAX_COST_RESULTS, MAX_EXTENT
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import SCALINGS
+from runtime.program.operation import OVERLAPS
 
 from .costs import Machine
 from .estimates import CORRECTED_M, Correction, Estimates, program, shares

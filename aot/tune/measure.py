@@ -30,7 +30,8 @@ __all__ = ["Timing", "expected_us", "power_bound"]  # for those who measure, wit
 
 MOST_LAUNCHES = 400  # of a graph, which needs no more operands
 # A single wrong tile disappears in the norm of a large matrix, so no element may be off by more than its own rounding,
-# half a unit in the last place, plus this share of the root mean square.
+# half a unit in the last place, plus this share of the root mean square of its row, or of all where that is larger:
+# rows have scales of their own, and a gate makes its partner's error, and its row's elements, as much larger.
 MAX_ELEMENT_ERROR = 0.06
 _GUARD_ROWS = 8
 # Figures from a device that was idle between two replays would include its wake-up.
@@ -69,7 +70,7 @@ class _Expected:
     dtype: DType
     max_error: float
     norm: float
-    rms: float
+    scale: torch.Tensor  # of each row, which its elements' errors are held against: its rms, or that of all if larger
 
     @classmethod
     def of(cls, value: torch.Tensor, dtype: str, max_error: float) -> _Expected:
@@ -79,7 +80,8 @@ class _Expected:
             value = value.masked_fill(left, 0.0)
         norm, rms = value.norm().item(), value.square().sum().div((~left).sum().clamp_min(1)).sqrt().item()
         # Zeros have no scale of their own.
-        return cls(value, left if some else None, DTYPES[dtype], max_error, norm or 1.0, rms or 1.0)
+        scale = value.square().mean(-1, keepdim=True).sqrt_().clamp_min_(rms or 1.0)
+        return cls(value, left if some else None, DTYPES[dtype], max_error, norm or 1.0, scale)
 
 
 def check(signature: Signature, m: int, weights: Weights, launches: Mapping[str, Launch]) -> dict[str, float | str]:
@@ -152,14 +154,14 @@ def _judge(guarded: torch.Tensor, out: torch.Tensor, expected: _Expected) -> flo
             return "it writes what it must leave as it is"
         difference.masked_fill_(expected.left, 0.0)
     error = difference.norm().item() / expected.norm
-    worst = difference.abs_().sub_(value.abs() * d.rounding).max().item() / expected.rms
+    worst = difference.abs_().sub_(value.abs() * d.rounding).div_(expected.scale).max().item()
     limit = expected.max_error
     if d.narrow:  # of few elements one large one may decide, and alone it errs by its own rounding
         limit *= 1 + 2 / math.sqrt(out.numel())
     if math.isnan(error):
         return "it leaves part of the output unwritten, or writes NaN"
     if error > limit or worst > MAX_ELEMENT_ERROR:
-        return f"relative error {error:.2e} (limit {limit:.1e}), worst element {worst:.2f} rms"
+        return f"relative error {error:.2e} (limit {limit:.1e}), worst element {worst:.2f} rms of its row"
     return error
 
 

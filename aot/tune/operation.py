@@ -114,8 +114,8 @@ class Tuning(Protocol):
         ...
 
     def torch_serves(self, signature: Any) -> bool:
-        """Whether a library may leave calls to torch where the baseline is faster."""
-        ...
+        """Whether a library may leave calls to torch where the baseline is faster: not where it has no such call."""
+        return False
 
     def measures(self) -> Measures:
         """What needs torch, which this imports."""

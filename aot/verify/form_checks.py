@@ -15,10 +15,11 @@ from typing import Any
 from runtime import native
 from runtime.device.gpus import Gpu
 from runtime.errors import RecordError
-from runtime.gemm.signature import OVERLAPS, Signature
+from runtime.gemm.signature import Signature
 from runtime.gemm.universal import INPUTS, Function
 from runtime.limits import MAX_EXTENT
 from runtime.program.costs import CostProgram
+from runtime.program.operation import OVERLAPS
 from runtime.program.record import Record
 from runtime.tables.dispatch import record_mismatch, workspaces_of
 

@@ -1,4 +1,4 @@
-"""What is left to torch: memory for results, GEMMs that an archive cannot serve, and those that torch is faster at.
+"""What is left to torch: GEMMs that an archive cannot serve, and those that torch is faster at.
 
 Imports no framework; where a tensor is torch's, torch is already there. This is the one place that knows how torch is
 asked for a product, for serving and for measuring (`aot.tune.gemm.baseline`) alike.
@@ -11,13 +11,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import ArgumentError
 from ..numbers.dtypes import DTYPES
+from ..numbers.epilogue import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT, GATES, Epilogue
 from ..numbers.scaling import SCALINGS
+from ..program.outputs import on_stream
 from ..program.record import TensorView
-from ..program.tensor import is_torch, span_bytes, stream_handle
+from ..program.tensor import span_bytes, stream_handle
 from .call import EXTRAS
-from .signature import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT, GATES, Epilogue, Signature
+from .signature import Signature
 
 _SCALE_A, _SCALE_B, _BIAS = (EXTRAS.index(name) for name in ("scale_a", "scale_b", "bias"))
 _NO_OPERANDS = (None,) * len(EXTRAS)
@@ -72,26 +73,6 @@ def _activate(torch: Any, name: str, value: Any) -> Any:
     if name == "gelu_tanh":
         return functional.gelu(value, approximate="tanh")
     return value
-
-
-def result_dtype(dtype: str) -> str:
-    """The element type of a result that was neither given nor said, for A's."""
-    return "bf16" if DTYPES[dtype].narrow else dtype
-
-
-def allocate(a: Any, shape: tuple[int, ...], dtype: str, stream: int | None) -> Any:
-    """A torch tensor, from the memory pool of `stream` if that is given, so that it is not reused too early."""
-    if not is_torch(a):
-        raise ArgumentError(f"out is needed: there is no allocating for a {type(a).__name__}")
-    torch = sys.modules["torch"]
-    with on_stream(stream, a):
-        return a.new_empty(shape, dtype=getattr(torch, DTYPES[dtype].torch))
-
-
-def on_stream(stream: int | None, a: Any) -> Any:
-    """A context in which `stream` is torch's current stream; None changes nothing."""
-    torch = sys.modules["torch"]
-    return torch.cuda.stream(None if stream is None else torch.cuda.ExternalStream(stream, device=a.device))
 
 
 # --- products, as torch is asked for them ---

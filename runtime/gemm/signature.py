@@ -5,7 +5,6 @@ Knows nothing of kernels, tiles or devices.
 
 from __future__ import annotations
 
-import itertools
 import re
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -14,79 +13,18 @@ from typing import Any
 from ..container.fields import is_int
 from ..errors import RecordError
 from ..limits import MAX_EXTENT
-from ..named_tuple import NamedTuple
 from ..numbers.dtypes import DTYPES
+from ..numbers.epilogue import EPILOGUES, Epilogue, extra_dtype
 from ..numbers.scaling import SCALINGS, TILES, extent_of
-from ..program.operation import Operand
+from ..program.operation import OVERLAPS, Operand
 
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
-# Two columns into one: act(gate) * up, with silu, erf gelu or tanh gelu.
-GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
-# GPT-OSS's: gate * sigmoid(CLAMPED_ALPHA * gate) * (up + 1), where gate is at most CLAMPED_LIMIT, and up between it and
-# its negative (`GptOssExperts` of transformers).
-CLAMPED = "swiglu_clamped"
-CLAMPED_ALPHA, CLAMPED_LIMIT = 1.702, 7.0
-GATED = (*GATES, CLAMPED)
 MAJORS = ("k", "n")
-OVERLAPS = ("serial", "launch", "weights")
 
-_INTERLEAVED = "_interleaved"
 _KEY = (
     r"(?P<a>[^_]+)_(?P<b>[^_]+)_(?P<d>[^_]+)_(?P<accumulator>[^_]+)_(?P<epilogue>.+)_n(?P<n>\d{1,10})_k(?P<k>\d{1,10})"
     r"(?:_b(?P<batch>\d{1,10}))?(?:_(?P<scaling>%s))?(?:_(?P<b_major>n)-major)?(?:_(?P<overlap>launch|weights))?"
 )
 _USUAL = {"batch": 1, "scaling": "none", "b_major": "k", "overlap": "serial"}
-
-
-class Epilogue(NamedTuple):
-    """What happens to a sum before it is D: `(act(sum + bias) + residual) * scale_d`, each part only where it is named.
-
-    `activation` is one of `ACTIVATIONS`, or of `GATED`: then D has half as many columns as B has rows, column i from
-    `act(gate_i) * up_i`, where gate_i and up_i are of rows i and N/2 + i of B, or 2i and 2i + 1 if `interleaved`; of
-    `CLAMPED` from what stands there.
-    """
-
-    activation: str = "none"
-    interleaved: bool = False
-    bias: bool = False
-    residual: bool = False
-    scale: bool = False
-
-    @property
-    def gated(self) -> bool:
-        """Whether two columns become one."""
-        return self.activation in GATED
-
-    @property
-    def activation_word(self) -> str:
-        """The activation alone, such as "none", "silu" or "swiglu_interleaved"."""
-        return self.activation + (_INTERLEAVED if self.interleaved else "")
-
-    def word(self) -> str:
-        """One readable word, such as "none", "silu" or "bias+swiglu_interleaved+residual"."""
-        parts = ["bias"] * self.bias + [self.activation_word] * (self.activation != "none")
-        parts += ["residual"] * self.residual + ["scale"] * self.scale
-        return "+".join(parts) or "none"
-
-    @classmethod
-    def of(cls, word: str) -> Epilogue:
-        """What `word` says; only what `word()` writes is read.
-
-        Raises:
-            KeyError: it is none of `EPILOGUES`.
-        """
-        return EPILOGUES[word]
-
-
-EPILOGUES: dict[str, Epilogue] = {
-    e.word(): e
-    for e in (
-        Epilogue(activation, interleaved, *parts)
-        for parts in itertools.product((False, True), repeat=3)
-        for activation in (*ACTIVATIONS, *GATED)
-        for interleaved in ((False, True) if activation in GATED else (False,))
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -95,7 +33,8 @@ class Signature:
 
     `a`, `b`, `d` and `accumulator` are element types by short name (`runtime.numbers.dtypes`). A and D are row-major.
     B is stored as `torch.nn.Linear` stores its weight where `b_major` is "k", and transposed, (K, N) in memory, where
-    it is "n". `epilogue` is one of `EPILOGUES`. `scaling` says what multiplies the products
+    it is "n". `epilogue` is one of `runtime.numbers.epilogue.EPILOGUES`, `overlap` of
+    `runtime.program.operation.OVERLAPS`. `scaling` says what multiplies the products
     (`runtime.numbers.scaling`):
 
     - "tensor": scale_a (1) and scale_b (1), f32;
@@ -103,11 +42,6 @@ class Signature:
     - "block": scale_a (M, K/128), one for each 1 x 128 of A, and scale_b (N/128, K/128), one for each 128 x 128 of B,
       f32;
     - "mxfp8": scale_a and scale_b, one for each 1 x 32 of A and of B, ue8m0 in tiles of 128 x 4.
-
-    `overlap` is what the caller promises about the kernels before this one on the stream: "serial" nothing, "launch"
-    that this one may begin, though not read, while they still run; "weights" also that none that may still run writes
-    B, scale_b or bias. That is not the kernel before alone: one that lets this one begin early may itself have begun
-    before its predecessor ended, and so on back to the last kernel that overlaps nothing. Constant weights are safe.
     """
 
     a: str
@@ -241,11 +175,6 @@ class Signature:
         if EPILOGUES[obj["epilogue"]].gated and obj["n"] % 2:
             raise RecordError(f"signature field 'n' must be even for {obj['epilogue']}, found {obj['n']}")
         return cls(**obj)
-
-
-def extra_dtype(d: str) -> str:
-    """The element type of bias and residual: that of D, or bf16 where D is of 8 bits."""
-    return d if DTYPES[d].bits > 8 else "bf16"
 
 
 def extra_operands(d: str, scaling: str, epilogue: str, batched: bool) -> tuple[Operand, ...]:

@@ -27,9 +27,10 @@ from ..limits import (
 )
 from ..named_tuple import NamedTuple
 from ..program.costs import CostProgram, CostSource
+from ..program.operation import OVERLAPS
 from ..tables.dispatch import preference, serves
 from ..tables.table import TARGET, Entry
-from .signature import OVERLAPS, Signature
+from .signature import Signature
 
 SCHEMA = 1  # raised when what a field means changes
 PREDICTED = "predicted"

@@ -20,6 +20,7 @@ from ..torch.operator import bare
 from .linears import Decision, weight_problem
 
 EXPERTS = "expert layer"
+_OVERLAP = "launch"  # kernels may start while the one before ends, which all of the four wait for
 _INTS = 4  # i32 that fill 16 bytes, at multiples of which tensors begin
 
 
@@ -70,17 +71,22 @@ def decide(lib: Library, w13: Any, w2: Any, top_k: int, activation: str, expert_
     globally = 0 if expert_map is None else expert_map.shape[0]
     of_tokens = MoePermute(dtype, experts, top_k, k, globally), MoeCombine(dtype, dtype, top_k, k)
     of_rows = (
-        GroupedGemm(dtype, dtype, dtype, experts, wide, k, activation),
-        GroupedGemm(dtype, dtype, dtype, experts, k, wide // 2),
+        GroupedGemm(dtype, dtype, dtype, experts, wide, k, activation, _OVERLAP),
+        GroupedGemm(dtype, dtype, dtype, experts, k, wide // 2, overlap=_OVERLAP),
     )
-    for signature in (*of_tokens, *of_rows):
-        try:
-            entry = lib.entry(signature)
-        except AotError as error:  # there is none, or nothing for this GPU, or a table that makes no sense
-            return left(str(error).partition("\n")[0])
-        if entry.state != "tuned":
-            return left(f"{signature.key()} is {entry.state}, never run on a GPU; run: aot tune")
-    per_token, per_row = (tuple(dict.fromkeys(s.key() for s in each)) for each in (of_tokens, of_rows))
+    keys: list[tuple[str, ...]] = []
+    for signatures in (of_tokens, of_rows):
+        found = []
+        for signature in signatures:
+            try:
+                entry = lib.entry(signature)
+            except AotError as error:  # there is none, or nothing for this GPU, or a table that makes no sense
+                return left(str(error).partition("\n")[0])
+            if entry.state != "tuned":
+                return left(f"{entry.signature.key()} is {entry.state}, never run on a GPU; run: aot tune")
+            found.append(entry.signature.key())
+        keys.append(tuple(dict.fromkeys(found)))
+    per_token, per_row = keys
     return ExpertsDecision(EXPERTS, per_token=per_token, per_row=per_row, top_k=top_k)
 
 
@@ -148,8 +154,8 @@ class Launches:
         given = hidden, ids.to(torch.int32).contiguous()
         gates, down = bare(w13), bare(w2)
         self.lib.call("moe_permute", *given, experts=experts, out=(rows, ends, positions), **words)
-        self.lib.grouped_gemm(rows, gates, ends, epilogue=self.activation, out=inner)
-        self.lib.grouped_gemm(inner, down, ends, out=rows)
+        self.lib.grouped_gemm(rows, gates, ends, epilogue=self.activation, overlap=_OVERLAP, out=inner)
+        self.lib.grouped_gemm(inner, down, ends, overlap=_OVERLAP, out=rows)
         return Made(rows, positions, weights.to(torch.float32).contiguous())
 
     def combine(self, made: Made, out: torch.Tensor) -> None:

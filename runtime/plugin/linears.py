@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import AotError, ArgumentError
-from ..gemm.signature import Epilogue, Signature
+from ..gemm.signature import Signature
+from ..numbers.epilogue import Epilogue
 from ..program.tensor import dtype_name
 from ..serve.library import Library
 from ..torch.layers import choose

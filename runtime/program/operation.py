@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from ..errors import ArgumentError
@@ -30,6 +30,13 @@ _OWN = {
     "moe_combine": "runtime.moe.combine:MOE_COMBINE",
 }
 _NEEDED = ("name", "read", "of_key", "differences", "distance", "arguments", "ask")
+
+
+# What a caller promises about the kernels before this one on the stream: "serial" nothing; "launch" that this one may
+# begin, though not read, while they still run; "weights" also that none that may still run writes weights: B, scale_b
+# or bias. That is not the kernel before alone: one that lets this one begin early may itself have begun before its
+# predecessor ended, and so on back to the last kernel that overlaps nothing. Constant weights are safe.
+OVERLAPS = ("serial", "launch", "weights")
 
 
 class Operand(NamedTuple):
@@ -105,6 +112,11 @@ class Operation(Protocol):
 
     def distance(self, have: Any, wanted: Any) -> float:
         """How far apart two signatures are, to name the nearest ones."""
+
+    def relying_on_less(self, signature: Any) -> Iterable[Any]:
+        """Signatures whose functions compute the same and rely on less of the caller, the most first. They serve
+        `signature` where the table has no entry of its own."""
+        return ()
 
     def arguments(self, signature: Any, m: int, device: int) -> tuple[Any, ...]:
         """What a function takes for contiguous operands at `m` rows: views at made-up addresses, and numbers."""

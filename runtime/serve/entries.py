@@ -89,8 +89,11 @@ class Entries:
     def find(self, signature: Signature) -> AnyEntry | None:
         """What `lookup` finds, or None."""
         driver = self._driver
-        found = self.table().choose(signature, driver.compute_capability, driver.gpu)
-        return self._predict(signature) if found is None else self.instead(found)
+        for wanted in (signature, *self.of.relying_on_less(signature)):
+            found = self.table().choose(wanted, driver.compute_capability, driver.gpu)
+            if found is not None:
+                return self.instead(found)
+        return self._predict(signature)
 
     def instead(self, entry: Entry) -> AnyEntry:
         """An entry of the table, or, where it was never tuned, what is predicted by functions that were checked."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 
 from ..errors import ArgumentError
-from ..gemm.signature import EPILOGUES
 from ..grouped_gemm import EPILOGUES_OF_GROUPS
+from ..numbers.epilogue import EPILOGUES
 from ..serve.library import Library
 from .operations import call
 from .operator import OPERATORS, TAGS, bare, library_of, number_of, refuse_gradient, register
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 _GIVEN = "int library, Tensor hidden, Tensor w13, Tensor w2, Tensor topk_ids, Tensor topk_weights"
-_WORDS = "Tensor? expert_map=None, str activation='swiglu', str overlap='serial'"
+_WORDS = "Tensor? expert_map=None, str activation='swiglu', str overlap='launch'"
 _ID_TYPES = torch.int32, torch.int64
 _WEIGHT_TYPES = torch.float32, torch.float16, torch.bfloat16
-_USUAL = "swiglu"
+_USUAL, _USUAL_OVERLAP = "swiglu", "launch"
 
 
 def grouped_gemm(lib: Library, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, **more: Any) -> Any:
@@ -72,8 +72,9 @@ def moe(
     added in f32 in the order of j, so equal calls give equal bits.
 
     By keyword also `activation`, "swiglu" or another gated epilogue of grouped_gemm ("swiglu_interleaved": rows of gate
-    and up take turns), or one that is not gated, with w13 (experts, N, K); and `overlap`, what the caller promises of
-    w13 and w2, by which entries of grouped_gemm are looked up ("serial").
+    and up take turns), or one that is not gated, with w13 (experts, N, K); and `overlap`, the most that functions of
+    grouped_gemm may rely on: "launch", the usual one, lets each launch begin while the one before it ends, and
+    "serial" does not. What the archive has for less serves where it has nothing for that.
 
     Raises:
         KernelMiss: the archive lacks a function of one of the four; the message names it, and the nearest entries.
@@ -124,7 +125,7 @@ def _moe_out(
     *given: torch.Tensor,
     expert_map: torch.Tensor | None = None,
     activation: str = _USUAL,
-    overlap: str = "serial",
+    overlap: str = _USUAL_OVERLAP,
 ) -> None:
     """The four launches."""
     hidden, w13, w2, topk_ids, topk_weights, out = map(bare, given)

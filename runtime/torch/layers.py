@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ArgumentError, KernelMiss
-from ..gemm.signature import OVERLAPS, Signature
+from ..gemm.signature import Signature
+from ..program.operation import OVERLAPS
 from ..serve.library import Library
 
 

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from ..errors import ArgumentError
-from ..gemm.signature import Epilogue, Signature
+from ..gemm.signature import Signature
+from ..numbers.epilogue import Epilogue
 from ..program.tensor import dtype_name
 from ..serve.library import Library
 from .layers import Layer, Report, check_overlap, choose
@@ -176,8 +177,8 @@ def replace_linears(model: nn.Module, lib: Library, *, fuse: bool = True, overla
       that are given the same tensor; they return views of its columns. x may not be written between.
 
     Their weights are laid out once in one tensor, of which the Parameters become views; other memory is not taken.
-    `overlap` is what is promised of kernels before each layer (`runtime.gemm.signature.Signature`): "weights" is right
-    for layers whose weights are written by nothing that may still run. A model that was done is left as it is.
+    `overlap` is what is promised of kernels before each layer (`runtime.program.operation.OVERLAPS`): "weights" is
+    right for layers whose weights are written by nothing that may still run. A model that was done is left as it is.
 
     Raises:
         ArgumentError: `lib` is no open library, `overlap` is unknown, or the model has layers of another library.

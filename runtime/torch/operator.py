@@ -18,8 +18,8 @@ import torch
 
 from ..errors import ArgumentError
 from ..gemm.call import EXTRAS, GemmOptions, check_shapes, epilogue_of, result_shape, signature_of
-from ..gemm.fallback import result_dtype
 from ..numbers.dtypes import DTYPES, TORCH_NAMES
+from ..program.outputs import result_dtype
 from ..program.record import TensorView
 from ..program.tensor import dtype_name, in_elements
 from ..serve.library import Library, alive

@@ -11,7 +11,8 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..errors import ArgumentError
-from ..gemm.signature import Epilogue, Signature
+from ..gemm.signature import Signature
+from ..numbers.epilogue import Epilogue
 from ..program.tensor import dtype_name
 from ..serve.library import Library
 from .layers import choose

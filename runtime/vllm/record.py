@@ -17,7 +17,8 @@ from typing import Any
 
 from .. import __version__
 from ..errors import ArgumentError
-from ..gemm.signature import Epilogue, Signature
+from ..gemm.signature import Signature
+from ..numbers.epilogue import Epilogue
 from ..plugin.activations import EPILOGUE as SWIGLU
 from ..plugin.activations import mlps
 from ..plugin.linears import is_called_with_bias, signature_of

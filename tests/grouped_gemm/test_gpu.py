@@ -85,8 +85,9 @@ def test_every_function_is_right_at_groups_of_every_size(
     for form, names in functions.items():
         for extents in EXTENTS:
             s = sized(form, *extents)
+            able = [name for name in names if (v := of_name(name)) and unsuited(v, s) is None]
             for m in MASKED_M_VALUES if form.rows == "masked" else M_VALUES:
-                launches = {name: launcher(library, name) for name in names}
+                launches = {name: launcher(library, name) for name in able}
                 found = measure.check(s, m, Weights(s, m, 0, m + s.n), launches)
                 assert {name: why for name, why in found.items() if isinstance(why, str)} == {}, (s.key(), m)
 

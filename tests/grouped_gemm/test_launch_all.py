@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aot.problem import manifest
-from aot.providers.arguments import grouped_tensors
+from aot.providers.grouped_arguments import grouped_tensors
 from aot.search.variants import Variant
 from runtime.grouped_gemm import Signature
 from runtime.program.record import Record

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aot.providers.arguments import grouped_tensors
+from aot.providers.grouped_arguments import grouped_tensors
 from aot.search.legal import unsuited
 from aot.search.operation import building
 from aot.search.unserved import why_none
@@ -194,6 +194,18 @@ def test_a_gathered_call_has_as_many_rows_as_indices(library: Library, driver: R
     assert struct.unpack_from("<I", launch.parameters[6])[0] == 9, "M is that of D"
 
 
+def test_where_nothing_relies_on_an_overlap_what_relies_on_less_serves(
+    library: Library, driver: RecordingDriver
+) -> None:
+    library.call("grouped_gemm", *tensors(), overlap="serial")
+    library.call("grouped_gemm", *tensors(), overlap="weights")
+    first, second = (launch.symbol for launch in driver.launches)
+    assert first == second
+    assert library.entry(dataclasses.replace(PLAIN, overlap="weights")) == library.entry(PLAIN)
+    with pytest.raises(KernelMiss):
+        library.call("grouped_gemm", *tensors(k=136), overlap="weights")
+
+
 def test_a_gathered_call_of_no_rows_launches_nothing(library: Library, driver: RecordingDriver) -> None:
     a, b, ends = tensors(m=0)
     indices = FakeTensor((0,), dtype="int32")
@@ -286,7 +298,7 @@ def test_call_refuses_what_does_not_go_together(library: Library, change: dict[s
 def test_call_refuses_an_output_that_is_an_input(library: Library) -> None:
     *_, ends = tensors()
     square = FakeTensor((9, 128))
-    with pytest.raises(ArgumentError, match="shares memory with an input"):
+    with pytest.raises(ArgumentError, match="shares memory with another operand"):
         library.call("grouped_gemm", square, FakeTensor((8, 128, 128)), ends, out=square)
 
 
@@ -305,7 +317,6 @@ def test_variants_are_those_of_its_form_and_rely_on_no_more_overlap_than_is_prom
     assert {v.family for v in of.variants("sm_90a", MASKED)} == {"sm90_masked"}
     assert unsuited(serial[0], MASKED) == "sm90_grouped: rows are contiguous, not masked"
     assert of.variants("sm_100a", MASKED) == []
-    assert {v.options["swap"] for v in of.variants("sm_90a", SWIGLU)} == {False}, "gates are not swapped"
     assert {v.family for v in serial} == {"sm90_grouped"}
     assert {v.family for v in of.variants("sm_90a", GATHERED)} == {"sm90_gathered"}
     assert why_none("sm_100a", dataclasses.replace(PLAIN, rows="gathered")) == (

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,8 +22,13 @@ from aot.kernels.sm90.persistent.form import Form
 from aot.kernels.sm90.persistent.pipeline import ClusterCta
 from aot.kernels.sm90.persistent.scheduler import KTiles
 
+from ..command_line import ROOT
+from ..emulated import WARP, Tensor, module, run
+
 FORM = Form("bf16", "bf16", scheduler_bytes=SCHEDULER_BYTES)
 MASKED = replace(FORM, masked=True)
+UNTOUCHED = -7777
+UNSWAPPED = {"swap": False}
 # The compiler's arithmetic, on numbers that are there.
 NUMBERS = SimpleNamespace(Int32=int, min=min, max=max, select_=lambda which, one, other: one if which else other)
 SIZES = st.lists(st.integers(0, 300), min_size=1, max_size=40)
@@ -76,6 +84,55 @@ def test_every_row_of_every_group_is_stored_by_its_group_alone(
     assert len(found) == sum(-(-size // plan.tokens) for size in sizes) * across * cluster_n
 
 
+def added_up(plan: Any, ends: list[int], m: int, across: int) -> tuple[list[int], list[int]]:
+    """What a warp finds of where each group's rows and tiles end."""
+    of_warp = module(ROOT / "aot/kernels/sm90/grouped/scheduler.py", scheduler.__package__)
+    rows, tiles = (np.full(MOST_GROUPS + 1, UNTOUCHED) for _ in range(2))
+    groups = scheduler.Groups(Tensor.of(rows), Tensor.of(tiles))
+    run(lambda: of_warp["add_up"](plan, groups, Tensor.of(np.array(ends)), m, across), (1, 1), WARP)
+    assert set(rows[len(ends) + 1 :]) | set(tiles[len(ends) + 1 :]) <= {UNTOUCHED}
+    assert rows[0] == tiles[0] == 0
+    return rows[1 : len(ends) + 1].tolist(), tiles[1 : len(ends) + 1].tolist()
+
+
+@pytest.mark.parametrize("form", [FORM, MASKED], ids=["contiguous", "masked"])
+@pytest.mark.parametrize("count", [1, 3, 31, 128, 129, 300])
+@pytest.mark.parametrize("hostile", [False, True])
+def test_a_warp_adds_up_rows_and_tiles_of_whatever_groups(form: Form, count: int, hostile: bool) -> None:
+    draw = random.Random(f"{form.masked} {count} {hostile}")
+    sizes = [draw.choice((0, 1, 7, 8, 40)) for _ in range(count)]
+    m, across = (40 if form.masked else sum(sizes)), 3
+    given = sizes if form.masked else list(itertools.accumulate(sizes))
+    if hostile:
+        given = [draw.choice((end, -5, m + 9, 1 << 30, draw.randint(0, m))) for end in given]
+    options = {"schedule": "cooperative", "swap": True, "tile_m": 8, "tile_n": 128, "cluster_n": 1, "overlap": "serial"}
+    plan = plan_of(options, form)
+    wanted = [min(max(end, 0), m) for end in given]
+    if not form.masked:
+        wanted = list(itertools.accumulate(wanted, max))
+    begins = [0] * count if form.masked else [0, *wanted[:-1]]
+    tiles = itertools.accumulate(-(-(end - begin) // 8) * across for begin, end in zip(begins, wanted, strict=True))
+    assert added_up(plan, given, m, across) == (wanted, list(tiles))
+
+
 def test_more_groups_than_there_is_room_for_are_refused() -> None:
-    assert limit(FORM, MOST_GROUPS, 256) is None
-    assert limit(FORM, MOST_GROUPS + 1, 256) == f"the scheduler has room for {MOST_GROUPS} groups"
+    assert limit(UNSWAPPED, FORM, MOST_GROUPS, 256) is None
+    assert limit(UNSWAPPED, FORM, MOST_GROUPS + 1, 256) == f"the scheduler has room for {MOST_GROUPS} groups"
+
+
+def test_swapped_gates_are_whole_atoms_of_one_warp_group() -> None:
+    gated = replace(FORM, epilogue="swiglu")
+    tile = {"swap": True, "tile_m": 8, "cluster_n": 1, "overlap": "serial"}
+    taken = {
+        (schedule, tile_n): rule({**tile, "schedule": schedule, "tile_n": tile_n}, gated) is None
+        for schedule in ("cooperative", "pingpong")
+        for tile_n in (64, 128, 192, 256)
+    }
+    assert {choice for choice, legal in taken.items() if legal} == {
+        ("cooperative", 256),
+        ("pingpong", 128),
+        ("pingpong", 256),
+    }
+    assert limit({"swap": True}, gated, 8, 256) is None
+    assert limit({"swap": True}, gated, 8, 192) == "gates and what they gate are loaded 64 rows at a time"
+    assert limit(UNSWAPPED, gated, 8, 192) is None

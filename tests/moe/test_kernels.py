@@ -1,4 +1,4 @@
-"""What the kernels around grouped GEMMs do to memory, thread by thread on the CPU; see `tests.moe.emulated`."""
+"""What the kernels around grouped GEMMs do to memory, thread by thread on the CPU; see `tests.emulated`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ..command_line import ROOT
-from .emulated import CUTLASS, Tensor, module, run
+from ..emulated import CUTLASS, Tensor, module, run
 
 PERMUTE = module(ROOT / "aot/kernels/moe_permute.py")
 COMBINE = module(ROOT / "aot/kernels/moe_combine.py")

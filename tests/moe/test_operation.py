@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aot.providers import own
+from aot.providers.builders import moe
 from aot.search.legal import unsuited
 from aot.search.operation import building
 from aot.search.provider import provider
@@ -32,7 +32,7 @@ SIGNATURES = [PERMUTE, MAPPED, replace(PERMUTE, x="e4m3"), COMBINE, replace(COMB
 def tensors_of(signature: Any) -> Any:
     """The symbols and arguments of this project's kernel for a signature."""
     (variant, *_) = building(signature.operation).variants("sm_90a", signature)
-    builders = {"moe_permute": own._moe_permute, "moe_combine": own._moe_combine}
+    builders = {"moe_permute": moe.moe_permute, "moe_combine": moe.moe_combine}
     pytest.importorskip("cutlass", reason="the DSL is not installed")
     built = builders[signature.operation](variant)
     return built.symbols, built.tree[:-1]
@@ -168,7 +168,7 @@ def test_a_sum_refuses_what_does_not_go_together(library: Library, change: dict[
 
 def test_a_sum_into_its_rows_is_refused(library: Library) -> None:
     rows = FakeTensor((36, 128))
-    with pytest.raises(ArgumentError, match="shares memory with an input"):
+    with pytest.raises(ArgumentError, match="shares memory with another operand"):
         library.call("moe_combine", rows, i32(9, 4), f32(9, 4), out=FakeTensor((9, 128), pointer=rows.data_ptr()))
 
 

@@ -66,7 +66,7 @@ def test_call_without_eps_takes_the_usual_one_and_without_out_makes_one_like_x(
     [
         ({"weight": FakeTensor((8,))}, r"rmsnorm takes x \(..., N\), weight \(N\)"),
         ({"out": FakeTensor((8, 4096))}, "rmsnorm takes x"),
-        ({"out": None, "x": object()}, "out is needed"),
+        ({"out": None, "x": object()}, "x must be a torch tensor"),
     ],
 )
 def test_call_refuses_tensors_that_do_not_go_together(library: Library, change: dict[str, Any], match: str) -> None:

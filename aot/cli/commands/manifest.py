@@ -25,14 +25,20 @@ ManifestForce = Annotated[bool, typer.Option("--force", help="Replace FILE if it
 
 def from_config(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A Hugging Face config.json.")],
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks; the manifest is that of one.")],
     tokens: Annotated[str, typer.Option(metavar="M,M,...", help="The M values to tune for, such as 1,16,1024.")],
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks; the manifest is that of one.")] = 1,
+    ep: Annotated[
+        int, typer.Option(min=1, help="Ranks that a mixture's experts are spread over: 1, or a multiple of --tp.")
+    ] = 1,
+    experts: Annotated[
+        bool, typer.Option("--experts/--no-experts", help="Whether the manifest has a mixture's experts.")
+    ] = True,
     target: Targets = None,
     dtype: Annotated[
-        str | None, typer.Option(help="bf16, f16 or e4m3. Default: that of the config, if it is bf16 or f16.")
+        str | None, typer.Option(help="bf16, f16 or e4m3. Default: that of the config, if it is one of these.")
     ] = None,
     scaling: Annotated[
-        str | None, typer.Option(help=f"Of e4m3 layers: {', '.join(SCALINGS)}. Default: row_column.")
+        str | None, typer.Option(help=f"Of e4m3 layers: {', '.join(SCALINGS)}. Default: the config's, or row_column.")
     ] = None,
     fuse: Annotated[
         bool, typer.Option("--fuse", help="Take the MLP's activation into gate_up, residuals into o and down.")
@@ -42,14 +48,14 @@ def from_config(
     output: ManifestOutput = None,
     force: ManifestForce = False,
 ) -> None:
-    """Write the manifest of a model's linear layers from its config.json.
+    """Write the manifest of a model's linear layers and experts from its config.json.
 
     Without --target it is for every target that has kernels for all of them, which after --fuse, or where a layer has
-    a bias, are those with fused epilogues.
+    a bias or there are experts, are those with fused epilogues.
     """
     from ...problem.manifest import dump
     from ...problem.model_config import Wanted, manifest_from_config
-    from ...problem.model_families import load_config
+    from ...problem.models.config import load_config
 
     counts = tokens_of(tokens)
     if output is not None:
@@ -57,7 +63,7 @@ def from_config(
     text = dump(
         manifest_from_config(
             load_config(config),
-            Wanted(tp, counts, target or None, dtype, scaling, fuse),
+            Wanted(tp, counts, target or None, dtype, scaling, fuse, ep, experts),
             source=source or printable(config.name),
             model=model,
             named_after=source or printable(str(config.resolve())),

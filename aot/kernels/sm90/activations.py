@@ -1,4 +1,4 @@
-"""What happens to f32 sums in registers before they are stored: the activations of `runtime.gemm.signature.Epilogue`.
+"""What happens to f32 sums in registers before they are stored: the activations of `runtime.numbers.epilogue.Epilogue`.
 
 `exp` and `1 / x` are the hardware's approximations (about 2^-22 relative), far below the rounding of a 16-bit output.
 """
@@ -8,7 +8,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from runtime.gemm.signature import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT, GATES
+from runtime.numbers.epilogue import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT, GATES
 
 _SQRT_2_OVER_PI = 0.7978845608028654
 _GELU_CUBE = 0.044715  # of the tanh form: Hendrycks and Gimpel, Gaussian Error Linear Units, 2016
@@ -19,7 +19,7 @@ _ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 
 @cute.jit
 def activate(name: cutlass.Constexpr, x: cutlass.Float32) -> cutlass.Float32:
-    """The activation `name`, one of `runtime.gemm.signature.ACTIVATIONS`, of one number."""
+    """The activation `name`, one of `runtime.numbers.epilogue.ACTIVATIONS`, of one number."""
     y = x
     if cutlass.const_expr(name == "relu"):
         y = cutlass.Float32(0.0) if x < 0.0 else x  # what is no number stays none
@@ -34,7 +34,7 @@ def activate(name: cutlass.Constexpr, x: cutlass.Float32) -> cutlass.Float32:
 
 @cute.jit
 def gate(name: cutlass.Constexpr, x: cutlass.Float32, up: cutlass.Float32) -> cutlass.Float32:
-    """What one of `runtime.gemm.signature.GATED` makes of a gate and its partner."""
+    """What one of `runtime.numbers.epilogue.GATED` makes of a gate and its partner."""
     if cutlass.const_expr(name == CLAMPED):
         # What is no number stays none.
         x = cutlass.Float32(CLAMPED_LIMIT) if x > CLAMPED_LIMIT else x

@@ -11,7 +11,8 @@ from runtime.program.arguments import Argument, DeviceArgument, StreamArgument, 
 
 from ...search.provider import Buildable, ProviderError
 from ...search.variants import Variant
-from ..arguments import gemm_tensors, stand_ins
+from ..arguments import stand_ins
+from ..gemm_arguments import gemm_tensors
 from .operator import Design, MaxActiveClusters, capture, design_of, find
 
 # The operator class, and whether its kernel stores D with TMA.

@@ -9,7 +9,8 @@ from runtime.program.arguments import StreamArgument
 
 from ...search.provider import Buildable, ProviderError
 from ...search.variants import Variant
-from ..arguments import gemm_tensors, stand_ins
+from ..arguments import stand_ins
+from ..gemm_arguments import gemm_tensors
 from .operator import Design, Wrapped, capture, design_of, find
 
 # The operator class behind each family, and whether its kernel stores D with TMA.

@@ -9,7 +9,8 @@ from runtime.program.arguments import StreamArgument
 
 from ...search.provider import Buildable
 from ...search.variants import Variant
-from ..arguments import grouped_tensors, stand_ins
+from ..arguments import stand_ins
+from ..grouped_arguments import grouped_tensors
 from .operator import Design, Wrapped, capture, design_of, find
 
 OPERATORS = {"sm100_grouped": ("ContiguousOffset2D3DGemmDenseOperator", True)}  # and whether it stores D with TMA

@@ -22,8 +22,9 @@ from runtime.gemm.fallback import (
     product_with_bias,
     scaled_product,
 )
-from runtime.gemm.signature import Epilogue, Signature
+from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES, DType
+from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.scaling import SCALINGS
 
 from ..elements import TORCH_DTYPES

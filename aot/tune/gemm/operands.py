@@ -6,22 +6,23 @@ Needs torch; on the GPU for measurements, on the CPU for tests of this file. Kno
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 
 from runtime.gemm.call import GemmOptions
 from runtime.gemm.fallback import apply_activation
-from runtime.gemm.signature import CLAMPED, Operand, Signature
+from runtime.gemm.signature import Operand, Signature
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.epilogue import CLAMPED
 from runtime.numbers.scaling import SCALINGS, TILE_BLOCKS, TILE_ROWS, TILE_SCALES, TILES
 from runtime.program.operation import extents_at
 
 from ..elements import TORCH_DTYPES, name_of, poisoned, to_numbers, to_type
-from ..measure import MOST_LAUNCHES, tolerance
+from ..measure import tolerance
+from ..operand_sets import FieldOperands, RandomOperands
 
 # Up to this many elements a reference is computed in float64: 80 MiB for each of these, and milliseconds.
 _FLOAT64_ELEMENTS = 10 << 20
@@ -38,8 +39,10 @@ _SCALE_ALIGNMENT = 4
 
 
 @dataclass(frozen=True)
-class OperandSet:
+class OperandSet(FieldOperands):
     """One A, B and D of a GEMM, and by name what follows them, in the order of `Signature.operands`."""
+
+    written = ("d",)
 
     a: torch.Tensor
     b: torch.Tensor
@@ -50,16 +53,8 @@ class OperandSet:
         """All of them, in the order in which a function takes them."""
         return (self.a, self.b, self.d, *self.extras.values())
 
-    def outputs(self) -> Mapping[str, torch.Tensor]:
-        """D."""
-        return {"d": self.d}
 
-    def writing(self, outputs: Mapping[str, torch.Tensor]) -> OperandSet:
-        """The same with another D."""
-        return replace(self, d=outputs["d"])
-
-
-class Weights:
+class Weights(RandomOperands[Signature]):
     """Random B matrices of a signature, enough of them that using them in turn finds L2 cold.
 
     Values are such that results are of the order of 1, or of the root of K where inputs of at most 8 bits are not
@@ -67,9 +62,7 @@ class Weights:
     """
 
     def __init__(self, signature: Signature, m: int, l2_bytes: int, seed: int, device: str = "cuda") -> None:
-        self.signature, self.device = signature, device
-        self.generator = torch.Generator(device=device).manual_seed(seed)
-        self.count = min(max(1, math.ceil(3 * l2_bytes / signature.bytes(m))), MOST_LAUNCHES)
+        super().__init__(signature, m, l2_bytes, seed, device)
         self.b = [self._b() for _ in range(self.count)]
 
     def operands(self, m: int) -> list[OperandSet]:

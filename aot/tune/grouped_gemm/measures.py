@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
 from runtime.gemm.fallback import apply_activation
-from runtime.gemm.signature import CLAMPED
 from runtime.grouped_gemm import Signature, group_operands
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.epilogue import CLAMPED
 from runtime.numbers.scaling import SCALE_BLOCK
 from runtime.program.operation import Operand, extents_at
 
 from ...search.grouped_gemm import rows_of
 from ..elements import TORCH_DTYPES, poisoned
 from ..gemm.operands import MAX_ERROR_FP8_PROMOTED
-from ..measure import MOST_LAUNCHES, Launch, MeasureError, tolerance
+from ..measure import Launch, MeasureError, tolerance
+from ..operand_sets import FieldOperands, RandomOperands
 from ..operation import Measures
-from .tuning import GROUPED_GEMM, rows_read
+from .tuning import rows_read
 
 _FLOAT64_ELEMENTS = 10 << 20  # up to so many a reference is computed in float64
 # Routers do not load all experts alike: a row falls to a group with a probability that is log-normal, of this sigma.
@@ -39,9 +40,11 @@ _NAMES = {  # of what torch multiplies 16-bit operands by
 
 
 @dataclass(frozen=True)
-class OperandSet:
+class OperandSet(FieldOperands):
     """One A, B, ends of groups, or counts of masked rows, and D of a grouped GEMM, and by name what follows them, in
     the order of `Signature.operands`; and where rows are gathered the indices of A's rows."""
+
+    written = ("d",)
 
     a: torch.Tensor
     b: torch.Tensor
@@ -60,26 +63,16 @@ class OperandSet:
         rows, K)."""
         return self.a if self.indices is None else self.a.index_select(0, self.indices)
 
-    def outputs(self) -> Mapping[str, torch.Tensor]:
-        """D."""
-        return {"d": self.d}
 
-    def writing(self, outputs: Mapping[str, torch.Tensor]) -> OperandSet:
-        """The same with another D."""
-        return replace(self, d=outputs["d"])
-
-
-class Weights:
+class Weights(RandomOperands[Signature]):
     """Random B of a signature, enough of them that using their operands in turn finds L2 cold."""
 
     def __init__(self, signature: Signature, m: int, l2_bytes: int, seed: int, device: str = "cuda") -> None:
-        self.signature, self.device = signature, device
-        self.generator = torch.Generator(device=device).manual_seed(seed)
-        count = min(max(1, math.ceil(3 * l2_bytes / GROUPED_GEMM.work(signature, m).bytes)), MOST_LAUNCHES)
+        super().__init__(signature, m, l2_bytes, seed, device)
         shape = (signature.groups, signature.n, signature.k)
         # Narrow values use their type's range: nothing underflows to a constant.
         size = 1.0 if DTYPES[signature.b].narrow else signature.k**-0.5
-        self.b = [self._normal(shape).mul_(size).to(TORCH_DTYPES[signature.b]) for _ in range(count)]
+        self.b = [self._normal(shape).mul_(size).to(TORCH_DTYPES[signature.b]) for _ in range(self.count)]
 
     def operands(self, m: int) -> list[OperandSet]:
         """Fresh random A and groups and poisoned D for `m` rows, one for each B. All rows are of a group, which is
@@ -118,7 +111,7 @@ class Weights:
         ends = (counts if masked else counts.cumsum(0)).to(torch.int32)
         d = poisoned((*groups, rows, s.columns), s.d, self.device)
         if s.rows == "gathered":
-            drawn = torch.randint(tokens, (m,), device=self.device, generator=self.generator)
+            drawn = torch.randint(tokens, (m,), **self.random)
             indices = drawn.to(torch.int32)
         return OperandSet(a, b, ends, d, extras, indices)
 
@@ -137,7 +130,7 @@ class Weights:
         return self._normal(shape).float().mul_(0.5).exp_()
 
     def _normal(self, shape: tuple[int, ...]) -> torch.Tensor:
-        values = torch.randn(shape, device=self.device, generator=self.generator, dtype=torch.bfloat16)
+        values = torch.randn(shape, **self.random, dtype=torch.bfloat16)
         return values.float() if len(shape) == 1 else values
 
 

@@ -29,10 +29,6 @@ class GroupedTuning(Tuning):
         s = signature
         return s.a, s.b, s.d, s.epilogue, s.scaling, s.rows, s.overlap
 
-    def torch_serves(self, signature: Signature) -> bool:
-        """Never: a library has no such call."""
-        return False
-
     def measures(self) -> Measures:
         """What needs torch."""
         from .measures import GroupedMeasures

@@ -5,50 +5,33 @@ Needs torch; on the GPU for measurements, on the CPU for tests of this file. Kno
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from runtime.moe.combine import Signature
 
 from ..elements import TORCH_DTYPES, poisoned
-from ..measure import MOST_LAUNCHES, Launch, MeasureError, tolerance
+from ..measure import Launch, tolerance
+from ..operand_sets import FieldOperands, RandomOperands, baseline_of
 from ..operation import Measures
-from .tuning import MOE_COMBINE
 
 
 @dataclass(frozen=True)
-class OperandSet:
+class OperandSet(FieldOperands):
     """One set of rows, positions, weights and y."""
+
+    written = ("y",)
 
     rows: torch.Tensor
     positions: torch.Tensor
     weights: torch.Tensor
     y: torch.Tensor
 
-    def arguments(self) -> tuple[torch.Tensor, ...]:
-        """What a function takes, in order."""
-        return (self.rows, self.positions, self.weights, self.y)
 
-    def outputs(self) -> Mapping[str, torch.Tensor]:
-        """y."""
-        return {"y": self.y}
-
-    def writing(self, outputs: Mapping[str, torch.Tensor]) -> OperandSet:
-        """The same with another y."""
-        return replace(self, y=outputs["y"])
-
-
-class Weights:
+class Weights(RandomOperands[Signature]):
     """Random operands of a signature; so many that using them in turn finds L2 cold."""
-
-    def __init__(self, signature: Signature, m: int, l2_bytes: int, seed: int, device: str = "cuda") -> None:
-        self.signature, self.device = signature, device
-        self.generator = torch.Generator(device=device).manual_seed(seed)
-        self.count = min(max(1, math.ceil(3 * l2_bytes / MOE_COMBINE.work(signature, m).bytes)), MOST_LAUNCHES)
 
     def operands(self, m: int) -> list[OperandSet]:
         """Fresh rows, each in one place of `m` tokens, and weights that add up to 1; a poisoned y."""
@@ -57,18 +40,17 @@ class Weights:
     def unusual(self, m: int) -> list[OperandSet]:
         """The same where a third of the places, at random, are of no row, and rows that nobody names are NaN."""
         o = self._set(m)
-        none = torch.rand(o.positions.shape, device=self.device, generator=self.generator) < 1 / 3
+        none = torch.rand(o.positions.shape, **self.random) < 1 / 3
         o.rows[o.positions[none].long()] = float("nan")
         return [replace(o, positions=torch.where(none, -1, o.positions))]
 
     def _set(self, m: int) -> OperandSet:
         s = self.signature
-        random: dict[str, Any] = {"device": self.device, "generator": self.generator}
-        positions = torch.rand(m * s.top_k, **random).argsort().view(m, s.top_k).to(torch.int32)
+        positions = torch.rand(m * s.top_k, **self.random).argsort().view(m, s.top_k).to(torch.int32)
         return OperandSet(
-            torch.randn((m * s.top_k, s.n), **random).to(TORCH_DTYPES[s.rows]),
+            torch.randn((m * s.top_k, s.n), **self.random).to(TORCH_DTYPES[s.rows]),
             positions,
-            torch.randn((m, s.top_k), **random).softmax(-1),
+            torch.randn((m, s.top_k), **self.random).softmax(-1),
             poisoned((m, s.n), s.y, self.device),
         )
 
@@ -108,8 +90,4 @@ class CombineMeasures(Measures):
             found: torch.Tensor = add(o.rows, o.positions, o.weights)
             return found
 
-        try:
-            combine(example)
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise MeasureError(f"torch cannot compute {signature.key()}: {str(error).splitlines()[0]}") from None
-        return "torch.compile'd gather, product and sum", combine
+        return baseline_of(signature, "torch.compile'd gather, product and sum", combine, example)

@@ -25,10 +25,6 @@ class CombineTuning(Tuning):
         """All but extents."""
         return signature.rows, signature.y
 
-    def torch_serves(self, signature: Signature) -> bool:
-        """Never: a library has no such call."""
-        return False
-
     def measures(self) -> Measures:
         """What needs torch."""
         from .measures import CombineMeasures

@@ -5,24 +5,24 @@ Needs torch; on the GPU for measurements, on the CPU for tests of this file. Kno
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from runtime.moe.permute import Signature
 
 from ..elements import TORCH_DTYPES, poisoned
-from ..measure import MOST_LAUNCHES, Launch, MeasureError
+from ..measure import Launch, MeasureError
+from ..operand_sets import FieldOperands, RandomOperands, baseline_of
 from ..operation import Measures
-from .tuning import MOE_PERMUTE
 
 
 @dataclass(frozen=True)
-class OperandSet:
+class OperandSet(FieldOperands):
     """One x, ids, perhaps an expert map, rows, ends and positions."""
+
+    written = ("rows", "ends", "positions")
 
     x: torch.Tensor
     ids: torch.Tensor
@@ -30,19 +30,6 @@ class OperandSet:
     rows: torch.Tensor
     ends: torch.Tensor
     positions: torch.Tensor
-
-    def arguments(self) -> tuple[torch.Tensor, ...]:
-        """What a function takes, in order."""
-        of_map = () if self.expert_map is None else (self.expert_map,)
-        return (self.x, self.ids, *of_map, self.rows, self.ends, self.positions)
-
-    def outputs(self) -> Mapping[str, torch.Tensor]:
-        """Rows, ends and positions."""
-        return {"rows": self.rows, "ends": self.ends, "positions": self.positions}
-
-    def writing(self, outputs: Mapping[str, torch.Tensor]) -> OperandSet:
-        """The same with other outputs."""
-        return replace(self, rows=outputs["rows"], ends=outputs["ends"], positions=outputs["positions"])
 
     def local(self) -> torch.Tensor:
         """The expert here of each assignment (T, top_k), or -1."""
@@ -53,13 +40,8 @@ class OperandSet:
         return torch.where((found >= 0) & (found < len(self.ends)), found, -1)
 
 
-class Weights:
+class Weights(RandomOperands[Signature]):
     """Random tokens and experts of a signature; so many that using them in turn finds L2 cold."""
-
-    def __init__(self, signature: Signature, m: int, l2_bytes: int, seed: int, device: str = "cuda") -> None:
-        self.signature, self.device = signature, device
-        self.generator = torch.Generator(device=device).manual_seed(seed)
-        self.count = min(max(1, math.ceil(3 * l2_bytes / MOE_PERMUTE.work(signature, m).bytes)), MOST_LAUNCHES)
 
     def operands(self, m: int) -> list[OperandSet]:
         """Fresh tokens, each with experts that differ where there are enough, all of them here; poisoned outputs."""
@@ -75,7 +57,7 @@ class Weights:
         s, of_map, (m, top_k) = self.signature, None, experts.shape
         if s.global_experts:
             of_map, experts = self._mapped(experts)
-        x = torch.randn((m, s.k), **self._random()).to(TORCH_DTYPES[s.x])
+        x = torch.randn((m, s.k), **self.random).to(TORCH_DTYPES[s.x])
         return OperandSet(
             x,
             experts.to(torch.int32),
@@ -88,22 +70,19 @@ class Weights:
     def _drawn(self, m: int) -> torch.Tensor:
         s = self.signature
         if s.top_k > s.experts:
-            return torch.randint(s.experts, (m, s.top_k), **self._random())
-        return torch.rand((m, s.experts), **self._random()).topk(s.top_k).indices
+            return torch.randint(s.experts, (m, s.top_k), **self.random)
+        return torch.rand((m, s.experts), **self.random).topk(s.top_k).indices
 
     def _mapped(self, experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A random map from global experts to those here, and the global ids of experts by their number here."""
         s = self.signature
         if s.global_experts < s.experts:
             raise MeasureError(f"{s.key()} has more experts than there are in all")
-        globals_ = torch.rand(s.global_experts, **self._random()).argsort()[: s.experts]
+        globals_ = torch.rand(s.global_experts, **self.random).argsort()[: s.experts]
         of_map = torch.full((s.global_experts,), -1, dtype=torch.int32, device=self.device)
         of_map[globals_] = torch.arange(s.experts, dtype=torch.int32, device=self.device)
         here = (experts >= 0) & (experts < s.experts)
         return of_map, torch.where(here, globals_[experts.clamp(0, s.experts - 1)], experts)
-
-    def _random(self) -> dict[str, Any]:
-        return {"device": self.device, "generator": self.generator}
 
 
 class PermuteMeasures(Measures):
@@ -135,7 +114,6 @@ class PermuteMeasures(Measures):
 
     def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
         """A stable sort of ids, a gather of rows, and what says where groups end and rows went to."""
-        count = torch.arange(example.ids.numel(), dtype=torch.int32, device=example.ids.device)
         experts = torch.arange(signature.experts, dtype=torch.int32, device=example.ids.device)
 
         def permute(o: OperandSet) -> tuple[torch.Tensor, ...]:
@@ -143,11 +121,8 @@ class PermuteMeasures(Measures):
             ids, order = ids.sort(stable=True)
             rows = o.x.index_select(0, order // signature.top_k)
             ends = torch.searchsorted(ids, experts, right=True, out_int32=True)
+            count = torch.arange(len(order), dtype=torch.int32, device=order.device)
             positions = torch.empty_like(count).scatter_(0, order, count)
             return rows, ends, positions
 
-        try:
-            permute(example)
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise MeasureError(f"torch cannot compute {signature.key()}: {str(error).splitlines()[0]}") from None
-        return "torch.sort, index_select, searchsorted and scatter_", permute
+        return baseline_of(signature, "torch.sort, index_select, searchsorted and scatter_", permute, example)

@@ -25,10 +25,6 @@ class PermuteTuning(Tuning):
         """All but extents."""
         return signature.x, bool(signature.global_experts)
 
-    def torch_serves(self, signature: Signature) -> bool:
-        """Never: a library has no such call."""
-        return False
-
     def measures(self) -> Measures:
         """What needs torch."""
         from .measures import PermuteMeasures

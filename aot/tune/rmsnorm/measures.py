@@ -5,18 +5,17 @@ Needs torch; on the GPU for measurements, on the CPU for tests of this file. Kno
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from runtime.rmsnorm import Signature
 
 from ..elements import TORCH_DTYPES, poisoned
-from ..measure import MOST_LAUNCHES, Launch, MeasureError, tolerance
+from ..measure import Launch, tolerance
+from ..operand_sets import FieldOperands, RandomOperands, baseline_of
 from ..operation import Measures
-from .tuning import RMSNORM
 
 # Another than the usual one, which a function might have for its own; and rows' magnitudes are drawn from where eps
 # decides a result (10^-3) to where it does not matter.
@@ -27,35 +26,23 @@ _FLOAT64_ELEMENTS = 10 << 20  # up to so many a reference is computed in float64
 
 
 @dataclass(frozen=True)
-class OperandSet:
+class OperandSet(FieldOperands):
     """One x, weight and y of an RMSNorm, and its eps."""
+
+    written = ("y",)
 
     x: torch.Tensor
     weight: torch.Tensor
     y: torch.Tensor
     eps: float
 
-    def arguments(self) -> tuple[torch.Tensor | float, ...]:
-        """What a function takes, in order."""
-        return (self.x, self.weight, self.y, self.eps)
 
-    def outputs(self) -> Mapping[str, torch.Tensor]:
-        """y."""
-        return {"y": self.y}
-
-    def writing(self, outputs: Mapping[str, torch.Tensor]) -> OperandSet:
-        """The same with another y."""
-        return replace(self, y=outputs["y"])
-
-
-class Weights:
+class Weights(RandomOperands[Signature]):
     """Random weights of a signature, enough of them that using their operands in turn finds L2 cold."""
 
     def __init__(self, signature: Signature, m: int, l2_bytes: int, seed: int, device: str = "cuda") -> None:
-        self.signature, self.device = signature, device
-        self.generator = torch.Generator(device=device).manual_seed(seed)
-        count = min(max(1, math.ceil(3 * l2_bytes / RMSNORM.work(signature, m).bytes)), MOST_LAUNCHES)
-        self.weights = [self._normal((signature.n,)).to(TORCH_DTYPES[signature.weight]) for _ in range(count)]
+        super().__init__(signature, m, l2_bytes, seed, device)
+        self.weights = [self._normal((signature.n,)).to(TORCH_DTYPES[signature.weight]) for _ in range(self.count)]
 
     def operands(self, m: int) -> list[OperandSet]:
         """Fresh random x (M, N) and poisoned y (M, N), one for each weight. Row 5, if there is one, is zero."""
@@ -67,13 +54,13 @@ class Weights:
 
     def _x(self, m: int) -> torch.Tensor:
         low, high = _MAGNITUDES
-        powers = torch.rand((m, 1), device=self.device, generator=self.generator).mul_(high - low).add_(low)
+        powers = torch.rand((m, 1), **self.random).mul_(high - low).add_(low)
         x = self._normal((m, self.signature.n)) * 10**powers
         x[_ZERO_ROW : _ZERO_ROW + 1] = 0
         return x
 
     def _normal(self, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.randn(shape, device=self.device, generator=self.generator)
+        return torch.randn(shape, **self.random)
 
 
 class RmsNormMeasures(Measures):
@@ -100,10 +87,6 @@ class RmsNormMeasures(Measures):
         def normalise(o: OperandSet) -> torch.Tensor:
             return torch.nn.functional.rms_norm(o.x, o.weight.shape, o.weight, o.eps)
 
-        try:
-            found = normalise(example)
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise MeasureError(f"torch cannot compute {signature.key()}: {str(error).splitlines()[0]}") from None
-        if found.dtype == dtype:
-            return name, normalise
-        return f"{name}, to {signature.y}", lambda o: normalise(o).to(dtype)
+        if signature.x == signature.weight == signature.y:
+            return baseline_of(signature, name, normalise, example)
+        return baseline_of(signature, f"{name}, to {signature.y}", lambda o: normalise(o).to(dtype), example)

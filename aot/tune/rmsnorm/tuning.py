@@ -24,10 +24,6 @@ class RmsNormTuning(Tuning):
         """All but N."""
         return signature.x, signature.weight, signature.y
 
-    def torch_serves(self, signature: Signature) -> bool:
-        """Never: a library has no such call."""
-        return False
-
     def measures(self) -> Measures:
         """What needs torch."""
         from .measures import RmsNormMeasures

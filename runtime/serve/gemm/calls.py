@@ -29,11 +29,12 @@ from ...gemm.call import (
     result_shape,
     signature_of,
 )
-from ...gemm.fallback import TorchCall, allocate, lie_for_torch, on_stream, result_dtype, torch_gemm, torch_runs
+from ...gemm.fallback import TorchCall, lie_for_torch, torch_gemm, torch_runs
 from ...gemm.signature import Signature
 from ...named_tuple import NamedTuple
 from ...native import native_table
 from ...numbers.dtypes import DTYPES
+from ...program.outputs import allocate, on_stream, result_dtype
 from ...program.record import TensorView
 from ...program.tensor import LAST_STREAM, dtype_name, is_torch, stream_handle
 from ..counters import Counters
@@ -102,12 +103,12 @@ class GemmCalls:
         - scale_a, scale_b: factors of the products, in f32: one element each; or (...) or (..., 1) and (N), (1, N) or
           (N, 1); or (..., ceil(K/128)) and (ceil(N/128), ceil(K/128)), for blocks of 1 x 128 and 128 x 128; or in
           ue8m0 for blocks of 1 x 32, of any shape without gaps, in the tiles of `runtime.numbers.scaling.TILES`;
-        - bias (N), added to every row; then `epilogue`, "none" or an activation of `runtime.gemm.signature`, of which
+        - bias (N), added to every row; then `epilogue`, "none" or an activation of `runtime.numbers.epilogue`, of which
           the gated ones ("swiglu", "swiglu_interleaved" ...) halve the columns: D is (..., N/2);
         - residual, of D's shape, added next; it may be `out` itself. bias and residual have D's element type, or bf16
           where that has 8 bits;
         - scale_d, one f32 element, multiplied in before D is converted; conversion to 8 bits saturates;
-        - overlap, what the caller promises about the kernels before this one (`runtime.gemm.signature.Signature`).
+        - overlap, what the caller promises about the kernels before this one (`runtime.program.operation.OVERLAPS`).
 
         Raises:
             KernelMiss: the archive has no kernel for this; the message names the nearest entries.

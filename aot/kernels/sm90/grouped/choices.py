@@ -12,6 +12,7 @@ from runtime.numbers.dtypes import DTYPES
 
 from ..persistent import choices as persistent
 from ..persistent.form import Form
+from ..persistent.plan import gates_in_turn
 from .plan import MOST_GROUPS, all_choices, plan_of
 
 # Of blocks of A and of B, that a thread loads for a stage: with more the compiler spills, in clusters or without.
@@ -46,10 +47,13 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
     return None
 
 
-def limit(form: Form, groups: int, n: int) -> str | None:
-    """Why a form cannot be computed for so many groups, each with a B of `n` rows, or None."""
+def limit(options: Mapping[str, Any], form: Form, groups: int, n: int) -> str | None:
+    """Why these choices cannot compute a form for so many groups, each with a B of `n` rows, or None."""
     if groups > MOST_GROUPS:
         return f"the scheduler has room for {MOST_GROUPS} groups"
+    each = gates_in_turn(options["swap"])
+    if form.gated and n % (2 * each):
+        return f"gates and what they gate are loaded {each} rows at a time"
     return persistent.limit(form, n)
 
 

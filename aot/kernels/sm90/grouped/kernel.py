@@ -45,7 +45,7 @@ class Grouped(Persistent):
         a, b, d = batch_last(a), batch_last(b), batch_last(d)
         groups, extents = cute.size(ends), (cute.size(d, mode=[0]), cute.size(b, mode=[0]))
         if cutlass.const_expr(plan.form.gated):
-            b = gate_beside_up(b, "_interleaved" in plan.form.epilogue)
+            b = gate_beside_up(plan, b)
         rows, columns, out = a, b, d
         if cutlass.const_expr(plan.swap):
             rows, columns, out = b, a, cute.make_tensor(d.iterator, cute.select(d.layout, [1, 0, 2][: cute.rank(d)]))
@@ -55,7 +55,7 @@ class Grouped(Persistent):
         of_rows = tokens if cutlass.const_expr(tokens is not None and not plan.swap) else row_operand(plan, rows)
         of_columns = tokens if cutlass.const_expr(tokens is not None and plan.swap) else column_operand(plan, columns)
         of_out = output(plan, out)
-        per_tile = (plan.rows if plan.swap else plan.out_columns) * plan.cluster_along_n
+        per_tile = (plan.out_rows if plan.swap else plan.out_columns) * plan.cluster_along_n
         tiles_along_n = cute.ceil_div(cute.size(d, mode=[1]), per_tile)
         # Each group has a tile at most that is not full.
         most = (cute.ceil_div(extents[0], plan.tokens) + cutlass.min(groups, extents[0])) * tiles_along_n

@@ -10,6 +10,7 @@ Knows nothing of what is done with a tile.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from ..persistent.plan import Plan
 from ..persistent.scheduler import KTiles, TileCoord, WorkTile
 from ..sizes import WARP
 from .plan import MOST_GROUPS
+
+_GROUPS_OF_LANE = 4  # that a lane adds up before the warp does
 
 
 class Groups(NamedTuple):
@@ -55,29 +58,42 @@ def add_up(
     row, tile = cutlass.Int32(0), cutlass.Int32(0)  # where the groups of this round begin
     if lane == 0:
         groups.rows[0], groups.tiles[0] = row, tile
-    for first in cutlass.range(0, count, WARP, unroll=1):
-        group = first + lane
-        end = row
-        if group < count:
-            end = cutlass.max(cutlass.min(ends[group], m), row)
-        begin = row
+    for first in cutlass.range(0, count, WARP * _GROUPS_OF_LANE, unroll=1):
+        own = first + lane * _GROUPS_OF_LANE  # the lane's groups follow each other
+        # All loads are under way before the first is used: a round takes as long as one.
+        loaded = [ends[cutlass.min(own + i, count - 1)] for i in range(_GROUPS_OF_LANE)]
+        found = [cutlass.max(cutlass.min(end, m), row) for end in loaded]
+        begins = [row] * _GROUPS_OF_LANE
         if cutlass.const_expr(not plan.form.masked):
-            for step in cutlass.range_constexpr(5):
-                other = cute.arch.shuffle_sync_up(end, 1 << step)
-                if lane >= 1 << step:
-                    end = cutlass.max(end, other)
-            begin = cute.arch.shuffle_sync_up(end, 1)
-            begin = cutlass.select_(lane == 0, row, begin)
-        tiles = (end - begin + plan.tokens - 1) // plan.tokens * tiles_along_n
-        for step in cutlass.range_constexpr(5):
-            before = cute.arch.shuffle_sync_up(tiles, 1 << step)
-            if lane >= 1 << step:
-                tiles += before
-        if group < count:
-            groups.rows[group + 1], groups.tiles[group + 1] = end, tile + tiles
+            for i in cutlass.range_constexpr(1, _GROUPS_OF_LANE):
+                found[i] = cutlass.max(found[i], found[i - 1])
+            before = _scan(found[-1], lane, row, cutlass.max)
+            found = [cutlass.max(end, before) for end in found]
+            begins = [before, *found[:-1]]
+        tiles = [
+            (end - begin + plan.tokens - 1) // plan.tokens * tiles_along_n
+            for begin, end in zip(begins, found, strict=True)
+        ]
+        for i in cutlass.range_constexpr(_GROUPS_OF_LANE):
+            tiles[i] = cutlass.select_(own + i < count, tiles[i], cutlass.Int32(0))
+            if cutlass.const_expr(i > 0):
+                tiles[i] += tiles[i - 1]
+        tile_before = _scan(tiles[-1], lane, cutlass.Int32(0), operator.add)
+        for i in cutlass.range_constexpr(_GROUPS_OF_LANE):
+            if own + i < count:
+                groups.rows[own + i + 1], groups.tiles[own + i + 1] = found[i], tile + tile_before + tiles[i]
         if cutlass.const_expr(not plan.form.masked):
-            row = cute.arch.shuffle_sync(end, WARP - 1)
-        tile += cute.arch.shuffle_sync(tiles, WARP - 1)
+            row = cute.arch.shuffle_sync(found[-1], WARP - 1)
+        tile += cute.arch.shuffle_sync(tile_before + tiles[-1], WARP - 1)
+
+
+def _scan(value: Any, lane: Any, first: Any, combine: Any) -> Any:
+    """What `combine` makes of `first` and the values of the lanes before this one."""
+    for step in range(5):
+        other = cute.arch.shuffle_sync_up(value, 1 << step)
+        value = cutlass.select_(lane >= 1 << step, combine(value, other), value)
+    before = combine(cute.arch.shuffle_sync_up(value, 1), first)
+    return cutlass.select_(lane == 0, first, before)
 
 
 @dataclass(frozen=True)

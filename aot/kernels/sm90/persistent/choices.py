@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.gemm.signature import Epilogue
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.scaling import SCALE_BLOCK
 
 from ..sizes import WGMMA_ROWS
@@ -62,7 +62,7 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
         if reason := rule_of_choice(options):
             return reason
     plan = Plan.of(options, form)
-    unit = 16 if form.gated else 8
+    unit = 16 if form.gated and not plan.swap else 8
     whole = 16 if DTYPES[form.d].bits == 8 else unit
     if plan.columns % (whole * plan.atom_layout.columns):
         return f"columns must divide into parts of {whole}"
@@ -137,8 +137,12 @@ _RULES_OF_CHOICES = {
 def _rule_of_form(plan: Plan, form: Form) -> str | None:
     if form.scaling != "none" and DTYPES[form.a].bits != 8:
         return "scales are for 8-bit inputs"
-    if plan.swap and (form.gated or DTYPES[form.d].bits == 8 or form.scaling == "block"):
-        return "swapped operands have no gated epilogue, 8-bit output or block scaling"
+    if plan.swap and (DTYPES[form.d].bits == 8 or form.scaling == "block"):
+        return "swapped operands have no 8-bit output or block scaling"
+    if plan.pairs_atoms and not form.grouped:
+        return "swapped operands have a gated epilogue where rows are by groups"
+    if plan.pairs_atoms and plan.m_atoms % 2:
+        return "a warp group has as many atoms of gates as of what they gate"
     if form.b_major == "n":
         if plan.swap or form.gated or DTYPES[form.a].bits == 8:
             return "N-major B is for 16-bit types, unswapped and not gated"

@@ -93,12 +93,16 @@ def epilogue_tile_values(
     width = plan.columns // plan.atom_layout.columns
     lanes = 2 if parts.gated else 1
     start = plan.epilogue_tile_start(across)
-    base = atom * width // 2 + start * lanes // 2 if first is None else first
-    # Scale and bias of the thread's two rows.
-    by_row: list[Any] = scales.of_rows[atom] if scales.of_rows else [None, None]
-    bias_by_row: list[Any] = [None, None]
+    base, per_pair, to_partner = atom * width // 2 + start * lanes // 2, 4 * lanes, 4
+    if plan.pairs_atoms:
+        base, per_pair, to_partner = atom * width + start // 2, 4, width // 2
+    if first is not None:
+        base = first
+    # Scale and bias of the thread's two rows, for sums, or for gates and then their partners.
+    by_row: list[Any] = scales.of_rows[atom] if scales.of_rows else [[None, None]] * lanes
+    bias_by_row: list[Any] = [[None, None]] * lanes
     if parts.bias and plan.swap:
-        bias_by_row = operands.of_channels(operands.bias, operands.first_row(coord, atom) + operands.row, 8)
+        bias_by_row = operands.channels_of_rows(operands.bias, coord, atom)
     values: list[Any] = []
     for j in range(plan.epilogue_tile_columns // 8):
         column = operands.first_column(coord, across) + 8 * j + operands.column
@@ -112,15 +116,15 @@ def epilogue_tile_values(
             for i in range(2):
                 found = []
                 for lane in range(lanes):
-                    x = accumulators[base + 4 * (j * lanes + lane) + 2 * half + i]
-                    if by_row[half] is not None:
-                        x = x * by_row[half]
+                    x = accumulators[base + per_pair * j + to_partner * lane + 2 * half + i]
+                    if by_row[lane][half] is not None:
+                        x = x * by_row[lane][half]
                     if by_column is not None:
-                        x = x * by_column[lane][i]
+                        x = x * by_column[0 if plan.swap else lane][i]
                     if bias is not None:
                         x = x + bias[lane][i]
-                    if bias_by_row[half] is not None:
-                        x = x + bias_by_row[half]
+                    if bias_by_row[lane][half] is not None:
+                        x = x + bias_by_row[lane][half]
                     found.append(x)
                 x = gate(parts.activation, *found) if parts.gated else activate(parts.activation, found[0])
                 if parts.residual:

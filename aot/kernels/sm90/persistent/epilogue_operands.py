@@ -13,7 +13,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from runtime.gemm.signature import Epilogue
+from runtime.numbers.epilogue import Epilogue
 
 from ..sizes import WARP, WARP_GROUP, WGMMA_ROWS
 from .plan import Plan
@@ -74,9 +74,12 @@ class EpilogueOperands:
         return replace(self, scale_a=scale_a, scale_b=_of_batch(self.scale_b, group), bias=_of_batch(self.bias, group))
 
     def atom_row(self, coord: TileCoord, atom: int) -> Any:
-        """The number of an atom of 64 rows."""
-        part = self.group if self.plan.atom_layout.rows > 1 else 0
-        return (coord.row * self.plan.m_atoms + atom) * self.plan.atom_layout.rows + part
+        """The number of an atom of 64 rows, of those that are stored."""
+        plan = self.plan
+        part = self.group if plan.atom_layout.rows > 1 else 0
+        if plan.pairs_atoms:  # a warp group's rows follow each other
+            return (coord.row * plan.atom_layout.rows + part) * plan.out_atoms + atom
+        return (coord.row * plan.m_atoms + atom) * plan.atom_layout.rows + part
 
     def first_row(self, coord: TileCoord, atom: int) -> Any:
         """The first row of an atom."""
@@ -115,6 +118,15 @@ class EpilogueOperands:
             return [[first[0], second[0]], [first[1], second[1]]]
         channels = [column, self.n // 2 + column] if self.plan.form.gated else [column]
         return [self.of_channels(tensor, channel, 1) for channel in channels]
+
+    def channels_of_rows(self, tensor: Any, coord: TileCoord, atom: int) -> list[list[Any]]:
+        """Of the thread's two rows of an atom, which are columns of D, the elements of `tensor` for their sums, or for
+        their gates and then those for their partners."""
+        first = self.first_row(coord, atom) + self.row
+        if self.parts.interleaved:
+            return [self.of_channels(tensor, 2 * first + lane, 16) for lane in range(2)]
+        channels = [first, self.n // 2 + first] if self.plan.form.gated else [first]
+        return [self.of_channels(tensor, channel, 8) for channel in channels]
 
     def residual_of(self, coord: TileCoord, atom: int, across: int) -> list[Any]:
         """The residual of an epilogue tile, in the order of its values."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.gemm.signature import Epilogue, extra_operands
+from runtime.gemm.signature import extra_operands
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.epilogue import Epilogue
 
 
 @dataclass(frozen=True)

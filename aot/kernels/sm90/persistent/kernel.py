@@ -75,7 +75,7 @@ class Persistent:
         a, b, d, residual = batch_last(a), batch_last(b), batch_last(d), batch_last(residual)
         extents = (cute.size(d, mode=[0]), cute.size(b, mode=[0]))
         if cutlass.const_expr(plan.form.gated):
-            b = gate_beside_up(b, "_interleaved" in plan.form.epilogue)
+            b = gate_beside_up(plan, b)
         rows, columns, out = a, b, d
         if cutlass.const_expr(plan.swap):
             rows, columns, out = b, a, cute.make_tensor(d.iterator, cute.select(d.layout, [1, 0, 2][: cute.rank(d)]))

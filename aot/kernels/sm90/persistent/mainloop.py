@@ -38,7 +38,11 @@ class Mainloop:
         mma = tiled_mma(plan, rows.element_type)
         # Descriptors are the warp group's, so its first thread stands for all.
         mine = mma.get_slice(0 if plan.pingpong else group * WARP_GROUP)
-        a = mma.make_fragment_A(mine.partition_A(rows))
+        of_rows = mine.partition_A(rows)
+        if plan.pairs_atoms and plan.atom_layout.rows > 1:  # the warp group's atoms follow each other
+            part = cute.local_tile(rows, (plan.rows // plan.atom_layout.rows, *rows.shape[1:]), (group, 0, 0))
+            of_rows = tiled_mma(plan, rows.element_type, one=True).get_slice(0).partition_A(part)
+        a = mma.make_fragment_A(of_rows)
         return cls(plan, pipeline, cta, rows.element_type, a, mma.make_fragment_B(mine.partition_B(columns)))
 
     def tiled_mma(self) -> cute.TiledMma:
@@ -101,15 +105,15 @@ class Mainloop:
         release(self.plan, self.pipeline.empty + stage, self.cta)
 
 
-def tiled_mma(plan: Plan, element: Any) -> cute.TiledMma:
-    """WGMMA by the warp groups that share a tile, for A and B of type `element`."""
+def tiled_mma(plan: Plan, element: Any, one: bool = False) -> cute.TiledMma:
+    """WGMMA by the warp groups that share a tile, or by `one` of them, for A and B of type `element`."""
     k, smem = OperandMajorMode.K, warpgroup.OperandSource.SMEM
     columns = plan.columns // plan.atom_layout.columns
     if element.width == 8:
         op: Any = warpgroup.MmaF8Op(element, element, cutlass.Float32, (WGMMA_ROWS, columns, 32), smem, k, k)
     else:
         op = warpgroup.MmaF16BF16Op(element, cutlass.Float32, (WGMMA_ROWS, columns, 16), smem, k, major_of_b(plan))
-    return cute.make_tiled_mma(cute.make_mma_atom(op), (*plan.atom_layout, 1))
+    return cute.make_tiled_mma(cute.make_mma_atom(op), (1, 1, 1) if one else (*plan.atom_layout, 1))
 
 
 def accumulators_of(plan: Plan, element: Any, rows: int) -> cute.Tensor:

@@ -20,15 +20,18 @@ def batch_last(x: Any) -> Any:
     return cute.make_tensor(x.iterator, cute.select(x.layout, [1, 2, 0]))
 
 
-def gate_beside_up(b: cute.Tensor, interleaved: bool) -> cute.Tensor:
-    """B with its rows in another order: 8 that make gates, then the 8 that make what they gate, and so on.
+def gate_beside_up(plan: Plan, b: cute.Tensor) -> cute.Tensor:
+    """B with its rows in another order: some that make gates, then as many that make what they gate, and so on.
 
-    WGMMA then leaves a gate and its partner to the same thread.
+    WGMMA then leaves a gate and its partner to the same thread: 8 of each where columns of D are WGMMA's columns, and
+    an atom of each where they are its rows.
     """
+    each = plan.gates_in_turn
     row = b.stride[0]
     extent = cute.size(b, mode=[0])
-    strides = (2 * row, row, 16 * row) if interleaved else (row, extent // 2 * row, 8 * row)
-    shape = ((8, 2, extent // 16), *b.shape[1:])
+    interleaved = "_interleaved" in plan.form.epilogue
+    strides = (2 * row, row, 2 * each * row) if interleaved else (row, extent // 2 * row, each * row)
+    shape = ((each, 2, extent // (2 * each)), *b.shape[1:])
     return cute.make_tensor(b.iterator, cute.make_layout(shape, stride=(strides, *b.stride[1:])))
 
 

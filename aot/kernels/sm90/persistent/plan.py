@@ -89,7 +89,7 @@ class Plan:
         if staged_scales:
             share = 2  # for a stage more
         multiple = options["split_k"] // math.gcd(options["split_k"], max(1, atoms))
-        part = columns // (2 if form.gated else 1) // atom_layout.columns
+        part = columns // (2 if form.gated and not swap else 1) // atom_layout.columns
         scales = CONSUMERS * columns // atom_layout.columns * 4 if form.scaling == "row_column" else 0
 
         def stages_with(width: int) -> int:
@@ -217,6 +217,16 @@ class Plan:
         return self.rows * self.columns // (self.atom_layout.rows * self.atom_layout.columns) // WARP_GROUP
 
     @property
+    def pairs_atoms(self) -> bool:
+        """Whether an atom of rows makes gates, and the next one of the same warp group what they gate."""
+        return self.swap and self.form.gated
+
+    @property
+    def gates_in_turn(self) -> int:
+        """See the function of this name."""
+        return gates_in_turn(self.swap)
+
+    @property
     def m_atoms(self) -> int:
         """WGMMA atoms, of `WGMMA_ROWS` rows, in a warp group's part of a tile."""
         return self.rows // WGMMA_ROWS // self.atom_layout.rows
@@ -250,8 +260,18 @@ class Plan:
 
     @property
     def out_columns(self) -> int:
-        """Columns of D in a tile, along WGMMA's columns."""
-        return self.columns // (2 if self.form.gated else 1)
+        """Columns of D in a tile, along WGMMA's columns; its tokens where `swap`."""
+        return self.columns // (2 if self.form.gated and not self.swap else 1)
+
+    @property
+    def out_atoms(self) -> int:
+        """Atoms of 64 rows that a warp group stores of a tile."""
+        return self.m_atoms // (2 if self.pairs_atoms else 1)
+
+    @property
+    def out_rows(self) -> int:
+        """Rows of D in a tile, along WGMMA's rows; its columns where `swap`."""
+        return self.rows // (2 if self.pairs_atoms else 1)
 
     @property
     def part_columns(self) -> int:
@@ -273,8 +293,8 @@ class Plan:
 
     @property
     def epilogue_tiles(self) -> int:
-        """In a warp group's part of a tile: `m_atoms` times those across, which change first."""
-        return self.m_atoms * self.epilogue_tiles_across
+        """In a warp group's part of a tile: `out_atoms` times those across, which change first."""
+        return self.out_atoms * self.epilogue_tiles_across
 
     @property
     def epilogue_tile_accumulators(self) -> int:
@@ -312,6 +332,12 @@ class Plan:
     def counters_bytes(self) -> int:
         """And of the one for counters, which is left zero."""
         return self.cluster * CONSUMERS * COUNTER_BYTES
+
+
+def gates_in_turn(swap: bool) -> int:
+    """How many rows of B that make gates a tile has before as many that make what they gate: an atom's where rows of B
+    are WGMMA's rows, else those that leave a gate and its partner to the same thread."""
+    return WGMMA_ROWS if swap else 8
 
 
 def _scale_blocks(form: Form, columns: int) -> ScaleBlocks:

@@ -32,24 +32,25 @@ def allocate(plan: Plan, smem: cutlass.memory.SmemAllocator) -> Any:
 class Scales:
     """The scales of a tile, on their way; nothing where there are none, or where accumulators have theirs before.
 
-    `of_rows` has a pair for each atom of 64 rows, `of_columns` is (column of the warp group's part of D, 1, or gate and
-    partner) in shared memory.
+    `of_rows` has for each atom of 64 rows that is stored a pair, or one for gates and one for their partners;
+    `of_columns` is (column of the warp group's part of D, 1, or gate and partner) in shared memory.
     """
 
-    of_rows: list[list[Any]]
+    of_rows: list[list[list[Any]]]
     of_columns: Any
 
     @classmethod
     def of(cls, plan: Plan, operands: EpilogueOperands, coord: TileCoord) -> Scales:
         """Begin to fetch those of the tile `coord`."""
         if plan.form.scaling == "tensor":
-            return cls([[operands.scale_a[0] * operands.scale_b[0]] * 2] * plan.m_atoms, None)
+            return cls([[[operands.scale_a[0] * operands.scale_b[0]] * 2] * 2] * plan.m_atoms, None)
         if plan.form.scaling != "row_column":
             return cls([], None)
-        rows = [operands.first_row(coord, atom) + operands.row for atom in range(plan.m_atoms)]
-        of_rows = [
-            operands.of_channels(operands.scale_b, row, 8) if plan.swap else operands.of_tokens(row, 8) for row in rows
-        ]
+        if plan.swap:
+            of_rows = [operands.channels_of_rows(operands.scale_b, coord, atom) for atom in range(plan.out_atoms)]
+        else:
+            rows = [operands.first_row(coord, atom) + operands.row for atom in range(plan.m_atoms)]
+            of_rows = [[operands.of_tokens(row, 8)] * 2 for row in rows]
         return cls(of_rows, _copy(plan, operands, coord))
 
     def arrive(self, group: Any) -> None:
@@ -73,7 +74,7 @@ class Scales:
 @cute.jit
 def _copy(plan: cutlass.Constexpr, operands: EpilogueOperands, coord: TileCoord) -> cute.Tensor:
     """Begin to copy the scales of a warp group's columns to shared memory, and say where they will be."""
-    lanes = 2 if plan.form.gated else 1
+    lanes = 2 if plan.form.gated and not plan.swap else 1
     width = plan.shared_scales // lanes
     everything = cute.make_tensor(operands.shared_scales, cute.make_layout((width, lanes, CONSUMERS)))
     mine = everything[None, None, operands.group]
@@ -86,7 +87,7 @@ def _copy(plan: cutlass.Constexpr, operands: EpilogueOperands, coord: TileCoord)
         if at < plan.shared_scales:
             lane, column = at // width, at % width
             number = first + column
-            if cutlass.const_expr(operands.parts.interleaved):
+            if cutlass.const_expr(lanes > 1 and operands.parts.interleaved):
                 number = 2 * number + lane
             elif cutlass.const_expr(lanes > 1):
                 number = operands.n // 2 * lane + number

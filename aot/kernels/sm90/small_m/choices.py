@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.gemm.signature import OVERLAPS
+from runtime.program.operation import OVERLAPS
 
 from ..sizes import SWIZZLE_ATOM_BYTES, SWIZZLE_ATOM_ROWS, WARP_GROUP, WGMMA_ROWS
 from .form import Form

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.gemm.signature import Epilogue
+from runtime.numbers.epilogue import Epilogue
 
 
 @dataclass(frozen=True)

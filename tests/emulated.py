@@ -190,6 +190,7 @@ ARCH = types.SimpleNamespace(
     lane_idx=lambda: HERE.thread % WARP,
     sync_threads=lambda: HERE.shared.barrier.wait(),
     sync_warp=lambda: HERE.shared.warps[HERE.thread // WARP].barrier.wait(),
+    shuffle_sync=_shuffle(lambda lane, of: of),
     shuffle_sync_up=_shuffle(lambda lane, by: lane - by),
     match_sync=_match,
     popc=lambda bits: int(bits).bit_count(),
@@ -233,12 +234,17 @@ CUTLASS = types.SimpleNamespace(
 )
 
 
-def module(path: Path) -> dict[str, Any]:
-    """What a kernel's module defines, of this DSL."""
+def module(path: Path, package: str = "aot.kernels") -> dict[str, Any]:
+    """What a kernel's module, of a package, defines, of this DSL."""
     lines = [
         line for line in path.read_text().splitlines() if line not in ("import cutlass", "from cutlass import cute")
     ]
-    found: dict[str, Any] = {"cutlass": CUTLASS, "cute": CUTE, "__package__": "aot.kernels", "__name__": path.stem}
+    found: dict[str, Any] = {
+        "cutlass": CUTLASS,
+        "cute": CUTE,
+        "__package__": package,
+        "__name__": f"{package}.{path.stem}",
+    }
     exec(compile("\n".join(lines), str(path), "exec"), found)
     return found
 

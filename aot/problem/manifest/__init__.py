@@ -1,0 +1,40 @@
+"""Manifests: the YAML files that say which problems a model has. `reader` reads them strictly and says what they hold,
+`contents` has that as data, and `writer` writes it back readably.
+
+Every mistake is a `ManifestError` that names the file, the line, the field and the fix.
+"""
+
+from .contents import (
+    MAX_COUNT,
+    MAX_EXTENT,
+    MAX_TOKENS,
+    Gemm,
+    Manifest,
+    ManifestError,
+    Problem,
+    Use,
+    use,
+)
+from .nodes import read_text
+from .reader import lists_gemms, load, loads
+from .rules import signature_problem
+from .writer import dump, write
+
+__all__ = [
+    "MAX_COUNT",
+    "MAX_EXTENT",
+    "MAX_TOKENS",
+    "Gemm",
+    "Manifest",
+    "ManifestError",
+    "Problem",
+    "Use",
+    "dump",
+    "lists_gemms",
+    "load",
+    "loads",
+    "read_text",
+    "signature_problem",
+    "use",
+    "write",
+]

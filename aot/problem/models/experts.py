@@ -1,0 +1,118 @@
+"""What a mixture's experts ask of operations: the four of docs/moe.md, on one rank.
+
+As vLLM spreads experts: over `ep` ranks each has its part of them whole; without that each of `tp` ranks has a part of
+every expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.errors import RecordError
+from runtime.gemm.signature import Signature
+from runtime.grouped_gemm import SCALINGS_OF_GROUPS
+from runtime.numbers.epilogue import Epilogue
+from runtime.numbers.scaling import SCALE_BLOCK
+
+from ..manifest import Use, signature_problem, use
+from .layers import Experts
+
+# What runtime.torch.moe and the servers' plugins promise: each of the four waits before it reads what the others made.
+OVERLAP = "launch"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How a model is spread: over `tp` tensor-parallel ranks, and its experts over `ep` ranks, where that is above 1.
+    It is a multiple of `tp` then: there are ep / tp groups of tensor-parallel ranks, whose tokens meet at the experts.
+    """
+
+    tp: int
+    ep: int = 1
+
+    def local(self, experts: Experts) -> int:
+        """How many experts are on one rank."""
+        return experts.count // self.ep
+
+    def inner(self, experts: Experts) -> int:
+        """How wide an expert is there."""
+        return experts.inner // (1 if self.ep > 1 else self.tp)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What grouped GEMMs compute besides their shapes: element types of A, B and D, scaling, and the gate's name."""
+
+    dtypes: tuple[str, str, str]
+    scaling: str
+    gate: str
+
+
+def obstacle(experts: Experts, ranks: Ranks, of: Arithmetic) -> str | None:
+    """Why the experts cannot be spread so; None when they can."""
+    count, inner = experts.fields
+    if ranks.ep > 1 and ranks.ep % ranks.tp:
+        return f"ep {ranks.ep} is no multiple of tp {ranks.tp}: experts are spread over all tensor-parallel ranks"
+    if experts.count % ranks.ep:
+        return f"field {count!r}: {experts.count} does not divide by ep {ranks.ep}"
+    if ranks.ep == 1 and experts.inner % ranks.tp:
+        return f"field {inner!r}: {experts.inner} does not divide by tp {ranks.tp}"
+    if of.scaling not in SCALINGS_OF_GROUPS:
+        return f"experts have no scaling {of.scaling}; known: {', '.join(SCALINGS_OF_GROUPS)}"
+    here = ranks.inner(experts)
+    if of.scaling == "block" and here != experts.inner and here % SCALE_BLOCK:
+        return f"field {inner!r}: {experts.inner} at tp {ranks.tp} is {here}, and scales are of blocks of {SCALE_BLOCK}"
+    for name, epilogue, n, k in _products(experts, here, of):
+        if problem := signature_problem(Signature(*of.dtypes, "f32", epilogue, n, k, scaling=of.scaling)):
+            return f"{name} at tp {ranks.tp}: {problem[0]} {problem[1]}"
+    return None
+
+
+def operations(experts: Experts, ranks: Ranks, of: Arithmetic, tokens: Sequence[int]) -> tuple[Use, ...]:
+    """Permute, gate and up, down, combine, for M `tokens` of each rank; `obstacle` has nothing against them.
+
+    Raises:
+        RecordError: the tokens make more rows than manifests hold, or the experts do not go together.
+    """
+    a, b, d = of.dtypes
+    types = {"a": a, "b": b, "d": d, "scaling": of.scaling, "overlap": OVERLAP}
+    top_k, hidden, local = experts.top_k, experts.hidden, ranks.local(experts)
+    spread = {"local": local} if ranks.ep > 1 else {}
+    short = {"count": experts.count, "top_k": top_k, **spread}
+    here = [m * max(ranks.ep // ranks.tp, 1) for m in tokens]
+    permute = {"x": d, "experts": local, "top_k": top_k, "k": hidden}
+    if spread:
+        permute["global_experts"] = experts.count
+    try:
+        return (
+            use("experts_permute", "moe_permute", permute, here, None),
+            *(
+                use(name, "grouped_gemm", {**types, "n": n, "k": k, "epilogue": epilogue}, here, short)
+                for name, epilogue, n, k in _products(experts, ranks.inner(experts), of)
+            ),
+            use("experts_combine", "moe_combine", {"rows": d, "y": d, "top_k": top_k, "n": hidden}, here, None),
+        )
+    except RecordError as error:
+        raise RecordError(f"experts: {error}") from None
+
+
+def notes(experts: Experts, ranks: Ranks, of: Arithmetic) -> list[str]:
+    """What a caller has to know to use them so, in sentences."""
+    found = [experts.note] if experts.note else []
+    if experts.bias:
+        found.append("experts have biases, which lib.grouped_gemm takes and runtime.torch.moe does not")
+    if experts.bias and ranks.inner(experts) != experts.inner:
+        found.append("on all ranks but one the bias of experts_down is zeros")
+    if of.scaling != "none":
+        found.append(f"experts_permute moves rows in {of.dtypes[2]}, which are quantised for each grouped GEMM")
+    return found
+
+
+def _products(experts: Experts, inner: int, of: Arithmetic) -> tuple[tuple[str, str, int, int], ...]:
+    """(name, epilogue, n, k) of both grouped GEMMs, of experts as wide as `inner`."""
+    gate, down = Epilogue(of.gate, bias=experts.bias), Epilogue(bias=experts.bias)
+    return (
+        ("experts_gate_up", gate.word(), 2 * inner, experts.hidden),
+        ("experts_down", down.word(), experts.hidden, inner),
+    )

@@ -1,0 +1,45 @@
+"""Grouped GEMMs on Hopper: of rows that lie by groups, of masked ones, and of rows that are gathered."""
+
+from __future__ import annotations
+
+import functools
+
+from runtime.program.arguments import DeviceArgument, StreamArgument
+
+from ...kernels.sm90.grouped.plan import SCHEDULER_BYTES, plan_of
+from ...kernels.sm90.persistent.form import Form
+from ...kernels.sm90.persistent.plan import Plan
+from ...search.provider import Buildable
+from ...search.variants import Variant
+from ..arguments import stand_ins_by_name
+from ..grouped_arguments import grouped_tensors
+
+ROWS = {"sm90_grouped": "contiguous", "sm90_masked": "masked", "sm90_gathered": "gathered"}  # by family
+# In the order that kernels take them.
+_ARGUMENTS = ("a", "b", "indices", "ends", "d", "scale_a", "scale_b", "bias", "max_active_clusters", "stream")
+
+
+def grouped_form(v: Variant) -> Form:
+    """What of a variant, besides its choices, the grouped GEMM depends on."""
+    rows = ROWS[v.family]
+    words = v.a, v.d, v.scaling, v.epilogue
+    return Form(*words, scheduler_bytes=SCHEDULER_BYTES, masked=rows == "masked", gathered=rows == "gathered")
+
+
+@functools.cache  # tuning asks for estimates at thousands of M
+def grouped_plan(v: Variant) -> Plan:
+    """What follows from a variant's choices and its form."""
+    return plan_of(v.options, grouped_form(v))
+
+
+def grouped(variant: Variant) -> Buildable:
+    """A grouped GEMM over the operands that its form has, the number of clusters that the device holds, and a
+    stream."""
+    from ...kernels.sm90.grouped.kernel import Grouped
+
+    plan = grouped_plan(variant)
+    n_multiple = 2 * plan.gates_in_turn if plan.form.gated else 1
+    symbols, tree = grouped_tensors(variant, ROWS[variant.family], n_multiple)
+    tree += [DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster), StreamArgument("stream")]
+    names = tuple("counts" if name == "ends" and plan.form.masked else name for name in _ARGUMENTS)
+    return Buildable(Grouped(plan), stand_ins_by_name(tree, symbols, names), tree, symbols)
