@@ -7,6 +7,7 @@ functions behind it, and those that were rejected. Of what nothing serves, the n
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -97,9 +98,10 @@ def _answer(archive: Archive, serving: Serving, signature: Any, place: Place, m:
 
 
 def _predicted(entry: AnyEntry, m: int) -> dict[str, Time]:
-    """The time of each function of a form at `m`, the fastest first."""
+    """The time of each function of a form at `m`, the fastest first; of those that the cost program gives one."""
     assert isinstance(entry, PredictedEntry)
-    return {name: Time(us, PREDICTED) for name, us in sorted(entry.us(m).items(), key=lambda item: item[1])}
+    found = {name: us for name, us in entry.us(m).items() if 0 < us < math.inf}
+    return {name: Time(us, PREDICTED) for name, us in sorted(found.items(), key=lambda item: item[1])}
 
 
 def _range(entry: AnyEntry, m: int) -> dict[str, Any] | None:
