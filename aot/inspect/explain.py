@@ -15,6 +15,7 @@ from runtime.container.archive import Archive
 from runtime.gemm.universal import PREDICTED, AnyEntry, PredictedEntry
 from runtime.tables.table import Entry
 
+from ..pack.fields import naming
 from .digests import digests, short_names
 from .entries import described, intervals, is_in, models_of, names_of
 from .floor import floor
@@ -69,8 +70,10 @@ def _answer(archive: Archive, serving: Serving, signature: Any, place: Place, m:
     }
     if entry is None:
         return found | {"state": None, "target": None} | missing(archive, serving, signature, place, names)
-    of, name = Times(archive, entry) if isinstance(entry, Entry) else None, entry.best(m)
-    times = of.all(m) if of else _predicted(entry, m)
+    of = Times(archive, entry) if isinstance(entry, Entry) else None
+    with naming(archive):  # a cost program is read when it is first asked
+        name, predicted = entry.best(m), {} if of else _predicted(entry, m)
+    times = of.all(m) if of else predicted
     time = times.get(name)
     return found | {
         "state": entry.state,
