@@ -66,12 +66,21 @@ def test_a_history_with_times_that_are_none_is_not_predicted_by(run: Run, tmp_pa
     assert answer(run, path, "qkv", "--m", 700)["time"] is None
 
 
+def test_the_last_tuning_of_the_very_signature_is_what_counts(run: Run, tmp_path: Path) -> None:
+    point = copy.deepcopy(POINTS[1])
+    point["finalists"][0][1] = 4200
+    tunings = [TUNING, TUNING | {"points": [point]}, TUNING | {"signature": OUT}]
+    path = write(tmp_path / "x.aot", {"history": {"schema": 1, "tunings": tunings}})
+    assert answer(run, path, "qkv", "--m", 512)["time"]["us"] == 42.0
+
+
 def test_torch_is_interpolated_and_what_is_left_to_it_is_told(run: Run, path: Path) -> None:
     found = answer(run, path, "qkv", "--m", 600)["torch"]
     assert found["between"] == [512, 1024]
     assert 38 < found["us"] < 76
     assert found["faster_at"] == {"m_min": 400, "m_max": 600}
     assert 'on_slower="torch" leaves these to it' in " ".join(run("explain", path, "qkv", "--m", 600).out.split())
+    assert answer(run, path, "qkv", "--m", 400)["torch"]["is_faster"]
     assert not answer(run, path, "qkv", "--m", 601)["torch"]["is_faster"]
 
 
