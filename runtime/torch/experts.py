@@ -27,7 +27,7 @@ _TENSORS = "expert_map", "w13_bias", "w2_bias"  # by keyword
 _WORDS = f"{', '.join(f'Tensor? {name}=None' for name in _TENSORS)}, str activation='swiglu', str overlap='launch'"
 _ID_TYPES = torch.int32, torch.int64
 _WEIGHT_TYPES = torch.float32, torch.float16, torch.bfloat16
-_USUAL, _USUAL_OVERLAP = "swiglu", "launch"
+_USUAL, USUAL_OVERLAP = "swiglu", "launch"
 
 
 def grouped_gemm(lib: Library, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, **more: Any) -> Any:
@@ -148,7 +148,7 @@ def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
     lib, top_k, k = library_of(library), topk_ids.shape[-1], hidden.shape[-1]
     ids = topk_ids.reshape(-1, top_k).to(torch.int32).contiguous()
     weights = topk_weights.reshape(-1, top_k).to(torch.float32).contiguous()
-    activation, overlap = more.get("activation", _USUAL), more.get("overlap", _USUAL_OVERLAP)
+    activation, overlap = more.get("activation", _USUAL), more.get("overlap", USUAL_OVERLAP)
     expert_map, w13_bias, w2_bias = (None if more.get(name) is None else bare(more[name]) for name in _TENSORS)
     words = {} if expert_map is None else {"expert_map": expert_map}
     rows, ends, positions = lib.call("moe_permute", hidden.reshape(-1, k), ids, experts=w13.shape[0], **words)

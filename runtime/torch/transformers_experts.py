@@ -13,7 +13,7 @@ import torch
 from ..errors import ArgumentError
 from ..numbers.epilogue import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT
 from ..serve.library import Library
-from .experts import moe
+from .experts import USUAL_OVERLAP, moe
 from .operator import register
 
 # The gates of grouped_gemm that are these activations of transformers and torch, by the name of their class.
@@ -33,7 +33,7 @@ _CLAMPED_GATES = {
 _WEIGHTS = "gate_up_proj", "down_proj"
 
 
-def register_experts(lib: Library, name: str = "cute_aot", *, overlap: str = "serial") -> None:
+def register_experts(lib: Library, name: str = "cute_aot", *, overlap: str = USUAL_OVERLAP) -> None:
     """Let `lib` compute the experts of every model whose `experts_implementation` is `name`.
 
     After it, `model.set_experts_implementation(name)` or `from_pretrained(..., experts_implementation=name)` chooses it

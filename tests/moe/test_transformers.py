@@ -15,6 +15,7 @@ transformers = pytest.importorskip("transformers", "5", reason="transformers 5 i
 import torch  # noqa: E402
 
 import runtime.torch as aot  # noqa: E402
+from aot.problem.models.experts import OVERLAP  # noqa: E402
 from runtime import ArgumentError  # noqa: E402
 
 from .on_cpu import ExpertsOnCpu, library  # noqa: E402
@@ -97,6 +98,21 @@ def test_a_config_may_choose_them(lib: ExpertsOnCpu) -> None:
     with torch.inference_mode():
         model(torch.arange(5)[None])
     assert lib.calls
+
+
+def test_functions_are_asked_for_that_manifests_of_models_have(
+    lib: ExpertsOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, grouped_gemm = [], lib.grouped_gemm
+
+    def noted(*given: Any, **more: Any) -> Any:
+        asked.append(more["overlap"])
+        return grouped_gemm(*given, **more)
+
+    monkeypatch.setattr(lib, "grouped_gemm", noted)
+    with torch.inference_mode():
+        model_of("mixtral", experts_implementation="cute_aot")(torch.arange(5)[None])
+    assert set(asked) == {OVERLAP}
 
 
 @pytest.mark.parametrize("name", CLAMPED)
