@@ -41,8 +41,8 @@ def explain(archive: Archive, serving: Serving, signatures: list[Any], m: int, w
     """One answer for each signature on each GPU that something serves it on, or that is named.
 
     `state` is that of the entry, "predicted" where a form serves, and None where nothing does; then `nearest` and
-    `advice` say what else there is. Times and the floor are of the kind of GPU that the entry was tuned on, which may be
-    another (`of_another_kind`). `time` is what the function that serves takes: `how` is "measured" or "predicted".
+    `advice` say what else there is. Times and the floor are of the kind of GPU that the entry was tuned on, which may
+    be another (`of_another_kind`). `time` is what the function that serves takes: `how` is "measured" or "predicted".
     `floor` is `aot.inspect.floor.Floor` with the `share` of the time that it is; `torch` has the `ratio` of its time to
     ours, and whether a library loaded with `on_slower="torch"` leaves this M to it. `behind_fastest` is by what share
     the function takes longer than the fastest that is known there, `near` what was measured at the M, else at the
