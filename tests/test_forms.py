@@ -76,7 +76,7 @@ def failed(path: Path) -> list[verify.Finding]:
 def test_ls_lists_each_form_after_the_entries(run: Run, archive: Path) -> None:
     lines = [line.split() for line in run("ls", archive).out.splitlines()]
     of_form = [FORM_NAME, "sm_90a", "4", "8,", "8", "NVIDIA", "H200"]
-    assert lines.index(of_form) > next(i for i, line in enumerate(lines) if line[:1] == [of(512).key()])
+    assert lines.index(of_form) > next(i for i, line in enumerate(lines) if of(512).key() in line)
     others = next(line for line in lines if "other" in line)
     assert not set(others) & {"few", "many", "wide", "shared"}, "those are the form's"
     assert lines[-1][:5] == ["5", "functions", "for", "sm_100a,", "sm_90a:"]
@@ -111,10 +111,9 @@ def test_ls_of_forms_alone_says_that_they_ran_nowhere(run: Run, tmp_path: Path) 
         "K",
         "target",
         "functions",
-        "multiples",
-        "of",
         "N,",
         "K",
+        "by",
         "checked",
         "on",
     ]
@@ -273,11 +272,11 @@ def test_ls_lists_no_ranges_that_serve_nothing(run: Run, tmp_path: Path) -> None
     assert [e["instead"] for e in found["entries"]] == [instead, None]
     out = run("ls", tmp_path / "both.aot").out
     (row,) = [line.split() for line in out.splitlines() if line.startswith(of(512).key())]
-    assert row == [of(512).key(), "sm_90a", *f"ranked, unused 1- gives way to what {FORM_NAME} predicts".split()]
+    assert row == [of(512).key(), "sm_90a", "ranked", "a", "form"]
     assert "\n1 of 2 entries were never tuned and give way: " in out
     unchecked = changed(tmp_path, lambda obj: obj.update(checked_on={}), [ranked])
-    rows = [line.split() for line in run("ls", unchecked).out.splitlines() if line.startswith(of(512).key())]
-    assert [row[2:4] + row[5:] for row in rows] == [["ranked", "1-64", "many"], ["ranked", "65-", "few"]]
+    (row,) = [line.split() for line in run("ls", unchecked, "--m", 64).out.splitlines() if of(512).key() in line]
+    assert row[1:4] == ["sm_90a", "ranked", "1-64"]
 
 
 def test_show_puts_what_serves_before_an_entry_that_gives_way(run: Run, tmp_path: Path) -> None:

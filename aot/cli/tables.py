@@ -7,7 +7,6 @@ from typing import Any
 
 from runtime.device.gpus import Gpu
 
-from ..search.operation import building
 from ..version import UNKNOWN
 from .streams import printable
 
@@ -49,6 +48,11 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f}%"
 
 
+def ratio(times: float | None) -> str:
+    """How many times as fast, such as "1.05x"; nothing of None."""
+    return "" if times is None else f"{times:.2f}x"
+
+
 def kind(gpu: dict[str, Any] | None) -> str:
     """A kind of GPU, such as "NVIDIA H200 (132 SMs, 4800 GB/s)"; empty for any."""
     return "" if gpu is None else Gpu(**gpu).words()
@@ -56,6 +60,8 @@ def kind(gpu: dict[str, Any] | None) -> str:
 
 def names_of_operation(operation: str) -> str:
     """What manifests' names of an operation's problems are of, in a word."""
+    from ..search.operation import building  # which takes long to import
+
     return printable(building(operation).plural)
 
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from runtime.gemm.universal import PREDICTED
 from runtime.limits import MAX_EXTENT
 
 from ..arguments import ArchivePath, Json, examples
@@ -109,7 +108,7 @@ def print_predicted(entry: dict[str, Any]) -> None:
 def _print_serving(serves: dict[str, Any]) -> None:
     """What serves at some M: by prediction, for a kind of GPU, or of an entry, with the times that were measured."""
     us = "us"
-    if serves["state"] == PREDICTED:
+    if serves["state"] == "predicted":
         us, checked = "predicted us", ", ".join(serves["checked_on"])
         count = serves["functions"]
         print(f"functions that can compute it: {count}, {f'checked on {checked}' if checked else 'never run'}")
