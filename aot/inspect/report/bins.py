@@ -1,0 +1,46 @@
+"""Columns of M for tables that show layers which were measured at different M: powers of two, what lies between two of
+them, and all above. Knows nothing of archives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Bin(NamedTuple):
+    """The M values from `first` to `last`, which is None where every larger M is meant."""
+
+    first: int
+    last: int | None
+
+    def has(self, m: int) -> bool:
+        """Whether an M is one of them."""
+        return self.first <= m and (self.last is None or m <= self.last)
+
+    def meets(self, first: int, last: int | None) -> bool:
+        """Whether a range of M, without end where `last` is None, has one of them."""
+        return (last is None or self.first <= last) and (self.last is None or first <= self.last)
+
+
+def bins(measured: Iterable[int]) -> list[Bin]:
+    """Columns for layers that were measured at these M: each power of two from the first to the last that is not past
+    them, M between two of them where one was measured, and what is above all."""
+    ms = sorted(set(measured))
+    if not ms:
+        return []
+    found = [Bin(1, ms[0] - 1)] if ms[0] > 1 else []
+    power = 1 << (ms[0].bit_length() - 1)
+    while power <= ms[-1]:
+        between = Bin(power + 1, 2 * power - 1)
+        if power >= ms[0]:
+            found.append(Bin(power, power))
+        if any(map(between.has, ms)):
+            found.append(between)
+        power *= 2
+    return [*_joined(found, ms[-1]), Bin(ms[-1] + 1, None)]
+
+
+def _joined(found: list[Bin], last: int) -> list[Bin]:
+    """The same with no M twice: the first bin ends where the second begins, and none goes past the last M."""
+    ends = [following.first - 1 for following in found[1:]] + [last]
+    return [Bin(b.first, min(int(b.last or end), end)) for b, end in zip(found, ends, strict=True)]
