@@ -15,6 +15,8 @@ from .text import span
 MOST_FUNCTIONS = 300
 MOST_FINDINGS = 30  # of one rule
 _SLOWEST = 8
+_BUILDERS = ("cute-aot", "nvidia-cutlass-dsl")
+_OF_MACHINE = {"driver": "driver", "cuda": "CUDA", "torch": "torch", "cublas": "cuBLAS", "cute_aot": "cute-aot"}
 
 
 def view(data: dict[str, Any]) -> dict[str, Any]:
@@ -28,6 +30,8 @@ def view(data: dict[str, Any]) -> dict[str, Any]:
         "file": PurePath(about["path"]).name,
         "title": ", ".join(m["model"] for m in about["models"] if m["model"]) or PurePath(about["path"]).name,
         "done": "tuned" if about["entries"]["tuned"] or not about["checked_on"] else "checked",
+        "machines": [_machine(machine) for machine in about["tuning"]],
+        "built_with": ", ".join(f"{name} {about['tools'][name]}" for name in _BUILDERS if name in about["tools"]),
         "places": places,
         "slowest": _slowest(data["places"]),
         "against": _against(data["places"]),
@@ -44,6 +48,12 @@ def view(data: dict[str, Any]) -> dict[str, Any]:
 
 def _by_spills(row: dict[str, Any]) -> tuple[Any, ...]:
     return -(row["local_bytes"] or 0), -(row["registers"] or 0), row["family"], row["name"]
+
+
+def _machine(environment: dict[str, Any]) -> str:
+    """A machine that tuned: its GPU, and of versions what is known."""
+    known = [f"{words} {environment[name]}" for name, words in _OF_MACHINE.items() if environment.get(name)]
+    return ", ".join([environment["gpu"], *known])
 
 
 def _against(places: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -22,9 +22,11 @@ class Bin(NamedTuple):
         return (last is None or self.first <= last) and (self.last is None or first <= self.last)
 
 
-def bins(measured: Iterable[int]) -> list[Bin]:
-    """Columns for layers that were measured at these M: each power of two from the first to the last that is not past
-    them, M between two of them where one was measured, and what is above all."""
+def bins(measured: Iterable[int], ranges: Iterable[tuple[int, int | None]] = ()) -> list[Bin]:
+    """Columns for layers that were measured at these M, and of which something is known in `ranges`: each power of two
+    from the first to the last that is not past them, M between two of them where one was measured or a range has some,
+    and what is above all."""
+    known = list(ranges)
     ms = sorted(set(measured))
     if not ms:
         return []
@@ -34,7 +36,7 @@ def bins(measured: Iterable[int]) -> list[Bin]:
         between = Bin(power + 1, 2 * power - 1)
         if power >= ms[0]:
             found.append(Bin(power, power))
-        if any(map(between.has, ms)):
+        if power > 1 and (any(map(between.has, ms)) or any(between.meets(*pair) for pair in known)):
             found.append(between)
         power *= 2
     return [*_joined(found, ms[-1]), Bin(ms[-1] + 1, None)]

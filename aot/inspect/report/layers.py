@@ -60,7 +60,8 @@ def _signatures(archive: Archive, serving: Serving) -> list[Any]:
 def _place(serving: Serving, signatures: list[Any], names: _Names, place: Place) -> dict[str, Any]:
     entries = [serving.find(signature, place) for signature in signatures]
     ms = [row["m"] for entry in entries if isinstance(entry, Entry) for row in timings.read(entry)]
-    columns = bins(ms or forms.ROWS)
+    faster = [pair for entry in entries if entry is not None for pair in entry.torch_faster]
+    columns = bins(ms or forms.ROWS, faster)
     return {
         "gpu": place.gpu._asdict(),
         "assumed_gpu": place.assumed,
