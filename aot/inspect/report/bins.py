@@ -26,23 +26,16 @@ def bins(measured: Iterable[int], ranges: Iterable[tuple[int, int | None]] = ())
     """Columns for layers that were measured at these M, and of which something is known in `ranges`: each power of two
     from the first to the last that is not past them, M between two of them where one was measured or a range has some,
     and what is above all."""
-    known = list(ranges)
-    ms = sorted(set(measured))
+    ms, known = sorted(set(measured)), list(ranges)
     if not ms:
         return []
-    found = [Bin(1, ms[0] - 1)] if ms[0] > 1 else []
-    power = 1 << (ms[0].bit_length() - 1)
+    found, power = [Bin(1, ms[0] - 1)] if ms[0] > 1 else [], 1
     while power <= ms[-1]:
-        between = Bin(power + 1, 2 * power - 1)
         if power >= ms[0]:
             found.append(Bin(power, power))
-        if power > 1 and (any(map(between.has, ms)) or any(between.meets(*pair) for pair in known)):
+        first, last = max(power + 1, ms[0]), min(2 * power - 1, ms[-1])
+        between = Bin(first, last)
+        if first <= last and (any(map(between.has, ms)) or any(between.meets(*pair) for pair in known)):
             found.append(between)
         power *= 2
-    return [*_joined(found, ms[-1]), Bin(ms[-1] + 1, None)]
-
-
-def _joined(found: list[Bin], last: int) -> list[Bin]:
-    """The same with no M twice: the first bin ends where the second begins, and none goes past the last M."""
-    ends = [following.first - 1 for following in found[1:]] + [last]
-    return [Bin(b.first, min(int(b.last or end), end)) for b, end in zip(found, ends, strict=True)]
+    return [*found, Bin(ms[-1] + 1, None)]
