@@ -20,6 +20,7 @@ from runtime.program.operation import is_operation
 
 from .pack import build_table, forms, tables, tuning_table
 from .pack.build_table import Build, Model
+from .pack.fields import naming
 from .pack.filter import Filter, by_names
 from .pack.write import Package
 from .search.universal import form_word
@@ -76,9 +77,11 @@ def contents(archive: Archive) -> Contents:
     """
     archive.check_blocks()
     universal, rows = forms.read(archive), tables.operation_rows(archive)
+    with naming(archive):
+        of_forms = [Form(row.name, row.form.source()) for row in forms.rows(archive, universal)]
     found = Contents(
         rows,
-        [Form(row.name, row.form.source()) for row in forms.rows(archive, universal)],
+        of_forms,
         {} if universal is None else universal.checked_on,
         {},
         build_table.read(archive),

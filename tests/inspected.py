@@ -54,7 +54,7 @@ TIMINGS = [
     {"m": 1024, "function": WIDE, "us": 72.0, "baseline_us": 76.0, "spread": 0.01, "baseline": "torch.mm"},
 ]
 # Functions by their place among the names; times in 10 ns, spreads in thousandths.
-POINTS = [
+POINTS: list[dict[str, Any]] = [
     {"m": 16, "baseline": ["torch.mm", 1610, 3, 0, 0], "finalists": [[0, 1400, 12, 0, 0]], "screened": [[1, 2500]]},
     {
         "m": 512,

@@ -7,7 +7,7 @@ import pytest
 import runtime
 
 from .command_line import ROOT, Run
-from .inspected import OTHER, on_a_terminal, write
+from .inspected import MANY, OTHER, on_a_terminal, write
 
 LLAMA = str(ROOT / "tests" / "data" / "configs" / "llama-3.1-8b.json")
 COMMANDS = [
@@ -17,6 +17,10 @@ COMMANDS = [
     ["ls", "x.aot", "--m", "700"],
     ["ls", "x.aot", "--functions"],
     ["ls", runtime.universal()],
+    ["show", "x.aot", "qkv"],
+    ["show", "x.aot", "qkv", "--m", "700"],
+    ["show", "x.aot", MANY],
+    ["show", runtime.universal(), "bf16_bf16_bf16_f32_none_n6144_k4096"],
     ["explain", "x.aot", "qkv", "--m", "700"],
     ["explain", "x.aot", "o", "--m", "16", "--gpu", "B200"],
     ["coverage", "x.aot", LLAMA],
@@ -41,7 +45,14 @@ def test_a_pipe_gets_lines_of_80_columns(run: Run, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_terminal_gets_lines_of_its_width(tmp_path: Path) -> None:
-    for command, *more in (["info"], ["ls"], ["explain", "qkv", "--m", 700], ["coverage", LLAMA], ["history"]):
+    for command, *more in (
+        ["info"],
+        ["ls"],
+        ["explain", "qkv", "--m", 700],
+        ["coverage", LLAMA],
+        ["history"],
+        ["show", "qkv"],
+    ):
         out = on_a_terminal(command, tmp_path / "x.aot", *more)
         assert out
         assert [line for line in out.splitlines() if len(line) > 80] == []

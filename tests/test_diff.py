@@ -10,7 +10,7 @@ from aot.pack.write import Package
 from runtime.container.archive import Archive
 
 from .command_line import Run
-from .inspected import BUILD, ENVIRONMENT, FEW, MANY, OTHER, OUT, QKV, WIDE, tables, write
+from .inspected import BUILD, ENVIRONMENT, FEW, MANY, OTHER, OUT, QKV, WIDE, WRONG, tables, write
 from .recording_driver import cubin, gemm_record
 
 
@@ -97,6 +97,19 @@ def test_other_code_under_the_same_name_is_a_change(run: Run, old: Path) -> None
     found = json.loads(run("diff", old, old.parent / "new.aot", "--json").out)["functions"]
     assert found["changed"] == [OTHER]
     assert len(found["removed"]) == 1
+
+
+def test_a_range_whose_function_has_other_code_changed(run: Run, old: Path) -> None:
+    package = Package()
+    for name in (FEW, MANY, WIDE, WRONG, OTHER):
+        record = gemm_record(name)
+        record["kernels"][0]["registers"] += 8 if name == MANY else 0
+        package.add_function(record, cubin(name))
+    for name, obj in tables().items():
+        package.set_table(name, obj)
+    package.write(old.parent / "new.aot")
+    (entry,) = json.loads(run("diff", old, old.parent / "new.aot", "--json").out)["entries"]["changed"]
+    assert [(c["m_min"], c["m_max"], c["old"] == c["new"] == MANY) for c in entry["choices"]] == [(65, 700, True)]
 
 
 def test_tools_models_and_machines_are_compared(run: Run, old: Path) -> None:

@@ -1,5 +1,6 @@
 """The command explain: what serves a layer at one M, why, and how far it is from the floor and from torch."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from runtime.moe.combine import Signature as Combine
 
 from . import universal_archives
 from .command_line import Run
-from .inspected import FEW, H200, MANY, OUT, QKV, WIDE, WRONG, tables, write
+from .inspected import FEW, H200, MANY, OUT, POINTS, QKV, TUNING, WIDE, WRONG, tables, write
 from .recording_driver import signature
 
 
@@ -55,12 +56,31 @@ def test_without_a_history_only_what_the_entry_was_timed_at_is_known(run: Run, t
     assert "the archive kept no history" in run("explain", path, "qkv", "--m", 700).out
 
 
+@pytest.mark.parametrize("place", ["baseline", "finalists", "screened"])
+def test_a_history_with_times_that_are_none_is_not_predicted_by(run: Run, tmp_path: Path, place: str) -> None:
+    point = copy.deepcopy(POINTS[1])
+    (point["baseline"] if place == "baseline" else point[place][0])[1] = 0
+    history = {"schema": 1, "tunings": [TUNING | {"points": [point]}]}
+    path = write(tmp_path / "x.aot", {"history": history})
+    assert answer(run, path, "qkv", "--m", 512)["time"]["us"] == 40.0, "which the entry itself says"
+    assert answer(run, path, "qkv", "--m", 700)["time"] is None
+
+
+def test_the_last_tuning_of_the_very_signature_is_what_counts(run: Run, tmp_path: Path) -> None:
+    point = copy.deepcopy(POINTS[1])
+    point["finalists"][0][1] = 4200
+    tunings = [TUNING, TUNING | {"points": [point]}, TUNING | {"signature": OUT}]
+    path = write(tmp_path / "x.aot", {"history": {"schema": 1, "tunings": tunings}})
+    assert answer(run, path, "qkv", "--m", 512)["time"]["us"] == 42.0
+
+
 def test_torch_is_interpolated_and_what_is_left_to_it_is_told(run: Run, path: Path) -> None:
     found = answer(run, path, "qkv", "--m", 600)["torch"]
     assert found["between"] == [512, 1024]
     assert 38 < found["us"] < 76
     assert found["faster_at"] == {"m_min": 400, "m_max": 600}
     assert 'on_slower="torch" leaves these to it' in " ".join(run("explain", path, "qkv", "--m", 600).out.split())
+    assert answer(run, path, "qkv", "--m", 400)["torch"]["is_faster"]
     assert not answer(run, path, "qkv", "--m", 601)["torch"]["is_faster"]
 
 

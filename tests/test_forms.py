@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aot import build, plan
+from aot.inspect import digests
 from aot.pack import forms
 from aot.verify import archive as verify
 from aot.verify import form_checks, launch_checks
@@ -22,7 +23,7 @@ from runtime.gemm.universal import Universal
 from runtime.program.costs import CostProgram
 from runtime.program.record import Record
 
-from .command_line import Run
+from .command_line import Run, unwrapped
 from .recording_driver import FakeTorch, RecordingDriver, entry, signature
 from .universal_archives import (
     FORM,
@@ -50,6 +51,11 @@ def archive(tmp_path: Path) -> Path:
     """One form of four functions, and an entry served by one of them."""
     write(tmp_path / "forms.aot", [entry(signature(512, 512), [(None, "few")])])
     return tmp_path / "forms.aot"
+
+
+def short_names(path: Path) -> dict[str, str]:
+    with Archive.open(path) as opened:
+        return digests.short_names(opened)
 
 
 def changed(folder: Path, change: Change, rows: list[dict[str, Any]] = []) -> Path:  # noqa: B006
@@ -161,14 +167,14 @@ def test_a_malformed_table_is_an_error(run: Run, tmp_path: Path) -> None:
 
 def test_show_predicts_for_a_signature_that_no_entry_has(run: Run, archive: Path) -> None:
     out = run("show", archive, KEY).out
-    assert out.startswith(f"{KEY} on sm_90a: predicted for NVIDIA H200 (132 SMs, 4917 GB/s), not measured\n")
+    assert unwrapped(out).startswith(f"{KEY} on sm_90a: predicted for NVIDIA H200 (132 SMs, 4917 GB/s), not measured ")
     assert "takes: a bf16 (M, 512), b bf16 (520, 512), d bf16 (M, 520)\n" in out
     assert "functions that can compute it: 3, checked on NVIDIA H200\n" in out
     rows = [line.split() for line in out[out.index("predicted us") :].splitlines()[1:]]
     equal = rows.index([])
     assert rows[equal + 1][-9:] == ["of", "those", "that", "give", "equal", "bits", "at", "every", "M"]
     assert [row[-1] for row in rows[equal + 2 :]] == ["few", "few", "many", "many", "many", "many"]
-    assert rows[:equal] == [
+    assert [[row[0], row[1], row[-1]] for row in rows[:equal]] == [
         ["1", "101.0", "few"],
         ["16", "116.0", "few"],
         ["64", "156.4", "many"],
@@ -226,7 +232,8 @@ def test_show_of_a_tuned_entry_at_some_rows_says_what_serves_there_and_the_times
     }
     out = run("show", tmp_path / "tuned.aot", of(512).key(), "--m", 100, "--m", 3).out
     assert out.startswith(f"{of(512).key()} on sm_90a: tuned\n")
-    assert "\n  M   us  function\n100       many\n  3  5.0  few\n" in out
+    few, many = (short_names(tmp_path / "tuned.aot")[name] for name in ("few", "many"))
+    assert f"\n  M   us  digest    function\n100       {many}  many\n  3  5.0  {few}  few\n" in out
     assert "64" not in out, "ranges are for who asks for no rows"
 
 
@@ -284,13 +291,16 @@ def test_show_puts_what_serves_before_an_entry_that_gives_way(run: Run, tmp_path
     write(tmp_path / "both.aot", [entry(signature(512, K), [(None, "many")], candidates, state="ranked")])
     whole, asked = (run("show", tmp_path / "both.aot", of(512).key(), *more).out for more in ([], ["--m", 3]))
     head = f"{of(512).key()} on sm_90a: ranked, unused\n"
-    way = f"\ngives way to what {FORM_NAME} predicts, here for NVIDIA H200 (132 SMs, 4917 GB/s), not measured\n"
+    way = f" gives way to what {FORM_NAME} predicts, here for NVIDIA H200 (132 SMs, 4917 GB/s), not measured "
     for out in (whole, asked):
         assert out.startswith(head)
-        assert way in out
-    assert whole.index("4096           1.0  shared") < whole.index("\nof the entry itself, which serves nothing:\n M  ")
-    assert "candidates at M = 16" in whole
-    assert "\nM  predicted us  function\n3         103.0  few\n" in asked
+        assert way in unwrapped(out)
+    few, many, shared = (short_names(tmp_path / "both.aot")[name] for name in ("few", "many", "shared"))
+    assert whole.index(f"4096           1.0  {shared}  shared") < whole.index(
+        "\nof the entry itself, which serves nothing:\n M  "
+    )
+    assert f"\ncandidates at M = 16, best first: {many} {few}\n" in whole
+    assert f"\nM  predicted us  digest    function\n3         103.0  {few}  few\n" in asked
     assert "of the entry itself" not in asked
     kinds = [
         entry(signature(512, K), [(None, "many")], state="ranked"),

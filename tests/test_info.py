@@ -9,8 +9,8 @@ import runtime
 from aot.pack.write import Package
 
 from .command_line import Run
-from .inspected import BUILD, ENVIRONMENT, OTHER, WRONG, write
-from .recording_driver import RecordingDriver
+from .inspected import BUILD, ENVIRONMENT, MANY, OTHER, WIDE, WRONG, tables, write
+from .recording_driver import RecordingDriver, cubin, gemm_record
 
 
 @pytest.fixture
@@ -54,6 +54,29 @@ def test_it_counts_entries_by_state_and_functions_by_use(run: Run, path: Path) -
     assert found["entries"] == {"tuned": 1, "ranked": 1, "give_way": 0}
     assert found["uses"] == {"serves": 3, "candidate": 1, "by name": 1}
     assert found["unused"] == [OTHER, WRONG]
+
+
+def test_an_entry_that_gives_way_is_counted_and_its_functions_serve_nothing(run: Run, tmp_path: Path) -> None:
+    gemm = tables()["gemm"]
+    gemm["entries"][1]["signature"] = gemm["entries"][0]["signature"]
+    path = write(tmp_path / "x.aot", {"gemm": gemm})
+    found = json.loads(run("info", path, "--json").out)
+    assert found["entries"]["give_way"] == 1
+    assert "1 entry was never tuned" in run("info", path).out
+
+
+def test_a_cubin_of_two_functions_counts_once(run: Run, tmp_path: Path) -> None:
+    package = Package()
+    for name in (MANY, WIDE):
+        record = gemm_record(name)
+        package.add_function(record | {"cubin": gemm_record(MANY)["cubin"]}, cubin(MANY))
+    package.set_table("build", BUILD)
+    package.write(tmp_path / "x.aot")
+    found = json.loads(run("info", tmp_path / "x.aot", "--json").out)
+    assert [(row["functions"], row["cubins"]) for row in found["families"]] == [(2, 1)]
+    (target,) = found["targets"]
+    kinds = found["totals"]["by_kind"]
+    assert target["bytes"] == kinds["records"]["raw"] + kinds["sm_9x"]["raw"]
 
 
 def test_sizes_by_family_and_by_target_add_up(run: Run, path: Path) -> None:

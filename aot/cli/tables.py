@@ -1,8 +1,8 @@
-"""How plain data is printed for people: tables, ranges of M, kinds of GPU, the machine that times are from."""
+"""How plain data is said for people: ranges of M, shares, kinds of GPU, the machine that times are from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from runtime.device.gpus import Gpu
@@ -20,16 +20,6 @@ def cleaned(obj: Any) -> Any:
     if isinstance(obj, dict):
         return {cleaned(name): cleaned(item) for name, item in obj.items()}
     return obj
-
-
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> None:
-    """Print columns two spaces apart, those numbered in `right` aligned to the right; leave out empty columns."""
-    kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
-    widths = {i: max(len(row[i]) for row in [header, *rows]) for i in kept}
-    to_right = set(right)
-    for row in [header, *rows]:
-        cells = [row[i].rjust(widths[i]) if i in to_right else row[i].ljust(widths[i]) for i in kept]
-        print("  ".join(cells).rstrip())
 
 
 def interval(row: dict[str, Any]) -> str:

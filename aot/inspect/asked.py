@@ -14,7 +14,6 @@ from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.program.operation import operation
 
-from ..pack import forms
 from ..search.operation import names as operation_names
 from ..suggest import did_you_mean
 from .entries import names_of
@@ -74,11 +73,12 @@ def of_key(key: str) -> Any:
 def _of_extents(serving: Serving, wanted: Extents) -> list[Any]:
     if wanted.dtype is not None and wanted.dtype not in DTYPES:
         raise Unclear(f"unknown element type {wanted.dtype!r:.50}; {did_you_mean(wanted.dtype, DTYPES)}")
-    there: Iterable[Any] = (e.signature for e in serving.dispatch(forms.OPERATION).entries)
+    usual = plain(wanted.dtype or "bf16", int(wanted.n or 0), int(wanted.k or 0))
+    there: Iterable[Any] = (e.signature for e in serving.dispatch(usual.operation).entries)
     found = [
         s for s in there if (s.n, s.k) == (wanted.n, wanted.k) and (wanted.dtype is None or s.a == s.b == wanted.dtype)
     ]
-    return list(dict.fromkeys(found)) or [plain(wanted.dtype or "bf16", int(wanted.n or 0), int(wanted.k or 0))]
+    return list(dict.fromkeys(found)) or [usual]
 
 
 def plain(dtype: str, n: int, k: int) -> Signature:

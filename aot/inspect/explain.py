@@ -7,6 +7,7 @@ functions behind it, and those that were rejected. Of what nothing serves, the n
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from runtime.container.archive import Archive
 from runtime.gemm.universal import PREDICTED, AnyEntry, PredictedEntry
 from runtime.tables.table import Entry
 
+from ..pack.fields import naming
 from .digests import digests, short_names
 from .entries import described, intervals, is_in, models_of, names_of
 from .floor import floor
@@ -68,8 +70,10 @@ def _answer(archive: Archive, serving: Serving, signature: Any, place: Place, m:
     }
     if entry is None:
         return found | {"state": None, "target": None} | missing(archive, serving, signature, place, names)
-    of, name = Times(archive, entry) if isinstance(entry, Entry) else None, entry.best(m)
-    times = of.all(m) if of else _predicted(entry, m)
+    of = Times(archive, entry) if isinstance(entry, Entry) else None
+    with naming(archive):  # a cost program is read when it is first asked
+        name, predicted = entry.best(m), {} if of else _predicted(entry, m)
+    times = of.all(m) if of else predicted
     time = times.get(name)
     return found | {
         "state": entry.state,
@@ -97,9 +101,10 @@ def _answer(archive: Archive, serving: Serving, signature: Any, place: Place, m:
 
 
 def _predicted(entry: AnyEntry, m: int) -> dict[str, Time]:
-    """The time of each function of a form at `m`, the fastest first."""
+    """The time of each function of a form at `m`, the fastest first; of those that the cost program gives one."""
     assert isinstance(entry, PredictedEntry)
-    return {name: Time(us, PREDICTED) for name, us in sorted(entry.us(m).items(), key=lambda item: item[1])}
+    found = {name: us for name, us in entry.us(m).items() if 0 < us < math.inf}
+    return {name: Time(us, PREDICTED) for name, us in sorted(found.items(), key=lambda item: item[1])}
 
 
 def _range(entry: AnyEntry, m: int) -> dict[str, Any] | None:

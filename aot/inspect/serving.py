@@ -100,7 +100,7 @@ class Serving:
         """What serves there; None if nothing does."""
         entry = self.dispatch(signature.operation).choose(signature, place.capability, place.gpu)
         universal = self.precedence.universal
-        if entry is not None and (universal is None or entry.state == "tuned" or not self._by_form(entry)):
+        if entry is not None and (universal is None or not self._by_form(entry)):
             return entry
         if universal is None or operation(signature.operation).predictions != forms.TABLE:
             return entry

@@ -44,8 +44,8 @@ class Times:
         self._tuning = self._of_history()
         self.points: list[Measured] = []
         if self._tuning is not None:
-            names = self._tuning["names"]
-            self.points = [history.measured(names, point) for point in self._tuning["points"]]
+            names, points = self._tuning["names"], filter(_makes_sense, self._tuning["points"])
+            self.points = [history.measured(names, point) for point in points]
         self._predictions: Predictions | None = None
 
     def _of_history(self) -> dict[str, Any] | None:
@@ -126,6 +126,14 @@ class Times:
         exact = [row for row in self.rows if row["m"] == m]
         below, above = [r for r in self.rows if r["m"] < m], [r for r in self.rows if r["m"] > m]
         return exact or [*below[-1:], *above[:1]]
+
+
+def _makes_sense(point: dict[str, Any]) -> bool:
+    """Whether every time of a point of the history is one, and its M can be; predictions take their logarithms."""
+    times = [point["baseline"][1], *(row[1] for row in (*point["finalists"], *point["screened"]))]
+    return (
+        point["m"] <= timings.MAX_TOKENS and all(0 < us <= timings.MAX_US for us in times) and point["finalists"] != []
+    )
 
 
 def _of_row(row: dict[str, Any]) -> dict[str, Time]:

@@ -21,7 +21,6 @@ from .fields import naming
 from .tables import operation_entries
 
 TABLE = "universal"
-OPERATION = "gemm"  # of which forms are
 ROWS = (1, 16, 64, 256, 1024, 4096)  # for which a choice is shown, unless told otherwise
 USUAL_GPU = Gpu("NVIDIA H200", cast(int, H200.multiprocessors), cast(int, H200.memory_gbps))
 

@@ -26,6 +26,10 @@ def command(
     target: OneTarget = None,
     gpu: OneGpu = None,
     tp: Annotated[int, typer.Option(min=1, help="Of a config: tensor-parallel ranks.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Of a config: ranks that experts are spread over.")] = 1,
+    experts: Annotated[
+        bool, typer.Option("--experts/--no-experts", help="Of a config: whether a mixture's experts are asked for.")
+    ] = True,
     tokens: Annotated[str, typer.Option(metavar="M,M,...", help="Of a config: the M values to ask for.")] = _TOKENS,
     dtype: Annotated[str | None, typer.Option(help="Of a config: bf16, f16 or e4m3. Default: the config's.")] = None,
     scaling: Annotated[str | None, typer.Option(help="Of a config: that of e4m3 layers.")] = None,
@@ -37,7 +41,9 @@ def command(
     from ...inspect.serving import Serving
     from ...problem.model_config import Wanted
 
-    of = _manifest(model, Wanted(tp, tokens_of(tokens), [target] if target else None, dtype, scaling))
+    of = _manifest(
+        model, Wanted(tp, tokens_of(tokens), [target] if target else None, dtype, scaling, ep=ep, experts=experts)
+    )
     with open_archive(archive) as opened:
         serving = Serving(opened)
         found = coverage(serving, of, serving.everywhere(target, gpu))
@@ -57,7 +63,7 @@ def _manifest(path: Path, wanted: Any) -> Manifest:
     """What is asked for: a manifest as it is, or that of a config."""
     from ...problem.manifest import load
     from ...problem.model_config import manifest_from_config
-    from ...problem.model_families import load_config
+    from ...problem.models.config import load_config
 
     if path.suffix != ".json":
         return load(path)

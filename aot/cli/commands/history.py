@@ -23,6 +23,11 @@ def command(archive: ArchivePath, as_json: Json = False) -> None:
         steps = history(opened)
     if as_json:
         return print_json({"archive": str(archive), "steps": steps})
+    print_steps(steps)
+
+
+def print_steps(steps: list[dict[str, Any]]) -> None:
+    """What `aot history` prints."""
     if not steps:
         print("the archive does not say how it was made")
     print_fields([field for i, step in enumerate(cleaned(steps), 1) for field in _fields(i, step)])
