@@ -220,9 +220,9 @@ def print_shown(found: dict[str, Any]) -> None:
     if "function" in found:
         show_command.print_function(found["function"])
     for entry in found.get("entries", []):
-        show_command.print_entry(entry)
+        show_command.print_entry(entry, found["short_names"])
     for entry in found.get("predicted", []):
-        show_command.print_predicted(entry)
+        show_command.print_predicted(entry, found["short_names"])
 
 
 def print_found(checks: list[verify.Finding]) -> None:
