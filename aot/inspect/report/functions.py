@@ -27,13 +27,13 @@ def functions(archive: Archive, used: Mapping[str, str]) -> list[dict[str, Any]]
     """
     short, providers = short_names(archive), build_table.read(archive).providers
     found = []
-    for name in archive.functions:
+    for name, target in archive.functions.targets_by_name().items():
         entry, launches = archive.entry(name), resources(archive.record(name))
         found.append(
             {
                 "name": name,
                 "digest": short[name],
-                "target": archive.functions.targets_by_name()[name],
+                "target": target,
                 "family": family_of(archive, name, providers),
                 "words": words(name),
                 "use": used[name],
