@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from typing import Any
 
-from .strips import strips
+from .strips import MOST_RANGES, strips
 from .text import ratio, span, us
 
 MOST_LAYERS = 60  # of a kind of GPU; the slowest against torch, where there are more
@@ -41,7 +41,11 @@ def place_view(place: dict[str, Any], by_digest: dict[str, Any], families: dict[
         "times": [row for name, layer in zip(names, layers, strict=True) for row in _times(name, layer, place)],
         "strips": strips(names, layers, by_digest, families),
         "ranges": [
-            {"label": name, "rows": [_range(row, layer, by_digest) for row in layer["ranges"]]}
+            {
+                "label": name,
+                "all": len(layer["ranges"]),
+                "rows": [_range(row, layer, by_digest) for row in layer["ranges"][:MOST_RANGES]],
+            }
             for name, layer in zip(names, layers, strict=True)
             if layer["ranges"]
         ],

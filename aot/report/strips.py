@@ -9,6 +9,7 @@ from typing import Any
 from .text import span
 
 _LABEL_PX, _OCTAVE_PX, _ROW_PX, _AXIS_PX = 150, 50, 22, 20
+MOST_RANGES = 200  # of a layer, the first in M
 _COLOURS = 8  # that the style has
 
 
@@ -24,7 +25,7 @@ def strips(
     shown = [(name, layer["ranges"]) for name, layer in zip(names, layers, strict=True) if layer["ranges"]]
     if not shown:
         return None
-    most = max((row["m_min"] for _, ranges in shown for row in ranges), default=1)
+    most = max((row["m_min"] for _, ranges in shown for row in ranges[:MOST_RANGES]), default=1)
     octaves = max(1, math.ceil(math.log2(most + 1))) + 1
 
     def x(m: int) -> float:
@@ -46,7 +47,7 @@ def strips(
                         "class": family_class(families[by_digest[row["digest"]]["family"]]),
                         "says": f"{name}, M = {span(row['m_min'], row['m_max'])}: {row['digest']}",
                     }
-                    for row in ranges
+                    for row in ranges[:MOST_RANGES]
                 ],
             }
             for place, (name, ranges) in enumerate(shown)

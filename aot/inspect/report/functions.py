@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from runtime.container.archive import Archive
+from runtime.program.record import Record
 
 from ...pack import build_table
 from ..digests import short_names
@@ -28,7 +29,9 @@ def functions(archive: Archive, used: Mapping[str, str]) -> list[dict[str, Any]]
     short, providers = short_names(archive), build_table.read(archive).providers
     found = []
     for name, target in archive.functions.targets_by_name().items():
-        entry, launches = archive.entry(name), resources(archive.record(name))
+        record = archive.record(name)
+        Record.from_json(record)  # refuses what is malformed
+        entry, launches = archive.entry(name), resources(record)
         found.append(
             {
                 "name": name,

@@ -78,6 +78,7 @@ def _layer(
     signature: Any, entry: AnyEntry | None, names: _Names, place: Place, columns: Sequence[Bin]
 ) -> dict[str, Any]:
     key = signature.key()
+    ranges = intervals(entry.ranges) if isinstance(entry, Entry) else []
     points = [_point(signature, row, place, names) for row in timings.read(entry)] if isinstance(entry, Entry) else []
     found = {
         "label": ", ".join(names.layers.get(key, [])) or key,
@@ -91,12 +92,15 @@ def _layer(
         "torch_faster": [] if entry is None else [{"m_min": a, "m_max": b} for a, b in entry.torch_faster],
         "points": points,
         "ranges": [],
-        "cells": [_cell(signature, entry, points, column, names, place) for column in columns],
+        "cells": [
+            _cell(signature, entry, points, column, place) | {"serves": _serves(entry, ranges, column, names)}
+            for column in columns
+        ],
     }
     if not isinstance(entry, Entry):
         return found | {"measured": 0, "faster_with_torch": 0, "ratio_mean": None, "ratio_worst": None}
-    ranges = [row | {"digest": names.functions[row["function"]]} for row in intervals(entry.ranges)]
-    return found | {"ranges": ranges} | measured(entry)
+    named = [row | {"digest": names.functions[row["function"]]} for row in ranges]
+    return found | {"ranges": named} | measured(entry)
 
 
 def _point(signature: Any, row: dict[str, Any], place: Place, names: _Names) -> dict[str, Any]:
@@ -123,7 +127,6 @@ def _cell(
     entry: AnyEntry | None,
     points: list[dict[str, Any]],
     column: Bin,
-    names: _Names,
     place: Place,
 ) -> dict[str, Any]:
     """What is known of a layer in a column: `worst` is the least ratio that was measured and `worst_m` its M; `us` and
@@ -136,7 +139,6 @@ def _cell(
         "worst": None if worst is None else worst["ratio"],
         "worst_m": None if worst is None else worst["m"],
         "torch_faster": entry is not None and any(column.meets(*pair) for pair in entry.torch_faster),
-        "serves": _serves(entry, column, names),
         "us": None,
         "over_floor": None,
     }
@@ -158,13 +160,12 @@ def _state(entry: AnyEntry | None, points: list[dict[str, Any]], here: list[dict
     return BEYOND if points and column.first > points[-1]["m"] else entry.state
 
 
-def _serves(entry: AnyEntry | None, column: Bin, names: _Names) -> list[str]:
+def _serves(entry: AnyEntry | None, ranges: list[dict[str, Any]], column: Bin, names: _Names) -> list[str]:
     """The digests of the functions that serve a column, in the order of M; of a form the one at its first M."""
     if entry is None:
         return []
     if isinstance(entry, Entry):
-        rows = intervals(entry.ranges)
-        chosen = [row["function"] for row in rows if column.meets(row["m_min"], row["m_max"])]
+        chosen = [row["function"] for row in ranges if column.meets(row["m_min"], row["m_max"])]
     else:
         chosen = [entry.best(column.first)]
     return list(dict.fromkeys(names.functions[name] for name in chosen))
