@@ -19,6 +19,8 @@ _MISSING = {
     "zstandard": "",
     "jinja2": "report",
     "markupsafe": "report",
+    "cryptography": "sign",
+    "securesystemslib": "sign",
     "torch": "tune",
     "cutlass": "build",
     "nvidia-cutlass-dsl": "build",

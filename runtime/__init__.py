@@ -17,6 +17,7 @@ from .errors import (
     LayoutError,
     ProgramError,
     RecordError,
+    SignatureError,
     WorkspaceError,
 )
 from .packaged import universal
@@ -32,6 +33,7 @@ __all__ = [
     "Library",
     "ProgramError",
     "RecordError",
+    "SignatureError",
     "Stats",
     "WorkspaceError",
     "load",

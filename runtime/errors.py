@@ -13,6 +13,10 @@ class ArchiveError(AotError):
     """An archive file cannot be trusted or read; `runtime.container.archive` names each way."""
 
 
+class SignatureError(AotError):
+    """An archive that must be signed is not, or not by a key that counts, or nothing here can tell."""
+
+
 class RecordError(AotError):
     """A function record is malformed or holds something this version does not know."""
 

@@ -16,6 +16,12 @@ EXPANSION_ALLOWANCE_BYTES = 1 << 20
 MAX_INDEX_EXPANSION = 16  # the same of the index, most of which is digests; found: 2.6
 INDEX_ALLOWANCE_BYTES = 64 << 10
 
+# --- a signature and the keys for it ---
+MAX_ENVELOPE_BYTES = 1 << 20  # a detached signature; most of it is the provenance
+MAX_SIGNATURES = 16  # of one envelope
+MAX_KEY_BYTES = 16 << 10
+MAX_POLICY_BYTES = 1 << 20
+
 # --- a JSON document ---
 MAX_JSON_VALUES = 1_000_000  # about: the commas and opening brackets in it, those in strings too
 MAX_JSON_DEPTH = 254  # what orjson writes at most

@@ -37,7 +37,7 @@ RESULT = re.compile(r"`(\w+\.(?:json|txt|json\.xz))`")  # as pages name results,
 LINK = re.compile(r"\]\(([\w./-]*\w)?(?:#([\w-]+))?\)")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OPTION = re.compile(r"--[a-z][a-z-]*")
-NO_RESULTS = {"config.json", "COMMIT"}  # files that others have
+NO_RESULTS = {"config.json", "policy.json", "COMMIT"}  # files that others have
 
 
 def _each(paths: list[Path]) -> Any:
@@ -188,7 +188,7 @@ ROOMS = {
         ("providers",),
         ("compile", "problem"),
         ("pack",),
-        ("tune",),
+        ("tune", "sign"),
         ("plan", "repack", "verify"),
         ("build", "inspect", "report"),
         ("cli",),
@@ -198,7 +198,7 @@ ROOMS = {
         ("errors", "limits", "named_tuple", "packaged"),
         ("numbers",),
         ("container", "native"),
-        ("device",),
+        ("device", "signing"),
         ("program",),
         ("tables",),
         tuple(OPERATIONS),

@@ -31,6 +31,7 @@ COMMANDS = [
     "prune",
     "merge",
     "verify",
+    "sign",
     "manifest",
     "manifest from-config",
     "manifest from-server",

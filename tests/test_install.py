@@ -125,9 +125,15 @@ def test_the_runtime_imports_zstandard_and_orjson_alone() -> None:
     files = [
         path
         for path in (ROOT / "runtime").rglob("*.py")
-        if not {"torch", "vllm", "sglang", "plugin"} & {*path.relative_to(ROOT).parts}
+        if not {"torch", "vllm", "sglang", "plugin", "signing"} & {*path.relative_to(ROOT).parts}
     ]
     assert set().union(*map(_imported, files)) == {"zstandard", "orjson"}
+
+
+def test_only_signatures_import_what_knows_them() -> None:
+    files = [path for package in ("aot", "runtime") for path in (ROOT / package).rglob("*.py")]
+    using = {path.parent.relative_to(ROOT) for path in files if {"securesystemslib", "cryptography"} & _imported(path)}
+    assert using == {Path("aot/sign"), Path("runtime/signing")}
 
 
 def test_every_import_is_a_dependency_that_a_message_can_name() -> None:
@@ -135,7 +141,7 @@ def test_every_import_is_a_dependency_that_a_message_can_name() -> None:
     imported -= {"transformers"}  # whose experts are registered where it is: `register_experts` says so if it is not
     project = _project()
     extras = project["optional-dependencies"]
-    declared = _names([*project["dependencies"], *extras["tune"], *extras["build"], *extras["report"]])
+    declared = _names([*project["dependencies"], *extras["tune"], *extras["build"], *extras["report"], *extras["sign"]])
     assert {_DISTRIBUTIONS.get(name, name) for name in imported} <= declared
     optional = {"nvMatmulHeuristics"}  # `aot.search.rank` goes on without it
     assert imported - optional <= set(_MISSING)

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from runtime.container.archive import Archive, NotAnArchive
+from runtime.container.archive import Admit, Archive, NotAnArchive
 from runtime.errors import AotError
 
 
@@ -17,15 +17,15 @@ class InputRefused(AotError):
     """A file that is there, and not what the command takes."""
 
 
-def open_archive(path: Path) -> Archive:
-    """The archive at `path`, opened.
+def open_archive(path: Path, admit: Admit | None = None) -> Archive:
+    """The archive at `path`, opened, if `admit` lets it.
 
     Raises:
         InputRefused: it is a manifest.
         ArchiveError: it is another file, or damaged.
     """
     try:
-        return Archive.open(path)
+        return Archive.open(path, admit)
     except NotAnArchive:
         from ..problem.manifest import lists_gemms
 

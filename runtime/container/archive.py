@@ -2,7 +2,7 @@
 
 `docs/format.md` gives the layout and what it promises. Nothing here knows what a record, a cubin or a table means,
 and nothing that a file holds is ever executed. Digests prove integrity, not origin: whoever can write a file can
-also sign it, so a server opens only archives that it has reason to trust.
+also write them. Who opens an archive may have it admitted by the digest of its index, before that is decompressed.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ HEADER = struct.Struct("<8sIIQQ32s")
 CACHE_BYTES = (
     MAX_BLOCK_BYTES  # of blocks that were decompressed: any one, or four of the size that `aot.pack.write` writes
 )
+
+
+Admit = Callable[[str, str], object]  # of a path and `Archive.digest`; raises for an archive that is not to be read
 
 
 class FileUnreadable(ArchiveError):
@@ -115,9 +118,10 @@ class Archive:
     `Truncated`, never a signal.
     """
 
-    def __init__(self, file: io.FileIO, path: str) -> None:
+    def __init__(self, file: io.FileIO, path: str, admit: Admit | None = None) -> None:
         """Read the header and index of `file`; `Archive.open` is the way in."""
         self.path = path
+        self._admit = admit
         self._file = file
         self._lock = threading.Lock()
         self._cache: OrderedDict[int, bytes] = OrderedDict()
@@ -137,8 +141,8 @@ class Archive:
         self._check_sizes()
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Archive:
-        """Open the archive at `path`.
+    def open(cls, path: str | os.PathLike[str], admit: Admit | None = None) -> Archive:
+        """Open the archive at `path`, if `admit` raises nothing when it is called with the path and the digest.
 
         Raises:
             ArchiveError: one of the subclasses in this module, which names the file and what is wrong with it.
@@ -154,7 +158,7 @@ class Archive:
         try:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise FileUnreadable(f"{name}: is not a regular file; name an .aot file")
-            return cls(file, name)
+            return cls(file, name, admit)
         except BaseException:
             file.close()
             raise
@@ -278,6 +282,24 @@ class Archive:
         for index in range(len(self.blocks)):
             with self._lock:
                 self._read_stored(index)
+
+    def file_digest(self) -> str:
+        """The SHA-256 of the whole file, hexadecimal, each part of which is held against its own digest on the way.
+
+        Raises:
+            ArchiveError: one of the subclasses in this module, of the first part that is wrong.
+        """
+        found = hashlib.sha256(self._header)
+        for index in range(len(self.blocks)):
+            with self._lock:
+                found.update(self._read_stored(index))
+        *_, offset, length, digest = HEADER.unpack(self._header)
+        with self._lock:
+            data = self._read(offset, length)
+        if hashlib.sha256(data).digest() != digest:
+            raise DigestMismatch(f"{self.path}: the index does not match its SHA-256 any more; copy the file again")
+        found.update(data)
+        return found.hexdigest()
 
     def verify(self) -> list[Check]:
         """Read and check everything: each block, each blob, each function's record, each table."""
@@ -411,6 +433,7 @@ class Archive:
             )
         if size < HEADER.size:
             raise Truncated(f"{path}: has {size} bytes, less than a header of {HEADER.size}; copy it again")
+        self._header = head
         _, version, raw_length, offset, length, digest = HEADER.unpack(head)
         if version != FORMAT_VERSION:
             raise UnsupportedVersion(
@@ -425,6 +448,8 @@ class Archive:
         data = self._read(offset, length)
         if hashlib.sha256(data).digest() != digest:
             raise DigestMismatch(f"{path}: the index does not match its SHA-256; copy the file again")
+        if self._admit is not None:
+            self._admit(path, digest.hex())
         if (declared := _declared_bytes(data)) not in (None, raw_length):  # no digest covers the header
             raise IndexMalformed(
                 f"{path}: the index: its zstd frame declares {declared} bytes, the header {raw_length}; "

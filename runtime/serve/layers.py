@@ -9,15 +9,18 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from ..container.archive import Archive, UnknownEntry
+from ..container.archive import Admit, Archive, UnknownEntry
 from ..device.driver import Driver
 from ..device.workspace import Workspaces
-from ..errors import DeviceError
+from ..errors import ArgumentError, DeviceError
 from ..tables.dispatch import serves
 from .counters import Counters
 from .function import Function
+
+Open = Callable[[Sequence[str | os.PathLike[str]]], list[Archive]]  # all of the archives at these paths, or none
 
 
 class Layer:
@@ -147,8 +150,8 @@ class Layers:
             raise failure
 
 
-def open_archives(paths: Sequence[str | os.PathLike[str]]) -> list[Archive]:
-    """Open them all, or none.
+def open_archives(paths: Sequence[str | os.PathLike[str]], admit: Admit | None = None) -> list[Archive]:
+    """Open them all, or none; each only if `admit` lets it, as `Archive.open` has it.
 
     Raises:
         ArchiveError: a file is not an archive that can be trusted.
@@ -156,9 +159,32 @@ def open_archives(paths: Sequence[str | os.PathLike[str]]) -> list[Archive]:
     archives: list[Archive] = []
     try:
         for path in paths:
-            archives.append(Archive.open(path))
+            archives.append(Archive.open(path, admit))
     except BaseException:
         for archive in archives:
             archive.close()
         raise
     return archives
+
+
+def opener(require_signed: str | os.PathLike[str] | None) -> Open:
+    """What opens the archives of a library, at first and at each reload: signed ones alone, by keys that are read from
+    `require_signed` each time, or any where that is None.
+
+    Raises:
+        ArgumentError: `require_signed` is no path.
+    """
+    if require_signed is None:
+        return open_archives
+    if not isinstance(require_signed, str | os.PathLike) or not os.fspath(require_signed):
+        what = "must be the path of a folder of keys, or of one key"
+        raise ArgumentError(f"require_signed {what}, found {require_signed!r:.80}")
+    keys = os.path.abspath(require_signed)
+
+    def open_signed(paths: Sequence[str | os.PathLike[str]]) -> list[Archive]:
+        from ..signing.check import check  # which most servers do without
+        from ..signing.keys import read_keys
+
+        return open_archives(paths, partial(check, trusted=read_keys(keys)))
+
+    return open_signed

@@ -31,7 +31,7 @@ from .function import Function, device_view, remember, resolve_stream
 from .gemm.calls import GemmCalls
 from .gemm.plans import Preloaded
 from .generation import Generation
-from .layers import open_archives
+from .layers import Open, open_archives, opener
 from .operation_calls import Call, PlannedCall, Seen, call_of
 from .options import Options
 from .stats import ArchiveInfo, Refusal, Stats, prometheus_text
@@ -63,7 +63,9 @@ class Library(GemmCalls):
         on_slower: str = "never",
         batch_invariant: bool = False,
         capture_workspaces: str = "own",
+        open_files: Open = open_archives,
     ) -> None:
+        """`archives` are open; `open_files` opens those of later reloads, the others are as `load` has them."""
         options = Options(on_miss, require, on_slower, batch_invariant, capture_workspaces).check()
         lock = threading.RLock()  # held for moments: while a shape is planned, a kernel loaded, generations swapped
         super().__init__(driver, options, Counters(), lock)
@@ -71,6 +73,7 @@ class Library(GemmCalls):
         self._workspaces = Workspaces(driver, shared=capture_workspaces == "shared")
         self._serve(self._generation([archives] if isinstance(archives, Archive) else archives))
         self._paths: tuple[str | os.PathLike[str], ...] = tuple(archive.path for archive in self._now.layers.archives)
+        self._open_files = open_files
         self._replaced: list[Generation] = []
         alive[id(self)] = self
 
@@ -311,11 +314,12 @@ class Library(GemmCalls):
             DeviceError: the files have nothing for this GPU, or the driver refused their kernels.
             RecordError: a gemm table or a record is malformed.
             ArgumentError: there is no path, or the M values that were preloaded are more plans than are kept.
+            SignatureError: the library was loaded with `require_signed`, and an archive is not to be trusted any more.
         """
         with self._changing:
             self._refuse_if_closed()
             old, paths = self._now, self._paths if path is None else _paths(path)
-            new = self._generation(open_archives(paths))
+            new = self._generation(self._open_files(paths))
             try:
                 changed = new.layers.digest != old.layers.digest
                 if changed:
@@ -433,6 +437,7 @@ def load(
     on_slower: str = "never",
     batch_invariant: bool = False,
     capture_workspaces: str = "own",
+    require_signed: str | os.PathLike[str] | None = None,
 ) -> Library:
     """Open the archive at `path` for one device; nothing but the archive is touched before the first use.
 
@@ -463,17 +468,21 @@ def load(
     more than that for one launch gives way to the runner-up of its entry. A broken promise is not noticed, and makes
     wrong results. Streams that launch outside captures have workspaces of their own in any case.
 
+    `require_signed` is a folder of public keys, or one key: each archive must then have a signature by one of them in a
+    file beside it (model.aot.sig), here and in each `reload`, which read keys and policy anew (docs/security.md).
+
     A library may be opened before a fork and used after it by every child, but its first use (any call that needs the
     device) must come after the fork, as with CUDA itself.
 
     Raises:
         ArchiveError: a file is not an archive that can be trusted.
         ArgumentError: an option is unknown, two do not go together, there is no path, or `device` names no CUDA device.
+        SignatureError: an archive is not signed as `require_signed` asks, or nothing here can tell.
     """
     options = Options(on_miss, require, on_slower, batch_invariant, capture_workspaces).check()
     driver = Driver(ordinal_of(device))
-    archives = open_archives(_paths(path))
-    return Library(archives, driver, **options._asdict())
+    open_files = opener(require_signed)
+    return Library(open_files(_paths(path)), driver, **options._asdict(), open_files=open_files)
 
 
 def _paths(path: Paths) -> tuple[str | os.PathLike[str], ...]:

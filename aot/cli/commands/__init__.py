@@ -27,6 +27,7 @@ from . import (
     prune,
     report,
     show,
+    sign,
     tune,
     verify,
 )
@@ -90,6 +91,7 @@ _add("extract", extract)
 _add("prune", prune)
 _add("merge", merge)
 _add("verify", verify)
+_add("sign", sign)
 app.add_typer(_manifest, name="manifest")
 _manifest.command("from-config", epilog=manifest.FROM_CONFIG)(manifest.from_config)
 _manifest.command("from-server", epilog=manifest.FROM_SERVER)(manifest.from_server)

@@ -1,14 +1,16 @@
-"""`aot verify`: every check of an archive that needs no GPU."""
+"""`aot verify`: every check of an archive that needs no GPU, its signature's among them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from runtime.container.archive import FileUnreadable, NotAnArchive
-from runtime.errors import ArchiveError
+from runtime.errors import AotError, ArchiveError, SignatureError
 
 from ..arguments import ArchivePath, Json, examples
 from ..inputs import open_archive
@@ -17,16 +19,28 @@ from ..streams import print_json, printable, say
 if TYPE_CHECKING:
     from ...verify.archive import Finding
 
-EXAMPLES = examples("aot verify model.aot")
+EXAMPLES = examples("aot verify model.aot", "aot verify model.aot --key keys")
 
 
-def command(archive: ArchivePath, as_json: Json = False) -> None:
-    """Check an archive: every digest, record, launch and table. Exit status 1 where a check fails."""
+def command(
+    archive: ArchivePath,
+    key: Annotated[
+        Path | None,
+        typer.Option(metavar="KEYS", help="A public key, or a folder of them with a policy: check the signature too."),
+    ] = None,
+    signature: Annotated[
+        Path | None, typer.Option(metavar="SIG", help="Default: ARCHIVE with .sig behind its name.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check an archive: every digest, record, launch and table, and who signed it. Exit status 1 where a check
+    fails."""
     from ...verify import archive as verify
 
+    if signature is not None and key is None:
+        raise AotError("--signature is for --key KEYS, which says whose signature counts")
     try:
-        with open_archive(archive) as opened:
-            checks = verify.verify(opened)
+        checks = _checks(archive) if key is None else _signed_checks(archive, key, signature)
     except (FileUnreadable, NotAnArchive):
         raise
     except ArchiveError as error:
@@ -36,10 +50,40 @@ def command(archive: ArchivePath, as_json: Json = False) -> None:
         print_json({"ok": not failed, "checks": [check._asdict() for check in checks]})
     else:
         print_checks(verify.causes(checks), [check for check in checks if check.warning])
+        if key is not None and not failed:
+            say(f"{checks[0].subject}: {checks[0].detail}")
         found = f"{len(failed)} of {len(checks)} checks failed" if failed else f"{len(checks)} checks, all good"
         say(f"{archive}: {found}")
     if failed:
         raise typer.Exit(1)
+
+
+def _checks(path: Path) -> list[Finding]:
+    from ...verify import archive as verify
+
+    with open_archive(path) as opened:
+        return verify.verify(opened)
+
+
+def _signed_checks(path: Path, key: Path, signature: Path | None) -> list[Finding]:
+    """The same, the signature first; nothing else is looked at where that is not of this archive."""
+    from runtime.signing.check import accepted, signature_path
+    from runtime.signing.keys import read_keys
+
+    from ...verify import archive as verify
+    from ...verify import signature as signed
+
+    trusted = read_keys(key)
+    try:
+        found = accepted(str(signature or signature_path(path)), trusted)
+    except SignatureError as error:
+        return [verify.Finding(signed.SUBJECT, False, str(error))]
+    try:
+        with open_archive(path, partial(signed.require_of, found)) as opened:
+            return [signed.finding(found, opened, trusted), *verify.verify(opened)]
+    except signed.NotSigned as error:
+        with open_archive(path) as opened:
+            return [signed.finding_of_another(found, opened, error)]
 
 
 def print_checks(causes: Iterable[tuple[Finding, int]], warned: Iterable[Finding]) -> None:
