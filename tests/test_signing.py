@@ -247,6 +247,17 @@ def test_envelopes_of_another_form_are_refused(path: Path, key: Path, change: Ch
     refused(path, "is no signature of an archive")
 
 
+def test_same_signature_in_another_base64_is_refused(path: Path, key: Path) -> None:
+    signature = sign(path, key)
+    obj = canonical.loads(signature.read_bytes())
+    sig = obj["signatures"][0]["sig"]  # 64 bytes, so that four bits of its last digit mean nothing
+    assert sig.endswith("==")
+    digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    obj["signatures"][0]["sig"] = f"{sig[:-3]}{digits[digits.index(sig[-3]) | 1]}=="
+    signature.write_bytes(canonical.dumps(obj))
+    refused(path, "its base64 is not as standard base64 is written")
+
+
 @given(st.binary(max_size=200))
 def test_what_is_no_envelope_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):
