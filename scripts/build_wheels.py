@@ -3,9 +3,9 @@
     pip install ziglang auditwheel
     python scripts/build_wheels.py -o dist
 
-zig's C compiler, which the package ziglang brings, compiles native code for both, against glibc 2.17 and Python's stable
-ABI, so that one wheel of each serves every Python from 3.10. `auditwheel show` then says whether a wheel keeps to what
-its name promises. Python's own headers are those of the Python that runs this, for both.
+zig's C compiler, which the package ziglang brings, compiles native code for both, against glibc 2.17 and Python's
+stable ABI, so that one wheel of each serves every Python from 3.10. `auditwheel show` then says whether a wheel keeps
+to what its name promises. Python's own headers are those of the Python that runs this, for both.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def build(machine: str, output: Path) -> Path:
 
 
 def require_kept(wheel: Path, machine: str) -> None:
-    """Refuse a wheel that `auditwheel show` finds to need a newer glibc, or other libraries, than its name says, or whose
-    log and exp are not libm's: those of zig would choose other kernels than Python does.
+    """Refuse a wheel that `auditwheel show` finds to need a newer glibc, or other libraries, than its name says, or
+    whose log and exp are not libm's: those of zig would choose other kernels than Python does.
 
     Raises:
         AotError: it is one.

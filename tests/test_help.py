@@ -31,6 +31,7 @@ COMMANDS = [
     "prune",
     "merge",
     "verify",
+    "doctor",
     "manifest",
     "manifest from-config",
     "manifest from-server",
