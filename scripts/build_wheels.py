@@ -1,6 +1,6 @@
 """Build the wheels of a release, for Linux on x86-64 and on aarch64, with no container and no C compiler of the system.
 
-    pip install ziglang auditwheel
+    pip install '.[wheels]'
     python scripts/build_wheels.py -o dist
 
 zig's C compiler, which the package ziglang brings, compiles native code for both, against glibc 2.17 and Python's
@@ -48,7 +48,7 @@ def compiler(machine: str) -> dict[str, str]:
     """
     found = util.find_spec("ziglang")
     if found is None or found.origin is None:
-        raise AotError("ziglang is not installed; pip install ziglang auditwheel")
+        raise AotError("ziglang is not installed; pip install '.[wheels]' in the checkout")
     # The program itself: pip builds where `python -m ziglang` finds no module.
     program = shlex.quote(str(Path(found.origin).with_name("zig")))
     zig = f"{program} cc -target {machine}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"

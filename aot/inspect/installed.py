@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata, util
 
 _DISTRIBUTION = "cute-aot"
-_FOR_DEVELOPERS = ("test",)  # extras that nobody needs who uses this
+_FOR_DEVELOPERS = ("test", "wheels")  # extras that nobody needs who uses this
 # As the metadata of an install has it: the name, extras of it, what is asked of the version, and whose extra it is.
 _REQUIREMENT = re.compile(r"""([\w.-]+)\s*(?:\[([\w,\s-]+)\])?\s*([^;]*?)\s*;.*extra == ['"]([\w-]+)['"]""")
 _CLAUSE = re.compile(r"(==|>=)\s*([\w.]+)")
