@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 from aot.__main__ import _MISSING
 from aot.extras import to_install
+from runtime.container.archive import Archive
 
 from .command_line import ROOT
 from .distributions import brought_by, normal, project
@@ -69,21 +70,30 @@ LOOKS = [
     "explain ARCHIVE up --m 7",
     "diff ARCHIVE ARCHIVE",
     "history ARCHIVE",
+    "coverage ARCHIVE MANIFEST",
     "report ARCHIVE --json",
+    "extract ARCHIVE FUNCTION --resources",
+    "prune ARCHIVE -o OUT --gemm up",
+    "merge ARCHIVE ARCHIVE -o OUT",
+    "cache info",
     "verify ARCHIVE",
     "build --help",
 ]
 
 
 @pytest.mark.parametrize("command", LOOKS)
-def test_archives_are_looked_at_with_base_dependencies_alone(archive: Path, command: str) -> None:
+def test_archives_are_looked_at_with_base_dependencies_alone(archive: Path, command: str, tmp_path: Path) -> None:
     brought = brought_by(project()["dependencies"])
     installed = metadata.packages_distributions()
     blocked = {name for name, homes in installed.items() if not {normal(home) for home in homes} & brought}
     assert {"torch", "cutlass"} <= blocked
     program = f"BLOCKED = {blocked - {'aot', 'runtime'}!r}\n{_LOOK}"
-    arguments = command.replace("ARCHIVE", str(archive)).split()
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with Archive.open(archive) as opened:
+        function = next(iter(opened.functions))
+    words = {"ARCHIVE": archive, "MANIFEST": archive.with_suffix(".yaml"), "OUT": tmp_path / "out.aot"}
+    words |= {"FUNCTION": Path(function)}
+    arguments = [str(words.get(word, word)) for word in command.split()]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
     )

@@ -70,7 +70,7 @@ def examine(archives: Iterable[Path] = ()) -> list[Finding]:
         driver,
         *_gpus(devices),
         _native(),
-        _package("DSL", "nvidia-cutlass-dsl", "cutlass", "build"),
+        _package("DSL", "nvidia-cutlass-dsl", "cutlass", "`aot build` needs it: the extra build has it"),
         _torch(devices),
         _nvdisasm(),
         _cache(),
@@ -129,10 +129,11 @@ def _native() -> Finding:
     return Finding("native code", BROKEN, f"{built.origin} does not load or is of another version", again)
 
 
-def _package(part: str, distribution: str, package: str, extra: str) -> Finding:
+def _package(part: str, distribution: str, package: str, missing: str) -> Finding:
+    """A distribution, and whether its `package` is there; `missing` says what to do where it is not installed."""
     version = installed.version(distribution)
     if version is None:
-        return Finding(part, MISSING, f"{distribution} is not installed", to_install(extra))
+        return Finding(part, MISSING, f"{distribution} is not installed", missing)
     if not installed.importable(package):
         remedy = f"pip install --force-reinstall {distribution}=={version}"
         return Finding(part, BROKEN, f"{distribution} {version} is installed, but nothing that imports", remedy)
@@ -140,7 +141,7 @@ def _package(part: str, distribution: str, package: str, extra: str) -> Finding:
 
 
 def _torch(devices: list[Device]) -> Finding:
-    found = _package("torch", "torch", "torch", "tune")
+    found = _package("torch", "torch", "torch", "`aot tune` needs it: the extra tune has it")
     if found.state == OK and devices and found.found.endswith("+cpu"):
         return Finding("torch", BROKEN, f"{found.found} sees no GPU", "install a build of torch for CUDA")
     return found
