@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from importlib import metadata
 from pathlib import Path
 
 UNKNOWN = "unknown"
@@ -19,6 +18,8 @@ def own_version() -> str:
     with contextlib.suppress(OSError, ValueError):
         if found := _VERSION.search(_PROJECT.read_text(encoding="utf-8")):
             return found[1]
+    from importlib import metadata  # which takes longer to import than all of this
+
     try:
         return metadata.version(_DISTRIBUTION)
     except metadata.PackageNotFoundError:

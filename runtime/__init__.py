@@ -1,6 +1,7 @@
 """Serve kernels that were compiled and tuned ahead of time: load an archive, look a GEMM up, launch it.
 
-Importing this package imports neither torch nor a compiler and does not touch the driver.
+Importing this package imports neither torch nor a compiler and does not touch the driver; what serves is imported when
+it is asked for, since what only looks at archives needs none of it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from .errors import (
     WorkspaceError,
 )
 from .packaged import universal
-from .serve.library import Function, Library, load
-from .serve.stats import Stats
 
 __all__ = [
     "AotError",
@@ -40,11 +39,20 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from .serve.library import Function, Library, load
+    from .serve.stats import Stats
+
     __version__: str
 else:
+    _SERVING = {"Function": "library", "Library": "library", "load": "library", "Stats": "stats"}  # modules by name
 
-    def __getattr__(name: str) -> str:
-        """`__version__`, found out when it is asked for: what finds it takes longer to import than all of this."""
+    def __getattr__(name: str) -> object:
+        """What serves; and `__version__`, as what finds that out takes longer to import than all of this."""
+        import importlib
+
+        if name in _SERVING:
+            found = globals()[name] = getattr(importlib.import_module(f".serve.{_SERVING[name]}", __name__), name)
+            return found
         if name != "__version__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import metadata

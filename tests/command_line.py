@@ -38,3 +38,8 @@ class Result(NamedTuple):
 
 
 Run = Callable[..., Result]
+
+
+def unwrapped(text: str) -> str:
+    """What was printed, in one line with single spaces."""
+    return " ".join(text.split())

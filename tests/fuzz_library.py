@@ -34,10 +34,20 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from aot import repack
+from aot.cli.commands import diff as diff_command
+from aot.cli.commands import explain as explain_command
+from aot.cli.commands import history as history_command
+from aot.cli.commands import info as info_command
 from aot.cli.commands import ls as ls_command
 from aot.cli.commands import show as show_command
 from aot.cli.commands import verify as verify_command
+from aot.inspect.diff import diff
+from aot.inspect.explain import Where, explain
+from aot.inspect.history import history
+from aot.inspect.info import info
 from aot.inspect.listing import listing
+from aot.inspect.serving import Serving
 from aot.inspect.show import show
 from aot.verify import archive as verify
 from aot.verify import shapes
@@ -199,14 +209,20 @@ def gemm_call(signature: Signature, m: int, with_out: bool) -> tuple[list[Any], 
 # --- what is done to a mutant ---
 
 
+def print_explained(answers: list[dict[str, Any]]) -> None:
+    """What `aot explain` prints."""
+    for answer in answers:
+        explain_command.print_answer(answer)
+
+
 def print_shown(found: dict[str, Any]) -> None:
     """What `aot show` prints."""
     if "function" in found:
         show_command.print_function(found["function"])
     for entry in found.get("entries", []):
-        show_command.print_entry(entry)
+        show_command.print_entry(entry, found["short_names"])
     for entry in found.get("predicted", []):
-        show_command.print_predicted(entry)
+        show_command.print_predicted(entry, found["short_names"])
 
 
 def print_found(checks: list[verify.Finding]) -> None:
@@ -260,8 +276,19 @@ class Session:
         asked = [*self.signatures[:1], *self.predicted]
         for name in [self.content.names[0], *(signature.key() for signature in asked)]:
             self.printed("show", partial(show, archive, name), print_shown)
+        self.printed("info", lambda: info(archive), info_command.print_info)
+        self.printed("history", lambda: history(archive), history_command.print_steps)
+        self.printed("diff", lambda: diff(archive, archive), diff_command.print_diff)
+        for signature in asked:
+            explained = partial(self.explained, archive, signature)
+            self.printed("explain", explained, print_explained)
+        self.attempt("contents", lambda: repack.contents(archive))
         self.printed("verify", lambda: verify.verify(archive), print_found)
         return self.outcomes
+
+    def explained(self, archive: Archive, signature: Signature) -> list[dict[str, Any]]:
+        """What `aot explain` says of a signature, on GPUs of the archive's targets."""
+        return explain(archive, Serving(archive), [signature], 64, Where())
 
     def printed(self, operation: str, find: Callable[[], Any], show: Callable[[Any], None]) -> None:
         """Find something and print it."""

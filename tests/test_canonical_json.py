@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
 import pytest
@@ -52,10 +53,13 @@ def test_json_spelled_otherwise_is_refused(data: bytes) -> None:
             loads(data)
 
 
-def test_only_the_strict_reader_minds_how_an_exponent_is_written() -> None:
-    assert canonical.loads_for_serving(b"[1e-7]") == [1e-7]
+@pytest.mark.parametrize(
+    "data", [b"[1e-7]", b"-1e-7", b'{"a":1e-7}', b"[0.00001]", b"[-0.00002]", b'[1,{"a":0.00003}]']
+)
+def test_only_the_strict_reader_minds_how_a_small_float_is_written(data: bytes) -> None:
+    assert canonical.loads_for_serving(data) == json.loads(data)
     with pytest.raises(ValueError, match="not canonical"):
-        canonical.loads(b"[1e-7]")
+        canonical.loads(data)
 
 
 def test_canonical_json_is_sorted_dense_utf8() -> None:

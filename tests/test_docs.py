@@ -189,7 +189,7 @@ ROOMS = {
         ("compile", "problem"),
         ("pack",),
         ("tune",),
-        ("plan", "verify"),
+        ("plan", "repack", "verify"),
         ("build", "inspect"),
         ("cli",),
         ("__main__", "__init__"),

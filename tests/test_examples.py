@@ -1,4 +1,4 @@
-"""The Python examples of docs/serving.md run, from the first to the last, with torch on the CPU and a made-up GPU.
+"""The Python examples of docs/serving.md and docs/torch.md run in order, with torch on the CPU and a made-up GPU.
 
 The library looks a signature up as it does on a GPU, and then computes with torch.
 """
@@ -23,7 +23,8 @@ from runtime.serve.layers import open_archives
 from .recording_driver import RecordingDriver, entry, operands_record, signature, write_archive
 from .torch_stand_in import OnCpu
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "serving.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGES = "serving.md", "torch.md"
 NEXT = re.compile(r"^(#+ [^\n]*)$|^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SMALLER = {'device="cuda"': 'device="cpu"', "6144": "192", "4096": "128"}  # so that it takes no time
 FILES = "model.aot", "base.aot", "patch.aot", "last-week.aot", "universal.aot"
@@ -44,16 +45,17 @@ class Served(OnCpu):
 
 
 def examples() -> list[tuple[str, str]]:
-    """The examples in order, each with the heading that it stands under."""
+    """The examples in order, each with the page and the heading that it stands under."""
     found, heading = [], ""
-    for title, code in NEXT.findall(PAGE.read_text()):
-        heading = title or heading
-        if code:
-            found.append((heading, code))
+    for page in PAGES:
+        for title, code in NEXT.findall((DOCS / page).read_text()):
+            heading = f"{page}, {title}" if title else heading
+            if code:
+                found.append((heading, code))
     return found
 
 
-def test_examples_of_serving_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [operands_record(f"f{i}", s) for i, s in enumerate(SIGNATURES)]
     rows = [entry(s, [(None, f"f{i}")], invariant=[(None, f"f{i}")]) for i, s in enumerate(SIGNATURES)]
     kernels: dict[bytes, Any] = {}
@@ -76,7 +78,7 @@ def test_examples_of_serving_run_in_order(tmp_path: Path, monkeypatch: pytest.Mo
         for given, taken in SMALLER.items():
             code = code.replace(given, taken)
         with torch.inference_mode():
-            exec(compile(code, f"{PAGE.name}, {heading}", "exec"), names)
+            exec(compile(code, heading, "exec"), names)
     assert names["y"].shape == (16, 192)
     assert names["h"].shape == (16, 96)
     assert names["report"].signatures == {"bf16_bf16_bf16_f32_none_n192_k128"}

@@ -15,7 +15,28 @@ from aot.tune.options import TuneOptions
 
 from .command_line import COMMAND, ROOT, Run
 
-COMMANDS = ["", "build", "tune", "ls", "show", "verify", "manifest", "manifest from-config", "manifest from-server"]
+COMMANDS = [
+    "",
+    "build",
+    "tune",
+    "info",
+    "ls",
+    "show",
+    "explain",
+    "coverage",
+    "diff",
+    "history",
+    "extract",
+    "prune",
+    "merge",
+    "verify",
+    "manifest",
+    "manifest from-config",
+    "manifest from-server",
+    "cache",
+    "cache info",
+    "cache prune",
+]
 
 
 def _examples(text: str) -> list[str]:

@@ -86,7 +86,20 @@ main()
 """
 
 
-@pytest.mark.parametrize("command", ["--help", "ls ARCHIVE", "show ARCHIVE up", "verify ARCHIVE", "build --help"])
+LOOKS = [
+    "--help",
+    "info ARCHIVE",
+    "ls ARCHIVE",
+    "show ARCHIVE up",
+    "explain ARCHIVE up --m 7",
+    "diff ARCHIVE ARCHIVE",
+    "history ARCHIVE",
+    "verify ARCHIVE",
+    "build --help",
+]
+
+
+@pytest.mark.parametrize("command", LOOKS)
 def test_archives_are_looked_at_with_base_dependencies_alone(archive: Path, command: str) -> None:
     brought = _brought(_project()["dependencies"])
     installed = metadata.packages_distributions()

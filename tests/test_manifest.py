@@ -1,4 +1,4 @@
-"""Claims about manifests: what is accepted, what is refused and how it is said, and that writing and reading agree."""
+"""Claims about manifests: what is accepted, what is refused, and how that is said."""
 
 from __future__ import annotations
 
@@ -6,68 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from aot.problem.manifest import (
-    Gemm,
-    Manifest,
-    ManifestError,
-    Problem,
-    contents,
-    dump,
-    load,
-    loads,
-    nodes,
-    reader,
-    rules,
-)
-from aot.search.targets import TARGETS
-from runtime.gemm.signature import MAJORS, Signature
-from runtime.numbers.epilogue import ACTIVATIONS, EPILOGUES, GATED
-from runtime.numbers.products import ACCUMULATORS, PRODUCTS
-from runtime.numbers.scaling import SCALINGS
-from runtime.program.operation import OVERLAPS
+from aot.problem.manifest import Gemm, Manifest, ManifestError, Problem, dump, load, loads
+from runtime.gemm.signature import Signature
+from runtime.numbers.epilogue import EPILOGUES
 
-ROOT = Path(__file__).resolve().parents[1]
-SHIPPED = sorted((ROOT / "manifests").glob("*.yaml"))
-PAGE = ROOT / "docs" / "manifests.md"
-
-GOOD = """\
-format: 1
-model: tiny
-source: made up
-layers: 2
-tokens: [1, 16]
-targets: [sm_90a, sm_80]
-defaults:
-  dtypes: {a: bf16, b: bf16, d: bf16}
-gemms:
-  - {name: qkv, n: 96, k: 64}
-  - name: lm_head
-    n: 1000
-    k: 64
-    per: model
-    tokens: [1]
-"""
-
-BF16 = ("bf16", "bf16", "bf16", "f32", "none")
-
-
-def refused(text: str, where: str, *words: str) -> None:
-    """`text` is refused in one line that begins with `where`, after the path, and holds the words."""
-    with pytest.raises(ManifestError) as caught:
-        loads(text, "m.yaml")
-    message = str(caught.value)
-    assert message.startswith(f"m.yaml:{where}"), message
-    assert "\n" not in message
-    for word in words:
-        assert word in message
-
-
-def edited(old: str, new: str) -> str:
-    assert GOOD.count(old) == 1
-    return GOOD.replace(old, new)
+from .manifest_texts import BF16, GOOD, SHIPPED, edited, refused
 
 
 def test_manifest_reads_every_field() -> None:
@@ -131,9 +77,6 @@ def test_shipped_manifest_names_the_model_as_its_file(path: Path) -> None:
     assert load(path).model == path.stem
 
 
-# What is refused: fields.
-
-
 @pytest.mark.parametrize("field", ["format", "model", "source", "tokens", "targets", "gemms"])
 def test_manifest_rejects_missing_field(field: str) -> None:
     renamed = "\n".join(line for line in GOOD.splitlines() if not line.startswith(f"{field}:"))
@@ -193,9 +136,6 @@ def test_manifest_rejects_a_key_that_is_a_list() -> None:
 
 def test_manifest_rejects_merge_keys() -> None:
     refused(edited("layers: 2", "<<: {layers: 2}"), "4: the file: field names are words")
-
-
-# What is refused: values.
 
 
 def test_manifest_rejects_unaligned_n() -> None:
@@ -434,15 +374,6 @@ def test_manifest_rejects_columns_of_d_that_fill_no_row(words: str, multiple: in
     )
 
 
-def test_dump_says_a_common_scaling_once() -> None:
-    rows = Signature("e4m3", "e4m3", "bf16", "f32", "none", 64, 64, 1, "row_column")
-    plain = Signature(*BF16, n=64, k=64)
-    gemms = tuple(Gemm(name, s, 1, (1,)) for name, s in (("a", rows), ("b", rows), ("c", plain)))
-    text = dump(Manifest("m", "s", (1,), ("sm_90a",), gemms))
-    assert text.count("scaling: row_column") == 1
-    assert text.count("scaling: none") == 1
-
-
 @pytest.mark.parametrize("field", ["batch", "count"])
 def test_manifest_rejects_zero(field: str) -> None:
     refused(edited("n: 96,", f"n: 96, {field}: 0,"), f"10: field 'gemms[0].{field}': must be an integer from 1")
@@ -450,204 +381,3 @@ def test_manifest_rejects_zero(field: str) -> None:
 
 def test_manifest_checks_defaults_that_every_gemm_overrides() -> None:
     refused(edited("defaults:\n", "defaults:\n  count: many\n"), "8: field 'defaults.count'")
-
-
-def test_manifest_rejects_newer_format_before_its_unknown_fields() -> None:
-    refused(edited("format: 1", "future: 1\nformat: 2"), "2: field 'format': found 2, this version reads 1")
-
-
-# What is refused: files.
-
-
-@pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n", "---\n"])
-def test_manifest_rejects_empty_text(text: str) -> None:
-    refused(text, "")
-
-
-@pytest.mark.parametrize("text", ["- 1\n", "text\n", "12\n"])
-def test_manifest_rejects_a_root_that_is_no_mapping(text: str) -> None:
-    refused(text, "1: the file: must be a mapping")
-
-
-def test_manifest_rejects_tabs_and_says_so() -> None:
-    refused(edited("    n: 1000", "\tn: 1000"), "12: not a YAML manifest", "indent with spaces, not tabs")
-
-
-def test_manifest_rejects_broken_yaml_with_its_line() -> None:
-    refused(edited("tokens: [1, 16]", "tokens: [1, 16"), "6: not a YAML manifest")
-
-
-def test_manifest_rejects_two_documents() -> None:
-    refused(GOOD + "---\n" + GOOD, "16: not a YAML manifest")
-
-
-def test_manifest_rejects_control_characters_with_their_line() -> None:
-    refused(edited("made up", "made\x00up"), "3: the character U+0000 is not allowed")
-
-
-@pytest.mark.parametrize("value", ['"\\U7FFFFFFF"', "%", "@x", "!<%FF> x", '"\\xZZ"'])
-def test_manifest_rejects_absurd_escapes(value: str) -> None:
-    refused(edited("made up", value), "")
-
-
-def test_manifest_rejects_absurd_yaml_directive() -> None:
-    refused(f"%YAML {'9' * 5000}.1\n---\n{GOOD}", "")
-
-
-def test_manifest_rejects_anchors() -> None:
-    refused(edited("[1, 16]", "&t [1, 16]"), "5: not a YAML manifest: anchors and aliases are not allowed")
-
-
-def test_manifest_rejects_aliases() -> None:
-    refused(edited("[1, 16]", "*t"), "5: not a YAML manifest: anchors and aliases are not allowed")
-
-
-@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
-def test_manifest_rejects_deep_nesting(opening: str) -> None:
-    refused(opening * 10_000, "1: not a YAML manifest: nested deeper than 8 levels")
-
-
-def test_manifest_rejects_too_large_a_text() -> None:
-    refused(GOOD + "#" * nodes.MAX_FILE_BYTES, " larger than")
-
-
-def test_load_rejects_too_large_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "m.yaml"
-    path.write_text("#" * (nodes.MAX_FILE_BYTES + 1))
-    with pytest.raises(ManifestError, match="larger than"):
-        load(path)
-
-
-def test_load_rejects_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=r"m\.yaml: no such file"):
-        load(tmp_path / "m.yaml")
-
-
-def test_load_rejects_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=r": is a folder; name a manifest in it"):
-        load(tmp_path)
-
-
-def test_load_rejects_an_impossible_path() -> None:
-    with pytest.raises(ManifestError, match="cannot be read"):
-        load("a\0b")
-
-
-@pytest.mark.parametrize("more", [1, nodes.MAX_FILE_BYTES])
-def test_an_archive_is_told_from_a_manifest_whatever_its_size(tmp_path: Path, more: int) -> None:
-    (tmp_path / "m.aot").write_bytes(b"CUTEAOT\0" + b"\xff" * more)
-    with pytest.raises(ManifestError, match=r"m\.aot: is an archive, not a manifest; give it to `aot build --base`"):
-        load(tmp_path / "m.aot")
-
-
-def test_load_rejects_bytes_that_are_not_utf8_with_their_line(tmp_path: Path) -> None:
-    path = tmp_path / "m.yaml"
-    path.write_bytes(GOOD.encode().replace(b"made", b"m\xff"))
-    with pytest.raises(ManifestError, match=r"m\.yaml:3: byte 0xff is not UTF-8"):
-        load(path)
-
-
-# Writing.
-
-
-def test_dump_rejects_an_unaligned_extent() -> None:
-    gemm = Gemm("odd", Signature(*BF16, n=7, k=64), 1, (1,))
-    with pytest.raises(ManifestError, match="positive multiple of 8, found 7"):
-        dump(Manifest("m", "s", (1,), ("sm_90a",), (gemm,)))
-
-
-def test_dump_rejects_text_that_would_not_read_back() -> None:
-    gemm = Gemm("one", Signature(*BF16, n=8, k=64), 1, (1,))
-    with pytest.raises(ManifestError, match="surrounding spaces"):
-        dump(Manifest(" m", "s", (1,), ("sm_90a",), (gemm,)))
-
-
-@pytest.mark.parametrize("line_break", ["\n", "\r", "\x85", "\u2028"])
-def test_dump_rejects_a_line_break_in_the_model(line_break: str) -> None:
-    gemm = Gemm("one", Signature(*BF16, n=8, k=64), 1, (1,))
-    with pytest.raises(ManifestError, match="manifest of "):
-        dump(Manifest(f"m{line_break}layers: 5", "s", (1,), ("sm_90a",), (gemm,)))
-
-
-texts = st.text(min_size=1, max_size=200).filter(lambda s: s.isprintable() and s == s.strip())
-tokens = st.sets(st.integers(1, contents.MAX_TOKENS), min_size=1, max_size=6).map(lambda s: tuple(sorted(s)))
-extents = st.integers(1, contents.MAX_EXTENT // 32).map(lambda i: 32 * i)
-signatures = st.builds(
-    lambda t, n, k, batch, epilogue, words: Signature(
-        t[0], t[1], t[2], "f32", epilogue, n, k, batch, words[0], words[1], words[2]
-    ),
-    st.sampled_from(PRODUCTS),
-    extents,
-    extents,
-    st.integers(1, contents.MAX_COUNT) | st.just(1),
-    st.sampled_from(list(EPILOGUES)),
-    st.tuples(st.sampled_from(tuple(SCALINGS)), st.sampled_from(MAJORS), st.sampled_from(OVERLAPS)),
-).filter(lambda s: rules.signature_problem(s) is None)
-counts = st.integers(1, contents.MAX_COUNT)
-names = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True) | st.sampled_from(["no", "1", "1e5", "null", "-", "."])
-passes = st.dictionaries(st.integers(1, contents.MAX_TOKENS), st.integers(1, contents.MAX_PASSES), max_size=40)
-traffic = passes.map(lambda found: tuple(sorted(found.items())))
-gemms = st.builds(Gemm, names, signatures, counts, tokens, st.sampled_from(contents.PER), traffic=traffic)
-manifests = st.builds(
-    Manifest,
-    model=texts | st.sampled_from(["yes", "12", "a: b", "# x", "{}", "'", '"', "\\", "---"]),
-    source=texts,
-    tokens=tokens,
-    targets=st.lists(st.sampled_from(list(TARGETS)), min_size=1, unique=True).map(tuple),
-    gemms=st.lists(gemms, min_size=1, max_size=4, unique_by=lambda g: g.name).map(tuple),
-    layers=counts,
-)
-
-
-@given(manifests)
-def test_what_dump_writes_loads_back_equal(manifest: Manifest) -> None:
-    assert loads(dump(manifest)) == manifest
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
-@settings(max_examples=150)
-@given(data=st.data())
-def test_any_mutated_byte_loads_or_is_a_manifest_error(
-    path: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    original = path.read_bytes()
-    at = data.draw(st.integers(0, len(original) - 1))
-    mutated = bytearray(original)
-    mutated[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
-    copy = tmp_path_factory.getbasetemp() / "mutated.yaml"
-    copy.write_bytes(mutated)
-    try:
-        manifest = load(copy)
-    except ManifestError:
-        return
-    assert loads(dump(manifest)) == manifest
-
-
-@settings(max_examples=300)
-@given(st.text(alphabet=st.sampled_from("{}[]:,-&*!|>'\"%@`#?\\ \n\tab1~<=.")))
-def test_any_text_of_yaml_signs_is_a_manifest_error(text: str) -> None:
-    with pytest.raises(ManifestError):
-        loads(text)
-
-
-def test_page_has_every_field_and_its_default() -> None:
-    said = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", PAGE.read_text(), re.MULTILINE))
-    defaults = {**contents.USUAL, "count": 1, "per": "layer", "layers": 1}
-    for field in (*reader._TOP_FIELDS, *reader._GEMM_FIELDS):
-        assert field in said, field
-        if field in defaults:
-            assert said[field].strip("`") == str(defaults[field]), field
-
-
-def test_page_has_every_word_and_every_limit() -> None:
-    page = PAGE.read_text()
-    words = {*TARGETS, *SCALINGS, *MAJORS, *OVERLAPS, *ACTIVATIONS, *GATED, *contents.PER, *ACCUMULATORS}
-    assert not {word for word in words if f"`{word}`" not in page}
-    limits = (contents.MAX_EXTENT, contents.MAX_TOKENS, contents.MAX_COUNT, nodes.MAX_ITEMS, nodes.MAX_TEXT_CHARACTERS)
-    assert not {limit for limit in limits if f"{limit:,}" not in page}
-    assert f"{nodes.MAX_FILE_BYTES >> 10} KiB" in page
-
-
-def test_example_of_the_page_is_a_manifest() -> None:
-    example, *_ = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert [g.name for g in loads(example).gemms] == ["qkv", "gate_up", "lm_head"]

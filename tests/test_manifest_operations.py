@@ -75,8 +75,8 @@ def test_what_a_manifest_asks_of_an_operation_is_built_listed_and_served(
     """The operation, its kernels and their compilation are all of another package."""
     listed = run("ls", scales)
     assert listed.status == 0
-    assert listed.out.split()[:3] == ["signature", "row_scales", "target"]
-    assert "input_scale  sm_90a  ranked" in listed.out
+    assert listed.out.split()[:3] == ["row_scales", "signature", "target"]
+    assert f"input_scale  {OF.key()}  sm_90a  ranked" in listed.out
     assert run("verify", scales).status == 0
     shown = run("show", scales, "input_scale").out
     assert shown.startswith(f"{OF.key()} on sm_90a: ranked\nrow_scales: input_scale\ntakes: ")

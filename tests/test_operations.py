@@ -236,7 +236,7 @@ def test_an_entry_of_any_operation_that_was_never_tuned_gives_way_to_tuned_ones(
         ("row_scale", tuned),
         ("row_scale", None),
     ]
-    assert "gives way to the entries that were tuned" in run("ls", tmp_path / "kinds.aot").out
+    assert "  ranked  tuned entries\n" in run("ls", tmp_path / "kinds.aot").out
 
 
 def test_launches_of_every_operation_are_evaluated_at_what_its_entries_serve(run: Run, tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_an_operation_of_two_operands_is_built_listed_verified_and_called(
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     path = tmp_path / "doubled.aot"
-    assert run("ls", path).out.splitlines()[0].split()[:2] == ["signature", "doublings"]
+    assert run("ls", path).out.splitlines()[0].split()[:2] == ["doublings", "signature"]
     shown = run("show", path, "embedding").out
     assert shown.startswith("f16_f32_doubling_n4097 on sm_90a: ranked\ndoublings: embedding\n")
     assert "\ntakes: b f16 (M, 4097), y f32 (M, 4097)\n" in shown

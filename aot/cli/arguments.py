@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..search.targets import TARGETS
+from ..search.targets import target as target_named
 
 ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="An .aot file.")]
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="The .aot file to write.")]
@@ -20,11 +21,44 @@ SpecPath = Annotated[
 Targets = Annotated[
     list[str] | None, typer.Option("--target", metavar="T", help=f"May be repeated: {', '.join(TARGETS)}.")
 ]
+Layers = Annotated[
+    list[str] | None,
+    typer.Option("--gemm", metavar="NAME", help="A layer's name or signature, perhaps with stars. May be repeated."),
+]
+States = Annotated[
+    list[str] | None, typer.Option("--state", metavar="S", help="tuned, ranked or predicted. May be repeated.")
+]
+
+
+def _known(name: str | None) -> str | None:
+    """A target's name, if it is one; raises as `aot.search.targets.target` does."""
+    if name is not None:
+        target_named(name)
+    return name
+
+
+OneTarget = Annotated[
+    str | None,
+    typer.Option(
+        "--target", metavar="T", callback=_known, help=f"One of {', '.join(TARGETS)}. Default: what the archive has."
+    ),
+]
+OneGpu = Annotated[
+    str | None, typer.Option("--gpu", metavar="GPU", help="A kind of GPU, such as H200. Default: what was tuned on.")
+]
 
 
 def examples(*lines: str) -> str:
     """The end of a help text; \\b keeps its lines as they are."""
     return "\n".join(("\b", "Examples:" if len(lines) > 1 else "Example:", *(f"  {line}" for line in lines)))
+
+
+def tokens_of(words: str) -> list[int]:
+    """The M values of an option such as "1,16,1024"; raises typer.BadParameter where it is none."""
+    try:
+        return [int(part) for part in words.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{words!r} is no list of integers such as 1,16,1024", param_hint="--tokens") from None
 
 
 def count(number: int, one: str, more: str = "") -> str:

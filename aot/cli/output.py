@@ -9,7 +9,6 @@ from runtime.container.archive import Archive
 from runtime.errors import AotError
 
 from ..files import destination
-from ..pack import forms, tables
 
 _STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1")
 
@@ -50,6 +49,8 @@ def require_replaceable(output: Path, force: bool, keep_tuned: bool = False) -> 
 
 def _made_on_a_gpu(path: Path) -> list[str]:
     """What of an archive needs a GPU to make again, in words."""
+    from ..pack import forms, tables  # which take long to import
+
     found = []
     with Archive.open(path) as archive:
         archive.check_blocks()

@@ -1,13 +1,12 @@
-"""How plain data is printed for people: tables, ranges of M, kinds of GPU, the machine that times are from."""
+"""How plain data is said for people: ranges of M, shares, kinds of GPU, the machine that times are from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from runtime.device.gpus import Gpu
 
-from ..search.operation import building
 from ..version import UNKNOWN
 from .streams import printable
 
@@ -21,16 +20,6 @@ def cleaned(obj: Any) -> Any:
     if isinstance(obj, dict):
         return {cleaned(name): cleaned(item) for name, item in obj.items()}
     return obj
-
-
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> None:
-    """Print columns two spaces apart, those numbered in `right` aligned to the right; leave out empty columns."""
-    kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
-    widths = {i: max(len(row[i]) for row in [header, *rows]) for i in kept}
-    to_right = set(right)
-    for row in [header, *rows]:
-        cells = [row[i].rjust(widths[i]) if i in to_right else row[i].ljust(widths[i]) for i in kept]
-        print("  ".join(cells).rstrip())
 
 
 def interval(row: dict[str, Any]) -> str:
@@ -49,6 +38,11 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f}%"
 
 
+def ratio(times: float | None) -> str:
+    """How many times as fast, such as "1.05x"; nothing of None."""
+    return "" if times is None else f"{times:.2f}x"
+
+
 def kind(gpu: dict[str, Any] | None) -> str:
     """A kind of GPU, such as "NVIDIA H200 (132 SMs, 4800 GB/s)"; empty for any."""
     return "" if gpu is None else Gpu(**gpu).words()
@@ -56,6 +50,8 @@ def kind(gpu: dict[str, Any] | None) -> str:
 
 def names_of_operation(operation: str) -> str:
     """What manifests' names of an operation's problems are of, in a word."""
+    from ..search.operation import building  # which takes long to import
+
     return printable(building(operation).plural)
 
 

@@ -4,7 +4,7 @@ A key is the SHA-256 of labelled fields, so whatever is not among `KeyFields` an
 compiled. An entry carries a digest of itself and of its key, and whoever asks for it says what else it must be: one
 that was damaged, moved or made for something else is dropped and never served. Entries are written whole or not at
 all, so any number of builders may share a directory; two that compile the same variant both do the work and one entry
-results. Nothing here removes entries of old keys: delete the directory to reclaim its space.
+results. Nothing here removes entries of old keys: `aot cache prune` does, by age.
 
 A cache is a convenience. What the file system refuses, and each entry that is dropped, is a warning, and the work is
 done without it. What is not promised: who may write to the directory can sign a wrong kernel so that nothing here

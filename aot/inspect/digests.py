@@ -6,7 +6,6 @@ are the same code with the same launch program.
 
 from __future__ import annotations
 
-import itertools
 import re
 
 from runtime.container.archive import Archive
@@ -23,17 +22,15 @@ class AmbiguousDigest(AotError):
 
 def digests(archive: Archive) -> dict[str, str]:
     """The digest of each function, by name, in hexadecimal."""
-    return {entry.name: archive.blob_entry(entry.record).sha256 for entry in archive.functions.values()}
+    return archive.record_digests()
 
 
 def short_names(archive: Archive) -> dict[str, str]:
     """The beginnings of functions' digests, by name, all as long as tells different ones apart."""
     whole = digests(archive)
-    ordered = sorted(set(whole.values()))
-    length = _USUAL
-    for one, other in itertools.pairwise(ordered):
-        while one[:length] == other[:length]:
-            length += 1
+    different, length = set(whole.values()), _USUAL
+    while len({digest[:length] for digest in different}) < len(different):
+        length += 1
     return {name: digest[:length] for name, digest in whole.items()}
 
 

@@ -5,6 +5,7 @@ Times are microseconds. Knows nothing of which entries give way to others (`aot.
 
 from __future__ import annotations
 
+import statistics
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,15 @@ def names_of(archive: Archive) -> dict[str, list[str]]:
     ):
         found.setdefault(signature, []).append(name)
     return found
+
+
+def models_of(archive: Archive) -> dict[str, list[str]]:
+    """The models that ask for each signature, by name; those without a name are left out."""
+    found: dict[str, dict[str, None]] = {}
+    for model in build_table.read(archive).models:
+        for problem in model.problems if model.model else ():
+            found.setdefault(problem.signature, {})[str(model.model)] = None
+    return {signature: list(models) for signature, models in found.items()}
 
 
 def described(signature: Signature, names: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -71,10 +81,22 @@ def intervals(ranges: Iterable[tuple[int | None, str]]) -> list[dict[str, Any]]:
     return rows
 
 
-def measured(entry: Entry) -> dict[str, int]:
-    """How many M values were measured, and at how many of them torch was faster by more than the tolerance."""
-    tokens = [timing["m"] for timing in timings.read(entry)]
-    return {"measured": len(tokens), "faster_with_torch": sum(map(entry.torch_is_faster, tokens))}
+def is_in(row: Mapping[str, Any], m: int) -> bool:
+    """Whether a range, as `intervals` gives it, has `m`."""
+    return bool(row["m_min"] <= m and (row["m_max"] is None or m <= row["m_max"]))
+
+
+def measured(entry: Entry) -> dict[str, Any]:
+    """How many M values were measured, at how many of them torch was faster by more than the tolerance, and how many
+    times as fast as torch its functions were there: the geometric mean and the least, None where none was measured."""
+    rows = timings.read(entry)
+    ratios = [row["ratio"] for row in rows if row["ratio"] > 0]
+    return {
+        "measured": len(rows),
+        "faster_with_torch": sum(entry.torch_is_faster(row["m"]) for row in rows),
+        "ratio_mean": round(statistics.geometric_mean(ratios), 3) if ratios else None,
+        "ratio_worst": min(ratios, default=None),
+    }
 
 
 def serving(entry: Entry, tokens: Sequence[int]) -> dict[str, Any]:

@@ -14,10 +14,17 @@ from runtime.device.launch import (
     PREFERRED_CLUSTER_DIMENSION,
     PROGRAMMATIC_STREAM_SERIALIZATION,
 )
+from runtime.errors import AotError
 from runtime.program.record import Record
 
 from ..pack import tuning_table
-from .digests import digests
+from ..suggest import did_you_mean
+from .digests import digests, function_named
+
+
+class UnknownFunction(AotError):
+    """The archive has no function of that name or digest."""
+
 
 _ATTRIBUTES = {
     COOPERATIVE: "cooperative",
@@ -45,6 +52,23 @@ def function(archive: Archive, name: str) -> dict[str, Any]:
         "program": {"nodes": len(program["nodes"]), "bytes": len(canonical.dumps(program))},
         "cubin": {"sha256": record.cubin, "bytes": len(archive.cubin(name))},
     }
+
+
+def named(archive: Archive, word: str) -> str:
+    """The name of the function that `word` is, or that the digest of begins so.
+
+    Raises:
+        UnknownFunction: there is none.
+        AmbiguousDigest: several functions' digests begin so.
+    """
+    found = function_named(archive, word)
+    if found is None:
+        near = did_you_mean(word, archive.functions).partition("known:")[0]
+        raise UnknownFunction(
+            f"{archive.path}: has no function {word!r:.100}, and no digest begins so; {near}"
+            f"`aot ls {archive.path} --functions` lists them"
+        )
+    return found
 
 
 def resources(record: dict[str, Any]) -> list[dict[str, Any]]:

@@ -5,41 +5,53 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.container.archive import RECORDS, TABLES, Archive
+from runtime.gemm.universal import PREDICTED
 
 from ..pack import build_table, forms, tuning_table
+from ..pack.filter import Filter, by_names
 from ..pack.precedence import Precedence
 from .digests import short_names
-from .entries import gpu, measured, names_of, ranges
+from .entries import gpu, is_in, measured, models_of, names_of, ranges
+from .uses import uses
 
 
-def listing(archive: Archive) -> dict[str, Any]:
+def listing(archive: Archive, wanted: Filter = Filter(), m: int | None = None) -> dict[str, Any]:  # noqa: B008
     """Every entry of operations' tables with its ranges, every form of the universal table (`aot.pack.forms.listing`),
-    the functions outside both, sizes in total, where it was tuned; and short names of all functions.
+    the functions outside both, sizes in total, where it was tuned; and short names of all functions. Of entries, forms
+    and functions those that are `wanted`; functions outside tables are of no layer and of no state.
 
-    `names` are what manifests call an entry. `gpu` is the kind of GPU that it was tuned on, None where it is for any of
-    its target. `measured` counts the M values that an entry was measured at, and `faster_with_torch` those of them
-    where torch was faster by more than the tolerance; `totals` has both of all entries. `instead` is what an entry
-    gives way to, if it serves nothing (`aot.pack.precedence`).
-    A range's `us` and `ratio` (baseline time / its own; above 1 is faster) are those at the largest M it was measured
-    at, None where it was not; `measured` counts such M.
+    `names` are what manifests call an entry, `models` those that ask for it. `gpu` is the kind of GPU that it was tuned
+    on, None where it is for any of its target. `measured` counts the M values that an entry was measured at, and
+    `faster_with_torch` those of them where torch was faster by more than the tolerance; `totals` has both of all
+    entries. `instead` is what an entry gives way to, if it serves nothing (`aot.pack.precedence`). Where there is an
+    `m`, entries have only the range that it is in. A range's `us` and `ratio` (baseline time / its own; above 1 is
+    faster) are those at the largest M it was measured at, None where it was not; `measured` counts such M. `uses` says
+    of each function what it is there for (`aot.inspect.uses`).
+
+    Raises:
+        NothingLike: there is nothing that is wanted.
+        RecordError: a table is malformed.
     """
-    names = names_of(archive)
+    names, models = names_of(archive), models_of(archive)
     entries: list[dict[str, Any]] = []
     used: set[str] = set()
     precedence = Precedence(archive)
     for entry in precedence.entries:
         used |= set(entry.names)
         key = entry.signature.key()
+        if not wanted.takes(entry.target, entry.state, by_names(names, key)):
+            continue
         entries.append(
             {
                 "signature": key,
                 "operation": entry.signature.operation,
                 "names": names.get(key, []),
+                "models": models.get(key, []),
                 "target": entry.target,
                 "gpu": gpu(entry),
                 "state": entry.state,
                 "instead": precedence.instead_of(entry),
-                "ranges": ranges(entry),
+                "ranges": [row for row in ranges(entry) if m is None or is_in(row, m)],
                 **measured(entry),
                 "candidates": sum(len(ranked) for _, ranked in entry.candidates),
             }
@@ -47,19 +59,29 @@ def listing(archive: Archive) -> dict[str, Any]:
     universal = precedence.universal
     rows = forms.rows(archive, universal)
     used.update(f.name for row in rows for f in row.form.functions)
-    checked = tuning_table.checked_on(archive)
+    rows = [row for row in rows if wanted.takes(row.form.target, PREDICTED, [row.name])]
+    checked, targets = tuning_table.checked_on(archive), archive.functions.targets_by_name()
     others = [
-        {"name": e.name, "target": e.target, "checked_on": checked.get(e.name, [])}
-        for e in archive.functions.values()
-        if e.name not in used
+        {"name": name, "target": target, "checked_on": checked.get(name, [])}
+        for name, target in targets.items()
+        if name not in used and wanted.takes_functions(target)
     ]
+    if any(wanted) and not (entries or rows or others):
+        states = [*sorted({entry.state for entry in precedence.entries}), *([PREDICTED] if universal else [])]
+        layers = [name for of in names.values() for name in of]
+        raise wanted.why_nothing(str(archive.path), archive.targets, states, layers)
     return {
         "entries": entries,
         "forms": forms.listing(rows, universal.checked_on if universal else {}),
-        "functions": others,
+        "functions": sorted(others, key=lambda row: str(row["name"])),
+        "uses": {
+            name: use
+            for name, use in uses(archive, precedence).items()
+            if not wanted.targets or targets[name] in wanted.targets
+        },
         "short_names": short_names(archive),
         "totals": totals(archive)
-        | {name: sum(entry[name] for entry in entries) for name in ("measured", "faster_with_torch")},
+        | {what: sum(entry[what] for entry in entries) for what in ("measured", "faster_with_torch")},
         "tools": dict(build_table.read(archive).tools),
         "tuning": tuning_table.read(archive),
     }

@@ -14,7 +14,7 @@ from runtime.tables.table import Entry
 from ..pack import forms, timings, tuning_table
 from ..pack.precedence import Precedence
 from ..suggest import did_you_mean
-from .digests import function_named
+from .digests import function_named, short_names
 from .entries import described, gpu, intervals, measured, names_of, ranges, serving
 from .functions import function
 
@@ -33,7 +33,8 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
 
     A signature that has no entry, and that a form can compute, is shown with what is predicted for it: at `tokens`
     rows, or at `aot.pack.forms.ROWS` where there are none. An entry is shown with what `serves` at these rows, in its
-    place if there is something `instead`, and where there are `tokens` with nothing else.
+    place if there is something `instead`, and where there are `tokens` with nothing else. `short_names` has the
+    beginnings of digests of the functions that are shown.
 
     Raises:
         UnknownName: it is none of these.
@@ -50,7 +51,8 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
         return {"function": function(archive, named)}
     if chosen:
         environments = tuning_table.read(archive)
-        return {"entries": [_entry(archive, e, names, precedence, environments, tokens) for e in chosen]}
+        found = [_entry(archive, e, names, precedence, environments, tokens) for e in chosen]
+        return {"entries": found, "short_names": _short_names(archive, found)}
     predicted = _predicted(archive, name, names, tokens or forms.ROWS)
     if not predicted:
         of_forms = [row.name for row in forms.rows(archive, precedence.universal)]
@@ -62,7 +64,19 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
         if reason := _why_not_predicted(archive, name, near):
             raise UnknownName(f"{archive.path}: {name!r} has no entry, and {reason}")
         raise UnknownName(f"{archive.path}: has no function or signature {name!r}, and no manifest's name; {near}")
-    return {"predicted": predicted}
+    return {"predicted": predicted, "short_names": _short_names(archive, predicted)}
+
+
+def _short_names(archive: Archive, shown: Any) -> dict[str, str]:
+    """The beginnings of the digests of functions that are shown, by name."""
+    every, found, stack = short_names(archive), dict[str, str](), [shown]
+    while stack:
+        of = stack.pop()
+        if isinstance(of, str) and of in every:
+            found[of] = every[of]
+        elif isinstance(of, dict | list):
+            stack.extend(of.values() if isinstance(of, dict) else of)
+    return dict(sorted(found.items()))
 
 
 def _with_extents(of_forms: Iterable[str], name: str) -> list[str]:

@@ -24,7 +24,9 @@ def estimate_us(plan: Plan, signature: Signature, m: int) -> float:
     """Microseconds on an H200 at `m` rows of `signature`, weights not in L2."""
     tile = _Tile(plan.tokens, plan.rows if plan.swap else plan.columns, plan.cluster_along_n)
     hidden_us = _RATES.pingpong_us if plan.pingpong else 0.0
-    return _us(tile, signature, m) - _tiles(tile, signature, m) / _PROCESSORS * hidden_us
+    # A warp group's epilogue is hidden by the other's next tile.
+    hiding = max(0.0, _tiles(tile, signature, m) / _PROCESSORS - 1.0)
+    return _us(tile, signature, m) - hiding * hidden_us
 
 
 def of_operator(variant: Variant, signature: Signature, m: int) -> float:
@@ -44,9 +46,23 @@ class _Tile(NamedTuple):
 
 def _tiles(tile: _Tile, signature: Signature, m: int) -> float:
     """How many tiles there are on average."""
-    rows = rows_of(signature, m)
-    active = active_groups(signature.groups, rows)
-    return active * max(1.0, math.ceil(rows / active / tile.m - 0.5)) * math.ceil(signature.n / tile.n)
+    return (
+        signature.groups
+        * _tiles_of_group(rows_of(signature, m) / signature.groups, tile.m)
+        * math.ceil(signature.n / tile.n)
+    )
+
+
+def _tiles_of_group(rows: float, tile_m: int) -> float:
+    """How many tiles along M a group has on average that has so many rows on average: the sum over k of the chance that
+    it has more than k tiles' rows. Their number is Poisson's, or for k above 0 normal of the same variance."""
+    found, k = -math.expm1(-rows), max(1, math.floor((rows - 4 * math.sqrt(rows)) / tile_m))
+    found *= k  # that many it has for certain, if any
+    while True:
+        chance = 0.5 * math.erfc((k * tile_m + 0.5 - rows) / math.sqrt(2 * rows))
+        if chance < 1e-4:
+            return found
+        found, k = found + chance, k + 1
 
 
 def _us(tile: _Tile, signature: Signature, m: int) -> float:

@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..kernels.sm90.persistent.form import Form
+from ..kernels.sm90.sizes import WGMMA_ROWS
 
 
 def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
     """Why choices that are legal are not worth compiling, or None."""
     few = options["tile_m"] <= 64
-    if options["swap"] != (few and form.scaling != "block") and not (few and form.gated):  # whose N swaps may not take
+    between = options["tile_m"] % WGMMA_ROWS > 0  # a tile that only swapped operands have
+    swaps = (few or between) and form.scaling != "block"
+    if options["swap"] != swaps and not (few and form.gated):  # whose N swaps may not take
         return "tokens take WGMMA's N side where they are few, and its M side where they are many"
     # Of gates a warp group needs two atoms of weights, which 128 rows are for one warp group alone.
     alone = form.gated and options["swap"] and options["tile_n"] == 128

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -32,10 +33,14 @@ from runtime.program.operation import OVERLAPS
 
 from . import targets
 from .estimates import Estimates
+from .h200 import H200
 from .legal import overlaps_less, unsuited
 from .provider import families, family_of, provider_names
 from .targets import Target
 from .variants import Variant
+
+# From so many problems on a cost program pays: to make one takes about 20 times as long as each estimate once.
+_MANY_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
@@ -85,15 +90,17 @@ def shortlist(
     shared: dict[tuple[Any, ...], _Suited] = {}
     candidates: dict[tuple[Signature, int], list[Variant]] = {}
     sources = set()
+    problems = list(problems)
+    asked = Counter(_form(s) for s, _ in problems)
     for s, m in problems:
         elements = s.a, s.b, s.d, s.accumulator
         if elements not in models:
             models[elements] = _model(targets.target(target), s)
         if s not in suited:
-            form = s.a, s.b, s.d, s.epilogue, s.scaling, s.b_major, s.batch > 1
+            form = _form(s)
             alike, known = by_form.get(form, []), suits.get(s)
             if form not in times:
-                times[form] = _Times(alike)
+                times[form] = _Times(alike, few=asked[form] < _MANY_PROBLEMS)
             same = form, s.overlap, s if known is None else id(known)
             if same not in shared:
                 fit = [x for x in alike if (unsuited(x[0], s) is None if known is None else x[0] in known)]
@@ -103,6 +110,11 @@ def shortlist(
         order = _order(suited[s], s, m, models[elements])
         candidates[s, m] = _best(order, limit, suited[s].families, most.get((s, m), limit))
     return Shortlist(candidates, "; ".join(sorted(sources)))
+
+
+def _form(s: Signature) -> tuple[Any, ...]:
+    """What signatures have alike that one variant, or none, computes."""
+    return s.a, s.b, s.d, s.epilogue, s.scaling, s.b_major, s.batch > 1
 
 
 def _with_most_overlap(shapes: _Shapes, signature: Signature) -> _Shapes:
@@ -245,23 +257,27 @@ def _shapes(variants: Iterable[Variant]) -> _Shapes:
 
 
 class _Times:
-    """What their families estimate of variants of one form, evaluated for all at once."""
+    """What their families estimate of variants of one form: by their cost program, evaluated for all at once, or of
+    `few` problems, for which that is too long to make, one by one. Both give the same numbers."""
 
-    def __init__(self, shapes: _Shapes) -> None:
-        estimates: dict[_Family, bool] = {}  # there are many variants, and few families
-        found: list[Variant] = []
+    def __init__(self, shapes: _Shapes, few: bool = False) -> None:
+        estimates: dict[_Family, Any] = {}  # there are many variants, and few families
+        self._found: list[tuple[Variant, Any]] = []
         for variant, _ in shapes:
             key = variant.provider, variant.family
             if key not in estimates:
                 family = family_of(variant)
-                estimates[key] = family is not None and family.estimate_us is not None
+                estimates[key] = family and family.estimate_us
             if estimates[key]:
-                found.append(variant)
-        self.places = {variant: place for place, variant in enumerate(found)}
-        self._estimates = _estimates(tuple(found))
+                self._found.append((variant, estimates[key]))
+        self.places = {variant: place for place, (variant, _) in enumerate(self._found)}
+        self._estimates = None if few else _estimates(tuple(self.places))
 
     def us(self, signature: Signature, m: int, places: Sequence[int]) -> list[float]:
         """The microseconds of those at `places`."""
+        if self._estimates is None:
+            asked = (self._found[place] for place in places)
+            return [estimate_us(variant, signature, m, H200) for variant, estimate_us in asked]
         found = self._estimates.us(signature, m)
         return [found[place] for place in places]
 

@@ -47,8 +47,9 @@ def operation_of(row: Mapping[str, Any]) -> str:
     return found
 
 
-def tunings(archive: Archive) -> list[dict[str, Any]]:
-    """What the table says, one row for each signature that was tuned; [] where there is none.
+def tunings(archive: Archive, signature: str | None = None) -> list[dict[str, Any]]:
+    """What the table says, one row for each signature that was tuned, or those of one alone, by key; [] where there is
+    none.
 
     Raises:
         RecordError: it is not what `table` makes.
@@ -61,6 +62,8 @@ def tunings(archive: Archive) -> list[dict[str, Any]]:
     found = obj.get("tunings")
     if not isinstance(found, list):
         _fail(where, "'tunings' must be a list")
+    if signature is not None:
+        found = [row for row in found if isinstance(row, dict) and row.get("signature") == signature]
     for i, row in enumerate(found):
         here = f"{where}: tunings[{i}]"
         if not isinstance(row, dict) or not row.keys() >= _ROW:

@@ -227,6 +227,10 @@ class Archive:
         """Where blob `number` is, and its digest."""
         return self._index.blob(number)
 
+    def record_digests(self) -> dict[str, str]:
+        """The SHA-256 of each function's record, hexadecimal, by name: of thousands sooner than one by one."""
+        return self._index.record_digests()
+
     def record_bytes(self, name: str) -> bytes:
         """The record of function `name` as stored, its digest checked; `record` also checks what it says."""
         return self.blob(self.entry(name).record)

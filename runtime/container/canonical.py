@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 import orjson
 
 from ..limits import MAX_JSON_DEPTH, MAX_JSON_VALUES
+from ..named_tuple import NamedTuple
 
+# What may be a float that orjson and `dumps` write differently: one with an exponent, or a small one.
+_SPELLED_TWO_WAYS = re.compile(rb"(?:^|[:,\[])-?(?:[0-9.]+e|0\.000)")
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # of integers
 
 
@@ -35,6 +39,8 @@ def loads(data: bytes) -> Any:
         ValueError: not JSON, JSON written in any other way, or too much of it; the message says which.
     """
     _require_few(data)
+    if not _SPELLED_TWO_WAYS.search(data) and (found := _round_trip(data)) is not None:
+        return found.obj
     try:
         text = data.decode("utf-8")
         obj = json.loads(text, parse_constant=_refuse_constant, parse_int=_integer)
@@ -56,13 +62,21 @@ def loads_for_serving(data: bytes) -> Any:
         ValueError: as `loads`.
     """
     _require_few(data)
+    found = _round_trip(data)
+    return loads(data) if found is None else found.obj  # it says why, or knows better: of small floats, for instance
+
+
+class _Read(NamedTuple):
+    obj: Any
+
+
+def _round_trip(data: bytes) -> _Read | None:
+    """What orjson reads, if it would write it in the same bytes; None where it would not."""
     try:
         obj = orjson.loads(data)
-        if orjson.dumps(obj, option=orjson.OPT_SORT_KEYS) == data:
-            return obj
+        return _Read(obj) if orjson.dumps(obj, option=orjson.OPT_SORT_KEYS) == data else None
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):
-        pass
-    return loads(data)  # it says why, or knows better: of small floats, for instance
+        return None
 
 
 def digest(obj: Any) -> str:

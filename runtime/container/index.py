@@ -86,6 +86,10 @@ class Functions(Mapping[str, FunctionEntry]):
         self._ends = list(accumulate(counts.values()))
         self.targets = tuple(counts)
 
+    def places(self) -> list[tuple[str, int]]:
+        """The names, sorted, each with the number of its record."""
+        return sorted(self._records.items())
+
     def targets_by_name(self) -> dict[str, str]:
         """The target of each function."""
         names, start, found = list(self._records), 0, {}
@@ -159,6 +163,13 @@ class Index:
         start, end = self._places[number], self._places[number + 1]
         digest = self._digest(len(self.blocks) + number).hex()
         return Blob(digest, end - start, block, start - self._places[self._firsts[block]])
+
+    def record_digests(self) -> dict[str, str]:
+        """The digest of each function's record, hexadecimal, by name in the order of names."""
+        first = next(block.blobs.start for block in self.blocks if block.kind == RECORDS) if self.functions else 0
+        text, at = self._digests.hex(), 2 * DIGEST_BYTES * (len(self.blocks) + first)
+        width = 2 * DIGEST_BYTES
+        return {name: text[at + width * place : at + width * (place + 1)] for name, place in self.functions.places()}
 
     def _digest(self, number: int) -> bytes:
         """The digest of a block, or, counted on from the last block, of a blob."""

@@ -6,6 +6,7 @@ Knows nothing of kernels, tiles or devices.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -120,8 +121,12 @@ class Signature:
         """The numbers that kernels take after these: none."""
         return ()
 
-    def extents(self) -> dict[str, int]:
+    def extents(self) -> Mapping[str, int]:
         """The extent of each axis of `operands` that does not depend on M."""
+        return self._extents
+
+    @cached_property
+    def _extents(self) -> Mapping[str, int]:
         known = {"batch": self.batch, "N": self.n, "K": self.k, "P": self.columns}
         axes = {axis for operand in self._operands for axis in operand.axes}
         return known | {axis: extent_of(axis, known) for axis in axes if axis.partition("/")[0] != "M"}

@@ -134,8 +134,11 @@ class Operation(Protocol):
 def extents_at(signature: Signature, m: int) -> dict[str, int]:
     """The extent of each axis of the operands of a signature at `m` rows, "T" being as many."""
     extents = {**signature.extents(), "M": m, "T": m}
-    axes = {axis for operand in signature.operands() for axis in operand.axes}
-    return extents | {axis: extent_of(axis, extents) for axis in axes if axis not in extents}
+    for operand in signature.operands():
+        for axis in operand.axes:
+            if axis not in extents:
+                extents[axis] = extent_of(axis, extents)
+    return extents
 
 
 def contiguous(signature: Signature, m: int, device: int) -> tuple[TensorView, ...]:

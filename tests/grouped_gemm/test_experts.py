@@ -74,9 +74,11 @@ def test_mistakes_in_experts_are_told_with_their_line(before: str, after: str, m
 
 
 def test_an_operation_without_experts_has_no_such_field() -> None:
-    norm = MANIFEST.replace("grouped_gemm", "rmsnorm").replace("a: bf16, b: bf16, d: bf16", "x: bf16, y: bf16")
-    with pytest.raises(manifest.ManifestError, match=r"rmsnorm\[0\].*unknown"):
-        manifest.loads(norm)
+    combine = MANIFEST.replace("grouped_gemm", "moe_combine").replace(
+        "a: bf16, b: bf16, d: bf16", "rows: bf16, y: bf16"
+    )
+    with pytest.raises(manifest.ManifestError, match=r"moe_combine\[0\]\.experts': unknown"):
+        manifest.loads(combine.replace("k: 256", "top_k: 8"))
 
 
 def test_m_of_masked_rows_is_what_one_expert_has() -> None:

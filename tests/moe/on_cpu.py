@@ -19,8 +19,7 @@ from runtime.program.operation import operation as operation_named
 from runtime.program.record import TensorView
 from runtime.program.tensor import dtype_name
 
-from ..recording_driver import RecordingDriver, entry, write_archive
-from ..rmsnorm.archives import OF, record
+from ..recording_driver import RecordingDriver, entry, operands_record, signature, write_archive
 
 
 class ExpertsOnCpu(Library):
@@ -74,8 +73,9 @@ def _rows_written(name: str, output: str, operands: Any, whole: int) -> int:
 @contextmanager
 def library(folder: Path) -> Iterator[ExpertsOnCpu]:
     """One of an archive that has nothing to do with experts."""
-    rows = [entry(OF.to_json(), [(None, "f")])]
-    driver = RecordingDriver(kernels=write_archive(folder / "any.aot", [record("f")], rows, "rmsnorm"))
+    of = signature(256, 128)
+    rows = [entry(of, [(None, "f")])]
+    driver = RecordingDriver(kernels=write_archive(folder / "any.aot", [operands_record("f", of)], rows))
     made = ExpertsOnCpu(Archive.open(folder / "any.aot"), driver)
     try:
         yield made

@@ -52,7 +52,7 @@ def test_example_of_other_operations_of_the_page_belongs_to_a_manifest() -> None
 
 
 def test_what_a_manifest_asks_is_built_listed_and_served(run: Run, norms: Path, torch: FakeTorch) -> None:
-    assert "input_norm  sm_90a  ranked" in run("ls", norms).out
+    assert "input_norm  bf16_bf16_bf16_rmsnorm_n4096  sm_90a  ranked" in run("ls", norms).out
     assert run("verify", norms).status == 0
     assert "takes: x bf16 (M, 4096), weight bf16 (4096), y bf16 (M, 4096)" in run("show", norms, "input_norm").out
     with Archive.open(norms) as archive:

@@ -12,7 +12,23 @@ import typer
 from ...version import own_version
 from .. import ending
 from ..arguments import examples
-from . import build, ls, manifest, show, tune, verify
+from . import (
+    build,
+    cache,
+    coverage,
+    diff,
+    explain,
+    extract,
+    history,
+    info,
+    ls,
+    manifest,
+    merge,
+    prune,
+    show,
+    tune,
+    verify,
+)
 
 app = typer.Typer(
     help="Compile and tune CuTe DSL kernels offline, into one file that runs with no compiler.",
@@ -28,6 +44,9 @@ _manifest = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+
+_cache = typer.Typer(help="Look after the build cache.", epilog=cache.INFO, no_args_is_help=True, rich_markup_mode=None)
 
 
 def main() -> None:
@@ -58,9 +77,20 @@ def _add(name: str, module: Any) -> None:
 # In the order of `aot --help`.
 _add("build", build)
 _add("tune", tune)
+_add("info", info)
 _add("ls", ls)
 _add("show", show)
+_add("explain", explain)
+_add("coverage", coverage)
+_add("diff", diff)
+_add("history", history)
+_add("extract", extract)
+_add("prune", prune)
+_add("merge", merge)
 _add("verify", verify)
 app.add_typer(_manifest, name="manifest")
 _manifest.command("from-config", epilog=manifest.FROM_CONFIG)(manifest.from_config)
 _manifest.command("from-server", epilog=manifest.FROM_SERVER)(manifest.from_server)
+app.add_typer(_cache, name="cache")
+_cache.command("info", epilog=cache.INFO)(cache.info)
+_cache.command("prune", epilog=cache.PRUNE)(cache.prune)

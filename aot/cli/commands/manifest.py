@@ -10,7 +10,7 @@ import typer
 from runtime.numbers.scaling import SCALINGS
 
 from ...search.targets import target as target_named
-from ..arguments import Targets, examples
+from ..arguments import Targets, examples, tokens_of
 from ..inputs import refuse_outputs
 from ..streams import printable, warn
 
@@ -57,12 +57,7 @@ def from_config(
     from ...problem.model_config import Wanted, manifest_from_config
     from ...problem.models.config import load_config
 
-    try:
-        counts = [int(part) for part in tokens.split(",")]
-    except ValueError:
-        raise typer.BadParameter(
-            f"{tokens!r} is no list of integers such as 1,16,1024", param_hint="--tokens"
-        ) from None
+    counts = tokens_of(tokens)
     if output is not None:
         refuse_outputs(output, [config])
     text = dump(

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from runtime.gemm.universal import PREDICTED
 from runtime.limits import MAX_EXTENT
 
 from ..arguments import ArchivePath, Json, examples
 from ..inputs import open_archive
+from ..layout import print_fields, print_fitted, print_wrapped
 from ..streams import print_json
 from ..tables import (
     cleaned,
@@ -23,12 +23,13 @@ from ..tables import (
     kind,
     names_of_operation,
     percent,
-    print_table,
 )
 
 EXAMPLES = examples(
     "aot show model.aot qkv", "aot show universal.aot bf16_bf16_bf16_f32_none_n6144_k4096 --m 48 --m 3000"
 )
+
+_EQUAL_BITS = "of those that give equal bits at every M"
 
 
 def command(
@@ -59,91 +60,94 @@ def command(
     for i, one in enumerate(found.get("predicted") or found["entries"]):
         if i:
             print()
-        printed(one)
+        printed(one, found["short_names"])
 
 
-def print_entry(entry: dict[str, Any]) -> None:
+def print_entry(entry: dict[str, Any], short_names: dict[str, str]) -> None:
     """What `aot show` prints for an entry of an operation's table, or for what serves of it at some M."""
     entry = cleaned(entry)
     of = f", {kind(entry['gpu'])}" if entry["gpu"] else ""
-    print(f"{entry['key']} on {entry['target']}{of}: {entry['state']}{', unused' if entry['instead'] else ''}")
+    state = f"{entry['state']}{', unused' if entry['instead'] else ''}"
+    print_wrapped(f"{entry['key']} on {entry['target']}{of}: {state}")
     _print_operands(entry)
     serves = entry["serves"]
     if entry["instead"]:
         on = f", here for {kind(serves['gpu'])}, not measured" if serves else ""
-        print(f"gives way to {instead_words(entry['instead'])}{on}")
+        print_wrapped(f"gives way to {instead_words(entry['instead'])}{on}", rest="  ")
     if serves:
-        _print_serving(serves)
+        _print_serving(serves, short_names)
     if "ranges" not in entry:
         return
     if entry["torch_faster"]:
         ranges = ", ".join(interval(row) for row in entry["torch_faster"])
-        print(f"torch was faster at M = {ranges}: {faster_with_torch(entry)} that were measured")
+        print_wrapped(f"torch was faster at M = {ranges}: {faster_with_torch(entry)} that were measured", rest="  ")
     for environment in entry["tuning"]:
-        print(environment_words(environment))
+        print_wrapped(environment_words(environment), rest="  ")
     print("\nof the entry itself, which serves nothing:" if entry["instead"] else "")
-    print_table(["M", "function"], [[interval(row), row["function"]] for row in entry["ranges"]], right={0})
-    if entry["invariant"]:
-        print()
-        rows = [[interval(row), row["function"]] for row in entry["invariant"]]
-        print_table(["M", "function, of those that give equal bits at every M"], rows, right={0})
+    for ranges, title in ((entry["ranges"], "function"), (entry["invariant"], f"function, {_EQUAL_BITS}")):
+        if ranges:
+            rows = [[interval(row), short_names.get(row["function"], ""), row["function"]] for row in ranges]
+            print_fitted(["M", "digest", title], rows, right={0})
+            print()
     if entry["timings"]:
-        print()
         header = ["M", "us", "spread", "baseline us", "spread", "ratio", "sustained", "other us"]
-        header += ["function", "best other"]
-        print_table(header, [_timing(row) for row in entry["timings"]], right=range(8))
+        header += ["digest", "function", "best other"]
+        rows = [_timing(row, short_names) for row in entry["timings"]]
+        print_fitted(header, rows, right=range(8), expendable=[10, 9])
     for row in entry["candidates"]:
-        print(f"\ncandidates at M = {row['m']}, best first:")
-        for name in row["functions"]:
-            print(f"  {name}")
+        digests = " ".join(short_names.get(name, name) for name in row["functions"])
+        print_wrapped(digests, first=f"candidates at M = {row['m']}, best first: ", rest="  ")
 
 
-def print_predicted(entry: dict[str, Any]) -> None:
+def print_predicted(entry: dict[str, Any], short_names: dict[str, str]) -> None:
     """What `aot show` prints for a signature that a form computes."""
     entry = cleaned(entry)
-    print(f"{entry['key']} on {entry['target']}: {entry['state']} for {kind(entry['gpu'])}, not measured")
+    print_wrapped(f"{entry['key']} on {entry['target']}: {entry['state']} for {kind(entry['gpu'])}, not measured")
     _print_operands(entry)
-    _print_serving(entry)
+    _print_serving(entry, short_names)
 
 
-def _print_serving(serves: dict[str, Any]) -> None:
+def _print_serving(serves: dict[str, Any], short_names: dict[str, str]) -> None:
     """What serves at some M: by prediction, for a kind of GPU, or of an entry, with the times that were measured."""
     us = "us"
-    if serves["state"] == PREDICTED:
+    if serves["state"] == "predicted":
         us, checked = "predicted us", ", ".join(serves["checked_on"])
         count = serves["functions"]
-        print(f"functions that can compute it: {count}, {f'checked on {checked}' if checked else 'never run'}")
-    titles = {"choices": "function", "invariant": "function, of those that give equal bits at every M"}
+        print_wrapped(f"functions that can compute it: {count}, {f'checked on {checked}' if checked else 'never run'}")
+    titles = {"choices": "function", "invariant": f"function, {_EQUAL_BITS}"}
     for choices, title in titles.items():
         if serves[choices]:
             print()
-            rows = [[str(c["m"]), "" if c["us"] is None else f"{c['us']:.1f}", c["function"]] for c in serves[choices]]
-            print_table(["M", us, title], rows, right={0, 1})
+            rows = [
+                [str(c["m"]), "" if c["us"] is None else f"{c['us']:.1f}", short_names[c["function"]], c["function"]]
+                for c in serves[choices]
+            ]
+            print_fitted(["M", us, "digest", title], rows, right={0, 1})
 
 
 def print_function(function: dict[str, Any]) -> None:
     """What `aot show` prints for a function."""
     function = cleaned(function)
     cubin, program = function["cubin"], function["program"]
-    print(function["name"])
-    print(f"family   {function['family']}")
-    print(f"target   {function['target']}")
+    print_wrapped(function["name"])
+    fields = [("family", function["family"]), ("target", function["target"])]
     if function["checked_on"]:
-        print(f"right on {', '.join(function['checked_on'])}")
-    print(f"digest   {function['digest']}")
-    print(f"cubin    {cubin['bytes']:,} bytes, sha256 {cubin['sha256']}")
-    print(f"program  {program['nodes']} nodes, {program['bytes']:,} bytes of JSON\n")
-    print_table(["argument", "kind", "type", "shape", "strides", "must be"], list(_arguments(function["arguments"])))
+        fields.append(("right on", ", ".join(function["checked_on"])))
+    fields += [("digest", function["digest"]), ("cubin", f"{cubin['bytes']:,} bytes"), ("sha256", cubin["sha256"])]
+    print_fields([*fields, ("program", f"{program['nodes']} nodes, {program['bytes']:,} bytes of JSON")])
+    print()
+    print_fitted(["argument", "kind", "type", "shape", "strides", "must be"], list(_arguments(function["arguments"])))
     if function["symbols"]:
         print()
         rows = [[n, f"i{s['width']}", f"a multiple of {s['divisibility']}"] for n, s in function["symbols"].items()]
-        print_table(["symbol", "type", "must be"], rows)
+        print_fitted(["symbol", "type", "must be"], rows)
     for launch in function["launches"]:
         kernel = function["kernels"][launch["kernel"]]
         registers, static, local = (kernel[what] for what in ("registers", "shared_bytes", "local_bytes"))
         dynamic = extents([launch["shared_bytes"]])
         sizes = launch["parameter_bytes"]
-        print(f"\nlaunches {kernel['symbol']}")
+        print()
+        print_wrapped(kernel["symbol"], first="launches ", rest="  ")
         print(f"  {registers} registers a thread, {local} bytes of local memory")
         print(f"  grid {extents(launch['grid'])}, block {extents(launch['block'])}")
         print(f"  {static} bytes of static shared memory, {dynamic} dynamic")
@@ -161,14 +165,14 @@ def _operand(operand: dict[str, Any]) -> str:
 def _print_operands(entry: dict[str, Any]) -> None:
     """What manifests call a signature, and what it takes."""
     if entry["names"]:
-        print(f"{names_of_operation(entry['operation'])}: {', '.join(entry['names'])}")
-    print(f"takes: {', '.join(_operand(o) for o in entry['operands'])}")
+        print_wrapped(f"{names_of_operation(entry['operation'])}: {', '.join(entry['names'])}", rest="  ")
+    print_wrapped(f"takes: {', '.join(_operand(o) for o in entry['operands'])}", rest="  ")
     said = {name: word for name, word in entry["signature"].items() if name in ("epilogue", "scaling", "overlap")}
     if unusual := [f"{name} {word}" for name, word in said.items() if word not in ("none", "serial")]:
-        print(f"with: {', '.join(unusual)}")
+        print_wrapped(f"with: {', '.join(unusual)}", rest="  ")
 
 
-def _timing(row: dict[str, Any]) -> list[str]:
+def _timing(row: dict[str, Any], short_names: dict[str, str]) -> list[str]:
     return [
         str(row["m"]),
         f"{row['us']:.1f}",
@@ -178,6 +182,7 @@ def _timing(row: dict[str, Any]) -> list[str]:
         f"{row['ratio']:.2f}x",
         "" if row["sustained_ratio"] is None else f"{row['sustained_ratio']:.2f}x",
         "" if row.get("runner_up_us") is None else f"{row['runner_up_us']:.1f}",
+        short_names.get(row["function"], ""),
         row["function"],
         row.get("runner_up") or "",
     ]

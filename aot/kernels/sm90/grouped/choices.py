@@ -21,7 +21,7 @@ _MOST_LOADED_SCALES = 5
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "schedule": ("cooperative", "pingpong"),
     "swap": (False, True),  # rows of B on WGMMA's M side, and tokens on its N side, where a tile of 8 wastes nothing
-    "tile_m": (8, 16, 32, 64, 128, 192, 256),  # rows of A
+    "tile_m": (8, 16, 32, 48, 64, 96, 128, 144, 192, 256),  # rows of A; those that 64 does not divide are swapped
     "tile_n": (64, 128, 192, 256),  # rows of B
     "cluster_n": (1, 2),  # tiles of the same rows of A, whose CTAs load a share of them each and multicast it
     # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch").

@@ -57,7 +57,7 @@ def produce_scales(
         coord = scheduler.tile_coord(index)
         of_rows, of_columns = _by_block(plan, operands.of_group(coord), coord)
         first, count = scheduler.k_tiles
-        last = cute.size(operands.scale_a, mode=[1]) - 1
+        last = cute.size(of_rows[0]) - 1
         # A slice of K may be behind all blocks.
         _fetch(factors, of_rows, of_columns, cutlass.min(first, last) if plan.split_k > 1 else first)
         for k in cutlass.range(first, first + count, unroll=1):

@@ -1,0 +1,150 @@
+"""The commands diff and history: what changed between two archives, and what was done to make one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot.pack.write import Package
+from runtime.container.archive import Archive
+
+from .command_line import Run
+from .inspected import BUILD, ENVIRONMENT, FEW, MANY, OTHER, OUT, QKV, WIDE, WRONG, tables, write
+from .recording_driver import cubin, gemm_record
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    return write(tmp_path / "old.aot")
+
+
+def changed(run: Run, old: Path, **of: dict[str, Any]) -> dict[str, Any]:
+    """What differs from an archive with these tables in place of its own."""
+    result = run("diff", old, write(old.parent / "new.aot", of), "--json")
+    assert (result.status, result.err) == (1, "")
+    return dict(json.loads(result.out))
+
+
+def test_what_is_equal_has_status_0_however_it_was_compressed(run: Run, old: Path) -> None:
+    package = Package()
+    with Archive.open(old) as archive:
+        package.add_archive(archive)
+        for name in archive.tables:
+            package.set_table(name, archive.table(name))
+    package.write(old.parent / "packed.aot", level=1)
+    for other in (old, old.parent / "packed.aot"):
+        result = run("diff", old, other)
+        assert (result.status, result.err) == (0, "")
+        assert "no function and no table differs" in result.out
+
+
+def test_a_range_that_changed_its_function_is_told_by_m(run: Run, old: Path) -> None:
+    gemm = tables()["gemm"]
+    gemm["entries"][0]["ranges"] = [[64, 0], [900, 1], [None, 2]]
+    found = changed(run, old, gemm=gemm)
+    (entry,) = found["entries"]["changed"]
+    assert (entry["signature"], entry["was"], entry["state"]) == (QKV, "tuned", "tuned")
+    (choice,) = entry["choices"]
+    assert (choice["m_min"], choice["m_max"], choice["old"], choice["new"]) == (701, 900, WIDE, MANY)
+    assert found["tables"] == ["gemm"]
+    out = run("diff", old, old.parent / "new.aot", "--gemm", "qkv").out
+    assert "701-900" in out
+
+
+def test_times_are_compared_where_both_were_measured(run: Run, old: Path) -> None:
+    gemm = tables()["gemm"]
+    rows = [dict(row) for row in gemm["entries"][0]["timings"]]
+    rows[1]["us"] = 80.0
+    gemm["entries"][0]["timings"] = rows
+    (entry,) = changed(run, old, gemm=gemm)["entries"]["changed"]
+    assert entry["times"] == {"measured": 3, "mean": 0.7937, "worst": 0.5, "worst_m": 512}
+    assert entry["choices"] == []
+
+
+def test_an_entry_that_was_tuned_since_is_one_that_changed(run: Run, old: Path) -> None:
+    gemm = tables()["gemm"]
+    gemm["entries"][1] |= {"state": "tuned", "gpu": 0}
+    found = changed(run, old, gemm=gemm)["entries"]
+    assert (found["added"], found["removed"]) == ([], [])
+    assert [(e["signature"], e["was"], e["state"], e["was_for"]) for e in found["changed"]] == [
+        (OUT, "ranked", "tuned", None)
+    ]
+
+
+def test_entries_for_two_kinds_of_gpu_are_not_compared(run: Run, old: Path) -> None:
+    gemm = tables()["gemm"]
+    gemm["gpus"][0]["name"] = "NVIDIA H100"
+    found = changed(run, old, gemm=gemm)["entries"]
+    assert ([e["gpu"]["name"] for e in found["added"]], len(found["removed"])) == (["NVIDIA H100"], 1)
+
+
+def test_an_entry_that_is_gone_is_told(run: Run, old: Path) -> None:
+    gemm = tables()["gemm"]
+    del gemm["entries"][1]
+    found = changed(run, old, gemm=gemm)["entries"]
+    assert [e["signature"] for e in found["removed"]] == [OUT]
+
+
+def test_other_code_under_the_same_name_is_a_change(run: Run, old: Path) -> None:
+    package = Package()
+    for name in (FEW, MANY, WIDE):
+        package.add_function(gemm_record(name), cubin(name))
+    other = gemm_record(OTHER)
+    other["kernels"][0]["registers"] += 8
+    package.add_function(other, cubin(OTHER))
+    package.write(old.parent / "new.aot")
+    found = json.loads(run("diff", old, old.parent / "new.aot", "--json").out)["functions"]
+    assert found["changed"] == [OTHER]
+    assert len(found["removed"]) == 1
+
+
+def test_a_range_whose_function_has_other_code_changed(run: Run, old: Path) -> None:
+    package = Package()
+    for name in (FEW, MANY, WIDE, WRONG, OTHER):
+        record = gemm_record(name)
+        record["kernels"][0]["registers"] += 8 if name == MANY else 0
+        package.add_function(record, cubin(name))
+    for name, obj in tables().items():
+        package.set_table(name, obj)
+    package.write(old.parent / "new.aot")
+    (entry,) = json.loads(run("diff", old, old.parent / "new.aot", "--json").out)["entries"]["changed"]
+    assert [(c["m_min"], c["m_max"], c["old"] == c["new"] == MANY) for c in entry["choices"]] == [(65, 700, True)]
+
+
+def test_tools_models_and_machines_are_compared(run: Run, old: Path) -> None:
+    build = BUILD | {"tools": {"cute-aot": "0.2.0"}, "models": [], "failures": []}
+    found = changed(run, old, build=build, tuning={"schema": 1, "environments": [ENVIRONMENT | {"driver": "590.1"}]})
+    assert found["tools"]["cute-aot"] == ["0.1.0", "0.2.0"]
+    assert found["tools"]["nvidia-cutlass-dsl"] == ["4.8.1", None]
+    assert found["models"]["removed"] == [["made-up-8b", "ab" * 32]]
+    assert found["failures"]["removed"] == BUILD["failures"]
+    assert [row["driver"] for row in found["tuning"]["added"]] == ["590.1"]
+    out = run("diff", old, old.parent / "new.aot").out
+    assert "cute-aot 0.1.0 -> 0.2.0" in out
+    assert "driver 590.1" in out
+
+
+# --- history ---
+
+
+def test_history_has_the_build_before_its_tunings(run: Run, old: Path) -> None:
+    steps = json.loads(run("history", old, "--json").out)["steps"]
+    assert [step["step"] for step in steps] == ["build", "tune"]
+    assert steps[0]["manifest"] == "ab" * 32
+    assert [steps[1][what] for what in ("signatures", "points", "launched", "rejected")] == [1, 3, 7, 1]
+    out = run("history", old).out
+    assert out.startswith("1. build  built by cute-aot 0.1.0 with nvidia-cutlass-dsl 4.8.1 for made-up-8b,\n")
+    assert "2. tune   tuned on NVIDIA H200, driver 580.1, torch 2.11\n" in out
+
+
+def test_history_of_an_archive_that_says_nothing_says_so(run: Run, tmp_path: Path) -> None:
+    Package().write(tmp_path / "empty.aot")
+    assert run("history", tmp_path / "empty.aot").out == "the archive does not say how it was made\n"
+
+
+def test_a_check_of_functions_is_a_step_of_its_own(run: Run, tmp_path: Path) -> None:
+    check = ENVIRONMENT | {"right": {OTHER: "00" * 32}, "rejected": {}}
+    path = write(tmp_path / "x.aot", {"tuning": {"schema": 1, "environments": [check]}})
+    assert [step["step"] for step in json.loads(run("history", path, "--json").out)["steps"]] == ["build", "check"]
+    assert "2. check  functions checked on NVIDIA H200" in run("history", path).out
