@@ -17,6 +17,8 @@ _MISSING = {
     "typer": "",
     "yaml": "",
     "zstandard": "",
+    "jinja2": "report",
+    "markupsafe": "report",
     "torch": "tune",
     "cutlass": "build",
     "nvidia-cutlass-dsl": "build",

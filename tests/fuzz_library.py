@@ -42,13 +42,16 @@ from aot.cli.commands import info as info_command
 from aot.cli.commands import ls as ls_command
 from aot.cli.commands import show as show_command
 from aot.cli.commands import verify as verify_command
+from aot.cli.tables import cleaned
 from aot.inspect.diff import diff
 from aot.inspect.explain import Where, explain
 from aot.inspect.history import history
 from aot.inspect.info import info
 from aot.inspect.listing import listing
+from aot.inspect.report.data import report
 from aot.inspect.serving import Serving
 from aot.inspect.show import show
+from aot.report.page import page
 from aot.verify import archive as verify
 from aot.verify import shapes
 from runtime import Library, native
@@ -277,6 +280,7 @@ class Session:
         for name in [self.content.names[0], *(signature.key() for signature in asked)]:
             self.printed("show", partial(show, archive, name), print_shown)
         self.printed("info", lambda: info(archive), info_command.print_info)
+        self.printed("report", lambda: cleaned(report(archive)), page)
         self.printed("history", lambda: history(archive), history_command.print_steps)
         self.printed("diff", lambda: diff(archive, archive), diff_command.print_diff)
         for signature in asked:
@@ -290,7 +294,7 @@ class Session:
         """What `aot explain` says of a signature, on GPUs of the archive's targets."""
         return explain(archive, Serving(archive), [signature], 64, Where())
 
-    def printed(self, operation: str, find: Callable[[], Any], show: Callable[[Any], None]) -> None:
+    def printed(self, operation: str, find: Callable[[], Any], show: Callable[[Any], object]) -> None:
         """Find something and print it."""
         found = self.attempt(operation, find)
         if found is not None:

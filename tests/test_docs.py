@@ -190,7 +190,7 @@ ROOMS = {
         ("pack",),
         ("tune",),
         ("plan", "repack", "verify"),
-        ("build", "inspect"),
+        ("build", "inspect", "report"),
         ("cli",),
         ("__main__", "__init__"),
     ),

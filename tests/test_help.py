@@ -26,6 +26,7 @@ COMMANDS = [
     "coverage",
     "diff",
     "history",
+    "report",
     "extract",
     "prune",
     "merge",

@@ -27,7 +27,7 @@ else:
 
 # Distributions whose packages are imported by another name.
 _DISTRIBUTIONS = {"yaml": "pyyaml", "cutlass": "nvidia-cutlass-dsl", "nvMatmulHeuristics": "nvidia-matmul-heuristics"}
-_INSPECTION = ["__main__.py", "cli/*.py", "cli/commands/*.py", "inspect/*.py"]
+_INSPECTION = ["__main__.py", "cli/*.py", "cli/commands/*.py", "inspect/**/*.py"]
 
 
 def _project() -> dict[str, Any]:
@@ -94,6 +94,7 @@ LOOKS = [
     "explain ARCHIVE up --m 7",
     "diff ARCHIVE ARCHIVE",
     "history ARCHIVE",
+    "report ARCHIVE --json",
     "verify ARCHIVE",
     "build --help",
 ]
@@ -134,7 +135,7 @@ def test_every_import_is_a_dependency_that_a_message_can_name() -> None:
     imported -= {"transformers"}  # whose experts are registered where it is: `register_experts` says so if it is not
     project = _project()
     extras = project["optional-dependencies"]
-    declared = _names([*project["dependencies"], *extras["tune"], *extras["build"]])
+    declared = _names([*project["dependencies"], *extras["tune"], *extras["build"], *extras["report"]])
     assert {_DISTRIBUTIONS.get(name, name) for name in imported} <= declared
     optional = {"nvMatmulHeuristics"}  # `aot.search.rank` goes on without it
     assert imported - optional <= set(_MISSING)
@@ -168,6 +169,7 @@ def test_control_c_while_importing_is_quiet() -> None:
         ("orjson", ["ls", "x.aot"], "pip install '.' in a checkout"),
         ("yaml", ["build", "manifests/llama-3.1-8b.yaml", "-o", "never-written.aot"], "pip install '.' in a checkout"),
         ("torch", ["tune", "ARCHIVE", "-o", "never-written.aot"], "pip install '.[tune]' in a checkout"),
+        ("jinja2", ["report", "ARCHIVE", "-o", "never-written.html"], "pip install '.[report]' in a checkout"),
     ],
 )
 def test_a_missing_package_is_one_line_that_says_what_to_install(
@@ -212,7 +214,7 @@ def test_packages_carry_their_types(package: str) -> None:
 
 
 def test_the_license_is_there_in_full() -> None:
-    assert _project()["license-files"] == ["LICENSE"]
+    assert _project()["license-files"] == ["LICENSE", "aot/report/uplot/LICENSE"]
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License" in text
     assert "END OF TERMS AND CONDITIONS" in text

@@ -151,11 +151,13 @@ def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
     activation, overlap = more.get("activation", _USUAL), more.get("overlap", USUAL_OVERLAP)
     expert_map, w13_bias, w2_bias = (None if more.get(name) is None else bare(more[name]) for name in _TENSORS)
     words = {} if expert_map is None else {"expert_map": expert_map}
-    rows, ends, positions = lib.call("moe_permute", hidden.reshape(-1, k), ids, experts=w13.shape[0], **words)
-    inner = lib.grouped_gemm(rows, w13, ends, epilogue=activation, overlap=overlap, bias=w13_bias)
-    made = lib.grouped_gemm(inner, w2, ends, out=rows, overlap=overlap, bias=w2_bias)
-    flat = out.view(-1, k)
-    lib.call("moe_combine", made, positions, weights, out=flat)
+    # What is between launches is made here: a call with `out` that is like one before is launched by its plan.
+    rows, inner = hidden.new_empty((ids.numel(), k)), hidden.new_empty((ids.numel(), w2.shape[2]))
+    ends, positions = ids.new_empty(w13.shape[0]), torch.empty_like(ids)
+    lib.call("moe_permute", hidden.reshape(-1, k), ids, experts=w13.shape[0], out=(rows, ends, positions), **words)
+    lib.grouped_gemm(rows, w13, ends, epilogue=activation, overlap=overlap, bias=w13_bias, out=inner)
+    lib.grouped_gemm(inner, w2, ends, overlap=overlap, bias=w2_bias, out=rows)
+    lib.call("moe_combine", rows, positions, weights, out=out.view(-1, k))
 
 
 def _moe(library: int, hidden: torch.Tensor, *given: torch.Tensor, **more: Any) -> torch.Tensor:

@@ -25,6 +25,7 @@ from . import (
     manifest,
     merge,
     prune,
+    report,
     show,
     tune,
     verify,
@@ -84,6 +85,7 @@ _add("explain", explain)
 _add("coverage", coverage)
 _add("diff", diff)
 _add("history", history)
+_add("report", report)
 _add("extract", extract)
 _add("prune", prune)
 _add("merge", merge)

@@ -1,0 +1,41 @@
+"""Columns of M for tables that show layers which were measured at different M: powers of two, what lies between two of
+them, and all above. Knows nothing of archives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Bin(NamedTuple):
+    """The M values from `first` to `last`, which is None where every larger M is meant."""
+
+    first: int
+    last: int | None
+
+    def has(self, m: int) -> bool:
+        """Whether an M is one of them."""
+        return self.first <= m and (self.last is None or m <= self.last)
+
+    def meets(self, first: int, last: int | None) -> bool:
+        """Whether a range of M, without end where `last` is None, has one of them."""
+        return (last is None or self.first <= last) and (self.last is None or first <= self.last)
+
+
+def bins(measured: Iterable[int], ranges: Iterable[tuple[int, int | None]] = ()) -> list[Bin]:
+    """Columns for layers that were measured at these M, and of which something is known in `ranges`: each power of two
+    from the first to the last that is not past them, M between two of them where one was measured or a range has some,
+    and what is above all."""
+    ms, known = sorted(set(measured)), list(ranges)
+    if not ms:
+        return []
+    found, power = [Bin(1, ms[0] - 1)] if ms[0] > 1 else [], 1
+    while power <= ms[-1]:
+        if power >= ms[0]:
+            found.append(Bin(power, power))
+        first, last = max(power + 1, ms[0]), min(2 * power - 1, ms[-1])
+        between = Bin(first, last)
+        if first <= last and (any(map(between.has, ms)) or any(between.meets(*pair) for pair in known)):
+            found.append(between)
+        power *= 2
+    return [*found, Bin(ms[-1] + 1, None)]
