@@ -1,5 +1,6 @@
 """The command report, and the data that it shows: layers by M, and what is wrong with an archive."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,15 @@ def test_cells_say_what_was_measured_and_what_serves_where_nothing_was(path: Pat
     short = {row["name"]: row["digest"] for row in found(path)["functions"]}
     assert states[513, 1023]["serves"] == [short[MANY], short[WIDE]]
     assert {cell["state"] for cell in o["cells"]} == {"ranked"}
+
+
+def test_a_column_of_several_times_shows_the_least(tmp_path: Path) -> None:
+    changed = tables()["gemm"]
+    more = [TIMINGS[1] | {"m": m, "us": us} for m, us in ((600, 30.0), (700, 50.0))]
+    changed["entries"][0]["timings"] = [*TIMINGS[:2], *more, TIMINGS[2]]
+    place = found(write(tmp_path / "x.aot", {"gemm": changed}))["places"][0]
+    (cell,) = [c for b, c in zip(place["bins"], place["layers"][0]["cells"], strict=True) if b["first"] == 513]
+    assert (cell["measured"], cell["worst"], cell["worst_m"]) == (2, 0.76, 700)
 
 
 def test_a_time_is_compared_with_the_floor_of_the_gpu(path: Path) -> None:
@@ -230,3 +240,22 @@ def test_a_damaged_table_is_one_line_and_writes_nothing(run: Run, tmp_path: Path
     assert (result.status, result.err.count("\n")) == (2, 1)
     assert "failures" in result.err
     assert not (tmp_path / "out.html").exists()
+
+
+def test_where_the_disk_is_full_the_old_page_stays(
+    run: Run, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "report.html"
+    assert run("report", path, "-o", page).status == 0
+    before = page.read_bytes()
+    write(path, model_with())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("aot.cli.commands.report.os.replace", full)
+    result = run("report", path, "-o", page)
+    assert (result.status, result.err.count("\n")) == (2, 1)
+    assert "cannot be written (No space left on device)" in result.err
+    assert page.read_bytes() == before
+    assert {file.name for file in tmp_path.iterdir()} == {"x.aot", "report.html"}
