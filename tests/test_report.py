@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from aot.inspect.report.bins import bins
 from aot.inspect.report.data import report
 from aot.pack.write import Package
+from aot.report.view import view
 from runtime.container.archive import Archive
+from runtime.device.gpus import Gpu
 
 from . import universal_archives
 from .command_line import Run
-from .inspected import BUILD, FEW, MANY, QKV, TIMINGS, WIDE, tables, write
-from .recording_driver import cubin, gemm_record
+from .inspected import BUILD, FEW, H200, MANY, QKV, TIMINGS, WIDE, tables, write
+from .recording_driver import cubin, gemm_record, table
 
 UNKNOWN = "bf16_bf16_bf16_f32_none_n512_k512"
 
@@ -123,6 +125,18 @@ def test_functions_are_added_up_by_target_and_family(path: Path) -> None:
     data = found(path)
     assert sum(row["functions"] for row in data["families"]) == len(data["functions"]) == 5
     assert sum(row["bytes"] for row in data["families"]) == sum(row["bytes"] for row in data["functions"])
+
+
+def test_times_of_another_kind_of_gpu_are_told_and_counted_once(tmp_path: Path) -> None:
+    qkv, o = tables()["gemm"]["entries"]
+    h100 = Gpu("NVIDIA H100 80GB HBM3", 132, 3352)
+    tuned = {"state": "tuned", "functions": [WIDE], "ranges": [[None, 0]], "candidates": [], "gpu": h100}
+    write(tmp_path / "x.aot", {"gemm": table([qkv | {"gpu": H200}, o | tuned])})
+    h200, other = found(tmp_path / "x.aot")["places"]
+    assert [place["layers"][0]["elsewhere"] for place in (h200, other)] == [False, True]
+    assert h200["layers"][0]["points"] == other["layers"][0]["points"], "their floor is that of the H200"
+    assert rules(tmp_path / "x.aot")["untuned", "qkv"].startswith("was tuned on NVIDIA H200 alone")
+    assert view(found(tmp_path / "x.aot"))["against"]["measured"] == 3
 
 
 # --- what is wrong ---
