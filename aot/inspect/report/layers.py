@@ -79,7 +79,9 @@ def _place(serving: Serving, signatures: list[Any], names: _Names, place: Place)
 def _layer(
     signature: Any, entry: AnyEntry | None, names: _Names, place: Place, columns: Sequence[Bin]
 ) -> dict[str, Any]:
-    key, gpu_of_times = signature.key(), place.gpu if entry is None or entry.gpu is None else entry.gpu
+    key, gpu_of_times = signature.key(), place.gpu
+    if isinstance(entry, Entry) and entry.gpu is not None:
+        gpu_of_times = entry.gpu
     ranges = intervals(entry.ranges) if isinstance(entry, Entry) else []
     points = (
         [_point(signature, row, gpu_of_times, names) for row in timings.read(entry)] if isinstance(entry, Entry) else []
@@ -93,7 +95,7 @@ def _layer(
         "state": MISSING if entry is None else entry.state,
         "target": None if entry is None else entry.target,
         "tuned_on": gpu(entry) if isinstance(entry, Entry) else None,
-        "elsewhere": entry is not None and entry.gpu is not None and not entry.gpu.same_kind(place.gpu),
+        "elsewhere": not gpu_of_times.same_kind(place.gpu),
         "torch_faster": [] if entry is None else [{"m_min": a, "m_max": b} for a, b in entry.torch_faster],
         "points": points,
         "ranges": [],
