@@ -2,7 +2,7 @@
 
 An archive of benchmarks/moe.yaml has what is timed: `runtime.torch.moe` of four models, T tokens each, whose experts
 are drawn anew for each of several sets of weights, all alike likely. Against it, in turns, run torch's own operations
-(sort, gather, torch._grouped_mm, a compiled SwiGLU, torch._grouped_mm, a compiled gather and sum) and, where vLLM can
+(sort, gather, torch._grouped_mm, a compiled gate, torch._grouped_mm, a compiled gather and sum) and, where vLLM can
 be imported, its Triton `fused_experts`, with the configurations that it was tuned to for this GPU where it has them
 ("tuned"). Every contender is a CUDA graph of launches over the sets in turn. The result is checked against float32.
 """
@@ -26,9 +26,11 @@ import runtime
 import runtime.torch as binding
 from aot.tune import measure
 from runtime.errors import ArgumentError
+from runtime.gemm.fallback import apply_activation
 from runtime.grouped_gemm import Signature as Grouped
 from runtime.moe.combine import Signature as Combine
 from runtime.moe.permute import Signature as Permute
+from runtime.numbers.epilogue import EPILOGUES
 
 TOKENS = 1, 8, 32, 128, 512, 2048
 PIECES = "permute", "gate_up", "down", "combine"
@@ -37,12 +39,14 @@ MAX_ERROR = 6e-3  # relative, in the norm: two roundings to bf16 between launche
 # What an H200 does at most: bytes read from memory, and bf16 products, in a microsecond.
 _BYTES_PER_US, _FLOPS_PER_US = 4.3e6, 720e6
 _MOST_SETS = 16
+_VLLM_GATES = {"swiglu": "SILU", "swiglu_clamped_interleaved": "SWIGLUOAI"}  # by the gate of grouped_gemm
 _VLLM_DTYPE = None  # how vLLM names the element type of its tuned configurations for bf16
 
 
 @dataclass(frozen=True)
 class Model:
-    """Experts of a model that are on one GPU: gate_up (experts, 2 * inner, hidden), down (experts, hidden, inner)."""
+    """Experts of a model that are on one GPU: gate_up (experts, 2 * inner, hidden), down (experts, hidden, inner), with
+    a bias for each row of both where `biased`."""
 
     name: str
     experts: int
@@ -50,6 +54,8 @@ class Model:
     hidden: int
     inner: int
     global_experts: int = 0
+    gate: str = "swiglu"
+    biased: bool = False
 
     @property
     def share(self) -> float:
@@ -70,29 +76,35 @@ class Model:
     def signatures(self) -> dict[str, Any]:
         """What of an archive each launch is looked up by."""
         e, k, n = self.experts, self.hidden, self.inner
+        gate, down = (EPILOGUES[word]._replace(bias=self.biased).word() for word in (self.gate, "none"))
         return {
             "permute": Permute("bf16", e, self.top_k, k, self.global_experts),
-            "gate_up": Grouped("bf16", "bf16", "bf16", e, 2 * n, k, "swiglu", OVERLAP),
-            "down": Grouped("bf16", "bf16", "bf16", e, k, n, overlap=OVERLAP),
+            "gate_up": Grouped("bf16", "bf16", "bf16", e, 2 * n, k, gate, OVERLAP),
+            "down": Grouped("bf16", "bf16", "bf16", e, k, n, down, OVERLAP),
             "combine": Combine("bf16", "bf16", self.top_k, k),
         }
 
 
 MODELS = (
     Model("Qwen3-30B-A3B", 128, 8, 2048, 768),
-    Model("GPT-OSS-120B", 128, 4, 2880, 2880),
+    Model("GPT-OSS-120B", 128, 4, 2880, 2880, gate="swiglu_clamped_interleaved", biased=True),
     Model("Mixtral-8x22B-TP4", 8, 2, 6144, 4096),
     Model("DeepSeek-V3-EP32", 8, 8, 7168, 2048, 256),
 )
 
 
+_Set = tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]  # w13, w2, and their biases or none
+
+
 @dataclass(frozen=True)
 class Block:
-    """What one launch of all experts works on, and what is between the four launches of ours."""
+    """What one launch of all experts works on, and what is between the four launches of ours. `biases` are those of w13
+    and w2, or none."""
 
     hidden: torch.Tensor
     w13: torch.Tensor
     w2: torch.Tensor
+    biases: tuple[torch.Tensor, ...]
     ids: torch.Tensor
     weights: torch.Tensor
     expert_map: torch.Tensor | None
@@ -102,7 +114,7 @@ class Block:
     made: torch.Tensor
 
     @classmethod
-    def of(cls, model: Model, tokens: int, w13: torch.Tensor, w2: torch.Tensor, generator: Any) -> Block:
+    def of(cls, model: Model, tokens: int, weights: _Set, generator: Any) -> Block:
         """Random tokens and experts for these weights."""
         every, rows = model.global_experts or model.experts, tokens * model.top_k
         random: dict[str, Any] = {"device": "cuda", "generator": generator}
@@ -115,8 +127,7 @@ class Block:
         integers = [torch.empty(shape, dtype=torch.int32, device="cuda") for shape in ((model.experts,), ids.shape)]
         return cls(
             hidden,
-            w13,
-            w2,
+            *weights,
             ids,
             torch.randn(ids.shape, **random).softmax(-1),
             of_map,
@@ -143,16 +154,18 @@ class Weights:
     def blocks(self, tokens: int) -> list[Block]:
         """Sets to use in turn, each with experts of its own."""
         each = [self.sets[i % len(self.sets)] for i in range(self.count)]
-        return [Block.of(self.model, tokens, *weights, self.generator) for weights in each]
+        return [Block.of(self.model, tokens, weights, self.generator) for weights in each]
 
-    def _one(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _one(self) -> _Set:
         m = self.model
-        shapes = (m.experts, 2 * m.inner, m.hidden), (m.experts, m.hidden, m.inner)
         w13, w2 = (
-            torch.randn(s, device="cuda", generator=self.generator, dtype=torch.bfloat16).mul_(s[-1] ** -0.5)
-            for s in shapes
+            self._normal(e, n, k).mul_(k**-0.5)
+            for e, n, k in ((m.experts, 2 * m.inner, m.hidden), (m.experts, m.hidden, m.inner))
         )
-        return w13, w2
+        return w13, w2, tuple(self._normal(*w.shape[:2]) for w in (w13, w2)) if m.biased else ()
+
+    def _normal(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, device="cuda", generator=self.generator, dtype=torch.bfloat16)
 
 
 # --- contenders ---
@@ -162,16 +175,21 @@ def ours(library: runtime.Library, model: Model) -> dict[str, Callable[[Block], 
     """The whole block, and each of its launches."""
 
     def whole(b: Block) -> None:
-        binding.moe(library, b.hidden, b.w13, b.w2, b.ids, b.weights, expert_map=b.expert_map, out=b.out)
+        more = dict(zip(("w13_bias", "w2_bias"), b.biases, strict=False))
+        given = b.hidden, b.w13, b.w2, b.ids, b.weights
+        binding.moe(library, *given, expert_map=b.expert_map, out=b.out, activation=model.gate, **more)
 
     def permute(b: Block) -> None:
         library.call("moe_permute", b.hidden, b.ids, experts=model.experts, expert_map=b.expert_map, out=b.permuted)
 
     def gate_up(b: Block) -> None:
-        library.grouped_gemm(b.permuted[0], b.w13, b.permuted[1], epilogue="swiglu", overlap=OVERLAP, out=b.inner)
+        rows, ends, _ = b.permuted
+        bias = b.biases[0] if b.biases else None
+        library.grouped_gemm(rows, b.w13, ends, epilogue=model.gate, bias=bias, overlap=OVERLAP, out=b.inner)
 
     def down(b: Block) -> None:
-        library.grouped_gemm(b.inner, b.w2, b.permuted[1], overlap=OVERLAP, out=b.made)
+        bias = b.biases[1] if b.biases else None
+        library.grouped_gemm(b.inner, b.w2, b.permuted[1], bias=bias, overlap=OVERLAP, out=b.made)
 
     def combine(b: Block) -> None:
         library.call("moe_combine", b.made, b.permuted[2], b.weights, out=b.out)
@@ -180,26 +198,37 @@ def ours(library: runtime.Library, model: Model) -> dict[str, Callable[[Block], 
 
 
 @functools.cache
-def compiled() -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
-    """SwiGLU of sums, and the sum of each token's rows by their weights, as torch compiles them."""
+def compiled(gate: str) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+    """The gate of sums, and the sum of each token's rows by their weights, as torch compiles them, with biases where
+    there are any."""
 
-    def swiglu(sums: torch.Tensor) -> torch.Tensor:
-        gate, up = sums.float().chunk(2, -1)
-        return (torch.nn.functional.silu(gate) * up).to(sums.dtype)
+    def gated(sums: torch.Tensor, bias: torch.Tensor | None, ids: torch.Tensor) -> torch.Tensor:
+        values = sums.float() if bias is None else sums.float() + bias[ids.clamp_max(len(bias) - 1)]
+        found: torch.Tensor = apply_activation(torch, EPILOGUES[gate], values).to(sums.dtype)
+        return found
 
-    def combine(made: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-        there = (places < end)[..., None]
-        return torch.where(there, made[places].float() * weights[..., None], 0.0).sum(1).to(made.dtype)
+    def combine(
+        made: torch.Tensor,
+        places: torch.Tensor,
+        weights: torch.Tensor,
+        end: torch.Tensor,
+        bias: torch.Tensor | None,
+        ids: torch.Tensor,
+    ) -> torch.Tensor:
+        there, rows = (places < end)[..., None], made[places].float()
+        if bias is not None:
+            rows = rows + bias[ids.clamp_min(0)]
+        return torch.where(there, rows * weights[..., None], 0.0).sum(1).to(made.dtype)
 
-    return torch.compile(swiglu, dynamic=True), torch.compile(combine, dynamic=True)
+    return torch.compile(gated, dynamic=True), torch.compile(combine, dynamic=True)
 
 
 def of_torch(model: Model) -> Callable[[Block], torch.Tensor]:
     """The same by torch's operations; what is elementwise, or a gather and a sum, is compiled."""
-    experts, (swiglu, combine) = torch.arange(model.experts, dtype=torch.int32, device="cuda"), compiled()
+    experts, (gated, combine) = torch.arange(model.experts, dtype=torch.int32, device="cuda"), compiled(model.gate)
 
     def block(b: Block) -> torch.Tensor:
-        local = b.local().flatten()
+        local, (of_w13, of_w2) = b.local().flatten(), b.biases or (None, None)
         if b.expert_map is not None:
             local = torch.where(local < 0, model.experts, local)
         ids, order = local.sort(stable=True)
@@ -207,8 +236,8 @@ def of_torch(model: Model) -> Callable[[Block], torch.Tensor]:
         ends_of = torch.searchsorted(ids, experts, right=True, out_int32=True)
         places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device="cuda"))
         sums = torch._grouped_mm(rows, b.w13.transpose(-2, -1), offs=ends_of)
-        made = torch._grouped_mm(swiglu(sums), b.w2.transpose(-2, -1), offs=ends_of)
-        found: torch.Tensor = combine(made, places.view(b.ids.shape), b.weights, ends_of[-1])
+        made = torch._grouped_mm(gated(sums, of_w13, ids), b.w2.transpose(-2, -1), offs=ends_of)
+        found: torch.Tensor = combine(made, places.view(b.ids.shape), b.weights, ends_of[-1], of_w2, b.local())
         return found
 
     return block
@@ -218,17 +247,21 @@ def of_vllm(model: Model) -> tuple[Callable[[Block], torch.Tensor] | None, str]:
     """vLLM's Triton experts, and whether it has configurations for them here; or None, and why there are none."""
     try:
         from vllm.config import VllmConfig, set_current_vllm_config
+        from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+        from vllm.model_executor.layers.fused_moe.config import biased_moe_quant_config
         from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts, get_moe_configs
     except Exception as error:  # whatever an import of it raises here, it is absent
         return None, f"absent ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
-    config = VllmConfig()
+    config, activation = VllmConfig(), MoEActivation[_VLLM_GATES[model.gate]]
     tuned = get_moe_configs(model.experts, model.inner, _VLLM_DTYPE) is not None
 
     def block(b: Block) -> torch.Tensor:
         with set_current_vllm_config(config):
-            every = model.global_experts or model.experts
             found: torch.Tensor = fused_experts(
-                b.hidden, b.w13, b.w2, b.weights, b.ids, global_num_experts=every, expert_map=b.expert_map
+                *(b.hidden, b.w13, b.w2, b.weights, b.ids, activation),
+                global_num_experts=model.global_experts or model.experts,
+                expert_map=b.expert_map,
+                quant_config=biased_moe_quant_config(*b.biases) if b.biases else None,
             )
         return found
 
@@ -238,16 +271,17 @@ def of_vllm(model: Model) -> tuple[Callable[[Block], torch.Tensor] | None, str]:
 # --- measuring ---
 
 
-def reference(b: Block) -> torch.Tensor:
+def reference(b: Block, gate: str) -> torch.Tensor:
     """In float32, expert by expert, rounded to bf16 where ours is between launches."""
-    out, local = torch.zeros(b.hidden.shape, device="cuda"), b.local()
+    out, local, epilogue = torch.zeros(b.hidden.shape, device="cuda"), b.local(), EPILOGUES[gate]
     for expert in local.unique().tolist():
         if expert < 0:
             continue
         tokens, slots = torch.where(local == expert)
-        gate, up = (b.hidden[tokens].float() @ b.w13[expert].float().t()).chunk(2, -1)
-        inner = (torch.nn.functional.silu(gate) * up).to(b.hidden.dtype)
-        made = (inner.float() @ b.w2[expert].float().t()).to(b.hidden.dtype)
+        of_w13, of_w2 = (bias[expert].float() for bias in b.biases) if b.biases else (0.0, 0.0)
+        sums = b.hidden[tokens].float() @ b.w13[expert].float().t() + of_w13
+        inner = apply_activation(torch, epilogue, sums).to(b.hidden.dtype)
+        made = (inner.float() @ b.w2[expert].float().t() + of_w2).to(b.hidden.dtype)
         out.index_add_(0, tokens, made.float() * b.weights[tokens, slots, None])
     return out
 
@@ -272,7 +306,7 @@ def run(library: runtime.Library, weights: Weights, tokens: int, repeats: int) -
     for b in blocks:
         for name in (*PIECES, "ours"):
             pieces[name](b)
-    wanted = reference(blocks[0])
+    wanted = reference(blocks[0], model.gate)
     errors = {"ours": error_of(blocks[0].out, wanted)}
     errors |= {n: error_of(contenders[n](blocks[0]), wanted) for n in ("torch", "vllm") if n in contenders}
     turns: Any = blocks  # which are no operands of one operation

@@ -15,7 +15,7 @@ from runtime.moe.combine import Signature as Combine
 from . import universal_archives
 from .command_line import Run
 from .inspected import FEW, H200, MANY, OUT, POINTS, QKV, TUNING, WIDE, WRONG, tables, write
-from .recording_driver import signature
+from .recording_driver import entry, signature
 
 
 @pytest.fixture
@@ -119,6 +119,28 @@ def test_a_gpu_that_nothing_is_for_is_told(run: Run, path: Path) -> None:
     found = answer(run, path, "qkv", "--m", 1, "--gpu", "b200", status=1)
     assert found["gpu"]["name"] == "NVIDIA B200"
     assert found["nearest"][0]["differs"] == ["sm_90a does not run there"]
+
+
+def test_what_was_tuned_on_another_kind_has_the_times_and_the_floor_of_that(run: Run, path: Path) -> None:
+    here, there = (answer(run, path, "qkv", "--m", 1, *gpu) for gpu in ([], ["--gpu", "H100"]))
+    assert (here["of_another_kind"], there["of_another_kind"]) == (False, True)
+    assert there["gpu"]["name"] == "NVIDIA H100 80GB HBM3"
+    assert there["floor"] == here["floor"]
+    assert (
+        "tuned on NVIDIA H200 (132 SMs, 4814 GB/s), the nearest kind"
+        in run("explain", path, "qkv", "--m", 1, "--gpu", "H100").out
+    )
+
+
+def test_targets_whose_forms_do_not_serve_a_layer_are_not_asked(run: Run, tmp_path: Path) -> None:
+    form = universal_archives.ROW["form"] | {"a": "f16", "b": "f16", "d": "f16"}
+    row = universal_archives.ROW | {"form": form, "target": "sm_100a", "functions": [["other", 8, 8, 4096]]}
+    del row["equal_bits"]
+    program = {"constants": [1], "operations": "add", "operands": [0, 6], "results": [7]}
+    table = {"schema": 1, "forms": [row], "programs": [program]}
+    rows = [entry(signature(512, 512), [(None, "few")])]
+    universal_archives.write(tmp_path / "x.aot", rows, table)
+    assert answer(run, tmp_path / "x.aot", "--n", 512, "--k", 512, "--m", 1)["target"] == "sm_90a"
 
 
 def test_a_form_is_explained_by_what_it_predicts(run: Run, tmp_path: Path) -> None:

@@ -310,6 +310,18 @@ def test_what_prepares_one_operations_kernels_compiles_no_others_anew(
     }
 
 
+@pytest.mark.parametrize("name", ["own", "cutlass_operators"])
+def test_what_says_which_operands_an_operation_has_compiles_its_kernels_anew(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(cutlass_operators, "_PROVIDERS", copied / "providers")
+    described = copied.parent / "runtime" / "grouped_gemm.py"
+    described.parent.mkdir()
+    described.write_text("")
+    grouped = {name for name, family in provider(name).families.items() if family.operation == "grouped_gemm"}
+    assert _changed(described, of=name) == grouped
+
+
 @pytest.mark.parametrize(
     ("pattern", "families"),
     [

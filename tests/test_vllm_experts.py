@@ -40,6 +40,12 @@ SIGNATURES: list[Any] = [
     Grouped("bf16", "bf16", "bf16", EXPERTS, 2 * N, K, "swiglu"),
     Grouped("bf16", "bf16", "bf16", EXPERTS, K, N),
 ]
+GATE_OF_GPT_OSS = "swiglu_clamped_interleaved"
+OF_GPT_OSS = [
+    *SIGNATURES[:3],
+    Grouped("bf16", "bf16", "bf16", EXPERTS, 2 * N, K, f"bias+{GATE_OF_GPT_OSS}"),
+    Grouped("bf16", "bf16", "bf16", EXPERTS, K, N, "bias"),
+]
 
 
 class Both(ExpertsOnCpu, OnCpu):  # type: ignore[misc]  # both have `calls`, of words or GEMMs
@@ -92,6 +98,13 @@ def routed(server: Server, globally: int = 0, *, method: str = "UnquantizedFused
     return server.modules[ROUTED].RoutedExperts(made, (EXPERTS, N, K), TOP_K, globally)
 
 
+def of_gpt_oss(server: Server, globally: int = 0) -> Any:
+    """A layer of experts with biases and GPT-OSS's gate."""
+    layer = routed(server, globally, has_bias=True)
+    layer.activation = type(layer.activation).SWIGLUOAI
+    return layer
+
+
 def tokens(count: int = 9, of: int = EXPERTS, ids: Any = torch.int32) -> tuple[Any, Any, Any]:
     random = torch.Generator().manual_seed(count)
     x = torch.randn((count, K), generator=random).bfloat16()
@@ -106,7 +119,9 @@ def close(found: Any, wanted: Any) -> None:
 
 def wanted_of(layer: Any, x: Any, weights: Any, ids: Any) -> Any:
     local = ids.long() if layer.expert_map is None else layer.expert_map[ids.long()]
-    return experts(x, layer.w13_weight, layer.w2_weight, local, weights)
+    gate = GATE_OF_GPT_OSS if layer.activation.name == "SWIGLUOAI" else "swiglu"
+    biases = (layer.w13_bias, layer.w2_bias) if layer.quant_method.moe.has_bias else None
+    return experts(x, layer.w13_weight, layer.w2_weight, local, weights, gate, biases)
 
 
 # --- what is taken ---
@@ -126,6 +141,17 @@ def test_experts_that_the_archive_has_take_four_launches(serve: Any, ids: Any) -
     assert kernel_of(layer).called == 0
     (line,) = server.lines
     assert "serves 1 of 1 expert layers (4 signatures preloaded, for 3 numbers of tokens planned)" in line
+
+
+@pytest.mark.parametrize("globally", [0, GLOBALLY])
+def test_experts_of_gpt_oss_take_four_launches(serve: Any, globally: int) -> None:
+    server = serve(OF_GPT_OSS)
+    layer = of_gpt_oss(server, globally)
+    server.serve(layer)
+    x, *routes = tokens(9, of=globally or EXPERTS)
+    close(layer(x * 4, *routes), wanted_of(layer, x * 4, *routes))
+    assert server.lib.calls == FOUR
+    assert kernel_of(layer).called == 0
 
 
 def kernel_of(layer: Any) -> Any:
@@ -202,6 +228,12 @@ def test_experts_without_one_of_the_four_are_left(serve: Any, place: int) -> Non
     assert SIGNATURES[place].key() in line
 
 
+@pytest.mark.parametrize("place", [3, 4])
+def test_experts_with_biases_are_left_where_one_form_has_none(serve: Any, place: int) -> None:
+    server = serve([*OF_GPT_OSS[:place], SIGNATURES[place], *OF_GPT_OSS[place + 1 :]])
+    assert OF_GPT_OSS[place].key() in left(server, of_gpt_oss(server))
+
+
 def test_kernels_that_were_never_run_are_left(serve: Any) -> None:
     server = serve(state="ranked")
     assert "never run on a GPU; run: aot tune" in left(server, routed(server))
@@ -216,8 +248,14 @@ def _stacked(layer: Any, name: str, change: Any) -> None:
     [
         ({"moe_backend": "triton"}, None, "moe_backend is 'triton'"),
         ({"is_lora_enabled": True}, None, "of LoRA"),
-        ({"has_bias": True}, None, "they have biases"),
-        ({}, lambda x: setattr(x, "activation", type(x.activation).SWIGLUOAI), "activation SWIGLUOAI"),
+        (
+            {"has_bias": True},
+            lambda x: _stacked(x, "w2_bias", lambda b: torch.cat((b, b))),
+            "the bias of down is no (6, 32)",
+        ),
+        ({"has_bias": True}, lambda x: _stacked(x, "w13_bias", lambda b: b.float()), "the bias of gate and up is no"),
+        ({"has_bias": True}, lambda x: delattr(x, "w13_bias"), "AttributeError"),
+        ({}, lambda x: setattr(x, "activation", type(x.activation).SWIGLUSTEP), "activation SWIGLUSTEP"),
         ({}, lambda x: setattr(x, "swiglu_limit", 7.0), "limits of its own"),
         ({}, lambda x: setattr(x, "apply_router_weight_on_input", True), "on the input"),
         ({}, lambda x: x.float(), "weights of torch.float32 are not of 16 bits"),
@@ -261,8 +299,8 @@ def test_a_vllm_with_other_experts_has_its_linear_layers_served(serve: Any) -> N
 
 @pytest.mark.parametrize("operation", sorted(set(FOUR)))
 def test_a_launch_that_fails_at_a_call_is_vllms_to_compute(serve: Any, operation: str) -> None:
-    server = serve()
-    layer = routed(server)
+    server = serve(OF_GPT_OSS)
+    layer = of_gpt_oss(server)
     server.serve(layer)
     server.lib.lacking = operation
     given = tokens()

@@ -42,6 +42,7 @@ def _activation() -> Any:
         GELU = "gelu"
         GELU_TANH = "gelu_tanh"
         SWIGLUOAI = "swigluoai"
+        SWIGLUSTEP = "swiglustep"
 
     return MoEActivation
 
@@ -64,6 +65,8 @@ def _no_op() -> Any:
 def _triton(no_op: Any) -> tuple[Any, Any]:
     class TritonExperts:
         called = 0
+        w1_bias: Any = None
+        w2_bias: Any = None
 
         def workspace_shapes(
             self,
@@ -105,14 +108,26 @@ def _triton(no_op: Any) -> tuple[Any, Any]:
                 found = torch.zeros(hidden_states.shape[1])
                 for expert, weight in zip(of, topk_weights[token].tolist(), strict=True):
                     if 0 <= expert < len(w1):
-                        gate, up = (w1[expert].float() @ hidden_states[token].float()).chunk(2)
-                        found += weight * (w2[expert].float() @ (nn.functional.silu(gate) * up))
+                        sums = _product(w1, self.w1_bias, expert, hidden_states[token])
+                        found += weight * _product(w2, self.w2_bias, expert, _gated(activation, sums))
                 output[token] = found.to(output.dtype)
 
     class OtherExperts(TritonExperts):
         pass
 
     return TritonExperts, OtherExperts
+
+
+def _product(weight: Any, bias: Any, expert: int, x: Any) -> Any:
+    return weight[expert].float() @ x.float() + (0.0 if bias is None else bias[expert].float())
+
+
+def _gated(activation: Any, sums: Any) -> Any:
+    if activation.name != "SWIGLUOAI":
+        gate, up = sums.chunk(2)
+        return nn.functional.silu(gate) * up
+    gate, up = sums[0::2].clamp(max=7.0), sums[1::2].clamp(-7.0, 7.0)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
 
 
 class Kernel:
@@ -160,7 +175,7 @@ class Kernel:
 
 def _methods(triton: Any) -> dict[str, Any]:
     class FusedMoEMethodBase:
-        pass
+        moe = types.SimpleNamespace(has_bias=False)
 
     class UnquantizedFusedMoEMethod(FusedMoEMethodBase):
         def __init__(self, **moe: Any) -> None:
@@ -172,6 +187,8 @@ def _methods(triton: Any) -> dict[str, Any]:
             layer.processed = True
             if self.moe_kernel is None:
                 self.moe_kernel = Kernel(self.experts_cls())
+                made = self.moe_kernel.fused_experts
+                made.w1_bias, made.w2_bias = (getattr(layer, f"{name}_bias", None) for name in ("w13", "w2"))
 
         def apply(self, layer: Any, x: Any, topk_weights: Any, topk_ids: Any) -> Any:
             assert self.moe_kernel is not None
@@ -199,6 +216,9 @@ def _routed(activation: Any) -> Any:
             self.activation, self.global_num_experts = activation.SILU, globally or experts
             self.w13_weight = nn.Parameter((torch.randn(experts, 2 * n, k) * k**-0.5).bfloat16(), requires_grad=False)
             self.w2_weight = nn.Parameter((torch.randn(experts, k, n) * n**-0.5).bfloat16(), requires_grad=False)
+            if method.moe.has_bias:
+                self.w13_bias = nn.Parameter(torch.randn(experts, 2 * n).bfloat16(), requires_grad=False)
+                self.w2_bias = nn.Parameter(torch.randn(experts, k).bfloat16(), requires_grad=False)
             self.expert_map = None
             if globally:
                 self.expert_map = torch.full((globally,), -1, dtype=torch.int32)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from runtime.container.archive import Archive
+from runtime.device.gpus import Gpu
 from runtime.gemm.universal import PREDICTED, AnyEntry, PredictedEntry
 from runtime.tables.table import Entry
 
@@ -37,10 +38,11 @@ class Where(NamedTuple):
 
 
 def explain(archive: Archive, serving: Serving, signatures: list[Any], m: int, where: Where) -> list[dict[str, Any]]:
-    """One answer for each signature on each GPU that the archive has something for, or that is named.
+    """One answer for each signature on each GPU that something serves it on, or that is named.
 
     `state` is that of the entry, "predicted" where a form serves, and None where nothing does; then `nearest` and
-    `advice` say what else there is. `time` is what the function that serves takes: `how` is "measured" or "predicted".
+    `advice` say what else there is. Times and the floor are of the kind of GPU that the entry was tuned on, which may
+    be another (`of_another_kind`). `time` is what the function that serves takes: `how` is "measured" or "predicted".
     `floor` is `aot.inspect.floor.Floor` with the `share` of the time that it is; `torch` has the `ratio` of its time to
     ours, and whether a library loaded with `on_slower="torch"` leaves this M to it. `behind_fastest` is by what share
     the function takes longer than the fastest that is known there, `near` what was measured at the M, else at the
@@ -55,8 +57,16 @@ def explain(archive: Archive, serving: Serving, signatures: list[Any], m: int, w
     return [
         _answer(archive, serving, signature, place, m)
         for signature in signatures
-        for place in serving.places(signature, where.target, where.gpu)
+        for place in _places(serving, signature, where)
     ]
+
+
+def _places(serving: Serving, signature: Any, where: Where) -> list[Place]:
+    """Where to look: as is asked, or wherever something serves the signature, else in the first place that there is."""
+    found = serving.places(signature, where.target, where.gpu)
+    if where.target is not None or where.gpu is not None:
+        return found
+    return [place for place in found if serving.find(signature, place) is not None] or found[:1]
 
 
 def _answer(archive: Archive, serving: Serving, signature: Any, place: Place, m: int) -> dict[str, Any]:
@@ -79,6 +89,7 @@ def _answer(archive: Archive, serving: Serving, signature: Any, place: Place, m:
         "state": entry.state,
         "target": entry.target,
         "tuned_on": None if entry.gpu is None else entry.gpu._asdict(),
+        "of_another_kind": entry.gpu is not None and not entry.gpu.same_kind(place.gpu),
         "function": {
             "name": name,
             "digest": digests(archive)[name],
@@ -87,7 +98,7 @@ def _answer(archive: Archive, serving: Serving, signature: Any, place: Place, m:
         },
         "range": _range(entry, m),
         "time": None if time is None else time._asdict(),
-        "floor": _floor(signature, m, place, time),
+        "floor": _floor(signature, m, entry.gpu or place.gpu, time),
         "torch": _torch(of, entry, m, time),
         "behind_fastest": None if time is None else round(time.us / next(iter(times.values())).us - 1, 4),
         "measured_at": [row["m"] for row in of.rows] if of else [],
@@ -119,8 +130,8 @@ def _near(short: Mapping[str, str], row: dict[str, Any]) -> dict[str, Any]:
     return row | {"short_name": short.get(name), "words": words(name)}
 
 
-def _floor(signature: Any, m: int, place: Place, time: Time | None) -> dict[str, Any] | None:
-    found = floor(signature, m, place.gpu)
+def _floor(signature: Any, m: int, gpu: Gpu, time: Time | None) -> dict[str, Any] | None:
+    found = floor(signature, m, gpu)
     if found is None:
         return None
     return found._asdict() | {"share": None if time is None else round(found.us / time.us, 4)}

@@ -220,7 +220,7 @@ class CutlassOperators:
         return []
 
     def source_digest(self, family: str) -> str:
-        """SHA-256 over what builds a family's variants: the module of its kind of operands with what that imports here,
+        """SHA-256 over what builds a family's variants: the module of its kind of operands with what that imports,
         and the installed package's Python sources and version, since its operators find each other's modules at run
         time."""
         if family not in _BUILT_BY:
@@ -232,7 +232,7 @@ class CutlassOperators:
         items = [(f"installed/{f.as_posix()}", Path(str(f.locate())).read_bytes()) for f in sources]
         module = _BUILT_BY[family].__name__.rpartition(".")[2]
         files = built_by(_PROVIDERS / "operator_api" / f"{module}.py", _PROVIDERS)
-        items += [(f"provider/{path.name}", path.read_bytes()) for path in files]
+        items += [(path.relative_to(_PROVIDERS.parents[1]).as_posix(), path.read_bytes()) for path in files]
         return digest([*items, ("version", found.version.encode())])
 
     def build(self, variant: Variant) -> Buildable:

@@ -185,14 +185,14 @@ class Own:
         return legal_functions(self.name, target)
 
     def source_digest(self, family: str) -> str:
-        """SHA-256 over what builds a family's variants: the module that prepares them with what it imports here, and
-        the files that its kernel is made of."""
+        """SHA-256 over what builds a family's variants: the module that prepares them with what it imports, and the
+        files that its kernel is made of."""
         if family not in _MADE:
             raise ProviderError(f"{self.name} has no family {family!r}; its families are {', '.join(_MADE)}")
         kernels, providers, made = _AOT / "kernels", _AOT / "providers", _MADE[family]
         builder = providers / "builders" / f"{made.build.__module__.rpartition('.')[2]}.py"
         files = built_by(builder, providers) + made_of(kernels / made.kernel, kernels)
-        return digest((path.relative_to(_AOT).as_posix(), path.read_bytes()) for path in files)
+        return digest((path.relative_to(_AOT.parent).as_posix(), path.read_bytes()) for path in files)
 
     def build(self, variant: Variant) -> Buildable:
         """Prepare `variant` for `cute.compile`.

@@ -29,13 +29,20 @@ def made_of(module: Path, within: Path) -> list[Path]:
 
 
 def built_by(module: Path, providers: Path) -> list[Path]:
-    """`module` and what it imports of the package of providers, whose folder is `providers`; sorted. Of an
+    """What prepares a kernel: `module` and what it imports of the package of providers, whose folder is `providers`,
+    and what these import of `runtime` beside it, such as what says which operands an operation has; sorted. Of an
     `__init__.py`, which only says what its package is for, no kernel is made.
 
     Raises:
         OSError: a file cannot be read.
     """
-    return [path for path in made_of(module, providers) if path.name != "__init__.py"]
+    ours = made_of(module, providers)
+    root = providers.parents[1]
+    names = {
+        name for file in ours for level, name in _names(file.read_bytes()) if not level and name[:1] == ("runtime",)
+    }
+    theirs = {root.joinpath(*name).with_suffix(".py") for name in names}
+    return sorted(path for path in (*ours, *theirs) if path.name != "__init__.py" and path.is_file())
 
 
 def _packages(file: Path, within: Path) -> Iterator[Path]:

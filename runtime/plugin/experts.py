@@ -1,10 +1,11 @@
 """Which of a model's experts an archive computes, and the launches that compute them, into buffers of the server's.
 
-Knows the weights of experts as servers hold them, rows of gate before those of up, and no module of theirs.
+Knows the weights of experts as servers hold them, and no module of theirs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..errors import AotError
 from ..grouped_gemm import Signature as GroupedGemm
 from ..moe.combine import Signature as MoeCombine
 from ..moe.permute import Signature as MoePermute
+from ..numbers.epilogue import Epilogue
 from ..program.tensor import dtype_name
 from ..serve.library import Library
 from ..torch.operator import bare
@@ -54,10 +56,19 @@ def left(reason: str) -> ExpertsDecision:
     return ExpertsDecision(EXPERTS, reason=reason)
 
 
-def decide(lib: Library, w13: Any, w2: Any, top_k: int, activation: str, expert_map: Any = None) -> ExpertsDecision:
+def decide(
+    lib: Library,
+    w13: Any,
+    w2: Any,
+    top_k: int,
+    activation: str,
+    expert_map: Any = None,
+    biases: Sequence[Any] = (),
+) -> ExpertsDecision:
     """What `lib` has for experts with these weights, w13 (experts, 2N, K) and w2 (experts, K, N); only kernels that
-    were found right on a GPU. `activation` is a gated epilogue of grouped_gemm; `expert_map` (global experts), i32, is
-    there where ids are of more experts than these."""
+    were found right on a GPU. `activation` is a gated epilogue of grouped_gemm, which says how rows of gate and up lie;
+    `expert_map` (global experts), i32, is there where ids are of more experts than these; `biases` are none, or those
+    of w13 (experts, 2N) and of w2 (experts, K)."""
     for name, weight in (("gate and up", w13), ("down", w2)):
         if problem := _problem(lib, weight):
             return left(f"of {name}, {problem}")
@@ -66,13 +77,17 @@ def decide(lib: Library, w13: Any, w2: Any, top_k: int, activation: str, expert_
         return left(f"weights of shapes {tuple(w13.shape)} and {tuple(w2.shape)} are no gate, up and down")
     if w13.element_size() != 2:
         return left(f"weights of {w13.dtype} are not of 16 bits")
+    for name, weight, bias in zip(("gate and up", "down"), (w13, w2), biases, strict=False):
+        if bias.dtype != weight.dtype or tuple(bias.shape) != tuple(weight.shape[:2]) or not bias.is_contiguous():
+            return left(f"the bias of {name} is no {tuple(weight.shape[:2])} of the weight's type")
     if expert_map is not None and (expert_map.dtype != torch.int32 or expert_map.dim() != 1):
         return left(f"the map of experts is {expert_map.dtype} {tuple(expert_map.shape)}")
     globally = 0 if expert_map is None else expert_map.shape[0]
     of_tokens = MoePermute(dtype, experts, top_k, k, globally), MoeCombine(dtype, dtype, top_k, k)
+    gate, down = (e._replace(bias=bool(biases)).word() for e in (Epilogue.of(activation), Epilogue()))
     of_rows = (
-        GroupedGemm(dtype, dtype, dtype, experts, wide, k, activation, _OVERLAP),
-        GroupedGemm(dtype, dtype, dtype, experts, k, wide // 2, overlap=_OVERLAP),
+        GroupedGemm(dtype, dtype, dtype, experts, wide, k, gate, _OVERLAP),
+        GroupedGemm(dtype, dtype, dtype, experts, k, wide // 2, down, _OVERLAP),
     )
     keys: list[tuple[str, ...]] = []
     for signatures in (of_tokens, of_rows):
@@ -121,10 +136,12 @@ class Made:
 
 @dataclass(frozen=True)
 class Launches:
-    """The experts of one layer: three launches of `lib` that make rows, and a fourth that adds them up."""
+    """The experts of one layer: three launches of `lib` that make rows, and a fourth that adds them up. `biases` are
+    none, or those of w13 and of w2, as `decide` was given them."""
 
     lib: Library
     activation: str
+    biases: tuple[torch.Tensor, ...] = ()
 
     def make(
         self,
@@ -153,9 +170,10 @@ class Launches:
         words = {} if expert_map is None else {"expert_map": expert_map}
         given = hidden, ids.to(torch.int32).contiguous()
         gates, down = bare(w13), bare(w2)
+        of_gates, of_down = ({"bias": bare(bias)} for bias in self.biases) if self.biases else ({}, {})
         self.lib.call("moe_permute", *given, experts=experts, out=(rows, ends, positions), **words)
-        self.lib.grouped_gemm(rows, gates, ends, epilogue=self.activation, overlap=_OVERLAP, out=inner)
-        self.lib.grouped_gemm(inner, down, ends, overlap=_OVERLAP, out=rows)
+        self.lib.grouped_gemm(rows, gates, ends, epilogue=self.activation, overlap=_OVERLAP, out=inner, **of_gates)
+        self.lib.grouped_gemm(inner, down, ends, overlap=_OVERLAP, out=rows, **of_down)
         return Made(rows, positions, weights.to(torch.float32).contiguous())
 
     def combine(self, made: Made, out: torch.Tensor) -> None:

@@ -19,7 +19,7 @@ from ..gemm.universal import PREDICTED, AnyEntry, Universal
 from ..program.operation import Asked, Operation, Signature
 from ..program.record import TensorArgument
 from ..tables.dispatch import Dispatch, Entry, record_mismatch, workspaces_of
-from .function import MAX_PLANS, Function, Unfit, remember
+from .function import MAX_PLANS, AnyPlan, Function, Unfit, remember
 from .layers import Layer, Layers
 from .options import Options
 
@@ -207,8 +207,9 @@ class Entries:
             )
         return function
 
-    def launch(self, asked: Asked, stream: int) -> None:
-        """Launch the function that serves what is asked for; runners-up serve where the best cannot run.
+    def launch(self, asked: Asked, stream: int) -> tuple[Function, AnyPlan]:
+        """Launch the function that serves what is asked for; runners-up serve where the best cannot run. Which did, and
+        by which plan.
 
         Raises:
             KernelMiss: none does, or none can run on this GPU.
@@ -218,7 +219,8 @@ class Entries:
         reasons = []
         for name in best_first(entry, asked.m):
             try:
-                return self.function(entry, name).launch(asked.arguments, stream)
+                function = self.function(entry, name)
+                return function, function.launch(asked.arguments, stream)
             except (Unfit, ProgramError) as error:
                 reasons.append(f"  {name}: {error}")
         raise KernelMiss(

@@ -173,8 +173,9 @@ class Function:
         except Unfit as reason:
             raise DeviceError(f"{self.name}: {reason}") from None
 
-    def launch(self, views: Sequence[Any], stream: int) -> None:
-        """Launch on the stream of this handle with the record's arguments, tensors as views on this device.
+    def launch(self, views: Sequence[Any], stream: int) -> AnyPlan:
+        """Launch on the stream of this handle with the record's arguments, tensors as views on this device; the plan
+        by which it was.
 
         Raises:
             Unfit: this GPU cannot run the function for these extents; else as a call.
@@ -190,6 +191,7 @@ class Function:
                     )
                 plan = self._keep_plan(values, views)
             plan.launch(pointers, stream)
+        return plan
 
     def prepare(self, views: Sequence[Any]) -> None:
         """Plan for these arguments, if that was not done, so that `launch` need not; raises as `plan` does."""

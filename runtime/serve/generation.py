@@ -12,8 +12,10 @@ holds, which weak references show, is left for another time; the device is waite
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from ..container.archive import Archive
 from ..device.driver import Driver
@@ -23,6 +25,7 @@ from .counters import Counters
 from .entries import Entries
 from .gemm.plans import Plans
 from .layers import Layers
+from .operation_calls import PlannedCall
 from .options import Options
 from .preload import Preloader
 
@@ -45,6 +48,7 @@ class Generation:
         self._entries = partial(Entries, layers=self.layers, driver=driver, lock=lock, options=options)
         self.entries = self.entries_of(Plans.of.name)
         self.plans = Plans(self.entries, driver, counters)
+        self.calls: OrderedDict[tuple[Any, ...], PlannedCall] = OrderedDict()  # of other operations, by `Call.key`
         self.preloader = Preloader(self.layers, self.all_entries, self.plans, driver, lock, options, workspaces)
 
     def entries_of(self, name: str) -> Entries:
@@ -83,6 +87,7 @@ class Generation:
     def retire(self) -> bool:
         """Forget all plans and make no more; whether a call under way still holds one. The caller holds the lock."""
         self.plans.clear()
+        self.calls.clear()
         return self.layers.retire()
 
     def close(self) -> None:

@@ -25,12 +25,14 @@ from ..gemm.universal import AnyEntry
 from ..native import loaded as native_loaded
 from ..program.operation import Signature as AnySignature
 from ..program.record import TensorView
+from ..program.tensor import LAST_STREAM, stream_handle
 from .counters import Counters
-from .function import Function, device_view, resolve_stream
+from .function import Function, device_view, remember, resolve_stream
 from .gemm.calls import GemmCalls
 from .gemm.plans import Preloaded
 from .generation import Generation
 from .layers import open_archives
+from .operation_calls import Call, PlannedCall, Seen, call_of
 from .options import Options
 from .stats import ArchiveInfo, Refusal, Stats, prometheus_text
 
@@ -230,12 +232,20 @@ class Library(GemmCalls):
             ArgumentError: there is no such operation, or an argument does not fit.
             DeviceError: the driver refused, or the archive has nothing for this GPU.
         """
+        now, call = self._now, call_of(operation, tensors, words)
+        if call is not None:
+            planned = now.calls.get(call.key)
+            if planned is not None and self._launch_planned(planned, call, stream):
+                return words["out"]
         self._refuse_if_closed()
-        entries, driver = self._now.entries_of(operation), self._driver
+        entries, driver = now.entries_of(operation), self._driver
+        seen: dict[int, Seen] = {}
         handle = resolve_stream(stream, [x for x in (*tensors, *words.values()) if hasattr(x, "data_ptr")], driver)
 
         def view(x: Any, name: str, writable: bool) -> TensorView:
-            return device_view(x, name, handle, driver, writable=writable)
+            found = device_view(x, name, handle, driver, writable=writable)
+            seen[id(x)] = Seen(found, writable or (id(x) in seen and seen[id(x)].written))
+            return found
 
         try:
             asked = entries.of.ask(view, *tensors, **words)
@@ -250,11 +260,28 @@ class Library(GemmCalls):
         if asked.m == 0:
             return asked.result
         try:
-            entries.launch(asked, handle)
+            function, plan = entries.launch(asked, handle)
         except KernelMiss as miss:
             self._counters.refused(asked.signature.key(), miss.reason, False)
             raise
+        if call is not None and asked.result is words["out"]:
+            like = PlannedCall.of(call, seen, asked, function, plan, driver.device_count)
+            with self._lock:
+                if like is not None and self._now is now and not self._closed:
+                    remember(now.calls, call.key, like)
         return asked.result
+
+    def _launch_planned(self, planned: PlannedCall, call: Call, stream: Any) -> bool:
+        """Launch a call by a plan of one like it; whether its pointers fit that."""
+        if stream is None:
+            handle = planned.current_stream(planned.device)
+        else:
+            handle = stream if type(stream) is int and 0 <= stream <= LAST_STREAM else stream_handle(stream)
+        pointers = [x.data_ptr() for x in call.tensors]
+        if not planned.fits(pointers, handle):
+            return False
+        planned.plan.launch(tuple([pointers[place] for place in planned.order]), handle)
+        return True
 
     def grouped_gemm(self, a: Any, b: Any, ends: Any, *, out: Any = None, stream: Any = None, **more: Any) -> Any:
         """D[r] = act(A[r] @ B[e]^T) for rows r of group e, as experts have them: what `call` of "grouped_gemm" does.

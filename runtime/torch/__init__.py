@@ -4,7 +4,7 @@ Imported by name only (`import runtime.torch`), since it needs torch. `gemm` is 
 `cute_aot::gemm`, and `call` is `Library.call` as an operator of each operation's name; `replace_linears` puts GEMMs
 into a model; `inductor_options` lets Inductor put them into what it compiles, and `autotune_choices` lets Inductor
 measure the archive's kernels beside its own. `moe` is the experts of a mixture, around `grouped_gemm`, and
-`register_experts` puts it into models of transformers.
+`register_experts` puts it into models of transformers, of which some need `transpose_experts`.
 Knows nothing of kernels: all that is computed is computed by the library.
 """
 
@@ -15,7 +15,7 @@ from .layers import Layer, Report
 from .linears import replace_linears, restore_linears
 from .operations import call
 from .operator import gemm, register
-from .transformers_experts import register_experts
+from .transformers_experts import register_experts, transpose_experts
 
 __all__ = [
     "GemmChoices",
@@ -32,4 +32,5 @@ __all__ = [
     "register_experts",
     "replace_linears",
     "restore_linears",
+    "transpose_experts",
 ]

@@ -7,7 +7,7 @@ the experts of each token made. Only the device reads which experts a token has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 _GIVEN = "int library, Tensor hidden, Tensor w13, Tensor w2, Tensor topk_ids, Tensor topk_weights"
-_WORDS = "Tensor? expert_map=None, str activation='swiglu', str overlap='launch'"
+_TENSORS = "expert_map", "w13_bias", "w2_bias"  # by keyword
+_WORDS = f"{', '.join(f'Tensor? {name}=None' for name in _TENSORS)}, str activation='swiglu', str overlap='launch'"
 _ID_TYPES = torch.int32, torch.int64
 _WEIGHT_TYPES = torch.float32, torch.float16, torch.bfloat16
-_USUAL, _USUAL_OVERLAP = "swiglu", "launch"
+_USUAL, USUAL_OVERLAP = "swiglu", "launch"
 
 
 def grouped_gemm(lib: Library, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, **more: Any) -> Any:
@@ -35,8 +36,11 @@ def grouped_gemm(lib: Library, a: torch.Tensor, b: torch.Tensor, ends: torch.Ten
 
 
 class MoeOptions(TypedDict, total=False):
-    """What `moe` takes by keyword besides tensors."""
+    """What `moe` takes by keyword besides `out`."""
 
+    expert_map: torch.Tensor | None
+    w13_bias: torch.Tensor | None
+    w2_bias: torch.Tensor | None
     activation: str
     overlap: str
 
@@ -53,9 +57,8 @@ def moe(
     topk_ids: torch.Tensor,
     topk_weights: torch.Tensor,
     *,
-    expert_map: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
-    **words: Unpack[MoeOptions],
+    **more: Unpack[MoeOptions],
 ) -> torch.Tensor:
     """The experts of a mixture: out[t] = sum over j of topk_weights[t, j] * down(act(gate_up(hidden[t]))) of the expert
     topk_ids[t, j], in eager mode, inside torch.compile (fullgraph, dynamic T) and in CUDA graphs.
@@ -63,8 +66,10 @@ def moe(
     hidden (..., K); w13 (experts, 2N, K), rows of gate before those of up, as vLLM and transformers store them, and w2
     (experts, K, N); topk_ids and topk_weights (..., top_k), or (T, top_k) with T rows of hidden. An id outside the
     range of experts adds nothing, and so does one that `expert_map` (global experts), i32, takes to -1: with it, ids
-    are global, and the map says which of the experts here each is. `out`, of hidden's shape, is written and returned;
-    without it a new tensor of hidden's type is.
+    are global, and the map says which of the experts here each is. `w13_bias` (experts, 2N) is added before the
+    activation, its elements in the order of w13's rows, and `w2_bias` (experts, K) to what down makes, so before router
+    weights; both are of hidden's type. `out`, of hidden's shape, is written and returned; without it a new tensor of
+    hidden's type is.
 
     It is four launches: moe_permute, grouped_gemm with `activation`, grouped_gemm, moe_combine. int64 ids, and weights
     that are not float32, take a conversion by torch each, one launch more. Between launches rows of hidden's type are
@@ -72,28 +77,29 @@ def moe(
     added in f32 in the order of j, so equal calls give equal bits.
 
     By keyword also `activation`, "swiglu" or another gated epilogue of grouped_gemm ("swiglu_interleaved": rows of gate
-    and up take turns), or one that is not gated, with w13 (experts, N, K); and `overlap`, the most that functions of
-    grouped_gemm may rely on: "launch", the usual one, lets each launch begin while the one before it ends, and
-    "serial" does not. What the archive has for less serves where it has nothing for that.
+    and up take turns; GPT-OSS's is "swiglu_clamped_interleaved"), or one that is not gated, with w13 (experts, N, K);
+    and `overlap`, the most that functions of grouped_gemm may rely on: "launch", the usual one, lets each launch begin
+    while the one before it ends, and "serial" does not. What the archive has for less serves where it has nothing for
+    that.
 
     Raises:
         KernelMiss: the archive lacks a function of one of the four; the message names it, and the nearest entries.
         ArgumentError: the tensors do not go together, or a gradient would have to be recorded.
     """
     number = number_of(id(lib)) if torch.compiler.is_compiling() else register(lib)
-    refuse_gradient("moe", (hidden, w13, w2, topk_weights))
+    refuse_gradient("moe", (hidden, w13, w2, topk_weights, more.get("w13_bias"), more.get("w2_bias")))
     given = hidden, w13, w2, topk_ids, topk_weights
     if out is None:
-        made: torch.Tensor = torch.ops.cute_aot.moe.default(number, *given, expert_map=expert_map, **words)
+        made: torch.Tensor = torch.ops.cute_aot.moe.default(number, *given, **more)
         return made
-    torch.ops.cute_aot.moe_out.default(number, *given, out, expert_map=expert_map, **words)
+    torch.ops.cute_aot.moe_out.default(number, *given, out, **more)
     return out
 
 
-def _check(given: Sequence[torch.Tensor], activation: str) -> None:
-    """Raise ArgumentError where shapes or types do not go together; extents may be symbols. What no kernel takes is for
-    the library to say."""
-    hidden, w13, w2, ids, weights = given
+def _check(given: Sequence[torch.Tensor], more: Mapping[str, Any]) -> None:
+    """Raise ArgumentError where shapes or types do not go together; extents may be symbols. `more` is what was given by
+    keyword. What no kernel takes is for the library to say."""
+    (hidden, w13, w2, ids, weights), activation = given, more.get("activation", _USUAL)
     if activation not in EPILOGUES_OF_GROUPS or activation == "none":
         known = ", ".join(e for e in EPILOGUES_OF_GROUPS if e != "none")
         raise ArgumentError(f"activation must be one of {known}; found {activation!r:.50}")
@@ -118,29 +124,40 @@ def _check(given: Sequence[torch.Tensor], activation: str) -> None:
             f"topk_ids and topk_weights must both be (..., top_k), of as many tokens as hidden {tuple(hidden.shape)}; "
             f"found {tuple(ids.shape)} and {tuple(weights.shape)}"
         )
+    _check_bias("w13", w13, more, hidden)
+    _check_bias("w2", w2, more, hidden)
 
 
-def _moe_out(
-    library: int,
-    *given: torch.Tensor,
-    expert_map: torch.Tensor | None = None,
-    activation: str = _USUAL,
-    overlap: str = _USUAL_OVERLAP,
-) -> None:
-    """The four launches."""
+def _check_bias(of: str, weight: torch.Tensor, more: Mapping[str, Any], hidden: torch.Tensor) -> None:
+    """Raise ArgumentError where the bias of a weight (experts, N, K) is there, and is not (experts, N) in hidden's
+    type."""
+    bias = more.get(f"{of}_bias")
+    if bias is not None and (tuple(bias.shape) != tuple(weight.shape[:2]) or bias.dtype != hidden.dtype):
+        raise ArgumentError(
+            f"{of}_bias must have one number for each row of each expert in {of}, {tuple(weight.shape[:2])}, in "
+            f"hidden's type, {hidden.dtype}; found {tuple(bias.shape)} in {bias.dtype}"
+        )
+
+
+def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
+    """The four launches; `more` are `MoeOptions`."""
     hidden, w13, w2, topk_ids, topk_weights, out = map(bare, given)
-    _check((hidden, w13, w2, topk_ids, topk_weights), activation)
+    _check((hidden, w13, w2, topk_ids, topk_weights), more)
     if out.shape != hidden.shape:
         raise ArgumentError(f"out must have the shape of hidden, {tuple(hidden.shape)}, found {tuple(out.shape)}")
     lib, top_k, k = library_of(library), topk_ids.shape[-1], hidden.shape[-1]
     ids = topk_ids.reshape(-1, top_k).to(torch.int32).contiguous()
     weights = topk_weights.reshape(-1, top_k).to(torch.float32).contiguous()
-    words: dict[str, Any] = {} if expert_map is None else {"expert_map": bare(expert_map)}
-    rows, ends, positions = lib.call("moe_permute", hidden.reshape(-1, k), ids, experts=w13.shape[0], **words)
-    inner = lib.grouped_gemm(rows, w13, ends, epilogue=activation, overlap=overlap)
-    made = lib.grouped_gemm(inner, w2, ends, out=rows, overlap=overlap)
-    flat = out.view(-1, k)
-    lib.call("moe_combine", made, positions, weights, out=flat)
+    activation, overlap = more.get("activation", _USUAL), more.get("overlap", USUAL_OVERLAP)
+    expert_map, w13_bias, w2_bias = (None if more.get(name) is None else bare(more[name]) for name in _TENSORS)
+    words = {} if expert_map is None else {"expert_map": expert_map}
+    # What is between launches is made here: a call with `out` that is like one before is launched by its plan.
+    rows, inner = hidden.new_empty((ids.numel(), k)), hidden.new_empty((ids.numel(), w2.shape[2]))
+    ends, positions = ids.new_empty(w13.shape[0]), torch.empty_like(ids)
+    lib.call("moe_permute", hidden.reshape(-1, k), ids, experts=w13.shape[0], out=(rows, ends, positions), **words)
+    lib.grouped_gemm(rows, w13, ends, epilogue=activation, overlap=overlap, bias=w13_bias, out=inner)
+    lib.grouped_gemm(inner, w2, ends, overlap=overlap, bias=w2_bias, out=rows)
+    lib.call("moe_combine", rows, positions, weights, out=out.view(-1, k))
 
 
 def _moe(library: int, hidden: torch.Tensor, *given: torch.Tensor, **more: Any) -> torch.Tensor:
@@ -157,10 +174,10 @@ for _key in ("CUDA", "CPU"):
 
 @torch.library.register_fake("cute_aot::moe", lib=OPERATORS)
 def _fake_moe(library: int, hidden: torch.Tensor, *given: torch.Tensor, **more: Any) -> torch.Tensor:
-    _check((hidden, *given), more.get("activation", _USUAL))
+    _check((hidden, *given), more)
     return hidden.new_empty(hidden.shape)
 
 
 @torch.library.register_fake("cute_aot::moe_out", lib=OPERATORS)
 def _fake_moe_out(library: int, hidden: torch.Tensor, *given: torch.Tensor, **more: Any) -> None:
-    _check((hidden, *given[:-1]), more.get("activation", _USUAL))
+    _check((hidden, *given[:-1]), more)

@@ -18,8 +18,9 @@ from ..plugin.experts import Buffers, ExpertsDecision, Launches, Made, decide, l
 from ..serve.library import Library
 from . import hooks
 
-# The gates of grouped_gemm that are vLLM's activations, by name; gate in the first half of N, which each takes.
-_GATES = {"SILU": "swiglu", "GELU": "geglu", "GELU_TANH": "geglu_tanh"}
+# The gates of grouped_gemm that are vLLM's activations, by name. The first three have gate in the first half of N; of
+# GPT-OSS's, rows of gate and up take turns, and the factor and limit are those of the epilogue.
+_GATES = {"SILU": "swiglu", "GELU": "geglu", "GELU_TANH": "geglu_tanh", "SWIGLUOAI": "swiglu_clamped_interleaved"}
 _LIMITS = ("swiglu_limit", "swiglu_alpha", "swiglu_beta")  # of a layer's gate, None where it has the usual one
 
 
@@ -41,7 +42,6 @@ def decision(lib: Library, method: Any, layer: Any) -> ExpertsDecision:
         f"vLLM computes them by {getattr(chosen, '__name__', chosen)}": chosen is not base() and not is_ours(chosen),
         f"moe_backend is {moe.moe_backend!r}": moe.moe_backend != "auto",
         "of LoRA": moe.is_lora_enabled,
-        "they have biases": moe.has_bias,
         f"activation {getattr(layer.activation, 'name', layer.activation)}": gate is None,
         "the gate has limits of its own": any(getattr(layer, name, None) is not None for name in _LIMITS),
         "router weights are applied on the input": layer.apply_router_weight_on_input,
@@ -49,12 +49,17 @@ def decision(lib: Library, method: Any, layer: Any) -> ExpertsDecision:
     reason = next((words for words, found in reasons.items() if found), "")
     if reason or gate is None:
         return left(reason)
-    return decide(lib, layer.w13_weight, layer.w2_weight, layer.top_k, gate, layer.expert_map)
+    return decide(lib, layer.w13_weight, layer.w2_weight, layer.top_k, gate, layer.expert_map, _biases(method, layer))
 
 
-def gate_of(layer: Any) -> str:
-    """The epilogue of grouped_gemm that is the activation of a layer that was taken."""
-    return _GATES[layer.activation.name]
+def launches(lib: Library, method: Any, layer: Any) -> Launches:
+    """Those of a layer that was taken."""
+    return Launches(lib, _GATES[layer.activation.name], _biases(method, layer))
+
+
+def _biases(method: Any, layer: Any) -> tuple[Any, ...]:
+    """Those of w13 and w2, or none; on ranks of tensor parallelism that add none, vLLM has w2's made of zeros."""
+    return (layer.w13_bias, layer.w2_bias) if method.moe.has_bias else ()
 
 
 def is_ours(chosen: Any) -> bool:

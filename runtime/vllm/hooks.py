@@ -145,7 +145,7 @@ READ = {
     f"{_MOE}.config": tuple(
         f"FusedMoEConfig.{name}" for name in ("moe_backend", "is_lora_enabled", "has_bias", "experts_per_token")
     ),
-    f"{_MOE}.activation": ("MoEActivation.SILU", "MoEActivation.GELU", "MoEActivation.GELU_TANH"),
+    f"{_MOE}.activation": tuple(f"MoEActivation.{name}" for name in ("SILU", "GELU", "GELU_TANH", "SWIGLUOAI")),
     _FP8: tuple(FP8_LISTS),
     _SCALED: tuple(
         f"FP8ScaledMMLinearLayerConfig.{name}"

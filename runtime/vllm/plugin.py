@@ -210,7 +210,7 @@ class Plugin(Served):
 
     def launch_experts(self, method: Any, layer: Any) -> None:
         """Give a kernel that vLLM made of our class what it launches, if that was decided."""
-        from ..plugin.experts import Launches, left
+        from ..plugin.experts import left
         from . import experts
 
         try:
@@ -223,7 +223,7 @@ class Plugin(Served):
             if not experts.is_ours(made):
                 self._decisions[layer] = left(f"vLLM made its kernel of {type(made).__name__}")
                 return
-            made.launches = Launches(self.lib, experts.gate_of(layer))
+            made.launches = experts.launches(self.lib, method, layer)
             self._launching.append(made)
         except Exception as error:
             self._decisions[layer] = left(words(error))

@@ -59,7 +59,8 @@ def _operands(name: str, tensors: Any, words: Any, result: Any) -> Any:
         "grouped_gemm": GroupedOperands,
     }
     results = (words.get("expert_map"), *result) if name == "moe_permute" else (result,)
-    return of[name](*tensors, *results)
+    bias = words.get("bias")
+    return of[name](*tensors, *results, *([] if bias is None else [{"bias": bias}]))
 
 
 def _rows_written(name: str, output: str, operands: Any, whole: int) -> int:
@@ -82,15 +83,23 @@ def library(folder: Path) -> Iterator[ExpertsOnCpu]:
         made.close()
 
 
-def experts(hidden: Any, w13: Any, w2: Any, ids: Any, weights: Any, interleaved: bool = False) -> Any:
-    """What they make, in float64, token by token; ids that are no experts' add nothing."""
+def experts(
+    hidden: Any, w13: Any, w2: Any, ids: Any, weights: Any, activation: str = "swiglu", biases: Any = None
+) -> Any:
+    """What they make, in float64, token by token; ids that are no experts' add nothing. `biases` are those of w13 and
+    of w2, or None."""
     out = torch.zeros(hidden.shape, dtype=torch.float64)
+    of_w13, of_w2 = ([0.0] * len(w13),) * 2 if biases is None else (bias.double() for bias in biases)
     for token, j in torch.cartesian_prod(torch.arange(ids.shape[0]), torch.arange(ids.shape[1])).tolist():
         expert = int(ids[token, j])
         if not 0 <= expert < len(w13):
             continue
-        both = w13[expert].double() @ hidden[token].double()
-        gate, up = (both[0::2], both[1::2]) if interleaved else both.chunk(2)
-        inner = torch.nn.functional.silu(gate) * up
-        out[token] += float(weights[token, j]) * (w2[expert].double() @ inner)
+        both = w13[expert].double() @ hidden[token].double() + of_w13[expert]
+        gate, up = (both[0::2], both[1::2]) if activation.endswith("_interleaved") else both.chunk(2)
+        if activation.startswith("swiglu_clamped"):
+            gate = gate.clamp(max=7.0)
+            inner = gate * torch.sigmoid(1.702 * gate) * (up.clamp(-7.0, 7.0) + 1)
+        else:
+            inner = torch.nn.functional.silu(gate) * up
+        out[token] += float(weights[token, j]) * (w2[expert].double() @ inner + of_w2[expert])
     return out

@@ -14,7 +14,7 @@ from aot.providers import own
 from runtime import Library
 from runtime.container.archive import Archive
 
-from ..command_line import ALONE, COMMAND, ROOT, Run
+from ..command_line import ALONE, COMMAND, ROOT, Run, unwrapped
 from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver
 from ..shared import made_once
 from ..simulated_gpu import BASELINE
@@ -52,7 +52,7 @@ def around(request: pytest.FixtureRequest) -> Path:
 
 def test_what_a_manifest_asks_is_built_verified_and_served(run: Run, around: Path, torch: FakeTorch) -> None:
     assert run("verify", around).status == 0
-    shown = run("show", around, "permute_ep").out
+    shown = unwrapped(run("show", around, "permute_ep").out)
     assert "expert_map i32 (64), rows bf16 (4*M, 256), ends i32 (16), positions i32 (M, 4)" in shown
     with Archive.open(around) as archive:
         kernels = {}

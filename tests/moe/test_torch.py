@@ -35,6 +35,13 @@ def tensors(tokens: int = 9, top_k: int = 3, seed: int = 0) -> tuple[Any, ...]:
     return hidden, w13, w2, ids, torch.rand((tokens, top_k), generator=random).softmax(-1)
 
 
+def biases() -> tuple[Any, Any]:
+    """Of w13 and of w2, of the order of sums."""
+    random = torch.Generator().manual_seed(1)
+    of_w13, of_w2 = (torch.randn((EXPERTS, n), generator=random).bfloat16() for n in (2 * N, K))
+    return of_w13, of_w2
+
+
 def close(found: Any, wanted: Any) -> None:
     assert found.dtype == torch.bfloat16
     assert float((found.double() - wanted).norm()) < 1e-2 * float(wanted.norm())
@@ -50,7 +57,24 @@ def test_it_is_what_experts_make_in_four_launches(lib: ExpertsOnCpu, ids: Any) -
 def test_gates_that_take_turns_with_up(lib: ExpertsOnCpu) -> None:
     hidden, w13, w2, ids, weights = tensors()
     found = aot.moe(lib, hidden, w13, w2, ids, weights, activation="swiglu_interleaved")
-    close(found, experts(hidden, w13, w2, ids, weights, interleaved=True))
+    close(found, experts(hidden, w13, w2, ids, weights, "swiglu_interleaved"))
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu_clamped", "swiglu_clamped_interleaved"])
+def test_biases_are_added_before_the_gate_and_before_router_weights(lib: ExpertsOnCpu, activation: str) -> None:
+    hidden, w13, w2, ids, weights = tensors()
+    hidden, (of_w13, of_w2) = hidden * 4, biases()  # so that some sums are clamped
+    found = aot.moe(lib, hidden, w13, w2, ids, weights, w13_bias=of_w13, w2_bias=of_w2, activation=activation)
+    close(found, experts(hidden, w13, w2, ids, weights, activation, (of_w13, of_w2)))
+    assert lib.calls == FOUR
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_either_bias_may_be_there_alone(lib: ExpertsOnCpu, which: int) -> None:
+    (hidden, w13, w2, ids, weights), of = tensors(), biases()
+    of[1 - which].zero_()
+    found = aot.moe(lib, hidden, w13, w2, ids, weights, **{("w13_bias", "w2_bias")[which]: of[which]})
+    close(found, experts(hidden, w13, w2, ids, weights, biases=of))
 
 
 def test_hidden_states_may_have_more_dimensions(lib: ExpertsOnCpu) -> None:
@@ -89,23 +113,27 @@ def test_no_tokens_launch_nothing(lib: ExpertsOnCpu) -> None:
     assert lib.calls == []
 
 
-def test_it_is_one_operator_of_a_compiled_graph_for_any_number_of_tokens(lib: ExpertsOnCpu) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_it_is_one_operator_of_a_compiled_graph_for_any_number_of_tokens(lib: ExpertsOnCpu, biased: bool) -> None:
     _, w13, w2, *_ = tensors()
     torch._dynamo.reset()
+    more = dict(zip(("w13_bias", "w2_bias"), biases(), strict=True)) if biased else {}
 
-    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
-    def step(hidden: Any, ids: Any, weights: Any) -> Any:
-        return aot.moe(lib, hidden * 2, w13, w2, ids, weights) + 1
+    def eager(hidden: Any, ids: Any, weights: Any) -> Any:
+        return aot.moe(lib, hidden * 2, w13, w2, ids, weights, **more) + 1
 
+    step = torch.compile(eager, fullgraph=True, dynamic=True, backend="aot_eager")
     for tokens in (3, 9, 20):
         hidden, _, _, ids, weights = tensors(tokens)
-        assert torch.equal(step(hidden, ids, weights), aot.moe(lib, hidden * 2, w13, w2, ids, weights) + 1)
+        assert torch.equal(step(hidden, ids, weights), eager(hidden, ids, weights))
 
 
 def test_its_fake_result_is_like_hidden() -> None:
     given = [t.to("meta") for t in tensors()]
-    found = torch.ops.cute_aot.moe(0, *given)
+    found = torch.ops.cute_aot.moe(0, *given, w2_bias=biases()[1].to("meta"))
     assert (found.shape, found.dtype, found.device.type) == (given[0].shape, torch.bfloat16, "meta")
+    with pytest.raises(ArgumentError, match="w13_bias must have"):
+        torch.ops.cute_aot.moe(0, *given, w13_bias=biases()[1].to("meta"))
 
 
 @pytest.mark.parametrize(
@@ -119,6 +147,9 @@ def test_its_fake_result_is_like_hidden() -> None:
         ({"topk_ids": torch.zeros((9, 2), dtype=torch.int64)}, "must both be"),
         ({"topk_ids": torch.zeros((8, 3), dtype=torch.int64), "topk_weights": torch.zeros((8, 3))}, "as many tokens"),
         ({"out": torch.zeros((9, K + 8), dtype=torch.bfloat16)}, "out must have the shape of hidden"),
+        ({"w13_bias": torch.zeros((EXPERTS, N), dtype=torch.bfloat16)}, r"in w13, \(6, 96\), .* found \(6, 48\)"),
+        ({"w2_bias": torch.zeros((K,), dtype=torch.bfloat16)}, r"w2_bias must have .* found \(32,\)"),
+        ({"w2_bias": torch.zeros((EXPERTS, K))}, "hidden's type, torch.bfloat16; found .* in torch.float32"),
     ],
 )
 def test_what_does_not_go_together_is_one_clear_error(lib: ExpertsOnCpu, change: dict[str, Any], match: str) -> None:
@@ -133,6 +164,8 @@ def test_a_gradient_is_refused(lib: ExpertsOnCpu) -> None:
     hidden, *rest = tensors()
     with pytest.raises(ArgumentError, match="would have to record a gradient"):
         aot.moe(lib, hidden.requires_grad_(), *rest)
+    with pytest.raises(ArgumentError, match="would have to record a gradient"):
+        aot.moe(lib, hidden.detach(), *rest, w2_bias=biases()[1].requires_grad_())
 
 
 def test_grouped_gemm_is_an_operator_of_its_own(lib: ExpertsOnCpu) -> None:

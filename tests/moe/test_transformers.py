@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ transformers = pytest.importorskip("transformers", "5", reason="transformers 5 i
 import torch  # noqa: E402
 
 import runtime.torch as aot  # noqa: E402
+from aot.problem.models.experts import OVERLAP  # noqa: E402
 from runtime import ArgumentError  # noqa: E402
 
 from .on_cpu import ExpertsOnCpu, library  # noqa: E402
@@ -30,7 +33,9 @@ TINY = {
 CONFIGS = {
     "qwen3_moe": {"num_experts": 8, "moe_intermediate_size": 16, "norm_topk_prob": True, "decoder_sparse_step": 1},
     "mixtral": {"num_local_experts": 4, "intermediate_size": 48},
+    "gpt_oss": {"num_local_experts": 4, "intermediate_size": 48},
 }
+CLAMPED = "gpt_oss.GptOss", "openai_privacy_filter.OpenAIPrivacyFilter", "minimax_m3_vl.MiniMaxM3VL"
 
 
 @pytest.fixture
@@ -50,9 +55,34 @@ def model_of(kind: str, **more: Any) -> Any:
     return made
 
 
+def experts_of(name: str, implementation: str = "cute_aot") -> Any:
+    """A module of experts alone, whose sums are large enough to be clamped."""
+    package, prefix = name.split(".")
+    module = importlib.import_module(f"transformers.models.{package}.modeling_{package}")
+    sizes = {"hidden_size": 32, "num_local_experts": 4, "intermediate_size": 48}
+    gate = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0, "_experts_implementation": implementation}
+    made = getattr(module, f"{prefix}Experts")(types.SimpleNamespace(**sizes, **gate)).to(torch.bfloat16)
+    torch.manual_seed(0)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    return made
+
+
+def given() -> tuple[Any, Any, Any]:
+    torch.manual_seed(1)
+    ids = torch.rand((9, 4)).topk(2).indices
+    return torch.randn((9, 32)).bfloat16() * 2, ids, torch.rand((9, 2)).softmax(-1).bfloat16()
+
+
+def close(found: Any, wanted: Any) -> bool:
+    return float((found - wanted).float().norm()) < 2e-2 * float(wanted.float().norm())
+
+
 @pytest.mark.parametrize("kind", list(CONFIGS))
 def test_experts_of_a_model_are_its_eager_ones(lib: ExpertsOnCpu, kind: str) -> None:
     model, ids = model_of(kind), torch.arange(22).view(2, 11)
+    if kind == "gpt_oss":
+        assert aot.transpose_experts(model) == 2 * TINY["num_hidden_layers"]
     model.set_experts_implementation("eager")
     with torch.inference_mode():
         wanted = model(ids).logits
@@ -60,7 +90,7 @@ def test_experts_of_a_model_are_its_eager_ones(lib: ExpertsOnCpu, kind: str) -> 
         assert lib.calls == []
         found = model(ids).logits
     assert len(lib.calls) == 4 * TINY["num_hidden_layers"]
-    assert float((found - wanted).float().norm()) < 2e-2 * float(wanted.float().norm())
+    assert close(found, wanted)
 
 
 def test_a_config_may_choose_them(lib: ExpertsOnCpu) -> None:
@@ -70,13 +100,112 @@ def test_a_config_may_choose_them(lib: ExpertsOnCpu) -> None:
     assert lib.calls
 
 
-def test_experts_with_a_bias_and_a_gate_of_their_own_are_refused(lib: ExpertsOnCpu) -> None:
-    sizes = TINY | {"num_local_experts": 4, "intermediate_size": 32}
-    config = transformers.AutoConfig.for_model("gpt_oss", **sizes)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    model.set_experts_implementation("cute_aot")
-    with torch.inference_mode(), pytest.raises(ArgumentError, match="has is_transposed and has_bias and a gate of its"):
+def test_functions_are_asked_for_that_manifests_of_models_have(
+    lib: ExpertsOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, grouped_gemm = [], lib.grouped_gemm
+
+    def noted(*given: Any, **more: Any) -> Any:
+        asked.append(more["overlap"])
+        return grouped_gemm(*given, **more)
+
+    monkeypatch.setattr(lib, "grouped_gemm", noted)
+    with torch.inference_mode():
+        model_of("mixtral", experts_implementation="cute_aot")(torch.arange(5)[None])
+    assert set(asked) == {OVERLAP}
+
+
+@pytest.mark.parametrize("name", CLAMPED)
+def test_gates_that_are_clamped_are_those_of_their_classes(lib: ExpertsOnCpu, name: str) -> None:
+    ours, eager, inputs = experts_of(name), experts_of(name, "eager"), given()
+    if ours.is_transposed:
+        aot.transpose_experts(ours)
+    with torch.inference_mode():
+        sums = eager.gate_up_proj[0].mT if ours.is_transposed else eager.gate_up_proj[0]
+        assert float((inputs[0].float() @ sums.float().t()).max()) > 7
+        assert close(ours(*inputs), eager(*inputs))
+    assert len(lib.calls) == 4
+
+
+@pytest.mark.parametrize(("attribute", "value"), [("alpha", 1.0), ("limit", 8.0)])
+def test_a_clamped_gate_with_other_numbers_is_refused(lib: ExpertsOnCpu, attribute: str, value: float) -> None:
+    module = experts_of("gpt_oss.GptOss")
+    aot.transpose_experts(module)
+    setattr(module, attribute, value)
+    with torch.inference_mode(), pytest.raises(ArgumentError, match=r"has a gate clamped at .*, not at 7.0 with 1.702"):
+        module(*given())
+
+
+@pytest.mark.parametrize("problem", ["no gate", "a gate of its own"])
+def test_experts_with_another_gate_are_refused(lib: ExpertsOnCpu, problem: str) -> None:
+    module = experts_of("minimax_m3_vl.MiniMaxM3VL")
+    module.has_gate = problem != "no gate"
+    module.__class__ = type("OtherExperts", (type(module),), {})
+    with torch.inference_mode(), pytest.raises(ArgumentError, match=f"OtherExperts has {problem}, which"):
+        module(*given())
+
+
+# --- weights that lie transposed ---
+
+
+def test_weights_that_no_kernel_reads_are_refused_until_they_are_transposed(lib: ExpertsOnCpu) -> None:
+    model = model_of("gpt_oss", experts_implementation="cute_aot")
+    with torch.inference_mode(), pytest.raises(ArgumentError, match=r"call runtime.torch.transpose_experts\(model\)"):
         model(torch.arange(5)[None])
+    assert lib.calls == []
+    assert [aot.transpose_experts(model), aot.transpose_experts(model)] == [2 * TINY["num_hidden_layers"], 0]
+    with torch.inference_mode():
+        model(torch.arange(5)[None])
+    assert lib.calls
+
+
+def test_transposed_experts_are_the_same_parameters_of_the_same_values() -> None:
+    module = experts_of("gpt_oss.GptOss")
+    before = {name: (parameter, parameter.detach().clone()) for name, parameter in module.named_parameters()}
+    aot.transpose_experts(module)
+    for name, parameter in module.named_parameters():
+        assert parameter is before[name][0]
+        assert torch.equal(parameter, before[name][1])
+
+
+@pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
+def test_transformers_own_experts_compute_with_transposed_weights(implementation: str) -> None:
+    module = experts_of("gpt_oss.GptOss", implementation)
+    with torch.inference_mode():
+        wanted = module(*given())
+        aot.transpose_experts(module)
+        assert close(module(*given()), wanted)
+
+
+def test_a_model_with_transposed_experts_is_saved_and_loaded(tmp_path: Path) -> None:
+    model = model_of("gpt_oss")
+    aot.transpose_experts(model)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+
+
+def test_a_model_without_such_experts_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"MixtralForCausalLM has no experts with weights \(experts, K, N\)"):
+        aot.transpose_experts(model_of("mixtral"))
+
+
+def test_packed_weights_are_refused_before_any_is_moved() -> None:
+    module = experts_of("gpt_oss.GptOss")
+    module.down_proj = torch.nn.Parameter(torch.zeros((4, 24), dtype=torch.uint8), requires_grad=False)
+    with pytest.raises(ArgumentError, match="has to be loaded with dequantize=True"):
+        aot.transpose_experts(module)
+    assert module.gate_up_proj.is_contiguous()
+
+
+def test_experts_are_one_graph_of_torch_compile(lib: ExpertsOnCpu) -> None:
+    module = experts_of("gpt_oss.GptOss")
+    aot.transpose_experts(module)
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        compiled = torch.compile(module.forward, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(*given()), module(*given()))
 
 
 def test_a_closed_library_is_refused(lib: ExpertsOnCpu) -> None:

@@ -64,6 +64,8 @@ def print_answer(answer: dict[str, Any]) -> None:
     print(answer["key"])
     if answer["assumed_gpu"]:
         print_wrapped("this kind of GPU is assumed, as none is named and no entry is for one")
+    if answer.get("of_another_kind"):
+        print_wrapped(f"tuned on {kind(answer['tuned_on'])}, the nearest kind: times and floor are of that one")
     print()
     if answer["state"] is None:
         return _print_missing(answer)

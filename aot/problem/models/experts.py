@@ -100,8 +100,6 @@ def operations(experts: Experts, ranks: Ranks, of: Arithmetic, tokens: Sequence[
 def notes(experts: Experts, ranks: Ranks, of: Arithmetic) -> list[str]:
     """What a caller has to know to use them so, in sentences."""
     found = [experts.note] if experts.note else []
-    if experts.bias:
-        found.append("experts have biases, which lib.grouped_gemm takes and runtime.torch.moe does not")
     if experts.bias and ranks.inner(experts) != experts.inner:
         found.append("on all ranks but one the bias of experts_down is zeros")
     if of.scaling != "none":

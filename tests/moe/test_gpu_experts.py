@@ -1,0 +1,284 @@
+"""The experts of a mixture as a whole on a real GPU, beside references.
+
+pytest -m gpu tests/moe --archive=X, for an archive with all four operations of some model: of a manifest that `aot
+manifest from-config` writes, or of tests/data/experts.yaml, which has experts with GPT-OSS's biases and gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runtime
+from aot.pack import tables
+from runtime import Library
+from runtime.container.archive import Archive
+from runtime.device.driver import Driver
+from runtime.gemm.fallback import apply_activation
+from runtime.grouped_gemm import Signature as Grouped
+from runtime.moe.combine import Signature as Combine
+from runtime.moe.permute import Signature as Permute
+from runtime.numbers.epilogue import CLAMPED
+from runtime.tables.dispatch import serves
+
+torch = pytest.importorskip("torch")
+
+import runtime.torch as aot  # noqa: E402  # needs torch
+from runtime.plugin.experts import Buffers, Launches, wide_elements  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+MAX_ERROR = 6e-3  # relative, in the norm: two roundings to 16 bits between launches, and one behind them
+CLAMPED_SIZE = 4.0  # of sums where they are clamped, so that one in twelve is
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The experts of a model that the archive has whole, and random operands for them."""
+
+    up: Grouped
+    down: Grouped
+    top_k: int
+
+    @property
+    def activation(self) -> str:
+        return self.up.parts.activation_word
+
+    def biases(self) -> tuple[Any, ...]:
+        """Of w13 and of w2, the same at every call; none where the epilogues have none."""
+        if not self.up.parts.bias:
+            return ()
+        return tuple(self._normal(self._random(99), s.groups, s.n) for s in (self.up, self.down))
+
+    def operands(self, tokens: int, seed: int = 0) -> list[Any]:
+        """hidden, w13, w2, ids and weights."""
+        random, up, down = self._random(seed), self.up, self.down
+        size = CLAMPED_SIZE if up.parts.activation == CLAMPED else 1.0
+        w13 = self._normal(random, up.groups, up.n, up.k).mul_(size * up.k**-0.5)
+        w2 = self._normal(random, down.groups, down.n, down.k).mul_(down.k**-0.5)
+        ids = torch.rand((tokens, up.groups), device="cuda", generator=random).topk(self.top_k).indices
+        weights = torch.rand((tokens, self.top_k), device="cuda", generator=random).softmax(-1)
+        return [self._normal(random, tokens, up.k), w13, w2, ids, weights]
+
+    def moe(self, library: Library, *operands: Any, **more: Any) -> Any:
+        """The operator's result."""
+        more |= dict(zip(("w13_bias", "w2_bias"), self.biases(), strict=False))
+        return aot.moe(library, *operands, activation=self.activation, **more)
+
+    def reference(self, hidden: Any, w13: Any, w2: Any, ids: Any, weights: Any) -> Any:
+        """In float32, expert by expert, with what each made rounded as it is between launches."""
+        out, biases = torch.zeros(hidden.shape, device="cuda", dtype=torch.float32), self.biases()
+        for expert in range(len(w13)):
+            tokens, slots = torch.where(ids == expert)
+            if not len(tokens):
+                continue
+            of_w13, of_w2 = (bias[expert].float() for bias in biases) if biases else (0.0, 0.0)
+            sums = hidden[tokens].float() @ w13[expert].float().t() + of_w13
+            inner = apply_activation(torch, self.up.parts, sums).to(hidden.dtype)
+            made = (inner.float() @ w2[expert].float().t() + of_w2).to(hidden.dtype)
+            out.index_add_(0, tokens, made.float() * weights[tokens, slots, None])
+        return out
+
+    def _normal(self, random: Any, *shape: int) -> Any:
+        dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[self.up.a]
+        return torch.randn(shape, device="cuda", generator=random, dtype=dtype)
+
+    def _random(self, seed: int) -> Any:
+        return torch.Generator(device="cuda").manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def library(tuned_archive: Path) -> Iterator[Library]:
+    with runtime.load(tuned_archive) as library:
+        yield library
+        torch.cuda.synchronize()
+
+
+@pytest.fixture(scope="module")
+def served(tuned_archive: Path) -> list[Experts]:
+    """Those of each model that the archive has whole, without an expert map."""
+    with Archive.open(tuned_archive) as archive:
+        of_all = [
+            e.signature for e in tables.operation_entries(archive) if serves(e.target, Driver().compute_capability)
+        ]
+    found = whole(of_all)
+    if not found:
+        pytest.skip("the archive has no whole block of experts for this GPU")
+    return found
+
+
+def whole(signatures: list[Any]) -> list[Experts]:
+    """The experts whose four launches are all among these signatures."""
+    permute = [s for s in signatures if isinstance(s, Permute) and not s.global_experts]
+    combine = [s for s in signatures if isinstance(s, Combine)]
+    grouped = [s for s in signatures if isinstance(s, Grouped) and s.rows == "contiguous" and s.scaling == "none"]
+    found = [
+        Experts(up, down, p.top_k)
+        for p in permute
+        for up in grouped
+        for down in grouped
+        if (up.groups, up.k, up.a, up.parts.gated) == (p.experts, p.k, p.x, True)
+        and up.overlap == down.overlap
+        and (down.groups, down.n, down.k, down.a) == (p.experts, p.k, up.columns, p.x)
+        and down.epilogue == ("bias" if up.parts.bias else "none")
+        and Combine(p.x, p.x, p.top_k, p.k) in combine
+    ]
+    return sorted(set(found), key=lambda of: of.up.key())
+
+
+def smallest(served: list[Experts]) -> list[Experts]:
+    """For each epilogue those with the fewest weights."""
+    by_size = sorted(served, key=lambda of: of.up.groups * of.up.n * of.up.k, reverse=True)
+    return list({of.up.epilogue: of for of in by_size}.values())
+
+
+def error_of(found: Any, wanted: Any) -> float:
+    return float((found.float() - wanted).norm() / (wanted.norm() or 1.0))
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 65, 512])
+def test_the_experts_of_a_model_are_right(served: list[Experts], library: Library, tokens: int) -> None:
+    for of in served:
+        hidden, w13, w2, ids, weights = operands = of.operands(tokens)
+        wanted, found = of.reference(*operands), of.moe(library, *operands)
+        assert error_of(of.moe(library, *operands, overlap=of.up.overlap), wanted) < MAX_ERROR, of.up.key()
+        assert error_of(found, wanted) < MAX_ERROR, of.up.key()
+        assert torch.equal(of.moe(library, hidden, w13, w2, ids.int(), weights), found), "of other ids of a type"
+        ids[0] = -1
+        ids[-1, 0] = of.up.groups + 3
+        found = of.moe(library, *operands)
+        assert not bool(found[0].any())
+        if tokens > 1:
+            assert error_of(found, of.reference(*operands)) < MAX_ERROR, of.up.key()
+
+
+def test_the_biases_of_experts_are_added_once_for_each_of_a_token(served: list[Experts], library: Library) -> None:
+    """Of tokens that are zero what is left is what biases make."""
+    biased = [of for of in served if of.up.parts.bias]
+    if not biased:
+        pytest.skip("the archive has no experts with biases")
+    for of in biased:
+        hidden, *rest = of.operands(9)
+        hidden.zero_()
+        assert error_of(of.moe(library, hidden, *rest), of.reference(hidden, *rest)) < MAX_ERROR, of.up.key()
+        ends = torch.full((of.up.groups,), 9, dtype=torch.int32, device="cuda")
+        first = library.grouped_gemm(
+            hidden, rest[0], ends, epilogue=of.activation, bias=of.biases()[0], overlap="launch"
+        )
+        wanted = apply_activation(torch, of.up.parts, of.biases()[0][:1].float()).expand(9, -1)
+        assert error_of(first, wanted) < MAX_ERROR, of.up.key()
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 65])
+def test_launches_that_overlap_in_a_graph_wait_for_each_other(
+    served: list[Experts], library: Library, tokens: int
+) -> None:
+    for of in smallest(served):
+        layers = [of.operands(tokens, seed) for seed in range(6)]
+
+        def chain(between: Callable[[], None], of: Experts = of, layers: Any = layers) -> Any:
+            x = layers[0][0]
+            for _, *weights in layers * 4:
+                x = of.moe(library, x, *weights)
+                x = x / x.float().norm(dim=-1, keepdim=True).to(x.dtype) * x.shape[-1] ** 0.5
+                between()
+            return x
+
+        apart = chain(torch.cuda.synchronize)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            together = chain(lambda: None)
+        for _ in range(20):
+            together.fill_(float("nan"))
+            graph.replay()
+            assert torch.equal(together, apart), of.up.key()
+
+
+def test_a_captured_block_serves_the_tokens_and_experts_of_its_replay(served: list[Experts], library: Library) -> None:
+    for of in served:
+        for tokens in (1, 48):
+            hidden, *_, ids, _weights = operands = of.operands(tokens)
+            out = torch.empty_like(hidden)
+            of.moe(library, *operands, out=out)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                of.moe(library, *operands, out=out)
+            one = torch.full_like(ids, of.up.groups // 2)
+            random = torch.rand((tokens, of.up.groups), device="cuda").topk(of.top_k).indices
+            for other in (random, one, random - 5):
+                ids.copy_(other)
+                hidden.normal_()
+                wanted = of.reference(*operands)
+                bits = []
+                for _ in range(3):
+                    out.fill_(float("nan"))
+                    graph.replay()
+                    bits.append(out.clone())
+                assert error_of(out, wanted) < MAX_ERROR, (of.up.key(), tokens)
+                assert torch.equal(bits[0], bits[1])
+                assert torch.equal(bits[0], bits[2])
+
+
+def test_a_compiled_block_gives_the_bits_of_an_eager_one(served: list[Experts], library: Library) -> None:
+    for of in smallest(served):
+        biases = dict(zip(("w13_bias", "w2_bias"), of.biases(), strict=False))
+
+        def eager(*given: Any, of: Experts = of, biases: Any = biases) -> Any:
+            return aot.moe(library, given[0] * 2, *given[1:], activation=of.activation, **biases) + 1
+
+        torch._dynamo.reset()
+        step = torch.compile(eager, fullgraph=True, dynamic=True)
+        for tokens in (3, 17, 40):
+            operands = of.operands(tokens, tokens)
+            assert torch.equal(step(*operands), eager(*operands)), of.up.key()
+
+
+def test_experts_that_are_on_another_gpu_add_nothing(served: list[Experts], library: Library) -> None:
+    """What an expert map takes away is what ids of -1 do; of archives with an entry for twice the experts."""
+    ran = False
+    for of in served:
+        *others, ids, weights = of.operands(20)
+        expert_map = torch.full((2 * of.up.groups,), -1, dtype=torch.int32, device="cuda")
+        expert_map[::2] = torch.arange(of.up.groups, dtype=torch.int32, device="cuda")
+        try:
+            found = of.moe(library, *others, ids * 2 + (ids % 3 == 0), weights, expert_map=expert_map)
+        except runtime.KernelMiss:
+            continue
+        ran = True
+        assert torch.equal(found, of.moe(library, *others, torch.where(ids % 3 == 0, -1, ids), weights))
+    if not ran:
+        pytest.skip("the archive has no moe_permute with twice the experts in all")
+
+
+def test_launches_into_a_servers_buffers_give_the_bits_of_the_operator(served: list[Experts], library: Library) -> None:
+    """In a captured graph, with NaN in all buffers, and the output where the inner rows are, as vLLM has it."""
+    for of in served:
+        up, down = of.up, of.down
+        for tokens in (1, 48):
+            hidden, w13, w2, ids, weights = of.operands(tokens)
+            ids, rows = ids.int(), tokens * of.top_k
+            elements = wide_elements(rows, max(up.n, up.k), up.groups, 2)
+            wide, inner = (hidden.new_full((n,), float("nan")) for n in (elements, rows * max(down.k, up.k)))
+            out, launches = inner[: tokens * up.k].view(tokens, up.k), Launches(library, of.activation, of.biases())
+
+            def step(given: Any = (hidden, w13, w2, ids, weights), to: Any = (launches, wide, inner, out)) -> None:
+                launches, wide, inner, out = to
+                launches.combine(launches.make(*given, None, Buffers(wide, inner)), out)
+
+            step()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+            for seed in range(2):
+                fresh = torch.Generator(device="cuda").manual_seed(seed)
+                ids.copy_(torch.rand((tokens, up.groups), device="cuda", generator=fresh).topk(of.top_k).indices)
+                wide.fill_(float("nan"))
+                inner.fill_(float("nan"))
+                graph.replay()
+                assert torch.equal(out, of.moe(library, hidden, w13, w2, ids, weights)), (up.key(), tokens)

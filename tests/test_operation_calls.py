@@ -1,0 +1,119 @@
+"""Calls of operations that are like one before: launched by its plan, and only where their pointers fit it."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import Library
+from runtime.container.archive import Archive
+from runtime.errors import ArgumentError, KernelMiss, LayoutError
+from runtime.grouped_gemm import GroupedGemm
+from runtime.serve import operation_calls
+
+from .grouped_gemm.test_operation import PLAIN, driver, library, tensors
+from .recording_driver import FakeTensor, RecordingDriver
+
+__all__ = ["driver", "library"]  # fixtures
+
+
+def pointers(launch: Any) -> list[int]:
+    return [struct.unpack_from("<Q", p)[0] for p in launch.parameters[:4]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The signatures of calls that the operation was asked about."""
+    found: list[str] = []
+    ask = GroupedGemm.ask
+
+    def noting(*given: Any, **words: Any) -> Any:
+        result = ask(*given, **words)
+        found.append(result.signature.key())
+        return result
+
+    monkeypatch.setattr(GroupedGemm, "ask", noting)
+    return found
+
+
+def test_a_call_like_one_before_is_launched_by_its_plan(
+    library: Library, driver: RecordingDriver, asked: list[str]
+) -> None:
+    launches = library.stats().launches
+    for _ in range(3):
+        a, b, ends = tensors()
+        out = FakeTensor((9, 256))
+        assert library.call("grouped_gemm", a, b, ends, out=out) is out
+        assert pointers(driver.launches[-1]) == [t.data_ptr() for t in (a, b, ends, out)]
+    assert asked == [PLAIN.key()], "once"
+    assert library.stats().launches == launches + 3, "each is counted"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"m": 10},
+        {"overlap": "launch"},
+        {"epilogue": "swiglu"},
+        {"out": None},
+        {"stream": 7},
+    ],
+    ids=str,
+)
+def test_another_call_is_asked_for(
+    library: Library, driver: RecordingDriver, asked: list[str], change: dict[str, Any]
+) -> None:
+    library.call("grouped_gemm", *tensors(), out=FakeTensor((9, 256)))
+    more = {"out": FakeTensor((change.get("m", 9), 128 if "epilogue" in change else 256))} | change
+    m = more.pop("m", 9)
+    library.call("grouped_gemm", *tensors(m), **more)
+    assert len(driver.launches) == 2
+    assert len(asked) == (1 if "stream" in change else 2), "the stream is no part of a plan"
+
+
+def test_pointers_that_do_not_fit_a_plan_are_refused_as_by_a_first_call(library: Library) -> None:
+    a, b, ends = tensors()
+    out = FakeTensor((9, 256))
+    library.call("grouped_gemm", a, b, ends, out=out)
+    askew = FakeTensor((9, 128))
+    askew.pointer += 2
+    with pytest.raises(LayoutError, match="must start at a multiple of 16 bytes"):
+        library.call("grouped_gemm", askew, b, ends, out=out)
+    over = FakeTensor((9, 256))
+    over.pointer = b.data_ptr() + 16
+    with pytest.raises(ArgumentError, match="shares memory with another operand"):
+        library.call("grouped_gemm", a, b, ends, out=over)
+    gone = FakeTensor((9, 128))
+    gone.pointer = 0
+    with pytest.raises(ArgumentError):
+        library.call("grouped_gemm", gone, b, ends, out=out)
+
+
+def test_a_tensor_that_is_two_arguments_is_looked_at_each_time(library: Library, asked: list[str]) -> None:
+    square = FakeTensor((8, 128, 128))
+    flat = FakeTensor((9, 128))
+    ends = FakeTensor((8,), dtype="int32")
+    flat.pointer = square.data_ptr()
+    out = FakeTensor((9, 128))
+    with pytest.raises(KernelMiss):  # there is no such N; what matters is that nothing is planned
+        library.call("grouped_gemm", flat, square, ends, out=out)
+    assert not library._now.calls
+
+
+def test_a_reload_forgets_plans(library: Library, driver: RecordingDriver, tmp_path: Path, asked: list[str]) -> None:
+    a, b, ends = tensors()
+    out = FakeTensor((9, 256))
+    library.call("grouped_gemm", a, b, ends, out=out)
+    (planned,) = library._now.calls.values()
+    assert isinstance(planned, operation_calls.PlannedCall)
+    before = library._now
+    library._serve(library._generation([Archive.open(tmp_path / "experts.aot")]))
+    before.retire()
+    assert not before.calls
+    library.call("grouped_gemm", a, b, ends, out=out)
+    assert len(asked) == 2
+    assert library.entry(dataclasses.replace(PLAIN)) is not None
