@@ -60,7 +60,7 @@
       spanGaps: true,
       show: i < LINES_SHOWN,
       points: { show: true, size: 5 },
-      value: (_, value) => (value == null ? "–" : value.toFixed(2)),
+      value: (_, value) => (value == null ? "-" : value.toFixed(2)),
     }));
     const plot = new uPlot(
       {
