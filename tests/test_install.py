@@ -198,6 +198,15 @@ def test_packages_carry_their_types(package: str) -> None:
     assert (ROOT / package / "py.typed").is_file()
 
 
+def test_what_a_report_is_made_of_comes_with_an_install() -> None:
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        patterns = tomllib.load(file)["tool"]["setuptools"]["package-data"]["aot"]
+    brought = {path for pattern in patterns for path in (ROOT / "aot").glob(pattern)}
+    there = {path for path in (ROOT / "aot" / "report").rglob("*.*") if path.suffix not in (".py", ".pyc")}
+    assert there
+    assert there <= brought
+
+
 def test_the_license_is_there_in_full() -> None:
     assert project()["license-files"] == ["LICENSE", "aot/report/uplot/LICENSE"]
     text = (ROOT / "LICENSE").read_text()
