@@ -89,7 +89,7 @@ def test_an_archive_for_other_gpus_is_broken_only_if_it_was_named(named: bool, s
 
 def test_an_archive_that_is_damaged_is_broken(run: Run, tmp_path: Path, no_driver: None) -> None:
     damaged = bytearray(runtime.universal().read_bytes())
-    damaged[-1] ^= 1
+    damaged[len(damaged) // 2] ^= 1  # in a block of cubins, which listing it does not read
     (tmp_path / "damaged.aot").write_bytes(damaged)
     assert found("archive", tmp_path / "damaged.aot").state == doctor.BROKEN
     assert run("doctor", "--archive", tmp_path / "damaged.aot").status == 1
