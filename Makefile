@@ -33,7 +33,7 @@ lint: $(VENV)/ready
 $(VENV)/ready: pyproject.toml $(wildcard runtime/native/*.c runtime/native/*.h)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet torch==2.13.0
-	$(BIN)/pip install --quiet --editable '.[build,test]'
+	$(BIN)/pip install --quiet --editable '.[build,test,wheels]'
 	touch $@
 
 clean:

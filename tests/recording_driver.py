@@ -288,6 +288,12 @@ class FakeTensor:
     def get_device(self) -> int:
         return int(self.device.index)
 
+    def new_empty_strided(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> FakeTensor:
+        return FakeTensor(tuple(shape), self.dtype.name, strides, device=self.device.index)
+
+    def copy_(self, other: FakeTensor) -> FakeTensor:
+        return self
+
     def new_empty(self, shape: tuple[int, ...], dtype: TorchDType) -> FakeTensor:
         return FakeTensor(tuple(shape), dtype.name, device=self.device.index)
 

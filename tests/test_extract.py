@@ -46,7 +46,7 @@ def test_a_pipe_gets_the_cubin(path: Path) -> None:
 
 def test_sass_of_a_real_kernel_has_its_instructions(run: Run, archive: Path, tmp_path: Path) -> None:
     try:
-        sass._nvdisasm()
+        sass.nvdisasm()
     except sass.NoDisassembler:
         pytest.skip("nvdisasm is not installed")
     with Archive.open(archive) as opened:

@@ -61,7 +61,7 @@ def test_residual_may_be_the_output(library: Library, signatures: list[Signature
     if not having:
         pytest.skip("the archive has no GEMM that adds a residual of D's type")
     for s in having:
-        for m in RAGGED_M:
+        for m in RAGGED_M:  # at which the last tile along M begins earlier, and two make some rows
             o = made(s, m)
             library.gemm(o.a, o.b, out=o.d, **arguments(s, o))
             x = o.extras["residual"].clone()

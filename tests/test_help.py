@@ -32,6 +32,7 @@ COMMANDS = [
     "merge",
     "verify",
     "sign",
+    "doctor",
     "manifest",
     "manifest from-config",
     "manifest from-server",

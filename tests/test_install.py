@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
 from aot.__main__ import _MISSING
 from aot.extras import to_install
+from runtime.container.archive import Archive
 
 from .command_line import ROOT
+from .distributions import brought_by, normal, project
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,18 +30,8 @@ _DISTRIBUTIONS = {"yaml": "pyyaml", "cutlass": "nvidia-cutlass-dsl", "nvMatmulHe
 _INSPECTION = ["__main__.py", "cli/*.py", "cli/commands/*.py", "inspect/**/*.py"]
 
 
-def _project() -> dict[str, Any]:
-    with open(ROOT / "pyproject.toml", "rb") as file:
-        found: dict[str, Any] = tomllib.load(file)["project"]
-    return found
-
-
 def _names(requirements: Iterable[str]) -> set[str]:
-    return {_normal(Requirement(text).name) for text in requirements}
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return {normal(Requirement(text).name) for text in requirements}
 
 
 def _imported(path: Path) -> set[str]:
@@ -54,20 +44,6 @@ def _imported(path: Path) -> set[str]:
             found.add(node.module)
     found = {name.partition(".")[0] for name in found}
     return found - set(sys.stdlib_module_names) - {"aot", "runtime"}
-
-
-def _brought(requirements: Iterable[str]) -> set[str]:
-    """The distributions installed here that come with `requirements`, themselves included."""
-    found: set[str] = set()
-    waiting = list(requirements)
-    while waiting:
-        requirement = Requirement(waiting.pop())
-        name = _normal(requirement.name)
-        if name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
-            continue
-        found.add(name)
-        waiting += metadata.requires(name) or []
-    return found
 
 
 # Runs the command where nothing of `BLOCKED` can be imported.
@@ -94,21 +70,30 @@ LOOKS = [
     "explain ARCHIVE up --m 7",
     "diff ARCHIVE ARCHIVE",
     "history ARCHIVE",
+    "coverage ARCHIVE MANIFEST",
     "report ARCHIVE --json",
+    "extract ARCHIVE FUNCTION --resources",
+    "prune ARCHIVE -o OUT --gemm up",
+    "merge ARCHIVE ARCHIVE -o OUT",
+    "cache info",
     "verify ARCHIVE",
     "build --help",
 ]
 
 
 @pytest.mark.parametrize("command", LOOKS)
-def test_archives_are_looked_at_with_base_dependencies_alone(archive: Path, command: str) -> None:
-    brought = _brought(_project()["dependencies"])
+def test_archives_are_looked_at_with_base_dependencies_alone(archive: Path, command: str, tmp_path: Path) -> None:
+    brought = brought_by(project()["dependencies"])
     installed = metadata.packages_distributions()
-    blocked = {name for name, homes in installed.items() if not {_normal(home) for home in homes} & brought}
+    blocked = {name for name, homes in installed.items() if not {normal(home) for home in homes} & brought}
     assert {"torch", "cutlass"} <= blocked
     program = f"BLOCKED = {blocked - {'aot', 'runtime'}!r}\n{_LOOK}"
-    arguments = command.replace("ARCHIVE", str(archive)).split()
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with Archive.open(archive) as opened:
+        function = next(iter(opened.functions))
+    words = {"ARCHIVE": archive, "MANIFEST": archive.with_suffix(".yaml"), "OUT": tmp_path / "out.aot"}
+    words |= {"FUNCTION": Path(function)}
+    arguments = [str(words.get(word, word)) for word in command.split()]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
     )
@@ -118,7 +103,7 @@ def test_archives_are_looked_at_with_base_dependencies_alone(archive: Path, comm
 def test_what_looks_at_archives_imports_base_dependencies_alone() -> None:
     files = [path for pattern in _INSPECTION for path in (ROOT / "aot").glob(pattern)]
     needed = {_DISTRIBUTIONS.get(name, name) for path in files for name in _imported(path)}
-    assert needed <= _names(_project()["dependencies"])
+    assert needed <= _names(project()["dependencies"])
 
 
 def test_the_runtime_imports_zstandard_and_orjson_alone() -> None:
@@ -139,9 +124,9 @@ def test_only_signatures_import_what_knows_them() -> None:
 def test_every_import_is_a_dependency_that_a_message_can_name() -> None:
     imported = set().union(*map(_imported, (*ROOT.glob("aot/**/*.py"), *ROOT.glob("runtime/**/*.py"))))
     imported -= {"transformers"}  # whose experts are registered where it is: `register_experts` says so if it is not
-    project = _project()
-    extras = project["optional-dependencies"]
-    declared = _names([*project["dependencies"], *extras["tune"], *extras["build"], *extras["report"], *extras["sign"]])
+    found = project()
+    extras = found["optional-dependencies"]
+    declared = _names([*found["dependencies"], *extras["tune"], *extras["build"], *extras["report"], *extras["sign"]])
     assert {_DISTRIBUTIONS.get(name, name) for name in imported} <= declared
     optional = {"nvMatmulHeuristics"}  # `aot.search.rank` goes on without it
     assert imported - optional <= set(_MISSING)
@@ -189,9 +174,9 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
 
 
 def test_the_extra_that_a_message_names_brings_the_package() -> None:
-    project = _project()
-    brought = {extra: _names(of) for extra, of in project["optional-dependencies"].items()}
-    brought[""] = _names(project["dependencies"])
+    found = project()
+    brought = {extra: _names(of) for extra, of in found["optional-dependencies"].items()}
+    brought[""] = _names(found["dependencies"])
     lacking = [name for name, extra in _MISSING.items() if _DISTRIBUTIONS.get(name, name) not in brought[extra]]
     assert lacking == []
 
@@ -206,9 +191,9 @@ def test_what_a_message_says_to_install_is_in_the_readme() -> None:
 
 
 def test_the_extra_that_builds_holds_the_one_that_tunes() -> None:
-    project = _project()
-    assert "cute-aot[tune]" in project["optional-dependencies"]["build"]
-    assert project["scripts"] == {"aot": "aot.__main__:main"}
+    found = project()
+    assert "cute-aot[tune]" in found["optional-dependencies"]["build"]
+    assert found["scripts"] == {"aot": "aot.__main__:main"}
 
 
 @pytest.mark.parametrize("package", ["aot", "runtime"])
@@ -219,8 +204,17 @@ def test_packages_carry_their_types(package: str) -> None:
     assert (ROOT / package / "py.typed").is_file()
 
 
+def test_what_a_report_is_made_of_comes_with_an_install() -> None:
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        patterns = tomllib.load(file)["tool"]["setuptools"]["package-data"]["aot"]
+    brought = {path for pattern in patterns for path in (ROOT / "aot").glob(pattern)}
+    there = {path for path in (ROOT / "aot" / "report").rglob("*.*") if path.suffix not in (".py", ".pyc")}
+    assert there
+    assert there <= brought
+
+
 def test_the_license_is_there_in_full() -> None:
-    assert _project()["license-files"] == ["LICENSE", "aot/report/uplot/LICENSE"]
+    assert project()["license-files"] == ["LICENSE", "aot/report/uplot/LICENSE"]
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License" in text
     assert "END OF TERMS AND CONDITIONS" in text

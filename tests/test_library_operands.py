@@ -209,15 +209,24 @@ def test_plain_calls_have_plans_of_their_own(library: Library, driver: Recording
 # --- residual in place ---
 
 
-def test_residual_may_be_the_output_itself(library: Library, driver: RecordingDriver) -> None:
+def test_of_a_residual_that_is_the_output_a_copy_is_added(library: Library, driver: RecordingDriver) -> None:
     a, b = FakeTensor((16, K)), FakeTensor((N, K))
     for _ in range(3):
         x = FakeTensor((16, N))
         assert library.gemm(a, b, residual=x, out=x) is x
-        assert pointers(driver)[2:] == [x.pointer, x.pointer]
-    driver.log.clear()
-    library.gemm(a, b, residual=x, out=x)
-    assert driver.log == []
+        *_, d, residual = pointers(driver)
+        assert d == x.pointer
+        assert not x.pointer - 2 * 16 * N < residual < x.pointer + 2 * 16 * N, "two tiles may make a row"
+        library.gemm(a, b, residual=FakeTensor((16, N)), out=x)  # a plan of such calls does not serve the next
+
+
+def test_a_residual_that_is_the_output_and_not_torchs_is_refused(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.serve.gemm.calls.is_torch", lambda x: False)
+    a, b, x = FakeTensor((16, K)), FakeTensor((N, K)), FakeTensor((16, N))
+    with pytest.raises(ArgumentError, match="out is residual, which kernels may read after they wrote it"):
+        library.gemm(a, b, residual=x, out=x)
 
 
 def test_residual_that_overlaps_the_output_otherwise_is_refused_on_every_call(library: Library) -> None:

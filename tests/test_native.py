@@ -47,7 +47,7 @@ def putter(table: Any, tensors: tuple[FakeTensor, ...]) -> Callable[[Any], None]
     counter = native._native.Counter()
 
     def put(launch: Any) -> None:
-        assert table.put(0, tensors, (launch,), (15,) * 3, (64, 128, 64), (0, 0, 0), 0, None, None, counter)
+        assert table.put(0, tensors, (launch,), (15,) * 3, (64, 128, 64), 0, None, None, counter)
 
     return put
 

@@ -1,5 +1,6 @@
 """The command report, and the data that it shows: layers by M, and what is wrong with an archive."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from hypothesis import strategies as st
 from aot.inspect.report.bins import bins
 from aot.inspect.report.data import report
 from aot.pack.write import Package
+from aot.report.view import view
 from runtime.container.archive import Archive
+from runtime.device.gpus import Gpu
 
 from . import universal_archives
 from .command_line import Run
-from .inspected import BUILD, FEW, MANY, QKV, TIMINGS, WIDE, tables, write
-from .recording_driver import cubin, gemm_record
+from .inspected import BUILD, FEW, H200, MANY, QKV, TIMINGS, WIDE, tables, write
+from .recording_driver import cubin, gemm_record, table
 
 UNKNOWN = "bf16_bf16_bf16_f32_none_n512_k512"
 
@@ -89,6 +92,15 @@ def test_cells_say_what_was_measured_and_what_serves_where_nothing_was(path: Pat
     assert {cell["state"] for cell in o["cells"]} == {"ranked"}
 
 
+def test_a_column_of_several_times_shows_the_least(tmp_path: Path) -> None:
+    changed = tables()["gemm"]
+    more = [TIMINGS[1] | {"m": m, "us": us} for m, us in ((600, 30.0), (700, 50.0))]
+    changed["entries"][0]["timings"] = [*TIMINGS[:2], *more, TIMINGS[2]]
+    place = found(write(tmp_path / "x.aot", {"gemm": changed}))["places"][0]
+    (cell,) = [c for b, c in zip(place["bins"], place["layers"][0]["cells"], strict=True) if b["first"] == 513]
+    assert (cell["measured"], cell["worst"], cell["worst_m"]) == (2, 0.76, 700)
+
+
 def test_a_time_is_compared_with_the_floor_of_the_gpu(path: Path) -> None:
     point = found(path)["places"][0]["layers"][0]["points"][1]
     assert (point["m"], point["us"], point["bound"]) == (512, 40.0, "tensor cores")
@@ -113,6 +125,18 @@ def test_functions_are_added_up_by_target_and_family(path: Path) -> None:
     data = found(path)
     assert sum(row["functions"] for row in data["families"]) == len(data["functions"]) == 5
     assert sum(row["bytes"] for row in data["families"]) == sum(row["bytes"] for row in data["functions"])
+
+
+def test_times_of_another_kind_of_gpu_are_told_and_counted_once(tmp_path: Path) -> None:
+    qkv, o = tables()["gemm"]["entries"]
+    h100 = Gpu("NVIDIA H100 80GB HBM3", 132, 3352)
+    tuned = {"state": "tuned", "functions": [WIDE], "ranges": [[None, 0]], "candidates": [], "gpu": h100}
+    write(tmp_path / "x.aot", {"gemm": table([qkv | {"gpu": H200}, o | tuned])})
+    h200, other = found(tmp_path / "x.aot")["places"]
+    assert [place["layers"][0]["elsewhere"] for place in (h200, other)] == [False, True]
+    assert h200["layers"][0]["points"] == other["layers"][0]["points"], "their floor is that of the H200"
+    assert rules(tmp_path / "x.aot")["untuned", "qkv"].startswith("was tuned on NVIDIA H200 alone")
+    assert view(found(tmp_path / "x.aot"))["against"]["measured"] == 3
 
 
 # --- what is wrong ---
@@ -230,3 +254,22 @@ def test_a_damaged_table_is_one_line_and_writes_nothing(run: Run, tmp_path: Path
     assert (result.status, result.err.count("\n")) == (2, 1)
     assert "failures" in result.err
     assert not (tmp_path / "out.html").exists()
+
+
+def test_where_the_disk_is_full_the_old_page_stays(
+    run: Run, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "report.html"
+    assert run("report", path, "-o", page).status == 0
+    before = page.read_bytes()
+    write(path, model_with())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("aot.cli.commands.report.os.replace", full)
+    result = run("report", path, "-o", page)
+    assert (result.status, result.err.count("\n")) == (2, 1)
+    assert "cannot be written (No space left on device)" in result.err
+    assert page.read_bytes() == before
+    assert {file.name for file in tmp_path.iterdir()} == {"x.aot", "report.html"}

@@ -191,8 +191,11 @@ def test_a_chart_is_read_with_the_keyboard_alone(browser: Chromium, page: Path) 
     assert browser.run(legend) == ["512", "1.12"]
     browser.press("Tab")
     assert _focused(browser) == "qkv"
+    pressed = "document.activeElement.getAttribute('aria-pressed')"
+    assert browser.run(pressed) == "true"
     browser.press("Enter")
     assert browser.run("document.querySelectorAll('.u-legend .u-off').length") == 1
+    assert browser.run(pressed) == "false"
 
 
 def test_a_hostile_archive_runs_nothing(browser: Chromium, hostile_page: Path) -> None:

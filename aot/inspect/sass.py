@@ -24,7 +24,7 @@ def sass(cubin: bytes) -> str:
     Raises:
         NoDisassembler: there is none here, or it refuses the cubin.
     """
-    program = _nvdisasm()
+    program = nvdisasm()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -40,8 +40,13 @@ def sass(cubin: bytes) -> str:
     return done.stdout
 
 
-def _nvdisasm() -> str:
-    """The one on the path, else that of NVIDIA's wheel, else that of the CUDA toolkit in its usual place."""
+def nvdisasm() -> str:
+    """Where nvdisasm is: the one on the path, else that of NVIDIA's wheel, else that of the CUDA toolkit in its usual
+    place.
+
+    Raises:
+        NoDisassembler: it is in none of them.
+    """
     wheel = next(Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin/nvdisasm"), None)
     for found in (shutil.which("nvdisasm"), wheel, _TOOLKIT if _TOOLKIT.exists() else None):
         if found is not None:

@@ -43,6 +43,7 @@ def place_view(place: dict[str, Any], by_digest: dict[str, Any], families: dict[
         "ranges": [
             {
                 "label": name,
+                "signature": layer["signature"],
                 "all": len(layer["ranges"]),
                 "rows": [_range(row, layer, by_digest) for row in layer["ranges"][:MOST_RANGES]],
             }
@@ -53,9 +54,12 @@ def place_view(place: dict[str, Any], by_digest: dict[str, Any], families: dict[
 
 
 def _unique(layer: dict[str, Any], shared: set[str]) -> str:
-    """What a layer is called, with its model or its key where several share a name."""
+    """What a layer is called, with its models and its key where several share a name, and with the kind of GPU that its
+    times are of where that is another."""
     name = str(layer["label"])
-    return name if name not in shared else f"{name} ({', '.join(layer['models'])}: {layer['signature']})"
+    if name in shared:
+        name += f" ({', '.join(layer['models'])}: {layer['signature']})"
+    return f"{name}, as on {layer['tuned_on']['name']}" if layer["elsewhere"] else name
 
 
 def _cell(name: str, layer: dict[str, Any], column: dict[str, Any], cell: dict[str, Any]) -> dict[str, str]:

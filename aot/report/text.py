@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-FILTERS = ("bytes_text", "ratio", "span", "us", "plural", "extremes")
+FILTERS = ("bytes_text", "ratio", "span", "us", "plural", "extremes", "percent")
 
 
 def bytes_text(number: int) -> str:
@@ -27,6 +27,11 @@ def us(value: float | None) -> str:
     return (
         "-" if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
     )
+
+
+def percent(share: float | None) -> str:
+    """A share, such as "1.5%"; a dash where it is not known."""
+    return "-" if share is None else f"{share:.1%}"
 
 
 def plural(number: int, one: str, more: str = "") -> str:

@@ -59,7 +59,7 @@ def _machine(environment: dict[str, Any]) -> str:
 def _against(places: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """All that was measured against torch: at how many M, at how many torch was faster, of how many layers, and the
     geometric mean of layers' means."""
-    layers = [layer for place in places for layer in place["layers"]]
+    layers = [layer for place in places for layer in place["layers"] if not layer["elsewhere"]]
     means = [layer["ratio_mean"] for layer in layers if layer["ratio_mean"]]
     return {
         "measured": sum(layer["measured"] for layer in layers),
@@ -83,7 +83,7 @@ def _slowest(places: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for place in places
         for layer in place["layers"]
-        if layer["points"]
+        if layer["points"] and not layer["elsewhere"]
     ]
     return sorted(rows, key=lambda row: row["worst"])[:_SLOWEST]
 

@@ -69,6 +69,10 @@ FUNCTIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
 }
 
 
+class NoDriver(DeviceError):
+    """This machine has no driver."""
+
+
 class Libcuda:
     """The functions of `FUNCTIONS` as attributes, from a loaded library."""
 
@@ -92,12 +96,13 @@ def load() -> Libcuda:
     """The driver of this machine.
 
     Raises:
-        DeviceError: there is none, or it is too old.
+        NoDriver: there is none.
+        DeviceError: it is too old.
     """
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError as error:
-        raise DeviceError(f"no CUDA driver was found ({error}); install NVIDIA's driver") from None
+        raise NoDriver(f"no CUDA driver was found ({error}); install NVIDIA's driver") from None
     return Libcuda(library)
 
 

@@ -289,7 +289,7 @@ def _tiles(t: TensorView, name: str, axes: tuple[str, ...], signature: Signature
 def check_memory(views: Views) -> None:
     """Hold addresses against each other: all there, and D apart from itself and the rest.
 
-    The residual may be D itself, the same elements at the same place: a kernel reads each before it writes it.
+    The residual may be D itself, the same elements at the same place: of that a copy is made.
 
     Raises:
         ArgumentError: they are not.

@@ -328,7 +328,6 @@ typedef struct Entry {
     int32_t device;
     Launch *launch[MOST_LAUNCHES];
     uint64_t misaligned[MOST_TENSORS], bytes[MOST_TENSORS];
-    uint8_t may_be_out[MOST_TENSORS];
     PyObject *shape, *keywords; /* of `new_empty`, where the output is not given */
     Counter *counter; /* of calls launched */
     int64_t key[]; /* words */
@@ -416,7 +415,7 @@ static int fits(const Entry *entry, const uint64_t *pointers) {
     for (uint32_t i = 0; i < entry->tensors; i++) {
         uint64_t p = pointers[i];
         if (p == 0 || p & entry->misaligned[i]) return 0;
-        if (i != OUT && d < p + entry->bytes[i] && p < d_end && !(entry->may_be_out[i] && p == d)) return 0;
+        if (i != OUT && d < p + entry->bytes[i] && p < d_end) return 0;
     }
     return 1;
 }
@@ -513,21 +512,20 @@ static void clear(Table *self) {
     }
 }
 
-/* put(tag, (a, b, out, ...), launches, misaligned, bytes, may_be_out, device, shape, keywords, counter): serve such
+/* put(tag, (a, b, out, ...), launches, misaligned, bytes, device, shape, keywords, counter): serve such
    calls from now on; False if they are not of a kind that this can. A full table begins anew. `out` and its shape: one
    of both. */
 static PyObject *table_put(PyObject *object, PyObject *args) {
     Table *self = (Table *)object;
-    PyObject *tensors, *launches, *misaligned, *bytes, *may_be_out, *shape, *keywords, *counter;
+    PyObject *tensors, *launches, *misaligned, *bytes, *shape, *keywords, *counter;
     PyObject *given[MOST_TENSORS];
-    uint64_t aliases[MOST_TENSORS];
     long long tag;
     int device;
     Seen seen;
     Entry *entry, *replaced, **place;
     Py_ssize_t count, launched, operands;
-    if (!PyArg_ParseTuple(args, "LO!O!OOOiOOO!", &tag, &PyTuple_Type, &tensors, &PyTuple_Type, &launches, &misaligned,
-                          &bytes, &may_be_out, &device, &shape, &keywords, counter_type, &counter))
+    if (!PyArg_ParseTuple(args, "LO!O!OOiOOO!", &tag, &PyTuple_Type, &tensors, &PyTuple_Type, &launches, &misaligned,
+                          &bytes, &device, &shape, &keywords, counter_type, &counter))
         return NULL;
     count = PyTuple_Size(tensors);
     launched = PyTuple_Size(launches);
@@ -544,8 +542,7 @@ static PyObject *table_put(PyObject *object, PyObject *args) {
     if (entry == NULL) return PyErr_NoMemory();
     entry->tensors = (uint32_t)operands;
     if (operands > MOST_TENSORS || integers(misaligned, entry->misaligned, MOST_TENSORS) != operands ||
-        integers(bytes, entry->bytes, MOST_TENSORS) != operands ||
-        integers(may_be_out, aliases, MOST_TENSORS) != operands) {
+        integers(bytes, entry->bytes, MOST_TENSORS) != operands) {
         free(entry);
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a wrong number of operands");
         return NULL;
@@ -555,7 +552,6 @@ static PyObject *table_put(PyObject *object, PyObject *args) {
     memcpy(entry->key, seen.key, seen.words * sizeof *seen.key);
     entry->device = device;
     entry->launches = (uint32_t)launched;
-    for (Py_ssize_t i = 0; i < operands; i++) entry->may_be_out[i] = aliases[i] != 0;
     for (Py_ssize_t i = 0; i < launched; i++) {
         entry->launch[i] = (Launch *)PyTuple_GetItem(launches, i);
         Py_INCREF(entry->launch[i]);
@@ -623,7 +619,7 @@ static void table_dealloc(PyObject *object) {
 
 static PyMethodDef table_methods[] = {
     {"call", (PyCFunction)(void (*)(void))table_call, METH_FASTCALL, "call(tag, stream, a, b, out, ...)"},
-    {"put", table_put, METH_VARARGS, "put(tag, tensors, launches, misaligned, bytes, may_be_out, device, shape, keywords, counter)"},
+    {"put", table_put, METH_VARARGS, "put(tag, tensors, launches, misaligned, bytes, device, shape, keywords, counter)"},
     {"clear", table_clear, METH_NOARGS, "clear()"},
     {NULL, NULL, 0, NULL},
 };

@@ -40,7 +40,6 @@ class Table:
         launches: tuple[Any, ...],
         misaligned: Sequence[int],
         sizes: Sequence[int],
-        may_be_out: Sequence[bool],
         device: int,
         shape: tuple[int, ...] | None,
         keywords: dict[str, Any] | None,

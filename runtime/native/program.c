@@ -39,6 +39,11 @@ static uint32_t poisoned(State *state, uint32_t number, int reason, const Op *op
     return number + 1;
 }
 
+/* x / y and x % y of any y but 0, also where the quotient is 2^63. By a division of 64 bits: one of 128 is a call into the
+   compiler's own library, which of some compilers brings a log and an exp that are not libm's, and not Python's. */
+static __int128 quotient_of(int64_t x, int64_t y) { return y == -1 ? -(__int128)x : x / y; }
+static int64_t remainder_of(int64_t x, int64_t y) { return y == -1 ? 0 : x % y; }
+
 /* Which of LLVM's flags of `op` promises what does not hold, as the reason; 0 if none does. */
 static int broken(const Op *op, uint64_t x, uint64_t y, uint64_t result) {
     unsigned width = op->width;
@@ -61,7 +66,7 @@ static int broken(const Op *op, uint64_t x, uint64_t y, uint64_t result) {
     if (op->flags & DISJOINT && x & y) return SHARED_BITS;
     if (op->flags & EXACT) {
         if (op->code == UDIV) return x % y ? MULTIPLE : 0;
-        if (op->code == SDIV) return (__int128)signed_of(x, width) % signed_of(y, width) ? MULTIPLE : 0;
+        if (op->code == SDIV) return remainder_of(signed_of(x, width), signed_of(y, width)) ? MULTIPLE : 0;
         return x & ((1ull << y) - 1) ? POWER : 0;
     }
     return 0;
@@ -70,9 +75,9 @@ static int broken(const Op *op, uint64_t x, uint64_t y, uint64_t result) {
 /* x / y, rounded towards zero, up or down, or what remains; the reason if it is not defined. */
 static int divide(const Op *op, uint64_t x, uint64_t y, uint64_t *result) {
     unsigned width = op->width;
-    __int128 sx = signed_of(x, width), sy = signed_of(y, width), quotient;
+    int64_t sx = signed_of(x, width), sy = signed_of(y, width);
     if (sy == 0) return ZERO;
-    quotient = sx / sy;
+    __int128 quotient = quotient_of(sx, sy);
     if (quotient * sy != sx) {
         int below = (sx < 0) != (sy < 0); /* so the quotient was rounded up */
         if (op->code == CEILDIVSI && !below) quotient++;

@@ -6,6 +6,7 @@ manifest from-config` writes, or of tests/data/experts.yaml, which has experts w
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +49,9 @@ class Experts:
     def activation(self) -> str:
         return self.up.parts.activation_word
 
+    @functools.cached_property  # a graph that is captured can make no generator
     def biases(self) -> tuple[Any, ...]:
-        """Of w13 and of w2, the same at every call; none where the epilogues have none."""
+        """Of w13 and of w2; none where the epilogues have none."""
         if not self.up.parts.bias:
             return ()
         return tuple(self._normal(self._random(99), s.groups, s.n) for s in (self.up, self.down))
@@ -66,12 +68,12 @@ class Experts:
 
     def moe(self, library: Library, *operands: Any, **more: Any) -> Any:
         """The operator's result."""
-        more |= dict(zip(("w13_bias", "w2_bias"), self.biases(), strict=False))
+        more |= dict(zip(("w13_bias", "w2_bias"), self.biases, strict=False))
         return aot.moe(library, *operands, activation=self.activation, **more)
 
     def reference(self, hidden: Any, w13: Any, w2: Any, ids: Any, weights: Any) -> Any:
         """In float32, expert by expert, with what each made rounded as it is between launches."""
-        out, biases = torch.zeros(hidden.shape, device="cuda", dtype=torch.float32), self.biases()
+        out, biases = torch.zeros(hidden.shape, device="cuda", dtype=torch.float32), self.biases
         for expert in range(len(w13)):
             tokens, slots = torch.where(ids == expert)
             if not len(tokens):
@@ -166,10 +168,8 @@ def test_the_biases_of_experts_are_added_once_for_each_of_a_token(served: list[E
         hidden.zero_()
         assert error_of(of.moe(library, hidden, *rest), of.reference(hidden, *rest)) < MAX_ERROR, of.up.key()
         ends = torch.full((of.up.groups,), 9, dtype=torch.int32, device="cuda")
-        first = library.grouped_gemm(
-            hidden, rest[0], ends, epilogue=of.activation, bias=of.biases()[0], overlap="launch"
-        )
-        wanted = apply_activation(torch, of.up.parts, of.biases()[0][:1].float()).expand(9, -1)
+        first = library.grouped_gemm(hidden, rest[0], ends, epilogue=of.activation, bias=of.biases[0], overlap="launch")
+        wanted = apply_activation(torch, of.up.parts, of.biases[0][:1].float()).expand(9, -1)
         assert error_of(first, wanted) < MAX_ERROR, of.up.key()
 
 
@@ -226,7 +226,7 @@ def test_a_captured_block_serves_the_tokens_and_experts_of_its_replay(served: li
 
 def test_a_compiled_block_gives_the_bits_of_an_eager_one(served: list[Experts], library: Library) -> None:
     for of in smallest(served):
-        biases = dict(zip(("w13_bias", "w2_bias"), of.biases(), strict=False))
+        biases = dict(zip(("w13_bias", "w2_bias"), of.biases, strict=False))
 
         def eager(*given: Any, of: Experts = of, biases: Any = biases) -> Any:
             return aot.moe(library, given[0] * 2, *given[1:], activation=of.activation, **biases) + 1
@@ -264,7 +264,7 @@ def test_launches_into_a_servers_buffers_give_the_bits_of_the_operator(served: l
             ids, rows = ids.int(), tokens * of.top_k
             elements = wide_elements(rows, max(up.n, up.k), up.groups, 2)
             wide, inner = (hidden.new_full((n,), float("nan")) for n in (elements, rows * max(down.k, up.k)))
-            out, launches = inner[: tokens * up.k].view(tokens, up.k), Launches(library, of.activation, of.biases())
+            out, launches = inner[: tokens * up.k].view(tokens, up.k), Launches(library, of.activation, of.biases)
 
             def step(given: Any = (hidden, w13, w2, ids, weights), to: Any = (launches, wide, inner, out)) -> None:
                 launches, wide, inner, out = to

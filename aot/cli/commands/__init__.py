@@ -17,6 +17,7 @@ from . import (
     cache,
     coverage,
     diff,
+    doctor,
     explain,
     extract,
     history,
@@ -92,6 +93,7 @@ _add("prune", prune)
 _add("merge", merge)
 _add("verify", verify)
 _add("sign", sign)
+_add("doctor", doctor)
 app.add_typer(_manifest, name="manifest")
 _manifest.command("from-config", epilog=manifest.FROM_CONFIG)(manifest.from_config)
 _manifest.command("from-server", epilog=manifest.FROM_SERVER)(manifest.from_server)

@@ -35,7 +35,7 @@ def command(
     scaling: Annotated[str | None, typer.Option(help="Of a config: that of e4m3 layers.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say which layers of a model an archive serves: at which M tuned, ranked by estimates, or predicted by its forms,
+    """Say which layers of a model are served. At which M tuned, ranked by estimates, or predicted by its forms,
     and which are missing. Exit status 1 where one is missing."""
     from ...inspect.coverage import coverage
     from ...inspect.serving import Serving

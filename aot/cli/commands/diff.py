@@ -25,7 +25,7 @@ def command(
     gemm: Layers = None,
     as_json: Json = False,
 ) -> None:
-    """Say what NEW has in place of OLD: layers, which function serves which M, times, tools, functions and bytes. With
+    """Say what changed from OLD to NEW. Layers, which function serves which M, times, tools, functions and bytes; with
     --gemm each range of M of a layer. Exit status 0 where functions and tables are the same, 1 where they differ."""
     from fnmatch import fnmatchcase
 

@@ -31,7 +31,7 @@ def command(
     gpu: OneGpu = None,
     as_json: Json = False,
 ) -> None:
-    """Explain what serves a layer at M rows: the function and why it was chosen, its time beside the floor of the GPU
+    """Explain what serves a layer at M rows. The function and why it was chosen, its time beside the floor of the GPU
     and beside torch, and the functions behind it. Of what nothing serves, the nearest entries and what to do, with exit
     status 1."""
     from ...inspect.asked import Extents, signatures

@@ -29,7 +29,8 @@ def command(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Take the cubin of a function out of an archive, its SASS, or the registers and memory that it takes of an SM."""
+    """Take the code of a function out of an archive. Its cubin, its SASS, or the registers and memory that it takes of
+    an SM."""
     from ...inspect.functions import named
     from ...inspect.functions import resources as taken
 

@@ -15,7 +15,7 @@ EXAMPLES = examples("aot history model.aot")
 
 
 def command(archive: ArchivePath, as_json: Json = False) -> None:
-    """Say what was done to make an archive, in order: built for which model with what, then tuned on which machines.
+    """Say how an archive was made, in order. Built for which model with what, then tuned on which machines.
     The archive keeps no time of day and no host."""
     from ...inspect.history import history
 

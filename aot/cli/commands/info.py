@@ -16,7 +16,8 @@ _SHOWN = 5  # of a list that may be long; --json has all
 
 
 def command(archive: ArchivePath, as_json: Json = False) -> None:
-    """Say what an archive is: its digest, the models it was built for, tools, GPUs, sizes, and what it lacks."""
+    """Say what an archive is and who made it. Its digest, the models that it was built for, tools, GPUs, sizes, and
+    what it lacks."""
     from ...inspect.info import info
 
     with open_archive(archive) as opened:

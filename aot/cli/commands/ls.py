@@ -38,8 +38,8 @@ def command(
     functions: Annotated[bool, typer.Option("--functions", help="List functions and what each is there for.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List what an archive serves, a line for each layer and target: how its functions were chosen, and how fast they
-    are beside torch's, in the mean and at the worst M. Then what it serves at any N and K, and sizes."""
+    """List what an archive serves, layer by layer. Of each, on each target, how its functions were chosen, and how fast
+    they are beside torch's, in the mean and at the worst M; then what it serves at any N and K, and sizes."""
     from ...inspect.listing import listing
     from ...pack.filter import Filter
 

@@ -21,7 +21,7 @@ def command(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Write what ARCHIVE has of some targets, layers or states, with the functions that these need. Functions in no
+    """Write a part of an archive. Some targets, layers or states, with the functions that these need; functions in no
     table stay unless layers or states are named."""
     from ...pack.filter import Filter
     from ...repack import RepackError, contents, pruned, write

@@ -29,8 +29,8 @@ def command(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Write one page, which needs no network, that says what an archive serves, how fast, and what is wrong with it.
-    With --json print the data of the page instead."""
+    """Write an archive as one web page. What it serves, how fast, and what is wrong with it; the page needs no network.
+    With --json print its data instead."""
     from ...inspect.report.data import report
 
     if (output is None) != as_json:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from runtime.container.archive import Archive
+from runtime.device.gpus import Gpu
 from runtime.gemm.universal import AnyEntry, PredictedEntry
 from runtime.tables.table import Entry
 
@@ -36,7 +37,8 @@ def places(archive: Archive, serving: Serving) -> list[dict[str, Any]]:
 
     `bins` are columns of M, with `last` None where there is no end. A layer's `points` are what was measured; `cells`
     has for each column its `state`, the `worst` ratio of torch's time to ours that was measured there, and the
-    functions that serve; `ranges` are all that dispatch has, in M.
+    functions that serve; `ranges` are all that dispatch has, in M. A layer that was tuned `elsewhere`, on another kind
+    of GPU alone, has the times and floors of that, `tuned_on`.
 
     States of cells are "measured"; "torch_faster", found so between points that were measured; "tuned", by what was
     measured at other M; "beyond" all that was measured; "ranked"; "predicted", by a form; and "missing".
@@ -77,9 +79,13 @@ def _place(serving: Serving, signatures: list[Any], names: _Names, place: Place)
 def _layer(
     signature: Any, entry: AnyEntry | None, names: _Names, place: Place, columns: Sequence[Bin]
 ) -> dict[str, Any]:
-    key = signature.key()
+    key, gpu_of_times = signature.key(), place.gpu
+    if isinstance(entry, Entry) and entry.gpu is not None:
+        gpu_of_times = entry.gpu
     ranges = intervals(entry.ranges) if isinstance(entry, Entry) else []
-    points = [_point(signature, row, place, names) for row in timings.read(entry)] if isinstance(entry, Entry) else []
+    points = (
+        [_point(signature, row, gpu_of_times, names) for row in timings.read(entry)] if isinstance(entry, Entry) else []
+    )
     found = {
         "label": ", ".join(names.layers.get(key, [])) or key,
         "signature": key,
@@ -89,6 +95,7 @@ def _layer(
         "state": MISSING if entry is None else entry.state,
         "target": None if entry is None else entry.target,
         "tuned_on": gpu(entry) if isinstance(entry, Entry) else None,
+        "elsewhere": not gpu_of_times.same_kind(place.gpu),
         "torch_faster": [] if entry is None else [{"m_min": a, "m_max": b} for a, b in entry.torch_faster],
         "points": points,
         "ranges": [],
@@ -103,9 +110,9 @@ def _layer(
     return found | {"ranges": named} | measured(entry)
 
 
-def _point(signature: Any, row: dict[str, Any], place: Place, names: _Names) -> dict[str, Any]:
+def _point(signature: Any, row: dict[str, Any], of: Gpu, names: _Names) -> dict[str, Any]:
     """A time that was measured; `over_floor` is how many times the floor of the GPU it is, None where none is known."""
-    least = floor(signature, row["m"], place.gpu)
+    least = floor(signature, row["m"], of)
     return {
         "m": row["m"],
         "us": row["us"],

@@ -41,6 +41,9 @@ def lint(
         for layer in place["layers"]:
             if layer["state"] == MISSING and layer["signature"] in told:
                 continue
+            if layer["elsewhere"]:
+                found.append(_elsewhere(layer, _kind(place)))
+                continue
             found += (finding for rule in _OF_LAYERS for finding in rule(layer, _kind(place), traffic))
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))  # keeps the order of those alike
     return [finding._asdict() for finding in found]
@@ -48,6 +51,11 @@ def lint(
 
 def _kind(place: dict[str, Any]) -> str:
     return str(place["gpu"]["name"]).removeprefix("NVIDIA ")
+
+
+def _elsewhere(layer: dict[str, Any], gpu: str) -> Finding:
+    says = f"was tuned on {layer['tuned_on']['name']} alone, whose functions serve here too"
+    return Finding("untuned", WARNING, layer["label"], gpu, says, "run aot tune on such a GPU")
 
 
 def _slower(layer: dict[str, Any], gpu: str, _: Traffic) -> Iterator[Finding]:

@@ -60,7 +60,7 @@
       spanGaps: true,
       show: i < LINES_SHOWN,
       points: { show: true, size: 5 },
-      value: (_, value) => (value == null ? "–" : value.toFixed(2)),
+      value: (_, value) => (value == null ? "-" : value.toFixed(2)),
     }));
     const plot = new uPlot(
       {
@@ -80,6 +80,9 @@
     for (const name of [...chart.querySelectorAll(".u-legend .u-series th")].slice(1)) {
       name.tabIndex = 0;
       name.setAttribute("role", "button");
+      const tell = () => name.setAttribute("aria-pressed", String(!name.parentElement.classList.contains("u-off")));
+      tell();
+      name.addEventListener("click", tell);
       name.addEventListener("keydown", (event) => {
         if (event.key !== "Enter" && event.key !== " ") return;
         event.preventDefault();

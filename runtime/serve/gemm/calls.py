@@ -105,8 +105,8 @@ class GemmCalls:
           ue8m0 for blocks of 1 x 32, of any shape without gaps, in the tiles of `runtime.numbers.scaling.TILES`;
         - bias (N), added to every row; then `epilogue`, "none" or an activation of `runtime.numbers.epilogue`, of which
           the gated ones ("swiglu", "swiglu_interleaved" ...) halve the columns: D is (..., N/2);
-        - residual, of D's shape, added next; it may be `out` itself. bias and residual have D's element type, or bf16
-          where that has 8 bits;
+        - residual, of D's shape, added next; it may be `out` itself, and then a copy of it is made. bias and residual
+          have D's element type, or bf16 where that has 8 bits;
         - scale_d, one f32 element, multiplied in before D is converted; conversion to 8 bits saturates;
         - overlap, what the caller promises about the kernels before this one (`runtime.program.operation.OVERLAPS`).
 
@@ -242,8 +242,28 @@ class GemmCalls:
                 return out
             if asked.of_torch:
                 self._remember(key, asked, found, views)
-            found.launch(tuple(v.pointer for v in views), asked.handle)
+            by_name = {name: v.pointer for name, v in zip(asked.views, views, strict=True)}
+            copy = self._residual_beside(asked) if by_name.get("residual") == by_name["d"] else None
+            if copy is not None:
+                by_name["residual"] = copy.data_ptr()
+            found.launch(tuple(by_name.values()), asked.handle)
         return out
+
+    def _residual_beside(self, asked: _Asked) -> Any:
+        """A copy of a residual that is the output: where M is no multiple of a kernel's tile, two CTAs make some rows,
+        and the second would add what the first one wrote.
+
+        Raises:
+            ArgumentError: it is not torch's, and so not copied.
+        """
+        residual = asked.given["residual"]
+        if not is_torch(residual):
+            raise ArgumentError(
+                "out is residual, which kernels may read after they wrote it; write to another tensor, or pass torch's "
+                "tensors, of which a copy is made"
+            )
+        with on_stream(None if asked.call.stream is None else asked.handle, asked.call.a):
+            return residual.new_empty_strided(residual.shape, residual.stride()).copy_(residual)
 
     def _ask(self, call: Call) -> _Asked:
         """Find out what a call asks for.
@@ -288,7 +308,7 @@ class GemmCalls:
                 self._refuse_if_closed()
                 dtype = asked.out.dtype if asked.of_torch else None
                 found = self._now.plans.plan(key, asked.signature, views, asked.views["d"].shape, dtype)
-        masks = (*[found.misaligned] * 3, *(mask for mask, _, _ in found.extras))
+        masks = (*[found.misaligned] * 3, *(mask for mask, _ in found.extras))
         if any(v.pointer & mask for v, mask in zip(views, masks, strict=True)):
             found.function.check(views)
         return found
@@ -395,16 +415,13 @@ class GemmCalls:
         if not plans.native or (allocated and call.stream is not None):
             return
         tag = 0 if call.plain else self._tags.setdefault((call.epilogue, call.overlap, call.dtype), len(self._tags) + 1)
-        masks, sizes, may_be_d = zip(*found.extras, strict=True) if found.extras else ((), (), ())
+        masks, sizes = zip(*found.extras, strict=True) if found.extras else ((), ())
         misaligned = (found.misaligned, found.misaligned, found.misaligned, *masks)
         sizes = (found.a_bytes, found.b_bytes, found.d_bytes, *sizes)
-        may_be_d = (False, False, False, *may_be_d)
         tensors = (call.a, call.b, None if allocated else call.out, *(() if call.plain else call.operands))
         shape, options = (found.shape, {"dtype": found.dtype}) if allocated else (None, None)
         counter = found.function.counter
-        plans.native.put(
-            tag, tensors, found.plan.direct, misaligned, sizes, may_be_d, found.device, shape, options, counter
-        )
+        plans.native.put(tag, tensors, found.plan.direct, misaligned, sizes, found.device, shape, options, counter)
         self._now_native = plans.native.call
 
 

@@ -30,7 +30,7 @@ class GemmPlan(NamedTuple):
     shape: tuple[int, ...]  # of `out`, as is the element type
     dtype: Any
     function: Function
-    extras: tuple[tuple[int, int, bool], ...]  # of each operand after D: such bits, bytes, whether it may be D itself
+    extras: tuple[tuple[int, int], ...]  # of each operand after D: such bits, and bytes
     entry: AnyEntry
     plan: AnyPlan
 
@@ -39,7 +39,7 @@ class GemmPlan(NamedTuple):
         extras = self.extras
         if extras:
             pairs = zip(extras, steps[3:], strict=True)
-            extras = tuple([(mask, size + more * step, may) for (mask, size, may), step in pairs])
+            extras = tuple([(mask, size + more * step) for (mask, size), step in pairs])
         # All fields in order: `_replace` takes three times as long.
         return GemmPlan(
             plan.launch,
@@ -77,10 +77,9 @@ class GemmPlan(NamedTuple):
         """The addresses of the operands after D, where D is at `pd`; None where one may not be where it is."""
         pointers = []
         end = pd + self.d_bytes
-        for (misaligned, size, may_be_d), operand in zip(self.extras, operands, strict=True):
+        for (misaligned, size), operand in zip(self.extras, operands, strict=True):
             pointer = operand.data_ptr()
-            overlaps = pd < pointer + size and pointer < end and not (may_be_d and pointer == pd)
-            if overlaps or not pointer or pointer & misaligned:
+            if (pd < pointer + size and pointer < end) or not pointer or pointer & misaligned:
                 return None
             pointers.append(pointer)
         return tuple(pointers)

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from ...device.driver import Driver
 from ...errors import KernelMiss, ProgramError
-from ...gemm.call import same_elements
 from ...gemm.fallback import TorchCall
 from ...gemm.operation import GEMM
 from ...gemm.signature import Signature
@@ -83,7 +82,6 @@ class Plans:
         entry = self._entries.lookup(signature)
         self._entries.accept(entry)
         reasons = []
-        d = views[2]
         closed = self.preloaded is not None and self.preloaded.covers(signature)
         for name in best_first(entry, m):
             if closed and not self._entries.layer(entry).function(name).loaded:
@@ -97,7 +95,6 @@ class Plans:
                 reasons.append(f"  {name}: {error}")
                 continue
             masks = [a.alignment - 1 for a in function.record.arguments if isinstance(a, TensorArgument)]
-            names = [operand.name for operand in signature.operands()]
             return GemmPlan(
                 launch=plan.launch,
                 entry=entry,
@@ -112,10 +109,7 @@ class Plans:
                 dtype=torch_dtype,
                 current_stream=torch_current_stream() if torch_dtype else None,
                 current_device=torch_current_device() if torch_dtype and driver.device_count > 1 else None,
-                extras=tuple(
-                    (mask, span_bytes(view), name == "residual" and same_elements(view, d))
-                    for name, mask, view in list(zip(names, masks, views, strict=True))[3:]
-                ),
+                extras=tuple((mask, span_bytes(view)) for mask, view in list(zip(masks, views, strict=True))[3:]),
             )
         raise KernelMiss(
             "\n".join([f"no kernel for {signature.key()} at M = {m} can run on this GPU:", *reasons]), "no kernel runs"
