@@ -54,7 +54,7 @@ def test_layers_and_head_that_the_archive_has_are_served(start: Start) -> None:
     assert len(server.lib.calls) == 3
     (line,) = server.lines
     assert "serves 2 of 2 linear layers and 1 of 1 heads (3 signatures preloaded, for 3 numbers of tokens" in line
-    options = {"on_miss": "torch", "on_slower": "torch", "capture_workspaces": "shared"}
+    options = {"on_miss": "torch", "on_slower": "torch", "capture_workspaces": "shared", "require_signed": None}
     assert server.asked == [(("model.aot",), options)]
 
 

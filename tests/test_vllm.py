@@ -51,7 +51,7 @@ def test_layers_and_head_that_the_archive_has_are_served(start: Start) -> None:
     assert len(server.lib.calls) == served
     (line,) = server.lines
     assert "serves 2 of 2 linear layers and 1 of 1 heads (3 signatures preloaded, for 3 numbers of tokens" in line
-    options = {"on_miss": "torch", "on_slower": "torch", "capture_workspaces": "shared"}
+    options = {"on_miss": "torch", "on_slower": "torch", "capture_workspaces": "shared", "require_signed": None}
     assert server.asked == [(("model.aot",), options)]
 
 
@@ -241,6 +241,12 @@ def test_engines_that_name_no_archive_are_not_touched(start: Start) -> None:
 
 def method_of(server: Server, hook: hooks.Hook) -> Any:
     return vars(getattr(server.modules[hook.module], hook.owner))[hook.method]
+
+
+def test_archives_that_nobody_signed_are_left_alone(start: Start, tmp_path: Path) -> None:
+    setting = {"archive": str(runtime.universal()), "require_signed": str(tmp_path)}
+    line = left_to_vllm(start(load=runtime.load), config={"cute_aot": setting})
+    assert "securesystemslib" in line or f"{tmp_path}: has no file named" in line
 
 
 @pytest.mark.parametrize(
@@ -441,7 +447,9 @@ def test_graphs_of_one_device_name_the_library_of_another(start: Start, monkeypa
         ({"record": 7}, "record of .* must be a folder's path"),
         ({"record": ""}, "must be a path"),
         ({"archive": "model.aot", "strict": "no"}, "strict of .* must be true or false"),
-        ({"archive": "model.aot", "path": "x"}, "has archive, experts, record and strict, found path"),
+        ({"archive": "model.aot", "path": "x"}, "has archive, experts, record, require_signed and strict, found path"),
+        ({"archive": "model.aot", "require_signed": ""}, "require_signed of .* must be the path of a folder of keys"),
+        ({"archive": "model.aot", "require_signed": True}, "require_signed of .* must be the path of a folder"),
         ({"archive": "model.aot", "experts": 1}, "experts of .* must be true or false"),
     ],
 )

@@ -55,8 +55,14 @@ class Served:
 
     def _open(self, settings: Settings, workspaces: str) -> Library:
         """The library of these files; the one that this process already has of the same contents."""
-        lib = self._load(settings.paths, on_miss="torch", on_slower="torch", capture_workspaces=workspaces)
-        known = self._opened.setdefault(f"{lib.digest} {workspaces}", lib)
+        lib = self._load(
+            settings.paths,
+            on_miss="torch",
+            on_slower="torch",
+            capture_workspaces=workspaces,
+            require_signed=settings.require_signed,
+        )
+        known = self._opened.setdefault(f"{lib.digest} {workspaces} {settings.require_signed}", lib)
         if known is not lib:
             lib.close()
         return known
