@@ -11,6 +11,8 @@ import zstandard
 
 pytest.importorskip("securesystemslib", reason="the extra `sign` is not installed")
 
+from aot.compile.toolchain import Toolchain
+from aot.sign import tools
 from aot.sign.contents import contents_digest
 from aot.sign.provenance import provenance
 from runtime import load, universal
@@ -75,13 +77,35 @@ def test_provenance_has_what_the_signer_says(run: Run, path: Path) -> None:
 
 def test_provenance_has_what_the_archive_says() -> None:
     with Archive.open(universal()) as archive:
-        found = provenance(archive, [], "https://ci.example")
+        found = provenance(archive, [], "https://ci.example", {"nvidia-cutlass-dsl": "ab" * 32})
         digests = archive.table("build")["providers"]
     materials = {each["name"]: each for each in found["buildDefinition"]["resolvedDependencies"]}
     assert materials["manifest universal"]["digest"].keys() == {"sha256"}
     assert materials["own.sm90_small_m"]["digest"]["sha256"] == digests["own.sm90_small_m"]
-    assert materials["nvidia-cutlass-dsl"]["annotations"].keys() == {"version"}
+    assert materials["nvidia-cutlass-dsl"]["annotations"]["contents"] == "ab" * 32
+    assert materials["zstd"]["annotations"].keys() == {"version"}
     assert found["runDetails"]["byproducts"][0]["annotations"]["gpu"] == "NVIDIA H200"
+
+
+@pytest.fixture
+def wheels(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What is said to be installed; may be changed."""
+    found = {"nvidia-cutlass-dsl": f"4.8.1 {'ab' * 32}"}
+    monkeypatch.setattr(tools, "toolchain", lambda cache: Toolchain({}, found))
+    return found
+
+
+def test_compiler_that_built_it_here_is_told_by_its_contents(wheels: dict[str, str]) -> None:
+    with Archive.open(universal()) as archive:
+        assert tools.installed_contents(archive) == {"nvidia-cutlass-dsl": "ab" * 32}
+
+
+def test_another_compiler_than_built_it_is_refused(run: Run, path: Path, wheels: dict[str, str]) -> None:
+    wheels["nvidia-cutlass-dsl"] = f"4.9.0 {'ab' * 32}"
+    key, output = path.with_name("release.key"), path.with_name("x.sig")
+    done = run("sign", universal(), "--key", key, "--built-here", "-o", output)
+    assert (done.status, done.out, output.exists()) == (2, "", False)
+    assert "was built with nvidia-cutlass-dsl 4.8.1, 4.9.0 is installed here" in done.err
 
 
 def test_changed_archive_fails_the_check(run: Run, path: Path) -> None:

@@ -5,7 +5,7 @@ It is made of what the archive says of itself and of what the signer adds. Nothi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runtime.container.archive import Archive
@@ -15,11 +15,12 @@ from ..pack import build_table, tuning_table
 BUILD_TYPE = "urn:cute-aot:build:v1"
 
 
-def provenance(archive: Archive, commands: Sequence[str], builder: str) -> dict[str, Any]:
+def provenance(archive: Archive, commands: Sequence[str], builder: str, contents: Mapping[str, str]) -> dict[str, Any]:
     """The provenance of `archive`, as the `predicate` of a SLSA statement has it.
 
     `commands` made it, in their order, and `builder` is the URI of who ran them. Manifests and the sources of kernels
-    are dependencies by their SHA-256, tools by their version, and the machines that it was tuned on are byproducts.
+    are dependencies by their SHA-256, tools by their version and, where `contents` has it by name, the SHA-256 of what
+    they consist of; the machines that it was tuned on are byproducts.
 
     Raises:
         RecordError: the table of the build, or of tuning, is malformed.
@@ -32,7 +33,10 @@ def provenance(archive: Archive, commands: Sequence[str], builder: str) -> dict[
         if model.manifest
     ]
     sources = [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(build.providers.items())]
-    tools = [{"name": name, "annotations": {"version": version}} for name, version in sorted(build.tools.items())]
+    tools = [
+        {"name": name, "annotations": _given(version=version, contents=contents.get(name))}
+        for name, version in sorted(build.tools.items())
+    ]
     details: dict[str, Any] = {"builder": {"id": builder}}
     if tuned := tuning_table.read(archive):
         details["byproducts"] = [{"name": f"tuning on {row['gpu']}", "annotations": _machine(row)} for row in tuned]
@@ -52,4 +56,8 @@ def provenance(archive: Archive, commands: Sequence[str], builder: str) -> dict[
 
 def _machine(row: dict[str, Any]) -> dict[str, Any]:
     """What the table says of a machine, but for what it says of functions."""
-    return {name: value for name, value in row.items() if name not in ("rejected", "right") and value is not None}
+    return _given(**{name: value for name, value in row.items() if name not in ("rejected", "right")})
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

@@ -40,6 +40,9 @@ def command(
     builder: Annotated[
         str | None, typer.Option(metavar="URI", help="Who ran these, for provenance. Default: this machine.")
     ] = None,
+    built_here: Annotated[
+        bool, typer.Option("--built-here", help="Say, in provenance, what the compiler installed here consists of.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="SIG", help="Default: ARCHIVE with .sig behind its name.")
     ] = None,
@@ -49,6 +52,7 @@ def command(
     from ...sign.keys import read_signer
     from ...sign.provenance import provenance
     from ...sign.sign import Naming, release_of, signed, write
+    from ...sign.tools import installed_contents
 
     path = output or Path(signature_path(archive))
     refuse_outputs(path, [archive, *key])
@@ -60,7 +64,8 @@ def command(
     by = builder or f"urn:cute-aot:host:{quote(socket.gethostname(), safe='')}"
     naming = Naming(name or archive.stem, version or int(now.timestamp()), now, until)
     with open_archive(archive) as opened:
-        release = release_of(opened, naming, provenance(opened, ran or (), by))
+        contents = installed_contents(opened) if built_here else {}
+        release = release_of(opened, naming, provenance(opened, ran or (), by, contents))
     write(path, signed(release, signers))
     ends = "" if until is None else f", until {until:%Y-%m-%d %H:%M:%S} UTC"
     say(f"{path}: {release.name} version {release.version}{ends}")
