@@ -49,6 +49,14 @@ def test_it_says_what_failed_is_not_served_and_was_rejected(run: Run, path: Path
         assert said in out
 
 
+def test_functions_that_were_checked_are_not_said_to_be_tuned(run: Run, tmp_path: Path) -> None:
+    given = tables()
+    given["tuning"]["environments"][0]["right"] = {OTHER: "ab" * 32}
+    path = write(tmp_path / "checked.aot", given)
+    assert "checked     on NVIDIA H200" in run("info", path).out
+    assert json.loads(run("info", path, "--json").out)["tuning"][0]["right"] == 1, "how many, and not which"
+
+
 def test_it_counts_entries_by_state_and_functions_by_use(run: Run, path: Path) -> None:
     found = json.loads(run("info", path, "--json").out)
     assert found["entries"] == {"tuned": 1, "ranked": 1, "give_way": 0}

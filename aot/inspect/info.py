@@ -44,7 +44,7 @@ def info(archive: Archive) -> dict[str, Any]:
         "uses": {use: counts[use] for use in USES if counts[use]},
         "unused": [name for name, use in used.items() if use in USES[3:]],
         "families": _families(archive, build),
-        "tuning": [{k: v for k, v in e.items() if k not in ("rejected", "right")} for e in environments],
+        "tuning": [_environment(e) for e in environments],
         "rejected": [[name, why] for e in environments for name, why in e.get("rejected", {}).items()],
         "tools": dict(build.tools),
         "providers": dict(build.providers),
@@ -54,6 +54,11 @@ def info(archive: Archive) -> dict[str, Any]:
         "unserved": [list(row) for row in build.unserved],
         "totals": totals(archive),
     }
+
+
+def _environment(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Where functions were measured or checked: of those that were found right how many, and without those rejected."""
+    return {k: len(v) if k == "right" else v for k, v in found.items() if k != "rejected"}
 
 
 def _model(model: build_table.Model) -> dict[str, Any]:
