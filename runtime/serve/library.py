@@ -25,14 +25,13 @@ from ..gemm.universal import AnyEntry
 from ..native import loaded as native_loaded
 from ..program.operation import Signature as AnySignature
 from ..program.record import TensorView
-from ..program.tensor import LAST_STREAM, stream_handle
 from .counters import Counters
 from .function import Function, device_view, remember, resolve_stream
 from .gemm.calls import GemmCalls
 from .gemm.plans import Preloaded
 from .generation import Generation
 from .layers import Open, open_archives, opener
-from .operation_calls import Call, PlannedCall, Seen, call_of
+from .operation_calls import PlannedCall, Seen, call_of
 from .options import Options
 from .stats import ArchiveInfo, Refusal, Stats, prometheus_text
 
@@ -238,7 +237,7 @@ class Library(GemmCalls):
         now, call = self._now, call_of(operation, tensors, words)
         if call is not None:
             planned = now.calls.get(call.key)
-            if planned is not None and self._launch_planned(planned, call, stream):
+            if planned is not None and planned.launch(call, stream):
                 return words["out"]
         self._refuse_if_closed()
         entries, driver = now.entries_of(operation), self._driver
@@ -273,18 +272,6 @@ class Library(GemmCalls):
                 if like is not None and self._now is now and not self._closed:
                     remember(now.calls, call.key, like)
         return asked.result
-
-    def _launch_planned(self, planned: PlannedCall, call: Call, stream: Any) -> bool:
-        """Launch a call by a plan of one like it; whether its pointers fit that."""
-        if stream is None:
-            handle = planned.current_stream(planned.device)
-        else:
-            handle = stream if type(stream) is int and 0 <= stream <= LAST_STREAM else stream_handle(stream)
-        pointers = [x.data_ptr() for x in call.tensors]
-        if not planned.fits(pointers, handle):
-            return False
-        planned.plan.launch(tuple([pointers[place] for place in planned.order]), handle)
-        return True
 
     def grouped_gemm(self, a: Any, b: Any, ends: Any, *, out: Any = None, stream: Any = None, **more: Any) -> Any:
         """D[r] = act(A[r] @ B[e]^T) for rows r of group e, as experts have them: what `call` of "grouped_gemm" does.

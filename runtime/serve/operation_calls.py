@@ -15,7 +15,7 @@ from ..device.driver import LAST_DEFAULT_STREAM
 from ..program.arguments import TensorArgument
 from ..program.operation import Asked
 from ..program.record import TensorView
-from ..program.tensor import span_bytes, torch_current_device, torch_current_stream
+from ..program.tensor import LAST_STREAM, span_bytes, stream_handle, torch_current_device, torch_current_stream
 from .function import AnyPlan, Function
 
 _WORDS = type(None), bool, int, float, str
@@ -104,6 +104,19 @@ class PlannedCall(NamedTuple):
             torch_current_device() if devices > 1 else None,
         )
         return found if found.fits([of.view.pointer for of in views], LAST_DEFAULT_STREAM + 1) else None
+
+    def launch(self, call: Call, stream: Any) -> bool:
+        """Launch a call like the one that was planned, on `stream` as `Library.gemm` takes it; whether its pointers
+        fit, without which nothing is launched."""
+        if stream is None:
+            handle = self.current_stream(self.device)
+        else:
+            handle = stream if type(stream) is int and 0 <= stream <= LAST_STREAM else stream_handle(stream)
+        pointers = [x.data_ptr() for x in call.tensors]
+        if not self.fits(pointers, handle):
+            return False
+        self.plan.launch(tuple([pointers[place] for place in self.order]), handle)
+        return True
 
     def fits(self, pointers: Sequence[int], handle: int) -> bool:
         """Whether a call's tensors may be at these addresses, for a launch on the stream `handle`."""
