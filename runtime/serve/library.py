@@ -185,7 +185,7 @@ class Library(GemmCalls):
         self._workspaces.forget_captures()
 
     def preload(self, tokens: Sequence[int] = (), *, only: Iterable[Signature | str] | None = None) -> tuple[str, ...]:
-        """Load every kernel that the gemm table uses on this device, and return their functions' names.
+        """Load every kernel that the tables use on this device, and return their functions' names.
 
         From then on `gemm` opens and reads no file, imports nothing and loads no kernel, whatever it is asked for: a
         first call of a shape does no more than arithmetic before it launches, under stream capture too. For the M
@@ -211,7 +211,7 @@ class Library(GemmCalls):
             DeviceError: the driver refused, or the archive has nothing for this GPU.
             WorkspaceError: there is no memory for the workspaces that captures share, or they may not have so much.
             ArchiveError: the archive is damaged, or the library was closed.
-            RecordError: the gemm table or a record is malformed.
+            RecordError: a table or a record is malformed.
         """
         if not isinstance(tokens, Sequence) or isinstance(tokens, str | bytes):
             raise ArgumentError(f"tokens must be a sequence of M values, such as [1, 16], found {tokens!r:.50}")
