@@ -10,6 +10,7 @@ import pytest
 
 from runtime import ArgumentError, KernelMiss, LayoutError, Library
 from runtime.container.archive import Archive
+from runtime.serve.gemm import calls
 
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, operands_record, signature, write_archive
 
@@ -218,6 +219,22 @@ def test_of_a_residual_that_is_the_output_a_copy_is_added(library: Library, driv
         assert d == x.pointer
         assert not x.pointer - 2 * 16 * N < residual < x.pointer + 2 * 16 * N, "two tiles may make a row"
         library.gemm(a, b, residual=FakeTensor((16, N)), out=x)  # a plan of such calls does not serve the next
+
+
+def test_the_copy_of_a_residual_is_made_on_the_stream_of_the_call(
+    library: Library, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on: list[Any] = []
+    entered = calls.on_stream
+
+    def noting(handle: Any, like: Any) -> Any:
+        on.append(handle)
+        return entered(handle, like)
+
+    monkeypatch.setattr(calls, "on_stream", noting)
+    a, b, x = FakeTensor((16, K)), FakeTensor((N, K)), FakeTensor((16, N))
+    library.gemm(a, b, residual=x, out=x, stream=7)
+    assert (on, driver.launches[-1].stream) == ([7], 7)
 
 
 def test_a_residual_that_is_the_output_and_not_torchs_is_refused(
