@@ -38,9 +38,10 @@ def family(v: Variant) -> str:
 @cache
 def measured() -> list[tuple[int, list[list[Variant]]]]:
     """K, and the groups of functions that gave equal bits at every M, of each signature."""
-    found = []
-    for result in json.loads(BITS.read_text())["results"]:
-        groups = [[v for name in group if (v := of_name(name)) is not None] for group in result["groups"]]
+    found, document = [], json.loads(BITS.read_text())
+    functions = [of_name(name) for name in document["functions"]]
+    for result in document["results"]:
+        groups = [[v for place in group if (v := functions[place]) is not None] for group in result["groups"]]
         assert sum(map(len, groups)) == sum(map(len, result["groups"])), "all are variants"
         signature = Signature.of_key(result["signature"])
         assert signature is not None
