@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 from ..errors import ArgumentError
 from ..program.field_operation import FieldOperation, FieldSignature
+from ..program.geometry import flatten_rows
 from ..program.operation import Asked, Operand
 from ..program.outputs import allocate, check_apart
 from ..program.record import TensorView
-from ..program.tensor import flatten_rows
 from .packed import packed
 
 _KEY = re.compile(
