@@ -15,7 +15,6 @@ from types import ModuleType
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.epilogue import EPILOGUES
-from runtime.numbers.products import PRODUCTS
 
 from ..search.legal import illegal, legal_variants
 from ..search.provider import Buildable, ProviderError
@@ -117,6 +116,11 @@ def _efc_unlikely(v: Variant) -> str | None:
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
 _BLOCK_SCALED_MULTIPLE = 32
 _DENSE = (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"))
+_FUSED = (
+    *_SAME_16_BIT,
+    *(("e4m3", "e4m3", d) for d in ("bf16", "f16", "e4m3")),
+    *((ab, ab, "e4m3") for ab in ("bf16", "f16")),
+)
 _POWERS = (1, 2, 4, 8, 16)
 _SM100_OPTIONS: dict[str, tuple[Option, ...]] = {
     "tile_m": (64, 128, 256),
@@ -170,7 +174,7 @@ FAMILIES: dict[str, Family] = {
     "sm100_static_persistent_efc": Family(
         "gemm",
         ("sm_100a", "sm_103a"),
-        PRODUCTS,
+        _FUSED,
         {name: values for name, values in _SM100_OPTIONS.items() if name != "scheduler"},
         _sm100_rule,
         likely=Likely(_efc_unlikely),
