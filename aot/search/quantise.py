@@ -1,0 +1,20 @@
+"""Quantised rows as building knows them: all variants of their element types and scaling, which nothing puts in
+order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .form import Form
+from .operation import Building
+
+
+class ScaledBuilding(Building):
+    """See `aot.search.operation.Building`. Signatures say how what they write is scaled."""
+
+    def form(self, signature: Any) -> Form:
+        """Element types and scaling."""
+        return super().form(signature)._replace(scaling=signature.scaling)
+
+
+QUANTISE = ScaledBuilding("quantise", "quantisations")
