@@ -85,9 +85,7 @@ class Pointer:
 class Tensor:
     """A view of memory by shape and strides, as the DSL's, with the first mode innermost where none are given."""
 
-    def __init__(
-        self, at: Pointer, shape: tuple[int, ...], strides: tuple[int, ...], element_type: Any = HALF
-    ) -> None:
+    def __init__(self, at: Pointer, shape: tuple[int, ...], strides: tuple[int, ...], element_type: Any = HALF) -> None:
         self.iterator, self.shape, self.strides, self.element_type = at, shape, strides, element_type
 
     @classmethod

@@ -105,7 +105,11 @@ def test_tokens_are_quantised_into_the_rows_of_their_experts(
     rows, scale = outputs(15, k, scaling)
     ends, positions = np.full(experts, -9, np.int64), np.full((5, 3), -9, np.int64)
     kernels = PERMUTE["MoePermute"](schedule, threads, scaling=scaling)
-    to, of_ids, integers = (Tensor.of(rows, E4M3), Tensor.of(scale)), Tensor.of(ids), (Tensor.of(ends), Tensor.of(positions))
+    to, of_ids, integers = (
+        (Tensor.of(rows, E4M3), Tensor.of(scale)),
+        Tensor.of(ids),
+        (Tensor.of(ends), Tensor.of(positions)),
+    )
     if schedule == "one_launch":
         run(kernels.rank_and_copy, (6, 1), threads, numbers(x), of_ids, None, to, *integers)
     else:
