@@ -7,6 +7,7 @@ from typing import Any
 
 from .form import Form
 from .operation import Building
+from .shorthand import Experts
 
 
 class ScaledBuilding(Building):
@@ -17,4 +18,10 @@ class ScaledBuilding(Building):
         return super().form(signature)._replace(scaling=signature.scaling)
 
 
-QUANTISE = ScaledBuilding("quantise", "quantisations")
+class QuantiseBuilding(ScaledBuilding):
+    """See `aot.search.operation.Building`."""
+
+    shorthand = Experts("groups")
+
+
+QUANTISE = QuantiseBuilding("quantise", "quantisations")

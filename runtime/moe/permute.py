@@ -2,8 +2,8 @@
 
 Each token has `top_k` assignments, each to an expert, by its id. Assignment (t, j) gets a row of its own: those of
 expert e follow each other, by token and then by j, behind those of all experts before. Ids are known to the device
-alone, so a launch that a CUDA graph captured serves whatever they are when it is replayed. Rows are copies of tokens, or
-tokens in e4m3 with their scales, as `runtime.quantise` makes them.
+alone, so a launch that a CUDA graph captured serves whatever they are when it is replayed. Rows are copies of tokens,
+or tokens in e4m3 with their scales, as `runtime.quantise` makes them.
 """
 
 from __future__ import annotations

@@ -76,15 +76,16 @@ def moe(
     weights; both are of hidden's type. `out`, of hidden's shape, is written and returned; without it a new tensor of
     hidden's type is.
 
-    Weights in e4m3 come with `w13_scale` and `w2_scale`, f32, by which they are multiplied: (experts, 2N/128, K/128) and
-    (experts, K/128, N/128), one for each 128 x 128 block, or (experts, 2N) and (experts, K), one for each output
-    channel. Rows of hidden, and rows between both GEMMs, are then rounded to e4m3, with a scale for each 128 elements, or
-    for each row, that is made of them: the largest magnitude over 448.
+    Weights in e4m3 come with `w13_scale` and `w2_scale`, f32, by which they are multiplied: (experts, 2N/128, K/128)
+    and (experts, K/128, N/128), one for each 128 x 128 block, or (experts, 2N) and (experts, K), one for each output
+    channel. Rows of hidden, and rows between both GEMMs, are then rounded to e4m3, with a scale for each 128 elements,
+    or for each row, that is made of them: the largest magnitude over 448.
 
-    It is four launches: moe_permute, grouped_gemm with `activation`, grouped_gemm, moe_combine; of e4m3 also quantise. int64 ids, and weights
-    that are not float32, take a conversion by torch each, one launch more. Between launches rows of hidden's type are
-    kept: T * top_k of K, N and K. Sums are in f32, rows of experts are rounded to hidden's type, and the top-k are
-    added in f32 in the order of j, so equal calls give equal bits.
+    It is four launches: moe_permute, grouped_gemm with `activation`, grouped_gemm, moe_combine; of e4m3 also quantise,
+    between both GEMMs. int64 ids, and weights that are not float32, take a conversion by torch each, one launch more.
+    Between launches rows of hidden's type are kept: T * top_k of K, N and K; of e4m3 also of K and of N in 8 bits. Sums
+    are in f32, rows of experts are rounded to hidden's type, and the top-k are added in f32 in the order of j, so equal
+    calls give equal bits.
 
     By keyword also `activation`, "swiglu" or another gated epilogue of grouped_gemm ("swiglu_interleaved": rows of gate
     and up take turns; GPT-OSS's is "swiglu_clamped_interleaved"), or one that is not gated, with w13 (experts, N, K);
