@@ -339,4 +339,4 @@ def _source(found: Model, ranks: Ranks, layers: _Layers) -> str:
     line = f"{file} at tp {ranks.tp}{ep}: {', '.join(values)}"
     if not (found.experts and layers.experts):
         return line
-    return "; ".join([line, *of_experts.notes(found.experts, ranks, layers.experts)])
+    return "; ".join([line, *of_experts.notes(found.experts, ranks)])

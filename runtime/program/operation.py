@@ -26,6 +26,7 @@ _OWN = {
     "gemm": "runtime.gemm.operation:GEMM",
     "rmsnorm": "runtime.rmsnorm:RMSNORM",
     "grouped_gemm": "runtime.grouped_gemm:GROUPED_GEMM",
+    "quantise": "runtime.quantise:QUANTISE",
     "moe_permute": "runtime.moe.permute:MOE_PERMUTE",
     "moe_combine": "runtime.moe.combine:MOE_COMBINE",
 }
