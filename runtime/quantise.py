@@ -18,7 +18,7 @@ from .program.field_operation import FieldOperation, FieldSignature
 from .program.operation import Asked, Operand
 from .program.outputs import allocate, check_apart
 from .program.record import TensorView
-from .program.tensor import flatten_rows
+from .program.geometry import flatten_rows
 
 NARROW = "e4m3"  # the type of y where nobody says another
 SCALINGS_OF_ROWS = ("block", "row_column")  # what shares a scale: 128 elements of a row, or the row
