@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import random
-import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -37,13 +36,10 @@ from runtime.gemm.universal import Function, Universal, write
 from runtime.program.costs import CostSource
 
 from .command_line import ALONE
+from .published_layers import of_model
 from .shared import made_once
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import random_cases  # noqa: E402
-
 TIMES = ROOT / "benchmarks" / "variants_h200.json.xz"
 MANIFEST = ROOT / "manifests" / "universal" / "sm_90a.yaml"
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
@@ -107,7 +103,7 @@ def test_what_is_chosen_for_shapes_never_seen_is_near_the_best_of_all(
     assert max(found) < worst
 
 
-@pytest.mark.parametrize("form", [PLAIN, ROWS], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize("form", [pytest.param(PLAIN, marks=pytest.mark.long), ROWS], ids=["bf16", "e4m3"])
 def test_what_was_measured_of_one_function_says_nothing_of_another(form: Signature) -> None:
     """Shuffled among the functions the corrections do harm; tests/test_packaged.py says what they are worth."""
     shuffled: list[float] = []
@@ -286,25 +282,15 @@ def test_the_packaged_manifest_names_the_forms_that_models_ask_for() -> None:
     }
 
 
-def test_no_linear_layer_of_these_models_is_left(models: dict[str, list[Signature]]) -> None:
+def test_no_linear_layer_of_these_models_is_left() -> None:
     """As transformers has them, q, k, v, gate and up apart, and as vLLM does, whether tuned for or not."""
     forms = [p.signature for p in manifest.load(MANIFEST).problems() if p.signature.overlap == "serial"]
     table = table_of(universal.choose_all(forms, "sm_90a", 1))
     for name in ("llama-3.1-8b", "qwen3-8b", "qwen3-8b-fp8", "qwen2.5-7b", "gemma-3-1b", "gemma-3-27b", "mistral-7b"):
-        assert models[name], name
-        for signature in models[name]:
+        for signature in of_model(name):
             found = table.entry(signature, (9, 0), Gpu("NVIDIA H200", 132, 4917))
             if "geglu" not in signature.epilogue:
                 assert found is not None, f"{name}: {signature.key()}"
-
-
-@pytest.fixture
-def models() -> dict[str, list[Signature]]:
-    found: dict[str, list[Signature]] = {}
-    for layer in random_cases.load_layers(random_cases.default_paths()):
-        for name in layer.names:
-            found.setdefault(name.partition(":")[0], []).append(layer.signature)
-    return found
 
 
 # --- building ---
