@@ -19,7 +19,6 @@ from runtime.errors import AotError, ArgumentError, LayoutError
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES, TORCH_NAMES, DType
 from runtime.numbers.products import PRODUCTS, scalings_of, unsupported_scaling, unsupported_types
-from runtime.numbers.scaling import SCALINGS
 from runtime.program import tensor
 from runtime.program.record import TensorArgument, TensorView
 
@@ -229,12 +228,13 @@ def test_a_new_type_of_4_bits_has_bytes_limits_and_arguments(monkeypatch: pytest
 
 def test_what_is_not_supported_names_what_is() -> None:
     assert unsupported_types("bf16", "bf16", "bf16") is None
-    assert unsupported_types("e2m1", "e2m1", "bf16") == (
-        "the combination {a: e2m1, b: e2m1, d: bf16} is not supported; use one of "
+    assert unsupported_types("e2m1", "e2m1", "e4m3") == (
+        "the combination {a: e2m1, b: e2m1, d: e4m3} is not supported; use one of "
         + "; ".join(f"{{a: {a}, b: {b}, d: {d}}}" for a, b, d in PRODUCTS)
     )
     assert scalings_of("bf16") == ("none",)
-    assert scalings_of("e4m3") == tuple(SCALINGS)
+    assert scalings_of("e4m3") == ("none", "tensor", "row_column", "block", "mxfp8")
+    assert scalings_of("e2m1") == ("none", "mxfp4", "nvfp4")
     assert unsupported_scaling("e4m3", "mxfp8") is None
     assert unsupported_scaling("bf16", "mxfp8") == "mxfp8 is for A and B in e4m3, found bf16"
     with pytest.raises(ManifestError, match="mxfp8 is for A and B in e4m3, found bf16; write `scaling: none`"):

@@ -20,7 +20,7 @@ from ..program.tensor import flatten_rows, overlaps_itself, share_memory
 from .signature import Signature
 
 # What `gemm` takes besides a, b and out, in the order that kernels take them.
-EXTRAS = ("scale_a", "scale_b", "bias", "residual", "scale_d")
+EXTRAS = ("scale_a", "scale_b", "scale_ab", "bias", "residual", "scale_d")
 _PARTS = ("bias", "residual", "scale")  # of an epilogue, each there where its operand is
 _ACTIVATIONS = {
     word: epilogue for word, epilogue in EPILOGUES.items() if not any(getattr(epilogue, part) for part in _PARTS)
@@ -32,6 +32,7 @@ class GemmOptions(TypedDict, total=False):
 
     scale_a: Any
     scale_b: Any
+    scale_ab: Any
     bias: Any
     residual: Any
     scale_d: Any
@@ -161,8 +162,8 @@ def _check_extras(views: Views, n: int, d: TensorView) -> None:
         if found.dtype not in dtypes:
             known = " or ".join(dtypes)
             raise ArgumentError(f"{name} must have element type {known} where out has {d.dtype}, found {found.dtype}")
-        if name == "scale_d" and math.prod(found.shape) != 1:
-            raise ArgumentError(f"scale_d must have one element, found shape {found.shape}")
+        if name in ("scale_d", "scale_ab") and math.prod(found.shape) != 1:
+            raise ArgumentError(f"{name} must have one element, found shape {found.shape}")
         wanted = {"bias": (n,), "residual": d.shape}.get(name, found.shape)
         if found.shape != wanted:
             raise ArgumentError(f"{name} must have shape {wanted} for b {views['b'].shape}, found {found.shape}")
@@ -180,7 +181,7 @@ def _held(scaling: Scaling) -> str:
 def _scaling(views: Views) -> str:
     """Which scaling element types and shapes of both scales mean; where several do, they mean the same, and the first
     is taken."""
-    if "scale_a" not in views and "scale_b" not in views:
+    if not {"scale_a", "scale_b", "scale_ab"} & views.keys():
         return "none"
     if "scale_a" not in views or "scale_b" not in views:
         raise ArgumentError("scale_a and scale_b come together; pass both or neither")
@@ -190,12 +191,25 @@ def _scaling(views: Views) -> str:
     known.sort(key=lambda s: views["a"].dtype not in s.of)
     for scaling in known:
         if _are_scales(scale_a.shape, scaling, "a", a) and _are_scales(scale_b.shape, scaling, "b", b):
-            return scaling.word
+            return _with_tensor_scale(scaling, "scale_ab" in views).word
     taken = ", ".join(f"{s.word} {_wanted(s, 'a', a)} and {_wanted(s, 'b', b)}" for s in known)
     raise ArgumentError(
         f"scale_a {scale_a.shape} of {scale_a.dtype} and scale_b {scale_b.shape} of {scale_b.dtype} fit no scaling of "
         f"a {a} and b {b}: {taken or 'pass two of one element type'}"
     )
+
+
+def _with_tensor_scale(scaling: Scaling, given: bool) -> Scaling:
+    """`scaling`, for which `scale_ab` is given or not as it has one or not."""
+    if scaling.tensor_scale and not given:
+        raise ArgumentError(
+            f"scaling {scaling.word} needs scale_ab, one f32 element: the factor of A times that of B; pass "
+            "torch.ones(1, device=...) where there are none"
+        )
+    if given and not scaling.tensor_scale:
+        known = ", ".join(s.word for s in SCALINGS.values() if s.tensor_scale)
+        raise ArgumentError(f"scale_ab is for the scaling {known}, found {scaling.word}; leave it out, or pass scale_d")
+    return scaling
 
 
 def _are_scales(found: tuple[int, ...], scaling: Scaling, of: str, shape: tuple[int, ...]) -> bool:

@@ -101,8 +101,10 @@ class GemmCalls:
         noticed in the first call of a shape only: keep what you pass. By keyword also:
 
         - scale_a, scale_b: factors of the products, in f32: one element each; or (...) or (..., 1) and (N), (1, N) or
-          (N, 1); or (..., ceil(K/128)) and (ceil(N/128), ceil(K/128)), for blocks of 1 x 128 and 128 x 128; or in
-          ue8m0 for blocks of 1 x 32, of any shape without gaps, in the tiles of `runtime.numbers.scaling.TILES`;
+          (N, 1); or (..., ceil(K/128)) and (ceil(N/128), ceil(K/128)), for blocks of 1 x 128 and 128 x 128; or, of any
+          shape without gaps, in the tiles of `runtime.numbers.scaling.TILES`: in ue8m0 for blocks of 1 x 32, or, where
+          a and b are e2m1, in e4m3 for blocks of 1 x 16 (NVFP4);
+        - scale_ab, one f32 element, with the latter: the factor of all of A times that of all of B;
         - bias (N), added to every row; then `epilogue`, "none" or an activation of `runtime.numbers.epilogue`, of which
           the gated ones ("swiglu", "swiglu_interleaved" ...) halve the columns: D is (..., N/2);
         - residual, of D's shape, added next; it may be `out` itself, and then a copy of it is made. bias and residual
@@ -149,13 +151,14 @@ class GemmCalls:
         residual: Any = None,
         scale_a: Any = None,
         scale_b: Any = None,
+        scale_ab: Any = None,
         scale_d: Any = None,
         epilogue: str = "none",
         overlap: str = "serial",
         dtype: Any = None,
     ) -> Any:
         """`gemm` with more than a and b."""
-        operands = (scale_a, scale_b, bias, residual, scale_d)
+        operands = (scale_a, scale_b, scale_ab, bias, residual, scale_d)
         native = self._now_native  # once: a reload takes it away
         if native is not None:
             try:

@@ -14,7 +14,7 @@ from ...numbers.dtypes import DTYPES
 from ...program.record import TensorView
 from .plan import GemmPlan
 
-_WITH_ROWS = (0, 2, 3, 6)  # of a, b, out and `call.EXTRAS`: a, out, scale_a, residual
+_WITH_ROWS = (0, 2, 3, 7)  # of a, b, out and `call.EXTRAS`: a, out, scale_a, residual
 
 
 class Known(NamedTuple):
