@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 from .errors import ArgumentError
 from .numbers.scaling import SCALINGS, extent_of
 from .program.field_operation import FieldOperation, FieldSignature
+from .program.geometry import flatten_rows
 from .program.operation import Asked, Operand
 from .program.outputs import allocate, check_apart
 from .program.record import TensorView
-from .program.geometry import flatten_rows
 
 NARROW = "e4m3"  # the type of y where nobody says another
 SCALINGS_OF_ROWS = ("block", "row_column")  # what shares a scale: 128 elements of a row, or the row
