@@ -26,9 +26,9 @@ from runtime.device.libcuda import FUNCTIONS
 from runtime.errors import DeviceError
 from runtime.gemm.signature import Signature
 from runtime.program.arguments import Argument, StreamArgument, Symbol
+from runtime.program.geometry import contiguous_strides
 from runtime.program.program import LaunchSource, ParameterSource, ProgramSource
 from runtime.program.record import Kernel, RecordSource
-from runtime.program.tensor import contiguous_strides
 
 from .native_stand_in import read_config, write
 from .parameters import with_pointers

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from aot import build
-from aot import plan as planning
+from aot import build, selection
 from aot.compile import cache
 
 from .command_line import COMMAND, ROOT, Run, hear_control_c
@@ -49,7 +48,7 @@ def test_without_a_home_nothing_is_cached_and_the_build_goes_on(
 def _asks_the_cache(work: Any, output: Path, cache: Any, *_: Any) -> None:
     for _again in range(2):
         cache.get("ab" * 32)
-    raise planning.BuildError("asked")
+    raise selection.BuildError("asked")
 
 
 def test_a_cache_that_cannot_be_written_is_one_warning_and_the_archive_is_the_same(

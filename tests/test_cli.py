@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from aot import build
-from aot import plan as planning
+from aot import build, selection
 from aot.cli import commands
 from aot.compile.compiler import BuildReport
 from aot.pack import build_table
@@ -149,7 +148,7 @@ def test_what_no_kernel_computes_is_a_warning_and_status_1(run: Run, folder: Pat
 @pytest.mark.usefixtures("row_scale")
 def test_a_function_that_is_no_gemm_can_come_along() -> None:
     small = manifest.loads(MANIFEST)
-    without, with_it = planning.plan([small]), planning.plan([small], functions=["row_scale"])
+    without, with_it = selection.select([small]), selection.select([small], functions=["row_scale"])
     added = set(with_it.variants()) - set(without.variants())
     assert {v.operation for v in added if isinstance(v, Variant)} == {"row_scale"}
 
@@ -164,12 +163,12 @@ def test_an_unknown_function_is_named_with_the_known_ones(build_again: Run) -> N
 
 def test_a_plan_is_the_same_for_the_same_manifests() -> None:
     small = manifest.loads(MANIFEST)
-    assert planning.plan([small, small], list(TARGETS), 2) == planning.plan([small], list(TARGETS), 2)
+    assert selection.select([small, small], list(TARGETS), 2) == selection.select([small], list(TARGETS), 2)
 
 
 def test_a_build_of_nothing_is_an_error() -> None:
-    with pytest.raises(planning.BuildError, match="name a manifest"):
-        planning.plan([])
+    with pytest.raises(selection.BuildError, match="name a manifest"):
+        selection.select([])
 
 
 def test_where_a_gpu_is_the_build_goes_on_to_tune(
@@ -224,7 +223,7 @@ def test_a_build_tunes_only_for_targets_that_it_can_serve(
 def one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate fails to compile that some M of one signature would have; others are near."""
     compile_all = build.compile_variants
-    up, down = planning.plan([manifest.loads(MANIFEST)], limit=1).problems
+    up, down = selection.select([manifest.loads(MANIFEST)], limit=1).problems
     failing = next(v for _, (v,) in up.by_tokens if v not in {v for _, (v,) in down.by_tokens})
 
     def compile_variants(variants: list[Variant], *arguments: Any, **named: Any) -> BuildReport:
@@ -302,11 +301,11 @@ def test_tune_passes_its_options_on_and_reports_what_serves(
     assert [(o.tolerance, o.finalists, o.sustained) for o in seen] == [(0.05, 7, False), (0.01, 4, True)]
 
 
-def test_control_c_while_planning_is_quiet(build_again: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def plan(*_: object) -> None:
+def test_control_c_while_selecting_is_quiet(build_again: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def select(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(planning, "plan", plan)
+    monkeypatch.setattr(selection, "select", select)
     assert build_again() == (130, "", "")
 
 

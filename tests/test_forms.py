@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aot import build, plan
+from aot import build, selection
 from aot.inspect import digests
 from aot.pack import forms
 from runtime.container.archive import Archive
@@ -351,5 +351,5 @@ def test_a_build_counts_the_forms_that_it_serves(run: Run, folder: Path, tmp_pat
 
 def test_a_table_that_readers_refuse_is_not_written() -> None:
     table = TABLE | {"forms": [None] * 513}
-    with pytest.raises(plan.BuildError, match="at most 512 are read; split the manifests over several archives"):
+    with pytest.raises(selection.BuildError, match="at most 512 are read; split the manifests over several archives"):
         build._require_readable(table, {})

@@ -19,7 +19,7 @@ from runtime.errors import AotError, ArgumentError, LayoutError
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES, TORCH_NAMES, DType
 from runtime.numbers.products import PRODUCTS, scalings_of, unsupported_scaling, unsupported_types
-from runtime.program import tensor
+from runtime.program import geometry, tensor
 from runtime.program.record import TensorArgument, TensorView
 
 from .made_up_scaling import FP8, MANIFEST, VARIANT
@@ -187,7 +187,7 @@ def test_dlpack_tensors_of_4_bits_are_read(lanes: int, shape: tuple[int, ...]) -
     found.strides = (tensor.ctypes.c_int64 * 2)(8, 1)
     seen = tensor._read_dltensor(found, "a")
     assert (seen.dtype, seen.shape, seen.strides) == ("e2m1", shape, (shape[1], 1))
-    assert tensor.span_bytes(seen) == 3 * shape[1] // 2
+    assert geometry.span_bytes(seen) == 3 * shape[1] // 2
     found.lanes = 4
     with pytest.raises(ArgumentError, match="4 lanes"):
         tensor._read_dltensor(found, "a")
@@ -195,10 +195,10 @@ def test_dlpack_tensors_of_4_bits_are_read(lanes: int, shape: tuple[int, ...]) -
 
 def test_columns_of_packed_matrices_share_no_memory() -> None:
     whole = TensorView(1 << 20, "e2m1", (4, 32), (64, 1), 0)
-    assert not tensor.share_memory(whole, whole._replace(pointer=(1 << 20) + 16))
-    assert tensor.share_memory(whole, whole._replace(pointer=(1 << 20) + 15))
+    assert not geometry.share_memory(whole, whole._replace(pointer=(1 << 20) + 16))
+    assert geometry.share_memory(whole, whole._replace(pointer=(1 << 20) + 15))
     odd = whole._replace(strides=(63, 1), shape=(4, 20))  # rows begin within bytes
-    assert tensor.share_memory(odd, odd._replace(pointer=(1 << 20) + 16))
+    assert geometry.share_memory(odd, odd._replace(pointer=(1 << 20) + 16))
 
 
 def test_a_new_type_of_4_bits_has_bytes_limits_and_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -368,7 +368,7 @@ def test_torch_that_another_thread_is_importing_is_waited_for(
     library.preload(tokens=[5])
     plans = [plan for key, plan in library._now_plans.items() if key[0]]
     assert plans
-    assert all(plan.dtype is not None and plan.current_stream is not None for plan in plans)
+    assert all(plan.dtype is not None and plan.streams is not None for plan in plans)
 
 
 # While one thread imports torch, which takes a second, the other preloads.

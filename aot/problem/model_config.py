@@ -41,7 +41,7 @@ from .models import experts as of_experts
 from .models.config import is_integer, short
 from .models.experts import Arithmetic, Ranks
 from .models.layers import Linear, Model
-from .models.reading import VOCABULARY_PADDING, padded, read_model
+from .models.read_model import VOCABULARY_PADDING, padded, read_model
 
 # What `dtype` means for A, B and D. The router and lm_head stay in the type of D, as fp8 checkpoints keep them.
 DTYPES = {a: next(product for product in PRODUCTS if product[0] == a) for a, *_ in PRODUCTS}
@@ -339,4 +339,4 @@ def _source(found: Model, ranks: Ranks, layers: _Layers) -> str:
     line = f"{file} at tp {ranks.tp}{ep}: {', '.join(values)}"
     if not (found.experts and layers.experts):
         return line
-    return "; ".join([line, *of_experts.notes(found.experts, ranks, layers.experts)])
+    return "; ".join([line, *of_experts.notes(found.experts, ranks)])

@@ -14,9 +14,9 @@ from ..named_tuple import NamedTuple
 from ..numbers.dtypes import DTYPES
 from ..numbers.epilogue import EPILOGUES, Epilogue, extra_dtype
 from ..numbers.scaling import SCALINGS, TILES, Scaling, extent_of
+from ..program.geometry import flatten_rows, overlaps_itself, share_memory
 from ..program.operation import OVERLAPS
 from ..program.record import TensorView, check_address
-from ..program.tensor import flatten_rows, overlaps_itself, share_memory
 from .signature import Signature
 
 # What `gemm` takes besides a, b and out, in the order that kernels take them.

@@ -26,7 +26,8 @@ from ..program.record import (
     TensorView,
     TupleArgument,
 )
-from ..program.tensor import UNKNOWN_DEVICE, is_torch, stream_handle, torch_current_stream, view
+from ..program.streams import stream_handle, torch_current_stream
+from ..program.tensor import UNKNOWN_DEVICE, is_torch, view
 from ..tables.dispatch import serves
 from .counters import Counters
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..device.driver import LAST_DEFAULT_STREAM
 from ..program.arguments import TensorArgument
 from ..program.operation import Asked
+from ..program.pointers import PointerChecks
 from ..program.record import TensorView
-from ..program.tensor import LAST_STREAM, span_bytes, stream_handle, torch_current_device, torch_current_stream
+from ..program.streams import TorchStreams
 from .function import AnyPlan, Function
 
 _WORDS = type(None), bool, int, float, str
@@ -70,12 +70,8 @@ class PlannedCall(NamedTuple):
 
     plan: AnyPlan
     order: tuple[int, ...]  # which of the call's tensors each pointer is of
-    masks: tuple[int, ...]  # address bits that must be clear, of each tensor
-    sizes: tuple[int, ...]  # bytes that each tensor spans
-    written: tuple[int, ...]  # which tensors are, each of which must be apart from all others
-    device: int
-    current_stream: Any  # torch's
-    current_device: Any  # torch's, where a default stream may belong to another device
+    checks: PointerChecks  # of the call's tensors
+    streams: TorchStreams
 
     @classmethod
     def of(
@@ -92,42 +88,22 @@ class PlannedCall(NamedTuple):
         if len(places) != len(views) or len(given) != len(described) or any(x.pointer not in places for x in given):
             return None
         order = tuple([places[x.pointer] for x in given])
-        masks = dict(zip(order, (a.alignment - 1 for a in described), strict=True))
-        found = cls(
-            plan,
-            order,
-            tuple([masks.get(place, 0) for place in range(len(views))]),
-            tuple([span_bytes(of.view) for of in views]),
-            tuple([place for place, of in enumerate(views) if of.written]),
-            given[0].device,
-            torch_current_stream(),
-            torch_current_device() if devices > 1 else None,
+        alignments = dict(zip(order, (a.alignment for a in described), strict=True))
+        checks = PointerChecks.of(
+            [of.view for of in views],
+            [alignments.get(place, 1) for place in range(len(views))],
+            [place for place, of in enumerate(views) if of.written],
         )
-        return found if found.fits([of.view.pointer for of in views], LAST_DEFAULT_STREAM + 1) else None
+        if not checks.fit([of.view.pointer for of in views]):
+            return None
+        return cls(plan, order, checks, TorchStreams.of(given[0].device, devices))
 
     def launch(self, call: Call, stream: Any) -> bool:
         """Launch a call like the one that was planned, on `stream` as `Library.gemm` takes it; whether its pointers
-        fit, without which nothing is launched."""
-        if stream is None:
-            handle = self.current_stream(self.device)
-        else:
-            handle = stream if type(stream) is int and 0 <= stream <= LAST_STREAM else stream_handle(stream)
+        and that stream fit, without which nothing is launched."""
+        handle = self.streams.handle(stream)
         pointers = [x.data_ptr() for x in call.tensors]
-        if not self.fits(pointers, handle):
+        if handle is None or not self.checks.fit(pointers):
             return False
         self.plan.launch(tuple([pointers[place] for place in self.order]), handle)
         return True
-
-    def fits(self, pointers: Sequence[int], handle: int) -> bool:
-        """Whether a call's tensors may be at these addresses, for a launch on the stream `handle`."""
-        for pointer, mask in zip(pointers, self.masks, strict=True):
-            if not pointer or pointer & mask:
-                return False
-        sizes = self.sizes
-        for place in self.written:
-            begin = pointers[place]
-            end = begin + sizes[place]
-            for other, pointer in enumerate(pointers):
-                if begin < pointer + sizes[other] and pointer < end and other != place:
-                    return False
-        return self.current_device is None or handle > LAST_DEFAULT_STREAM or bool(self.current_device() == self.device)

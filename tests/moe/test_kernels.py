@@ -26,10 +26,10 @@ def permuted(ids: Any, experts: int, schedule: str, threads: int = 64, expert_ma
     given = [Tensor.of(np.ascontiguousarray(ids)), None if expert_map is None else Tensor.of(expert_map)]
     written = Tensor.of(rows), Tensor.of(ends), Tensor.of(positions)
     if schedule == "one_launch":
-        run(kernels.rank_and_copy, (tokens + 1, 1), threads, Tensor.of(x), *given, *written)
+        run(kernels.rank_and_copy, (tokens + 1, 1), threads, Tensor.of(x), *given, (written[0], None), *written[1:])
     else:
         run(kernels.rank, (1, 1), PERMUTE["_RANKING_THREADS"], *given, *written[1:])
-        run(kernels.copy, (tokens, 1), threads, Tensor.of(x), written[0], written[2])
+        run(kernels.copy, (tokens, 1), threads, Tensor.of(x), (written[0], None), written[2])
     return x, rows, ends, positions
 
 

@@ -36,7 +36,7 @@ from ...native import native_table
 from ...numbers.dtypes import DTYPES
 from ...program.outputs import allocate, on_stream, result_dtype
 from ...program.record import TensorView
-from ...program.tensor import LAST_STREAM, dtype_name, is_torch, stream_handle
+from ...program.tensor import dtype_name, is_torch
 from ..counters import Counters
 from ..function import device_view, remember, resolve_stream
 from ..generation import Generation
@@ -183,22 +183,18 @@ class GemmCalls:
     def _launch(self, found: GemmPlan, a: Any, b: Any, out: Any, stream: Any, operands: Sequence[Any] = ()) -> Any:
         """Launch a call of torch tensors by its plan, and return D; None where its pointers do not fit that, or it
         would be allocated on another stream than torch's."""
+        handle = found.streams.handle(stream)  # type: ignore[union-attr]
         result = out
-        if stream is None:
-            handle = found.current_stream(found.device)  # type: ignore[misc]
-            if result is None:
-                result = a.new_empty(found.shape, dtype=found.dtype)
-        elif result is None:
+        if result is None:
+            if stream is not None:
+                return None
+            result = a.new_empty(found.shape, dtype=found.dtype)
+        pointers = a.data_ptr(), b.data_ptr(), result.data_ptr()
+        if operands:
+            pointers += tuple([x.data_ptr() for x in operands if x is not None])
+        if handle is None or not found.checks.fit(pointers):
             return None
-        else:
-            handle = stream if type(stream) is int and 0 <= stream <= LAST_STREAM else stream_handle(stream)
-        pa, pb, pd = a.data_ptr(), b.data_ptr(), result.data_ptr()
-        if not found.fits(pa, pb, pd, handle):
-            return None
-        more = found.fitting([x for x in operands if x is not None], pd) if found.extras else ()
-        if more is None:
-            return None
-        found.launch((pa, pb, pd, *more), handle)
+        found.launch(pointers, handle)
         return result
 
     def _unplanned(self, call: Call, key: tuple[Any, ...], found: GemmPlan | None) -> Any:
@@ -311,8 +307,7 @@ class GemmCalls:
                 self._refuse_if_closed()
                 dtype = asked.out.dtype if asked.of_torch else None
                 found = self._now.plans.plan(key, asked.signature, views, asked.views["d"].shape, dtype)
-        masks = (*[found.misaligned] * 3, *(mask for mask, _ in found.extras))
-        if any(v.pointer & mask for v, mask in zip(views, masks, strict=True)):
+        if any(v.pointer & mask for v, mask in zip(views, found.checks.misaligned, strict=True)):
             found.function.check(views)
         return found
 
@@ -418,13 +413,10 @@ class GemmCalls:
         if not plans.native or (allocated and call.stream is not None):
             return
         tag = 0 if call.plain else self._tags.setdefault((call.epilogue, call.overlap, call.dtype), len(self._tags) + 1)
-        masks, sizes = zip(*found.extras, strict=True) if found.extras else ((), ())
-        misaligned = (found.misaligned, found.misaligned, found.misaligned, *masks)
-        sizes = (found.a_bytes, found.b_bytes, found.d_bytes, *sizes)
         tensors = (call.a, call.b, None if allocated else call.out, *(() if call.plain else call.operands))
         shape, options = (found.shape, {"dtype": found.dtype}) if allocated else (None, None)
         counter = found.function.counter
-        plans.native.put(tag, tensors, found.plan.direct, misaligned, sizes, found.device, shape, options, counter)
+        plans.native.put(tag, tensors, found.plan.direct, found.checks, self._driver.device, shape, options, counter)
         self._now_native = plans.native.call
 
 

@@ -15,12 +15,13 @@ from ...gemm.operation import GEMM
 from ...gemm.signature import Signature
 from ...named_tuple import NamedTuple
 from ...program.operation import Operation
+from ...program.pointers import PointerChecks
 from ...program.record import TensorArgument, TensorView
-from ...program.tensor import span_bytes, torch_current_device, torch_current_stream
+from ...program.streams import TorchStreams
 from ..counters import Counters
 from ..entries import Entries, best_first
 from ..function import Unfit, remember
-from .plan import GemmPlan
+from .plan import OUT, GemmPlan
 from .row_plans import RowPlans
 
 
@@ -94,22 +95,16 @@ class Plans:
             except (Unfit, ProgramError) as error:
                 reasons.append(f"  {name}: {error}")
                 continue
-            masks = [a.alignment - 1 for a in function.record.arguments if isinstance(a, TensorArgument)]
+            alignments = [a.alignment for a in function.record.arguments if isinstance(a, TensorArgument)]
             return GemmPlan(
                 launch=plan.launch,
-                entry=entry,
-                plan=plan,
-                function=function,
-                device=driver.device,
-                misaligned=max(masks[:3]),
-                a_bytes=span_bytes(views[0]),
-                b_bytes=span_bytes(views[1]),
-                d_bytes=span_bytes(views[2]),
+                checks=PointerChecks.of(views, alignments, [OUT]),
+                streams=TorchStreams.of(driver.device, driver.device_count) if torch_dtype else None,
                 shape=shape,
                 dtype=torch_dtype,
-                current_stream=torch_current_stream() if torch_dtype else None,
-                current_device=torch_current_device() if torch_dtype and driver.device_count > 1 else None,
-                extras=tuple((mask, span_bytes(view)) for mask, view in list(zip(masks, views, strict=True))[3:]),
+                function=function,
+                entry=entry,
+                plan=plan,
             )
         raise KernelMiss(
             "\n".join([f"no kernel for {signature.key()} at M = {m} can run on this GPU:", *reasons]), "no kernel runs"
