@@ -259,6 +259,6 @@ def test_plans_are_bounded(library: Library, driver: RecordingDriver, monkeypatc
     b = FakeTensor((N, K))
     for m in (*range(1, 30), 1):
         library.gemm(FakeTensor((m, K)), b)
-    assert len(library._now_plans) == 8
+    assert len(library._now.plans.by_call) == 8
     assert len(driver.launches) == 30
-    assert {plan.shape[0] for plan in library._now_plans.values()} <= {1, *range(22, 30)}, "the oldest go"
+    assert {plan.shape[0] for plan in library._now.plans.by_call.values()} <= {1, *range(22, 30)}, "the oldest go"

@@ -12,9 +12,10 @@ import pytest
 
 from aot.problem.manifest import ManifestError, loads, signature_problem
 from aot.providers.gemm_arguments import gemm_tensors
-from aot.search import rank
 from aot.search.legal import unsuited
+from aot.search.shape import Shape
 from aot.search.targets import target
+from aot.search.tile_waves import TileWaves
 from runtime.errors import AotError, ArgumentError, LayoutError
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES, TORCH_NAMES, DType
@@ -215,9 +216,9 @@ def test_a_new_type_of_4_bits_has_bytes_limits_and_arguments(monkeypatch: pytest
     assert [a.dtype for a in tree if isinstance(a, TensorArgument)] == ["x4", "x4", "x4", "bf16"]
     assert unsuited(variant, s) is None
     assert "not a multiple of 32" in str(unsuited(variant, dataclasses.replace(s, k=80)))
-    shape = rank._Shape.of(dataclasses.replace(variant, config=()))
+    shape = Shape.of(dataclasses.replace(variant, config=()))
     assert shape.tile_k == 256
-    assert rank._TileWaves(target("sm_90a")).cost(shape, s, 3) > 0
+    assert TileWaves(target("sm_90a")).cost(shape, s, 3) > 0
     monkeypatch.setattr("aot.problem.manifest.rules.unsupported_types", lambda *_: None)
     assert signature_problem(dataclasses.replace(s, k=80)) is not None
     assert signature_problem(s) is None

@@ -397,7 +397,7 @@ class Library(GemmCalls):
             load_seconds=counters.load_seconds,
             longest_load_seconds=counters.longest_load_seconds,
             plans_made=counters.plans,
-            plans_held=len(set(map(id, list(now.plans.by_key.values())))),
+            plans_held=now.plans.held(),
             workspaces=workspaces,
             workspace_bytes=workspace_bytes,
             shared_workspace_bytes=shared_workspace_bytes,

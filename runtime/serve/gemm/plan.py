@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...gemm.signature import Signature
 from ...gemm.universal import AnyEntry
 from ...named_tuple import NamedTuple
 from ...program.pointers import PointerChecks
-from ...program.record import TensorView
 from ...program.streams import TorchStreams
 from ..function import AnyPlan, Function
 
@@ -44,8 +42,3 @@ class GemmPlan(NamedTuple):
             self.entry,
             plan,
         )
-
-
-def gemm_key(of_torch: bool, signature: Signature, views: Sequence[TensorView]) -> tuple[Any, ...]:
-    """What plans of `gemm` are kept under: all that they depend on but the pointers."""
-    return (of_torch, signature.epilogue, signature.overlap, *(view[1:] for view in views))
