@@ -19,10 +19,11 @@ from aot.pack.write import Package
 from aot.providers.gemm_arguments import gemm_tensors
 from aot.search.variants import Variant
 from runtime import native
-from runtime.device.driver import Driver, PreparedLaunch
+from runtime.device.driver import Driver
 from runtime.device.gpus import Gpu
 from runtime.device.launch import ATTRIBUTE_WORDS, Launch
 from runtime.device.libcuda import FUNCTIONS
+from runtime.device.prepared_launch import PreparedLaunch
 from runtime.errors import DeviceError
 from runtime.gemm.signature import Signature
 from runtime.program.arguments import Argument, StreamArgument, Symbol

@@ -255,7 +255,7 @@ def test_function_beside_one_that_fits_its_entry_is_held_against_it_too(
 
 
 def test_plans_are_bounded(library: Library, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.serve.function.MAX_PLANS", 8)
+    monkeypatch.setattr("runtime.serve.plan.MAX_PLANS", 8)
     b = FakeTensor((N, K))
     for m in (*range(1, 30), 1):
         library.gemm(FakeTensor((m, K)), b)

@@ -22,7 +22,8 @@ from runtime.container import canonical
 from runtime.container.archive import Archive
 from runtime.gemm.signature import Signature
 from runtime.serve import preload
-from runtime.serve.function import MAX_PLANS, Function
+from runtime.serve.function import Function
+from runtime.serve.plan import MAX_PLANS
 
 from .forbidden import Forbid, forbidding, hook
 from .recording_driver import (

@@ -20,7 +20,7 @@ from runtime.gemm.universal import PREDICTED
 from runtime.numbers.epilogue import EPILOGUES
 from runtime.numbers.scaling import SCALINGS
 from runtime.program.operation import OVERLAPS
-from runtime.serve import entries, function, preload
+from runtime.serve import entries, plan, preload
 from runtime.serve.layers import open_archives
 from runtime.torch.layers import choose
 
@@ -219,7 +219,7 @@ def test_of_two_universal_tables_the_last_serves(tmp_path: Path, driver: Recordi
 def test_signatures_without_end_take_no_memory_without_end(
     tmp_path: Path, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (function, entries):
+    for module in (plan, entries):
         monkeypatch.setattr(module, "MAX_PLANS", 8)
     driver.kernels |= write(tmp_path / "base.aot") | write(tmp_path / "last.aot")
     lib = Library(open_archives([tmp_path / "base.aot", tmp_path / "last.aot"]), driver)

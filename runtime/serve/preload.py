@@ -23,11 +23,12 @@ from ..limits import PRELOAD_ALLOWANCE_STEPS, PRELOAD_STEPS_OF_A_BYTE, PRELOAD_S
 from ..numbers.dtypes import DTYPES
 from ..program.operation import contiguous
 from .entries import Entries, best_first
-from .function import MAX_PLANS, Function, Unfit
+from .function import Function, Unfit
 from .gemm.keys import shape_key
 from .gemm.plans import Plans, Preloaded
 from .layers import Layers
 from .options import Options
+from .plan import MAX_PLANS
 
 _log = logging.getLogger(__name__)
 

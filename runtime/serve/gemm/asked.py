@@ -15,7 +15,7 @@ from ...named_tuple import NamedTuple
 from ...program.outputs import allocate, on_stream, result_dtype
 from ...program.record import TensorView
 from ...program.tensor import dtype_name, is_torch
-from ..function import device_view, resolve_stream
+from ..operands import device_view, resolve_stream
 from .keys import Call
 
 

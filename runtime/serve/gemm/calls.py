@@ -13,7 +13,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...container.archive import ArchiveClosed
 from ...device.driver import Driver
 from ...errors import KernelMiss, LayoutError
 from ...gemm.call import (
@@ -29,9 +28,10 @@ from ...numbers.dtypes import DTYPES
 from ...program.outputs import on_stream
 from ...program.record import TensorView
 from ..counters import Counters
-from ..function import remember
 from ..generation import Generation
 from ..options import Options
+from ..plan import remember
+from ..serving import Serving
 from .asked import Asked, ask, residual_beside
 from .keys import Call, key_of_plain, rows_of, shape_key, steps_of
 from .plan import GemmPlan
@@ -43,23 +43,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class GemmCalls:
+class GemmCalls(Serving):
     """What a library is to those who call `gemm`. A reload changes the attributes that begin with `_now`, together."""
 
     def __init__(self, driver: Driver, options: Options, counters: Counters, lock: threading.RLock) -> None:
-        self._driver, self._options, self._counters, self._lock = driver, options, counters, lock
+        super().__init__(driver, options, counters, lock)
         self._tags: dict[Any, int] = {}  # what native tables know words by; kept over reloads, so that none changes
-        self._closed = False
 
     def _serve(self, now: Generation) -> None:
-        """Serve what is in `now` from here on. The caller holds the lock."""
         self._now_native: Any = None  # the call of its native table, once that has a plan
         self._now_by_call, self._now_torch_calls = now.plans.by_call, now.plans.torch_calls
-        self._now = now
-
-    def _refuse_if_closed(self) -> None:
-        if self._closed:
-            raise ArchiveClosed(f"{self._now.layers.path}: this library was closed; load the archive again")
+        super()._serve(now)
 
     def gemm(
         self,

@@ -12,7 +12,8 @@ from ...gemm.universal import AnyEntry
 from ...named_tuple import NamedTuple
 from ...program.pointers import PointerChecks
 from ...program.streams import TorchStreams
-from ..function import AnyPlan, Function
+from ..function import Function
+from ..plan import AnyPlan
 
 OUT = 2  # the place of D among operands
 

@@ -20,7 +20,8 @@ from ...program.record import TensorArgument, TensorView
 from ...program.streams import TorchStreams
 from ..counters import Counters
 from ..entries import Entries, best_first
-from ..function import Unfit, remember
+from ..function import Unfit
+from ..plan import remember
 from .plan import OUT, GemmPlan
 from .row_plans import RowPlans
 
