@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .errors import ArgumentError
-from .numbers.scaling import SCALINGS, extent_of
+from .numbers.quantised import NARROW, SCALINGS_OF_ROWS, scale_axes, scale_shape
+from .numbers.scaling import extent_of
 from .program.field_operation import FieldOperation, FieldSignature
 from .program.geometry import flatten_rows
 from .program.operation import Asked, Operand
 from .program.outputs import allocate, check_apart
 from .program.record import TensorView
 
-NARROW = "e4m3"  # the type of y where nobody says another
-SCALINGS_OF_ROWS = ("block", "row_column")  # what shares a scale: 128 elements of a row, or the row
 _KEY = re.compile(
     r"(?P<x>[^_]+)_(?P<y>[^_]+)_quantise_k(?P<k>\d{1,10})_(?P<scaling>block|row_column)(?:_g(?P<groups>\d{1,10}))?",
     re.ASCII,
@@ -63,16 +62,6 @@ class Signature(FieldSignature):
         """The extent of each axis of `operands` that does not depend on M."""
         blocks = {axis: extent_of(axis, {"K": self.k}) for axis in scale_axes(self.scaling)[1:]}
         return {"K": self.k} | blocks | ({"groups": self.groups} if self.groups else {})
-
-
-def scale_axes(scaling: str) -> tuple[str, ...]:
-    """The axes of the scales of A (M, K), as a GEMM with this scaling reads them."""
-    return SCALINGS[scaling].axes("a")
-
-
-def scale_shape(scaling: str, rows: int, k: int) -> tuple[int, ...]:
-    """The shape of the scales of so many rows."""
-    return tuple(extent_of(axis, {"M": rows, "K": k}) for axis in scale_axes(scaling))
 
 
 class Quantise(FieldOperation[Signature]):

@@ -17,8 +17,8 @@ from runtime.grouped_gemm import Signature as Grouped
 from runtime.moe.combine import Signature as Combine
 from runtime.moe.permute import Signature as Permute
 from runtime.numbers.epilogue import EPILOGUES
+from runtime.numbers.quantised import NARROW, scale_shape
 from runtime.numbers.scaling import SCALE_BLOCK
-from runtime.quantise import NARROW, scale_shape
 from runtime.quantise import Signature as Quantise
 
 OVERLAP = "launch"  # as runtime.torch.moe has it; what archives have for less serves where they have nothing for it
@@ -182,14 +182,14 @@ class Weights:
 
     def _one(self) -> Set:
         m = self.model
-        wide = tuple(
+        wide13, wide2 = (
             self._normal(e, n, k).mul_(k**-0.5)
             for e, n, k in ((m.experts, 2 * m.inner, m.hidden), (m.experts, m.hidden, m.inner))
         )
-        biases = tuple(self._normal(*w.shape[:2]) for w in wide) if m.biased else ()
+        biases = tuple(self._normal(*w.shape[:2]) for w in (wide13, wide2)) if m.biased else ()
         if not m.scaled:
-            return Set(*wide, biases)
-        (w13, of_w13), (w2, of_w2) = map(_by_blocks, wide)
+            return Set(wide13, wide2, biases)
+        (w13, of_w13), (w2, of_w2) = _by_blocks(wide13), _by_blocks(wide2)
         return Set(w13, w2, biases, (of_w13, of_w2), (_widened(w13, of_w13), _widened(w2, of_w2)))
 
     def _normal(self, *shape: int) -> torch.Tensor:

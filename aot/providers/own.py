@@ -12,7 +12,7 @@ from typing import NamedTuple
 from runtime.gemm.signature import MAJORS, Signature
 from runtime.grouped_gemm import EPILOGUES_OF_GROUPS, SCALINGS_OF_GROUPS
 from runtime.numbers.epilogue import EPILOGUES
-from runtime.quantise import SCALINGS_OF_ROWS
+from runtime.numbers.quantised import SCALINGS_OF_ROWS
 
 from ..kernels import moe_choices
 from ..kernels.sm90.grouped import choices as grouped_choices

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import ArgumentError
+from ..numbers.quantised import NARROW, SCALINGS_OF_ROWS, scale_axes, scale_shape
 from ..numbers.scaling import extent_of
 from ..program.field_operation import FieldOperation, FieldSignature
 from ..program.geometry import flatten_rows
 from ..program.operation import Asked, Operand
 from ..program.outputs import allocate, check_apart
 from ..program.record import TensorView
-from ..quantise import NARROW, SCALINGS_OF_ROWS, scale_axes, scale_shape
 from .packed import packed
 
 _KEY = re.compile(

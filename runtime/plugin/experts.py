@@ -15,10 +15,10 @@ from ..grouped_gemm import Signature as GroupedGemm
 from ..moe.combine import Signature as MoeCombine
 from ..moe.permute import Signature as MoePermute
 from ..numbers.epilogue import Epilogue
+from ..numbers.quantised import scale_shape
 from ..numbers.scaling import SCALE_BLOCK
 from ..program.tensor import dtype_name
 from ..quantise import Signature as Quantise
-from ..quantise import scale_shape
 from ..serve.library import Library
 from ..torch.operator import bare
 from .linears import Decision, weight_problem

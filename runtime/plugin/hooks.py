@@ -44,8 +44,8 @@ def look_up(wanted: Iterable[Hook]) -> list[tuple[Any, Callable[..., Any]]]:
             module = importlib.import_module(hook.module)
             owner = getattr(module, hook.owner) if hook.owner else module
             method = vars(owner)[hook.method]
-            called = method.fget if isinstance(method, property) else method
-            parameters = tuple(inspect.signature(called).parameters)
+            of: Any = method.fget if isinstance(method, property) else method
+            parameters = tuple(inspect.signature(of).parameters)
         except (ImportError, AttributeError, KeyError, TypeError, ValueError) as error:
             missing.append(f"{hook} is not there ({type(error).__name__}: {error})")
             continue

@@ -16,8 +16,8 @@ import torch
 from ..errors import ArgumentError
 from ..grouped_gemm import EPILOGUES_OF_GROUPS
 from ..numbers.epilogue import EPILOGUES
+from ..numbers.quantised import scale_shape
 from ..numbers.scaling import SCALE_BLOCK
-from ..quantise import scale_shape
 from ..serve.library import Library
 from .operations import call
 from .operator import OPERATORS, TAGS, bare, library_of, number_of, refuse_gradient, register
@@ -139,7 +139,7 @@ def _check(given: Sequence[torch.Tensor], more: Mapping[str, Any]) -> None:
         _check_bias(of, weight, more, hidden)
         _check_scale(of, weight, more.get(f"{of}_scale"))
     scales = [more.get(f"{of}_scale") for of in ("w13", "w2")]
-    if (scales[0] is None) != (scales[1] is None) or (scales[0] is not None and scales[0].dim() != scales[1].dim()):
+    if len({None if scale is None else scale.dim() for scale in scales}) > 1:
         raise ArgumentError("w13_scale and w2_scale come together, both for blocks or both for output channels")
 
 

@@ -97,7 +97,8 @@ class Experts:
 
     def moe(self, library: Library, *operands: Any, **more: Any) -> Any:
         """The operator's result."""
-        return aot.moe(library, *operands, activation=self.activation, **more, **self.given)
+        given: Any = {**more, **self.given}
+        return aot.moe(library, *operands, activation=self.activation, **given)
 
     def reference(self, hidden: Any, w13: Any, w2: Any, ids: Any, weights: Any) -> Any:
         """In float32, expert by expert, with what each made rounded as it is between launches."""

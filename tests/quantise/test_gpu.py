@@ -57,6 +57,10 @@ def launcher(library: Library, name: str) -> Callable[[Any], None]:
     return lambda o: library.functions[name](*o.arguments(), stream=torch.cuda.current_stream())
 
 
+def weights_of(s: Any, m: int) -> Any:
+    return tuning(s).measures().weights(s, m, 0, m)
+
+
 def of_extent(s: Any, k: int) -> Any:
     return replace(s, k=k)
 
@@ -85,7 +89,7 @@ def test_every_function_is_right_by_the_check_of_tuning(
     """Rows of all magnitudes and of zeros, guards behind each output, and rows of no group, which are left alone."""
     for s, names in functions.items():
         for of in (of_extent(s, k) for k in EXTENTS):
-            weights = tuning(of).measures().weights(of, m, 0, m)
+            weights = weights_of(of, m)
             found = measure.check(of, m, weights, {name: launcher(library, name) for name in names})
             assert {name: why for name, why in found.items() if isinstance(why, str)} == {}, (of.key(), m)
 
@@ -93,7 +97,7 @@ def test_every_function_is_right_by_the_check_of_tuning(
 def test_bits_are_those_of_a_quotient_rounded_to_nearest(functions: dict[Any, list[str]], library: Library) -> None:
     for s, names in functions.items():
         for of in (of_extent(s, k) for k in EXTENTS if s.operation == "quantise"):
-            (o, *_) = tuning(of).measures().weights(of, 65, 0, 3).operands(65)
+            (o, *_) = weights_of(of, 65).operands(65)
             for name in names:
                 launcher(library, name)(o)
                 y, scale = exactly(o.x, of.scaling)
@@ -104,7 +108,7 @@ def test_bits_are_those_of_a_quotient_rounded_to_nearest(functions: dict[Any, li
 def test_rows_of_experts_have_the_bits_of_their_tokens(functions: dict[Any, list[str]], library: Library) -> None:
     for s, names in functions.items():
         for of in (of_extent(s, k) for k in EXTENTS if s.operation == "moe_permute"):
-            weights = tuning(of).measures().weights(of, 33, 0, 4)
+            weights = weights_of(of, 33)
             o = weights.made(torch.randint(-2, of.experts + 2, (33, of.top_k), device="cuda"))
             for name in names:
                 launcher(library, name)(o)
@@ -122,7 +126,7 @@ def test_no_end_makes_a_kernel_write_outside_its_outputs(
     for s, names in functions.items():
         if s.operation != "quantise" or not s.groups:
             continue
-        (o, *_) = tuning(s).measures().weights(s, 64, 0, 0).operands(64)
+        (o, *_) = weights_of(s, 64).operands(64)
         o.ends[-1] = end
         kept = min(max(end, 0), 64)
         for name in names:

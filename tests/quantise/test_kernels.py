@@ -40,7 +40,7 @@ def expected(x: Any, scaling: str) -> tuple[Any, Any]:
 def numbers(x: Any) -> Tensor:
     """A tensor whose elements know how to become f32."""
     found = np.empty(x.shape, object)
-    found.flat = [CUTLASS.Float32(value) for value in x.flat]
+    found.reshape(-1)[:] = [CUTLASS.Float32(value) for value in x.flat]
     return Tensor.of(found)
 
 

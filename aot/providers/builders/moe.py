@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.quantised import NARROW
 from runtime.program.arguments import Argument, StreamArgument, Symbol, TensorArgument
-from runtime.quantise import NARROW
 
 from ...search.provider import Buildable
 from ...search.variants import Variant

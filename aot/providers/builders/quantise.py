@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.quantised import scale_axes
 from runtime.numbers.scaling import symbol_of
 from runtime.program.arguments import Argument, StreamArgument, Symbol, TensorArgument
-from runtime.quantise import scale_axes
 
 from ...search.provider import Buildable
 from ...search.variants import Variant

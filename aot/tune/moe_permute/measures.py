@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from runtime.moe.permute import Signature
-from runtime.quantise import scale_shape
+from runtime.numbers.quantised import scale_shape
 
 from ..elements import TORCH_DTYPES, poisoned
 from ..measure import Launch, MeasureError, tolerance

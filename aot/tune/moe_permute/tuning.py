@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 from runtime.moe.permute import Signature
 from runtime.numbers.dtypes import DTYPES
-from runtime.quantise import scale_shape
+from runtime.numbers.quantised import scale_shape
 
 from ..operation import Measures, Tuning, Work
 

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.quantised import LEAST_AMAX, scale_shape
 from runtime.numbers.scaling import SCALE_BLOCK
-from runtime.quantise import Signature, scale_shape
+from runtime.quantise import Signature
 
 from ..elements import TORCH_DTYPES, poisoned
 from ..measure import Launch, tolerance
 from ..operand_sets import FieldOperands, RandomOperands, baseline_of
 from ..operation import Measures
 
-LEAST_AMAX = 1e-10  # that a scale is made of
 _MAGNITUDES = -3.0, 1.0  # of rows, in powers of ten
 _ZERO_ROW, _ZERO_BLOCK = 5, 3  # that row, and of each row that block of 128
 
@@ -65,11 +66,11 @@ class Weights(RandomOperands[Signature]):
         )
 
 
-def drawn(shape: tuple[int, int], random: Mapping[str, object]) -> torch.Tensor:
+def drawn(shape: tuple[int, int], random: Mapping[str, Any]) -> torch.Tensor:
     """Random rows of different magnitudes, f32, some of which is zero."""
     low, high = _MAGNITUDES
-    powers: torch.Tensor = torch.rand((shape[0], 1), **random).mul_(high - low).add_(low)  # type: ignore[call-overload]
-    x: torch.Tensor = torch.randn(shape, **random) * 10**powers  # type: ignore[call-overload]
+    powers: torch.Tensor = torch.rand((shape[0], 1), **random).mul_(high - low).add_(low)
+    x: torch.Tensor = torch.randn(shape, **random) * 10**powers
     x[_ZERO_ROW : _ZERO_ROW + 1] = 0
     x[:, _ZERO_BLOCK * SCALE_BLOCK : (_ZERO_BLOCK + 1) * SCALE_BLOCK] = 0
     return x

@@ -6,7 +6,8 @@ import math
 from collections.abc import Hashable
 
 from runtime.numbers.dtypes import DTYPES
-from runtime.quantise import Signature, scale_shape
+from runtime.numbers.quantised import scale_shape
+from runtime.quantise import Signature
 
 from ..operation import Measures, Tuning, Work
 
