@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aot.plan import plan
+from aot.selection import select
 
 from aot.compile.lower import lower
 from aot.problem.manifest import Gemm, Manifest
@@ -80,7 +80,7 @@ def test_the_operator_api_offers_these_and_no_others(of: Signature) -> None:
 def test_tiles_that_two_ctas_share_are_candidates(of: Signature) -> None:
     """A tile of 256 rows is of one MMA of two CTAs."""
     manifest = Manifest("m", "s", (1, 4096), ("sm_100a",), (Gemm("g", of, 1, (1, 4096)),))
-    for _, candidates in plan([manifest]).problems[0].by_tokens:
+    for _, candidates in select([manifest]).problems[0].by_tokens:
         assert True in {v.options["two_cta"] for v in candidates}
 
 
