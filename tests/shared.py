@@ -43,7 +43,7 @@ def built_once(
     *options: str,
     install: Callable[[Path], None] | None = None,
 ) -> Path:
-    """A folder, made once, with NAME.yaml, NAME.aot that `aot build` makes of it, its cache, and said.txt, what it said.
+    """A folder, made once, with NAME.yaml, NAME.aot that `aot build` makes of it, and what it said in said.txt.
 
     `install` puts what the build imports into a folder. Skips where the DSL is not installed.
     """

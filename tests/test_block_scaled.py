@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aot.selection import select
 
 from aot.compile.lower import lower
 from aot.problem.manifest import Gemm, Manifest
@@ -19,6 +18,7 @@ from aot.providers.operator_api.operator import found_design
 from aot.providers.operator_api.tensor_scale import with_tensor_scale
 from aot.search.legal import illegal, legal_variants, unsuited
 from aot.search.provider import ProviderError, provider
+from aot.selection import select
 from runtime import ArgumentError, LayoutError, Library
 from runtime.container.archive import Archive
 from runtime.gemm.signature import Signature
