@@ -127,6 +127,17 @@ def folder(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
+def build_again(run: Run, folder: Path, tmp_path: Path) -> Run:
+    """Build tiny.yaml into tmp_path, from the cache."""
+
+    def call(*options: object) -> Result:
+        arguments = ["build", folder / "tiny.yaml", "-o", tmp_path / "again.aot", "--candidates", 1]
+        return run(*arguments, "--cache", folder / "cache", *options)
+
+    return call
+
+
+@pytest.fixture
 def archive(folder: Path) -> Path:
     return folder / "tiny.aot"
 

@@ -21,7 +21,6 @@ import pytest
 
 from aot.compile import compiler
 from aot.compile.toolchain import Toolchain
-from aot.plan import plan
 from aot.problem.manifest import Gemm, Manifest
 from aot.providers import cutlass_operators, own
 from aot.providers.arguments import digest
@@ -32,6 +31,7 @@ from aot.search.legal import illegal, legal_functions, legal_variants, of_name, 
 from aot.search.provider import PROVIDERS, ProviderError, provider
 from aot.search.targets import TARGETS
 from aot.search.variants import Family, Variant, choices
+from aot.selection import select
 from runtime.errors import AotError
 from runtime.gemm.signature import Signature
 
@@ -327,7 +327,9 @@ def test_what_says_which_operands_an_operation_has_compiles_its_kernels_anew(
     ("pattern", "families"),
     [
         ("operator_api/dense.py", set(cutlass_operators.FAMILIES) - {"sm100_block_scaled", "sm100_grouped"}),
+        ("operator_api/fused.py", {"sm100_static_persistent_efc"}),
         ("operator_api/block_scaled.py", {"sm100_block_scaled"}),
+        ("operator_api/tensor_scale.py", {"sm100_block_scaled"}),
         ("operator_api/grouped.py", {"sm100_grouped"} & set(cutlass_operators.FAMILIES)),
         ("operator_api/operator.py", set(cutlass_operators.FAMILIES)),
         ("arguments.py", set(cutlass_operators.FAMILIES)),
@@ -491,11 +493,11 @@ def test_a_new_provider_is_ranked_and_planned_beside_the_others(library: bool, m
         monkeypatch.setitem(sys.modules, "nvMatmulHeuristics", None)
     everything = {v for name in PROVIDERS for v in provider(name).variants("sm_90a", signature())}
     manifest = Manifest("m", "s", (1, 512), ("sm_90a",), (Gemm("g", signature(), 1, (1, 512)),))
-    planned = plan([manifest], limit=len(everything), functions=["softmax"])
+    planned = select([manifest], limit=len(everything), functions=["softmax"])
     assert [v.family for v in planned.functions] == ["softmax"]
     by_tokens = dict(planned.problems[0].by_tokens)
     assert all(set(by_tokens[m]) == everything for m in manifest.tokens)
-    short = dict(plan([manifest], limit=5).problems[0].by_tokens)
+    short = dict(select([manifest], limit=5).problems[0].by_tokens)
     leaders = {"sm90_static_persistent", "sm90_small_m", "sm90_persistent", "swap_ab", "one_size"}
     for candidates in (short[m] for m in manifest.tokens):
         assert {v.family for v in candidates} == leaders

@@ -342,6 +342,7 @@ def test_cached_code_calls_the_library_in_another_process(tmp_path: Path) -> Non
     assert int(found[1]) > 0
 
 
+@pytest.mark.long  # two processes that import Inductor and compile
 def test_a_saved_graph_finds_what_it_calls_in_another_process(tmp_path: Path) -> None:
     library(tmp_path, [ONE]).close()
     arguments = tmp_path / "model.aot", tmp_path / "artifact"

@@ -5,9 +5,11 @@ The library is a real one, with a gemm table, on a driver that only records; its
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -157,3 +159,11 @@ def llama(**more: Any) -> Llama:
 
 def tokens(rows: int = 2, columns: int = 5) -> Any:
     return torch.randint(0, VOCAB, (rows, columns))
+
+
+@pytest.fixture
+def lib(tmp_path: Path) -> Iterator[OnCpu]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    with library(tmp_path, [*PLAIN, GATED, QKV]) as lib:
+        yield lib

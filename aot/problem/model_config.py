@@ -41,7 +41,7 @@ from .models import experts as of_experts
 from .models.config import is_integer, short
 from .models.experts import Arithmetic, Ranks
 from .models.layers import Linear, Model
-from .models.reading import VOCABULARY_PADDING, padded, read_model
+from .models.read_model import VOCABULARY_PADDING, padded, read_model
 
 # What `dtype` means for A, B and D. The router and lm_head stay in the type of D, as fp8 checkpoints keep them.
 DTYPES = {a: next(product for product in PRODUCTS if product[0] == a) for a, *_ in PRODUCTS}
@@ -170,8 +170,9 @@ def model_name(source: str, tp: int, dtype: str, fuse: bool = False, ep: int = 1
 
 
 def default_scaling(dtype: str) -> str:
-    """The scaling of layers in `dtype` where none is asked for: for 8 bits a scale a token and an output channel."""
-    return "row_column" if "row_column" in scalings_of(dtype) else "none"
+    """The scaling of layers in `dtype` where none is asked for: for 8 bits a scale a token and an output channel, for
+    4 bits NVFP4's."""
+    return next((word for word in ("row_column", "nvfp4") if word in scalings_of(dtype)), "none")
 
 
 def default_targets(signatures: Iterable[Any], targets: Iterable[str] = tuple(TARGETS)) -> tuple[str, ...]:

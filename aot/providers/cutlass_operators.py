@@ -1,4 +1,4 @@
-"""GEMMs of NVIDIA's CUTLASS Operator API (nvidia-cutlass-operators), plain, block-scaled and grouped.
+"""GEMMs of NVIDIA's CUTLASS Operator API (nvidia-cutlass-operators): plain, with epilogues, block-scaled and grouped.
 
 Which there are; `operator_api` finds the operator that a variant describes, and wraps it in a host function of our own:
 B as (N, K) rows as `torch.nn.Linear` stores it, every extent and leading stride free, and the number of clusters the
@@ -14,6 +14,8 @@ from types import ModuleType
 
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.epilogue import EPILOGUES
+from runtime.numbers.products import unsupported_scaling
 
 from ..search.legal import illegal, legal_variants
 from ..search.provider import Buildable, ProviderError
@@ -21,14 +23,14 @@ from ..search.targets import TARGETS
 from ..search.variants import Family, Likely, Option, Variant
 from . import estimate_grouped, estimate_persistent, summation
 from .arguments import digest
-from .operator_api import block_scaled, dense, grouped
+from .operator_api import block_scaled, dense, fused, grouped
 from .operator_api.operator import DISTRIBUTION
 from .sources import built_by
 
 _PROVIDERS = Path(__file__).parent
 # The module that finds and wraps the operator of each family.
 _BUILT_BY: dict[str, ModuleType] = {
-    family: module for module in (dense, block_scaled, grouped) for family in module.OPERATORS
+    family: module for module in (dense, fused, block_scaled, grouped) for family in module.OPERATORS
 }
 
 
@@ -82,6 +84,13 @@ def _sm100_preferred_cluster_limit(v: Variant, signature: Signature) -> str | No
     return None
 
 
+def _block_scaled_rule(v: Variant) -> str | None:
+    """Each element type has scalings of its own. `tile_m` is the MMA's, and one of 256 rows is of two CTAs."""
+    if v.options["two_cta"] != (v.integer("tile_m") == 256):
+        return "tile_m must be 256 with two_cta, and 128 without"
+    return unsupported_scaling(v.a, v.scaling) or _tile_k_rule(v)
+
+
 def _block_scaled_limit(v: Variant, signature: Signature) -> str | None:
     """The kernel is compiled for N that is a multiple of 32, and whole blocks of K share a scale."""
     for extent, value in (("N", signature.n), ("K", signature.k)):
@@ -105,9 +114,21 @@ def _sm100_grouped_unlikely(v: Variant) -> str | None:
     return None
 
 
+def _efc_unlikely(v: Variant) -> str | None:
+    """It is the pipeline of sm100_persistent, which has more ways to schedule tiles."""
+    if (v.epilogue, v.scaling) == ("none", "none") and v.elements in _DENSE:
+        return "sm100_persistent computes it"
+    return None
+
+
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
 _BLOCK_SCALED_MULTIPLE = 32
 _DENSE = (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"))
+_FUSED = (
+    *_SAME_16_BIT,
+    *(("e4m3", "e4m3", d) for d in ("bf16", "f16", "e4m3")),
+    *((ab, ab, "e4m3") for ab in ("bf16", "f16")),
+)
 _POWERS = (1, 2, 4, 8, 16)
 _SM100_OPTIONS: dict[str, tuple[Option, ...]] = {
     "tile_m": (64, 128, 256),
@@ -156,6 +177,20 @@ FAMILIES: dict[str, Family] = {
         limit=_sm100_preferred_cluster_limit,
         summation=summation.by_itself,
     ),
+    # The pipeline of sm100_persistent with static scheduling, and a warp that loads what the epilogue needs by TMA. It
+    # has no gates: tiles of D are those of the sums.
+    "sm100_static_persistent_efc": Family(
+        "gemm",
+        ("sm_100a", "sm_103a"),
+        _FUSED,
+        {name: values for name, values in _SM100_OPTIONS.items() if name != "scheduler"},
+        _sm100_rule,
+        likely=Likely(_efc_unlikely),
+        batched=(False,),
+        scalings=("none", "tensor", "row_column"),
+        epilogues=frozenset(word for word, epilogue in EPILOGUES.items() if not epilogue.gated),
+        summation=summation.by_itself,
+    ),
     # Low latency for few tokens: swap-AB (weights on the MMA's M side, so tile_n is 64), one CTA a tile, direct stores.
     # Right at any M up to 65535 tiles, which the grid holds; meant for M <= 64.
     "sm100_tgv": Family(
@@ -170,16 +205,18 @@ FAMILIES: dict[str, Family] = {
     "sm100_block_scaled": Family(
         "gemm",
         ("sm_100a", "sm_103a"),
-        (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16")),
+        tuple((a, a, d) for a in ("e4m3", "e2m1") for d in ("bf16", "f16")),
         {
             "tile_m": (128, 256),
             "tile_n": (64, 128, 192),
-            "tile_k": (128,),
+            "tile_k": (128, 256),
             "cluster_m": (2, 4),
             "cluster_n": (1, 2, 4),
+            "two_cta": (False, True),
         },
+        _block_scaled_rule,
         batched=(False,),
-        scalings=("mxfp8",),
+        scalings=("mxfp8", "mxfp4", "nvfp4"),
         limit=_block_scaled_limit,
         summation=summation.by_itself,
     ),
@@ -206,7 +243,7 @@ FAMILIES: dict[str, Family] = {
 
 
 class CutlassOperators:
-    """GEMMs of the Operator API that need no metadata or fused epilogue."""
+    """GEMMs of the Operator API, with epilogues of this project's words."""
 
     name = "cutlass_operators"
     families = FAMILIES

@@ -10,17 +10,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
 from ..errors import ArgumentError, LayoutError
-from ..named_tuple import NamedTuple
 from ..numbers.dtypes import DTYPES
 from ..numbers.epilogue import EPILOGUES, Epilogue, extra_dtype
 from ..numbers.scaling import SCALINGS, TILES, Scaling, extent_of
+from ..program.geometry import flatten_rows, overlaps_itself, share_memory
 from ..program.operation import OVERLAPS
 from ..program.record import TensorView, check_address
-from ..program.tensor import flatten_rows, overlaps_itself, share_memory
 from .signature import Signature
 
 # What `gemm` takes besides a, b and out, in the order that kernels take them.
-EXTRAS = ("scale_a", "scale_b", "bias", "residual", "scale_d")
+EXTRAS = ("scale_a", "scale_b", "scale_ab", "bias", "residual", "scale_d")
 _PARTS = ("bias", "residual", "scale")  # of an epilogue, each there where its operand is
 _ACTIVATIONS = {
     word: epilogue for word, epilogue in EPILOGUES.items() if not any(getattr(epilogue, part) for part in _PARTS)
@@ -32,6 +31,7 @@ class GemmOptions(TypedDict, total=False):
 
     scale_a: Any
     scale_b: Any
+    scale_ab: Any
     bias: Any
     residual: Any
     scale_d: Any
@@ -50,40 +50,6 @@ def refuse_unknown(names: Iterable[str]) -> None:
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
             raise TypeError(f"gemm() got an unexpected keyword argument {name!r}; {hint}") from None
-
-
-class Call(NamedTuple):
-    """The arguments of one call of `gemm`; `operands` in the order of `EXTRAS`, None for what was not given."""
-
-    a: Any
-    b: Any
-    out: Any
-    stream: Any
-    operands: tuple[Any, ...] = (None,) * len(EXTRAS)
-    epilogue: Any = "none"
-    overlap: Any = "serial"
-    dtype: Any = None
-    plain: bool = True  # came without any of the above
-
-    def key(self) -> tuple[Any, ...]:
-        """What the fast paths look up, of torch tensors: everything that a plan depends on but the pointers."""
-        a, b, out = self.a, self.b, self.out
-        if not self.plain:
-            tensors = (a, b, out, *self.operands)
-            seen = [None if x is None else (x.shape, x.stride(), x.dtype, x.get_device()) for x in tensors]
-            return (self.epilogue, self.overlap, self.dtype, *seen)
-        return key_of_plain(a, b, out)
-
-
-def key_of_plain(a: Any, b: Any, out: Any) -> tuple[Any, ...]:
-    """`Call.key` of a call of a, b and perhaps out alone. Each attribute of a torch tensor costs 40 to 90 ns, and this
-    is all of them: the key says everything about a call but its pointers, which are held against the plan."""
-    if out is None:
-        return (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, a.get_device(), b.get_device())
-    # fmt: off
-    return (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, out.shape, out.stride(), out.dtype,
-            a.get_device(), b.get_device(), out.get_device())
-    # fmt: on
 
 
 Views = Mapping[str, TensorView]  # by operand: a, b, perhaps d, and those of `EXTRAS` that were given
@@ -161,8 +127,8 @@ def _check_extras(views: Views, n: int, d: TensorView) -> None:
         if found.dtype not in dtypes:
             known = " or ".join(dtypes)
             raise ArgumentError(f"{name} must have element type {known} where out has {d.dtype}, found {found.dtype}")
-        if name == "scale_d" and math.prod(found.shape) != 1:
-            raise ArgumentError(f"scale_d must have one element, found shape {found.shape}")
+        if name in ("scale_d", "scale_ab") and math.prod(found.shape) != 1:
+            raise ArgumentError(f"{name} must have one element, found shape {found.shape}")
         wanted = {"bias": (n,), "residual": d.shape}.get(name, found.shape)
         if found.shape != wanted:
             raise ArgumentError(f"{name} must have shape {wanted} for b {views['b'].shape}, found {found.shape}")
@@ -180,7 +146,7 @@ def _held(scaling: Scaling) -> str:
 def _scaling(views: Views) -> str:
     """Which scaling element types and shapes of both scales mean; where several do, they mean the same, and the first
     is taken."""
-    if "scale_a" not in views and "scale_b" not in views:
+    if not {"scale_a", "scale_b", "scale_ab"} & views.keys():
         return "none"
     if "scale_a" not in views or "scale_b" not in views:
         raise ArgumentError("scale_a and scale_b come together; pass both or neither")
@@ -190,12 +156,25 @@ def _scaling(views: Views) -> str:
     known.sort(key=lambda s: views["a"].dtype not in s.of)
     for scaling in known:
         if _are_scales(scale_a.shape, scaling, "a", a) and _are_scales(scale_b.shape, scaling, "b", b):
-            return scaling.word
+            return _with_tensor_scale(scaling, "scale_ab" in views).word
     taken = ", ".join(f"{s.word} {_wanted(s, 'a', a)} and {_wanted(s, 'b', b)}" for s in known)
     raise ArgumentError(
         f"scale_a {scale_a.shape} of {scale_a.dtype} and scale_b {scale_b.shape} of {scale_b.dtype} fit no scaling of "
         f"a {a} and b {b}: {taken or 'pass two of one element type'}"
     )
+
+
+def _with_tensor_scale(scaling: Scaling, given: bool) -> Scaling:
+    """`scaling`, for which `scale_ab` is given or not as it has one or not."""
+    if scaling.tensor_scale and not given:
+        raise ArgumentError(
+            f"scaling {scaling.word} needs scale_ab, one f32 element: the factor of A times that of B; pass "
+            "torch.ones(1, device=...) where there are none"
+        )
+    if given and not scaling.tensor_scale:
+        known = ", ".join(s.word for s in SCALINGS.values() if s.tensor_scale)
+        raise ArgumentError(f"scale_ab is for the scaling {known}, found {scaling.word}; leave it out, or pass scale_d")
+    return scaling
 
 
 def _are_scales(found: tuple[int, ...], scaling: Scaling, of: str, shape: tuple[int, ...]) -> bool:

@@ -16,6 +16,8 @@ PRODUCTS: tuple[tuple[str, str, str], ...] = (
     ("e4m3", "e4m3", "e4m3"),
     ("bf16", "bf16", "e4m3"),
     ("f16", "f16", "e4m3"),
+    ("e2m1", "e2m1", "bf16"),
+    ("e2m1", "e2m1", "f16"),
 )
 ACCUMULATORS = ("f32",)
 

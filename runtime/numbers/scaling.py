@@ -66,6 +66,8 @@ SCALINGS: dict[str, Scaling] = {
         Scaling("block", ("e4m3",), "f32", rows_a=1, rows_b=SCALE_BLOCK, k=SCALE_BLOCK),
         # OCP Microscaling Formats (MX) 1.0.
         Scaling("mxfp8", ("e4m3",), "ue8m0", rows_a=1, rows_b=1, k=32, layout=TILES),
+        Scaling("mxfp4", ("e2m1",), "ue8m0", rows_a=1, rows_b=1, k=32, layout=TILES),
+        Scaling("nvfp4", ("e2m1",), "ue4m3", rows_a=1, rows_b=1, k=16, layout=TILES, tensor_scale=True),
     )
 }
 

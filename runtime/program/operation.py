@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from ..errors import ArgumentError
 from ..named_tuple import NamedTuple
 from ..numbers.scaling import extent_of
+from .geometry import contiguous_strides
 from .record import TensorView
-from .tensor import contiguous_strides
 
 GROUP = "cute_aot.operations"
 _NOWHERE = 1 << 40  # an aligned address for tensors that do not exist yet

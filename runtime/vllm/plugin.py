@@ -15,7 +15,8 @@ from typing import Any
 from .. import __version__
 from ..errors import ArgumentError
 from ..plugin.served import Served, check_version, own_name, words
-from ..serve.library import Library, load
+from ..serve.library import Library
+from ..serve.load import load
 from . import hooks, metrics
 from .periodic import Periodic
 from .recording import Recording

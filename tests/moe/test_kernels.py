@@ -66,7 +66,7 @@ SCHEDULES = pytest.mark.parametrize("schedule", ["one_launch", "two_launches"])
 
 
 @SCHEDULES
-@pytest.mark.parametrize("shape", [(1, 1), (1, 8), (3, 5), (9, 8), (33, 4)])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 8), (3, 5), (9, 8), pytest.param((33, 4), marks=pytest.mark.long)])
 @pytest.mark.parametrize("experts", [1, 7, 40, 130])
 def test_rows_follow_experts_then_tokens_then_slots(schedule: str, shape: tuple[int, int], experts: int) -> None:
     check(np.random.default_rng(experts).integers(0, experts, shape), experts, schedule)

@@ -6,7 +6,7 @@ from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.products import scalings_of, unsupported_scaling, unsupported_types
 
-from .contents import MAX_EXTENT, USUAL
+from .manifest import MAX_EXTENT, USUAL
 
 # TMA and vectorised copies need rows that start on this boundary.
 ROW_ALIGNMENT_BYTES = 16
