@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from aot.tune.quantise.measures import quantised
+from aot.tune.gemm.operands import MAX_ERROR_FP8_PROMOTED
+from aot.tune.quantise.measures import error_behind, quantised
 from runtime.gemm.fallback import apply_activation
 from runtime.grouped_gemm import Signature as Grouped
 from runtime.moe.combine import Signature as Combine
@@ -22,9 +23,9 @@ from runtime.numbers.scaling import SCALE_BLOCK
 from runtime.quantise import Signature as Quantise
 
 OVERLAP = "launch"  # as runtime.torch.moe has it; what archives have for less serves where they have nothing for it
-# Relative, in the norm: two roundings to bf16 between launches, and one behind them; and where rows are quantised, a
-# number of another bit in the sums before may be rounded to another of 8 bits.
-MAX_ERROR = {"bf16": 6e-3, NARROW: 2e-2}
+# Relative, in the norm: two roundings to bf16 between launches, and one behind them; and where rows are quantised, what
+# becomes of the error that a grouped GEMM may have.
+MAX_ERROR = {"bf16": 6e-3, NARROW: error_behind(MAX_ERROR_FP8_PROMOTED, NARROW)}
 # What an H200 does at most: bytes read from memory, and products, in a microsecond.
 _BYTES_PER_US, _FLOPS_PER_US = 4.3e6, {"bf16": 720e6, NARROW: 1400e6}
 _MOST_SETS = 16

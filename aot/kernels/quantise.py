@@ -161,7 +161,7 @@ def scale_of(amax: cutlass.Float32) -> cutlass.Float32:
 
 @cute.jit
 def narrow(values: cute.Tensor, amax: cutlass.Float32, made: cute.Tensor) -> None:
-    """Fill `made` with `values` over their scale."""
+    """Fill `made` with `values` times the inverse of their scale, which is rounded once, as the scale is."""
     inverse = cutlass.Float32(_LARGEST) / cute.arch.fmax(amax, cutlass.Float32(_LEAST_AMAX))
     for i in cutlass.range_constexpr(WIDTH):
         values[i] = values[i] * inverse
