@@ -365,7 +365,7 @@ def test_experts_that_are_left_out_are_said() -> None:
             {"fuse": True},
             (
                 "no kernel computes o, gate_up, down on sm_80: none for sm_80 has the epilogue residual; ",
-                "sm_90a, sm_100a, sm_103a can; name another target, or leave --fuse out",
+                "sm_90a, sm_100a, sm_103a, sm_107a, sm_110a can; name another target, or leave --fuse out",
             ),
         ),
         (
@@ -387,5 +387,5 @@ def test_a_target_that_was_named_and_lacks_kernels_for_biases_of_the_model_is_to
     assert warnings(biased, targets=("sm_90a",)) == []
     assert warnings(biased, targets=("sm_80", "sm_90a")) == [
         "config.json: no kernel computes qkv on sm_80: none for sm_80 has the epilogue bias; "
-        "sm_90a, sm_100a, sm_103a can; a build leaves them out there"
+        "sm_90a, sm_100a, sm_103a, sm_107a, sm_110a can; a build leaves them out there"
     ]
