@@ -21,7 +21,7 @@ from torch import nn
 
 import runtime.torch as aot
 from runtime import ArgumentError, Library
-from runtime.container.archive import ArchiveClosed
+from runtime.container.errors import ArchiveClosed
 
 from .recording_driver import signature
 from .torch_stand_in import (
