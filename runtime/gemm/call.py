@@ -211,7 +211,7 @@ def _scaling_of_weights(views: Views) -> str:
     taken = " or ".join(f"{s.word} {_wanted(s, 'b', b.shape)} of {_held(s)}" for s in known)
     raise ArgumentError(
         f"scale_b {scale_b.shape} of {scale_b.dtype} fits no scaling of b {b.shape} of {b.dtype} under a of {a.dtype}: "
-        f"{taken or 'there is none'}; runtime.torch.weights.prepare makes b and scale_b"
+        f"{taken or 'there is none'}; runtime.torch.weights.prepare_weight makes b and scale_b"
     )
 
 
