@@ -70,8 +70,7 @@ def test_arranging_codes_and_scales_loses_nothing(form: WeightFormat, slabs: int
 
 @formats
 def test_a_word_becomes_the_rows_and_columns_that_wgmma_wants(form: WeightFormat) -> None:
-    """PTX ISA, register fragments of wgmma's A: a0 and a1 of row l / 4, a2 and a3 of the row 8 below; a4 to a7 8 columns
-    on."""
+    """PTX ISA, registers of wgmma's A: a0 and a1 of row l / 4, a2 and a3 of the row 8 below; a4 to a7 8 columns on."""
     n, k = 16, form.columns
     codes = (torch.arange(n)[:, None] * 7 + torch.arange(k)[None] * 3) % 16
     words = arrange_codes(codes.to(torch.int64), form)
