@@ -328,6 +328,7 @@ def test_what_says_which_operands_an_operation_has_compiles_its_kernels_anew(
     [
         ("operator_api/dense.py", set(cutlass_operators.FAMILIES) - {"sm100_block_scaled", "sm100_grouped"}),
         ("operator_api/block_scaled.py", {"sm100_block_scaled"}),
+        ("operator_api/tensor_scale.py", {"sm100_block_scaled"}),
         ("operator_api/grouped.py", {"sm100_grouped"} & set(cutlass_operators.FAMILIES)),
         ("operator_api/operator.py", set(cutlass_operators.FAMILIES)),
         ("arguments.py", set(cutlass_operators.FAMILIES)),

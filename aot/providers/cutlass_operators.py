@@ -14,6 +14,7 @@ from types import ModuleType
 
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.products import unsupported_scaling
 
 from ..search.legal import illegal, legal_variants
 from ..search.provider import Buildable, ProviderError
@@ -80,6 +81,13 @@ def _sm100_preferred_cluster_limit(v: Variant, signature: Signature) -> str | No
     if ctas < cluster:
         return f"at m = 1 its {ctas} CTAs do not fill one cluster of {cluster}, and nothing would be launched"
     return None
+
+
+def _block_scaled_rule(v: Variant) -> str | None:
+    """Each element type has scalings of its own. `tile_m` is the MMA's, and one of 256 rows is of two CTAs."""
+    if v.options["two_cta"] != (v.integer("tile_m") == 256):
+        return "tile_m must be 256 with two_cta, and 128 without"
+    return unsupported_scaling(v.a, v.scaling) or _tile_k_rule(v)
 
 
 def _block_scaled_limit(v: Variant, signature: Signature) -> str | None:
@@ -170,16 +178,18 @@ FAMILIES: dict[str, Family] = {
     "sm100_block_scaled": Family(
         "gemm",
         ("sm_100a", "sm_103a"),
-        (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16")),
+        tuple((a, a, d) for a in ("e4m3", "e2m1") for d in ("bf16", "f16")),
         {
             "tile_m": (128, 256),
             "tile_n": (64, 128, 192),
-            "tile_k": (128,),
+            "tile_k": (128, 256),
             "cluster_m": (2, 4),
             "cluster_n": (1, 2, 4),
+            "two_cta": (False, True),
         },
+        _block_scaled_rule,
         batched=(False,),
-        scalings=("mxfp8",),
+        scalings=("mxfp8", "mxfp4", "nvfp4"),
         limit=_block_scaled_limit,
         summation=summation.by_itself,
     ),

@@ -25,7 +25,7 @@ from runtime.gemm.fallback import (
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES, DType
 from runtime.numbers.epilogue import Epilogue
-from runtime.numbers.scaling import SCALINGS
+from runtime.numbers.scaling import SCALINGS, TILES
 
 from ..elements import TORCH_DTYPES
 from ..measure import Launch, MeasureError
@@ -75,6 +75,8 @@ def _products(signature: Signature, device: torch.device) -> Iterator[_Product]:
         yield _of_16_bits(signature)
     elif signature.scaling == "block":
         yield _Product("torch._scaled_mm block-wise", lambda o, out: _block_wise(o, dtype, out), dtype)
+    elif SCALINGS[signature.scaling].layout == TILES:
+        yield _in_tiles(signature, dtype)
     elif SCALINGS[signature.scaling].k is None:  # scales multiply sums
         if signature.parts.bias:
             yield _scaled(signature, dtype, device, adds_bias=True)
@@ -142,6 +144,18 @@ def _block_wise(o: OperandSet, dtype: torch.dtype, out: torch.Tensor | None) -> 
     whole = out if rows == m else None
     found: torch.Tensor = block_scaled_product(_word(dtype))(torch, a, o.b, (scales, scale_b, *rest), whole)
     return found[:m]
+
+
+def _in_tiles(signature: Signature, dtype: torch.dtype) -> _Product:
+    """`torch._scaled_mm` with scales of blocks, which takes no factor of the whole product: it does that much less."""
+
+    def run(o: OperandSet, out: torch.Tensor | None) -> torch.Tensor:
+        scale_a, scale_b, *_ = _operands(o)
+        found: torch.Tensor = torch._scaled_mm(o.a, o.b.t(), scale_a, scale_b, out_dtype=dtype, out=out)
+        return found
+
+    less = " without its tensor scale" if SCALINGS[signature.scaling].tensor_scale else ""
+    return _Product(f"torch._scaled_mm {signature.scaling}{less}", run, dtype)
 
 
 def _word(dtype: torch.dtype) -> str:

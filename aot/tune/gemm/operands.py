@@ -17,7 +17,8 @@ from runtime.gemm.fallback import apply_activation
 from runtime.gemm.signature import Operand, Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.epilogue import CLAMPED
-from runtime.numbers.scaling import SCALINGS, TILE_BLOCKS, TILE_ROWS, TILE_SCALES, TILES
+from runtime.numbers.packed import from_tiles
+from runtime.numbers.scaling import SCALINGS, TILES
 from runtime.program.operation import extents_at
 
 from ..elements import TORCH_DTYPES, name_of, poisoned, to_numbers, to_type
@@ -188,7 +189,7 @@ def reference(signature: Signature, operands: OperandSet) -> torch.Tensor:
         b = to_numbers(b, signature.b, wide)
     if scale_a is not None and scale_b is not None:
         if scaling.layout == TILES:
-            scale_a, scale_b = in_rows(scale_a), in_rows(scale_b)
+            scale_a, scale_b = from_tiles(scale_a), from_tiles(scale_b)
         scale_a = _spread(scale_a.to(wide), (scaling.rows_a, scaling.k), a.shape)
         scale_b = _spread(scale_b.to(wide), (scaling.rows_b, scaling.k), b.shape)
         if scaling.k is not None:
@@ -215,13 +216,6 @@ def saturated(value: torch.Tensor, dtype: str) -> torch.Tensor:
     """`value` with what a narrow type cannot hold at its largest number; it is changed in place."""
     largest = DTYPES[dtype].largest
     return value.clamp_(-largest, largest) if DTYPES[dtype].narrow else value
-
-
-def in_rows(tiles: torch.Tensor) -> torch.Tensor:
-    """Scales in `TILES`, (tiles of rows, scales of a row of tiles), as a matrix of all rows by all blocks."""
-    of_rows, of_blocks = tiles.shape[0], tiles.shape[1] // TILE_SCALES
-    split = tiles.reshape(of_rows, of_blocks, 32, TILE_ROWS // 32, TILE_BLOCKS)
-    return split.permute(0, 3, 2, 1, 4).reshape(of_rows * TILE_ROWS, of_blocks * TILE_BLOCKS)
 
 
 def _spread(scales: torch.Tensor, blocks: tuple[int | None, int | None], shape: torch.Size) -> torch.Tensor:
