@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -19,7 +23,9 @@ from aot.search.provider import provider
 from aot.search.targets import TARGETS
 from aot.search.variants import Variant
 from aot.tune.gemm.prepared_weights import dequantised
-from runtime.errors import ArgumentError
+from runtime import Library
+from runtime.container.archive import Archive
+from runtime.errors import ArgumentError, LayoutError
 from runtime.gemm.signature import Signature
 from runtime.numbers.weights import (
     FORMATS,
@@ -32,6 +38,10 @@ from runtime.numbers.weights import (
     scales_of,
 )
 from runtime.torch.weights import prepare_weight
+
+from .command_line import ALONE, COMMAND, ROOT
+from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from .shared import made_once
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 MXFP4, INT4 = FORMATS["mxfp4_weight"], FORMATS["int4_weight"]
@@ -171,3 +181,72 @@ def test_extents_that_fill_no_block_are_refused() -> None:
     one = variants(PLAIN)[0]
     for n, k, reason in ((4104, 4096, "N must be a multiple of 16"), (4096, 4128, "K must be a multiple of 64")):
         assert reason in (unsuited(one, dataclasses.replace(PLAIN, n=n, k=k)) or "")
+
+
+# --- what a server is given ---
+
+MANIFEST = """
+format: 1
+model: w4
+source: made up
+tokens: [16]
+targets: [sm_90a]
+gemms:
+  - {name: mxfp4, n: 512, k: 1088, dtypes: {a: bf16, b: e2m1, d: bf16}, scaling: mxfp4_weight}
+  - {name: int4, n: 512, k: 1152, dtypes: {a: bf16, b: u4, d: bf16}, scaling: int4_weight}
+"""
+
+
+@pytest.fixture(scope="module")
+def archive(request: pytest.FixtureRequest) -> Path:
+    """A compiled kernel of each format."""
+    pytest.importorskip("cutlass", reason="the DSL is not installed")
+    return made_once(request, "w4", build) / "w4.aot"
+
+
+def build(folder: Path) -> None:
+    (folder / "w4.yaml").write_text(MANIFEST)
+    options = ["--candidates", "1", "--cache", "cache", "--no-tune", *ALONE]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [*COMMAND, "build", "w4.yaml", "-o", "w4.aot", *options]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def library(archive: Path, torch: FakeTorch) -> Iterator[Library]:
+    with Archive.open(archive) as opened:
+        kernels = {}
+        for name in opened.functions:
+            (launch,), (kernel,) = opened.record(name)["program"]["launches"], opened.record(name)["kernels"]
+            kernels[opened.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
+        with Library(opened, RecordingDriver(kernels=kernels)) as made:
+            yield made
+
+
+def call(form: WeightFormat, m: int) -> dict[str, FakeTensor]:
+    if form is MXFP4:
+        b, scale_b = FakeTensor((512, 544), "float4_e2m1fn_x2"), FakeTensor((17, 1024), "float8_e8m0fnu")
+    else:
+        b, scale_b = FakeTensor((512, 576), "uint4"), FakeTensor((9, 512), "bfloat16")
+    return {"a": FakeTensor((m, 2 * b.shape[1])), "b": b, "scale_b": scale_b, "out": FakeTensor((m, 512))}
+
+
+@formats
+@pytest.mark.parametrize("m", [1, 17, 4097])
+def test_a_prepared_weight_is_served_at_any_m(library: Library, form: WeightFormat, m: int) -> None:
+    given = call(form, m)
+    assert library.gemm(**given) is given["out"]
+    library.gemm(**call(form, m))  # as planned
+
+
+@formats
+def test_a_weight_that_is_not_prepared_is_refused(library: Library, form: WeightFormat) -> None:
+    given = call(form, 16)
+    of_checkpoint = FakeTensor((512, given["a"].shape[1] // form.group), str(given["scale_b"].dtype).split(".")[-1])
+    with pytest.raises(ArgumentError, match="prepare_weight makes b and scale_b"):
+        library.gemm(**(given | {"scale_b": of_checkpoint}))
+    b = given["b"]
+    apart = FakeTensor(b.shape, str(b.dtype).split(".")[-1], (2 * b.shape[1], 1))
+    with pytest.raises(LayoutError, match=r"b of shape .* must be contiguous"):
+        library.gemm(**(given | {"b": apart}))
