@@ -224,7 +224,7 @@ def library(archive: Path, torch: FakeTorch) -> Iterator[Library]:
             yield made
 
 
-def call(form: WeightFormat, m: int) -> dict[str, FakeTensor]:
+def call(form: WeightFormat, m: int) -> dict[str, Any]:
     if form is MXFP4:
         b, scale_b = FakeTensor((512, 544), "float4_e2m1fn_x2"), FakeTensor((17, 1024), "float8_e8m0fnu")
     else:
