@@ -13,6 +13,7 @@ from ..activations import activate, gate
 from .epilogue_operands import EpilogueOperands
 from .output import EpilogueTile, Output, Store, prepare_store, store_epilogue_tile
 from .plan import STORE_BUFFERS, Plan
+from .quantised_output import quantised
 from .scales import Scales
 from .scheduler import TileCoord
 from .split_k import SplitK, reduce
@@ -46,6 +47,8 @@ def store_tile(
                 later = operands.residual_of(coord, following.atom, following.across)
             computed = epilogue_tile_values(operands, scales, accumulators, tile, residual)
             residual = later
+            if cutlass.const_expr(plan.form.quantises):
+                computed = quantised(operands, computed, tile)
             _store_next(plan, computed, store, tile, number)
 
 
