@@ -217,7 +217,7 @@ def quantises_in_gemm(lib: Library, w13: torch.Tensor, rows: int, words: Mapping
     groups, n, k = w13.shape
     if rows > _MOST_ROWS_OF_A_GROUP * groups or words["scale_b"].dim() != 3:
         return False
-    epilogue = EPILOGUES[words["epilogue"]]._replace(bias=words["bias"] is not None).word()
+    epilogue = EPILOGUES[words["epilogue"]]._replace(bias=words.get("bias") is not None).word()
     types = "e4m3", "e4m3", "e4m3"
     return _has(register(lib), lib.digest, Signature(*types, groups, n, k, epilogue, words["overlap"], "block"))
 
