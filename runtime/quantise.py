@@ -1,8 +1,9 @@
 """Rows of 16-bit numbers in 8 bits with scales made of the numbers themselves, as an operation: what a GEMM with
 scales reads as A.
 
-A scale is the largest magnitude that it is for, at least 1e-10, over the largest number of the narrow type; y is x over
-its scale, rounded to nearest. So y times its scale is x, but for rounding, and what is all zeros stays so.
+A scale is the largest magnitude that it is for, at least 1e-10, over the largest number of the narrow type; y is x
+times the inverse of that quotient, in f32, and rounded to nearest. So y times its scale is x, but for rounding, and
+what is all zeros stays so.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from aot.tune.quantise.measures import quantised
+from aot.tune.gemm.operands import MAX_ERROR_FP8_PROMOTED
+from aot.tune.quantise.measures import error_behind, quantised
 from runtime.gemm.fallback import apply_activation
 from runtime.grouped_gemm import Signature as Grouped
 from runtime.moe.combine import Signature as Combine
@@ -22,9 +23,9 @@ from runtime.numbers.scaling import SCALE_BLOCK
 from runtime.quantise import Signature as Quantise
 
 OVERLAP = "launch"  # as runtime.torch.moe has it; what archives have for less serves where they have nothing for it
-# Relative, in the norm: two roundings to bf16 between launches, and one behind them; and where rows are quantised, a
-# number of another bit in the sums before may be rounded to another of 8 bits.
-MAX_ERROR = {"bf16": 6e-3, NARROW: 2e-2}
+# Relative, in the norm: two roundings to bf16 between launches, and one behind them; and where rows are quantised, what
+# becomes of the error that a grouped GEMM may have.
+MAX_ERROR = {"bf16": 6e-3, NARROW: error_behind(MAX_ERROR_FP8_PROMOTED, NARROW)}
 # What an H200 does at most: bytes read from memory, and products, in a microsecond.
 _BYTES_PER_US, _FLOPS_PER_US = 4.3e6, {"bf16": 720e6, NARROW: 1400e6}
 _MOST_SETS = 16
@@ -67,19 +68,21 @@ class Model:
         return max(self.active_bytes(tokens) / _BYTES_PER_US, flops / _FLOPS_PER_US[self.dtype])
 
     def signatures(self) -> dict[str, Any]:
-        """What of an archive each launch is looked up by, in their order."""
+        """What of an archive each launch is looked up by, in their order; "fused" is what may take the place of gate_up
+        and quantise."""
         e, k, n, scaling = self.experts, self.hidden, self.inner, "block" if self.scaled else "none"
         gate, down = (EPILOGUES[word]._replace(bias=self.biased).word() for word in (self.gate, "none"))
         types = self.dtype, self.dtype, "bf16"
         found: dict[str, Any] = {
             "permute": Permute("bf16", e, self.top_k, k, self.global_experts, scaling),
             "gate_up": Grouped(*types, e, 2 * n, k, gate, OVERLAP, scaling),
+            "fused": Grouped(NARROW, NARROW, NARROW, e, 2 * n, k, gate, OVERLAP, "block"),
             "quantise": Quantise("bf16", NARROW, n, scaling, e),
             "down": Grouped(*types, e, k, n, down, OVERLAP, scaling),
             "combine": Combine("bf16", "bf16", self.top_k, k),
         }
         if not self.scaled:
-            del found["quantise"]
+            del found["quantise"], found["fused"]
         return found
 
 

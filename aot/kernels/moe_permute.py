@@ -32,6 +32,7 @@ _WARP = 32
 _EVERY_LANE = 0xFFFFFFFF
 _STAGED = 2048  # ids that a block compares its own with at a time
 _RANKING_THREADS = 1024
+_AHEAD = 4  # ids of a thread whose loads are under way together
 _NOWHERE = -1
 _NO_EXPERT = 1 << 30  # behind every expert in order
 
@@ -111,14 +112,22 @@ class MoePermute:
 
     @cute.jit
     def _write(self, row: cute.Tensor, rows: Any, places: cute.Tensor, smem: Any) -> None:
-        """The block writes `row` (K) to each of the rows that `places` names, but for those below 0."""
+        """The block writes `row` (K) to each of the rows that `places` names, but for those below 0; where all are, it
+        does not read it."""
         to, scale = rows
-        if cutlass.const_expr(self.scaling == "none"):
-            _copy_row(self.threads, row, to, places)
-        elif cutlass.const_expr(self.scaling == "block"):
-            _quantise_blocks(self.threads, row, to, scale, places)
-        else:
-            _quantise_row(self.threads, row, (to, scale), places, allocate_maxima(self.threads, smem))
+        maxima: Any = None
+        if cutlass.const_expr(self.scaling == "row_column"):
+            maxima = allocate_maxima(self.threads, smem)
+        last = cutlass.Int32(_NOWHERE)
+        for j in cutlass.range(cute.size(places), unroll=4):
+            last = cutlass.max(last, places[j])
+        if last >= 0:
+            if cutlass.const_expr(self.scaling == "none"):
+                _copy_row(self.threads, row, to, places)
+            elif cutlass.const_expr(self.scaling == "block"):
+                _quantise_blocks(self.threads, row, to, scale, places)
+            else:
+                _quantise_row(self.threads, row, (to, scale), places, maxima)
 
     @cute.jit
     def _wait(self) -> None:
@@ -146,6 +155,26 @@ def _expert(ids: cute.Tensor, index: Any, expert_map: Any, experts: Any) -> cutl
     if expert < 0 or expert >= experts:
         expert = cutlass.Int32(_NOWHERE)
     return expert
+
+
+@cute.jit
+def _experts_from(ids: cute.Tensor, index: Any, step: Any, expert_map: Any, experts: Any, found: cute.Tensor) -> None:
+    """Fill `found` with what `_expert` says of assignments `index`, `index` + `step` and so on; no load waits for
+    another but for the map's."""
+    count = cute.size(ids)
+    for i in cutlass.range_constexpr(_AHEAD):
+        found[i] = ids[cutlass.min(index + i * step, count - 1)]
+    if cutlass.const_expr(expert_map is not None):
+        known = cute.make_rmem_tensor((_AHEAD,), cutlass.Int32)
+        last = cute.size(expert_map) - 1
+        for i in cutlass.range_constexpr(_AHEAD):
+            known[i] = expert_map[cutlass.max(cutlass.min(found[i], last), 0)]
+        for i in cutlass.range_constexpr(_AHEAD):
+            is_known = (found[i] >= 0) & (found[i] <= last)
+            found[i] = cutlass.select_(is_known, known[i], cutlass.Int32(_NOWHERE))
+    for i in cutlass.range_constexpr(_AHEAD):
+        is_here = (found[i] >= 0) & (found[i] < experts) & (index + i * step < count)
+        found[i] = cutlass.select_(is_here, found[i], cutlass.Int32(_NOWHERE))
 
 
 @cute.jit
@@ -222,13 +251,16 @@ def _rank_of_token(
     number, top_k = token
     warp, lane = thread // _WARP, cute.arch.lane_idx()
     count, first_own = cute.size(ids), number * top_k
+    others = cute.make_rmem_tensor((_AHEAD,), cutlass.Int32)
     for first in cutlass.range(0, count, _STAGED, unroll=1):
         cute.arch.sync_threads()  # the ids before were read
-        for i in cutlass.range(thread, _STAGED, threads, unroll=4):
-            other = _expert(ids, first + i, expert_map, experts)
-            staged[i] = cutlass.select_(other < 0, cutlass.Int32(_NO_EXPERT), other)
-        cute.arch.sync_threads()
         staged_now = cutlass.min(count - first, _STAGED)
+        for base in cutlass.range(thread, staged_now, threads * _AHEAD, unroll=1):
+            _experts_from(ids, first + base, threads, expert_map, experts, others)
+            for i in cutlass.range_constexpr(_AHEAD):
+                if base + i * threads < staged_now:
+                    staged[base + i * threads] = cutlass.select_(others[i] < 0, cutlass.Int32(_NO_EXPERT), others[i])
+        cute.arch.sync_threads()
         for j in cutlass.range(warp, top_k, threads // _WARP, unroll=1):
             expert, before = _expert(ids, first_own + j, expert_map, experts), cutlass.Int32(0)
             for i in cutlass.range(lane, staged_now, _WARP, unroll=4):
@@ -264,28 +296,34 @@ def _rank_all(
         for other in cutlass.range_constexpr(warps):
             next_row[expert, other] = cutlass.Int32(0)
     cute.arch.sync_threads()
-    for i in cutlass.range(first + lane, last, _WARP, unroll=4):
-        expert = _expert(ids, i, expert_map, experts)
-        if expert >= 0:
-            cute.arch.atomic_add((next_row.iterator + (warp * MOST_EXPERTS + expert)).llvm_ptr, cutlass.Int32(1))
+    found = cute.make_rmem_tensor((_AHEAD,), cutlass.Int32)
+    for base in cutlass.range(first + lane, last, _WARP * _AHEAD, unroll=1):
+        _experts_from(ids, base, _WARP, expert_map, experts, found)
+        for i in cutlass.range_constexpr(_AHEAD):
+            expert = found[i]
+            if expert >= 0 and base + i * _WARP < last:
+                cute.arch.atomic_add((next_row.iterator + (warp * MOST_EXPERTS + expert)).llvm_ptr, cutlass.Int32(1))
     cute.arch.sync_threads()
     _add_up(warps, next_row, ends, smem)
     cute.arch.sync_threads()
 
-    for base in cutlass.range(first, last, _WARP, unroll=1):
-        index = base + lane
-        expert = _expert(ids, index, expert_map, experts)
-        alike = cute.arch.match_sync(_EVERY_LANE, expert)
-        before = cute.arch.popc(alike & cute.arch.lanemask_lt())
-        place = cutlass.Int32(_NOWHERE)
-        if expert >= 0:
-            place = next_row[expert, warp] + cutlass.Int32(before)
-        cute.arch.sync_warp()
-        if expert >= 0 and before == 0:
-            next_row[expert, warp] = place + cutlass.Int32(cute.arch.popc(alike))
-        cute.arch.sync_warp()
-        if index < count:
-            positions[index] = place
+    for base in cutlass.range(first, last, _WARP * _AHEAD, unroll=1):
+        _experts_from(ids, base + lane, _WARP, expert_map, experts, found)
+        for i in cutlass.range_constexpr(_AHEAD):
+            index = base + i * _WARP + lane
+            # Behind the warp's assignments are others'.
+            expert = cutlass.select_(index < last, found[i], cutlass.Int32(_NOWHERE))
+            alike = cute.arch.match_sync(_EVERY_LANE, expert)
+            before = cute.arch.popc(alike & cute.arch.lanemask_lt())
+            place = cutlass.Int32(_NOWHERE)
+            if expert >= 0:
+                place = next_row[expert, warp] + cutlass.Int32(before)
+            cute.arch.sync_warp()
+            if expert >= 0 and before == 0:
+                next_row[expert, warp] = place + cutlass.Int32(cute.arch.popc(alike))
+            cute.arch.sync_warp()
+            if index < last:
+                positions[index] = place
 
 
 @cute.jit

@@ -260,7 +260,7 @@ def _dtype(found: Model, wanted: str | None, on_warning: Callable[[str], None]) 
     field, published = found.dtype
     known = PUBLISHED.get(published) if isinstance(published, str) else None
     if wanted is None and found.scaling:
-        wanted = "e4m3"
+        (wanted,) = SCALINGS[found.scaling].of
     if wanted is None and published is None:
         on_warning(f"{found.source}: field {field!r} is missing; the manifest is in bf16, which --dtype changes")
         return "bf16"

@@ -5,6 +5,7 @@ Needs torch; on the GPU for measurements, on the CPU for tests of this file. Kno
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -85,6 +86,16 @@ def quantised(x: torch.Tensor, y: str, scaling: str) -> tuple[torch.Tensor, torc
     scale = wide.abs().amax(-1).clamp_min(LEAST_AMAX) / DTYPES[y].largest
     over = (wide / scale[..., None]).view(rows, -1)[:, :k]
     return over, scale if scaling == "block" else scale[:, 0]
+
+
+def error_behind(error: float, y: str) -> float:
+    """The relative error, in the norm, that quantised rows may have where the numbers before had `error`.
+
+    A number that is off by e falls on the other side of a step of size s with probability e/s, and is then off by s:
+    e*s in the mean square. A step is at most one unit in the last place of the number. The scale, made of the largest
+    number, may be off as well, so that is twice: the square root of 2 * unit * error.
+    """
+    return math.sqrt(2 * 2 * DTYPES[y].rounding * error)
 
 
 class QuantiseMeasures(Measures):
