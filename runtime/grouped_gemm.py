@@ -24,10 +24,10 @@ from .numbers.epilogue import ACTIVATIONS, EPILOGUES, GATED, Epilogue, extra_dty
 from .numbers.products import unsupported_scaling
 from .numbers.scaling import SCALINGS, extent_of
 from .program.field_operation import FieldOperation, FieldSignature
+from .program.geometry import flatten_rows, share_memory
 from .program.operation import OVERLAPS, Asked, Operand, extents_at
 from .program.outputs import allocate, check_apart, result_dtype
 from .program.record import TensorView
-from .program.tensor import flatten_rows, share_memory
 
 _KEY = re.compile(
     r"(?P<a>[^_]+)_(?P<b>[^_]+)_(?P<d>[^_]+)_grouped_(?P<epilogue>.+)_g(?P<groups>\d{1,10})_n(?P<n>\d{1,10})"

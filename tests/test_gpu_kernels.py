@@ -24,6 +24,7 @@ from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import SCALE_BLOCK, SCALINGS, TILES
+from runtime.numbers.weights import BLOCK_ROWS, FORMATS
 from runtime.tables.dispatch import Dispatch
 
 pytestmark = pytest.mark.gpu
@@ -59,6 +60,8 @@ def functions(tuned_archive: Path) -> list[tuple[str, Signature]]:
 
 def steps(s: Signature) -> tuple[int, int]:
     """What N and K must be multiples of for a function that serves `s`."""
+    if s.scaling in FORMATS:  # of 4-bit weights
+        return BLOCK_ROWS, FORMATS[s.scaling].columns
     if SCALINGS[s.scaling].layout == TILES:
         return 32, 32
     k = 16 if s.a == "e4m3" else 8

@@ -207,7 +207,7 @@ def test_default_targets_are_those_with_kernels_for_every_layer() -> None:
 
 def test_default_targets_of_fused_and_of_biased_layers_have_their_epilogues() -> None:
     assert manifest(config(), targets=None, fuse=True).targets == ("sm_90a",)
-    assert manifest(qwen2(), targets=None).targets == ("sm_90a",)
+    assert manifest(qwen2(), targets=None).targets == ("sm_90a", "sm_100a", "sm_103a")
 
 
 def test_from_config_refuses_layers_that_no_target_has_kernels_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,8 +365,10 @@ def test_experts_that_are_left_out_are_said() -> None:
     [
         (
             {"fuse": True},
-            ("no kernel computes o, gate_up, down on sm_80: none for sm_80 has the epilogue residual; sm_90a can; ",)
-            + ("name another target, or leave --fuse out",),
+            (
+                "no kernel computes o, gate_up, down on sm_80: none for sm_80 has the epilogue residual; ",
+                "sm_90a, sm_100a, sm_103a, sm_107a, sm_110a can; name another target, or leave --fuse out",
+            ),
         ),
         (
             {"dtype": "e4m3"},
@@ -386,6 +388,6 @@ def test_a_target_that_was_named_and_lacks_kernels_for_biases_of_the_model_is_to
     biased = {**qwen2(), "torch_dtype": "bfloat16"}
     assert warnings(biased, targets=("sm_90a",)) == []
     assert warnings(biased, targets=("sm_80", "sm_90a")) == [
-        "config.json: no kernel computes qkv on sm_80: none for sm_80 has the epilogue bias; sm_90a can; "
-        "a build leaves them out there"
+        "config.json: no kernel computes qkv on sm_80: none for sm_80 has the epilogue bias; "
+        "sm_90a, sm_100a, sm_103a, sm_107a, sm_110a can; a build leaves them out there"
     ]

@@ -22,7 +22,7 @@ from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.scaling import SCALINGS, TILES, Scaling, extent_of, symbol_of
-from runtime.program import tensor
+from runtime.program import geometry, tensor
 from runtime.program.arguments import symbols_to_json, to_json
 from runtime.program.operation import extents_at
 from runtime.program.record import Record, Symbol, TensorArgument, TensorView
@@ -86,6 +86,8 @@ def test_operands_of_each_scaling() -> None:
             *(("scale_a", "e4m3", ("M/128", "512*K/64")), ("scale_b", "e4m3", ("N/128", "512*K/64"))),
             ("scale_ab", "f32", ("1",)),
         ],
+        "mxfp4_weight": [("scale_b", "ue8m0", ("K/64", "2*N"))],
+        "int4_weight": [("scale_b", "bf16", ("K/128", "N"))],
     }
 
 
@@ -175,7 +177,7 @@ def made_views(s: Signature, m: int) -> dict[str, TensorView]:
     views = {}
     for number, o in enumerate(s.operands()):
         shape = tuple(extents_at(s, m)[axis] for axis in o.axes)
-        views[o.name] = TensorView((number + 1) << 30, o.dtype, shape, tensor.contiguous_strides(shape), 0)
+        views[o.name] = TensorView((number + 1) << 30, o.dtype, shape, geometry.contiguous_strides(shape), 0)
     return views
 
 
@@ -273,13 +275,15 @@ def test_calls_find_the_scaling_and_bind(scaling: Scaling, monkeypatch: pytest.M
     for s in CALLED:
         monkeypatch.setitem(SCALINGS, s.word, s)
     of = scaling.of[0] if scaling.of else FP8.a
-    wanted = dataclasses.replace(FP8, a=of, b=of, scaling=scaling.word)
+    wanted = dataclasses.replace(FP8, a=of, b=(scaling.of_b or (of,))[0], scaling=scaling.word)
+    if scaling.of_b:
+        wanted = dataclasses.replace(wanted, n=272, k=384)  # whole blocks
     views = made_views(wanted, 133)
     assert signature_of(views, Epilogue(), "serial") == wanted
     made_record(wanted).bind(matrices(wanted, views), {})
     if scaling.dtype:
         views["scale_b"] = views["scale_b"]._replace(shape=(*views["scale_b"].shape, 7))
-        with pytest.raises(ArgumentError, match=f"fit no scaling of .*{scaling.word} "):
+        with pytest.raises(ArgumentError, match=f"fits? no scaling of .*{scaling.word} "):
             signature_of(views, Epilogue(), "serial")
 
 
@@ -299,7 +303,7 @@ def test_tiles_of_scales_may_have_any_shape_but_are_neighbours() -> None:
     s = dataclasses.replace(FP8, scaling="mxfp8")
     views = made_views(s, 133)
     for shape in ((256, 8), (2048,), (2, 2, 32, 4, 4)):
-        given = views["scale_a"]._replace(shape=shape, strides=tensor.contiguous_strides(shape))
+        given = views["scale_a"]._replace(shape=shape, strides=geometry.contiguous_strides(shape))
         assert signature_of(views | {"scale_a": given}, Epilogue(), "serial") == s
         (found,) = (v for v in matrices(s, views | {"scale_a": given}) if v.pointer == given.pointer)
         assert (found.shape, found.strides) == ((2, 1024), (1024, 1))

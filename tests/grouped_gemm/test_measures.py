@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from aot.search.grouped_gemm import active_groups  # noqa: E402
 from aot.tune import measure  # noqa: E402  # needs torch
-from aot.tune.grouped_gemm.measures import ROOM, GroupedMeasures, OperandSet, Weights, _scaled  # noqa: E402
+from aot.tune.grouped_gemm.measures import ROOM, GroupedMeasures, OperandSet, Weights, scaled  # noqa: E402
 from aot.tune.operation import tuning  # noqa: E402
 from runtime.grouped_gemm import GROUPED_GEMM, Signature  # noqa: E402
 
@@ -150,7 +150,7 @@ def test_a_check_notices_a_scale_of_another_row_or_group(s: Signature, name: str
 @pytest.mark.parametrize("s", [ROW_WISE, BLOCKS], ids=lambda s: s.key())
 def test_dequantising_makes_the_operands_that_sums_are_made_of(s: Signature) -> None:
     o = made(s)
-    a, b = (_scaled(x, o.extras[f"scale_{of}"], torch.float64) for x, of in ((o.a, "a"), (o.b, "b")))
+    a, b = (scaled(x, o.extras[f"scale_{of}"], torch.float64) for x, of in ((o.a, "a"), (o.b, "b")))
     wide = dataclasses.replace(o, a=a, b=b, extras={n: t for n, t in o.extras.items() if n == "bias"})
     plain = dataclasses.replace(s, scaling="none")
     torch.testing.assert_close(MEASURES.reference(plain, wide)["d"], MEASURES.reference(s, o)["d"])

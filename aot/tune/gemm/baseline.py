@@ -30,6 +30,7 @@ from runtime.numbers.scaling import SCALINGS, TILES
 from ..elements import TORCH_DTYPES
 from ..measure import Launch, MeasureError
 from .operands import OperandSet, reference
+from .prepared_weights import dequantised, prepared
 
 
 class _Product(NamedTuple):
@@ -68,7 +69,9 @@ def baseline(signature: Signature, example: OperandSet) -> tuple[str, Launch]:
 def _products(signature: Signature, device: torch.device) -> Iterator[_Product]:
     """The ways to try, fastest first."""
     dtype = TORCH_DTYPES["bf16" if DTYPES[signature.d].narrow and DTYPES[signature.a].narrow else signature.d]
-    if not DTYPES[signature.a].narrow:
+    if prepared(signature.scaling):
+        yield _of_dequantised(signature)
+    elif not DTYPES[signature.a].narrow:
         yield _of_16_bits(signature)
     elif signature.scaling == "block":
         yield _Product("torch._scaled_mm block-wise", lambda o, out: _block_wise(o, dtype, out), dtype)
@@ -90,6 +93,20 @@ def _of_16_bits(signature: Signature) -> _Product:
     if signature.parts.bias and signature.d == signature.a:
         return _of_torch("torch.addmm", product_with_bias, dtype, adds_bias=True)
     return _of_torch("torch.mm", plain_product, dtype)
+
+
+def _of_dequantised(signature: Signature) -> _Product:
+    """The 16-bit product of weights that are dequantised once, before anything is timed."""
+    weights = dict[int, torch.Tensor]()
+
+    def run(o: OperandSet, out: torch.Tensor | None) -> torch.Tensor:
+        at = o.b.data_ptr()
+        if at not in weights:
+            weights[at] = dequantised(signature.scaling, o.b, o.extras["scale_b"]).to(o.a.dtype)
+        found: torch.Tensor = plain_product(torch, o.a, weights[at], (), out)
+        return found
+
+    return _Product("torch.mm of dequantised weights", run, TORCH_DTYPES[signature.a])
 
 
 def _of_torch(name: str, run: Product, dtype: torch.dtype, adds_bias: bool = False) -> _Product:

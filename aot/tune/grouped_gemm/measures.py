@@ -145,11 +145,11 @@ class GroupedMeasures(Measures):
         """What D must be, in float64 where that is cheap, else in float32; group by group, NaN in rows of none."""
         rows, extras = operands.rows(), operands.extras
         wide = torch.float64 if operands.b.numel() + rows.numel() <= _FLOAT64_ELEMENTS else torch.float32
-        a = _scaled(rows, extras.get("scale_a"), wide).flatten(0, -2)
+        a = scaled(rows, extras.get("scale_a"), wide).flatten(0, -2)
         sums = a.new_full((a.shape[0], signature.n), math.nan)
         for group, (begin, end) in enumerate(_rows_of_groups(signature, operands)):
             scale_b = extras["scale_b"][group] if "scale_b" in extras else None
-            sums[begin:end] = a[begin:end] @ _scaled(operands.b[group], scale_b, wide).t()
+            sums[begin:end] = a[begin:end] @ scaled(operands.b[group], scale_b, wide).t()
             if signature.parts.bias:
                 sums[begin:end] += extras["bias"][group]
         return {"d": apply_activation(torch, signature.parts, sums).view(*rows.shape[:-1], -1)}
@@ -215,7 +215,7 @@ def _products(signature: Signature) -> Iterator[tuple[str, Callable[[OperandSet]
     if signature.scaling == "row_column":
         yield "torch._scaled_grouped_mm", lambda o: _scaled_grouped_mm(o, dtype)
     # Of 8 bits in 16, as a kernel of its own each: it reads all of B, and writes twice as much.
-    widen = torch.compile(lambda x, scales: _scaled(x, scales, torch.float32).to(dtype), dynamic=True)
+    widen = torch.compile(lambda x, scales: scaled(x, scales, torch.float32).to(dtype), dynamic=True)
 
     def widened(o: OperandSet) -> torch.Tensor:
         scale_a, scale_b = o.extras["scale_a"], o.extras["scale_b"]
@@ -242,7 +242,7 @@ def _scaled_grouped_mm(o: OperandSet, dtype: torch.dtype) -> torch.Tensor:
     return found
 
 
-def _scaled(x: torch.Tensor, scales: torch.Tensor | None, wide: torch.dtype) -> torch.Tensor:
+def scaled(x: torch.Tensor, scales: torch.Tensor | None, wide: torch.dtype) -> torch.Tensor:
     """`x` (..., rows, K) in `wide` times its scales, None or one for each row, (..., rows), or for each block of K:
     (..., rows or blocks of rows, blocks of K)."""
     if scales is None:
