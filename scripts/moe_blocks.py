@@ -68,19 +68,21 @@ class Model:
         return max(self.active_bytes(tokens) / _BYTES_PER_US, flops / _FLOPS_PER_US[self.dtype])
 
     def signatures(self) -> dict[str, Any]:
-        """What of an archive each launch is looked up by, in their order."""
+        """What of an archive each launch is looked up by, in their order; "fused" is what may take the place of gate_up
+        and quantise."""
         e, k, n, scaling = self.experts, self.hidden, self.inner, "block" if self.scaled else "none"
         gate, down = (EPILOGUES[word]._replace(bias=self.biased).word() for word in (self.gate, "none"))
         types = self.dtype, self.dtype, "bf16"
         found: dict[str, Any] = {
             "permute": Permute("bf16", e, self.top_k, k, self.global_experts, scaling),
             "gate_up": Grouped(*types, e, 2 * n, k, gate, OVERLAP, scaling),
+            "fused": Grouped(NARROW, NARROW, NARROW, e, 2 * n, k, gate, OVERLAP, "block"),
             "quantise": Quantise("bf16", NARROW, n, scaling, e),
             "down": Grouped(*types, e, k, n, down, OVERLAP, scaling),
             "combine": Combine("bf16", "bf16", self.top_k, k),
         }
         if not self.scaled:
-            del found["quantise"]
+            del found["quantise"], found["fused"]
         return found
 
 

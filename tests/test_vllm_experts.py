@@ -21,6 +21,7 @@ from runtime.grouped_gemm import Signature as Grouped
 from runtime.moe.combine import Signature as Combine
 from runtime.moe.permute import Signature as Permute
 from runtime.quantise import Signature as Quantise
+from runtime.torch import experts as torch_experts
 from runtime.vllm import experts as vllm_experts
 
 from . import vllm_stand_in
@@ -105,6 +106,7 @@ def serve(start: Start, tmp_path: Path) -> Any:
     def make(signatures: list[Any] = SIGNATURES, state: str = "tuned") -> Server:
         server = start()
         vllm_experts._say_once.cache_clear()
+        torch_experts._has.cache_clear()
         server.lib = _library(tmp_path, signatures, state)
         return server
 
@@ -246,6 +248,16 @@ def test_experts_in_fp8_by_blocks_take_five_launches(serve: Any, globally: int) 
     assert server.lib.calls == 2 * FIVE
     assert kernel_of(layer).called == 0
     assert "serves 1 of 1 expert layers (5 signatures preloaded" in server.lines[0]
+
+
+def test_a_gemm_of_gate_and_up_that_quantises_takes_the_place_of_two_launches(serve: Any) -> None:
+    server = serve([*OF_FP8, Grouped("e4m3", "e4m3", "e4m3", EXPERTS, 2 * N, K, "swiglu", scaling="block")])
+    layer = of_fp8(server)
+    server.serve(layer, quant="fp8")
+    given = tokens(9)
+    near(layer(*given), wanted_of(layer, *given))
+    assert server.lib.calls == [name for name in FIVE if name != "quantise"]
+    assert "serves 1 of 1 expert layers (6 signatures preloaded" in server.lines[0]
 
 
 def near(found: Any, wanted: Any) -> None:

@@ -159,10 +159,15 @@ def scale_of(amax: cutlass.Float32) -> cutlass.Float32:
     return cute.arch.fmax(amax, cutlass.Float32(_LEAST_AMAX)) / cutlass.Float32(_LARGEST)
 
 
+def inverse_of(amax: cutlass.Float32) -> cutlass.Float32:
+    """What numbers are multiplied by, the inverse of `scale_of` but for its own rounding."""
+    return cutlass.Float32(_LARGEST) / cute.arch.fmax(amax, cutlass.Float32(_LEAST_AMAX))
+
+
 @cute.jit
 def narrow(values: cute.Tensor, amax: cutlass.Float32, made: cute.Tensor) -> None:
     """Fill `made` with `values` times the inverse of their scale, which is rounded once, as the scale is."""
-    inverse = cutlass.Float32(_LARGEST) / cute.arch.fmax(amax, cutlass.Float32(_LEAST_AMAX))
+    inverse = inverse_of(amax)
     for i in cutlass.range_constexpr(WIDTH):
         values[i] = values[i] * inverse
     made.store(values.load().to(made.element_type))

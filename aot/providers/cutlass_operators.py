@@ -267,11 +267,11 @@ FAMILIES: dict[str, Family] = {
     "sm100_grouped": Family(
         "grouped_gemm",
         _TCGEN05,
-        _SAME_16_BIT,
+        (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16")),
         {
             "tile_m": (64, 128, 256),
             "tile_n": (128, 256),
-            "tile_k": (64,),
+            "tile_k": (64, 128),
             "cluster_m": (1, 2, 4),
             "cluster_n": (1, 2, 4),
             "two_cta": (False, True),

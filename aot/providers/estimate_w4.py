@@ -29,6 +29,8 @@ class _Tile(NamedTuple):
     stages: int
     weight_bytes: float  # of a weight, with its share of a scale
     slab_cycles: float  # of an SM, for a warp to multiply 16 rows by a stage's columns
+    stage_cycles: float  # from a stage to the next, by the warps that multiply it
+    groups: int  # warps of a stage, and those past the tile
     resident: int  # CTAs
     overlap_us: float
 
@@ -48,6 +50,8 @@ def _tile(v: Variant, form_of: Callable[[Variant], Form]) -> _Tile:
         plan.stages,
         (plan.codes_bytes + plan.scales_bytes) / (plan.tile_n * plan.tile_k),
         maximum(W4.slab_cycles, plan.tile_m / 8 * W4.token_cycles),
+        W4.stage_cycles / plan.sliced_k,
+        4 * plan.row_groups,
         W4.resident_ctas[cluster][plan.ctas_per_sm - 1],
         W4.overlap_us if plan.overlap != "serial" else 0.0,
     )
@@ -75,8 +79,8 @@ def estimate_us(v: Variant, form_of: Callable[[Variant], Form], of: Extents, m: 
     stage_bytes = t.tile_n * t.depth * t.weight_bytes + tokens * t.depth * 2
     load_us = columns / t.depth * W4.latency_us / t.stages
     load_us = maximum(load_us, columns / t.depth * stage_bytes * busiest / W4.sm_bytes_per_us)
-    groups = ceil(t.tile_n / 64) * 4
-    multiply_us = columns / t.depth * (t.slab_cycles * groups * busiest + W4.stage_cycles) / W4.cycles_per_us
+    cycles = maximum(t.slab_cycles * t.groups * busiest, t.stage_cycles)
+    multiply_us = columns / t.depth * cycles / W4.cycles_per_us
     waves = ctas / (larger * t.resident)
     cta_us = maximum(load_us, multiply_us)
     sm_us = select(waves, 1, cta_us, (waves + W4.tail * (ceil(waves) - waves)) * cta_us)

@@ -25,16 +25,19 @@ _CLUSTERS = (
     (8, 1, 2),
 )
 _FEW_TOKENS = 16  # whose loads are too small a part to be shared
-_ENOUGH_STAGES = 4
+_ENOUGH_STAGES = 4  # of a slice
+_WARP_GROUPS = range(2, 9)  # of an SM: fewer do not dequantise as fast as memory reads
 
 
 def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
     """Why legal options are not worth trying together, or None."""
     if reason := _of_cluster(options):
         return reason
-    stages = Plan.of(options, form).stages
-    if stages < _ENOUGH_STAGES:
-        return f"with {stages} stages loads stop while one is multiplied"
+    plan = Plan.of(options, form)
+    if (groups := plan.consumers * plan.ctas_per_sm) not in _WARP_GROUPS:
+        return f"{groups} warp groups of an SM, and not {_WARP_GROUPS[0]} to {_WARP_GROUPS[-1]}"
+    if plan.stages < _ENOUGH_STAGES * plan.sliced_k:
+        return f"with {plan.stages} stages loads stop while one is multiplied"
     return None
 
 

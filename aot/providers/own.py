@@ -98,7 +98,7 @@ FAMILIES: dict[str, Family] = {
     "sm90_grouped": Family(
         "grouped_gemm",
         ("sm_90a",),
-        (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16")),
+        (*_SAME_16_BIT, *_FP8),
         grouped_choices.OPTIONS,
         lambda v: grouped_choices.rule(v.options, grouped_gemm.grouped_form(v)),
         likely=Likely(lambda v: likely_grouped.unlikely(v.options, grouped_gemm.grouped_form(v))),

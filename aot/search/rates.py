@@ -118,7 +118,7 @@ class W4Rates:
     cycles_per_us: float
     slab_cycles: float  # of an SM, for a warp to dequantise 16 rows of a stage
     token_cycles: float  # or for the tensor cores to multiply them by 8 tokens, if that is longer
-    stage_cycles: float  # between a stage's arrival and its use
+    stage_cycles: float  # of a warp, to dequantise and multiply its rows of a stage
     split_us: float
     split_sums_per_us: float
     store_sums_per_us: float

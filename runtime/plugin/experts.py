@@ -20,6 +20,7 @@ from ..numbers.scaling import SCALE_BLOCK
 from ..program.tensor import dtype_name
 from ..quantise import Signature as Quantise
 from ..serve.library import Library
+from ..torch.experts import quantises_in_gemm
 from ..torch.operator import bare
 from .linears import Decision, weight_problem
 
@@ -90,8 +91,9 @@ class ExpertWeights:
                 return f"scales of {name} are {scale.dtype} {tuple(scale.shape)}, not f32 {blocks} of blocks"
         return ""
 
-    def signatures(self, top_k: int, activation: str, global_experts: int) -> tuple[list[Any], list[Any]]:
-        """Those whose M counts tokens, and those whose M counts rows, which is `top_k` times as many."""
+    def signatures(self, top_k: int, activation: str, global_experts: int) -> tuple[list[Any], list[Any], list[Any]]:
+        """Those whose M counts tokens; those whose M counts rows, which is `top_k` times as many; and one of the latter
+        kind that takes the place of two of these where the archive has it."""
         (experts, wide, k), d = self.w13.shape, dtype_name(self.tokens)
         a, scaling = dtype_name(self.w13.dtype), "block" if self.scales else "none"
         gate, down = (e._replace(bias=bool(self.biases)).word() for e in (Epilogue.of(activation), Epilogue()))
@@ -99,9 +101,12 @@ class ExpertWeights:
             GroupedGemm(a, a, d, experts, wide, k, gate, _OVERLAP, scaling),
             GroupedGemm(a, a, d, experts, k, wide // 2, down, _OVERLAP, scaling),
         ]
+        better: list[Any] = []
         if self.scales:
             of_rows.append(Quantise(d, a, wide // 2, scaling, experts))
-        return [MoePermute(d, experts, top_k, k, global_experts, scaling), MoeCombine(d, d, top_k, k)], of_rows
+            better.append(GroupedGemm(a, a, a, experts, wide, k, gate, _OVERLAP, scaling))
+        of_tokens = [MoePermute(d, experts, top_k, k, global_experts, scaling), MoeCombine(d, d, top_k, k)]
+        return of_tokens, of_rows, better
 
 
 def decide(
@@ -118,13 +123,16 @@ def decide(
     if expert_map is not None and (expert_map.dtype != torch.int32 or expert_map.dim() != 1):
         return left(f"the map of experts is {expert_map.dtype} {tuple(expert_map.shape)}")
     globally = 0 if expert_map is None else expert_map.shape[0]
+    of_tokens, of_rows, better = weights.signatures(top_k, activation, globally)
     keys: list[tuple[str, ...]] = []
-    for signatures in weights.signatures(top_k, activation, globally):
+    for signatures in (of_tokens, of_rows + better):
         found = []
         for signature in signatures:
             try:
                 entry = lib.entry(signature)
             except AotError as error:  # there is none, or nothing for this GPU, or a table that makes no sense
+                if signature in better:
+                    continue
                 return left(str(error).partition("\n")[0])
             if entry.state != "tuned":
                 return left(f"{entry.signature.key()} is {entry.state}, never run on a GPU; run: aot tune")
@@ -212,9 +220,13 @@ class Launches:
         narrow, scale = _narrow(octets, count, k)
         self.lib.call("moe_permute", x, of_ids, scaling="block", out=(narrow, ends, positions, scale), **words)
         of_gates |= {"scale_a": scale, "scale_b": bare(self.scales[0])}
-        self.lib.grouped_gemm(narrow, gates, ends, epilogue=self.activation, overlap=_OVERLAP, out=inner, **of_gates)
-        narrow, scale = _narrow(octets[behind:], count, n)
-        self.lib.call("quantise", inner, ends, scaling="block", out=(narrow, scale))
+        of_gates |= {"epilogue": self.activation, "overlap": _OVERLAP}
+        tokens_in, (narrow, scale) = narrow, _narrow(octets[behind:], count, n)
+        if quantises_in_gemm(self.lib, gates, count, of_gates):
+            self.lib.grouped_gemm(tokens_in, gates, ends, out=narrow, scale_d=scale, **of_gates)
+        else:
+            self.lib.grouped_gemm(tokens_in, gates, ends, out=inner, **of_gates)
+            self.lib.call("quantise", inner, ends, scaling="block", out=(narrow, scale))
         of_downs |= {"scale_a": scale, "scale_b": bare(self.scales[1])}
         self.lib.grouped_gemm(narrow, downs, ends, overlap=_OVERLAP, out=rows, **of_downs)
         return Made(rows, positions, weights.to(torch.float32).contiguous())

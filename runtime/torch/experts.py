@@ -8,13 +8,14 @@ the experts of each token made. With weights in e4m3 rows are quantised by `moe_
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
-from ..errors import ArgumentError
-from ..grouped_gemm import EPILOGUES_OF_GROUPS
+from ..errors import AotError, ArgumentError
+from ..grouped_gemm import EPILOGUES_OF_GROUPS, Signature
 from ..numbers.epilogue import EPILOGUES
 from ..numbers.quantised import scale_shape
 from ..numbers.scaling import SCALE_BLOCK
@@ -31,6 +32,7 @@ _WORDS = f"{', '.join(f'Tensor? {name}=None' for name in _TENSORS)}, str activat
 _ID_TYPES = torch.int32, torch.int64
 _WEIGHT_TYPES = torch.float32, torch.float16, torch.bfloat16
 _USUAL, USUAL_OVERLAP = "swiglu", "launch"
+_MOST_ROWS_OF_A_GROUP = 64  # on average, for which a grouped GEMM quantises what it makes: the rows of its tiles
 
 
 def grouped_gemm(lib: Library, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, **more: Any) -> Any:
@@ -198,11 +200,37 @@ def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
         scaling = "block" if found["w13_scale"].dim() == 3 else "row_column"
         narrow, scale = _narrow_like(rows, scaling)
         lib.call("moe_permute", x, ids, scaling=scaling, out=(narrow, ends, positions, scale), **sort)
-        lib.grouped_gemm(narrow, w13, ends, scale_a=scale, scale_b=found["w13_scale"], out=inner, **gates)
-        narrow, scale = _narrow_like(inner, scaling)
-        lib.call("quantise", inner, ends, scaling=scaling, out=(narrow, scale))
+        gates |= {"scale_a": scale, "scale_b": found["w13_scale"]}
+        tokens, (narrow, scale) = narrow, _narrow_like(inner, scaling)
+        if quantises_in_gemm(lib, w13, ids.numel(), gates):
+            lib.grouped_gemm(tokens, w13, ends, out=narrow, scale_d=scale, **gates)
+        else:
+            lib.grouped_gemm(tokens, w13, ends, out=inner, **gates)
+            lib.call("quantise", inner, ends, scaling=scaling, out=(narrow, scale))
         lib.grouped_gemm(narrow, w2, ends, scale_a=scale, scale_b=found["w2_scale"], out=rows, **downs)
     lib.call("moe_combine", rows, positions, weights, out=out.view(-1, k))
+
+
+def quantises_in_gemm(lib: Library, w13: torch.Tensor, rows: int, words: Mapping[str, Any]) -> bool:
+    """Whether the GEMM of w13, called with these words, is to write rows in e4m3: where the archive has a function for
+    that, and groups are not so large that one with larger tiles is faster, which hold no scale's columns of D."""
+    groups, n, k = w13.shape
+    if rows > _MOST_ROWS_OF_A_GROUP * groups or words["scale_b"].dim() != 3:
+        return False
+    epilogue = EPILOGUES[words["epilogue"]]._replace(bias=words.get("bias") is not None).word()
+    types = "e4m3", "e4m3", "e4m3"
+    return _has(register(lib), lib.digest, Signature(*types, groups, n, k, epilogue, words["overlap"], "block"))
+
+
+@functools.lru_cache(1024)
+def _has(number: int, digest: str, signature: Signature) -> bool:
+    """Whether the library of this number, while it serves the files with this digest, has an entry for a signature, or
+    for one that relies on less."""
+    try:
+        library_of(number).entry(signature)
+    except AotError:
+        return False
+    return True
 
 
 def _narrow_like(rows: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -62,7 +62,7 @@ def _operands(name: str, tensors: Any, words: Any, result: Any) -> Any:
     if name == "quantise":
         return QuantiseOperands(*tensors, *result)
     results = (words.get("expert_map"), *result) if name == "moe_permute" else (result,)
-    extras = {word: words[word] for word in ("scale_a", "scale_b", "bias") if words.get(word) is not None}
+    extras = {word: words[word] for word in ("scale_a", "scale_b", "bias", "scale_d") if words.get(word) is not None}
     return of[name](*tensors, *results, *([extras] if extras else []))
 
 

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 import runtime.torch as aot
+import runtime.torch.experts as experts_module
 from aot.tune.quantise.measures import quantised
 from runtime import ArgumentError
 
@@ -76,6 +77,22 @@ def test_it_is_what_experts_make_in_five_launches(lib: ExpertsOnCpu, scaling: st
     given, scales = tensors(scaling, tokens)
     assert error(aot.moe(lib, *given, **scales), wanted(given, scales, scaling)) < 3e-2
     assert lib.calls == FIVE
+
+
+@pytest.mark.parametrize(("tokens", "fused"), [(9, True), (1000, False)])
+def test_the_gemm_of_gate_and_up_quantises_what_it_makes_where_it_can_and_experts_have_few_rows(
+    lib: ExpertsOnCpu, tokens: int, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(ExpertsOnCpu, "entry", lambda self, signature: asked.append(signature))
+    experts_module._has.cache_clear()
+    given, scales = tensors("block", tokens)
+    found = aot.moe(lib, *given, **scales)
+    experts_module._has.cache_clear()
+    assert lib.calls == ([name for name in FIVE if name != "quantise"] if fused else FIVE)
+    assert [s.key() for s in asked] == ["e4m3_e4m3_e4m3_grouped_swiglu_g5_n256_k144_block_launch"] * fused
+    few = [t[:5] if t.shape[0] == tokens else t for t in given]
+    assert error(found[:5], wanted(few, scales, "block")) < 4e-2
 
 
 @SCALINGS

@@ -21,7 +21,7 @@ from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, te
 
 BLOCKS, ROWS = Signature("bf16", "e4m3", 768, "block"), Signature("bf16", "e4m3", 768, "row_column", 8)
 PERMUTE = Permute("bf16", 8, 4, 256, scaling="block")
-SIGNATURES = [BLOCKS, ROWS, PERMUTE, Permute("f16", 8, 4, 256, 64, "row_column")]
+SIGNATURES: list[Any] = [BLOCKS, ROWS, PERMUTE, Permute("f16", 8, 4, 256, 64, "row_column")]
 
 
 def narrow(*shape: int) -> FakeTensor:

@@ -14,8 +14,9 @@ from ..sizes import SWIZZLE_ATOM_ROWS, WARP_GROUP
 from .form import Form
 from .plan import BLOCK_K, SLAB_ROWS, Plan
 
-_FEWEST_STAGES = 3  # a stage is said to be free when the next one is under way
+_FEWEST_STAGES = 3  # of each slice of K: a stage is said to be free when the next one is under way
 _PORTABLE_CLUSTER = 8
+_MOST_THREADS = 1024
 _REGISTERS_PER_SM, _MOST_REGISTERS = 1 << 16, 255
 _OTHER_REGISTERS = 62  # of a consumer thread, besides its accumulators: two blocks of weights as bf16, and codes
 
@@ -24,6 +25,7 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "tile_n": (48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256, 320),  # rows of B
     "split_k": (1, 2, 4, 8),  # CTAs of a cluster that share a tile of D
     "cluster_n": (1, 2, 4),  # tiles of D whose CTAs, in one cluster, share the loads of A
+    "sliced_k": (1, 2, 4),  # groups of warp groups of a CTA that take its stages in turn
     "ctas_per_sm": (1, 2),  # how many fit, by shared memory and registers
     "overlap": OVERLAPS,  # as `small_m.choices` has it
 }
@@ -58,8 +60,11 @@ def _rule_of_shape(options: Mapping[str, Any]) -> str | None:
 
 
 def _rule_of_resources(plan: Plan) -> str | None:
-    if plan.stages < _FEWEST_STAGES:
-        return f"shared memory holds {plan.stages} stages, fewer than {_FEWEST_STAGES}"
+    if plan.threads > _MOST_THREADS:
+        return f"{plan.threads} threads exceed {_MOST_THREADS} of a CTA"
+    fewest = _FEWEST_STAGES * plan.sliced_k
+    if plan.stages < fewest:
+        return f"shared memory holds {plan.stages} stages, fewer than {fewest}"
     accumulators = plan.tile_m // 2  # of a thread: 64 rows by the tokens, over 128 threads
     threads = (plan.consumer_threads + WARP_GROUP) * plan.ctas_per_sm
     registers = min(_MOST_REGISTERS, _REGISTERS_PER_SM // threads // 8 * 8)

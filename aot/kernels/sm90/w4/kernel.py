@@ -20,7 +20,7 @@ from ..small_m.producer import TmaOperand
 from ..small_m.split_k import exchange
 from . import operands
 from .form import Form
-from .mainloop import Weights, multiply
+from .mainloop import Weights, add_slices, multiply
 from .plan import Plan
 from .producer import produce
 
@@ -163,11 +163,18 @@ class W4(SmallM):
         else:
             cute.arch.barrier(barrier_id=FULL_READY, number_of_threads=plan.threads)
         weights = Weights(operands.codes_of_lanes(plan, storage.codes), operands.scales_stages(plan, storage.scales))
-        accumulators = multiply(plan, mma, weights, storage.tokens, storage.pipeline, work, thread)
+        first = cute.arch.make_warp_uniform(thread // plan.slice_threads)
+        thread_of_slice = thread % plan.slice_threads
+        accumulators = multiply(plan, mma, weights, storage.tokens, storage.pipeline, work, first, thread_of_slice)
 
         # The stages of this CTA are done with, so sums can take their place.
         cute.arch.barrier(barrier_id=DRAINED, number_of_threads=plan.consumer_threads)
-        stage_accumulators(plan, mma, accumulators, storage.staging, work.tokens, thread)
+        staged_tokens = work.tokens
+        if cutlass.const_expr(plan.sliced_k > 1):
+            sums = storage.staging + plan.memory.staging // 4
+            add_slices(plan, accumulators, sums, first, thread_of_slice)
+            staged_tokens = work.tokens if first == 0 else cutlass.Int32(0)  # those of the others are in the sums
+        stage_accumulators(plan, mma, accumulators, storage.staging, staged_tokens, thread_of_slice)
         if cutlass.const_expr(plan.split_k > 1):
             exchange(plan, storage.staging, storage.arrived, work, thread)
         store(plan, operand, storage.staging, work, thread)

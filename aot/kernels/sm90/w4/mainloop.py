@@ -13,7 +13,7 @@ from cutlass.cute.nvgpu import warpgroup
 from runtime.numbers.weights import LANES, WORDS
 
 from ..sizes import WARP, WARP_GROUP
-from ..small_m.pipeline import Pipeline, Work
+from ..small_m.pipeline import DRAINED, Pipeline, Work
 from .dequantise import scales_of_word, weights_of_word
 from .plan import BLOCK_K, SCALE_WORDS, Plan
 
@@ -36,9 +36,11 @@ def multiply(
     n_side: cute.Tensor,
     pipeline: Pipeline,
     work: Work,
+    first: cutlass.Int32,
     thread: cutlass.Int32,
 ) -> cute.Tensor:
-    """The accumulators of this slice of K in registers, in WGMMA's layout."""
+    """The accumulators of this thread's slices of K in registers, in WGMMA's layout. `thread` is its number among those
+    that multiply a stage, `first` the first stage that they do: every `sliced_k`th is theirs."""
     full, empty = pipeline
     _, count_k = work.k_tiles
     mine = tiled_mma.get_slice(cute.arch.make_warp_uniform(thread // WARP_GROUP) * WARP_GROUP)
@@ -47,10 +49,10 @@ def multiply(
     accumulators = cute.make_rmem_tensor(shape, cutlass.Float32)
     accumulators.fill(0.0)
     tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
-    stage = cutlass.Int32(0)
+    stage = first
     phase = cutlass.Int32(0)
-    previous = cutlass.Int32(0)
-    for i in cutlass.range(count_k, unroll=1):
+    previous = first
+    for i in cutlass.range(first, count_k, plan.sliced_k, unroll=1):
         cute.arch.mbarrier_wait(full + stage, phase)
         codes, scales = _load(plan, weights, stage, thread)
         for block in cutlass.range_constexpr(plan.blocks_k):
@@ -58,7 +60,8 @@ def multiply(
             warpgroup.wait_group(1)
             if cutlass.const_expr(block == 1):
                 # Say so only where it is filled again: who no longer waits may be gone.
-                again = i > 0 and i - 1 + plan.stages < count_k
+                before = i - plan.sliced_k
+                again = before >= 0 and before + plan.stages < count_k
                 _release(plan, empty + previous, work.slice_k, again and thread % WARP == 0)
             operand = _dequantise(plan, tiled_mma, codes, scales, block)
             warpgroup.fence()
@@ -67,14 +70,35 @@ def multiply(
                 cute.gemm(tiled_mma, accumulators, operand[None, None, step], tokens[at], accumulators)
             warpgroup.commit_group()
         previous = stage
-        stage += 1
-        if stage == plan.stages:
-            stage = cutlass.Int32(0)
+        stage += plan.sliced_k
+        if stage >= plan.stages:
+            stage -= plan.stages
             phase ^= 1
     warpgroup.wait_group(0)
     for i in cutlass.range_constexpr(cute.size(accumulators)):
         accumulators[i] = accumulators[i] * float(2**plan.weights.exponent)
     return accumulators
+
+
+@cute.jit
+def add_slices(
+    plan: cutlass.Constexpr,
+    accumulators: cute.Tensor,
+    sums: cute.Pointer,
+    first: cutlass.Int32,
+    thread: cutlass.Int32,
+) -> None:
+    """Add to the accumulators of the first slice those of the others, in their order, by way of shared memory."""
+    each = cute.size(accumulators)
+    others = cute.make_tensor(sums, cute.make_layout((plan.slice_threads, each, max(plan.sliced_k - 1, 1))))
+    if first > 0:
+        for i in cutlass.range_constexpr(each):
+            others[thread, i, first - 1] = accumulators[i]
+    cute.arch.barrier(barrier_id=DRAINED, number_of_threads=plan.consumer_threads)
+    if first == 0:
+        for other in cutlass.range_constexpr(plan.sliced_k - 1):
+            for i in cutlass.range_constexpr(each):
+                accumulators[i] = accumulators[i] + others[thread, i, other]
 
 
 def _release(plan: Plan, empty: Any, slice_k: Any, who: Any) -> None:

@@ -59,8 +59,8 @@ def scales_stages(plan: Plan, pointer: cute.Pointer) -> cute.Tensor:
 
 
 def tiled_mma(plan: Plan, element: Any) -> cute.TiledMma:
-    """WGMMA with the rows of B from registers, spread over the consumer warp groups, and tokens from shared memory."""
+    """WGMMA of rows of B from registers, over the warp groups that multiply a stage, and tokens from shared memory."""
     shape = (WGMMA_ROWS, plan.tile_m, _WGMMA_K)
     source = warpgroup.OperandSource.RMEM
     op = warpgroup.MmaF16BF16Op(element, cutlass.Float32, shape, source, OperandMajorMode.K, OperandMajorMode.K)
-    return cute.make_tiled_mma(cute.make_mma_atom(op), (plan.consumers, 1, 1))
+    return cute.make_tiled_mma(cute.make_mma_atom(op), (plan.row_groups, 1, 1))

@@ -20,6 +20,7 @@ from ..sizes import (
     SHARED_BYTES_PER_SM,
     STATIC_BYTES,
     WARP,
+    WARP_GROUP,
     WGMMA_ROWS,
 )
 from ..small_m.form import Form as SmallMForm
@@ -40,11 +41,12 @@ class Plan(SmallMPlan):
     """All that a kernel is specialised on: `choices.OPTIONS`, and the form."""
 
     weights: WeightFormat
+    sliced_k: int  # groups of consumer warp groups that take stages in turn
 
     @classmethod
     def of(cls, options: Mapping[str, Any], form: Form) -> Plan:  # type: ignore[override]
         """The plan of `options` for a form."""
-        names = "tile_m", "tile_n", "split_k", "cluster_n", "ctas_per_sm", "overlap"
+        names = "tile_m", "tile_n", "split_k", "cluster_n", "ctas_per_sm", "overlap", "sliced_k"
         chosen = {name: options[name] for name in names}
         return cls(form=SmallMForm(epilogue=form.epilogue), weights=form.format, **chosen)
 
@@ -54,9 +56,29 @@ class Plan(SmallMPlan):
         return True
 
     @property
-    def consumers(self) -> int:
-        """Consumer warp groups: one for each 64 rows of B."""
+    def row_groups(self) -> int:
+        """Consumer warp groups that multiply a stage: one for each 64 rows of B."""
         return math.ceil(self.tile_n / WGMMA_ROWS)
+
+    @property
+    def consumers(self) -> int:
+        """All consumer warp groups."""
+        return self.row_groups * self.sliced_k
+
+    @property
+    def slice_threads(self) -> int:
+        """Of those that multiply a stage."""
+        return self.row_groups * WARP_GROUP
+
+    @property
+    def empty_arrivals(self) -> int:
+        """At an empty barrier, of one CTA: each warp's that multiplies the stage."""
+        return self.slice_threads // WARP
+
+    @property
+    def sliced_bytes(self) -> int:
+        """Of the sums of all slices but the first, which follow `staging`."""
+        return (self.sliced_k - 1) * self.mma_rows * self.tile_m * 4
 
     @property
     def tile_k(self) -> int:
@@ -105,10 +127,6 @@ class Plan(SmallMPlan):
         free = min(SHARED_BYTES_PER_CTA, SHARED_BYTES_PER_SM // self.ctas_per_sm - RESERVED_BYTES_PER_CTA)
         free -= STATIC_BYTES + BARRIER_BYTES + self.epilogue_terms * 4 + partial
         stages = min(_MOST_STAGES, free // (m_side + n_side))
-        block = max(stages * (m_side + n_side), staging) + partial
-        return Memory(stages if staging <= free else 0, m_side, n_side, staging, partial, partial, block)
-
-    @property
-    def threads(self) -> int:
-        """Of a CTA: the consumers', and a producer warp's."""
-        return self.consumer_threads + WARP
+        over = staging + self.sliced_bytes
+        block = max(stages * (m_side + n_side), over) + partial
+        return Memory(stages if over <= free else 0, m_side, n_side, staging, partial, partial, block)
