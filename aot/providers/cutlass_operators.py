@@ -136,6 +136,11 @@ def _sm100_grouped_unlikely(v: Variant) -> str | None:
     return None
 
 
+def _efc_rule(v: Variant) -> str | None:
+    """Scales are of e4m3."""
+    return unsupported_scaling(v.a, v.scaling) or _sm100_rule(v)
+
+
 def _efc_unlikely(v: Variant) -> str | None:
     """It is the pipeline of sm100_persistent, which has more ways to schedule tiles."""
     if (v.epilogue, v.scaling) == ("none", "none") and v.elements in _DENSE:
@@ -206,7 +211,7 @@ FAMILIES: dict[str, Family] = {
         _TCGEN05,
         _FUSED,
         {name: values for name, values in _SM100_OPTIONS.items() if name != "scheduler"},
-        _sm100_rule,
+        _efc_rule,
         likely=Likely(_efc_unlikely),
         batched=(False,),
         scalings=("none", "tensor", "row_column"),
