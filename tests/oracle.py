@@ -206,7 +206,7 @@ def sample(target: str) -> list[Variant]:
                     form = (v.elements, v.batched, v.scaling, v.b_major, v.epilogue)
                     # Batching, other element types and operands change the host code of a family in the same way.
                     plain = form == (("bf16",) * 3, False, "none", "k", "none")
-                    options = ("scheduler", "schedule", "split_k", "stream_k", "overlap", "swap")
+                    options = ("scheduler", "schedule", "split_k", "stream_k", "nonpersistent", "overlap", "swap")
                     hosts = [v.options.get(o) if plain else None for o in options]
                     chosen.setdefault((name, family, form, *hosts), v)
                     for option in _SHARING if plain else ("odd pieces", "tiles of scales"):

@@ -4,9 +4,7 @@ seen, and what it computes is not."""
 
 from __future__ import annotations
 
-import os
 import struct
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,8 @@ from runtime.gemm.signature import Signature
 from runtime.numbers.epilogue import EPILOGUES, Epilogue
 from runtime.program.arguments import TensorArgument
 
-from .command_line import ALONE, COMMAND, ROOT
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
-from .shared import made_once
+from .shared import built_once
 
 PRODUCTS = [
     (x, x, d) for x in ("bf16", "f16", "e4m3") for d in ("bf16", "f16", "e4m3") if x == "e4m3" or d in (x, "e4m3")
@@ -135,8 +132,7 @@ def test_an_epilogue_says_what_the_reference_says(epilogue: str, scaling: str) -
 @pytest.fixture(scope="module")
 def archive(request: pytest.FixtureRequest) -> Path:
     """Two compiled kernels."""
-    pytest.importorskip("cutlass", reason="the DSL is not installed")
-    return made_once(request, "efc", build) / "efc.aot"
+    return built_once(request, "efc", MANIFEST, "--candidates", "1") / "efc.aot"
 
 
 MANIFEST = f"""
@@ -149,14 +145,6 @@ gemms:
   - {{name: up, n: 512, k: 1024, dtypes: {{a: bf16, b: bf16, d: bf16}}, epilogue: bias+gelu}}
   - {{name: down, n: 512, k: 1024, dtypes: {{a: e4m3, b: e4m3, d: bf16}}, scaling: row_column, epilogue: {ALL_PARTS}}}
 """
-
-
-def build(folder: Path) -> None:
-    (folder / "efc.yaml").write_text(MANIFEST)
-    words = ["build", "efc.yaml", "-o", "efc.aot", "--candidates", "1", "--cache", "cache", "--no-tune", *ALONE]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*COMMAND, *words], cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def driver_of(archive: Archive) -> RecordingDriver:

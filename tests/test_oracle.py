@@ -8,6 +8,8 @@ import pytest
 
 from aot.search.targets import TARGETS
 
+from .compilers import needed
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -22,7 +24,10 @@ MANY = "sm_90a", "sm_100a", "sm_103a"  # those with many families
 
 @pytest.mark.parametrize(
     ("target", "more"),
-    [("sm_80", ["--family", "sm80_tensorop"]), *(pytest.param(t, [], marks=pytest.mark.long) for t in TARGETS)],
+    [
+        ("sm_80", ["--family", "sm80_tensorop"]),
+        *(pytest.param(t, [], marks=[pytest.mark.long, *needed(t)]) for t in TARGETS),
+    ],
     ids=["sm_80's own", *TARGETS],
 )
 def test_launch_programs_equal_the_compilers_host_code(target: str, more: list[str]) -> None:

@@ -171,11 +171,29 @@ def test_stages_and_epilogue_tiles_fit_the_shared_memory_of_a_cta(signature: Sig
     for plan in legal_plans(signature):
         stages = plan.stages * (plan.rows + plan.columns) * 128
         epilogue_tiles = 4 * 64 * plan.epilogue_tile_columns * DTYPES[signature.d].bytes
+        if plan.nonpersistent:  # they take the place of stages
+            epilogue_tiles = 0
         scales = 2 * plan.shared_scales * 4
         scales += plan.stages * plan.staged_scales * 2 * 32 * 4  # of 32 quads of threads in two warp groups
         assert stages + epilogue_tiles + scales + 2048 <= 227 << 10  # 1 KiB of them is static, the other for mbarriers
         assert 16 * plan.stages + 8 <= 1024
         assert plan.stages >= 3
+
+
+@pytest.mark.parametrize("signature", [PLAIN, FP8, BLOCK], ids=Signature.key)
+def test_one_tile_a_cta_leaves_no_fewer_stages_and_all_its_epilogue_tiles_fit_into_them(signature: Signature) -> None:
+    """Behind what others push, which is still being added up while they are written."""
+    found = [plan for plan in legal_plans(signature) if plan.nonpersistent]
+    assert found
+    others = (plan for plan in legal_plans(signature) if not plan.nonpersistent)
+    persistent = {(p.rows, p.columns, p.pingpong, p.swap, p.split_k): p.stages for p in others}
+    for plan in found:
+        assert not plan.stream_k
+        assert plan.output_buffers * plan.split_k >= plan.epilogue_tiles
+        assert plan.output_offset % 1024 == 0
+        assert plan.output_offset >= plan.pushed_bytes
+        assert plan.output_offset + plan.output_bytes <= plan.stages * sum(plan.operand_bytes)
+        assert plan.stages >= persistent.get((plan.rows, plan.columns, plan.pingpong, plan.swap, plan.split_k), 0)
 
 
 @pytest.mark.parametrize("signature", [PLAIN, FP8, BLOCK], ids=Signature.key)
@@ -237,7 +255,7 @@ def machine_code(variant: Variant, directory: Path) -> list[str]:
 def test_the_other_warp_group_is_let_through_right_behind_the_last_products(tmp_path: Path) -> None:
     """The compiler may put the barrier after whatever else there is to compute, and the tensor cores wait for it."""
     options = {"tile_m": 128, "tile_n": 128, "cluster_m": 1, "cluster_n": 2, "schedule": "pingpong", "order": "rows"}
-    options |= {"split_k": 1, "stream_k": False, "swap": False}
+    options |= {"split_k": 1, "stream_k": False, "nonpersistent": False, "swap": False}
     (variant,) = [v for v in variants(PLAIN) if options.items() <= v.options.items()]
     code = machine_code(variant, tmp_path)
     (last,) = [i for i, line in enumerate(code) if "HGMMA" in line and "gsb0" in line]
@@ -256,7 +274,7 @@ def test_a_stage_takes_little_beside_its_products_and_their_promotion(
     atoms = rows // 128
     signature = dataclasses.replace(BLOCK, epilogue="none")
     options = {"tile_m": rows, "tile_n": columns, "cluster_m": 2, "cluster_n": 1, "schedule": "cooperative"}
-    options |= {"order": "rows", "split_k": 1, "overlap": "serial", "swap": False}
+    options |= {"order": "rows", "split_k": 1, "overlap": "serial", "swap": False, "nonpersistent": False}
     every = legal_variants("own", "sm_90a", signature, unlikely=True)
     (variant,) = [v for v in every if v.family == FAMILY and options.items() <= v.options.items()]
     code = machine_code(variant, tmp_path)

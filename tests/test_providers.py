@@ -35,6 +35,7 @@ from aot.selection import select
 from runtime.errors import AotError
 from runtime.gemm.signature import Signature
 
+from .compilers import needed
 from .shared import made_once
 
 ROOT = Path(__file__).parents[1]
@@ -153,6 +154,11 @@ CASES = {
         variant("sm_103a", "sm100_preferred_cluster", "bf16", 2, scheduler="clc", two_cta=True),
         variant("sm_103a", "sm100_tgv", "f16", 2, tile_m=32),
     ],
+    "sm_107a": [
+        variant("sm_107a", "sm107_dense", "e4m3", tile_m=512, two_cta=True, b_reuse=True),
+        variant("sm_107a", "sm107_dense", "e4m3", 2, tile_m=128),
+    ],
+    "sm_110a": [variant("sm_110a", "sm100_persistent", tile_m=256, tile_n=256, scheduler="clc", two_cta=True)],
     "sm_120a": [variant("sm_120a", "sm80_tensorop", tile_m=64)],
 }
 
@@ -179,7 +185,9 @@ def compiled(request: pytest.FixtureRequest) -> Callable[[str], list[Any]]:
 QUICK = "sm_80", "sm_90a", "sm_100a"
 
 
-@pytest.mark.parametrize("target", [pytest.param(t, marks=[pytest.mark.long] * (t not in QUICK)) for t in TARGETS])
+@pytest.mark.parametrize(
+    "target", [pytest.param(t, marks=[pytest.mark.long] * (t not in QUICK) + needed(t)) for t in TARGETS]
+)
 def test_variants_of_every_family_compile_with_no_device(compiled: Callable[[str], list[Any]], target: str) -> None:
     results = compiled(target)
     cubins = [cubin for *_, cubin in results]
@@ -279,8 +287,9 @@ def _changed(*files: Path, of: str = "own") -> set[str]:
     [
         ("sm90/grouped/*.py", {"sm90_gathered", "sm90_grouped", "sm90_masked"}),
         ("sm90/persistent/*.py", {"sm90_gathered", "sm90_grouped", "sm90_masked", "sm90_persistent"}),
-        ("sm90/small_m/*.py", {"sm90_small_m"}),
-        ("sm90/activations.py", {"sm90_gathered", "sm90_grouped", "sm90_masked", "sm90_persistent", "sm90_small_m"}),
+        ("sm90/small_m/*.py", {"sm90_small_m", "sm90_w4"}),
+        ("sm90/w4/*.py", {"sm90_w4"}),
+        ("sm90/activations.py", {name for name in own.FAMILIES if name.startswith("sm90_")}),
         ("sm90/*/choices.py", set()),
     ],
 )
@@ -369,7 +378,7 @@ def test_a_file_that_is_imported_within_a_function_or_by_its_whole_name_belongs_
     last.write_text("")
     kernel = copied / "kernels/sm90/small_m/weight_tiles.py"
     kernel.write_text(kernel.read_text() + "\n\ndef late():\n    from ...lazily import anything\n")
-    assert _changed(lazily) == _changed(wholly) == _changed(last) == {"sm90_small_m"}
+    assert _changed(lazily) == _changed(wholly) == _changed(last) == {"sm90_small_m", "sm90_w4"}
 
 
 def test_the_cache_key_of_a_variant_follows_its_own_familys_sources(copied: Path) -> None:

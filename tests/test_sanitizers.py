@@ -16,7 +16,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("costs", "native", "evaluators", "program", "driver", "function", "rows", "library", "library_operands")
+TESTS = (
+    "costs",
+    "native",
+    "pointers",
+    "evaluators",
+    "program",
+    "driver",
+    "function",
+    "rows",
+    "library",
+    "library_operands",
+)
 FLAGS = "-shared -fPIC -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",  # the interpreter keeps what it never frees

@@ -86,6 +86,8 @@ def test_operands_of_each_scaling() -> None:
             *(("scale_a", "e4m3", ("M/128", "512*K/64")), ("scale_b", "e4m3", ("N/128", "512*K/64"))),
             ("scale_ab", "f32", ("1",)),
         ],
+        "mxfp4_weight": [("scale_b", "ue8m0", ("K/64", "2*N"))],
+        "int4_weight": [("scale_b", "bf16", ("K/128", "N"))],
     }
 
 
@@ -273,13 +275,15 @@ def test_calls_find_the_scaling_and_bind(scaling: Scaling, monkeypatch: pytest.M
     for s in CALLED:
         monkeypatch.setitem(SCALINGS, s.word, s)
     of = scaling.of[0] if scaling.of else FP8.a
-    wanted = dataclasses.replace(FP8, a=of, b=of, scaling=scaling.word)
+    wanted = dataclasses.replace(FP8, a=of, b=(scaling.of_b or (of,))[0], scaling=scaling.word)
+    if scaling.of_b:
+        wanted = dataclasses.replace(wanted, n=272, k=384)  # whole blocks
     views = made_views(wanted, 133)
     assert signature_of(views, Epilogue(), "serial") == wanted
     made_record(wanted).bind(matrices(wanted, views), {})
     if scaling.dtype:
         views["scale_b"] = views["scale_b"]._replace(shape=(*views["scale_b"].shape, 7))
-        with pytest.raises(ArgumentError, match=f"fit no scaling of .*{scaling.word} "):
+        with pytest.raises(ArgumentError, match=f"fits? no scaling of .*{scaling.word} "):
             signature_of(views, Epilogue(), "serial")
 
 

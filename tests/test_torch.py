@@ -19,7 +19,7 @@ from torch import nn
 
 import runtime.torch as aot
 from runtime import ArgumentError, Library
-from runtime.container.archive import ArchiveClosed
+from runtime.container.errors import ArchiveClosed
 
 from . import torch_stand_in
 from .torch_stand_in import (

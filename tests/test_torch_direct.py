@@ -20,7 +20,7 @@ from torch._inductor.utils import run_and_get_code
 
 import runtime.torch as aot
 from runtime import ArgumentError, KernelMiss
-from runtime.container.archive import ArchiveClosed
+from runtime.container.errors import ArchiveClosed
 from runtime.plugin import scaled
 from runtime.torch import direct, lowering, operator
 

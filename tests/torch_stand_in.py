@@ -5,6 +5,7 @@ The library is a real one, with a gemm table, on a driver that only records; its
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from runtime import Library
+from runtime import DeviceError, Library
 from runtime.container.archive import Archive
 from runtime.gemm.fallback import apply_activation
 from runtime.numbers.epilogue import Epilogue
@@ -167,3 +168,17 @@ def lib(tmp_path: Path) -> Iterator[OnCpu]:
     torch._dynamo.reset()
     with library(tmp_path, [*PLAIN, GATED, QKV]) as lib:
         yield lib
+
+
+def device_is_gone(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """From now on this attribute of a library raises, as it does without a device; `entry` as a mistake would."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise (ValueError if what == "entry" else DeviceError)("the device\nis gone")
+
+    monkeypatch.setattr(OnCpu, what, property(fail) if what == "device" else fail)
+
+
+def logged(log: pytest.LogCaptureFixture, name: str) -> list[str]:
+    """What a plugin logged under this name, apart from details for debugging."""
+    return [record.getMessage() for record in log.records if record.name == name and record.levelno > logging.DEBUG]

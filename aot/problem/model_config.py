@@ -33,7 +33,7 @@ from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.products import PRODUCTS, scalings_of, unsupported_scaling
 from runtime.numbers.scaling import SCALE_BLOCK, SCALINGS
 
-from ..search.targets import TARGETS
+from ..search.targets import TARGETS, USUAL_TARGETS
 from ..search.unserved import variants, why_none
 from ..suggest import did_you_mean
 from .manifest import MAX_TOKENS, Gemm, Manifest, Use, signature_problem
@@ -175,7 +175,7 @@ def default_scaling(dtype: str) -> str:
     return next((word for word in ("row_column", "nvfp4") if word in scalings_of(dtype)), "none")
 
 
-def default_targets(signatures: Iterable[Any], targets: Iterable[str] = tuple(TARGETS)) -> tuple[str, ...]:
+def default_targets(signatures: Iterable[Any], targets: Iterable[str] = USUAL_TARGETS) -> tuple[str, ...]:
     """Those of `targets` that have kernels for all of these, with their epilogues."""
     distinct = dict.fromkeys(signatures)
     return tuple(t for t in targets if all(variants(t, s) for s in distinct))
@@ -260,7 +260,7 @@ def _dtype(found: Model, wanted: str | None, on_warning: Callable[[str], None]) 
     field, published = found.dtype
     known = PUBLISHED.get(published) if isinstance(published, str) else None
     if wanted is None and found.scaling:
-        wanted = "e4m3"
+        (wanted,) = SCALINGS[found.scaling].of
     if wanted is None and published is None:
         on_warning(f"{found.source}: field {field!r} is missing; the manifest is in bf16, which --dtype changes")
         return "bf16"

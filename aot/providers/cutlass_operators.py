@@ -71,16 +71,38 @@ def _sm100_preferred_cluster_rule(v: Variant) -> str | None:
 
 
 def _sm100_preferred_cluster_limit(v: Variant, signature: Signature) -> str | None:
-    """The static grid is the CTAs that fallback clusters would take, in whole preferred clusters: none, if those are
-    fewer.
-    """
-    if v.options["scheduler"] != "static":
-        return None
-    tiles_n = -(-signature.n // v.integer("tile_n"))
+    """With a static scheduler."""
+    return _too_few_ctas(v, signature) if v.options["scheduler"] == "static" else None
+
+
+def _too_few_ctas(v: Variant, signature: Signature) -> str | None:
+    """The grid is the CTAs that fallback clusters would take, in whole preferred clusters: none, if those are fewer."""
+    fallback_n = v.integer("fallback_n")
+    tiles_n = -(-signature.n // (v.integer("tile_n") * fallback_n)) * fallback_n
     ctas = v.integer("fallback_m") * tiles_n * signature.batch
     cluster = v.integer("cluster_m") * v.integer("cluster_n")
     if ctas < cluster:
         return f"at m = 1 its {ctas} CTAs do not fill one cluster of {cluster}, and nothing would be launched"
+    return None
+
+
+def _sm107_rule(v: Variant) -> str | None:
+    """`tile_m` is that of all CTAs that multiply together. Two tiles of A in an MMA have sums in tensor memory of their
+    own, which has no room for those of more than 128 columns twice, or for 256 once."""
+    two_cta, b_reuse, tile_n = v.options["two_cta"], v.options["b_reuse"], v.integer("tile_n")
+    rows = 128 * (2 if two_cta else 1) * (2 if b_reuse else 1)
+    if v.integer("tile_m") != rows:
+        return f"tile_m must be {rows} with these MMAs"
+    if b_reuse and 128 < tile_n < 256:
+        return "with b_reuse tile_n must be up to 128, or 256"
+    cluster = v.integer("cluster_m"), v.integer("cluster_n")
+    fallback = v.integer("fallback_m"), v.integer("fallback_n")
+    if cluster[0] * cluster[1] > 16:
+        return f"a cluster of {cluster[0] * cluster[1]} CTAs exceeds 16"
+    if fallback == (2, 2) or cluster == fallback or cluster[0] % fallback[0] or cluster[1] % fallback[1]:
+        return "cluster must be a larger multiple of fallback, which has at most two CTAs"
+    if two_cta and fallback[0] != 2:
+        return "fallback_m must be 2 with two_cta"
     return None
 
 
@@ -140,6 +162,8 @@ _SM100_OPTIONS: dict[str, tuple[Option, ...]] = {
     "two_cta": (False, True),
 }
 
+_TCGEN05 = ("sm_100a", "sm_103a", "sm_107a", "sm_110a")
+
 FAMILIES: dict[str, Family] = {
     # Four warps with mma.sync, cp.async and one CTA a tile; any GPU since Ampere. The operator also states tile_n 64,
     # which its kernel cannot compile for row-major D.
@@ -164,13 +188,11 @@ FAMILIES: dict[str, Family] = {
         estimate_us=estimate_persistent.of_operator,
     ),
     # Warp-specialised and persistent: TMA, tcgen05.mma of one or two CTAs, static or cluster-launch-control scheduling.
-    "sm100_persistent": Family(
-        "gemm", ("sm_100a", "sm_103a"), _DENSE, _SM100_OPTIONS, _sm100_rule, summation=summation.by_itself
-    ),
+    "sm100_persistent": Family("gemm", _TCGEN05, _DENSE, _SM100_OPTIONS, _sm100_rule, summation=summation.by_itself),
     # The same with two cluster shapes in one launch: the smaller fills what the larger leaves.
     "sm100_preferred_cluster": Family(
         "gemm",
-        ("sm_100a", "sm_103a"),
+        _TCGEN05,
         _DENSE,
         _SM100_OPTIONS | {"fallback_m": (2,), "fallback_n": (1,)},
         _sm100_preferred_cluster_rule,
@@ -181,7 +203,7 @@ FAMILIES: dict[str, Family] = {
     # has no gates: tiles of D are those of the sums.
     "sm100_static_persistent_efc": Family(
         "gemm",
-        ("sm_100a", "sm_103a"),
+        _TCGEN05,
         _FUSED,
         {name: values for name, values in _SM100_OPTIONS.items() if name != "scheduler"},
         _sm100_rule,
@@ -195,9 +217,29 @@ FAMILIES: dict[str, Family] = {
     # Right at any M up to 65535 tiles, which the grid holds; meant for M <= 64.
     "sm100_tgv": Family(
         "gemm",
-        ("sm_100a", "sm_103a"),
+        _TCGEN05,
         _SAME_16_BIT,
         {"tile_m": (8, 16, 32), "tile_n": (64,), "tile_k": (128,), "stages": (8,)},
+        summation=summation.by_itself,
+    ),
+    # Rubin's, in 8 bits: two cluster shapes in one launch, and with `b_reuse` each MMA takes two tiles of A.
+    "sm107_dense": Family(
+        "gemm",
+        ("sm_107a",),
+        tuple(("e4m3", "e4m3", d) for d in ("bf16", "f16", "e4m3")),
+        {
+            "tile_m": (128, 256, 512),
+            "tile_n": tuple(range(32, 257, 32)),
+            "tile_k": (128,),
+            "cluster_m": _POWERS,
+            "cluster_n": _POWERS,
+            "fallback_m": (1, 2),
+            "fallback_n": (1, 2),
+            "two_cta": (False, True),
+            "b_reuse": (False, True),
+        },
+        _sm107_rule,
+        limit=_too_few_ctas,
         summation=summation.by_itself,
     ),
     # Warp-specialised and persistent: TMA and tcgen05.mma with scales of blocks, which the tensor core applies. Takes
@@ -224,12 +266,12 @@ FAMILIES: dict[str, Family] = {
     # not fill are stored thread by thread.
     "sm100_grouped": Family(
         "grouped_gemm",
-        ("sm_100a", "sm_103a"),
-        _SAME_16_BIT,
+        _TCGEN05,
+        (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16")),
         {
             "tile_m": (64, 128, 256),
             "tile_n": (128, 256),
-            "tile_k": (64,),
+            "tile_k": (64, 128),
             "cluster_m": (1, 2, 4),
             "cluster_n": (1, 2, 4),
             "two_cta": (False, True),

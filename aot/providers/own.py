@@ -13,11 +13,13 @@ from runtime.gemm.signature import MAJORS, Signature
 from runtime.grouped_gemm import EPILOGUES_OF_GROUPS, SCALINGS_OF_GROUPS
 from runtime.numbers.epilogue import EPILOGUES
 from runtime.numbers.quantised import SCALINGS_OF_ROWS
+from runtime.numbers.weights import FORMATS
 
 from ..kernels import moe_choices
 from ..kernels.sm90.grouped import choices as grouped_choices
 from ..kernels.sm90.persistent import choices as persistent_choices
 from ..kernels.sm90.small_m import choices as small_m_choices
+from ..kernels.sm90.w4 import choices as w4_choices
 from ..search.legal import illegal, legal_functions, legal_variants
 from ..search.provider import Buildable, ProviderError
 from ..search.targets import TARGETS
@@ -26,9 +28,11 @@ from . import (
     estimate_grouped,
     estimate_persistent,
     estimate_small_m,
+    estimate_w4,
     likely_grouped,
     likely_persistent,
     likely_small_m,
+    likely_w4,
     summation,
 )
 from .arguments import digest
@@ -58,6 +62,21 @@ FAMILIES: dict[str, Family] = {
         epilogues=frozenset(EPILOGUES),
         summation=summation.of_small_m,
         estimate_us=lambda v, *of: estimate_small_m.estimate_us(v, gemm.small_m_form, *of),
+    ),
+    # 4-bit weights, which registers feed to WGMMA; else as few tokens are.
+    "sm90_w4": Family(
+        "gemm",
+        ("sm_90a",),
+        (("bf16", "e2m1", "bf16"), ("bf16", "u4", "bf16")),
+        w4_choices.OPTIONS,
+        lambda v: w4_choices.rule(v.options, gemm.w4_form(v)),
+        likely=Likely(lambda v: likely_w4.unlikely(v.options, gemm.w4_form(v)), likely_w4.hopeless),
+        batched=(False,),
+        scalings=tuple(FORMATS),
+        epilogues=frozenset(word for word, of in EPILOGUES.items() if not of.gated),
+        limit=lambda v, s: w4_choices.limit(gemm.w4_form(v), s.n, s.k),
+        summation=summation.by_itself,
+        estimate_us=lambda v, *of: estimate_w4.estimate_us(v, gemm.w4_form, *of),
     ),
     # More tokens on Hopper: warp-specialised and persistent, cooperative or pingpong.
     "sm90_persistent": Family(
@@ -193,6 +212,7 @@ _MADE = {
     "sm90_grouped": _Made(grouped_gemm.grouped, "sm90/grouped/kernel.py"),
     "sm90_persistent": _Made(gemm.persistent, "sm90/persistent/kernel.py"),
     "sm90_small_m": _Made(gemm.small_m, "sm90/small_m/kernel.py"),
+    "sm90_w4": _Made(gemm.w4, "sm90/w4/kernel.py"),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .rates import Tcgen05Rates
 
+MULTIPROCESSORS = 148
 TCGEN05 = Tcgen05Rates(
     cycles_per_us=1850,
     macs_per_cycle={16: 4096, 8: 8192, 6: 8192, 4: 16384},

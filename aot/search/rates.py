@@ -103,3 +103,26 @@ class Tcgen05Rates:
     start_us: float
     epilogue_cycles_of_column: float  # of 128 sums, from tensor memory to D
     resident_clusters: Mapping[int, int]  # that run at a time, by their CTAs
+
+
+@dataclass(frozen=True)
+class W4Rates:
+    """A GEMM of 4-bit weights, one CTA a tile and slice of K; names that `SmallMRates` has are the same."""
+
+    start_us: float
+    start_of_cta_us: float
+    overlap_us: float
+    memory_bytes_per_us: float
+    l2_bytes_per_us: float
+    sm_bytes_per_us: float  # that one SM takes in
+    cycles_per_us: float
+    slab_cycles: float  # of an SM, for a warp to dequantise 16 rows of a stage
+    token_cycles: float  # or for the tensor cores to multiply them by 8 tokens, if that is longer
+    stage_cycles: float  # of a warp, to dequantise and multiply its rows of a stage
+    split_us: float
+    split_sums_per_us: float
+    store_sums_per_us: float
+    latency_us: float
+    tail: float
+    rest: float
+    resident_ctas: Mapping[int, tuple[int, int]]

@@ -12,7 +12,7 @@ from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import SCALINGS, TILES
 
-from . import b200
+from . import b200, rubin, thor
 from .rates import Tcgen05Rates
 from .shape import Shape
 from .targets import Target
@@ -116,7 +116,7 @@ class Tcgen05Tiles(TileWaves):
 
 
 # A B300 is taken for a B200: as many SMs and as fast a memory; of its formats only that of 4 bits is faster.
-_TCGEN05 = {"sm_100a": b200.TCGEN05, "sm_103a": b200.TCGEN05}
+_TCGEN05 = {"sm_100a": b200.TCGEN05, "sm_103a": b200.TCGEN05, "sm_107a": rubin.TCGEN05, "sm_110a": thor.TCGEN05}
 
 
 def model_of(target: Target, reason: str = "") -> TileWaves:

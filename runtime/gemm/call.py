@@ -148,11 +148,13 @@ def _scaling(views: Views) -> str:
     is taken."""
     if not {"scale_a", "scale_b", "scale_ab"} & views.keys():
         return "none"
+    if "scale_a" not in views and "scale_b" in views and views["a"].dtype != views["b"].dtype:
+        return _scaling_of_weights(views)
     if "scale_a" not in views or "scale_b" not in views:
         raise ArgumentError("scale_a and scale_b come together; pass both or neither")
     scale_a, scale_b = views["scale_a"], views["scale_b"]
     a, b = views["a"].shape, views["b"].shape
-    known = [s for s in SCALINGS.values() if s.dtype and _held(s) == scale_a.dtype == scale_b.dtype]
+    known = [s for s in SCALINGS.values() if s.operands == "ab" and _held(s) == scale_a.dtype == scale_b.dtype]
     known.sort(key=lambda s: views["a"].dtype not in s.of)
     for scaling in known:
         if _are_scales(scale_a.shape, scaling, "a", a) and _are_scales(scale_b.shape, scaling, "b", b):
@@ -161,6 +163,20 @@ def _scaling(views: Views) -> str:
     raise ArgumentError(
         f"scale_a {scale_a.shape} of {scale_a.dtype} and scale_b {scale_b.shape} of {scale_b.dtype} fit no scaling of "
         f"a {a} and b {b}: {taken or 'pass two of one element type'}"
+    )
+
+
+def _scaling_of_weights(views: Views) -> str:
+    """Which scaling of B alone its scales mean."""
+    a, b, scale_b = views["a"], views["b"], views["scale_b"]
+    known = [s for s in SCALINGS.values() if s.operands == "b" and s.fits(a.dtype, b.dtype)]
+    for scaling in known:
+        if _held(scaling) == scale_b.dtype and _are_scales(scale_b.shape, scaling, "b", b.shape):
+            return scaling.word
+    taken = " or ".join(f"{s.word} {_wanted(s, 'b', b.shape)} of {_held(s)}" for s in known)
+    raise ArgumentError(
+        f"scale_b {scale_b.shape} of {scale_b.dtype} fits no scaling of b {b.shape} of {b.dtype} under a of {a.dtype}: "
+        f"{taken or 'there is none'}; runtime.torch.weights.prepare_weight makes b and scale_b"
     )
 
 
@@ -259,8 +275,8 @@ def _vector(t: TensorView, name: str) -> TensorView:
 
 
 def _tiles(t: TensorView, name: str, axes: tuple[str, ...], signature: Signature) -> TensorView:
-    """`t`, neighbours in memory, as tiles of scales: (tiles of rows, scales of a row of tiles)."""
-    across = extent_of(axes[-1], {"K": signature.k})
+    """`t`, neighbours in memory, as tiles of scales: (tiles of rows, scales of a row of tiles); or as it is."""
+    across = signature.extents()[axes[-1]]
     flat = _vector(t, name)
     return flat._replace(shape=(flat.shape[0] // across, across), strides=(across, 1))
 

@@ -12,7 +12,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from ..container.archive import Archive, ArchiveClosed, FunctionEntry
+from ..container.archive import Archive, FunctionEntry
+from ..container.errors import ArchiveClosed
 from ..device.driver import Driver
 from ..device.launch import CLUSTER_DIMENSION, Evaluation, Launch
 from ..device.prepared_launch import PreparedLaunch

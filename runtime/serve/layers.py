@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..container.archive import Admit, Archive, UnknownEntry
+from ..container.archive import Admit, Archive
+from ..container.errors import UnknownEntry
 from ..device.driver import Driver
 from ..device.workspace import Workspaces
 from ..errors import ArgumentError, DeviceError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ..container.archive import ArchiveClosed
+from ..container.errors import ArchiveClosed
 from ..device.driver import Driver
 from .counters import Counters
 from .generation import Generation

@@ -7,6 +7,7 @@ from __future__ import annotations
 from runtime.grouped_gemm import ROWS, Signature
 
 FORMS = (
+    *(("e4m3", d, "none", "none") for d in ("bf16", "f16")),
     *((dtype, dtype, "none", "none") for dtype in ("bf16", "f16")),
     *(("bf16", "bf16", of, "none") for of in ("swiglu_interleaved", "bias+swiglu_clamped_interleaved", "bias")),
     *(("e4m3", "bf16", of, "row_column") for of in ("none", "swiglu", "bias")),

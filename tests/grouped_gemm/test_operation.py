@@ -333,7 +333,9 @@ def test_variants_are_those_of_its_form_and_rely_on_no_more_overlap_than_is_prom
     halves = dataclasses.replace(BLOCKS, epilogue="swiglu")
     assert of.variants("sm_90a", halves) == [], "a block holds gates and what they gate"
     assert of.variants("sm_90a", dataclasses.replace(halves, n=512)) != []
-    assert of.variants("sm_90a", dataclasses.replace(ROW_WISE, scaling="none")) == []
+    unscaled = dataclasses.replace(ROW_WISE, scaling="none")
+    assert of.variants("sm_90a", unscaled) == []
+    assert {v.family for v in of.variants("sm_100a", unscaled)} == {"sm100_grouped"}
     assert "has room for 512 groups" in str(unsuited(serial[0], dataclasses.replace(PLAIN, groups=513)))
     assert "not a multiple of 8" in str(unsuited(serial[0], dataclasses.replace(PLAIN, k=100)))
 

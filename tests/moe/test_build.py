@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,9 +12,9 @@ from aot.providers import own
 from runtime import Library
 from runtime.container.archive import Archive
 
-from ..command_line import ALONE, COMMAND, ROOT, Run, unwrapped
+from ..command_line import ROOT, Run, unwrapped
 from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver
-from ..shared import made_once
+from ..shared import built_once
 from ..simulated_gpu import BASELINE
 from ..simulated_tuning import scripted, tuned
 
@@ -41,16 +39,7 @@ operations:
 @pytest.fixture(scope="session")
 def around(request: pytest.FixtureRequest) -> Path:
     """The archive of the manifest."""
-    pytest.importorskip("cutlass", reason="the DSL is not installed")
-
-    def make(folder: Path) -> None:
-        (folder / "around.yaml").write_text(MANIFEST)
-        command = [*COMMAND, "build", "around.yaml", "-o", "around.aot", "--cache", "cache", "--no-tune", *ALONE]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
-    return made_once(request, "around", make) / "around.aot"
+    return built_once(request, "around", MANIFEST) / "around.aot"
 
 
 def test_what_a_manifest_asks_is_built_verified_and_served(run: Run, around: Path, torch: FakeTorch) -> None:

@@ -60,7 +60,8 @@ def obstacle(experts: Experts, ranks: Ranks, of: Arithmetic) -> str | None:
     if ranks.ep == 1 and experts.inner % ranks.tp:
         return f"field {inner!r}: {experts.inner} does not divide by tp {ranks.tp}"
     if of.scaling not in SCALINGS_OF_GROUPS:
-        return f"experts have no scaling {of.scaling}; known: {', '.join(SCALINGS_OF_GROUPS)}"
+        known = ", ".join(SCALINGS_OF_GROUPS)
+        return f"experts have no scaling {of.scaling}; known: {known}; --no-experts leaves experts out"
     here = ranks.inner(experts)
     if of.scaling == "block" and here != experts.inner and here % SCALE_BLOCK:
         return f"field {inner!r}: {experts.inner} at tp {ranks.tp} is {here}, and scales are of blocks of {SCALE_BLOCK}"

@@ -24,6 +24,7 @@ from runtime.program.operation import extents_at
 from ..elements import TORCH_DTYPES, name_of, poisoned, to_numbers, to_type
 from ..measure import tolerance
 from ..operand_sets import FieldOperands, RandomOperands
+from .prepared_weights import dequantised, prepared, random_weight, scale_size
 
 # Up to this many elements a reference is computed in float64: 80 MiB for each of these, and milliseconds.
 _FLOAT64_ELEMENTS = 10 << 20
@@ -88,6 +89,8 @@ class Weights(RandomOperands[Signature]):
         s = self.signature
         batch = (s.batch,) if s.batch > 1 else ()
         n_major = s.b_major == "n"
+        if prepared(s.scaling):
+            return random_weight(s.n, s.k, s.b, self.generator)
         shape = (*batch, s.k, s.n) if n_major else (*batch, s.n, s.k)
         # Narrow values use their type's range: nothing underflows to a constant.
         scale = 1.0 if DTYPES[s.b].narrow else s.k**-0.5
@@ -116,7 +119,7 @@ class Weights(RandomOperands[Signature]):
         if operand.name == "scale_d" and DTYPES[s.d].narrow:  # so that some results saturate, and few are subnormal
             return torch.rand(shape, device=self.device, generator=self.generator).mul_(48).add_(16).div_(size)
         smallest = "scale_ab" if SCALINGS[s.scaling].tensor_scale else "scale_b"
-        share = s.k**-0.5 if operand.name == smallest else 1.0
+        share = s.k**-0.5 * scale_size(s.scaling) if operand.name == smallest else 1.0
         if len(shape) != 2 or operand.layout == "tiles":
             return self._scales(shape).mul_(share).to(TORCH_DTYPES[operand.dtype])
         if operand.name == "scale_a":
@@ -148,7 +151,8 @@ def put_zeros(operands: OperandSet) -> None:
     for row, zero in zip(_ZERO_ROWS, (0.0, -0.0), strict=True):
         if row < a.shape[-2]:
             _put(a[..., row, :], to_numbers(a[..., row, :], name_of(a)).fill_(zero))
-    _put(b[..., 0, :], to_numbers(b[..., 0, :], name_of(b)).abs_())
+    if name_of(a) == name_of(b):  # else B lies in no rows
+        _put(b[..., 0, :], to_numbers(b[..., 0, :], name_of(b)).abs_())
 
 
 def _put(tensor: torch.Tensor, numbers: torch.Tensor) -> None:
@@ -176,9 +180,13 @@ def reference(signature: Signature, operands: OperandSet) -> torch.Tensor:
     a, b, extras = operands.a, operands.b, operands.extras
     elements = a.numel() + b.numel() + operands.d.numel()
     wide = torch.float64 if elements <= _FLOAT64_ELEMENTS else torch.float32
-    a, b = to_numbers(a, signature.a, wide), to_numbers(b, signature.b, wide)
     scale_a, scale_b = extras.get("scale_a"), extras.get("scale_b")
     scaling = SCALINGS[signature.scaling]
+    a = to_numbers(a, signature.a, wide)
+    if scaling.operands == "b" and scale_b is not None:
+        b = dequantised(signature.scaling, b, scale_b).to(wide)
+    else:
+        b = to_numbers(b, signature.b, wide)
     if scale_a is not None and scale_b is not None:
         if scaling.layout == TILES:
             scale_a, scale_b = from_tiles(scale_a), from_tiles(scale_b)

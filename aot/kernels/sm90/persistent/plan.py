@@ -21,6 +21,7 @@ STAGE_BYTES_OF_K = 128  # a swizzle atom of K
 CONSUMERS = 2  # warp groups
 STORE_BUFFERS = 2  # epilogue tiles in shared memory, for each consumer warp group
 _ENOUGH_STAGES = 5  # of 64 K, for which epilogue tiles may be narrower
+OUTPUT_ALIGNMENT = 1024  # bytes, of epilogue tiles: eight rows of a swizzle atom
 COUNTER_BYTES = 32  # a sector of L2
 # Columns of 16 bits whose rows are an odd number of 16 bytes: epilogue tiles without a swizzle.
 _UNSWIZZLED_COLUMNS = (56, 40, 24)
@@ -60,6 +61,7 @@ class Plan:
     quads: bool  # and four that follow each other fall to clusters of one GPC
     split_k: int
     stream_k: bool
+    nonpersistent: bool  # a CTA for each tile, whose epilogue tiles go where its stages were
     pingpong: bool
     overlap: bool
     accumulator_registers: int  # that a thread needs while it stores a tile
@@ -96,7 +98,8 @@ class Plan:
             scales = MAXIMA * 4
 
         def stages_with(width: int) -> int:
-            store = CONSUMERS * STORE_BUFFERS * WGMMA_ROWS * width * DTYPES[form.d].bytes
+            buffers = 0 if options["nonpersistent"] else CONSUMERS * STORE_BUFFERS
+            store = buffers * WGMMA_ROWS * width * DTYPES[form.d].bytes
             left = SHARED_BYTES_PER_CTA - STATIC_BYTES - BARRIER_BYTES - store - scales - form.scheduler_bytes
             return int(left // ((rows + columns) * STAGE_BYTES_OF_K + staged_scales * _SCALE_BYTES))
 
@@ -119,6 +122,7 @@ class Plan:
             quads=options["order"] == "quads",
             split_k=options["split_k"],
             stream_k=options["stream_k"],
+            nonpersistent=options["nonpersistent"],
             pingpong=pingpong,
             overlap=options["overlap"] != "serial",
             accumulator_registers=registers,
@@ -303,6 +307,22 @@ class Plan:
     def epilogue_tile_accumulators(self) -> int:
         """A thread's accumulators behind an epilogue tile."""
         return self.epilogue_tile_columns * (2 if self.form.gated else 1) // 2
+
+    @property
+    def output_buffers(self) -> int:
+        """Epilogue tiles in shared memory, for each consumer warp group: all that it stores if not persistent."""
+        return -(-self.epilogue_tiles // self.split_k) if self.nonpersistent else STORE_BUFFERS
+
+    @property
+    def output_bytes(self) -> int:
+        """Of these, for all warp groups."""
+        return CONSUMERS * self.output_buffers * WGMMA_ROWS * self.epilogue_tile_columns * DTYPES[self.form.d].bytes
+
+    @property
+    def output_offset(self) -> int:
+        """Bytes of the stages before epilogue tiles, if not persistent: those that others' partial sums take, in whole
+        swizzle atoms."""
+        return -(-self.pushed_bytes // OUTPUT_ALIGNMENT) * OUTPUT_ALIGNMENT
 
     # Slices of K.
 
