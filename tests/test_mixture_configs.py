@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aot.problem.manifest import Manifest, Use
+from aot.problem.manifest import Manifest, Use, dump, loads
 
 from .model_configs import config, manifest, refused
 from .transformers_layers import PUBLISHED
@@ -125,7 +125,8 @@ def test_weights_in_fp8_by_blocks_make_the_manifest_so() -> None:
     found = experts(built)
     assert (found["gate_up"].signature.a, found["down"].signature.scaling) == ("e4m3", "block")
     assert (found["permute"].signature.x, found["permute"].signature.rows) == ("bf16", "e4m3")
-    assert list(found) == ["permute", "gate_up", "gate_up_quantised", "quantise", "down", "combine"]
+    assert list(found) == ["permute", "gate_up", "down", "gate_up_quantised", "quantise", "combine"]
+    assert loads(dump(built)).uses == built.uses
     gate_up = found["gate_up"].signature
     assert found["gate_up_quantised"].signature == replace(gate_up, d="e4m3")
     quantise, down = found["quantise"], found["down"].signature
