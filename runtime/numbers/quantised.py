@@ -9,6 +9,7 @@ from .scaling import SCALINGS, extent_of
 
 NARROW = "e4m3"  # the type of rows where nobody says another
 SCALINGS_OF_ROWS = ("block", "row_column")  # what shares a scale: 128 elements of a row, or the row
+MOST_ROWS_OF_A_GROUP = 64  # on average, for which a grouped GEMM quantises what it makes: the rows of its tiles
 LEAST_AMAX = 1e-10  # so that what is all zeros has a scale
 
 

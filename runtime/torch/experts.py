@@ -17,7 +17,7 @@ import torch
 from ..errors import AotError, ArgumentError
 from ..grouped_gemm import EPILOGUES_OF_GROUPS, Signature
 from ..numbers.epilogue import EPILOGUES
-from ..numbers.quantised import scale_shape
+from ..numbers.quantised import MOST_ROWS_OF_A_GROUP, scale_shape
 from ..numbers.scaling import SCALE_BLOCK
 from ..serve.library import Library
 from .operations import call
@@ -32,7 +32,6 @@ _WORDS = f"{', '.join(f'Tensor? {name}=None' for name in _TENSORS)}, str activat
 _ID_TYPES = torch.int32, torch.int64
 _WEIGHT_TYPES = torch.float32, torch.float16, torch.bfloat16
 _USUAL, USUAL_OVERLAP = "swiglu", "launch"
-_MOST_ROWS_OF_A_GROUP = 64  # on average, for which a grouped GEMM quantises what it makes: the rows of its tiles
 
 
 def grouped_gemm(lib: Library, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, **more: Any) -> Any:
@@ -215,7 +214,7 @@ def quantises_in_gemm(lib: Library, w13: torch.Tensor, rows: int, words: Mapping
     """Whether the GEMM of w13, called with these words, is to write rows in e4m3: where the archive has a function for
     that, and groups are not so large that one with larger tiles is faster, which hold no scale's columns of D."""
     groups, n, k = w13.shape
-    if rows > _MOST_ROWS_OF_A_GROUP * groups or words["scale_b"].dim() != 3:
+    if rows > MOST_ROWS_OF_A_GROUP * groups or words["scale_b"].dim() != 3:
         return False
     epilogue = EPILOGUES[words["epilogue"]]._replace(bias=words.get("bias") is not None).word()
     types = "e4m3", "e4m3", "e4m3"

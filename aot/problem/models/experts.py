@@ -13,6 +13,7 @@ from runtime.errors import RecordError
 from runtime.gemm.signature import Signature
 from runtime.grouped_gemm import SCALINGS_OF_GROUPS
 from runtime.numbers.epilogue import Epilogue
+from runtime.numbers.quantised import MOST_ROWS_OF_A_GROUP
 from runtime.numbers.scaling import SCALE_BLOCK
 
 from ..manifest import Use, signature_problem, use
@@ -71,8 +72,9 @@ def obstacle(experts: Experts, ranks: Ranks, of: Arithmetic) -> str | None:
 
 
 def operations(experts: Experts, ranks: Ranks, of: Arithmetic, tokens: Sequence[int]) -> tuple[Use, ...]:
-    """Permute, gate and up, down, combine, and with scales what quantises between these two, for M `tokens` of each
-    rank; `obstacle` has nothing against them.
+    """Permute, gate and up, down, combine, for M `tokens` of each rank; of blocks, at few tokens, also gate and up that
+    quantise, and with scales what quantises between these two. Those of one operation follow each other, as manifests
+    have them. `obstacle` has nothing against them.
 
     Raises:
         RecordError: the tokens make more rows than manifests hold, or the experts do not go together.
@@ -86,21 +88,26 @@ def operations(experts: Experts, ranks: Ranks, of: Arithmetic, tokens: Sequence[
     permute = {"x": d, "experts": local, "top_k": top_k, "k": hidden}
     if spread:
         permute["global_experts"] = experts.count
-    narrow: tuple[Use, ...] = ()
+    products = [
+        (name, {**types, "n": n, "k": k, "epilogue": epilogue})
+        for name, epilogue, n, k in _products(experts, ranks.inner(experts), of)
+    ]
+    more: list[Use] = []
     try:
         if of.scaling != "none":
             permute["scaling"] = of.scaling
             fields = {"x": d, "y": a, "k": ranks.inner(experts), "scaling": of.scaling}
-            narrow = (use("experts_quantise", "quantise", fields, here, short),)
-        first, second = (
-            use(name, "grouped_gemm", {**types, "n": n, "k": k, "epilogue": epilogue}, here, short)
-            for name, epilogue, n, k in _products(experts, ranks.inner(experts), of)
-        )
+            more.append(use("experts_quantise", "quantise", fields, here, short))
+        few = [m for m in here if m * top_k <= MOST_ROWS_OF_A_GROUP * experts.count]
+        if of.scaling == "block" and few and ranks.inner(experts) % SCALE_BLOCK == 0:
+            name, fields = products[0]
+            more.insert(0, use(f"{name}_quantised", "grouped_gemm", {**fields, "d": a}, few, short))
+        first, second = (use(name, "grouped_gemm", fields, here, short) for name, fields in products)
         return (
             use("experts_permute", "moe_permute", permute, here, None),
             first,
-            *narrow,
             second,
+            *more,
             use("experts_combine", "moe_combine", {"rows": d, "y": d, "top_k": top_k, "n": hidden}, here, None),
         )
     except RecordError as error:
