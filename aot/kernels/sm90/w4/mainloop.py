@@ -116,9 +116,7 @@ def _release(plan: Plan, empty: Any, slice_k: Any, who: Any) -> None:
             write_only_types=[cutlass.Int32],
             read_only_args=[address, of],
         )
-        cute.arch.inline_ptx(
-            "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [{$r0}];", read_only_args=[there], predicate=who
-        )
+        cute.arch.inline_ptx("mbarrier.arrive.shared::cluster.b64 _, [{$r0}];", read_only_args=[there], predicate=who)
 
 
 def _load(plan: Plan, weights: Weights, stage: Any, thread: Any) -> tuple[cute.Tensor, cute.Tensor]:
