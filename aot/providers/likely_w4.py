@@ -11,9 +11,20 @@ from typing import Any
 from ..kernels.sm90.w4.form import Form
 from ..kernels.sm90.w4.plan import BLOCK_K, Plan
 
-# What goes together of split_k, cluster_n and ctas_per_sm. Where CTAs share loads of A, warps wait for their arrivals
-# in the other CTA: 1.4 to 4 times as slow on an H200.
-_CLUSTERS = ((1, 1, 1), (1, 1, 2), (2, 1, 1), (2, 1, 2), (4, 1, 1), (4, 1, 2))
+# What goes together of split_k, cluster_n and ctas_per_sm. Clusters of four and eight CTAs do not fill every GPC.
+_CLUSTERS = (
+    (1, 1, 1),
+    (1, 1, 2),
+    (2, 1, 1),
+    (2, 1, 2),
+    (4, 1, 1),
+    (4, 1, 2),
+    (1, 2, 1),
+    (1, 2, 2),
+    (2, 2, 1),
+    (2, 2, 2),
+)
+_SHARED_TOKENS = 32  # from which loads of A are worth sharing
 _DEEP_STAGES_TOKENS = 16  # up to which stages may be 256 columns deep
 _ENOUGH_STAGES = 4  # of a slice
 _WARP_GROUPS = range(2, 9)  # of an SM: fewer do not dequantise as fast as memory reads
@@ -43,4 +54,6 @@ def _of_cluster(options: Mapping[str, Any]) -> str | None:
     wanted = tuple(options[name] for name in ("split_k", "cluster_n", "ctas_per_sm"))
     if wanted not in _CLUSTERS:
         return f"(split_k, cluster_n, ctas_per_sm) is one of {_CLUSTERS}, not {wanted}"
+    if options["cluster_n"] > 1 and options["tile_m"] < _SHARED_TOKENS:
+        return f"loads of A are worth sharing from {_SHARED_TOKENS} tokens on"
     return None
