@@ -40,6 +40,7 @@ EXTENT, BATCH = 4096, 4  # N and K of every GEMM, and how many there are in a ba
 OPERATIONS: dict[str, dict[str, Any]] = {
     "rmsnorm": {"x": "bf16", "weight": "bf16", "y": "bf16", "n": EXTENT},
     "grouped_gemm": {"a": "bf16", "b": "bf16", "d": "bf16", "groups": 16, "n": EXTENT, "k": EXTENT},
+    "quantise": {"x": "bf16", "y": "e4m3", "k": EXTENT, "scaling": "row_column"},
     "moe_permute": {"x": "bf16", "experts": 16, "top_k": 2, "k": EXTENT},
     "moe_combine": {"rows": "bf16", "y": "bf16", "top_k": 2, "n": EXTENT},
 }

@@ -126,7 +126,7 @@ def test_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_keeps_what_was_said_and_how_it_ended(tmp_path: Path) -> None:
     assert first_run.step("try", ["aot", "ls", "nowhere.aot"], tmp_path) == 2
     said = (tmp_path / "try.log").read_text().splitlines()
-    assert "nowhere.aot" in said[0]
+    assert "nowhere.aot" in said[-2]
     assert said[-1] == "exit status 2"
 
 

@@ -121,7 +121,7 @@ def _check_extras(views: Views, n: int, d: TensorView) -> None:
         if name not in views:
             continue
         found = views[name]
-        dtypes = _scale_dtypes() if name in ("scale_a", "scale_b") else ("f32",)
+        dtypes = _scale_dtypes(views) if name in ("scale_a", "scale_b") else ("f32",)
         if not name.startswith("scale"):
             dtypes = (extra_dtype(d.dtype),)
         if found.dtype not in dtypes:
@@ -134,9 +134,11 @@ def _check_extras(views: Views, n: int, d: TensorView) -> None:
             raise ArgumentError(f"{name} must have shape {wanted} for b {views['b'].shape}, found {found.shape}")
 
 
-def _scale_dtypes() -> tuple[str, ...]:
-    """The element types that tensors of scales may have."""
-    return tuple(dict.fromkeys(_held(s) for s in SCALINGS.values() if s.dtype))
+def _scale_dtypes(views: Views) -> tuple[str, ...]:
+    """The element types that scales of A and B may have; of types that have none, that any have."""
+    scaled = [s for s in SCALINGS.values() if s.dtype]
+    fitting = [s for s in scaled if s.fits(views["a"].dtype, views["b"].dtype)]
+    return tuple(dict.fromkeys(_held(s) for s in fitting or scaled))
 
 
 def _held(scaling: Scaling) -> str:

@@ -21,6 +21,8 @@ TILE_ROWS, TILE_BLOCKS = 128, 4
 TILE_SCALES = TILE_ROWS * TILE_BLOCKS
 FRAGMENTS = "fragments"  # as a warp's registers take 4-bit weights and their scales: `runtime.numbers.weights`
 
+_CONVERTED = ("i8",)  # types of B that become A's type as they are, without scales
+
 
 class Scaling(NamedTuple):
     """What multiplies the products of A (M, K) and B (N, K).
@@ -44,7 +46,8 @@ class Scaling(NamedTuple):
 
     def fits(self, a: str, b: str) -> bool:
         """Whether A and B of these element types may be scaled so."""
-        return b in (self.of_b or (a,)) and (not self.of or a in self.of)
+        same = (a, *(() if self.dtype else _CONVERTED))
+        return b in (self.of_b or same) and (not self.of or a in self.of)
 
     @property
     def operands(self) -> str:

@@ -18,11 +18,13 @@ from .operations import call
 from .operator import gemm, register
 from .quantise import Quantised, quantise_mxfp4, quantise_mxfp8, quantise_nvfp4
 from .transformers_experts import register_experts, transpose_experts
+from .weights import PreparedWeight, prepare_weight
 
 __all__ = [
     "GemmChoices",
     "GemmPass",
     "Layer",
+    "PreparedWeight",
     "Quantised",
     "Report",
     "autotune_choices",
@@ -31,6 +33,7 @@ __all__ = [
     "grouped_gemm",
     "inductor_options",
     "moe",
+    "prepare_weight",
     "quantise_mxfp4",
     "quantise_mxfp8",
     "quantise_nvfp4",
