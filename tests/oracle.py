@@ -206,7 +206,7 @@ def sample(target: str) -> list[Variant]:
                     form = (v.elements, v.batched, v.scaling, v.b_major, v.epilogue)
                     # Batching, other element types and operands change the host code of a family in the same way.
                     plain = form == (("bf16",) * 3, False, "none", "k", "none")
-                    options = ("scheduler", "schedule", "split_k", "stream_k", "overlap", "swap")
+                    options = ("scheduler", "schedule", "split_k", "stream_k", "nonpersistent", "overlap", "swap")
                     hosts = [v.options.get(o) if plain else None for o in options]
                     chosen.setdefault((name, family, form, *hosts), v)
                     for option in _SHARING if plain else ("odd pieces", "tiles of scales"):
@@ -335,11 +335,14 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mutate", action="store_true", help="change each program, and see the oracle notice")
+    parser.add_argument("--family", help="only this family of the sample")
     parser.add_argument("--spec", type=Path, help="check the functions of a spec in place of the sample")
     options = parser.parse_args()
     os.environ["CUTE_DSL_ARCH"] = options.target  # latched when the DSL is imported
     rng, failures = random.Random(options.seed), 0
     chosen: Sequence[Compilable] = sample(options.target) if options.spec is None else _of_spec(options)
+    if options.family is not None:
+        chosen = [v for v in chosen if v.family == options.family]
     if options.mutate:
         firsts = {v.family: v for v in reversed(chosen)}
         return max(_mutate(v, rng) for v in firsts.values())

@@ -5,32 +5,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import struct
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aot.compile.lower import lower
-from aot.plan import plan
 from aot.problem.manifest import Gemm, Manifest
 from aot.providers.operator_api import block_scaled
 from aot.providers.operator_api.operator import found_design
 from aot.providers.operator_api.tensor_scale import with_tensor_scale
 from aot.search.legal import illegal, legal_variants, unsuited
 from aot.search.provider import ProviderError, provider
+from aot.selection import select
 from runtime import ArgumentError, LayoutError, Library
 from runtime.container.archive import Archive
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import SCALINGS
 
-from .command_line import ALONE, COMMAND, ROOT, Run
+from .command_line import Run
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
 from .scale_tiles import tile_offset
-from .shared import made_once
+from .shared import built_once
 
 OF = Signature("e4m3", "e4m3", "bf16", "f32", "none", 512, 1088, scaling="mxfp8")
 MXFP4 = dataclasses.replace(OF, a="e2m1", b="e2m1", scaling="mxfp4")
@@ -82,7 +80,7 @@ def test_the_operator_api_offers_these_and_no_others(of: Signature) -> None:
 def test_tiles_that_two_ctas_share_are_candidates(of: Signature) -> None:
     """A tile of 256 rows is of one MMA of two CTAs."""
     manifest = Manifest("m", "s", (1, 4096), ("sm_100a",), (Gemm("g", of, 1, (1, 4096)),))
-    for _, candidates in plan([manifest]).problems[0].by_tokens:
+    for _, candidates in select([manifest]).problems[0].by_tokens:
         assert True in {v.options["two_cta"] for v in candidates}
 
 
@@ -115,28 +113,7 @@ def test_a_manifest_follows_from_a_config(run: Run, tmp_path: Path, words: list[
 @pytest.fixture(scope="module")
 def archive(request: pytest.FixtureRequest) -> Path:
     """A compiled kernel of each format."""
-    pytest.importorskip("cutlass", reason="the DSL is not installed")
-    return made_once(request, "mx", build) / "mx.aot"
-
-
-def build(folder: Path) -> None:
-    (folder / "mx.yaml").write_text(MANIFEST)
-    command = [
-        *COMMAND,
-        "build",
-        "mx.yaml",
-        "-o",
-        "mx.aot",
-        "--candidates",
-        "1",
-        "--cache",
-        "cache",
-        "--no-tune",
-        *ALONE,
-    ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    return built_once(request, "mx", MANIFEST, "--candidates", "1") / "mx.aot"
 
 
 def driver_of(archive: Archive) -> RecordingDriver:
@@ -214,6 +191,7 @@ def test_the_kernel_takes_addresses_in_the_operators_order(of: Signature) -> Non
     factor = ["scale_ab"] if SCALINGS[of.scaling].tensor_scale else []
     tensors = ["a", "b", "d", "scale_a", "scale_b", *factor]
     assert [a.name for a in built.tree] == [*tensors, "max_active_clusters", "stream"]
+    assert [built.symbols[extent].divisibility for extent in "nk"] == [32, 32]
 
 
 def test_a_kernel_that_does_not_multiply_by_the_tensor_scale_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

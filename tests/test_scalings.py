@@ -22,7 +22,7 @@ from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.scaling import SCALINGS, TILES, Scaling, extent_of, symbol_of
-from runtime.program import tensor
+from runtime.program import geometry, tensor
 from runtime.program.arguments import symbols_to_json, to_json
 from runtime.program.operation import extents_at
 from runtime.program.record import Record, Symbol, TensorArgument, TensorView
@@ -88,6 +88,7 @@ def test_operands_of_each_scaling() -> None:
         ],
         "mxfp4_weight": [("scale_b", "ue8m0", ("K/64", "2*N"))],
         "int4_weight": [("scale_b", "bf16", ("K/128", "N"))],
+        "int4_group128": [("scale_b", "bf16", ("K/128", "N"))],
     }
 
 
@@ -177,7 +178,7 @@ def made_views(s: Signature, m: int) -> dict[str, TensorView]:
     views = {}
     for number, o in enumerate(s.operands()):
         shape = tuple(extents_at(s, m)[axis] for axis in o.axes)
-        views[o.name] = TensorView((number + 1) << 30, o.dtype, shape, tensor.contiguous_strides(shape), 0)
+        views[o.name] = TensorView((number + 1) << 30, o.dtype, shape, geometry.contiguous_strides(shape), 0)
     return views
 
 
@@ -303,7 +304,7 @@ def test_tiles_of_scales_may_have_any_shape_but_are_neighbours() -> None:
     s = dataclasses.replace(FP8, scaling="mxfp8")
     views = made_views(s, 133)
     for shape in ((256, 8), (2048,), (2, 2, 32, 4, 4)):
-        given = views["scale_a"]._replace(shape=shape, strides=tensor.contiguous_strides(shape))
+        given = views["scale_a"]._replace(shape=shape, strides=geometry.contiguous_strides(shape))
         assert signature_of(views | {"scale_a": given}, Epilogue(), "serial") == s
         (found,) = (v for v in matrices(s, views | {"scale_a": given}) if v.pointer == given.pointer)
         assert (found.shape, found.strides) == ((2, 1024), (1024, 1))

@@ -89,6 +89,23 @@ class SmallMRates:
 
 
 @dataclass(frozen=True)
+class Tcgen05Rates:
+    """A persistent GEMM whose sums are in tensor memory, whoever wrote it."""
+
+    cycles_per_us: float
+    macs_per_cycle: Mapping[int, int]  # of an SM, by bits of an element of A
+    shared_bytes_per_cycle: int  # that an SM's tensor core reads of A and B
+    tensor_memory_columns: int  # of 128 sums, of an SM
+    scale_columns: int  # of these, that tiles of scales take where the tensor core applies them
+    brought_bytes_per_us: float  # that TMA brings to an SM
+    l2_bytes_per_us: float
+    memory_bytes_per_us: float
+    start_us: float
+    epilogue_cycles_of_column: float  # of 128 sums, from tensor memory to D
+    resident_clusters: Mapping[int, int]  # that run at a time, by their CTAs
+
+
+@dataclass(frozen=True)
 class W4Rates:
     """A GEMM of 4-bit weights, one CTA a tile and slice of K; names that `SmallMRates` has are the same."""
 

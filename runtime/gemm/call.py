@@ -10,13 +10,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
 from ..errors import ArgumentError, LayoutError
-from ..named_tuple import NamedTuple
 from ..numbers.dtypes import DTYPES
 from ..numbers.epilogue import EPILOGUES, Epilogue, extra_dtype
 from ..numbers.scaling import SCALINGS, TILES, Scaling, extent_of
+from ..program.geometry import flatten_rows, overlaps_itself, share_memory
 from ..program.operation import OVERLAPS
 from ..program.record import TensorView, check_address
-from ..program.tensor import flatten_rows, overlaps_itself, share_memory
 from .signature import Signature
 
 # What `gemm` takes besides a, b and out, in the order that kernels take them.
@@ -51,40 +50,6 @@ def refuse_unknown(names: Iterable[str]) -> None:
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
             raise TypeError(f"gemm() got an unexpected keyword argument {name!r}; {hint}") from None
-
-
-class Call(NamedTuple):
-    """The arguments of one call of `gemm`; `operands` in the order of `EXTRAS`, None for what was not given."""
-
-    a: Any
-    b: Any
-    out: Any
-    stream: Any
-    operands: tuple[Any, ...] = (None,) * len(EXTRAS)
-    epilogue: Any = "none"
-    overlap: Any = "serial"
-    dtype: Any = None
-    plain: bool = True  # came without any of the above
-
-    def key(self) -> tuple[Any, ...]:
-        """What the fast paths look up, of torch tensors: everything that a plan depends on but the pointers."""
-        a, b, out = self.a, self.b, self.out
-        if not self.plain:
-            tensors = (a, b, out, *self.operands)
-            seen = [None if x is None else (x.shape, x.stride(), x.dtype, x.get_device()) for x in tensors]
-            return (self.epilogue, self.overlap, self.dtype, *seen)
-        return key_of_plain(a, b, out)
-
-
-def key_of_plain(a: Any, b: Any, out: Any) -> tuple[Any, ...]:
-    """`Call.key` of a call of a, b and perhaps out alone. Each attribute of a torch tensor costs 40 to 90 ns, and this
-    is all of them: the key says everything about a call but its pointers, which are held against the plan."""
-    if out is None:
-        return (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, a.get_device(), b.get_device())
-    # fmt: off
-    return (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, out.shape, out.stride(), out.dtype,
-            a.get_device(), b.get_device(), out.get_device())
-    # fmt: on
 
 
 Views = Mapping[str, TensorView]  # by operand: a, b, perhaps d, and those of `EXTRAS` that were given
@@ -156,7 +121,7 @@ def _check_extras(views: Views, n: int, d: TensorView) -> None:
         if name not in views:
             continue
         found = views[name]
-        dtypes = _scale_dtypes() if name in ("scale_a", "scale_b") else ("f32",)
+        dtypes = _scale_dtypes(views) if name in ("scale_a", "scale_b") else ("f32",)
         if not name.startswith("scale"):
             dtypes = (extra_dtype(d.dtype),)
         if found.dtype not in dtypes:
@@ -169,9 +134,11 @@ def _check_extras(views: Views, n: int, d: TensorView) -> None:
             raise ArgumentError(f"{name} must have shape {wanted} for b {views['b'].shape}, found {found.shape}")
 
 
-def _scale_dtypes() -> tuple[str, ...]:
-    """The element types that tensors of scales may have."""
-    return tuple(dict.fromkeys(_held(s) for s in SCALINGS.values() if s.dtype))
+def _scale_dtypes(views: Views) -> tuple[str, ...]:
+    """The element types that scales of A and B may have; of types that have none, that any have."""
+    scaled = [s for s in SCALINGS.values() if s.dtype]
+    fitting = [s for s in scaled if s.fits(views["a"].dtype, views["b"].dtype)]
+    return tuple(dict.fromkeys(_held(s) for s in fitting or scaled))
 
 
 def _held(scaling: Scaling) -> str:
