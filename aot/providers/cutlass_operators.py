@@ -148,8 +148,8 @@ def _block_scaled_rule(v: Variant) -> str | None:
 def _block_scaled_limit(v: Variant, signature: Signature) -> str | None:
     """The kernel is compiled for N that is a multiple of 32, and whole blocks of K share a scale."""
     for extent, value in (("N", signature.n), ("K", signature.k)):
-        if value % _BLOCK_SCALED_MULTIPLE:
-            return f"{v.family}: {extent} must be a multiple of {_BLOCK_SCALED_MULTIPLE}, found {value}"
+        if value % block_scaled.MULTIPLE:
+            return f"{v.family}: {extent} must be a multiple of {block_scaled.MULTIPLE}, found {value}"
     return None
 
 
@@ -181,7 +181,6 @@ def _efc_unlikely(v: Variant) -> str | None:
 
 
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
-_BLOCK_SCALED_MULTIPLE = 32
 _DENSE = (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"))
 _FUSED = (
     *_SAME_16_BIT,
