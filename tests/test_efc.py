@@ -108,8 +108,8 @@ class InTorch:
     def __getattr__(self, name: str) -> Any:
         import torch
 
-        found = getattr(torch, name)
-        return lambda *args, fastmath=False: found(*args)
+        found = getattr(torch, {"rcp": "reciprocal"}.get(name, name))
+        return lambda *args, **how: found(*args)
 
 
 @pytest.mark.parametrize("epilogue", [w for w in UNGATED if w.startswith("bias")])
