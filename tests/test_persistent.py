@@ -21,7 +21,7 @@ from aot.kernels.sm90.persistent.form import Form
 from aot.kernels.sm90.persistent.plan import STAGE_BYTES_OF_K, Plan
 from aot.kernels.sm90.persistent.scale_blocks import ScaleBlocks
 from aot.providers import estimate_persistent, likely_persistent
-from aot.search.legal import legal_variants, unsuited
+from aot.search.legal import illegal, legal_variants, unsuited
 from aot.search.rank import rank
 from aot.search.variants import Variant, choices
 from runtime.gemm.signature import Signature
@@ -59,6 +59,15 @@ def legal_plans(signature: Signature) -> list[Plan]:
 
 def form(signature: Signature) -> Form:
     return Form(signature.a, signature.d, signature.scaling, signature.epilogue, signature.b_major)
+
+
+def plain(**options: Any) -> Variant:
+    """A variant of the plain form, legal by name; of what is not given the least."""
+    least = {"split_k": 1, "stream_k": False, "nonpersistent": False, "order": "rows", "overlap": "serial"}
+    found = variants(PLAIN)[0]
+    v = dataclasses.replace(found, config=choices(**{**found.options, **least, **options}))
+    assert illegal(v) is None
+    return v
 
 
 def plain_form(_: Variant) -> Form:
@@ -114,9 +123,11 @@ def test_gates_are_loaded_by_the_cta_that_loads_what_they_gate() -> None:
     for epilogue in ("swiglu", "geglu_tanh_interleaved"):
         for a, scaling in (("bf16", "none"), ("e4m3", "row_column")):
             gated = Signature(a, a, "bf16", "f32", epilogue, 7168, 8192, scaling=scaling)
-            found = [Plan.of(v.options, form(gated)) for v in variants(gated)]
-            assert any(plan.cluster_rows > 1 for plan in found)
-            assert all(plan.columns // plan.cluster_rows % 16 == 0 for plan in found)
+            shared = [plan for plan in legal_plans(gated) if plan.cluster_rows > 1 and not plan.swap]
+            assert {plan.loads_in_turn[1] for plan in shared} == {False, True}
+            for plan in shared:
+                _, in_turn = plan.loads_in_turn
+                assert plan.columns // (1 if in_turn else plan.cluster_rows) % 16 == 0
 
 
 def boxes(variant: Variant, signature: Signature) -> list[int]:
@@ -165,6 +176,22 @@ def test_what_ctas_load_together_is_what_a_stage_waits_for(signature: Signature,
         together = (of_a * plan.cluster_columns + of_b * plan.cluster_rows) * DTYPES[signature.a].bytes
         assert together == (plan.rows + plan.columns) * STAGE_BYTES_OF_K, v.name()
         assert of_d == 64 * plan.epilogue_tile_columns, v.name()
+
+
+@pytest.mark.parametrize("cluster", [(1, 2), (1, 4), (2, 4)])
+def test_a_tile_without_shares_of_whole_groups_of_rows_is_loaded_whole_by_each_cta_in_turn(
+    cluster: tuple[int, int],
+) -> None:
+    """88 tokens have no halves of whole groups of 8. A TMA box of all of them fills a stage of every CTA."""
+    pytest.importorskip("cutlass")
+    options = {"tile_m": 88, "tile_n": 128, "cluster_m": cluster[0], "cluster_n": cluster[1], "schedule": "pingpong"}
+    v = plain(**options, swap=True)
+    plan = Plan.of(v.options, form(PLAIN))
+    assert plan.loads_in_turn == (False, True)
+    of_b, of_a, of_d = boxes(v, PLAIN)  # B is on WGMMA's M side
+    assert of_a == 88 * 64
+    assert of_b * cluster[0] == 128 * 64
+    assert of_d == 64 * plan.epilogue_tile_columns
 
 
 @pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)

@@ -33,6 +33,8 @@ def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
             return reason
     if form.scaling == "block" and (reason := _of_blocks(options)):
         return reason
+    if options["cluster_m"] * options["cluster_n"] > 1 and any(Plan.of(options, form).loads_in_turn):
+        return "loads in turn were not timed yet"
     return _of_epilogue_tiles(options, form)
 
 
