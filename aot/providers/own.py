@@ -12,11 +12,14 @@ from typing import NamedTuple
 from runtime.gemm.signature import MAJORS, Signature
 from runtime.grouped_gemm import EPILOGUES_OF_GROUPS, SCALINGS_OF_GROUPS
 from runtime.numbers.epilogue import EPILOGUES
+from runtime.numbers.quantised import SCALINGS_OF_ROWS
+from runtime.numbers.weights import FORMATS
 
 from ..kernels import moe_choices
 from ..kernels.sm90.grouped import choices as grouped_choices
 from ..kernels.sm90.persistent import choices as persistent_choices
 from ..kernels.sm90.small_m import choices as small_m_choices
+from ..kernels.sm90.w4 import choices as w4_choices
 from ..search.legal import illegal, legal_functions, legal_variants
 from ..search.provider import Buildable, ProviderError
 from ..search.targets import TARGETS
@@ -25,18 +28,22 @@ from . import (
     estimate_grouped,
     estimate_persistent,
     estimate_small_m,
+    estimate_w4,
     likely_grouped,
     likely_persistent,
     likely_small_m,
+    likely_w4,
     summation,
 )
 from .arguments import digest
-from .builders import gemm, grouped_gemm, moe, rmsnorm
+from .builders import gemm, grouped_gemm, moe, quantise, rmsnorm
 from .sources import built_by, made_of
 
 _AOT = Path(__file__).resolve().parents[1]
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
 _SCALINGS = ("none", "tensor", "row_column", "block")
+_IDS = ("i32",), ("i32", "i32")  # of experts, and with a map of them
+_FROM_HOPPER = tuple(name for name, target in TARGETS.items() if target.compute_capability >= (9, 0))
 _FP8 = (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"))
 
 
@@ -55,6 +62,21 @@ FAMILIES: dict[str, Family] = {
         epilogues=frozenset(EPILOGUES),
         summation=summation.of_small_m,
         estimate_us=lambda v, *of: estimate_small_m.estimate_us(v, gemm.small_m_form, *of),
+    ),
+    # 4-bit weights, which registers feed to WGMMA; else as few tokens are.
+    "sm90_w4": Family(
+        "gemm",
+        ("sm_90a",),
+        (("bf16", "e2m1", "bf16"), ("bf16", "u4", "bf16")),
+        w4_choices.OPTIONS,
+        lambda v: w4_choices.rule(v.options, gemm.w4_form(v)),
+        likely=Likely(lambda v: likely_w4.unlikely(v.options, gemm.w4_form(v)), likely_w4.hopeless),
+        batched=(False,),
+        scalings=tuple(FORMATS),
+        epilogues=frozenset(word for word, of in EPILOGUES.items() if not of.gated),
+        limit=lambda v, s: w4_choices.limit(gemm.w4_form(v), s.n, s.k),
+        summation=summation.by_itself,
+        estimate_us=lambda v, *of: estimate_w4.estimate_us(v, gemm.w4_form, *of),
     ),
     # More tokens on Hopper: warp-specialised and persistent, cooperative or pingpong.
     "sm90_persistent": Family(
@@ -76,7 +98,7 @@ FAMILIES: dict[str, Family] = {
     "sm90_grouped": Family(
         "grouped_gemm",
         ("sm_90a",),
-        (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16")),
+        (*_SAME_16_BIT, *_FP8),
         grouped_choices.OPTIONS,
         lambda v: grouped_choices.rule(v.options, grouped_gemm.grouped_form(v)),
         likely=Likely(lambda v: likely_grouped.unlikely(v.options, grouped_gemm.grouped_form(v))),
@@ -124,15 +146,28 @@ FAMILIES: dict[str, Family] = {
         lambda v: _no_overlap(v.target) if v.options["overlap"] else None,
         batched=(False,),
     ),
+    # Rows in e4m3 with scales of their blocks of 128, or of whole rows, perhaps of groups that end somewhere.
+    "quantise": Family(
+        "quantise",
+        _FROM_HOPPER,
+        tuple((x, *ends, "e4m3", "f32") for x in ("bf16", "f16") for ends in ((), ("i32",))),
+        {"threads": (128, 256), "overlap": (False, True)},
+        batched=(False,),
+        scalings=SCALINGS_OF_ROWS,
+    ),
     # Around grouped GEMMs of experts: a block for each token, which copies its row to where each expert reads it, or
-    # adds up what the experts made. Ids, and what an expert map makes of them, are i32.
+    # quantises it to there, or adds up what the experts made. Ids, and what an expert map makes of them, are i32.
     "moe_permute": Family(
         "moe_permute",
         tuple(TARGETS),
-        tuple((x, *ids, x, "i32", "i32") for x in ("bf16", "f16", "e4m3") for ids in (("i32",), ("i32", "i32"))),
+        (
+            *((x, *ids, x, "i32", "i32") for x in ("bf16", "f16", "e4m3") for ids in _IDS),
+            *((x, *ids, "e4m3", "i32", "i32", "f32") for x in ("bf16", "f16") for ids in _IDS),
+        ),
         {"schedule": ("one_launch", "two_launches"), "threads": (128, 256), "overlap": (False, True)},
-        lambda v: _no_overlap(v.target) if v.options["overlap"] else None,
+        lambda v: _permute_rule(v),
         batched=(False,),
+        scalings=("none", *SCALINGS_OF_ROWS),
         limit=lambda v, s: moe_choices.limit(s.top_k, s.experts),
     ),
     "moe_combine": Family(
@@ -147,8 +182,17 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+def _permute_rule(v: Variant) -> str | None:
+    scaled = v.elements[-1] == "f32"
+    if scaled != (v.scaling != "none"):
+        return "rows that are quantised have scales, and no others have"
+    if scaled and v.target not in _FROM_HOPPER:
+        return f"rows are quantised on {', '.join(_FROM_HOPPER)}"
+    return _no_overlap(v.target) if v.options["overlap"] else None
+
+
 def _no_overlap(name: str) -> str | None:
-    return None if TARGETS[name].compute_capability >= (9, 0) else "kernels overlap from Hopper on"
+    return None if name in _FROM_HOPPER else "kernels overlap from Hopper on"
 
 
 class _Made(NamedTuple):
@@ -161,12 +205,14 @@ class _Made(NamedTuple):
 _MADE = {
     "moe_combine": _Made(moe.moe_combine, "moe_combine.py"),
     "moe_permute": _Made(moe.moe_permute, "moe_permute.py"),
+    "quantise": _Made(quantise.quantise, "quantise.py"),
     "rmsnorm_row": _Made(rmsnorm.rmsnorm, "rmsnorm.py"),
     "sm90_gathered": _Made(grouped_gemm.grouped, "sm90/grouped/kernel.py"),
     "sm90_masked": _Made(grouped_gemm.grouped, "sm90/grouped/kernel.py"),
     "sm90_grouped": _Made(grouped_gemm.grouped, "sm90/grouped/kernel.py"),
     "sm90_persistent": _Made(gemm.persistent, "sm90/persistent/kernel.py"),
     "sm90_small_m": _Made(gemm.small_m, "sm90/small_m/kernel.py"),
+    "sm90_w4": _Made(gemm.w4, "sm90/w4/kernel.py"),
 }
 
 

@@ -23,6 +23,7 @@ from .output import (
 )
 from .pipeline import await_drained, meet_in_epilogue
 from .plan import STORE_BUFFERS, Plan
+from .quantised_output import quantised
 from .scales import Scales
 from .scheduler import TileCoord
 from .split_k import SplitK, reduce
@@ -58,6 +59,8 @@ def store_tile(
                 later = operands.residual_of(coord, following.atom, following.across)
             computed = epilogue_tile_values(operands, scales, accumulators, tile, residual)
             residual = later
+            if cutlass.const_expr(plan.form.quantises):
+                computed = quantised(operands, computed, tile)
             _store_next(plan, computed, store, tile, number)
     if cutlass.const_expr(plan.nonpersistent):
         _store_all(plan, store, coord, split)

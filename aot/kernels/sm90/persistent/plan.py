@@ -31,6 +31,7 @@ _RASTER_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster t
 _RASTER_SWIZZLES = {"two_rows": 2, "columns": 8, "quads": 8}
 _GATHER_WARPS = 2  # of four rows at a time each
 _LEAST_SLICE, _MOST_SLICES = 4, 12  # stages of K, and how many to a tile
+MAXIMA = CONSUMERS * WGMMA_ROWS  # largest magnitudes that consumer warp groups tell each other: of each row
 _SCALE_BYTES = CONSUMERS * WARP * 4  # of one product of scales for all groups of four threads, which share rows
 # Whose epilogue tiles must be small for there to be one for each of many slices of K.
 _FEW_ACCUMULATORS = 64
@@ -93,6 +94,8 @@ class Plan:
         multiple = options["split_k"] // math.gcd(options["split_k"], max(1, atoms))
         part = columns // (2 if form.gated and not swap else 1) // atom_layout.columns
         scales = CONSUMERS * columns // atom_layout.columns * 4 if form.scaling == "row_column" else 0
+        if form.quantises:
+            scales = MAXIMA * 4
 
         def stages_with(width: int) -> int:
             buffers = 0 if options["nonpersistent"] else CONSUMERS * STORE_BUFFERS
