@@ -130,6 +130,14 @@ def _mixed_input_rule(v: Variant) -> str | None:
     return None
 
 
+def _mixed_input_limit(v: Variant, signature: Signature) -> str | None:
+    """Groups along K are whole."""
+    group = SCALINGS[v.scaling].k
+    if group and signature.k % group:
+        return f"{v.family}: K must be a multiple of {group}, found {signature.k}"
+    return None
+
+
 def _block_scaled_rule(v: Variant) -> str | None:
     """Each element type has scalings of its own. `tile_m` is the MMA's, and one of 256 rows is of two CTAs."""
     if v.options["two_cta"] != (v.integer("tile_m") == 256):
@@ -255,7 +263,7 @@ FAMILIES: dict[str, Family] = {
     "sm100_mixed_input": Family(
         "gemm",
         _TCGEN05,
-        (("bf16", "i8", "bf16"), ("f16", "i8", "f16")),
+        (("bf16", "i8", "bf16"), ("f16", "i8", "f16"), ("bf16", "i4", "bf16")),
         {
             "tile_m": (32, 64, 128, 256),
             "tile_n": (64, 128, 256),
@@ -266,6 +274,8 @@ FAMILIES: dict[str, Family] = {
         },
         _mixed_input_rule,
         batched=(False,),
+        scalings=("none", "int4_group128"),
+        limit=_mixed_input_limit,
         traits={"swap_ab": 1},
         summation=summation.by_itself,
     ),

@@ -7,6 +7,7 @@ side by side; torch tensors of theirs say nothing to the package, so their kerne
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from runtime.numbers.dtypes import DTYPES, TORCH_NAMES
@@ -27,7 +28,9 @@ def build(variant: Variant) -> Buildable:
     """Prepare `variant`; see `CutlassOperators.build`."""
     import torch
 
-    operator = find(variant, arguments(torch, variant), design(variant))
+    # The package says where it has weights of 8 bits, which is not everywhere; those of 4 bits it has wherever it can.
+    listed = replace(variant, target="sm_100a") if SCALINGS[variant.scaling].dtype else variant
+    operator = find(listed, arguments(torch, variant), design(variant))
     return _wrap(variant, type(operator.impl), operator.metadata.design)
 
 

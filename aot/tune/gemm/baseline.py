@@ -31,7 +31,6 @@ from runtime.numbers.scaling import SCALINGS, TILES
 from ..elements import TORCH_DTYPES
 from ..measure import Launch, MeasureError
 from .operands import OperandSet, reference, weights_as_numbers
-from .prepared_weights import prepared
 
 _COPIES_BYTES = 180 << 20  # three times the L2 of an H200
 
@@ -72,7 +71,7 @@ def baseline(signature: Signature, example: OperandSet) -> tuple[str, Launch]:
 def _products(signature: Signature, device: torch.device) -> Iterator[_Product]:
     """The ways to try, fastest first."""
     dtype = TORCH_DTYPES["bf16" if DTYPES[signature.d].narrow and DTYPES[signature.a].narrow else signature.d]
-    if prepared(signature.scaling) or signature.b != signature.a:
+    if signature.b != signature.a:
         yield _of_dequantised(signature)
     elif not DTYPES[signature.a].narrow:
         yield _of_16_bits(signature)

@@ -24,7 +24,7 @@ from runtime.program.operation import extents_at
 from ..elements import TORCH_DTYPES, name_of, poisoned, to_numbers, to_type
 from ..measure import tolerance
 from ..operand_sets import FieldOperands, RandomOperands
-from .prepared_weights import dequantised, prepared, random_weight, scale_size
+from .prepared_weights import dequantised, random_weight, scale_size
 
 # Up to this many elements a reference is computed in float64: 80 MiB for each of these, and milliseconds.
 _FLOAT64_ELEMENTS = 10 << 20
@@ -90,7 +90,7 @@ class Weights(RandomOperands[Signature]):
         s = self.signature
         batch = (s.batch,) if s.batch > 1 else ()
         n_major = s.b_major == "n"
-        if prepared(s.scaling):
+        if SCALINGS[s.scaling].operands == "b":
             return random_weight(s.n, s.k, s.b, self.generator)
         shape = (*batch, s.k, s.n) if n_major else (*batch, s.n, s.k)
         if DTYPES[s.b].mantissa_bits is None:
