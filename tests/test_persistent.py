@@ -21,7 +21,7 @@ from aot.kernels.sm90.persistent.form import Form
 from aot.kernels.sm90.persistent.plan import STAGE_BYTES_OF_K, Plan
 from aot.kernels.sm90.persistent.scale_blocks import ScaleBlocks
 from aot.providers import estimate_persistent, likely_persistent
-from aot.search.legal import legal_variants, unsuited
+from aot.search.legal import legal_variants, of_name, unsuited
 from aot.search.rank import rank
 from aot.search.variants import Variant, choices
 from runtime.gemm.signature import Signature
@@ -29,6 +29,8 @@ from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.epilogue import EPILOGUES
 from runtime.numbers.scaling import SCALINGS
 from runtime.program.record import Record, TensorArgument, TensorView
+
+from .legal_samples import drawn
 
 FAMILY = "sm90_persistent"
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
@@ -52,9 +54,8 @@ def variants(signature: Signature) -> list[Variant]:
 
 @cache
 def legal_plans(signature: Signature) -> list[Plan]:
-    """Those of all that is legal, likely or not, each once."""
-    found = (v for v in legal_variants("own", "sm_90a", signature, unlikely=True) if v.family == FAMILY)
-    return list(dict.fromkeys(Plan.of(v.options, form(signature)) for v in found))
+    """Of some of what is legal, likely or not, each once."""
+    return list(dict.fromkeys(Plan.of(v.options, form(signature)) for v in drawn(signature, FAMILY)))
 
 
 def form(signature: Signature) -> Form:
@@ -80,13 +81,12 @@ def test_every_form_has_variants_and_not_too_many(signature: Signature) -> None:
 
 @pytest.mark.parametrize("signature", [PLAIN, BLOCK], ids=Signature.key)
 def test_what_enumeration_leaves_out_early_is_illegal_or_unlikely(signature: Signature) -> None:
-    options = persistent_choices.OPTIONS
+    options = persistent_choices.OPTIONS | likely_persistent.OPTIONS
+    assert list(options) == list(persistent_choices.OPTIONS)
     everything = (dict(zip(options, values, strict=True)) for values in itertools.product(*options.values()))
     legal = [o for o in everything if persistent_choices.rule(o, form(signature)) is None]
-    promised = dataclasses.replace(signature, overlap="launch")
-    every = (v for v in legal_variants("own", "sm_90a", promised, unlikely=True) if v.family == FAMILY)
-    assert legal == [{name: v.options[name] for name in options} for v in every]
     likely = [o for o in legal if likely_persistent.unlikely(o, form(signature)) is None]
+    promised = dataclasses.replace(signature, overlap="launch")
     assert likely == [{name: v.options[name] for name in options} for v in variants(promised)]
 
 
@@ -167,6 +167,26 @@ def test_what_ctas_load_together_is_what_a_stage_waits_for(signature: Signature,
         assert of_d == 64 * plan.epilogue_tile_columns, v.name()
 
 
+@pytest.mark.parametrize(
+    "tile", ["128x72.cluster1x1", "128x216.cluster3x1", "192x176.cluster1x3", "128x248.cluster1x8"]
+)
+def test_what_no_build_chooses_compiles_for_who_names_it(tile: str) -> None:
+    pytest.importorskip("cutlass")
+    v = of_name(f"own.{FAMILY}.bf16_bf16_bf16_f32.tile{tile}.rows.serial.cooperative.split_k1.sm_90a")
+    assert v is not None
+    assert v not in variants(PLAIN)
+    plan = Plan.of(v.options, form(PLAIN))
+    of_a, of_b, of_d = boxes(v, PLAIN)
+    assert (of_a * plan.cluster_columns + of_b * plan.cluster_rows) * 2 == (plan.rows + plan.columns) * STAGE_BYTES_OF_K
+    assert of_d == 64 * plan.epilogue_tile_columns
+
+
+def test_ctas_share_n_major_b_by_whole_swizzle_atoms_along_k() -> None:
+    """TMA would round a third of a stage up, and more bytes would come than are waited for."""
+    name = f"own.{FAMILY}.bf16_bf16_bf16_f32.b_n_major.tile128x192.cluster%dx1.rows.serial.cooperative.split_k1.sm_90a"
+    assert [m for m in range(1, 9) if of_name(name % m)] == [1, 2, 4, 8]
+
+
 @pytest.mark.parametrize("signature", SIGNATURES, ids=Signature.key)
 def test_tiles_cover_every_row_and_hang_over_m_only_where_there_are_fewer_rows(signature: Signature) -> None:
     plans = [Plan.of(v.options, form(signature)) for v in variants(signature)]
@@ -209,12 +229,11 @@ def test_the_estimate_of_a_tile_that_hangs_over_m_counts_rows_past_it() -> None:
 
 @pytest.mark.parametrize("signature", [PLAIN, BLOCK], ids=Signature.key)
 def test_every_legal_kernel_has_an_estimate(signature: Signature) -> None:
-    every = legal_variants("own", "sm_90a", signature, unlikely=True)
     clusters = set()
-    for v in (v for v in every if v.family == FAMILY):
+    for v in drawn(signature, FAMILY):
         assert 0 < estimate_persistent.of_own(v, lambda _: form(signature), signature, 300) < 1e4
         clusters.add(Plan.of(v.options, form(signature)).cluster)
-    assert clusters == {1, 2, 4, 8}
+    assert clusters >= {1, 2, 3, 4, 6, 8}
 
 
 def test_every_activation_has_variants_alone_and_with_all_other_parts() -> None:
@@ -232,7 +251,7 @@ def test_stages_and_epilogue_tiles_fit_the_shared_memory_of_a_cta(signature: Sig
         scales += plan.stages * plan.staged_scales * 2 * 32 * 4  # of 32 quads of threads in two warp groups
         assert stages + epilogue_tiles + scales + 2048 <= 227 << 10  # 1 KiB of them is static, the other for mbarriers
         assert 16 * plan.stages + 8 <= 1024
-        assert plan.stages >= 3
+        assert plan.stages >= 2
 
 
 @pytest.mark.parametrize("signature", [PLAIN, FP8, BLOCK], ids=Signature.key)
@@ -290,9 +309,16 @@ def test_scales_of_columns_wait_in_shared_memory_for_each_part_of_a_tile() -> No
 
 
 def test_tiles_of_block_scaling_touch_two_blocks_of_b_at_most() -> None:
-    found = {(plan.rows, plan.columns) for plan in legal_plans(dataclasses.replace(BLOCK, epilogue="none"))}
-    assert {columns for rows, columns in found if rows == 128} == {64, 80, 96, 128, 160, 192}
-    assert {columns for rows, columns in found if rows == 256} == {64, 80, 96, 128}
+    options = {"schedule": "cooperative", "swap": False, "cluster_m": 1, "cluster_n": 1, "order": "rows"}
+    options |= {"split_k": 1, "stream_k": False, "overlap": "serial"}
+
+    def columns(rows: int) -> list[Any]:
+        tiles = ({**options, "tile_m": rows, "tile_n": n} for n in persistent_choices.OPTIONS["tile_n"])
+        of_blocks = form(dataclasses.replace(BLOCK, epilogue="none"))
+        return [tile["tile_n"] for tile in tiles if persistent_choices.rule(tile, of_blocks) is None]
+
+    assert columns(128) == [8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192]
+    assert columns(256) == [8, 16, 24, 32, 40, 48, 64, 80, 96, 128]
 
 
 @pytest.mark.parametrize("epilogue", ["none", "bias", "swiglu", "swiglu_interleaved"])
@@ -518,8 +544,7 @@ def test_what_may_begin_early_comes_before_the_same_that_may_not() -> None:
 def test_scales_of_blocks_leave_the_lead_to_tiles_that_fill_waves(n: int, m: int, best: tuple[int, int]) -> None:
     """On an H200 these were the fastest, 64 x 256 and 128 x 128 as fast as each other."""
     signature = Signature("e4m3", "e4m3", "bf16", "f32", "none", n, 4096, scaling="block")
-    legal = legal_variants("own", "sm_90a", signature, unlikely=True)
-    alike = [v for v in legal if v.family == FAMILY and v.options["order"] == "rows" and v.integer("tile_n") >= 96]
+    alike = [v for v in variants(signature) if v.options["order"] == "rows" and v.integer("tile_n") >= 96]
     first = rank(alike, signature, m, "sm_90a").variants[0]
     assert (first.integer("tile_m"), first.integer("tile_n")) == best
 
@@ -694,8 +719,7 @@ def test_a_stage_takes_little_beside_its_products_and_their_promotion(
     signature = dataclasses.replace(BLOCK, epilogue="none")
     options = {"tile_m": rows, "tile_n": columns, "cluster_m": 2, "cluster_n": 1, "schedule": "cooperative"}
     options |= {"order": "rows", "split_k": 1, "overlap": "serial", "swap": False}
-    every = legal_variants("own", "sm_90a", signature, unlikely=True)
-    (variant,) = [v for v in every if v.family == FAMILY and options.items() <= v.options.items()]
+    (variant,) = [v for v in variants(signature) if options.items() <= v.options.items()]
     code = machine_code(variant, tmp_path)
     labels = {line[:-1]: i for i, line in enumerate(code) if line.endswith(":")}
     branches = [(labels[name], i) for i, line in enumerate(code) for name in re.findall(r"BRA `\((\.L_\w+)\)", line)]

@@ -27,6 +27,7 @@ from . import (
     estimate_small_m,
     likely_grouped,
     likely_persistent,
+    likely_row_wise,
     likely_small_m,
     summation,
 )
@@ -38,6 +39,15 @@ _AOT = Path(__file__).resolve().parents[1]
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
 _SCALINGS = ("none", "tensor", "row_column", "block")
 _FP8 = (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"))
+_WHOLE_WARPS = tuple(range(32, 1025, 32))  # threads of a block
+_LIKELY_GROUPED = Likely(
+    lambda v: likely_grouped.unlikely(v.options, grouped_gemm.grouped_form(v)), options=likely_grouped.OPTIONS
+)
+
+
+def _no_overlap(v: Variant) -> str | None:
+    able = TARGETS[v.target].compute_capability >= (9, 0)
+    return "kernels overlap from Hopper on" if v.options["overlap"] and not able else None
 
 
 FAMILIES: dict[str, Family] = {
@@ -49,7 +59,11 @@ FAMILIES: dict[str, Family] = {
         (*_SAME_16_BIT, ("bf16", "bf16", "e4m3"), *(("e4m3", "e4m3", d) for d in ("bf16", "f16", "e4m3"))),
         small_m_choices.OPTIONS,
         lambda v: small_m_choices.rule(v.options, gemm.small_m_form(v)),
-        likely=Likely(lambda v: likely_small_m.unlikely(v.options, gemm.small_m_form(v)), likely_small_m.hopeless),
+        likely=Likely(
+            lambda v: likely_small_m.unlikely(v.options, gemm.small_m_form(v)),
+            likely_small_m.hopeless,
+            likely_small_m.OPTIONS,
+        ),
         scalings=_SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
@@ -64,7 +78,11 @@ FAMILIES: dict[str, Family] = {
         persistent_choices.OPTIONS,
         lambda v: persistent_choices.rule(v.options, gemm.persistent_form(v)),
         persistent_choices.hopeless,
-        Likely(lambda v: likely_persistent.unlikely(v.options, gemm.persistent_form(v)), likely_persistent.hopeless),
+        Likely(
+            lambda v: likely_persistent.unlikely(v.options, gemm.persistent_form(v)),
+            likely_persistent.hopeless,
+            likely_persistent.OPTIONS,
+        ),
         scalings=_SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
@@ -79,7 +97,7 @@ FAMILIES: dict[str, Family] = {
         (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16")),
         grouped_choices.OPTIONS,
         lambda v: grouped_choices.rule(v.options, grouped_gemm.grouped_form(v)),
-        likely=Likely(lambda v: likely_grouped.unlikely(v.options, grouped_gemm.grouped_form(v))),
+        likely=_LIKELY_GROUPED,
         batched=(False,),
         scalings=SCALINGS_OF_GROUPS,
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
@@ -93,7 +111,7 @@ FAMILIES: dict[str, Family] = {
         (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16")),
         grouped_choices.OPTIONS,
         lambda v: grouped_choices.rule(v.options, grouped_gemm.grouped_form(v)),
-        likely=Likely(lambda v: likely_grouped.unlikely(v.options, grouped_gemm.grouped_form(v))),
+        likely=_LIKELY_GROUPED,
         batched=(False,),
         scalings=SCALINGS_OF_GROUPS,
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
@@ -108,7 +126,7 @@ FAMILIES: dict[str, Family] = {
         _SAME_16_BIT,
         grouped_choices.OPTIONS_OF_GATHERED,
         lambda v: grouped_choices.rule(v.options, grouped_gemm.grouped_form(v)),
-        likely=Likely(lambda v: likely_grouped.unlikely(v.options, grouped_gemm.grouped_form(v))),
+        likely=_LIKELY_GROUPED,
         batched=(False,),
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
         limit=lambda v, s: grouped_choices.limit(v.options, grouped_gemm.grouped_form(v), s.groups, s.n),
@@ -120,8 +138,9 @@ FAMILIES: dict[str, Family] = {
         "rmsnorm",
         tuple(TARGETS),
         _SAME_16_BIT,
-        {"threads": (128, 256, 512), "overlap": (False, True)},
-        lambda v: _no_overlap(v.target) if v.options["overlap"] else None,
+        {"threads": _WHOLE_WARPS, "overlap": (False, True)},
+        _no_overlap,
+        likely=Likely(options=likely_row_wise.RMSNORM),
         batched=(False,),
     ),
     # Around grouped GEMMs of experts: a block for each token, which copies its row to where each expert reads it, or
@@ -130,8 +149,9 @@ FAMILIES: dict[str, Family] = {
         "moe_permute",
         tuple(TARGETS),
         tuple((x, *ids, x, "i32", "i32") for x in ("bf16", "f16", "e4m3") for ids in (("i32",), ("i32", "i32"))),
-        {"schedule": ("one_launch", "two_launches"), "threads": (128, 256), "overlap": (False, True)},
-        lambda v: _no_overlap(v.target) if v.options["overlap"] else None,
+        {"schedule": ("one_launch", "two_launches"), "threads": _WHOLE_WARPS, "overlap": (False, True)},
+        _no_overlap,
+        likely=Likely(options=likely_row_wise.MOE_PERMUTE),
         batched=(False,),
         limit=lambda v, s: moe_choices.limit(s.top_k, s.experts),
     ),
@@ -139,16 +159,13 @@ FAMILIES: dict[str, Family] = {
         "moe_combine",
         tuple(TARGETS),
         tuple((x, "i32", "f32", x) for x in ("bf16", "f16")),
-        {"threads": (128, 256), "at_once": (8, 4, 2), "overlap": (False, True)},
-        lambda v: _no_overlap(v.target) if v.options["overlap"] else None,
+        {"threads": _WHOLE_WARPS, "at_once": moe_choices.AT_ONCE, "overlap": (False, True)},
+        lambda v: _no_overlap(v) or moe_choices.rule_of_combine(v.integer("threads"), v.integer("at_once")),
+        likely=Likely(options=likely_row_wise.MOE_COMBINE),
         batched=(False,),
         limit=lambda v, s: moe_choices.limit(s.top_k),
     ),
 }
-
-
-def _no_overlap(name: str) -> str | None:
-    return None if TARGETS[name].compute_capability >= (9, 0) else "kernels overlap from Hopper on"
 
 
 class _Made(NamedTuple):

@@ -48,6 +48,11 @@ class PersistentRates:
     stage_cycles: float  # from one stage of these to the next, that nothing hides
     residual_us: float  # of 128 x 128 sums by one warpgroup, to which a residual is added
 
+    def resident(self, cluster: int) -> int:
+        """Clusters of so many CTAs that run at a time; of a size that was not seen, as many CTAs as of the next one."""
+        seen = _seen(self.resident_clusters, cluster)
+        return self.resident_clusters[seen] * seen // cluster
+
 
 @dataclass(frozen=True)
 class GroupedRates:
@@ -86,3 +91,14 @@ class SmallMRates:
     resident_ctas: Mapping[int, tuple[int, int]]  # with one and with two an SM, by the CTAs of a cluster
     most_m: int  # to which times were fitted
     beyond: float  # times as long beyond it, so that kernels for many tokens are tried first
+
+    def resident(self, cluster: int, per_sm: int) -> int:
+        """CTAs that run at a time, of clusters of so many, and `per_sm` of them to an SM; of a size that was not seen,
+        as many as of the next one, and of more than two an SM in proportion."""
+        one, two = self.resident_ctas[_seen(self.resident_ctas, cluster)]
+        return one if per_sm == 1 else two * per_sm // 2
+
+
+def _seen(by_cluster: Mapping[int, object], cluster: int) -> int:
+    """The least size of clusters in a table that is not below `cluster`."""
+    return min(size for size in by_cluster if size >= cluster)

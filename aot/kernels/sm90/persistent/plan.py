@@ -23,7 +23,7 @@ STORE_BUFFERS = 2  # epilogue tiles in shared memory, for each consumer warp gro
 _ENOUGH_STAGES = 5  # of 64 K, for which epilogue tiles may be narrower
 COUNTER_BYTES = 32  # a sector of L2
 # Columns of 16 bits whose rows are an odd number of 16 bytes: epilogue tiles without a swizzle.
-_UNSWIZZLED_COLUMNS = (56, 40, 24)
+_UNSWIZZLED_COLUMNS = (56, 40, 24, 8)
 _WIDE_EPILOGUE_TILE = 24  # how narrow they may be for more stages
 _MOST_TRANSPOSED_COLUMNS = 64  # of an epilogue tile where D is stored transposed, and any number would do
 _RASTER_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster than 1024 or 512 on an H200
