@@ -1,9 +1,12 @@
-"""What the kernels around grouped GEMMs have room for, and which of their choices go together. Imports no compiler."""
+"""Which choices the kernels around grouped GEMMs have, which go together, and what these kernels cannot serve.
+
+Imports no compiler, and no kernel imports it.
+"""
 
 from __future__ import annotations
 
-MOST_EXPERTS = 512  # counts of each in shared memory, for each warp
-MOST_TOP_K = 32
+from .moe_sizes import MOST_EXPERTS, MOST_TOP_K
+
 # Rows that a thread may have in flight: of numbers between, the compiler keeps some (20, 30) in local memory.
 AT_ONCE = (1, 2, 4, 8, 16, 32)
 _REGISTERS_PER_SM, _MOST_REGISTERS = 1 << 16, 256

@@ -13,7 +13,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from .moe_choices import MOST_EXPERTS, MOST_TOP_K
+from .moe_sizes import MOST_EXPERTS, MOST_TOP_K
 
 _WARP = 32
 _EVERY_LANE = 0xFFFFFFFF

@@ -1,4 +1,5 @@
-"""What an estimate of a family's times must know of a GPU, which is fitted to times measured there: types of tables.
+"""What estimates of families' times, floors of them and tuning must know of a GPU, fitted to times that were measured
+there: types of tables.
 
 There is one table for each GPU, such as `h200`. Knows nothing of kernels or providers. Times are in microseconds, and a
 rate is so many a microsecond.
@@ -8,6 +9,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class FloorRates(NamedTuple):
+    """What kernels were seen to reach, of which `aot.inspect.floor` makes the least time of a problem: bytes of memory,
+    and floating-point operations of the tensor cores by the bits of an element, two for a multiply-add."""
+
+    memory_bytes_per_us: float
+    flops_per_us: Mapping[int, float]
+
+
+class RoofRates(NamedTuple):
+    """The least that a problem takes, roughly: bytes to and from memory, operations, and a launch."""
+
+    bytes_per_us: float
+    flops_per_us: float
+    launch_us: float
+
+
+class Load(NamedTuple):
+    """How long launches run under sustained load, in microseconds: all of them in turn until the clock has settled,
+    then each without pause, first to meet the clock that its own power leaves it, then for its samples. `may_win` is
+    how many times the least time a function may take that comes out best under load."""
+
+    settle_us: float
+    own_us: float
+    sample_us: float
+    samples: int
+    may_win: float
+
+    def us(self, count: int) -> float:
+        """What `count` contenders take together."""
+        return self.settle_us + count * (self.own_us + self.samples * self.sample_us)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from runtime.numbers.dtypes import DTYPES
 
+from ..h200 import RASTER_ROWS, RASTER_SWIZZLES
 from ..sizes import BARRIER_BYTES, SHARED_BYTES_PER_CTA, STATIC_BYTES, WARP, WARP_GROUP, WGMMA_ROWS
 from .form import Form
 from .scale_blocks import ScaleBlocks
@@ -26,8 +27,6 @@ COUNTER_BYTES = 32  # a sector of L2
 _UNSWIZZLED_COLUMNS = (56, 40, 24, 8)
 _WIDE_EPILOGUE_TILE = 24  # how narrow they may be for more stages
 _MOST_TRANSPOSED_COLUMNS = 64  # of an epilogue tile where D is stored transposed, and any number would do
-_RASTER_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster than 1024 or 512 on an H200
-_RASTER_SWIZZLES = {"two_rows": 2, "columns": 8, "quads": 8}
 _GATHER_WARPS = 2  # of four rows at a time each
 _LEAST_SLICE, _MOST_SLICES = 4, 12  # stages of K, and how many to a tile
 _SCALE_BYTES = CONSUMERS * WARP * 4  # of one product of scales for all groups of four threads, which share rows
@@ -111,7 +110,7 @@ class Plan:
             atom_layout=atom_layout,
             cluster_rows=cluster_rows,
             cluster_columns=cluster_columns,
-            raster_swizzle=_RASTER_SWIZZLES.get(options["order"]) or max(1, _RASTER_ROWS // (rows * cluster_rows)),
+            raster_swizzle=RASTER_SWIZZLES.get(options["order"]) or max(1, RASTER_ROWS // (rows * cluster_rows)),
             raster_along_n=options["order"] == "columns",
             quads=options["order"] == "quads",
             split_k=options["split_k"],
