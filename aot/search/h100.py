@@ -6,10 +6,9 @@ Variants are put in order by an H200's table, with this GPU's SMs and memory rat
 
 from __future__ import annotations
 
-from runtime.device.gpus import H200
+from runtime.device.gpus import H100, H200
 
 from . import h200
 
-NAME, _MEMORY_GBPS = "NVIDIA H100 80GB HBM3", 3352  # as CUDA's attributes give it
-
-FLOOR = h200.FLOOR._replace(memory_bytes_per_us=h200.FLOOR.memory_bytes_per_us * _MEMORY_GBPS / H200.memory_gbps)
+NAME = H100.name
+FLOOR = h200.FLOOR._replace(memory_bytes_per_us=h200.FLOOR.memory_bytes_per_us * H100.memory_gbps / H200.memory_gbps)

@@ -31,7 +31,7 @@ class Gpu(NamedTuple):
         return f"{self.name} ({self.multiprocessors} SMs{rate})"
 
 
-H200 = Gpu("NVIDIA H200", 132, 4917)  # 6144 bits at 3201 MHz
+H100, H200 = Gpu("NVIDIA H100 80GB HBM3", 132, 3352), Gpu("NVIDIA H200", 132, 4917)
 
 
 def distance(one: Gpu, other: Gpu) -> tuple[float, float, str]:
