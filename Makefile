@@ -16,6 +16,9 @@ demo: $(VENV)/ready
 	$(BIN)/aot build manifests/llama-3.1-8b.yaml -o $(OUT) --force
 	$(BIN)/aot ls $(OUT)
 
+# Tests start hundreds of processes: where this is set, as in many containers, each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Lint, types and tests; those that need a GPU are skipped, visibly, where there is none.
 test: lint
 	$(PYTEST) -m "not long"

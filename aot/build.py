@@ -1,6 +1,6 @@
-"""A plan to an archive: its variants compiled, and the tables that say what they are for.
+"""A selection to an archive: its variants compiled, and the tables that say what they are for.
 
-`aot.plan` decides what to compile. The archive of a build is *ranked*: which function serves which M is an estimate,
+`aot.selection` says what to compile. The archive of a build is *ranked*: which function serves which M is an estimate,
 until `aot.tune` has measured its candidates. Needs no GPU.
 """
 
@@ -33,13 +33,13 @@ from .pack.fits import refusal
 from .pack.forms import TABLE as FORMS
 from .pack.forms import read as read_forms
 from .pack.ranges import invariant, ranges
-from .plan import NOT_COMPUTED, BuildError, Candidates, Plan, Unserved, places
 from .problem import manifest
 from .providers.spec_file import SpecFunction
 from .search import universal
 from .search.legal import summation
 from .search.unserved import why_none
 from .search.variants import Variant
+from .selection import NOT_COMPUTED, BuildError, Candidates, Selection, Unserved, places
 from .tune.forms import names as names_of_forms
 from .tune.history import TABLE as HISTORY
 from .version import own_version
@@ -67,7 +67,7 @@ class Built:
 
 
 def build(
-    work: Plan,
+    work: Selection,
     destination: str | os.PathLike[str],
     cache: Cache,
     jobs: int | None = None,
@@ -148,7 +148,7 @@ def _require_readable(table: dict[str, Any], function_targets: Mapping[str, str]
         raise BuildError(f"{reason}; split the manifests over several archives, or give --candidates fewer") from None
 
 
-def _entries(work: Plan, report: BuildReport) -> tuple[list[tables.Row], list[Unserved]]:
+def _entries(work: Selection, report: BuildReport) -> tuple[list[tables.Row], list[Unserved]]:
     """The rows of operations' tables (`runtime.tables.dispatch` reads them), and what no kernel is there for."""
 
     @functools.cache
@@ -183,7 +183,7 @@ def _row(problem: Candidates, ranked: Sequence[tuple[int, Sequence[str]]]) -> ta
     )
 
 
-def _forms(work: Plan, report: BuildReport) -> tuple[list[universal.Chosen], list[Unserved]]:
+def _forms(work: Selection, report: BuildReport) -> tuple[list[universal.Chosen], list[Unserved]]:
     """The forms with what was compiled of each, and those of which nothing was."""
     forms, unserved, asked_at = list[universal.Chosen](), list[Unserved](), places(work.manifests)
     for form in work.forms:
@@ -237,7 +237,7 @@ def _problem(item: manifest.Gemm | manifest.Use, of: manifest.Manifest) -> build
     return build_table.Problem(item.name, item.signature.key(), of.calls(item), traffic)
 
 
-def _origin(work: Plan, report: BuildReport, unserved: Iterable[Unserved]) -> Build:
+def _origin(work: Selection, report: BuildReport, unserved: Iterable[Unserved]) -> Build:
     """Where the archive comes from; nothing in it depends on when, where or by whom it was built."""
     origins = {name: version for f in work.functions if isinstance(f, SpecFunction) for name, version in f.origins}
     return Build(

@@ -41,12 +41,14 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from .serve.library import Function, Library, load
+    from .serve.function import Function
+    from .serve.library import Library
+    from .serve.load import load
     from .serve.stats import Stats
 
     __version__: str
 else:
-    _SERVING = {"Function": "library", "Library": "library", "load": "library", "Stats": "stats"}  # modules by name
+    _SERVING = {"Function": "function", "Library": "library", "load": "load", "Stats": "stats"}  # modules by name
 
     def __getattr__(name: str) -> object:
         """What serves; and `__version__`, as what finds that out takes longer to import than all of this."""

@@ -20,14 +20,15 @@ from typing import Any, ClassVar
 from .container.fields import is_int
 from .errors import ArgumentError, RecordError
 from .limits import MAX_EXTENT
+from .numbers.dtypes import DTYPES
 from .numbers.epilogue import ACTIVATIONS, EPILOGUES, GATED, Epilogue, extra_dtype
 from .numbers.products import unsupported_scaling
-from .numbers.scaling import SCALINGS, extent_of
+from .numbers.scaling import SCALE_BLOCK, SCALINGS, blocks, extent_of
 from .program.field_operation import FieldOperation, FieldSignature
+from .program.geometry import flatten_rows, share_memory
 from .program.operation import OVERLAPS, Asked, Operand, extents_at
 from .program.outputs import allocate, check_apart, result_dtype
 from .program.record import TensorView
-from .program.tensor import flatten_rows, share_memory
 
 _KEY = re.compile(
     r"(?P<a>[^_]+)_(?P<b>[^_]+)_(?P<d>[^_]+)_grouped_(?P<epilogue>.+)_g(?P<groups>\d{1,10})_n(?P<n>\d{1,10})"
@@ -50,7 +51,8 @@ class Signature(FieldSignature):
 
     `scaling` says what multiplies the products (`runtime.numbers.scaling`), in f32: "row_column", scale_a (M) and
     scale_b (groups, N); "block", scale_a (M, K/128), one for each 1 x 128 of A, and scale_b (groups, N/128, K/128), one
-    for each 128 x 128 of B.
+    for each 128 x 128 of B. With the latter D may be in e4m3: scale_d (M, N/128), or (M, N/256) where the epilogue is
+    gated, is then made with it, for each 1 x 128 of D, as `runtime.quantise` does; bias is bf16.
 
     Element types by short name; sums are in f32. `epilogue` is one of `EPILOGUES_OF_GROUPS`, `overlap` of
     `runtime.program.operation.OVERLAPS`, `rows` of `ROWS`.
@@ -73,6 +75,11 @@ class Signature(FieldSignature):
     def parts(self) -> Epilogue:
         """What `epilogue` says."""
         return Epilogue.of(self.epilogue)
+
+    @property
+    def quantises(self) -> bool:
+        """Whether D is in 8 bits, with scales that are made with it."""
+        return DTYPES[self.d].narrow
 
     @property
     def columns(self) -> int:
@@ -117,7 +124,8 @@ class Signature(FieldSignature):
 
 
 def group_operands(d: str, scaling: str, epilogue: str, masked: bool = False) -> tuple[Operand, ...]:
-    """What a grouped GEMM takes after A, B, ends and D, in this order: scale_a, scale_b, bias."""
+    """What a grouped GEMM takes after A, B, ends and D, in this order: scale_a, scale_b, bias, and of D in 8 bits
+    scale_d, which it writes."""
     scales, found = SCALINGS[scaling], []
     if scales.dtype:
         of_a = (*(["groups"] if masked else []), *scales.axes("a"))
@@ -125,6 +133,9 @@ def group_operands(d: str, scaling: str, epilogue: str, masked: bool = False) ->
         found.append(Operand("scale_b", scales.dtype, ("groups", *scales.axes("b"))))
     if Epilogue.of(epilogue).bias:
         found.append(Operand("bias", extra_dtype(d), ("groups", "N")))
+    if DTYPES[d].narrow:
+        columns = "P" if Epilogue.of(epilogue).gated else "N"
+        found.append(Operand("scale_d", "f32", ("M", blocks(columns, SCALE_BLOCK))))
     return tuple(found)
 
 
@@ -155,6 +166,8 @@ class GroupedGemm(FieldOperation[Signature]):
             raise RecordError(f"signature field 'n' must be even for {found.epilogue}, found {found.n}")
         if problem := unsupported_scaling(found.a, found.scaling):
             raise RecordError(f"signature field 'scaling': {problem}")
+        if found.quantises and (found.scaling, found.rows) != ("block", "contiguous"):
+            raise RecordError(f"signature field 'd': {found.d} is for scaling block and contiguous rows")
         return found
 
     def relying_on_less(self, signature: Signature) -> Iterator[Signature]:
@@ -174,6 +187,7 @@ class GroupedGemm(FieldOperation[Signature]):
         out: Any = None,
         scale_a: Any = None,
         scale_b: Any = None,
+        scale_d: Any = None,
         bias: Any = None,
         epilogue: str = "none",
         overlap: str = "serial",
@@ -191,8 +205,9 @@ class GroupedGemm(FieldOperation[Signature]):
         device takes an index outside A as that of A's first row or last.
 
         `bias` (groups, N) is added before the epilogue: "none", relu, gelu, gelu_tanh, silu, or gated: swiglu, geglu,
-        geglu_tanh or swiglu_clamped, also `_interleaved`. `overlap` is the most that a function may rely on: where
-        there is no entry for it, one that promises less serves.
+        geglu_tanh or swiglu_clamped, also `_interleaved`. `out` in e4m3 comes with `scale_d`, f32 (M, columns/128),
+        which is written too: a scale for each 1 x 128 of D, made of the numbers there. `overlap` is the most that a
+        function may rely on: where there is no entry for it, one that promises less serves.
 
         Raises:
             ArgumentError: the tensors do not go together.
@@ -218,14 +233,17 @@ class GroupedGemm(FieldOperation[Signature]):
         if d.shape != shape:
             raise ArgumentError(f"out must have the shape {shape}, found {d.shape}")
         check_apart("out", d, (rows, of_b, *lists))
-        passed = (("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias))
-        given = {name: view(x, name, False) for name, x in passed if x is not None}
+        passed = (("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias), ("scale_d", scale_d))
+        given = {name: view(x, name, name == "scale_d") for name, x in passed if x is not None}
         words = EPILOGUES[epilogue]._replace(bias=bias is not None).word(), overlap, _scaling(rows.dtype, given), lie
         signature = Signature(rows.dtype, of_b.dtype, d.dtype, groups, n, k, *words)
         if not masked:
             rows, d = flatten_rows(rows, "a"), flatten_rows(d, "out")
         m = d.shape[-2]
-        arguments = (rows, of_b, *lists, d, *_extras(signature, m, given, d))
+        extras = _extras(signature, m, given, d)
+        arguments = (rows, of_b, *lists, d, *extras)
+        if signature.quantises:
+            check_apart("scale_d", extras[-1], arguments[:-1])
         return Asked(signature, min(m, expected_rows or m), arguments, out)
 
 
@@ -303,6 +321,11 @@ def _extras(signature: Signature, m: int, given: Mapping[str, TensorView], d: Te
         ArgumentError: one is not of its type or shape, or shares memory with D.
     """
     extents, found = extents_at(signature, m), []
+    if ("scale_d" in given) != signature.quantises or (signature.quantises and signature.rows != "contiguous"):
+        raise ArgumentError(
+            f"out in e4m3 and scale_d come together, of contiguous rows; found out in {signature.d}, "
+            f"{'a' if 'scale_d' in given else 'no'} scale_d and {signature.rows} rows"
+        )
     for operand in group_operands(signature.d, signature.scaling, signature.epilogue, signature.rows == "masked"):
         of, shape = given[operand.name], tuple(extents[axis] for axis in operand.axes)
         if (of.dtype, of.shape) != (operand.dtype, shape):

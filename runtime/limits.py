@@ -76,5 +76,5 @@ STEPS_OF_A_CALL = 256
 MAX_PARAMETER_BYTES = 32_764
 MAX_GRID = (2**31 - 1, 65_535, 65_535)
 MAX_BLOCK_THREADS = 1_024
-# The most a block may opt in to on any GPU so far is 227 KiB; anything above 256 KiB is a damaged record.
-MAX_SHARED_BYTES = 256 << 10
+# The most a block may opt in to on any GPU so far is 327 KiB; anything above 384 KiB is a damaged record.
+MAX_SHARED_BYTES = 384 << 10

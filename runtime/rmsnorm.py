@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from .errors import ArgumentError
 from .program.field_operation import FieldOperation, FieldSignature
+from .program.geometry import flatten_rows
 from .program.operation import Asked, Operand
 from .program.outputs import allocate, check_apart
 from .program.record import TensorView
-from .program.tensor import flatten_rows
 
 USUAL_EPS = 1e-6
 _KEY = re.compile(r"(?P<x>[^_]+)_(?P<weight>[^_]+)_(?P<y>[^_]+)_rmsnorm_n(?P<n>\d{1,10})", re.ASCII)

@@ -23,7 +23,7 @@ from aot.tune import measure
 from aot.tune.elements import TORCH_DTYPES
 from runtime import native
 from runtime.container.archive import Archive
-from runtime.device.driver import _PooledLaunch
+from runtime.device.prepared_launch import PooledLaunch
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
@@ -77,12 +77,12 @@ def bare_launch(library: Any, a: Any, b: Any, d: Any) -> Callable[[], Any]:
     import torch
 
     library.gemm(a, b, out=d)
-    found = next(iter(library._now_plans.values()))
+    found = next(iter(library._now.plans.by_call.values()))
     (shape,) = found.function.record.plan(found.plan.values)
     kernel = found.function._kernels[shape.kernel]
     pointers = (a.data_ptr(), b.data_ptr(), d.data_ptr())
     driver = library._driver
-    ready = _PooledLaunch(driver._cuda.cuLaunchKernelEx, kernel, shape, print)
+    ready = PooledLaunch(driver._cuda.cuLaunchKernelEx, kernel, shape, print)
     ready.launch(pointers, torch.cuda.current_stream().cuda_stream)
     _, _, config, parameters, _ = ready._pool[0]
 

@@ -36,7 +36,7 @@ from runtime.program.record import Record, SuppliedArgument, TensorArgument
 from runtime.tables.dispatch import serves
 
 SCHEDULES = (
-    *("cooperative", "pingpong", "swap", "stream_k", "quads"),
+    *("cooperative", "pingpong", "swap", "stream_k", "nonpersistent", "quads"),
     *("launch", "weights", "overlap", "block_scaled"),
 )
 Extents = Mapping[str, tuple[int, ...]]

@@ -6,8 +6,8 @@
 Sources are files, or files of a commit as git names them; what is written says of which it is a summary. Several are of
 one script, and their cases are averaged together. Files of `bench_gemm.py` and `bench_peers.py` become a line for each
 pair, group of layers and range of M. One of `bench_random.py` keeps its cases, without what no summary reads; several
-become a line for each run, pair and range of M. Those of other scripts are put together whole. Needs neither torch nor
-a GPU.
+become a line for each run, pair and range of M. One of `compare_bits.py` names each function once. Those of other
+scripts are put together whole. Needs neither torch nor a GPU.
 """
 
 from __future__ import annotations
@@ -114,6 +114,15 @@ def occasions(documents: Sequence[Document]) -> dict[str, Any]:
     return {"runs": runs, "summary": summary}
 
 
+def bits(documents: Sequence[Document]) -> dict[str, Any]:
+    """One document of `compare_bits.py`, with a list of all functions, and groups of places in it."""
+    (document,) = documents
+    functions = sorted({name for r in document["results"] for group in r["groups"] for name in group})
+    place = {name: i for i, name in enumerate(functions)}
+    results = [r | {"groups": [[place[name] for name in group] for group in r["groups"]]} for r in document["results"]]
+    return {**document, "results": results, "functions": functions}
+
+
 def runs(documents: Sequence[Document]) -> dict[str, Any]:
     """The documents as they are, but for what `bench_vllm.py` compares answers by."""
     return {"runs": [{name: value for name, value in d.items() if name != "answers"} for d in documents]}
@@ -168,6 +177,8 @@ def _kind(document: Document, several: bool) -> Callable[[Sequence[Document]], d
     rows = document.get("results")
     if "drawn" in document:
         return occasions if several else drawn
+    if isinstance(rows, list) and rows and "groups" in rows[0] and not several:
+        return bits
     if isinstance(rows, list) and rows and "speedup" in rows[0] and "types" in rows[0]:
         return gemm
     return peers if isinstance(rows, list) and rows and "contenders" in rows[0] else runs
@@ -196,7 +207,7 @@ def dump(document: Document) -> str:
     """JSON with a line for each element of each list, so that changes can be read and the file stays small."""
     lines = []
     for key, value in document.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
+        if isinstance(value, list) and value and (isinstance(value[0], dict) or key == "functions"):
             lines.append(f"{json.dumps(key)}: [\n{_rows(value)}\n]")
         else:
             lines.append(f"{json.dumps(key)}: {json.dumps(value)}")

@@ -21,7 +21,6 @@ from report import ROOT, ends
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 USUAL = "NVIDIA H200, driver 580.159.04"  # the page's head says it, and tables only what is unlike it
-_CHANGES = "+changes"  # to the commit's tree: what a device ran that has no history
 _MOST_WORDS = 4  # of a command that is shown in full
 _MARK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -81,17 +80,16 @@ def table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> list[str]:
 
 
 def source(*names: str) -> list[str]:
-    """Which files a table is made from, and on what, when, at which commit and by what they were measured."""
+    """Which files a table is made from, and on what, when and by what they were measured; they say at which commit."""
     runs = [run for name in names for run in load(name).get("runs", [load(name)])]
     machines = list(dict.fromkeys(_machine(run["environment"]) for run in runs))
     machines = [] if machines == [USUAL] else machines
-    commits = dict.fromkeys(run["commit"][:7] + _CHANGES * run["commit"].endswith(_CHANGES) for run in runs)
     dates = sorted({run["date"] for run in runs})
     commands = dict.fromkeys(re.sub(r" --out \S+", "", run["command"]) for run in runs)
     if len(commands) > 1 or len(next(iter(commands)).split()) > _MOST_WORDS:
         commands = dict.fromkeys(command.split()[1] for command in commands)
     files, said = (", ".join(f"`{x}`" for x in found) for found in ([f"{name}.json" for name in names], commands))
-    where = [*machines, " and ".join(dates), f"commit {', '.join(commits)}", said]
+    where = [*machines, " and ".join(dates), said]
     return ["", f"{files}: {'; '.join(where)}."]
 
 
@@ -116,7 +114,7 @@ def _ratio(line: dict[str, Any] | None) -> str:
 def _cases(rows: Sequence[tuple[str, Sequence[dict[str, Any]]]], regime: str) -> str:
     counts = [line["cases"] for _, lines in rows for line in lines if line["regime"] == regime]
     least, most = min(counts), max(counts)
-    return f"{least} cases" if least == most else f"{least} to {most} cases"
+    return f"{least}" if least == most else f"{least}-{most}"
 
 
 def off_grid() -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +13,11 @@ from hypothesis import settings
 
 from runtime import native
 
-from .command_line import ALONE, COMMAND, MANIFEST, ROOT, Result, Run
+from .command_line import MANIFEST, Result, Run
 from .distributions import install_row_scale
 from .native_stand_in import exchange_capsule
 from .recording_driver import FakeTensor, FakeTorch
-from .shared import made_once
+from .shared import built_once
 
 # Inductor compiles a file for each vector extension of the CPU to see whether it works, in every process whose cache is
 # empty: 8 s. With none of them it generates scalar code.
@@ -104,26 +103,21 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 def folder(request: pytest.FixtureRequest) -> Path:
     """A folder with tiny.yaml, the archive tiny.aot built from it, and the cache of that build."""
 
-    def make(folder: Path) -> None:
-        (folder / "tiny.yaml").write_text(MANIFEST)
-        arguments = [
-            "build",
-            "tiny.yaml",
-            "-o",
-            "tiny.aot",
-            "--candidates",
-            "1",
-            "--cache",
-            "cache",
-            "--no-tune",
-            *ALONE,
-        ]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run([*COMMAND, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert re.fullmatch(r"compiling \d+ kernels? in \d+ process(es)?\n(compiling: .*\n)*", done.stderr)
+    folder = built_once(request, "tiny", MANIFEST, "--candidates", "1")
+    said = (folder / "said.txt").read_text()
+    assert re.fullmatch(r"compiling \d+ kernels? in \d+ process(es)?\n(compiling: .*\n)*", said)
+    return folder
 
-    return made_once(request, "cli", make)
+
+@pytest.fixture
+def build_again(run: Run, folder: Path, tmp_path: Path) -> Run:
+    """Build tiny.yaml into tmp_path, from the cache."""
+
+    def call(*options: object) -> Result:
+        arguments = ["build", folder / "tiny.yaml", "-o", tmp_path / "again.aot", "--candidates", 1]
+        return run(*arguments, "--cache", folder / "cache", *options)
+
+    return call
 
 
 @pytest.fixture
@@ -166,19 +160,9 @@ def tuned_row_scale(site: Path) -> None:
 @pytest.fixture(scope="session")
 def scales_folder(request: pytest.FixtureRequest) -> Path:
     """A folder with scales.aot, which was built from the manifest of `tests.row_scale`, and the cache of that build."""
-    pytest.importorskip("cutlass", reason="the DSL is not installed")
+    from .row_scale.archives import MANIFEST
 
-    def make(folder: Path) -> None:
-        from .row_scale.archives import MANIFEST
-
-        install_row_scale(folder / "site")
-        (folder / "scales.yaml").write_text(MANIFEST)
-        command = [*COMMAND, "build", "scales.yaml", "-o", "scales.aot", "--cache", "cache", "--no-tune", *ALONE]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder / "site")])}
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
-    return made_once(request, "scales", make)
+    return built_once(request, "scales", MANIFEST, install=install_row_scale)
 
 
 @pytest.fixture

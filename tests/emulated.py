@@ -7,6 +7,7 @@ and vectors are not checked: those the launch-program oracle and a GPU see.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import math
 import threading
@@ -58,6 +59,17 @@ class _Shared:
         self.lock = threading.Lock()
 
 
+HALF = types.SimpleNamespace(width=16)  # element types
+E4M3 = types.SimpleNamespace(width=8, rounded=lambda values: _rounded_to_e4m3(values))
+
+
+def _rounded_to_e4m3(values: Sequence[Any]) -> list[Any]:
+    """To nearest, ties to even, saturated; of finite numbers."""
+    magnitudes = np.minimum(np.abs(np.array(values, np.float64)), 448.0)
+    steps = np.exp2(np.floor(np.log2(np.maximum(magnitudes, 2.0**-6))) - 3)
+    return list(np.copysign(np.round(magnitudes / steps) * steps, values))
+
+
 class Pointer:
     def __init__(self, memory: np.ndarray[Any, Any], offset: int = 0) -> None:
         self.memory, self.offset = memory, offset
@@ -73,15 +85,14 @@ class Pointer:
 class Tensor:
     """A view of memory by shape and strides, as the DSL's, with the first mode innermost where none are given."""
 
-    def __init__(self, at: Pointer, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-        self.iterator, self.shape, self.strides = at, shape, strides
-        self.element_type = types.SimpleNamespace(width=16)
+    def __init__(self, at: Pointer, shape: tuple[int, ...], strides: tuple[int, ...], element_type: Any = HALF) -> None:
+        self.iterator, self.shape, self.strides, self.element_type = at, shape, strides, element_type
 
     @classmethod
-    def of(cls, array: np.ndarray[Any, Any]) -> Tensor:
+    def of(cls, array: np.ndarray[Any, Any], element_type: Any = HALF) -> Tensor:
         flat = array.reshape(-1)
         assert np.shares_memory(flat, array) or not array.size
-        return cls(Pointer(flat), array.shape, tuple(s // array.itemsize for s in array.strides))
+        return cls(Pointer(flat), array.shape, tuple(s // array.itemsize for s in array.strides), element_type)
 
     def _at(self, index: Any) -> tuple[int, list[int]]:
         whole = index if isinstance(index, tuple) else (index,)
@@ -99,7 +110,7 @@ class Tensor:
         if not left:
             return self.iterator.memory[offset]
         shape, strides = (tuple(of[mode] for mode in left) for of in (self.shape, self.strides))
-        return Tensor(Pointer(self.iterator.memory, offset), shape, strides)
+        return Tensor(Pointer(self.iterator.memory, offset), shape, strides, self.element_type)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         offset, left = self._at(index)
@@ -119,7 +130,7 @@ class Tensor:
 
 class _Values(list[Any]):
     def to(self, kind: Any) -> _Values:
-        return self
+        return _Values(kind.rounded(self)) if kind is E4M3 else self
 
 
 class _Number(np.float32):
@@ -131,9 +142,9 @@ def _make_layout(shape: Any) -> tuple[int, ...]:
     return tuple(map(int, shape)) if isinstance(shape, tuple) else (int(shape),)
 
 
-def _tensor_of(at: Pointer, shape: tuple[int, ...]) -> Tensor:
+def _tensor_of(at: Pointer, shape: tuple[int, ...], element_type: Any = HALF) -> Tensor:
     strides = tuple(itertools.accumulate((1, *shape[:-1]), lambda a, b: a * b))
-    return Tensor(at, shape, strides)
+    return Tensor(at, shape, strides, element_type)
 
 
 class _Allocator:
@@ -154,7 +165,7 @@ def _copy(atom: Any, source: Tensor, target: Tensor) -> None:
 
 def _zipped_divide(tensor: Tensor, tile: tuple[int]) -> Tensor:
     (step,), (size,) = tensor.strides, tile
-    return Tensor(tensor.iterator, (size, tensor.shape[0] // size), (step, step * size))
+    return Tensor(tensor.iterator, (size, tensor.shape[0] // size), (step, step * size), tensor.element_type)
 
 
 def _shuffle(source: Callable[[int, int], int]) -> Callable[[Any, int], Any]:
@@ -192,6 +203,8 @@ ARCH = types.SimpleNamespace(
     sync_warp=lambda: HERE.shared.warps[HERE.thread // WARP].barrier.wait(),
     shuffle_sync=_shuffle(lambda lane, of: of),
     shuffle_sync_up=_shuffle(lambda lane, by: lane - by),
+    shuffle_sync_bfly=_shuffle(lambda lane, by: lane ^ by),
+    fmax=np.fmax,
     match_sync=_match,
     popc=lambda bits: int(bits).bit_count(),
     lanemask_lt=lambda: (1 << HERE.thread % WARP) - 1,
@@ -213,11 +226,12 @@ CUTE = types.SimpleNamespace(
     ceil_div=lambda a, b: -(-a // b),
     make_layout=_make_layout,
     make_tensor=_tensor_of,
-    make_rmem_tensor=lambda shape, kind: _tensor_of(Pointer(np.empty(math.prod(shape), object)), shape),
+    make_rmem_tensor=lambda shape, kind: _tensor_of(Pointer(np.empty(math.prod(shape), object)), shape, kind),
     make_copy_atom=lambda *_, **__: None,
     copy=_copy,
     zipped_divide=_zipped_divide,
     nvgpu=types.SimpleNamespace(CopyUniversalOp=lambda: None),
+    math=types.SimpleNamespace(absf=abs),
 )
 CUTLASS = types.SimpleNamespace(
     cute=CUTE,
@@ -235,17 +249,23 @@ CUTLASS = types.SimpleNamespace(
 
 
 def module(path: Path, package: str = "aot.kernels") -> dict[str, Any]:
-    """What a kernel's module, of a package, defines, of this DSL."""
-    lines = [
-        line for line in path.read_text().splitlines() if line not in ("import cutlass", "from cutlass import cute")
-    ]
+    """What a kernel's module, of a package, defines, of this DSL; and so modules beside it from which it imports."""
     found: dict[str, Any] = {
         "cutlass": CUTLASS,
         "cute": CUTE,
         "__package__": package,
         "__name__": f"{package}.{path.stem}",
     }
-    exec(compile("\n".join(lines), str(path), "exec"), found)
+    tree = ast.parse(path.read_text())
+    for node in list(tree.body):
+        names = {alias.name for alias in node.names} if isinstance(node, ast.Import | ast.ImportFrom) else set()
+        beside = path.parent / f"{node.module}.py" if isinstance(node, ast.ImportFrom) and node.level == 1 else None
+        if beside is not None:
+            defined = module(beside, package)
+            found |= {name: defined[name] for name in names}
+        if beside is not None or names in ({"cutlass"}, {"cute"}):
+            tree.body.remove(node)
+    exec(compile(tree, str(path), "exec"), found)
     return found
 
 

@@ -56,8 +56,8 @@ from aot.verify import archive as verify
 from aot.verify import shapes
 from runtime import Library, native
 from runtime.container.archive import Archive
-from runtime.device.driver import PreparedLaunch
 from runtime.device.launch import Launch
+from runtime.device.prepared_launch import PreparedLaunch
 from runtime.errors import AotError
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import WORDS

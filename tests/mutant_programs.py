@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from runtime.container.fields import WIDTHS
-from runtime.program.arithmetic import _BINARY, _CAST, _COMPARE, _FLAGS, _UNARY_FLAGGED
+from runtime.program.arithmetic import BINARY, CAST, COMPARE, FLAGS, UNARY_FLAGGED
 
 Program = dict[str, Any]
 _SIZES = [2, 8, 15, 16, 17, 100]
@@ -50,24 +50,24 @@ class _Nodes:
                 edges = [0, 1, 2, 7, 31, 32, 63, 64, (1 << width) - 1, 1 << (width - 1), (1 << (width - 1)) - 1]
                 self.append(["const", width, rng.choice([rng.getrandbits(width), *edges]) & ((1 << width) - 1)])
             elif kind < 0.65:
-                op = rng.choice(sorted(_BINARY))
+                op = rng.choice(sorted(BINARY))
                 node = [op, width, self.any_of(width), self.any_of(width)]
-                flags = [flag for flag, ops in _FLAGS.items() if op in ops]
+                flags = [flag for flag, ops in FLAGS.items() if op in ops]
                 if flags and rng.random() < 0.5:
                     node.append(rng.sample(flags, rng.randrange(len(flags) + 1)))
                 self.append(node)
             elif kind < 0.75:
                 a = self.any_of()
-                self.append([rng.choice(sorted(_COMPARE)), 1, a, self.any_of(self.widths[a])])
+                self.append([rng.choice(sorted(COMPARE)), 1, a, self.any_of(self.widths[a])])
             elif kind < 0.85:
                 a = self.any_of()
                 source = self.widths[a]
-                op = rng.choice(sorted(_CAST))
+                op = rng.choice(sorted(CAST))
                 fitting = [w for w in WIDTHS if (w < source if op == "trunc" else w > source)]
                 if fitting:
                     self.append([op, rng.choice(fitting), a])
             elif kind < 0.9:
-                self.append([rng.choice(sorted(_UNARY_FLAGGED)), width, self.any_of(width), rng.randrange(2)])
+                self.append([rng.choice(sorted(UNARY_FLAGGED)), width, self.any_of(width), rng.randrange(2)])
             elif kind < 0.95 or in_loop:
                 self.append(["select", width, self.any_of(1), self.any_of(width), self.any_of(width)])
             else:

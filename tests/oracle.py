@@ -45,6 +45,7 @@ from runtime.device.launch import Evaluation, Launch
 from runtime.errors import ProgramError, RecordError
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.scaling import SCALINGS, TILES
 from runtime.program.evaluator import PythonEvaluator
 from runtime.program.record import Record, TensorArgument
 
@@ -205,10 +206,10 @@ def sample(target: str) -> list[Variant]:
                     form = (v.elements, v.batched, v.scaling, v.b_major, v.epilogue)
                     # Batching, other element types and operands change the host code of a family in the same way.
                     plain = form == (("bf16",) * 3, False, "none", "k", "none")
-                    options = ("scheduler", "schedule", "split_k", "stream_k", "overlap", "swap")
+                    options = ("scheduler", "schedule", "split_k", "stream_k", "nonpersistent", "overlap", "swap")
                     hosts = [v.options.get(o) if plain else None for o in options]
                     chosen.setdefault((name, family, form, *hosts), v)
-                    for option in _SHARING if plain else ("odd pieces",):
+                    for option in _SHARING if plain else ("odd pieces", "tiles of scales"):
                         others.setdefault((name, family, option, _value(v, option)), v)
         for v in (*provider(name).functions(target), *_asked(name, target)):
             hosts = [v.options.get(option) for option in ("overlap", "schedule", "swap", "cluster_n", "two_cta")]
@@ -248,7 +249,11 @@ _SHARING = ("cluster_m", "cluster_n", "order", "ctas_per_sm", "many tokens", "od
 
 def _value(v: Variant, option: str) -> Any:
     """What a variant chose; with more than 64 tokens in a tile they are on the other side of the MMA, and pieces of D
-    that have an odd number of 16 bytes are stored without a swizzle, of gated tiles and of others."""
+    that have an odd number of 16 bytes are stored without a swizzle, of gated tiles and of others. Which scales are
+    read depends on the columns of a tile, and on whether two CTAs share it."""
+    if option == "tiles of scales":
+        tiles = SCALINGS[v.scaling].layout == TILES
+        return (v.integer("tile_n"), v.options["two_cta"]) if tiles else None
     if option == "odd pieces":
         if v.family != "sm90_persistent" or v.options["swap"]:
             return False, False
@@ -330,11 +335,14 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mutate", action="store_true", help="change each program, and see the oracle notice")
+    parser.add_argument("--family", help="only this family of the sample")
     parser.add_argument("--spec", type=Path, help="check the functions of a spec in place of the sample")
     options = parser.parse_args()
     os.environ["CUTE_DSL_ARCH"] = options.target  # latched when the DSL is imported
     rng, failures = random.Random(options.seed), 0
     chosen: Sequence[Compilable] = sample(options.target) if options.spec is None else _of_spec(options)
+    if options.family is not None:
+        chosen = [v for v in chosen if v.family == options.family]
     if options.mutate:
         firsts = {v.family: v for v in reversed(chosen)}
         return max(_mutate(v, rng) for v in firsts.values())

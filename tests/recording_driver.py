@@ -19,16 +19,17 @@ from aot.pack.write import Package
 from aot.providers.gemm_arguments import gemm_tensors
 from aot.search.variants import Variant
 from runtime import native
-from runtime.device.driver import Driver, PreparedLaunch
+from runtime.device.driver import Driver
 from runtime.device.gpus import Gpu
 from runtime.device.launch import ATTRIBUTE_WORDS, Launch
 from runtime.device.libcuda import FUNCTIONS
+from runtime.device.prepared_launch import PreparedLaunch
 from runtime.errors import DeviceError
 from runtime.gemm.signature import Signature
 from runtime.program.arguments import Argument, StreamArgument, Symbol
+from runtime.program.geometry import contiguous_strides
 from runtime.program.program import LaunchSource, ParameterSource, ProgramSource
 from runtime.program.record import Kernel, RecordSource
-from runtime.program.tensor import contiguous_strides
 
 from .native_stand_in import read_config, write
 from .parameters import with_pointers
@@ -241,7 +242,8 @@ class TorchDType:
         return f"torch.{self.name}"
 
 
-_NAMES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e8m0fnu", "float64", "int32", "int64")
+_FLOATS = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e8m0fnu", "float4_e2m1fn_x2")
+_NAMES = (*_FLOATS, "int32", "int64", "uint4")
 DTYPES = {name: TorchDType(name) for name in _NAMES}
 _addresses = itertools.count(1 << 40, 1 << 30)
 

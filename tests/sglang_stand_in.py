@@ -23,7 +23,7 @@ from runtime.sglang.hooks import MODEL_LOADED
 from runtime.sglang.plugin import Plugin, install
 
 from .recording_driver import signature
-from .torch_stand_in import HIDDEN, INNER, ONE, VOCAB, library
+from .torch_stand_in import HIDDEN, INNER, ONE, VOCAB, library, logged
 
 LAYERS = "sglang.srt.layers"
 QUANTIZATION = f"{LAYERS}.quantization"
@@ -413,8 +413,7 @@ class Server:
     @property
     def lines(self) -> list[str]:
         """What the plugin logged, apart from details for debugging."""
-        records = [r for r in self._log.records if r.name == "sglang.cute_aot" and r.levelno > logging.DEBUG]
-        return [record.getMessage() for record in records]
+        return logged(self._log, "sglang.cute_aot")
 
 
 Start = Callable[..., Server]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from .command_line import ALONE, COMMAND, ROOT
 
 
 def made_once(request: pytest.FixtureRequest, name: str, make: Callable[[Path], None]) -> Path:
@@ -30,3 +34,29 @@ def made_once(request: pytest.FixtureRequest, name: str, make: Callable[[Path], 
     own = factory.mktemp(name)
     shutil.copytree(ready, own, dirs_exist_ok=True)
     return own
+
+
+def built_once(
+    request: pytest.FixtureRequest,
+    name: str,
+    manifest: str,
+    *options: str,
+    install: Callable[[Path], None] | None = None,
+) -> Path:
+    """A folder, made once, with NAME.yaml, NAME.aot that `aot build` makes of it, and what it said in said.txt.
+
+    `install` puts what the build imports into a folder. Skips where the DSL is not installed.
+    """
+    pytest.importorskip("cutlass", reason="the DSL is not installed")
+
+    def make(folder: Path) -> None:
+        (folder / f"{name}.yaml").write_text(manifest)
+        if install is not None:
+            install(folder / "site")
+        command = [*COMMAND, "build", f"{name}.yaml", "-o", f"{name}.aot", "--cache", "cache", "--no-tune", *ALONE]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder / "site")])}
+        done = subprocess.run([*command, *options], cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        (folder / "said.txt").write_text(done.stderr)
+
+    return made_once(request, name, make)

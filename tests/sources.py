@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 from runtime.plugin.hooks import Hook
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def folder_of(request: pytest.FixtureRequest, package: str, title: str) -> Path:
+    """The folder of a package: that which the option of its name says, or the installed one; skips where neither is."""
+    path = request.config.getoption(f"--{package}")
+    if path is None:
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            pytest.skip(f"needs --{package} FOLDER, {title}'s package as its wheel holds it, or an installed {title}")
+        path = spec.submodule_search_locations[0]
+    if not (Path(path) / "__init__.py").exists():
+        pytest.fail(f"--{package} {path} holds no __init__.py; name the folder `{package}` of an unpacked wheel")
+    return Path(path)
 
 
 @cache

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import ProgramError, RecordError
-from runtime.program.arithmetic import NodeReader, Poison
+from runtime.program.arithmetic import Poison
+from runtime.program.nodes import NodeReader
 
 SIGNED = {8: ctypes.c_int8, 16: ctypes.c_int16, 32: ctypes.c_int32, 64: ctypes.c_int64}
 

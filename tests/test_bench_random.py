@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,80 +17,18 @@ pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 
 import bench_random
-import peers
 import random_cases
-import summarise_random
 import sweep_variants
-import torch
 import yaml
-from peers import deep_gemm
 
 from aot.tune import measure
-from aot.tune.gemm.operands import OperandSet, Weights, reference
 from runtime.errors import ArgumentError, KernelMiss
-from runtime.gemm.signature import Signature
 
-PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 64, 128)
-FUSED = Signature("bf16", "bf16", "bf16", "f32", "bias+relu", 64, 128)
-BLOCK = Signature("e4m3", "e4m3", "bf16", "f32", "none", 256, 384, scaling="block")
-US = {"ours": 10.0, "torch": 12.0, "torch again": 12.6, "against": 8.0, "on_slower": 9.0, "deep_gemm": 11.0}
-GOOD, SLOW, WRONG = "a.good", "a.slow", "a.wrong"
-SCREENED = {GOOD: 9.0, SLOW: 20.0, WRONG: 5.0}
+from . import bench_cases
+from .bench_cases import FUSED, GOOD, PLAIN, SLOW, US, WRONG, Library, a_result, case, run
 
-
-def case(signature: Signature = PLAIN, m: int = 5) -> random_cases.Case:
-    return random_cases.Case(random_cases.Layer(signature, ("model:layer",), 8192), m)
-
-
-class Library:
-    """An archive that computes on the CPU, by the reference."""
-
-    digest = "d" * 64
-
-    def __init__(self, signature: Signature = PLAIN, factor: float = 1.0, error: Exception | None = None) -> None:
-        self.signature, self.factor, self.error = signature, factor, error
-        self.functions = dict.fromkeys(SCREENED)
-        self.forgotten = 0
-
-    def gemm(self, a: Any, b: Any, *, out: Any, **more: Any) -> None:
-        if self.error:
-            raise self.error
-        words = {k: v for k, v in more.items() if isinstance(v, torch.Tensor)}
-        out.copy_(reference(self.signature, OperandSet(a, b, out, words)) * self.factor)
-
-    def gemm_of(self, o: OperandSet) -> None:
-        self.gemm(o.a, o.b, out=o.d)
-
-    def entry(self, signature: Signature) -> Any:
-        return SimpleNamespace(best=lambda m: f"best at {m}")
-
-    def forget_captures(self) -> None:
-        self.forgotten += 1
-
-
-@pytest.fixture(autouse=True)
-def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operands on the CPU and times from `US`; launches run once, as a capture would."""
-
-    def weights(signature: Signature, m: int, l2_bytes: int, seed: int) -> Weights:
-        return Weights(signature, m, l2_bytes, seed, device="cpu")
-
-    def time_interleaved(launches: Any, operands: Any, *_: Any) -> dict[str, Any]:
-        for launch in launches.values():
-            launch(operands[0])
-        us = {name: US.get(name) or SCREENED[name.removeprefix("candidate: ")] for name in launches}
-        return {name: measure.Timing(found, 0.01) for name, found in us.items()}
-
-    monkeypatch.setattr(bench_random, "Weights", weights)
-    monkeypatch.setattr(measure, "time_interleaved", time_interleaved)
-    monkeypatch.setattr(bench_random, "baseline", lambda signature, example: ("torch.mm", lambda o: None))
-
-
-def run(found: random_cases.Case, others: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    libraries = {"ours": Library(found.layer.signature), **(others or {})}
-    with_defaults = {"peers": {}, "candidates": None, "l2_bytes": 0, "repeats": 7} | more
-    result: dict[str, Any] = bench_random.Bench(libraries, **with_defaults).run(found)
-    return result
+without_a_gpu = bench_cases.without_a_gpu  # a fixture
+pytestmark = pytest.mark.usefixtures("without_a_gpu")
 
 
 # --- one case ---
@@ -204,82 +142,9 @@ def test_captures_are_forgotten_after_a_case() -> None:
     assert [library.forgotten for library in libraries.values()] == [1, 1]
 
 
-# --- DeepGEMM ---
-
-
-@pytest.fixture
-def fake_deep_gemm(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """The module, with a GEMM that computes by the reference and keeps what it is given."""
-    calls: list[tuple[Any, ...]] = []
-
-    def fp8_gemm_nt(a: Any, b: Any, d: Any, *, disable_ue8m0_cast: bool) -> None:
-        assert disable_ue8m0_cast
-        calls.append((a, b))
-        d.copy_(reference(BLOCK, OperandSet(a[0], b[0], d, {"scale_a": a[1], "scale_b": b[1]})))
-
-    module = ModuleType("deep_gemm")
-    module.__dict__["fp8_gemm_nt"] = fp8_gemm_nt
-    monkeypatch.setitem(sys.modules, "deep_gemm", module)
-    monkeypatch.setenv("DG_JIT_CACHE_DIR", "")
-    return calls
-
-
-def test_deep_gemm_gets_scales_of_weights_without_padding(fake_deep_gemm: list[Any], tmp_path: Path) -> None:
-    peer = peers.load("deep_gemm", peers.Settings(tmp_path, 1))
-    said = run(case(BLOCK), peers={"deep_gemm": peer})["contenders"]["deep_gemm"]
-    assert (said["us"], said["variant"]) == (11.0, "fp8_gemm_nt")
-    assert said["error"] < 3e-3
-    assert all(b[1].is_contiguous() and b[1].shape == (2, 3) for _, b in fake_deep_gemm)
-    assert all(a[1].stride() == (1, 8) for a, _ in fake_deep_gemm)
-
-
-def test_deep_gemm_lays_scales_out_once(fake_deep_gemm: list[Any]) -> None:
-    (launch,) = deep_gemm.DeepGemm(peers.Settings(Path("unused"), 1)).launches(BLOCK, 5).values()
-    operands = Weights(BLOCK, 5, 0, 1, device="cpu").operands(5)[0]
-    assert not operands.extras["scale_b"].is_contiguous()
-    launch(operands)
-    launch(operands)
-    assert fake_deep_gemm[0][1][1] is fake_deep_gemm[1][1][1]
-
-
-def test_deep_gemm_refuses_what_it_has_no_kernel_for(fake_deep_gemm: list[Any]) -> None:
-    peer = deep_gemm.DeepGemm(peers.Settings(Path("unused"), 1))
-    said = run(case(), peers={"deep_gemm": peer})["contenders"]["deep_gemm"]
-    assert said == {"unsupported": "its GEMMs of e4m3 take scales of blocks"}
-    assert peer.refuse(BLOCK) is None
-    assert peer.refuse(Signature("e4m3", "e4m3", "f16", "f32", "none", 256, 384, scaling="block")) is not None
-    assert fake_deep_gemm == []
-
-
-def test_a_failure_of_deep_gemm_is_its_own(fake_deep_gemm: list[Any]) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        raise RuntimeError("nvcc is missing\nand more")
-
-    sys.modules["deep_gemm"].__dict__["fp8_gemm_nt"] = broken
-    peer = deep_gemm.DeepGemm(peers.Settings(Path("unused"), 1))
-    said = run(case(BLOCK), peers={"deep_gemm": peer})["contenders"]
-    assert said["deep_gemm"]["failed"] == "RuntimeError: nvcc is missing"
-    assert said["ours"]["us"] == 10.0
-
-
-def test_deep_gemm_that_is_not_installed_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("deep_gemm", "vllm", "vllm.third_party.deep_gemm"):
-        monkeypatch.setitem(sys.modules, name, None)
-    found, said = bench_random.open_peers(SimpleNamespace(deep_gemm=True))  # type: ignore[arg-type]
-    assert found == {}
-    assert said["deep_gemm"].startswith("absent (")
-    assert bench_random.open_peers(SimpleNamespace(deep_gemm=False)) == ({}, {})  # type: ignore[arg-type]
-
-
 # --- a run ---
 
 CASES = [case(m=m) for m in (1, 2, 3, 4)]
-
-
-def a_result(m: int, us: float = 10.0, torch_us: float = 12.0, gpu: str = "g1", **more: Any) -> dict[str, Any]:
-    said = {"ours": {"us": us, "spread": 0.0, "error": 1e-3}, "torch": {"us": torch_us, "spread": 0.0}}
-    found = {"layers": "model:layer", "signature": PLAIN.key(), "m": m, "group": "16 bits", "noise": 1.0, "gpu_id": gpu}
-    return found | {"contenders": said} | more
 
 
 def test_a_run_measures_what_it_has_not_until_time_is_over() -> None:
@@ -445,106 +310,3 @@ def test_a_line_has_a_figure_or_a_reason_for_each(capsys: Any) -> None:
     assert len(bench_random.header(["against", "deep_gemm"])) == len(text)
     unserved = a_result(16) | {"contenders": {"ours": {"unserved": "no kernel"}}}
     assert bench_random.line(unserved).endswith("   16 unserved: no kernel")
-
-
-# --- the summary ---
-
-
-def document(results: list[dict[str, Any]], archive: str = "a" * 64) -> dict[str, Any]:
-    return {"archive": archive, "drawn": "all layers", "seed": "s", "environments": {}, "results": results}
-
-
-DOCUMENTS = [
-    document([a_result(1, 10.0, 20.0), a_result(64, 10.0, 9.0), a_result(100, 10.0, 9.69)]),
-    document([a_result(1, 10.0, 5.0, "g2"), a_result(100, 10.0, 9.7, "g2"), a_result(512, 10.0, 40.0, "g2")]),
-]
-
-
-def lines(documents: list[dict[str, Any]]) -> dict[tuple[str, ...], dict[str, Any]]:
-    return {(s["who"], s["over"], s["group"], s["regime"]): s for s in summarise_random.summarise(documents)}
-
-
-def test_the_summary_is_of_all_measurements_with_the_worst_gpu_beside() -> None:
-    found = lines(DOCUMENTS)
-    few = found["ours", "torch", "all", "M <= 64"]
-    assert (few["cases"], few["measured"], few["gpus"]) == (2, 3, 2)
-    assert few["geomean"] == round((2.0 * 0.9 * 0.5) ** (1 / 3), 6)
-    assert few["lowest"] == 0.5, "of the second GPU; the first has the root of 1.8"
-    assert (few["worst"], few["worst_at"]) == (0.5, "model:layer M=1")
-    assert (few["slower"], few["most"]) == (round(2 / 3, 6), 1.0)
-    many = found["ours", "torch", "all", "M >= 512"]
-    assert (many["geomean"], many["worst"], many["slower"], many["gpus"]) == (4.0, 4.0, 0.0, 1)
-
-
-def test_below_097_is_slower_and_097_is_not() -> None:
-    middle = lines(DOCUMENTS)["ours", "torch", "all", "M = 65..511"]
-    assert (middle["slower"], middle["most"]) == (0.5, 1.0)
-    assert middle["worst"] == 0.969
-
-
-def test_groups_and_pairs_have_lines_of_their_own() -> None:
-    fused = a_result(1, 10.0, 30.0) | {"group": "16 bits, fused"}
-    fused["contenders"]["against"] = {"us": 15.0}
-    fused["contenders"]["deep_gemm"] = {"unsupported": "no"}
-    found = lines([document([a_result(1, 10.0, 20.0), fused])])
-    assert found["ours", "torch", "16 bits", "M <= 64"]["geomean"] == 2.0
-    assert found["ours", "torch", "16 bits, fused", "M <= 64"]["geomean"] == 3.0
-    assert found["ours", "against", "all", "M <= 64"]["geomean"] == 1.5
-    assert found["against", "torch", "all", "M <= 64"]["geomean"] == 2.0
-    assert {pair for pair in found if "deep_gemm" in pair} == set()
-
-
-@pytest.mark.parametrize("variant", ["dequantise, torch.mm", "torch.mm, eager swiglu (RuntimeError in torch.compile)"])
-def test_what_torch_has_no_kernel_for_flatters_no_mean(variant: str) -> None:
-    slow = a_result(2, 10.0, 500.0)
-    slow["contenders"]["torch"]["variant"] = variant
-    slow["contenders"]["against"] = {"us": 20.0}
-    documents = [document([a_result(1, 10.0, 20.0), slow])]
-    found = lines(documents)
-    assert (found["ours", "torch", "all", "M <= 64"]["geomean"], found["ours", "torch", "all", "M <= 64"]["cases"]) == (
-        2.0,
-        1,
-    )
-    assert found["ours", "against", "all", "M <= 64"]["cases"] == 1
-    assert "1 not compared with torch, which has no kernel for them" in summarise_random.table(documents)
-    fused = a_result(3, 10.0, 20.0)
-    fused["contenders"]["torch"]["variant"] = "torch.mm, torch.compile'd swiglu"
-    assert not summarise_random.improvised(fused)
-
-
-def test_archives_are_never_averaged_with_each_other() -> None:
-    two = [document([a_result(1, 10.0, 20.0)]), document([a_result(1, 10.0, 5.0)], "b" * 64)]
-    assert [s["geomean"] for s in summarise_random.summarise(two) if s["group"] == "all"] == [2.0, 0.5]
-
-
-def test_the_summary_exits_1_where_any_archive_was_wrong(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    path = tmp_path / "random_a.json"
-    monkeypatch.setattr(sys, "argv", ["summarise_random.py", str(path)])
-
-    def status(result: dict[str, Any]) -> int:
-        path.write_text(json.dumps(document([a_result(1), result])))
-        return summarise_random.main()
-
-    assert status(a_result(2)) == 0
-    for name in ("ours", "against", "on_slower", "best_of"):
-        assert status(a_result(2, contenders={name: {"wrong": "relative error 1"}})) == 1
-        assert f"1 wrong, first {name}: " in capsys.readouterr().out
-    assert status(a_result(2, contenders={"ours": {}, "deep_gemm": {"wrong": "relative error 1"}})) == 0
-    assert status(a_result(2, contenders={"ours": {"unserved": "no kernel"}})) == 0
-    assert "1 not served, first ours: " in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["summarise_random.py", "--json", str(path)])
-    capsys.readouterr()
-    assert summarise_random.main() == 0
-    assert json.loads(capsys.readouterr().out)["summary"][0]["geomean"] == 1.2
-
-
-def test_a_file_that_is_no_result_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
-    path = tmp_path / "random_a.json"
-    for text in ("[]", "{", '{"results": []}'):
-        path.write_text(text)
-        with pytest.raises(ValueError, match="is no result file of"):
-            summarise_random.read([path])
-    monkeypatch.setattr(sys, "argv", ["summarise_random.py", str(path)])
-    with pytest.raises(SystemExit) as ended:
-        summarise_random.main()
-    assert ended.value.code == 2

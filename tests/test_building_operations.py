@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from aot.plan import plan
 from aot.problem import manifest
 from aot.search.operation import BuildingError, building
+from aot.selection import select
 
 from .distributions import BUILDING, install
 from .row_scale.archives import MANIFEST
@@ -37,7 +37,7 @@ def tell_building(site: Path, code: str) -> None:
 
 def test_an_operation_of_another_package_is_built_as_is_usual_unless_it_says_otherwise(site: Path) -> None:
     asked = [manifest.loads(MANIFEST)]
-    usual = plan(asked)
+    usual = select(asked)
     every = [f"row_scales.row.bf16_bf16_bf16_f32.threads{n}.sm_90a" for n in (128, 256)]
     assert [(m, [v.name() for v in variants]) for m, variants in usual.problems[0].by_tokens] == [
         (1, every),
@@ -45,7 +45,7 @@ def test_an_operation_of_another_package_is_built_as_is_usual_unless_it_says_oth
     ]
     assert (usual.ranking, building("row_scale").plural) == ({}, "row_scales")
     tell_building(site, LARGEST_M_ALONE)
-    found = plan(asked)
+    found = select(asked)
     assert [m for m, _ in found.problems[0].by_tokens] == [64]
     assert (found.ranking, building("row_scale").plural) == ({"sm_90a": "the largest M alone"}, "scalings")
 
@@ -66,4 +66,4 @@ def test_what_does_not_say_how_an_operation_is_built_is_refused(
     if another:
         install(site, "other", {BUILDING: "row_scale = other:X"})
     with pytest.raises(BuildingError, match=f"operation row_scale: .*{match}"):
-        plan([manifest.loads(MANIFEST)])
+        select([manifest.loads(MANIFEST)])

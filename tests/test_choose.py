@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aot import plan
+from aot import selection
 from aot.problem import manifest
 from aot.search import m_values
 from aot.tune import choose, halving, points, session
@@ -158,7 +158,7 @@ def test_the_first_points_are_the_manifests_and_powers_of_two() -> None:
 
 @cache
 def archive_of_llama() -> tuple[Entry, ...]:
-    work = plan.plan([manifest.load(ROOT / "manifests/llama-3.1-8b.yaml")], ["sm_90a"])
+    work = selection.select([manifest.load(ROOT / "manifests/llama-3.1-8b.yaml")], ["sm_90a"])
     found = []
     for gemm in work.problems:
         names = dict.fromkeys(v.name() for _, variants in gemm.by_tokens for v in variants)

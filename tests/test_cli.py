@@ -1,28 +1,20 @@
 import dataclasses
-import errno
 import json
 import os
 import re
 import resource
-import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aot import build
-from aot import plan as planning
+from aot import build, selection
 from aot.cli import commands
-from aot.compile import cache
 from aot.compile.compiler import BuildReport
 from aot.pack import build_table
 from aot.problem import manifest
-from aot.problem.manifest import Manifest
 from aot.search import m_values
 from aot.search.targets import TARGETS
 from aot.search.variants import Variant
@@ -33,27 +25,13 @@ from runtime.container.archive import Archive
 from runtime.gemm.operation import GEMM
 from runtime.tables.dispatch import Dispatch
 
-from .command_line import ALONE, COMMAND, DOWN, MANIFEST, ROOT, UP, Result, Run, hear_control_c
-
-
-@pytest.fixture
-def build_again(run: Run, folder: Path, tmp_path: Path) -> Run:
-    """Build tiny.yaml into tmp_path, from the cache."""
-
-    def call(*options: object) -> Result:
-        arguments = ["build", folder / "tiny.yaml", "-o", tmp_path / "again.aot", "--candidates", 1]
-        return run(*arguments, "--cache", folder / "cache", *options)
-
-    return call
+from .command_line import ALONE, COMMAND, DOWN, MANIFEST, ROOT, UP, Run
 
 
 def _cpu_time_of_children_s() -> float:
     """Of those that have ended; unlike the time that passes it is the same on a machine that others share."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-# --- build ---
 
 
 def test_a_build_makes_an_archive_that_serves_the_manifest(archive: Path) -> None:
@@ -170,7 +148,7 @@ def test_what_no_kernel_computes_is_a_warning_and_status_1(run: Run, folder: Pat
 @pytest.mark.usefixtures("row_scale")
 def test_a_function_that_is_no_gemm_can_come_along() -> None:
     small = manifest.loads(MANIFEST)
-    without, with_it = planning.plan([small]), planning.plan([small], functions=["row_scale"])
+    without, with_it = selection.select([small]), selection.select([small], functions=["row_scale"])
     added = set(with_it.variants()) - set(without.variants())
     assert {v.operation for v in added if isinstance(v, Variant)} == {"row_scale"}
 
@@ -185,12 +163,12 @@ def test_an_unknown_function_is_named_with_the_known_ones(build_again: Run) -> N
 
 def test_a_plan_is_the_same_for_the_same_manifests() -> None:
     small = manifest.loads(MANIFEST)
-    assert planning.plan([small, small], list(TARGETS), 2) == planning.plan([small], list(TARGETS), 2)
+    assert selection.select([small, small], list(TARGETS), 2) == selection.select([small], list(TARGETS), 2)
 
 
 def test_a_build_of_nothing_is_an_error() -> None:
-    with pytest.raises(planning.BuildError, match="name a manifest"):
-        planning.plan([])
+    with pytest.raises(selection.BuildError, match="name a manifest"):
+        selection.select([])
 
 
 def test_where_a_gpu_is_the_build_goes_on_to_tune(
@@ -245,7 +223,7 @@ def test_a_build_tunes_only_for_targets_that_it_can_serve(
 def one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate fails to compile that some M of one signature would have; others are near."""
     compile_all = build.compile_variants
-    up, down = planning.plan([manifest.loads(MANIFEST)], limit=1).problems
+    up, down = selection.select([manifest.loads(MANIFEST)], limit=1).problems
     failing = next(v for _, (v,) in up.by_tokens if v not in {v for _, (v,) in down.by_tokens})
 
     def compile_variants(variants: list[Variant], *arguments: Any, **named: Any) -> BuildReport:
@@ -281,173 +259,6 @@ def test_a_strict_build_of_which_nothing_fails_has_status_0(build_again: Run) ->
     result = build_again("--no-tune", "--strict")
     assert result.status == 0
     assert " from the cache), 0 candidates failed, " in result.out
-
-
-def test_the_cache_is_where_the_system_keeps_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.default_directory() == tmp_path / "cute-aot"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert cache.default_directory() == Path("/home/somebody/.cache/cute-aot")
-
-
-def test_without_a_home_nothing_is_cached_and_the_build_goes_on(
-    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def nowhere() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", nowhere)
-    assert cache.default_directory() is None
-    monkeypatch.setattr(build, "build", _asks_the_cache)
-    result = run("build", folder / "tiny.yaml", "-o", tmp_path / "x.aot")
-    assert result.err.splitlines() == [
-        "warning: cache: there is no home directory to keep it in, and the build goes on without a cache; "
-        "name a directory",
-        "error: asked",
-    ]
-
-
-def _asks_the_cache(work: Any, output: Path, cache: Any, *_: Any) -> None:
-    for _again in range(2):
-        cache.get("ab" * 32)
-    raise planning.BuildError("asked")
-
-
-def test_a_cache_that_cannot_be_written_is_one_warning_and_the_archive_is_the_same(
-    run: Run, folder: Path, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As one that lacks an entry, on a read-only file system."""
-
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    shutil.copytree(folder / "cache", tmp_path / "cache")
-    for entry in [*(tmp_path / "cache").rglob("*.contents"), *sorted((tmp_path / "cache").rglob("*.kernel"))[:2]]:
-        entry.unlink()
-    arguments = ["--candidates", 1, "--cache", tmp_path / "cache", "--no-tune"]
-    monkeypatch.setattr("aot.compile.cache.Cache._make", refuse)
-    result = run("build", folder / "tiny.yaml", "-o", tmp_path / "again.aot", *arguments)
-    assert result.status == 0
-    warnings = [line for line in result.err.splitlines() if not line.startswith("compiling ")]
-    assert len(warnings) == 1
-    assert re.fullmatch(r"warning: cache: .* cannot be written \(Read-only .*\), and the build goes on .*", warnings[0])
-    assert (tmp_path / "again.aot").read_bytes() == archive.read_bytes()
-
-
-def test_a_cache_that_is_named_and_no_folder_is_an_error(build_again: Run, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    result = build_again("--no-tune", "--cache", tmp_path / "file")
-    assert (result.status, result.out) == (2, "")
-    assert result.err == f"error: {tmp_path / 'file'}: cannot be the build cache: it is no folder; name a folder\n"
-
-
-def test_a_cache_that_others_may_write_to_is_refused(build_again: Run, folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "cache", tmp_path / "cache")
-    (tmp_path / "cache").chmod(0o775)
-    result = build_again("--no-tune", "--cache", tmp_path / "cache")
-    assert (result.status, result.out) == (2, "")
-    assert result.err.startswith(f"error: {tmp_path / 'cache'}: ")
-    assert f"chmod -R go-w {tmp_path / 'cache'}" in result.err
-    assert result.err.count("\n") == 1
-    assert not (tmp_path / "again.aot").exists()
-
-
-def _build_in(scratch: Path, folder: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    arguments = ["build", folder / "tiny.yaml", "-o", tmp_path / "x.aot", "--cache", tmp_path / "cache", "--no-tune"]
-    environment = os.environ | {"TMPDIR": str(scratch)}
-    command = [*COMMAND, *map(str, arguments), "--candidates", "1"]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 6 MiB; making one takes root."""
-    path = tmp_path / "small"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(path)]
-    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
-
-
-def test_a_scratch_folder_without_space_ends_a_build_that_writes_nothing(
-    folder: Path, tmp_path: Path, small_disk: Path
-) -> None:
-    (small_disk / "large").write_bytes(bytes(5 << 20))
-    done = _build_in(small_disk, folder, tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"error: {small_disk}: a file of 4,194,304 bytes cannot be written to compile in (No space")
-    assert re.search(r"; 1,0\d\d,\d{3} bytes are left there\)", last)
-    assert not (tmp_path / "x.aot").exists()
-    assert os.listdir(small_disk) == ["large"]
-
-
-def test_a_scratch_folder_that_is_none_ends_a_build_that_writes_nothing(folder: Path, tmp_path: Path) -> None:
-    done = _build_in(tmp_path / "none", folder, tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"error: {tmp_path / 'none'}: a file of 4,194,304 bytes cannot be written to compile in" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "x.aot").exists()
-
-
-def test_control_c_says_how_far_it_came_and_keeps_it(folder: Path, tmp_path: Path) -> None:
-    arguments = ["build", str(folder / "tiny.yaml"), "-o", str(tmp_path / "x.aot"), "--cache", str(tmp_path / "cache")]
-    with subprocess.Popen(
-        [*COMMAND, *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=hear_control_c,
-    ) as process:
-        while process.poll() is None and not list(tmp_path.rglob("*.kernel")):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=10)
-    assert (process.returncode, out) == (130, "")
-    first, *_, last = err.splitlines()
-    assert first.startswith("compiling ")
-    assert re.fullmatch(r"error: interrupted with \d+ of \d+ kernels done; the same command continues there", last)
-    assert list(tmp_path.rglob("*.kernel"))
-    assert not (tmp_path / "x.aot").exists()
-
-
-def test_termination_is_like_control_c_and_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "scratch").mkdir()
-    arguments = ["build", str(folder / "tiny.yaml"), "-o", str(tmp_path / "x.aot"), "--cache", str(tmp_path / "cache")]
-    environment = os.environ | {"TMPDIR": str(tmp_path / "scratch")}
-    with subprocess.Popen([*COMMAND, *arguments], cwd=ROOT, env=environment, stderr=subprocess.PIPE) as process:
-        while process.poll() is None and not list(tmp_path.rglob("worker-*.log")):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=10)
-    assert process.returncode == 143
-    assert b"error: interrupted with " in err
-    assert b"Traceback" not in err
-    assert not list((tmp_path / "scratch").iterdir())
-
-
-@pytest.mark.parametrize("what", ["missing", "text", "damaged"])
-def test_tune_says_what_is_wrong_with_its_input_before_it_imports_torch(
-    run: Run, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "aot.tune.run", None)
-    source = tmp_path / "in.aot"
-    if what == "text":
-        source.write_text("not an archive, but long enough to be read as one\n" * 9)
-    elif what == "damaged":
-        data = bytearray(archive.read_bytes())
-        data[100] ^= 1
-        source.write_bytes(data)
-    result = run("tune", source, "-o", tmp_path / "tuned.aot")
-    assert (result.status, result.out) == (2, "")
-    said = {"missing": "cannot be opened", "text": "begins with ", "damaged": "block 0 "}[what]
-    assert result.err.startswith(f"error: {source}: {said}")
-    assert not (tmp_path / "tuned.aot").exists()
 
 
 @pytest.mark.parametrize(
@@ -490,11 +301,11 @@ def test_tune_passes_its_options_on_and_reports_what_serves(
     assert [(o.tolerance, o.finalists, o.sustained) for o in seen] == [(0.05, 7, False), (0.01, 4, True)]
 
 
-def test_control_c_while_planning_is_quiet(build_again: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def plan(*_: object) -> None:
+def test_control_c_while_selecting_is_quiet(build_again: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def select(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(planning, "plan", plan)
+    monkeypatch.setattr(selection, "select", select)
     assert build_again() == (130, "", "")
 
 
@@ -502,206 +313,6 @@ def test_a_cache_without_a_name_is_refused(run: Run, folder: Path, tmp_path: Pat
     result = run("build", folder / "tiny.yaml", "-o", tmp_path / "x.aot", "--cache", "")
     assert (result.status, result.out) == (2, "")
     assert "the cache directory has no name" in result.err
-
-
-# --- manifests and the command itself ---
-
-
-def test_from_config_writes_a_manifest(run: Run, tmp_path: Path) -> None:
-    config = ROOT / "tests/data/configs/llama-3.1-8b.json"
-    arguments = ["--tp", 2, "--tokens", "1,16", "--target", "sm_90a", "--model", "half", "--source", "someone/llama"]
-    result = run("manifest", "from-config", config, *arguments)
-    written: Manifest = manifest.loads(result.out)
-    assert (result.status, written.model, written.tokens, written.targets) == (0, "half", (1, 16), ("sm_90a",))
-    assert run("manifest", "from-config", config, *arguments, "-o", tmp_path / "m.yaml").out == ""
-    assert (tmp_path / "m.yaml").read_text() == result.out
-
-
-def test_from_config_keeps_the_machines_path_out_and_names_the_model(run: Run, tmp_path: Path) -> None:
-    config = ROOT / "tests/data/configs/llama-3.1-8b.json"
-    (tmp_path / "Mine").mkdir()
-    (tmp_path / "Mine" / "config.json").write_bytes(config.read_bytes())
-    for path, model in ((config, "llama-3.1-8b-tp8"), (tmp_path / "Mine" / "config.json", "mine-tp8")):
-        written = manifest.loads(run("manifest", "from-config", path, "--tp", 8, "--tokens", 1).out)
-        assert written.model == model
-        assert written.source.startswith(f"{path.name} at tp 8: ")
-
-
-def test_from_config_targets_what_has_kernels_of_the_type(run: Run) -> None:
-    config = ROOT / "tests/data/configs/llama-3.1-8b.json"
-    result = run("manifest", "from-config", config, "--tp", 1, "--tokens", 1, "--dtype", "e4m3", "--scaling", "none")
-    assert manifest.loads(result.out).targets == ("sm_90a", "sm_100a", "sm_103a")
-
-
-def test_from_config_fuses_and_scales(run: Run) -> None:
-    config = ROOT / "tests/data/configs/llama-3.1-8b.json"
-    arguments = ["--tp", 1, "--tokens", 1, "--target", "sm_90a", "--dtype", "e4m3", "--scaling", "block", "--fuse"]
-    written = manifest.loads(run("manifest", "from-config", config, *arguments).out)
-    assert written.model == "llama-3.1-8b-e4m3-fused"
-    assert [g.signature.epilogue for g in written.gemms] == ["none", "residual", "swiglu", "residual", "none"]
-    assert {g.signature.scaling for g in written.gemms} == {"block", "none"}
-
-
-@pytest.fixture
-def from_config(run: Run) -> Run:
-    """Write the manifest of a small config."""
-    config = ROOT / "tests/data/configs/llama-3.1-8b.json"
-    arguments = ["--tp", 1, "--tokens", 1, "--target", "sm_90a", "--dtype", "bf16"]
-    return lambda *options: run("manifest", "from-config", config, *arguments, *options)
-
-
-def test_from_config_replaces_a_file_only_by_force(from_config: Run, tmp_path: Path) -> None:
-    path = tmp_path / "m.yaml"
-    path.write_text("mine")
-    refused = from_config("-o", path)
-    assert (refused.status, refused.out) == (2, "")
-    assert refused.err == f"error: {path}: is there already; --force replaces it, or name another output\n"
-    assert path.read_text() == "mine"
-    assert from_config("-o", path, "--force").status == 0
-    assert manifest.load(path).model == "llama-3.1-8b"
-    assert os.listdir(tmp_path) == ["m.yaml"]
-
-
-def test_from_config_leaves_the_file_that_was_there_when_writing_fails(
-    from_config: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "m.yaml"
-    path.write_text("mine")
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("aot.problem.manifest.writer.os.replace", full)
-    result = from_config("-o", path, "--force")
-    assert (result.status, result.out) == (2, "")
-    assert "cannot be written (No space left on device)" in result.err
-    assert path.read_text() == "mine"
-    assert os.listdir(tmp_path) == ["m.yaml"]
-
-
-def test_from_config_prints_where_the_output_is_a_dash(
-    from_config: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert from_config("-o", "-").out == from_config().out != ""
-    assert os.listdir() == []
-
-
-def test_from_config_spreads_experts_over_ranks(run: Run) -> None:
-    config = ROOT / "tests/data/configs/qwen3-30b-a3b.json"
-    result = run("manifest", "from-config", config, "--tp", 2, "--ep", 4, "--tokens", 1, "--dtype", "bf16")
-    written = manifest.loads(result.out)
-    assert (result.status, result.err, written.model) == (0, "", "qwen3-30b-a3b-tp2-ep4")
-    assert {use.signature.groups for use in written.uses if use.signature.operation == "grouped_gemm"} == {32}
-
-
-def test_from_config_warns_of_experts_on_standard_error(run: Run) -> None:
-    config = ROOT / "tests/data/configs/qwen3-30b-a3b.json"
-    result = run("manifest", "from-config", config, "--no-experts", "--tokens", 1, "--dtype", "bf16")
-    assert (result.status, manifest.loads(result.out).layers) == (0, 48)
-    assert result.err.startswith("warning: qwen3-30b-a3b.json: the experts are left out")
-    assert result.err.count("\n") == 1
-
-
-def test_a_mistake_in_a_manifest_is_named_by_file_and_line(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "bad.yaml"
-    path.write_text(MANIFEST.replace("n: 1024, k: 512", "n: 1023, k: 512"))
-    result = run("build", path, "-o", tmp_path / "x.aot")
-    assert (result.status, result.out) == (2, "")
-    assert result.err.startswith(f"error: {path}:9: field 'gemms[0].n'")
-    assert "Traceback" not in result.err
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["nonsense"],
-        ["ls"],
-        ["ls", "--nonsense", "x.aot"],
-        ["build", "-o", "x.aot"],
-        ["build", "m.yaml"],
-        ["build", "m.yaml", "-o", "x.aot", "--jobs", "0"],
-        ["build", "m.yaml", "-o", "x.aot", "--candidates", "many"],
-        ["ls", "x.aot", "two\nlines"],
-        ["manifest", "from-config", "c.json", "--tp", "1", "--tokens", "1;2"],
-    ],
-)
-def test_a_wrong_call_has_status_2(run: Run, arguments: list[str]) -> None:
-    result = run(*arguments)
-    assert result.status == 2
-    assert "Traceback" not in result.err
-    if arguments:
-        assert result.err.startswith("error: ")
-        assert result.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["show", "x.aot", "qkv", "--m", "16", "--m", "0"], "'--m' must be at least 1, found '0'"),
-        (["show", "x.aot", "qkv", "--m", "3000000000"], "'--m' must be at most 2147483647, found '3000000000'"),
-        (["show", "x.aot", "qkv", "--m", "1,16"], "'--m' must be an integer, found '1,16'"),
-        (["tune", "x.aot", "-o", "y.aot", "--tolerance", "1%"], "'--tolerance' must be a number, found '1%'"),
-    ],
-)
-def test_a_number_that_cannot_be_is_named_with_what_it_may_be(run: Run, arguments: list[str], message: str) -> None:
-    result = run(*arguments)
-    shown = f"error: {message}; `aot {arguments[0]} --help` shows how to call it\n"
-    assert result == (2, "", shown)
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--finalists", "0", "'--finalists'"),
-        ("--repeats", "0", "'--repeats'"),
-        ("--seed", "-1", "'--seed'"),
-        ("--seed", "99999999999999999999", "'--seed'"),
-        ("--tolerance", "1.5", "'--tolerance'"),
-        ("--tolerance", "nan", "tolerance"),
-    ],
-)
-def test_an_option_of_tune_that_makes_no_sense_is_named(
-    run: Run, archive: Path, tmp_path: Path, option: str, value: str, message: str
-) -> None:
-    result = run("tune", archive, "-o", tmp_path / "x.aot", option, value)
-    assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
-    assert message in result.err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--target", "sm_90"], "unknown target 'sm_90'; did you mean 'sm_90a'? known: sm_80, "),
-        (["--target", "SM90A"], "unknown target 'SM90A'; did you mean 'sm_90a'? known: sm_80, "),
-        (["--target", "gfx942"], "unknown target 'gfx942'; known: sm_80, "),
-        (["-o", "no/such/folder/x.aot"], "its folder does not exist"),
-    ],
-)
-def test_what_cannot_be_built_has_status_2(build_again: Run, options: list[str], message: str) -> None:
-    result = build_again(*options)
-    assert (result.status, result.out) == (2, "")
-    assert message in result.err
-
-
-def test_manifest_and_base_are_told_apart(build_again: Run, folder: Path, tmp_path: Path, archive: Path) -> None:
-    result = build_again("--base", folder / "tiny.yaml")
-    assert (result.status, result.out) == (2, "")
-    assert result.err.startswith(f"error: {folder / 'tiny.yaml'}: is a manifest, not an archive; ")
-    result = build_again(archive)
-    assert (result.status, result.out) == (2, "")
-    assert result.err.startswith(f"error: {archive}: is an archive, not a manifest; give it to `aot build --base`")
-
-
-def test_a_build_that_can_serve_nothing_names_what_and_where(run: Run, folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "fused.yaml").write_text(MANIFEST.replace("defaults:\n", "defaults:\n  epilogue: swiglu\n"))
-    arguments = ["-o", tmp_path / "x.aot", "--target", "sm_80", "--cache", folder / "cache"]
-    result = run("build", tmp_path / "fused.yaml", *arguments)
-    assert (result.status, result.out) == (2, "")
-    assert f"error: {tmp_path / 'fused.yaml'}:10: up: bf16_bf16_bf16_f32_swiglu_" in result.err
-    assert "on sm_80: no kernel family computes it: none for sm_80 has the epilogue swiglu; sm_90a can" in result.err
-    assert result.err.endswith("; nor is there a kernel for the other 1\n")
 
 
 def test_a_reader_that_leaves_is_no_error(archive: Path) -> None:

@@ -189,7 +189,7 @@ ROOMS = {
         ("compile", "problem"),
         ("pack",),
         ("tune", "sign"),
-        ("plan", "repack", "verify"),
+        ("repack", "selection", "verify"),
         ("build", "inspect", "report"),
         ("cli",),
         ("__main__", "__init__"),

@@ -14,7 +14,7 @@ from runtime import native
 from runtime.container.fields import WIDTHS
 from runtime.device.launch import Evaluation, Launch
 from runtime.errors import ProgramError, RecordError
-from runtime.program.arithmetic import _BINARY, _CAST, _COMPARE, _FLAGS, _UNARY_FLAGGED, OPERATIONS
+from runtime.program.arithmetic import BINARY, CAST, COMPARE, FLAGS, OPERATIONS, UNARY_FLAGGED
 from runtime.program.evaluator import PythonEvaluator
 from runtime.program.program import NativeEvaluator
 
@@ -44,7 +44,7 @@ class Nodes:
     def add(self, in_loop: bool = False) -> None:
         op = self.draw(st.sampled_from(sorted(OPERATIONS - ({"loop"} if in_loop else set()))))
         width = self.draw(st.sampled_from(WIDTHS))
-        node = [op, 1 if op in _COMPARE else width, *self.operands(op, width, in_loop)]
+        node = [op, 1 if op in COMPARE else width, *self.operands(op, width, in_loop)]
         if None not in node:
             self.made.append(node)
             self.widths.append(node[1])
@@ -53,17 +53,17 @@ class Nodes:
         draw = self.draw
         if op == "const":
             yield draw(numbers(width))
-        elif op in _BINARY:
+        elif op in BINARY:
             yield from (self.any_of(width), self.any_of(width))
-            flags = [flag for flag, ops in _FLAGS.items() if op in ops]
+            flags = [flag for flag, ops in FLAGS.items() if op in ops]
             if draw(st.booleans()):
                 yield draw(st.lists(st.sampled_from(flags or [""]), unique=True, max_size=2 if flags else 0))
-        elif op in _COMPARE:
+        elif op in COMPARE:
             yield from (self.any_of(width), self.any_of(width))
-        elif op in _CAST:
+        elif op in CAST:
             sources = [w for w in WIDTHS if (w > width if op == "trunc" else w < width)]
             yield self.any_of(draw(st.sampled_from(sources))) if sources else None
-        elif op in _UNARY_FLAGGED:
+        elif op in UNARY_FLAGGED:
             yield from (self.any_of(width), draw(st.integers(0, 1)))
         elif op == "select":
             yield from (self.any_of(1), self.any_of(width), self.any_of(width))

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aot.compile.host.expressions import Graph, Node, Writer
-from runtime.program.arithmetic import NodeReader, Poison
+from runtime.program.arithmetic import Poison
+from runtime.program.nodes import NodeReader
 
 EDGES = (0, 1, 2, 127, 128, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
 

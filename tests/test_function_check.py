@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from aot import build, plan
+from aot import build, selection
 from aot.cli import commands
 from aot.compile.compiler import BuildReport
 from aot.pack import tables
@@ -305,7 +305,7 @@ def test_where_a_gpu_is_a_build_goes_on_to_check_what_has_a_reference(
 ) -> None:
     (tmp_path / "mine.py").write_text("")
 
-    def made(work: plan.Plan, destination: Path, *_: Any) -> build.Built:
+    def made(work: selection.Selection, destination: Path, *_: Any) -> build.Built:
         shutil.copy(archive, destination)
         kernels: Any = dict.fromkeys(work.functions)
         return build.Built(BuildReport(kernels, {}, {}, 0, 0, 0.0), (), (), 1, 0, 0, 0)

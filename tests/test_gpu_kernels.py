@@ -23,7 +23,8 @@ from runtime.device.launch import PROGRAMMATIC_STREAM_SERIALIZATION
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
-from runtime.numbers.scaling import SCALE_BLOCK
+from runtime.numbers.scaling import SCALE_BLOCK, SCALINGS, TILES
+from runtime.numbers.weights import BLOCK_ROWS, FORMATS
 from runtime.tables.dispatch import Dispatch
 
 pytestmark = pytest.mark.gpu
@@ -59,6 +60,10 @@ def functions(tuned_archive: Path) -> list[tuple[str, Signature]]:
 
 def steps(s: Signature) -> tuple[int, int]:
     """What N and K must be multiples of for a function that serves `s`."""
+    if s.scaling in FORMATS:  # of 4-bit weights
+        return BLOCK_ROWS, FORMATS[s.scaling].columns
+    if SCALINGS[s.scaling].layout == TILES:
+        return 32, 32
     k = 16 if s.a == "e4m3" else 8
     n = 16 if s.d == "e4m3" else 8
     if s.parts.gated:

@@ -126,6 +126,7 @@ def test_functions_of_one_number_give_equal_bits(tuned_archive: Path, forms: lis
         torch.cuda.synchronize()
 
 
+@pytest.mark.usefixtures("forms")
 def test_a_new_m_is_no_slower_to_serve_than_fifty_microseconds(library: Library) -> None:
     """The median on the host, of M values whose function was called for the same N and K before."""
     import time

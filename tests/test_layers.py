@@ -10,7 +10,8 @@ import pytest
 
 import runtime
 from runtime import ArchiveError, ArgumentError, DeviceError, KernelMiss, Library, RecordError
-from runtime.container.archive import Archive, UnknownEntry
+from runtime.container.archive import Archive
+from runtime.container.errors import UnknownEntry
 from runtime.serve.layers import open_archives
 
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, gemm_record, signature, write_archive

@@ -255,10 +255,10 @@ def test_function_beside_one_that_fits_its_entry_is_held_against_it_too(
 
 
 def test_plans_are_bounded(library: Library, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.serve.function.MAX_PLANS", 8)
+    monkeypatch.setattr("runtime.serve.plan.MAX_PLANS", 8)
     b = FakeTensor((N, K))
     for m in (*range(1, 30), 1):
         library.gemm(FakeTensor((m, K)), b)
-    assert len(library._now_plans) == 8
+    assert len(library._now.plans.by_call) == 8
     assert len(driver.launches) == 30
-    assert {plan.shape[0] for plan in library._now_plans.values()} <= {1, *range(22, 30)}, "the oldest go"
+    assert {plan.shape[0] for plan in library._now.plans.by_call.values()} <= {1, *range(22, 30)}, "the oldest go"

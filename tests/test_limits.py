@@ -17,7 +17,8 @@ import zstandard
 from aot.pack import tables
 from runtime import limits, native
 from runtime.container import canonical
-from runtime.container.archive import HEADER, Archive, IndexMalformed, SizeLimitExceeded
+from runtime.container.archive import HEADER, Archive
+from runtime.container.errors import IndexMalformed, SizeLimitExceeded
 from runtime.errors import RecordError
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature

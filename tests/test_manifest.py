@@ -255,7 +255,7 @@ def test_manifest_rejects_unsupported_combination_in_defaults_at_its_own_line() 
 def test_manifest_names_as_known_only_element_types_that_a_gemm_takes(dtype: str) -> None:
     with pytest.raises(ManifestError) as caught:
         loads(edited("a: bf16", f"a: {dtype}"))
-    assert str(caught.value).endswith("known: bf16, f16, e4m3")
+    assert str(caught.value).endswith("known: bf16, f16, e4m3, e2m1")
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from aot.pack.write import Package
-from aot.plan import plan
 from aot.problem import manifest
+from aot.selection import select
 from runtime import Library
 from runtime.container.archive import Archive
 from runtime.tables.dispatch import Dispatch
@@ -163,13 +163,13 @@ def test_a_build_of_which_no_kernel_takes_anything_is_refused_and_writes_nothing
 
 def test_gemms_and_other_operations_of_one_manifest_are_all_planned_for_each_target() -> None:
     gemms = "gemms: [{name: up, n: 256, k: 512, dtypes: {a: bf16, b: bf16, d: bf16}}]\noperations:"
-    work = plan([manifest.loads(MANIFEST.replace("operations:", gemms))], targets=["sm_90a", "sm_100a"], limit=1)
+    work = select([manifest.loads(MANIFEST.replace("operations:", gemms))], targets=["sm_90a", "sm_100a"], limit=1)
     asked = {(problem.signature.operation, problem.target) for problem in work.problems}
     assert asked == {(of, target) for of in ("gemm", "row_scale") for target in ("sm_90a", "sm_100a")}
 
 
 def test_every_kernel_of_an_operation_is_built_where_it_is_named_without_a_manifest() -> None:
-    found = plan([], ["sm_90a"], functions=["row_scale"]).functions
+    found = select([], ["sm_90a"], functions=["row_scale"]).functions
     assert {variant.name() for variant in found} == {
         f"row_scales.row.{t}_{t}_{t}_f32.threads{n}.sm_90a" for t in ("bf16", "f16") for n in (128, 256)
     }

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aot.problem.manifest import Gemm, Manifest, ManifestError, contents, dump, loads, nodes, reader, rules
+from aot.problem.manifest import Gemm, Manifest, ManifestError, dump, loads, manifest, nodes, reader, rules
 from aot.search.targets import TARGETS
 from runtime.gemm.signature import MAJORS, Signature
 from runtime.numbers.epilogue import ACTIVATIONS, EPILOGUES, GATED
@@ -52,10 +52,10 @@ def test_dump_rejects_a_line_break_in_the_model(line_break: str) -> None:
 texts = st.text(min_size=1, max_size=200).filter(lambda s: s.isprintable() and s == s.strip())
 
 
-tokens = st.sets(st.integers(1, contents.MAX_TOKENS), min_size=1, max_size=6).map(lambda s: tuple(sorted(s)))
+tokens = st.sets(st.integers(1, manifest.MAX_TOKENS), min_size=1, max_size=6).map(lambda s: tuple(sorted(s)))
 
 
-extents = st.integers(1, contents.MAX_EXTENT // 32).map(lambda i: 32 * i)
+extents = st.integers(1, manifest.MAX_EXTENT // 32).map(lambda i: 32 * i)
 
 
 signatures = st.builds(
@@ -65,25 +65,25 @@ signatures = st.builds(
     st.sampled_from(PRODUCTS),
     extents,
     extents,
-    st.integers(1, contents.MAX_COUNT) | st.just(1),
+    st.integers(1, manifest.MAX_COUNT) | st.just(1),
     st.sampled_from(list(EPILOGUES)),
     st.tuples(st.sampled_from(tuple(SCALINGS)), st.sampled_from(MAJORS), st.sampled_from(OVERLAPS)),
 ).filter(lambda s: rules.signature_problem(s) is None)
 
 
-counts = st.integers(1, contents.MAX_COUNT)
+counts = st.integers(1, manifest.MAX_COUNT)
 
 
 names = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True) | st.sampled_from(["no", "1", "1e5", "null", "-", "."])
 
 
-passes = st.dictionaries(st.integers(1, contents.MAX_TOKENS), st.integers(1, contents.MAX_PASSES), max_size=40)
+passes = st.dictionaries(st.integers(1, manifest.MAX_TOKENS), st.integers(1, manifest.MAX_PASSES), max_size=40)
 
 
 traffic = passes.map(lambda found: tuple(sorted(found.items())))
 
 
-gemms = st.builds(Gemm, names, signatures, counts, tokens, st.sampled_from(contents.PER), traffic=traffic)
+gemms = st.builds(Gemm, names, signatures, counts, tokens, st.sampled_from(manifest.PER), traffic=traffic)
 
 
 manifests = st.builds(
@@ -104,7 +104,7 @@ def test_what_dump_writes_loads_back_equal(manifest: Manifest) -> None:
 
 def test_page_has_every_field_and_its_default() -> None:
     said = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", PAGE.read_text(), re.MULTILINE))
-    defaults = {**contents.USUAL, "count": 1, "per": "layer", "layers": 1}
+    defaults = {**manifest.USUAL, "count": 1, "per": "layer", "layers": 1}
     for field in (*reader._TOP_FIELDS, *reader._GEMM_FIELDS):
         assert field in said, field
         if field in defaults:
@@ -113,9 +113,9 @@ def test_page_has_every_field_and_its_default() -> None:
 
 def test_page_has_every_word_and_every_limit() -> None:
     page = PAGE.read_text()
-    words = {*TARGETS, *SCALINGS, *MAJORS, *OVERLAPS, *ACTIVATIONS, *GATED, *contents.PER, *ACCUMULATORS}
+    words = {*TARGETS, *SCALINGS, *MAJORS, *OVERLAPS, *ACTIVATIONS, *GATED, *manifest.PER, *ACCUMULATORS}
     assert not {word for word in words if f"`{word}`" not in page}
-    limits = (contents.MAX_EXTENT, contents.MAX_TOKENS, contents.MAX_COUNT, nodes.MAX_ITEMS, nodes.MAX_TEXT_CHARACTERS)
+    limits = (manifest.MAX_EXTENT, manifest.MAX_TOKENS, manifest.MAX_COUNT, nodes.MAX_ITEMS, nodes.MAX_TEXT_CHARACTERS)
     assert not {limit for limit in limits if f"{limit:,}" not in page}
     assert f"{nodes.MAX_FILE_BYTES >> 10} KiB" in page
 

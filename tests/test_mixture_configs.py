@@ -3,11 +3,12 @@ refused. That shapes are the models' own, `tests/test_models.py` holds."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from aot.problem.manifest import Manifest, Use
+from aot.problem.manifest import Manifest, Use, dump, loads
 
 from .model_configs import config, manifest, refused
 from .transformers_layers import PUBLISHED
@@ -123,7 +124,29 @@ def test_weights_in_fp8_by_blocks_make_the_manifest_so() -> None:
     assert set(types.values()) == {("e4m3", "block")}
     found = experts(built)
     assert (found["gate_up"].signature.a, found["down"].signature.scaling) == ("e4m3", "block")
-    assert found["permute"].signature.x == "bf16"
+    assert (found["permute"].signature.x, found["permute"].signature.rows) == ("bf16", "e4m3")
+    assert list(found) == ["permute", "gate_up", "down", "gate_up_quantised", "quantise", "combine"]
+    assert loads(dump(built)).uses == built.uses
+    gate_up = found["gate_up"].signature
+    assert found["gate_up_quantised"].signature == replace(gate_up, d="e4m3")
+    quantise, down = found["quantise"], found["down"].signature
+    assert quantise.signature.key() == "bf16_e4m3_quantise_k2048_block_g256"
+    assert (quantise.signature.k, quantise.signature.groups) == (down.k, down.groups)
+    assert quantise.tokens == found["down"].tokens
+
+
+def test_what_is_quantised_between_experts_is_a_ranks_part_of_them() -> None:
+    built = experts(manifest(published("qwen3-30b-a3b", quantization_config=FP8), 4, ep=4))
+    assert built["permute"].signature.key() == "bf16_moe_permute_e32of128_top8_k2048_block"
+    assert built["quantise"].signature.key() == "bf16_e4m3_quantise_k768_block_g32"
+    assert experts(manifest(published("qwen3-30b-a3b")))["permute"].signature.scaling == "none"
+
+
+def test_gate_and_up_quantise_at_so_few_tokens_that_experts_have_64_rows() -> None:
+    fp8 = published("qwen3-30b-a3b", quantization_config=FP8)
+    assert experts(manifest(fp8, tokens=(16, 1024, 1040)))["gate_up_quantised"].tokens == (128, 8192)
+    assert "gate_up_quantised" not in experts(manifest(fp8, tokens=(4096,)))
+    assert "gate_up_quantised" not in experts(manifest(fp8, dtype="e4m3", scaling="row_column"))
 
 
 def test_a_dtype_that_is_given_has_the_say_over_weights_in_fp8() -> None:

@@ -21,6 +21,7 @@ TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
 SHIPPED: dict[str, tuple[str, str, int, str, tuple[str, ...]]] = {
     "llama-3.1-8b": ("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 1, "bf16", TARGETS),
     "llama-3.1-8b-fp8": ("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 1, "e4m3", ("sm_90a",)),
+    "blackwell/llama-3.1-8b-nvfp4": ("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 1, "e2m1", ("sm_100a", "sm_103a")),
     "llama-3.1-8b-fused": ("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 1, "bf16", ("sm_90a",)),
     "llama-3.3-70b-tp8": ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct", 8, "bf16", TARGETS),
     "qwen3-32b-tp2": ("qwen3-32b", "Qwen/Qwen3-32B", 2, "bf16", TARGETS),
@@ -35,7 +36,7 @@ def from_fixture(name: str) -> Manifest:
     config, source, tp, dtype, targets = SHIPPED[name]
     loaded = load_config(CONFIGS / f"{config}.json")
     wanted = Wanted(tp, TOKENS, targets, dtype, fuse=name.endswith("-fused"), experts=name.startswith("experts/"))
-    model = name.removeprefix("experts/") + ("-moe" if wanted.experts else "")
+    model = name.rpartition("/")[2] + ("-moe" if wanted.experts else "")
     return manifest_from_config(loaded, wanted, source=source, model=model)
 
 
@@ -49,7 +50,8 @@ def test_shipped_manifest_equals_what_its_config_gives(name: str) -> None:
 
 
 def test_every_shipped_manifest_is_proven() -> None:
-    found = {*(ROOT / "manifests").glob("*.yaml"), *(ROOT / "manifests" / "experts").glob("*.yaml")}
+    folders = (ROOT / "manifests", *(ROOT / "manifests" / name for name in ("experts", "blackwell")))
+    found = {path for folder in folders for path in folder.glob("*.yaml")}
     assert {str(p.relative_to(ROOT / "manifests").with_suffix("")) for p in found} == set(SHIPPED)
 
 
@@ -205,7 +207,7 @@ def test_default_targets_are_those_with_kernels_for_every_layer() -> None:
 
 def test_default_targets_of_fused_and_of_biased_layers_have_their_epilogues() -> None:
     assert manifest(config(), targets=None, fuse=True).targets == ("sm_90a",)
-    assert manifest(qwen2(), targets=None).targets == ("sm_90a",)
+    assert manifest(qwen2(), targets=None).targets == ("sm_90a", "sm_100a", "sm_103a")
 
 
 def test_from_config_refuses_layers_that_no_target_has_kernels_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,8 +365,10 @@ def test_experts_that_are_left_out_are_said() -> None:
     [
         (
             {"fuse": True},
-            ("no kernel computes o, gate_up, down on sm_80: none for sm_80 has the epilogue residual; sm_90a can; ",)
-            + ("name another target, or leave --fuse out",),
+            (
+                "no kernel computes o, gate_up, down on sm_80: none for sm_80 has the epilogue residual; ",
+                "sm_90a, sm_100a, sm_103a, sm_107a, sm_110a can; name another target, or leave --fuse out",
+            ),
         ),
         (
             {"dtype": "e4m3"},
@@ -384,6 +388,6 @@ def test_a_target_that_was_named_and_lacks_kernels_for_biases_of_the_model_is_to
     biased = {**qwen2(), "torch_dtype": "bfloat16"}
     assert warnings(biased, targets=("sm_90a",)) == []
     assert warnings(biased, targets=("sm_80", "sm_90a")) == [
-        "config.json: no kernel computes qkv on sm_80: none for sm_80 has the epilogue bias; sm_90a can; "
-        "a build leaves them out there"
+        "config.json: no kernel computes qkv on sm_80: none for sm_80 has the epilogue bias; "
+        "sm_90a, sm_100a, sm_103a, sm_107a, sm_110a can; a build leaves them out there"
     ]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from aot.plan import plan
 from aot.problem.manifest import Gemm, Manifest, ManifestError, dump, loads
-from aot.problem.models.reading import padded
+from aot.problem.models.read_model import padded
+from aot.selection import select
 
 from .model_configs import manifest
 from .transformers_layers import PUBLISHED, RECORDED, build, cut, rows
@@ -73,7 +73,7 @@ def test_ranks_have_what_the_models_own_plan_gives_them(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_build_has_candidates_for_every_layer_of_a_published_model(name: str, tp: int) -> None:
     written = loads(dump(manifest(PUBLISHED[name]["config"], tp, tokens=(1, 64))))
-    planned = {problem.signature: problem for problem in plan([written]).problems}
+    planned = {problem.signature: problem for problem in select([written]).problems}
     for problem in written.problems():
         assert {m for m, candidates in planned[problem.signature].by_tokens if candidates} >= set(problem.tokens)
 

@@ -18,6 +18,7 @@ from .recording_driver import FakeTensor
 
 pytestmark = pytest.mark.skipif(native._native is None, reason="runtime._native was not built")
 ALL = (1 << 64) - 1
+CHECKS = ((15,) * 3, (64, 128, 64), ((2, 0), (2, 1)))
 SLOTS = [(0, 0, 0, ALL), (8, 1, 0, ALL), (16, 2, 0, ALL)]
 
 
@@ -47,7 +48,7 @@ def putter(table: Any, tensors: tuple[FakeTensor, ...]) -> Callable[[Any], None]
     counter = native._native.Counter()
 
     def put(launch: Any) -> None:
-        assert table.put(0, tensors, (launch,), (15,) * 3, (64, 128, 64), 0, None, None, counter)
+        assert table.put(0, tensors, (launch,), CHECKS, 0, None, None, counter)
 
     return put
 

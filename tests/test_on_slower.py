@@ -10,7 +10,8 @@ import pytest
 
 import runtime
 from runtime import ArgumentError, KernelMiss, Library
-from runtime.container.archive import Archive, ArchiveClosed
+from runtime.container.archive import Archive
+from runtime.container.errors import ArchiveClosed
 from runtime.gemm.fallback import torch_runs
 from runtime.gemm.signature import Signature
 

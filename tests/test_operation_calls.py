@@ -13,7 +13,7 @@ from runtime import Library
 from runtime.container.archive import Archive
 from runtime.errors import ArgumentError, LayoutError
 from runtime.grouped_gemm import GroupedGemm
-from runtime.serve import operation_calls
+from runtime.serve import planned_call
 
 from .grouped_gemm.test_operation import PLAIN, driver, library, tensors
 from .recording_driver import FakeTensor, RecordingDriver
@@ -110,7 +110,7 @@ def test_a_reload_forgets_plans(library: Library, driver: RecordingDriver, tmp_p
     out = FakeTensor((9, 256))
     library.call("grouped_gemm", a, b, ends, out=out)
     (planned,) = library._now.calls.values()
-    assert isinstance(planned, operation_calls.PlannedCall)
+    assert isinstance(planned, planned_call.PlannedCall)
     before = library._now
     library._serve(library._generation([Archive.open(tmp_path / "experts.aot")]))
     before.retire()

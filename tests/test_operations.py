@@ -168,7 +168,7 @@ NAMING = (
     *("aot/kernels/", "aot/providers/"),
     *("runtime/program/operation.py", "aot/search/operation.py", "aot/tune/operation.py"),
     *("runtime/torch/", "runtime/plugin/", "runtime/sglang/", "runtime/vllm/"),
-    *("runtime/serve/gemm/", "runtime/serve/library.py", "aot/problem/models/experts.py"),
+    *("runtime/serve/gemm/", "runtime/serve/operation_calls.py", "aot/problem/models/experts.py"),
 )
 
 

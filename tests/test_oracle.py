@@ -8,6 +8,8 @@ import pytest
 
 from aot.search.targets import TARGETS
 
+from .compilers import needed
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -17,14 +19,19 @@ def oracle(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-# Those with many families, and one whose only family is the first target's.
-MANY = "sm_90a", "sm_100a", "sm_103a"
-LONG = *MANY, "sm_120a"
+MANY = "sm_90a", "sm_100a", "sm_103a"  # those with many families
 
 
-@pytest.mark.parametrize("target", [pytest.param(t, marks=[pytest.mark.long] * (t in LONG)) for t in TARGETS])
-def test_launch_programs_equal_the_compilers_host_code(target: str) -> None:
-    run = oracle(target, "--cases", "200")
+@pytest.mark.parametrize(
+    ("target", "more"),
+    [
+        ("sm_80", ["--family", "sm80_tensorop"]),
+        *(pytest.param(t, [], marks=[pytest.mark.long, *needed(t)]) for t in TARGETS),
+    ],
+    ids=["sm_80's own", *TARGETS],
+)
+def test_launch_programs_equal_the_compilers_host_code(target: str, more: list[str]) -> None:
+    run = oracle(target, "--cases", "200", *more)
     print(run.stdout)
     assert run.returncode == 0, run.stdout + run.stderr[-3000:]
     assert run.stdout.count("ok") >= 3

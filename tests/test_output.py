@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aot import build, plan
+from aot import build, selection
 from aot.cli import commands
 
 from . import recording_driver
@@ -24,12 +24,12 @@ def _archive(path: Path, tuned: int) -> Path:
 
 @pytest.fixture
 def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither planning nor compiling nor measuring is reached."""
+    """Neither selecting nor compiling nor measuring is reached."""
 
     def reached(*_: object, **__: object) -> None:
         raise AssertionError("the work has begun")
 
-    monkeypatch.setattr(plan, "plan", reached)
+    monkeypatch.setattr(selection, "select", reached)
     monkeypatch.setattr(build, "compile_variants", reached)
     monkeypatch.setattr(commands.tune, "tune_archive", reached)
 

@@ -27,11 +27,8 @@ from runtime.gemm.universal import PREDICTED
 from runtime.serve.layers import open_archives
 
 from .command_line import ROOT
+from .published_layers import of_model
 from .recording_driver import RecordingDriver
-
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import random_cases
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -77,11 +74,7 @@ def test_it_comes_with_an_install() -> None:
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-8b", "gemma-3-4b", "gemma-3-12b"])
 def test_no_product_of_these_models_is_left(model: str) -> None:
     """Without an activation that is fused: transformers asks for plain products, as `replace_linears` takes them."""
-    layers = [
-        layer.signature
-        for layer in random_cases.load_layers(random_cases.default_paths())
-        if any(name.startswith(f"{model}:") for name in layer.names) and layer.signature.epilogue in ("none", "bias")
-    ]
+    layers = [signature for signature in of_model(model) if signature.epilogue in ("none", "bias")]
     assert len(layers) >= 4
     library = Library(open_archives([runtime.universal()]), RecordingDriver())
     for signature in layers:
@@ -150,6 +143,7 @@ def test_at_random_shapes_and_m_the_choice_is_near_the_best() -> None:
     assert mean(losses(kept)) < 0.029
 
 
+@pytest.mark.long
 def test_corrections_are_worth_something_and_harm_where_they_are_shuffled() -> None:
     """2.8% behind with them, 3.8% without, 4.6% when shuffled."""
     assert mean(losses(kept)) < mean(losses(left_out)) - 0.004

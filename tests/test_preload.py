@@ -22,7 +22,8 @@ from runtime.container import canonical
 from runtime.container.archive import Archive
 from runtime.gemm.signature import Signature
 from runtime.serve import preload
-from runtime.serve.function import MAX_PLANS, Function
+from runtime.serve.function import Function
+from runtime.serve.plan import MAX_PLANS
 
 from .forbidden import Forbid, forbidding, hook
 from .recording_driver import (
@@ -327,7 +328,7 @@ def test_torch_that_cannot_be_imported_is_none(
         monkeypatch.setattr(importlib, "import_module", fail)
     assert library.preload(tokens=[5])
     assert library._now.plans.preloaded is not None
-    assert [key[0] for key in library._now_plans] == [False] * len(ENTRIES)
+    assert [key[0] for key in library._now.plans._by_shape] == [False] * len(ENTRIES)
 
 
 def test_function_that_is_loaded_while_it_is_read_keeps_no_cubin(opened: tuple[Library, RecordingDriver]) -> None:
@@ -366,9 +367,9 @@ def test_torch_that_another_thread_is_importing_is_waited_for(
 
     monkeypatch.setattr(importlib, "import_module", imported)
     library.preload(tokens=[5])
-    plans = [plan for key, plan in library._now_plans.items() if key[0]]
+    plans = [plan for key, plan in library._now.plans._by_shape.items() if key[0]]
     assert plans
-    assert all(plan.dtype is not None and plan.current_stream is not None for plan in plans)
+    assert all(plan.dtype is not None and plan.streams is not None for plan in plans)
 
 
 # While one thread imports torch, which takes a second, the other preloads.
@@ -391,8 +392,8 @@ thread = threading.Thread(target=prepare)
 thread.start()
 import torch
 thread.join()
-plans = [plan for key, plan in library._now_plans.items() if key[0]]
-print(len(plans), {str(plan.dtype) for plan in plans}, all(callable(plan.current_stream) for plan in plans))
+plans = [plan for key, plan in library._now.plans._by_shape.items() if key[0]]
+print(len(plans), {str(plan.dtype) for plan in plans}, all(callable(plan.streams.current_stream) for plan in plans))
 """
 
 
@@ -405,7 +406,7 @@ def test_preload_waits_for_the_import_of_torch_in_another_thread(tmp_path: Path)
 
 def test_plans_of_preloads_of_different_signatures_are_all_kept(opened: tuple[Library, RecordingDriver]) -> None:
     library, _ = opened
-    tokens = range(1, MAX_PLANS // 2 // 3 + 1)
+    tokens = range(1, MAX_PLANS // 2 // 2 + 1)
     library.preload(tokens=tokens, only=[key(1024)])
     library.preload(tokens=tokens, only=[key(2048)])
     made = library.stats().plans_made
@@ -413,13 +414,13 @@ def test_plans_of_preloads_of_different_signatures_are_all_kept(opened: tuple[Li
         call(library, m, 1024)
         call(library, m, 2048)
     assert library.stats().plans_made == made
-    with pytest.raises(ArgumentError, match=rf"for 3 signatures .* give fewer, {MAX_PLANS // 9} in all"):
+    with pytest.raises(ArgumentError, match=rf"for 3 signatures .* give fewer, {MAX_PLANS // 6} in all"):
         library.preload(only=[key(4096)])
 
 
 def test_values_of_several_preloads_count_together(opened: tuple[Library, RecordingDriver]) -> None:
     library, _ = opened
-    most = MAX_PLANS // len(library._now.entries.table().entries) // 3
+    most = MAX_PLANS // len(library._now.entries.table().entries) // 2
     library.preload(tokens=range(1, most // 2 + 1))
     with pytest.raises(ArgumentError, match=rf"more plans than .* give fewer, {most} in all"):
         library.preload(tokens=range(most // 2 + 1, most + 2))

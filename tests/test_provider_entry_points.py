@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from aot.plan import plan
 from aot.search import legal
 from aot.search.provider import PROVIDERS, ProviderError, home, provider, provider_names
+from aot.selection import select
 from runtime.errors import AotError
 from runtime.gemm.signature import Signature
 
@@ -54,7 +54,7 @@ def test_a_provider_of_another_distribution_is_one_of_the_providers(install: Pat
     distribution(install, "made_up_a", GOOD)
     assert provider_names() == (*PROVIDERS, "others")
     assert provider("others").source_digest("soft") == "ab"
-    (variant,) = plan([], ["sm_90a"], functions=["softmax"]).functions
+    (variant,) = select([], ["sm_90a"], functions=["softmax"]).functions
     assert variant.name() == "others.soft.f32_f32_f32_f32.threads128.sm_90a"
     assert legal.of_name(variant.name()) == variant
     assert home(variant) == "others"  # a compiler of its own, which its code may change
@@ -92,7 +92,7 @@ def test_a_broken_provider_is_one_error_that_names_its_distribution(
         provider("others")
     assert "\n" not in str(caught.value)
     with pytest.raises(ProviderError, match=where):
-        plan([], ["sm_90a"], functions=["softmax"])
+        select([], ["sm_90a"], functions=["softmax"])
 
 
 def test_a_name_that_is_taken_is_an_error_that_names_both(install: Path) -> None:

@@ -21,7 +21,6 @@ import pytest
 
 from aot.compile import compiler
 from aot.compile.toolchain import Toolchain
-from aot.plan import plan
 from aot.problem.manifest import Gemm, Manifest
 from aot.providers import cutlass_operators, own
 from aot.providers.arguments import digest
@@ -32,9 +31,11 @@ from aot.search.legal import illegal, legal_functions, legal_variants, of_name, 
 from aot.search.provider import PROVIDERS, ProviderError, provider
 from aot.search.targets import TARGETS
 from aot.search.variants import Family, Variant, choices
+from aot.selection import select
 from runtime.errors import AotError
 from runtime.gemm.signature import Signature
 
+from .compilers import needed
 from .shared import made_once
 
 ROOT = Path(__file__).parents[1]
@@ -153,6 +154,11 @@ CASES = {
         variant("sm_103a", "sm100_preferred_cluster", "bf16", 2, scheduler="clc", two_cta=True),
         variant("sm_103a", "sm100_tgv", "f16", 2, tile_m=32),
     ],
+    "sm_107a": [
+        variant("sm_107a", "sm107_dense", "e4m3", tile_m=512, two_cta=True, b_reuse=True),
+        variant("sm_107a", "sm107_dense", "e4m3", 2, tile_m=128),
+    ],
+    "sm_110a": [variant("sm_110a", "sm100_persistent", tile_m=256, tile_n=256, scheduler="clc", two_cta=True)],
     "sm_120a": [variant("sm_120a", "sm80_tensorop", tile_m=64)],
 }
 
@@ -179,7 +185,9 @@ def compiled(request: pytest.FixtureRequest) -> Callable[[str], list[Any]]:
 QUICK = "sm_80", "sm_90a", "sm_100a"
 
 
-@pytest.mark.parametrize("target", [pytest.param(t, marks=[pytest.mark.long] * (t not in QUICK)) for t in TARGETS])
+@pytest.mark.parametrize(
+    "target", [pytest.param(t, marks=[pytest.mark.long] * (t not in QUICK) + needed(t)) for t in TARGETS]
+)
 def test_variants_of_every_family_compile_with_no_device(compiled: Callable[[str], list[Any]], target: str) -> None:
     results = compiled(target)
     cubins = [cubin for *_, cubin in results]
@@ -279,8 +287,9 @@ def _changed(*files: Path, of: str = "own") -> set[str]:
     [
         ("sm90/grouped/*.py", {"sm90_gathered", "sm90_grouped", "sm90_masked"}),
         ("sm90/persistent/*.py", {"sm90_gathered", "sm90_grouped", "sm90_masked", "sm90_persistent"}),
-        ("sm90/small_m/*.py", {"sm90_small_m"}),
-        ("sm90/activations.py", {"sm90_gathered", "sm90_grouped", "sm90_masked", "sm90_persistent", "sm90_small_m"}),
+        ("sm90/small_m/*.py", {"sm90_small_m", "sm90_w4"}),
+        ("sm90/w4/*.py", {"sm90_w4"}),
+        ("sm90/activations.py", {name for name in own.FAMILIES if name.startswith("sm90_")}),
         ("sm90/h200.py", {"sm90_gathered", "sm90_grouped", "sm90_masked", "sm90_persistent"}),
         ("sm90/*/choices.py", set()),
     ],
@@ -293,13 +302,14 @@ def test_kernels_that_change_are_compiled_anew_and_no_others(copied: Path, patte
 @pytest.mark.parametrize(
     ("pattern", "operations"),
     [
-        ("arguments.py", {"gemm", "grouped_gemm", "rmsnorm", "moe_permute", "moe_combine"}),
+        ("arguments.py", {"gemm", "grouped_gemm", "rmsnorm", "moe_permute", "moe_combine", "quantise"}),
         ("gemm_arguments.py", {"gemm"}),
         ("builders/gemm.py", {"gemm"}),
         ("grouped_arguments.py", {"grouped_gemm"}),
         ("builders/grouped_gemm.py", {"grouped_gemm"}),
         ("builders/rmsnorm.py", {"rmsnorm"}),
         ("builders/moe.py", {"moe_permute", "moe_combine"}),
+        ("builders/quantise.py", {"moe_permute", "moe_combine", "quantise"}),
         ("builders/__init__.py", set()),
     ],
 )
@@ -327,7 +337,9 @@ def test_what_says_which_operands_an_operation_has_compiles_its_kernels_anew(
     ("pattern", "families"),
     [
         ("operator_api/dense.py", set(cutlass_operators.FAMILIES) - {"sm100_block_scaled", "sm100_grouped"}),
+        ("operator_api/fused.py", {"sm100_static_persistent_efc"}),
         ("operator_api/block_scaled.py", {"sm100_block_scaled"}),
+        ("operator_api/tensor_scale.py", {"sm100_block_scaled"}),
         ("operator_api/grouped.py", {"sm100_grouped"} & set(cutlass_operators.FAMILIES)),
         ("operator_api/operator.py", set(cutlass_operators.FAMILIES)),
         ("arguments.py", set(cutlass_operators.FAMILIES)),
@@ -367,7 +379,7 @@ def test_a_file_that_is_imported_within_a_function_or_by_its_whole_name_belongs_
     last.write_text("")
     kernel = copied / "kernels/sm90/small_m/weight_tiles.py"
     kernel.write_text(kernel.read_text() + "\n\ndef late():\n    from ...lazily import anything\n")
-    assert _changed(lazily) == _changed(wholly) == _changed(last) == {"sm90_small_m"}
+    assert _changed(lazily) == _changed(wholly) == _changed(last) == {"sm90_small_m", "sm90_w4"}
 
 
 def test_the_cache_key_of_a_variant_follows_its_own_familys_sources(copied: Path) -> None:
@@ -491,11 +503,11 @@ def test_a_new_provider_is_ranked_and_planned_beside_the_others(library: bool, m
         monkeypatch.setitem(sys.modules, "nvMatmulHeuristics", None)
     everything = {v for name in PROVIDERS for v in provider(name).variants("sm_90a", signature())}
     manifest = Manifest("m", "s", (1, 512), ("sm_90a",), (Gemm("g", signature(), 1, (1, 512)),))
-    planned = plan([manifest], limit=len(everything), functions=["softmax"])
+    planned = select([manifest], limit=len(everything), functions=["softmax"])
     assert [v.family for v in planned.functions] == ["softmax"]
     by_tokens = dict(planned.problems[0].by_tokens)
     assert all(set(by_tokens[m]) == everything for m in manifest.tokens)
-    short = dict(plan([manifest], limit=5).problems[0].by_tokens)
+    short = dict(select([manifest], limit=5).problems[0].by_tokens)
     leaders = {"sm90_static_persistent", "sm90_small_m", "sm90_persistent", "swap_ab", "one_size"}
     for candidates in (short[m] for m in manifest.tokens):
         assert {v.family for v in candidates} == leaders

@@ -22,8 +22,9 @@ from aot.problem import manifest
 from aot.problem.manifest import ManifestError, signature_problem
 from runtime.gemm.signature import Signature
 
+from .published_layers import layers
+
 SEED = "f40e4c7de3b0d1b9f3b6a3d6f5a2a9f8e7c6b5a4"
-LAYERS = random_cases.load_layers(random_cases.default_paths())
 
 
 def layer(n: int, k: int = 64, most_tokens: int = 8192) -> random_cases.Layer:
@@ -42,18 +43,18 @@ def test_a_seed_always_draws_the_same() -> None:
         (256, 154),
     ]
     again = random_cases.load_layers(random_cases.default_paths()[::-1])
-    drawn = [random_cases.cases(SEED, 50, layers) for layers in (LAYERS, again)]
+    drawn = [random_cases.cases(SEED, 50, layers) for layers in (layers(), again)]
     assert [c.key for c in drawn[0]] == [c.key for c in drawn[1]]
 
 
 def test_more_cases_begin_with_the_fewer_and_none_comes_twice() -> None:
-    found = [c.key for c in random_cases.cases(SEED, 400, LAYERS)]
-    assert found[:100] == [c.key for c in random_cases.cases(SEED, 100, LAYERS)]
+    found = [c.key for c in random_cases.cases(SEED, 400, layers())]
+    assert found[:100] == [c.key for c in random_cases.cases(SEED, 100, layers())]
     assert len(set(found)) == len(found) == 400
 
 
 def test_seeds_differ() -> None:
-    first, second = ({c.key for c in random_cases.cases(seed, 100, LAYERS)} for seed in (SEED, SEED[:-1] + "5"))
+    first, second = ({c.key for c in random_cases.cases(seed, 100, layers())} for seed in (SEED, SEED[:-1] + "5"))
     assert len(first & second) < 10
 
 
@@ -90,7 +91,7 @@ def test_each_m_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_regime_occurs() -> None:
-    found = Counter(random_cases.regime(c.m) for c in random_cases.cases(SEED, 100, LAYERS))
+    found = Counter(random_cases.regime(c.m) for c in random_cases.cases(SEED, 100, layers()))
     assert set(found) == {name for name, _, _ in random_cases.REGIMES}
     assert min(found.values()) >= 15
     assert [random_cases.regime(m) for m in (64, 65, 511, 512)] == ["M <= 64", *["M = 65..511"] * 2, "M >= 512"]
@@ -103,7 +104,7 @@ def test_a_layer_sees_no_more_rows_than_it_may() -> None:
     assert all(c.layer.signature.bytes(c.m) <= random_cases.MOST_BYTES for c in found)
     assert large.fits(64)
     assert not large.fits(8192)
-    logits = [f for f in LAYERS if all(name.endswith(":lm_head") for name in f.names)]
+    logits = [f for f in layers() if all(name.endswith(":lm_head") for name in f.names)]
     assert len(logits) > 20
     assert {f.most_tokens for f in logits} == {256}
 
@@ -114,28 +115,28 @@ def test_a_draw_ends_where_nothing_is_left() -> None:
 
 
 def test_a_few_layers_are_looked_at_closely() -> None:
-    found = random_cases.few_layers(SEED, 3, 20, LAYERS)
+    found = random_cases.few_layers(SEED, 3, 20, layers())
     assert Counter(Counter(c.layer for c in found).values()) == {20: 3}
     assert len({c.key for c in found}) == 60
     assert not any("lm_head" in c.layer.label for c in found)
 
 
 def test_the_layers_are_distinct_legal_and_of_many_models() -> None:
-    signatures = [found.signature for found in LAYERS]
+    signatures = [found.signature for found in layers()]
     assert len(set(signatures)) == len(signatures) > 300
     assert [signature_problem(s) for s in signatures if signature_problem(s)] == []
-    models = {name.split(":")[0] for found in LAYERS for name in found.names}
+    models = {name.split(":")[0] for found in layers() for name in found.names}
     assert {path.stem for path in (random_cases.ROOT / "manifests").glob("*.yaml")} <= models
     assert len({model.split("-")[0] for model in models}) >= 20
-    layers = {name.split(":")[1] for found in LAYERS for name in found.names}
-    assert {"qkv", "q", "kv", "gate_up", "gate", "gate_up-swiglu", "o", "down", "lm_head", "router"} <= layers
+    names = {name.split(":")[1] for found in layers() for name in found.names}
+    assert {"qkv", "q", "kv", "gate_up", "gate", "gate_up-swiglu", "o", "down", "lm_head", "router"} <= names
     assert {s.scaling for s in signatures} == {"none", "row_column", "block"}
     assert {s.b_major for s in signatures} == {"k", "n"}
     assert {s.overlap for s in signatures} == {"serial"}
 
 
 def test_what_is_merged_is_taken_apart() -> None:
-    found = {name: f.signature for f in LAYERS for name in f.names if name.startswith("qwen2.5-0.5b:")}
+    found = {name: f.signature for f in layers() for name in f.names if name.startswith("qwen2.5-0.5b:")}
     shapes = {name.split(":")[1]: (s.n, s.k, s.epilogue) for name, s in found.items()}
     assert shapes == {
         "qkv": (1152, 896, "bias"),
@@ -216,12 +217,12 @@ def test_drawing_needs_no_torch() -> None:
 
 
 def test_a_manifest_has_one_layer_of_each_model_that_is_drawn() -> None:
-    found = draw_manifest.drawn(SEED, 24, ("16 bits", "16 bits, fused"), LAYERS)
+    found = draw_manifest.drawn(SEED, 24, ("16 bits", "16 bits, fused"), layers())
     assert len({x.signature for x in found}) == len(found) == 24
     assert {random_cases.group(x.signature) for x in found} <= {"16 bits", "16 bits, fused"}
-    assert found == draw_manifest.drawn(SEED, 24, ("16 bits", "16 bits, fused"), LAYERS[::-1])
-    assert found != draw_manifest.drawn(SEED + "5", 24, ("16 bits", "16 bits, fused"), LAYERS)
-    assert len(draw_manifest.drawn(SEED, 1000, ("e4m3 row_column",), LAYERS)) < 1000
+    assert found == draw_manifest.drawn(SEED, 24, ("16 bits", "16 bits, fused"), layers()[::-1])
+    assert found != draw_manifest.drawn(SEED + "5", 24, ("16 bits", "16 bits, fused"), layers())
+    assert len(draw_manifest.drawn(SEED, 1000, ("e4m3 row_column",), layers())) < 1000
 
 
 def test_the_manifest_of_layers_is_one_and_asks_for_no_more_tokens_than_a_layer_sees(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aot.search.legal import legal_variants
 from aot.search.provider import PROVIDERS, provider
 from aot.search.rank import _shapes, rank, shortlist
-from aot.search.targets import TARGETS
+from aot.search.targets import TARGETS, USUAL_TARGETS
 from aot.search.variants import Option, Variant, choices
 from runtime.gemm.signature import Signature
 from runtime.program.operation import OVERLAPS
@@ -53,7 +53,7 @@ def test_fallback_ignores_the_order_given(rng: object, m: int) -> None:
     assert rank(shuffled, SIGNATURE, m, "sm_90a") == rank(given_, SIGNATURE, m, "sm_90a")
 
 
-@pytest.mark.parametrize("target", [t for t in TARGETS if t != "sm_90a"])
+@pytest.mark.parametrize("target", [t for t in USUAL_TARGETS if t != "sm_90a"])
 def test_source_names_the_library_and_its_version(target: str) -> None:
     pytest.importorskip("nvMatmulHeuristics")
     assert rank(variants(target), SIGNATURE, 16, target).source.startswith("nvidia-matmul-heuristics 0.")
@@ -66,13 +66,15 @@ def test_source_says_that_families_estimate_their_own_times() -> None:
 @pytest.mark.usefixtures("without_library")
 def test_source_says_why_the_fallback_ordered() -> None:
     source = rank(variants("sm_100a"), SIGNATURE, 16, "sm_100a").source
-    assert source.startswith("tile-wave model (nvidia-matmul-heuristics cannot be loaded:")
+    assert source.startswith("model of tcgen05 tiles, not measured (nvidia-matmul-heuristics cannot be loaded:")
 
 
 def test_source_says_which_type_the_library_does_not_know() -> None:
     odd = Signature("i8", "i8", "i32", "i32", "none", 6144, 4096)
     source = rank(variants("sm_100a"), odd, 16, "sm_100a").source
-    assert source == "tile-wave model (nvidia-matmul-heuristics does not know the element type 'i8')"
+    assert (
+        source == "model of tcgen05 tiles, not measured (nvidia-matmul-heuristics does not know the element type 'i8')"
+    )
 
 
 @pytest.mark.parametrize("types", [("bf16", "none"), ("e4m3", "none"), ("e4m3", "row_column")])
@@ -92,6 +94,26 @@ def test_few_rows_prefer_small_tiles_and_many_prefer_large(library: bool, monkey
         many = rank(variants("sm_90a", signature), signature, 8192, "sm_90a").variants[0].options
         assert (few["tile_m"], few["tile_n"]) == (64, 64)
         assert (many["tile_m"], many["tile_n"]) == (128, 256)
+
+
+@pytest.mark.parametrize("library", [True, False])
+@pytest.mark.parametrize("target", ["sm_100a", "sm_103a"])
+def test_tiles_of_two_ctas_are_always_among_the_candidates_of_many_rows(
+    target: str, library: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not library:
+        monkeypatch.setitem(sys.modules, "nvMatmulHeuristics", None)
+    shapes = [(128, 2048), (4096, 14336), (6144, 4096), (28672, 8192)]
+    problems = [
+        (dataclasses.replace(s, n=n, k=k), m)
+        for s in (SIGNATURE, FP8, dataclasses.replace(SIGNATURE, epilogue="bias+silu+residual"))
+        for n, k in shapes
+        for m in (256, 300, 777, 1024, 2000, 8192)
+    ]
+    given_ = {v for s, _ in problems for v in variants(target, s)}
+    for (s, m), found in shortlist(given_, problems, target, limit=8).candidates.items():
+        assert any(v.options["two_cta"] for v in found if "two_cta" in v.options), (s, m)
+        assert len({v.options.get("two_cta") for v in found if v.family == "sm100_persistent"}) in (0, 2), (s, m)
 
 
 def test_blackwell_prefers_two_cta_tiles_at_many_rows() -> None:
@@ -192,7 +214,8 @@ def test_variants_of_an_unknown_family_have_a_place_whatever_their_choices(
 def test_what_is_listed_of_a_problem_is_the_first_of_what_could_be(target: str, limit: int, m: int) -> None:
     given_ = [v for p in PROVIDERS for v in provider(p).variants(target, SIGNATURE)]
     order = rank(given_, SIGNATURE, m, target).variants
-    leaders = {(v.provider, v.family): v for v in reversed(order)}.values()
+    by_ctas = (lambda v: v.options.get("two_cta", False)) if m >= 256 else (lambda _: False)
+    leaders = {(v.provider, v.family, by_ctas(v)): v for v in reversed(order)}.values()
     rest = [v for v in order if v not in leaders]
     whole = sorted([*sorted(leaders, key=order.index), *rest][:limit], key=order.index)
     for most in (1, 2, limit):
@@ -202,7 +225,7 @@ def test_what_is_listed_of_a_problem_is_the_first_of_what_could_be(target: str, 
 
 @pytest.mark.usefixtures("without_library")
 def test_of_equal_costs_each_shape_comes_once_before_any_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aot.search.rank._TileWaves.cost", lambda *_: 1.0)
+    monkeypatch.setattr("aot.search.tile_waves.Tcgen05Tiles.cost", lambda *_: 1.0)
     shapes, copies = _shapes(variants("sm_100a")), Counter[object]()
     keyed = []
     for place, (variant, shape) in enumerate(shapes):

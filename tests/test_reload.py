@@ -36,9 +36,9 @@ from .reloaded import path as path
 
 def test_unchanged_file_changes_nothing(library: Library, driver: RecordingDriver) -> None:
     call(library)
-    plans = library._now_plans
+    plans = library._now.plans
     assert library.reload() is False
-    assert library._now_plans is plans
+    assert library._now.plans is plans
     assert (library.stats().reloads, library.stats().replaced) == (0, 0)
 
 

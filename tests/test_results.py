@@ -98,6 +98,13 @@ def test_what_has_no_summary_is_kept_whole() -> None:
     assert reduce_results.reduced(["one", "two"], documents)["runs"] == documents
 
 
+def test_functions_of_equal_bits_are_named_once() -> None:
+    results = [{"signature": "s", "groups": [["b", "c"], ["a"]]}, {"signature": "t", "groups": [["c"]]}]
+    found = reduce_results.reduced(["one"], [a_document(results)])
+    assert found["functions"] == ["a", "b", "c"]
+    assert found["results"] == [{"signature": "s", "groups": [[1, 2], [0]]}, {"signature": "t", "groups": [[2]]}]
+
+
 def test_several_occasions_are_lines_for_each() -> None:
     documents = [a_run(a_case(1, 10.0, 12.0)), a_run(a_case(1, 10.0, 9.0), a_case(600, 10.0, 20.0))]
     found = reduce_results.reduced(["one", "two"], documents)
@@ -191,9 +198,9 @@ def test_words_between_tables_are_left_alone(monkeypatch: pytest.MonkeyPatch, tm
     assert text.startswith("# Head\n\n<!-- table off-grid -->\n")
     assert text.endswith("<!-- end -->\n\nTail\n")
     assert "old" not in text
-    assert "| times cuBLAS | M <= 64 (1 cases) |" in text
+    assert "| times cuBLAS | M <= 64 (1) |" in text
     assert "| tuned archive | 1.200 (1.20), 0% | 0.900 (0.90), 100% |" in text
-    assert "`random_a.json`: a GPU, driver 580; 2026-11-22; commit 0123abc; `python scripts/some.py`." in text
+    assert "`random_a.json`: a GPU, driver 580; 2026-11-22; `python scripts/some.py`." in text
 
 
 def test_archives_are_never_averaged_with_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

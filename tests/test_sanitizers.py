@@ -16,8 +16,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("_native.c", "costs.c", "program.c", "program_read.c")
-TESTS = ("costs", "native", "evaluators", "program", "driver", "function", "rows", "library", "library_operands")
+TESTS = (
+    "costs",
+    "native",
+    "pointers",
+    "evaluators",
+    "program",
+    "driver",
+    "function",
+    "rows",
+    "library",
+    "library_operands",
+)
 FLAGS = "-shared -fPIC -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",  # the interpreter keeps what it never frees
@@ -63,7 +73,7 @@ def _copy(folder: Path) -> Path:
 def _compile(folder: Path) -> None:
     native = folder / "runtime" / "native"
     command = ["gcc", *FLAGS.split(), f"-I{sysconfig.get_path('include')}", "-o", str(native / "_native.abi3.so")]
-    subprocess.run([*command, *(str(native / source) for source in SOURCES)], check=True)
+    subprocess.run([*command, *map(str, sorted(native.glob("*.c")))], check=True)
 
 
 def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -22,7 +22,7 @@ from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.scaling import SCALINGS, TILES, Scaling, extent_of, symbol_of
-from runtime.program import tensor
+from runtime.program import geometry, tensor
 from runtime.program.arguments import symbols_to_json, to_json
 from runtime.program.operation import extents_at
 from runtime.program.record import Record, Symbol, TensorArgument, TensorView
@@ -74,12 +74,20 @@ def test_operands_of_each_scaling() -> None:
         word: [(o.name, o.dtype, o.axes) for o in dataclasses.replace(FP8, scaling=word).operands()[3:]]
         for word in SCALINGS
     }
+    tiles = ("M/128", "512*K/128"), ("N/128", "512*K/128")
     assert found == {
         "none": [],
         "tensor": [("scale_a", "f32", ("1",)), ("scale_b", "f32", ("1",))],
         "row_column": [("scale_a", "f32", ("M",)), ("scale_b", "f32", ("N",))],
         "block": [("scale_a", "f32", ("M", "K/128")), ("scale_b", "f32", ("N/128", "K/128"))],
-        "mxfp8": [("scale_a", "ue8m0", ("M/128", "512*K/128")), ("scale_b", "ue8m0", ("N/128", "512*K/128"))],
+        "mxfp8": [("scale_a", "ue8m0", tiles[0]), ("scale_b", "ue8m0", tiles[1])],
+        "mxfp4": [("scale_a", "ue8m0", tiles[0]), ("scale_b", "ue8m0", tiles[1])],
+        "nvfp4": [
+            *(("scale_a", "e4m3", ("M/128", "512*K/64")), ("scale_b", "e4m3", ("N/128", "512*K/64"))),
+            ("scale_ab", "f32", ("1",)),
+        ],
+        "mxfp4_weight": [("scale_b", "ue8m0", ("K/64", "2*N"))],
+        "int4_weight": [("scale_b", "bf16", ("K/128", "N"))],
     }
 
 
@@ -169,7 +177,7 @@ def made_views(s: Signature, m: int) -> dict[str, TensorView]:
     views = {}
     for number, o in enumerate(s.operands()):
         shape = tuple(extents_at(s, m)[axis] for axis in o.axes)
-        views[o.name] = TensorView((number + 1) << 30, o.dtype, shape, tensor.contiguous_strides(shape), 0)
+        views[o.name] = TensorView((number + 1) << 30, o.dtype, shape, geometry.contiguous_strides(shape), 0)
     return views
 
 
@@ -227,11 +235,9 @@ def test_a_new_scaling_goes_from_its_word_to_the_reference(made_up: Scaling) -> 
     check_scaling(dataclasses.replace(FP8, scaling=made_up.word))
 
 
-def test_4_bits_in_two_levels_go_from_their_word_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVFP4, as far as there is no kernel."""
-    nvfp4 = MADE_UP[-1]._replace(word="nvfp4", of=("e2m1",))
-    monkeypatch.setitem(SCALINGS, "nvfp4", nvfp4)
-    check_scaling(dataclasses.replace(FP8, a="e2m1", b="e2m1", scaling="nvfp4"))
+@pytest.mark.parametrize("word", ["mxfp4", "nvfp4"])
+def test_4_bits_go_from_their_word_to_the_reference(word: str) -> None:
+    check_scaling(dataclasses.replace(FP8, a="e2m1", b="e2m1", scaling=word))
 
 
 @pytest.mark.parametrize("word", ["row_column", "block", "mxfp8"])
@@ -261,28 +267,43 @@ def test_a_new_scaling_is_one_that_manifests_know(made_up: Scaling) -> None:
     assert gemm.signature == dataclasses.replace(FP8, scaling=made_up.word)
 
 
-CALLED = [*SCALINGS.values(), *(s for s in MADE_UP if not s.tensor_scale)]  # of two levels, calls take one so far
+CALLED = [*SCALINGS.values(), *MADE_UP]
 
 
 @pytest.mark.parametrize("scaling", CALLED, ids=lambda s: s.word)
 def test_calls_find_the_scaling_and_bind(scaling: Scaling, monkeypatch: pytest.MonkeyPatch) -> None:
     for s in CALLED:
         monkeypatch.setitem(SCALINGS, s.word, s)
-    wanted = dataclasses.replace(FP8, scaling=scaling.word)
+    of = scaling.of[0] if scaling.of else FP8.a
+    wanted = dataclasses.replace(FP8, a=of, b=(scaling.of_b or (of,))[0], scaling=scaling.word)
+    if scaling.of_b:
+        wanted = dataclasses.replace(wanted, n=272, k=384)  # whole blocks
     views = made_views(wanted, 133)
     assert signature_of(views, Epilogue(), "serial") == wanted
     made_record(wanted).bind(matrices(wanted, views), {})
     if scaling.dtype:
         views["scale_b"] = views["scale_b"]._replace(shape=(*views["scale_b"].shape, 7))
-        with pytest.raises(ArgumentError, match=f"fit no scaling of .*{scaling.word} "):
+        with pytest.raises(ArgumentError, match=f"fits? no scaling of .*{scaling.word} "):
             signature_of(views, Epilogue(), "serial")
+
+
+def test_a_tensor_scale_comes_with_the_scaling_that_has_one() -> None:
+    views = made_views(dataclasses.replace(FP8, a="e2m1", b="e2m1", scaling="nvfp4"), 133)
+    of_tensor = views.pop("scale_ab")
+    with pytest.raises(ArgumentError, match="scaling nvfp4 needs scale_ab"):
+        signature_of(views, Epilogue(), "serial")
+    with pytest.raises(ArgumentError, match="scale_ab must have one element"):
+        signature_of(views | {"scale_ab": of_tensor._replace(shape=(2,))}, Epilogue(), "serial")
+    for given in (made_views(dataclasses.replace(FP8, scaling="mxfp8"), 133), {}):
+        with pytest.raises(ArgumentError, match="scale_ab is for" if given else "scale_a and scale_b come together"):
+            signature_of((given or made_views(FP8, 133)) | {"scale_ab": of_tensor}, Epilogue(), "serial")
 
 
 def test_tiles_of_scales_may_have_any_shape_but_are_neighbours() -> None:
     s = dataclasses.replace(FP8, scaling="mxfp8")
     views = made_views(s, 133)
     for shape in ((256, 8), (2048,), (2, 2, 32, 4, 4)):
-        given = views["scale_a"]._replace(shape=shape, strides=tensor.contiguous_strides(shape))
+        given = views["scale_a"]._replace(shape=shape, strides=geometry.contiguous_strides(shape))
         assert signature_of(views | {"scale_a": given}, Epilogue(), "serial") == s
         (found,) = (v for v in matrices(s, views | {"scale_a": given}) if v.pointer == given.pointer)
         assert (found.shape, found.strides) == ((2, 1024), (1024, 1))
@@ -309,4 +330,4 @@ def test_plans_are_not_grown_where_more_than_m_depends_on_m(monkeypatch: pytest.
     for s in MADE_UP:
         monkeypatch.setitem(SCALINGS, s.word, s)
     found = {word for word in SCALINGS if not dataclasses.replace(FP8, scaling=word).rows_alone}
-    assert found == {"mxfp8", "coarse", "two_levels"}
+    assert found == {"mxfp8", "mxfp4", "nvfp4", "coarse", "two_levels"}

@@ -27,7 +27,7 @@ from . import sglang_stand_in
 from .command_line import ROOT
 from .recording_driver import signature
 from .sglang_stand_in import FP8, MINE, QUANTIZATION, SERVED, Server, Start, arguments
-from .torch_stand_in import HIDDEN, INNER, VOCAB, OnCpu, library, near, tensors
+from .torch_stand_in import HIDDEN, INNER, VOCAB, device_is_gone, library, near, tensors
 
 start = sglang_stand_in.start  # a fixture
 DOWN, SWIGLU = signature(HIDDEN, INNER), signature(2 * INNER, HIDDEN, epilogue="swiglu")
@@ -304,11 +304,8 @@ def test_a_server_without_an_argument_that_is_read_is_left(start: Start) -> None
 def test_a_library_that_fails_while_the_model_is_loaded_leaves_all_layers(
     start: Start, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise (ValueError if what == "entry" else runtime.DeviceError)("the device\nis gone")
-
     server = start()
-    monkeypatch.setattr(OnCpu, what, property(fail) if what == "device" else fail)
+    device_is_gone(monkeypatch, what)
     assert "the device is gone" in left_to_sglang(server)
 
 

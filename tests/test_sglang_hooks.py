@@ -7,7 +7,6 @@ that is installed. Skipped where there is none.
 from __future__ import annotations
 
 import ast
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,13 @@ import pytest
 
 from runtime.sglang import hooks
 
-from .sources import FUNCTIONS, assigned, body_of, calls_of, class_of, problem_of, write
+from .sources import FUNCTIONS, assigned, body_of, calls_of, class_of, folder_of, problem_of, write
 
 
 @pytest.fixture(scope="session")
 def sglang(request: pytest.FixtureRequest) -> Path:
     """The folder of the package `sglang`."""
-    path = request.config.getoption("--sglang")
-    if path is None:
-        spec = importlib.util.find_spec("sglang")
-        if spec is None or not spec.submodule_search_locations:
-            pytest.skip("needs --sglang FOLDER, SGLang's package as its wheel holds it, or an installed SGLang")
-        path = spec.submodule_search_locations[0]
-    if not (Path(path) / "__init__.py").exists():
-        pytest.fail(f"--sglang {path} holds no __init__.py; name the folder `sglang` of an unpacked wheel")
-    return Path(path)
+    return folder_of(request, "sglang", "SGLang")
 
 
 def method_of(sglang: Path, module: str, owner: str, name: str) -> ast.AST:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from aot import build, plan
+from aot import build, selection
 from aot.search.legal import legal_variants, of_name, summation
 from aot.search.targets import TARGETS
 from aot.search.variants import Variant
@@ -38,9 +38,10 @@ def family(v: Variant) -> str:
 @cache
 def measured() -> list[tuple[int, list[list[Variant]]]]:
     """K, and the groups of functions that gave equal bits at every M, of each signature."""
-    found = []
-    for result in json.loads(BITS.read_text())["results"]:
-        groups = [[v for name in group if (v := of_name(name)) is not None] for group in result["groups"]]
+    found, document = [], json.loads(BITS.read_text())
+    functions = [of_name(name) for name in document["functions"]]
+    for result in document["results"]:
+        groups = [[v for place in group if (v := functions[place]) is not None] for group in result["groups"]]
         assert sum(map(len, groups)) == sum(map(len, result["groups"])), "all are variants"
         signature = Signature.of_key(result["signature"])
         assert signature is not None
@@ -200,9 +201,9 @@ FEW_MANY_HALVES = ("sm90_small_m", 1, 128), ("sm90_small_m", 1, 64), ("sm90_smal
 
 def compiled(
     ranked: tuple[tuple[int, tuple[Variant, ...]], ...],
-) -> tuple[plan.Candidates, list[tuple[int, list[str]]]]:
+) -> tuple[selection.Candidates, list[tuple[int, list[str]]]]:
     """Candidates, and their names where all of them compile."""
-    return plan.Candidates(PLAIN, "sm_90a", ranked), [(m, [v.name() for v in of]) for m, of in ranked]
+    return selection.Candidates(PLAIN, "sm_90a", ranked), [(m, [v.name() for v in of]) for m, of in ranked]
 
 
 def test_a_build_names_functions_of_one_word_for_equal_bits() -> None:

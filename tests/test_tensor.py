@@ -11,18 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import ArgumentError
+from runtime.program.geometry import contiguous_strides, flatten_rows, overlaps_itself, share_memory, span_bytes
 from runtime.program.record import TensorView
-from runtime.program.tensor import (
-    UNKNOWN_DEVICE,
-    contiguous_strides,
-    flatten_rows,
-    is_torch,
-    overlaps_itself,
-    share_memory,
-    span_bytes,
-    stream_handle,
-    view,
-)
+from runtime.program.streams import stream_handle
+from runtime.program.tensor import UNKNOWN_DEVICE, is_torch, view
 
 from .recording_driver import DTYPES, FakeTensor, RecordingDriver, TorchDType
 

@@ -9,7 +9,7 @@ import pytest
 
 from aot.compile import toolchain as toolchains
 from aot.compile.cache import Cache
-from aot.compile.toolchain import ToolchainError, toolchain
+from aot.compile.toolchain import Toolchain, ToolchainError, require_compiler, toolchain
 from aot.search.provider import provider
 
 DSL = "nvidia-cutlass-dsl"
@@ -151,6 +151,26 @@ def test_without_the_dsl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(ToolchainError, match="nvidia-cutlass-dsl is not installed; pip install"):
         toolchain(Cache(None))
+
+
+@pytest.mark.parametrize(
+    ("installed", "target", "refused"),
+    [
+        (("cu12",), "sm_107a", True),
+        (("cu12", "cu13"), "sm_107a", False),
+        (("cu13",), "sm_110a", False),
+        (("cu12",), "sm_100a", False),
+    ],
+)
+def test_a_target_that_no_compiler_knows_is_refused_with_what_to_install(
+    installed: tuple[str, ...], target: str, refused: bool
+) -> None:
+    tools = Toolchain({DSL: "9.8.7"}, {f"{DSL}-libs-{cuda}": "9.8.7 digest" for cuda in installed})
+    if not refused:
+        require_compiler(tools, [target])
+        return
+    with pytest.raises(ToolchainError, match=r"sm_107a needs the compiler of CUDA 13, .*\[cu13\]==9.8.7'"):
+        require_compiler(tools, ["sm_90a", target])
 
 
 def test_a_wheel_whose_files_cannot_be_told_is_refused(site: Path) -> None:

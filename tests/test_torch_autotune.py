@@ -332,6 +332,7 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autog
 """
 
 
+@pytest.mark.long  # two processes that import Inductor and compile
 def test_cached_code_calls_the_library_in_another_process(tmp_path: Path) -> None:
     library(tmp_path, [ONE]).close()
     found = []

@@ -20,7 +20,7 @@ from torch._inductor.utils import run_and_get_code
 
 import runtime.torch as aot
 from runtime import ArgumentError, KernelMiss
-from runtime.container.archive import ArchiveClosed
+from runtime.container.errors import ArchiveClosed
 from runtime.plugin import scaled
 from runtime.torch import direct, lowering, operator
 
@@ -342,6 +342,7 @@ def test_cached_code_calls_the_library_in_another_process(tmp_path: Path) -> Non
     assert int(found[1]) > 0
 
 
+@pytest.mark.long  # two processes that import Inductor and compile
 def test_a_saved_graph_finds_what_it_calls_in_another_process(tmp_path: Path) -> None:
     library(tmp_path, [ONE]).close()
     arguments = tmp_path / "model.aot", tmp_path / "artifact"

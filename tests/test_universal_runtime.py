@@ -20,7 +20,7 @@ from runtime.gemm.universal import PREDICTED
 from runtime.numbers.epilogue import EPILOGUES
 from runtime.numbers.scaling import SCALINGS
 from runtime.program.operation import OVERLAPS
-from runtime.serve import entries, function, preload
+from runtime.serve import entries, plan, preload
 from runtime.serve.layers import open_archives
 from runtime.torch.layers import choose
 
@@ -219,14 +219,15 @@ def test_of_two_universal_tables_the_last_serves(tmp_path: Path, driver: Recordi
 def test_signatures_without_end_take_no_memory_without_end(
     tmp_path: Path, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (function, entries):
+    for module in (plan, entries):
         monkeypatch.setattr(module, "MAX_PLANS", 8)
     driver.kernels |= write(tmp_path / "base.aot") | write(tmp_path / "last.aot")
     lib = Library(open_archives([tmp_path / "base.aot", tmp_path / "last.aot"]), driver)
     for n in range(8, 8 * 30, 8):
         assert launched(lib, driver, n, 3) == "few"
-    now = lib._now.entries
-    assert max(map(len, (now._predicted, now._matched, now._owners, lib._now_plans))) <= 8
+    now, plans = lib._now.entries, lib._now.plans
+    kept = (now._predicted, now._matched, now._owners, plans._by_shape, plans.by_call)
+    assert max(map(len, kept)) <= 8
     assert now.layer(lib.entry(of(8))).archive.path == str(tmp_path / "last.aot")
 
 
@@ -403,7 +404,7 @@ def test_plans_of_what_was_predicted_count_among_those_that_are_kept(
     tmp_path: Path, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lib = library(tmp_path, driver)
-    monkeypatch.setattr(preload, "MAX_PLANS", 3 * 7)
+    monkeypatch.setattr(preload, "MAX_PLANS", 2 * 7)
     lib.preload(range(1, 4), only=[of(512)])
     with pytest.raises(ArgumentError, match=r"4 M values for 2 signatures .* give fewer, 3 in all"):
         lib.preload(range(1, 5), only=[of(520)])

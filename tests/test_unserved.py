@@ -22,7 +22,12 @@ MXFP8 = replace(FP8, scaling="mxfp8")
 @pytest.mark.parametrize(
     ("target", "signature", "reason", "where"),
     [
-        ("sm_80", replace(PLAIN, epilogue="bias"), "none for sm_80 has the epilogue bias", "sm_90a can"),
+        (
+            "sm_80",
+            replace(PLAIN, epilogue="bias"),
+            "none for sm_80 has the epilogue bias",
+            "sm_90a, sm_100a, sm_103a, sm_107a, sm_110a can",
+        ),
         ("sm_90a", MXFP8, "none for sm_90a has the scaling mxfp8", "sm_100a, sm_103a can"),
         (
             "sm_120a",
@@ -33,9 +38,9 @@ MXFP8 = replace(FP8, scaling="mxfp8")
         ("sm_100a", replace(PLAIN, b_major="n"), "none for sm_100a has a B that is N-major", "sm_90a can"),
         (
             "sm_100a",
-            replace(FP8, d="f16"),
+            replace(FP8, d="f16", batch=2),
             "sm100_persistent, the nearest for sm_100a, lacks the element types e4m3, e4m3, f16",
-            "sm_90a can",
+            "sm_90a, sm_107a can",
         ),
         (
             "sm_103a",

@@ -26,7 +26,7 @@ from runtime.vllm.settings import settings_of
 from . import vllm_stand_in
 from .command_line import ROOT
 from .recording_driver import signature
-from .torch_stand_in import HIDDEN, INNER, VOCAB, OnCpu, library, near, tensors
+from .torch_stand_in import HIDDEN, INNER, VOCAB, OnCpu, device_is_gone, library, near, tensors
 from .vllm_stand_in import MINE, SERVED, Server, Start, stand_in
 
 start = vllm_stand_in.start  # a fixture
@@ -325,11 +325,8 @@ def test_engines_that_ask_for_what_the_archive_does_not_do_are_left(start: Start
 def test_a_library_that_fails_while_the_model_is_loaded_leaves_all_layers(
     start: Start, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise (ValueError if what == "entry" else runtime.DeviceError)("the device\nis gone")
-
     server = start()
-    monkeypatch.setattr(OnCpu, what, property(fail) if what == "device" else fail)
+    device_is_gone(monkeypatch, what)
     assert "the device is gone" in left_to_vllm(server)
 
 

@@ -20,13 +20,16 @@ from runtime.container.archive import Archive
 from runtime.grouped_gemm import Signature as Grouped
 from runtime.moe.combine import Signature as Combine
 from runtime.moe.permute import Signature as Permute
+from runtime.quantise import Signature as Quantise
+from runtime.torch import experts as torch_experts
+from runtime.vllm import experts as vllm_experts
 
 from . import vllm_stand_in
 from .moe.on_cpu import ExpertsOnCpu, experts
 from .moe.test_operation import tensors_of
 from .recording_driver import RecordingDriver, entry, operands_record, tensors_record, write_archive
 from .torch_stand_in import HIDDEN, ONE, OnCpu
-from .vllm_experts_stand_in import METHOD, ROUTED, TRITON
+from .vllm_experts_stand_in import FP8_METHOD, METHOD, ROUTED, TRITON, wide
 from .vllm_stand_in import MINE, Server, Start
 
 start = vllm_stand_in.start  # a fixture
@@ -41,6 +44,15 @@ SIGNATURES: list[Any] = [
     Grouped("bf16", "bf16", "bf16", EXPERTS, K, N),
 ]
 GATE_OF_GPT_OSS = "swiglu_clamped_interleaved"
+OF_FP8 = [
+    Permute("bf16", EXPERTS, TOP_K, K, scaling="block"),
+    Permute("bf16", EXPERTS, TOP_K, K, GLOBALLY, "block"),
+    SIGNATURES[2],
+    Grouped("e4m3", "e4m3", "bf16", EXPERTS, 2 * N, K, "swiglu", scaling="block"),
+    Grouped("e4m3", "e4m3", "bf16", EXPERTS, K, N, scaling="block"),
+    Quantise("bf16", "e4m3", N, "block", EXPERTS),
+]
+FIVE = ["moe_permute", "grouped_gemm", "quantise", "grouped_gemm", "moe_combine"]
 OF_GPT_OSS = [
     *SIGNATURES[:3],
     Grouped("bf16", "bf16", "bf16", EXPERTS, 2 * N, K, f"bias+{GATE_OF_GPT_OSS}"),
@@ -63,7 +75,14 @@ def _record(name: str, of: Any) -> Any:
     if of.operation != "grouped_gemm":
         return tensors_record(name, *tensors_of(of))
     variant = Variant(
-        "test", "test", "sm_90a", (), (of.a, of.b, of.d), operation=of.operation, epilogue=of.epilogue, scaling="none"
+        "test",
+        "test",
+        "sm_90a",
+        (),
+        (of.a, of.b, of.d),
+        operation=of.operation,
+        epilogue=of.epilogue,
+        scaling=of.scaling,
     )
     return tensors_record(name, *grouped_tensors(variant, of.rows))
 
@@ -86,6 +105,8 @@ def serve(start: Start, tmp_path: Path) -> Any:
 
     def make(signatures: list[Any] = SIGNATURES, state: str = "tuned") -> Server:
         server = start()
+        vllm_experts._say_once.cache_clear()
+        torch_experts._has.cache_clear()
         server.lib = _library(tmp_path, signatures, state)
         return server
 
@@ -94,7 +115,7 @@ def serve(start: Start, tmp_path: Path) -> Any:
 
 def routed(server: Server, globally: int = 0, *, method: str = "UnquantizedFusedMoEMethod", **moe: Any) -> Any:
     """A layer of experts."""
-    made = getattr(server.modules[METHOD], method)(**moe)
+    made = getattr(server.modules[FP8_METHOD if method.startswith("Fp8") else METHOD], method)(**moe)
     return server.modules[ROUTED].RoutedExperts(made, (EXPERTS, N, K), TOP_K, globally)
 
 
@@ -103,6 +124,11 @@ def of_gpt_oss(server: Server, globally: int = 0) -> Any:
     layer = routed(server, globally, has_bias=True)
     layer.activation = type(layer.activation).SWIGLUOAI
     return layer
+
+
+def of_fp8(server: Server, globally: int = 0, **moe: Any) -> Any:
+    """A layer of experts with weights in e4m3 and scales of blocks."""
+    return routed(server, globally, method="Fp8MoEMethod", **moe)
 
 
 def tokens(count: int = 9, of: int = EXPERTS, ids: Any = torch.int32) -> tuple[Any, Any, Any]:
@@ -121,7 +147,11 @@ def wanted_of(layer: Any, x: Any, weights: Any, ids: Any) -> Any:
     local = ids.long() if layer.expert_map is None else layer.expert_map[ids.long()]
     gate = GATE_OF_GPT_OSS if layer.activation.name == "SWIGLUOAI" else "swiglu"
     biases = (layer.w13_bias, layer.w2_bias) if layer.quant_method.moe.has_bias else None
-    return experts(x, layer.w13_weight, layer.w2_weight, local, weights, gate, biases)
+    w13, w2 = (
+        wide(getattr(layer, f"{name}_weight"), getattr(layer, f"{name}_weight_scale_inv", None))
+        for name in ("w13", "w2")
+    )
+    return experts(x, w13, w2, local, weights, gate, biases)
 
 
 # --- what is taken ---
@@ -175,7 +205,7 @@ def test_experts_of_other_ranks_add_nothing(serve: Any) -> None:
 
 def test_linear_layers_are_served_beside_experts(serve: Any) -> None:
     server = serve()
-    server.serve(server.linear(HIDDEN, HIDDEN), routed(server), routed(server, method="Fp8MoEMethod"))
+    server.serve(server.linear(HIDDEN, HIDDEN), routed(server), of_fp8(server))
     (line,) = server.lines
     assert "serves 1 of 1 linear layers and 1 of 2 expert layers; vLLM computes the rest: " in line
     assert "1 x Fp8MoEMethod computes experts" in line
@@ -202,6 +232,70 @@ def test_the_key_of_the_compile_cache_follows_the_experts_that_are_taken(serve: 
         worker.vllm_config.additional_config = MINE  # vLLM's own key follows the setting
         keys.append(worker.vllm_config.compute_hash())
     assert keys[0] != keys[1]
+
+
+# --- weights in e4m3 ---
+
+
+@pytest.mark.parametrize("globally", [0, GLOBALLY])
+def test_experts_in_fp8_by_blocks_take_five_launches(serve: Any, globally: int) -> None:
+    server = serve(OF_FP8)
+    layer = of_fp8(server, globally)
+    server.serve(layer, quant="fp8")
+    for count in (1, 9):
+        given = tokens(count, of=globally or EXPERTS)
+        near(layer(*given), wanted_of(layer, *given))
+    assert server.lib.calls == 2 * FIVE
+    assert kernel_of(layer).called == 0
+    assert "serves 1 of 1 expert layers (5 signatures preloaded" in server.lines[0]
+
+
+def test_a_gemm_of_gate_and_up_that_quantises_takes_the_place_of_two_launches(serve: Any) -> None:
+    server = serve([*OF_FP8, Grouped("e4m3", "e4m3", "e4m3", EXPERTS, 2 * N, K, "swiglu", scaling="block")])
+    layer = of_fp8(server)
+    server.serve(layer, quant="fp8")
+    given = tokens(9)
+    near(layer(*given), wanted_of(layer, *given))
+    assert server.lib.calls == [name for name in FIVE if name != "quantise"]
+    assert "serves 1 of 1 expert layers (6 signatures preloaded" in server.lines[0]
+
+
+def near(found: Any, wanted: Any) -> None:
+    """As near as rows in 8 bits allow, twice."""
+    assert float((found.double() - wanted).norm()) <= 6e-2 * float(wanted.norm())
+
+
+@pytest.mark.parametrize("operation", sorted(set(FIVE)))
+def test_a_launch_that_fails_in_fp8_is_vllms_to_compute_from_tokens_as_they_are(serve: Any, operation: str) -> None:
+    server = serve(OF_FP8)
+    layer = of_fp8(server)
+    server.serve(layer, quant="fp8")
+    server.lib.lacking = operation
+    given = tokens()
+    near(layer(*given), wanted_of(layer, *given))
+    assert kernel_of(layer).called == 1
+
+
+def test_experts_in_fp8_without_what_quantises_between_gemms_are_left(serve: Any) -> None:
+    server = serve(OF_FP8[:-1])
+    assert OF_FP8[-1].key() in left(server, of_fp8(server), quant="fp8")
+
+
+@pytest.mark.parametrize(
+    ("block", "change", "reason"),
+    [
+        ((64, 64), None, "no scales of blocks of 128"),
+        ((128, 128), lambda x: setattr(x, "w13_input_scale", 1.0), "tokens have static scales"),
+        ((128, 128), lambda x: _stacked(x, "w2_weight_scale_inv", lambda s: s[:, :, 0]), "scales of down are"),
+    ],
+)
+def test_experts_in_fp8_of_another_kind_are_left(serve: Any, block: Any, change: Any, reason: str) -> None:
+    server = serve(OF_FP8)
+    layer = of_fp8(server, block=block)
+    if change is not None:
+        change(layer)
+    server.serve(layer, quant="fp8")
+    assert reason in server.lines[0]
 
 
 # --- what is left ---

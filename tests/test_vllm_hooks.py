@@ -7,28 +7,19 @@ installed. Skipped where there is none.
 from __future__ import annotations
 
 import ast
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from runtime.vllm import hooks
 
-from .sources import FUNCTIONS, assigned, body_of, calls_of, class_of, problem_of, write
+from .sources import FUNCTIONS, assigned, body_of, calls_of, class_of, folder_of, problem_of, write
 
 
 @pytest.fixture(scope="session")
 def vllm(request: pytest.FixtureRequest) -> Path:
     """The folder of the package `vllm`."""
-    path = request.config.getoption("--vllm")
-    if path is None:
-        spec = importlib.util.find_spec("vllm")
-        if spec is None or not spec.submodule_search_locations:
-            pytest.skip("needs --vllm FOLDER, vLLM's package as its wheel holds it, or an installed vLLM")
-        path = spec.submodule_search_locations[0]
-    if not (Path(path) / "__init__.py").exists():
-        pytest.fail(f"--vllm {path} holds no __init__.py; name the folder `vllm` of an unpacked wheel")
-    return Path(path)
+    return folder_of(request, "vllm", "vLLM")
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,16 @@ The library is a real one, with a gemm table, on a driver that only records; its
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
-from runtime import Library
+from runtime import DeviceError, Library
 from runtime.container.archive import Archive
 from runtime.gemm.fallback import apply_activation
 from runtime.numbers.epilogue import Epilogue
@@ -157,3 +160,25 @@ def llama(**more: Any) -> Llama:
 
 def tokens(rows: int = 2, columns: int = 5) -> Any:
     return torch.randint(0, VOCAB, (rows, columns))
+
+
+@pytest.fixture
+def lib(tmp_path: Path) -> Iterator[OnCpu]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    with library(tmp_path, [*PLAIN, GATED, QKV]) as lib:
+        yield lib
+
+
+def device_is_gone(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """From now on this attribute of a library raises, as it does without a device; `entry` as a mistake would."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise (ValueError if what == "entry" else DeviceError)("the device\nis gone")
+
+    monkeypatch.setattr(OnCpu, what, property(fail) if what == "device" else fail)
+
+
+def logged(log: pytest.LogCaptureFixture, name: str) -> list[str]:
+    """What a plugin logged under this name, apart from details for debugging."""
+    return [record.getMessage() for record in log.records if record.name == name and record.levelno > logging.DEBUG]

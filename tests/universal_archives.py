@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from aot.pack.write import Package
+from aot.verify import archive as verify
 from runtime import Library
+from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import Universal
 from runtime.serve.layers import open_archives
 
-from .recording_driver import FakeTensor, RecordingDriver, cubin, gemm_record, signature, table
+from .recording_driver import FakeTensor, RecordingDriver, cubin, entry, gemm_record, signature, table
 
 K = 512
+FORM_NAME = "bf16_bf16_bf16_f32_none_n*_k*"
+Change = Callable[[dict[str, Any]], None]
 # Microseconds: "few" 100 + M, "many" 150 + M / 10, "wide" 1, which takes N in multiples of 1024 only, and "shared" 1000
 # up to M = 1000 and 1 beyond, which adds up in an order that depends on M.
 PROGRAM = {
@@ -83,3 +91,28 @@ def library(folder: Path, driver: RecordingDriver, rows: Any = (), obj: Any = TA
 def launched(lib: Library, driver: RecordingDriver, n: int, m: int, **more: Any) -> str:
     lib.gemm(FakeTensor((m, K)), FakeTensor((n, K)), out=FakeTensor((m, n)), **more)
     return driver.launches[-1].symbol.removeprefix("kernel_")
+
+
+def changed(folder: Path, change: Change, rows: list[dict[str, Any]] = []) -> Path:  # noqa: B006
+    obj = copy.deepcopy(TABLE)
+    change(obj)
+    write(folder / "changed.aot", rows, obj)
+    return folder / "changed.aot"
+
+
+def checks(path: Path, subject: str) -> list[verify.Finding]:
+    """The findings whose subjects begin so."""
+    with Archive.open(path) as opened:
+        return [finding for finding in verify.verify(opened) if finding.subject.startswith(subject)]
+
+
+def failed(path: Path) -> list[verify.Finding]:
+    """The failed checks but those of cubins, which are made up."""
+    return [finding for finding in checks(path, "") if not finding.ok and not finding.subject.startswith("function ")]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """One form of four functions, and an entry served by one of them."""
+    write(tmp_path / "forms.aot", [entry(signature(512, 512), [(None, "few")])])
+    return tmp_path / "forms.aot"

@@ -22,7 +22,7 @@ from torch import nn
 from runtime.vllm.plugin import Plugin, install
 
 from .recording_driver import signature
-from .torch_stand_in import HIDDEN, INNER, ONE, VOCAB, library
+from .torch_stand_in import HIDDEN, INNER, ONE, VOCAB, library, logged
 from .vllm_experts_stand_in import contents as experts
 
 LAYERS = "vllm.model_executor.layers"
@@ -329,8 +329,7 @@ class Server:
     @property
     def lines(self) -> list[str]:
         """What the plugin logged, apart from details for debugging."""
-        records = [r for r in self._log.records if r.name == "vllm.cute_aot" and r.levelno > logging.DEBUG]
-        return [record.getMessage() for record in records]
+        return logged(self._log, "vllm.cute_aot")
 
 
 Start = Callable[..., Server]

@@ -9,7 +9,8 @@ import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from runtime.container.archive import Admit, Archive, NotAnArchive
+from runtime.container.archive import Admit, Archive
+from runtime.container.errors import NotAnArchive
 from runtime.errors import AotError
 
 

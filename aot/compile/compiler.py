@@ -37,7 +37,7 @@ from ..search.variants import Variant
 from . import cubin, lower
 from .cache import SCHEMA_VERSION, Cache, Entry, KeyFields, ToolFields, cache_key
 from .host import ir
-from .toolchain import Toolchain, python, toolchain
+from .toolchain import Toolchain, python, require_compiler, toolchain
 from .worker import Compiled, Failed, last_line
 
 LOWERING = "aot.compile.lower"
@@ -72,12 +72,13 @@ SOURCES = (
     "runtime/device/launch.py",
     "runtime/limits.py",
     "runtime/native/__init__.py",
+    "runtime/program/nodes.py",
     "runtime/program/poison.py",
     "runtime/program/operation.py",
     "runtime/program/program.py",
     "runtime/container/fields.py",
     "runtime/program/record.py",
-    "runtime/program/tensor.py",
+    "runtime/program/geometry.py",
     "runtime/gemm/signature.py",
     "runtime/named_tuple.py",
 )
@@ -144,7 +145,7 @@ def compile_variants(
     `timeout_s` bounds one variant. `lowering` names the module whose `lower(variant)` workers call.
 
     Raises:
-        ToolchainError: the DSL is not installed.
+        ToolchainError: the DSL is not installed, or knows a target not.
         UntrustedCache: others may write to the cache directory.
         CompileError: no worker can be started, or the folder for temporary files has no room for its work.
     """
@@ -165,6 +166,7 @@ def compile_variants(
     cached = len(kernels)
     failures: dict[Compilable, str] = {}
     missing = [v for v in wanted if v not in kernels]
+    require_compiler(tools, (v.target for v in missing))
     processes = min(jobs or usable_cores(), len(missing))
     if missing:
         on_start(len(missing), processes)

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -21,9 +21,11 @@ import zstandard
 from runtime.errors import AotError
 
 from ..extras import to_install
+from ..search.targets import TARGETS
 from .cache import Cache, Entry
 
 _DSL = "nvidia-cutlass-dsl"  # and all whose names begin so
+_COMPILER = f"{_DSL}-libs-cu"  # and a version of CUDA
 # They decide what is chosen, or how an archive is written; of the Operator API's sources its provider takes a digest.
 _OTHERS = ("nvidia-cutlass-operators", "nvidia-matmul-heuristics", "zstandard")
 _KIND = "contents"  # of entries of the cache
@@ -65,6 +67,23 @@ def toolchain(cache: Cache) -> Toolchain:
     versions |= {"python": python(), "zstd": ".".join(map(str, zstandard.ZSTD_VERSION))}
     contents = _contents(dsl, cache)
     return Toolchain(dict(sorted(versions.items())), {name: f"{versions[name]} {contents[name]}" for name in dsl})
+
+
+def require_compiler(tools: Toolchain, targets: Iterable[str]) -> None:
+    """Refuse targets that no compiler of the installed DSL knows. It has one for each major version of CUDA, each in a
+    wheel.
+
+    Raises:
+        ToolchainError: there is one; the message says what to install.
+    """
+    for name in sorted(set(targets)):
+        cuda = TARGETS[name].compiler_cuda if name in TARGETS else 0
+        found = [int(wheel.removeprefix(_COMPILER)) for wheel in tools.wheels if wheel.startswith(_COMPILER)]
+        if found and max(found) < cuda:
+            raise ToolchainError(
+                f"{name} needs the compiler of CUDA {cuda}, and {_DSL} has that of CUDA {max(found)} here; "
+                f"pip install '{_DSL}[cu{cuda}]=={tools.versions[_DSL]}', or name other targets"
+            )
 
 
 def python() -> str:

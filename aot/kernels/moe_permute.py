@@ -4,6 +4,7 @@ Schedule "one_launch": a block for each token compares its ids with all ids, whi
 knows where its rows go; one block more counts, and writes `ends` and `positions`. That is O(T^2), for few tokens.
 Schedule "two_launches": one block of 1024 threads counts and writes those, then a block for each token copies.
 
+A row is copied as it is, or with `scaling` quantised once and written as often as the token has experts (`quantise`).
 Whatever ids are, nothing is written outside the outputs: ids that are no expert's get no row. With `overlap`, from
 Hopper on, kernels start while the one before ends, and nothing is read or written before it has.
 """
@@ -14,20 +15,35 @@ import cutlass
 from cutlass import cute
 
 from .moe_sizes import MOST_EXPERTS, MOST_TOP_K
+from .quantise import (
+    THREADS_OF_BLOCK,
+    WIDTH,
+    allocate_maxima,
+    load,
+    magnitude,
+    magnitude_of_row,
+    narrow,
+    over_threads,
+    scale_of,
+    store,
+)
 
 _WARP = 32
 _EVERY_LANE = 0xFFFFFFFF
 _STAGED = 2048  # ids that a block compares its own with at a time
 _RANKING_THREADS = 1024
+_AHEAD = 4  # ids of a thread whose loads are under way together
 _NOWHERE = -1
 _NO_EXPERT = 1 << 30  # behind every expert in order
 
 
 class MoePermute:
-    """The kernels for blocks of `threads` threads, a multiple of the warp size."""
+    """The kernels for blocks of `threads` threads, a multiple of the warp size; `scaling` is a word of
+    `runtime.numbers.scaling`."""
 
-    def __init__(self, schedule: str, threads: int, overlap: bool = False) -> None:
+    def __init__(self, schedule: str, threads: int, overlap: bool = False, scaling: str = "none") -> None:
         self.one_launch, self.threads, self.overlap = schedule == "one_launch", threads, overlap
+        self.scaling = scaling
 
     @cute.jit
     def __call__(
@@ -38,20 +54,21 @@ class MoePermute:
         rows: cute.Tensor,
         ends: cute.Tensor,
         positions: cute.Tensor,
+        scale: Any,
         stream: Any,
     ) -> None:
         """Launch over x (T, K), ids (T, top_k), expert_map (global experts) or None, rows (T * top_k, K), ends
-        (experts) and positions (T, top_k)."""
+        (experts), positions (T, top_k), and scale (T * top_k, K/128) or (T * top_k), or None."""
         tokens = cute.size(x, mode=[0])
         if cutlass.const_expr(self.one_launch):
-            self.rank_and_copy(x, ids, expert_map, rows, ends, positions).launch(
+            self.rank_and_copy(x, ids, expert_map, (rows, scale), ends, positions).launch(
                 grid=[tokens + 1, 1, 1], block=[self.threads, 1, 1], stream=stream, use_pdl=self.overlap
             )
         else:
             self.rank(ids, expert_map, ends, positions).launch(
                 grid=[1, 1, 1], block=[_RANKING_THREADS, 1, 1], stream=stream, use_pdl=self.overlap
             )
-            self.copy(x, rows, positions).launch(
+            self.copy(x, (rows, scale), positions).launch(
                 grid=[tokens, 1, 1], block=[self.threads, 1, 1], stream=stream, use_pdl=self.overlap
             )
 
@@ -62,11 +79,11 @@ class MoePermute:
         _rank_all(_RANKING_THREADS // _WARP, _flat(ids), expert_map, ends, _flat(positions))
 
     @cute.kernel
-    def copy(self, x: cute.Tensor, rows: cute.Tensor, positions: cute.Tensor) -> None:
-        """Copy the row of the token that the block's index names to where `positions` says."""
+    def copy(self, x: cute.Tensor, rows: Any, positions: cute.Tensor) -> None:
+        """Copy the row of the token that the block's index names to where `positions` says, of rows and scales."""
         self._wait()
         token, _, _ = cute.arch.block_idx()
-        _copy_row(self.threads, x[token, None], rows, positions[token, None])
+        self._write(x[token, None], rows, positions[token, None], cutlass.memory.SmemAllocator())
 
     @cute.kernel
     def rank_and_copy(
@@ -74,11 +91,12 @@ class MoePermute:
         x: cute.Tensor,
         ids: cute.Tensor,
         expert_map: Any,
-        rows: cute.Tensor,
+        rows: Any,
         ends: cute.Tensor,
         positions: cute.Tensor,
     ) -> None:
-        """Block 0: write `ends` and `positions`. Block t + 1: copy the row of token t to where its assignments go."""
+        """Block 0: write `ends` and `positions`. Block t + 1: copy the row of token t to where its assignments go, of
+        rows and scales."""
         self._wait()
         block, _, _ = cute.arch.block_idx()
         if block == 0:
@@ -90,7 +108,26 @@ class MoePermute:
             top_k = cute.size(ids, mode=[1])
             _rank_of_token(self.threads, _flat(ids), expert_map, cute.size(ends), (block - 1, top_k), places, staged)
             own = cute.make_tensor(places.iterator, cute.make_layout(top_k))
-            _copy_row(self.threads, x[block - 1, None], rows, own)
+            self._write(x[block - 1, None], rows, own, smem)
+
+    @cute.jit
+    def _write(self, row: cute.Tensor, rows: Any, places: cute.Tensor, smem: Any) -> None:
+        """The block writes `row` (K) to each of the rows that `places` names, but for those below 0; where all are, it
+        does not read it."""
+        to, scale = rows
+        maxima: Any = None
+        if cutlass.const_expr(self.scaling == "row_column"):
+            maxima = allocate_maxima(self.threads, smem)
+        last = cutlass.Int32(_NOWHERE)
+        for j in cutlass.range(cute.size(places), unroll=4):
+            last = cutlass.max(last, places[j])
+        if last >= 0:
+            if cutlass.const_expr(self.scaling == "none"):
+                _copy_row(self.threads, row, to, places)
+            elif cutlass.const_expr(self.scaling == "block"):
+                _quantise_blocks(self.threads, row, to, scale, places)
+            else:
+                _quantise_row(self.threads, row, (to, scale), places, maxima)
 
     @cute.jit
     def _wait(self) -> None:
@@ -121,6 +158,26 @@ def _expert(ids: cute.Tensor, index: Any, expert_map: Any, experts: Any) -> cutl
 
 
 @cute.jit
+def _experts_from(ids: cute.Tensor, index: Any, step: Any, expert_map: Any, experts: Any, found: cute.Tensor) -> None:
+    """Fill `found` with what `_expert` says of assignments `index`, `index` + `step` and so on; no load waits for
+    another but for the map's."""
+    count = cute.size(ids)
+    for i in cutlass.range_constexpr(_AHEAD):
+        found[i] = ids[cutlass.min(index + i * step, count - 1)]
+    if cutlass.const_expr(expert_map is not None):
+        known = cute.make_rmem_tensor((_AHEAD,), cutlass.Int32)
+        last = cute.size(expert_map) - 1
+        for i in cutlass.range_constexpr(_AHEAD):
+            known[i] = expert_map[cutlass.max(cutlass.min(found[i], last), 0)]
+        for i in cutlass.range_constexpr(_AHEAD):
+            is_known = (found[i] >= 0) & (found[i] <= last)
+            found[i] = cutlass.select_(is_known, known[i], cutlass.Int32(_NOWHERE))
+    for i in cutlass.range_constexpr(_AHEAD):
+        is_here = (found[i] >= 0) & (found[i] < experts) & (index + i * step < count)
+        found[i] = cutlass.select_(is_here, found[i], cutlass.Int32(_NOWHERE))
+
+
+@cute.jit
 def _copy_row(threads: cutlass.Constexpr, row: cute.Tensor, rows: cute.Tensor, places: cute.Tensor) -> None:
     """The block copies `row` (K) to each of the rows that `places` names, but for those below 0."""
     thread, _, _ = cute.arch.thread_idx()
@@ -134,6 +191,46 @@ def _copy_row(threads: cutlass.Constexpr, row: cute.Tensor, rows: cute.Tensor, p
             place = places[j]
             if place >= 0:
                 cute.copy(copy, vector, cute.zipped_divide(rows[place, None], (width,))[None, i])
+
+
+@cute.jit
+def _quantise_blocks(
+    threads: cutlass.Constexpr, row: cute.Tensor, rows: cute.Tensor, scale: cute.Tensor, places: cute.Tensor
+) -> None:
+    """The same in e4m3, with a scale for each 128 elements, which 8 neighbouring threads have at a time."""
+    thread, _, _ = cute.arch.thread_idx()
+    values = cute.make_rmem_tensor((WIDTH,), cutlass.Float32)
+    made = cute.make_rmem_tensor((WIDTH,), rows.element_type)
+    vectors = cute.size(row) // WIDTH
+    for step in cutlass.range(cute.ceil_div(vectors, threads), unroll=1):  # all threads shuffle
+        at = step * threads + thread
+        load(row, at, values)
+        amax = over_threads(magnitude(values), THREADS_OF_BLOCK)
+        narrow(values, amax, made)
+        for j in cutlass.range(cute.size(places), unroll=4):
+            store(made, rows, places[j], at)
+            if places[j] >= 0 and at < vectors and thread % THREADS_OF_BLOCK == 0:
+                scale[places[j], at // THREADS_OF_BLOCK] = scale_of(amax)
+
+
+@cute.jit
+def _quantise_row(
+    threads: cutlass.Constexpr, row: cute.Tensor, rows: Any, places: cute.Tensor, maxima: cute.Tensor
+) -> None:
+    """The same in e4m3, with one scale; `rows` are rows and scales."""
+    thread, _, _ = cute.arch.thread_idx()
+    to, scale = rows
+    amax = magnitude_of_row(threads, row, maxima)
+    values = cute.make_rmem_tensor((WIDTH,), cutlass.Float32)
+    made = cute.make_rmem_tensor((WIDTH,), to.element_type)
+    for at in cutlass.range(thread, cute.size(row) // WIDTH, threads):
+        load(row, at, values)
+        narrow(values, amax, made)
+        for j in cutlass.range(cute.size(places), unroll=4):
+            store(made, to, places[j], at)
+    for j in cutlass.range(thread, cute.size(places), threads):
+        if places[j] >= 0:
+            scale[places[j]] = scale_of(amax)
 
 
 @cute.jit
@@ -154,13 +251,16 @@ def _rank_of_token(
     number, top_k = token
     warp, lane = thread // _WARP, cute.arch.lane_idx()
     count, first_own = cute.size(ids), number * top_k
+    others = cute.make_rmem_tensor((_AHEAD,), cutlass.Int32)
     for first in cutlass.range(0, count, _STAGED, unroll=1):
         cute.arch.sync_threads()  # the ids before were read
-        for i in cutlass.range(thread, _STAGED, threads, unroll=4):
-            other = _expert(ids, first + i, expert_map, experts)
-            staged[i] = cutlass.select_(other < 0, cutlass.Int32(_NO_EXPERT), other)
-        cute.arch.sync_threads()
         staged_now = cutlass.min(count - first, _STAGED)
+        for base in cutlass.range(thread, staged_now, threads * _AHEAD, unroll=1):
+            _experts_from(ids, first + base, threads, expert_map, experts, others)
+            for i in cutlass.range_constexpr(_AHEAD):
+                if base + i * threads < staged_now:
+                    staged[base + i * threads] = cutlass.select_(others[i] < 0, cutlass.Int32(_NO_EXPERT), others[i])
+        cute.arch.sync_threads()
         for j in cutlass.range(warp, top_k, threads // _WARP, unroll=1):
             expert, before = _expert(ids, first_own + j, expert_map, experts), cutlass.Int32(0)
             for i in cutlass.range(lane, staged_now, _WARP, unroll=4):
@@ -196,28 +296,34 @@ def _rank_all(
         for other in cutlass.range_constexpr(warps):
             next_row[expert, other] = cutlass.Int32(0)
     cute.arch.sync_threads()
-    for i in cutlass.range(first + lane, last, _WARP, unroll=4):
-        expert = _expert(ids, i, expert_map, experts)
-        if expert >= 0:
-            cute.arch.atomic_add((next_row.iterator + (warp * MOST_EXPERTS + expert)).llvm_ptr, cutlass.Int32(1))
+    found = cute.make_rmem_tensor((_AHEAD,), cutlass.Int32)
+    for base in cutlass.range(first + lane, last, _WARP * _AHEAD, unroll=1):
+        _experts_from(ids, base, _WARP, expert_map, experts, found)
+        for i in cutlass.range_constexpr(_AHEAD):
+            expert = found[i]
+            if expert >= 0 and base + i * _WARP < last:
+                cute.arch.atomic_add((next_row.iterator + (warp * MOST_EXPERTS + expert)).llvm_ptr, cutlass.Int32(1))
     cute.arch.sync_threads()
     _add_up(warps, next_row, ends, smem)
     cute.arch.sync_threads()
 
-    for base in cutlass.range(first, last, _WARP, unroll=1):
-        index = base + lane
-        expert = _expert(ids, index, expert_map, experts)
-        alike = cute.arch.match_sync(_EVERY_LANE, expert)
-        before = cute.arch.popc(alike & cute.arch.lanemask_lt())
-        place = cutlass.Int32(_NOWHERE)
-        if expert >= 0:
-            place = next_row[expert, warp] + cutlass.Int32(before)
-        cute.arch.sync_warp()
-        if expert >= 0 and before == 0:
-            next_row[expert, warp] = place + cutlass.Int32(cute.arch.popc(alike))
-        cute.arch.sync_warp()
-        if index < count:
-            positions[index] = place
+    for base in cutlass.range(first, last, _WARP * _AHEAD, unroll=1):
+        _experts_from(ids, base + lane, _WARP, expert_map, experts, found)
+        for i in cutlass.range_constexpr(_AHEAD):
+            index = base + i * _WARP + lane
+            # Behind the warp's assignments are others'.
+            expert = cutlass.select_(index < last, found[i], cutlass.Int32(_NOWHERE))
+            alike = cute.arch.match_sync(_EVERY_LANE, expert)
+            before = cute.arch.popc(alike & cute.arch.lanemask_lt())
+            place = cutlass.Int32(_NOWHERE)
+            if expert >= 0:
+                place = next_row[expert, warp] + cutlass.Int32(before)
+            cute.arch.sync_warp()
+            if expert >= 0 and before == 0:
+                next_row[expert, warp] = place + cutlass.Int32(cute.arch.popc(alike))
+            cute.arch.sync_warp()
+            if index < last:
+                positions[index] = place
 
 
 @cute.jit

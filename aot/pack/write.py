@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import zstandard
 
 from runtime.container import canonical
-from runtime.container.archive import FORMAT_VERSION, HEADER, MAGIC, Archive, SizeLimitExceeded
+from runtime.container.archive import FORMAT_VERSION, HEADER, MAGIC, Archive
+from runtime.container.errors import SizeLimitExceeded
 from runtime.container.index import RECORDS, TABLES, TARGET, generation, is_name
 from runtime.errors import AotError, ArchiveError
 from runtime.limits import MAX_BLOCK_BYTES, MAX_INDEX_BYTES, MAX_RECORDS_BLOCK_BYTES

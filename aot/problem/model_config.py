@@ -33,7 +33,7 @@ from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.products import PRODUCTS, scalings_of, unsupported_scaling
 from runtime.numbers.scaling import SCALE_BLOCK, SCALINGS
 
-from ..search.targets import TARGETS
+from ..search.targets import TARGETS, USUAL_TARGETS
 from ..search.unserved import variants, why_none
 from ..suggest import did_you_mean
 from .manifest import MAX_TOKENS, Gemm, Manifest, Use, signature_problem
@@ -41,7 +41,7 @@ from .models import experts as of_experts
 from .models.config import is_integer, short
 from .models.experts import Arithmetic, Ranks
 from .models.layers import Linear, Model
-from .models.reading import VOCABULARY_PADDING, padded, read_model
+from .models.read_model import VOCABULARY_PADDING, padded, read_model
 
 # What `dtype` means for A, B and D. The router and lm_head stay in the type of D, as fp8 checkpoints keep them.
 DTYPES = {a: next(product for product in PRODUCTS if product[0] == a) for a, *_ in PRODUCTS}
@@ -170,11 +170,12 @@ def model_name(source: str, tp: int, dtype: str, fuse: bool = False, ep: int = 1
 
 
 def default_scaling(dtype: str) -> str:
-    """The scaling of layers in `dtype` where none is asked for: for 8 bits a scale a token and an output channel."""
-    return "row_column" if "row_column" in scalings_of(dtype) else "none"
+    """The scaling of layers in `dtype` where none is asked for: for 8 bits a scale a token and an output channel, for
+    4 bits NVFP4's."""
+    return next((word for word in ("row_column", "nvfp4") if word in scalings_of(dtype)), "none")
 
 
-def default_targets(signatures: Iterable[Any], targets: Iterable[str] = tuple(TARGETS)) -> tuple[str, ...]:
+def default_targets(signatures: Iterable[Any], targets: Iterable[str] = USUAL_TARGETS) -> tuple[str, ...]:
     """Those of `targets` that have kernels for all of these, with their epilogues."""
     distinct = dict.fromkeys(signatures)
     return tuple(t for t in targets if all(variants(t, s) for s in distinct))
@@ -259,7 +260,7 @@ def _dtype(found: Model, wanted: str | None, on_warning: Callable[[str], None]) 
     field, published = found.dtype
     known = PUBLISHED.get(published) if isinstance(published, str) else None
     if wanted is None and found.scaling:
-        wanted = "e4m3"
+        (wanted,) = SCALINGS[found.scaling].of
     if wanted is None and published is None:
         on_warning(f"{found.source}: field {field!r} is missing; the manifest is in bf16, which --dtype changes")
         return "bf16"
@@ -338,4 +339,4 @@ def _source(found: Model, ranks: Ranks, layers: _Layers) -> str:
     line = f"{file} at tp {ranks.tp}{ep}: {', '.join(values)}"
     if not (found.experts and layers.experts):
         return line
-    return "; ".join([line, *of_experts.notes(found.experts, ranks, layers.experts)])
+    return "; ".join([line, *of_experts.notes(found.experts, ranks)])

@@ -1,4 +1,4 @@
-"""GEMMs of NVIDIA's CUTLASS Operator API (nvidia-cutlass-operators), plain, block-scaled and grouped.
+"""GEMMs of NVIDIA's CUTLASS Operator API (nvidia-cutlass-operators): plain, with epilogues, block-scaled and grouped.
 
 Which there are; `operator_api` finds the operator that a variant describes, and wraps it in a host function of our own:
 B as (N, K) rows as `torch.nn.Linear` stores it, every extent and leading stride free, and the number of clusters the
@@ -14,6 +14,8 @@ from types import ModuleType
 
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.epilogue import EPILOGUES
+from runtime.numbers.products import unsupported_scaling
 
 from ..search.legal import illegal, legal_variants
 from ..search.provider import Buildable, ProviderError
@@ -21,14 +23,14 @@ from ..search.targets import TARGETS
 from ..search.variants import Family, Likely, Option, Variant
 from . import estimate_grouped, estimate_persistent, summation
 from .arguments import digest
-from .operator_api import block_scaled, dense, grouped
+from .operator_api import block_scaled, dense, fused, grouped
 from .operator_api.operator import DISTRIBUTION
 from .sources import built_by
 
 _PROVIDERS = Path(__file__).parent
 # The module that finds and wraps the operator of each family.
 _BUILT_BY: dict[str, ModuleType] = {
-    family: module for module in (dense, block_scaled, grouped) for family in module.OPERATORS
+    family: module for module in (dense, fused, block_scaled, grouped) for family in module.OPERATORS
 }
 
 
@@ -69,17 +71,46 @@ def _sm100_preferred_cluster_rule(v: Variant) -> str | None:
 
 
 def _sm100_preferred_cluster_limit(v: Variant, signature: Signature) -> str | None:
-    """The static grid is the CTAs that fallback clusters would take, in whole preferred clusters: none, if those are
-    fewer.
-    """
-    if v.options["scheduler"] != "static":
-        return None
-    tiles_n = -(-signature.n // v.integer("tile_n"))
+    """With a static scheduler."""
+    return _too_few_ctas(v, signature) if v.options["scheduler"] == "static" else None
+
+
+def _too_few_ctas(v: Variant, signature: Signature) -> str | None:
+    """The grid is the CTAs that fallback clusters would take, in whole preferred clusters: none, if those are fewer."""
+    fallback_n = v.integer("fallback_n")
+    tiles_n = -(-signature.n // (v.integer("tile_n") * fallback_n)) * fallback_n
     ctas = v.integer("fallback_m") * tiles_n * signature.batch
     cluster = v.integer("cluster_m") * v.integer("cluster_n")
     if ctas < cluster:
         return f"at m = 1 its {ctas} CTAs do not fill one cluster of {cluster}, and nothing would be launched"
     return None
+
+
+def _sm107_rule(v: Variant) -> str | None:
+    """`tile_m` is that of all CTAs that multiply together. Two tiles of A in an MMA have sums in tensor memory of their
+    own, which has no room for those of more than 128 columns twice, or for 256 once."""
+    two_cta, b_reuse, tile_n = v.options["two_cta"], v.options["b_reuse"], v.integer("tile_n")
+    rows = 128 * (2 if two_cta else 1) * (2 if b_reuse else 1)
+    if v.integer("tile_m") != rows:
+        return f"tile_m must be {rows} with these MMAs"
+    if b_reuse and 128 < tile_n < 256:
+        return "with b_reuse tile_n must be up to 128, or 256"
+    cluster = v.integer("cluster_m"), v.integer("cluster_n")
+    fallback = v.integer("fallback_m"), v.integer("fallback_n")
+    if cluster[0] * cluster[1] > 16:
+        return f"a cluster of {cluster[0] * cluster[1]} CTAs exceeds 16"
+    if fallback == (2, 2) or cluster == fallback or cluster[0] % fallback[0] or cluster[1] % fallback[1]:
+        return "cluster must be a larger multiple of fallback, which has at most two CTAs"
+    if two_cta and fallback[0] != 2:
+        return "fallback_m must be 2 with two_cta"
+    return None
+
+
+def _block_scaled_rule(v: Variant) -> str | None:
+    """Each element type has scalings of its own. `tile_m` is the MMA's, and one of 256 rows is of two CTAs."""
+    if v.options["two_cta"] != (v.integer("tile_m") == 256):
+        return "tile_m must be 256 with two_cta, and 128 without"
+    return unsupported_scaling(v.a, v.scaling) or _tile_k_rule(v)
 
 
 def _block_scaled_limit(v: Variant, signature: Signature) -> str | None:
@@ -105,9 +136,26 @@ def _sm100_grouped_unlikely(v: Variant) -> str | None:
     return None
 
 
+def _efc_rule(v: Variant) -> str | None:
+    """Scales are of e4m3."""
+    return unsupported_scaling(v.a, v.scaling) or _sm100_rule(v)
+
+
+def _efc_unlikely(v: Variant) -> str | None:
+    """It is the pipeline of sm100_persistent, which has more ways to schedule tiles."""
+    if (v.epilogue, v.scaling) == ("none", "none") and v.elements in _DENSE:
+        return "sm100_persistent computes it"
+    return None
+
+
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
 _BLOCK_SCALED_MULTIPLE = 32
 _DENSE = (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"))
+_FUSED = (
+    *_SAME_16_BIT,
+    *(("e4m3", "e4m3", d) for d in ("bf16", "f16", "e4m3")),
+    *((ab, ab, "e4m3") for ab in ("bf16", "f16")),
+)
 _POWERS = (1, 2, 4, 8, 16)
 _SM100_OPTIONS: dict[str, tuple[Option, ...]] = {
     "tile_m": (64, 128, 256),
@@ -118,6 +166,8 @@ _SM100_OPTIONS: dict[str, tuple[Option, ...]] = {
     "scheduler": ("clc", "static"),
     "two_cta": (False, True),
 }
+
+_TCGEN05 = ("sm_100a", "sm_103a", "sm_107a", "sm_110a")
 
 FAMILIES: dict[str, Family] = {
     # Four warps with mma.sync, cp.async and one CTA a tile; any GPU since Ampere. The operator also states tile_n 64,
@@ -143,26 +193,58 @@ FAMILIES: dict[str, Family] = {
         estimate_us=estimate_persistent.of_operator,
     ),
     # Warp-specialised and persistent: TMA, tcgen05.mma of one or two CTAs, static or cluster-launch-control scheduling.
-    "sm100_persistent": Family(
-        "gemm", ("sm_100a", "sm_103a"), _DENSE, _SM100_OPTIONS, _sm100_rule, summation=summation.by_itself
-    ),
+    "sm100_persistent": Family("gemm", _TCGEN05, _DENSE, _SM100_OPTIONS, _sm100_rule, summation=summation.by_itself),
     # The same with two cluster shapes in one launch: the smaller fills what the larger leaves.
     "sm100_preferred_cluster": Family(
         "gemm",
-        ("sm_100a", "sm_103a"),
+        _TCGEN05,
         _DENSE,
         _SM100_OPTIONS | {"fallback_m": (2,), "fallback_n": (1,)},
         _sm100_preferred_cluster_rule,
         limit=_sm100_preferred_cluster_limit,
         summation=summation.by_itself,
     ),
+    # The pipeline of sm100_persistent with static scheduling, and a warp that loads what the epilogue needs by TMA. It
+    # has no gates: tiles of D are those of the sums.
+    "sm100_static_persistent_efc": Family(
+        "gemm",
+        _TCGEN05,
+        _FUSED,
+        {name: values for name, values in _SM100_OPTIONS.items() if name != "scheduler"},
+        _efc_rule,
+        likely=Likely(_efc_unlikely),
+        batched=(False,),
+        scalings=("none", "tensor", "row_column"),
+        epilogues=frozenset(word for word, epilogue in EPILOGUES.items() if not epilogue.gated),
+        summation=summation.by_itself,
+    ),
     # Low latency for few tokens: swap-AB (weights on the MMA's M side, so tile_n is 64), one CTA a tile, direct stores.
     # Right at any M up to 65535 tiles, which the grid holds; meant for M <= 64.
     "sm100_tgv": Family(
         "gemm",
-        ("sm_100a", "sm_103a"),
+        _TCGEN05,
         _SAME_16_BIT,
         {"tile_m": (8, 16, 32), "tile_n": (64,), "tile_k": (128,), "stages": (8,)},
+        summation=summation.by_itself,
+    ),
+    # Rubin's, in 8 bits: two cluster shapes in one launch, and with `b_reuse` each MMA takes two tiles of A.
+    "sm107_dense": Family(
+        "gemm",
+        ("sm_107a",),
+        tuple(("e4m3", "e4m3", d) for d in ("bf16", "f16", "e4m3")),
+        {
+            "tile_m": (128, 256, 512),
+            "tile_n": tuple(range(32, 257, 32)),
+            "tile_k": (128,),
+            "cluster_m": _POWERS,
+            "cluster_n": _POWERS,
+            "fallback_m": (1, 2),
+            "fallback_n": (1, 2),
+            "two_cta": (False, True),
+            "b_reuse": (False, True),
+        },
+        _sm107_rule,
+        limit=_too_few_ctas,
         summation=summation.by_itself,
     ),
     # Warp-specialised and persistent: TMA and tcgen05.mma with scales of blocks, which the tensor core applies. Takes
@@ -170,16 +252,18 @@ FAMILIES: dict[str, Family] = {
     "sm100_block_scaled": Family(
         "gemm",
         ("sm_100a", "sm_103a"),
-        (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16")),
+        tuple((a, a, d) for a in ("e4m3", "e2m1") for d in ("bf16", "f16")),
         {
             "tile_m": (128, 256),
             "tile_n": (64, 128, 192),
-            "tile_k": (128,),
+            "tile_k": (128, 256),
             "cluster_m": (2, 4),
             "cluster_n": (1, 2, 4),
+            "two_cta": (False, True),
         },
+        _block_scaled_rule,
         batched=(False,),
-        scalings=("mxfp8",),
+        scalings=("mxfp8", "mxfp4", "nvfp4"),
         limit=_block_scaled_limit,
         summation=summation.by_itself,
     ),
@@ -187,12 +271,12 @@ FAMILIES: dict[str, Family] = {
     # not fill are stored thread by thread.
     "sm100_grouped": Family(
         "grouped_gemm",
-        ("sm_100a", "sm_103a"),
-        _SAME_16_BIT,
+        _TCGEN05,
+        (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16")),
         {
             "tile_m": (64, 128, 256),
             "tile_n": (128, 256),
-            "tile_k": (64,),
+            "tile_k": (64, 128),
             "cluster_m": (1, 2, 4),
             "cluster_n": (1, 2, 4),
             "two_cta": (False, True),
@@ -206,7 +290,7 @@ FAMILIES: dict[str, Family] = {
 
 
 class CutlassOperators:
-    """GEMMs of the Operator API that need no metadata or fused epilogue."""
+    """GEMMs of the Operator API, with epilogues of this project's words."""
 
     name = "cutlass_operators"
     families = FAMILIES

@@ -7,7 +7,8 @@ from typing import Any
 from runtime.gemm.signature import Operand, extra_operands
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.epilogue import Epilogue
-from runtime.numbers.scaling import TILE_SCALES, symbol_of
+from runtime.numbers.scaling import FRAGMENTS, SCALINGS, TILE_SCALES, symbol_of
+from runtime.numbers.weights import BLOCK_COLUMNS, BLOCK_ROWS
 from runtime.program.arguments import Argument, Symbol, TensorArgument
 
 from ..search.variants import Variant
@@ -24,10 +25,11 @@ def gemm_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]]:
     both strides free where it is a matrix of scales; tiles of scales have no gap, kt of them for each row of tiles.
     """
     gated = Epilogue.of(variant.epilogue).gated
+    fragments = SCALINGS[variant.scaling].layout == FRAGMENTS
     batch = ("batch",) if variant.batched else ()
     operands = (
         Operand("a", variant.a, (*batch, "M", "K")),
-        Operand("b", variant.b, (*batch, "N", "K")),
+        Operand("b", variant.b, (*batch, "N", "K"), "tiles" if fragments else "rows"),
         Operand("d", variant.d, (*batch, "M", "P" if gated else "N")),
         *extra_operands(variant.d, variant.scaling, variant.epilogue, variant.batched),
     )
@@ -37,6 +39,8 @@ def gemm_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]]:
         columns = max(columns, whole[variant.b])
     divisibility = {"n": columns, "k": max(whole[variant.a], whole[variant.b]), "p": whole[variant.d]}
     divisibility["kt"] = TILE_SCALES
+    if fragments:
+        divisibility |= {"n": BLOCK_ROWS, "k": BLOCK_COLUMNS}
     symbols: dict[str, Symbol] = {}
     tree = list[Argument]()
     for operand in operands:

@@ -73,6 +73,10 @@ def _of_sharing(options: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _of_grid(options: Mapping[str, Any]) -> str | None:
+    return "one tile a CTA was not seen to win yet" if options["nonpersistent"] else None
+
+
 def _of_order(options: Mapping[str, Any]) -> str | None:
     if options["order"] == "rows":
         return None
@@ -99,6 +103,7 @@ _OPINIONS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "tile_n": _of_rows,
     "cluster_n": _of_cluster,
     "stream_k": _of_sharing,
+    "nonpersistent": _of_grid,
     "order": _of_order,
     "overlap": _of_overlap,
 }

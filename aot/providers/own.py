@@ -12,11 +12,14 @@ from typing import NamedTuple
 from runtime.gemm.signature import MAJORS, Signature
 from runtime.grouped_gemm import EPILOGUES_OF_GROUPS, SCALINGS_OF_GROUPS
 from runtime.numbers.epilogue import EPILOGUES
+from runtime.numbers.quantised import SCALINGS_OF_ROWS
+from runtime.numbers.weights import FORMATS
 
 from ..kernels import moe_choices
 from ..kernels.sm90.grouped import choices as grouped_choices
 from ..kernels.sm90.persistent import choices as persistent_choices
 from ..kernels.sm90.small_m import choices as small_m_choices
+from ..kernels.sm90.w4 import choices as w4_choices
 from ..search.legal import illegal, legal_functions, legal_variants
 from ..search.provider import Buildable, ProviderError
 from ..search.targets import TARGETS
@@ -25,19 +28,23 @@ from . import (
     estimate_grouped,
     estimate_persistent,
     estimate_small_m,
+    estimate_w4,
     likely_grouped,
     likely_persistent,
     likely_row_wise,
     likely_small_m,
+    likely_w4,
     summation,
 )
 from .arguments import digest
-from .builders import gemm, grouped_gemm, moe, rmsnorm
+from .builders import gemm, grouped_gemm, moe, quantise, rmsnorm
 from .sources import built_by, made_of
 
 _AOT = Path(__file__).resolve().parents[1]
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
 _SCALINGS = ("none", "tensor", "row_column", "block")
+_IDS = ("i32",), ("i32", "i32")  # of experts, and with a map of them
+_FROM_HOPPER = tuple(name for name, target in TARGETS.items() if target.compute_capability >= (9, 0))
 _FP8 = (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"))
 _WHOLE_WARPS = tuple(range(32, 1025, 32))  # threads of a block
 _LIKELY_GROUPED = Likely(
@@ -46,8 +53,16 @@ _LIKELY_GROUPED = Likely(
 
 
 def _no_overlap(v: Variant) -> str | None:
-    able = TARGETS[v.target].compute_capability >= (9, 0)
-    return "kernels overlap from Hopper on" if v.options["overlap"] and not able else None
+    return "kernels overlap from Hopper on" if v.options["overlap"] and v.target not in _FROM_HOPPER else None
+
+
+def _rule_of_permute(v: Variant) -> str | None:
+    scaled = v.elements[-1] == "f32"
+    if scaled != (v.scaling != "none"):
+        return "rows that are quantised have scales, and no others have"
+    if scaled and v.target not in _FROM_HOPPER:
+        return f"rows are quantised on {', '.join(_FROM_HOPPER)}"
+    return _no_overlap(v)
 
 
 FAMILIES: dict[str, Family] = {
@@ -69,6 +84,21 @@ FAMILIES: dict[str, Family] = {
         epilogues=frozenset(EPILOGUES),
         summation=summation.of_small_m,
         estimate_us=lambda v, *of: estimate_small_m.estimate_us(v, gemm.small_m_form, *of),
+    ),
+    # 4-bit weights, which registers feed to WGMMA; else as few tokens are.
+    "sm90_w4": Family(
+        "gemm",
+        ("sm_90a",),
+        (("bf16", "e2m1", "bf16"), ("bf16", "u4", "bf16")),
+        w4_choices.OPTIONS,
+        lambda v: w4_choices.rule(v.options, gemm.w4_form(v)),
+        likely=Likely(lambda v: likely_w4.unlikely(v.options, gemm.w4_form(v)), likely_w4.hopeless),
+        batched=(False,),
+        scalings=tuple(FORMATS),
+        epilogues=frozenset(word for word, of in EPILOGUES.items() if not of.gated),
+        limit=lambda v, s: w4_choices.limit(gemm.w4_form(v), s.n, s.k),
+        summation=summation.by_itself,
+        estimate_us=lambda v, *of: estimate_w4.estimate_us(v, gemm.w4_form, *of),
     ),
     # More tokens on Hopper: warp-specialised and persistent, cooperative or pingpong.
     "sm90_persistent": Family(
@@ -94,7 +124,7 @@ FAMILIES: dict[str, Family] = {
     "sm90_grouped": Family(
         "grouped_gemm",
         ("sm_90a",),
-        (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16")),
+        (*_SAME_16_BIT, *_FP8),
         grouped_choices.OPTIONS,
         lambda v: grouped_choices.rule(v.options, grouped_gemm.grouped_form(v)),
         likely=_LIKELY_GROUPED,
@@ -143,16 +173,30 @@ FAMILIES: dict[str, Family] = {
         likely=Likely(options=likely_row_wise.RMSNORM),
         batched=(False,),
     ),
+    # Rows in e4m3 with scales of their blocks of 128, or of whole rows, perhaps of groups that end somewhere.
+    "quantise": Family(
+        "quantise",
+        _FROM_HOPPER,
+        tuple((x, *ends, "e4m3", "f32") for x in ("bf16", "f16") for ends in ((), ("i32",))),
+        {"threads": _WHOLE_WARPS, "overlap": (False, True)},
+        likely=Likely(options=likely_row_wise.QUANTISE),
+        batched=(False,),
+        scalings=SCALINGS_OF_ROWS,
+    ),
     # Around grouped GEMMs of experts: a block for each token, which copies its row to where each expert reads it, or
-    # adds up what the experts made. Ids, and what an expert map makes of them, are i32.
+    # quantises it to there, or adds up what the experts made. Ids, and what an expert map makes of them, are i32.
     "moe_permute": Family(
         "moe_permute",
         tuple(TARGETS),
-        tuple((x, *ids, x, "i32", "i32") for x in ("bf16", "f16", "e4m3") for ids in (("i32",), ("i32", "i32"))),
+        (
+            *((x, *ids, x, "i32", "i32") for x in ("bf16", "f16", "e4m3") for ids in _IDS),
+            *((x, *ids, "e4m3", "i32", "i32", "f32") for x in ("bf16", "f16") for ids in _IDS),
+        ),
         {"schedule": ("one_launch", "two_launches"), "threads": _WHOLE_WARPS, "overlap": (False, True)},
-        _no_overlap,
+        _rule_of_permute,
         likely=Likely(options=likely_row_wise.MOE_PERMUTE),
         batched=(False,),
+        scalings=("none", *SCALINGS_OF_ROWS),
         limit=lambda v, s: moe_choices.limit(s.top_k, s.experts),
     ),
     "moe_combine": Family(
@@ -178,12 +222,14 @@ class _Made(NamedTuple):
 _MADE = {
     "moe_combine": _Made(moe.moe_combine, "moe_combine.py"),
     "moe_permute": _Made(moe.moe_permute, "moe_permute.py"),
+    "quantise": _Made(quantise.quantise, "quantise.py"),
     "rmsnorm_row": _Made(rmsnorm.rmsnorm, "rmsnorm.py"),
     "sm90_gathered": _Made(grouped_gemm.grouped, "sm90/grouped/kernel.py"),
     "sm90_masked": _Made(grouped_gemm.grouped, "sm90/grouped/kernel.py"),
     "sm90_grouped": _Made(grouped_gemm.grouped, "sm90/grouped/kernel.py"),
     "sm90_persistent": _Made(gemm.persistent, "sm90/persistent/kernel.py"),
     "sm90_small_m": _Made(gemm.small_m, "sm90/small_m/kernel.py"),
+    "sm90_w4": _Made(gemm.w4, "sm90/w4/kernel.py"),
 }
 
 

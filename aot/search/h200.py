@@ -10,7 +10,7 @@ from __future__ import annotations
 from runtime.device import gpus
 
 from .costs import Machine
-from .rates import ElementRates, FloorRates, GroupedRates, Load, PersistentRates, RoofRates, SmallMRates
+from .rates import ElementRates, FloorRates, GroupedRates, Load, PersistentRates, RoofRates, SmallMRates, W4Rates
 
 NAME, MULTIPROCESSORS, _MEMORY_GBPS = gpus.H200
 H200 = Machine(MULTIPROCESSORS, _MEMORY_GBPS)
@@ -96,6 +96,27 @@ SMALL_M = SmallMRates(
     resident_ctas={1: (132, 264), 2: (132, 264), 4: (120, 248), 8: (120, 240)},
     most_m=512,  # twice the M that the kernel is meant for
     beyond=1.3,
+)
+
+# From `SMALL_M`, and from the instructions of a stage: nothing was fitted.
+W4 = W4Rates(
+    start_us=1.0,
+    start_of_cta_us=1.68,
+    overlap_us=0.7,
+    memory_bytes_per_us=4.57e6,
+    l2_bytes_per_us=8e6,
+    sm_bytes_per_us=0.055e6,
+    cycles_per_us=1700,
+    slab_cycles=48,
+    token_cycles=8,
+    stage_cycles=450,
+    split_us=0.23,
+    split_sums_per_us=7100,
+    store_sums_per_us=10_900,
+    latency_us=1.51,
+    tail=1.34,
+    rest=0.08,
+    resident_ctas=SMALL_M.resident_ctas,
 )
 
 # Of a graph's launches 1.96 us is the least seen.

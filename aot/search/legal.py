@@ -158,7 +158,8 @@ def legal_functions(provider: str, target: str) -> list[Variant]:
         if not building(family.operation).by_signature
         for elements in family.elements
         for batched in family.batched
-        for v in _legal(provider, name, family, target, Form(elements, batched))
+        for scaling in family.scalings
+        for v in _legal(provider, name, family, target, Form(elements, batched, scaling))
     ]
 
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from runtime.moe.permute import Signature
 
 from .operation import Building, Shortlist
+from .quantise import ScaledBuilding
 from .variants import Variant
 
 # Up to so many assignments one launch is taken to be faster than two, in which all ids are not compared with all.
 _ONE_LAUNCH_ASSIGNMENTS = 2048
 
 
-class PermuteBuilding(Building):
+class PermuteBuilding(ScaledBuilding):
     """See `aot.search.operation.Building`."""
 
     def shortlist(self, wanted: Mapping[Signature, Sequence[int]], target: str, limit: int) -> Shortlist:

@@ -31,6 +31,7 @@ _OWN = {
     "grouped_gemm": "aot.search.grouped_gemm:GROUPED_GEMM",
     "moe_permute": "aot.search.moe:MOE_PERMUTE",
     "moe_combine": "aot.search.moe:MOE_COMBINE",
+    "quantise": "aot.search.quantise:QUANTISE",
 }
 FIRST = next(iter(_OWN))  # which a file means that names none: it was written when there was no other
 
@@ -71,8 +72,12 @@ class Building:
 
     def unlike(self, variant: Variant, signature: Any) -> str | None:
         """Why a variant of the operation is of another form than a signature, or None."""
-        found, wanted = variant.elements, self.form(signature).elements
-        return None if found == wanted else f"{variant.family} is of {', '.join(found)}, not {', '.join(wanted)}"
+        wanted = self.form(signature)
+        if variant.elements != wanted.elements:
+            return f"{variant.family} is of {', '.join(variant.elements)}, not {', '.join(wanted.elements)}"
+        if variant.scaling != wanted.scaling:
+            return f"{variant.family}: scaling is {variant.scaling}, not {wanted.scaling}"
+        return None
 
     def limit(self, variant: Variant, family: Family | None, signature: Any) -> str | None:
         """Why a variant of a signature's form cannot compute it, or None: what its family says. `family` is None where

@@ -133,6 +133,46 @@ class SmallMRates:
         return one if per_sm == 1 else two * per_sm // 2
 
 
+@dataclass(frozen=True)
+class Tcgen05Rates:
+    """A persistent GEMM whose sums are in tensor memory, whoever wrote it."""
+
+    cycles_per_us: float
+    macs_per_cycle: Mapping[int, int]  # of an SM, by bits of an element of A
+    shared_bytes_per_cycle: int  # that an SM's tensor core reads of A and B
+    tensor_memory_columns: int  # of 128 sums, of an SM
+    scale_columns: int  # of these, that tiles of scales take where the tensor core applies them
+    brought_bytes_per_us: float  # that TMA brings to an SM
+    l2_bytes_per_us: float
+    memory_bytes_per_us: float
+    start_us: float
+    epilogue_cycles_of_column: float  # of 128 sums, from tensor memory to D
+    resident_clusters: Mapping[int, int]  # that run at a time, by their CTAs
+
+
+@dataclass(frozen=True)
+class W4Rates:
+    """A GEMM of 4-bit weights, one CTA a tile and slice of K; names that `SmallMRates` has are the same."""
+
+    start_us: float
+    start_of_cta_us: float
+    overlap_us: float
+    memory_bytes_per_us: float
+    l2_bytes_per_us: float
+    sm_bytes_per_us: float  # that one SM takes in
+    cycles_per_us: float
+    slab_cycles: float  # of an SM, for a warp to dequantise 16 rows of a stage
+    token_cycles: float  # or for the tensor cores to multiply them by 8 tokens, if that is longer
+    stage_cycles: float  # of a warp, to dequantise and multiply its rows of a stage
+    split_us: float
+    split_sums_per_us: float
+    store_sums_per_us: float
+    latency_us: float
+    tail: float
+    rest: float
+    resident_ctas: Mapping[int, tuple[int, int]]
+
+
 def _seen(by_cluster: Mapping[int, object], cluster: int) -> int:
     """The least size of clusters in a table that is not below `cluster`."""
     return min(size for size in by_cluster if size >= cluster)

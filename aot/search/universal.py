@@ -123,7 +123,7 @@ def can_choose(signatures: Iterable[Signature], target: str) -> bool:
 def likeness(signature: Signature) -> tuple[Any, ...]:
     """What forms have in common of which times tell the same: bits of elements, gates, scales along K, order of B."""
     s = signature
-    bits = DTYPES[s.a].bits, DTYPES[s.d].bits
+    bits = [DTYPES[t].bits for t in (s.a, s.b, s.d)]
     return (*bits, s.parts.gated, SCALINGS[s.scaling].k, s.b_major, s.batch > 1)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from runtime.errors import AotError
 from runtime.numbers.dtypes import DTYPES, TORCH_NAMES
+from runtime.numbers.packed import pack, unpack
 
 TORCH_DTYPES = {short: getattr(torch, name) for short, name in TORCH_NAMES.items()}
 
@@ -29,24 +30,16 @@ def to_type(values: torch.Tensor, dtype: str) -> torch.Tensor:
         raise AotError(f"torch has no tensors of {dtype}; it has them of {', '.join(TORCH_DTYPES)}")
     if DTYPES[dtype].unit == 1:
         return values.to(TORCH_DTYPES[dtype])
-    bits = DTYPES[dtype].bits
-    levels = torch.tensor(_magnitudes(dtype), device=values.device)
-    codes = torch.bucketize(values.abs().float(), (levels[1:] + levels[:-1]) / 2)
-    codes = (codes + (torch.signbit(values).long() << (bits - 1))).unflatten(-1, (-1, DTYPES[dtype].unit))
-    whole = sum(codes[..., place] << (bits * place) for place in range(DTYPES[dtype].unit))
-    assert isinstance(whole, torch.Tensor)
-    return whole.to(torch.uint8).view(TORCH_DTYPES[dtype])
+    packed: torch.Tensor = pack(torch, values, dtype)
+    return packed
 
 
 def to_numbers(tensor: torch.Tensor, dtype: str, wide: torch.dtype = torch.float32) -> torch.Tensor:
     """What a tensor of `dtype` holds, element by element, as numbers of the type `wide`."""
     if DTYPES[dtype].unit == 1:
         return tensor.to(wide)
-    bits, magnitudes = DTYPES[dtype].bits, _magnitudes(dtype)
-    numbers = torch.tensor([*magnitudes, *(-x for x in magnitudes)], dtype=wide, device=tensor.device)
-    raw = tensor.view(torch.uint8).long()
-    codes = [raw >> (bits * place) & ((1 << bits) - 1) for place in range(DTYPES[dtype].unit)]
-    return numbers[torch.stack(codes, -1).flatten(-2)]
+    numbers: torch.Tensor = unpack(torch, tensor, dtype, wide)
+    return numbers
 
 
 def poisoned(shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
@@ -62,12 +55,3 @@ def is_poison(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.dtype.is_floating_point:
         return tensor == torch.iinfo(tensor.dtype).min
     return torch.isnan(tensor.float())
-
-
-def _magnitudes(dtype: str) -> list[float]:
-    """The numbers of a packed type that are not negative, by their bits: subnormal ones first, and none is infinite."""
-    d = DTYPES[dtype]
-    assert d.mantissa_bits is not None
-    steps, bias = 1 << d.mantissa_bits, 2 ** (d.bits - 2 - d.mantissa_bits) - 1
-    exponents = range(1 << (d.bits - 1 - d.mantissa_bits))
-    return [(m + steps * (e > 0)) / steps * 2.0 ** (max(e, 1) - bias) for e in exponents for m in range(steps)]

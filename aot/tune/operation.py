@@ -27,6 +27,7 @@ _OWN = {
     "grouped_gemm": "aot.tune.grouped_gemm.tuning:GROUPED_GEMM",
     "moe_permute": "aot.tune.moe_permute.tuning:MOE_PERMUTE",
     "moe_combine": "aot.tune.moe_combine.tuning:MOE_COMBINE",
+    "quantise": "aot.tune.quantise.tuning:QUANTISE",
 }
 
 

@@ -13,9 +13,9 @@ import orjson
 from runtime.device.launch import CLUSTER_DIMENSION, PREFERRED_CLUSTER_DIMENSION, Launch, Slot
 from runtime.errors import ArgumentError, ProgramError, RecordError
 from runtime.program.evaluator import PythonEvaluator
+from runtime.program.geometry import span_bytes
 from runtime.program.program import NativeEvaluator
 from runtime.program.record import DeviceArgument, Record, TensorArgument, TensorView, WorkspaceArgument
-from runtime.program.tensor import span_bytes
 
 from ..search.h200 import MULTIPROCESSORS  # of the GPU that programs are evaluated for
 from . import shapes

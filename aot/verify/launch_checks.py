@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from runtime.errors import RecordError
 from runtime.gemm.signature import Signature
-from runtime.program.arithmetic import NodeReader
+from runtime.program.nodes import NodeReader
 from runtime.program.record import Record, TensorArgument
 
 from . import shapes

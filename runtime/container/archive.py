@@ -32,6 +32,20 @@ from ..limits import (
 )
 from ..named_tuple import NamedTuple
 from . import canonical
+from .errors import (
+    ArchiveClosed,
+    BlockMalformed,
+    DigestMismatch,
+    DocumentMalformed,
+    FileUnreadable,
+    IndexMalformed,
+    NotAnArchive,
+    SizeLimitExceeded,
+    TrailingData,
+    Truncated,
+    UnknownEntry,
+    UnsupportedVersion,
+)
 from .index import RECORDS, TABLES, Blob, Block, FunctionEntry, Index, generation, is_name  # noqa: F401
 
 MAGIC = b"CUTEAOT\0"
@@ -44,54 +58,6 @@ CACHE_BYTES = (
 
 
 Admit = Callable[[str, str], object]  # of a path and `Archive.digest`; raises for an archive that is not to be read
-
-
-class FileUnreadable(ArchiveError):
-    """The file is missing, is not a regular file, or the system will not let it be read."""
-
-
-class NotAnArchive(ArchiveError):
-    """The file does not begin as archives do."""
-
-
-class UnsupportedVersion(ArchiveError):
-    """An archive of a format version that this reader does not know."""
-
-
-class Truncated(ArchiveError):
-    """The file ends before the header says it does."""
-
-
-class TrailingData(ArchiveError):
-    """The file goes on after the header says it ends."""
-
-
-class DigestMismatch(ArchiveError):
-    """Bytes that differ from what their SHA-256 was taken of."""
-
-
-class IndexMalformed(ArchiveError):
-    """The index is intact but breaks a rule of the format."""
-
-
-class BlockMalformed(ArchiveError):
-    """A block is intact but does not decompress to exactly what the index declares."""
-
-
-class DocumentMalformed(ArchiveError):
-    """A record or table is intact but is not the canonical JSON object that the index promises."""
-
-
-class SizeLimitExceeded(ArchiveError):
-    """A declared size above what this reader will allocate."""
-
-
-class UnknownEntry(ArchiveError):
-    """The archive holds no function or table of the name asked for."""
-
-
-class ArchiveClosed(ArchiveError):
-    """The archive was closed before this read."""
 
 
 class Size(NamedTuple):

@@ -13,9 +13,9 @@ import ctypes
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import byref
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from ..errors import DeviceError, WorkspaceError
 from ..native import _native
@@ -23,6 +23,7 @@ from . import libcuda
 from .gpus import Gpu
 from .launch import CLUSTER_DIMENSION, Launch
 from .libcuda import LaunchConfig
+from .prepared_launch import PooledLaunch, PreparedLaunch
 
 # CUresult, CUdevice_attribute and CUfunction_attribute values of cuda.h; part of its ABI.
 _SUCCESS, _INVALID_VALUE, _INVALID_CONTEXT = 0, 1, 201
@@ -40,15 +41,6 @@ _CAPTURE_ACTIVE, _CAPTURE_RELAXED = 1, 2  # of CUstreamCaptureStatus, of CUstrea
 
 # NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD mean a stream of whichever context is current.
 LAST_DEFAULT_STREAM = 2
-# A launch reads its parameters from here; the strictest of them, a TMA descriptor, wants 64 bytes.
-_PARAMETER_ALIGNMENT_BYTES = 64
-
-
-class PreparedLaunch(Protocol):
-    """A launch that wants only pointers and a stream; any number of threads may make it at once."""
-
-    def launch(self, pointers: Sequence[int], stream: int) -> None:
-        """Launch; a failure is a `DeviceError`."""
 
 
 class Driver:
@@ -326,7 +318,7 @@ class Driver:
                 return _native.Launch(self._address("cuLaunchKernelEx"), kernel, shape, *parts)
             except OverflowError:  # larger than it has room for
                 pass
-        return _PooledLaunch(self._cuda.cuLaunchKernelEx, kernel, launch, self._retry)
+        return PooledLaunch(self._cuda.cuLaunchKernelEx, kernel, launch, self._retry)
 
     def _retry(
         self, again: PreparedLaunch, shape: tuple[Any, ...], pointers: Sequence[int], stream: int, error: int
@@ -416,44 +408,3 @@ class Driver:
         self._cuda.cuGetErrorString(error, byref(text))
         said = (text.value or b"the driver has no text for it").decode()
         raise DeviceError(f"{name}{detail} failed: {(word.value or b'CUresult').decode()} ({error}), {said}")
-
-
-class _PooledLaunch:
-    """A prepared launch without native code.
-
-    Buffers wait in a pool and are taken out of it while in use, so that no two threads write one and none waits for
-    another; list.pop and list.append are atomic.
-    """
-
-    def __init__(self, call: Any, kernel: Any, launch: Launch, failed: Callable[..., None]) -> None:
-        self._call, self._kernel, self._launch, self._failed = call, kernel, launch, failed
-        self._pool = [self._prepare()]
-
-    def launch(self, pointers: Sequence[int], stream: int) -> None:
-        """Write the pointers and launch."""
-        try:
-            ready = self._pool.pop()
-        except IndexError:
-            ready = self._prepare()
-        slots, words, config, address, _ = ready
-        for index, pointer, addend, mask in slots:
-            words[index] = (pointers[pointer] + addend) & mask
-        config.set_stream(stream)
-        error = self._call(config.address, self._kernel, address, None)
-        self._pool.append(ready)
-        if error:
-            launch = self._launch
-            self._failed(self, (launch.grid, launch.block, launch.shared_bytes), pointers, stream, error)
-
-    def _prepare(self) -> tuple[Any, ...]:
-        launch = self._launch
-        size = max(len(launch.parameters), 8)
-        storage = (ctypes.c_uint64 * (-(-size // 8) + _PARAMETER_ALIGNMENT_BYTES // 8))()
-        start = -ctypes.addressof(storage) % _PARAMETER_ALIGNMENT_BYTES
-        base = ctypes.addressof(storage) + start
-        ctypes.memmove(base, launch.parameters, len(launch.parameters))
-        words = memoryview(storage).cast("B")[start:].cast("Q")
-        parameters = (ctypes.c_void_p * max(len(launch.offsets), 1))(*(base + o for o in launch.offsets))
-        slots = tuple((s.offset // 8, s.pointer, s.addend, s.mask) for s in launch.slots)
-        config = LaunchConfig(launch.grid, launch.block, launch.shared_bytes, launch.attributes)
-        return slots, words, config, ctypes.addressof(parameters), (storage, parameters)

@@ -10,17 +10,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
 from ..errors import ArgumentError, LayoutError
-from ..named_tuple import NamedTuple
 from ..numbers.dtypes import DTYPES
 from ..numbers.epilogue import EPILOGUES, Epilogue, extra_dtype
 from ..numbers.scaling import SCALINGS, TILES, Scaling, extent_of
+from ..program.geometry import flatten_rows, overlaps_itself, share_memory
 from ..program.operation import OVERLAPS
 from ..program.record import TensorView, check_address
-from ..program.tensor import flatten_rows, overlaps_itself, share_memory
 from .signature import Signature
 
 # What `gemm` takes besides a, b and out, in the order that kernels take them.
-EXTRAS = ("scale_a", "scale_b", "bias", "residual", "scale_d")
+EXTRAS = ("scale_a", "scale_b", "scale_ab", "bias", "residual", "scale_d")
 _PARTS = ("bias", "residual", "scale")  # of an epilogue, each there where its operand is
 _ACTIVATIONS = {
     word: epilogue for word, epilogue in EPILOGUES.items() if not any(getattr(epilogue, part) for part in _PARTS)
@@ -32,6 +31,7 @@ class GemmOptions(TypedDict, total=False):
 
     scale_a: Any
     scale_b: Any
+    scale_ab: Any
     bias: Any
     residual: Any
     scale_d: Any
@@ -50,40 +50,6 @@ def refuse_unknown(names: Iterable[str]) -> None:
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
             raise TypeError(f"gemm() got an unexpected keyword argument {name!r}; {hint}") from None
-
-
-class Call(NamedTuple):
-    """The arguments of one call of `gemm`; `operands` in the order of `EXTRAS`, None for what was not given."""
-
-    a: Any
-    b: Any
-    out: Any
-    stream: Any
-    operands: tuple[Any, ...] = (None,) * len(EXTRAS)
-    epilogue: Any = "none"
-    overlap: Any = "serial"
-    dtype: Any = None
-    plain: bool = True  # came without any of the above
-
-    def key(self) -> tuple[Any, ...]:
-        """What the fast paths look up, of torch tensors: everything that a plan depends on but the pointers."""
-        a, b, out = self.a, self.b, self.out
-        if not self.plain:
-            tensors = (a, b, out, *self.operands)
-            seen = [None if x is None else (x.shape, x.stride(), x.dtype, x.get_device()) for x in tensors]
-            return (self.epilogue, self.overlap, self.dtype, *seen)
-        return key_of_plain(a, b, out)
-
-
-def key_of_plain(a: Any, b: Any, out: Any) -> tuple[Any, ...]:
-    """`Call.key` of a call of a, b and perhaps out alone. Each attribute of a torch tensor costs 40 to 90 ns, and this
-    is all of them: the key says everything about a call but its pointers, which are held against the plan."""
-    if out is None:
-        return (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, a.get_device(), b.get_device())
-    # fmt: off
-    return (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, out.shape, out.stride(), out.dtype,
-            a.get_device(), b.get_device(), out.get_device())
-    # fmt: on
 
 
 Views = Mapping[str, TensorView]  # by operand: a, b, perhaps d, and those of `EXTRAS` that were given
@@ -155,22 +121,24 @@ def _check_extras(views: Views, n: int, d: TensorView) -> None:
         if name not in views:
             continue
         found = views[name]
-        dtypes = _scale_dtypes() if name in ("scale_a", "scale_b") else ("f32",)
+        dtypes = _scale_dtypes(views) if name in ("scale_a", "scale_b") else ("f32",)
         if not name.startswith("scale"):
             dtypes = (extra_dtype(d.dtype),)
         if found.dtype not in dtypes:
             known = " or ".join(dtypes)
             raise ArgumentError(f"{name} must have element type {known} where out has {d.dtype}, found {found.dtype}")
-        if name == "scale_d" and math.prod(found.shape) != 1:
-            raise ArgumentError(f"scale_d must have one element, found shape {found.shape}")
+        if name in ("scale_d", "scale_ab") and math.prod(found.shape) != 1:
+            raise ArgumentError(f"{name} must have one element, found shape {found.shape}")
         wanted = {"bias": (n,), "residual": d.shape}.get(name, found.shape)
         if found.shape != wanted:
             raise ArgumentError(f"{name} must have shape {wanted} for b {views['b'].shape}, found {found.shape}")
 
 
-def _scale_dtypes() -> tuple[str, ...]:
-    """The element types that tensors of scales may have."""
-    return tuple(dict.fromkeys(_held(s) for s in SCALINGS.values() if s.dtype))
+def _scale_dtypes(views: Views) -> tuple[str, ...]:
+    """The element types that scales of A and B may have; of types that have none, that any have."""
+    scaled = [s for s in SCALINGS.values() if s.dtype]
+    fitting = [s for s in scaled if s.fits(views["a"].dtype, views["b"].dtype)]
+    return tuple(dict.fromkeys(_held(s) for s in fitting or scaled))
 
 
 def _held(scaling: Scaling) -> str:
@@ -180,22 +148,51 @@ def _held(scaling: Scaling) -> str:
 def _scaling(views: Views) -> str:
     """Which scaling element types and shapes of both scales mean; where several do, they mean the same, and the first
     is taken."""
-    if "scale_a" not in views and "scale_b" not in views:
+    if not {"scale_a", "scale_b", "scale_ab"} & views.keys():
         return "none"
+    if "scale_a" not in views and "scale_b" in views and views["a"].dtype != views["b"].dtype:
+        return _scaling_of_weights(views)
     if "scale_a" not in views or "scale_b" not in views:
         raise ArgumentError("scale_a and scale_b come together; pass both or neither")
     scale_a, scale_b = views["scale_a"], views["scale_b"]
     a, b = views["a"].shape, views["b"].shape
-    known = [s for s in SCALINGS.values() if s.dtype and _held(s) == scale_a.dtype == scale_b.dtype]
+    known = [s for s in SCALINGS.values() if s.operands == "ab" and _held(s) == scale_a.dtype == scale_b.dtype]
     known.sort(key=lambda s: views["a"].dtype not in s.of)
     for scaling in known:
         if _are_scales(scale_a.shape, scaling, "a", a) and _are_scales(scale_b.shape, scaling, "b", b):
-            return scaling.word
+            return _with_tensor_scale(scaling, "scale_ab" in views).word
     taken = ", ".join(f"{s.word} {_wanted(s, 'a', a)} and {_wanted(s, 'b', b)}" for s in known)
     raise ArgumentError(
         f"scale_a {scale_a.shape} of {scale_a.dtype} and scale_b {scale_b.shape} of {scale_b.dtype} fit no scaling of "
         f"a {a} and b {b}: {taken or 'pass two of one element type'}"
     )
+
+
+def _scaling_of_weights(views: Views) -> str:
+    """Which scaling of B alone its scales mean."""
+    a, b, scale_b = views["a"], views["b"], views["scale_b"]
+    known = [s for s in SCALINGS.values() if s.operands == "b" and s.fits(a.dtype, b.dtype)]
+    for scaling in known:
+        if _held(scaling) == scale_b.dtype and _are_scales(scale_b.shape, scaling, "b", b.shape):
+            return scaling.word
+    taken = " or ".join(f"{s.word} {_wanted(s, 'b', b.shape)} of {_held(s)}" for s in known)
+    raise ArgumentError(
+        f"scale_b {scale_b.shape} of {scale_b.dtype} fits no scaling of b {b.shape} of {b.dtype} under a of {a.dtype}: "
+        f"{taken or 'there is none'}; runtime.torch.weights.prepare_weight makes b and scale_b"
+    )
+
+
+def _with_tensor_scale(scaling: Scaling, given: bool) -> Scaling:
+    """`scaling`, for which `scale_ab` is given or not as it has one or not."""
+    if scaling.tensor_scale and not given:
+        raise ArgumentError(
+            f"scaling {scaling.word} needs scale_ab, one f32 element: the factor of A times that of B; pass "
+            "torch.ones(1, device=...) where there are none"
+        )
+    if given and not scaling.tensor_scale:
+        known = ", ".join(s.word for s in SCALINGS.values() if s.tensor_scale)
+        raise ArgumentError(f"scale_ab is for the scaling {known}, found {scaling.word}; leave it out, or pass scale_d")
+    return scaling
 
 
 def _are_scales(found: tuple[int, ...], scaling: Scaling, of: str, shape: tuple[int, ...]) -> bool:
@@ -280,8 +277,8 @@ def _vector(t: TensorView, name: str) -> TensorView:
 
 
 def _tiles(t: TensorView, name: str, axes: tuple[str, ...], signature: Signature) -> TensorView:
-    """`t`, neighbours in memory, as tiles of scales: (tiles of rows, scales of a row of tiles)."""
-    across = extent_of(axes[-1], {"K": signature.k})
+    """`t`, neighbours in memory, as tiles of scales: (tiles of rows, scales of a row of tiles); or as it is."""
+    across = signature.extents()[axes[-1]]
     flat = _vector(t, name)
     return flat._replace(shape=(flat.shape[0] // across, across), strides=(across, 1))
 

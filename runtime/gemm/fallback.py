@@ -15,8 +15,9 @@ from ..numbers.dtypes import DTYPES
 from ..numbers.epilogue import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT, GATES, Epilogue
 from ..numbers.scaling import SCALINGS
 from ..program.outputs import on_stream
+from ..program.pointers import PointerChecks
 from ..program.record import TensorView
-from ..program.tensor import span_bytes, stream_handle
+from ..program.streams import stream_handle
 from .call import EXTRAS
 from .signature import Signature
 
@@ -182,7 +183,7 @@ def lie_for_torch(signature: Signature, views: Mapping[str, TensorView]) -> bool
 class TorchCall:
     """torch's own call for calls of `gemm` that are alike but for their pointers; `count` is called after each."""
 
-    __slots__ = ("_bytes", "_compute", "_count", "_out_bytes", "_run", "_shape", "_torch")
+    __slots__ = ("_checks", "_compute", "_count", "_run", "_shape", "_torch")
 
     def __init__(
         self,
@@ -196,8 +197,7 @@ class TorchCall:
         assert run is not None
         self._torch, self._run, self._count, self._shape = sys.modules["torch"], run, count, shape
         self._compute = self._flattened if signature.batch == 1 and len(shape) != 2 else run
-        self._bytes = [span_bytes(view) for name, view in views.items() if name != "d"]
-        self._out_bytes = span_bytes(views["d"])
+        self._checks = PointerChecks.of(tuple(views.values()), [1] * len(views), [tuple(views).index("d")])
 
     def __call__(self, a: Any, b: Any, out: Any, stream: Any, operands: Sequence[Any] = _NO_OPERANDS) -> Any:
         """Compute: gives `out`, or a new tensor; None, and nothing was done, where tensors have no memory or `out` has
@@ -218,13 +218,10 @@ class TorchCall:
         return found
 
     def _fits(self, a: Any, b: Any, out: Any, operands: Sequence[Any]) -> bool:
-        pointers = [a.data_ptr(), b.data_ptr(), *[x.data_ptr() for x in operands if x is not None]]
-        if out is None or not all(pointers):
-            return all(pointers)
-        start = out.data_ptr()
-        end = start + self._out_bytes
-        apart = [end <= p or p + size <= start for p, size in zip(pointers, self._bytes, strict=True)]
-        return bool(start) and all(apart)
+        given = [x.data_ptr() for x in operands if x is not None]
+        if out is None:
+            return all([a.data_ptr(), b.data_ptr(), *given])
+        return self._checks.fit([a.data_ptr(), b.data_ptr(), out.data_ptr(), *given])
 
     def _flattened(self, torch: Any, a: Any, b: Any, operands: Sequence[Any], out: Any) -> Any:
         """The product of all rows, for tensors of other than two dimensions."""

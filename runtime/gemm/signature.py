@@ -16,7 +16,7 @@ from ..errors import RecordError
 from ..limits import MAX_EXTENT
 from ..numbers.dtypes import DTYPES
 from ..numbers.epilogue import EPILOGUES, Epilogue, extra_dtype
-from ..numbers.scaling import SCALINGS, TILES, extent_of
+from ..numbers.scaling import FRAGMENTS, PLAIN, SCALINGS, extent_of
 from ..program.operation import OVERLAPS, Operand
 
 MAJORS = ("k", "n")
@@ -42,7 +42,10 @@ class Signature:
     - "row_column": scale_a (M), one a token, and scale_b (N), one an output channel, f32;
     - "block": scale_a (M, K/128), one for each 1 x 128 of A, and scale_b (N/128, K/128), one for each 128 x 128 of B,
       f32;
-    - "mxfp8": scale_a and scale_b, one for each 1 x 32 of A and of B, ue8m0 in tiles of 128 x 4.
+    - "mxfp8", "mxfp4": scale_a and scale_b, one for each 1 x 32 of A and of B, ue8m0 in tiles of 128 x 4;
+    - "nvfp4": the same for each 1 x 16, e4m3 that are not negative; and scale_ab (1), f32, for the whole product;
+    - "mxfp4_weight" and "int4_weight": scale_b alone, one for each 1 x 32 or 1 x 128 of B, ue8m0 or bf16; it and B lie
+      in memory as `runtime.numbers.weights` says.
     """
 
     a: str
@@ -112,10 +115,16 @@ class Signature:
         columns = "P" if self.parts.gated else "N"
         plain = (
             Operand("a", self.a, (*batch, "M", "K")),
-            Operand("b", self.b, (*batch, "N", "K"), "columns" if self.b_major == "n" else "rows"),
+            Operand("b", self.b, (*batch, "N", "K"), self._layout_of_b),
             Operand("d", self.d, (*batch, "M", columns)),
         )
         return plain + extra_operands(self.d, self.scaling, self.epilogue, self.batch > 1)
+
+    @property
+    def _layout_of_b(self) -> str:
+        if SCALINGS[self.scaling].layout == FRAGMENTS:
+            return "tiles"
+        return "columns" if self.b_major == "n" else "rows"
 
     def numbers(self) -> tuple[tuple[str, str], ...]:
         """The numbers that kernels take after these: none."""
@@ -187,9 +196,9 @@ def extra_operands(d: str, scaling: str, epilogue: str, batched: bool) -> tuple[
     where scales are scaled), bias, residual, scale_d."""
     parts, scales = Epilogue.of(epilogue), SCALINGS[scaling]
     extras = []
-    for of in "ab" if scales.dtype else "":
+    for of in scales.operands:
         axes = scales.axes(of)
-        layout = "tiles" if scales.layout == TILES else "free" if of == "a" and len(axes) == 2 else "rows"
+        layout = "tiles" if scales.layout != PLAIN else "free" if of == "a" and len(axes) == 2 else "rows"
         extras.append(Operand(f"scale_{of}", DTYPES[scales.dtype].stored or scales.dtype, axes, layout))
     if scales.tensor_scale:
         extras.append(Operand("scale_ab", "f32", ("1",)))

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 from ..errors import ArgumentError
 from ..program.field_operation import FieldOperation, FieldSignature
+from ..program.geometry import flatten_rows
 from ..program.operation import Asked, Operand
 from ..program.outputs import allocate, check_apart
 from ..program.record import TensorView
-from ..program.tensor import flatten_rows
 from .packed import packed
 
 _KEY = re.compile(r"(?P<rows>[^_]+)_(?P<y>[^_]+)_moe_combine_top(?P<top_k>\d{1,10})_n(?P<n>\d{1,10})", re.ASCII)

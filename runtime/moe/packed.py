@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..errors import ArgumentError
+from ..program.geometry import contiguous_strides
 from ..program.record import TensorView
-from ..program.tensor import contiguous_strides
 
 
 def packed(t: TensorView, name: str, dtype: str) -> TensorView:

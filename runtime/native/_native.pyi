@@ -1,4 +1,4 @@
-"""What `_native.c`, `_program*.c` and `_costs.c` offer."""
+"""What native code offers, a class or function for each part of it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 INTERFACE: int
 
 def parameter_sizes(call: int, kernel: int, /) -> tuple[int, ...] | None: ...
+def pointers_fit(checks: tuple[Any, ...], pointers: Sequence[int], /) -> bool: ...
 
 class Launch:
     def __new__(
@@ -38,8 +39,7 @@ class Table:
         tag: int,
         tensors: tuple[Any, ...],
         launches: tuple[Any, ...],
-        misaligned: Sequence[int],
-        sizes: Sequence[int],
+        checks: tuple[Any, ...],
         device: int,
         shape: tuple[int, ...] | None,
         keywords: dict[str, Any] | None,

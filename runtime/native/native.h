@@ -12,10 +12,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Add the type of _program.c to the module; -1 with an exception set if that fails. */
-int add_program(PyObject *module);
+enum { MOST_TENSORS = 12 }; /* of a call, and pointers of a launch */
 
-/* Add the type of _costs.c to the module; -1 with an exception set if that fails. */
+/* A sequence of integers, each modulo 2^64; how many, or -1 with an exception set if they are more than `most`. */
+Py_ssize_t read_integers(PyObject *sequence, uint64_t *out, Py_ssize_t most);
+
+/* Add what a part has to the module; -1 with an exception set if that fails. */
+int add_counter(PyObject *module);
 int add_costs(PyObject *module);
+int add_launch(PyObject *module);
+int add_pointers(PyObject *module);
+int add_program(PyObject *module);
+int add_table(PyObject *module); /* after those of launches and counters */
 
 #endif

@@ -1,4 +1,4 @@
-/* A launch program as _program_read.c leaves it to _program.c. */
+/* A launch program as program_read.c leaves it to program.c. */
 
 #ifndef RUNTIME_PROGRAM_H
 #define RUNTIME_PROGRAM_H

@@ -16,6 +16,10 @@ PRODUCTS: tuple[tuple[str, str, str], ...] = (
     ("e4m3", "e4m3", "e4m3"),
     ("bf16", "bf16", "e4m3"),
     ("f16", "f16", "e4m3"),
+    ("e2m1", "e2m1", "bf16"),
+    ("e2m1", "e2m1", "f16"),
+    ("bf16", "e2m1", "bf16"),
+    ("bf16", "u4", "bf16"),
 )
 ACCUMULATORS = ("f32",)
 
@@ -33,15 +37,19 @@ def unsupported_types(a: str, b: str, d: str) -> str | None:
     return f"the combination {product_words(a, b, d)} is not supported; use one of {known}"
 
 
-def scalings_of(a: str) -> tuple[str, ...]:
-    """The words of the scalings that A and B of this type may have."""
-    return tuple(word for word, s in SCALINGS.items() if not s.of or a in s.of)
+def scalings_of(a: str, b: str = "") -> tuple[str, ...]:
+    """The words of the scalings that A and B of these types, or both of one, may have."""
+    return tuple(word for word, s in SCALINGS.items() if s.fits(a, b or a))
 
 
-def unsupported_scaling(a: str, scaling: str) -> str | None:
-    """Why A and B of this type are not scaled so; None where they are."""
-    if scaling in scalings_of(a):
+def unsupported_scaling(a: str, scaling: str, b: str = "") -> str | None:
+    """Why A and B of these types, or both of one, are not scaled so; None where they are."""
+    if scaling in scalings_of(a, b):
         return None
     if scaling not in SCALINGS:
         return f"{scaling} is unknown; known: {', '.join(SCALINGS)}"
-    return f"{scaling} is for A and B in {' or '.join(SCALINGS[scaling].of)}, found {a}"
+    of, of_b = SCALINGS[scaling].of, SCALINGS[scaling].of_b
+    if of_b or b not in ("", a):
+        wanted = f"A in {' or '.join(of)} and B in {' or '.join(of_b)}" if of_b else "A and B of one type"
+        return f"{scaling} is for {wanted}, found {a} and {b or a}"
+    return f"{scaling} is for A and B in {' or '.join(of)}, found {a}"

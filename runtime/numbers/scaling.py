@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..named_tuple import NamedTuple
+from .weights import BLOCK_COLUMNS
 
 PLAIN = "plain"
 # Blackwell's (the 1D block scaling factors layout of cuBLAS, Swizzle32x4x4 of CUTLASS): tiles of 128 rows by 4 blocks
@@ -18,6 +19,7 @@ PLAIN = "plain"
 TILES = "128x4"
 TILE_ROWS, TILE_BLOCKS = 128, 4
 TILE_SCALES = TILE_ROWS * TILE_BLOCKS
+FRAGMENTS = "fragments"  # as a warp's registers take 4-bit weights and their scales: `runtime.numbers.weights`
 
 
 class Scaling(NamedTuple):
@@ -25,27 +27,42 @@ class Scaling(NamedTuple):
 
     A scale of A is for `rows_a` rows by `k` elements of K, one of B for `rows_b` rows by as many; None means all of
     them. Where `k` is a number, scales differ along K, so they multiply while sums are made, and else afterwards.
+    Where `of_b` says of which types B is, A is of another, `of`, and has no scales.
 
     `tensor_scale`: scales are themselves scaled by one f32 factor for the whole product, that of A times that of B.
     """
 
     word: str
-    of: tuple[str, ...] = ()  # the element types of A and B that it is for; empty for all
+    of: tuple[str, ...] = ()  # the element types of A and B that it is for; empty for all that are the same
     dtype: str = ""  # of scales; "" where there are none
     rows_a: int | None = None
     rows_b: int | None = None
     k: int | None = None
     layout: str = PLAIN
     tensor_scale: bool = False
+    of_b: tuple[str, ...] = ()
+
+    def fits(self, a: str, b: str) -> bool:
+        """Whether A and B of these element types may be scaled so."""
+        return b in (self.of_b or (a,)) and (not self.of or a in self.of)
+
+    @property
+    def operands(self) -> str:
+        """Which operands have scales: "ab", "b" or ""."""
+        return "" if not self.dtype else "b" if self.of_b else "ab"
 
     def axes(self, of: str) -> tuple[str, ...]:
         """The axes of scale_a ("a") or scale_b ("b"), which there must be: rows, then blocks along K; or those of
-        tiles."""
+        tiles or fragments."""
         rows, axis = (self.rows_a, "M") if of == "a" else (self.rows_b, "N")
         if self.layout == TILES:
             assert rows is not None
             assert self.k is not None
             return blocks(axis, rows * TILE_ROWS), f"{TILE_SCALES}*{blocks('K', self.k * TILE_BLOCKS)}"
+        if self.layout == FRAGMENTS:
+            assert self.k is not None
+            columns = max(self.k, BLOCK_COLUMNS)
+            return blocks("K", columns), "N" if columns == self.k else f"{columns // self.k}*N"
         pairs = ((axis, rows), ("K", self.k))
         return tuple([blocks(name, size) for name, size in pairs if size is not None]) or ("1",)
 
@@ -66,6 +83,11 @@ SCALINGS: dict[str, Scaling] = {
         Scaling("block", ("e4m3",), "f32", rows_a=1, rows_b=SCALE_BLOCK, k=SCALE_BLOCK),
         # OCP Microscaling Formats (MX) 1.0.
         Scaling("mxfp8", ("e4m3",), "ue8m0", rows_a=1, rows_b=1, k=32, layout=TILES),
+        Scaling("mxfp4", ("e2m1",), "ue8m0", rows_a=1, rows_b=1, k=32, layout=TILES),
+        Scaling("nvfp4", ("e2m1",), "ue4m3", rows_a=1, rows_b=1, k=16, layout=TILES, tensor_scale=True),
+        # Of weights alone, prepared by `runtime.torch.weights`.
+        Scaling("mxfp4_weight", ("bf16",), "ue8m0", rows_b=1, k=32, layout=FRAGMENTS, of_b=("e2m1",)),
+        Scaling("int4_weight", ("bf16",), "bf16", rows_b=1, k=128, layout=FRAGMENTS, of_b=("u4",)),
     )
 }
 

@@ -5,7 +5,6 @@ Knows the weights of experts as servers hold them, and no module of theirs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +15,17 @@ from ..grouped_gemm import Signature as GroupedGemm
 from ..moe.combine import Signature as MoeCombine
 from ..moe.permute import Signature as MoePermute
 from ..numbers.epilogue import Epilogue
+from ..numbers.quantised import scale_shape
+from ..numbers.scaling import SCALE_BLOCK
 from ..program.tensor import dtype_name
+from ..quantise import Signature as Quantise
 from ..serve.library import Library
+from ..torch.experts import quantises_in_gemm
 from ..torch.operator import bare
 from .linears import Decision, weight_problem
 
 EXPERTS = "expert layer"
-_OVERLAP = "launch"  # kernels may start while the one before ends, which all of the four wait for
+_OVERLAP = "launch"  # kernels may start while the one before ends, which all of them wait for
 _INTS = 4  # i32 that fill 16 bytes, at multiples of which tensors begin
 
 
@@ -56,46 +59,80 @@ def left(reason: str) -> ExpertsDecision:
     return ExpertsDecision(EXPERTS, reason=reason)
 
 
+@dataclass(frozen=True)
+class ExpertWeights:
+    """What a server holds of experts: w13 (experts, 2N, K) and w2 (experts, K, N), their biases (experts, 2N) and
+    (experts, K), or none, and, of e4m3, f32 scales of blocks of 128 x 128 for both, else none. `tokens` is the element
+    type of what goes in and comes out, that of weights of 16 bits."""
+
+    w13: torch.Tensor
+    w2: torch.Tensor
+    tokens: torch.dtype
+    biases: tuple[torch.Tensor, ...] = ()
+    scales: tuple[torch.Tensor, ...] = ()
+
+    def problem(self) -> str:
+        """Why these are none of experts that kernels compute; empty if they may be."""
+        w13, w2 = self.w13, self.w2
+        experts, wide, k = w13.shape
+        if tuple(w2.shape) != (experts, k, wide // 2) or wide % 2 or w2.dtype != w13.dtype:
+            return f"weights of shapes {tuple(w13.shape)} and {tuple(w2.shape)} are no gate, up and down"
+        if w13.element_size() != 2 and not self.scales:
+            return f"weights of {w13.dtype} are not of 16 bits"
+        if w13.dtype != (torch.float8_e4m3fn if self.scales else self.tokens):
+            return f"weights are {w13.dtype}, and tokens {self.tokens}"
+        names = "gate and up", "down"
+        for name, weight, bias in zip(names, (w13, w2), self.biases, strict=False):
+            if bias.dtype != self.tokens or tuple(bias.shape) != tuple(weight.shape[:2]) or not bias.is_contiguous():
+                return f"the bias of {name} is no {tuple(weight.shape[:2])} of the tokens' type"
+        for name, weight, scale in zip(names, (w13, w2), self.scales, strict=False):
+            blocks = (experts, *(-(-extent // SCALE_BLOCK) for extent in weight.shape[1:]))
+            if scale.dtype != torch.float32 or tuple(scale.shape) != blocks or not scale.is_contiguous():
+                return f"scales of {name} are {scale.dtype} {tuple(scale.shape)}, not f32 {blocks} of blocks"
+        return ""
+
+    def signatures(self, top_k: int, activation: str, global_experts: int) -> tuple[list[Any], list[Any], list[Any]]:
+        """Those whose M counts tokens; those whose M counts rows, which is `top_k` times as many; and one of the latter
+        kind that takes the place of two of these where the archive has it."""
+        (experts, wide, k), d = self.w13.shape, dtype_name(self.tokens)
+        a, scaling = dtype_name(self.w13.dtype), "block" if self.scales else "none"
+        gate, down = (e._replace(bias=bool(self.biases)).word() for e in (Epilogue.of(activation), Epilogue()))
+        of_rows: list[Any] = [
+            GroupedGemm(a, a, d, experts, wide, k, gate, _OVERLAP, scaling),
+            GroupedGemm(a, a, d, experts, k, wide // 2, down, _OVERLAP, scaling),
+        ]
+        better: list[Any] = []
+        if self.scales:
+            of_rows.append(Quantise(d, a, wide // 2, scaling, experts))
+            better.append(GroupedGemm(a, a, a, experts, wide, k, gate, _OVERLAP, scaling))
+        of_tokens = [MoePermute(d, experts, top_k, k, global_experts, scaling), MoeCombine(d, d, top_k, k)]
+        return of_tokens, of_rows, better
+
+
 def decide(
-    lib: Library,
-    w13: Any,
-    w2: Any,
-    top_k: int,
-    activation: str,
-    expert_map: Any = None,
-    biases: Sequence[Any] = (),
+    lib: Library, weights: ExpertWeights, top_k: int, activation: str, expert_map: Any = None
 ) -> ExpertsDecision:
-    """What `lib` has for experts with these weights, w13 (experts, 2N, K) and w2 (experts, K, N); only kernels that
-    were found right on a GPU. `activation` is a gated epilogue of grouped_gemm, which says how rows of gate and up lie;
-    `expert_map` (global experts), i32, is there where ids are of more experts than these; `biases` are none, or those
-    of w13 (experts, 2N) and of w2 (experts, K)."""
-    for name, weight in (("gate and up", w13), ("down", w2)):
+    """What `lib` has for experts with these weights; only kernels that were found right on a GPU. `activation` is a
+    gated epilogue of grouped_gemm, which says how rows of gate and up lie; `expert_map` (global experts), i32, is there
+    where ids are of more experts than these."""
+    for name, weight in (("gate and up", weights.w13), ("down", weights.w2)):
         if problem := _problem(lib, weight):
             return left(f"of {name}, {problem}")
-    (experts, wide, k), dtype = w13.shape, dtype_name(w13.dtype)
-    if tuple(w2.shape) != (experts, k, wide // 2) or wide % 2 or w2.dtype != w13.dtype:
-        return left(f"weights of shapes {tuple(w13.shape)} and {tuple(w2.shape)} are no gate, up and down")
-    if w13.element_size() != 2:
-        return left(f"weights of {w13.dtype} are not of 16 bits")
-    for name, weight, bias in zip(("gate and up", "down"), (w13, w2), biases, strict=False):
-        if bias.dtype != weight.dtype or tuple(bias.shape) != tuple(weight.shape[:2]) or not bias.is_contiguous():
-            return left(f"the bias of {name} is no {tuple(weight.shape[:2])} of the weight's type")
+    if problem := weights.problem():
+        return left(problem)
     if expert_map is not None and (expert_map.dtype != torch.int32 or expert_map.dim() != 1):
         return left(f"the map of experts is {expert_map.dtype} {tuple(expert_map.shape)}")
     globally = 0 if expert_map is None else expert_map.shape[0]
-    of_tokens = MoePermute(dtype, experts, top_k, k, globally), MoeCombine(dtype, dtype, top_k, k)
-    gate, down = (e._replace(bias=bool(biases)).word() for e in (Epilogue.of(activation), Epilogue()))
-    of_rows = (
-        GroupedGemm(dtype, dtype, dtype, experts, wide, k, gate, _OVERLAP),
-        GroupedGemm(dtype, dtype, dtype, experts, k, wide // 2, down, _OVERLAP),
-    )
+    of_tokens, of_rows, better = weights.signatures(top_k, activation, globally)
     keys: list[tuple[str, ...]] = []
-    for signatures in (of_tokens, of_rows):
+    for signatures in (of_tokens, of_rows + better):
         found = []
         for signature in signatures:
             try:
                 entry = lib.entry(signature)
             except AotError as error:  # there is none, or nothing for this GPU, or a table that makes no sense
+                if signature in better:
+                    continue
                 return left(str(error).partition("\n")[0])
             if entry.state != "tuned":
                 return left(f"{entry.signature.key()} is {entry.state}, never run on a GPU; run: aot tune")
@@ -117,7 +154,7 @@ def _problem(lib: Library, weight: Any) -> str:
 @dataclass(frozen=True)
 class Buffers:
     """What the launches keep between them, for T tokens: `wide`, as many elements as `wide_elements` says, and
-    `inner`, T * top_k * N, both of the weights' type, contiguous, and apart from each other and all else."""
+    `inner`, T * top_k * N, both of the tokens' type, contiguous, and apart from each other and all else."""
 
     wide: torch.Tensor
     inner: torch.Tensor
@@ -136,12 +173,13 @@ class Made:
 
 @dataclass(frozen=True)
 class Launches:
-    """The experts of one layer: three launches of `lib` that make rows, and a fourth that adds them up. `biases` are
-    none, or those of w13 and of w2, as `decide` was given them."""
+    """The experts of one layer: three launches of `lib` that make rows, four of weights in e4m3, and one more that adds
+    them up. `biases` and `scales` are as `ExpertWeights` has them."""
 
     lib: Library
     activation: str
     biases: tuple[torch.Tensor, ...] = ()
+    scales: tuple[torch.Tensor, ...] = ()
 
     def make(
         self,
@@ -158,22 +196,39 @@ class Launches:
         Nothing is allocated where ids are i32 and weights f32, and nothing asked of the device.
 
         Raises:
-            KernelMiss: the archive lacks a function for one of the three.
+            KernelMiss: the archive lacks a function for one of them.
             ArgumentError: the tensors do not go together.
         """
-        (tokens, k), top_k, experts = hidden.shape, ids.shape[1], w13.shape[0]
-        rows = buffers.wide[: tokens * top_k * k].view(-1, k)
-        inner = buffers.inner.view(-1)[: tokens * top_k * w2.shape[2]].view(-1, w2.shape[2])
+        (tokens, k), top_k, experts, n = hidden.shape, ids.shape[1], w13.shape[0], w2.shape[2]
+        count = tokens * top_k
+        rows, inner = buffers.wide[: count * k].view(-1, k), buffers.inner.view(-1)[: count * n].view(-1, n)
         ints = _ints(tokens, top_k, experts)
         numbers = buffers.wide[len(buffers.wide) - ints * 4 // buffers.wide.element_size() :].view(torch.int32)
-        ends, positions = numbers[:experts], numbers[ints - tokens * top_k :].view(tokens, top_k)
-        words = {} if expert_map is None else {"expert_map": expert_map}
-        given = hidden, ids.to(torch.int32).contiguous()
-        gates, down = bare(w13), bare(w2)
-        of_gates, of_down = ({"bias": bare(bias)} for bias in self.biases) if self.biases else ({}, {})
-        self.lib.call("moe_permute", *given, experts=experts, out=(rows, ends, positions), **words)
-        self.lib.grouped_gemm(rows, gates, ends, epilogue=self.activation, overlap=_OVERLAP, out=inner, **of_gates)
-        self.lib.grouped_gemm(inner, down, ends, overlap=_OVERLAP, out=rows, **of_down)
+        ends, positions = numbers[:experts], numbers[ints - count :].view(tokens, top_k)
+        x, of_ids = hidden, ids.to(torch.int32).contiguous()
+        words: dict[str, Any] = {"experts": experts, **({} if expert_map is None else {"expert_map": expert_map})}
+        gates, downs = bare(w13), bare(w2)
+        of_gates, of_downs = ({"bias": bare(bias)} for bias in self.biases) if self.biases else ({}, {})
+        if not self.scales:
+            self.lib.call("moe_permute", x, of_ids, out=(rows, ends, positions), **words)
+            self.lib.grouped_gemm(rows, gates, ends, epilogue=self.activation, overlap=_OVERLAP, out=inner, **of_gates)
+            self.lib.grouped_gemm(inner, downs, ends, overlap=_OVERLAP, out=rows, **of_downs)
+            return Made(rows, positions, weights.to(torch.float32).contiguous())
+        # Tokens in 8 bits lie where rows will, which are made when nobody reads them any more.
+        octets = buffers.wide.view(torch.uint8)
+        behind = len(octets) - 4 * ints - _narrow_bytes(count, n)
+        narrow, scale = _narrow(octets, count, k)
+        self.lib.call("moe_permute", x, of_ids, scaling="block", out=(narrow, ends, positions, scale), **words)
+        of_gates |= {"scale_a": scale, "scale_b": bare(self.scales[0])}
+        of_gates |= {"epilogue": self.activation, "overlap": _OVERLAP}
+        tokens_in, (narrow, scale) = narrow, _narrow(octets[behind:], count, n)
+        if quantises_in_gemm(self.lib, gates, count, of_gates):
+            self.lib.grouped_gemm(tokens_in, gates, ends, out=narrow, scale_d=scale, **of_gates)
+        else:
+            self.lib.grouped_gemm(tokens_in, gates, ends, out=inner, **of_gates)
+            self.lib.call("quantise", inner, ends, scaling="block", out=(narrow, scale))
+        of_downs |= {"scale_a": scale, "scale_b": bare(self.scales[1])}
+        self.lib.grouped_gemm(narrow, downs, ends, overlap=_OVERLAP, out=rows, **of_downs)
         return Made(rows, positions, weights.to(torch.float32).contiguous())
 
     def combine(self, made: Made, out: torch.Tensor) -> None:
@@ -181,11 +236,30 @@ class Launches:
         self.lib.call("moe_combine", made.rows, made.positions, made.weights, out=out)
 
 
-def wide_elements(rows: int, width: int, experts: int, element_bytes: int) -> int:
-    """How many elements `Buffers.wide` has for so many rows, T * top_k, of `width` elements, K or more: the rows, and
-    behind them, at a multiple of 16 bytes, where experts end and where rows are."""
-    of_rows = -(-rows * width * element_bytes // 16) * 16
+def wide_elements(rows: int, width: int, experts: int, element_bytes: int, narrow: int = 0) -> int:
+    """How many elements `Buffers.wide` has for so many rows, T * top_k, of `width` elements, K or more: the rows;
+    behind them, at a multiple of 16 bytes, of weights in e4m3 rows of N = `narrow` in 8 bits and their scales; and
+    where experts end and where rows are."""
+    of_rows = _whole(rows * width * element_bytes) + (_narrow_bytes(rows, narrow) if narrow else 0)
     return (of_rows + 4 * _ints(rows, 1, experts)) // element_bytes
+
+
+def _narrow(octets: torch.Tensor, rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows (rows, width) in e4m3, and their scales, at the beginning of `octets`."""
+    shape = scale_shape("block", rows, width)
+    begin = _whole(rows * width)
+    scales = octets[begin : begin + 4 * shape[0] * shape[1]].view(torch.float32)
+    return octets[: rows * width].view(torch.float8_e4m3fn).view(rows, width), scales.view(shape)
+
+
+def _narrow_bytes(rows: int, width: int) -> int:
+    """What `_narrow` needs; never more than as many elements of 16 bits."""
+    return _whole(rows * width) + _whole(4 * rows * -(-width // SCALE_BLOCK))
+
+
+def _whole(count_bytes: int) -> int:
+    """The next multiple of 16."""
+    return -(-count_bytes // 16) * 16
 
 
 def _ints(tokens: int, top_k: int, experts: int) -> int:

@@ -17,7 +17,8 @@ from typing import Any
 from .. import __version__
 from ..errors import AotError, ArgumentError
 from ..gemm.signature import Signature
-from ..serve.library import Library, load
+from ..serve.library import Library
+from ..serve.load import load
 from . import hooks
 from .settings import Settings
 

@@ -14,7 +14,8 @@ from ..device.launch import ATTRIBUTE_WORDS, Evaluation, Launch, LaunchShape, Sl
 from ..errors import ProgramError
 from ..limits import MAX_BLOCK_THREADS, MAX_GRID, MAX_PARAMETER_BYTES, MAX_PARAMETERS, MAX_SHARED_BYTES
 from ..named_tuple import NamedTuple
-from .arithmetic import NodeReader, Poison, Step, Values
+from .arithmetic import Poison, Step, Values
+from .nodes import NodeReader
 from .poison import signed
 
 _MAX_CHANGES = 64  # that a program remembers; one would do where only the number of rows changes

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from ..errors import ArgumentError
 from ..named_tuple import NamedTuple
 from ..numbers.scaling import extent_of
+from .geometry import contiguous_strides
 from .record import TensorView
-from .tensor import contiguous_strides
 
 GROUP = "cute_aot.operations"
 _NOWHERE = 1 << 40  # an aligned address for tensors that do not exist yet
@@ -26,6 +26,7 @@ _OWN = {
     "gemm": "runtime.gemm.operation:GEMM",
     "rmsnorm": "runtime.rmsnorm:RMSNORM",
     "grouped_gemm": "runtime.grouped_gemm:GROUPED_GEMM",
+    "quantise": "runtime.quantise:QUANTISE",
     "moe_permute": "runtime.moe.permute:MOE_PERMUTE",
     "moe_combine": "runtime.moe.combine:MOE_COMBINE",
 }

@@ -11,8 +11,9 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..numbers.dtypes import DTYPES
+from .geometry import overlaps_itself, share_memory
 from .record import TensorView
-from .tensor import is_torch, overlaps_itself, share_memory
+from .tensor import is_torch
 
 
 def result_dtype(dtype: str) -> str:

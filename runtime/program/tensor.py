@@ -1,4 +1,4 @@
-"""What callers pass, as plain numbers: tensors of any framework become `TensorView`s, streams become integers.
+"""Tensors of any framework, as plain numbers: the `TensorView`s that everything under a call works on.
 
 A torch tensor is read through its own methods, anything else through DLPack or `__cuda_array_interface__`; no
 framework is imported for it. Knows nothing of kernels, archives or GEMMs.
@@ -7,14 +7,13 @@ framework is imported for it. Knows nothing of kernels, archives or GEMMs.
 from __future__ import annotations
 
 import ctypes
-import math
-import sys
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..errors import ArgumentError, LayoutError
 from ..numbers.dtypes import DTYPES, TORCH_NAMES
+from .geometry import contiguous_strides
 from .record import TensorView
+from .streams import LEGACY_STREAM
 
 _TORCH_DTYPES = {f"torch.{name}": short for short, name in TORCH_NAMES.items()}
 _TENSOR_DTYPES = [d for d in DTYPES.values() if not d.stored]
@@ -26,8 +25,6 @@ _DLPACK_DEVICES = {1: "host memory", 3: "pinned host memory", 10: "the memory of
 _DLPACK_VERSION = (1, 1)
 _DLPACK_READ_ONLY = 1
 _MAX_RANK = 64
-LEGACY_STREAM = 1  # CU_STREAM_LEGACY: how protocols that forbid 0 name the legacy default stream
-LAST_STREAM = (1 << 64) - 1  # a handle is a pointer
 UNKNOWN_DEVICE = -1
 
 
@@ -44,6 +41,18 @@ class Streams(Protocol):
 def is_torch(x: Any) -> bool:
     """Whether `x` is a torch tensor, of a subclass or not."""
     return hasattr(x, "data_ptr") and any(t.__module__.split(".", 1)[0] == "torch" for t in type(x).__mro__)
+
+
+def dtype_name(dtype: Any) -> str:
+    """The short name of an element type that is given by that, or as a torch dtype.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+    found = dtype if isinstance(dtype, str) and dtype in TORCH_NAMES else _TORCH_DTYPES.get(str(dtype))
+    if found is None:
+        raise ArgumentError(f"dtype must be a torch dtype or one of {', '.join(TORCH_NAMES)}, found {dtype!r:.50}")
+    return found
 
 
 def view(
@@ -271,129 +280,3 @@ def _read_dltensor(tensor: _DLTensor, name: str) -> TensorView:
     if tensor.lanes > 1:
         shape, strides = in_elements(dtype, shape, strides, name)
     return TensorView((tensor.data or 0) + tensor.byte_offset, dtype, shape, strides, tensor.device_id)
-
-
-# --- geometry ---
-
-
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The row-major strides of `shape`, in elements."""
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
-
-
-def flatten_rows(t: TensorView, name: str) -> TensorView:
-    """`t` with all dimensions but the last made one, without a copy.
-
-    Raises:
-        LayoutError: the strides do not allow it.
-    """
-    rows = math.prod(t.shape[:-1])
-    if len(t.shape) == 2:
-        return t
-    stride = None
-    expected = 0
-    for extent, step in zip(reversed(t.shape[:-1]), reversed(t.strides[:-1]), strict=True):
-        if extent == 1:
-            continue
-        if stride is None:
-            stride = step
-        elif step != expected and rows:
-            raise LayoutError(
-                f"{name} of shape {t.shape} and strides {t.strides} cannot be seen as a matrix of {rows} rows; "
-                "make it contiguous (for a torch tensor: .contiguous())",
-                f"strides of {name}",
-            )
-        expected = step * extent
-    row_stride = t.shape[-1] if stride is None else stride
-    return t._replace(shape=(rows, t.shape[-1]), strides=(row_stride, t.strides[-1]))
-
-
-def span_bytes(t: TensorView) -> int:
-    """Bytes from the first element to the end of the last; strides must not be negative."""
-    if 0 in t.shape:
-        return 0
-    last = sum((n - 1) * s for n, s in zip(t.shape, t.strides, strict=True))
-    return DTYPES[t.dtype].bytes_of(last + 1)
-
-
-def overlaps_itself(t: TensorView) -> bool:
-    """Whether two indices of `t` may name one element; exact for anything sliced out of a contiguous tensor."""
-    reach = 0
-    for step, extent in sorted((s, n) for n, s in zip(t.shape, t.strides, strict=True) if n > 1):
-        if step <= reach:
-            return True
-        reach += step * (extent - 1)
-    return False
-
-
-def share_memory(x: TensorView, y: TensorView) -> bool:
-    """Whether `x` and `y` may share a byte; exact for columns of matrices with one row stride."""
-    if x.pointer >= y.pointer + span_bytes(y) or y.pointer >= x.pointer + span_bytes(x):
-        return False
-    if len(x.shape) == len(y.shape) == 2 and (pitch := _bytes_apart(x)) and pitch == _bytes_apart(y):
-        row_x, row_y = (span_bytes(t._replace(shape=(1, t.shape[1]))) for t in (x, y))
-        gap = (y.pointer - x.pointer) % pitch
-        return not (row_x <= gap and gap + row_y <= pitch)
-    return True
-
-
-def _bytes_apart(t: TensorView) -> int:
-    """Bytes from row to row of a matrix; 0 where rows begin within bytes too."""
-    bits = t.strides[0] * DTYPES[t.dtype].bits
-    return 0 if bits % 8 else bits // 8
-
-
-def dtype_name(dtype: Any) -> str:
-    """The short name of an element type that is given by that, or as a torch dtype.
-
-    Raises:
-        ArgumentError: it is neither.
-    """
-    found = dtype if isinstance(dtype, str) and dtype in TORCH_NAMES else _TORCH_DTYPES.get(str(dtype))
-    if found is None:
-        raise ArgumentError(f"dtype must be a torch dtype or one of {', '.join(TORCH_NAMES)}, found {dtype!r:.50}")
-    return found
-
-
-# --- streams ---
-
-
-def stream_handle(stream: Any) -> int:
-    """The CUstream behind an integer, a torch stream, a `cuda.bindings` stream or anything with `__cuda_stream__`."""
-    handle = stream if isinstance(stream, int) else getattr(stream, "cuda_stream", None)
-    if not isinstance(handle, int):
-        protocol = getattr(stream, "__cuda_stream__", None)
-        if callable(protocol):
-            version, handle = protocol()
-            if version != 0:
-                raise ArgumentError(f"stream speaks version {version} of __cuda_stream__; this runtime knows 0")
-            handle = int(handle)
-        elif type(stream).__name__ == "CUstream":
-            handle = int(stream)
-    if not isinstance(handle, int) or isinstance(handle, bool):
-        raise ArgumentError(
-            "stream must be an integer handle, a torch.cuda.Stream, a CUstream or have __cuda_stream__; "
-            f"found {type(stream).__name__}"
-        )
-    if not 0 <= handle <= LAST_STREAM:
-        raise ArgumentError(f"stream must be a handle from 0 to 2^64 - 1, found {handle}")
-    return handle
-
-
-def torch_current_stream() -> Callable[[int], int]:
-    """A function from a device's ordinal to the handle of torch's current stream there; torch must be imported."""
-    torch = sys.modules["torch"]
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    if raw is not None:
-        return raw
-    return lambda device: int(torch.cuda.current_stream(device).cuda_stream)
-
-
-def torch_current_device() -> Callable[[], int]:
-    """A function that gives the ordinal of torch's current device; torch must be imported."""
-    torch = sys.modules["torch"]
-    return getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device

@@ -19,9 +19,10 @@ from ..gemm.universal import PREDICTED, AnyEntry, Universal
 from ..program.operation import Asked, Operation, Signature
 from ..program.record import TensorArgument
 from ..tables.dispatch import Dispatch, Entry, record_mismatch, workspaces_of
-from .function import MAX_PLANS, AnyPlan, Function, Unfit, remember
+from .function import Function, Unfit
 from .layers import Layer, Layers
 from .options import Options
+from .plan import MAX_PLANS, AnyPlan, remember
 
 _log = logging.getLogger(__name__)
 _UNKNOWN: Any = object()

@@ -12,11 +12,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from ..container.archive import Archive, ArchiveClosed, FunctionEntry
-from ..device.driver import Driver, PreparedLaunch
+from ..container.archive import Archive, FunctionEntry
+from ..container.errors import ArchiveClosed
+from ..device.driver import Driver
 from ..device.launch import CLUSTER_DIMENSION, Evaluation, Launch
+from ..device.prepared_launch import PreparedLaunch
 from ..device.workspace import Need, Workspaces
-from ..errors import ArgumentError, DeviceError, ProgramError, RecordError
+from ..errors import DeviceError, ProgramError, RecordError
 from ..program.record import (
     Argument,
     DeviceArgument,
@@ -26,68 +28,14 @@ from ..program.record import (
     TensorView,
     TupleArgument,
 )
-from ..program.tensor import UNKNOWN_DEVICE, is_torch, stream_handle, torch_current_stream, view
 from ..tables.dispatch import serves
 from .counters import Counters
-
-# Shapes whose plans are kept; the oldest goes first. A plan takes 2-4 KB.
-MAX_PLANS = 4096
+from .operands import device_view, flatten, resolve_stream
+from .plan import AnyPlan, Plan, WorkspacePlan, remember
 
 
 class Unfit(Exception):
     """This device cannot run this function for this shape; another function may do."""
-
-
-class Plan:
-    """The launches of one function for one shape, which made `values` of its program; `counter` counts its calls.
-
-    `direct` has them for those who write the pointers and launch by themselves.
-    """
-
-    __slots__ = ("_count", "direct", "values")
-
-    def __init__(
-        self,
-        driver: Driver,
-        launches: Sequence[tuple[Any, Launch]],
-        values: tuple[int, ...],
-        pointers: int,
-        counter: Any,
-        like: tuple[PreparedLaunch, ...] = (),
-    ) -> None:
-        """`like` has launches that were prepared for other shapes, from which these differ as `Driver.prepare` says."""
-        self.values = values
-        self.direct = tuple(
-            [
-                driver.prepare(kernel, launch, pointers, before)
-                for (kernel, launch), before in zip(launches, like or (None,) * len(launches), strict=True)
-            ]
-        )
-        self._count = counter.add
-
-    def launch(self, pointers: tuple[int, ...], stream: int) -> None:
-        """Launch with these pointers; they must have been checked. Any number of threads may be here."""
-        for ready in self.direct:
-            ready.launch(pointers, stream)
-        self._count()
-
-
-class WorkspacePlan:
-    """A plan whose launches need workspaces, which depend on the stream: their pointers follow the tensors'."""
-
-    __slots__ = ("_needs", "_plan", "_workspaces", "values")
-
-    direct = ()
-
-    def __init__(self, plan: Plan, workspaces: Workspaces, needs: tuple[Need, ...]) -> None:
-        self._plan, self._workspaces, self._needs, self.values = plan, workspaces, needs, plan.values
-
-    def launch(self, pointers: tuple[int, ...], stream: int) -> None:
-        """Find the stream's workspaces, write the pointers and launch."""
-        self._plan.launch((*pointers, *self._workspaces.pointers(stream, self._needs)), stream)
-
-
-AnyPlan = Plan | WorkspacePlan
 
 
 class Function:
@@ -436,43 +384,8 @@ class Function:
         return views
 
 
-def remember(plans: OrderedDict[Any, Any], key: Any, plan: Any) -> None:
-    """Keep a plan, at the price of the oldest; the caller holds the lock."""
-    while len(plans) >= MAX_PLANS:
-        plans.popitem(last=False)
-    plans[key] = plan
-
-
-def device_view(x: Any, name: str, stream: int, driver: Driver, writable: bool = False) -> TensorView:
-    """`x` as a view, on the driver's device; raises ArgumentError if it is elsewhere."""
-    seen = view(x, name, stream=stream, driver=driver, writable=writable)
-    if seen.device not in (driver.device, UNKNOWN_DEVICE):
-        raise ArgumentError(
-            f"{name} is on device {seen.device}, this library serves device {driver.device}; "
-            f"load the archive with device={seen.device} as well"
-        )
-    return seen
-
-
-def resolve_stream(stream: Any, arguments: Sequence[Any], driver: Driver) -> int:
-    """The handle of `stream`; None is torch's current stream if any argument is a torch tensor on a GPU, else 0."""
-    if stream is not None:
-        return stream_handle(stream)
-    if any(is_torch(x) and x.device.type == "cuda" for x in arguments):
-        return int(torch_current_stream()(driver.device))
-    return 0
-
-
 def _any_empty(views: Sequence[Any]) -> bool:
     """Whether a tensor among these, or in a tuple of them, has no elements."""
     return any(
         0 in v.shape if isinstance(v, TensorView) else isinstance(v, tuple | list) and _any_empty(v) for v in views
     )
-
-
-def flatten(arguments: Sequence[Any]) -> list[Any]:
-    """Arguments in order, with those inside tuples and lists."""
-    flat = []
-    for argument in arguments:
-        flat += flatten(argument) if isinstance(argument, tuple | list) else [argument]
-    return flat

@@ -25,8 +25,8 @@ from .counters import Counters
 from .entries import Entries
 from .gemm.plans import Plans
 from .layers import Layers
-from .operation_calls import PlannedCall
 from .options import Options
+from .planned_call import PlannedCall
 from .preload import Preloader
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..container.archive import Admit, Archive, UnknownEntry
+from ..container.archive import Admit, Archive
+from ..container.errors import UnknownEntry
 from ..device.driver import Driver
 from ..device.workspace import Workspaces
 from ..errors import ArgumentError, DeviceError
@@ -20,6 +21,7 @@ from ..tables.dispatch import serves
 from .counters import Counters
 from .function import Function
 
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Open = Callable[[Sequence[str | os.PathLike[str]]], list[Archive]]  # all of the archives at these paths, or none
 
 
@@ -148,6 +150,20 @@ class Layers:
                 archive.close()
         if failure is not None:
             raise failure
+
+
+def paths_of(path: Paths) -> tuple[str | os.PathLike[str], ...]:
+    """The paths of a library's archives, as `load` and `reload` are given them.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if not isinstance(path, str | bytes | os.PathLike | Iterable):
+        raise ArgumentError(f"a path must be given, or several, found {path!r:.80}")
+    paths = (path,) if isinstance(path, str | bytes | os.PathLike) else tuple(path)
+    if not paths:
+        raise ArgumentError("no path was given; give that of an archive, or of a base and those layered on it")
+    return paths
 
 
 def open_archives(paths: Sequence[str | os.PathLike[str]], admit: Admit | None = None) -> list[Archive]:

@@ -17,25 +17,22 @@ from typing import Any
 
 from ..container.archive import Archive
 from ..device.driver import Driver
-from ..device.ordinal import Device, ordinal_of
 from ..device.workspace import Workspaces
-from ..errors import ArgumentError, DeviceError, KernelMiss
+from ..errors import ArgumentError, DeviceError
 from ..gemm.signature import Signature
 from ..gemm.universal import AnyEntry
 from ..native import loaded as native_loaded
 from ..program.operation import Signature as AnySignature
-from ..program.record import TensorView
 from .counters import Counters
-from .function import Function, device_view, remember, resolve_stream
+from .function import Function
 from .gemm.calls import GemmCalls
 from .gemm.plans import Preloaded
 from .generation import Generation
-from .layers import Open, open_archives, opener
-from .operation_calls import PlannedCall, Seen, call_of
+from .layers import Open, Paths, open_archives, paths_of
+from .operation_calls import OperationCalls
 from .options import Options
 from .stats import ArchiveInfo, Refusal, Stats, prometheus_text
 
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 MISS_REASONS = ("no entry", "not tuned", "not batch-invariant", "no kernel runs")  # those of a `KernelMiss`
 _log = logging.getLogger(__name__)
 
@@ -44,7 +41,7 @@ _log = logging.getLogger(__name__)
 alive: weakref.WeakValueDictionary[int, Library] = weakref.WeakValueDictionary()
 
 
-class Library(GemmCalls):
+class Library(GemmCalls, OperationCalls):
     """Open archives on one device, the base first. All methods may be called from any thread.
 
     A gemm that several archives have is served by the last, whose functions are taken from the same file. `stats` and
@@ -223,67 +220,6 @@ class Library(GemmCalls):
             self._refuse_if_closed()
             return self._now.preloader.preload(asked)
 
-    def call(self, operation: str, *tensors: Any, stream: Any = None, **words: Any) -> Any:
-        """Launch the function that the archive's table of an operation has for these arguments, and return the result.
-
-        Which arguments there are the operation says; `rmsnorm` takes x (..., N), weight (N), `out` and `eps`. `stream`
-        is as `gemm` takes it. GEMM has a method of its own, which takes a fraction of this one's time.
-
-        Raises:
-            KernelMiss: the archive has no function for this; the message names the nearest entries.
-            ArgumentError: there is no such operation, or an argument does not fit.
-            DeviceError: the driver refused, or the archive has nothing for this GPU.
-        """
-        now, call = self._now, call_of(operation, tensors, words)
-        if call is not None:
-            planned = now.calls.get(call.key)
-            if planned is not None and planned.launch(call, stream):
-                return words["out"]
-        self._refuse_if_closed()
-        entries, driver = now.entries_of(operation), self._driver
-        seen: dict[int, Seen] = {}
-        handle = resolve_stream(stream, [x for x in (*tensors, *words.values()) if hasattr(x, "data_ptr")], driver)
-
-        def view(x: Any, name: str, writable: bool) -> TensorView:
-            found = device_view(x, name, handle, driver, writable=writable)
-            seen[id(x)] = Seen(found, writable or (id(x) in seen and seen[id(x)].written))
-            return found
-
-        try:
-            asked = entries.of.ask(view, *tensors, **words)
-        except TypeError:
-            from inspect import signature
-
-            try:
-                signature(entries.of.ask).bind(view, *tensors, **words)
-            except TypeError as error:
-                raise ArgumentError(f"{operation}: {error}") from None
-            raise
-        if asked.m == 0:
-            return asked.result
-        try:
-            function, plan = entries.launch(asked, handle)
-        except KernelMiss as miss:
-            self._counters.refused(asked.signature.key(), miss.reason, False)
-            raise
-        if call is not None and asked.result is words["out"]:
-            like = PlannedCall.of(call, seen, asked, function, plan, driver.device_count)
-            with self._lock:
-                if like is not None and self._now is now and not self._closed:
-                    remember(now.calls, call.key, like)
-        return asked.result
-
-    def grouped_gemm(self, a: Any, b: Any, ends: Any, *, out: Any = None, stream: Any = None, **more: Any) -> Any:
-        """D[r] = act(A[r] @ B[e]^T) for rows r of group e, as experts have them: what `call` of "grouped_gemm" does.
-
-        a (..., K) with rows of a group together, b (groups, N, K), ends (groups), i32 on the device, the row that each
-        group ends before. Gives D (..., N), or (..., N/2) where the epilogue is gated. Only the device reads `ends`, so
-        a captured call serves whatever they are when its graph is replayed. Rows behind the last group's end stay as
-        they are. `out`, `stream` and errors are as `gemm` has them; by keyword also what
-        `runtime.grouped_gemm.GroupedGemm.ask` takes, as `epilogue` and `overlap`.
-        """
-        return self.call("grouped_gemm", a, b, ends, out=out, stream=stream, **more)
-
     # --- other contents ---
 
     def reload(self, path: Paths | None = None) -> bool:
@@ -305,7 +241,7 @@ class Library(GemmCalls):
         """
         with self._changing:
             self._refuse_if_closed()
-            old, paths = self._now, self._paths if path is None else _paths(path)
+            old, paths = self._now, self._paths if path is None else paths_of(path)
             new = self._generation(self._open_files(paths))
             try:
                 changed = new.layers.digest != old.layers.digest
@@ -397,7 +333,7 @@ class Library(GemmCalls):
             load_seconds=counters.load_seconds,
             longest_load_seconds=counters.longest_load_seconds,
             plans_made=counters.plans,
-            plans_held=len(set(map(id, list(now.plans.by_key.values())))),
+            plans_held=now.plans.held(),
             workspaces=workspaces,
             workspace_bytes=workspace_bytes,
             shared_workspace_bytes=shared_workspace_bytes,
@@ -413,72 +349,6 @@ class Library(GemmCalls):
         """
         stats = self.stats()
         return prometheus_text({name or os.path.basename(stats.archives[-1].path): stats})
-
-
-def load(
-    path: Paths,
-    device: Device | None = None,
-    on_miss: str = "error",
-    *,
-    require: str | None = None,
-    on_slower: str = "never",
-    batch_invariant: bool = False,
-    capture_workspaces: str = "own",
-    require_signed: str | os.PathLike[str] | None = None,
-) -> Library:
-    """Open the archive at `path` for one device; nothing but the archive is touched before the first use.
-
-    Of several paths the first is the base, and each after it a layer: its gemm entries take the place of those of
-    earlier files for the same signature and target, or are new. Entries keep to the functions of their own file.
-
-    `device` is an ordinal, such as 1, or as torch has it, "cuda:1" or a `torch.device`; None and "cuda" are the device
-    that is current at the first use. `on_miss` says what happens when the archive cannot serve a GEMM of torch tensors,
-    because it has no kernel or because of how a tensor lies in memory (alignment, strides): "error" raises `KernelMiss`
-    or `LayoutError`, "torch" lets torch compute it, counted in `Library.misses` and logged once for each signature.
-    Calls that are wrong (shapes that do not fit, another device, shared or missing memory) raise `ArgumentError` in any
-    case, and 8-bit floats, which torch.matmul does not take, never fall back.
-
-    `require="tuned"` treats entries of the archive that were never tuned on a GPU as missing; by default the first that
-    is used is logged as a warning.
-
-    `on_slower="torch"` lets torch compute a GEMM of torch tensors where `aot tune` measured torch's own kernel to be
-    faster at that number of rows, counted in `Stats.given_to_torch`: the very call that was measured, one of mm, bmm,
-    addmm and _scaled_mm. By default, "never", the archive serves all that it can.
-
-    `batch_invariant=True` serves each signature with functions that all give equal bits, so that a row's result has the
-    same bits however many other rows there are; entries that name no such functions are missing. It leaves nothing to
-    torch, so `on_miss` must be "error" and `on_slower` "never".
-
-    `capture_workspaces="shared"` promises that no two CUDA graphs which hold launches of this library ever run at the
-    same time, as where a server replays them one after the other on one stream. Their captures then share workspaces,
-    64 MiB at most, which `Library.preload` allocates; by default, "own", each capture has its own. A kernel that needs
-    more than that for one launch gives way to the runner-up of its entry. A broken promise is not noticed, and makes
-    wrong results. Streams that launch outside captures have workspaces of their own in any case.
-
-    `require_signed` is a folder of public keys, or one key: each archive must then have a signature by one of them in a
-    file beside it (model.aot.sig), here and in each `reload`, which read keys and policy anew (docs/security.md).
-
-    A library may be opened before a fork and used after it by every child, but its first use (any call that needs the
-    device) must come after the fork, as with CUDA itself.
-
-    Raises:
-        ArchiveError: a file is not an archive that can be trusted.
-        ArgumentError: an option is unknown, two do not go together, there is no path, or `device` names no CUDA device.
-        SignatureError: an archive is not signed as `require_signed` asks, or nothing here can tell.
-    """
-    options = Options(on_miss, require, on_slower, batch_invariant, capture_workspaces).check()
-    driver = Driver(ordinal_of(device))
-    open_files = opener(require_signed)
-    return Library(open_files(_paths(path)), driver, **options._asdict(), open_files=open_files)
-
-
-def _paths(path: Paths) -> tuple[str | os.PathLike[str], ...]:
-    if not isinstance(path, str | bytes | os.PathLike | Iterable):
-        raise ArgumentError(f"a path must be given, or several, found {path!r:.80}")
-    paths = (path,) if isinstance(path, str | bytes | os.PathLike) else tuple(path)
-    if not paths:
-        raise ArgumentError("no path was given; give that of an archive, or of a base and those layered on it")
-    return paths
 
 
 def _keys(signatures: Iterable[Signature | str]) -> frozenset[str]:

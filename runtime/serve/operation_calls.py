@@ -1,133 +1,80 @@
-"""Calls of operations that are like one before: launched by its plan, without asking the operation again.
+"""Calls of operations by their names: by the plan of a call like it, or by asking the operation what is meant.
 
-What a call is, is a key of all that a plan depends on but pointers: the operation, words, and of each torch tensor
-extents, strides, element type and device. Pointers are held against what the plan demands of them. A call without
-`out`, of other tensors than torch's, or whose pointers do not fit, goes the way of a first one, which finds the words
-for what is wrong. GEMM has a path of its own (`runtime.serve.gemm`).
+GEMM has a path of its own (`runtime.serve.gemm`). Knows nothing of files and reloads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..device.driver import LAST_DEFAULT_STREAM
-from ..program.arguments import TensorArgument
-from ..program.operation import Asked
+from ..errors import ArgumentError, KernelMiss
 from ..program.record import TensorView
-from ..program.tensor import LAST_STREAM, span_bytes, stream_handle, torch_current_device, torch_current_stream
-from .function import AnyPlan, Function
-
-_WORDS = type(None), bool, int, float, str
-
-
-class Call(NamedTuple):
-    """What a call is but for its pointers, and its tensors, in the order in which they were given."""
-
-    key: tuple[Any, ...]
-    tensors: list[Any]
+from .operands import device_view, resolve_stream
+from .plan import remember
+from .planned_call import PlannedCall, Seen, call_of
+from .serving import Serving
 
 
-def call_of(operation: str, tensors: Sequence[Any], words: Mapping[str, Any]) -> Call | None:
-    """A call of torch tensors that writes to tensors of the caller's; None of any other."""
-    if words.get("out") is None:
-        return None
-    key: list[Any] = [operation]
-    found: list[Any] = []
-    try:
-        for x in tensors:
-            _add(x, key, found)
-        for name, x in words.items():
-            key.append(name)
-            _add(x, key, found)
-    except (AttributeError, TypeError, RuntimeError):  # not torch's, or not strided
-        return None
-    return Call(tuple(key), found)
+class OperationCalls(Serving):
+    """What a library is to those who call operations."""
 
+    def call(self, operation: str, *tensors: Any, stream: Any = None, **words: Any) -> Any:
+        """Launch the function that the archive's table of an operation has for these arguments, and return the result.
 
-def _add(x: Any, key: list[Any], found: list[Any]) -> None:
-    kind = type(x)
-    if kind in _WORDS:
-        key.append((kind, x))
-    elif kind is tuple or kind is list:
-        key.append(len(x))
-        for each in x:
-            _add(each, key, found)
-    else:
-        key += (x.shape, x.stride(), x.dtype, x.get_device())
-        found.append(x)
+        Which arguments there are the operation says; `rmsnorm` takes x (..., N), weight (N), `out` and `eps`. `stream`
+        is as `gemm` takes it. GEMM has a method of its own, which takes a fraction of this one's time.
 
+        Raises:
+            KernelMiss: the archive has no function for this; the message names the nearest entries.
+            ArgumentError: there is no such operation, or an argument does not fit.
+            DeviceError: the driver refused, or the archive has nothing for this GPU.
+        """
+        now, call = self._now, call_of(operation, tensors, words)
+        if call is not None:
+            planned = now.calls.get(call.key)
+            if planned is not None and planned.launch(call, stream):
+                return words["out"]
+        self._refuse_if_closed()
+        entries, driver = now.entries_of(operation), self._driver
+        seen: dict[int, Seen] = {}
+        handle = resolve_stream(stream, [x for x in (*tensors, *words.values()) if hasattr(x, "data_ptr")], driver)
 
-class Seen(NamedTuple):
-    """What an operation saw of a caller's tensor: its view, and whether it is written."""
+        def view(x: Any, name: str, writable: bool) -> TensorView:
+            found = device_view(x, name, handle, driver, writable=writable)
+            seen[id(x)] = Seen(found, writable or (id(x) in seen and seen[id(x)].written))
+            return found
 
-    view: TensorView
-    written: bool
+        try:
+            asked = entries.of.ask(view, *tensors, **words)
+        except TypeError:
+            from inspect import signature
 
+            try:
+                signature(entries.of.ask).bind(view, *tensors, **words)
+            except TypeError as error:
+                raise ArgumentError(f"{operation}: {error}") from None
+            raise
+        if asked.m == 0:
+            return asked.result
+        try:
+            function, plan = entries.launch(asked, handle)
+        except KernelMiss as miss:
+            self._counters.refused(asked.signature.key(), miss.reason, False)
+            raise
+        if call is not None and asked.result is words["out"]:
+            like = PlannedCall.of(call, seen, asked, function, plan, driver.device_count)
+            with self._lock:
+                if like is not None and self._now is now and not self._closed:
+                    remember(now.calls, call.key, like)
+        return asked.result
 
-class PlannedCall(NamedTuple):
-    """A plan, and what the pointers of a call's tensors must be for it to be the right one."""
+    def grouped_gemm(self, a: Any, b: Any, ends: Any, *, out: Any = None, stream: Any = None, **more: Any) -> Any:
+        """D[r] = act(A[r] @ B[e]^T) for rows r of group e, as experts have them: what `call` of "grouped_gemm" does.
 
-    plan: AnyPlan
-    order: tuple[int, ...]  # which of the call's tensors each pointer is of
-    masks: tuple[int, ...]  # address bits that must be clear, of each tensor
-    sizes: tuple[int, ...]  # bytes that each tensor spans
-    written: tuple[int, ...]  # which tensors are, each of which must be apart from all others
-    device: int
-    current_stream: Any  # torch's
-    current_device: Any  # torch's, where a default stream may belong to another device
-
-    @classmethod
-    def of(
-        cls, call: Call, seen: Mapping[int, Seen], asked: Asked, function: Function, plan: AnyPlan, devices: int
-    ) -> PlannedCall | None:
-        """How calls like `call` are launched that were asked for as `asked`; `seen` is by the tensor's id. None where
-        pointers alone do not say which argument a tensor is, or do not fit."""
-        if len(seen) != len(call.tensors) or any(id(x) not in seen for x in call.tensors):
-            return None
-        views = [seen[id(x)] for x in call.tensors]
-        places = {of.view.pointer: place for place, of in enumerate(views)}
-        described = [a for a in function.record.arguments if isinstance(a, TensorArgument)]
-        given = [x for x in asked.arguments if isinstance(x, TensorView)]
-        if len(places) != len(views) or len(given) != len(described) or any(x.pointer not in places for x in given):
-            return None
-        order = tuple([places[x.pointer] for x in given])
-        masks = dict(zip(order, (a.alignment - 1 for a in described), strict=True))
-        found = cls(
-            plan,
-            order,
-            tuple([masks.get(place, 0) for place in range(len(views))]),
-            tuple([span_bytes(of.view) for of in views]),
-            tuple([place for place, of in enumerate(views) if of.written]),
-            given[0].device,
-            torch_current_stream(),
-            torch_current_device() if devices > 1 else None,
-        )
-        return found if found.fits([of.view.pointer for of in views], LAST_DEFAULT_STREAM + 1) else None
-
-    def launch(self, call: Call, stream: Any) -> bool:
-        """Launch a call like the one that was planned, on `stream` as `Library.gemm` takes it; whether its pointers
-        fit, without which nothing is launched."""
-        if stream is None:
-            handle = self.current_stream(self.device)
-        else:
-            handle = stream if type(stream) is int and 0 <= stream <= LAST_STREAM else stream_handle(stream)
-        pointers = [x.data_ptr() for x in call.tensors]
-        if not self.fits(pointers, handle):
-            return False
-        self.plan.launch(tuple([pointers[place] for place in self.order]), handle)
-        return True
-
-    def fits(self, pointers: Sequence[int], handle: int) -> bool:
-        """Whether a call's tensors may be at these addresses, for a launch on the stream `handle`."""
-        for pointer, mask in zip(pointers, self.masks, strict=True):
-            if not pointer or pointer & mask:
-                return False
-        sizes = self.sizes
-        for place in self.written:
-            begin = pointers[place]
-            end = begin + sizes[place]
-            for other, pointer in enumerate(pointers):
-                if begin < pointer + sizes[other] and pointer < end and other != place:
-                    return False
-        return self.current_device is None or handle > LAST_DEFAULT_STREAM or bool(self.current_device() == self.device)
+        a (..., K) with rows of a group together, b (groups, N, K), ends (groups), i32 on the device, the row that each
+        group ends before. Gives D (..., N), or (..., N/2) where the epilogue is gated. Only the device reads `ends`, so
+        a captured call serves whatever they are when its graph is replayed. Rows behind the last group's end stay as
+        they are. `out`, `stream` and errors are as `gemm` has them; by keyword also what
+        `runtime.grouped_gemm.GroupedGemm.ask` takes, as `epilogue` and `overlap`.
+        """
+        return self.call("grouped_gemm", a, b, ends, out=out, stream=stream, **more)

@@ -23,11 +23,12 @@ from ..limits import PRELOAD_ALLOWANCE_STEPS, PRELOAD_STEPS_OF_A_BYTE, PRELOAD_S
 from ..numbers.dtypes import DTYPES
 from ..program.operation import contiguous
 from .entries import Entries, best_first
-from .function import MAX_PLANS, Function, Unfit
-from .gemm.plan import gemm_key
+from .function import Function, Unfit
+from .gemm.keys import shape_key
 from .gemm.plans import Plans, Preloaded
 from .layers import Layers
 from .options import Options
+from .plan import MAX_PLANS
 
 _log = logging.getLogger(__name__)
 
@@ -84,8 +85,8 @@ class Preloader:
             self._plans.preloaded.only or set() if self._plans.preloaded else set()
         )  # what was predicted is not all `there`
         signatures = len(keys if in_all.only is None else keys & in_all.only)
-        # A plan has a key of its own, one for tensors of torch, and one for torch's calls once there was one.
-        most = MAX_PLANS // max(signatures * (3 if sys.modules.get("torch") else 1), 1)
+        # There is a plan for tensors of torch, and one for others.
+        most = MAX_PLANS // max(signatures * (2 if sys.modules.get("torch") else 1), 1)
         if len(in_all.tokens) > most and not as_many_as_fit:
             raise ArgumentError(
                 f"{len(in_all.tokens)} M values for {signatures} signatures are more plans than the {MAX_PLANS} that "
@@ -208,7 +209,7 @@ class Preloader:
         views = contiguous(signature, m, self._driver.device)
         by_name = dict(zip((operand.name for operand in signature.operands()), views, strict=True))
         seen = [by_name[name] for name in ("a", "b", "d", *EXTRAS) if name in by_name]
-        key = gemm_key(torch is not None, signature, seen)
+        key = shape_key(torch is not None, signature, seen)
         dtype = None if torch is None else getattr(torch, DTYPES[signature.d].torch, None)
         with self._lock, self._driver.current():
             try:

@@ -13,7 +13,8 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..plugin.served import PLAIN, Served, check_version, words
-from ..serve.library import Library, load
+from ..serve.library import Library
+from ..serve.load import load
 from . import hooks
 from .settings import PLACE, settings_of
 

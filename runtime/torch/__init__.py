@@ -4,7 +4,8 @@ Imported by name only (`import runtime.torch`), since it needs torch. `gemm` is 
 `cute_aot::gemm`, and `call` is `Library.call` as an operator of each operation's name; `replace_linears` puts GEMMs
 into a model; `inductor_options` lets Inductor put them into what it compiles, and `autotune_choices` lets Inductor
 measure the archive's kernels beside its own. `moe` is the experts of a mixture, around `grouped_gemm`, and
-`register_experts` puts it into models of transformers, of which some need `transpose_experts`.
+`register_experts` puts it into models of transformers, of which some need `transpose_experts`. `quantise_nvfp4` and
+its like make tensors with scales of blocks.
 Knows nothing of kernels: all that is computed is computed by the library.
 """
 
@@ -15,12 +16,16 @@ from .layers import Layer, Report
 from .linears import replace_linears, restore_linears
 from .operations import call
 from .operator import gemm, register
+from .quantise import Quantised, quantise_mxfp4, quantise_mxfp8, quantise_nvfp4
 from .transformers_experts import register_experts, transpose_experts
+from .weights import PreparedWeight, prepare_weight
 
 __all__ = [
     "GemmChoices",
     "GemmPass",
     "Layer",
+    "PreparedWeight",
+    "Quantised",
     "Report",
     "autotune_choices",
     "call",
@@ -28,6 +33,10 @@ __all__ = [
     "grouped_gemm",
     "inductor_options",
     "moe",
+    "prepare_weight",
+    "quantise_mxfp4",
+    "quantise_mxfp8",
+    "quantise_nvfp4",
     "register",
     "register_experts",
     "replace_linears",

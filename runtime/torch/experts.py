@@ -2,19 +2,23 @@
 
 That is four launches, and no word with the host: `moe_permute` puts rows of tokens in the order of experts,
 `grouped_gemm` multiplies them with gate and up and applies the gate, another with down, and `moe_combine` adds up what
-the experts of each token made. Only the device reads which experts a token has. Knows nothing of models and routers.
+the experts of each token made. With weights in e4m3 rows are quantised by `moe_permute`, and between the two GEMMs by
+`quantise`, a fifth. Only the device reads which experts a token has. Knows nothing of models and routers.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
-from ..errors import ArgumentError
-from ..grouped_gemm import EPILOGUES_OF_GROUPS
+from ..errors import AotError, ArgumentError
+from ..grouped_gemm import EPILOGUES_OF_GROUPS, Signature
 from ..numbers.epilogue import EPILOGUES
+from ..numbers.quantised import MOST_ROWS_OF_A_GROUP, scale_shape
+from ..numbers.scaling import SCALE_BLOCK
 from ..serve.library import Library
 from .operations import call
 from .operator import OPERATORS, TAGS, bare, library_of, number_of, refuse_gradient, register
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 _GIVEN = "int library, Tensor hidden, Tensor w13, Tensor w2, Tensor topk_ids, Tensor topk_weights"
-_TENSORS = "expert_map", "w13_bias", "w2_bias"  # by keyword
+_TENSORS = "expert_map", "w13_bias", "w2_bias", "w13_scale", "w2_scale"  # by keyword
 _WORDS = f"{', '.join(f'Tensor? {name}=None' for name in _TENSORS)}, str activation='swiglu', str overlap='launch'"
 _ID_TYPES = torch.int32, torch.int64
 _WEIGHT_TYPES = torch.float32, torch.float16, torch.bfloat16
@@ -41,6 +45,8 @@ class MoeOptions(TypedDict, total=False):
     expert_map: torch.Tensor | None
     w13_bias: torch.Tensor | None
     w2_bias: torch.Tensor | None
+    w13_scale: torch.Tensor | None
+    w2_scale: torch.Tensor | None
     activation: str
     overlap: str
 
@@ -71,10 +77,16 @@ def moe(
     weights; both are of hidden's type. `out`, of hidden's shape, is written and returned; without it a new tensor of
     hidden's type is.
 
-    It is four launches: moe_permute, grouped_gemm with `activation`, grouped_gemm, moe_combine. int64 ids, and weights
-    that are not float32, take a conversion by torch each, one launch more. Between launches rows of hidden's type are
-    kept: T * top_k of K, N and K. Sums are in f32, rows of experts are rounded to hidden's type, and the top-k are
-    added in f32 in the order of j, so equal calls give equal bits.
+    Weights in e4m3 come with `w13_scale` and `w2_scale`, f32, by which they are multiplied: (experts, 2N/128, K/128)
+    and (experts, K/128, N/128), one for each 128 x 128 block, or (experts, 2N) and (experts, K), one for each output
+    channel. Rows of hidden, and rows between both GEMMs, are then rounded to e4m3, with a scale for each 128 elements,
+    or for each row, that is made of them: the largest magnitude over 448.
+
+    It is four launches: moe_permute, grouped_gemm with `activation`, grouped_gemm, moe_combine; of e4m3 also quantise,
+    between both GEMMs. int64 ids, and weights that are not float32, take a conversion by torch each, one launch more.
+    Between launches rows of hidden's type are kept: T * top_k of K, N and K; of e4m3 also of K and of N in 8 bits. Sums
+    are in f32, rows of experts are rounded to hidden's type, and the top-k are added in f32 in the order of j, so equal
+    calls give equal bits.
 
     By keyword also `activation`, "swiglu" or another gated epilogue of grouped_gemm ("swiglu_interleaved": rows of gate
     and up take turns; GPT-OSS's is "swiglu_clamped_interleaved"), or one that is not gated, with w13 (experts, N, K);
@@ -83,7 +95,7 @@ def moe(
     that.
 
     Raises:
-        KernelMiss: the archive lacks a function of one of the four; the message names it, and the nearest entries.
+        KernelMiss: the archive lacks a function of one of these; the message names it, and the nearest entries.
         ArgumentError: the tensors do not go together, or a gradient would have to be recorded.
     """
     number = number_of(id(lib)) if torch.compiler.is_compiling() else register(lib)
@@ -124,8 +136,12 @@ def _check(given: Sequence[torch.Tensor], more: Mapping[str, Any]) -> None:
             f"topk_ids and topk_weights must both be (..., top_k), of as many tokens as hidden {tuple(hidden.shape)}; "
             f"found {tuple(ids.shape)} and {tuple(weights.shape)}"
         )
-    _check_bias("w13", w13, more, hidden)
-    _check_bias("w2", w2, more, hidden)
+    for of, weight in (("w13", w13), ("w2", w2)):
+        _check_bias(of, weight, more, hidden)
+        _check_scale(of, weight, more.get(f"{of}_scale"))
+    scales = [more.get(f"{of}_scale") for of in ("w13", "w2")]
+    if len({None if scale is None else scale.dim() for scale in scales}) > 1:
+        raise ArgumentError("w13_scale and w2_scale come together, both for blocks or both for output channels")
 
 
 def _check_bias(of: str, weight: torch.Tensor, more: Mapping[str, Any], hidden: torch.Tensor) -> None:
@@ -139,8 +155,26 @@ def _check_bias(of: str, weight: torch.Tensor, more: Mapping[str, Any], hidden: 
         )
 
 
+def _check_scale(of: str, weight: torch.Tensor, scale: torch.Tensor | None) -> None:
+    """Raise ArgumentError where a weight (experts, N, K) in e4m3 lacks its scales, or they are not as `moe` says."""
+    if (scale is not None) != (weight.dtype == torch.float8_e4m3fn):
+        raise ArgumentError(
+            f"{of} in float8_e4m3fn, and no other, comes with {of}_scale; found {weight.dtype} and "
+            f"{'no scale' if scale is None else f'a scale of {tuple(scale.shape)}'}"
+        )
+    if scale is None:
+        return
+    experts, n, k = weight.shape
+    blocks = (experts, -(-n // SCALE_BLOCK), -(-k // SCALE_BLOCK))
+    if scale.dtype != torch.float32 or tuple(scale.shape) not in (blocks, (experts, n)):
+        raise ArgumentError(
+            f"{of}_scale must be float32 {blocks}, one for each block of 128 x 128, or {(experts, n)}, one for each "
+            f"output channel; found {scale.dtype} {tuple(scale.shape)}"
+        )
+
+
 def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
-    """The four launches; `more` are `MoeOptions`."""
+    """The launches; `more` are `MoeOptions`."""
     hidden, w13, w2, topk_ids, topk_weights, out = map(bare, given)
     _check((hidden, w13, w2, topk_ids, topk_weights), more)
     if out.shape != hidden.shape:
@@ -149,15 +183,59 @@ def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
     ids = topk_ids.reshape(-1, top_k).to(torch.int32).contiguous()
     weights = topk_weights.reshape(-1, top_k).to(torch.float32).contiguous()
     activation, overlap = more.get("activation", _USUAL), more.get("overlap", USUAL_OVERLAP)
-    expert_map, w13_bias, w2_bias = (None if more.get(name) is None else bare(more[name]) for name in _TENSORS)
-    words = {} if expert_map is None else {"expert_map": expert_map}
+    found = {name: None if more.get(name) is None else bare(more[name]) for name in _TENSORS}
+    words = {} if found["expert_map"] is None else {"expert_map": found["expert_map"]}
+    gates = {"epilogue": activation, "overlap": overlap, "bias": found["w13_bias"]}
+    downs = {"overlap": overlap, "bias": found["w2_bias"]}
     # What is between launches is made here: a call with `out` that is like one before is launched by its plan.
     rows, inner = hidden.new_empty((ids.numel(), k)), hidden.new_empty((ids.numel(), w2.shape[2]))
     ends, positions = ids.new_empty(w13.shape[0]), torch.empty_like(ids)
-    lib.call("moe_permute", hidden.reshape(-1, k), ids, experts=w13.shape[0], out=(rows, ends, positions), **words)
-    lib.grouped_gemm(rows, w13, ends, epilogue=activation, overlap=overlap, bias=w13_bias, out=inner)
-    lib.grouped_gemm(inner, w2, ends, overlap=overlap, bias=w2_bias, out=rows)
+    x, sort = hidden.reshape(-1, k), {"experts": w13.shape[0], **words}
+    if found["w13_scale"] is None:
+        lib.call("moe_permute", x, ids, out=(rows, ends, positions), **sort)
+        lib.grouped_gemm(rows, w13, ends, out=inner, **gates)
+        lib.grouped_gemm(inner, w2, ends, out=rows, **downs)
+    else:
+        scaling = "block" if found["w13_scale"].dim() == 3 else "row_column"
+        narrow, scale = _narrow_like(rows, scaling)
+        lib.call("moe_permute", x, ids, scaling=scaling, out=(narrow, ends, positions, scale), **sort)
+        gates |= {"scale_a": scale, "scale_b": found["w13_scale"]}
+        tokens, (narrow, scale) = narrow, _narrow_like(inner, scaling)
+        if quantises_in_gemm(lib, w13, ids.numel(), gates):
+            lib.grouped_gemm(tokens, w13, ends, out=narrow, scale_d=scale, **gates)
+        else:
+            lib.grouped_gemm(tokens, w13, ends, out=inner, **gates)
+            lib.call("quantise", inner, ends, scaling=scaling, out=(narrow, scale))
+        lib.grouped_gemm(narrow, w2, ends, scale_a=scale, scale_b=found["w2_scale"], out=rows, **downs)
     lib.call("moe_combine", rows, positions, weights, out=out.view(-1, k))
+
+
+def quantises_in_gemm(lib: Library, w13: torch.Tensor, rows: int, words: Mapping[str, Any]) -> bool:
+    """Whether the GEMM of w13, called with these words, is to write rows in e4m3: where the archive has a function for
+    that, and groups are not so large that one with larger tiles is faster, which hold no scale's columns of D."""
+    groups, n, k = w13.shape
+    if rows > MOST_ROWS_OF_A_GROUP * groups or words["scale_b"].dim() != 3:
+        return False
+    epilogue = EPILOGUES[words["epilogue"]]._replace(bias=words.get("bias") is not None).word()
+    types = "e4m3", "e4m3", "e4m3"
+    return _has(register(lib), lib.digest, Signature(*types, groups, n, k, epilogue, words["overlap"], "block"))
+
+
+@functools.lru_cache(1024)
+def _has(number: int, digest: str, signature: Signature) -> bool:
+    """Whether the library of this number, while it serves the files with this digest, has an entry for a signature, or
+    for one that relies on less."""
+    try:
+        library_of(number).entry(signature)
+    except AotError:
+        return False
+    return True
+
+
+def _narrow_like(rows: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for rows (M, K) in e4m3 and their scales."""
+    shape = scale_shape(scaling, *rows.shape)
+    return rows.new_empty(rows.shape, dtype=torch.float8_e4m3fn), rows.new_empty(shape, dtype=torch.float32)
 
 
 def _moe(library: int, hidden: torch.Tensor, *given: torch.Tensor, **more: Any) -> torch.Tensor:

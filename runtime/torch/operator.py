@@ -90,7 +90,7 @@ def library_of(number: int) -> Library:
 ALIGNMENT_BYTES = 16  # what kernels ask of addresses and rows (TMA)
 
 _SCALARS = "str epilogue='none', str overlap='serial'"
-_OPERANDS = ", ".join(f"Tensor? {name}=None" for name in ("bias", "residual", "scale_a", "scale_b", "scale_d"))
+_OPERANDS = ", ".join(f"Tensor? {name}=None" for name in EXTRAS)
 OPERATORS = torch.library.Library("cute_aot", "DEF")
 # Views of weights must come to the kernel as they are, not as a copy of another layout.
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)

@@ -6,12 +6,14 @@ by its class which gate of its own it has.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
 
 from ..errors import ArgumentError
 from ..numbers.epilogue import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT
+from ..numbers.scaling import SCALE_BLOCK
 from ..serve.library import Library
 from .experts import USUAL_OVERLAP, moe
 from .operator import register
@@ -31,6 +33,7 @@ _CLAMPED_GATES = {
 }
 
 _WEIGHTS = "gate_up_proj", "down_proj"
+_FP8 = "FP8Experts"  # the class of transformers' experts with weights in e4m3
 
 
 def register_experts(lib: Library, name: str = "cute_aot", *, overlap: str = USUAL_OVERLAP) -> None:
@@ -39,10 +42,11 @@ def register_experts(lib: Library, name: str = "cute_aot", *, overlap: str = USU
     After it, `model.set_experts_implementation(name)` or `from_pretrained(..., experts_implementation=name)` chooses it
     as transformers' own ones are chosen. Experts must have gate and up in `gate_up_proj` (experts, 2N, K), or taking
     turns there where the model says so, `down_proj` (experts, K, N), and SiLU, GELU or GPT-OSS's gate; biases may be
-    there. Others raise ArgumentError at their first call, and what the archive lacks raises KernelMiss. Models that
-    keep weights as (experts, K, N), as GPT-OSS does, need `transpose_experts` once. transformers' ids are int64, and
-    some models' weights not float32: `moe` converts them, a launch each. `overlap` is as `moe` takes it. Another
-    library under the same name takes the place of the first.
+    there. Weights may be in e4m3 with scales of blocks of 128 x 128, as of DeepSeek's and Qwen3's FP8 checkpoints.
+    Others raise ArgumentError at their first call, and what the archive lacks raises KernelMiss. Models that keep
+    weights as (experts, K, N), as GPT-OSS does, need `transpose_experts` once. transformers' ids are int64, and some
+    models' weights not float32: `moe` converts them, a launch each. `overlap` is as `moe` takes it. Another library
+    under the same name takes the place of the first.
 
     Raises:
         ArgumentError: transformers is not installed, or older than 5; or `lib` is no open library.
@@ -63,11 +67,16 @@ def register_experts(lib: Library, name: str = "cute_aot", *, overlap: str = USU
         of_w13, of_w2 = (
             getattr(module, f"{name}_bias") if getattr(module, "has_bias", False) else None for name in _WEIGHTS
         )
-        words = {"activation": activation, "overlap": overlap}
+        of_13, of_2 = _scales(module)
+        words: Any = {"activation": activation, "overlap": overlap, "w13_scale": of_13, "w2_scale": of_2}
         given = hidden_states, w13, w2, top_k_index, top_k_weights
         return moe(lib, *given, w13_bias=of_w13, w2_bias=of_w2, **words)
 
     ALL_EXPERTS_FUNCTIONS.register(name, experts)
+    with contextlib.suppress(ImportError):  # releases before it compute no experts in fp8 by implementations
+        from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
+
+        ALL_FP8_EXPERTS_FUNCTIONS.register(name, experts)
 
 
 def transpose_experts(model: torch.nn.Module) -> int:
@@ -113,6 +122,28 @@ def _weight(module: Any, name: str) -> torch.Tensor:
     return weight.mT
 
 
+def _is_fp8(module: Any) -> bool:
+    return _FP8 in {base.__name__ for base in type(module).__mro__}
+
+
+def _scales(module: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Those of both weights, or None where these are of 16 bits.
+
+    Raises:
+        ArgumentError: weights in 8 bits have none of blocks of 128 x 128, or rows are not quantised as they come.
+    """
+    if not _is_fp8(module) or module.gate_up_proj.element_size() > 1:
+        return None, None
+    scales = tuple(getattr(module, f"{name}_scale_inv") for name in _WEIGHTS)
+    found = module.gate_up_proj.dtype, tuple(module.block_size or ()), module.activation_scheme, scales[0].dtype
+    if found != (torch.float8_e4m3fn, (SCALE_BLOCK, SCALE_BLOCK), "dynamic", torch.float32):
+        raise ArgumentError(
+            f"{type(module).__name__} has weights in {found[0]} with scales of blocks {found[1]} in {found[3]} and "
+            f"{found[2]} activations; this archive's experts have float8_e4m3fn, 128 x 128, float32 and dynamic"
+        )
+    return scales[0], scales[1]
+
+
 def _activation(module: Any) -> str:
     """The gate of grouped_gemm that a module of experts has.
 
@@ -122,6 +153,8 @@ def _activation(module: Any) -> str:
     apply_gate = getattr(type(module), "_apply_gate", None)
     if not getattr(module, "has_gate", True):
         gate, problem = "", "no gate"
+    elif _is_fp8(module):
+        gate, problem = _gate_of_fp8(module)
     elif apply_gate is not None and apply_gate.__module__ != "transformers.integrations.moe":
         gate, problem = _gate_of_its_own(module)
     else:
@@ -141,6 +174,16 @@ def _usual_gate(module: Any) -> tuple[str, str]:
         return "geglu_tanh", ""
     gate = _GATES.get(type(act_fn).__name__, "")
     return gate, "" if gate else f"activation {type(act_fn).__name__}"
+
+
+def _gate_of_fp8(module: Any) -> tuple[str, str]:
+    """The gate of transformers' experts in e4m3, which have that of the model, and what they have instead of one."""
+    alpha, limit = module.swiglu_alpha, module.swiglu_limit
+    if (alpha, limit) == (CLAMPED_ALPHA, CLAMPED_LIMIT):
+        return CLAMPED, ""
+    if (alpha, limit) != (None, None):
+        return "", f"a gate clamped at {limit} with alpha {alpha}, not at {CLAMPED_LIMIT} with {CLAMPED_ALPHA}"
+    return _usual_gate(module)
 
 
 def _gate_of_its_own(module: Any) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ArgumentError, KernelMiss
 from ..plugin import hooks as marks
-from ..plugin.experts import Buffers, ExpertsDecision, Launches, Made, decide, left, wide_elements
+from ..plugin.experts import Buffers, ExpertsDecision, ExpertWeights, Launches, Made, decide, left, wide_elements
 from ..serve.library import Library
 from . import hooks
 
@@ -45,16 +45,32 @@ def decision(lib: Library, method: Any, layer: Any) -> ExpertsDecision:
         f"activation {getattr(layer.activation, 'name', layer.activation)}": gate is None,
         "the gate has limits of its own": any(getattr(layer, name, None) is not None for name in _LIMITS),
         "router weights are applied on the input": layer.apply_router_weight_on_input,
+        "weights in fp8 have no scales of blocks of 128": _is_fp8(method) and method.weight_block_size != [128, 128],
+        "tokens have static scales": getattr(layer, "w13_input_scale", None) is not None,
     }
     reason = next((words for words, found in reasons.items() if found), "")
     if reason or gate is None:
         return left(reason)
-    return decide(lib, layer.w13_weight, layer.w2_weight, layer.top_k, gate, layer.expert_map, _biases(method, layer))
+    tokens = moe.in_dtype if _is_fp8(method) else layer.w13_weight.dtype
+    biases, scales = _biases(method, layer), _scales(method, layer)
+    weights = ExpertWeights(layer.w13_weight, layer.w2_weight, tokens, biases, scales)
+    return decide(lib, weights, layer.top_k, gate, layer.expert_map)
 
 
 def launches(lib: Library, method: Any, layer: Any) -> Launches:
     """Those of a layer that was taken."""
-    return Launches(lib, _GATES[layer.activation.name], _biases(method, layer))
+    return Launches(lib, _GATES[layer.activation.name], _biases(method, layer), _scales(method, layer))
+
+
+def _is_fp8(method: Any) -> bool:
+    return hasattr(method, "block_quant")
+
+
+def _scales(method: Any, layer: Any) -> tuple[Any, ...]:
+    """Those of blocks of w13 and w2, or none."""
+    if not _is_fp8(method):
+        return ()
+    return tuple(getattr(layer, f"{name}_weight_scale_inv").data for name in ("w13", "w2"))
 
 
 def _biases(method: Any, layer: Any) -> tuple[Any, ...]:
@@ -96,8 +112,17 @@ def ours(triton: type, log: logging.Logger) -> type:
             meta = global_num_experts, local_num_experts, expert_tokens_meta, activation
             workspace13, workspace2, output = super().workspace_shapes(M, N, K, topk, *meta)
             if self.launches is not None:  # no width of these is less than K, and elements have 16 bits
-                workspace2 = (wide_elements(M * topk, max(N, K), local_num_experts, 2),)
+                narrow = N // 2 if self.launches.scales else 0
+                workspace2 = (wide_elements(M * topk, max(N, K), local_num_experts, 2, narrow),)
             return workspace13, workspace2, output
+
+        @property
+        def expects_unquantized_inputs(self) -> bool:
+            """Whether vLLM is to pass tokens as they are, which its own kernels then quantise too."""
+            if self.launches is not None and self.launches.scales:
+                return True
+            found: bool = super().expects_unquantized_inputs
+            return found
 
         def finalize_weight_and_reduce_impl(self) -> Any:
             found, self._combine = self._combine, None

@@ -41,6 +41,8 @@ _MOE = f"{_LAYERS}.fused_moe"
 EXPERTS_LOADED = Hook(
     f"{_MOE}.unquantized_fused_moe_method", "UnquantizedFusedMoEMethod", "process_weights_after_loading", _LOADED
 )
+# And where a model is quantised.
+FP8_EXPERTS_LOADED = Hook(f"{_LAYERS}.quantization.fp8", "Fp8MoEMethod", "process_weights_after_loading", _LOADED)
 MODEL_LOADED = Hook("vllm.v1.worker.gpu_worker", "Worker", "load_model", ("self", "load_dummy_weights"))
 
 # Wrapped in a worker that is recorded, with `MODEL_LOADED`. Requests begin when it is warm.
@@ -65,7 +67,7 @@ STEP_V2 = Hook(
 )
 STEPS = (STEP_V1, STEP_V2)
 
-_SERVING = LINEAR_LOADED, LINEAR, HEAD_LOADED, HEAD, EXPERTS_LOADED, MODEL_LOADED
+_SERVING = LINEAR_LOADED, LINEAR, HEAD_LOADED, HEAD, EXPERTS_LOADED, FP8_EXPERTS_LOADED, MODEL_LOADED
 HOOKS = (WORKER, CACHE_KEY, *_SERVING, WARM, SHUTDOWN, LOGITS, *STEPS)
 
 # Of the classes that the plugin's fp8 GEMMs are derived from; looked at where a model is quantised.
@@ -89,7 +91,7 @@ FP8_LISTS = {
 }
 
 # Of the classes that the plugin's experts are derived from, the first that of the experts; looked at where a model has
-# experts that are not quantised.
+# experts.
 _TRITON = f"{_MOE}.experts.triton_moe"
 REDUCE = Hook(
     f"{_MOE}.topk_weight_and_reduce",
@@ -107,6 +109,7 @@ FILLED_EXPERTS = (
     Hook(_TRITON, "TritonExperts", "apply", _APPLY_EXPERTS),
     Hook(_TRITON, "TritonExperts", "workspace_shapes", ("self", *_SIZES)),
     Hook(_TRITON, "TritonExperts", "finalize_weight_and_reduce_impl", ("self",)),
+    Hook(_TRITON, "TritonExperts", "expects_unquantized_inputs", ("self",)),
     REDUCE,
 )
 
@@ -143,7 +146,8 @@ READ = {
         "PrefetchOffloadConfig.offload_group_size",
     ),
     f"{_MOE}.config": tuple(
-        f"FusedMoEConfig.{name}" for name in ("moe_backend", "is_lora_enabled", "has_bias", "experts_per_token")
+        f"FusedMoEConfig.{name}"
+        for name in ("moe_backend", "is_lora_enabled", "has_bias", "experts_per_token", "in_dtype")
     ),
     f"{_MOE}.activation": tuple(f"MoEActivation.{name}" for name in ("SILU", "GELU", "GELU_TANH", "SWIGLUOAI")),
     _FP8: tuple(FP8_LISTS),

@@ -15,7 +15,8 @@ from typing import Any
 from .. import __version__
 from ..errors import ArgumentError
 from ..plugin.served import Served, check_version, own_name, words
-from ..serve.library import Library, load
+from ..serve.library import Library
+from ..serve.load import load
 from . import hooks, metrics
 from .periodic import Periodic
 from .recording import Recording
@@ -81,9 +82,12 @@ class Plugin(Served):
                 _check_engine(vllm_config)
                 lib = self._open(settings, _workspaces(vllm_config.parallel_config))
                 hooks.install(self._wrappers())
-                self._experts_left = self._install_experts() if settings.experts else "the setting leaves experts to it"
+                quantised = vllm_config.quant_config is not None
+                self._experts_left = "the setting leaves experts to it"
+                if settings.experts:
+                    self._experts_left = self._install_experts(quantised)
                 self._sizes = sorted(set(vllm_config.compilation_config.cudagraph_capture_sizes or ()))
-                if vllm_config.quant_config is not None:
+                if quantised:
                     hooks.put_first(self._fp8_classes)
                 self.lib, self._digest = lib, lib.digest
         except Exception as error:  # the server goes on with vLLM's kernels, whatever it is
@@ -141,8 +145,9 @@ class Plugin(Served):
 
         return load_model_and_preload
 
-    def _install_experts(self) -> str:
-        """Let layers of experts be asked for when their weights are loaded; why that cannot be, or nothing."""
+    def _install_experts(self, quantised: bool) -> str:
+        """Let layers of experts be asked for when their weights are loaded, of a model that is `quantised` or not; why
+        that cannot be, or nothing."""
 
         def around_loaded(loaded: Callable[..., None]) -> Callable[..., None]:
             def process_weights_after_loading(method: Any, layer: Any) -> None:
@@ -153,7 +158,8 @@ class Plugin(Served):
             return process_weights_after_loading
 
         try:
-            hooks.install({hooks.EXPERTS_LOADED: around_loaded})
+            methods = [hooks.EXPERTS_LOADED, *([hooks.FP8_EXPERTS_LOADED] if quantised else [])]
+            hooks.install(dict.fromkeys(methods, around_loaded))
         except Exception as error:  # whatever importing another release of vLLM raises
             return words(error)
         return ""

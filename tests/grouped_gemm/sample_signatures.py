@@ -1,16 +1,18 @@
 """Grouped GEMMs that the oracle samples: plain ones of every element type; of one, with a gate, with a bias, and both;
-of 8 bits both scalings, with a gate or a bias too; of those of 16 bits also with gathered rows and with masked ones,
-and of 8 bits one of each scaling with masked ones."""
+of 8 bits both scalings, with a gate or a bias too, and D in 8 bits; of those of 16 bits also with gathered rows and
+with masked ones, and of 8 bits one of each scaling with masked ones."""
 
 from __future__ import annotations
 
 from runtime.grouped_gemm import ROWS, Signature
 
 FORMS = (
+    *(("e4m3", d, "none", "none") for d in ("bf16", "f16")),
     *((dtype, dtype, "none", "none") for dtype in ("bf16", "f16")),
     *(("bf16", "bf16", of, "none") for of in ("swiglu_interleaved", "bias+swiglu_clamped_interleaved", "bias")),
     *(("e4m3", "bf16", of, "row_column") for of in ("none", "swiglu", "bias")),
     *(("e4m3", "f16", of, "block") for of in ("none", "swiglu", "bias")),
+    *(("e4m3", "e4m3", of, "block") for of in ("none", "bias+swiglu")),
 )
 MASKED = (("bias", "row_column"), ("swiglu", "block"))
 
@@ -22,5 +24,5 @@ def _rows(epilogue: str, scaling: str) -> tuple[str, ...]:
 SIGNATURES = tuple(
     Signature(t, t, d, 64, 4096, 4096, epilogue, "weights", scaling, rows)
     for t, d, epilogue, scaling in FORMS
-    for rows in _rows(epilogue, scaling)
+    for rows in (_rows(epilogue, scaling) if t != d or scaling == "none" else ROWS[:1])
 )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,9 +15,9 @@ from aot.search.operation import building
 from runtime import Library
 from runtime.container.archive import Archive
 
-from ..command_line import ALONE, COMMAND, ROOT, Run
+from ..command_line import ROOT, Run
 from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver
-from ..shared import made_once
+from ..shared import built_once
 from ..simulated_gpu import BASELINE
 from ..simulated_tuning import scripted, tuned
 
@@ -39,28 +37,13 @@ GATHERED = MANIFEST.replace("k: 256}", "k: 256, rows: gathered}")
 @pytest.fixture(scope="session")
 def experts(request: pytest.FixtureRequest) -> Path:
     """The archive of the manifest."""
-    return _built(request, "experts", MANIFEST)
+    return built_once(request, "experts", MANIFEST, "--candidates", "1") / "experts.aot"
 
 
 @pytest.fixture(scope="session")
 def gathered(request: pytest.FixtureRequest) -> Path:
     """The archive of the manifest with rows that are gathered."""
-    return _built(request, "gathered", GATHERED)
-
-
-def _built(request: pytest.FixtureRequest, name: str, text: str) -> Path:
-    pytest.importorskip("cutlass", reason="the DSL is not installed")
-
-    def make(folder: Path) -> None:
-        (folder / "experts.yaml").write_text(text)
-        command = [*COMMAND, "build", "experts.yaml", "-o", "experts.aot", "--cache", "cache", "--candidates", "1"]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            [*command, "--no-tune", *ALONE], cwd=folder, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-
-    return made_once(request, name, make) / "experts.aot"
+    return built_once(request, "gathered", GATHERED, "--candidates", "1") / "gathered.aot"
 
 
 def test_what_a_manifest_asks_is_built_verified_and_served(run: Run, experts: Path, torch: FakeTorch) -> None:

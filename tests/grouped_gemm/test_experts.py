@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aot.plan import plan
 from aot.problem import manifest
 from aot.search.shorthand import Experts
+from aot.selection import select
 from runtime.grouped_gemm import Signature
 
 MANIFEST = """format: 1
@@ -41,8 +41,8 @@ def test_rows_are_rounded_up_and_at_least_one() -> None:
 
 def test_what_is_built_is_for_the_rows() -> None:
     wanted = [manifest.loads(MANIFEST)]
-    assert {problem.signature.groups for problem in plan(wanted, limit=1).problems} == {4, 128}
-    (found,) = (p for p in plan(wanted, limit=1).problems if p.signature.groups == 128)
+    assert {problem.signature.groups for problem in select(wanted, limit=1).problems} == {4, 128}
+    (found,) = (p for p in select(wanted, limit=1).problems if p.signature.groups == 128)
     assert {m for m, _ in found.by_tokens} >= {8, 8192}
 
 

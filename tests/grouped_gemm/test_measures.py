@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from aot.search.grouped_gemm import active_groups  # noqa: E402
 from aot.tune import measure  # noqa: E402  # needs torch
-from aot.tune.grouped_gemm.measures import ROOM, GroupedMeasures, OperandSet, Weights, _scaled  # noqa: E402
+from aot.tune.grouped_gemm.measures import ROOM, GroupedMeasures, OperandSet, Weights, scaled  # noqa: E402
 from aot.tune.operation import tuning  # noqa: E402
 from runtime.grouped_gemm import GROUPED_GEMM, Signature  # noqa: E402
 
@@ -20,9 +20,10 @@ GATED = dataclasses.replace(PLAIN, epilogue="swiglu_interleaved")
 BIASED = dataclasses.replace(PLAIN, epilogue="bias+swiglu_clamped_interleaved")
 ROW_WISE = dataclasses.replace(PLAIN, a="e4m3", b="e4m3", scaling="row_column")
 BLOCKS = dataclasses.replace(ROW_WISE, n=160, k=272, scaling="block", epilogue="bias")
+QUANTISED = dataclasses.replace(ROW_WISE, d="e4m3", n=512, k=272, scaling="block", epilogue="bias+swiglu")
 GATHERED = dataclasses.replace(PLAIN, rows="gathered")
 MASKED = [dataclasses.replace(s, rows="masked") for s in (PLAIN, BIASED, ROW_WISE, BLOCKS)]
-SPLIT = [PLAIN, GATED, BIASED, ROW_WISE, BLOCKS, GATHERED]  # by ends of groups
+SPLIT = [PLAIN, GATED, BIASED, ROW_WISE, BLOCKS, QUANTISED, GATHERED]  # by ends of groups
 BY_ENDS = pytest.mark.parametrize("s", SPLIT, ids=lambda s: s.key())
 EVERY = pytest.mark.parametrize("s", [*SPLIT, *MASKED], ids=lambda s: s.key())
 MEASURES = GroupedMeasures()
@@ -150,7 +151,7 @@ def test_a_check_notices_a_scale_of_another_row_or_group(s: Signature, name: str
 @pytest.mark.parametrize("s", [ROW_WISE, BLOCKS], ids=lambda s: s.key())
 def test_dequantising_makes_the_operands_that_sums_are_made_of(s: Signature) -> None:
     o = made(s)
-    a, b = (_scaled(x, o.extras[f"scale_{of}"], torch.float64) for x, of in ((o.a, "a"), (o.b, "b")))
+    a, b = (scaled(x, o.extras[f"scale_{of}"], torch.float64) for x, of in ((o.a, "a"), (o.b, "b")))
     wide = dataclasses.replace(o, a=a, b=b, extras={n: t for n, t in o.extras.items() if n == "bias"})
     plain = dataclasses.replace(s, scaling="none")
     torch.testing.assert_close(MEASURES.reference(plain, wide)["d"], MEASURES.reference(s, o)["d"])
@@ -216,14 +217,18 @@ def test_a_check_notices_another_groups_bias_and_gates_that_are_not_clamped() ->
 
 @BY_ENDS
 def test_a_check_takes_what_is_right_and_notices_a_group_that_is_another(s: Signature) -> None:
+    def write(o: OperandSet, **changed: Any) -> None:
+        for name, value in MEASURES.reference(s, dataclasses.replace(o, **changed)).items():
+            o.outputs()[name].copy_(value)
+
     def right(o: OperandSet) -> None:
-        o.d.copy_(MEASURES.reference(s, o)["d"])
+        write(o)
 
     def next_group(o: OperandSet) -> None:
-        o.d.copy_(MEASURES.reference(s, dataclasses.replace(o, b=o.b.roll(1, 0)))["d"])
+        write(o, b=o.b.roll(1, 0))
 
     def one_row_more(o: OperandSet) -> None:
-        o.d.copy_(MEASURES.reference(s, dataclasses.replace(o, ends=(o.ends + 1).clamp_max(o.a.shape[0])))["d"])
+        write(o, ends=(o.ends + 1).clamp_max(o.a.shape[0]))
 
     weights = Weights(s, 33, 0, 0, device="cpu")
     found = measure.check(s, 33, weights, {"right": right, "next": next_group, "more": one_row_more})

@@ -26,6 +26,7 @@ SWIGLU = dataclasses.replace(PLAIN, epilogue="swiglu")
 BIASED = dataclasses.replace(PLAIN, epilogue="bias+swiglu_clamped_interleaved")
 ROW_WISE = dataclasses.replace(PLAIN, a="e4m3", b="e4m3", scaling="row_column")
 BLOCKS = dataclasses.replace(ROW_WISE, n=320, k=272, scaling="block", epilogue="bias")
+QUANTISED = dataclasses.replace(ROW_WISE, d="e4m3", n=512, scaling="block", epilogue="swiglu")
 GATHERED = dataclasses.replace(PLAIN, epilogue="bias", rows="gathered")
 MASKED = dataclasses.replace(PLAIN, rows="masked")
 MASKED_BLOCKS = dataclasses.replace(BLOCKS, rows="masked")
@@ -38,6 +39,7 @@ SIGNATURES = [
     SWIGLU,
     BIASED,
     ROW_WISE,
+    QUANTISED,
     dataclasses.replace(BLOCKS, overlap="launch"),
     dataclasses.replace(SWIGLU, epilogue="geglu_tanh_interleaved", overlap="launch"),
 ]
@@ -53,6 +55,7 @@ def _variant(s: Signature) -> Variant:
 @pytest.fixture
 def driver(tmp_path: Path, torch: FakeTorch) -> RecordingDriver:
     served = {"none": PLAIN, "swiglu": SWIGLU, "biased": BIASED, "row_wise": ROW_WISE, "blocks": BLOCKS}
+    served["quantised"] = QUANTISED
     served |= {"gathered": GATHERED, "few": MASKED, "many": MASKED, "masked_blocks": MASKED_BLOCKS}
     ranges = {"few": [(32, "few"), (None, "many")]}
     rows = [entry(s.to_json(), ranges.get(name, [(None, name)])) for name, s in served.items() if name != "many"]
@@ -330,7 +333,9 @@ def test_variants_are_those_of_its_form_and_rely_on_no_more_overlap_than_is_prom
     halves = dataclasses.replace(BLOCKS, epilogue="swiglu")
     assert of.variants("sm_90a", halves) == [], "a block holds gates and what they gate"
     assert of.variants("sm_90a", dataclasses.replace(halves, n=512)) != []
-    assert of.variants("sm_90a", dataclasses.replace(ROW_WISE, scaling="none")) == []
+    unscaled = dataclasses.replace(ROW_WISE, scaling="none")
+    assert of.variants("sm_90a", unscaled) == []
+    assert {v.family for v in of.variants("sm_100a", unscaled)} == {"sm100_grouped"}
     assert "has room for 512 groups" in str(unsuited(serial[0], dataclasses.replace(PLAIN, groups=513)))
     assert "not a multiple of 8" in str(unsuited(serial[0], dataclasses.replace(PLAIN, k=100)))
 
@@ -342,3 +347,57 @@ def test_few_rows_get_small_tiles_and_many_large_ones() -> None:
     assert {v.options["tile_m"] for v in few} <= {8, 16, 32}
     assert {v.options["tile_m"] for v in many} <= {128, 192, 256}
     assert len(few) == len(many) == 4
+
+
+# --- D in 8 bits ---
+
+
+def narrow_call() -> tuple[tuple[FakeTensor, ...], dict[str, Any]]:
+    """What a call of `QUANTISED` is given, and by keyword."""
+    n, k = QUANTISED.n, QUANTISED.k
+    a, b = FakeTensor((9, k), dtype="float8_e4m3fn"), FakeTensor((8, n, k), dtype="float8_e4m3fn")
+    scales = {"scale_a": FakeTensor((9, -(-k // 128)), dtype="float32")}
+    scales["scale_b"] = FakeTensor((8, n // 128, -(-k // 128)), dtype="float32")
+    out = FakeTensor((9, n // 2), dtype="float8_e4m3fn")
+    scale_d = FakeTensor((9, n // 256), dtype="float32")
+    words = {"epilogue": "swiglu", "out": out, "scale_d": scale_d, **scales}
+    return (a, b, FakeTensor((8,), dtype="int32")), words
+
+
+def test_scales_of_what_is_made_are_its_last_operand(library: Library, driver: RecordingDriver) -> None:
+    given, words = narrow_call()
+    assert library.grouped_gemm(*given, **words) is words["out"]
+    launched = [struct.unpack_from("<Q", p)[0] for p in driver.launches[-1].parameters[:7]]
+    named = (words[name] for name in ("out", "scale_a", "scale_b", "scale_d"))
+    assert launched == [t.data_ptr() for t in (*given, *named)]
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"scale_d": None}, "come together, .* found out in e4m3, no scale_d"),
+        ({"out": FakeTensor((9, 256))}, "found out in bf16, a scale_d"),
+        ({"scale_d": FakeTensor((9, 1), dtype="float32")}, r"scale_d must be f32 of shape \(9, 2\)"),
+        ({"masked": True}, "masked|takes a"),
+    ],
+)
+def test_what_does_not_go_with_scales_of_what_is_made_is_refused(
+    library: Library, change: dict[str, Any], match: str
+) -> None:
+    given, words = narrow_call()
+    with pytest.raises(ArgumentError, match=match):
+        library.grouped_gemm(*given, **words | change)
+
+
+def test_what_is_made_in_8_bits_needs_scales_of_blocks_and_rows_by_groups() -> None:
+    for change in ({"scaling": "row_column"}, {"rows": "masked"}, {"rows": "gathered"}):
+        with pytest.raises(RecordError, match="'d': e4m3 is for scaling block and contiguous rows"):
+            GROUPED_GEMM.read(QUANTISED.to_json() | change)
+
+
+def test_kernels_that_quantise_have_128_columns_of_d_in_a_tile_and_no_others() -> None:
+    every = building("grouped_gemm").variants("sm_90a", dataclasses.replace(QUANTISED, overlap="launch"))
+    assert {(v.options["tile_m"], v.options["tile_n"]) for v in every} == {(64, 256)}
+    plain = dataclasses.replace(QUANTISED, epilogue="none", n=384)
+    assert {v.options["tile_n"] for v in building("grouped_gemm").variants("sm_90a", plain)} == {128}
+    assert "whole blocks of 128" in str(unsuited(every[0], dataclasses.replace(QUANTISED, n=640)))

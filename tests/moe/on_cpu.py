@@ -13,6 +13,7 @@ from aot.tune.grouped_gemm.measures import OperandSet as GroupedOperands
 from aot.tune.moe_combine.measures import OperandSet as CombineOperands
 from aot.tune.moe_permute.measures import OperandSet as PermuteOperands
 from aot.tune.operation import tuning
+from aot.tune.quantise.measures import OperandSet as QuantiseOperands
 from runtime import Library
 from runtime.container.archive import Archive
 from runtime.program.operation import operation as operation_named
@@ -47,7 +48,7 @@ class ExpertsOnCpu(Library):
             written = operands.outputs()[output]
             end = _rows_written(operation, output, operands, len(written))
             if words.get("out") is None and written.is_floating_point():
-                written.fill_(float("nan"))
+                written.copy_(torch.full(written.shape, float("nan")))
             written[:end] = value[:end].to(written.dtype)
         return asked.result
 
@@ -58,16 +59,18 @@ def _operands(name: str, tensors: Any, words: Any, result: Any) -> Any:
         "moe_combine": CombineOperands,
         "grouped_gemm": GroupedOperands,
     }
+    if name == "quantise":
+        return QuantiseOperands(*tensors, *result)
     results = (words.get("expert_map"), *result) if name == "moe_permute" else (result,)
-    bias = words.get("bias")
-    return of[name](*tensors, *results, *([] if bias is None else [{"bias": bias}]))
+    extras = {word: words[word] for word in ("scale_a", "scale_b", "bias", "scale_d") if words.get(word) is not None}
+    return of[name](*tensors, *results, *([extras] if extras else []))
 
 
 def _rows_written(name: str, output: str, operands: Any, whole: int) -> int:
     """How many rows kernels write: not those behind the last group's."""
-    if name == "grouped_gemm":
+    if name in ("grouped_gemm", "quantise"):
         return int(operands.ends[-1])
-    return int((operands.local() >= 0).sum()) if output == "rows" else whole
+    return int((operands.local() >= 0).sum()) if output in ("rows", "scale") else whole
 
 
 @contextmanager

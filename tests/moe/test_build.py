@@ -1,10 +1,8 @@
-"""moe_permute and moe_combine, built: from a manifest, what is launched, which sources they are compiled anew for."""
+"""moe_permute, quantise and moe_combine, built: from a manifest, what is launched, which sources compile them anew."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,9 +12,9 @@ from aot.providers import own
 from runtime import Library
 from runtime.container.archive import Archive
 
-from ..command_line import ALONE, COMMAND, ROOT, Run, unwrapped
+from ..command_line import ROOT, Run, unwrapped
 from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver
-from ..shared import made_once
+from ..shared import built_once
 from ..simulated_gpu import BASELINE
 from ..simulated_tuning import scripted, tuned
 
@@ -30,6 +28,9 @@ operations:
   moe_permute:
     - {name: permute, x: bf16, experts: 16, top_k: 4, k: 256}
     - {name: permute_ep, x: bf16, experts: 16, top_k: 4, k: 256, global_experts: 64}
+    - {name: permute_fp8, x: bf16, experts: 16, top_k: 4, k: 256, scaling: block}
+  quantise:
+    - {name: quantise, x: bf16, y: e4m3, k: 256, scaling: block, experts: {count: 16, top_k: 4}}
   moe_combine:
     - {name: combine, rows: bf16, y: bf16, top_k: 4, n: 256}
 """
@@ -38,16 +39,7 @@ operations:
 @pytest.fixture(scope="session")
 def around(request: pytest.FixtureRequest) -> Path:
     """The archive of the manifest."""
-    pytest.importorskip("cutlass", reason="the DSL is not installed")
-
-    def make(folder: Path) -> None:
-        (folder / "around.yaml").write_text(MANIFEST)
-        command = [*COMMAND, "build", "around.yaml", "-o", "around.aot", "--cache", "cache", "--no-tune", *ALONE]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
-    return made_once(request, "around", make) / "around.aot"
+    return built_once(request, "around", MANIFEST) / "around.aot"
 
 
 def test_what_a_manifest_asks_is_built_verified_and_served(run: Run, around: Path, torch: FakeTorch) -> None:
@@ -69,6 +61,11 @@ def test_what_a_manifest_asks_is_built_verified_and_served(run: Run, around: Pat
             ids = FakeTensor((m, 4), dtype="int32")
             rows, _, positions = library.call("moe_permute", FakeTensor((m, 256)), ids, experts=16)
             assert [launch.grid for launch in driver.launches] == grids
+            rows, ends, _, scale = library.call("moe_permute", FakeTensor((m, 256)), ids, experts=16, scaling="block")
+            assert (rows.shape, scale.shape) == ((4 * m, 256), (4 * m, 2))
+            library.call("quantise", FakeTensor((4 * m, 256)), ends, scaling="block")
+            assert driver.launches[-1].grid == (-(-8 * m // 16), 1, 1)
+            rows = FakeTensor((4 * m, 256))
             y = library.call("moe_combine", rows, positions, FakeTensor((m, 4), dtype="float32"))
             assert (y.shape, driver.launches[-1].grid) == ((m, 256), (m, 1, 1))
         library.close()
@@ -85,7 +82,7 @@ def test_tuning_keeps_what_is_fastest_on_the_gpu(around: Path, tmp_path: Path) -
     tuned(around, tmp_path / "tuned.aot", scripted(us))
     with Archive.open(tmp_path / "tuned.aot") as archive:
         found = {e.signature.key(): (e.state, e.ranges) for e in tables.operation_entries(archive)}
-    assert len(found) == 3
+    assert len(found) == 5
     for state, ranges in found.values():
         assert state == "tuned"
         assert {name for _, name in ranges} <= set(fast.values())
@@ -104,5 +101,7 @@ def test_its_kernels_alone_decide_whether_it_is_compiled_anew(tmp_path: Path, mo
 
     assert changed_by("moe_permute.py") == {"moe_permute"}
     assert changed_by("moe_combine.py") == {"moe_combine"}
+    of_sums = {"sm90_gathered", "sm90_grouped", "sm90_masked", "sm90_persistent"}  # which may be quantised as well
+    assert changed_by("quantise.py") == {"moe_permute", "quantise", *of_sums}
     assert changed_by("moe_sizes.py") == {"moe_permute", "moe_combine"}
     assert changed_by("moe_choices.py") == set()

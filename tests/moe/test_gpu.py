@@ -12,14 +12,11 @@ from typing import Any
 import pytest
 
 import runtime
-from aot.pack.fits import refusal
 from runtime import Library
-from runtime.container.archive import Archive
-from runtime.device.driver import Driver
 from runtime.moe.combine import Signature as Combine
 from runtime.moe.permute import Signature as Permute
-from runtime.program.record import Record
-from runtime.tables.dispatch import serves
+
+from .functions import functions_of
 
 torch = pytest.importorskip("torch")
 
@@ -42,17 +39,6 @@ def library(tuned_archive: Path) -> Iterator[Library]:
     with runtime.load(tuned_archive) as library:
         yield library
         torch.cuda.synchronize()
-
-
-def functions_of(archive: Path, family: str, s: Any) -> list[str]:
-    """The functions of a family for this GPU that take the operands of a signature."""
-    with Archive.open(archive) as opened:
-        found = []
-        for name in opened.functions:
-            here = serves(opened.functions[name].target, Driver().compute_capability)
-            if here and f".{family}." in name and refusal(Record.from_json(opened.record(name)), s) is None:
-                found.append(name)
-    return sorted(found)
 
 
 @pytest.fixture(scope="module")

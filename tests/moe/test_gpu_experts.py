@@ -1,11 +1,13 @@
 """The experts of a mixture as a whole on a real GPU, beside references.
 
-pytest -m gpu tests/moe --archive=X, for an archive with all four operations of some model: of a manifest that `aot
-manifest from-config` writes, or of tests/data/experts.yaml, which has experts with GPT-OSS's biases and gate.
+pytest -m gpu tests/moe --archive=X, for an archive with all operations of some model: of a manifest that `aot manifest
+from-config` writes, of tests/data/experts.yaml, which has experts with GPT-OSS's biases and gate, or of
+benchmarks/moe_fp8.yaml, whose weights are in e4m3.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,16 +26,23 @@ from runtime.grouped_gemm import Signature as Grouped
 from runtime.moe.combine import Signature as Combine
 from runtime.moe.permute import Signature as Permute
 from runtime.numbers.epilogue import CLAMPED
+from runtime.quantise import Signature as Quantise
 from runtime.tables.dispatch import serves
 
 torch = pytest.importorskip("torch")
 
 import runtime.torch as aot  # noqa: E402  # needs torch
+from aot.tune.gemm.operands import MAX_ERROR_FP8_PROMOTED  # noqa: E402
+from aot.tune.grouped_gemm.measures import GroupedMeasures, OperandSet, scaled  # noqa: E402
+from aot.tune.quantise.measures import error_behind, quantised  # noqa: E402
+from runtime.numbers.quantised import scale_shape  # noqa: E402
 from runtime.plugin.experts import Buffers, Launches, wide_elements  # noqa: E402
+from runtime.torch.experts import quantises_in_gemm  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
 MAX_ERROR = 6e-3  # relative, in the norm: two roundings to 16 bits between launches, and one behind them
+MEASURES = GroupedMeasures()
 CLAMPED_SIZE = 4.0  # of sums where they are clamped, so that one in twelve is
 
 
@@ -56,20 +65,44 @@ class Experts:
             return ()
         return tuple(self._normal(self._random(99), s.groups, s.n) for s in (self.up, self.down))
 
+    @functools.cached_property
+    def scales(self) -> tuple[Any, ...]:
+        """Of w13 and of w2; none where these are of 16 bits."""
+        if self.up.scaling == "none":
+            return ()
+        random, found = self._random(98), []
+        for s in (self.up, self.down):
+            shape = (s.groups, s.n) if s.scaling == "row_column" else (s.groups, -(-s.n // 128), -(-s.k // 128))
+            found.append((torch.rand(shape, device="cuda", generator=random) + 0.5) * s.k**-0.5)
+        return tuple(found)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What there is of biases and scales, by the operator's names."""
+        biases = zip(("w13_bias", "w2_bias"), self.biases, strict=False)
+        return {**dict(biases), **dict(zip(("w13_scale", "w2_scale"), self.scales, strict=False))}
+
+    @property
+    def max_error(self) -> float:
+        return error_behind(MAX_ERROR_FP8_PROMOTED, self.up.a) if self.scales else MAX_ERROR
+
     def operands(self, tokens: int, seed: int = 0) -> list[Any]:
         """hidden, w13, w2, ids and weights."""
         random, up, down = self._random(seed), self.up, self.down
         size = CLAMPED_SIZE if up.parts.activation == CLAMPED else 1.0
-        w13 = self._normal(random, up.groups, up.n, up.k).mul_(size * up.k**-0.5)
-        w2 = self._normal(random, down.groups, down.n, down.k).mul_(down.k**-0.5)
+        w13, w2 = (self._normal(random, s.groups, s.n, s.k) for s in (up, down))
+        if self.scales:
+            w13, w2 = w13.to(torch.float8_e4m3fn), w2.to(torch.float8_e4m3fn)
+        else:
+            w13, w2 = w13.mul_(size * up.k**-0.5), w2.mul_(down.k**-0.5)
         ids = torch.rand((tokens, up.groups), device="cuda", generator=random).topk(self.top_k).indices
         weights = torch.rand((tokens, self.top_k), device="cuda", generator=random).softmax(-1)
         return [self._normal(random, tokens, up.k), w13, w2, ids, weights]
 
     def moe(self, library: Library, *operands: Any, **more: Any) -> Any:
         """The operator's result."""
-        more |= dict(zip(("w13_bias", "w2_bias"), self.biases, strict=False))
-        return aot.moe(library, *operands, activation=self.activation, **more)
+        given: Any = {**more, **self.given}
+        return aot.moe(library, *operands, activation=self.activation, **given)
 
     def reference(self, hidden: Any, w13: Any, w2: Any, ids: Any, weights: Any) -> Any:
         """In float32, expert by expert, with what each made rounded as it is between launches."""
@@ -79,14 +112,26 @@ class Experts:
             if not len(tokens):
                 continue
             of_w13, of_w2 = (bias[expert].float() for bias in biases) if biases else (0.0, 0.0)
-            sums = hidden[tokens].float() @ w13[expert].float().t() + of_w13
+            first, second = (self._number(w[expert], i, expert) for i, w in enumerate((w13, w2)))
+            sums = self._rows(hidden[tokens]) @ first.t() + of_w13
             inner = apply_activation(torch, self.up.parts, sums).to(hidden.dtype)
-            made = (inner.float() @ w2[expert].float().t() + of_w2).to(hidden.dtype)
+            made = (self._rows(inner) @ second.t() + of_w2).to(hidden.dtype)
             out.index_add_(0, tokens, made.float() * weights[tokens, slots, None])
         return out
 
+    def _number(self, weight: Any, which: int, expert: int) -> Any:
+        """A weight (N, K) of an expert times its scales, f32."""
+        return scaled(weight, self.scales[which][expert], torch.float32) if self.scales else weight.float()
+
+    def _rows(self, x: Any) -> Any:
+        """Rows as they are multiplied, f32."""
+        if not self.scales:
+            return x.float()
+        over, scale = quantised(x, "e4m3", self.up.scaling)
+        return scaled(over.to(torch.float8_e4m3fn), scale, torch.float32)
+
     def _normal(self, random: Any, *shape: int) -> Any:
-        dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[self.up.a]
+        dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[self.up.d]
         return torch.randn(shape, device="cuda", generator=random, dtype=dtype)
 
     def _random(self, seed: int) -> Any:
@@ -117,15 +162,18 @@ def whole(signatures: list[Any]) -> list[Experts]:
     """The experts whose four launches are all among these signatures."""
     permute = [s for s in signatures if isinstance(s, Permute) and not s.global_experts]
     combine = [s for s in signatures if isinstance(s, Combine)]
-    grouped = [s for s in signatures if isinstance(s, Grouped) and s.rows == "contiguous" and s.scaling == "none"]
+    grouped = [s for s in signatures if isinstance(s, Grouped) and s.rows == "contiguous"]
     found = [
         Experts(up, down, p.top_k)
         for p in permute
         for up in grouped
         for down in grouped
-        if (up.groups, up.k, up.a, up.parts.gated) == (p.experts, p.k, p.x, True)
+        if not up.quantises
+        and (up.groups, up.k, up.a, up.d, up.parts.gated) == (p.experts, p.k, p.rows, p.x, True)
+        and p.scaling == up.scaling == down.scaling
         and up.overlap == down.overlap
-        and (down.groups, down.n, down.k, down.a) == (p.experts, p.k, up.columns, p.x)
+        and (down.groups, down.n, down.k, down.a, down.d) == (p.experts, p.k, up.columns, p.rows, p.x)
+        and (p.scaling == "none" or Quantise(up.d, up.a, up.columns, up.scaling, up.groups) in signatures)
         and down.epilogue == ("bias" if up.parts.bias else "none")
         and Combine(p.x, p.x, p.top_k, p.k) in combine
     ]
@@ -133,9 +181,9 @@ def whole(signatures: list[Any]) -> list[Experts]:
 
 
 def smallest(served: list[Experts]) -> list[Experts]:
-    """For each epilogue those with the fewest weights."""
+    """For each epilogue and scaling those with the fewest weights."""
     by_size = sorted(served, key=lambda of: of.up.groups * of.up.n * of.up.k, reverse=True)
-    return list({of.up.epilogue: of for of in by_size}.values())
+    return list({(of.up.epilogue, of.up.scaling): of for of in by_size}.values())
 
 
 def error_of(found: Any, wanted: Any) -> float:
@@ -147,15 +195,49 @@ def test_the_experts_of_a_model_are_right(served: list[Experts], library: Librar
     for of in served:
         hidden, w13, w2, ids, weights = operands = of.operands(tokens)
         wanted, found = of.reference(*operands), of.moe(library, *operands)
-        assert error_of(of.moe(library, *operands, overlap=of.up.overlap), wanted) < MAX_ERROR, of.up.key()
-        assert error_of(found, wanted) < MAX_ERROR, of.up.key()
+        assert error_of(of.moe(library, *operands, overlap=of.up.overlap), wanted) < of.max_error, of.up.key()
+        assert error_of(found, wanted) < of.max_error, of.up.key()
         assert torch.equal(of.moe(library, hidden, w13, w2, ids.int(), weights), found), "of other ids of a type"
         ids[0] = -1
         ids[-1, 0] = of.up.groups + 3
         found = of.moe(library, *operands)
         assert not bool(found[0].any())
         if tokens > 1:
-            assert error_of(found, of.reference(*operands)) < MAX_ERROR, of.up.key()
+            assert error_of(found, of.reference(*operands)) < of.max_error, of.up.key()
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 65, 512])
+def test_experts_in_8_bits_are_right_launch_by_launch(served: list[Experts], library: Library, tokens: int) -> None:
+    """Each grouped GEMM is as exact on what was quantised as tuning wants it alone, and all launches together have the
+    bits of the operator. What quantises has tests of its own, bit by bit."""
+    in_8_bits = [of for of in served if of.scales]
+    if not in_8_bits:
+        pytest.skip("the archive has no experts with weights in e4m3")
+    for of in in_8_bits:
+        hidden, w13, w2, ids, weights = of.operands(tokens)
+        words = {"scaling": of.up.scaling}
+        more = {"experts": of.up.groups, **words}
+        rows, ends, positions, scale = library.call("moe_permute", hidden, ids.int(), **more)
+        for s, weight, of_weight in ((of.up, w13, of.scales[0]), (of.down, w2, of.scales[1])):
+            extras = {"scale_a": scale, "scale_b": of_weight}
+            asked: Any = {"epilogue": s.epilogue, "overlap": "launch", **extras}
+            if s is of.up and quantises_in_gemm(library, weight, len(rows), asked):
+                narrow = torch.empty((len(rows), s.columns), dtype=torch.float8_e4m3fn, device="cuda")
+                of_narrow = torch.empty(scale_shape("block", *narrow.shape), device="cuda")
+                library.grouped_gemm(rows, weight, ends, out=narrow, scale_d=of_narrow, **asked)
+                s, extras = dataclasses.replace(s, d=s.a), {**extras, "scale_d": of_narrow}
+                wanted = MEASURES.reference(s, OperandSet(rows, weight, ends, narrow, extras))
+                for name, found in (("d", narrow), ("scale_d", of_narrow)):
+                    assert error_of(found, wanted[name]) < MEASURES.max_error(s, name), s.key()
+                rows, scale = narrow, of_narrow
+                continue
+            made = library.grouped_gemm(rows, weight, ends, **asked)
+            wanted = MEASURES.reference(s, OperandSet(rows, weight, ends, made, extras))["d"]
+            assert error_of(made, wanted) < MAX_ERROR_FP8_PROMOTED, s.key()
+            if s is of.up:
+                rows, scale = library.call("quantise", made, ends, **words)
+        out = library.call("moe_combine", made, positions, weights.float())
+        assert torch.equal(out, of.moe(library, hidden, w13, w2, ids, weights)), of.up.key()
 
 
 def test_the_biases_of_experts_are_added_once_for_each_of_a_token(served: list[Experts], library: Library) -> None:
@@ -166,11 +248,11 @@ def test_the_biases_of_experts_are_added_once_for_each_of_a_token(served: list[E
     for of in biased:
         hidden, *rest = of.operands(9)
         hidden.zero_()
-        assert error_of(of.moe(library, hidden, *rest), of.reference(hidden, *rest)) < MAX_ERROR, of.up.key()
+        assert error_of(of.moe(library, hidden, *rest), of.reference(hidden, *rest)) < of.max_error, of.up.key()
         ends = torch.full((of.up.groups,), 9, dtype=torch.int32, device="cuda")
         first = library.grouped_gemm(hidden, rest[0], ends, epilogue=of.activation, bias=of.biases[0], overlap="launch")
         wanted = apply_activation(torch, of.up.parts, of.biases[0][:1].float()).expand(9, -1)
-        assert error_of(first, wanted) < MAX_ERROR, of.up.key()
+        assert error_of(first, wanted) < of.max_error, of.up.key()
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 65])
@@ -219,17 +301,16 @@ def test_a_captured_block_serves_the_tokens_and_experts_of_its_replay(served: li
                     out.fill_(float("nan"))
                     graph.replay()
                     bits.append(out.clone())
-                assert error_of(out, wanted) < MAX_ERROR, (of.up.key(), tokens)
+                assert error_of(out, wanted) < of.max_error, (of.up.key(), tokens)
                 assert torch.equal(bits[0], bits[1])
                 assert torch.equal(bits[0], bits[2])
 
 
 def test_a_compiled_block_gives_the_bits_of_an_eager_one(served: list[Experts], library: Library) -> None:
     for of in smallest(served):
-        biases = dict(zip(("w13_bias", "w2_bias"), of.biases, strict=False))
 
-        def eager(*given: Any, of: Experts = of, biases: Any = biases) -> Any:
-            return aot.moe(library, given[0] * 2, *given[1:], activation=of.activation, **biases) + 1
+        def eager(*given: Any, of: Experts = of, more: Any = of.given) -> Any:
+            return aot.moe(library, given[0] * 2, *given[1:], activation=of.activation, **more) + 1
 
         torch._dynamo.reset()
         step = torch.compile(eager, fullgraph=True, dynamic=True)
@@ -257,14 +338,15 @@ def test_experts_that_are_on_another_gpu_add_nothing(served: list[Experts], libr
 
 def test_launches_into_a_servers_buffers_give_the_bits_of_the_operator(served: list[Experts], library: Library) -> None:
     """In a captured graph, with NaN in all buffers, and the output where the inner rows are, as vLLM has it."""
-    for of in served:
+    for of in (of for of in served if of.up.scaling != "row_column"):  # which servers have no layers of
         up, down = of.up, of.down
         for tokens in (1, 48):
             hidden, w13, w2, ids, weights = of.operands(tokens)
             ids, rows = ids.int(), tokens * of.top_k
-            elements = wide_elements(rows, max(up.n, up.k), up.groups, 2)
+            elements = wide_elements(rows, max(up.n, up.k), up.groups, 2, down.k if of.scales else 0)
             wide, inner = (hidden.new_full((n,), float("nan")) for n in (elements, rows * max(down.k, up.k)))
-            out, launches = inner[: tokens * up.k].view(tokens, up.k), Launches(library, of.activation, of.biases)
+            out = inner[: tokens * up.k].view(tokens, up.k)
+            launches = Launches(library, of.activation, of.biases, of.scales)
 
             def step(given: Any = (hidden, w13, w2, ids, weights), to: Any = (launches, wide, inner, out)) -> None:
                 launches, wide, inner, out = to

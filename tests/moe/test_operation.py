@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aot.providers.builders import moe
+from aot.providers.builders import moe, quantise
 from aot.search.legal import unsuited
 from aot.search.operation import building
 from aot.search.provider import provider
@@ -32,7 +32,7 @@ SIGNATURES = [PERMUTE, MAPPED, replace(PERMUTE, x="e4m3"), COMBINE, replace(COMB
 def tensors_of(signature: Any) -> Any:
     """The symbols and arguments of this project's kernel for a signature."""
     (variant, *_) = building(signature.operation).variants("sm_90a", signature)
-    builders = {"moe_permute": moe.moe_permute, "moe_combine": moe.moe_combine}
+    builders = {"moe_permute": moe.moe_permute, "moe_combine": moe.moe_combine, "quantise": quantise.quantise}
     pytest.importorskip("cutlass", reason="the DSL is not installed")
     built = builders[signature.operation](variant)
     return built.symbols, built.tree[:-1]

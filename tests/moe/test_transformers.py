@@ -18,7 +18,7 @@ import runtime.torch as aot  # noqa: E402
 from aot.problem.models.experts import OVERLAP  # noqa: E402
 from runtime import ArgumentError  # noqa: E402
 
-from .on_cpu import ExpertsOnCpu, library  # noqa: E402
+from .on_cpu import ExpertsOnCpu, experts, library  # noqa: E402
 
 TINY = {
     "vocab_size": 99,
@@ -212,3 +212,61 @@ def test_a_closed_library_is_refused(lib: ExpertsOnCpu) -> None:
     lib.close()
     with pytest.raises(ArgumentError, match="was closed"):
         aot.register_experts(lib)
+
+
+# --- weights in e4m3 ---
+
+
+def fp8_experts(implementation: str = "cute_aot", **more: Any) -> Any:
+    """transformers' module of experts in e4m3, as its quantiser makes it of a model's, with weights and scales."""
+    fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    if not hasattr(fp8, "ALL_FP8_EXPERTS_FUNCTIONS"):
+        pytest.skip("this release of transformers has no interface of experts in fp8")
+    moe = importlib.import_module("transformers.integrations.moe")
+    sizes = {"hidden_size": 256, "num_local_experts": 4, "moe_intermediate_size": 128, "hidden_act": "silu"}
+    config = types.SimpleNamespace(**{**sizes, "_experts_implementation": implementation, **more.pop("config", {})})
+    interface = {"experts_interface": fp8.ALL_FP8_EXPERTS_FUNCTIONS, "has_bias": False, "has_gate": True}
+    of = moe.use_experts_implementation(experts_class=fp8.FP8Experts, **interface)
+    made = of(config=config, **{"block_size": (128, 128), **more})
+    torch.manual_seed(0)
+    for name, parameter in made.named_parameters():
+        values = torch.rand(parameter.shape) * 0.01 + 0.002 if "scale" in name else torch.randn(parameter.shape)
+        parameter.data = values.to(parameter.dtype)
+    return made.requires_grad_(False)
+
+
+def test_experts_in_fp8_are_those_of_their_weights_times_their_scales(lib: ExpertsOnCpu) -> None:
+    made = fp8_experts()
+    torch.manual_seed(1)
+    x, ids = torch.randn((9, 256)).bfloat16(), torch.rand((9, 4)).topk(2).indices
+    ids[3, 1] = 4  # of no expert, as transformers says that one is elsewhere
+    weights = torch.rand((9, 2)).softmax(-1)
+    found = made(x, ids, weights)
+    assert lib.calls == ["moe_permute", "grouped_gemm", "quantise", "grouped_gemm", "moe_combine"]
+    w13, w2 = (
+        getattr(made, name).float()
+        * getattr(made, f"{name}_scale_inv").repeat_interleave(128, 1).repeat_interleave(128, 2)
+        for name in ("gate_up_proj", "down_proj")
+    )
+    wanted = experts(x, w13, w2, ids, weights)
+    assert float((found.double() - wanted).norm()) < 6e-2 * float(wanted.norm())
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ({"block_size": (64, 64)}, r"blocks \(64, 64\)"),
+        ({"block_size": None}, r"blocks \(\)"),
+        ({"activation_scheme": "static"}, "static activations"),
+        ({"config": {"swiglu_limit": 10.0}}, "clamped at 10.0 with alpha None"),
+    ],
+)
+def test_experts_in_fp8_of_another_kind_are_refused(lib: ExpertsOnCpu, more: dict[str, Any], match: str) -> None:
+    made = fp8_experts(**more)
+    with pytest.raises(ArgumentError, match=match):
+        made(*given_wide())
+    assert lib.calls == []
+
+
+def given_wide() -> tuple[Any, Any, Any]:
+    return torch.randn((3, 256)).bfloat16(), torch.zeros((3, 2), dtype=torch.int64), torch.rand((3, 2))

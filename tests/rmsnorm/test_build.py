@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,9 @@ from aot.providers import own
 from runtime import Library
 from runtime.container.archive import Archive
 
-from ..command_line import ALONE, COMMAND, ROOT, Run
+from ..command_line import ROOT, Run
 from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver
-from ..shared import made_once
+from ..shared import built_once
 
 MANIFEST = """
 format: 1
@@ -34,16 +32,7 @@ operations:
 @pytest.fixture(scope="session")
 def norms(request: pytest.FixtureRequest) -> Path:
     """The archive of the manifest."""
-    pytest.importorskip("cutlass", reason="the DSL is not installed")
-
-    def make(folder: Path) -> None:
-        (folder / "norms.yaml").write_text(MANIFEST)
-        command = [*COMMAND, "build", "norms.yaml", "-o", "norms.aot", "--cache", "cache", "--no-tune", *ALONE]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
-    return made_once(request, "norms", make) / "norms.aot"
+    return built_once(request, "norms", MANIFEST) / "norms.aot"
 
 
 def test_example_of_other_operations_of_the_page_belongs_to_a_manifest() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 from runtime.errors import ArgumentError, RecordError
 from runtime.limits import MAX_EXTENT
 from runtime.numbers.dtypes import DTYPES
+from runtime.program.geometry import flatten_rows
 from runtime.program.operation import Asked, Operand, Operation, contiguous
 from runtime.program.record import TensorView
-from runtime.program.tensor import flatten_rows
 
 
 @dataclass(frozen=True)

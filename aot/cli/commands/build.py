@@ -27,8 +27,8 @@ from . import tune
 if TYPE_CHECKING:
     from ...build import Built
     from ...compile.compiler import Event
-    from ...plan import Plan
     from ...providers.spec_file import SpecFunction
+    from ...selection import Selection
 
 EXAMPLES = examples(
     "aot build model.yaml -o model.aot",
@@ -95,8 +95,8 @@ def command(
         raise AotError("--base is there more than once; load several archives as layers, runtime.load([...])")
     refuse_outputs(output, [*(manifests or ()), *(base or ()), *(times or ()), *([spec] if spec else ())])
     require_replaceable(output, force, keep_tuned=True)
-    options = Planning(target or (), candidates, function or (), spec, universal, times or ())
-    work = _plan(manifests or (), options)
+    options = Wanted(target or (), candidates, function or (), spec, universal, times or ())
+    work = _select(manifests or (), options)
     directory = default_directory() if cache is None else _named_cache(cache)
     built = _compile(work, output, directory, jobs, base[0] if base else None, verbose)
     summary = _summary(output, built, time.monotonic() - begun)
@@ -115,7 +115,7 @@ def command(
 
 
 def _compile(
-    work: Plan, output: Path, directory: Path | str | None, jobs: int | None, base: Path | None, verbose: bool
+    work: Selection, output: Path, directory: Path | str | None, jobs: int | None, base: Path | None, verbose: bool
 ) -> Built:
     """Compile what is planned and write the archive, saying how far that is; `directory` is the build cache."""
     from ... import build
@@ -152,7 +152,7 @@ def _compile(
             raise Stop(done, INTERRUPTED) from None
 
 
-class Planning(NamedTuple):
+class Wanted(NamedTuple):
     """What `aot build` is told besides manifests of what to compile."""
 
     targets: Sequence[str]
@@ -163,9 +163,9 @@ class Planning(NamedTuple):
     times: Sequence[Path]
 
 
-def _plan(manifests: Sequence[Path], options: Planning) -> Plan:
+def _select(manifests: Sequence[Path], options: Wanted) -> Selection:
     """What to compile for manifests: for their problems, with further functions; or for their forms, by times."""
-    from ... import plan
+    from ... import selection
     from ...problem import manifest
     from ...search.universal import FUNCTIONS
 
@@ -177,7 +177,7 @@ def _plan(manifests: Sequence[Path], options: Planning) -> Plan:
         raise AotError(f"--function {word}: what it takes is not known; describe it in a spec and give --spec")
     read = [manifest.load(path) for path in manifests]
     if options.universal:
-        return plan.plan_universal(read, options.targets, options.candidates or FUNCTIONS, options.times)
+        return selection.select_universal(read, options.targets, options.candidates or FUNCTIONS, options.times)
     words, targets = options.functions, options.targets
     of_spec: list[SpecFunction] = []
     if options.spec is not None:
@@ -190,7 +190,7 @@ def _plan(manifests: Sequence[Path], options: Planning) -> Plan:
         of_spec = spec_file.compilable(spec, functions, targets or [t for m in read for t in m.targets])
         if not read:
             targets = targets or [f.target for f in of_spec]
-    return plan.plan(read, targets, options.candidates or plan.CANDIDATES, words, of_spec)
+    return selection.select(read, targets, options.candidates or selection.CANDIDATES, words, of_spec)
 
 
 def _tell(built: Built, summary: dict[str, Any], quiet: bool) -> None:

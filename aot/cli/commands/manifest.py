@@ -35,10 +35,13 @@ def from_config(
     ] = True,
     target: Targets = None,
     dtype: Annotated[
-        str | None, typer.Option(help="bf16, f16 or e4m3. Default: that of the config, if it is one of these.")
+        str | None, typer.Option(help="bf16, f16, e4m3 or e2m1. Default: that of the config, if it is one of these.")
     ] = None,
     scaling: Annotated[
-        str | None, typer.Option(help=f"Of e4m3 layers: {', '.join(SCALINGS)}. Default: the config's, or row_column.")
+        str | None,
+        typer.Option(
+            help=f"Of e4m3 and e2m1 layers: {', '.join(SCALINGS)}. Default: the config's, or row_column, or nvfp4."
+        ),
     ] = None,
     fuse: Annotated[
         bool, typer.Option("--fuse", help="Take the MLP's activation into gate_up, residuals into o and down.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from runtime.container.archive import FileUnreadable, NotAnArchive
+from runtime.container.errors import FileUnreadable, NotAnArchive
 from runtime.errors import AotError, ArchiveError, SignatureError
 
 from ..arguments import ArchivePath, Json, examples

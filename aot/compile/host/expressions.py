@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.program.arithmetic import NodeReader, Poison
+from runtime.program.arithmetic import Poison
+from runtime.program.nodes import NodeReader
 
 from .types import HostIRError
 

@@ -1,10 +1,10 @@
 """Manifests: the YAML files that say which problems a model has. `reader` reads them strictly and says what they hold,
-`contents` has that as data, and `writer` writes it back readably.
+`manifest` has that as data, and `writer` writes it back readably.
 
 Every mistake is a `ManifestError` that names the file, the line, the field and the fix.
 """
 
-from .contents import (
+from .manifest import (
     MAX_COUNT,
     MAX_EXTENT,
     MAX_TOKENS,

@@ -16,7 +16,7 @@ import yaml
 from runtime.container.archive import MAGIC
 
 from ...suggest import did_you_mean
-from .contents import FORMAT, ManifestError
+from .manifest import FORMAT, ManifestError
 
 MAX_FILE_BYTES = 256 * 1024
 MAX_DEPTH = 8

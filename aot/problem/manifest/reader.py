@@ -55,7 +55,7 @@ from ...search.operation import building
 from ...search.operation import names as operation_names
 from ...search.shorthand import Shorthand
 from ...search.targets import TARGETS
-from .contents import (
+from .manifest import (
     FORMAT,
     MAX_COUNT,
     MAX_EXTENT,

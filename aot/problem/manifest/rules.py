@@ -6,7 +6,7 @@ from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.products import scalings_of, unsupported_scaling, unsupported_types
 
-from .contents import MAX_EXTENT, USUAL
+from .manifest import MAX_EXTENT, USUAL
 
 # TMA and vectorised copies need rows that start on this boundary.
 ROW_ALIGNMENT_BYTES = 16
@@ -22,8 +22,8 @@ def signature_problem(signature: Signature) -> tuple[str, str] | None:
 def _words_problem(signature: Signature) -> tuple[str, str] | None:
     """What does not go together, whatever the extents."""
     s = signature
-    if problem := unsupported_scaling(s.a, s.scaling):
-        return "scaling", f"{problem}; write `scaling: {' or '.join(scalings_of(s.a))}`"
+    if problem := unsupported_scaling(s.a, s.scaling, s.b):
+        return "scaling", f"{problem}; write `scaling: {' or '.join(scalings_of(s.a, s.b))}`"
     if s.b_major == "n" and DTYPES[s.b].narrow:
         return "b_major", f"n is for B of 16 bits, and {s.b} is K-major; write `b_major: k`"
     if s.b_major == "n" and s.parts.gated:

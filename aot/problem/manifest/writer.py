@@ -16,7 +16,7 @@ from runtime.program.operation import operation
 
 from ... import files
 from ...search.operation import building
-from .contents import FORMAT, USUAL, Gemm, Manifest, ManifestError, Traffic, Use
+from .manifest import FORMAT, USUAL, Gemm, Manifest, ManifestError, Traffic, Use
 from .nodes import TAG, flow
 from .reader import loads
 

@@ -1,4 +1,4 @@
-"""What a mixture's experts ask of operations: the four of docs/moe.md, on one rank.
+"""What a mixture's experts ask of operations: those of docs/moe.md, on one rank.
 
 As vLLM spreads experts: over `ep` ranks each has its part of them whole; without that each of `tp` ranks has a part of
 every expert.
@@ -13,12 +13,13 @@ from runtime.errors import RecordError
 from runtime.gemm.signature import Signature
 from runtime.grouped_gemm import SCALINGS_OF_GROUPS
 from runtime.numbers.epilogue import Epilogue
+from runtime.numbers.quantised import MOST_ROWS_OF_A_GROUP
 from runtime.numbers.scaling import SCALE_BLOCK
 
 from ..manifest import Use, signature_problem, use
 from .layers import Experts
 
-# What runtime.torch.moe and the servers' plugins promise: each of the four waits before it reads what the others made.
+# What runtime.torch.moe and the servers' plugins promise: each launch waits before it reads what the others made.
 OVERLAP = "launch"
 
 
@@ -59,7 +60,8 @@ def obstacle(experts: Experts, ranks: Ranks, of: Arithmetic) -> str | None:
     if ranks.ep == 1 and experts.inner % ranks.tp:
         return f"field {inner!r}: {experts.inner} does not divide by tp {ranks.tp}"
     if of.scaling not in SCALINGS_OF_GROUPS:
-        return f"experts have no scaling {of.scaling}; known: {', '.join(SCALINGS_OF_GROUPS)}"
+        known = ", ".join(SCALINGS_OF_GROUPS)
+        return f"experts have no scaling {of.scaling}; known: {known}; --no-experts leaves experts out"
     here = ranks.inner(experts)
     if of.scaling == "block" and here != experts.inner and here % SCALE_BLOCK:
         return f"field {inner!r}: {experts.inner} at tp {ranks.tp} is {here}, and scales are of blocks of {SCALE_BLOCK}"
@@ -70,7 +72,9 @@ def obstacle(experts: Experts, ranks: Ranks, of: Arithmetic) -> str | None:
 
 
 def operations(experts: Experts, ranks: Ranks, of: Arithmetic, tokens: Sequence[int]) -> tuple[Use, ...]:
-    """Permute, gate and up, down, combine, for M `tokens` of each rank; `obstacle` has nothing against them.
+    """Permute, gate and up, down, combine, for M `tokens` of each rank; of blocks, at few tokens, also gate and up that
+    quantise, and with scales what quantises between these two. Those of one operation follow each other, as manifests
+    have them. `obstacle` has nothing against them.
 
     Raises:
         RecordError: the tokens make more rows than manifests hold, or the experts do not go together.
@@ -84,26 +88,37 @@ def operations(experts: Experts, ranks: Ranks, of: Arithmetic, tokens: Sequence[
     permute = {"x": d, "experts": local, "top_k": top_k, "k": hidden}
     if spread:
         permute["global_experts"] = experts.count
+    products = [
+        (name, {**types, "n": n, "k": k, "epilogue": epilogue})
+        for name, epilogue, n, k in _products(experts, ranks.inner(experts), of)
+    ]
+    more: list[Use] = []
     try:
+        if of.scaling != "none":
+            permute["scaling"] = of.scaling
+            fields = {"x": d, "y": a, "k": ranks.inner(experts), "scaling": of.scaling}
+            more.append(use("experts_quantise", "quantise", fields, here, short))
+        few = [m for m in here if m * top_k <= MOST_ROWS_OF_A_GROUP * experts.count]
+        if of.scaling == "block" and few and ranks.inner(experts) % SCALE_BLOCK == 0:
+            name, fields = products[0]
+            more.insert(0, use(f"{name}_quantised", "grouped_gemm", {**fields, "d": a}, few, short))
+        first, second = (use(name, "grouped_gemm", fields, here, short) for name, fields in products)
         return (
             use("experts_permute", "moe_permute", permute, here, None),
-            *(
-                use(name, "grouped_gemm", {**types, "n": n, "k": k, "epilogue": epilogue}, here, short)
-                for name, epilogue, n, k in _products(experts, ranks.inner(experts), of)
-            ),
+            first,
+            second,
+            *more,
             use("experts_combine", "moe_combine", {"rows": d, "y": d, "top_k": top_k, "n": hidden}, here, None),
         )
     except RecordError as error:
         raise RecordError(f"experts: {error}") from None
 
 
-def notes(experts: Experts, ranks: Ranks, of: Arithmetic) -> list[str]:
+def notes(experts: Experts, ranks: Ranks) -> list[str]:
     """What a caller has to know to use them so, in sentences."""
     found = [experts.note] if experts.note else []
     if experts.bias and ranks.inner(experts) != experts.inner:
         found.append("on all ranks but one the bias of experts_down is zeros")
-    if of.scaling != "none":
-        found.append(f"experts_permute moves rows in {of.dtypes[2]}, which are quantised for each grouped GEMM")
     return found
 
 

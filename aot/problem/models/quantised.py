@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
 
 from .config import Fields, short
 
@@ -13,12 +16,16 @@ _SUPPORTED = {"weight_block_size": [128, 128], "fmt": "e4m3", "activation_scheme
 _USUAL = {"fmt": "e4m3", "activation_scheme": "dynamic"}
 _BY_HAND = "use the config of the unquantised model and give --dtype, or write the manifest by hand: docs/manifests.md"
 
-# Modules whose layers a manifest in e4m3 has in 8 bits; norms, routers, lm_head and in_proj_ba it has not.
-_IN_8_BITS = re.compile(r"(?!.*\b(visual|vision|multi_modal)).*\b(\w+_proj|\w+_proj_with_mqa|in_proj_qkvz|experts)$")
+# What 4-bit checkpoints call the formats that a manifest can follow, and the scaling that each is.
+_MODELOPT = {"NVFP4": "nvfp4", "MXFP8": "mxfp8"}
+_COMPRESSED = {"nvfp4-pack-quantized": "nvfp4", "mxfp4-pack-quantized": "mxfp4"}
+
+# Modules whose layers a manifest in e4m3 or e2m1 has in few bits; norms, routers, lm_head and in_proj_ba it has not.
+_IN_FEW_BITS = re.compile(r"(?!.*\b(visual|vision|multi_modal)).*\b(\w+_proj|\w+_proj_with_mqa|in_proj_qkvz|experts)$")
 
 
 def scaling_of_weights(fields: Fields) -> tuple[str, list[str]]:
-    """The scaling of weights that are published in e4m3, empty where they are not; and remarks.
+    """The scaling of weights that are published in e4m3 or e2m1, empty where they are not; and remarks.
 
     Raises:
         ManifestError: they are quantised in a way that no manifest follows from.
@@ -33,17 +40,100 @@ def scaling_of_weights(fields: Fields) -> tuple[str, list[str]]:
     if method == "mxfp4":
         said = f"{fields.name(FIELD)}: weights of experts are in mxfp4, which no kernel reads"
         return "", [f"{said}; the manifest is for weights that were turned into the type of the others"]
-    if method != "fp8":
+    if method == "fp8":
+        return _fp8(fields, found), []
+    if method in ("modelopt", "modelopt_fp4"):
+        scaling, kept = _modelopt(fields, found)
+    elif method == "compressed-tensors":
+        scaling, kept = _compressed_tensors(fields, found)
+    else:
         fields.fail(f"{fields.name(FIELD)} is present: weights quantised by {short(method)}; {_BY_HAND}")
+    _refuse_kept(fields, kept)
+    if any(fnmatchcase("lm_head", glob) for glob in map(_glob, kept) if glob):
+        return scaling, []
+    return scaling, [f"{fields.name(FIELD)}: lm_head is not left out; the manifest has it in 16 bits"]
+
+
+def _fp8(fields: Fields, found: Mapping[str, Any]) -> str:
     for name, wanted in _SUPPORTED.items():
         value = found.get(name, _USUAL.get(name))
         if value != wanted:
             said = f"of fp8, {name} {wanted} is supported, found {short(value)}"
             fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
-    kept = found.get("modules_to_not_convert") or []
+    _refuse_kept(fields, _names(fields, found, "modules_to_not_convert"))
+    return "block"
+
+
+def _modelopt(fields: Fields, found: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The scaling of a checkpoint of NVIDIA's Model Optimizer, and the modules that it leaves in 16 bits."""
+    algorithm = found.get("quant_algo")
+    if not isinstance(algorithm, str) or algorithm not in _MODELOPT:
+        said = f"of modelopt, quant_algo {' or '.join(_MODELOPT)} is supported, found {short(algorithm)}"
+        fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
+    return _MODELOPT[algorithm], [
+        name for field in ("ignore", "exclude_modules") for name in _names(fields, found, field)
+    ]
+
+
+def _compressed_tensors(fields: Fields, found: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The same of a checkpoint of compressed-tensors, all of whose layers must have one scheme."""
+    groups = found.get("config_groups")
+    schemes = list(groups.values()) if isinstance(groups, dict) else []
+    scheme = schemes[0] if len(schemes) == 1 and isinstance(schemes[0], dict) else {}
+    if scheme.get("targets") != ["Linear"]:
+        said = "of compressed-tensors, one group with targets ['Linear'] is supported"
+        fields.fail(f"{fields.name(FIELD)} is present: {said}, found {short(groups)}; {_BY_HAND}")
+    layout = scheme.get("format") or found.get("format")
+    if not isinstance(layout, str) or layout not in _COMPRESSED:
+        said = f"of compressed-tensors, format {' or '.join(_COMPRESSED)} is supported, found {short(layout)}"
+        fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
+    for part in ("weights", "input_activations"):
+        numbers = scheme.get(part)
+        if not isinstance(numbers, dict) or (numbers.get("num_bits"), numbers.get("type")) != (4, "float"):
+            said = f"{part} must be floats of 4 bits, found {short(numbers)}"
+            fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
+    return _COMPRESSED[layout], _names(fields, found, "ignore")
+
+
+def _names(fields: Fields, found: Mapping[str, Any], field: str) -> list[str]:
+    """The names, or patterns, in a list of the config; none where it is left out."""
+    kept = found.get(field) or []
     if not isinstance(kept, list):
-        fields.fail(f"{fields.name(FIELD)}: modules_to_not_convert must be a list, found {short(kept)}; {_BY_HAND}")
+        fields.fail(f"{fields.name(FIELD)}: {field} must be a list, found {short(kept)}; {_BY_HAND}")
+    return [module for module in kept if isinstance(module, str)]
+
+
+def _refuse_kept(fields: Fields, kept: Iterable[str]) -> None:
+    """Raise on modules that stay in 16 bits, of which the manifest has the layers in few."""
     for module in kept:
-        if isinstance(module, str) and _IN_8_BITS.fullmatch(module):
+        glob = _glob(module)
+        if glob is None:
+            fields.fail(
+                f"{fields.name(FIELD)} is present, and leaves out {short(module)}, which is not read; {_BY_HAND}"
+            )
+        globbed = "*" in glob and any(fnmatchcase(name, glob) for name in _PROBES)
+        if globbed or _IN_FEW_BITS.fullmatch(glob):
             fields.fail(f"{fields.name(FIELD)} is present, and leaves {short(module)} in 16 bits; {_BY_HAND}")
-    return "block", []
+
+
+def _glob(module: str) -> str | None:
+    """A name, or a pattern of compressed-tensors ("re:" before it) or modelopt, as a pattern in which only * is
+    special; None where it is more than that. Foreign patterns are not run, since they may take for ever."""
+    if not module.startswith("re:"):
+        return module if not set(module) & set("?[]") else None
+    text = module.removeprefix("re:").removeprefix("^")
+    whole = text.endswith("$")
+    text = text.removesuffix("$").replace("\\.", ".").replace(".*", "*")
+    return None if set(text) & set("\\[](){}|+?^$") else text + ("" if whole else "*")
+
+
+# Layers that a pattern may mean.
+_PROBES = [
+    f"{model}.{layer}.{module}"
+    for model in ("model.layers", "model.language_model.layers", "language_model.model.layers")
+    for layer in range(100)
+    for module in (
+        *(f"self_attn.{x}_proj" for x in "qkvo"),
+        *(f"{mlp}.{x}_proj" for mlp in ("mlp", "mlp.experts.0") for x in ("gate", "up", "down")),
+    )
+]

@@ -1,4 +1,4 @@
-"""GEMMs on Hopper: of few tokens, and persistent ones."""
+"""GEMMs on Hopper: of few tokens, of 4-bit weights, and persistent ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from runtime.program.arguments import DeviceArgument, StreamArgument, WorkspaceA
 from ...kernels.sm90.persistent.form import Form as PersistentForm
 from ...kernels.sm90.persistent.plan import Plan
 from ...kernels.sm90.small_m.form import Form as SmallMForm
+from ...kernels.sm90.w4.form import Form as W4Form
 from ...search.provider import Buildable
 from ...search.variants import Variant
 from ..arguments import stand_ins_by_name
@@ -25,6 +26,11 @@ def small_m_form(variant: Variant) -> SmallMForm:
     return SmallMForm(DTYPES[variant.a].bytes, variant.scaling, variant.b_major, variant.epilogue, variant.batched)
 
 
+def w4_form(v: Variant) -> W4Form:
+    """What of a variant, besides its choices, the GEMM of 4-bit weights depends on."""
+    return W4Form(v.scaling, v.epilogue)
+
+
 def persistent_form(v: Variant) -> PersistentForm:
     """What of a variant, besides its choices, the persistent GEMM depends on."""
     return PersistentForm(v.a, v.d, v.scaling, v.epilogue, v.b_major)
@@ -40,6 +46,16 @@ def small_m(variant: Variant) -> Buildable:
     for persistent in ("max_active_clusters", "counters", "partials"):
         del arguments[_ARGUMENTS.index(persistent)]
     return Buildable(SmallM(variant.options, small_m_form(variant)), arguments, tree, symbols)
+
+
+def w4(variant: Variant) -> Buildable:
+    """A GEMM of 4-bit weights, over the tensors of its form and a stream."""
+    from ...kernels.sm90.w4.kernel import W4
+
+    symbols, tree = gemm_tensors(variant)
+    tree.append(StreamArgument("stream"))
+    names = ("a", "b", "d", "scale_b", "bias", "residual", "scale_d", "stream")
+    return Buildable(W4(variant.options, w4_form(variant)), stand_ins_by_name(tree, symbols, names), tree, symbols)
 
 
 def persistent(variant: Variant) -> Buildable:

@@ -16,7 +16,19 @@ from ..grouped_arguments import grouped_tensors
 
 ROWS = {"sm90_grouped": "contiguous", "sm90_masked": "masked", "sm90_gathered": "gathered"}  # by family
 # In the order that kernels take them.
-_ARGUMENTS = ("a", "b", "indices", "ends", "d", "scale_a", "scale_b", "bias", "max_active_clusters", "stream")
+_ARGUMENTS = (
+    "a",
+    "b",
+    "indices",
+    "ends",
+    "d",
+    "scale_a",
+    "scale_b",
+    "bias",
+    "scale_d",
+    "max_active_clusters",
+    "stream",
+)
 
 
 def grouped_form(v: Variant) -> Form:

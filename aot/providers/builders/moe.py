@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.quantised import NARROW
 from runtime.program.arguments import Argument, StreamArgument, Symbol, TensorArgument
 
 from ...search.provider import Buildable
 from ...search.variants import Variant
-from ..arguments import stand_ins
+from ..arguments import stand_ins, stand_ins_by_name
+from .quantise import scale_argument
+
+# In the order that the kernel takes them.
+_OF_PERMUTE = "x", "ids", "expert_map", "rows", "ends", "positions", "scale", "stream"
 
 
 def moe_permute(variant: Variant) -> Buildable:
-    """Over x (m, k), ids (m, top_k), perhaps an expert map, rows (r, k), ends, positions and a stream."""
+    """Over x (m, k), ids (m, top_k), perhaps an expert map, rows (r, k), ends, positions, perhaps scales, and a
+    stream."""
     from ...kernels.moe_permute import MoePermute
 
-    mapped, pieces = len(variant.elements) == 6, DTYPES[variant.a].filling(16)
+    scaled = variant.scaling != "none"
+    mapped, rows = len(variant.elements) - scaled == 6, NARROW if scaled else variant.a
+    pieces = DTYPES[rows].filling(16)
     symbols = {
         **dict.fromkeys(("m", "top_k", "r", "experts", *(("global_experts",) if mapped else ())), Symbol(32, 1)),
         "k": Symbol(32, pieces),
@@ -24,15 +32,16 @@ def moe_permute(variant: Variant) -> Buildable:
         TensorArgument("x", variant.a, ("m", "k"), ("ldx", 1), 16),
         TensorArgument("ids", "i32", ("m", "top_k"), ("top_k", 1), 4),
         *([TensorArgument("expert_map", "i32", ("global_experts",), (1,), 4)] if mapped else []),
-        TensorArgument("rows", variant.a, ("r", "k"), ("ldr", 1), 16),
+        TensorArgument("rows", rows, ("r", "k"), ("ldr", 1), 16),
         TensorArgument("ends", "i32", ("experts",), (1,), 4),
         TensorArgument("positions", "i32", ("m", "top_k"), ("top_k", 1), 4),
-        StreamArgument("stream"),
     ]
-    arguments = stand_ins(tree, symbols)
-    if not mapped:
-        arguments.insert(2, None)
-    made = MoePermute(str(variant.options["schedule"]), variant.integer("threads"), bool(variant.options["overlap"]))
+    if scaled:
+        tree.append(scale_argument(variant.scaling, "r", symbols))
+    tree.append(StreamArgument("stream"))
+    arguments = stand_ins_by_name(tree, symbols, _OF_PERMUTE)
+    schedule, overlap = str(variant.options["schedule"]), bool(variant.options["overlap"])
+    made = MoePermute(schedule, variant.integer("threads"), overlap, variant.scaling)
     return Buildable(made, arguments, tree, symbols)
 
 

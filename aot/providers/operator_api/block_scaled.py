@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
-from runtime.numbers.dtypes import TORCH_NAMES
+from runtime.numbers.dtypes import DTYPES, TORCH_NAMES
 from runtime.numbers.scaling import SCALINGS
 from runtime.program.arguments import Argument, DeviceArgument, StreamArgument, TensorArgument
 
@@ -14,6 +14,7 @@ from ...search.variants import Variant
 from ..arguments import stand_ins
 from ..gemm_arguments import gemm_tensors
 from .operator import Design, MaxActiveClusters, capture, design_of, find
+from .tensor_scale import with_tensor_scale
 
 # The operator class, and whether its kernel stores D with TMA.
 OPERATORS = {"sm100_block_scaled": ("PersistentDenseBlockScaledGemmOperator", True)}
@@ -24,12 +25,15 @@ def build(variant: Variant) -> Buildable:
     import torch
 
     args = arguments(torch, variant)
-    entry, values = capture(find(variant, args, design(variant)), args, variant)
+    operator = find(variant, args, design(variant))
+    if SCALINGS[variant.scaling].tensor_scale:
+        operator.impl = with_tensor_scale(operator.impl)
+    entry, values = capture(operator, args, variant)
     return _wrap(variant, entry, values)
 
 
 def design(variant: Variant) -> Design:
-    """The operator that `variant` describes, whose tiles pairs of CTAs share."""
+    """The operator that `variant` describes; all of them say that pairs of CTAs share tiles, whether they do or not."""
     return design_of(variant, *OPERATORS[variant.family])._replace(use_2cta_mma=True)
 
 
@@ -37,12 +41,14 @@ def arguments(torch: Any, variant: Variant) -> Any:
     """Operator API arguments of some extents that every variant accepts; the compiled kernel keeps none of them."""
     import cutlass.operators as ops
 
-    a, b, d = (getattr(torch, TORCH_NAMES[t]) for t in (variant.a, variant.b, variant.d))
+    def tensor(dtype: str, rows: int, columns: int) -> Any:
+        return torch.empty((rows, columns // DTYPES[dtype].unit), dtype=getattr(torch, DTYPES[dtype].torch))
+
     m, n, k = 256, 512, 1024
     return ops.GemmArguments(
-        A=_scaled(torch, variant, torch.empty((m, k), dtype=a), m, k),
-        B=_scaled(torch, variant, torch.empty((n, k), dtype=b).transpose(-1, -2), n, k),
-        out=torch.empty((m, n), dtype=d),
+        A=_scaled(torch, variant, tensor(variant.a, m, k), m, k),
+        B=_scaled(torch, variant, tensor(variant.b, n, k).transpose(-1, -2), n, k),
+        out=tensor(variant.d, m, n),
         accumulator_type=getattr(torch, TORCH_NAMES[variant.accumulator]),
     )
 
@@ -54,12 +60,12 @@ def _scaled(torch: Any, variant: Variant, x: Any, rows: int, k: int) -> Any:
     scaling = SCALINGS[variant.scaling]
     mode, swizzle = ScaleMode((1, 1, scaling.k)), ScaleSwizzleMode.Swizzle32x4x4
     count = ScaledOperand.numel_scale((1, rows, k), mode, swizzle)
-    return ScaledOperand(x, torch.empty(count, dtype=getattr(torch, TORCH_NAMES[scaling.dtype])), mode, swizzle)
+    return ScaledOperand(x, torch.empty(count, dtype=getattr(torch, DTYPES[scaling.dtype].torch)), mode, swizzle)
 
 
 def _wrap(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...]) -> Buildable:
-    """A host function over A (M, K), B (N, K), D (M, N), all without gaps, tiles of scales, the device's cluster count
-    and a stream, calling `entry`, which takes addresses and extents."""
+    """A host function over A (M, K), B (N, K), D (M, N), all without gaps, tiles of scales, perhaps a factor of the
+    whole product, the device's cluster count and a stream, calling `entry`, which takes addresses and extents."""
     from cutlass import cute
     from cutlass.cute.runtime import make_fake_stream
 
@@ -81,13 +87,32 @@ def _wrap(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...])
     symbols = {name: symbol for name, symbol in symbols.items() if name not in packed}
     tree += [DeviceArgument("max_active_clusters", "max_active_clusters", size), StreamArgument("stream")]
 
-    @cute.jit
-    def gemm(a: Any, b: Any, d: Any, scale_a: Any, scale_b: Any, count: Any, stream: Any) -> None:
+    tensor_scale, kernel = SCALINGS[variant.scaling].tensor_scale, cast(Any, entry)
+
+    def call(tensors: tuple[Any, ...], count: Any, stream: Any) -> None:
+        a, b, *_ = tensors
         given = list(values)
-        for place, x in zip(addresses, (a, b, scale_a, scale_b, d), strict=True):
+        for place, x in zip(addresses, tensors, strict=True):
             given[place] = x.iterator
         given[extents[0]] = cute.size(a, mode=[0]), cute.size(b, mode=[0]), cute.size(a, mode=[1]), 1
         given[places[0]], given[streams[0]] = count, stream
         entry(*given)
+        if tensor_scale and not kernel.multiplies:
+            raise ProviderError(
+                f"the kernel of {variant.name()} does not multiply by the tensor scale that it is given"
+            )
 
-    return Buildable(gemm, stand_ins(tree, symbols), tree, symbols)
+    # The DSL reads a function's own parameters, so there is one function for each list of them.
+    @cute.jit
+    def gemm(a: Any, b: Any, d: Any, scale_a: Any, scale_b: Any, count: Any, stream: Any) -> None:
+        call((a, b, scale_a, scale_b, d), count, stream)
+
+    @cute.jit
+    def gemm_tensor_scale(
+        a: Any, b: Any, d: Any, scale_a: Any, scale_b: Any, scale_ab: Any, count: Any, stream: Any
+    ) -> None:
+        kernel.tensor_scale = scale_ab
+        call((a, b, scale_a, scale_b, d), count, stream)
+
+    function = gemm_tensor_scale if tensor_scale else gemm
+    return Buildable(function, stand_ins(tree, symbols), tree, symbols)

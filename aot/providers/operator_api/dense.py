@@ -20,6 +20,7 @@ OPERATORS = {
     "sm100_persistent": ("PersistentDenseGemmOperator", True),
     "sm100_preferred_cluster": ("PersistentDenseGemmPreferredClusterOperator", True),
     "sm100_tgv": ("TgvGemmOperator", False),
+    "sm107_dense": ("Sm107DenseGemmOperator", True),
 }
 
 
@@ -41,6 +42,8 @@ def design(variant: Variant) -> Design:
     m, n, k = found.tile_shape
     if variant.family == "sm100_tgv":
         return found._replace(tile_shape=(n, m, k))  # swap-AB: its first extent tiles the weights
+    if variant.family == "sm107_dense" and found.use_2cta_mma:
+        return found._replace(tile_shape=(m // 2, n, k))  # a CTA's part of the tile that two share
     if variant.family == "sm90_static_persistent":
         # It says 64 for every element type; the kernel derives the real depth.
         return found._replace(tile_shape=(m, n, 64))
@@ -56,7 +59,7 @@ def arguments(torch: Any, variant: Variant) -> Any:
 
     a, b, d = (getattr(torch, TORCH_NAMES[t]) for t in (variant.a, variant.b, variant.d))
     batch = (2,) if variant.batched else ()
-    m, n, k = 256, 512, 1024
+    m, n, k = 4096, 4096, 256
     return ops.GemmArguments(
         A=torch.empty((*batch, m, k), dtype=a),
         B=torch.empty((*batch, n, k), dtype=b).transpose(-1, -2),
@@ -89,9 +92,15 @@ def _wrap(variant: Variant, entry: Wrapped) -> Buildable:
     symbols, tree = gemm_tensors(variant)
     tree += [*entry.clusters, StreamArgument("stream")]
 
+    def taken(x: Any) -> Any:
+        """A matrix as `entry` takes it, which for Rubin is a batch."""
+        if variant.batched or variant.family != "sm107_dense":
+            return x
+        return cute.make_tensor(x.iterator, cute.prepend(x.layout, cute.make_layout(1), up_to_rank=3))
+
     def call(a: Any, b: Any, d: Any, stream: Any, counts: tuple[Any, ...]) -> None:
         b_as_k_by_n = cute.make_tensor(b.iterator, cute.select(b.layout, [0, 2, 1] if variant.batched else [1, 0]))
-        entry(counts, a=a, b=b_as_k_by_n, d=d, stream=stream)
+        entry(counts, a=taken(a), b=taken(b_as_k_by_n), d=taken(d), stream=stream)
 
     # The DSL reads a function's own parameters, so there is one function for each number of cluster counts.
     @cute.jit

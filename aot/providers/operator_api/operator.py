@@ -37,6 +37,7 @@ class Design(NamedTuple):
     num_smem_stages: Any
     use_2cta_mma: Any
     use_tma_store: Any
+    enable_breuse: Any  # each MMA multiplies two tiles of A by a B that it keeps
     tile_scheduler: str  # the name of its class
 
 
@@ -51,6 +52,7 @@ def design_of(variant: Variant, operator_class: str, tma_store: bool | None) -> 
         options.get("stages"),
         options.get("two_cta", None if tma_store is None else False),
         tma_store,
+        options.get("b_reuse"),
         _SCHEDULERS[options.get("scheduler")],
     )
 

@@ -7,6 +7,7 @@ on real operands, and the name that comes back says which was taken.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -25,11 +26,14 @@ from runtime.gemm.fallback import (
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES, DType
 from runtime.numbers.epilogue import Epilogue
-from runtime.numbers.scaling import SCALINGS
+from runtime.numbers.scaling import SCALINGS, TILES
 
 from ..elements import TORCH_DTYPES
 from ..measure import Launch, MeasureError
 from .operands import OperandSet, reference
+from .prepared_weights import dequantised, prepared
+
+_COPIES_BYTES = 180 << 20  # three times the L2 of an H200
 
 
 class _Product(NamedTuple):
@@ -68,10 +72,14 @@ def baseline(signature: Signature, example: OperandSet) -> tuple[str, Launch]:
 def _products(signature: Signature, device: torch.device) -> Iterator[_Product]:
     """The ways to try, fastest first."""
     dtype = TORCH_DTYPES["bf16" if DTYPES[signature.d].narrow and DTYPES[signature.a].narrow else signature.d]
-    if not DTYPES[signature.a].narrow:
+    if prepared(signature.scaling):
+        yield _of_dequantised(signature)
+    elif not DTYPES[signature.a].narrow:
         yield _of_16_bits(signature)
     elif signature.scaling == "block":
         yield _Product("torch._scaled_mm block-wise", lambda o, out: _block_wise(o, dtype, out), dtype)
+    elif SCALINGS[signature.scaling].layout == TILES:
+        yield _in_tiles(signature, dtype)
     elif SCALINGS[signature.scaling].k is None:  # scales multiply sums
         if signature.parts.bias:
             yield _scaled(signature, dtype, device, adds_bias=True)
@@ -88,6 +96,23 @@ def _of_16_bits(signature: Signature) -> _Product:
     if signature.parts.bias and signature.d == signature.a:
         return _of_torch("torch.addmm", product_with_bias, dtype, adds_bias=True)
     return _of_torch("torch.mm", plain_product, dtype)
+
+
+def _of_dequantised(signature: Signature) -> _Product:
+    """The 16-bit product of dequantised weights. The first call makes these, of its operands; calls take copies of them
+    in turn, more than L2 holds, because what is captured afterwards must not dequantise."""
+    weights: list[torch.Tensor] = []
+    turns = itertools.count()
+
+    def run(o: OperandSet, out: torch.Tensor | None) -> torch.Tensor:
+        if not weights:
+            first = dequantised(signature.scaling, o.b, o.extras["scale_b"]).to(o.a.dtype)
+            copies = _COPIES_BYTES // first.nbytes
+            weights.extend([first, *(first.clone() for _ in range(copies))])
+        found: torch.Tensor = plain_product(torch, o.a, weights[next(turns) % len(weights)], (), out)
+        return found
+
+    return _Product("torch.mm of dequantised weights", run, TORCH_DTYPES[signature.a])
 
 
 def _of_torch(name: str, run: Product, dtype: torch.dtype, adds_bias: bool = False) -> _Product:
@@ -125,6 +150,18 @@ def _block_wise(o: OperandSet, dtype: torch.dtype, out: torch.Tensor | None) -> 
     whole = out if rows == m else None
     found: torch.Tensor = block_scaled_product(_word(dtype))(torch, a, o.b, (scales, scale_b, *rest), whole)
     return found[:m]
+
+
+def _in_tiles(signature: Signature, dtype: torch.dtype) -> _Product:
+    """`torch._scaled_mm` with scales of blocks, which takes no factor of the whole product: it does that much less."""
+
+    def run(o: OperandSet, out: torch.Tensor | None) -> torch.Tensor:
+        scale_a, scale_b, *_ = _operands(o)
+        found: torch.Tensor = torch._scaled_mm(o.a, o.b.t(), scale_a, scale_b, out_dtype=dtype, out=out)
+        return found
+
+    less = " without its tensor scale" if SCALINGS[signature.scaling].tensor_scale else ""
+    return _Product(f"torch._scaled_mm {signature.scaling}{less}", run, dtype)
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -17,12 +17,14 @@ from runtime.gemm.fallback import apply_activation
 from runtime.gemm.signature import Operand, Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.epilogue import CLAMPED
-from runtime.numbers.scaling import SCALINGS, TILE_BLOCKS, TILE_ROWS, TILE_SCALES, TILES
+from runtime.numbers.packed import from_tiles
+from runtime.numbers.scaling import SCALINGS, TILES
 from runtime.program.operation import extents_at
 
 from ..elements import TORCH_DTYPES, name_of, poisoned, to_numbers, to_type
 from ..measure import tolerance
 from ..operand_sets import FieldOperands, RandomOperands
+from .prepared_weights import dequantised, prepared, random_weight, scale_size
 
 # Up to this many elements a reference is computed in float64: 80 MiB for each of these, and milliseconds.
 _FLOAT64_ELEMENTS = 10 << 20
@@ -87,6 +89,8 @@ class Weights(RandomOperands[Signature]):
         s = self.signature
         batch = (s.batch,) if s.batch > 1 else ()
         n_major = s.b_major == "n"
+        if prepared(s.scaling):
+            return random_weight(s.n, s.k, s.b, self.generator)
         shape = (*batch, s.k, s.n) if n_major else (*batch, s.n, s.k)
         # Narrow values use their type's range: nothing underflows to a constant.
         scale = 1.0 if DTYPES[s.b].narrow else s.k**-0.5
@@ -115,7 +119,7 @@ class Weights(RandomOperands[Signature]):
         if operand.name == "scale_d" and DTYPES[s.d].narrow:  # so that some results saturate, and few are subnormal
             return torch.rand(shape, device=self.device, generator=self.generator).mul_(48).add_(16).div_(size)
         smallest = "scale_ab" if SCALINGS[s.scaling].tensor_scale else "scale_b"
-        share = s.k**-0.5 if operand.name == smallest else 1.0
+        share = s.k**-0.5 * scale_size(s.scaling) if operand.name == smallest else 1.0
         if len(shape) != 2 or operand.layout == "tiles":
             return self._scales(shape).mul_(share).to(TORCH_DTYPES[operand.dtype])
         if operand.name == "scale_a":
@@ -147,7 +151,8 @@ def put_zeros(operands: OperandSet) -> None:
     for row, zero in zip(_ZERO_ROWS, (0.0, -0.0), strict=True):
         if row < a.shape[-2]:
             _put(a[..., row, :], to_numbers(a[..., row, :], name_of(a)).fill_(zero))
-    _put(b[..., 0, :], to_numbers(b[..., 0, :], name_of(b)).abs_())
+    if name_of(a) == name_of(b):  # else B lies in no rows
+        _put(b[..., 0, :], to_numbers(b[..., 0, :], name_of(b)).abs_())
 
 
 def _put(tensor: torch.Tensor, numbers: torch.Tensor) -> None:
@@ -175,12 +180,16 @@ def reference(signature: Signature, operands: OperandSet) -> torch.Tensor:
     a, b, extras = operands.a, operands.b, operands.extras
     elements = a.numel() + b.numel() + operands.d.numel()
     wide = torch.float64 if elements <= _FLOAT64_ELEMENTS else torch.float32
-    a, b = to_numbers(a, signature.a, wide), to_numbers(b, signature.b, wide)
     scale_a, scale_b = extras.get("scale_a"), extras.get("scale_b")
     scaling = SCALINGS[signature.scaling]
+    a = to_numbers(a, signature.a, wide)
+    if scaling.operands == "b" and scale_b is not None:
+        b = dequantised(signature.scaling, b, scale_b).to(wide)
+    else:
+        b = to_numbers(b, signature.b, wide)
     if scale_a is not None and scale_b is not None:
         if scaling.layout == TILES:
-            scale_a, scale_b = in_rows(scale_a), in_rows(scale_b)
+            scale_a, scale_b = from_tiles(scale_a), from_tiles(scale_b)
         scale_a = _spread(scale_a.to(wide), (scaling.rows_a, scaling.k), a.shape)
         scale_b = _spread(scale_b.to(wide), (scaling.rows_b, scaling.k), b.shape)
         if scaling.k is not None:
@@ -207,13 +216,6 @@ def saturated(value: torch.Tensor, dtype: str) -> torch.Tensor:
     """`value` with what a narrow type cannot hold at its largest number; it is changed in place."""
     largest = DTYPES[dtype].largest
     return value.clamp_(-largest, largest) if DTYPES[dtype].narrow else value
-
-
-def in_rows(tiles: torch.Tensor) -> torch.Tensor:
-    """Scales in `TILES`, (tiles of rows, scales of a row of tiles), as a matrix of all rows by all blocks."""
-    of_rows, of_blocks = tiles.shape[0], tiles.shape[1] // TILE_SCALES
-    split = tiles.reshape(of_rows, of_blocks, 32, TILE_ROWS // 32, TILE_BLOCKS)
-    return split.permute(0, 3, 2, 1, 4).reshape(of_rows * TILE_ROWS, of_blocks * TILE_BLOCKS)
 
 
 def _spread(scales: torch.Tensor, blocks: tuple[int | None, int | None], shape: torch.Size) -> torch.Tensor:

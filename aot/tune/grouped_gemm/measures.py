@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ from ..gemm.operands import MAX_ERROR_FP8_PROMOTED
 from ..measure import Launch, MeasureError, tolerance
 from ..operand_sets import FieldOperands, RandomOperands
 from ..operation import Measures
+from ..quantise.measures import quantised
 from .tuning import rows_read
 
 _FLOAT64_ELEMENTS = 10 << 20  # up to so many a reference is computed in float64
@@ -42,7 +44,8 @@ _NAMES = {  # of what torch multiplies 16-bit operands by
 @dataclass(frozen=True)
 class OperandSet(FieldOperands):
     """One A, B, ends of groups, or counts of masked rows, and D of a grouped GEMM, and by name what follows them, in
-    the order of `Signature.operands`; and where rows are gathered the indices of A's rows."""
+    the order of `Signature.operands`, of which scale_d is written too; and where rows are gathered the indices of A's
+    rows."""
 
     written = ("d",)
 
@@ -57,6 +60,15 @@ class OperandSet(FieldOperands):
         """What a function takes, in order."""
         indices = [] if self.indices is None else [self.indices]
         return (self.a, self.b, *indices, self.ends, self.d, *self.extras.values())
+
+    def outputs(self) -> Mapping[str, torch.Tensor]:
+        """D, and its scales if it has any."""
+        return {"d": self.d, **{name: of for name, of in self.extras.items() if name == "scale_d"}}
+
+    def writing(self, outputs: Mapping[str, torch.Tensor]) -> OperandSet:
+        """The same with other outputs."""
+        scales = {name: of for name, of in outputs.items() if name != "d"}
+        return replace(self, d=outputs["d"], extras={**self.extras, **scales})
 
     def rows(self) -> torch.Tensor:
         """The row of A that each row of D is made of, (M, K); of masked ones all that there is room for, (groups,
@@ -116,10 +128,13 @@ class Weights(RandomOperands[Signature]):
         return OperandSet(a, b, ends, d, extras, indices)
 
     def _extra(self, operand: Operand, m: int) -> torch.Tensor:
-        """A bias of the order of sums; or scales that differ from each other by factors of about e, so that none can
+        """A bias of the order of sums; poison, where it is written; or scales that differ from each other by factors of
+        about e, so that none can
         stand for another, those of blocks of A column after column, as quantising kernels write them."""
         extents = extents_at(self.signature, m)
         shape = tuple(extents[axis] for axis in operand.axes)
+        if operand.name == "scale_d":
+            return poisoned(shape, operand.dtype, self.device)
         if operand.layout == "free":
             return self._scales((*shape[:-2], shape[-1], shape[-2])).transpose(-1, -2)
         if operand.name.startswith("scale"):
@@ -145,18 +160,24 @@ class GroupedMeasures(Measures):
         """What D must be, in float64 where that is cheap, else in float32; group by group, NaN in rows of none."""
         rows, extras = operands.rows(), operands.extras
         wide = torch.float64 if operands.b.numel() + rows.numel() <= _FLOAT64_ELEMENTS else torch.float32
-        a = _scaled(rows, extras.get("scale_a"), wide).flatten(0, -2)
+        a = scaled(rows, extras.get("scale_a"), wide).flatten(0, -2)
         sums = a.new_full((a.shape[0], signature.n), math.nan)
         for group, (begin, end) in enumerate(_rows_of_groups(signature, operands)):
             scale_b = extras["scale_b"][group] if "scale_b" in extras else None
-            sums[begin:end] = a[begin:end] @ _scaled(operands.b[group], scale_b, wide).t()
+            sums[begin:end] = a[begin:end] @ scaled(operands.b[group], scale_b, wide).t()
             if signature.parts.bias:
                 sums[begin:end] += extras["bias"][group]
-        return {"d": apply_activation(torch, signature.parts, sums).view(*rows.shape[:-1], -1)}
+        values = apply_activation(torch, signature.parts, sums)
+        if signature.quantises:
+            d, scale = quantised(values, signature.d, "block")
+            return {"d": d, "scale_d": scale}
+        return {"d": values.view(*rows.shape[:-1], -1)}
 
     def max_error(self, signature: Signature, output: str) -> float:
         """The relative error that D may have: its own rounding and the order of sums, which are in f32; of products of
-        8 bits as of a GEMM with such scales."""
+        8 bits as of a GEMM with such scales, which scales of D may have too."""
+        if output == "d" and signature.quantises:
+            return tolerance(signature.d)
         return MAX_ERROR_FP8_PROMOTED if DTYPES[signature.a].narrow else tolerance(signature.d)
 
     def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
@@ -164,7 +185,7 @@ class GroupedMeasures(Measures):
         of masked rows torch.bmm, which multiplies all that there is room for; of operands that torch multiplies in no
         one call, what torch.compile makes 16-bit numbers of first. Where there is a bias or an activation, then what
         torch.compile makes of it."""
-        dtype, parts = TORCH_DTYPES[signature.d], signature.parts
+        dtype, parts = _wide(signature), signature.parts
         torch._dynamo.reset()
         reasons = []
         for name, product in _products(signature):
@@ -175,26 +196,30 @@ class GroupedMeasures(Measures):
                 reasons.append(f"{name}: {str(error).splitlines()[0]}")
         else:
             raise MeasureError(f"torch cannot compute {signature.key()}: {'; '.join(reasons)}")
-        if signature.epilogue == "none":
+        if signature.epilogue == "none" and not signature.quantises:
             return name, product
 
-        def epilogue(sums: torch.Tensor, ends: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        def epilogue(sums: torch.Tensor, ends: torch.Tensor, bias: torch.Tensor | None) -> Any:
             values = sums.float()
             if bias is not None and sums.dim() == 3:
                 values = values + bias[:, None]
             elif bias is not None:
                 rows = torch.arange(sums.shape[0], dtype=ends.dtype, device=ends.device)
                 values = values + bias[torch.searchsorted(ends, rows, right=True).clamp_max(len(bias) - 1)]
-            return apply_activation(torch, parts, values).to(dtype)
+            values = apply_activation(torch, parts, values)
+            if not signature.quantises:
+                return values.to(dtype)
+            d, scale = quantised(values, signature.d, "block")
+            return d.to(TORCH_DTYPES[signature.d]), scale
 
         compiled = torch.compile(epilogue, dynamic=True)
 
-        def finished(o: OperandSet) -> torch.Tensor:
-            found: torch.Tensor = compiled(product(o), o.ends, o.extras.get("bias"))
-            return found
+        def finished(o: OperandSet) -> Any:
+            return compiled(product(o), o.ends, o.extras.get("bias"))
 
         finished(example)
-        return f"{name}, torch.compile'd {parts.word()}", finished
+        word = f"{parts.word()}, quantised" if signature.quantises else parts.word()
+        return f"{name}, torch.compile'd {word}", finished
 
 
 def _rows_of_groups(signature: Signature, operands: OperandSet) -> list[tuple[int, int]]:
@@ -206,16 +231,21 @@ def _rows_of_groups(signature: Signature, operands: OperandSet) -> list[tuple[in
     return list(zip([0, *split], split, strict=False))
 
 
+def _wide(signature: Signature) -> torch.dtype:
+    """The type of products: D's, or bf16 where that is made of them."""
+    return torch.bfloat16 if signature.quantises else TORCH_DTYPES[signature.d]
+
+
 def _products(signature: Signature) -> Iterator[tuple[str, Callable[[OperandSet], torch.Tensor]]]:
     """The ways in which torch may compute the scaled products of all groups, fastest first, by name."""
-    dtype = TORCH_DTYPES[signature.d]
+    dtype = _wide(signature)
     if signature.scaling == "none":
         yield _NAMES[signature.rows], lambda o: _product(o.rows(), o.b, o.ends, dtype)
         return
     if signature.scaling == "row_column":
         yield "torch._scaled_grouped_mm", lambda o: _scaled_grouped_mm(o, dtype)
     # Of 8 bits in 16, as a kernel of its own each: it reads all of B, and writes twice as much.
-    widen = torch.compile(lambda x, scales: _scaled(x, scales, torch.float32).to(dtype), dynamic=True)
+    widen = torch.compile(lambda x, scales: scaled(x, scales, torch.float32).to(dtype), dynamic=True)
 
     def widened(o: OperandSet) -> torch.Tensor:
         scale_a, scale_b = o.extras["scale_a"], o.extras["scale_b"]
@@ -242,7 +272,7 @@ def _scaled_grouped_mm(o: OperandSet, dtype: torch.dtype) -> torch.Tensor:
     return found
 
 
-def _scaled(x: torch.Tensor, scales: torch.Tensor | None, wide: torch.dtype) -> torch.Tensor:
+def scaled(x: torch.Tensor, scales: torch.Tensor | None, wide: torch.dtype) -> torch.Tensor:
     """`x` (..., rows, K) in `wide` times its scales, None or one for each row, (..., rows), or for each block of K:
     (..., rows or blocks of rows, blocks of K)."""
     if scales is None:

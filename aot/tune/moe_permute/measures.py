@@ -5,24 +5,26 @@ Needs torch; on the GPU for measurements, on the CPU for tests of this file. Kno
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
 from runtime.moe.permute import Signature
+from runtime.numbers.quantised import scale_shape
 
 from ..elements import TORCH_DTYPES, poisoned
-from ..measure import Launch, MeasureError
+from ..measure import Launch, MeasureError, tolerance
 from ..operand_sets import FieldOperands, RandomOperands, baseline_of
 from ..operation import Measures
+from ..quantise.measures import drawn, quantised
 
 
 @dataclass(frozen=True)
 class OperandSet(FieldOperands):
-    """One x, ids, perhaps an expert map, rows, ends and positions."""
+    """One x, ids, perhaps an expert map, rows, ends, positions, and perhaps scales."""
 
-    written = ("rows", "ends", "positions")
+    written = ("rows", "ends", "positions", "scale")
 
     x: torch.Tensor
     ids: torch.Tensor
@@ -30,6 +32,15 @@ class OperandSet(FieldOperands):
     rows: torch.Tensor
     ends: torch.Tensor
     positions: torch.Tensor
+    scale: torch.Tensor | None = None
+
+    def outputs(self) -> Mapping[str, torch.Tensor]:
+        """What is written, of which scales may be absent."""
+        return {name: tensor for name, tensor in super().outputs().items() if tensor is not None}
+
+    def writing(self, outputs: Mapping[str, torch.Tensor]) -> OperandSet:
+        """The same with other outputs."""
+        return replace(self, **outputs)
 
     def local(self) -> torch.Tensor:
         """The expert here of each assignment (T, top_k), or -1."""
@@ -57,14 +68,16 @@ class Weights(RandomOperands[Signature]):
         s, of_map, (m, top_k) = self.signature, None, experts.shape
         if s.global_experts:
             of_map, experts = self._mapped(experts)
-        x = torch.randn((m, s.k), **self.random).to(TORCH_DTYPES[s.x])
+        scaled, rows = s.scaling != "none", m * top_k
+        x = drawn((m, s.k), self.random) if scaled else torch.randn((m, s.k), **self.random)
         return OperandSet(
-            x,
+            x.to(TORCH_DTYPES[s.x]),
             experts.to(torch.int32),
             of_map,
-            poisoned((m * top_k, s.k), s.x, self.device),
+            poisoned((rows, s.k), s.rows, self.device),
             poisoned((s.experts,), "i32", self.device),
             poisoned((m, top_k), "i32", self.device),
+            poisoned(scale_shape(s.scaling, rows, s.k), "f32", self.device) if scaled else None,
         )
 
     def _drawn(self, m: int) -> torch.Tensor:
@@ -98,31 +111,53 @@ class PermuteMeasures(Measures):
         order = torch.where(local < 0, signature.experts, local).sort(stable=True).indices
         sizes = torch.bincount(local[local >= 0], minlength=signature.experts)
         here = int(sizes.sum())
-        rows = torch.full(operands.rows.shape, float("nan"), device=operands.x.device)
-        rows[:here] = operands.x.float()[order[:here] // signature.top_k]
-        positions = torch.full_like(local, -1)
+        of_row, positions = order[:here] // signature.top_k, torch.full_like(local, -1)
         positions[order[:here]] = torch.arange(here, device=local.device)
-        return {
-            "rows": rows,
+        x, scale = operands.x.float(), None
+        if signature.scaling != "none":
+            x, scale = quantised(operands.x, signature.rows, signature.scaling)
+        each = {"rows": x} if scale is None else {"rows": x, "scale": scale}
+        made = {name: of.new_full((len(local), *of.shape[1:]), float("nan")) for name, of in each.items()}
+        for name, of in each.items():
+            made[name][:here] = of[of_row]
+        return made | {
             "ends": sizes.cumsum(0).double(),
             "positions": positions.view(operands.ids.shape).double(),
         }
 
     def max_error(self, signature: Signature, output: str) -> float:
-        """None: all is copied, or counted."""
-        return 0.0
+        """The relative error that an output may have: none, since all is copied, or counted; of rows that are
+        quantised and their scales their own rounding."""
+        if signature.scaling == "none" or output not in ("rows", "scale"):
+            return 0.0
+        return tolerance(signature.rows if output == "rows" else "f32")
 
     def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
-        """A stable sort of ids, a gather of rows, and what says where groups end and rows went to."""
+        """A stable sort of ids, a gather of rows, and what says where groups end and rows went to; where rows are
+        quantised, of tokens that one compiled kernel made of x before."""
+        narrow = self._narrow(signature)
         experts = torch.arange(signature.experts, dtype=torch.int32, device=example.ids.device)
 
         def permute(o: OperandSet) -> tuple[torch.Tensor, ...]:
             ids = o.ids.flatten() if o.expert_map is None else o.expert_map[o.ids.flatten()]
             ids, order = ids.sort(stable=True)
-            rows = o.x.index_select(0, order // signature.top_k)
+            made = [of.index_select(0, order // signature.top_k) for of in narrow(o.x)]
             ends = torch.searchsorted(ids, experts, right=True, out_int32=True)
             count = torch.arange(len(order), dtype=torch.int32, device=order.device)
             positions = torch.empty_like(count).scatter_(0, order, count)
-            return rows, ends, positions
+            return made[0], ends, positions, *made[1:]
 
-        return baseline_of(signature, "torch.sort, index_select, searchsorted and scatter_", permute, example)
+        before = "" if signature.scaling == "none" else "torch.compile'd amax and quotient, "
+        return baseline_of(signature, f"{before}torch.sort, index_select, searchsorted and scatter_", permute, example)
+
+    def _narrow(self, signature: Signature) -> Callable[[torch.Tensor], tuple[torch.Tensor, ...]]:
+        """What of tokens is gathered, as torch makes it."""
+        if signature.scaling == "none":
+            return lambda x: (x,)
+        torch._dynamo.reset()
+
+        def narrow(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            rows, scale = quantised(x, signature.rows, signature.scaling)
+            return rows.to(TORCH_DTYPES[signature.rows]), scale
+
+        return torch.compile(narrow, dynamic=True)

@@ -13,36 +13,29 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...container.archive import ArchiveClosed
 from ...device.driver import Driver
-from ...errors import ArgumentError, KernelMiss, LayoutError
+from ...errors import KernelMiss, LayoutError
 from ...gemm.call import (
-    EXTRAS,
-    Call,
     GemmOptions,
     check_memory,
-    check_shapes,
-    epilogue_of,
-    key_of_plain,
     matrices,
     refuse_unknown,
-    result_shape,
-    signature_of,
 )
 from ...gemm.fallback import TorchCall, lie_for_torch, torch_gemm, torch_runs
 from ...gemm.signature import Signature
-from ...named_tuple import NamedTuple
 from ...native import native_table
 from ...numbers.dtypes import DTYPES
-from ...program.outputs import allocate, on_stream, result_dtype
+from ...program.outputs import on_stream
 from ...program.record import TensorView
-from ...program.tensor import LAST_STREAM, dtype_name, is_torch, stream_handle
 from ..counters import Counters
-from ..function import device_view, remember, resolve_stream
 from ..generation import Generation
 from ..options import Options
-from .plan import GemmPlan, gemm_key
-from .row_plans import Known, RowPlans, rows_of, steps_of
+from ..plan import remember
+from ..serving import Serving
+from .asked import Asked, ask, residual_beside
+from .keys import Call, key_of_plain, rows_of, shape_key, steps_of
+from .plan import GemmPlan
+from .row_plans import Known, RowPlans
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -50,37 +43,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class _Asked(NamedTuple):
-    """What a first call asks for. `views` are all operands by name, a, b and d first; `given` the caller's tensors but
-    for `out`, which is the caller's or was `allocated`; `handle` is the stream's."""
-
-    call: Call
-    signature: Signature
-    views: dict[str, TensorView]
-    given: dict[str, Any]
-    out: Any
-    allocated: bool
-    handle: int
-    of_torch: bool  # all tensors are torch's
-
-
-class GemmCalls:
+class GemmCalls(Serving):
     """What a library is to those who call `gemm`. A reload changes the attributes that begin with `_now`, together."""
 
     def __init__(self, driver: Driver, options: Options, counters: Counters, lock: threading.RLock) -> None:
-        self._driver, self._options, self._counters, self._lock = driver, options, counters, lock
+        super().__init__(driver, options, counters, lock)
         self._tags: dict[Any, int] = {}  # what native tables know words by; kept over reloads, so that none changes
-        self._closed = False
 
     def _serve(self, now: Generation) -> None:
-        """Serve what is in `now` from here on. The caller holds the lock."""
         self._now_native: Any = None  # the call of its native table, once that has a plan
-        self._now_plans, self._now_torch_calls = now.plans.by_key, now.plans.torch_calls
-        self._now = now
-
-    def _refuse_if_closed(self) -> None:
-        if self._closed:
-            raise ArchiveClosed(f"{self._now.layers.path}: this library was closed; load the archive again")
+        self._now_by_call, self._now_torch_calls = now.plans.by_call, now.plans.torch_calls
+        super()._serve(now)
 
     def gemm(
         self,
@@ -101,8 +74,10 @@ class GemmCalls:
         noticed in the first call of a shape only: keep what you pass. By keyword also:
 
         - scale_a, scale_b: factors of the products, in f32: one element each; or (...) or (..., 1) and (N), (1, N) or
-          (N, 1); or (..., ceil(K/128)) and (ceil(N/128), ceil(K/128)), for blocks of 1 x 128 and 128 x 128; or in
-          ue8m0 for blocks of 1 x 32, of any shape without gaps, in the tiles of `runtime.numbers.scaling.TILES`;
+          (N, 1); or (..., ceil(K/128)) and (ceil(N/128), ceil(K/128)), for blocks of 1 x 128 and 128 x 128; or, of any
+          shape without gaps, in the tiles of `runtime.numbers.scaling.TILES`: in ue8m0 for blocks of 1 x 32, or, where
+          a and b are e2m1, in e4m3 for blocks of 1 x 16 (NVFP4);
+        - scale_ab, one f32 element, with the latter: the factor of all of A times that of all of B;
         - bias (N), added to every row; then `epilogue`, "none" or an activation of `runtime.numbers.epilogue`, of which
           the gated ones ("swiglu", "swiglu_interleaved" ...) halve the columns: D is (..., N/2);
         - residual, of D's shape, added next; it may be `out` itself, and then a copy of it is made. bias and residual
@@ -129,7 +104,7 @@ class GemmCalls:
                 return result
         try:
             key = key_of_plain(a, b, out)
-            found = self._now_plans.get(key)
+            found = self._now_by_call.get(key)
         except (AttributeError, TypeError, RuntimeError):  # not torch's, or not strided
             key, found = (), None
         if found is not None:
@@ -149,13 +124,14 @@ class GemmCalls:
         residual: Any = None,
         scale_a: Any = None,
         scale_b: Any = None,
+        scale_ab: Any = None,
         scale_d: Any = None,
         epilogue: str = "none",
         overlap: str = "serial",
         dtype: Any = None,
     ) -> Any:
         """`gemm` with more than a and b."""
-        operands = (scale_a, scale_b, bias, residual, scale_d)
+        operands = (scale_a, scale_b, scale_ab, bias, residual, scale_d)
         native = self._now_native  # once: a reload takes it away
         if native is not None:
             try:
@@ -168,7 +144,7 @@ class GemmCalls:
         call = Call(a, b, out, stream, operands, epilogue, overlap, dtype, False)
         try:
             key = call.key()
-            found = self._now_plans.get(key)
+            found = self._now_by_call.get(key)
         except (AttributeError, TypeError, RuntimeError):  # not torch's, or not strided, or no words
             key, found = (), None
         if found is not None:
@@ -180,22 +156,18 @@ class GemmCalls:
     def _launch(self, found: GemmPlan, a: Any, b: Any, out: Any, stream: Any, operands: Sequence[Any] = ()) -> Any:
         """Launch a call of torch tensors by its plan, and return D; None where its pointers do not fit that, or it
         would be allocated on another stream than torch's."""
+        handle = found.streams.handle(stream)  # type: ignore[union-attr]
         result = out
-        if stream is None:
-            handle = found.current_stream(found.device)  # type: ignore[misc]
-            if result is None:
-                result = a.new_empty(found.shape, dtype=found.dtype)
-        elif result is None:
+        if result is None:
+            if stream is not None:
+                return None
+            result = a.new_empty(found.shape, dtype=found.dtype)
+        pointers = a.data_ptr(), b.data_ptr(), result.data_ptr()
+        if operands:
+            pointers += tuple([x.data_ptr() for x in operands if x is not None])
+        if handle is None or not found.checks.fit(pointers):
             return None
-        else:
-            handle = stream if type(stream) is int and 0 <= stream <= LAST_STREAM else stream_handle(stream)
-        pa, pb, pd = a.data_ptr(), b.data_ptr(), result.data_ptr()
-        if not found.fits(pa, pb, pd, handle):
-            return None
-        more = found.fitting([x for x in operands if x is not None], pd) if found.extras else ()
-        if more is None:
-            return None
-        found.launch((pa, pb, pd, *more), handle)
+        found.launch(pointers, handle)
         return result
 
     def _unplanned(self, call: Call, key: tuple[Any, ...], found: GemmPlan | None) -> Any:
@@ -217,7 +189,7 @@ class GemmCalls:
     def _first(self, call: Call) -> Any:
         """The first call of a shape, calls from other frameworks, and calls that the other ways cannot vouch for."""
         self._refuse_if_closed()
-        asked = self._ask(call)
+        asked = ask(call, self._driver)
         signature, out = asked.signature, asked.out
         if 0 in asked.views["d"].shape:
             return out
@@ -231,7 +203,7 @@ class GemmCalls:
             named = dict(zip((operand.name for operand in signature.operands()), views, strict=True))
             if lie_for_torch(signature, asked.views) and self._give(asked, named):
                 return out
-        key = gemm_key(asked.of_torch, signature, tuple(asked.views.values()))
+        key = shape_key(asked.of_torch, signature, tuple(asked.views.values()))
         with self._driver.current():
             try:
                 if unfit is not None:
@@ -243,77 +215,30 @@ class GemmCalls:
             if asked.of_torch:
                 self._remember(key, asked, found, views)
             by_name = {name: v.pointer for name, v in zip(asked.views, views, strict=True)}
-            copy = self._residual_beside(asked) if by_name.get("residual") == by_name["d"] else None
+            copy = residual_beside(asked) if by_name.get("residual") == by_name["d"] else None
             if copy is not None:
                 by_name["residual"] = copy.data_ptr()
             found.launch(tuple(by_name.values()), asked.handle)
         return out
 
-    def _residual_beside(self, asked: _Asked) -> Any:
-        """A copy of a residual that is the output: where M is no multiple of a kernel's tile, two CTAs make some rows,
-        and the second would add what the first one wrote.
-
-        Raises:
-            ArgumentError: it is not torch's, and so not copied.
-        """
-        residual = asked.given["residual"]
-        if not is_torch(residual):
-            raise ArgumentError(
-                "out is residual, which kernels may read after they wrote it; write to another tensor, or pass torch's "
-                "tensors, of which a copy is made"
-            )
-        with on_stream(None if asked.call.stream is None else asked.handle, asked.call.a):
-            return residual.new_empty_strided(residual.shape, residual.stride()).copy_(residual)
-
-    def _ask(self, call: Call) -> _Asked:
-        """Find out what a call asks for.
-
-        Raises:
-            ArgumentError: its tensors or words make no sense.
-        """
-        driver, out = self._driver, call.out
-        a, stream = call.a, call.stream
-        given = {"a": a, "b": call.b} | {n: x for n, x in zip(EXTRAS, call.operands, strict=True) if x is not None}
-        handle = resolve_stream(stream, tuple(given.values()), driver)
-        seen = {name: device_view(x, name, handle, driver) for name, x in given.items()}
-        check_shapes(seen["a"], seen["b"])
-        epilogue = epilogue_of(call.epilogue, seen)
-        shape = result_shape(seen["a"], seen["b"], epilogue)
-        wanted = None if call.dtype is None else dtype_name(call.dtype)
-        allocated = out is None
-        if allocated:
-            out = allocate(a, shape, wanted or result_dtype(seen["a"].dtype), None if stream is None else handle)
-        d = device_view(out, "out", handle, driver, writable=True)
-        if d.shape != shape:
-            raise ArgumentError(
-                f"out must have shape {shape} for a {seen['a'].shape} and b {seen['b'].shape}, found {d.shape}"
-            )
-        if wanted not in (None, d.dtype):
-            raise ArgumentError(f"out has element type {d.dtype}, dtype says {wanted}; pass one of them")
-        seen = {"a": seen.pop("a"), "b": seen.pop("b"), "d": d} | seen
-        of_torch = all(is_torch(x) for x in (*given.values(), out))
-        signature = signature_of(seen, epilogue, call.overlap)
-        return _Asked(call, signature, seen, given, out, allocated, handle, of_torch)
-
-    def _plan(self, key: Any, asked: _Asked, views: tuple[TensorView, ...]) -> GemmPlan:
+    def _plan(self, key: Any, asked: Asked, views: tuple[TensorView, ...]) -> GemmPlan:
         """The plan for a call, whose operands are `views` as kernels take them.
 
         Raises:
             KernelMiss: no kernel serves it.
             LayoutError: a tensor is misaligned for the kernel that does.
         """
-        found = self._now_plans.get(key)
+        found = self._now.plans.of_shape(key)
         if found is None:
             with self._lock:
                 self._refuse_if_closed()
                 dtype = asked.out.dtype if asked.of_torch else None
                 found = self._now.plans.plan(key, asked.signature, views, asked.views["d"].shape, dtype)
-        masks = (*[found.misaligned] * 3, *(mask for mask, _ in found.extras))
-        if any(v.pointer & mask for v, mask in zip(views, masks, strict=True)):
+        if any(v.pointer & mask for v, mask in zip(views, found.checks.misaligned, strict=True)):
             found.function.check(views)
         return found
 
-    def _fall_back(self, asked: _Asked, reason: KernelMiss | LayoutError) -> None:
+    def _fall_back(self, asked: Asked, reason: KernelMiss | LayoutError) -> None:
         """Count a call that no kernel serves, and let torch compute it where the options say so; else raise it."""
         signature = asked.signature
         falls_back = self._options.on_miss == "torch" and asked.of_torch and _torch_can(signature)
@@ -326,19 +251,19 @@ class GemmCalls:
         with torch.no_grad(), on_stream(None if asked.call.stream is None else asked.handle, asked.call.a):
             torch_gemm(torch, signature.parts, asked.given, asked.out)
 
-    def _remember(self, key: Any, asked: _Asked, found: GemmPlan, views: tuple[TensorView, ...]) -> None:
+    def _remember(self, key: Any, asked: Asked, found: GemmPlan, views: tuple[TensorView, ...]) -> None:
         """Keep a plan where the faster ways find it, for calls like this one of torch tensors."""
         call, out = asked.call, asked.out
         fast_key = call._replace(out=None if asked.allocated and call.stream is None else out).key()
-        if self._now_plans.get(fast_key) is found:
+        if self._now_by_call.get(fast_key) is found:
             return
         with self._lock:
-            if self._now_plans.get(key) is found:  # else a reload came between: this was its last call
+            if self._now.plans.of_shape(key) is found:  # else a reload came between: this was its last call
                 self._put(call, found, asked.allocated)
-                remember(self._now_plans, fast_key, found)
+                remember(self._now_by_call, fast_key, found)
                 self._keep_rows(call._replace(out=None if asked.allocated else out), found, views)
 
-    def _give(self, asked: _Asked, views: Mapping[str, TensorView]) -> bool:
+    def _give(self, asked: Asked, views: Mapping[str, TensorView]) -> bool:
         """Let torch compute a call, and those like it from now on, if it was measured to be faster; whether it did.
 
         `views` are all operands as kernels would take them.
@@ -401,7 +326,7 @@ class GemmCalls:
             grown = known.gemm.with_rows(plan, rows - known.rows, known.steps)
             self._counters.planned()
             self._put(call, grown, call.out is None)
-            remember(plans.by_key, key, grown)
+            remember(plans.by_call, key, grown)
         return grown
 
     def _put(self, call: Call, found: GemmPlan, allocated: bool) -> None:
@@ -415,13 +340,10 @@ class GemmCalls:
         if not plans.native or (allocated and call.stream is not None):
             return
         tag = 0 if call.plain else self._tags.setdefault((call.epilogue, call.overlap, call.dtype), len(self._tags) + 1)
-        masks, sizes = zip(*found.extras, strict=True) if found.extras else ((), ())
-        misaligned = (found.misaligned, found.misaligned, found.misaligned, *masks)
-        sizes = (found.a_bytes, found.b_bytes, found.d_bytes, *sizes)
         tensors = (call.a, call.b, None if allocated else call.out, *(() if call.plain else call.operands))
         shape, options = (found.shape, {"dtype": found.dtype}) if allocated else (None, None)
         counter = found.function.counter
-        plans.native.put(tag, tensors, found.plan.direct, misaligned, sizes, found.device, shape, options, counter)
+        plans.native.put(tag, tensors, found.plan.direct, found.checks, self._driver.device, shape, options, counter)
         self._now_native = plans.native.call
 
 

@@ -15,12 +15,14 @@ from ...gemm.operation import GEMM
 from ...gemm.signature import Signature
 from ...named_tuple import NamedTuple
 from ...program.operation import Operation
+from ...program.pointers import PointerChecks
 from ...program.record import TensorArgument, TensorView
-from ...program.tensor import span_bytes, torch_current_device, torch_current_stream
+from ...program.streams import TorchStreams
 from ..counters import Counters
 from ..entries import Entries, best_first
-from ..function import Unfit, remember
-from .plan import GemmPlan
+from ..function import Unfit
+from ..plan import remember
+from .plan import OUT, GemmPlan
 from .row_plans import RowPlans
 
 
@@ -49,16 +51,18 @@ class Plans:
 
     def __init__(self, entries: Entries, driver: Driver, counters: Counters) -> None:
         self._entries, self._driver, self._counters = entries, driver, counters
-        self.by_key: OrderedDict[Any, GemmPlan] = OrderedDict()
-        self.by_rows: OrderedDict[Any, RowPlans] = OrderedDict()  # of calls that are known but for their number of rows
-        self.torch_calls: OrderedDict[Any, TorchCall] = OrderedDict()  # what torch serves, by the same keys as plans
+        self._by_shape: OrderedDict[Any, GemmPlan] = OrderedDict()  # the store, by `keys.shape_key`
+        # Caches of it for calls of torch tensors, by `Call.key`, which also have plans that were grown for other rows.
+        self.by_call: OrderedDict[Any, GemmPlan] = OrderedDict()
         self.native: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
+        self.by_rows: OrderedDict[Any, RowPlans] = OrderedDict()  # what those are grown from, by `keys.rows_of`
+        self.torch_calls: OrderedDict[Any, TorchCall] = OrderedDict()  # calls that torch serves, by `Call.key`
         self.preloaded: Preloaded | None = None
 
     def plan(
         self, key: Any, signature: Signature, views: tuple[TensorView, ...], shape: tuple[int, ...], torch_dtype: Any
     ) -> GemmPlan:
-        """The plan that is kept under `key`, made if it is not there; the caller holds the lock.
+        """The plan that is kept under `key`, a `keys.shape_key`, made if it is not there.
 
         `shape` is that of the caller's output, `torch_dtype` its element type where all tensors are torch's.
 
@@ -66,12 +70,20 @@ class Plans:
             KernelMiss: no kernel serves these views.
             DeviceError: the driver refused, or the archives have nothing for this GPU.
         """
-        found = self.by_key.get(key)
+        found = self._by_shape.get(key)
         if found is None:
             found = self._make_plan(signature, views, shape, torch_dtype)
-            remember(self.by_key, key, found)
+            remember(self._by_shape, key, found)
             self._counters.planned()
         return found
+
+    def of_shape(self, key: Any) -> GemmPlan | None:
+        """The plan that is kept under `key`, if there is one. Needs no lock."""
+        return self._by_shape.get(key)
+
+    def held(self) -> int:
+        """How many plans are kept, each once."""
+        return len({id(plan) for kept in (self._by_shape, self.by_call) for plan in list(kept.values())})
 
     def _make_plan(
         self, signature: Signature, views: tuple[TensorView, ...], shape: tuple[int, ...], torch_dtype: Any
@@ -94,22 +106,16 @@ class Plans:
             except (Unfit, ProgramError) as error:
                 reasons.append(f"  {name}: {error}")
                 continue
-            masks = [a.alignment - 1 for a in function.record.arguments if isinstance(a, TensorArgument)]
+            alignments = [a.alignment for a in function.record.arguments if isinstance(a, TensorArgument)]
             return GemmPlan(
                 launch=plan.launch,
-                entry=entry,
-                plan=plan,
-                function=function,
-                device=driver.device,
-                misaligned=max(masks[:3]),
-                a_bytes=span_bytes(views[0]),
-                b_bytes=span_bytes(views[1]),
-                d_bytes=span_bytes(views[2]),
+                checks=PointerChecks.of(views, alignments, [OUT]),
+                streams=TorchStreams.of(driver.device, driver.device_count) if torch_dtype else None,
                 shape=shape,
                 dtype=torch_dtype,
-                current_stream=torch_current_stream() if torch_dtype else None,
-                current_device=torch_current_device() if torch_dtype and driver.device_count > 1 else None,
-                extras=tuple((mask, span_bytes(view)) for mask, view in list(zip(masks, views, strict=True))[3:]),
+                function=function,
+                entry=entry,
+                plan=plan,
             )
         raise KernelMiss(
             "\n".join([f"no kernel for {signature.key()} at M = {m} can run on this GPU:", *reasons]), "no kernel runs"
@@ -117,7 +123,8 @@ class Plans:
 
     def clear(self) -> None:
         """Forget them all."""
-        self.by_key.clear()
+        self._by_shape.clear()
+        self.by_call.clear()
         self.by_rows.clear()
         self.torch_calls.clear()
         if self.native:

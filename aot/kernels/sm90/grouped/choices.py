@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.scaling import SCALE_BLOCK
 
 from ..persistent import choices as persistent
 from ..persistent.form import Form
@@ -40,9 +41,13 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
         return "8-bit inputs have scales of rows or of blocks, and no others have"
     if form.gathered and form.scaling == "block":
         return "the warps that load scales of blocks are those that gather rows"
+    if form.quantises and (form.scaling != "block" or form.masked or form.gathered):
+        return "D in 8 bits is made of 8-bit inputs with scales of blocks, of rows that lie by groups"
     if reason := persistent.rule(all_choices(options), form):
         return reason
     plan = plan_of(options, form)
+    if form.quantises and (plan.out_columns, plan.epilogue_tiles, plan.atom_layout.columns) != (SCALE_BLOCK, 1, 2):
+        return "what shares a scale of D is in one epilogue tile of each warp group"
     most = _MOST_LOADED_SCALES - (form.masked and plan.cluster > 1)
     if plan.staged_scales and 2 * plan.m_atoms + plan.scale_blocks.scales > most:
         return "the warps that load scales also find groups, and have registers for fewer scales"
@@ -56,4 +61,6 @@ def limit(options: Mapping[str, Any], form: Form, groups: int, n: int) -> str | 
     each = gates_in_turn(options["swap"])
     if form.gated and n % (2 * each):
         return f"gates and what they gate are loaded {each} rows at a time"
+    if form.quantises and n % (SCALE_BLOCK * (2 if form.gated else 1)):
+        return f"columns of D are whole blocks of {SCALE_BLOCK}, which share scales"
     return persistent.limit(form, n)

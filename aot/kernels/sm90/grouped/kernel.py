@@ -33,6 +33,7 @@ class Grouped(Persistent):
         scale_a: Any,
         scale_b: Any,
         bias: Any,
+        scale_d: Any,
         max_active_clusters: cutlass.Int32,
         stream: Any,
     ) -> None:
@@ -71,7 +72,7 @@ class Grouped(Persistent):
             (*of_out, out),
             (ends, tiles_along_n, k_tiles),
             extents,
-            (scale_a, scale_b, bias, None, None),
+            (scale_a, scale_b, bias, None, scale_d),
         ).launch(
             grid=[clusters * plan.cluster, 1, 1],
             block=[self.threads, 1, 1],

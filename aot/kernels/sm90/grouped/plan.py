@@ -14,7 +14,7 @@ from ..persistent.plan import Plan
 MOST_GROUPS = 512
 SCHEDULER_BYTES = 2 * (MOST_GROUPS + 4) * 4  # of shared memory: see `scheduler.Groups`
 # What a persistent GEMM may choose besides: tiles of a group have neighbours in it along N alone, and all of K.
-FIXED = {"cluster_m": 1, "split_k": 1, "stream_k": False, "order": "rows"}
+FIXED = {"cluster_m": 1, "split_k": 1, "stream_k": False, "nonpersistent": False, "order": "rows"}
 
 
 def plan_of(options: Mapping[str, Any], form: Form) -> Plan:

@@ -42,6 +42,9 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "split_k": CLUSTER_EXTENTS,
     # Tiles of the last wave, where they are too few for all SMs, are cut along K and shared by these.
     "stream_k": (False, True),
+    # A CTA for each tile, not as many as fit. Its epilogue tiles go where its stages were, all at once, and leave their
+    # shared memory to more stages.
+    "nonpersistent": (False, True),
     # The raster order of tiles: down 2048 rows, down two clusters' rows, or along eight clusters' columns. What L2
     # serves at a time depends on it, and on which SMs ask together. "quads" gives clusters of one GPC, four by four,
     # tiles that read the same of the operand that clusters do not multicast.
@@ -121,6 +124,12 @@ def _rule_of_sharing(options: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _rule_of_grid(options: Mapping[str, Any]) -> str | None:
+    if options["stream_k"] and options["nonpersistent"]:
+        return "tiles of a last wave are known where waves are, and shared by CTAs that are all resident"
+    return None
+
+
 def _rule_of_order(options: Mapping[str, Any]) -> str | None:
     if options["stream_k"] and options["order"] == "quads":
         return "quads move tiles among clusters, and slices of shared tiles do not move"
@@ -139,6 +148,7 @@ _RULES_OF_CHOICES = {
     "cluster_n": _rule_of_cluster,
     "split_k": _rule_of_split,
     "stream_k": _rule_of_sharing,
+    "nonpersistent": _rule_of_grid,
     "order": _rule_of_order,
     "overlap": _rule_of_overlap,
 }
@@ -195,6 +205,8 @@ def _rule_of_room(plan: Plan) -> str | None:
         return "the warps that load scales have registers for fewer"
     if plan.pushed_bytes > plan.stages * (plan.rows + plan.columns) * STAGE_BYTES_OF_K:
         return "others' partial sums must fit where stages were"
+    if plan.nonpersistent and plan.output_offset + plan.output_bytes > plan.stages * sum(plan.operand_bytes):
+        return "epilogue tiles must fit where stages were, behind others' partial sums"
     if plan.stream_k and not plan.slices:
         return "a tile of one epilogue tile is not shared, nor one whose partial sums do not fit where stages were"
     fewest = _FEWEST_GATHERED if plan.form.gathered else _FEWEST_STAGES

@@ -11,8 +11,19 @@ from cutlass import cute
 
 from ..activations import activate, gate
 from .epilogue_operands import EpilogueOperands
-from .output import EpilogueTile, Output, Store, prepare_store, store_epilogue_tile
+from .output import (
+    EpilogueTile,
+    Output,
+    Store,
+    await_staged,
+    prepare_store,
+    stage_epilogue_tile,
+    store_epilogue_tile,
+    store_staged,
+)
+from .pipeline import await_drained, meet_in_epilogue
 from .plan import STORE_BUFFERS, Plan
+from .quantised_output import quantised
 from .scales import Scales
 from .scheduler import TileCoord
 from .split_k import SplitK, reduce
@@ -31,6 +42,8 @@ def store_tile(
     """Write a warp group's part of a tile to D, or what this slice of K reduces of it: `split`, a `SplitK` or None."""
     store = prepare_store(plan, output, operands)
     scales.arrive(operands.group)
+    if cutlass.const_expr(plan.nonpersistent):
+        _await_stages(plan, operands)
     # What an epilogue tile adds is on its way while the one before it is stored.
     ahead = cutlass.const_expr(operands.parts.residual and plan.split_k == 1)
     residual = operands.residual_of(coord, 0, 0) if ahead else []
@@ -46,7 +59,33 @@ def store_tile(
                 later = operands.residual_of(coord, following.atom, following.across)
             computed = epilogue_tile_values(operands, scales, accumulators, tile, residual)
             residual = later
+            if cutlass.const_expr(plan.form.quantises):
+                computed = quantised(operands, computed, tile)
             _store_next(plan, computed, store, tile, number)
+    if cutlass.const_expr(plan.nonpersistent):
+        _store_all(plan, store, coord, split)
+
+
+def _await_stages(plan: Plan, operands: EpilogueOperands) -> None:
+    """Wait until all that read the stages have, so that epilogue tiles may take their place. Of slices of K, all have
+    when partial sums are exchanged."""
+    if plan.split_k == 1 and plan.pingpong:
+        meet_in_epilogue(operands.group)
+    elif plan.split_k == 1:
+        await_drained()
+
+
+@cute.jit
+def _store_all(plan: cutlass.Constexpr, store: Store, coord: TileCoord, split: Any) -> None:
+    """Write all epilogue tiles that this CTA has of a tile to D, which wait in buffers of their own."""
+    await_staged(store)
+    for number in cutlass.range_constexpr(plan.epilogue_tiles):
+        tile, buffer = EpilogueTile.of(plan, coord, number), number // plan.split_k
+        if cutlass.const_expr(plan.split_k > 1):
+            if split.slice_k == number % plan.split_k:
+                store_staged(store, tile, buffer)
+        else:
+            store_staged(store, tile, buffer)
 
 
 @cute.jit
@@ -72,6 +111,9 @@ def _reduce_and_store(
 def _store_next(plan: Plan, computed: Any, store: Store, tile: EpilogueTile, number: int) -> None:
     """Write the f32 values of epilogue tile `number`, through the buffers in turn."""
     nth = number // plan.split_k
+    if plan.nonpersistent:
+        stage_epilogue_tile(computed, store, nth)
+        return
     # The last tile's last epilogue tile may have had this buffer too, and was stored long ago.
     store_epilogue_tile(computed, store, tile, nth % STORE_BUFFERS, STORE_BUFFERS - 1 if nth > 0 else 0)
 

@@ -33,7 +33,7 @@ class EpilogueOperands:
     residual: Any
     scale_d: Any
     parts: Epilogue
-    shared_scales: Any  # room for all warp groups' scales along columns, or None
+    shared_scales: Any  # room for all warp groups' scales along columns, or for largest magnitudes, or None
     group: Any  # the consumer warp group
     thread: Any  # in it
     row: Any  # its first, in an atom of 64 rows

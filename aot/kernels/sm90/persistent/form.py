@@ -36,9 +36,14 @@ class Form:
         return self.scheduler_bytes > 0
 
     @property
+    def quantises(self) -> bool:
+        """Whether D is in 8 bits, with scales that the epilogue makes."""
+        return self.grouped and DTYPES[self.d].bits == 8
+
+    @property
     def reads(self) -> bool:
         """Whether there are operands besides A and B."""
-        return bool(extra_operands(self.d, self.scaling, self.epilogue, batched=False))
+        return self.quantises or bool(extra_operands(self.d, self.scaling, self.epilogue, batched=False))
 
     @property
     def promotion_interval(self) -> int:

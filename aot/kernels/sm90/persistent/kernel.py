@@ -16,7 +16,7 @@ from .gather import GatheredOperand, gather
 from .operands import batch_last, column_operand, gate_beside_up, output, row_operand
 from .output import Output
 from .pipeline import CONSUMER_THREADS, ClusterCta, Pipeline
-from .plan import STAGE_BYTES_OF_K, Plan
+from .plan import OUTPUT_ALIGNMENT, STAGE_BYTES_OF_K, Plan
 from .producer import TmaOperand, produce
 from .scales import allocate
 from .scheduler import Grid, StreamK, TileScheduler, share_last_wave, this_cluster
@@ -95,7 +95,7 @@ class Persistent:
         if cutlass.const_expr(plan.stream_k):
             work, (whole, slices) = share_last_wave(plan, work, max_active_clusters, k_multiples)
             streamed = (whole, slices, partials, counters)
-        clusters = cutlass.min(work, max_active_clusters)
+        clusters = work if cutlass.const_expr(plan.nonpersistent) else cutlass.min(work, max_active_clusters)
         self.kernel(
             of_rows,
             of_columns,
@@ -205,7 +205,11 @@ class Persistent:
         rows = cute.make_tensor(cute.recast_ptr(stages, rows_layout.inner, self.element), rows_layout.outer)
         columns_at = cute.recast_ptr(stages + rows_bytes, columns_layout.inner, self.element)
         columns = cute.make_tensor(columns_at, columns_layout.outer)
-        out = smem.allocate_tensor(self.element_d, out_layout.outer, 1024, out_layout.inner)
+        if cutlass.const_expr(plan.nonpersistent):
+            out_at = cute.recast_ptr(stages + plan.output_offset, out_layout.inner, self.element_d)
+            out = cute.make_tensor(out_at, out_layout.outer)
+        else:
+            out = smem.allocate_tensor(self.element_d, out_layout.outer, OUTPUT_ALIGNMENT, out_layout.inner)
         full = smem.allocate_array(cutlass.Int64, plan.stages, byte_alignment=8)
         empty = smem.allocate_array(cutlass.Int64, plan.stages, byte_alignment=8)
         arrived = smem.allocate_array(cutlass.Int64, 1, byte_alignment=8) if plan.split_k > 1 else None

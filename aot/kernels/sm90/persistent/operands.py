@@ -10,7 +10,7 @@ from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from ..sizes import WGMMA_ROWS
-from .plan import CONSUMERS, STAGE_BYTES_OF_K, STORE_BUFFERS, Plan
+from .plan import CONSUMERS, STAGE_BYTES_OF_K, Plan
 
 
 def batch_last(x: Any) -> Any:
@@ -85,18 +85,18 @@ def gathered_operand(plan: Plan, a: cute.Tensor, indices: cute.Tensor) -> Any:
 def output(plan: Plan, d: cute.Tensor) -> Any:
     """The TMA atom, the tensor and the layout of epilogue tiles of D, (rows, columns, buffers of all warp groups)."""
     tile = (WGMMA_ROWS, plan.epilogue_tile_columns)
-    layout = _epilogue_tile_layout(tile, d.element_type, plan.swap)
+    layout = _epilogue_tile_layout(tile, d.element_type, plan.swap, CONSUMERS * plan.output_buffers)
     store = cpasync.CopyBulkTensorTileS2GOp()
     return *cpasync.make_tiled_tma_atom(store, d, cute.select(layout, [0, 1]), tile), layout
 
 
-def _epilogue_tile_layout(tile: tuple[int, int], element: Any, transposed: bool) -> cute.ComposedLayout:
+def _epilogue_tile_layout(tile: tuple[int, int], element: Any, transposed: bool, buffers: int) -> cute.ComposedLayout:
     kinds = warpgroup.SmemLayoutAtomKind
     contiguous_bytes = tile[0 if transposed else 1] * element.width // 8
     if contiguous_bytes // 16 % 2:
-        shape = (*tile, CONSUMERS * STORE_BUFFERS)
+        shape = (*tile, buffers)
         plain = cute.make_layout(shape, stride=(tile[1], 1, tile[0] * tile[1]))
         return cute.make_composed_layout(cute.make_swizzle(0, 4, 3), 0, plain)
     swizzles = {128: (kinds.K_SW128, kinds.MN_SW128), 64: (kinds.K_SW64, kinds.MN_SW64), 32: (kinds.K_SW32, None)}
     atom = warpgroup.make_smem_layout_atom(swizzles[contiguous_bytes][transposed], element)
-    return cute.tile_to_shape(atom, (*tile, CONSUMERS * STORE_BUFFERS), (0, 1, 2))
+    return cute.tile_to_shape(atom, (*tile, buffers), (0, 1, 2))

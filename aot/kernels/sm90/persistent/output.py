@@ -114,6 +114,28 @@ def store_epilogue_tile(computed: Any, store: Store, tile: EpilogueTile, buffer:
 
 
 @cute.jit
+def stage_epilogue_tile(computed: Any, store: Store, buffer: Any) -> None:
+    """Write the f32 values `computed` of an epilogue tile to buffer number `buffer` of the warp group's."""
+    values, converted = store.values, store.converted
+    number = store.operands.group * store.operands.plan.output_buffers + buffer
+    for i in cutlass.range_constexpr(len(computed)):
+        values[i] = computed[i]
+    converted.store(values.load().to(converted.element_type))
+    cute.copy(store.copy, store.partition.retile(converted), store.staged[None, None, None, number])
+
+
+def await_staged(store: Store) -> None:
+    """Wait until TMA may read all that the warp group's threads wrote to buffers."""
+    cute.arch.fence_proxy("async.shared", space="cta")
+    meet_in_epilogue(store.operands.group)
+
+
+def store_staged(store: Store, tile: EpilogueTile, buffer: Any) -> None:
+    """Begin to write the epilogue tile in buffer number `buffer` to D."""
+    _store_by_tma(store, tile, store.operands.group * store.operands.plan.output_buffers + buffer)
+
+
+@cute.jit
 def _store_by_tma(store: Store, tile: EpilogueTile, number: Any) -> None:
     """Begin to write what is in buffer `number` to D; one warp does."""
     source, target = _tma(store, tile)

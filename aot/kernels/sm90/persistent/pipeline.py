@@ -20,6 +20,7 @@ _ORDERED = 2
 _EPILOGUE = 4
 _REDUCED = 6  # the last one where K is split
 _DRAINED = 7
+_SCALED = 8
 
 
 class Pipeline(NamedTuple):
@@ -100,6 +101,11 @@ class OrderedBarrier:
 def meet_in_epilogue(group: Any) -> None:
     """Wait for all threads of consumer warp group `group`."""
     cute.arch.barrier(barrier_id=_EPILOGUE + group, number_of_threads=WARP_GROUP)
+
+
+def meet_to_scale() -> None:
+    """Wait for both consumer warp groups, which have parts of the same rows."""
+    cute.arch.barrier(barrier_id=_SCALED, number_of_threads=CONSUMER_THREADS)
 
 
 def await_drained() -> None:

@@ -21,12 +21,14 @@ from .scale_blocks import ScaleBlocks
 STAGE_BYTES_OF_K = 128  # a swizzle atom of K
 CONSUMERS = 2  # warp groups
 STORE_BUFFERS = 2  # epilogue tiles in shared memory, for each consumer warp group
+OUTPUT_ALIGNMENT = 1024  # bytes, of epilogue tiles: eight rows of a swizzle atom
 COUNTER_BYTES = 32  # a sector of L2
 # Columns of 16 bits whose rows are an odd number of 16 bytes: epilogue tiles without a swizzle.
 _UNSWIZZLED_COLUMNS = (56, 40, 24, 8)
 _WIDE_EPILOGUE_TILE = 24  # how narrow they may be for more stages
 _MOST_TRANSPOSED_COLUMNS = 64  # of an epilogue tile where D is stored transposed, and any number would do
 _GATHER_WARPS = 2  # of four rows at a time each
+MAXIMA = CONSUMERS * WGMMA_ROWS  # largest magnitudes that consumer warp groups tell each other: of each row
 _SCALE_BYTES = CONSUMERS * WARP * 4  # of one product of scales for all groups of four threads, which share rows
 # Whose epilogue tiles must be small for there to be one for each of many slices of K.
 _FEW_ACCUMULATORS = 64
@@ -56,6 +58,7 @@ class Plan:
     quads: bool  # and four that follow each other fall to clusters of one GPC
     split_k: int
     stream_k: bool
+    nonpersistent: bool  # a CTA for each tile, whose epilogue tiles go where its stages were
     pingpong: bool
     overlap: bool
     accumulator_registers: int  # that a thread needs while it stores a tile
@@ -88,9 +91,12 @@ class Plan:
         multiple = options["split_k"] // math.gcd(options["split_k"], max(1, atoms))
         part = columns // (2 if form.gated and not swap else 1) // atom_layout.columns
         scales = CONSUMERS * columns // atom_layout.columns * 4 if form.scaling == "row_column" else 0
+        if form.quantises:
+            scales = MAXIMA * 4
 
         def stages_with(width: int) -> int:
-            store = CONSUMERS * STORE_BUFFERS * WGMMA_ROWS * width * DTYPES[form.d].bytes
+            buffers = 0 if options["nonpersistent"] else CONSUMERS * STORE_BUFFERS
+            store = buffers * WGMMA_ROWS * width * DTYPES[form.d].bytes
             left = SHARED_BYTES_PER_CTA - STATIC_BYTES - BARRIER_BYTES - store - scales - form.scheduler_bytes
             return int(left // ((rows + columns) * STAGE_BYTES_OF_K + staged_scales * _SCALE_BYTES))
 
@@ -113,6 +119,7 @@ class Plan:
             quads=options["order"] == "quads",
             split_k=options["split_k"],
             stream_k=options["stream_k"],
+            nonpersistent=options["nonpersistent"],
             pingpong=pingpong,
             overlap=options["overlap"] != "serial",
             accumulator_registers=registers,
@@ -297,6 +304,22 @@ class Plan:
     def epilogue_tile_accumulators(self) -> int:
         """A thread's accumulators behind an epilogue tile."""
         return self.epilogue_tile_columns * (2 if self.form.gated else 1) // 2
+
+    @property
+    def output_buffers(self) -> int:
+        """Epilogue tiles in shared memory, for each consumer warp group: all that it stores if not persistent."""
+        return -(-self.epilogue_tiles // self.split_k) if self.nonpersistent else STORE_BUFFERS
+
+    @property
+    def output_bytes(self) -> int:
+        """Of these, for all warp groups."""
+        return CONSUMERS * self.output_buffers * WGMMA_ROWS * self.epilogue_tile_columns * DTYPES[self.form.d].bytes
+
+    @property
+    def output_offset(self) -> int:
+        """Bytes of the stages before epilogue tiles, if not persistent: those that others' partial sums take, in whole
+        swizzle atoms."""
+        return -(-self.pushed_bytes // OUTPUT_ALIGNMENT) * OUTPUT_ALIGNMENT
 
     # Slices of K.
 

@@ -17,15 +17,14 @@ from cutlass.cute.nvgpu import cpasync
 from ..sizes import WARP_GROUP
 from .epilogue_operands import EpilogueOperands
 from .pipeline import meet_in_epilogue
-from .plan import CONSUMERS, Plan
+from .plan import CONSUMERS, MAXIMA, Plan
 from .scheduler import TileCoord
 
 
 def allocate(plan: Plan, smem: cutlass.memory.SmemAllocator) -> Any:
-    """Room for all warp groups' scales along columns, or None."""
-    if not plan.shared_scales:
-        return None
-    return smem.allocate_array(cutlass.Float32, CONSUMERS * plan.shared_scales, byte_alignment=16)
+    """Room for all warp groups' scales along columns, or for what they tell each other to make D's, or None."""
+    count = MAXIMA if plan.form.quantises else CONSUMERS * plan.shared_scales
+    return smem.allocate_array(cutlass.Float32, count, byte_alignment=16) if count else None
 
 
 @dataclass(frozen=True)

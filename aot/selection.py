@@ -70,7 +70,7 @@ class Unserved(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Selection:
     """What a build compiles, and why: `ranking` says for each target what ordered the candidates. `unserved` are forms
     for which nothing could be chosen."""
 
@@ -90,13 +90,13 @@ class Plan:
         return sorted(found | set(self.functions), key=lambda v: (v.target, v.name()))
 
 
-def plan(
+def select(
     manifests: Sequence[Manifest],
     targets: Sequence[str] = (),
     limit: int = CANDIDATES,
     functions: Sequence[str] = (),
     spec: Sequence[SpecFunction] = (),
-) -> Plan:
+) -> Selection:
     """Choose what to compile for each signature and target: what its operation has of variants at which M, `limit` at
     each where they are put in order (`aot.search.operation.Building.shortlist`).
 
@@ -123,7 +123,7 @@ def plan(
     chosen = tuple(dict.fromkeys([*targets, *(problem.target for problem in problems)]))
     known = _functions(functions, chosen)
     every = tuple(dict.fromkeys([*chosen, *(f.target for f in spec)]))
-    return Plan(manifests, every, tuple(problems), (*known, *spec), ranking, limit)
+    return Selection(manifests, every, tuple(problems), (*known, *spec), ranking, limit)
 
 
 def _wanted(
@@ -143,12 +143,12 @@ def _wanted(
     ]
 
 
-def plan_universal(
+def select_universal(
     manifests: Sequence[Manifest],
     targets: Sequence[str] = (),
     limit: int = universal.FUNCTIONS,
     times: Sequence[Path] = (),
-) -> Plan:
+) -> Selection:
     """Choose what to compile to serve the forms of the manifests' gemms at any N and K: `limit` functions for each.
 
     `times` are files of measured times (`aot.tune.times`), by which functions are chosen where they have some of a
@@ -184,7 +184,7 @@ def plan_universal(
         ranking[name] = "the families' own estimates" + (
             f", and times in {', '.join(path.name for path in times)}" if measured else ""
         )
-    return Plan(manifests, tuple(ranking), (), (), ranking, limit, tuple(forms), tuple(sorted(unserved)))
+    return Selection(manifests, tuple(ranking), (), (), ranking, limit, tuple(forms), tuple(sorted(unserved)))
 
 
 def _require_forms(manifests: Iterable[Manifest]) -> None:

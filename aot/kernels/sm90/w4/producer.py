@@ -1,0 +1,144 @@
+"""The producer warp: keeps every stage full of A, of codes and of their scales by TMA.
+
+Knows nothing of what consumers do with a stage but that they release it.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import cute
+from cutlass.cute.nvgpu import cpasync
+
+from ..small_m.pipeline import EMPTY_READY, Pipeline, Work
+from ..small_m.producer import TmaOperand
+from .operands import codes_tiler, scales_tiler
+from .plan import Plan
+
+_EARLY_STAGES = 2  # loads of weights that go ahead of those of A, while the cluster meets
+_EVICT_FIRST = 0x12F0000000000000  # what createpolicy makes of L2::evict_first for everything
+
+
+class _Load(NamedTuple):
+    """How an operand comes: a TMA atom, from (box, K tiles) to (box, stages)."""
+
+    atom: Any
+    source: Any
+    target: Any
+
+
+class _LoadA(NamedTuple):
+    """How A comes: from (box, boxes of M, K tiles) to (box, boxes, stages), how many boxes of the tile are inside M,
+    and to which CTAs."""
+
+    atom: Any
+    source: Any
+    target: Any
+    boxes: Any
+    mask: Any
+
+
+class _Loads(NamedTuple):
+    """All of them, and how many bytes of them a stage gets."""
+
+    a: _LoadA
+    codes: _Load
+    scales: _Load
+    stage_bytes: Any
+
+
+@cute.jit
+def produce(
+    plan: cutlass.Constexpr, a: TmaOperand, codes: TmaOperand, scales: TmaOperand, pipeline: Pipeline, work: Work
+) -> None:
+    """Load the operands of a CTA's slice of K."""
+    loads = _loads(plan, a, codes, scales, work)
+    full, empty = pipeline
+    first_k, count_k = work.k_tiles
+    # The first stages need no barrier but `full`. Their weights wait for nobody: neither for the kernel before
+    # this one, which may still be writing A, nor for the other CTAs of the cluster, whose barriers A arrives at.
+    if cutlass.const_expr(plan.overlap == "launch"):
+        cute.arch.griddepcontrol_wait()
+    apart = plan.overlap == "weights" or plan.cluster_n > 1
+    depth = plan.stages if plan.cluster_n == 1 or plan.overlap == "weights" else _EARLY_STAGES
+    early = cutlass.min(count_k, depth)
+    for i in cutlass.range(early, unroll=1):
+        _begin_stage(loads, first_k + i, i, full + i)
+        if cutlass.const_expr(not apart):
+            _issue_a(plan, loads.a, work, first_k + i, i, full + i)
+    if cutlass.const_expr(plan.cluster > 1):
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.barrier(barrier_id=EMPTY_READY, number_of_threads=plan.threads)
+    if cutlass.const_expr(plan.overlap == "weights"):
+        cute.arch.griddepcontrol_wait()
+    if cutlass.const_expr(apart):
+        for i in cutlass.range(early, unroll=1):
+            _issue_a(plan, loads.a, work, first_k + i, i, full + i)
+
+    stage, phase = early, cutlass.Int32(1)
+    if stage == plan.stages:
+        stage, phase = cutlass.Int32(0), cutlass.Int32(0)
+    for i in cutlass.range(early, count_k, unroll=1):
+        cute.arch.mbarrier_wait(empty + stage, phase)
+        _begin_stage(loads, first_k + i, stage, full + stage)
+        _issue_a(plan, loads.a, work, first_k + i, stage, full + stage)
+        stage += 1
+        if stage == plan.stages:
+            stage = cutlass.Int32(0)
+            phase ^= 1
+
+
+def _loads(plan: Plan, a: TmaOperand, codes: TmaOperand, scales: TmaOperand, work: Work) -> _Loads:
+    """How A, codes and scales come."""
+    one = cute.make_layout(1)
+    tiled_a = cute.local_tile(a.tensor, (plan.box_tokens, plan.tile_k), (None, None))
+    to_a, from_a = cpasync.tma_partition(
+        a.atom, 0, one, cute.group_modes(a.shared, 0, 2), cute.group_modes(tiled_a, 0, 2)
+    )
+    tiled_codes = cute.local_tile(codes.tensor, codes_tiler(plan), (0, work.tile_column, None))
+    to_codes, from_codes = cpasync.tma_partition(
+        codes.atom, 0, one, cute.group_modes(codes.shared, 0, 3), cute.group_modes(tiled_codes, 0, 3)
+    )
+    tiled_scales = cute.local_tile(scales.tensor, scales_tiler(plan), (work.tile_column, None))
+    to_scales, from_scales = cpasync.tma_partition(
+        scales.atom, 0, one, cute.group_modes(scales.shared, 0, 2), cute.group_modes(tiled_scales, 0, 2)
+    )
+    boxes = cutlass.min(cute.ceil_div(work.tokens, plan.box_tokens), plan.boxes)
+    row_bytes = plan.tile_k * plan.form.element_bytes
+    stage_bytes = boxes * (plan.box_tokens * row_bytes) + (plan.codes_bytes + plan.scales_bytes)
+    mask = None
+    if plan.cluster_n > 1:
+        every_cta = sum(1 << (other * plan.split_k) for other in range(plan.cluster_n))
+        mask = cutlass.Int16(every_cta) << cutlass.Int16(work.slice_k)
+    load_a = _LoadA(a.atom, from_a, to_a, boxes, mask)
+    return _Loads(
+        load_a, _Load(codes.atom, from_codes, to_codes), _Load(scales.atom, from_scales, to_scales), stage_bytes
+    )
+
+
+@cute.jit
+def _begin_stage(loads: _Loads, k: cutlass.Int32, stage: cutlass.Int32, full: cute.Pointer) -> None:
+    """Say how many bytes a stage gets, and load K tile `k` of codes and scales."""
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive_and_expect_tx(full, loads.stage_bytes)
+    for load in (loads.codes, loads.scales):
+        cute.copy(
+            load.atom,
+            load.source[None, k],
+            load.target[None, stage],
+            tma_bar_ptr=full,
+            cache_policy=cutlass.Int64(_EVICT_FIRST),
+        )
+
+
+@cute.jit
+def _issue_a(
+    plan: cutlass.Constexpr, load: _LoadA, work: Work, k: cutlass.Int32, stage: cutlass.Int32, full: cute.Pointer
+) -> None:
+    """Load this CTA's share of the boxes of K tile `k` of A, to all that multiply them."""
+    share = plan.boxes // plan.cluster_n
+    for i in cutlass.range_constexpr(share):
+        at = work.cta_n * share + i
+        if at < load.boxes:
+            source = load.source[None, work.tile_row * plan.boxes + at, k]
+            cute.copy(load.atom, source, load.target[None, at, stage], tma_bar_ptr=full, mcast_mask=load.mask)

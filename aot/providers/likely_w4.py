@@ -1,0 +1,56 @@
+"""Which of `sm90_w4`'s legal choices are worth compiling.
+
+An opinion, as `likely_small_m` is: who names a variant that is left out here gets it. Imports no compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..kernels.sm90.w4.form import Form
+from ..kernels.sm90.w4.plan import Plan
+
+# What goes together of split_k, cluster_n and ctas_per_sm. Clusters of four and eight CTAs do not fill every GPC.
+_CLUSTERS = (
+    (1, 1, 1),
+    (1, 1, 2),
+    (1, 2, 1),
+    (1, 2, 2),
+    (2, 1, 1),
+    (2, 1, 2),
+    (2, 2, 2),
+    (4, 1, 1),
+    (4, 1, 2),
+    (8, 1, 2),
+)
+_FEW_TOKENS = 16  # whose loads are too small a part to be shared
+_ENOUGH_STAGES = 4  # of a slice
+_WARP_GROUPS = range(2, 9)  # of an SM: fewer do not dequantise as fast as memory reads
+
+
+def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
+    """Why legal options are not worth trying together, or None."""
+    if reason := _of_cluster(options):
+        return reason
+    plan = Plan.of(options, form)
+    if (groups := plan.consumers * plan.ctas_per_sm) not in _WARP_GROUPS:
+        return f"{groups} warp groups of an SM, and not {_WARP_GROUPS[0]} to {_WARP_GROUPS[-1]}"
+    if plan.stages < _ENOUGH_STAGES * plan.sliced_k:
+        return f"with {plan.stages} stages loads stop while one is multiplied"
+    return None
+
+
+def hopeless(options: Mapping[str, Any]) -> bool:
+    """Whether these choices, the first of `OPTIONS`, are not worth trying whatever the others and the form are."""
+    *_, last = options
+    return last == "ctas_per_sm" and _of_cluster(options) is not None
+
+
+def _of_cluster(options: Mapping[str, Any]) -> str | None:
+    wanted = tuple(options[name] for name in ("split_k", "cluster_n", "ctas_per_sm"))
+    if wanted not in _CLUSTERS:
+        return f"(split_k, cluster_n, ctas_per_sm) is one of {_CLUSTERS}, not {wanted}"
+    if options["cluster_n"] > 1 and options["tile_m"] <= _FEW_TOKENS:
+        return f"loads of A are not worth sharing up to {_FEW_TOKENS} tokens"
+    return None

@@ -1,0 +1,27 @@
+"""Quantised rows as building knows them: all variants of their element types and scaling, which nothing puts in
+order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .form import Form
+from .operation import Building
+from .shorthand import Experts
+
+
+class ScaledBuilding(Building):
+    """See `aot.search.operation.Building`. Signatures say how what they write is scaled."""
+
+    def form(self, signature: Any) -> Form:
+        """Element types and scaling."""
+        return super().form(signature)._replace(scaling=signature.scaling)
+
+
+class QuantiseBuilding(ScaledBuilding):
+    """See `aot.search.operation.Building`."""
+
+    shorthand = Experts("groups")
+
+
+QUANTISE = QuantiseBuilding("quantise", "quantisations")

@@ -1,0 +1,56 @@
+"""Random 4-bit weights as `runtime.torch.weights` prepares them, and what numbers they are.
+
+Needs torch. Knows nothing of kernels.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.numbers.scaling import FRAGMENTS, SCALINGS
+from runtime.numbers.weights import (
+    BLOCK_COLUMNS,
+    BLOCK_ROWS,
+    FORMATS,
+    INT4_ZERO,
+    LANES,
+    WORDS,
+    codes_of,
+    scales_of,
+)
+
+from ..elements import TORCH_DTYPES
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by the low three bits
+
+
+def prepared(scaling: str) -> bool:
+    """Whether weights of a scaling lie in memory as registers take them."""
+    return SCALINGS[scaling].layout == FRAGMENTS
+
+
+def random_weight(n: int, k: int, dtype: str, generator: torch.Generator) -> torch.Tensor:
+    """Any bytes, since any are a weight."""
+    shape = (n, k // 2)
+    raw = torch.randint(0, 256, shape, device=generator.device, generator=generator, dtype=torch.uint8)
+    return raw.view(TORCH_DTYPES[dtype])
+
+
+def scale_size(scaling: str) -> float:
+    """By what scales in memory are larger than those of weights."""
+    return 2.0 ** FORMATS[scaling].scale_exponent if prepared(scaling) else 1.0
+
+
+def dequantised(scaling: str, b: torch.Tensor, scale_b: torch.Tensor) -> torch.Tensor:
+    """The numbers (N, K) in float32, each rounded to bf16 once."""
+    form = FORMATS[scaling]
+    n, units = b.shape
+    shape = (2 * units // BLOCK_COLUMNS, n // BLOCK_ROWS, LANES, WORDS)
+    codes = codes_of(b.view(torch.uint8).view(torch.int32).reshape(shape), form)
+    if form.word == "mxfp4_weight":
+        magnitudes = torch.tensor([*_E2M1, *(-x for x in _E2M1)], device=codes.device)
+        numbers = magnitudes[codes]
+    else:
+        numbers = (codes - INT4_ZERO).float()
+    scales = scales_of(scale_b.float() * 2.0**-form.scale_exponent, form)
+    return (numbers * scales.repeat_interleave(form.group, 1)).to(torch.bfloat16).float()

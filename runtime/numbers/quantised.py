@@ -1,0 +1,23 @@
+"""Rows of A in 8 bits whose scales are made of them: their type, what may share a scale, and how many scales there are.
+
+A scale is the largest magnitude that it is for, at least `LEAST_AMAX`, over the largest number of the type.
+"""
+
+from __future__ import annotations
+
+from .scaling import SCALINGS, extent_of
+
+NARROW = "e4m3"  # the type of rows where nobody says another
+SCALINGS_OF_ROWS = ("block", "row_column")  # what shares a scale: 128 elements of a row, or the row
+MOST_ROWS_OF_A_GROUP = 64  # on average, for which a grouped GEMM quantises what it makes: the rows of its tiles
+LEAST_AMAX = 1e-10  # so that what is all zeros has a scale
+
+
+def scale_axes(scaling: str) -> tuple[str, ...]:
+    """The axes of the scales of A (M, K), as a GEMM with this scaling reads them."""
+    return SCALINGS[scaling].axes("a")
+
+
+def scale_shape(scaling: str, rows: int, k: int) -> tuple[int, ...]:
+    """The shape of the scales of so many rows."""
+    return tuple(extent_of(axis, {"M": rows, "K": k}) for axis in scale_axes(scaling))

@@ -1,0 +1,116 @@
+"""Checkpoints' 4-bit weights as kernels read them: `prepare_weight` is for when a model is loaded.
+
+Needs torch, and works on the device of what it is given. `runtime.numbers.weights` says how prepared weights lie in
+memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from ..errors import ArgumentError
+from ..numbers.weights import BLOCK_ROWS, FORMATS, WeightFormat, arrange_codes, arrange_scales
+
+_MXFP4, _INT4 = FORMATS["mxfp4_weight"], FORMATS["int4_weight"]
+_UE8M0_OF_ONE, _LARGEST_UE8M0 = 127, 254
+_MATRIX = 2  # dimensions
+
+
+class PreparedWeight(NamedTuple):
+    """What `Library.gemm(x, b, scale_b=scale_b)` takes for a weight (N, K) of 4 bits: `b` (N, K / 2) in units of two,
+    torch.float4_e2m1fn_x2 or torch.uint4; `scale_b` in torch.float8_e8m0fnu or torch.bfloat16."""
+
+    b: torch.Tensor
+    scale_b: torch.Tensor
+
+
+def prepare_weight(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> PreparedWeight:
+    """A weight (N, K) as kernels read it. `layout` says what a checkpoint has:
+
+    - "mxfp4": `packed` uint8, (N, K / 2) or (N, K / 32, 16), the first of two elements in the low bits; `scales` (N,
+      K / 32), ue8m0 or uint8 (gpt-oss's blocks and scales);
+    - "compressed-tensors": `packed` int32 (N, K / 8), the first of eight int4, each plus 8, in the low bits; `scales`
+      (N, K / 128) (weight_packed and weight_scale of pack-quantized with groups of 128, symmetric);
+    - "gptq": `packed` int32 (K / 8, N); `scales` (K / 128, N) (qweight and scales, where qzeros are all 8 and g_idx is
+      in order, that is, symmetric and without act-order).
+
+    Scales of int4 become bf16. N is a multiple of 16, K of 64 (mxfp4) or 128.
+
+    Raises:
+        ArgumentError: `layout` is unknown, or tensors are not of it; scales are too large for a kernel.
+    """
+    if layout not in _LAYOUTS:
+        raise ArgumentError(f"layout must be one of {', '.join(_LAYOUTS)}, found {layout!r:.50}")
+    form, read = _LAYOUTS[layout]
+    codes, scales = read(packed, scales)
+    n, k = codes.shape
+    if n % BLOCK_ROWS or k % form.columns:
+        raise ArgumentError(
+            f"a weight of {layout} needs N in multiples of {BLOCK_ROWS} and K of {form.columns}, found ({n}, {k})"
+        )
+    if scales.shape != (n, k // form.group):
+        raise ArgumentError(
+            f"scales of a weight ({n}, {k}) in {layout} are one for each 1 x {form.group}, found {tuple(scales.shape)} "
+            "of them by rows and groups"
+        )
+    words = arrange_codes(codes.to(torch.int32), form)
+    elements = torch.float4_e2m1fn_x2 if form is _MXFP4 else torch.uint4
+    b = words.contiguous().view(torch.uint8).reshape(n, k // 2).view(elements)
+    return PreparedWeight(b, arrange_scales(_as_kernels_have_them(scales, form), form).contiguous())
+
+
+def _mxfp4(packed: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes (N, K), and ue8m0 (N, K / 32) as bytes."""
+    if packed.dtype != torch.uint8 or packed.ndim not in (2, 3):
+        raise ArgumentError(f"mxfp4 is packed in uint8 (N, K / 2), found {packed.dtype} {tuple(packed.shape)}")
+    if scales.dtype not in (torch.uint8, torch.float8_e8m0fnu) or scales.ndim != _MATRIX:
+        raise ArgumentError(f"scales of mxfp4 are uint8 (N, K / 32), found {scales.dtype} {tuple(scales.shape)}")
+    flat = packed.flatten(1)
+    return torch.stack((flat & 15, flat >> 4), -1).flatten(1), scales.view(torch.uint8)
+
+
+def _compressed_tensors(packed: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return _eights(packed, scales, "compressed-tensors"), scales
+
+
+def _gptq(packed: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return _eights(packed.t(), scales.t(), "gptq"), scales.t()
+
+
+def _eights(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> torch.Tensor:
+    """Codes (N, K) of eight in an int32, (N, K / 8)."""
+    if packed.dtype != torch.int32 or packed.ndim != _MATRIX:
+        raise ArgumentError(f"{layout} packs in an int32 matrix, found {packed.dtype} {tuple(packed.shape)}")
+    if not scales.is_floating_point() or scales.ndim != _MATRIX:
+        raise ArgumentError(f"scales of {layout} are a matrix of floats, found {scales.dtype} {tuple(scales.shape)}")
+    return torch.stack([packed >> (4 * place) & 15 for place in range(8)], -1).flatten(1)
+
+
+_LAYOUTS: dict[str, tuple[WeightFormat, Callable[..., tuple[torch.Tensor, torch.Tensor]]]] = {
+    "mxfp4": (_MXFP4, _mxfp4),
+    "compressed-tensors": (_INT4, _compressed_tensors),
+    "gptq": (_INT4, _gptq),
+}
+
+
+def _as_kernels_have_them(scales: torch.Tensor, form: WeightFormat) -> torch.Tensor:
+    """Scales times their power of two."""
+    if form is _MXFP4:
+        largest = int(scales.max())
+        if largest + form.scale_exponent > _LARGEST_UE8M0:
+            raise ArgumentError(
+                f"a scale of mxfp4 is 2^{largest - _UE8M0_OF_ONE} or not a number; kernels take them below "
+                f"2^{math.log2(form.limit):.0f}: is `scales` what it should be?"
+            )
+        return (scales.to(torch.int32) + form.scale_exponent).to(torch.uint8).view(torch.float8_e8m0fnu)
+    found = scales.to(torch.bfloat16)
+    if not bool((found.abs() < form.limit).all()):
+        raise ArgumentError(
+            f"a scale of int4 is {float(found.abs().max())} or not a number; kernels take them below {form.limit:.0f}: "
+            "is `scales` what it should be?"
+        )
+    return found * 2.0**form.scale_exponent

@@ -1,0 +1,91 @@
+"""What configs of modelopt and compressed-tensors say of weights in NVFP4, MXFP4 and MXFP8, as a manifest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .test_mixture_configs import manifest, published, refused, warnings
+
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
+FOUR_BITS = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
+GROUP = {"targets": ["Linear"], "weights": FOUR_BITS, "input_activations": FOUR_BITS, "output_activations": None}
+COMPRESSED: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "nvfp4-pack-quantized",
+    "config_groups": {"group_0": GROUP},
+    "ignore": ["lm_head"],
+}
+
+
+@pytest.mark.parametrize(
+    ("quantised", "dtype", "scaling"),
+    [
+        (MODELOPT, "e2m1", "nvfp4"),
+        ({**MODELOPT, "quant_method": "modelopt_fp4"}, "e2m1", "nvfp4"),
+        ({**MODELOPT, "ignore": None, "exclude_modules": ["lm_head"]}, "e2m1", "nvfp4"),
+        ({**MODELOPT, "quant_algo": "MXFP8"}, "e4m3", "mxfp8"),
+        (COMPRESSED, "e2m1", "nvfp4"),
+        ({**COMPRESSED, "format": "mxfp4-pack-quantized"}, "e2m1", "mxfp4"),
+        (
+            {**COMPRESSED, "config_groups": {"g": {**GROUP, "format": "mxfp4-pack-quantized"}}, "format": None},
+            "e2m1",
+            "mxfp4",
+        ),
+    ],
+)
+def test_layers_are_as_the_checkpoint_has_them(quantised: dict[str, Any], dtype: str, scaling: str) -> None:
+    built = manifest(published("qwen3-8b", quantization_config=quantised), targets=None)
+    types = {gemm.name: (gemm.signature.a, gemm.signature.d, gemm.signature.scaling) for gemm in built.gemms}
+    assert types.pop("lm_head") == ("bf16", "bf16", "none")
+    assert set(types.values()) == {(dtype, "bf16", scaling)}
+    assert built.targets == ("sm_100a", "sm_103a")
+    assert warnings(published("qwen3-8b", quantization_config=quantised), targets=None) == []
+
+
+def test_a_dtype_that_is_given_has_the_say() -> None:
+    built = manifest(published("qwen3-8b", quantization_config=MODELOPT), dtype="bf16")
+    assert {gemm.signature.a for gemm in built.gemms} == {"bf16"}
+
+
+def test_an_lm_head_that_is_quantised_too_is_said() -> None:
+    (said,) = warnings(
+        published("qwen3-8b", quantization_config={**MODELOPT, "ignore": ["model.visual*"]}), targets=None
+    )
+    assert "lm_head is not left out; the manifest has it in 16 bits" in said
+
+
+@pytest.mark.parametrize("names", [["lm_head", "*mlp.gate"], ["re:.*lm_head", r"re:model\.visual.*"], ["*head*"]])
+def test_patterns_of_what_has_16_bits_anyway_are_no_obstacle(names: list[str]) -> None:
+    assert warnings(published("qwen3-8b", quantization_config={**COMPRESSED, "ignore": names}), targets=None) == []
+
+
+@pytest.mark.parametrize(
+    ("quantised", "words"),
+    [
+        ({**MODELOPT, "quant_algo": "W4A8_AWQ"}, "quant_algo NVFP4 or MXFP8 is supported, found 'W4A8_AWQ'"),
+        ({**MODELOPT, "ignore": 5}, "ignore must be a list, found 5"),
+        ({**MODELOPT, "ignore": ["model.layers.0.self_attn*"]}, "leaves 'model.layers.0.self_attn*' in 16 bits"),
+        ({**COMPRESSED, "ignore": ["re:.*self_attn.*"]}, "leaves 're:.*self_attn.*' in 16 bits"),
+        ({**COMPRESSED, "ignore": ["re:.*layers.77.mlp.down_proj$"]}, "in 16 bits"),
+        ({**COMPRESSED, "ignore": ["model.layers.3.mlp.up_proj"]}, "leaves 'model.layers.3.mlp.up_proj' in 16 bits"),
+        ({**COMPRESSED, "ignore": ["re:(a+)+b"]}, "leaves out 're:(a+)+b', which is not read"),
+        ({**COMPRESSED, "format": "float-quantized"}, "is supported, found 'float-quantized'"),
+        ({**COMPRESSED, "config_groups": {"a": GROUP, "b": GROUP}}, "one group with targets ['Linear'] is supported"),
+        ({**COMPRESSED, "config_groups": {"a": {**GROUP, "targets": ["re:.*down_proj"]}}}, "one group with targets"),
+        (
+            {**COMPRESSED, "config_groups": {"a": {**GROUP, "input_activations": None}}},
+            "input_activations must be floats",
+        ),
+    ],
+)
+def test_weights_that_no_manifest_follows_from_are_refused(quantised: dict[str, Any], words: str) -> None:
+    refused(published("qwen3-8b", quantization_config=quantised), words, "by hand: docs/manifests.md")
+
+
+def test_experts_in_four_bits_are_refused_and_may_be_left_out() -> None:
+    config = published("qwen3-30b-a3b", quantization_config=MODELOPT)
+    refused(config, "experts have no scaling nvfp4", "--no-experts leaves experts out")
+    built = manifest(config, experts=False, targets=None)
+    assert {g.signature.scaling for g in built.gemms if g.name in ("qkv", "o")} == {"nvfp4"}

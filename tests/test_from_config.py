@@ -1,0 +1,108 @@
+"""`aot manifest from-config`: what it writes and refuses to replace."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from aot.problem import manifest
+from aot.problem.manifest import Manifest
+
+from .command_line import ROOT, Run
+
+
+def test_from_config_writes_a_manifest(run: Run, tmp_path: Path) -> None:
+    config = ROOT / "tests/data/configs/llama-3.1-8b.json"
+    arguments = ["--tp", 2, "--tokens", "1,16", "--target", "sm_90a", "--model", "half", "--source", "someone/llama"]
+    result = run("manifest", "from-config", config, *arguments)
+    written: Manifest = manifest.loads(result.out)
+    assert (result.status, written.model, written.tokens, written.targets) == (0, "half", (1, 16), ("sm_90a",))
+    assert run("manifest", "from-config", config, *arguments, "-o", tmp_path / "m.yaml").out == ""
+    assert (tmp_path / "m.yaml").read_text() == result.out
+
+
+def test_from_config_keeps_the_machines_path_out_and_names_the_model(run: Run, tmp_path: Path) -> None:
+    config = ROOT / "tests/data/configs/llama-3.1-8b.json"
+    (tmp_path / "Mine").mkdir()
+    (tmp_path / "Mine" / "config.json").write_bytes(config.read_bytes())
+    for path, model in ((config, "llama-3.1-8b-tp8"), (tmp_path / "Mine" / "config.json", "mine-tp8")):
+        written = manifest.loads(run("manifest", "from-config", path, "--tp", 8, "--tokens", 1).out)
+        assert written.model == model
+        assert written.source.startswith(f"{path.name} at tp 8: ")
+
+
+def test_from_config_targets_what_has_kernels_of_the_type(run: Run) -> None:
+    config = ROOT / "tests/data/configs/llama-3.1-8b.json"
+    result = run("manifest", "from-config", config, "--tp", 1, "--tokens", 1, "--dtype", "e4m3", "--scaling", "none")
+    assert manifest.loads(result.out).targets == ("sm_90a", "sm_100a", "sm_103a")
+
+
+def test_from_config_fuses_and_scales(run: Run) -> None:
+    config = ROOT / "tests/data/configs/llama-3.1-8b.json"
+    arguments = ["--tp", 1, "--tokens", 1, "--target", "sm_90a", "--dtype", "e4m3", "--scaling", "block", "--fuse"]
+    written = manifest.loads(run("manifest", "from-config", config, *arguments).out)
+    assert written.model == "llama-3.1-8b-e4m3-fused"
+    assert [g.signature.epilogue for g in written.gemms] == ["none", "residual", "swiglu", "residual", "none"]
+    assert {g.signature.scaling for g in written.gemms} == {"block", "none"}
+
+
+@pytest.fixture
+def from_config(run: Run) -> Run:
+    """Write the manifest of a small config."""
+    config = ROOT / "tests/data/configs/llama-3.1-8b.json"
+    arguments = ["--tp", 1, "--tokens", 1, "--target", "sm_90a", "--dtype", "bf16"]
+    return lambda *options: run("manifest", "from-config", config, *arguments, *options)
+
+
+def test_from_config_replaces_a_file_only_by_force(from_config: Run, tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text("mine")
+    refused = from_config("-o", path)
+    assert (refused.status, refused.out) == (2, "")
+    assert refused.err == f"error: {path}: is there already; --force replaces it, or name another output\n"
+    assert path.read_text() == "mine"
+    assert from_config("-o", path, "--force").status == 0
+    assert manifest.load(path).model == "llama-3.1-8b"
+    assert os.listdir(tmp_path) == ["m.yaml"]
+
+
+def test_from_config_leaves_the_file_that_was_there_when_writing_fails(
+    from_config: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text("mine")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("aot.problem.manifest.writer.os.replace", full)
+    result = from_config("-o", path, "--force")
+    assert (result.status, result.out) == (2, "")
+    assert "cannot be written (No space left on device)" in result.err
+    assert path.read_text() == "mine"
+    assert os.listdir(tmp_path) == ["m.yaml"]
+
+
+def test_from_config_prints_where_the_output_is_a_dash(
+    from_config: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert from_config("-o", "-").out == from_config().out != ""
+    assert os.listdir() == []
+
+
+def test_from_config_spreads_experts_over_ranks(run: Run) -> None:
+    config = ROOT / "tests/data/configs/qwen3-30b-a3b.json"
+    result = run("manifest", "from-config", config, "--tp", 2, "--ep", 4, "--tokens", 1, "--dtype", "bf16")
+    written = manifest.loads(result.out)
+    assert (result.status, result.err, written.model) == (0, "", "qwen3-30b-a3b-tp2-ep4")
+    assert {use.signature.groups for use in written.uses if use.signature.operation == "grouped_gemm"} == {32}
+
+
+def test_from_config_warns_of_experts_on_standard_error(run: Run) -> None:
+    config = ROOT / "tests/data/configs/qwen3-30b-a3b.json"
+    result = run("manifest", "from-config", config, "--no-experts", "--tokens", 1, "--dtype", "bf16")
+    assert (result.status, manifest.loads(result.out).layers) == (0, 48)
+    assert result.err.startswith("warning: qwen3-30b-a3b.json: the experts are left out")
+    assert result.err.count("\n") == 1

@@ -1,0 +1,252 @@
+"""4-bit weights: how they are prepared, what a kernel makes of their bits, and which kernels there are."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aot.kernels.sm90.w4.form import Form
+from aot.kernels.sm90.w4.plan import Plan
+from aot.search.legal import unsuited
+from aot.search.provider import provider
+from aot.search.targets import TARGETS
+from aot.search.variants import Variant
+from aot.tune.gemm.prepared_weights import dequantised
+from runtime import Library
+from runtime.container.archive import Archive
+from runtime.errors import ArgumentError, LayoutError
+from runtime.gemm.signature import Signature
+from runtime.numbers.weights import (
+    FORMATS,
+    WeightFormat,
+    arrange_codes,
+    arrange_scales,
+    codes_of,
+    e2m1_pairs,
+    int4_pairs,
+    scales_of,
+)
+from runtime.torch.weights import prepare_weight
+
+from .command_line import ALONE, COMMAND, ROOT
+from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from .shared import made_once
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+MXFP4, INT4 = FORMATS["mxfp4_weight"], FORMATS["int4_weight"]
+PLAIN = Signature("bf16", "e2m1", "bf16", "f32", "none", 4096, 4096, scaling="mxfp4_weight")
+formats = pytest.mark.parametrize("form", FORMATS.values(), ids=lambda f: f.word)
+
+
+def variants(signature: Signature) -> list[Variant]:
+    return [v for v in provider("own").variants("sm_90a", signature) if v.family == "sm90_w4"]
+
+
+def packed(codes: torch.Tensor, each: int) -> torch.Tensor:
+    """Codes (N, K), `each` in an integer, the first in the low bits."""
+    whole = sum(codes[:, i::each].long() << (4 * i) for i in range(each))
+    assert isinstance(whole, torch.Tensor)
+    return torch.where(whole >= 1 << 31, whole - (1 << 32), whole)
+
+
+def as_bf16(words: int) -> tuple[float, float]:
+    """The two bf16 of a register."""
+    low, high = np.array([words & 0xFFFF, words >> 16 & 0xFFFF], np.uint16).view(ml_dtypes.bfloat16)
+    return float(low), float(high)
+
+
+@formats
+@given(slabs=st.integers(1, 3), blocks=st.integers(1, 3), seed=st.integers(0, 99))
+@settings(max_examples=20)
+def test_arranging_codes_and_scales_loses_nothing(form: WeightFormat, slabs: int, blocks: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    n, k = 16 * slabs, form.columns * blocks
+    codes = torch.randint(0, 16, (n, k), generator=generator, dtype=torch.int32)
+    scales = torch.rand((n, k // form.group), generator=generator)
+    assert torch.equal(codes_of(arrange_codes(codes, form), form), codes)
+    assert torch.equal(scales_of(arrange_scales(scales, form), form), scales)
+
+
+@formats
+def test_a_word_becomes_the_rows_and_columns_that_wgmma_wants(form: WeightFormat) -> None:
+    """PTX ISA, registers of wgmma's A: a0 and a1 of row l / 4, a2 and a3 of the row 8 below; a4 to a7 8 columns on."""
+    n, k = 16, form.columns
+    codes = (torch.arange(n)[:, None] * 7 + torch.arange(k)[None] * 3) % 16
+    words = arrange_codes(codes.to(torch.int64), form)
+    table = [*E2M1, *(-x for x in E2M1)] if form is MXFP4 else [float(x) for x in range(16)]
+    for lane in range(32):
+        for step in range(4):
+            pairs = (e2m1_pairs if form is MXFP4 else int4_pairs)(int(words[0, 0, lane, step]))
+            found = [x * 2.0**form.code_exponent for pair in pairs for x in as_bf16(pair & 0xFFFFFFFF)]
+            row, column = lane // 4, 16 * step + lane % 4 * 2
+            places = [(row + 8 * (i // 2 % 2), column + i % 2 + 8 * (i // 4)) for i in range(8)]
+            assert found == [table[int(codes[place])] for place in places], (lane, step)
+
+
+@pytest.mark.parametrize("scale", [0, 24, 90, 127, 150])
+def test_each_code_of_mxfp4_times_its_scale_is_exact_in_bf16(scale: int) -> None:
+    byte = scale + MXFP4.scale_exponent
+    factor, _ = as_bf16(byte << 7)
+    for code in range(16):
+        word = int(arrange_codes(torch.full((16, 64), code), MXFP4)[0, 0, 0, 0])
+        for number, _ in map(as_bf16, e2m1_pairs(word)):
+            exact = E2M1[code & 7] * (-1.0) ** (code >> 3) * 2.0 ** (scale - 127)
+            product = float(np.array(number * factor).astype(ml_dtypes.bfloat16))
+            assert product == number * factor or abs(exact) < 2.0**-100
+            assert product * 2.0**MXFP4.exponent == pytest.approx(exact, abs=2.0**-110)
+
+
+@pytest.mark.parametrize("scale", [1.0, -0.0123, 1e-6, 4000.0])
+def test_each_code_of_int4_times_its_scale_is_rounded_once(scale: float) -> None:
+    held = float(np.array(scale * 2.0**INT4.scale_exponent).astype(ml_dtypes.bfloat16))
+    shift = float(np.array(held * -(2.0**-130)).astype(ml_dtypes.bfloat16))
+    for code in range(16):
+        word = int(arrange_codes(torch.full((16, 64), code), INT4)[0, 0, 0, 0])
+        for number, _ in map(as_bf16, int4_pairs(word)):
+            found = float(np.array(number * held + shift).astype(ml_dtypes.bfloat16)) * 2.0**INT4.exponent
+            exact = (code - 8) * held * 2.0**-INT4.scale_exponent
+            assert found == float(np.array(exact).astype(ml_dtypes.bfloat16))
+
+
+def test_blocks_of_gpt_oss_are_prepared_without_a_change_of_value() -> None:
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(0, 256, (48, 8, 16), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(90, 140, (48, 8), dtype=torch.uint8, generator=generator)
+    weight = prepare_weight(blocks, scales, "mxfp4")
+    elements = blocks.flatten(1).numpy().view(np.uint8)
+    numbers = np.stack([elements & 15, elements >> 4], -1).reshape(48, 256)
+    values = torch.from_numpy(numbers.astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32))
+    wanted = values * torch.exp2(scales.float() - 127).repeat_interleave(32, 1)
+    assert torch.equal(dequantised("mxfp4_weight", *weight), wanted)
+    assert weight.b.shape == (48, 128)
+
+
+@pytest.mark.parametrize("layout", ["compressed-tensors", "gptq"])
+def test_int4_of_checkpoints_is_prepared_without_a_change_of_value(layout: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, 16, (32, 256), generator=generator)
+    scales = torch.randn((32, 2), generator=generator) * 0.01
+    if layout == "gptq":
+        weight = prepare_weight(packed(codes, 8).int().t().contiguous(), scales.t().contiguous(), layout)
+    else:
+        weight = prepare_weight(packed(codes, 8).int(), scales, layout)
+    rounded = scales.bfloat16().float().repeat_interleave(128, 1)
+    assert torch.equal(dequantised("int4_weight", *weight), ((codes - 8) * rounded).bfloat16().float())
+
+
+@pytest.mark.parametrize(
+    ("layout", "arguments", "reason"),
+    [
+        ("awq", {}, "layout must be one of mxfp4, compressed-tensors, gptq"),
+        ("mxfp4", {"packed": torch.zeros(40, 64, dtype=torch.uint8)}, "N in multiples of 16 and K of 64"),
+        ("mxfp4", {"packed": torch.zeros(16, 64, dtype=torch.int32)}, "uint8 .N, K / 2., found torch.int32"),
+        ("mxfp4", {"scales": torch.full((16, 3), 127, dtype=torch.uint8)}, "one for each 1 x 32"),
+        ("mxfp4", {"scales": torch.full((16, 4), 151, dtype=torch.uint8)}, r"is 2\^24 or not a number"),
+        ("compressed-tensors", {"scales": torch.zeros(16, 1, dtype=torch.int32)}, "a matrix of floats"),
+        ("compressed-tensors", {"scales": torch.full((16, 1), 5000.0)}, "below 4096"),
+    ],
+)
+def test_what_is_no_weight_of_a_layout_is_refused(layout: str, arguments: dict[str, Any], reason: str) -> None:
+    mxfp4 = layout in ("mxfp4", "awq")
+    usual = {
+        "packed": torch.zeros(16, 64, dtype=torch.uint8) if mxfp4 else torch.zeros(16, 16, dtype=torch.int32),
+        "scales": torch.full((16, 4), 127, dtype=torch.uint8) if mxfp4 else torch.ones(16, 1),
+    }
+    with pytest.raises(ArgumentError, match=reason):
+        prepare_weight(**(usual | arguments), layout=layout)
+
+
+def test_stages_fill_the_shared_memory_of_an_sm_and_no_more() -> None:
+    for v in variants(PLAIN):
+        plan = Plan.of(v.options, Form(v.scaling, v.epilogue))
+        found = plan.memory
+        a_cta = 2048 + found.block + 4 * plan.epilogue_terms  # 1 KB static, 1 KB for barriers
+        of_a_cta = TARGETS["sm_90a"].shared_bytes_per_block if v.integer("ctas_per_sm") == 1 else (228 << 9) - 1024
+        assert a_cta <= of_a_cta, v.name()
+        assert a_cta + found.m_side + found.n_side > of_a_cta or found.stages == 32, v.name()
+
+
+def test_extents_that_fill_no_block_are_refused() -> None:
+    one = variants(PLAIN)[0]
+    for n, k, reason in ((4104, 4096, "N must be a multiple of 16"), (4096, 4128, "K must be a multiple of 64")):
+        assert reason in (unsuited(one, dataclasses.replace(PLAIN, n=n, k=k)) or "")
+
+
+# --- what a server is given ---
+
+MANIFEST = """
+format: 1
+model: w4
+source: made up
+tokens: [16]
+targets: [sm_90a]
+gemms:
+  - {name: mxfp4, n: 512, k: 1088, dtypes: {a: bf16, b: e2m1, d: bf16}, scaling: mxfp4_weight}
+  - {name: int4, n: 512, k: 1152, dtypes: {a: bf16, b: u4, d: bf16}, scaling: int4_weight}
+"""
+
+
+@pytest.fixture(scope="module")
+def archive(request: pytest.FixtureRequest) -> Path:
+    """A compiled kernel of each format."""
+    pytest.importorskip("cutlass", reason="the DSL is not installed")
+    return made_once(request, "w4", build) / "w4.aot"
+
+
+def build(folder: Path) -> None:
+    (folder / "w4.yaml").write_text(MANIFEST)
+    options = ["--candidates", "1", "--cache", "cache", "--no-tune", *ALONE]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [*COMMAND, "build", "w4.yaml", "-o", "w4.aot", *options]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def library(archive: Path, torch: FakeTorch) -> Iterator[Library]:
+    with Archive.open(archive) as opened:
+        kernels = {}
+        for name in opened.functions:
+            (launch,), (kernel,) = opened.record(name)["program"]["launches"], opened.record(name)["kernels"]
+            kernels[opened.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
+        with Library(opened, RecordingDriver(kernels=kernels)) as made:
+            yield made
+
+
+def call(form: WeightFormat, m: int) -> dict[str, Any]:
+    if form is MXFP4:
+        b, scale_b = FakeTensor((512, 544), "float4_e2m1fn_x2"), FakeTensor((17, 1024), "float8_e8m0fnu")
+    else:
+        b, scale_b = FakeTensor((512, 576), "uint4"), FakeTensor((9, 512), "bfloat16")
+    return {"a": FakeTensor((m, 2 * b.shape[1])), "b": b, "scale_b": scale_b, "out": FakeTensor((m, 512))}
+
+
+@formats
+@pytest.mark.parametrize("m", [1, 17, 4097])
+def test_a_prepared_weight_is_served_at_any_m(library: Library, form: WeightFormat, m: int) -> None:
+    given = call(form, m)
+    assert library.gemm(**given) is given["out"]
+    library.gemm(**call(form, m))  # as planned
+
+
+@formats
+def test_a_weight_that_is_not_prepared_is_refused(library: Library, form: WeightFormat) -> None:
+    given = call(form, 16)
+    of_checkpoint = FakeTensor((512, given["a"].shape[1] // form.group), str(given["scale_b"].dtype).split(".")[-1])
+    with pytest.raises(ArgumentError, match="prepare_weight makes b and scale_b"):
+        library.gemm(**(given | {"scale_b": of_checkpoint}))
+    b = given["b"]
+    apart = FakeTensor(b.shape, str(b.dtype).split(".")[-1], (2 * b.shape[1], 1))
+    with pytest.raises(LayoutError, match=r"b of shape .* must be contiguous"):
+        library.gemm(**(given | {"b": apart}))
