@@ -75,6 +75,17 @@ ARCHIVES = (
         tune=("--no-sustained", "--finalists", "2", "--repeats", "2"),
         tests=("tests/test_gpu_torch.py", "tests/test_gpu_preload.py", "tests/test_gpu_options.py"),
     ),
+    Tested(
+        *("experts_fp8", ("tests/data/experts_fp8.yaml", "--candidates", "4")),
+        tests=("tests/moe", "tests/quantise"),
+        memcheck=((),),
+    ),
+    Tested(
+        *("w4", ("tests/data/w4.yaml", "--candidates", "4")),
+        tests=("tests/test_gpu_w4.py", "tests/test_gpu_kernels.py"),
+        memcheck=((),),
+        racecheck=(("--schedules",),),
+    ),
     Tested("universal", tests=("tests/test_gpu_universal.py",)),
 )
 FUNCTIONS = ("--spec", "examples/quack/spec.py")  # needs quack-kernels and triton where it is built

@@ -12,7 +12,7 @@ import itertools
 import math
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +182,6 @@ def _brought(value: Any) -> list[Any]:
     return HERE.shared.warps[HERE.thread // WARP].exchange(HERE.thread % WARP, value)
 
 
-def _match(mask: int, value: Any) -> int:
-    return sum(1 << lane for lane, other in enumerate(_brought(int(value))) if other == int(value))
-
-
 def _atomic_add(at: Pointer, value: int) -> None:
     with HERE.shared.lock:
         at.memory[at.offset] += value
@@ -205,7 +201,7 @@ ARCH = types.SimpleNamespace(
     shuffle_sync_up=_shuffle(lambda lane, by: lane - by),
     shuffle_sync_bfly=_shuffle(lambda lane, by: lane ^ by),
     fmax=np.fmax,
-    match_sync=_match,
+    vote_ballot_sync=lambda chosen: sum(1 << lane for lane, other in enumerate(_brought(bool(chosen))) if other),
     popc=lambda bits: int(bits).bit_count(),
     lanemask_lt=lambda: (1 << HERE.thread % WARP) - 1,
     atomic_add=_atomic_add,
@@ -248,9 +244,12 @@ CUTLASS = types.SimpleNamespace(
 )
 
 
-def module(path: Path, package: str = "aot.kernels") -> dict[str, Any]:
-    """What a kernel's module, of a package, defines, of this DSL; and so modules beside it from which it imports."""
+def module(path: Path, package: str = "aot.kernels", given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a kernel's module, of a package, defines, of this DSL; and so modules beside it from which it imports, but
+    for names that are `given`."""
+    given = given or {}
     found: dict[str, Any] = {
+        **given,
         "cutlass": CUTLASS,
         "cute": CUTE,
         "__package__": package,
@@ -259,6 +258,9 @@ def module(path: Path, package: str = "aot.kernels") -> dict[str, Any]:
     tree = ast.parse(path.read_text())
     for node in list(tree.body):
         names = {alias.name for alias in node.names} if isinstance(node, ast.Import | ast.ImportFrom) else set()
+        if names and names <= set(given):
+            tree.body.remove(node)
+            continue
         beside = path.parent / f"{node.module}.py" if isinstance(node, ast.ImportFrom) and node.level == 1 else None
         if beside is not None:
             defined = module(beside, package)

@@ -48,7 +48,13 @@ _VIEW = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_DLTenso
 _CURRENT_STREAM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
 _TYPES = {
     **{"bfloat16": (4, 16), "float16": (2, 16), "float32": (2, 32), "float64": (2, 64)},
-    **{"float8_e4m3fn": (10, 8), "float8_e8m0fnu": (14, 8), "uint4": (1, 8)},  # as torch exports them
+    **{
+        "float8_e4m3fn": (10, 8),
+        "float8_e8m0fnu": (14, 8),
+        "uint4": (1, 8),
+        "int8": (0, 8),
+        "int4": (0, 8),
+    },  # as torch exports them
 }
 
 

@@ -243,7 +243,7 @@ class TorchDType:
 
 
 _FLOATS = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e8m0fnu", "float4_e2m1fn_x2")
-_NAMES = (*_FLOATS, "int32", "int64", "uint4")
+_NAMES = (*_FLOATS, "int8", "int32", "int64", "uint4", "int4")
 DTYPES = {name: TorchDType(name) for name in _NAMES}
 _addresses = itertools.count(1 << 40, 1 << 30)
 

@@ -191,6 +191,7 @@ def test_the_kernel_takes_addresses_in_the_operators_order(of: Signature) -> Non
     factor = ["scale_ab"] if SCALINGS[of.scaling].tensor_scale else []
     tensors = ["a", "b", "d", "scale_a", "scale_b", *factor]
     assert [a.name for a in built.tree] == [*tensors, "max_active_clusters", "stream"]
+    assert [built.symbols[extent].divisibility for extent in "nk"] == [32, 32]
 
 
 def test_a_kernel_that_does_not_multiply_by_the_tensor_scale_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

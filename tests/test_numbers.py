@@ -71,7 +71,7 @@ def test_the_dsl_has_the_type_and_its_bits(d: DType) -> None:
 
 
 # What torch exports of packed integers are bytes.
-@pytest.mark.parametrize("d", [d for d in DTYPES.values() if d.torch and d.name != "u4"], ids=by_name)
+@pytest.mark.parametrize("d", [d for d in DTYPES.values() if d.torch and d.name not in ("u4", "i4")], ids=by_name)
 def test_torch_exports_the_type_as_dlpack_codes_it(d: DType) -> None:
     torch = pytest.importorskip("torch")
     made = torch.zeros(8, dtype=torch.uint8).view(getattr(torch, d.torch))
@@ -89,7 +89,7 @@ def test_codes_are_those_of_the_header() -> None:
     words = {
         **{"f32": "Float", "bf16": "Bfloat", "f16": "Float", "e4m3": "Float8_e4m3fn", "e5m2": "Float8_e5m2"},
         **{"e3m2": "Float6_e3m2fn", "e2m1": "Float4_e2m1fn", "ue8m0": "Float8_e8m0fnu", "ue4m3": "Float8_e4m3fn"},
-        **{"i64": "Int", "i32": "Int", "i8": "Int", "u8": "UInt", "u4": "UInt"},
+        **{"i64": "Int", "i32": "Int", "i8": "Int", "i4": "Int", "u8": "UInt", "u4": "UInt"},
     }
     assert {d.name: names[d.dlpack] for d in DTYPES.values()} == {name: f"kDL{word}" for name, word in words.items()}
 
@@ -121,8 +121,8 @@ def test_elements_have_bytes(d: DType) -> None:
 
 
 def test_what_shares_a_byte_has_no_bytes_of_its_own() -> None:
-    assert [d.name for d in DTYPES.values() if d.unit > 1] == ["e3m2", "e2m1", "u4"]
-    for name in ("e3m2", "e2m1", "u4"):
+    assert [d.name for d in DTYPES.values() if d.unit > 1] == ["e3m2", "e2m1", "u4", "i4"]
+    for name in ("e3m2", "e2m1", "u4", "i4"):
         with pytest.raises(ValueError, match=f"one {name} has . bits, no whole bytes"):
             _ = DTYPES[name].bytes
     assert [d.bytes for d in DTYPES.values() if d.unit == 1] == [4, 2, 2, 1, 1, 8, 4, 1, 1, 1, 1]

@@ -333,10 +333,14 @@ def test_what_says_which_operands_an_operation_has_compiles_its_kernels_anew(
     assert _changed(described, of=name) == grouped
 
 
+OTHERWISE_WRAPPED = {"sm100_block_scaled", "sm100_grouped", "sm100_mixed_input"}
+
+
 @pytest.mark.parametrize(
     ("pattern", "families"),
     [
-        ("operator_api/dense.py", set(cutlass_operators.FAMILIES) - {"sm100_block_scaled", "sm100_grouped"}),
+        ("operator_api/dense.py", set(cutlass_operators.FAMILIES) - OTHERWISE_WRAPPED),
+        ("operator_api/mixed_input.py", {"sm100_mixed_input"}),
         ("operator_api/fused.py", {"sm100_static_persistent_efc"}),
         ("operator_api/block_scaled.py", {"sm100_block_scaled"}),
         ("operator_api/tensor_scale.py", {"sm100_block_scaled"}),

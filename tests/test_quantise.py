@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import ArgumentError
+from runtime.gemm.signature import Signature
 from runtime.numbers.scaling import SCALINGS
 
 from .scale_tiles import tile_offset
@@ -116,3 +117,20 @@ def test_tensors_that_have_no_whole_blocks_are_refused(word: str) -> None:
     for x in (torch.zeros(2, 40), torch.zeros(2, 64, dtype=torch.int32), torch.zeros(0, 64)):
         with pytest.raises(ArgumentError, match=f"{word} is for tensors"):
             quantise(x)
+
+
+@pytest.mark.parametrize(("word", "most"), [("mxfp8", 0.05), ("mxfp4", 0.2), ("nvfp4", 0.15)])
+def test_a_product_of_what_is_quantised_is_that_of_the_numbers_but_for_rounding(word: str, most: float) -> None:
+    """As the kernel is to make it, from the operands of a call."""
+    from aot.tune.gemm.operands import OperandSet, reference
+
+    torch.manual_seed(1)
+    x, weight = torch.randn(70, 544) * 9, torch.randn(96, 544) / 50
+    a, b = FORMATS[word](x), FORMATS[word](weight)
+    element = SCALINGS[word].of[0]
+    s = Signature(element, element, "bf16", "f32", "none", 96, 544, scaling=word)
+    extras = {"scale_a": a.scales, "scale_b": b.scales}
+    if a.tensor_scale is not None and b.tensor_scale is not None:
+        extras["scale_ab"] = a.tensor_scale * b.tensor_scale
+    found, wanted = reference(s, OperandSet(a.values, b.values, torch.empty(70, 96), extras)), (x @ weight.T).double()
+    assert 0.2 * most < (found - wanted).norm() / wanted.norm() < most

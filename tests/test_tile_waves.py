@@ -15,7 +15,7 @@ from runtime.gemm.signature import Signature
 
 BF16 = Signature("bf16", "bf16", "bf16", "f32", "none", 8192, 8192)
 MXFP8 = dataclasses.replace(BF16, a="e4m3", b="e4m3", scaling="mxfp8")
-TILE = Shape(128, 128, 64, 2, 1, 4, 1, 64, two_cta=False)
+TILE = Shape(128, 128, 64, 2, 1, 4, 1, 64, two_cta=False, swap_ab=False)
 B200 = model_of(target("sm_100a"))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
+from .amax import over_threads, scale_of
 from .moe_sizes import MOST_EXPERTS, MOST_TOP_K
 from .quantise import (
     THREADS_OF_BLOCK,
@@ -23,13 +24,11 @@ from .quantise import (
     magnitude,
     magnitude_of_row,
     narrow,
-    over_threads,
-    scale_of,
     store,
 )
 
 _WARP = 32
-_EVERY_LANE = 0xFFFFFFFF
+_BITS = MOST_EXPERTS.bit_length() - 1  # of an expert's number
 _STAGED = 2048  # ids that a block compares its own with at a time
 _RANKING_THREADS = 1024
 _AHEAD = 4  # ids of a thread whose loads are under way together
@@ -39,11 +38,13 @@ _NO_EXPERT = 1 << 30  # behind every expert in order
 
 class MoePermute:
     """The kernels for blocks of `threads` threads, a multiple of the warp size; `scaling` is a word of
-    `runtime.numbers.scaling`."""
+    `runtime.numbers.scaling`; with an expert map they are `mapped`, and many tokens have no expert here."""
 
-    def __init__(self, schedule: str, threads: int, overlap: bool = False, scaling: str = "none") -> None:
+    def __init__(
+        self, schedule: str, threads: int, overlap: bool = False, scaling: str = "none", mapped: bool = False
+    ) -> None:
         self.one_launch, self.threads, self.overlap = schedule == "one_launch", threads, overlap
-        self.scaling = scaling
+        self.scaling, self.mapped = scaling, mapped
 
     @cute.jit
     def __call__(
@@ -112,15 +113,16 @@ class MoePermute:
 
     @cute.jit
     def _write(self, row: cute.Tensor, rows: Any, places: cute.Tensor, smem: Any) -> None:
-        """The block writes `row` (K) to each of the rows that `places` names, but for those below 0; where all are, it
-        does not read it."""
+        """The block writes `row` (K) to each of the rows that `places` names, but for those below 0; where all may be,
+        it does not read it if they are."""
         to, scale = rows
         maxima: Any = None
         if cutlass.const_expr(self.scaling == "row_column"):
             maxima = allocate_maxima(self.threads, smem)
-        last = cutlass.Int32(_NOWHERE)
-        for j in cutlass.range(cute.size(places), unroll=4):
-            last = cutlass.max(last, places[j])
+        last = cutlass.Int32(_NOWHERE if self.mapped else 0)
+        if cutlass.const_expr(self.mapped):
+            for j in cutlass.range(cute.size(places), unroll=4):
+                last = cutlass.max(last, places[j])
         if last >= 0:
             if cutlass.const_expr(self.scaling == "none"):
                 _copy_row(self.threads, row, to, places)
@@ -313,7 +315,7 @@ def _rank_all(
             index = base + i * _WARP + lane
             # Behind the warp's assignments are others'.
             expert = cutlass.select_(index < last, found[i], cutlass.Int32(_NOWHERE))
-            alike = cute.arch.match_sync(_EVERY_LANE, expert)
+            alike = _lanes_alike(expert)
             before = cute.arch.popc(alike & cute.arch.lanemask_lt())
             place = cutlass.Int32(_NOWHERE)
             if expert >= 0:
@@ -324,6 +326,19 @@ def _rank_all(
             cute.arch.sync_warp()
             if index < last:
                 positions[index] = place
+
+
+@cute.jit
+def _lanes_alike(expert: cutlass.Int32) -> cutlass.Int32:
+    """A bit for each lane of the warp that has the same expert; where this lane has none, nothing that matters.
+
+    Bit by bit: an instruction that matches whole numbers takes as much longer as they differ more."""
+    alike = cute.arch.vote_ballot_sync(expert >= 0)
+    for bit in cutlass.range_constexpr(_BITS):
+        is_set = (expert >> bit) & 1 != 0
+        lanes = cute.arch.vote_ballot_sync(is_set)
+        alike = alike & cutlass.select_(is_set, lanes, ~lanes)
+    return alike
 
 
 @cute.jit

@@ -16,6 +16,7 @@ from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.epilogue import EPILOGUES
 from runtime.numbers.products import unsupported_scaling
+from runtime.numbers.scaling import SCALINGS
 
 from ..search.legal import illegal, legal_variants
 from ..search.provider import Buildable, ProviderError
@@ -23,14 +24,14 @@ from ..search.targets import TARGETS
 from ..search.variants import Family, Likely, Option, Variant
 from . import estimate_grouped, estimate_persistent, summation
 from .arguments import digest
-from .operator_api import block_scaled, dense, fused, grouped
+from .operator_api import block_scaled, dense, fused, grouped, mixed_input
 from .operator_api.operator import DISTRIBUTION
 from .sources import built_by
 
 _PROVIDERS = Path(__file__).parent
 # The module that finds and wraps the operator of each family.
 _BUILT_BY: dict[str, ModuleType] = {
-    family: module for module in (dense, fused, block_scaled, grouped) for family in module.OPERATORS
+    family: module for module in (dense, fused, mixed_input, block_scaled, grouped) for family in module.OPERATORS
 }
 
 
@@ -106,6 +107,37 @@ def _sm107_rule(v: Variant) -> str | None:
     return None
 
 
+def _mixed_input_rule(v: Variant) -> str | None:
+    """`tile_n`, weights, is the MMA's M side. Stages of both operands, and of weights as the MMA takes them, share an
+    SM's memory; groups are whole tiles along K, and a CTA's scales at least 128 bytes."""
+    two_cta, tile_m, tile_k = v.options["two_cta"], v.integer("tile_m"), v.integer("tile_k")
+    rows = v.integer("tile_n") // (2 if two_cta else 1)
+    if rows not in (64, 128):
+        return f"tile_n must be {'128 or 256 with' if two_cta else '64 or 128 without'} two_cta"
+    if two_cta and v.integer("cluster_n") != 2:
+        return "cluster_n must be 2 with two_cta"
+    if tile_m == tile_k == 256 and not two_cta:
+        return "tiles of 256 by 256 of A take two CTAs"
+    if v.b == "i8" and v.target not in _INT8_TARGETS:
+        return f"the package has weights of 8 bits for {' and '.join(_INT8_TARGETS)} alone"
+    if problem := unsupported_scaling(v.a, v.scaling, v.b):
+        return problem
+    if group := SCALINGS[v.scaling].k:
+        if group % tile_k:
+            return f"tile_k must divide groups of {group}"
+        if rows // v.integer("cluster_m") < 64:
+            return "cluster_m must be 1 with 64 weights a CTA, whose scales are too few to share"
+    return None
+
+
+def _mixed_input_limit(v: Variant, signature: Signature) -> str | None:
+    """Groups along K are whole."""
+    group = SCALINGS[v.scaling].k
+    if group and signature.k % group:
+        return f"{v.family}: K must be a multiple of {group}, found {signature.k}"
+    return None
+
+
 def _block_scaled_rule(v: Variant) -> str | None:
     """Each element type has scalings of its own. `tile_m` is the MMA's, and one of 256 rows is of two CTAs."""
     if v.options["two_cta"] != (v.integer("tile_m") == 256):
@@ -116,8 +148,8 @@ def _block_scaled_rule(v: Variant) -> str | None:
 def _block_scaled_limit(v: Variant, signature: Signature) -> str | None:
     """The kernel is compiled for N that is a multiple of 32, and whole blocks of K share a scale."""
     for extent, value in (("N", signature.n), ("K", signature.k)):
-        if value % _BLOCK_SCALED_MULTIPLE:
-            return f"{v.family}: {extent} must be a multiple of {_BLOCK_SCALED_MULTIPLE}, found {value}"
+        if value % block_scaled.MULTIPLE:
+            return f"{v.family}: {extent} must be a multiple of {block_scaled.MULTIPLE}, found {value}"
     return None
 
 
@@ -149,7 +181,6 @@ def _efc_unlikely(v: Variant) -> str | None:
 
 
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
-_BLOCK_SCALED_MULTIPLE = 32
 _DENSE = (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"))
 _FUSED = (
     *_SAME_16_BIT,
@@ -167,6 +198,7 @@ _SM100_OPTIONS: dict[str, tuple[Option, ...]] = {
     "two_cta": (False, True),
 }
 
+_INT8_TARGETS = ("sm_100a", "sm_110a")
 _TCGEN05 = ("sm_100a", "sm_103a", "sm_107a", "sm_110a")
 
 FAMILIES: dict[str, Family] = {
@@ -225,6 +257,26 @@ FAMILIES: dict[str, Family] = {
         _TCGEN05,
         _SAME_16_BIT,
         {"tile_m": (8, 16, 32), "tile_n": (64,), "tile_k": (128,), "stages": (8,)},
+        summation=summation.by_itself,
+    ),
+    # Weights of integers, which warps of their own make what A is.
+    "sm100_mixed_input": Family(
+        "gemm",
+        _TCGEN05,
+        (("bf16", "i8", "bf16"), ("f16", "i8", "f16"), ("bf16", "i4", "bf16")),
+        {
+            "tile_m": (32, 64, 128, 256),
+            "tile_n": (64, 128, 256),
+            "tile_k": (64, 128, 256),
+            "cluster_m": (1, 2),
+            "cluster_n": (1, 2),
+            "two_cta": (False, True),
+        },
+        _mixed_input_rule,
+        batched=(False,),
+        scalings=("none", "int4_group128"),
+        limit=_mixed_input_limit,
+        traits={"swap_ab": 1},
         summation=summation.by_itself,
     ),
     # Rubin's, in 8 bits: two cluster shapes in one launch, and with `b_reuse` each MMA takes two tiles of A.

@@ -16,6 +16,8 @@ from ..search.costs import Extents, Machine, Number, ceil, maximum, minimum, sel
 from ..search.h200 import H200, W4
 from ..search.variants import Variant
 
+_STEPS = 8  # WGMMAs of a warp group for 128 columns
+
 
 class _Tile(NamedTuple):
     """What of a variant does not depend on the problem."""
@@ -28,9 +30,7 @@ class _Tile(NamedTuple):
     depth: int  # columns of K in a stage
     stages: int
     weight_bytes: float  # of a weight, with its share of a scale
-    slab_cycles: float  # of an SM, for a warp to multiply 16 rows by a stage's columns
-    stage_cycles: float  # from a stage to the next, by the warps that multiply it
-    groups: int  # warps of a stage, and those past the tile
+    cycles: float  # of an SM for a CTA's stage, where all its CTAs are there
     resident: int  # CTAs
     overlap_us: float
 
@@ -39,7 +39,6 @@ class _Tile(NamedTuple):
 def _tile(v: Variant, form_of: Callable[[Variant], Form]) -> _Tile:
     form = form_of(v)
     plan = Plan.of(v.options, form)
-    cluster = plan.split_k * plan.cluster_n
     return _Tile(
         plan.tile_m,
         plan.tile_n,
@@ -49,26 +48,40 @@ def _tile(v: Variant, form_of: Callable[[Variant], Form]) -> _Tile:
         plan.tile_k,
         plan.stages,
         (plan.codes_bytes + plan.scales_bytes) / (plan.tile_n * plan.tile_k),
-        maximum(W4.slab_cycles, plan.tile_m / 8 * W4.token_cycles),
-        W4.stage_cycles / plan.sliced_k,
-        4 * plan.row_groups,
-        W4.resident_ctas[cluster][plan.ctas_per_sm - 1],
+        _cycles(plan),
+        W4.resident_ctas[plan.split_k * plan.cluster_n][plan.ctas_per_sm - 1],
         W4.overlap_us if plan.overlap != "serial" else 0.0,
     )
+
+
+def _cycles(plan: Plan) -> float:
+    """Cycles of an SM for the warp groups of a CTA to dequantise and multiply a stage.
+
+    A warp group is at one of two stations, its schedulers' or the tensor cores', and the more there are, the less often
+    a station waits: the throughput of a closed network of two queues. Alone it also waits for loads from shared memory.
+    """
+    depth = plan.tile_k / 128
+    dequantise = (W4.issue_cycles[plan.weights.word] + W4.stage_cycles / depth) * depth
+    multiply = _STEPS * depth * max(plan.tile_m / 2, W4.least_wgmma_cycles)
+    groups = plan.consumers * plan.ctas_per_sm
+    slower, ratio = max(dequantise, multiply), min(dequantise, multiply) / max(dequantise, multiply)
+    busy = groups / (groups + 1) if ratio > 1 - 1e-6 else (1 - ratio**groups) / (1 - ratio ** (groups + 1))
+    alone = (dequantise + multiply + W4.wait_cycles) / groups
+    return plan.row_groups * max(slower / busy, alone)
 
 
 def estimate_us(v: Variant, form_of: Callable[[Variant], Form], of: Extents, m: Number, machine: Machine = H200) -> Any:
     """A guess at the time in microseconds, good for putting the choices for one problem in order and for nothing else.
 
-    The slowest of memory, L2 and the busiest SM, which loads and dequantises, a little of the other two, and the time
-    to start, add up and store.
+    The slowest of memory, L2 and the busiest SM, which loads and multiplies, a little of the other two, and the time to
+    start, add up and store.
     """
     t, n, k = _tile(v, form_of), of.n, of.k
     larger = machine.multiprocessors / H200.multiprocessors
     tiles_m, tokens = ceil(m / t.tile_m), minimum(m, t.tile_m)
     tiles_n = ceil(n / (t.tile_n * t.cluster_n)) * t.cluster_n
     ctas = tiles_m * tiles_n * t.split_k
-    columns = ceil(k / (t.depth * t.split_k)) * t.depth  # of K, for a CTA
+    stages = ceil(k / (t.depth * t.split_k))  # of a CTA
 
     b_bytes = n * k * t.weight_bytes
     memory_us = b_bytes * tiles_m / (machine.memory_gbps * (W4.memory_bytes_per_us / H200.memory_gbps))
@@ -76,13 +89,9 @@ def estimate_us(v: Variant, form_of: Callable[[Variant], Form], of: Extents, m: 
     l2_us = (b_bytes * tiles_m + a_bytes) / (larger * W4.l2_bytes_per_us)
 
     busiest = minimum(t.per_sm, ceil(ctas / machine.multiprocessors))
-    stage_bytes = t.tile_n * t.depth * t.weight_bytes + tokens * t.depth * 2
-    load_us = columns / t.depth * W4.latency_us / t.stages
-    load_us = maximum(load_us, columns / t.depth * stage_bytes * busiest / W4.sm_bytes_per_us)
-    cycles = maximum(t.slab_cycles * t.groups * busiest, t.stage_cycles)
-    multiply_us = columns / t.depth * cycles / W4.cycles_per_us
+    multiply_us = stages * busiest * t.cycles / W4.cycles_per_us
+    cta_us = maximum(stages * W4.latency_us / t.stages, multiply_us)
     waves = ctas / (larger * t.resident)
-    cta_us = maximum(load_us, multiply_us)
     sm_us = select(waves, 1, cta_us, (waves + W4.tail * (ceil(waves) - waves)) * cta_us)
 
     slowest = maximum(maximum(memory_us, l2_us), sm_us)

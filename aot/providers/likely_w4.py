@@ -9,22 +9,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..kernels.sm90.w4.form import Form
-from ..kernels.sm90.w4.plan import Plan
+from ..kernels.sm90.w4.plan import BLOCK_K, Plan
 
 # What goes together of split_k, cluster_n and ctas_per_sm. Clusters of four and eight CTAs do not fill every GPC.
 _CLUSTERS = (
     (1, 1, 1),
     (1, 1, 2),
-    (1, 2, 1),
-    (1, 2, 2),
     (2, 1, 1),
     (2, 1, 2),
-    (2, 2, 2),
     (4, 1, 1),
     (4, 1, 2),
-    (8, 1, 2),
+    (1, 2, 1),
+    (1, 2, 2),
+    (2, 2, 1),
+    (2, 2, 2),
 )
-_FEW_TOKENS = 16  # whose loads are too small a part to be shared
+_SHARED_TOKENS = 32  # from which loads of A are worth sharing
+_DEEP_STAGES_TOKENS = 16  # up to which stages may be 256 columns deep
 _ENOUGH_STAGES = 4  # of a slice
 _WARP_GROUPS = range(2, 9)  # of an SM: fewer do not dequantise as fast as memory reads
 
@@ -33,6 +34,8 @@ def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
     """Why legal options are not worth trying together, or None."""
     if reason := _of_cluster(options):
         return reason
+    if options["tile_k"] > 2 * BLOCK_K and options["tile_m"] > _DEEP_STAGES_TOKENS:
+        return f"above {_DEEP_STAGES_TOKENS} tokens, so deep stages are too few"
     plan = Plan.of(options, form)
     if (groups := plan.consumers * plan.ctas_per_sm) not in _WARP_GROUPS:
         return f"{groups} warp groups of an SM, and not {_WARP_GROUPS[0]} to {_WARP_GROUPS[-1]}"
@@ -51,6 +54,6 @@ def _of_cluster(options: Mapping[str, Any]) -> str | None:
     wanted = tuple(options[name] for name in ("split_k", "cluster_n", "ctas_per_sm"))
     if wanted not in _CLUSTERS:
         return f"(split_k, cluster_n, ctas_per_sm) is one of {_CLUSTERS}, not {wanted}"
-    if options["cluster_n"] > 1 and options["tile_m"] <= _FEW_TOKENS:
-        return f"loads of A are not worth sharing up to {_FEW_TOKENS} tokens"
+    if options["cluster_n"] > 1 and options["tile_m"] < _SHARED_TOKENS:
+        return f"loads of A are worth sharing from {_SHARED_TOKENS} tokens on"
     return None

@@ -59,6 +59,7 @@ class GemmBuilding(Building):
             rows,
             ("columns of D", signature.columns, signature.d),
             ("k", signature.k, signature.a),
+            ("k", signature.k, signature.b),
         ):
             divisibility = DTYPES[element].filling(access_bytes)
             if value % divisibility:

@@ -159,11 +159,11 @@ class W4Rates:
     overlap_us: float
     memory_bytes_per_us: float
     l2_bytes_per_us: float
-    sm_bytes_per_us: float  # that one SM takes in
     cycles_per_us: float
-    slab_cycles: float  # of an SM, for a warp to dequantise 16 rows of a stage
-    token_cycles: float  # or for the tensor cores to multiply them by 8 tokens, if that is longer
-    stage_cycles: float  # of a warp, to dequantise and multiply its rows of a stage
+    issue_cycles: Mapping[str, float]  # of a warp, to dequantise its rows of 128 columns; by the word of the scaling
+    stage_cycles: float  # besides, for each stage
+    least_wgmma_cycles: float  # of one with few tokens
+    wait_cycles: float  # of a warp group for what it loads from shared memory
     split_us: float
     split_sums_per_us: float
     store_sums_per_us: float

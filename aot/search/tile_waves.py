@@ -83,8 +83,8 @@ class Tcgen05Tiles(TileWaves):
         """Of one shape."""
         rates, element = self._rates, DTYPES[signature.a].bits / 8
         depth = signature.k / s.split_k
-        # With fewer than 64 rows of D in a tile, B is on the MMA's side of 128.
-        rows, columns = (s.tile_n, s.tile_m) if s.tile_m < 64 else (s.tile_m, s.tile_n)
+        # With fewer than 64 rows of D in a tile, B cannot but be on the MMA's side of 128.
+        rows, columns = (s.tile_n, s.tile_m) if s.swap_ab or s.tile_m < 64 else (s.tile_m, s.tile_n)
         macs_per_cycle = rates.macs_per_cycle.get(DTYPES[signature.a].bits, rates.macs_per_cycle[16])
         products = _LANES * columns * depth / macs_per_cycle
         operands = (rows + columns / (2 if s.two_cta else 1)) * depth * element  # bytes

@@ -185,7 +185,8 @@ class Family:
     Of a GEMM's choices, `aot.search.rank` reads those that are called tile_m, tile_n and tile_k (rows of D, columns of
     D and depth), cluster_m, cluster_n, stages, split_k and two_cta (two CTAs share the tile, side by side along M), and
     does without those that are missing. `traits` states by the same names what is no choice; instruction_m, the rows of
-    an MMA instruction, can only be stated there.
+    an MMA instruction, and swap_ab, that these are rows of B and two CTAs share a tile along N, can only be stated
+    there.
     """
 
     operation: str  # whose signatures its variants compute

@@ -87,6 +87,7 @@ DTYPES: dict[str, DType] = {
         DType("e3m2", 6, "", 16, "Float6E3M2FN", mantissa_bits=2, largest=28.0),
         DType("e2m1", 4, "float4_e2m1fn_x2", 17, "Float4E2M1FN", mantissa_bits=1, largest=6.0),
         DType("u4", 4, "uint4", 1, "Int4"),
+        DType("i4", 4, "int4", 0, "Int4"),
         DType("i64", 64, "int64", 0, "Int64", "i8"),
         DType("i32", 32, "int32", 0, "Int32", "i4"),
         DType("i8", 8, "int8", 0, "Int8", "i1"),

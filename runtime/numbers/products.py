@@ -20,6 +20,9 @@ PRODUCTS: tuple[tuple[str, str, str], ...] = (
     ("e2m1", "e2m1", "f16"),
     ("bf16", "e2m1", "bf16"),
     ("bf16", "u4", "bf16"),
+    ("bf16", "i8", "bf16"),
+    ("f16", "i8", "f16"),
+    ("bf16", "i4", "bf16"),
 )
 ACCUMULATORS = ("f32",)
 

@@ -19,7 +19,10 @@ PLAIN = "plain"
 TILES = "128x4"
 TILE_ROWS, TILE_BLOCKS = 128, 4
 TILE_SCALES = TILE_ROWS * TILE_BLOCKS
+COLUMNS = "columns"  # scales of B's rows side by side, one block along K after the other: (blocks, N) without a gap
 FRAGMENTS = "fragments"  # as a warp's registers take 4-bit weights and their scales: `runtime.numbers.weights`
+
+_CONVERTED = ("i8",)  # types of B that become A's type as they are, without scales
 
 
 class Scaling(NamedTuple):
@@ -44,7 +47,8 @@ class Scaling(NamedTuple):
 
     def fits(self, a: str, b: str) -> bool:
         """Whether A and B of these element types may be scaled so."""
-        return b in (self.of_b or (a,)) and (not self.of or a in self.of)
+        same = (a, *(() if self.dtype else _CONVERTED))
+        return b in (self.of_b or same) and (not self.of or a in self.of)
 
     @property
     def operands(self) -> str:
@@ -59,9 +63,9 @@ class Scaling(NamedTuple):
             assert rows is not None
             assert self.k is not None
             return blocks(axis, rows * TILE_ROWS), f"{TILE_SCALES}*{blocks('K', self.k * TILE_BLOCKS)}"
-        if self.layout == FRAGMENTS:
+        if self.layout in (FRAGMENTS, COLUMNS):
             assert self.k is not None
-            columns = max(self.k, BLOCK_COLUMNS)
+            columns = self.k if self.layout == COLUMNS else max(self.k, BLOCK_COLUMNS)
             return blocks("K", columns), "N" if columns == self.k else f"{columns // self.k}*N"
         pairs = ((axis, rows), ("K", self.k))
         return tuple([blocks(name, size) for name, size in pairs if size is not None]) or ("1",)
@@ -88,6 +92,8 @@ SCALINGS: dict[str, Scaling] = {
         # Of weights alone, prepared by `runtime.torch.weights`.
         Scaling("mxfp4_weight", ("bf16",), "ue8m0", rows_b=1, k=32, layout=FRAGMENTS, of_b=("e2m1",)),
         Scaling("int4_weight", ("bf16",), "bf16", rows_b=1, k=128, layout=FRAGMENTS, of_b=("u4",)),
+        # The same in rows, of signed int4, as `runtime.torch.weights.int4_rows` makes them.
+        Scaling("int4_group128", ("bf16",), "bf16", rows_b=1, k=128, layout=COLUMNS, of_b=("i4",)),
     )
 }
 

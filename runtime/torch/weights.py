@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ..errors import ArgumentError
-from ..numbers.weights import BLOCK_ROWS, FORMATS, WeightFormat, arrange_codes, arrange_scales
+from ..numbers.weights import BLOCK_ROWS, FORMATS, INT4_ZERO, WeightFormat, arrange_codes, arrange_scales
 
 _MXFP4, _INT4 = FORMATS["mxfp4_weight"], FORMATS["int4_weight"]
 _UE8M0_OF_ONE, _LARGEST_UE8M0 = 127, 254
@@ -61,6 +61,29 @@ def prepare_weight(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> P
     elements = torch.float4_e2m1fn_x2 if form is _MXFP4 else torch.uint4
     b = words.contiguous().view(torch.uint8).reshape(n, k // 2).view(elements)
     return PreparedWeight(b, arrange_scales(_as_kernels_have_them(scales, form), form).contiguous())
+
+
+def int4_rows(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> PreparedWeight:
+    """The same of int4 for kernels that read rows, the scaling "int4_group128": `b` (N, K / 2) in units of two signed
+    int4, torch.int4, the first in the low bits, and `scale_b` (K / 128, N).
+
+    Raises:
+        ArgumentError: as `prepare_weight`, or `layout` is not of int4.
+    """
+    known = [name for name, (form, _) in _LAYOUTS.items() if form is _INT4]
+    if layout not in known:
+        raise ArgumentError(f"layout must be one of {', '.join(known)}, found {layout!r:.50}")
+    codes, scales = _LAYOUTS[layout][1](packed, scales)
+    n, k = codes.shape
+    if k % _INT4.group or scales.shape != (n, k // _INT4.group):
+        raise ArgumentError(
+            f"a weight ({n}, {k}) in {layout} needs K in multiples of {_INT4.group} and a scale for each group, found "
+            f"{tuple(scales.shape)} of them by rows and groups"
+        )
+    signed = (codes ^ INT4_ZERO).to(torch.uint8)  # two's complement of a code less 8
+    return PreparedWeight(
+        (signed[:, ::2] | signed[:, 1::2] << 4).view(torch.int4), scales.t().to(torch.bfloat16).contiguous()
+    )
 
 
 def _mxfp4(packed: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,7 +22,7 @@ def permuted(ids: Any, experts: int, schedule: str, threads: int = 64, expert_ma
     x = np.arange(1, tokens * K + 1, dtype=np.int64).reshape(tokens, K)
     rows = np.full((tokens * top_k, K), UNTOUCHED, np.int64)
     ends, positions = np.full(experts, UNTOUCHED, np.int64), np.full((tokens, top_k), UNTOUCHED, np.int64)
-    kernels = PERMUTE["MoePermute"](schedule, threads)
+    kernels = PERMUTE["MoePermute"](schedule, threads, mapped=expert_map is not None)
     given = [Tensor.of(np.ascontiguousarray(ids)), None if expert_map is None else Tensor.of(expert_map)]
     written = Tensor.of(rows), Tensor.of(ends), Tensor.of(positions)
     if schedule == "one_launch":

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ..command_line import ROOT
-from ..emulated import CUTLASS, E4M3, Tensor, module, run
+from ..emulated import CUTLASS, E4M3, HERE, Pointer, Tensor, module, run
 
 QUANTISE = module(ROOT / "aot/kernels/quantise.py")
 PERMUTE = module(ROOT / "aot/kernels/moe_permute.py")
+OUTPUT = module(
+    ROOT / "aot/kernels/sm90/persistent/quantised_output.py",
+    "aot.kernels.sm90.persistent",
+    {
+        **{name: QUANTISE[name] for name in ("inverse_of", "over_threads", "scale_of")},
+        **dict.fromkeys(("EpilogueOperands", "EpilogueTile", "TileCoord"), Any),
+        **{"WGMMA_ROWS": 64, "CONSUMERS": 2, "meet_to_scale": lambda: HERE.shared.barrier.wait()},
+    },
+)
 UNTOUCHED = np.float32(-7777.0)
 SCALINGS = pytest.mark.parametrize("scaling", ["block", "row_column"])
 
@@ -104,7 +114,7 @@ def test_tokens_are_quantised_into_the_rows_of_their_experts(
     x = rows_of(5, k, k)
     rows, scale = outputs(15, k, scaling)
     ends, positions = np.full(experts, -9, np.int64), np.full((5, 3), -9, np.int64)
-    kernels = PERMUTE["MoePermute"](schedule, threads, scaling=scaling)
+    kernels = PERMUTE["MoePermute"](schedule, threads, scaling=scaling, mapped=k == 48)
     to, of_ids, integers = (
         (Tensor.of(rows, E4M3), Tensor.of(scale)),
         Tensor.of(ids),
@@ -120,3 +130,35 @@ def test_tokens_are_quantised_into_the_rows_of_their_experts(
     for found, wanted in zip((rows, scale), expected(x, scaling), strict=True):
         np.testing.assert_array_equal(found[: len(order)], wanted[[token for token, _ in order]])
         assert (found[len(order) :] == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize("end", [64, 40, 3])
+def test_both_warp_groups_of_a_tile_scale_a_row_by_the_largest_of_its_128_columns(end: int) -> None:
+    """Tiles one after the other, the first of which has larger numbers, and the last of which is behind all columns of
+    D, as a cluster's may be; rows behind a group's end get no scale."""
+    random = np.random.default_rng(end)
+    tiles = [(random.standard_normal((64, 128)) * size).astype(np.float32) for size in (8, 1, 1)]
+    tiles[1][5] = 0
+    found, scales = [np.zeros((64, 128), np.float32) for _ in tiles], np.full((64, 2), UNTOUCHED, np.float32)
+    memory = np.full(128, np.nan, np.float32)
+
+    def kernel() -> None:
+        group, thread = HERE.thread // 128, HERE.thread % 128
+        row, column = thread // 32 * 16 + thread % 32 // 4, thread % 4 * 2
+        operands = types.SimpleNamespace(shared_scales=Pointer(memory), group=group, row=row, column=column)
+        operands.scale_d, operands.first_row = Tensor.of(scales), lambda coord, atom: 0
+        places = [
+            (row + 8 * half, 64 * group + 8 * j + column + i) for j in range(8) for half in (0, 1) for i in (0, 1)
+        ]
+        for number, tile in enumerate(tiles):
+            at = types.SimpleNamespace(coord=types.SimpleNamespace(end=end, column=number), atom=0)
+            values = [CUTLASS.Float32(tile[place]) for place in places]
+            for place, value in zip(places, OUTPUT["quantised"](operands, values, at), strict=True):
+                found[number][place] = value
+
+    run(kernel, (1, 1), 256)
+    for number, tile in enumerate(tiles[:2]):
+        amax = np.maximum(np.abs(tile).max(-1), np.float32(1e-10))
+        np.testing.assert_array_equal(scales[:end, number], amax[:end] / np.float32(448.0))
+        np.testing.assert_allclose(found[number], tile * (np.float32(448.0) / amax)[:, None], rtol=1e-6)
+    assert (scales[end:] == UNTOUCHED).all()

@@ -43,7 +43,8 @@ def _extents_problem(signature: Signature) -> tuple[str, str] | None:
     """Which extent does not fill rows, or is absurd."""
     s = signature
     whole = {t: DTYPES[t].filling(ROW_ALIGNMENT_BYTES) for t in (s.a, s.b, s.d)}
-    rows = [("n", s.n, "D", s.d, whole[s.d]), ("k", s.k, "A and B", s.a, whole[s.a])]
+    wider, of = ("B", s.b) if whole[s.b] > whole[s.a] else ("A and B", s.a)
+    rows = [("n", s.n, "D", s.d, whole[s.d]), ("k", s.k, wider, of, whole[of])]
     if s.parts.gated:
         rows[0] = ("n", s.n, "D, n/2 columns,", s.d, 2 * whole[s.d])
     if s.b_major == "n":

@@ -41,7 +41,7 @@ def moe_permute(variant: Variant) -> Buildable:
     tree.append(StreamArgument("stream"))
     arguments = stand_ins_by_name(tree, symbols, _OF_PERMUTE)
     schedule, overlap = str(variant.options["schedule"]), bool(variant.options["overlap"])
-    made = MoePermute(schedule, variant.integer("threads"), overlap, variant.scaling)
+    made = MoePermute(schedule, variant.integer("threads"), overlap, variant.scaling, mapped)
     return Buildable(made, arguments, tree, symbols)
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from runtime.numbers.dtypes import DTYPES, TORCH_NAMES
 from runtime.numbers.scaling import SCALINGS
-from runtime.program.arguments import Argument, DeviceArgument, StreamArgument, TensorArgument
+from runtime.program.arguments import Argument, DeviceArgument, StreamArgument, Symbol, TensorArgument
 
 from ...search.provider import Buildable, ProviderError
 from ...search.variants import Variant
@@ -18,6 +18,8 @@ from .tensor_scale import with_tensor_scale
 
 # The operator class, and whether its kernel stores D with TMA.
 OPERATORS = {"sm100_block_scaled": ("PersistentDenseBlockScaledGemmOperator", True)}
+
+MULTIPLE = 32  # what the kernel is compiled for N and K to be multiples of, in elements
 
 
 def build(variant: Variant) -> Buildable:
@@ -85,6 +87,7 @@ def _wrap(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...])
         if isinstance(a, TensorArgument)
     ]
     symbols = {name: symbol for name, symbol in symbols.items() if name not in packed}
+    symbols |= {extent: Symbol(32, MULTIPLE) for extent in ("n", "k")}
     tree += [DeviceArgument("max_active_clusters", "max_active_clusters", size), StreamArgument("stream")]
 
     tensor_scale, kernel = SCALINGS[variant.scaling].tensor_scale, cast(Any, entry)

@@ -30,8 +30,7 @@ from runtime.numbers.scaling import SCALINGS, TILES
 
 from ..elements import TORCH_DTYPES
 from ..measure import Launch, MeasureError
-from .operands import OperandSet, reference
-from .prepared_weights import dequantised, prepared
+from .operands import OperandSet, reference, weights_as_numbers
 
 _COPIES_BYTES = 180 << 20  # three times the L2 of an H200
 
@@ -72,7 +71,7 @@ def baseline(signature: Signature, example: OperandSet) -> tuple[str, Launch]:
 def _products(signature: Signature, device: torch.device) -> Iterator[_Product]:
     """The ways to try, fastest first."""
     dtype = TORCH_DTYPES["bf16" if DTYPES[signature.d].narrow and DTYPES[signature.a].narrow else signature.d]
-    if prepared(signature.scaling):
+    if signature.b != signature.a:
         yield _of_dequantised(signature)
     elif not DTYPES[signature.a].narrow:
         yield _of_16_bits(signature)
@@ -106,7 +105,7 @@ def _of_dequantised(signature: Signature) -> _Product:
 
     def run(o: OperandSet, out: torch.Tensor | None) -> torch.Tensor:
         if not weights:
-            first = dequantised(signature.scaling, o.b, o.extras["scale_b"]).to(o.a.dtype)
+            first = weights_as_numbers(signature, o.b, o.extras).to(o.a.dtype)
             copies = _COPIES_BYTES // first.nbytes
             weights.extend([first, *(first.clone() for _ in range(copies))])
         found: torch.Tensor = plain_product(torch, o.a, weights[next(turns) % len(weights)], (), out)

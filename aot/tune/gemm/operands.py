@@ -24,7 +24,7 @@ from runtime.program.operation import extents_at
 from ..elements import TORCH_DTYPES, name_of, poisoned, to_numbers, to_type
 from ..measure import tolerance
 from ..operand_sets import FieldOperands, RandomOperands
-from .prepared_weights import dequantised, prepared, random_weight, scale_size
+from .prepared_weights import dequantised, random_weight, scale_size
 
 # Up to this many elements a reference is computed in float64: 80 MiB for each of these, and milliseconds.
 _FLOAT64_ELEMENTS = 10 << 20
@@ -60,7 +60,8 @@ class Weights(RandomOperands[Signature]):
     """Random B matrices of a signature, enough of them that using them in turn finds L2 cold.
 
     Values are such that results are of the order of 1, or of the root of K where inputs of at most 8 bits are not
-    scaled. Scales differ from each other by factors of about e, so that none can stand for another.
+    scaled; integers use their whole range. Scales differ from each other by factors of about e, so that none can stand
+    for another.
     """
 
     def __init__(self, signature: Signature, m: int, l2_bytes: int, seed: int, device: str = "cuda") -> None:
@@ -89,9 +90,13 @@ class Weights(RandomOperands[Signature]):
         s = self.signature
         batch = (s.batch,) if s.batch > 1 else ()
         n_major = s.b_major == "n"
-        if prepared(s.scaling):
+        if SCALINGS[s.scaling].operands == "b":
             return random_weight(s.n, s.k, s.b, self.generator)
         shape = (*batch, s.k, s.n) if n_major else (*batch, s.n, s.k)
+        if DTYPES[s.b].mantissa_bits is None:
+            limits = torch.iinfo(TORCH_DTYPES[s.b])
+            drawn = {"device": self.device, "generator": self.generator, "dtype": TORCH_DTYPES[s.b]}
+            return torch.randint(limits.min, limits.max + 1, shape, **drawn)
         # Narrow values use their type's range: nothing underflows to a constant.
         scale = 1.0 if DTYPES[s.b].narrow else s.k**-0.5
         values = torch.randn(shape, device=self.device, generator=self.generator, dtype=torch.bfloat16)
@@ -105,6 +110,8 @@ class Weights(RandomOperands[Signature]):
             return self._normal((s.batch, m, columns), dtype)
         rows = _round_up(m, _SCALE_ALIGNMENT) if SCALINGS[s.scaling].k else m
         size = _CLAMPED_SIZE if s.parts.activation == CLAMPED else 1.0
+        if DTYPES[s.b].mantissa_bits is None and s.scaling == "none":
+            size = 2.0 ** (1 - DTYPES[s.b].bits)
         return self._normal((rows, columns), dtype, size)[:m]
 
     def _extra(self, operand: Operand, m: int) -> torch.Tensor:
@@ -182,11 +189,7 @@ def reference(signature: Signature, operands: OperandSet) -> torch.Tensor:
     wide = torch.float64 if elements <= _FLOAT64_ELEMENTS else torch.float32
     scale_a, scale_b = extras.get("scale_a"), extras.get("scale_b")
     scaling = SCALINGS[signature.scaling]
-    a = to_numbers(a, signature.a, wide)
-    if scaling.operands == "b" and scale_b is not None:
-        b = dequantised(signature.scaling, b, scale_b).to(wide)
-    else:
-        b = to_numbers(b, signature.b, wide)
+    a, b = to_numbers(a, signature.a, wide), weights_as_numbers(signature, b, extras, wide)
     if scale_a is not None and scale_b is not None:
         if scaling.layout == TILES:
             scale_a, scale_b = from_tiles(scale_a), from_tiles(scale_b)
@@ -210,6 +213,15 @@ def reference(signature: Signature, operands: OperandSet) -> torch.Tensor:
     if "scale_d" in extras:
         value *= extras["scale_d"]
     return saturated(value, signature.d)
+
+
+def weights_as_numbers(
+    signature: Signature, b: torch.Tensor, extras: Mapping[str, torch.Tensor], wide: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """B (N, K) as what A is multiplied with, where it has scales alone; as it is, where scales are of both."""
+    if SCALINGS[signature.scaling].operands == "b":
+        return dequantised(signature.scaling, b, extras["scale_b"]).to(wide)
+    return to_numbers(b, signature.b, wide)
 
 
 def saturated(value: torch.Tensor, dtype: str) -> torch.Tensor:

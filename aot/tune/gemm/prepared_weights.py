@@ -43,6 +43,8 @@ def scale_size(scaling: str) -> float:
 
 def dequantised(scaling: str, b: torch.Tensor, scale_b: torch.Tensor) -> torch.Tensor:
     """The numbers (N, K) in float32, each rounded to bf16 once."""
+    if not prepared(scaling):
+        return _of_rows(b, scale_b, SCALINGS[scaling].k or 1)
     form = FORMATS[scaling]
     n, units = b.shape
     shape = (2 * units // BLOCK_COLUMNS, n // BLOCK_ROWS, LANES, WORDS)
@@ -54,3 +56,11 @@ def dequantised(scaling: str, b: torch.Tensor, scale_b: torch.Tensor) -> torch.T
         numbers = (codes - INT4_ZERO).float()
     scales = scales_of(scale_b.float() * 2.0**-form.scale_exponent, form)
     return (numbers * scales.repeat_interleave(form.group, 1)).to(torch.bfloat16).float()
+
+
+def _of_rows(b: torch.Tensor, scale_b: torch.Tensor, group: int) -> torch.Tensor:
+    """Of int4 in rows, the first of two in the low bits, with a scale (K / group, N) for each group."""
+    raw = b.view(torch.uint8)
+    codes = torch.stack((raw & 15, raw >> 4), -1).flatten(1).to(torch.int32)
+    numbers = (codes ^ INT4_ZERO) - INT4_ZERO  # from two's complement
+    return (numbers * scale_b.float().t().repeat_interleave(group, 1)).to(torch.bfloat16).float()

@@ -9,7 +9,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from ...quantise import inverse_of, over_threads, scale_of
+from ...amax import inverse_of, over_threads, scale_of
 from ..sizes import WGMMA_ROWS
 from .epilogue_operands import EpilogueOperands
 from .output import EpilogueTile
@@ -52,8 +52,10 @@ def _tell(operands: EpilogueOperands, told: cute.Tensor, row: cutlass.Int32, lar
 
 @cute.jit
 def _write_scale(operands: EpilogueOperands, coord: TileCoord, row: cutlass.Int32, amax: cutlass.Float32) -> None:
-    """Write the scale of a row of D; one thread does, of those of both warp groups that have the row."""
+    """Write the scale of a row of D; one thread does, of those of both warp groups that have the row. The last tile of
+    a cluster may be behind all columns."""
     scales, column = operands.scale_d, coord.column
-    is_mine = (operands.group == 0) & (operands.column == 0) & (row < coord.end)
-    if is_mine:
+    is_mine = (operands.group == 0) & (operands.column == 0)
+    is_there = (row < coord.end) & (column < cute.size(scales, mode=[1]))
+    if is_mine & is_there:
         scales[row, column] = scale_of(amax)

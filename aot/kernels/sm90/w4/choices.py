@@ -23,9 +23,10 @@ _OTHER_REGISTERS = 62  # of a consumer thread, besides its accumulators: two blo
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "tile_m": (8, 16, 32, 64, 128),  # tokens
     "tile_n": (48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256, 320),  # rows of B
+    "tile_k": (128, 256),  # columns of a stage
     "split_k": (1, 2, 4, 8),  # CTAs of a cluster that share a tile of D
     "cluster_n": (1, 2, 4),  # tiles of D whose CTAs, in one cluster, share the loads of A
-    "sliced_k": (1, 2, 4),  # groups of warp groups of a CTA that take its stages in turn
+    "sliced_k": (1, 2, 3, 4, 6),  # groups of warp groups of a CTA that take its stages in turn
     "ctas_per_sm": (1, 2),  # how many fit, by shared memory and registers
     "overlap": OVERLAPS,  # as `small_m.choices` has it
 }

@@ -22,7 +22,7 @@ from . import operands
 from .form import Form
 from .mainloop import Weights, add_slices, multiply
 from .plan import Plan
-from .producer import produce
+from .producer import Operands, produce
 
 
 class _Storage(NamedTuple):
@@ -33,6 +33,7 @@ class _Storage(NamedTuple):
     scales: Any
     staging: Any  # over the stages
     pipeline: Pipeline
+    ready: Any  # mbarriers of stages, at which CTAs that share A say that theirs are free
     arrived: Any  # the mbarrier of partial sums that others push
     terms: Any  # what the epilogue keeps
 
@@ -121,11 +122,15 @@ class W4(SmallM):
         if warp == plan.consumer_threads // WARP:
             for atom, _ in (of_codes, of_scales, of_a):
                 cpasync.prefetch_descriptor(atom)
+            if cutlass.const_expr(plan.cluster_n > 1):
+                with cute.arch.elect_one():
+                    for stage in cutlass.range_constexpr(plan.stages):
+                        cute.arch.mbarrier_init(storage.ready + stage, plan.cluster_n)
             self._set_up_full(storage.pipeline.full)
             a = TmaOperand(of_a[0], of_a[1], cute.make_tensor(storage.tokens.iterator, boxes.outer))
             codes = TmaOperand(of_codes[0], of_codes[1], operands.codes_stages(plan, storage.codes))
             scales = TmaOperand(of_scales[0], of_scales[1], operands.scales_stages(plan, storage.scales))
-            produce(plan, a, codes, scales, storage.pipeline, work)
+            produce(plan, Operands(a, codes, scales), storage.pipeline, storage.ready, work)
         else:
             self._consume_w4(
                 mma, b, storage, EpilogueOperands(d, residual, None, None, bias, scale_d, storage.terms), work
@@ -141,11 +146,14 @@ class W4(SmallM):
         scales = codes + plan.stages * plan.codes_bytes
         full = smem.allocate_array(cutlass.Int64, plan.stages, byte_alignment=8)
         empty = smem.allocate_array(cutlass.Int64, plan.stages, byte_alignment=8)
+        ready = full
+        if plan.cluster_n > 1:
+            ready = smem.allocate_array(cutlass.Int64, plan.stages, byte_alignment=8)
         arrived = smem.allocate_array(cutlass.Int64, 1, byte_alignment=8)
         terms = smem.allocate_array(cutlass.Float32, max(plan.epilogue_terms, 1), byte_alignment=16)
         codes, scales = (cute.recast_ptr(pointer, dtype=cutlass.Int32) for pointer in (codes, scales))
         staging = cute.recast_ptr(block, dtype=cutlass.Float32)
-        return _Storage(tokens, codes, scales, staging, Pipeline(full, empty), arrived, terms)
+        return _Storage(tokens, codes, scales, staging, Pipeline(full, empty), ready, arrived, terms)
 
     @cute.jit
     def _consume_w4(

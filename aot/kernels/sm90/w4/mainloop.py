@@ -62,7 +62,7 @@ def multiply(
                 # Say so only where it is filled again: who no longer waits may be gone.
                 before = i - plan.sliced_k
                 again = before >= 0 and before + plan.stages < count_k
-                _release(plan, empty + previous, work.slice_k, again and thread % WARP == 0)
+                _release(plan, empty + previous, again and thread % WARP == 0)
             operand = _dequantise(plan, tiled_mma, codes, scales, block)
             warpgroup.fence()
             for step in cutlass.range_constexpr(WORDS):
@@ -101,24 +101,13 @@ def add_slices(
                 accumulators[i] = accumulators[i] + others[thread, i, other]
 
 
-def _release(plan: Plan, empty: Any, slice_k: Any, who: Any) -> None:
-    """A thread `who` of each consumer warp: a stage may be filled again, here and where its A comes from.
+def _release(plan: Plan, empty: Any, who: Any) -> None:
+    """A thread `who` of each consumer warp: a stage may be filled again. The producer says so to other CTAs.
 
-    By predicates: where WGMMA is under way, a branch makes ptxas wait for each instruction.
+    By a predicate: where WGMMA is under way, a branch makes ptxas wait for each instruction.
     """
-    address = empty.toint()
-    if plan.cluster_n == 1:
-        cute.arch.inline_ptx("mbarrier.arrive.shared.b64 _, [{$r0}];", read_only_args=[address], predicate=who)
-    for cta_n in range(plan.cluster_n if plan.cluster_n > 1 else 0):
-        of = cutlass.Int32(slice_k + cta_n * plan.split_k)
-        there = cute.arch.inline_ptx(
-            "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};",
-            write_only_types=[cutlass.Int32],
-            read_only_args=[address, of],
-        )
-        cute.arch.inline_ptx(
-            "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [{$r0}];", read_only_args=[there], predicate=who
-        )
+    arrive = f"mbarrier.arrive.shared.b64 _, [{{$r0}}], {plan.cluster_n};"  # as many as `SmallM` initialises it for
+    cute.arch.inline_ptx(arrive, read_only_args=[empty.toint()], predicate=who)
 
 
 def _load(plan: Plan, weights: Weights, stage: Any, thread: Any) -> tuple[cute.Tensor, cute.Tensor]:

@@ -31,7 +31,6 @@ from .form import Form
 SLAB_ROWS, BLOCK_K = BLOCK_ROWS, BLOCK_COLUMNS  # what a warp multiplies at a time: a fourth of WGMMA's 64 rows
 BLOCK_WORDS = LANES * WORDS  # of a slab's codes for so many columns
 SCALE_WORDS = SLAB_ROWS // 2  # of a slab's scales, each for two rows
-_TILE_K = 128
 _MOST_STAGES = 32
 _TMA_ALIGNMENT_BYTES = 128
 
@@ -42,12 +41,13 @@ class Plan(SmallMPlan):
 
     weights: WeightFormat
     sliced_k: int  # groups of consumer warp groups that take stages in turn
+    stage_k: int  # columns of a stage
 
     @classmethod
     def of(cls, options: Mapping[str, Any], form: Form) -> Plan:  # type: ignore[override]
         """The plan of `options` for a form."""
         names = "tile_m", "tile_n", "split_k", "cluster_n", "ctas_per_sm", "overlap", "sliced_k"
-        chosen = {name: options[name] for name in names}
+        chosen = {name: options[name] for name in names} | {"stage_k": options["tile_k"]}
         return cls(form=SmallMForm(epilogue=form.epilogue), weights=form.format, **chosen)
 
     @property
@@ -83,7 +83,7 @@ class Plan(SmallMPlan):
     @property
     def tile_k(self) -> int:
         """Columns of a stage."""
-        return _TILE_K
+        return self.stage_k
 
     @property
     def slabs(self) -> int:

@@ -18,6 +18,14 @@ _EARLY_STAGES = 2  # loads of weights that go ahead of those of A, while the clu
 _EVICT_FIRST = 0x12F0000000000000  # what createpolicy makes of L2::evict_first for everything
 
 
+class Operands(NamedTuple):
+    """What is loaded."""
+
+    a: TmaOperand
+    codes: TmaOperand
+    scales: TmaOperand
+
+
 class _Load(NamedTuple):
     """How an operand comes: a TMA atom, from (box, K tiles) to (box, stages)."""
 
@@ -47,11 +55,10 @@ class _Loads(NamedTuple):
 
 
 @cute.jit
-def produce(
-    plan: cutlass.Constexpr, a: TmaOperand, codes: TmaOperand, scales: TmaOperand, pipeline: Pipeline, work: Work
-) -> None:
-    """Load the operands of a CTA's slice of K."""
-    loads = _loads(plan, a, codes, scales, work)
+def produce(plan: cutlass.Constexpr, operands: Operands, pipeline: Pipeline, ready: cute.Pointer, work: Work) -> None:
+    """Load the operands of a CTA's slice of K. `ready` are mbarriers of stages: the producers of all CTAs that share A
+    arrive there when their stage is free."""
+    loads = _loads(plan, operands, work)
     full, empty = pipeline
     first_k, count_k = work.k_tiles
     # The first stages need no barrier but `full`. Their weights wait for nobody: neither for the kernel before
@@ -81,6 +88,8 @@ def produce(
     for i in cutlass.range(early, count_k, unroll=1):
         cute.arch.mbarrier_wait(empty + stage, phase)
         _begin_stage(loads, first_k + i, stage, full + stage)
+        if cutlass.const_expr(plan.cluster_n > 1):
+            _meet(plan, i, ready + stage, phase, work)
         _issue_a(plan, loads.a, work, first_k + i, stage, full + stage)
         stage += 1
         if stage == plan.stages:
@@ -88,8 +97,20 @@ def produce(
             phase ^= 1
 
 
-def _loads(plan: Plan, a: TmaOperand, codes: TmaOperand, scales: TmaOperand, work: Work) -> _Loads:
+@cute.jit
+def _meet(plan: cutlass.Constexpr, i: cutlass.Int32, ready: cute.Pointer, phase: cutlass.Int32, work: Work) -> None:
+    """Where K tile `i` fills a stage again, say to all CTAs that share A that this one's is free, and wait until theirs
+    are."""
+    if i >= plan.stages:
+        with cute.arch.elect_one():
+            for cta_n in cutlass.range_constexpr(plan.cluster_n):
+                cute.arch.mbarrier_arrive(ready, work.slice_k + cta_n * plan.split_k)
+        cute.arch.mbarrier_wait(ready, phase)
+
+
+def _loads(plan: Plan, operands: Operands, work: Work) -> _Loads:
     """How A, codes and scales come."""
+    a, codes, scales = operands
     one = cute.make_layout(1)
     tiled_a = cute.local_tile(a.tensor, (plan.box_tokens, plan.tile_k), (None, None))
     to_a, from_a = cpasync.tma_partition(
