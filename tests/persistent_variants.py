@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
+from typing import Any
 
 from aot.kernels.sm90.persistent.form import Form
 from aot.kernels.sm90.persistent.plan import Plan
-from aot.search.legal import legal_variants
-from aot.search.variants import Variant
+from aot.search.legal import illegal, legal_variants
+from aot.search.variants import Variant, choices
 from runtime.gemm.signature import Signature
 
 from .legal_samples import drawn
@@ -40,6 +42,15 @@ def legal_plans(signature: Signature) -> list[Plan]:
 
 def form(signature: Signature) -> Form:
     return Form(signature.a, signature.d, signature.scaling, signature.epilogue, signature.b_major)
+
+
+def plain(**options: Any) -> Variant:
+    """A variant of the plain form, legal by name; of what is not given the least."""
+    least = {"split_k": 1, "stream_k": False, "nonpersistent": False, "order": "rows", "overlap": "serial"}
+    found = variants(PLAIN)[0]
+    v = dataclasses.replace(found, config=choices(**{**found.options, **least, **options}))
+    assert illegal(v) is None
+    return v
 
 
 def plain_form(_: Variant) -> Form:

@@ -56,6 +56,19 @@ def test_estimates_grow_with_m_where_tiles_are_full() -> None:
         assert once < twice
 
 
+def test_one_tile_a_cta_is_estimated_to_win_where_tiles_are_one_wave_and_to_lose_where_they_are_many() -> None:
+    found = [v for v in variants(PLAIN) if v.options["nonpersistent"]]
+    assert found
+    for v in found:
+        persistent = dataclasses.replace(v, config=choices(**{**v.options, "nonpersistent": False}))
+        few, many = v.integer("tile_m"), 8000
+        of = dataclasses.replace(PLAIN, n=16 * v.integer("tile_n"))
+        one, twin = (estimate_persistent.of_own(x, plain_form, of, few) for x in (v, persistent))
+        assert one < twin
+        one, twin = (estimate_persistent.of_own(x, plain_form, of, many) for x in (v, persistent))
+        assert one > twin
+
+
 def test_what_may_begin_early_comes_before_the_same_that_may_not() -> None:
     for v in variants(dataclasses.replace(PLAIN, overlap="launch")):
         if v.options["overlap"] == "launch":

@@ -76,6 +76,10 @@ class PersistentRates:
     pushed_bytes_per_us: float
     shared_tiles_us: float  # of the CTAs that share a tile through memory
     exchanged_bytes_per_us: float  # that they write and read back
+    one_tile: (
+        float  # the time of a wave of tiles with a CTA each, where that leaves a stage more, against persistent ones
+    )
+    one_tile_wave_us: float  # and what each wave behind the first one costs more
     quads: float  # the time of tiles in this order against any other, on average
     overlap_us: float  # what a launch gains that may begin early
     promotion_cycles: float  # of 64 rows of a stage's sums by a warpgroup, besides a sum a cycle

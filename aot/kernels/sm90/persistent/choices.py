@@ -73,8 +73,6 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
         return f"columns must divide into parts of {whole}"
     if plan.columns // plan.atom_layout.columns > 256:
         return "WGMMA's N side has at most 256"
-    if plan.columns % (plan.cluster_rows * unit) or plan.rows % (plan.cluster_columns * 8):
-        return "each CTA of a cluster loads as many whole groups of 8 rows, of gates 8 with the 8 that they gate"
     if plan.epilogue_tile_columns == 0:
         return (
             "a warp group's columns do not divide into epilogue tiles, as many for each slice of K, that TMA can store"

@@ -159,6 +159,13 @@ class Plan:
         return self.rows * STAGE_BYTES_OF_K, self.columns * STAGE_BYTES_OF_K
 
     @property
+    def loads_in_turn(self) -> tuple[bool, bool]:
+        """Whether the CTAs that share the operand on WGMMA's M side load it in turn, a whole stage each, and that on
+        its N side: where it has no shares of whole groups of 8 rows, gates with those that they gate."""
+        unit = 16 if self.form.gated and not self.swap else 8
+        return self.rows % (self.cluster_columns * 8) != 0, self.columns % (self.cluster_rows * unit) != 0
+
+    @property
     def tokens(self) -> int:
         """Rows of A in a tile."""
         return self.columns if self.swap else self.rows
