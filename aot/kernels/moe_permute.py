@@ -14,7 +14,8 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from .moe_choices import MOST_EXPERTS, MOST_TOP_K
+from .amax import over_threads, scale_of
+from .moe_sizes import MOST_EXPERTS, MOST_TOP_K
 from .quantise import (
     THREADS_OF_BLOCK,
     WIDTH,
@@ -23,8 +24,6 @@ from .quantise import (
     magnitude,
     magnitude_of_row,
     narrow,
-    over_threads,
-    scale_of,
     store,
 )
 

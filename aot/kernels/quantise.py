@@ -12,12 +12,12 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
+from .amax import inverse_of, over_threads, scale_of
+
 WIDTH = 16  # elements of a thread
 THREADS_OF_BLOCK = 8  # which have 128 elements
 WARP = 32
 _LOAD = 8  # elements in 16 bytes
-_LARGEST = 448.0  # number of e4m3
-_LEAST_AMAX = 1e-10  # so that what is all zeros has a scale
 
 
 class Quantise:
@@ -127,15 +127,6 @@ def magnitude(values: cute.Tensor) -> cutlass.Float32:
     return found
 
 
-def over_threads(value: cutlass.Float32, threads: int) -> cutlass.Float32:
-    """The largest that so many neighbouring threads of a warp have, a power of two; all of the warp are here."""
-    step = 1
-    while step < threads:
-        value = cute.arch.fmax(value, cute.arch.shuffle_sync_bfly(value, step))
-        step *= 2
-    return value
-
-
 @cute.jit
 def magnitude_of_row(threads: cutlass.Constexpr, row: cute.Tensor, maxima: cute.Tensor) -> cutlass.Float32:
     """The largest of a row, in every thread of the block; `maxima` is of `allocate_maxima`."""
@@ -152,16 +143,6 @@ def magnitude_of_row(threads: cutlass.Constexpr, row: cute.Tensor, maxima: cute.
     for warp in cutlass.range_constexpr(threads // WARP):
         amax = cute.arch.fmax(amax, maxima[warp])
     return amax
-
-
-def scale_of(amax: cutlass.Float32) -> cutlass.Float32:
-    """The scale of numbers whose largest magnitude is `amax`."""
-    return cute.arch.fmax(amax, cutlass.Float32(_LEAST_AMAX)) / cutlass.Float32(_LARGEST)
-
-
-def inverse_of(amax: cutlass.Float32) -> cutlass.Float32:
-    """What numbers are multiplied by, the inverse of `scale_of` but for its own rounding."""
-    return cutlass.Float32(_LARGEST) / cute.arch.fmax(amax, cutlass.Float32(_LEAST_AMAX))
 
 
 @cute.jit

@@ -9,7 +9,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from ...quantise import inverse_of, over_threads, scale_of
+from ...amax import inverse_of, over_threads, scale_of
 from ..sizes import WGMMA_ROWS
 from .epilogue_operands import EpilogueOperands
 from .output import EpilogueTile
