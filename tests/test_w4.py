@@ -177,6 +177,10 @@ def test_stages_fill_the_shared_memory_of_an_sm_and_no_more() -> None:
         assert a_cta + found.m_side + found.n_side > of_a_cta or found.stages == 32, v.name()
 
 
+def test_a_form_has_no_more_variants_than_are_listed_quickly() -> None:
+    assert 100 < len(variants(PLAIN)) < 800
+
+
 def test_extents_that_fill_no_block_are_refused() -> None:
     one = variants(PLAIN)[0]
     for n, k, reason in ((4104, 4096, "N must be a multiple of 16"), (4096, 4128, "K must be a multiple of 64")):
