@@ -12,6 +12,8 @@ from aot.search.legal import illegal, legal_variants
 from aot.search.variants import Variant, choices
 from runtime.gemm.signature import Signature
 
+from .legal_samples import drawn
+
 FAMILY = "sm90_persistent"
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
 FP8 = Signature("e4m3", "e4m3", "bf16", "f32", "none", 6144, 4096, scaling="row_column")
@@ -34,9 +36,8 @@ def variants(signature: Signature) -> list[Variant]:
 
 @cache
 def legal_plans(signature: Signature) -> list[Plan]:
-    """Those of all that is legal, likely or not, each once."""
-    found = (v for v in legal_variants("own", "sm_90a", signature, unlikely=True) if v.family == FAMILY)
-    return list(dict.fromkeys(Plan.of(v.options, form(signature)) for v in found))
+    """Of some of what is legal, likely or not, each once."""
+    return list(dict.fromkeys(Plan.of(v.options, form(signature)) for v in drawn(signature, FAMILY)))
 
 
 def form(signature: Signature) -> Form:

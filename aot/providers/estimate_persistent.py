@@ -134,7 +134,7 @@ def _clusters_m(t: Tiling, m: Number) -> Any:
 
 def _resident(cluster: int, machine: Machine) -> Any:
     """Clusters of so many CTAs that run at a time."""
-    return floor(machine.multiprocessors * _RATES.resident_clusters[cluster] / H200.multiprocessors)
+    return floor(machine.multiprocessors * _RATES.resident(cluster) / H200.multiprocessors)
 
 
 def estimate_us(t: Tiling, of: Extents, m: Number, machine: Machine = H200, slices: Number = 1) -> Any:

@@ -16,6 +16,14 @@ from runtime.numbers.scaling import SCALE_BLOCK
 from ..kernels.sm90.persistent.form import Form
 from ..kernels.sm90.persistent.plan import Plan
 
+# What won somewhere of each choice.
+OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
+    "tile_m": tuple(range(64, 264, 8)),
+    "tile_n": (64, 80, 96, 112, 128, 144, 160, 168, 176, 192, 224, 256),
+    "cluster_m": (1, 2),
+    "cluster_n": (1, 2, 4),
+    "split_k": (1, 2, 4),
+}
 # Of which K is shared: swap, tile_m, tile_n.
 _SHARED_TILES = {(False, 128, 128), (True, 128, 128), (True, 168, 128)}
 # Of swapped tiles with a CTA each: the tokens, by cluster_m, cluster_n, split_k and tile_n. Where all tiles are one
@@ -33,12 +41,13 @@ _IN_TURN_TILE_N, _MOST_IN_TURN = 128, 120
 _COOPERATIVE_ROWS, _COOPERATIVE_TOKENS = 192, 144  # of swapped tiles in clusters of 2 x 1, and the fewest tokens
 _SMALL_TILE = 128**2  # sums
 _SWIZZLED_COLUMNS = 16  # epilogue tiles in multiples of these have rows of a swizzle atom
+_FEWEST_UNSWIZZLED = 24  # columns of an epilogue tile; of 8 none was tried
 _STAGES_BESIDE_UNSWIZZLED = 4
 _LEAST_SUB_BLOCK = 32  # columns of a tile that share a scale of a block of B
 
 
 def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
-    """Why legal options are not worth trying together, or None."""
+    """Why legal options, each among `OPTIONS`, are not worth trying together, or None."""
     if form.promotion_interval and options["order"] != "rows":
         return "other orders of tiles were seen to win for 16-bit types only"
     for opinion in _OPINIONS.values():
@@ -50,7 +59,7 @@ def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
 
 
 def hopeless(options: Mapping[str, Any]) -> bool:
-    """Whether these choices, the first of `OPTIONS`, are not worth trying whatever the others and the form are."""
+    """Whether these choices, the kernel's first, are not worth trying whatever the others and the form are."""
     *_, last = options
     opinion = _OPINIONS.get(last)
     return opinion is not None and opinion(options) is not None
@@ -178,6 +187,8 @@ def _of_epilogue_tiles(options: Mapping[str, Any], form: Form) -> str | None:
     plan = Plan.of(options, form)
     if plan.epilogue_tile_columns % _SWIZZLED_COLUMNS == 0:
         return None
+    if plan.epilogue_tile_columns < _FEWEST_UNSWIZZLED:
+        return f"epilogue tiles of {plan.epilogue_tile_columns} columns are many"
     if plan.rows < 128 or plan.split_k > 1 or plan.stages < _STAGES_BESIDE_UNSWIZZLED:
         return "epilogue tiles without a swizzle are for tiles of 128 rows and more with K in one and stages enough"
     if not form.gated and plan.pingpong != plan.raster_along_n:
