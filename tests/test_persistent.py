@@ -239,6 +239,14 @@ def test_one_tile_a_cta_leaves_no_fewer_stages_and_all_its_epilogue_tiles_fit_in
         assert plan.stages >= likely[key] + (plan.split_k == 1), "builds choose it for the stage"
 
 
+def test_a_residual_beside_one_tile_a_cta_leaves_few_accumulators() -> None:
+    """With 72 the compiler spills: no store stands between what epilogue tiles add."""
+    residual = dataclasses.replace(PLAIN, epilogue="residual")
+    by_registers = sorted(legal_plans(residual), key=lambda plan: plan.accumulator_registers)
+    found = {plan.nonpersistent: plan.accumulator_registers for plan in by_registers}
+    assert found == {False: 144, True: 64}
+
+
 @pytest.mark.parametrize("signature", [PLAIN, FP8, BLOCK], ids=Signature.key)
 def test_epilogue_tiles_and_warp_groups_cover_a_tile_once(signature: Signature) -> None:
     for plan in legal_plans(signature):

@@ -164,6 +164,8 @@ def _of_new_choices(options: Mapping[str, Any], form: Form) -> str | None:
     """Of choices that were timed for 16-bit types alone, and of loads in turn."""
     if form.promotion_interval and (options["nonpersistent"] or _cooperative_rows(options)):
         return "one tile a CTA, and 192 rows for two warp groups, were timed for 16-bit types only"
+    if _cooperative_rows(options) and form.epilogue != "none":
+        return "192 rows for two warp groups were timed with no epilogue"
     if options["cluster_m"] * options["cluster_n"] == 1 or not any(Plan.of(options, form).loads_in_turn):
         return None
     if options["nonpersistent"] and options["cluster_n"] == 4:

@@ -29,6 +29,8 @@ _MOST_BLOCKS, _MOST_SUB_BLOCKS = 2, 5  # of B, that columns of a tile lie in: co
 _MOST_PROMOTED_THREE = 176  # of tiles of three atoms of rows
 _MOST_RESIDUAL_BESIDE = 120  # of such tiles, and of clusters of four, and of gates where scales are staged
 _MOST_GELU_STAGED = 120  # of gelu alone where scales are staged
+_MOST_RESIDUAL_ONE_TILE = 64  # of tiles with a CTA each, whose epilogue tiles are not stored one after the other
+_MOST_FUSED_IN_TURN = 112  # of tiles that CTAs load in turn, and of gelu on three atoms of rows of both warp groups
 
 # What the kernel can be asked for. What is worth asking for is in `aot.providers.likely_persistent`.
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
@@ -191,6 +193,11 @@ def _rule_of_room(plan: Plan) -> str | None:
         gates_beside_scales = plan.staged_scales > 0 and plan.form.gated
         if plan.m_atoms == 3 or plan.cluster_rows * plan.cluster_columns > 2 or gates_beside_scales:
             most = min(most, _MOST_RESIDUAL_BESIDE)
+        if plan.nonpersistent:
+            most = min(most, _MOST_RESIDUAL_ONE_TILE)
+    gelu_on_three = plan.form.epilogue == "gelu" and plan.m_atoms == 3 and not plan.pingpong
+    if gelu_on_three or (plan.form.epilogue != "none" and any(plan.loads_in_turn)):
+        most = min(most, _MOST_FUSED_IN_TURN)
     if plan.staged_scales and plan.form.epilogue == "gelu":
         most = min(most, _MOST_GELU_STAGED)
     if plan.split_k > 1 and plan.accumulators * (2 if plan.promotion_interval else 1) > _MOST_SPLIT:
