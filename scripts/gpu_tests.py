@@ -111,7 +111,7 @@ def arguments() -> argparse.Namespace:
         step.add_argument("--only", action="append", choices=[t.name for t in ARCHIVES], help="of these archives alone")
     report.out_argument(run)
     run.add_argument("--jobs", type=int, default=6, help="processes at a time")
-    run.add_argument("--no-sanitizer", action="store_true", help="tests alone")
+    run.add_argument("--what", choices=("all", "tests", "sanitizer"), default="all", help="tests or sanitizers alone")
     return parser.parse_args()
 
 
@@ -145,8 +145,9 @@ def run(args: argparse.Namespace, chosen: Sequence[Tested]) -> int:
     failed: dict[str, list[str]] = {}
     skipped: dict[str, str] = {}  # a test, and why it was skipped last
     with ThreadPoolExecutor(args.jobs) as pool:
-        suites = [pool.submit(tested, t, args.folder, files) for t in chosen]
-        for t, suite in zip(chosen, suites, strict=True):
+        asked = [] if args.what == "sanitizer" else chosen
+        suites = [pool.submit(tested, t, args.folder, files) for t in asked]
+        for t, suite in zip(asked, suites, strict=True):
             for name, (state, why) in suite.result().items():
                 if state == "passed":
                     passed.setdefault(name, t.name)
@@ -154,7 +155,7 @@ def run(args: argparse.Namespace, chosen: Sequence[Tested]) -> int:
                     failed.setdefault(name, []).append(f"{t.name}: {why}")
                 else:
                     skipped[name] = why
-        sanitizers = {} if args.no_sanitizer else sanitize(pool, chosen, args.folder)
+        sanitizers = {} if args.what == "tests" else sanitize(pool, chosen, args.folder)
     never = {name: why for name, why in sorted(skipped.items()) if name not in passed and name not in failed}
     damaged = [command for command, outcome in sanitizers.items() if outcome.status]
     print(f"{len(passed)} tests passed, {len(failed)} failed, {len(never)} never ran; {len(damaged)} of ", end="")
@@ -228,7 +229,7 @@ def outcomes(found: Path) -> list[tuple[str, tuple[str, str]]]:
 def sanitize(pool: ThreadPoolExecutor, chosen: Sequence[Tested], folder: Path) -> dict[str, Outcome]:
     """How compute-sanitizer ended, by command."""
     if shutil.which(SANITIZER[0]) is None:
-        raise AotError("compute-sanitizer is not on PATH; it comes with CUDA, or say --no-sanitizer")
+        raise AotError("compute-sanitizer is not on PATH; it comes with CUDA, or say --what tests")
     commands = {}
     for t in chosen:
         for tool, runs in (("memcheck", t.memcheck), ("racecheck", t.racecheck)):

@@ -1,7 +1,8 @@
-"""Make the tables of docs/benchmarks.md anew from the files in benchmarks/results/; the words between are by hand.
+"""Make the tables of docs/benchmarks.md, and of the pages of kernels that have one here, anew from the files in
+benchmarks/results/; the words between are by hand.
 
-On the page a table stands between `<!-- table NAME -->` and `<!-- end -->`. No figure in it is typed, and each says
-which files it is made from. `--check` writes nothing: exit status 1 if the page is not what would be made.
+On a page a table stands between `<!-- table NAME -->` and `<!-- end -->`. No figure in it is typed, and each says
+which files it is made from. `--check` writes nothing: exit status 1 if a page is not what would be made.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from report import ROOT, ends
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
+PAGES = PAGE, ROOT / "docs" / "kernels" / "sm90_w4.md"
 USUAL = "NVIDIA H200, driver 580.159.04"  # the page's head says it, and tables only what is unlike it
 _MOST_WORDS = 4  # of a command that is shown in full
 _MARK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -57,6 +59,7 @@ MODELS = {
     "models_llama_fp8_h200": "Llama-3.1-8B, e4m3",
     "models_qwen3_h200": "Qwen3-8B, bf16",
 }
+FORMATS = {"mxfp4": "MXFP4", "int4": "int4"}
 START = (  # file, process, part of it, how many it is divided by, what the row says
     ("startup_h200", "torch, the archive's GEMM", "import", "", "import runtime"),
     ("startup_h200", "torch, the archive's GEMM", "load", "", "open an archive of 1,002 kernels"),
@@ -180,6 +183,20 @@ def peers() -> list[str]:
     return [*_ratios(rows, "their time over ours"), *source(*dict.fromkeys(name for name, *_ in PEERS))]
 
 
+def weights() -> list[str]:
+    """4-bit weights beside bf16 of our own: a row for each layer and format."""
+    found = load("w4_h200")["results"]
+    tokens = sorted({r["m"] for r in found})
+    rows: dict[tuple[str, str, str], dict[int, str]] = {}
+    for r in found:
+        n, k, word = re.findall(r"_n(\d+)_k(\d+)_(\w+)_weight$", r["signature"])[0]
+        rows.setdefault((word, n, k), {})[r["m"]] = f"{r['speedup']:.2f} ({r['of_read']:.2f})"
+    cells = [[f"{FORMATS[word]}, {n} x {k}", *(of[m] for m in tokens)] for (word, n, k), of in sorted(rows.items())]
+    wrong, error = sum(isinstance(r["error"], str) for r in found), max(r["error"] for r in found)
+    said = f"Wrong: {wrong}; largest relative error {error:.4f}; largest spread {max(r['spread'] for r in found):.0%}."
+    return [*table(["times our bf16", *(f"M = {m}" for m in tokens)], cells), "", said, *source("w4_h200")]
+
+
 def models() -> list[str]:
     """Whole models."""
     header, rows = ["times torch"], []
@@ -261,6 +278,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "off-grid": off_grid,
     "on-grid": on_grid,
     "peers": peers,
+    "weights": weights,
     "models": models,
     "vllm": vllm,
     "host": host,
@@ -279,15 +297,16 @@ def render(page: str) -> str:
 
 
 def main() -> int:
-    """Render the page."""
+    """Render the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, and say whether the page is up to date")
+    parser.add_argument("--check", action="store_true", help="write nothing, and say whether the pages are up to date")
     options = parser.parse_args()
-    before = PAGE.read_text()
-    after = render(before)
+    before = [page.read_text() for page in PAGES]
+    after = list(map(render, before))
     if options.check:
         return int(before != after)
-    PAGE.write_text(after)
+    for page, text in zip(PAGES, after, strict=True):
+        page.write_text(text)
     return 0
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
+from typing import Any
 
 from aot.kernels.sm90.persistent.form import Form
 from aot.kernels.sm90.persistent.plan import Plan
-from aot.search.legal import legal_variants
-from aot.search.variants import Variant
+from aot.search.legal import illegal, legal_variants
+from aot.search.variants import Variant, choices
 from runtime.gemm.signature import Signature
+
+from .legal_samples import drawn
 
 FAMILY = "sm90_persistent"
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
@@ -32,13 +36,21 @@ def variants(signature: Signature) -> list[Variant]:
 
 @cache
 def legal_plans(signature: Signature) -> list[Plan]:
-    """Those of all that is legal, likely or not, each once."""
-    found = (v for v in legal_variants("own", "sm_90a", signature, unlikely=True) if v.family == FAMILY)
-    return list(dict.fromkeys(Plan.of(v.options, form(signature)) for v in found))
+    """Of some of what is legal, likely or not, each once."""
+    return list(dict.fromkeys(Plan.of(v.options, form(signature)) for v in drawn(signature, FAMILY)))
 
 
 def form(signature: Signature) -> Form:
     return Form(signature.a, signature.d, signature.scaling, signature.epilogue, signature.b_major)
+
+
+def plain(**options: Any) -> Variant:
+    """A variant of the plain form, legal by name; of what is not given the least."""
+    least = {"split_k": 1, "stream_k": False, "nonpersistent": False, "order": "rows", "overlap": "serial"}
+    found = variants(PLAIN)[0]
+    v = dataclasses.replace(found, config=choices(**{**found.options, **least, **options}))
+    assert illegal(v) is None
+    return v
 
 
 def plain_form(_: Variant) -> Form:

@@ -18,13 +18,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from aot.search.h200 import LOAD
 from aot.tune.halving import Bench
 from aot.tune.jobs import Answer, Job
 from aot.tune.options import TuneOptions
 from aot.tune.pool import Pool
 from aot.tune.roofline import expected_us
 from aot.tune.run import Machine
-from aot.tune.timing import LOAD, Timing
+from aot.tune.timing import Timing
 from aot.tune.worker import Announce, Setup, do
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -274,3 +276,11 @@ def test_functions_are_the_same_for_numbers_and_symbols(
 def test_a_family_without_an_estimate_has_no_program() -> None:
     with pytest.raises(ValueError, match="no estimate"):
         program(provider("cutlass_operators").variants("sm_80", PLAIN)[:1])
+
+
+def test_what_an_h200_is_and_reaches_is_stated_in_its_tables_alone() -> None:
+    root = Path(__file__).resolve().parents[1]
+    tables = {"runtime/device/gpus.py", "aot/search/h200.py", "aot/kernels/sm90/h200.py"}
+    numbers = re.compile(r"\b(4917|4\.3e6|720e6|1400e6|200e3|110e3)\b|RASTER_ROWS = ")
+    files = (path for folder in ("aot", "runtime") for path in (root / folder).rglob("*.py"))
+    assert {str(f.relative_to(root)) for f in files if numbers.search(f.read_text())} == tables

@@ -5,6 +5,7 @@ seen, and what it computes is not."""
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from aot.providers.operator_api import dense, fused
 from aot.providers.operator_api.operator import found_design
-from aot.search.legal import legal_variants
+from aot.search.legal import illegal, legal_variants
 from aot.search.unserved import why_none
 from aot.search.variants import Variant
 from runtime import LayoutError, Library
@@ -39,8 +40,8 @@ def of(types: tuple[str, str, str], epilogue: str, scaling: str = "none") -> Sig
 FP8 = of(("e4m3", "e4m3", "bf16"), ALL_PARTS, "row_column")
 
 
-def efc(target: str, signature: Signature, unlikely: bool = False) -> list[Variant]:
-    return [v for v in legal_variants("cutlass_operators", target, signature, unlikely) if v.family == FAMILY]
+def efc(target: str, signature: Signature) -> list[Variant]:
+    return [v for v in legal_variants("cutlass_operators", target, signature) if v.family == FAMILY]
 
 
 @pytest.mark.parametrize("target", ["sm_100a", "sm_103a"])
@@ -61,9 +62,10 @@ def test_gates_are_refused_with_who_has_them() -> None:
 
 
 def test_what_needs_no_epilogue_is_left_to_the_kernel_with_more_schedulers() -> None:
-    plain = of(("bf16",) * 3, "none")
-    assert not efc("sm_100a", plain)
-    assert efc("sm_100a", plain, unlikely=True), "legal all the same"
+    types = ("bf16",) * 3
+    assert not efc("sm_100a", of(types, "none"))
+    for v in efc("sm_100a", of(types, "bias"))[:3]:
+        assert illegal(replace(v, epilogue="none")) is None, "legal all the same"
 
 
 def test_choices_are_those_that_the_operator_api_offers() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from aot.search.h200 import LOAD
 from aot.tune import measure
 from aot.tune.gemm.operands import OperandSet
 from aot.tune.operation import unusual
-from aot.tune.timing import LOAD, Timing
+from aot.tune.timing import Timing
 from aot.version import UNKNOWN, own_version
 from runtime.errors import DeviceError
 from runtime.gemm.signature import Signature

@@ -142,9 +142,9 @@ def test_what_is_quantised_between_experts_is_a_ranks_part_of_them() -> None:
     assert experts(manifest(published("qwen3-30b-a3b")))["permute"].signature.scaling == "none"
 
 
-def test_gate_and_up_quantise_at_so_few_tokens_that_experts_have_64_rows() -> None:
+def test_gate_and_up_quantise_at_so_few_tokens_that_experts_have_128_rows() -> None:
     fp8 = published("qwen3-30b-a3b", quantization_config=FP8)
-    assert experts(manifest(fp8, tokens=(16, 1024, 1040)))["gate_up_quantised"].tokens == (128, 8192)
+    assert experts(manifest(fp8, tokens=(16, 2048, 2064)))["gate_up_quantised"].tokens == (128, 16384)
     assert "gate_up_quantised" not in experts(manifest(fp8, tokens=(4096,)))
     assert "gate_up_quantised" not in experts(manifest(fp8, dtype="e4m3", scaling="row_column"))
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import pytest
 
+from aot.kernels.sm90.persistent import choices as persistent_choices
 from aot.kernels.sm90.persistent.plan import Plan
 from aot.kernels.sm90.persistent.scale_blocks import ScaleBlocks
 from aot.search.legal import unsuited
@@ -38,9 +39,16 @@ def test_scales_of_columns_wait_in_shared_memory_for_each_part_of_a_tile() -> No
 
 
 def test_tiles_of_block_scaling_touch_two_blocks_of_b_at_most() -> None:
-    found = {(plan.rows, plan.columns) for plan in legal_plans(dataclasses.replace(BLOCK, epilogue="none"))}
-    assert {columns for rows, columns in found if rows == 128} == {64, 80, 96, 128, 160, 192}
-    assert {columns for rows, columns in found if rows == 256} == {64, 80, 96, 128}
+    options = {"schedule": "cooperative", "swap": False, "cluster_m": 1, "cluster_n": 1, "order": "rows"}
+    options |= {"split_k": 1, "stream_k": False, "nonpersistent": False, "overlap": "serial"}
+
+    def columns(rows: int) -> list[Any]:
+        tiles = ({**options, "tile_m": rows, "tile_n": n} for n in persistent_choices.OPTIONS["tile_n"])
+        of_blocks = form(dataclasses.replace(BLOCK, epilogue="none"))
+        return [tile["tile_n"] for tile in tiles if persistent_choices.rule(tile, of_blocks) is None]
+
+    assert columns(128) == [8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192]
+    assert columns(256) == [8, 16, 24, 32, 40, 48, 64, 80, 96, 128]
 
 
 @pytest.mark.parametrize("epilogue", ["none", "bias", "swiglu", "swiglu_interleaved"])

@@ -166,18 +166,18 @@ def test_results_stay_small() -> None:
 
 def page(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> str:
     monkeypatch.setattr(render_benchmarks, "RESULTS", folder)
-    monkeypatch.setattr(render_benchmarks, "PAGE", folder / "page.md")
+    monkeypatch.setattr(render_benchmarks, "PAGES", (folder / "page.md",))
     monkeypatch.setattr(sys, "argv", ["render_benchmarks.py"])
     (folder / "page.md").write_text(text)
     assert render_benchmarks.main() == 0
     return (folder / "page.md").read_text()
 
 
-def test_the_page_that_is_kept_is_the_one_that_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = render_benchmarks.PAGE.read_text()
-    assert render_benchmarks.render(kept) == kept
-    assert all(f"<!-- table {name} -->" in kept for name in render_benchmarks.TABLES)
-    assert render_benchmarks.USUAL in kept
+def test_the_pages_that_are_kept_are_those_that_are_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [page.read_text() for page in render_benchmarks.PAGES]
+    assert list(map(render_benchmarks.render, kept)) == kept
+    assert all(f"<!-- table {name} -->" in "".join(kept) for name in render_benchmarks.TABLES)
+    assert render_benchmarks.USUAL in kept[0]
     monkeypatch.setattr(sys, "argv", ["render_benchmarks.py", "--check"])
     assert render_benchmarks.main() == 0
 
@@ -185,7 +185,7 @@ def test_the_page_that_is_kept_is_the_one_that_is_rendered(monkeypatch: pytest.M
 def test_a_page_that_is_out_of_date_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stale = tmp_path / "page.md"
     stale.write_text(render_benchmarks.PAGE.read_text().replace("1.", "2."))
-    monkeypatch.setattr(render_benchmarks, "PAGE", stale)
+    monkeypatch.setattr(render_benchmarks, "PAGES", (stale,))
     monkeypatch.setattr(sys, "argv", ["render_benchmarks.py", "--check"])
     before = stale.read_text()
     assert render_benchmarks.main() == 1

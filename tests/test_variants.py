@@ -23,6 +23,8 @@ from aot.search.variants import Family, Variant, choices
 from runtime.errors import AotError, RecordError
 from runtime.gemm.signature import Signature
 
+from .legal_samples import drawn
+
 TYPES = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"), ("e4m3", "e4m3", "bf16"))
 
 
@@ -111,7 +113,7 @@ def test_every_name_is_read_as_its_variant() -> None:
         lambda name: name.replace("sm90_small_m", "sm90_small"),
         lambda name: name.replace("bf16_bf16_bf16_f32", "bf16_bf16_bf16"),
         lambda name: name.replace("bf16_bf16_bf16_f32", "bf16_bf16_f64_f32"),
-        lambda name: name.replace("split_k1", "split_k3"),
+        lambda name: name.replace("split_k1", "split_k9"),
         lambda name: name.replace("split_k1", "split_k01"),
         lambda name: name.replace("split_k1", "split_k1.split_k1"),
         lambda name: name.replace(".split_k1", ""),
@@ -265,19 +267,82 @@ def test_a_family_names_targets_and_element_types_that_exist() -> None:
         Family("gemm", ("sm_90a",), (("bf16", "bfloat16", "bf16"),), {})
 
 
-def test_what_is_not_likely_is_legal_for_who_asks_for_it() -> None:
-    likely = legal_variants("own", "sm_90a", signature())
-    every = legal_variants("own", "sm_90a", signature(), unlikely=True)
-    assert [v for v in every if illegal(v)] == []
-    assert [v for v in every if OWN[v.family].likely.unlikely(v) is None] == likely
-    assert {v.family for v in set(every) - set(likely)} == {"sm90_persistent", "sm90_small_m"}
-    assert len({v.name() for v in every}) == len(every)
+@pytest.mark.parametrize("family", ["sm90_persistent", "sm90_small_m"])
+def test_what_is_not_likely_is_legal_for_who_names_it(family: str) -> None:
+    """And builds have of what is legal just what is likely."""
+    promised = dataclasses.replace(signature(), overlap="weights")
+    found = drawn(promised, family)
+    assert [v for v in found if of_name(v.name()) != v] == []
+    likely = {v for v in found if OWN[family].likely.unlikely(v) is None}
+    assert 0 < len(likely) < len(found)
+    assert likely == set(found) & set(legal_variants("own", "sm_90a", promised))
+
+
+def _tiles_of_n(tile_m: int, schedule: str, epilogue: str = "none") -> list[int]:
+    """Columns that a legal persistent tile of so many rows may have."""
+    words = f".{epilogue}" if epilogue != "none" else ""
+    name = f"own.sm90_persistent.bf16_bf16_bf16_f32{words}.tile{tile_m}x%d.cluster1x1.rows.serial.{schedule}.split_k1"
+    return [n for n in range(1, 520) if of_name(f"{name % n}.sm_90a") is not None]
+
+
+def test_a_persistent_tile_has_as_many_columns_as_wgmma_and_registers_admit() -> None:
+    assert _tiles_of_n(128, "cooperative") == list(range(8, 264, 8))
+    assert _tiles_of_n(128, "pingpong") == list(range(8, 208, 8)), "200 accumulators a thread"
+    assert _tiles_of_n(64, "cooperative") == list(range(16, 272, 16)), "each warp group has half of them"
+    assert _tiles_of_n(64, "cooperative", "swiglu") == list(range(32, 288, 32)), "and as many gates as ups"
+    assert _tiles_of_n(72, "cooperative") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "values"),
+    [
+        (
+            "sm90_persistent.bf16_bf16_bf16_f32.tile192x120.cluster1x1.rows.serial.pingpong.split_k1",
+            "cluster_n",
+            {*range(1, 9)},
+        ),
+        (
+            "sm90_persistent.bf16_bf16_bf16_f32.tile128x120.cluster1x1.rows.serial.pingpong.split_k1",
+            "cluster_m",
+            {*range(1, 9)},
+        ),
+        (
+            "sm90_persistent.bf16_bf16_bf16_f32.tile128x192.cluster1x1.rows.serial.cooperative.split_k1",
+            "split_k",
+            {1, 2, 3, 4, 6, 8},
+        ),
+        (
+            "sm90_small_m.bf16_bf16_bf16_f32.tile96x64.cluster_n1.ctas_per_sm1.serial.split_k1",
+            "cluster_n",
+            {1, 2, 3, 4, 6},
+        ),
+        (
+            "sm90_small_m.bf16_bf16_bf16_f32.tile96x64.cluster_n1.ctas_per_sm1.serial.split_k1",
+            "split_k",
+            {1, 2, 3, 4, 6, 8},
+        ),
+        (
+            "sm90_small_m.bf16_bf16_bf16_f32.tile8x64.cluster_n1.ctas_per_sm1.serial.split_k1",
+            "ctas_per_sm",
+            {1, 2, 3, 4, 5},
+        ),
+        ("sm90_grouped.bf16_bf16_bf16_f32.tile192x128.cluster_n1.serial.cooperative", "cluster_n", {*range(1, 9)}),
+        ("rmsnorm_row.bf16_bf16_bf16_f32.threads128", "threads", {*range(32, 1025, 32)}),
+        ("moe_combine.bf16_i32_f32_bf16_f32.at_once8.threads128", "at_once", {1, 2, 4, 8, 16, 32}),
+        ("moe_combine.bf16_i32_f32_bf16_f32.at_once4.threads1024", "at_once", {1, 2, 4}),
+    ],
+)
+def test_a_choice_may_be_whatever_the_kernel_can_do(name: str, option: str, values: set[int]) -> None:
+    """The others of a variant stay."""
+    variant = of_name(f"own.{name}.sm_90a")
+    assert variant is not None
+    assert {v for v in range(1100) if illegal(with_options(variant, **{option: v})) is None} == values
 
 
 @pytest.mark.parametrize(
     ("key", "count", "digest"),
     [
-        ("bf16_bf16_bf16_f32_none_n4096_k4096_weights", 1914, "e3b5b74cb59931f5"),
+        ("bf16_bf16_bf16_f32_none_n4096_k4096_weights", 2010, "04959160a138429c"),
         ("f16_f16_f16_f32_bias+swiglu_interleaved+residual_n4096_k4096", 351, "a793e15916ce9f21"),
         ("bf16_bf16_bf16_f32_none_n4096_k4096_b2_n-major", 165, "b874082ed9e4bb2b"),
         ("e4m3_e4m3_bf16_f32_none_n4096_k4096_row_column", 439, "9bf01c04b37fde34"),
@@ -298,6 +363,9 @@ def test_builds_for_hopper_choose_from_what_won(key: str, count: int, digest: st
         ("sm90_small_m", {"tile_m": 64, "tile_n": 64, "cluster_n": 2, "ctas_per_sm": 2}, "with 64 tokens, (split_k,"),
         ("sm90_small_m", {"tile_m": 16, "tile_n": 144, "ctas_per_sm": 2}, "with 2 stages loads stop"),
         ("sm90_small_m", {"tile_m": 16, "tile_n": 72}, "with 16 tokens, tile_n is one of"),
+        ("sm90_small_m", {"tile_m": 24}, "tile_m is worth trying as one of (8, 16, 32, 64, 96, 128, 192, 256), not 24"),
+        ("sm90_persistent", {"tile_n": 72}, "tile_n is worth trying as one of (64, 80, 96"),
+        ("sm90_persistent", {"cluster_n": 8}, "cluster_n is worth trying as one of (1, 2, 4), not 8"),
         ("sm90_small_m", {"tile_m": 16, "tile_n": 64, "split_k": 8, "ctas_per_sm": 2}, "split_k = 8 is for tile_n of"),
         ("sm90_small_m", {"tile_m": 128, "tile_n": 64, "overlap": "weights"}, "load weights early are about 2% behind"),
         ("sm90_small_m", {"tile_m": 32, "tile_n": 224, "split_k": 4}, "for clusters of up to two"),

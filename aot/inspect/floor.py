@@ -8,29 +8,17 @@ reach, not peaks of data sheets. Knows nothing of archives.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from runtime.device.gpus import Gpu
 from runtime.numbers.dtypes import DTYPES
 from runtime.program.operation import Signature
 
+from ..search import h100, h200
 from ..tune.operation import is_tuned, tuning
 
-
-class Rates(NamedTuple):
-    """What a kind of GPU sustains: bytes of memory a microsecond, and floating-point operations a microsecond of its
-    tensor cores by the bits of an element, two for a multiply-add."""
-
-    memory_bytes_per_us: float
-    flops_per_us: dict[int, float]
-
-
-# Measured on H200s with default power limits, November 2026 (docs/moe.md, docs/kernels/sm90_grouped.md): cold reads
-# come near 4.3 TB/s; bf16 is bound by power near 720 TFLOP/s, e4m3 near 1400.
-_H200 = Rates(4.3e6, {16: 720e6, 8: 1400e6})
-# Not measured: an H100 SXM has the same SMs and power limit, and its memory rate is that share of an H200's.
-_H100 = Rates(4.3e6 * 3352 / 4917, {16: 720e6, 8: 1400e6})
-RATES = {"NVIDIA H200": _H200, "NVIDIA H100 80GB HBM3": _H100}
+_RATES = MappingProxyType({gpu.NAME: gpu.FLOOR for gpu in (h200, h100)})  # by the name that the driver gives a GPU
 
 
 class Floor(NamedTuple):
@@ -47,7 +35,7 @@ class Floor(NamedTuple):
 def floor(signature: Signature, m: int, gpu: Gpu) -> Floor | None:
     """The floor of a signature at `m` rows; None where nobody knows the rates of this kind of GPU, or the work of the
     operation."""
-    rates = RATES.get(gpu.name)
+    rates = _RATES.get(gpu.name)
     if rates is None or not is_tuned(signature):
         return None
     work = tuning(signature).work(signature, m)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from runtime.device.gpus import Gpu
+from runtime.device.gpus import H100, Gpu
 from runtime.errors import AotError
 from runtime.tables.dispatch import Capability
 from runtime.tables.table import Entry
@@ -28,7 +28,7 @@ class Kind(NamedTuple):
 # Names as the driver gives them; SMs and memory rates in GB/s of NVIDIA's data sheets.
 COMMON = (
     Kind(USUAL_GPU, (9, 0)),
-    Kind(Gpu("NVIDIA H100 80GB HBM3", 132, 3352), (9, 0)),
+    Kind(H100, (9, 0)),
     Kind(Gpu("NVIDIA H20", 78, 4000), (9, 0)),
     Kind(Gpu("NVIDIA A100-SXM4-80GB", 108, 2039), (8, 0)),
     Kind(Gpu("NVIDIA B200", 148, 8000), (10, 0)),

@@ -1,9 +1,17 @@
-"""What the kernels around grouped GEMMs have room for. Imports no compiler."""
+"""Which choices the kernels around grouped GEMMs have, which go together, and what these kernels cannot serve.
+
+Imports no compiler, and no kernel imports it.
+"""
 
 from __future__ import annotations
 
-MOST_EXPERTS = 512  # counts of each in shared memory, for each warp
-MOST_TOP_K = 32
+from .moe_sizes import MOST_EXPERTS, MOST_TOP_K
+
+# Rows that a thread may have in flight: of numbers between, the compiler keeps some (20, 30) in local memory.
+AT_ONCE = (1, 2, 4, 8, 16, 32)
+_REGISTERS_PER_SM, _MOST_REGISTERS = 1 << 16, 256
+_REGISTERS_OF_ROW = 4  # the 16 bytes of it that a thread has loaded
+_OTHER_REGISTERS = 36  # of a thread that adds rows up
 
 
 def limit(top_k: int, experts: int = 1) -> str | None:
@@ -11,3 +19,13 @@ def limit(top_k: int, experts: int = 1) -> str | None:
     if top_k > MOST_TOP_K:
         return f"there is room for {MOST_TOP_K} experts of each token"
     return f"there is room for {MOST_EXPERTS} experts" if experts > MOST_EXPERTS else None
+
+
+def rule_of_combine(threads: int, at_once: int) -> str | None:
+    """Why threads of blocks of so many cannot have so many rows in flight, or None: the compiler spills where these
+    take more than half of a thread's registers, or leave too few."""
+    registers = min(_REGISTERS_PER_SM // threads, _MOST_REGISTERS)
+    of_rows = at_once * _REGISTERS_OF_ROW
+    if of_rows > registers // 2 or of_rows + _OTHER_REGISTERS > registers:
+        return f"{at_once} rows at once take {of_rows} of the {registers} registers that {threads} threads have each"
+    return None

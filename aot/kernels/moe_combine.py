@@ -12,7 +12,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from .moe_choices import MOST_TOP_K
+from .moe_sizes import MOST_TOP_K
 
 _VECTOR = 8  # 16-bit elements in 16 bytes
 

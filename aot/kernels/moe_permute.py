@@ -15,7 +15,7 @@ import cutlass
 from cutlass import cute
 
 from .amax import over_threads, scale_of
-from .moe_choices import MOST_EXPERTS, MOST_TOP_K
+from .moe_sizes import MOST_EXPERTS, MOST_TOP_K
 from .quantise import (
     THREADS_OF_BLOCK,
     WIDTH,

@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from runtime.container.archive import Archive
-from runtime.device.gpus import Gpu
+from runtime.device.gpus import H200, Gpu
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import WORDS, Form, PredictedEntry, Universal
 from runtime.tables.table import TARGET
 
-from ..search.h200 import H200
 from ..search.universal import form_word
 from .fields import naming
 from .tables import operation_entries
 
 TABLE = "universal"
 ROWS = (1, 16, 64, 256, 1024, 4096)  # for which a choice is shown, unless told otherwise
-USUAL_GPU = Gpu("NVIDIA H200", cast(int, H200.multiprocessors), cast(int, H200.memory_gbps))
+USUAL_GPU = H200
 
 
 class FormRow(NamedTuple):

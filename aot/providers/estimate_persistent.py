@@ -53,6 +53,7 @@ class Tiling:
     moved_up: bool = (
         False  # the last tile along M, so that it hangs over M only where it is the first too; not with stream-K
     )
+    nonpersistent: bool = False  # a CTA for each tile
 
 
 def of_own(v: Variant, form_of: Callable[[Variant], Form], of: Extents, m: Number, machine: Machine = H200) -> Any:
@@ -99,6 +100,7 @@ def _own(v: Variant, form_of: Callable[[Variant], Form]) -> tuple[Tiling, Plan]:
         Epilogue.of(plan.form.epilogue).residual,
         plan.columns // plan.atom_layout.columns if plan.form.scaling == "block" else 0,
         not plan.stream_k,
+        plan.nonpersistent,
     )
     return tiling, plan
 
@@ -132,7 +134,7 @@ def _clusters_m(t: Tiling, m: Number) -> Any:
 
 def _resident(cluster: int, machine: Machine) -> Any:
     """Clusters of so many CTAs that run at a time."""
-    return floor(machine.multiprocessors * _RATES.resident_clusters[cluster] / H200.multiprocessors)
+    return floor(machine.multiprocessors * _RATES.resident(cluster) / H200.multiprocessors)
 
 
 def estimate_us(t: Tiling, of: Extents, m: Number, machine: Machine = H200, slices: Number = 1) -> Any:
@@ -169,6 +171,8 @@ def estimate_us(t: Tiling, of: Extents, m: Number, machine: Machine = H200, slic
     floor_us = memory / (memory_faster * _RATES.floor_bytes_per_us)
     body_us = maximum(_norm(busy_us, power_us, l2_us, memory_us), floor_us)
     body_us = body_us * (_RATES.quads if t.order == "quads" else 1.0)
+    if t.nonpersistent:
+        body_us = body_us * _RATES.one_tile + (waves - 1) * _RATES.one_tile_wave_us
     # Each CTA of a cluster along M hangs over it then.
     past_m = maximum(t.tile_m - m, 0) * t.cluster_m if t.moved_up else _clusters_m(t, m) * t.tile_m * t.cluster_m - m
     receivers = batch * (ceil(n / (t.tile_n * t.cluster_n)) * t.cluster_n)

@@ -57,7 +57,7 @@ def _tile(v: Variant, form_of: Callable[[Variant], Form]) -> _Tile:
         plan.stages,
         _wgmma_cycles(*plan.sides) * (_RATES.exact if form.element_bytes == 1 else 1),
         plan.box_tokens,
-        _RATES.resident_ctas[split_k * cluster_n][per_sm - 1],
+        _RATES.resident(split_k * cluster_n, per_sm),
         _RATES.overlap_us if plan.overlap != "serial" else 0.0,
     )
 

@@ -11,9 +11,16 @@ from typing import Any
 from ..kernels.sm90.persistent.form import Form
 from ..kernels.sm90.sizes import WGMMA_ROWS
 
+# What is worth trying of each choice.
+OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
+    "tile_m": (8, 16, 32, 48, 64, 96, 128, 144, 192, 256),
+    "tile_n": (64, 128, 192, 256),
+    "cluster_n": (1, 2),
+}
+
 
 def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
-    """Why choices that are legal are not worth compiling, or None."""
+    """Why choices that are legal, each among `OPTIONS`, are not worth compiling together, or None."""
     few = options["tile_m"] <= 64
     between = options["tile_m"] % WGMMA_ROWS > 0  # a tile that only swapped operands have
     swaps = (few or between) and form.scaling != "block"

@@ -16,16 +16,38 @@ from runtime.numbers.scaling import SCALE_BLOCK
 from ..kernels.sm90.persistent.form import Form
 from ..kernels.sm90.persistent.plan import Plan
 
+# What won somewhere of each choice.
+OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
+    "tile_m": tuple(range(64, 264, 8)),
+    "tile_n": (64, 80, 96, 112, 128, 144, 160, 168, 176, 192, 224, 256),
+    "cluster_m": (1, 2),
+    "cluster_n": (1, 2, 4),
+    "split_k": (1, 2, 4),
+}
 # Of which K is shared: swap, tile_m, tile_n.
 _SHARED_TILES = {(False, 128, 128), (True, 128, 128), (True, 168, 128)}
+# Of swapped tiles with a CTA each: the tokens, by cluster_m, cluster_n, split_k and tile_n. Where all tiles are one
+# wave these gain 2 to 5% by a stage more, and others nothing.
+_ONE_TILE: dict[tuple[int, int, int, int], range] = {
+    (2, 1, 1, 64): range(88, 160, 8),
+    (2, 1, 1, 128): range(72, 96, 8),
+    (2, 1, 1, 192): range(88, 104, 8),
+    (2, 4, 1, 64): range(80, 144, 8),
+    (1, 1, 2, 64): range(160, 232, 8),
+    (1, 1, 2, 128): range(112, 120, 8),
+}
+# Of swapped tiles whose tokens are loaded in turn: rows of B, and the most tokens.
+_IN_TURN_TILE_N, _MOST_IN_TURN = 128, 120
+_COOPERATIVE_ROWS, _COOPERATIVE_TOKENS = 192, 144  # of swapped tiles in clusters of 2 x 1, and the fewest tokens
 _SMALL_TILE = 128**2  # sums
 _SWIZZLED_COLUMNS = 16  # epilogue tiles in multiples of these have rows of a swizzle atom
+_FEWEST_UNSWIZZLED = 24  # columns of an epilogue tile; of 8 none was tried
 _STAGES_BESIDE_UNSWIZZLED = 4
 _LEAST_SUB_BLOCK = 32  # columns of a tile that share a scale of a block of B
 
 
 def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
-    """Why legal options are not worth trying together, or None."""
+    """Why legal options, each among `OPTIONS`, are not worth trying together, or None."""
     if form.promotion_interval and options["order"] != "rows":
         return "other orders of tiles were seen to win for 16-bit types only"
     for opinion in _OPINIONS.values():
@@ -33,11 +55,11 @@ def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
             return reason
     if form.scaling == "block" and (reason := _of_blocks(options)):
         return reason
-    return _of_epilogue_tiles(options, form)
+    return _of_new_choices(options, form) or _of_epilogue_tiles(options, form)
 
 
 def hopeless(options: Mapping[str, Any]) -> bool:
-    """Whether these choices, the first of `OPTIONS`, are not worth trying whatever the others and the form are."""
+    """Whether these choices, the kernel's first, are not worth trying whatever the others and the form are."""
     *_, last = options
     opinion = _OPINIONS.get(last)
     return opinion is not None and opinion(options) is not None
@@ -46,11 +68,23 @@ def hopeless(options: Mapping[str, Any]) -> bool:
 def _of_rows(options: Mapping[str, Any]) -> str | None:
     rows, pingpong = options["tile_n" if options["swap"] else "tile_m"], options["schedule"] == "pingpong"
     taller = 192 if pingpong and options["swap"] else 128 if pingpong else 256
-    return None if rows in (64, 128, taller) else f"{rows} rows on WGMMA's M side never won"
+    if rows in (64, 128, taller) or _cooperative_rows(options):
+        return None
+    return f"{rows} rows on WGMMA's M side never won"
+
+
+def _cooperative_rows(options: Mapping[str, Any]) -> bool:
+    """Whether a tile has 192 rows of B for two warp groups, which share its tokens."""
+    cooperative = options["schedule"] == "cooperative" and options["swap"]
+    return cooperative and options["tile_n"] == _COOPERATIVE_ROWS and options["tile_m"] >= _COOPERATIVE_TOKENS
 
 
 def _of_cluster(options: Mapping[str, Any]) -> str | None:
+    if _cooperative_rows(options) and (options["cluster_m"], options["cluster_n"]) != (2, 1):
+        return "192 rows for two warp groups won in clusters of two along M"
     if options["cluster_m"] * options["cluster_n"] <= 2:
+        return None
+    if options["swap"] and (options["cluster_m"], options["cluster_n"], 1, options["tile_n"]) in _ONE_TILE:
         return None
     if options["swap"] and options["cluster_m"] == 1 and options["schedule"] == "pingpong":
         return None  # up to M = 130 or so they won where B is wide
@@ -64,8 +98,25 @@ def _of_sharing(options: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _of_split(options: Mapping[str, Any]) -> str | None:
+    return (
+        "192 rows for two warp groups won with K in one"
+        if _cooperative_rows(options) and options["split_k"] > 1
+        else None
+    )
+
+
 def _of_grid(options: Mapping[str, Any]) -> str | None:
-    return "one tile a CTA was not seen to win yet" if options["nonpersistent"] else None
+    cluster = options["cluster_m"], options["cluster_n"]
+    if not options["nonpersistent"]:
+        return "clusters of eight won with one tile a CTA" if math.prod(cluster) > 4 else None
+    split = options["split_k"] > 1
+    if (options["schedule"] == "pingpong") == split:
+        return "one tile a CTA won with one warp group, or where K is split with both"
+    tokens = _ONE_TILE.get((*cluster, options["split_k"], options["tile_n"]), range(0))
+    if not options["swap"] or options["tile_m"] not in tokens:
+        return "one tile a CTA won where swapped tiles of some sizes have one stage more"
+    return None
 
 
 def _of_order(options: Mapping[str, Any]) -> str | None:
@@ -93,6 +144,7 @@ def _of_overlap(options: Mapping[str, Any]) -> str | None:
 _OPINIONS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "tile_n": _of_rows,
     "cluster_n": _of_cluster,
+    "split_k": _of_split,
     "stream_k": _of_sharing,
     "nonpersistent": _of_grid,
     "order": _of_order,
@@ -108,6 +160,22 @@ def _of_blocks(options: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _of_new_choices(options: Mapping[str, Any], form: Form) -> str | None:
+    """Of choices that were timed for 16-bit types alone, and of loads in turn."""
+    if form.promotion_interval and (options["nonpersistent"] or _cooperative_rows(options)):
+        return "one tile a CTA, and 192 rows for two warp groups, were timed for 16-bit types only"
+    if _cooperative_rows(options) and form.epilogue != "none":
+        return "192 rows for two warp groups were timed with no epilogue"
+    if options["cluster_m"] * options["cluster_n"] == 1 or not any(Plan.of(options, form).loads_in_turn):
+        return None
+    if options["nonpersistent"] and options["cluster_n"] == 4:
+        return None  # of which `_ONE_TILE` says the tokens
+    few = options["tile_n"] == _IN_TURN_TILE_N and options["tile_m"] <= _MOST_IN_TURN
+    if form.promotion_interval or not options["swap"] or not few:
+        return "loads in turn won for few tokens and 128 rows of B, swapped, in 16 bits"
+    return None
+
+
 def _of_epilogue_tiles(options: Mapping[str, Any], form: Form) -> str | None:
     """Of tiles whose epilogue tiles have an odd number of 16 bytes a row, which are stored without a swizzle."""
     if options["swap"]:
@@ -119,6 +187,8 @@ def _of_epilogue_tiles(options: Mapping[str, Any], form: Form) -> str | None:
     plan = Plan.of(options, form)
     if plan.epilogue_tile_columns % _SWIZZLED_COLUMNS == 0:
         return None
+    if plan.epilogue_tile_columns < _FEWEST_UNSWIZZLED:
+        return f"epilogue tiles of {plan.epilogue_tile_columns} columns are many"
     if plan.rows < 128 or plan.split_k > 1 or plan.stages < _STAGES_BESIDE_UNSWIZZLED:
         return "epilogue tiles without a swizzle are for tiles of 128 rows and more with K in one and stages enough"
     if not form.gated and plan.pingpong != plan.raster_along_n:

@@ -30,6 +30,14 @@ _CLUSTERS: dict[int, tuple[tuple[int, int, int], ...]] = {
     64: ((1, 1, 1), (1, 2, 1), (1, 4, 1), (2, 1, 1), (2, 4, 1), (4, 1, 1), (4, 2, 1)),
     256: ((1, 1, 1), (1, 2, 1), (1, 4, 1), (2, 1, 1), (2, 4, 1), (4, 1, 1), (4, 2, 1), (8, 1, 1)),
 }
+# What won somewhere of each choice.
+OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
+    "tile_m": tuple(_TILES_N),
+    "tile_n": tuple(sorted({tile_n for tiles in _TILES_N.values() for tile_n in tiles})),
+    "split_k": (1, 2, 4, 8),
+    "cluster_n": (1, 2, 4),
+    "ctas_per_sm": (1, 2),
+}
 _TILES_N_OF_EIGHT = (88, 96)  # with split_k = 8
 _WIDEST_SPLIT = 144  # of tile_n with split_k above 2, or clusters of more than two
 _MOST_TOKENS_OF_EARLY_WEIGHTS = 64
@@ -37,7 +45,7 @@ _ENOUGH_STAGES = 3
 
 
 def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
-    """Why legal options are not worth trying together, or None."""
+    """Why legal options, each among `OPTIONS`, are not worth trying together, or None."""
     for opinion in _OPINIONS.values():
         if reason := opinion(options):
             return reason
@@ -48,7 +56,7 @@ def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
 
 
 def hopeless(options: Mapping[str, Any]) -> bool:
-    """Whether these choices, the first of `OPTIONS`, are not worth trying whatever the others and the form are."""
+    """Whether these choices, the kernel's first, are not worth trying whatever the others and the form are."""
     *_, last = options
     opinion = _OPINIONS.get(last)
     return opinion is not None and opinion(options) is not None
@@ -56,7 +64,7 @@ def hopeless(options: Mapping[str, Any]) -> bool:
 
 def _of_tile(options: Mapping[str, Any]) -> str | None:
     tile_m, tile_n = options["tile_m"], options["tile_n"]
-    likely = _TILES_N.get(tile_m, ())
+    likely = _TILES_N[tile_m]
     return None if tile_n in likely else f"with {tile_m} tokens, tile_n is one of {likely}"
 
 

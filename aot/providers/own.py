@@ -31,6 +31,7 @@ from . import (
     estimate_w4,
     likely_grouped,
     likely_persistent,
+    likely_row_wise,
     likely_small_m,
     likely_w4,
     summation,
@@ -45,6 +46,23 @@ _SCALINGS = ("none", "tensor", "row_column", "block")
 _IDS = ("i32",), ("i32", "i32")  # of experts, and with a map of them
 _FROM_HOPPER = tuple(name for name, target in TARGETS.items() if target.compute_capability >= (9, 0))
 _FP8 = (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"))
+_WHOLE_WARPS = tuple(range(32, 1025, 32))  # threads of a block
+_LIKELY_GROUPED = Likely(
+    lambda v: likely_grouped.unlikely(v.options, grouped_gemm.grouped_form(v)), options=likely_grouped.OPTIONS
+)
+
+
+def _no_overlap(v: Variant) -> str | None:
+    return "kernels overlap from Hopper on" if v.options["overlap"] and v.target not in _FROM_HOPPER else None
+
+
+def _rule_of_permute(v: Variant) -> str | None:
+    scaled = v.elements[-1] == "f32"
+    if scaled != (v.scaling != "none"):
+        return "rows that are quantised have scales, and no others have"
+    if scaled and v.target not in _FROM_HOPPER:
+        return f"rows are quantised on {', '.join(_FROM_HOPPER)}"
+    return _no_overlap(v)
 
 
 FAMILIES: dict[str, Family] = {
@@ -56,7 +74,11 @@ FAMILIES: dict[str, Family] = {
         (*_SAME_16_BIT, ("bf16", "bf16", "e4m3"), *(("e4m3", "e4m3", d) for d in ("bf16", "f16", "e4m3"))),
         small_m_choices.OPTIONS,
         lambda v: small_m_choices.rule(v.options, gemm.small_m_form(v)),
-        likely=Likely(lambda v: likely_small_m.unlikely(v.options, gemm.small_m_form(v)), likely_small_m.hopeless),
+        likely=Likely(
+            lambda v: likely_small_m.unlikely(v.options, gemm.small_m_form(v)),
+            likely_small_m.hopeless,
+            likely_small_m.OPTIONS,
+        ),
         scalings=_SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
@@ -86,7 +108,11 @@ FAMILIES: dict[str, Family] = {
         persistent_choices.OPTIONS,
         lambda v: persistent_choices.rule(v.options, gemm.persistent_form(v)),
         persistent_choices.hopeless,
-        Likely(lambda v: likely_persistent.unlikely(v.options, gemm.persistent_form(v)), likely_persistent.hopeless),
+        Likely(
+            lambda v: likely_persistent.unlikely(v.options, gemm.persistent_form(v)),
+            likely_persistent.hopeless,
+            likely_persistent.OPTIONS,
+        ),
         scalings=_SCALINGS,
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
@@ -101,7 +127,7 @@ FAMILIES: dict[str, Family] = {
         (*_SAME_16_BIT, *_FP8),
         grouped_choices.OPTIONS,
         lambda v: grouped_choices.rule(v.options, grouped_gemm.grouped_form(v)),
-        likely=Likely(lambda v: likely_grouped.unlikely(v.options, grouped_gemm.grouped_form(v))),
+        likely=_LIKELY_GROUPED,
         batched=(False,),
         scalings=SCALINGS_OF_GROUPS,
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
@@ -115,7 +141,7 @@ FAMILIES: dict[str, Family] = {
         (*_SAME_16_BIT, ("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16")),
         grouped_choices.OPTIONS,
         lambda v: grouped_choices.rule(v.options, grouped_gemm.grouped_form(v)),
-        likely=Likely(lambda v: likely_grouped.unlikely(v.options, grouped_gemm.grouped_form(v))),
+        likely=_LIKELY_GROUPED,
         batched=(False,),
         scalings=SCALINGS_OF_GROUPS,
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
@@ -130,7 +156,7 @@ FAMILIES: dict[str, Family] = {
         _SAME_16_BIT,
         grouped_choices.OPTIONS_OF_GATHERED,
         lambda v: grouped_choices.rule(v.options, grouped_gemm.grouped_form(v)),
-        likely=Likely(lambda v: likely_grouped.unlikely(v.options, grouped_gemm.grouped_form(v))),
+        likely=_LIKELY_GROUPED,
         batched=(False,),
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
         limit=lambda v, s: grouped_choices.limit(v.options, grouped_gemm.grouped_form(v), s.groups, s.n),
@@ -142,8 +168,9 @@ FAMILIES: dict[str, Family] = {
         "rmsnorm",
         tuple(TARGETS),
         _SAME_16_BIT,
-        {"threads": (128, 256, 512), "overlap": (False, True)},
-        lambda v: _no_overlap(v.target) if v.options["overlap"] else None,
+        {"threads": _WHOLE_WARPS, "overlap": (False, True)},
+        _no_overlap,
+        likely=Likely(options=likely_row_wise.RMSNORM),
         batched=(False,),
     ),
     # Rows in e4m3 with scales of their blocks of 128, or of whole rows, perhaps of groups that end somewhere.
@@ -151,7 +178,8 @@ FAMILIES: dict[str, Family] = {
         "quantise",
         _FROM_HOPPER,
         tuple((x, *ends, "e4m3", "f32") for x in ("bf16", "f16") for ends in ((), ("i32",))),
-        {"threads": (128, 256), "overlap": (False, True)},
+        {"threads": _WHOLE_WARPS, "overlap": (False, True)},
+        likely=Likely(options=likely_row_wise.QUANTISE),
         batched=(False,),
         scalings=SCALINGS_OF_ROWS,
     ),
@@ -164,8 +192,9 @@ FAMILIES: dict[str, Family] = {
             *((x, *ids, x, "i32", "i32") for x in ("bf16", "f16", "e4m3") for ids in _IDS),
             *((x, *ids, "e4m3", "i32", "i32", "f32") for x in ("bf16", "f16") for ids in _IDS),
         ),
-        {"schedule": ("one_launch", "two_launches"), "threads": (128, 256), "overlap": (False, True)},
-        lambda v: _permute_rule(v),
+        {"schedule": ("one_launch", "two_launches"), "threads": _WHOLE_WARPS, "overlap": (False, True)},
+        _rule_of_permute,
+        likely=Likely(options=likely_row_wise.MOE_PERMUTE),
         batched=(False,),
         scalings=("none", *SCALINGS_OF_ROWS),
         limit=lambda v, s: moe_choices.limit(s.top_k, s.experts),
@@ -174,25 +203,13 @@ FAMILIES: dict[str, Family] = {
         "moe_combine",
         tuple(TARGETS),
         tuple((x, "i32", "f32", x) for x in ("bf16", "f16")),
-        {"threads": (128, 256), "at_once": (8, 4, 2), "overlap": (False, True)},
-        lambda v: _no_overlap(v.target) if v.options["overlap"] else None,
+        {"threads": _WHOLE_WARPS, "at_once": moe_choices.AT_ONCE, "overlap": (False, True)},
+        lambda v: _no_overlap(v) or moe_choices.rule_of_combine(v.integer("threads"), v.integer("at_once")),
+        likely=Likely(options=likely_row_wise.MOE_COMBINE),
         batched=(False,),
         limit=lambda v, s: moe_choices.limit(s.top_k),
     ),
 }
-
-
-def _permute_rule(v: Variant) -> str | None:
-    scaled = v.elements[-1] == "f32"
-    if scaled != (v.scaling != "none"):
-        return "rows that are quantised have scales, and no others have"
-    if scaled and v.target not in _FROM_HOPPER:
-        return f"rows are quantised on {', '.join(_FROM_HOPPER)}"
-    return _no_overlap(v.target) if v.options["overlap"] else None
-
-
-def _no_overlap(name: str) -> str | None:
-    return None if name in _FROM_HOPPER else "kernels overlap from Hopper on"
 
 
 class _Made(NamedTuple):

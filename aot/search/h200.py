@@ -1,17 +1,19 @@
-"""All that was fitted to an H200, or measured on one, by which variants are put in order: 132 SMs, power-limited,
-November 2026.
+"""All that was fitted to an H200, or measured on one, by which variants are put in order and timed: 132 SMs,
+power-limited, November 2026. What kernels compile in is in `aot.kernels.sm90.h200`, and which choices are worth trying
+in `aot/providers/likely_*.py`.
 
 Knows nothing of kernels or providers. How well the estimates order variants is in `rank`.
 """
 
 from __future__ import annotations
 
-from .costs import Machine
-from .rates import ElementRates, GroupedRates, PersistentRates, SmallMRates, W4Rates
+from runtime.device import gpus
 
-# As CUDA's attributes give it: 6144 bits at 3201 MHz.
-MULTIPROCESSORS = 132
-H200 = Machine(MULTIPROCESSORS, memory_gbps=4917)
+from .costs import Machine
+from .rates import ElementRates, FloorRates, GroupedRates, Load, PersistentRates, RoofRates, SmallMRates, W4Rates
+
+NAME, MULTIPROCESSORS, _MEMORY_GBPS = gpus.H200
+H200 = Machine(MULTIPROCESSORS, _MEMORY_GBPS)
 
 # Fitted to 170,000 times: of up to 600 functions at powers of two of M, and of 40 for each form at M, N and K drawn at
 # random.
@@ -53,6 +55,8 @@ PERSISTENT = PersistentRates(
     pushed_bytes_per_us=0.0323e6,
     shared_tiles_us=3.54,
     exchanged_bytes_per_us=12.7e6,
+    one_tile=0.975,  # this by tiles of `aot.providers.likely_persistent`; the next from 1.4 to 5.6
+    one_tile_wave_us=2.5,
     quads=0.98,  # from shape to shape 0.8 to 1.0
     overlap_us=0.91,
     residual_us=2.29,
@@ -117,5 +121,16 @@ W4 = W4Rates(
     resident_ctas=SMALL_M.resident_ctas,
 )
 
-# The least that a GEMM takes, roughly: bytes to and from memory, operations (two for a multiply-add), and a launch.
-ROOF_BYTES_PER_US, ROOF_FLOPS_PER_US, ROOF_LAUNCH_US = 4e6, 800e6, 2.0
+# Of a graph's launches 1.96 us is the least seen.
+ROOF = RoofRates(bytes_per_us=4e6, flops_per_us=800e6, launch_us=2.0)
+
+# With default power limits (docs/moe.md, docs/kernels/sm90_grouped.md): cold reads come near 4.3 TB/s; bf16 is bound by
+# power near 720 TFLOP/s, e4m3 near 1400.
+FLOOR = FloorRates(memory_bytes_per_us=4.3e6, flops_per_us={16: 720e6, 8: 1400e6})
+
+# The clock is lowered 30 to 100 ms after a load begins that takes more power than it may, at first perhaps further than
+# it has to: where each was timed from 140 to 190 ms after its own load began, one of four finalists took 3 to 26%
+# longer than its like at 32 of 54 points, and two did at two. In turns of 40 ms clocks are still on their way, in turns
+# of 150 ms they are not ("the length of a turn" in benchmarks/results/studies_h200.json). Of 212 finalists at 54 points
+# none that was further behind than `may_win` came out best.
+LOAD = Load(settle_us=200e3, own_us=110e3, sample_us=10e3, samples=4, may_win=1.03)

@@ -135,17 +135,16 @@ def overlaps_less(variants: Sequence[Variant]) -> list[bool]:
     return [overlap < most[key] for key, overlap in zip(alike, overlaps, strict=True)]
 
 
-def legal_variants(provider: str, target: str, signature: Any, unlikely: bool = False) -> list[Variant]:
-    """The variants of `provider` that compute `signature` on `target` and are worth compiling, in a fixed order; with
-    `unlikely` every legal one, which are some hundred times as many."""
+def legal_variants(provider: str, target: str, signature: Any) -> list[Variant]:
+    """The variants of `provider` that compute `signature` on `target` and are worth compiling, in a fixed order. All
+    that are legal would be thousands of times as many."""
     of = building(signature.operation)
     wanted = of.form(signature)
-    of_form = _all_legal if unlikely else _legal
     return [
         v
         for name, family in families(provider).items()
         if family.operation == signature.operation
-        for v in of_form(provider, name, family, target, wanted)
+        for v in _legal(provider, name, family, target, wanted)
         if of.limit(v, family, signature) is None
     ]
 
@@ -164,13 +163,13 @@ def legal_functions(provider: str, target: str) -> list[Variant]:
     ]
 
 
-def _combinations(family: Family, promised: str, unlikely: bool) -> Iterator[dict[str, Option]]:
-    """Every combination of a family's choices but those that are hopeless, rely on more overlap than is promised, or,
-    without `unlikely`, are hopelessly unlikely; in the order of the choices' values."""
-    hopeless = [family.hopeless, None if unlikely else family.likely.hopeless]
-    refuse = [asked for asked in hopeless if asked is not None]
+def _combinations(family: Family, promised: str) -> Iterator[dict[str, Option]]:
+    """Every combination of a family's choices that are worth trying one by one, but those that are hopeless or rely on
+    more overlap than is promised; in the order of the choices' values."""
+    refuse = [asked for asked in (family.hopeless, family.likely.hopeless) if asked is not None]
     found: Iterable[dict[str, Option]] = [{}]
-    for option, values in family.options.items():
+    for option, every in family.options.items():
+        values = family.likely.options.get(option, every)
         if option == "overlap":
             values = tuple(value for value in values if not relies_on_more(value, promised))
         found = _longer(found, option, values, refuse)
@@ -194,17 +193,10 @@ def _longer(
 @cache
 def _legal(provider: str, name: str, family: Family, target: str, form: Form) -> tuple[Variant, ...]:
     """The variants of a family of the given form that are worth compiling; see `legal_variants`."""
-    likely = _all_legal(provider, name, family, target, form, unlikely=False)
-    return tuple(likely)
-
-
-def _all_legal(
-    provider: str, name: str, family: Family, target: str, form: Form, unlikely: bool = True
-) -> Iterator[Variant]:
-    """Every legal variant of a family of the given form; without `unlikely` those that are worth compiling."""
     if target not in family.targets or form.accumulator not in (None, family.accumulator) or lacks(family, form):
-        return
-    for combination in _combinations(family, form.overlap, unlikely):
+        return ()
+    found: list[Variant] = []
+    for combination in _combinations(family, form.overlap):
         variant = Variant(
             provider,
             name,
@@ -218,6 +210,7 @@ def _all_legal(
             scaling=form.scaling,
             b_major=form.b_major,
         )
-        # Its choices are the family's own, so `illegal` has nothing else to ask.
-        if (unlikely or family.likely.unlikely(variant) is None) and family.rule(variant) is None:
-            yield variant
+        # Its choices are the family's own, and worth trying one by one, so there is nothing else to ask.
+        if family.likely.opinion(variant) is None and family.rule(variant) is None:
+            found.append(variant)
+    return tuple(found)

@@ -1,4 +1,5 @@
-"""What an estimate of a family's times must know of a GPU, which is fitted to times measured there: types of tables.
+"""What estimates of families' times, floors of them and tuning must know of a GPU, fitted to times that were measured
+there: types of tables.
 
 There is one table for each GPU, such as `h200`. Knows nothing of kernels or providers. Times are in microseconds, and a
 rate is so many a microsecond.
@@ -8,6 +9,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class FloorRates(NamedTuple):
+    """What kernels were seen to reach, of which `aot.inspect.floor` makes the least time of a problem: bytes of memory,
+    and floating-point operations of the tensor cores by the bits of an element, two for a multiply-add."""
+
+    memory_bytes_per_us: float
+    flops_per_us: Mapping[int, float]
+
+
+class RoofRates(NamedTuple):
+    """The least that a problem takes, roughly: bytes to and from memory, operations, and a launch."""
+
+    bytes_per_us: float
+    flops_per_us: float
+    launch_us: float
+
+
+class Load(NamedTuple):
+    """How long launches run under sustained load, in microseconds: all of them in turn until the clock has settled,
+    then each without pause, first to meet the clock that its own power leaves it, then for its samples. `may_win` is
+    how many times the least time a function may take that comes out best under load."""
+
+    settle_us: float
+    own_us: float
+    sample_us: float
+    samples: int
+    may_win: float
+
+    def us(self, count: int) -> float:
+        """What `count` contenders take together."""
+        return self.settle_us + count * (self.own_us + self.samples * self.sample_us)
 
 
 @dataclass(frozen=True)
@@ -42,11 +76,20 @@ class PersistentRates:
     pushed_bytes_per_us: float
     shared_tiles_us: float  # of the CTAs that share a tile through memory
     exchanged_bytes_per_us: float  # that they write and read back
+    one_tile: (
+        float  # the time of a wave of tiles with a CTA each, where that leaves a stage more, against persistent ones
+    )
+    one_tile_wave_us: float  # and what each wave behind the first one costs more
     quads: float  # the time of tiles in this order against any other, on average
     overlap_us: float  # what a launch gains that may begin early
     promotion_cycles: float  # of 64 rows of a stage's sums by a warpgroup, besides a sum a cycle
     stage_cycles: float  # from one stage of these to the next, that nothing hides
     residual_us: float  # of 128 x 128 sums by one warpgroup, to which a residual is added
+
+    def resident(self, cluster: int) -> int:
+        """Clusters of so many CTAs that run at a time; of a size that was not seen, as many CTAs as of the next one."""
+        seen = _seen(self.resident_clusters, cluster)
+        return self.resident_clusters[seen] * seen // cluster
 
 
 @dataclass(frozen=True)
@@ -87,6 +130,12 @@ class SmallMRates:
     most_m: int  # to which times were fitted
     beyond: float  # times as long beyond it, so that kernels for many tokens are tried first
 
+    def resident(self, cluster: int, per_sm: int) -> int:
+        """CTAs that run at a time, of clusters of so many, and `per_sm` of them to an SM; of a size that was not seen,
+        as many as of the next one, and of more than two an SM in proportion."""
+        one, two = self.resident_ctas[_seen(self.resident_ctas, cluster)]
+        return one if per_sm == 1 else two * per_sm // 2
+
 
 @dataclass(frozen=True)
 class Tcgen05Rates:
@@ -126,3 +175,8 @@ class W4Rates:
     tail: float
     rest: float
     resident_ctas: Mapping[int, tuple[int, int]]
+
+
+def _seen(by_cluster: Mapping[int, object], cluster: int) -> int:
+    """The least size of clusters in a table that is not below `cluster`."""
+    return min(size for size in by_cluster if size >= cluster)

@@ -164,9 +164,18 @@ class Likely:
     it belongs in no digest of sources.
     """
 
-    unlikely: Callable[[Variant], str | None] = _no_opinion  # why a legal variant is not worth trying
-    # Whether `unlikely` refuses all that begins with these choices, the first of the family's options.
+    opinion: Callable[[Variant], str | None] = _no_opinion  # why choices that are all in `options` are not worth trying
+    # Whether `opinion` refuses all that begins with these choices, the first of the family's options.
     hopeless: Callable[[Mapping[str, Option]], bool] | None = None
+    # What of a choice is worth trying, in the order in which builds enumerate it; of others all that the family has.
+    options: Mapping[str, tuple[Option, ...]] = field(default_factory=dict)
+
+    def unlikely(self, variant: Variant) -> str | None:
+        """Why a legal variant is not worth trying, or None."""
+        for name, value in variant.config:
+            if value not in self.options.get(name, (value,)):
+                return f"{name} is worth trying as one of {self.options[name]}, not {value}"
+        return self.opinion(variant)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,15 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ..search.h200 import LOAD
 from .options import TuneOptions
 from .timing import Timing
 
 _SCREEN_REPEATS, _SCREEN_GRAPH_US, _LONGEST_SCREEN_US = 2, 100.0, 400.0
 _FINAL_GRAPH_US = 1_000.0
 _HOPELESS = 1.15  # of the second best time of a screening, whatever its place
-# Under load functions trade places by their power: of 212 finalists at 54 points of an H200, none that was further
-# behind came out best.
-_MAY_WIN_UNDER_LOAD = 1.03
 _LOOKS = 2  # at finalists of whom none leads clearly
 
 
@@ -116,7 +114,7 @@ def measure(bench: Bench, m: int, names: Sequence[str], options: TuneOptions) ->
     sustained: dict[str, Timing] = {}
     if options.sustained and bench.power_bound:
         least = min(times[n].us for n in finalists)
-        near = [n for n in finalists if times[n].us <= _MAY_WIN_UNDER_LOAD * least]
+        near = [n for n in finalists if times[n].us <= LOAD.may_win * least]
         if len(near) > 1:  # else nothing is to be decided
             sustained = bench.sustained({n: times[n].us for n in (*near, bench.baseline)})
     found = Measured(

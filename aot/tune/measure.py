@@ -20,11 +20,12 @@ from runtime.errors import AotError, WorkspaceError
 from runtime.numbers.dtypes import DTYPES, DType
 from runtime.program.operation import Signature
 
+from ..search.h200 import LOAD, ROOF
 from ..version import UNKNOWN, own_version
 from .elements import is_poison, name_of, poisoned
 from .operation import OperandSet, Weights, tuning, unusual
 from .roofline import expected_us, power_bound
-from .timing import LOAD, Timing
+from .timing import Timing
 
 __all__ = ["Timing", "expected_us", "power_bound"]  # for those who measure, with what is defined here
 
@@ -36,7 +37,6 @@ MAX_ELEMENT_ERROR = 0.06
 _GUARD_ROWS = 8
 # Figures from a device that was idle between two replays would include its wake-up.
 _WARMUP_REPLAYS = 2
-_LAUNCH_US = 2.0  # about what a launch of a graph takes at least: 1.96 is the least seen on an H200
 _GRAPHS_OF_A_SAMPLE = 4  # under sustained load
 RECOVER_S = 0.06  # after which the clock has come back from a sustained load
 
@@ -278,7 +278,7 @@ def _capture(
     """Each contender's graph, without those that cannot be launched."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    count = min(max(math.ceil(graph_us / max(floor_us, _LAUNCH_US)), min(len(operands), 2)), MOST_LAUNCHES)
+    count = min(max(math.ceil(graph_us / max(floor_us, ROOF.launch_us)), min(len(operands), 2)), MOST_LAUNCHES)
     graphs = {}
     for name, launch in contenders.items():
         try:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from runtime.program.operation import Signature
 
-from ..search.h200 import ROOF_BYTES_PER_US, ROOF_FLOPS_PER_US, ROOF_LAUNCH_US
+from ..search.h200 import ROOF
 from .operation import tuning
 
 
 def expected_us(signature: Signature, m: int) -> float:
     """A floor in microseconds on an H200: bytes or operations, whichever take longer, or a launch."""
     work = tuning(signature).work(signature, m)
-    return max(work.bytes / ROOF_BYTES_PER_US, work.flops / ROOF_FLOPS_PER_US, ROOF_LAUNCH_US)
+    return max(work.bytes / ROOF.bytes_per_us, work.flops / ROOF.flops_per_us, ROOF.launch_us)
 
 
 def power_bound(signature: Signature, m: int) -> bool:
     """Whether operations take so much longer than memory that power decides, by the rates of `expected_us`."""
     work = tuning(signature).work(signature, m)
-    return work.flops / ROOF_FLOPS_PER_US > 2 * work.bytes / ROOF_BYTES_PER_US
+    return work.flops / ROOF.flops_per_us > 2 * work.bytes / ROOF.bytes_per_us

@@ -6,32 +6,10 @@ import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 _FEWEST_OF_TWO_SPEEDS = 5  # samples, of which each speed must have two; `aot tune` takes so many
 _APART = 0.02  # two speeds differ by this share at least: less is noise that nobody would mind
 _CLEARLY = 2.0  # and by so many times the spread within either
-
-
-class Load(NamedTuple):
-    """How long launches run under sustained load, in microseconds: all of them in turn until the clock has settled,
-    then each without pause, first to meet the clock that its own power leaves it, then for its samples."""
-
-    settle_us: float
-    own_us: float
-    sample_us: float
-    samples: int
-
-    def us(self, count: int) -> float:
-        """What `count` contenders take together."""
-        return self.settle_us + count * (self.own_us + self.samples * self.sample_us)
-
-
-# An H200 lowers its clock 30 to 100 ms after a load begins that takes more power than it may, at first perhaps further
-# than it has to: where each was timed from 140 to 190 ms after its own load began, one of four finalists took 3 to 26%
-# longer than its like at 32 of 54 points, and two did at two. In turns of 40 ms clocks are still on their way, in turns
-# of 150 ms they are not ("the length of a turn" in benchmarks/results/studies_h200.json).
-LOAD = Load(settle_us=200e3, own_us=110e3, sample_us=10e3, samples=4)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,9 @@ class Gpu(NamedTuple):
         return f"{self.name} ({self.multiprocessors} SMs{rate})"
 
 
+H100, H200 = Gpu("NVIDIA H100 80GB HBM3", 132, 3352), Gpu("NVIDIA H200", 132, 4917)
+
+
 def distance(one: Gpu, other: Gpu) -> tuple[float, float, str]:
     """How far `one` is from `other`, to be compared: by the ratio of their SMs, then by that of their memory rates.
 

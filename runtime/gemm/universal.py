@@ -14,7 +14,7 @@ from typing import Any
 
 from ..container import canonical
 from ..container.fields import fail_table, is_int, require_schema, table_fields, table_list
-from ..device.gpus import Gpu
+from ..device.gpus import H200, Gpu
 from ..errors import RecordError
 from ..limits import (
     MAX_CALL_FUNCTIONS,
@@ -37,7 +37,6 @@ PREDICTED = "predicted"
 # What cost programs take, in order; `aot.search.estimates` writes them so.
 INPUTS = ("m", "n", "k", "batch", "multiprocessors", "memory_gbps")
 _INVARIANT_M = tuple(1 << i for i in range(14))  # 1 to 8192
-_USUAL_MEMORY_GBPS = 4917  # an H200's, where the driver does not say
 _KEPT = 4096  # choices of an entry that are kept, by M
 # The fields of a signature that a form has too, in the order in which `Universal.forms` gives them.
 WORDS = ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major", "overlap")
@@ -340,7 +339,7 @@ def write(forms: Iterable[FormSource], checked_on: Mapping[str, Sequence[str]]) 
 
 def machine_of(gpu: Gpu) -> tuple[int, int]:
     """What cost programs take of a GPU: its SMs, and its memory rate or, where the driver does not say, a usual one."""
-    return gpu.multiprocessors, gpu.memory_gbps or _USUAL_MEMORY_GBPS
+    return gpu.multiprocessors, gpu.memory_gbps or H200.memory_gbps
 
 
 def _takes(function: Function, signature: Signature) -> bool:

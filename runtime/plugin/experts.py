@@ -20,7 +20,7 @@ from ..numbers.scaling import SCALE_BLOCK
 from ..program.tensor import dtype_name
 from ..quantise import Signature as Quantise
 from ..serve.library import Library
-from ..torch.experts import quantises_in_gemm
+from ..torch.experts import expected_rows, quantises_in_gemm
 from ..torch.operator import bare
 from .linears import Decision, weight_problem
 
@@ -222,7 +222,7 @@ class Launches:
         of_gates |= {"scale_a": scale, "scale_b": bare(self.scales[0])}
         of_gates |= {"epilogue": self.activation, "overlap": _OVERLAP}
         tokens_in, (narrow, scale) = narrow, _narrow(octets[behind:], count, n)
-        if quantises_in_gemm(self.lib, gates, count, of_gates):
+        if quantises_in_gemm(self.lib, gates, expected_rows(ids, gates, expert_map), of_gates):
             self.lib.grouped_gemm(tokens_in, gates, ends, out=narrow, scale_d=scale, **of_gates)
         else:
             self.lib.grouped_gemm(tokens_in, gates, ends, out=inner, **of_gates)

@@ -201,7 +201,7 @@ def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
         lib.call("moe_permute", x, ids, scaling=scaling, out=(narrow, ends, positions, scale), **sort)
         gates |= {"scale_a": scale, "scale_b": found["w13_scale"]}
         tokens, (narrow, scale) = narrow, _narrow_like(inner, scaling)
-        if quantises_in_gemm(lib, w13, ids.numel(), gates):
+        if quantises_in_gemm(lib, w13, expected_rows(ids, w13, found["expert_map"]), gates):
             lib.grouped_gemm(tokens, w13, ends, out=narrow, scale_d=scale, **gates)
         else:
             lib.grouped_gemm(tokens, w13, ends, out=inner, **gates)
@@ -212,13 +212,19 @@ def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
 
 def quantises_in_gemm(lib: Library, w13: torch.Tensor, rows: int, words: Mapping[str, Any]) -> bool:
     """Whether the GEMM of w13, called with these words, is to write rows in e4m3: where the archive has a function for
-    that, and groups are not so large that one with larger tiles is faster, which hold no scale's columns of D."""
+    that, and groups have so few of `rows` that larger tiles, which hold no scale's columns of D, are not faster."""
     groups, n, k = w13.shape
     if rows > MOST_ROWS_OF_A_GROUP * groups or words["scale_b"].dim() != 3:
         return False
     epilogue = EPILOGUES[words["epilogue"]]._replace(bias=words.get("bias") is not None).word()
     types = "e4m3", "e4m3", "e4m3"
     return _has(register(lib), lib.digest, Signature(*types, groups, n, k, epilogue, words["overlap"], "block"))
+
+
+def expected_rows(ids: torch.Tensor, w13: torch.Tensor, expert_map: torch.Tensor | None) -> int:
+    """How many of all assignments fall to the experts here, if all experts that there are have as many."""
+    every = len(w13) if expert_map is None else len(expert_map)
+    return ids.numel() * len(w13) // max(every, 1)
 
 
 @functools.lru_cache(1024)

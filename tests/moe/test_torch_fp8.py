@@ -95,6 +95,12 @@ def test_the_gemm_of_gate_and_up_quantises_what_it_makes_where_it_can_and_expert
     assert error(found[:5], wanted(few, scales, "block")) < 4e-2
 
 
+def test_of_experts_that_are_elsewhere_no_rows_are_expected() -> None:
+    ids, w13 = torch.zeros((100, 8), dtype=torch.int32), torch.zeros((4, 2, 2))
+    assert experts_module.expected_rows(ids, w13, None) == 800
+    assert experts_module.expected_rows(ids, w13, torch.zeros(64, dtype=torch.int32)) == 50
+
+
 @SCALINGS
 def test_experts_that_are_elsewhere_add_nothing(lib: ExpertsOnCpu, scaling: str) -> None:
     """Their rows are neither made nor quantised, whatever lies there."""

@@ -11,6 +11,7 @@ import pytest
 
 from aot.search.legal import unsuited
 from aot.search.provider import provider
+from aot.search.targets import TARGETS
 from aot.search.unserved import computing, variants, why_none
 from runtime import ArgumentError, Library, RecordError
 from runtime.container.archive import Archive
@@ -121,7 +122,7 @@ def test_kernels_suit_signatures_of_their_operation_and_element_types() -> None:
 
 
 def test_every_target_has_kernels_of_one_element_type_each() -> None:
-    assert computing(Signature("f16", "f16", "f16", 64)) == ["sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a"]
+    assert computing(Signature("f16", "f16", "f16", 64)) == list(TARGETS)
     mixed = Signature("bf16", "f16", "bf16", 64)
     assert variants("sm_90a", mixed) == []
     assert why_none("sm_90a", mixed).startswith("none for sm_90a has the element types bf16, f16")

@@ -14,17 +14,19 @@ from runtime.numbers.scaling import SCALE_BLOCK
 from ..persistent import choices as persistent
 from ..persistent.form import Form
 from ..persistent.plan import gates_in_turn
+from ..sizes import CLUSTER_EXTENTS, TILE_EXTENTS
 from .plan import MOST_GROUPS, all_choices, plan_of
 
 # Of blocks of A and of B, that a thread loads for a stage: with more the compiler spills, in clusters or without.
 _MOST_LOADED_SCALES = 5
 
+# What the kernels can be asked for. What is worth asking for is in `aot.providers.likely_grouped`.
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "schedule": ("cooperative", "pingpong"),
     "swap": (False, True),  # rows of B on WGMMA's M side, and tokens on its N side, where a tile of 8 wastes nothing
-    "tile_m": (8, 16, 32, 48, 64, 96, 128, 144, 192, 256),  # rows of A; those that 64 does not divide are swapped
-    "tile_n": (64, 128, 192, 256),  # rows of B
-    "cluster_n": (1, 2),  # tiles of the same rows of A, whose CTAs load a share of them each and multicast it
+    "tile_m": TILE_EXTENTS,  # rows of A; those that 64 does not divide are swapped
+    "tile_n": TILE_EXTENTS,  # rows of B
+    "cluster_n": CLUSTER_EXTENTS,  # tiles of the same rows of A, whose CTAs load a share of them each and multicast it
     # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch").
     "overlap": ("serial", "launch"),
 }
@@ -62,8 +64,3 @@ def limit(options: Mapping[str, Any], form: Form, groups: int, n: int) -> str | 
     if form.quantises and n % (SCALE_BLOCK * (2 if form.gated else 1)):
         return f"columns of D are whole blocks of {SCALE_BLOCK}, which share scales"
     return persistent.limit(form, n)
-
-
-def hopeless(options: Mapping[str, Any]) -> bool:
-    """Whether no form admits these choices, which are the first of `OPTIONS`, whatever the others are."""
-    return persistent.hopeless(options)

@@ -12,11 +12,13 @@ from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.scaling import SCALE_BLOCK
 
-from ..sizes import WGMMA_ROWS
+from ..sizes import CLUSTER_EXTENTS, PORTABLE_CLUSTER, TILE_EXTENTS, WGMMA_ROWS
 from .form import Form
 from .plan import STAGE_BYTES_OF_K, Plan
 
-_FEWEST_STAGES = 3
+_FEWEST_STAGES = 2  # one is released when the products of the next are under way
+_FEWEST_GATHERED = 3  # one more is on its way when a gathering warp hands one over
+_N_MAJOR_ATOMS_OF_K = 8  # in a stage, of 64 columns of 16 bits, by which TMA shares it out
 _MOST_ROWS_OF_B = 1 << 27  # in tiles of 64: see `scheduler`, whose quotients are exact up to 2^21
 # What a thread has for accumulators, of the 232 registers that it is given: the rest holds addresses, coordinates and
 # counters. Above these the compiler spills.
@@ -27,17 +29,19 @@ _MOST_BLOCKS, _MOST_SUB_BLOCKS = 2, 5  # of B, that columns of a tile lie in: co
 _MOST_PROMOTED_THREE = 176  # of tiles of three atoms of rows
 _MOST_RESIDUAL_BESIDE = 120  # of such tiles, and of clusters of four, and of gates where scales are staged
 _MOST_GELU_STAGED = 120  # of gelu alone where scales are staged
+_MOST_RESIDUAL_ONE_TILE = 64  # of tiles with a CTA each, whose epilogue tiles are not stored one after the other
+_MOST_FUSED_IN_TURN = 112  # of tiles that CTAs load in turn, and of gelu on three atoms of rows of both warp groups
 
-# What won somewhere, of wider choices, over layers of models at several M on an H200.
+# What the kernel can be asked for. What is worth asking for is in `aot.providers.likely_persistent`.
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "schedule": ("cooperative", "pingpong"),
     "swap": (False, True),  # rows of B on WGMMA's M side, whose extent is a multiple of 64, and tokens on its N side
-    "tile_m": tuple(range(64, 264, 8)),
-    "tile_n": (64, 80, 96, 112, 128, 144, 160, 168, 176, 192, 224, 256),
-    "cluster_m": (1, 2),
-    "cluster_n": (1, 2, 4),
+    "tile_m": TILE_EXTENTS,
+    "tile_n": TILE_EXTENTS,
+    "cluster_m": CLUSTER_EXTENTS,
+    "cluster_n": CLUSTER_EXTENTS,
     # CTAs of a cluster that take slices of K of the same tile, each of which then reduces some epilogue tiles of D.
-    "split_k": (1, 2, 4),
+    "split_k": CLUSTER_EXTENTS,
     # Tiles of the last wave, where they are too few for all SMs, are cut along K and shared by these.
     "stream_k": (False, True),
     # A CTA for each tile, not as many as fit. Its epilogue tiles go where its stages were, all at once, and leave their
@@ -71,10 +75,10 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
         return f"columns must divide into parts of {whole}"
     if plan.columns // plan.atom_layout.columns > 256:
         return "WGMMA's N side has at most 256"
-    if (plan.columns // plan.cluster_rows) % unit or (plan.rows // plan.cluster_columns) % 8:
-        return "each CTA of a cluster loads as many whole groups of 8 rows, of gates 8 with the 8 that they gate"
     if plan.epilogue_tile_columns == 0:
-        return "the tile does not divide into epilogue tiles that TMA can store"
+        return (
+            "a warp group's columns do not divide into epilogue tiles, as many for each slice of K, that TMA can store"
+        )
     return _rule_of_form(plan, form) or _rule_of_room(plan)
 
 
@@ -99,6 +103,11 @@ def hopeless(options: Mapping[str, Any]) -> bool:
 def _rule_of_rows(options: Mapping[str, Any]) -> str | None:
     rows = options["tile_n" if options["swap"] else "tile_m"]
     return f"WGMMA's M side has multiples of {WGMMA_ROWS} rows, not {rows}" if rows % WGMMA_ROWS else None
+
+
+def _rule_of_cluster(options: Mapping[str, Any]) -> str | None:
+    ctas = options["cluster_m"] * options["cluster_n"]
+    return f"a cluster of {ctas} CTAs exceeds {PORTABLE_CLUSTER}" if ctas > PORTABLE_CLUSTER else None
 
 
 def _rule_of_split(options: Mapping[str, Any]) -> str | None:
@@ -136,6 +145,7 @@ def _rule_of_overlap(options: Mapping[str, Any]) -> str | None:
 # What needs to be known of a combination, by the last choice that it looks at.
 _RULES_OF_CHOICES = {
     "tile_n": _rule_of_rows,
+    "cluster_n": _rule_of_cluster,
     "split_k": _rule_of_split,
     "stream_k": _rule_of_sharing,
     "nonpersistent": _rule_of_grid,
@@ -158,6 +168,8 @@ def _rule_of_form(plan: Plan, form: Form) -> str | None:
             return "N-major B is for 16-bit types, unswapped and not gated"
         if plan.columns % 64:
             return "N-major B needs columns in whole swizzle atoms of 64"
+        if _N_MAJOR_ATOMS_OF_K % plan.cluster_rows:
+            return f"each CTA of a cluster loads as many of {_N_MAJOR_ATOMS_OF_K} swizzle atoms along K of N-major B"
         if 64 < plan.columns // plan.atom_layout.columns < 128:
             return "a warp group's part of N-major B would end within a swizzle atom of 64"
     return _rule_of_blocks(plan) if form.scaling == "block" else None
@@ -181,6 +193,11 @@ def _rule_of_room(plan: Plan) -> str | None:
         gates_beside_scales = plan.staged_scales > 0 and plan.form.gated
         if plan.m_atoms == 3 or plan.cluster_rows * plan.cluster_columns > 2 or gates_beside_scales:
             most = min(most, _MOST_RESIDUAL_BESIDE)
+        if plan.nonpersistent:
+            most = min(most, _MOST_RESIDUAL_ONE_TILE)
+    gelu_on_three = plan.form.epilogue == "gelu" and plan.m_atoms == 3 and not plan.pingpong
+    if gelu_on_three or (plan.form.epilogue != "none" and any(plan.loads_in_turn)):
+        most = min(most, _MOST_FUSED_IN_TURN)
     if plan.staged_scales and plan.form.epilogue == "gelu":
         most = min(most, _MOST_GELU_STAGED)
     if plan.split_k > 1 and plan.accumulators * (2 if plan.promotion_interval else 1) > _MOST_SPLIT:
@@ -197,6 +214,7 @@ def _rule_of_room(plan: Plan) -> str | None:
         return "epilogue tiles must fit where stages were, behind others' partial sums"
     if plan.stream_k and not plan.slices:
         return "a tile of one epilogue tile is not shared, nor one whose partial sums do not fit where stages were"
-    if plan.stages < _FEWEST_STAGES:
-        return f"shared memory holds {plan.stages} stages, fewer than {_FEWEST_STAGES}"
+    fewest = _FEWEST_GATHERED if plan.form.gathered else _FEWEST_STAGES
+    if plan.stages < fewest:
+        return f"shared memory holds {plan.stages} stages, fewer than {fewest}"
     return None

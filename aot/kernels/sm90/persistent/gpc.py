@@ -4,10 +4,8 @@ Requests of SMs of one GPC for a line that is already asked for are merged on th
 (counters lrc__* of ncu; docs/kernels/sm90_persistent.md has what it gains). What a cluster multicasts is not merged any
 more, so it is the other operand that four clusters should read together.
 
-The order in which an H200 gives clusters of two to its GPCs, as it was seen on two of them ("SMs of a GPC" in
-benchmarks/results/studies_h200.json): four to one of them, then one to each of eight, four times, then one to each of
-seven, four times, and two. Chips differ in a few clusters. Where the order is another altogether, tiles are still taken
-once each, and four that should be neighbours are not.
+In which order a GPU gives clusters to its GPCs was seen on H200s (`aot.kernels.sm90.h200`). Where the order is another,
+tiles are still taken once each, and four that should be neighbours are not.
 
 Knows of numbers of clusters and of work, not of tiles.
 """
@@ -16,8 +14,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 
-_QUAD = 4
-_ROUNDS = (8, 7)  # GPCs that are given a cluster each in a round, `_QUAD` rounds of each
+from ..h200 import QUAD, ROUNDS
 
 
 class GpcShift(NamedTuple):
@@ -34,11 +31,11 @@ def gpc_shift(cluster: Any, clusters: Any, count: Any) -> GpcShift:
     Without it a cluster has the items `cluster`, `cluster + clusters` and so on. One to one for any numbers.
     """
     by = cutlass.Int32(0)
-    begin = _QUAD
-    for gpcs in _ROUNDS:
-        end = begin + gpcs * _QUAD
+    begin = QUAD
+    for gpcs in ROUNDS:
+        end = begin + gpcs * QUAD
         nth = (cluster - begin) // gpcs
-        target = begin + (cluster - begin - nth * gpcs) * _QUAD + nth
+        target = begin + (cluster - begin - nth * gpcs) * QUAD + nth
         inside = (cluster >= begin) & (cluster < end) & (clusters >= end)
         by = cutlass.select_(inside, target - cluster, by)
         begin = end

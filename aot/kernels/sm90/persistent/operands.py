@@ -42,12 +42,14 @@ def major_of_b(plan: Plan) -> OperandMajorMode:
 
 def row_operand(plan: Plan, x: cute.Tensor) -> Any:
     """What `_operand` says of the operand on WGMMA's M side."""
-    return _operand(plan, x, plan.rows, plan.cluster_columns, OperandMajorMode.K)
+    in_turn, _ = plan.loads_in_turn
+    return _operand(plan, x, plan.rows, plan.cluster_columns, OperandMajorMode.K, in_turn)
 
 
 def column_operand(plan: Plan, x: cute.Tensor) -> Any:
     """What `_operand` says of the operand on WGMMA's N side."""
-    return _operand(plan, x, plan.columns, plan.cluster_rows, major_of_b(plan))
+    _, in_turn = plan.loads_in_turn
+    return _operand(plan, x, plan.columns, plan.cluster_rows, major_of_b(plan), in_turn)
 
 
 @cute.jit
@@ -57,13 +59,15 @@ def _operand(
     extent: cutlass.Constexpr,
     multicast: cutlass.Constexpr,
     major: cutlass.Constexpr,
+    in_turn: cutlass.Constexpr,
 ) -> Any:
     """The TMA atom, the tensor and the layout of stages, (extent, K, stages), of an operand whose tiles `multicast`
-    CTAs load together."""
+    CTAs load together, a share each or `in_turn`."""
     layout = stage_layout(plan, x.element_type, extent, major)
     tile_k = STAGE_BYTES_OF_K * 8 // x.element_type.width
     load = cpasync.CopyBulkTensorTileG2SMulticastOp() if multicast > 1 else cpasync.CopyBulkTensorTileG2SOp()
-    tma_atom, tma = cpasync.make_tiled_tma_atom(load, x, cute.select(layout, [0, 1]), (extent, tile_k), multicast)
+    shares = 1 if in_turn else multicast
+    tma_atom, tma = cpasync.make_tiled_tma_atom(load, x, cute.select(layout, [0, 1]), (extent, tile_k), shares)
     return tma_atom, tma, layout
 
 

@@ -57,6 +57,24 @@ def advance(plan: Plan, state: PipelineState, stages: int = 1) -> PipelineState:
 @cute.jit
 def release(plan: cutlass.Constexpr, empty: cute.Pointer, cta: ClusterCta) -> None:
     """Arrive at the empty barrier of a stage, of all CTAs that write this stage here: this warp has read it."""
+    if cutlass.const_expr(plan.cluster_rows > 1 and plan.cluster_columns > 1):
+        _release_both(plan, empty, cta)
+    else:
+        _release_one(plan, empty, cta)
+
+
+@cute.jit
+def _release_both(plan: cutlass.Constexpr, empty: cute.Pointer, cta: ClusterCta) -> None:
+    """Where both operands are shared: a thread for each CTA of the row and of the column; this CTA is in both."""
+    lane = cute.arch.lane_idx()
+    in_column = cta.column * plan.cluster_rows + lane
+    in_row = (lane - plan.cluster_rows) * plan.cluster_rows + cta.row
+    if lane < plan.cluster_rows + plan.cluster_columns:
+        cute.arch.mbarrier_arrive(empty, cutlass.select_(lane < plan.cluster_rows, in_column, in_row))
+
+
+@cute.jit
+def _release_one(plan: cutlass.Constexpr, empty: cute.Pointer, cta: ClusterCta) -> None:
     with cute.arch.elect_one():
         if cutlass.const_expr(not plan.multicasts):
             cute.arch.mbarrier_arrive(empty)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from runtime.numbers.dtypes import DTYPES
 
+from ..h200 import ENOUGH_STAGES, LEAST_SLICE, MOST_SLICES, RASTER_ROWS, RASTER_SWIZZLES
 from ..sizes import BARRIER_BYTES, SHARED_BYTES_PER_CTA, STATIC_BYTES, WARP, WARP_GROUP, WGMMA_ROWS
 from .form import Form
 from .scale_blocks import ScaleBlocks
@@ -20,17 +21,13 @@ from .scale_blocks import ScaleBlocks
 STAGE_BYTES_OF_K = 128  # a swizzle atom of K
 CONSUMERS = 2  # warp groups
 STORE_BUFFERS = 2  # epilogue tiles in shared memory, for each consumer warp group
-_ENOUGH_STAGES = 5  # of 64 K, for which epilogue tiles may be narrower
 OUTPUT_ALIGNMENT = 1024  # bytes, of epilogue tiles: eight rows of a swizzle atom
 COUNTER_BYTES = 32  # a sector of L2
 # Columns of 16 bits whose rows are an odd number of 16 bytes: epilogue tiles without a swizzle.
-_UNSWIZZLED_COLUMNS = (56, 40, 24)
+_UNSWIZZLED_COLUMNS = (56, 40, 24, 8)
 _WIDE_EPILOGUE_TILE = 24  # how narrow they may be for more stages
 _MOST_TRANSPOSED_COLUMNS = 64  # of an epilogue tile where D is stored transposed, and any number would do
-_RASTER_ROWS = 2048  # so many rows stay in L2 while columns pass: 1-3% faster than 1024 or 512 on an H200
-_RASTER_SWIZZLES = {"two_rows": 2, "columns": 8, "quads": 8}
 _GATHER_WARPS = 2  # of four rows at a time each
-_LEAST_SLICE, _MOST_SLICES = 4, 12  # stages of K, and how many to a tile
 MAXIMA = CONSUMERS * WGMMA_ROWS  # largest magnitudes that consumer warp groups tell each other: of each row
 _SCALE_BYTES = CONSUMERS * WARP * 4  # of one product of scales for all groups of four threads, which share rows
 # Whose epilogue tiles must be small for there to be one for each of many slices of K.
@@ -105,7 +102,7 @@ class Plan:
 
         whole = not swap or options["split_k"] > 1 or options["stream_k"]
         width = _epilogue_tile_columns(part, swap, form.d, share, multiple, whole)
-        if not form.promotion_interval and share == 1 and stages_with(width) < _ENOUGH_STAGES:
+        if not form.promotion_interval and share == 1 and stages_with(width) < ENOUGH_STAGES:
             narrower = _epilogue_tile_columns(part, swap, form.d, 2, multiple, whole)
             if narrower >= _WIDE_EPILOGUE_TILE and stages_with(narrower) > stages_with(width):
                 width = narrower
@@ -117,7 +114,7 @@ class Plan:
             atom_layout=atom_layout,
             cluster_rows=cluster_rows,
             cluster_columns=cluster_columns,
-            raster_swizzle=_RASTER_SWIZZLES.get(options["order"]) or max(1, _RASTER_ROWS // (rows * cluster_rows)),
+            raster_swizzle=RASTER_SWIZZLES.get(options["order"]) or max(1, RASTER_ROWS // (rows * cluster_rows)),
             raster_along_n=options["order"] == "columns",
             quads=options["order"] == "quads",
             split_k=options["split_k"],
@@ -160,6 +157,13 @@ class Plan:
     def operand_bytes(self) -> tuple[int, int]:
         """Of one stage, for the operands on WGMMA's M and N sides."""
         return self.rows * STAGE_BYTES_OF_K, self.columns * STAGE_BYTES_OF_K
+
+    @property
+    def loads_in_turn(self) -> tuple[bool, bool]:
+        """Whether the CTAs that share the operand on WGMMA's M side load it in turn, a whole stage each, and that on
+        its N side: where it has no shares of whole groups of 8 rows, gates with those that they gate."""
+        unit = 16 if self.form.gated and not self.swap else 8
+        return self.rows % (self.cluster_columns * 8) != 0, self.columns % (self.cluster_rows * unit) != 0
 
     @property
     def tokens(self) -> int:
@@ -338,13 +342,13 @@ class Plan:
         tiles = self.epilogue_tiles
         room = self.stages * (self.rows + self.columns) * STAGE_BYTES_OF_K
         each = self.epilogue_tile_accumulators * CONSUMERS * WARP_GROUP * 4
-        most = min(tiles, _MOST_SLICES)
+        most = min(tiles, MOST_SLICES)
         return tuple(s for s in range(2, most + 1) if -(-tiles // s) * s * each <= room)
 
     @property
     def least_slice(self) -> int:
         """K tiles that such a slice has at least."""
-        return _LEAST_SLICE
+        return LEAST_SLICE
 
     @property
     def partials_bytes(self) -> int:

@@ -31,12 +31,14 @@ class TmaOperand(NamedTuple):
 
 class _Load(NamedTuple):
     """How this CTA loads its share of an operand's tiles: the TMA atom, from (its box, tiles, K tiles[, batch]) to (its
-    box, stages), and the mask of the CTAs that share them."""
+    box, stages), the mask of the CTAs that share them, and of how many that load whole stages in turn it is which."""
 
     atom: Any
     source: Any
     target: Any
     mask: Any
+    turns: int
+    turn: Any
 
 
 class _Stage(NamedTuple):
@@ -89,14 +91,18 @@ def _loads(
         every = (1 << plan.cluster_rows) - 1
         columns_mask = cutlass.Int16(every) << cutlass.Int16(cta.column * plan.cluster_rows)
     of_rows, of_columns = (None, moved_up) if plan.swap else (moved_up, None)
+    rows_in_turn, columns_in_turn = plan.loads_in_turn
     return (
-        _load(rows, of_rows, plan.rows, cta.column, plan.cluster_columns, rows_mask),
-        _load(columns, of_columns, plan.columns, cta.row, plan.cluster_rows, columns_mask),
+        _load(rows, of_rows, plan.rows, (cta.column, plan.cluster_columns), rows_mask, rows_in_turn),
+        _load(columns, of_columns, plan.columns, (cta.row, plan.cluster_rows), columns_mask, columns_in_turn),
     )
 
 
-def _load(operand: TmaOperand, moved_up: Any, extent: int, rank: Any, multicast: int, mask: Any) -> _Load | None:
-    """How CTA `rank` of `multicast` loads an operand whose tiles have `extent` rows, which begin so many before."""
+def _load(
+    operand: TmaOperand, moved_up: Any, extent: int, sharer: tuple[Any, int], mask: Any, in_turn: bool
+) -> _Load | None:
+    """How CTA `sharer`, its number and of how many, loads an operand whose tiles have `extent` rows and begin so many
+    before their place."""
     atom, tensor, shared = operand
     if atom is None:
         return None
@@ -104,10 +110,14 @@ def _load(operand: TmaOperand, moved_up: Any, extent: int, rank: Any, multicast:
     if moved_up is not None:
         tensor = cute.domain_offset((-moved_up, 0, *(0 for _ in batch_modes)), tensor)
     tiled = cute.local_tile(tensor, (extent, cute.size(shared, mode=[1])), (None, None, *batch_modes))
+    rank, multicast = sharer
+    turns, turn = (multicast, rank) if in_turn else (1, 0)
+    if in_turn:
+        rank, multicast = 0, 1
     ctas = cute.make_layout(multicast)
     grouped = cute.group_modes(shared, 0, 2), cute.group_modes(tiled, 0, 2)
     target, source = cpasync.tma_partition(atom, rank, ctas, *grouped)
-    return _Load(atom, source, target, mask)
+    return _Load(atom, source, target, mask, turns, turn)
 
 
 @cute.jit
@@ -122,10 +132,21 @@ def _load_stage(
         cute.arch.mbarrier_arrive_and_expect_tx(full, plan.stage_bytes)
     of_rows, of_columns = loads
     if cutlass.const_expr(of_rows is not None):
-        _issue(of_rows, (what.row, what.k_tile, *what.batch_of_rows), stage, full)
+        _issue_in_turn(of_rows, (what.row, what.k_tile, *what.batch_of_rows), stage, full)
     if cutlass.const_expr(of_columns is not None):
-        _issue(of_columns, (what.column, what.k_tile, *what.batch_of_columns), stage, full)
+        _issue_in_turn(of_columns, (what.column, what.k_tile, *what.batch_of_columns), stage, full)
     return advance(plan, state)
+
+
+@cute.jit
+def _issue_in_turn(load: _Load, coord: Any, stage: cutlass.Int32, full: cute.Pointer) -> None:
+    """Load what of an operand's tile falls to this CTA; those that share it count K tiles alike."""
+    if cutlass.const_expr(load.turns > 1):
+        _, k_tile, *_ = coord
+        if k_tile % load.turns == load.turn:
+            _issue(load, coord, stage, full)
+    else:
+        _issue(load, coord, stage, full)
 
 
 @cute.jit

@@ -10,22 +10,32 @@ from typing import Any
 
 from runtime.program.operation import OVERLAPS
 
-from ..sizes import SWIZZLE_ATOM_BYTES, SWIZZLE_ATOM_ROWS, WARP_GROUP, WGMMA_ROWS
+from ..sizes import (
+    CLUSTER_EXTENTS,
+    PORTABLE_CLUSTER,
+    SWIZZLE_ATOM_BYTES,
+    SWIZZLE_ATOM_ROWS,
+    THREADS_PER_SM,
+    TILE_EXTENTS,
+    WARP,
+    WARP_GROUP,
+    WGMMA_ROWS,
+)
 from .form import Form
 from .plan import FEW_TOKENS, FEW_WEIGHTS, HALF_GROUP, Plan
 
 _FEWEST_STAGES = 2  # a stage is said to be free when the next one is under way
-_PORTABLE_CLUSTER = 8
 _REGISTERS_PER_SM, _MOST_REGISTERS = 1 << 16, 255
 _OTHER_REGISTERS = 40  # of a consumer thread, besides its accumulators
 
+# What the kernel can be asked for. What is worth asking for is in `aot.providers.likely_small_m`.
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
-    "tile_m": (8, 16, 32, 64, 96, 128, 192, 256),  # tokens
-    # Rows of B. Tiles need not divide N, nor be multiples of WGMMA's 64 rows.
-    "tile_n": (48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 144, 176, 224),
-    "split_k": (1, 2, 4, 8),  # CTAs of a cluster that share a tile of D
-    "cluster_n": (1, 2, 4),  # tiles of D whose CTAs, in one cluster, share the loads of A
-    "ctas_per_sm": (1, 2),  # how many fit, by shared memory
+    "tile_m": TILE_EXTENTS,  # tokens
+    "tile_n": TILE_EXTENTS,  # rows of B; tiles need not divide N, nor be multiples of WGMMA's 64 rows
+    "split_k": CLUSTER_EXTENTS,  # CTAs of a cluster that share a tile of D
+    "cluster_n": CLUSTER_EXTENTS,  # tiles of D whose CTAs, in one cluster, share the loads of A
+    # How many fit, by shared memory; each has a consumer warp group and a producer warp at least.
+    "ctas_per_sm": tuple(range(1, THREADS_PER_SM // (WARP_GROUP + WARP) + 1)),
     # What may happen before the kernel before this one ends: nothing ("serial"), all but reading ("launch"), or
     # reading B too ("weights"), which is right only where that kernel does not write B.
     "overlap": OVERLAPS,
@@ -43,8 +53,8 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
 
 def _rule_of_shape(options: Mapping[str, Any]) -> str | None:
     tile_m, split_k, cluster_n = (options[o] for o in ("tile_m", "split_k", "cluster_n"))
-    if split_k * cluster_n > _PORTABLE_CLUSTER:
-        return f"a cluster of {split_k * cluster_n} CTAs exceeds {_PORTABLE_CLUSTER}"
+    if split_k * cluster_n > PORTABLE_CLUSTER:
+        return f"a cluster of {split_k * cluster_n} CTAs exceeds {PORTABLE_CLUSTER}"
     if tile_m % (cluster_n * SWIZZLE_ATOM_ROWS):
         groups = f"whole groups of {SWIZZLE_ATOM_ROWS} tokens"
         return f"each of cluster_n CTAs loads as many {groups}, and tile_m has no such share"
@@ -71,6 +81,8 @@ def _rule_of_resources(plan: Plan) -> str | None:
     memory = plan.memory
     if memory.stages < _FEWEST_STAGES:
         return f"shared memory holds {memory.stages} stages, fewer than {_FEWEST_STAGES}"
+    if plan.ctas_per_sm * plan.threads > THREADS_PER_SM:
+        return f"{plan.ctas_per_sm} CTAs of {plan.threads} threads exceed the {THREADS_PER_SM} of an SM"
     m_rows, n_rows = plan.sides
     if -m_rows % WGMMA_ROWS * SWIZZLE_ATOM_BYTES > memory.stages * memory.n_side:
         return "WGMMA would read past the stages"
