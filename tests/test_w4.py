@@ -82,8 +82,8 @@ def test_arranging_codes_and_scales_loses_nothing(form: WeightFormat, slabs: int
 def test_a_word_becomes_the_rows_and_columns_that_wgmma_wants(form: WeightFormat) -> None:
     """PTX ISA, registers of wgmma's A: a0 and a1 of row l / 4, a2 and a3 of the row 8 below; a4 to a7 8 columns on."""
     n, k = 16, form.columns
-    codes = (torch.arange(n)[:, None] * 7 + torch.arange(k)[None] * 3) % 16
-    words = arrange_codes(codes.to(torch.int64), form)
+    codes = torch.randint(0, 16, (n, k), generator=torch.Generator().manual_seed(0))
+    words = arrange_codes(codes, form)
     table = [*E2M1, *(-x for x in E2M1)] if form is MXFP4 else [float(x) for x in range(16)]
     for lane in range(32):
         for step in range(4):
@@ -175,6 +175,10 @@ def test_stages_fill_the_shared_memory_of_an_sm_and_no_more() -> None:
         of_a_cta = TARGETS["sm_90a"].shared_bytes_per_block if v.integer("ctas_per_sm") == 1 else (228 << 9) - 1024
         assert a_cta <= of_a_cta, v.name()
         assert a_cta + found.m_side + found.n_side > of_a_cta or found.stages == 32, v.name()
+
+
+def test_a_form_has_no_more_variants_than_are_listed_quickly() -> None:
+    assert 100 < len(variants(PLAIN)) < 800
 
 
 def test_extents_that_fill_no_block_are_refused() -> None:
