@@ -195,7 +195,7 @@ def _rule_of_room(plan: Plan) -> str | None:
             most = min(most, _MOST_RESIDUAL_BESIDE)
         if plan.nonpersistent:
             most = min(most, _MOST_RESIDUAL_ONE_TILE)
-    gelu_on_three = plan.form.epilogue == "gelu" and plan.m_atoms == 3 and not plan.pingpong
+    gelu_on_three = plan.form.epilogue == "gelu" and plan.m_atoms == 3 and not plan.pingpong and not plan.form.grouped
     if gelu_on_three or (plan.form.epilogue != "none" and any(plan.loads_in_turn)):
         most = min(most, _MOST_FUSED_IN_TURN)
     if plan.staged_scales and plan.form.epilogue == "gelu":
