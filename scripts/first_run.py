@@ -33,6 +33,7 @@ from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.errors import AotError
 from runtime.gemm.signature import Signature
+from runtime.program.operation import is_operation
 from runtime.tables.dispatch import serves
 
 TOKENS = (1, 64, 333, 4096)
@@ -77,12 +78,20 @@ def _kinds(family: Any) -> Iterator[Signature]:
 
 
 def _name(s: Signature) -> str:
-    words = [s.a, s.d, *([s.scaling] if s.scaling != "none" else []), *([f"batch{s.batch}"] if s.batch > 1 else [])]
+    words = [
+        s.a,
+        *([s.b] if s.b != s.a else []),
+        s.d,
+        *([s.scaling] if s.scaling != "none" else []),
+        *([f"batch{s.batch}"] if s.batch > 1 else []),
+    ]
     return "-".join([*words, *([s.epilogue.replace("+", "-")] if s.epilogue != "none" else [])])
 
 
 def _uses(target: str) -> Iterator[Use]:
     for operation, fields in OPERATIONS.items():
+        if not is_operation(operation):
+            continue
         made = use(operation, operation, fields, TOKENS, None)
         if variants(target, made.signature):
             yield made

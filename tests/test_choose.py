@@ -228,21 +228,24 @@ def test_the_tuned_table_is_within_a_percent_of_the_best(seed: int, which: int) 
 
 
 def test_load_is_put_on_at_the_first_points_alone_and_the_table_is_as_near_the_best() -> None:
-    """A third of the functions are slowed down by 6% more than the others; what counts is the score of both times."""
+    """A third of the functions are slowed down by 6% more than the others; what counts is the score of both times, in
+    the mean of three draws of what estimates have wrong."""
     entry, pool = archive_of_llama()[QKV], pool_of(archive_of_llama())
-    truth = Truth(pool, 0)
     thirsty = dict.fromkeys([name for i, name in enumerate(pool.suited(entry)) if i % 3 == 0], 1.06)
-    gpu = SimulatedGpu(truth, bound=True, sustained=thirsty)
-    tuned = tune(gpu, entry)
-    first = points.first(session.tokens_of(entry))
-    assert set(gpu.loads) <= set(first)
-    assert len(gpu.loads) >= 5
-    assert len(tuned.measured) > len(first)
+    found = list[float]()
+    for seed in range(3):
+        truth = Truth(pool, seed)
+        gpu = SimulatedGpu(truth, bound=True, sustained=thirsty)
+        tuned = tune(gpu, entry)
+        first = points.first(session.tokens_of(entry))
+        assert set(gpu.loads) <= set(first)
+        assert len(gpu.loads) >= 5
+        assert len(tuned.measured) > len(first)
 
-    def both(name: str, signature: Signature, m: int) -> float:
-        return truth(name, signature, m) * math.sqrt(thirsty.get(name, 1.0))
+        def both(name: str, signature: Signature, m: int, truth: Truth = truth) -> float:
+            return truth(name, signature, m) * math.sqrt(thirsty.get(name, 1.0))
 
-    found = regrets(tuned, both, served(tuned))
+        found += regrets(tuned, both, served(tuned))
     assert sum(found) / len(found) <= 0.010
 
 

@@ -27,6 +27,7 @@ SHIPPED: dict[str, tuple[str, str, int, str, tuple[str, ...]]] = {
     "qwen3-32b-tp2": ("qwen3-32b", "Qwen/Qwen3-32B", 2, "bf16", TARGETS),
     "qwen3-30b-a3b": ("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", 1, "bf16", TARGETS),
     "experts/qwen3-30b-a3b": ("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", 1, "bf16", ("sm_90a",)),
+    "experts/qwen3-30b-a3b-fp8": ("qwen3-30b-a3b-fp8", "Qwen/Qwen3-30B-A3B-FP8", 1, "e4m3", ("sm_90a",)),
     "mistral-small-24b": ("mistral-small-24b", "mistralai/Mistral-Small-24B-Instruct-2501", 1, "bf16", TARGETS),
     "gemma-3-27b": ("gemma-3-27b", "google/gemma-3-27b-it", 1, "bf16", TARGETS),
 }

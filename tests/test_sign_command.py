@@ -13,7 +13,7 @@ pytest.importorskip("securesystemslib", reason="the extra `sign` is not installe
 
 from aot.compile.toolchain import Toolchain
 from aot.sign import tools
-from aot.sign.contents import contents_digest
+from aot.sign.contents_digest import contents_digest
 from aot.sign.provenance import provenance
 from runtime import load, universal
 from runtime.container.archive import Archive

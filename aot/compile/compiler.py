@@ -68,6 +68,7 @@ SOURCES = (
     "runtime/numbers/dtypes.py",
     "runtime/numbers/epilogue.py",
     "runtime/numbers/scaling.py",
+    "runtime/numbers/weights.py",
     "runtime/program/evaluator.py",
     "runtime/device/launch.py",
     "runtime/limits.py",

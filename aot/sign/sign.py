@@ -16,7 +16,7 @@ from runtime.signing import envelope
 from runtime.signing.statement import PAYLOAD_TYPE, Release, name_of, version_of
 
 from .. import files
-from .contents import contents_digest
+from .contents_digest import contents_digest
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner

@@ -10,7 +10,7 @@ from runtime.errors import ArchiveError, SignatureError
 from runtime.signing.check import Accepted
 from runtime.signing.keys import TrustedKeys
 
-from ..sign.contents import contents_digest
+from ..sign.contents_digest import contents_digest
 from .archive import Finding
 
 SUBJECT = "signature"
