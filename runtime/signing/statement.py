@@ -27,8 +27,8 @@ class Release:
     """One version of an archive, as its signer names it.
 
     `file_digest` is the SHA-256 of the file, `index_digest` the digest that names the archive and covers all of it, and
-    `contents_digest` what `aot.sign.contents_digest.contents_digest` makes of what it holds; all are hexadecimal. Times are in
-    UTC, to the second.
+    `contents_digest` what `aot.sign.contents_digest.contents_digest` makes of what it holds; all are hexadecimal. Times
+    are in UTC, to the second.
     """
 
     name: str
