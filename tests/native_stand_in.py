@@ -54,6 +54,7 @@ _TYPES = {
         "uint4": (1, 8),
         "int8": (0, 8),
         "int4": (0, 8),
+        "float4_e2m1fn_x2": (17, 4, 2),
     },  # as torch exports them
 }
 
@@ -80,12 +81,14 @@ def exchange_capsule(stream: Callable[[int], int], major: int = 1) -> Any:
     """A `__dlpack_c_exchange_api__` for `FakeTensor`s, where the current stream of a device is `stream(device)`."""
 
     def view(x: Any, out: Any) -> int:
-        code, bits = _TYPES[x.dtype.name]
+        code, bits, *lanes = _TYPES[x.dtype.name]
         rank = len(x.shape)
         x.extents = (ctypes.c_int64 * rank)(*x.shape), (ctypes.c_int64 * rank)(*x.stride())
         shape, strides = (ctypes.cast(e, ctypes.POINTER(ctypes.c_int64)) for e in x.extents)
         device = 2 if x.device.type == "cuda" else 1
-        out[0] = _DLTensor(x.data_ptr() or None, device, x.get_device(), rank, code, bits, 1, shape, strides, 0)
+        out[0] = _DLTensor(
+            x.data_ptr() or None, device, x.get_device(), rank, code, bits, *(lanes or [1]), shape, strides, 0
+        )
         return 0
 
     def current_stream(_type: int, device: int, out: int) -> int:
