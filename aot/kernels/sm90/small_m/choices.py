@@ -48,10 +48,11 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
 
     What is not worth trying is for `aot.providers.likely_small_m` to say.
     """
-    return _rule_of_shape(options) or _rule_of_form(options, form) or _rule_of_resources(Plan.of(options, form))
+    return rule_of_shape(options) or _rule_of_form(options, form) or _rule_of_resources(Plan.of(options, form))
 
 
-def _rule_of_shape(options: Mapping[str, Any]) -> str | None:
+def rule_of_shape(options: Mapping[str, Any]) -> str | None:
+    """Why CTAs of a cluster cannot share tiles of A and slices of K so, or None."""
     tile_m, split_k, cluster_n = (options[o] for o in ("tile_m", "split_k", "cluster_n"))
     if split_k * cluster_n > PORTABLE_CLUSTER:
         return f"a cluster of {split_k * cluster_n} CTAs exceeds {PORTABLE_CLUSTER}"

@@ -10,12 +10,12 @@ from typing import Any
 
 from runtime.program.operation import OVERLAPS
 
-from ..sizes import SWIZZLE_ATOM_ROWS, WARP_GROUP
+from ..sizes import WARP_GROUP
+from ..small_m.choices import rule_of_shape
 from .form import Form
 from .plan import BLOCK_K, SLAB_ROWS, Plan
 
 _FEWEST_STAGES = 3  # of each slice of K: a stage is said to be free when the next one is under way
-_PORTABLE_CLUSTER = 8
 _MOST_THREADS = 1024
 _REGISTERS_PER_SM, _MOST_REGISTERS = 1 << 16, 255
 _OTHER_REGISTERS = 62  # of a consumer thread, besides its accumulators: two blocks of weights as bf16, and codes
@@ -35,7 +35,7 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
     """Why options that are allowed one by one are not together in a kernel of this form, or None: what the hardware and
     this kernel demand."""
-    return _rule_of_shape(options) or _rule_of_resources(Plan.of(options, form))
+    return rule_of_shape(options) or _rule_of_resources(Plan.of(options, form))
 
 
 def limit(form: Form, n: int, k: int) -> str | None:
@@ -45,18 +45,6 @@ def limit(form: Form, n: int, k: int) -> str | None:
     columns = max(BLOCK_K, form.format.group)
     if k % columns:
         return f"K must be a multiple of {columns}, found {k}"
-    return None
-
-
-def _rule_of_shape(options: Mapping[str, Any]) -> str | None:
-    tile_m, split_k, cluster_n = (options[o] for o in ("tile_m", "split_k", "cluster_n"))
-    if split_k * cluster_n > _PORTABLE_CLUSTER:
-        return f"a cluster of {split_k * cluster_n} CTAs exceeds {_PORTABLE_CLUSTER}"
-    if tile_m % (cluster_n * SWIZZLE_ATOM_ROWS):
-        groups = f"whole groups of {SWIZZLE_ATOM_ROWS} tokens"
-        return f"each of cluster_n CTAs loads as many {groups}, and tile_m has no such share"
-    if tile_m % split_k:
-        return "each of split_k CTAs reduces as many tokens, and tile_m has no such share"
     return None
 
 
