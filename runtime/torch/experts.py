@@ -83,7 +83,8 @@ def moe(
     or for each row, that is made of them: the largest magnitude over 448.
 
     It is four launches: moe_permute, grouped_gemm with `activation`, grouped_gemm, moe_combine; of e4m3 also quantise,
-    between both GEMMs, unless the first of these writes e4m3 with scales itself (`quantises_in_gemm`). int64 ids, and weights that are not float32, take a conversion by torch each, one launch more.
+    between both GEMMs, unless the first of these writes e4m3 with scales itself (`quantises_in_gemm`). int64 ids, and
+    weights that are not float32, take a conversion by torch each, one launch more.
     Between launches rows of hidden's type are kept: T * top_k of K, N and K; of e4m3 also of K and of N in 8 bits. Sums
     are in f32, rows of experts are rounded to hidden's type, and the top-k are added in f32 in the order of j, so equal
     calls give equal bits.
