@@ -254,3 +254,17 @@ def test_a_weight_that_is_not_prepared_is_refused(library: Library, form: Weight
     apart = FakeTensor(b.shape, str(b.dtype).split(".")[-1], (2 * b.shape[1], 1))
     with pytest.raises(LayoutError, match=r"b of shape .* must be contiguous"):
         library.gemm(**(given | {"b": apart}))
+
+
+@formats
+@pytest.mark.parametrize("name", ["a", "b", "scale_b", "out"])
+def test_an_operand_that_does_not_start_at_16_bytes_is_refused_before_and_after_a_plan(
+    library: Library, form: WeightFormat, name: str
+) -> None:
+    given = call(form, 17)
+    off = call(form, 17)[name]
+    off.pointer += 8
+    for _ in range(2):
+        with pytest.raises(LayoutError, match="must start at a multiple of"):
+            library.gemm(**(given | {name: off}))
+        library.gemm(**given)
