@@ -37,7 +37,7 @@ from runtime.tables.dispatch import serves
 
 SCHEDULES = (
     *("cooperative", "pingpong", "swap", "stream_k", "nonpersistent", "quads"),
-    *("launch", "weights", "overlap", "block_scaled"),
+    *("launch", "weights", "overlap", "block_scaled", "two_launches", "sliced_k2"),
 )
 Extents = Mapping[str, tuple[int, ...]]
 EXTENTS: Extents = {"m": (3, 77), "n": (288,), "p": (144,), "k": (528,), "kb": (5,), "nb": (3,), "l": (2,)}
@@ -86,10 +86,11 @@ def schedule(name: str) -> str:
 
     Of extents it is whether CTAs share what they load and split K, whether there are many tokens, and whether D has an
     odd number of 8 columns in a tile, which is stored without a swizzle; of scales those of blocks, which are loaded on
-    the way.
+    the way, or of D in 8 bits of groups, which warp groups make together.
     """
     provider, family, types, *words, _ = name.split(".")
     kept = [provider, family, "8" if types.startswith("e") else "16"]
+    kept += ["quantises"] if "grouped" in family and types.split("_")[2:3] == ["e4m3"] else []
     gated = any("glu" in word for word in words)
     for word in words:
         if word.startswith("tile"):
