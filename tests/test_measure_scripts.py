@@ -54,6 +54,12 @@ def test_pieces_of_d_without_a_swizzle_are_schedules_of_their_own() -> None:
     assert "odd" not in launch_all.schedule(swapped)
 
 
+def test_weights_of_each_type_in_4_bits_are_schedules_of_their_own() -> None:
+    rest = "tile64x128x128.cluster_n1.ctas_per_sm1.serial.sliced_k1.split_k1.sm_90a"
+    names = [f"own.sm90_w4.bf16_{b}_bf16_f32.{b}_weight_scaled.{rest}" for b in ("e2m1", "u4")]
+    assert launch_all.one_of_each(names) == names
+
+
 def test_groups_whose_d_has_scales_of_its_own_are_schedules_of_their_own() -> None:
     words = "swiglu.block_scaled.tile64x256.cluster_n1.launch.cooperative.sm_90a"
     names = [f"own.sm90_grouped.e4m3_e4m3_{d}_f32.{words}" for d in ("bf16", "e4m3")]
