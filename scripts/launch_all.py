@@ -10,8 +10,8 @@ takes one function of each schedule, as racecheck is slow. `--large` has two to 
 that CTAs go on to a second one; with it racecheck takes minutes, and `--only` names a part of them, such as
 sm90_small_m. `--deep` has so many stages of K that rings of stages come around, in each slice of a split K too.
 
-Functions of operations besides GEMM, and of GEMMs with prepared weights, get what the operation is measured with, at the
-signatures that the archive's tables have for them: of their extents only M is chosen here.
+Functions of operations besides GEMM, and of GEMMs with prepared weights, get what the operation is measured with, at
+the signatures that the archive's tables have for them: of their extents only M is chosen here.
 """
 
 from __future__ import annotations
