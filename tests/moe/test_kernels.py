@@ -17,7 +17,7 @@ K = 16
 
 
 def permuted(ids: Any, experts: int, schedule: str, threads: int = 64, expert_map: Any = None) -> Any:
-    """rows, ends and positions as the kernels leave them, behind and before each of which is what was there."""
+    """x, rows, ends and positions as the kernels leave them, behind and before each of which is what was there."""
     tokens, top_k = ids.shape
     x = np.arange(1, tokens * K + 1, dtype=np.int64).reshape(tokens, K)
     rows = np.full((tokens * top_k, K), UNTOUCHED, np.int64)
@@ -26,10 +26,11 @@ def permuted(ids: Any, experts: int, schedule: str, threads: int = 64, expert_ma
     given = [Tensor.of(np.ascontiguousarray(ids)), None if expert_map is None else Tensor.of(expert_map)]
     written = Tensor.of(rows), Tensor.of(ends), Tensor.of(positions)
     if schedule == "one_launch":
-        run(kernels.rank_and_copy, (tokens + 1, 1), threads, Tensor.of(x), *given, (written[0], None), *written[1:])
+        of_x = Tensor.of(x), None
+        run(kernels.rank_and_copy, (tokens + 1, 1), threads, of_x, *given, (written[0], None), *written[1:])
     else:
         run(kernels.rank, (1, 1), PERMUTE["_RANKING_THREADS"], *given, *written[1:])
-        run(kernels.copy, (tokens, 1), threads, Tensor.of(x), (written[0], None), written[2])
+        run(kernels.copy, (tokens, 1), threads, (Tensor.of(x), None), (written[0], None), written[2])
     return x, rows, ends, positions
 
 

@@ -121,10 +121,10 @@ def test_tokens_are_quantised_into_the_rows_of_their_experts(
         (Tensor.of(ends), Tensor.of(positions)),
     )
     if schedule == "one_launch":
-        run(kernels.rank_and_copy, (6, 1), threads, numbers(x), of_ids, None, to, *integers)
+        run(kernels.rank_and_copy, (6, 1), threads, (numbers(x), None), of_ids, None, to, *integers)
     else:
         run(kernels.rank, (1, 1), 96, of_ids, None, *integers)
-        run(kernels.copy, (5, 1), threads, numbers(x), to, integers[1])
+        run(kernels.copy, (5, 1), threads, (numbers(x), None), to, integers[1])
     order = [tuple(place) for expert in range(experts) for place in np.argwhere(ids == expert)]
     assert [positions[place] for place in order] == list(range(len(order)))
     for found, wanted in zip((rows, scale), expected(x, scaling), strict=True):
