@@ -16,7 +16,7 @@ from .quantise import THREADS_OF_BLOCK, WIDTH, load, magnitude, magnitude_of_row
 @cute.jit
 def _weighed(value: Any, weight: Any, element_type: cutlass.Constexpr) -> cutlass.Float32:
     """A number times a weight, rounded as numbers of a type are."""
-    return (value * weight).to(element_type).to(cutlass.Float32)
+    return cutlass.Float32(value * weight).to(element_type).to(cutlass.Float32)
 
 
 @cute.jit

@@ -197,7 +197,7 @@ def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
     rows, inner = hidden.new_empty((ids.numel(), k)), hidden.new_empty((ids.numel(), w2.shape[2]))
     ends, positions = ids.new_empty(w13.shape[0]), torch.empty_like(ids)
     x, sort = hidden.reshape(-1, k), {"experts": w13.shape[0], **words}
-    of_rows = (weights,)
+    of_rows: tuple[torch.Tensor, ...] = (weights,)
     if more.get(_ON_INPUT, False):
         sort["weights"], of_rows = weights, ()
     if found["w13_scale"] is None:
