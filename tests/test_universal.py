@@ -272,6 +272,7 @@ def test_the_packaged_manifest_names_the_forms_that_models_ask_for() -> None:
     }
 
 
+@pytest.mark.long  # chooses for every form
 def test_no_linear_layer_of_these_models_is_left() -> None:
     """As transformers has them, q, k, v, gate and up apart, and as vLLM does, whether tuned for or not."""
     forms = [p.signature for p in manifest.load(MANIFEST).problems() if p.signature.overlap == "serial"]
