@@ -42,7 +42,7 @@ def test_every_form_has_variants_and_not_too_many(signature: Signature) -> None:
     assert 8 <= len(variants(signature)) <= 640
 
 
-@pytest.mark.parametrize("signature", [PLAIN, BLOCK], ids=Signature.key)
+@pytest.mark.parametrize("signature", [PLAIN, pytest.param(BLOCK, marks=pytest.mark.long)], ids=Signature.key)
 def test_what_enumeration_leaves_out_early_is_illegal_or_unlikely(signature: Signature) -> None:
     options = persistent_choices.OPTIONS | likely_persistent.OPTIONS
     assert list(options) == list(persistent_choices.OPTIONS)

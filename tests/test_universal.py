@@ -167,7 +167,7 @@ def test_what_equal_bits_at_every_m_cost_once_tuned(
     assert (*counts,) == functions
 
 
-@pytest.mark.parametrize(("form", "cost"), [(PLAIN, 0.004), (ROWS, 0.268)], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize(("form", "cost"), [pytest.param(PLAIN, 0.004, marks=pytest.mark.long), (ROWS, 0.268)], ids=["bf16", "e4m3"])
 def test_what_equal_bits_at_every_m_cost_where_they_are_predicted(form: Signature, cost: float) -> None:
     """Against what is predicted without them, at N and K that were left out."""
     found = []
