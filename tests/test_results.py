@@ -199,7 +199,7 @@ def test_words_between_tables_are_left_alone(monkeypatch: pytest.MonkeyPatch, tm
     assert text.endswith("<!-- end -->\n\nTail\n")
     assert "old" not in text
     assert "| times cuBLAS | M <= 64 (1) |" in text
-    assert "| tuned archive | 1.200 (1.20), 0% | 0.900 (0.90), 100% |" in text
+    assert "| tuned archive | 1.200 (1.20) | 0.900 (0.90), 100% |" in text
     assert "`random_a.json`: a GPU, driver 580; 2026-11-22; `python scripts/some.py`." in text
 
 

@@ -80,7 +80,7 @@ def mean(of: Sequence[float]) -> float:
 
 @pytest.mark.parametrize(
     ("form", "most", "worst"),
-    [pytest.param(PLAIN, 0.051, 0.25, marks=pytest.mark.long), (ROWS, 0.045, 0.25)],
+    [pytest.param(PLAIN, 0.051, 0.25, marks=pytest.mark.long), (ROWS, 0.039, 0.25)],
     ids=["bf16", "e4m3"],
 )
 def test_what_is_chosen_for_shapes_never_seen_is_near_the_best_of_all(
@@ -167,7 +167,9 @@ def test_what_equal_bits_at_every_m_cost_once_tuned(
     assert (*counts,) == functions
 
 
-@pytest.mark.parametrize(("form", "cost"), [pytest.param(PLAIN, 0.004, marks=pytest.mark.long), (ROWS, 0.268)], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize(
+    ("form", "cost"), [pytest.param(PLAIN, 0.004, marks=pytest.mark.long), (ROWS, 0.276)], ids=["bf16", "e4m3"]
+)
 def test_what_equal_bits_at_every_m_cost_where_they_are_predicted(form: Signature, cost: float) -> None:
     """Against what is predicted without them, at N and K that were left out."""
     found = []
@@ -182,6 +184,19 @@ def test_what_equal_bits_at_every_m_cost_where_they_are_predicted(form: Signatur
                 found.append(math.log(ours / best))
     assert len(found) > 100
     assert mean(found) == pytest.approx(cost, abs=0.002)
+
+
+def test_what_was_not_timed_is_as_far_from_its_estimate_as_its_twin_or_as_others_and_a_little_slower() -> None:
+    both = [v for v in provider("own").variants("sm_90a", PLAIN) if v.options.get("nonpersistent")]
+    twin, apart = both[0], both[1]
+    timed = next(
+        v
+        for v in provider("own").variants("sm_90a", PLAIN)
+        if v != twin and universal.twin_choices(v) == universal.twin_choices(twin)
+    )
+    at = Measured(PLAIN.n, PLAIN.k, 96, {choices_of(timed): 30.0})
+    us = universal.filled([timed, twin, apart], [20.0, 19.0, 40.0], at.us)
+    assert us == pytest.approx([30.0, 28.5, 60.0 * 1.05])
 
 
 def test_functions_cover_few_rows_and_many() -> None:

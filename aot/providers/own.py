@@ -118,6 +118,7 @@ FAMILIES: dict[str, Family] = {
         epilogues=frozenset(EPILOGUES),
         limit=lambda v, s: persistent_choices.limit(gemm.persistent_form(v), s.n),
         summation=summation.of_persistent,
+        minor=frozenset(("nonpersistent",)),
         estimate_us=lambda v, *of: estimate_persistent.of_own(v, gemm.persistent_form, *of),
     ),
     # Rows by groups, each with a B of its own, on Hopper.

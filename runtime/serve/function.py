@@ -28,6 +28,7 @@ from ..program.record import (
     TensorView,
     TupleArgument,
 )
+from ..program.slots import any_moved, require_inside
 from ..tables.dispatch import serves
 from .counters import Counters
 from .operands import device_view, flatten, resolve_stream
@@ -249,8 +250,11 @@ class Function:
             values = record.bind(views, residency).values
             evaluation, found = self._evaluate(values)
             if found == residency:
-                if (reason := self._workspaces.beyond(self._needs(residency))) is not None:
+                needs = self._needs(residency)
+                if (reason := self._workspaces.beyond(needs)) is not None:
                     raise Unfit(reason)
+                if any_moved(evaluation.launches):
+                    require_inside(record, evaluation.launches, views, [need.bytes for need in needs])
                 self._last, self._last_ready, self._residency = evaluation, (), residency
                 return evaluation.launches, values, found
             residency = found
@@ -285,7 +289,7 @@ class Function:
         except ProgramError:
             return None
         told = self._residency
-        if not evaluation.small:
+        if not evaluation.small or any_moved(evaluation.launches):  # by more than fewer rows have, perhaps
             return None
         for name, place in record.device_places:
             if values[place] != told.get(name):
