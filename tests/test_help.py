@@ -32,6 +32,7 @@ COMMANDS = [
     "merge",
     "verify",
     "sign",
+    "rebuild",
     "doctor",
     "manifest",
     "manifest from-config",
