@@ -31,6 +31,7 @@ COMMANDS = [
     "merge",
     "verify",
     "sign",
+    "rebuild",
     "doctor",
     "manifest",
     "manifest from-config",
