@@ -105,12 +105,12 @@ def test_commands_and_options_that_sentences_name_exist(path: Path) -> None:
             assert words[0] in options_of(commands.command()) | options_of_scripts(), quoted
 
 
-def read_as_aot_does(command: Any, words: list[str]) -> None:
+def read_as_aot_does(command: Any, words: list[str], parent: Any = None) -> None:
     """Read a call as the command line does; a wrong one raises."""
-    context = command.make_context("aot", list(words))
+    context = command.make_context("aot", list(words), parent=parent)
     if hasattr(command, "commands"):
         _, found, rest = command.resolve_command(context, words)
-        read_as_aot_does(found, rest)
+        read_as_aot_does(found, rest, context)  # a command keeps the option of help that its first context names
 
 
 def options_of(command: Any) -> set[str]:
