@@ -93,7 +93,12 @@ FAMILIES: dict[str, Family] = {
         (("bf16", "e2m1", "bf16"), ("bf16", "u4", "bf16")),
         w4_choices.OPTIONS,
         lambda v: w4_choices.rule(v.options, gemm.w4_form(v)),
-        likely=Likely(lambda v: likely_w4.unlikely(v.options, gemm.w4_form(v)), likely_w4.hopeless),
+        w4_choices.hopeless,
+        Likely(
+            lambda v: likely_w4.unlikely(v.options, gemm.w4_form(v)),
+            likely_w4.hopeless,
+            likely_w4.OPTIONS,
+        ),
         batched=(False,),
         scalings=tuple(FORMATS),
         epilogues=frozenset(word for word, of in EPILOGUES.items() if not of.gated),

@@ -69,6 +69,7 @@ class Function:
         self._counter: Any = None
         self._ready: weakref.WeakSet[Any] = weakref.WeakSet()  # launches that a plan, or a call under way, still holds
         self._retired = False
+        self.damage = ""  # what is wrong with it in the file, where its library goes on without it
         self.loaded_bytes = 0  # of the cubin on the device
 
     def __repr__(self) -> str:
@@ -274,6 +275,8 @@ class Function:
 
     def _needs(self, residency: dict[str, int]) -> tuple[Need, ...]:
         spaces = self.record.workspace_arguments
+        if not spaces:
+            return ()
         return tuple([Need(a.bytes * (1 if a.each is None else residency[a.each]), a.zeroed) for a in spaces])
 
     def plan_rows(self, like: AnyPlan, rows: int) -> AnyPlan | None:
