@@ -51,8 +51,8 @@ def kind(s: Signature) -> str:
 
 
 def cases(entries: Sequence[Entry], kinds: Sequence[str], only: str, drawn: int, seed: int) -> list[tuple[Entry, int]]:
-    """Each entry of these kinds, or of all, at the M that its manifest looked at, and at so many more, log-uniform between; all entries of a kind
-    follow each other. The M of one entry do not depend on which others there are."""
+    """Each entry of these kinds, or of all, at the M that its manifest looked at, and at so many more, log-uniform
+    between; all entries of a kind follow each other. The M of one entry do not depend on which others there are."""
     found = []
     for e in sorted(entries, key=lambda e: (kind(e.signature), e.signature.key())):
         if only not in e.signature.key() or (kinds and kind(e.signature) not in kinds):
