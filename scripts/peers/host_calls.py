@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ class Calls:
 
     def __init__(self, kind: str, folder: Path) -> None:
         if kind == "python":  # as where native code was not built
-            sys.modules["runtime.native._native"] = sys.modules["runtime._native"] = None  # type: ignore[assignment]
+            for package in ("runtime", "runtime.native"):
+                sys.modules[f"{package}._native"] = None  # type: ignore[assignment]
         from tests import recording_driver as made_up
 
         self.made_up, self.kept = made_up, list[Any]()
@@ -76,8 +78,8 @@ class Calls:
 
         try:
             from runtime.container.archive import Archive
-        except ImportError:
-            from runtime.archive import Archive  # type: ignore[import-not-found, no-redef]
+        except ImportError:  # an older checkout, where it lies beside the library
+            Archive = import_module(".archive", "runtime").Archive
         return Library([Archive.open(self.path)], self.driver)
 
     def tensor(self, *shape: int) -> Any:
