@@ -77,10 +77,10 @@ class Calls:
         from runtime import Library
 
         try:
-            from runtime.container.archive import Archive
+            archives = import_module(".container.archive", "runtime")
         except ImportError:  # an older checkout, where it lies beside the library
-            Archive = import_module(".archive", "runtime").Archive
-        return Library([Archive.open(self.path)], self.driver)
+            archives = import_module(".archive", "runtime")
+        return Library([archives.Archive.open(self.path)], self.driver)
 
     def tensor(self, *shape: int) -> Any:
         """As torch's, and readable by `host_stand_in.c`."""
