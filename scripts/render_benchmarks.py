@@ -1,4 +1,4 @@
-"""Make the tables of docs/benchmarks.md, and of the pages of kernels that have one here, anew from the files in
+"""Make the tables of docs/benchmarks.md, and of other pages that have one here, anew from the files in
 benchmarks/results/; the words between are by hand.
 
 On a page a table stands between `<!-- table NAME -->` and `<!-- end -->`. No figure in it is typed, and each says
@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 import summarise_random
@@ -21,7 +21,7 @@ from report import ROOT, ends
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
-PAGES = PAGE, ROOT / "docs" / "kernels" / "sm90_w4.md"
+PAGES = PAGE, ROOT / "docs" / "moe.md", ROOT / "docs" / "kernels" / "sm90_w4.md"
 USUAL = "NVIDIA H200, driver 580.159.04"  # the page's head says it, and tables only what is unlike it
 _MOST_WORDS = 4  # of a command that is shown in full
 _MARK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -59,6 +59,7 @@ MODELS = {
     "models_llama_fp8_h200": "Llama-3.1-8B, e4m3",
     "models_qwen3_h200": "Qwen3-8B, bf16",
 }
+EXPERTS = {"moe_h200": "bf16", "moe_fp8_h200": "e4m3"}
 FORMATS = {"mxfp4": "MXFP4", "int4": "int4"}
 START = (  # file, process, part of it, how many it is divided by, what the row says
     ("startup_h200", "torch, the archive's GEMM", "import", "", "import runtime"),
@@ -200,6 +201,26 @@ def weights() -> list[str]:
     return [*table(["times our bf16", *(f"M = {m}" for m in tokens)], cells), "", said, *source("w4_h200")]
 
 
+def experts() -> list[str]:
+    """Experts of mixtures beside vLLM's: a row for each model, a column for each number of tokens."""
+    tokens = sorted({r["tokens"] for name in EXPERTS for r in load(name)["results"]})
+    rows, said = [], []
+    for name, types in EXPERTS.items():
+        results = load(name)["results"]
+        cells: dict[str, dict[int, str]] = {}
+        for r in results:
+            over_floor = r["us"]["ours"] / r["floor_us"]
+            cells.setdefault(r["model"].removeprefix("FP8-"), {})[r["tokens"]] = f"{r['x_vllm']:.2f} ({over_floor:.2f})"
+        rows += [[f"{model}, {types}", *(of.get(t, "") for t in tokens)] for model, of in cells.items()]
+        torch, vllm = (
+            f"{geometric_mean(r[f'x_{who}'] for r in results):.2f} ({min(r[f'x_{who}'] for r in results):.2f} at least)"
+            for who in ("torch", "vllm")
+        )
+        said.append(f"{len(results)} cases in {types}: times torch {torch}, times vLLM {vllm}")
+    header = ["times vLLM", *(f"{t:,}" for t in tokens)]
+    return [*table(header, rows), "", "; ".join(said) + ".", *source(*EXPERTS)]
+
+
 def models() -> list[str]:
     """Whole models."""
     header, rows = ["times torch"], []
@@ -282,6 +303,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "on-grid": on_grid,
     "peers": peers,
     "weights": weights,
+    "experts": experts,
     "models": models,
     "vllm": vllm,
     "host": host,

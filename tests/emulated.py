@@ -225,8 +225,8 @@ class _Values(list[Any]):
 
 
 class _Number(np.float32):
-    def to(self, kind: Any) -> np.float32:
-        return np.float32(self)
+    def to(self, kind: Any) -> _Number:
+        return _Number(self)
 
 
 def _make_layout(shape: Any) -> tuple[int, ...]:

@@ -183,7 +183,7 @@ def addresses(launched: Launched, of: Launch) -> list[tuple[int, bool]]:
 
 def extent_of(x: FakeTensor) -> tuple[int, int]:
     """Where a tensor is, and the bytes from its first element to the end of its last."""
-    dtype = next(name for name, of in TORCH_NAMES.items() if of == x.dtype.name)
+    dtype = next((name for name, of in TORCH_NAMES.items() if of == x.dtype.name), x.dtype.name)
     return x.pointer, span_bytes(TensorView(x.pointer, dtype, x.shape, x.stride(), 0))
 
 
@@ -542,6 +542,8 @@ class Fuzzer:
         for ours, theirs in zip(first, second, strict=False):
             if "Runaway" in (ours.ended, theirs.ended) or "MemoryError" in (ours.ended, theirs.ended):
                 return
+            if _left_out(ours) or _left_out(theirs):
+                continue
             if ours[:3] != theirs[:3]:
                 detail = f"native: {str(ours)[:600]}\npython: {str(theirs)[:600]}"
                 self._found(Finding("differ", ours.operation, f"{ours.ended} {theirs.ended}", number, detail), data)
@@ -556,6 +558,12 @@ class Fuzzer:
             (self.keep / f"{name}.aot").write_bytes(data)
             text = f"seed {self.seed}, mutant {finding.number}\n{finding.kind}, {finding.operation}\n{finding.detail}\n"
             (self.keep / f"{name}.txt").write_text(text)
+
+
+def _left_out(outcome: Outcome) -> bool:
+    """Whether `verify` had no time for something, which without native code it has less of."""
+    checks = outcome.answer if outcome.operation == "verify" else None
+    return any(check.subject.endswith(" left out") for check in checks or ())
 
 
 def _signatures(content: mutants.Content) -> list[Signature]:

@@ -29,6 +29,7 @@ COMMANDS = [
     "merge",
     "verify",
     "sign",
+    "rebuild",
     "doctor",
     "manifest",
     "manifest from-config",

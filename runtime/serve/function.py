@@ -69,6 +69,7 @@ class Function:
         self._counter: Any = None
         self._ready: weakref.WeakSet[Any] = weakref.WeakSet()  # launches that a plan, or a call under way, still holds
         self._retired = False
+        self.damage = ""  # what is wrong with it in the file, where its library goes on without it
         self.loaded_bytes = 0  # of the cubin on the device
 
     def __repr__(self) -> str:

@@ -27,6 +27,7 @@ from . import (
     manifest,
     merge,
     prune,
+    rebuild,
     report,
     show,
     sign,
@@ -100,6 +101,7 @@ _add("prune", prune)
 _add("merge", merge)
 _add("verify", verify)
 _add("sign", sign)
+_add("rebuild", rebuild)
 _add("doctor", doctor)
 app.add_typer(_manifest, name="manifest")
 _manifest.command("from-config", epilog=manifest.FROM_CONFIG)(manifest.from_config)
