@@ -23,7 +23,7 @@ from runtime import Library
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.gemm.signature import Signature
-from runtime.gemm.universal import PREDICTED, Form, Universal
+from runtime.gemm.universal import PREDICTED, Universal, UniversalForm
 from runtime.tables.dispatch import serves
 
 pytestmark = pytest.mark.gpu
@@ -33,7 +33,7 @@ MOST_FLOPS = 2**37
 
 
 @pytest.fixture(scope="module")
-def forms(tuned_archive: Path) -> list[Form]:
+def forms(tuned_archive: Path) -> list[UniversalForm]:
     with Archive.open(tuned_archive) as archive:
         if "universal" not in archive.tables:
             pytest.skip("the archive has no universal table")
@@ -49,7 +49,7 @@ def library(tuned_archive: Path) -> Iterator[Library]:
         torch.cuda.synchronize()
 
 
-def drawn(form: Form, seed: int) -> Iterator[tuple[Signature, int]]:
+def drawn(form: UniversalForm, seed: int) -> Iterator[tuple[Signature, int]]:
     """Random extents that some function of the form takes, ragged against every tile."""
     chance, made = random.Random(seed), 0
     n_step = min(f.n_multiple for f in form.functions)
@@ -63,7 +63,7 @@ def drawn(form: Form, seed: int) -> Iterator[tuple[Signature, int]]:
             yield signature, m
 
 
-def test_predicted_functions_compute_what_was_asked_for(library: Library, forms: list[Form]) -> None:
+def test_predicted_functions_compute_what_was_asked_for(library: Library, forms: list[UniversalForm]) -> None:
     wrong = []
     for place, form in enumerate(forms):
         for signature, m in drawn(form, place):
@@ -88,7 +88,7 @@ def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
     return torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
 
 
-def test_a_row_has_the_same_bits_whatever_the_batch(tuned_archive: Path, forms: list[Form]) -> None:
+def test_a_row_has_the_same_bits_whatever_the_batch(tuned_archive: Path, forms: list[UniversalForm]) -> None:
     """And several functions take turns where there are several that give equal bits."""
     with runtime.load(tuned_archive, batch_invariant=True) as library:
         for place, form in enumerate(forms):
@@ -109,7 +109,7 @@ def test_a_row_has_the_same_bits_whatever_the_batch(tuned_archive: Path, forms: 
             assert len(used) > 1 or len(entry.names) < 4, f"{signature.key()}: only {used} of {entry.names}"
 
 
-def test_functions_of_one_number_give_equal_bits(tuned_archive: Path, forms: list[Form]) -> None:
+def test_functions_of_one_number_give_equal_bits(tuned_archive: Path, forms: list[UniversalForm]) -> None:
     """At N and K that are ragged against every tile, whichever of them is the fastest."""
     stream = torch.cuda.current_stream()
     with runtime.load(tuned_archive) as library:
