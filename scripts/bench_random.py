@@ -342,6 +342,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--layers", type=Path, nargs="+", default=random_cases.default_paths(), help=files)
     parser.add_argument("--seed", help="any text; the current commit's hash")
     parser.add_argument("--count", type=int, default=1000, help="cases of the seed, at most (1000)")
+    parser.add_argument("--least-m", type=int, default=1, metavar="M", help="leave out cases of fewer rows (1)")
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no case after this time (8)")
     parser.add_argument("--repeats", type=int, default=7, help="at least; until each has had each place as often")
     parser.add_argument("--resume", type=Path, help="keep the results of this file and measure what it lacks")
@@ -406,7 +407,7 @@ def bench(options: argparse.Namespace) -> int:
     if options.best_of:
         asked = random_cases.few_layers(seed, options.few[0], options.few[1], layers)
     else:
-        asked = random_cases.cases(seed, options.count, layers)
+        asked = random_cases.cases(seed, options.count, layers, options.least_m)
     environment = measure.environment()
     libraries = open_libraries(options)
     candidates = runtime.load(options.best_of) if options.best_of else None
@@ -415,7 +416,10 @@ def bench(options: argparse.Namespace) -> int:
         if name in libraries:
             environment |= {name: path.name, f"{name}_sha256": libraries[name].digest}
     environment |= versions
-    run_of = {"seed": seed, "drawn": "few layers" if candidates else "all layers", "archive": libraries[OURS].digest}
+    drawn = (
+        "few layers" if candidates else "all layers" + (f" from M = {options.least_m}" if options.least_m > 1 else "")
+    )
+    run_of = {"seed": seed, "drawn": drawn, "archive": libraries[OURS].digest}
     results, environments = earlier(options.resume, run_of)
     gpu_id = environment["gpu_id"]
     environments[gpu_id] = environment | {"commit": report.commit()}

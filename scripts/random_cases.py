@@ -224,8 +224,10 @@ def seed_of_commit() -> str:
     return found
 
 
-def cases(seed: str, count: int, layers: Sequence[Layer]) -> list[Case]:
+def cases(seed: str, count: int, layers: Sequence[Layer], least_m: int = 1) -> list[Case]:
     """The first `count` cases of a seed, all different: M first, log-uniform, then a layer that sees such an M.
+
+    Cases of fewer rows than `least_m` are drawn and left out.
 
     More cases of one seed begin with the fewer. There are fewer than `count` where the layers have no more.
     """
@@ -236,7 +238,7 @@ def cases(seed: str, count: int, layers: Sequence[Layer]) -> list[Case]:
         m = draw.tokens()
         case = draw.case([layer for layer in layers if layer.fits(m)], m)
         misses += 1
-        if case is not None and case.key not in found:
+        if case is not None and m >= least_m and case.key not in found:
             found[case.key] = case
             misses = 0
     return list(found.values())

@@ -279,6 +279,15 @@ def test_time_that_is_over_leaves_cases_out(command: Any, tmp_path: Path, capsys
     assert "4 cases left out" in capsys.readouterr().out
 
 
+def test_cases_of_few_rows_may_be_left_out(command: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert command("--seed", "s", "--count", "6", "--least-m", "512", "--out", str(out)) == 0
+    found = json.loads(out.read_text())
+    every = random_cases.cases("s", 60, random_cases.load_layers([tmp_path / "models.yaml"]))
+    assert [r["m"] for r in found["results"]] == [c.m for c in every if c.m >= 512][:6]
+    assert found["drawn"] == "all layers from M = 512"
+
+
 def test_a_wrong_result_is_the_exit_status(command: Any) -> None:
     assert command("--seed", "s", "--count", "2", factor=1.5) == 1
 

@@ -11,6 +11,7 @@ import heapq
 import math
 import operator
 import random
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,8 @@ _OVERLAPPING_SHARE = 0.25
 _DRAWN = 100  # problems for each regime of M
 _REGIMES = (1, 64), (65, 511), (512, 8192)  # of M, both ends included
 _N, _K = (256, 131_072), (512, 32_768)
-_MEASURED_WEIGHT = 4.0  # of a problem that was measured, against one that is estimated
+_MEASURED_SHARE = 3.0  # what the problems of a regime that were measured count for together, against those drawn
+_UNTIMED = 1.05  # of its estimate, what a function is taken for at a problem where others were timed and it was not
 # As how many measurements of none a correction begins, of a function and of it at one M. Tried on the histories of two
 # tunings of such archives, problems left out: what is chosen is 3.0% and 3.2% behind the best of the form, without
 # corrections 3.6% and 4.5%, with 20 and 20 here 3.5% and 3.2%, and with 3 and 6 3.3% and 3.9%.
@@ -88,16 +90,15 @@ def form_word(signature: Signature) -> str:
 def choose(
     form: Signature, target: str, count: int, kept: Sequence[Variant] = (), measured: Sequence[Measured] = ()
 ) -> Chosen:
-    """At most `count` functions for a form besides `kept`, which the archive has anyway.
+    """At most `count` functions for a form besides `kept`, which the archive has anyway; of these the first, where all
+    are too many.
 
     Greedy, as facility location is approximated (Nemhauser, Wolsey and Fisher, 1978): the next is the one by which the
     mean logarithm of the best time at all problems falls most.
     """
-    kept = [v for v in kept if unsuited(v, form) is None]
+    kept = [v for v in kept if unsuited(v, form) is None][: MAX_COST_RESULTS - count]
     candidates = list(dict.fromkeys([*kept, *_estimated(form, target)]))
-    taken = _cover(
-        _losses(candidates, form, measured), len(candidates), len(kept), min(count + len(kept), MAX_COST_RESULTS)
-    )
+    taken = _cover(_losses(candidates, form, measured), len(candidates), len(kept), count + len(kept))
     variants, lines = tuple(candidates[i] for i in taken), corrections(candidates, form, measured)
     return Chosen(form, target, variants, {v: lines[v] for v in variants if v in lines})
 
@@ -135,6 +136,13 @@ def alike(measured: Signature, form: Signature) -> bool:
 def choices_of(variant: Variant) -> tuple[str, str, Any]:
     """What variants of forms that are alike have in common."""
     return variant.provider, variant.family, variant.config
+
+
+def twin_choices(variant: Variant) -> tuple[str, str, Any]:
+    """What twins have in common: all choices but those that its family calls minor."""
+    family = family_of(variant)
+    minor = family.minor if family else frozenset()
+    return variant.provider, variant.family, tuple(of for of in variant.config if of[0] not in minor)
 
 
 def table(chosen: Sequence[Chosen]) -> dict[str, Any]:
@@ -236,22 +244,48 @@ def _means(of: Iterable[tuple[Sequence[float], float]], likely_0: float) -> list
     return [total / count if count else 0.0 for total, count in zip(sums, counts, strict=True)]
 
 
+def filled(variants: Sequence[Variant], estimated: Sequence[float], us: Mapping[Any, float]) -> list[float]:
+    """The time of each variant at a problem where some were timed: of others what a twin tells, or else the estimate,
+    brought to the scale of the times and a little worse, so that no guess is the best of hundreds.
+
+    All infinite where no variant was timed.
+    """
+    found = [us.get(choices_of(v), math.inf) for v in variants]
+    timed = [i for i, x in enumerate(found) if math.isfinite(x)]
+    if not timed:
+        return found
+    scale = _UNTIMED * math.exp(math.fsum(math.log(found[i] / estimated[i]) for i in timed) / len(timed))
+    twins = {twin_choices(variants[i]): found[i] / estimated[i] for i in timed}
+    return [
+        x if math.isfinite(x) else guess * twins.get(twin_choices(v), scale)
+        for v, x, guess in zip(variants, found, estimated, strict=True)
+    ]
+
+
 def _losses(variants: Sequence[Variant], form: Signature, measured: Sequence[Measured]) -> list[list[float]]:
     """For each problem the logarithm of each variant's time over the least, times the weight of the problem."""
     if not variants:
         return []
-    estimates, places = Estimates(variants), [choices_of(v) for v in variants]
+    estimates = Estimates(variants)
     rows = []
     for m, n, k in _problems():
         us = estimates.us(dataclasses.replace(form, n=n, k=k), m)
         least = min(us)
         rows.append([min(math.log(x / least), _WORST) for x in us])
-    for at in measured:
-        us = [at.us.get(place, math.inf) for place in places]
+    for at, weight in zip(measured, weights([at.m for at in measured]), strict=True):
+        us = filled(variants, estimates.us(dataclasses.replace(form, n=at.n, k=at.k), at.m), at.us)
         least = min(us)
         if math.isfinite(least):
-            rows.append([_MEASURED_WEIGHT * min(math.log(x / least), _WORST) for x in us])
+            rows.append([weight * min(math.log(x / least), _WORST) for x in us])
     return rows
+
+
+def weights(ms: Sequence[int]) -> list[float]:
+    """What each problem that was measured counts for, by its M, where one that is drawn counts for one: all of a regime
+    together as much as all of another, so that few rows are served well though more rows were measured more."""
+    regimes = [sum(m > most for _, most in _REGIMES[:-1]) for m in ms]  # more rows than any are in the last
+    counts = Counter(regimes)
+    return [_MEASURED_SHARE * _DRAWN / counts[regime] for regime in regimes]
 
 
 def _problems() -> list[tuple[int, int, int]]:
@@ -270,7 +304,7 @@ def _problems() -> list[tuple[int, int, int]]:
 
 def _cover(rows: Sequence[Sequence[float]], columns: int, kept: int, count: int) -> list[int]:
     """Columns, the first `kept` among them, whose least values have the least sum; `count` of them at most."""
-    now = [_WORST * _MEASURED_WEIGHT] * len(rows)
+    now = [max(row) for row in rows]
     by_column = list(zip(*rows, strict=True))
     taken = list(range(kept))
     for column in taken:

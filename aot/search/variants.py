@@ -209,6 +209,9 @@ class Family:
     limit: Callable[[Variant, Any], str | None] = _no_limit  # why a legal variant cannot compute a signature
     summation: Callable[[Variant, int | None], str | None] = _promises_nothing  # see `legal.summation`
     traits: Mapping[str, int] = field(default_factory=dict)
+    # Choices whose effect on a time estimates know well: a time of a variant tells that of its twin, which differs in
+    # these alone.
+    minor: frozenset[str] = frozenset()
     # Microseconds for (variant, signature, M[, `aot.search.costs.Machine`]), by which variants of all families that
     # have it are put in order, before others. Written in the arithmetic of `aot.search.costs`, so extents may be
     # symbols.

@@ -21,7 +21,11 @@ _TMA_SHIFT_STRIDES, _TMA_ADDRESS_BITS = 1 << 30, 57
 
 def any_moved(launches: Iterable[Launch]) -> bool:
     """Whether a launch gives a kernel another address than that of a tensor or workspace."""
-    return any(slot.addend for launch in launches for slot in launch.slots)
+    for launch in launches:  # for every plan, and in loops a third of the time of `any`
+        for slot in launch.slots:
+            if slot.addend:
+                return True
+    return False
 
 
 def tensors_of(given: Iterable[Any]) -> Iterator[TensorView]:

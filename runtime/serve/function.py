@@ -275,6 +275,8 @@ class Function:
 
     def _needs(self, residency: dict[str, int]) -> tuple[Need, ...]:
         spaces = self.record.workspace_arguments
+        if not spaces:
+            return ()
         return tuple([Need(a.bytes * (1 if a.each is None else residency[a.each]), a.zeroed) for a in spaces])
 
     def plan_rows(self, like: AnyPlan, rows: int) -> AnyPlan | None:
