@@ -7,10 +7,10 @@ them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from runtime.container.archive import FORMAT_VERSION, TABLES, Archive
+from runtime.container.archive import FORMAT_VERSION, Archive
 from runtime.tables.table import STATES, Entry
 
 from ..pack import build_table, tuning_table
@@ -84,7 +84,7 @@ def _targets(archive: Archive, precedence: Precedence) -> list[dict[str, Any]]:
     universal = precedence.universal
     forms = Counter(form.target for _, form in universal.forms) if universal else Counter[str]()
     checked = universal.checked_on if universal else {}
-    by_name, sizes = archive.functions.targets_by_name(), _sizes(archive)
+    by_name, sizes = archive.functions.targets_by_name(), archive.blob_lengths()
     found = []
     for target in archive.targets:
         entries = [entry for entry in precedence.entries if entry.target == target]
@@ -109,7 +109,7 @@ def _families(archive: Archive, build: Build) -> list[dict[str, Any]]:
     of: dict[str, list[str]] = {}
     for name in archive.functions:
         of.setdefault(family_of(archive, name, build.providers), []).append(name)
-    sizes = _sizes(archive)
+    sizes = archive.blob_lengths()
     rows = [
         {
             "family": family,
@@ -132,17 +132,7 @@ def family_of(archive: Archive, name: str, providers: Mapping[str, str]) -> str:
     return family if isinstance(family, str) and family else "?"
 
 
-def _sizes(archive: Archive) -> dict[int, int]:
-    """The bytes of each blob of a record or cubin, by number."""
-    return {
-        number: archive.blob_entry(number).length
-        for block in archive.blocks
-        if block.kind != TABLES
-        for number in block.blobs
-    }
-
-
-def _bytes(archive: Archive, names: Iterable[str], sizes: Mapping[int, int]) -> int:
+def _bytes(archive: Archive, names: Iterable[str], sizes: Sequence[int]) -> int:
     """Of the records and cubins of functions, each cubin once."""
     entries = [archive.entry(name) for name in names]
     blobs = {entry.record for entry in entries} | {entry.cubin for entry in entries}
