@@ -118,7 +118,9 @@ def build(
         of_base = len(left - {v.name() for v in report.kernels})
         gone = sum(row.state == "tuned" for row in _rows(base)) - sum(row.state == "tuned" for row in kept)
         entries = [*kept, *entries]
-        origin = origin._replace(models=[*build_table.read(base).models, *origin.models])
+        below_models = [*build_table.read(base).models, *origin.models]
+        asked = None if work.asked is None else work.asked._replace(inputs={**work.asked.inputs, "base": base.digest})
+        origin = origin._replace(models=below_models, asked=asked)
         forms_below = None if forms else read_forms(base)
         served = 0 if forms_below is None else len(forms_below)
         tuned = any(row.state == "tuned" for row in kept) or left & set(tuning_table.checked_on(base))
@@ -258,6 +260,7 @@ def _origin(work: Selection, report: BuildReport, unserved: Iterable[Unserved]) 
         # Of a spec's functions they name its file, which is the builder's own.
         failures=[(v.name(), reason) for v, reason in report.failures.items() if isinstance(v, Variant)],
         unserved=[(u.what, u.target, u.reason) for u in unserved],  # and no place, as that is the builder's own
+        asked=work.asked,
     )
 
 

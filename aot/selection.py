@@ -14,6 +14,7 @@ from runtime.errors import AotError
 from runtime.gemm.signature import Signature
 from runtime.limits import MAX_COST_RESULTS
 
+from .pack.build_table import Asked
 from .problem.manifest import Manifest
 from .providers.spec_file import SpecFunction
 from .search import universal
@@ -72,7 +73,7 @@ class Unserved(NamedTuple):
 @dataclass(frozen=True)
 class Selection:
     """What a build compiles, and why: `ranking` says for each target what ordered the candidates. `unserved` are forms
-    for which nothing could be chosen."""
+    for which nothing could be chosen. `asked` is for the archive to say, so that it can be built again."""
 
     manifests: tuple[Manifest, ...]
     targets: tuple[str, ...]
@@ -82,6 +83,7 @@ class Selection:
     limit: int
     forms: tuple[universal.Chosen, ...] = ()
     unserved: tuple[Unserved, ...] = ()
+    asked: Asked | None = None
 
     def variants(self) -> list[Compilable]:
         """Each variant once, in a fixed order."""

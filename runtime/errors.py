@@ -47,8 +47,8 @@ class LayoutError(ArgumentError):
 class KernelMiss(AotError):
     """The archive has no kernel for the request; the message names the nearest entries and why each was rejected.
 
-    `reason` says in few words what kind of miss it is: "no entry", "not tuned", "not batch-invariant" or "no
-    kernel runs".
+    `reason` says in few words what kind of miss it is: "no entry", "not tuned", "not batch-invariant", "no
+    kernel runs" or "damaged".
     """
 
     def __init__(self, message: str, reason: str = "no entry") -> None:

@@ -80,8 +80,9 @@ ARCHIVES = (
     ),
     Tested(
         *("experts_fp8", ("tests/data/experts_fp8.yaml", "--candidates", "4")),
-        tests=("tests/moe", "tests/quantise"),
+        tests=("tests/moe", "tests/quantise", "tests/grouped_gemm"),
         memcheck=((),),
+        racecheck=(("--schedules",),),
     ),
     Tested(
         *("w4", ("tests/data/w4.yaml", "--candidates", "4")),

@@ -10,8 +10,8 @@ takes one function of each schedule, as racecheck is slow. `--large` has two to 
 that CTAs go on to a second one; with it racecheck takes minutes, and `--only` names a part of them, such as
 sm90_small_m. `--deep` has so many stages of K that rings of stages come around, in each slice of a split K too.
 
-Functions of operations besides GEMM get what the operation is measured with, at the signatures that the archive's
-tables have for them: of their extents only M is chosen here.
+Functions of operations besides GEMM, and of GEMMs with prepared weights, get what the operation is measured with, at
+the signatures that the archive's tables have for them: of their extents only M is chosen here.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ import runtime
 from aot.pack.tables import operation_entries
 from aot.tune import measure
 from aot.tune.elements import TORCH_DTYPES
+from aot.tune.gemm.prepared_weights import prepared
 from aot.tune.operation import is_tuned, tuning, unusual
 from runtime.container.archive import Archive
 from runtime.gemm.operation import GEMM
+from runtime.numbers.dtypes import DTYPES
 from runtime.program.record import Record, SuppliedArgument, TensorArgument
 from runtime.tables.dispatch import serves
 
 SCHEDULES = (
     *("cooperative", "pingpong", "swap", "stream_k", "nonpersistent", "quads"),
-    *("launch", "weights", "overlap", "block_scaled"),
+    *("launch", "weights", "overlap", "block_scaled", "two_launches", "sliced_k2"),
 )
 Extents = Mapping[str, tuple[int, ...]]
 EXTENTS: Extents = {"m": (3, 77), "n": (288,), "p": (144,), "k": (528,), "kb": (5,), "nb": (3,), "l": (2,)}
@@ -56,13 +58,16 @@ def operand(t: TensorArgument, m: int, extents: Extents, device: str) -> torch.T
 
 
 def others(path: Path) -> dict[str, list[Any]]:
-    """The signatures of operations besides GEMM that an archive has each of their functions for."""
+    """The signatures that an archive has functions for, of operations besides GEMM, and of GEMMs with prepared weights,
+    whose extents are none of those that a record names."""
     with Archive.open(path) as archive:
         entries = operation_entries(archive)
     found: dict[str, list[Any]] = {}
     for entry in entries:
-        for name in entry.names if entry.signature.operation != GEMM.name and is_tuned(entry.signature) else ():
-            found.setdefault(name, []).append(entry.signature)
+        signature = entry.signature
+        plain = signature.operation == GEMM.name and not prepared(signature.scaling)
+        for name in () if plain or not is_tuned(signature) else entry.names:
+            found.setdefault(name, []).append(signature)
     return found
 
 
@@ -86,10 +91,13 @@ def schedule(name: str) -> str:
 
     Of extents it is whether CTAs share what they load and split K, whether there are many tokens, and whether D has an
     odd number of 8 columns in a tile, which is stored without a swizzle; of scales those of blocks, which are loaded on
-    the way.
+    the way, or of D in 8 bits of groups, which warp groups make together; and the type of weights in 4 bits.
     """
     provider, family, types, *words, _ = name.split(".")
     kept = [provider, family, "8" if types.startswith("e") else "16"]
+    _, b, d, *_ = (*types.split("_"), "", "")
+    kept += ["quantises"] if "grouped" in family and d == "e4m3" else []
+    kept += [b] if b in DTYPES and DTYPES[b].bits == 4 else []
     gated = any("glu" in word for word in words)
     for word in words:
         if word.startswith("tile"):

@@ -1,4 +1,4 @@
-"""Make the tables of docs/benchmarks.md, and of the pages of kernels that have one here, anew from the files in
+"""Make the tables of docs/benchmarks.md, and of other pages that have one here, anew from the files in
 benchmarks/results/; the words between are by hand.
 
 On a page a table stands between `<!-- table NAME -->` and `<!-- end -->`. No figure in it is typed, and each says
@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 import summarise_random
@@ -21,7 +21,7 @@ from report import ROOT, ends
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
-PAGES = PAGE, ROOT / "docs" / "kernels" / "sm90_w4.md"
+PAGES = PAGE, ROOT / "docs" / "moe.md", ROOT / "docs" / "kernels" / "sm90_w4.md"
 USUAL = "NVIDIA H200, driver 580.159.04"  # the page's head says it, and tables only what is unlike it
 _MOST_WORDS = 4  # of a command that is shown in full
 _MARK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -33,14 +33,12 @@ OFF_GRID = {
     ("against", "torch"): "forms, untuned",
 }
 OCCASIONS = (  # runs of occasions_llama.json, what took part, and what the row says
-    ((5,), "ours", "tuned with today's kernels, an H200"),
-    ((5,), "against", "the same GPU, an earlier archive"),
-    ((0, 1, 2), "ours", "earlier: tuned on each of three H200s, the least"),
+    ((5,), "ours", "tuned, current kernels, an H200"),
+    ((0, 1, 2), "ours", "earlier kernels, the least of three H200s"),
     ((2,), "on_slower", 'with `on_slower="torch"`, an H200'),
     ((1,), "against", "`runtime.universal()`, an H200"),
     ((3,), "ours", "tuned on an H100"),
     ((4,), "against", "an H200's archive, on an H100"),
-    ((4,), "ours", "the same, tuned on both"),
 )
 ENGINES = {"llama8b": "Llama-3.1-8B, bf16"}
 ON_GRID = {
@@ -61,6 +59,7 @@ MODELS = {
     "models_llama_fp8_h200": "Llama-3.1-8B, e4m3",
     "models_qwen3_h200": "Qwen3-8B, bf16",
 }
+EXPERTS = {"moe_h200": "bf16", "moe_fp8_h200": "e4m3"}
 FORMATS = {"mxfp4": "MXFP4", "int4": "int4"}
 START = (  # file, process, part of it, how many it is divided by, what the row says
     ("startup_h200", "torch, the archive's GEMM", "import", "", "import runtime"),
@@ -103,7 +102,7 @@ def _machine(environment: dict[str, Any]) -> str:
 
 
 def _ratios(rows: Sequence[tuple[str, Sequence[dict[str, Any]]]], what: str) -> list[str]:
-    """A row for each label: how many times as fast, the worst case, and the share below 0.97, by ranges of M."""
+    """A row for each label: how many times as fast, the worst case, and what share is below 0.97, by ranges of M."""
     regimes = [name for name, _, _ in REGIMES if any(line["regime"] == name for _, lines in rows for line in lines)]
     cells = []
     for label, lines in rows:
@@ -113,7 +112,10 @@ def _ratios(rows: Sequence[tuple[str, Sequence[dict[str, Any]]]], what: str) -> 
 
 
 def _ratio(line: dict[str, Any] | None) -> str:
-    return f"{line['geomean']:.3f} ({line['worst']:.2f}), {line['slower']:.0%}" if line else ""
+    if line is None:
+        return ""
+    slower = f", {line['slower']:.0%}" if line["slower"] else ""
+    return f"{line['geomean']:.3f} ({line['worst']:.2f}){slower}"
 
 
 def _cases(rows: Sequence[tuple[str, Sequence[dict[str, Any]]]], regime: str) -> str:
@@ -199,6 +201,26 @@ def weights() -> list[str]:
     return [*table(["times our bf16", *(f"M = {m}" for m in tokens)], cells), "", said, *source("w4_h200")]
 
 
+def experts() -> list[str]:
+    """Experts of mixtures beside vLLM's: a row for each model, a column for each number of tokens."""
+    tokens = sorted({r["tokens"] for name in EXPERTS for r in load(name)["results"]})
+    rows, said = [], []
+    for name, types in EXPERTS.items():
+        results = load(name)["results"]
+        cells: dict[str, dict[int, str]] = {}
+        for r in results:
+            over_floor = r["us"]["ours"] / r["floor_us"]
+            cells.setdefault(r["model"].removeprefix("FP8-"), {})[r["tokens"]] = f"{r['x_vllm']:.2f} ({over_floor:.2f})"
+        rows += [[f"{model}, {types}", *(of.get(t, "") for t in tokens)] for model, of in cells.items()]
+        torch, vllm = (
+            f"{geometric_mean(r[f'x_{who}'] for r in results):.2f} ({min(r[f'x_{who}'] for r in results):.2f} at least)"
+            for who in ("torch", "vllm")
+        )
+        said.append(f"{len(results)} cases in {types}: times torch {torch}, times vLLM {vllm}")
+    header = ["times vLLM", *(f"{t:,}" for t in tokens)]
+    return [*table(header, rows), "", "; ".join(said) + ".", *source(*EXPERTS)]
+
+
 def models() -> list[str]:
     """Whole models."""
     header, rows = ["times torch"], []
@@ -281,6 +303,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "on-grid": on_grid,
     "peers": peers,
     "weights": weights,
+    "experts": experts,
     "models": models,
     "vllm": vllm,
     "host": host,

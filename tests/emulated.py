@@ -1,15 +1,18 @@
 """Kernels of `aot/kernels/` that use no tensor cores, run on the CPU: each thread of a block is one of Python's.
 
 What they take of the DSL is here in plain Python, with its barriers, shuffles and atomics, so that what a kernel does
-to memory can be seen where there is no GPU. Blocks run one after the other. Nothing is compiled, and addresses, types
-and vectors are not checked: those the launch-program oracle and a GPU see.
+to memory can be seen where there is no GPU. Blocks run one after the other, and of a block one thread at a time, in
+orders that differ between barriers. Nothing is compiled, and addresses, types and vectors are not checked: those the
+launch-program oracle and a GPU see.
 """
 
 from __future__ import annotations
 
+import _thread
 import ast
 import itertools
 import math
+import random
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -19,14 +22,103 @@ from typing import Any
 import numpy as np
 
 WARP = 32
-_PATIENCE_S = 20.0  # at a barrier that some thread never reaches
+
+
+class _Turns:
+    """Lets one thread of a block run at a time, until it waits for others or ends; which is next is drawn, with a fixed
+    seed. A thread that has not begun begins on the system's thread of one that has ended, if there is one."""
+
+    def __init__(self, threads: int, body: Callable[[int], None]) -> None:
+        self._body = body
+        self._ready, self._left = list(range(threads)), threads
+        self._gates: dict[int, Any] = {}  # locks, of threads that have begun
+        self._random = random.Random(threads)
+        self._failed: BaseException | None = None
+        self._done = threading.Lock()
+
+    def run(self) -> None:
+        """Run `body` of every thread; what the first that fails raises is raised."""
+        self._done.acquire()
+        self._pass_on()
+        self._done.acquire()
+        if self._failed is not None:
+            raise self._failed
+
+    def wait(self) -> None:
+        """Let others run until `ready` names this thread and its turn comes."""
+        gate = self._gates[HERE.thread]
+        self._pass_on()
+        gate.acquire()
+        if self._failed is not None:
+            raise SystemExit  # ends a thread of a block in which another failed
+
+    def ready(self, threads: list[int]) -> None:
+        """These wait no longer."""
+        self._ready += threads
+
+    def _pass_on(self) -> None:
+        thread = self._next()
+        if thread is not None:
+            _thread.start_new_thread(self._work, (thread,))
+
+    def _next(self) -> int | None:
+        """The thread whose turn it is, if it has not begun; one that has goes on where it waits."""
+        if not self._ready:
+            self._fail(AssertionError("all threads that have not ended are at barriers that others never reach"))
+            return None
+        place = self._random.randrange(len(self._ready))
+        self._ready[place], self._ready[-1] = self._ready[-1], self._ready[place]
+        thread = self._ready.pop()
+        if thread not in self._gates:
+            return thread
+        self._gates[thread].release()
+        return None
+
+    def _work(self, thread: int | None) -> None:
+        while thread is not None:
+            self._gates[thread] = threading.Lock()
+            self._gates[thread].acquire()
+            try:
+                self._body(thread)
+            except BaseException as error:
+                self._fail(error)
+                return
+            self._left -= 1
+            if not self._left:
+                self._done.release()
+                return
+            thread = self._next()
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failed is None:
+            self._failed = error
+            self._done.release()
+            for gate in self._gates.values():
+                if gate.locked():
+                    gate.release()
+
+
+class _Barrier:
+    """Where so many threads wait for each other."""
+
+    def __init__(self, turns: _Turns, size: int) -> None:
+        self._turns, self._size = turns, size
+        self._arrived: list[int] = []
+
+    def wait(self) -> None:
+        if len(self._arrived) + 1 < self._size:
+            self._arrived.append(HERE.thread)
+            self._turns.wait()
+        else:
+            arrived, self._arrived = self._arrived, []
+            self._turns.ready(arrived)
 
 
 class _Warp:
     """Where 32 threads meet and see what each brought."""
 
-    def __init__(self) -> None:
-        self.barrier = threading.Barrier(WARP, timeout=_PATIENCE_S)
+    def __init__(self, turns: _Turns) -> None:
+        self.barrier = _Barrier(turns, WARP)
         self.values: list[Any] = [None] * WARP
 
     def exchange(self, lane: int, value: Any) -> list[Any]:
@@ -52,11 +144,10 @@ HERE = _Here()
 class _Shared:
     """What the threads of a block share."""
 
-    def __init__(self, threads: int) -> None:
-        self.barrier = threading.Barrier(threads, timeout=_PATIENCE_S)
-        self.warps = [_Warp() for _ in range(threads // WARP)]
+    def __init__(self, threads: int, turns: _Turns) -> None:
+        self.barrier = _Barrier(turns, threads)
+        self.warps = [_Warp(turns) for _ in range(threads // WARP)]
         self.memory: dict[int, np.ndarray[Any, Any]] = {}
-        self.lock = threading.Lock()
 
 
 HALF = types.SimpleNamespace(width=16)  # element types
@@ -134,8 +225,8 @@ class _Values(list[Any]):
 
 
 class _Number(np.float32):
-    def to(self, kind: Any) -> np.float32:
-        return np.float32(self)
+    def to(self, kind: Any) -> _Number:
+        return _Number(self)
 
 
 def _make_layout(shape: Any) -> tuple[int, ...]:
@@ -152,9 +243,8 @@ class _Allocator:
 
     def allocate_tensor(self, kind: Any, shape: tuple[int, ...], alignment: int) -> Tensor:
         number, HERE.allocated = HERE.allocated, HERE.allocated + 1
-        with HERE.shared.lock:
-            dtype = np.float32 if kind is _Number else np.int64
-            memory = HERE.shared.memory.setdefault(number, np.full(math.prod(shape), 12345, dtype))
+        dtype = np.float32 if kind is _Number else np.int64
+        memory = HERE.shared.memory.setdefault(number, np.full(math.prod(shape), 12345, dtype))
         return _tensor_of(Pointer(memory), shape)
 
 
@@ -183,8 +273,7 @@ def _brought(value: Any) -> list[Any]:
 
 
 def _atomic_add(at: Pointer, value: int) -> None:
-    with HERE.shared.lock:
-        at.memory[at.offset] += value
+    at.memory[at.offset] += value
 
 
 def _range(*bounds: int, unroll: int = 1) -> range:
@@ -274,23 +363,14 @@ def module(path: Path, package: str = "aot.kernels", given: Mapping[str, Any] | 
 def run(kernel: Callable[..., None], grid: tuple[int, int], threads: int, *arguments: Any) -> None:
     """Launch, block after block; what a thread raises is raised."""
     for y, x in itertools.product(range(grid[1]), range(grid[0])):
-        shared, raised = _Shared(threads), list[BaseException]()
+        _run_block(lambda: kernel(*arguments), (x, y, 0), threads)
 
-        def one(number: int, x: int = x, y: int = y, shared: _Shared = shared, raised: Any = raised) -> None:
-            HERE.thread, HERE.block, HERE.shared, HERE.allocated = number, (x, y, 0), shared, 0
-            try:
-                kernel(*arguments)
-            except BaseException as error:
-                raised.append(error)
-                shared.barrier.abort()
-                for warp in shared.warps:
-                    warp.barrier.abort()
 
-        workers = [threading.Thread(target=one, args=(number,)) for number in range(threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        broken = [e for e in raised if not isinstance(e, threading.BrokenBarrierError)]
-        if broken or raised:
-            raise (broken or raised)[0]
+def _run_block(kernel: Callable[[], None], block: tuple[int, int, int], threads: int) -> None:
+    def body(number: int) -> None:
+        HERE.thread, HERE.block, HERE.shared, HERE.allocated = number, block, shared, 0
+        kernel()
+
+    turns = _Turns(threads, body)
+    shared = _Shared(threads, turns)
+    turns.run()

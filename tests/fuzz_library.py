@@ -4,10 +4,10 @@
 
 Each mutant (`tests/mutants.py`) is opened on a recording driver, with native code and without, and either listed, shown
 and verified; or its functions are called; or its GEMMs are; or it is preloaded and reloaded; the last two also as by
-callers who want equal bits at every M. Four things are findings: an exception that is no AotError, an operation of more
-than a second of CPU time (3 for `verify`), one that needs more than 512 MB of memory, and an answer that native code
-and Python do not agree on. Mutant NUMBER of a seed is always the same; `--keep` keeps the smallest mutant of each
-finding.
+callers who want equal bits at every M. Five things are findings: an exception that is no AotError, an operation of more
+than a second of CPU time (3 for `verify`), one that needs more than 512 MB of memory, an answer that native code and
+Python do not agree on, and a launch with an address that lies in none of its operands or workspaces. Mutant NUMBER of a
+seed is always the same; `--keep` keeps the smallest mutant of each finding.
 """
 
 from __future__ import annotations
@@ -62,12 +62,21 @@ from runtime.errors import AotError
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import WORDS
 from runtime.numbers.dtypes import TORCH_NAMES
+from runtime.program.geometry import span_bytes
 from runtime.program.operation import extents_at
 from runtime.program.record import Record, TensorView
 from runtime.tables.dispatch import record_mismatch
 from tests import mutants, recording_driver
 from tests.native_stand_in import exchange_capsule
-from tests.recording_driver import DTYPES, FakeTensor, FakeTorch, RecordingDriver, TorchDType, _Recorded
+from tests.recording_driver import (
+    DTYPES,
+    FakeTensor,
+    FakeTorch,
+    Launched,
+    RecordingDriver,
+    TorchDType,
+    _Recorded,
+)
 
 CPU_SECONDS = {"verify": 3.0}  # it reads all that there is, one thing after the other; of everything else 1
 MEMORY_BYTES = 512 << 20
@@ -149,7 +158,12 @@ class Totals:
 class LenientDriver(RecordingDriver):
     """Finds in every cubin the kernels that `described` gives for it, and makes launches as the real driver does."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.slots: dict[tuple[str, tuple[int, ...]], Launch] = {}  # by kernel and the sizes of its parameters
+
     def prepare(self, kernel: Any, launch: Launch, pointers: int, like: PreparedLaunch | None = None) -> PreparedLaunch:
+        self.slots[kernel[1], launch.sizes] = launch
         try:
             return super().prepare(kernel, launch, pointers, like)
         except OverflowError:  # as `runtime.device.driver` has it: larger than native code has room for
@@ -157,6 +171,33 @@ class LenientDriver(RecordingDriver):
 
     def kernel_count(self, library: Any) -> int:
         return len(self.kernels.get(library, {}))
+
+
+def addresses(launched: Launched, of: Launch) -> list[tuple[int, bool]]:
+    """The addresses that a launch gave its kernel, which has slots as `of` has, and whether each is a descriptor's."""
+    buffer = bytearray(of.parameters)
+    for offset, parameter in zip(of.offsets, launched.parameters, strict=True):
+        buffer[offset : offset + len(parameter)] = parameter
+    return [(int.from_bytes(buffer[slot.offset : slot.offset + 8], "little"), slot.tma) for slot in of.slots]
+
+
+def extent_of(x: FakeTensor) -> tuple[int, int]:
+    """Where a tensor is, and the bytes from its first element to the end of its last."""
+    dtype = next((name for name, of in TORCH_NAMES.items() if of == x.dtype.name), x.dtype.name)
+    return x.pointer, span_bytes(TensorView(x.pointer, dtype, x.shape, x.stride(), 0))
+
+
+def operands_of(given: Any) -> list[tuple[int, int]]:
+    """Where the tensors are that were given, or came back."""
+    if isinstance(given, list | tuple):
+        return [found for x in given for found in operands_of(x)]
+    return [extent_of(given)] if isinstance(given, FakeTensor) else []
+
+
+def is_inside(address: int, tma: bool, operands: list[tuple[int, int]]) -> bool:
+    """Whether an address is in one of `operands`, or at its end; a descriptor has no bits 0 to 3 of it."""
+    slack = 15 if tma else 0
+    return any(start - slack <= address <= start + size for start, size in operands)
 
 
 def driver_for(content: mutants.Content) -> LenientDriver:
@@ -309,7 +350,7 @@ class Session:
                 given = self.attempt("arguments", partial(self.arguments, record, wanted), keep=True)
                 if given is not None:
                     call = partial(library.functions[name], *given, stream=5)
-                    self.attempt("call", call, launched=True)
+                    self.attempt("call", call, operands=given)
 
     def record(self, library: Library, name: str) -> Record:
         return library.functions[name].record
@@ -324,12 +365,14 @@ class Session:
             for m in ROWS:
                 given, words = gemm_call(signature, m, m != 5000)
                 before = len(self.driver.launches)
-                self.attempt("gemm", partial(library.gemm, *given, **words), keep=True, launched=True)
+                self.attempt(
+                    "gemm", partial(library.gemm, *given, **words), keep=True, operands=[*given, *words.values()]
+                )
                 served = {launch.symbol for launch in self.driver.launches[before:]}
                 self.attempt("what served it", partial(self.require_fitting, signature, served))
             wrong, words = gemm_call(signature, 3, False)
             wrong[0].dtype = DTYPES["float32"]
-            self.attempt("gemm of f32", partial(library.gemm, *wrong, **words), keep=True, launched=True)
+            self.attempt("gemm of f32", partial(library.gemm, *wrong, **words), keep=True, operands=wrong)
 
     def require_fitting(self, signature: Signature, served: set[str]) -> None:
         """Fail where a GEMM was served by a kernel whose record does not compute it."""
@@ -353,15 +396,17 @@ class Session:
             self.attempt("entry", lambda signature=signature: library.entry(signature).state)  # type: ignore[misc]
         for signature in [*self.signatures[:1], *self.predicted]:
             given, words = gemm_call(signature, 77, True)
-            self.attempt("gemm", partial(library.gemm, *given, **words), keep=True, launched=True)
+            self.attempt("gemm", partial(library.gemm, *given, **words), keep=True, operands=[*given, *words.values()])
         self.attempt("stats", lambda: library.stats().launches_by_function)
         self.attempt("prometheus", lambda: len(library.prometheus()) > 0)
         self.attempt("reload of another", lambda: library.reload(self.base))
         self.attempt("reload", lambda: library.reload(self.path))
         self.attempt("drop_old", library.drop_old)
 
-    def attempt(self, operation: str, what: Callable[[], Any], keep: bool = False, launched: bool = False) -> Any:
-        """Do something, and note how it ended; what it gave, or None."""
+    def attempt(
+        self, operation: str, what: Callable[[], Any], keep: bool = False, operands: list[Any] | None = None
+    ) -> Any:
+        """Do something, and note how it ended; what it gave, or None. It launches on `operands` alone, if it does."""
         if self.outcomes and self.outcomes[-1].seconds > self.patience:
             return None
         before = len(self.driver.launches)
@@ -383,10 +428,23 @@ class Session:
         peak, self.peak = self.peak, _peak_kb()
         self.grown.append(self.peak - peak)
         answer = None if keep or ended != "fine" else result
-        if launched:
+        if operands is not None:
             answer = self.driver.launches[before:]
+            if outside := self.outside(before, operands_of([*operands, result])):
+                ended, place = "outside", outside
         self.outcomes.append(Outcome(operation, ended, answer, seconds, place))
         return result
+
+    def outside(self, before: int, operands: list[tuple[int, int]]) -> str:
+        """What is wrong with the addresses of the launches since `before`, each of which must be in an operand or in a
+        workspace; empty where nothing is."""
+        known = operands + [(start, size) for start, (size, _) in self.driver.allocated.items()]
+        for launched in self.driver.launches[before:]:
+            of = self.driver.slots[launched.symbol, tuple(map(len, launched.parameters))]
+            for address, tma in addresses(launched, of):
+                if not is_inside(address, tma, known):
+                    return f"{launched.symbol}: is given {address:#x}, which is outside of its operands"
+        return ""
 
 
 def _peak_kb() -> int:
@@ -460,7 +518,7 @@ class Fuzzer:
             elif outcome.place and outcome.ended != "Runaway":
                 self._found(
                     Finding(
-                        "escape",
+                        "outside" if outcome.ended == "outside" else "escape",
                         outcome.operation,
                         outcome.place.split(": ")[0] + " " + outcome.ended,
                         number,
@@ -484,6 +542,8 @@ class Fuzzer:
         for ours, theirs in zip(first, second, strict=False):
             if "Runaway" in (ours.ended, theirs.ended) or "MemoryError" in (ours.ended, theirs.ended):
                 return
+            if _left_out(ours) or _left_out(theirs):
+                continue
             if ours[:3] != theirs[:3]:
                 detail = f"native: {str(ours)[:600]}\npython: {str(theirs)[:600]}"
                 self._found(Finding("differ", ours.operation, f"{ours.ended} {theirs.ended}", number, detail), data)
@@ -498,6 +558,12 @@ class Fuzzer:
             (self.keep / f"{name}.aot").write_bytes(data)
             text = f"seed {self.seed}, mutant {finding.number}\n{finding.kind}, {finding.operation}\n{finding.detail}\n"
             (self.keep / f"{name}.txt").write_text(text)
+
+
+def _left_out(outcome: Outcome) -> bool:
+    """Whether `verify` had no time for something, which without native code it has less of."""
+    checks = outcome.answer if outcome.operation == "verify" else None
+    return any(check.subject.endswith(" left out") for check in checks or ())
 
 
 def _signatures(content: mutants.Content) -> list[Signature]:

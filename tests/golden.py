@@ -327,6 +327,7 @@ def documents() -> dict[str, dict[str, Any]]:
         providers={"golden": "0" * 64},
         failures=[("golden.gemm_wide.sm_90a", "spills")],
         unserved=[(PLAIN.key() + "_weights", TARGET, "no kernel family computes it")],
+        asked=build_table.Asked([TARGET], ["rmsnorm"], False, {"base": "1" * 64}),
     )
     machine = {
         "gpu": H200.name,
@@ -340,6 +341,7 @@ def documents() -> dict[str, dict[str, Any]]:
         "torch": "2.13.0",
         "cuda": "13.0",
         "cublas": "13.1.0",
+        "candidates": "2" * 64,
         "rejected": {"golden.gemm_wrong.sm_90a": "wrong at M = 17"},
         "tolerance": 0.01,
     }

@@ -25,6 +25,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -201,18 +202,16 @@ def sample(target: str) -> list[Variant]:
     chosen: dict[tuple[Any, ...], Variant] = {}
     others: dict[tuple[Any, ...], Variant] = {}
     for name in PROVIDERS:
-        gemms = {family: f for family, f in provider(name).families.items() if f.operation == "gemm"}
-        for family, f in gemms.items():
-            for variants in _forms(f, partial(_of_family, name, family, target)):
-                for v in variants:
-                    form = (v.elements, v.batched, v.scaling, v.b_major, v.epilogue)
-                    # Batching, other element types and operands change the host code of a family in the same way.
-                    plain = form == (("bf16",) * 3, False, "none", "k", "none")
-                    options = ("scheduler", "schedule", "split_k", "stream_k", "nonpersistent", "overlap", "swap")
-                    hosts = [v.options.get(o) if plain else None for o in options]
-                    chosen.setdefault((name, family, form, *hosts), v)
-                    for option in _SHARING if plain else ("odd pieces", "tiles of scales"):
-                        others.setdefault((name, family, option, _value(v, option)), v)
+        for family in _gemm_families(name):
+            for v in _gemms(name, family, target):
+                form = (v.elements, v.batched, v.scaling, v.b_major, v.epilogue)
+                # Batching, other element types and operands change the host code of a family in the same way.
+                plain = form == (("bf16",) * 3, False, "none", "k", "none")
+                options = ("scheduler", "schedule", "split_k", "stream_k", "nonpersistent", "overlap", "swap")
+                hosts = [v.options.get(o) if plain else None for o in options]
+                chosen.setdefault((name, family, form, *hosts), v)
+                for option in _SHARING if plain else ("odd pieces", "tiles of scales"):
+                    others.setdefault((name, family, option, _value(v, option)), v)
         for v in (*provider(name).functions(target), *_asked(name, target)):
             hosts = [v.options.get(option) for option in ("overlap", "schedule", "swap", "cluster_n", "two_cta")]
             chosen.setdefault((name, v.family, v.elements, v.epilogue, v.scaling, v.operation, *hosts), v)
@@ -222,6 +221,25 @@ def sample(target: str) -> list[Variant]:
         if all(_value(x, option) != value for x in of_family):
             found.append(v)
     return [*found, *_unlikely(found)]
+
+
+def first_of_each_family(target: str) -> list[Variant]:
+    """The first variant of `sample` of every family, without enumerating the others."""
+    found: dict[str, Variant] = {}
+    for name in PROVIDERS:
+        firsts = (islice(_gemms(name, family, target), 1) for family in _gemm_families(name))
+        for v in (*chain.from_iterable(firsts), *provider(name).functions(target), *_asked(name, target)):
+            found.setdefault(v.family, v)
+    return list(found.values())
+
+
+def _gemm_families(name: str) -> list[str]:
+    return [family for family, f in provider(name).families.items() if f.operation == "gemm"]
+
+
+def _gemms(name: str, family: str, target: str) -> Iterator[Variant]:
+    forms = _forms(provider(name).families[family], partial(_of_family, name, family, target))
+    return chain.from_iterable(forms)
 
 
 def _asked(name: str, target: str) -> Iterator[Variant]:
@@ -342,12 +360,11 @@ def main() -> int:
     options = parser.parse_args()
     os.environ["CUTE_DSL_ARCH"] = options.target  # latched when the DSL is imported
     rng, failures = random.Random(options.seed), 0
+    if options.mutate:
+        return max(_mutate(v, rng) for v in first_of_each_family(options.target))
     chosen: Sequence[Compilable] = sample(options.target) if options.spec is None else _of_spec(options)
     if options.family is not None:
         chosen = [v for v in chosen if v.family == options.family]
-    if options.mutate:
-        firsts = {v.family: v for v in reversed(chosen)}
-        return max(_mutate(v, rng) for v in firsts.values())
     for variant in chosen:
         with tempfile.TemporaryDirectory() as directory:
             checked, tried, problem = 0, 0, ""

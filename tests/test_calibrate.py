@@ -79,6 +79,7 @@ def same(found: list[Observation]) -> list[Observation]:
     return found
 
 
+@pytest.mark.long
 def test_between_measured_m_the_choice_is_near_the_best() -> None:
     """The estimate alone is 3.8% behind here, and the winner at the next measured M above by more than 10%."""
     regrets = between(same)

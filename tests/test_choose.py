@@ -227,6 +227,7 @@ def test_the_tuned_table_is_within_a_percent_of_the_best(seed: int, which: int) 
     assert sum(before) > 2 * sum(found)  # what was chosen at the next measured M above
 
 
+@pytest.mark.long  # tunes three times
 def test_load_is_put_on_at_the_first_points_alone_and_the_table_is_as_near_the_best() -> None:
     """A third of the functions are slowed down by 6% more than the others; what counts is the score of both times."""
     entry, pool = archive_of_llama()[QKV], pool_of(archive_of_llama())

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from aot.cli import commands
 from runtime.program import operation
@@ -84,7 +83,7 @@ def test_commands_of_pages_can_be_called(path: Path) -> None:
     for line in lines:
         program, *words = shlex.split(line, comments=True) or [""]
         if program == "aot":
-            read_as_aot_does(typer.main.get_command(commands.app), words)
+            read_as_aot_does(commands.command(), words)
         elif program == "make":
             assert set(words) <= set(targets), line
         elif program == "python" and words[0].startswith("scripts/"):
@@ -97,21 +96,21 @@ def test_commands_and_options_that_sentences_name_exist(path: Path) -> None:
     for quoted in QUOTED.findall(text):
         words = quoted.split()
         if words[0] == "aot" and len(words) > 1:
-            found: Any = typer.main.get_command(commands.app)
+            found: Any = commands.command()
             for word in words[1:]:
                 found = getattr(found, "commands", {}).get(word, found)
             assert found.name in words, quoted
             assert set(OPTION.findall(quoted)) <= options_of(found), quoted
         elif OPTION.match(words[0]):
-            assert words[0] in options_of(typer.main.get_command(commands.app)) | options_of_scripts(), quoted
+            assert words[0] in options_of(commands.command()) | options_of_scripts(), quoted
 
 
-def read_as_aot_does(command: Any, words: list[str]) -> None:
+def read_as_aot_does(command: Any, words: list[str], parent: Any = None) -> None:
     """Read a call as the command line does; a wrong one raises."""
-    context = command.make_context("aot", list(words))
+    context = command.make_context("aot", list(words), parent=parent)
     if hasattr(command, "commands"):
         _, found, rest = command.resolve_command(context, words)
-        read_as_aot_does(found, rest)
+        read_as_aot_does(found, rest, context)  # a command keeps the option of help that its first context names
 
 
 def options_of(command: Any) -> set[str]:

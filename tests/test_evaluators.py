@@ -18,6 +18,8 @@ from runtime.program.arithmetic import BINARY, CAST, COMPARE, FLAGS, OPERATIONS,
 from runtime.program.evaluator import PythonEvaluator
 from runtime.program.program import NativeEvaluator
 
+from .examples import few_or_many, run_examples
+
 pytestmark = pytest.mark.skipif(native._native is None, reason="runtime._native was not built")
 INPUTS = tuple((f"x{i}", width) for i, width in enumerate((32, 32, 64, 64, 8, 16, 1)))
 POINTERS = 2
@@ -154,9 +156,13 @@ def all_inputs() -> st.SearchStrategy[tuple[int, ...]]:
     return st.tuples(*(numbers(width) for _, width in INPUTS))
 
 
-@settings(max_examples=400, deadline=None)
-@given(programs(), st.lists(all_inputs(), min_size=1, max_size=4))
-def test_native_code_launches_what_python_does(program: dict[str, Any], inputs: list[tuple[int, ...]]) -> None:
+@few_or_many(100, 400)
+def test_native_code_launches_what_python_does(examples: int) -> None:
+    inputs = st.lists(all_inputs(), min_size=1, max_size=4)
+    run_examples(examples, launches_alike, program=programs(), inputs=inputs)
+
+
+def launches_alike(program: dict[str, Any], inputs: list[tuple[int, ...]]) -> None:
     ours, theirs = compiled(program), python(program)
     if ours is None:  # it leaves to Python which of two flags that fail was first
         assert any(node[4:] == [["nuw", "nsw"]] for node in every_node(program["nodes"]))
@@ -201,9 +207,12 @@ def places(obj: Any) -> Iterator[tuple[Any, Any]]:
         yield from places(value)
 
 
-@settings(max_examples=600, deadline=None)
-@given(programs(), st.data())
-def test_native_code_accepts_nothing_that_python_does_not(program: dict[str, Any], data: st.DataObject) -> None:
+@few_or_many(150, 600)
+def test_native_code_accepts_nothing_that_python_does_not(examples: int) -> None:
+    run_examples(examples, refuses_alike, program=programs(), data=st.data())
+
+
+def refuses_alike(program: dict[str, Any], data: st.DataObject) -> None:
     damaged = copy.deepcopy(program)
     where, key = data.draw(st.sampled_from([*places(damaged["nodes"]), *places(damaged["launches"])]))
     how = data.draw(st.sampled_from(["junk", "number", "gone", "twice"]))

@@ -65,3 +65,12 @@ def test_fuzzer_finds_cost_programs_whose_times_differ_without_native_code() -> 
     program += "totals = fuzz_library.fuzz(40, 0, 1)\nfor found in totals.findings: print(': '.join(found[:2]))\n"
     done = fuzzer("-c", program)
     assert "differ: show" in done.stdout.splitlines(), done.stdout + done.stderr
+
+
+def test_fuzzer_finds_a_launch_with_an_address_outside_of_its_operands() -> None:
+    program = "import tempfile\nfrom pathlib import Path\nfrom runtime.serve import function\n"
+    program += "from tests import fuzz_library\nfunction.require_inside = lambda *_: None\n"
+    program += "fuzzer = fuzz_library.Fuzzer(0, Path(tempfile.mkdtemp()), None)\nfuzzer.try_one(355)\n"
+    program += "for found in fuzzer.totals.findings: print(': '.join(found[:2]))\n"
+    done = fuzzer("-c", program)
+    assert done.stdout.splitlines() == ["outside: call"], done.stdout + done.stderr

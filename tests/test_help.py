@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 import pytest
-import typer
 
 from aot.cli import commands
 from aot.tune.options import TuneOptions
@@ -32,6 +31,7 @@ COMMANDS = [
     "merge",
     "verify",
     "sign",
+    "rebuild",
     "doctor",
     "manifest",
     "manifest from-config",
@@ -67,7 +67,7 @@ def test_help_ends_with_examples_that_can_be_called(
         program, *words = shlex.split(example)
         assert program == "aot"
         assert words[: len(command.split())] == command.split()
-        _parse(typer.main.get_command(commands.app), words)
+        _parse(commands.command(), words)
 
 
 def _parse(command: Any, words: list[str]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -46,9 +48,9 @@ def _imported(path: Path) -> set[str]:
     return found - set(sys.stdlib_module_names) - {"aot", "runtime"}
 
 
-# Runs the command where nothing of `BLOCKED` can be imported.
+# Runs commands where nothing of `BLOCKED` can be imported; prints what each exits with, and says on standard error.
 _LOOK = """
-import sys
+import contextlib, io, json, sys
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
@@ -57,8 +59,17 @@ class Refuse:
 
 sys.meta_path.insert(0, Refuse())
 from aot.__main__ import main
-sys.argv = ["aot", *sys.argv[1:]]
-main()
+
+said = {}
+for words, arguments in COMMANDS.items():
+    sys.argv = ["aot", *arguments]
+    errors = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+        try:
+            main()
+        except SystemExit as exit:
+            said[words] = [exit.code or 0, errors.getvalue()]
+print(json.dumps(said))
 """
 
 
@@ -81,23 +92,32 @@ LOOKS = [
 ]
 
 
-@pytest.mark.parametrize("command", LOOKS)
-def test_archives_are_looked_at_with_base_dependencies_alone(archive: Path, command: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def looked(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """The status of each of `LOOKS` and its standard error, all from one process with the base dependencies alone."""
     brought = brought_by(project()["dependencies"])
     installed = metadata.packages_distributions()
     blocked = {name for name, homes in installed.items() if not {normal(home) for home in homes} & brought}
     assert {"torch", "cutlass"} <= blocked
-    program = f"BLOCKED = {blocked - {'aot', 'runtime'}!r}\n{_LOOK}"
+    archive, empty = folder / "tiny.aot", tmp_path_factory.mktemp("looked")
     with Archive.open(archive) as opened:
         function = next(iter(opened.functions))
-    words = {"ARCHIVE": archive, "MANIFEST": archive.with_suffix(".yaml"), "OUT": tmp_path / "out.aot"}
-    words |= {"FUNCTION": Path(function)}
-    arguments = [str(words.get(word, word)) for word in command.split()]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    words = {"ARCHIVE": archive, "MANIFEST": archive.with_suffix(".yaml"), "FUNCTION": Path(function)}
+    commands: dict[str, list[str]] = {}
+    for number, command in enumerate(LOOKS):
+        words["OUT"] = empty / f"{number}.aot"
+        commands[command] = [str(words.get(word, word)) for word in command.split()]
+    program = f"BLOCKED = {blocked - {'aot', 'runtime'}!r}\nCOMMANDS = {commands!r}\n{_LOOK}"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(empty)}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[Any]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("command", LOOKS)
+def test_archives_are_looked_at_with_base_dependencies_alone(looked: dict[str, list[Any]], command: str) -> None:
+    assert looked[command] == [0, ""]
 
 
 def test_what_looks_at_archives_imports_base_dependencies_alone() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from aot.problem.manifest import ManifestError, dump, load, loads, nodes
 
+from .examples import few_or_many, run_examples
 from .manifest_texts import GOOD, SHIPPED, edited, refused
 
 
@@ -106,22 +107,22 @@ def test_load_rejects_bytes_that_are_not_utf8_with_their_line(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
-@settings(max_examples=150)
-@given(data=st.data())
-def test_any_mutated_byte_loads_or_is_a_manifest_error(
-    path: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    original = path.read_bytes()
-    at = data.draw(st.integers(0, len(original) - 1))
-    mutated = bytearray(original)
-    mutated[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
-    copy = tmp_path_factory.getbasetemp() / "mutated.yaml"
-    copy.write_bytes(mutated)
-    try:
-        manifest = load(copy)
-    except ManifestError:
-        return
-    assert loads(dump(manifest)) == manifest
+@few_or_many(40, 150)
+def test_any_mutated_byte_loads_or_is_a_manifest_error(path: Path, examples: int, tmp_path: Path) -> None:
+    original, copy = path.read_bytes(), tmp_path / "mutated.yaml"
+
+    def check(data: st.DataObject) -> None:
+        at = data.draw(st.integers(0, len(original) - 1))
+        mutated = bytearray(original)
+        mutated[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+        copy.write_bytes(mutated)
+        try:
+            manifest = load(copy)
+        except ManifestError:
+            return
+        assert loads(dump(manifest)) == manifest
+
+    run_examples(examples, check, data=st.data())
 
 
 @settings(max_examples=300)

@@ -54,6 +54,20 @@ def test_pieces_of_d_without_a_swizzle_are_schedules_of_their_own() -> None:
     assert "odd" not in launch_all.schedule(swapped)
 
 
+def test_weights_of_each_type_in_4_bits_are_schedules_of_their_own() -> None:
+    rest = "tile64x128x128.cluster_n1.ctas_per_sm1.serial.sliced_k1.split_k1.sm_90a"
+    names = [f"own.sm90_w4.bf16_{b}_bf16_f32.{b}_weight_scaled.{rest}" for b in ("e2m1", "u4")]
+    assert launch_all.one_of_each(names) == names
+
+
+def test_groups_whose_d_has_scales_of_its_own_are_schedules_of_their_own() -> None:
+    words = "swiglu.block_scaled.tile64x256.cluster_n1.launch.cooperative.sm_90a"
+    names = [f"own.sm90_grouped.e4m3_e4m3_{d}_f32.{words}" for d in ("bf16", "e4m3")]
+    permute = "own.moe_permute.bf16_i32_e4m3_i32_i32_f32_f32.block_scaled.overlap"
+    names += [f"{permute}.{launches}.threads128.sm_90a" for launches in ("one_launch", "two_launches")]
+    assert launch_all.one_of_each(names) == sorted(names)
+
+
 def test_a_result_names_the_commit_that_its_files_are_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(report, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))

@@ -77,12 +77,21 @@ def test_gpt_oss_has_its_own_gate_and_biases() -> None:
     [
         ("gpt-oss-20b", 1, ["transpose them to (experts, N, K)", "take turns"]),
         ("gpt-oss-20b", 2, ["on all ranks but one the bias of experts_down is zeros"]),
-        ("llama-4-scout", 1, ["transpose them to (experts, N, K)", "scale tokens by them"]),
+        ("llama-4-scout", 1, ["transpose them to (experts, N, K)", "(apply_router_weight_on_input)"]),
     ],
 )
 def test_manifest_says_what_a_caller_of_its_experts_has_to_know(name: str, tp: int, words: list[str]) -> None:
     source = manifest(published(name), tp).source
     assert [w for w in words if w not in source] == []
+
+
+def test_router_weights_on_the_input_are_of_permute_and_not_of_combine() -> None:
+    """Of permute also without, for servers that multiply tokens before."""
+    found = experts(manifest(published("llama-4-scout")))
+    assert [found[name].signature.weights for name in ("permute", "permute_weighted", "combine")] == [
+        *("none", "f32", "none")
+    ]
+    assert "permute_weighted" not in experts(manifest(published("mixtral-8x7b")))
 
 
 def test_experts_can_be_left_out() -> None:

@@ -42,7 +42,7 @@ def test_every_form_has_variants_and_not_too_many(signature: Signature) -> None:
     assert 8 <= len(variants(signature)) <= 640
 
 
-@pytest.mark.parametrize("signature", [PLAIN, BLOCK], ids=Signature.key)
+@pytest.mark.parametrize("signature", [PLAIN, pytest.param(BLOCK, marks=pytest.mark.long)], ids=Signature.key)
 def test_what_enumeration_leaves_out_early_is_illegal_or_unlikely(signature: Signature) -> None:
     options = persistent_choices.OPTIONS | likely_persistent.OPTIONS
     assert list(options) == list(persistent_choices.OPTIONS)
@@ -104,7 +104,7 @@ def boxes(variant: Variant, signature: Signature) -> list[int]:
     return [math.prod(extent + 1 for extent in launch.parameters[start : start + 5]) for start in starts]
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.long)], ids=["a quarter", "all"])
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.long)], ids=["an eighth", "all"])
 @pytest.mark.parametrize(
     "signature",
     [

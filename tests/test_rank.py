@@ -19,6 +19,7 @@ from aot.search.variants import Option, Variant, choices
 from runtime.gemm.signature import Signature
 from runtime.program.operation import OVERLAPS
 
+from .examples import few_or_many, run_examples
 from .recorded_times import fastest
 
 SIGNATURE = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
@@ -193,11 +194,13 @@ ANY_CONFIG = st.dictionaries(
 
 
 @pytest.mark.parametrize("library", [True, False])
-@given(configs=st.lists(ANY_CONFIG, min_size=1, max_size=8), target=st.sampled_from(list(TARGETS)))
-@settings(max_examples=100)
-def test_variants_of_an_unknown_family_have_a_place_whatever_their_choices(
-    library: bool, configs: list[dict[str, Option]], target: str
-) -> None:
+@few_or_many(25, 100)
+def test_variants_of_an_unknown_family_have_a_place_whatever_their_choices(library: bool, examples: int) -> None:
+    configs, targets = st.lists(ANY_CONFIG, min_size=1, max_size=8), st.sampled_from(list(TARGETS))
+    run_examples(examples, lambda **drawn: has_a_place(library, **drawn), configs=configs, target=targets)
+
+
+def has_a_place(library: bool, configs: list[dict[str, Option]], target: str) -> None:
     strangers = {Variant("elsewhere", "new", target, choices(**c), ("bf16",) * 3, operation="gemm") for c in configs}
     given_ = [*variants(target), *strangers]
     with pytest.MonkeyPatch.context() as patch:

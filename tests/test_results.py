@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ import render_benchmarks  # noqa: E402
 import summarise_random  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
+HAND_WRITTEN = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RATIO = re.compile(r"\b(\d\.\d{3}) \((\d\.\d\d)\)")
+GENERATED = re.compile(r"<!-- table .*?<!-- end -->", re.DOTALL)
 SUMMARIES = sorted(p for p in RESULTS.glob("*.json") if "summary_of" in json.loads(p.read_text()))
 ENVIRONMENT = {"gpu": "a GPU", "gpu_id": "g1", "driver": "580"}
 
@@ -199,7 +204,7 @@ def test_words_between_tables_are_left_alone(monkeypatch: pytest.MonkeyPatch, tm
     assert text.endswith("<!-- end -->\n\nTail\n")
     assert "old" not in text
     assert "| times cuBLAS | M <= 64 (1) |" in text
-    assert "| tuned archive | 1.200 (1.20), 0% | 0.900 (0.90), 100% |" in text
+    assert "| tuned archive | 1.200 (1.20) | 0.900 (0.90), 100% |" in text
     assert "`random_a.json`: a GPU, driver 580; 2026-11-22; `python scripts/some.py`." in text
 
 
@@ -215,6 +220,24 @@ def test_archives_are_never_averaged_with_each_other(monkeypatch: pytest.MonkeyP
 def test_a_table_that_there_is_not_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="no-such"):
         page(monkeypatch, tmp_path, "<!-- table no-such -->\n<!-- end -->\n")
+
+
+@pytest.mark.parametrize("page", HAND_WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_ratios_that_are_written_by_hand_are_of_a_kept_result(page: Path) -> None:
+    """Those such as "1.051 (0.93)", a geometric mean and its worst case, but in tables that are made."""
+    kept = {pair for path in RESULTS.glob("*.json") for pair in ratios_in(json.loads(path.read_text()))}
+    text = GENERATED.sub("", page.read_text())
+    assert [" ".join(pair) for pair in RATIO.findall(text) if pair not in kept] == []
+
+
+def ratios_in(document: Any) -> Iterator[tuple[str, str]]:
+    """Every geometric mean of a result, or the lowest of several GPUs, and the worst case, as pages write them."""
+    if isinstance(document, dict) and "worst" in document:
+        means = (document[name] for name in ("geomean", "lowest") if name in document)
+        yield from ((f"{mean:.3f}", f"{document['worst']:.2f}") for mean in means)
+    inner = document.values() if isinstance(document, dict) else document if isinstance(document, list) else ()
+    for each in inner:
+        yield from ratios_in(each)
 
 
 def test_the_page_is_read_in_minutes() -> None:

@@ -166,7 +166,7 @@ def test_form_without_equal_bits_promises_none_and_no_gpu_checked_what_is_not_sa
 
 def test_build_table_may_say_nothing() -> None:
     found = build_table.read(_OneTable("build", {"schema": 1}))  # type: ignore[arg-type]
-    assert (*found,) == ((), (), {}, None, {}, {}, (), ())
+    assert (*found,) == ((), (), {}, None, {}, {}, (), (), None)
 
 
 # --- an archive from before there were schemas ---

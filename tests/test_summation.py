@@ -138,7 +138,7 @@ def test_without_k_words_are_the_same_only_where_they_are_for_every_k() -> None:
 # --- what is compiled ---
 
 EPILOGUES = ("bias+gelu_tanh+residual", "bias+swiglu+residual", "silu+residual+scale")
-QUICK = ("bias+swiglu+residual", 1), ("silu+residual+scale", 2)  # the others take as long each
+QUICK = [("bias+swiglu+residual", 2)]  # the others take as long each
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)", re.MULTILINE)
 # What a value of D takes. Where a tile is takes a few more of these (the tile scheduler), fewer than there are values.
 _OF_VALUES = "FADD", "FFMA", "FMUL", "MUFU.EX2", "MUFU.RCP", "FSEL", "FSETP.GT.AND", "FSETP.GE.AND"

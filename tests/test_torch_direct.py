@@ -335,6 +335,7 @@ def in_another_process(code: str, cache: Path, *arguments: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long  # two processes that import Inductor and compile
 def test_cached_code_calls_the_library_in_another_process(tmp_path: Path) -> None:
     library(tmp_path, [ONE]).close()
     found = [in_another_process(CACHED, tmp_path / "cache", tmp_path / "model.aot") for _ in range(2)]

@@ -168,7 +168,9 @@ def test_what_equal_bits_at_every_m_cost_once_tuned(
     assert (*counts,) == functions
 
 
-@pytest.mark.parametrize(("form", "cost"), [(PLAIN, 0.004), (ROWS, 0.226)], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize(
+    ("form", "cost"), [pytest.param(PLAIN, 0.004, marks=pytest.mark.long), (ROWS, 0.226)], ids=["bf16", "e4m3"]
+)
 def test_what_equal_bits_at_every_m_cost_where_they_are_predicted(form: Signature, cost: float) -> None:
     """Against what is predicted without them, at N and K that were left out."""
     found = []
@@ -299,6 +301,7 @@ def test_the_packaged_manifest_names_the_forms_that_models_ask_for() -> None:
     }
 
 
+@pytest.mark.long  # chooses for every form
 def test_no_linear_layer_of_these_models_is_left() -> None:
     """As transformers has them, q, k, v, gate and up apart, and as vLLM does, whether tuned for or not."""
     forms = [p.signature for p in manifest.load(MANIFEST).problems() if p.signature.overlap == "serial"]

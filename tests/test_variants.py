@@ -267,10 +267,15 @@ def test_a_family_names_targets_and_element_types_that_exist() -> None:
         Family("gemm", ("sm_90a",), (("bf16", "bfloat16", "bf16"),), {})
 
 
-@pytest.mark.parametrize("family", ["sm90_persistent", "sm90_small_m"])
-def test_what_is_not_likely_is_legal_for_who_names_it(family: str) -> None:
+W4 = Signature("bf16", "e2m1", "bf16", "f32", "none", 4096, 4096, scaling="mxfp4_weight")
+
+
+@pytest.mark.parametrize(
+    ("family", "of"), [("sm90_persistent", signature()), ("sm90_small_m", signature()), ("sm90_w4", W4)]
+)
+def test_what_is_not_likely_is_legal_for_who_names_it(family: str, of: Signature) -> None:
     """And builds have of what is legal just what is likely."""
-    promised = dataclasses.replace(signature(), overlap="weights")
+    promised = dataclasses.replace(of, overlap="weights")
     found = drawn(promised, family)
     assert [v for v in found if of_name(v.name()) != v] == []
     likely = {v for v in found if OWN[family].likely.unlikely(v) is None}

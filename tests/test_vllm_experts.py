@@ -184,6 +184,26 @@ def test_experts_of_gpt_oss_take_four_launches(serve: Any, globally: int) -> Non
     assert kernel_of(layer).called == 0
 
 
+def test_tokens_that_come_times_their_router_weights_are_added_up_alone(serve: Any) -> None:
+    """As vLLM passes them with one expert for each token, as Llama-4 has."""
+    server = serve([*SIGNATURES, Permute("bf16", EXPERTS, 1, K), Combine("bf16", "bf16", 1, K, "none")])
+    layer = routed(server)
+    layer.top_k, layer.apply_router_weight_on_input = 1, True
+    server.serve(layer)
+    x, weights, ids = (t[:, :1] if t.shape[1] == TOP_K else t for t in tokens())
+    weighed = x * weights.bfloat16()
+    close(layer(weighed, weights, ids), wanted_of(layer, weighed, torch.ones_like(weights), ids))
+    assert server.lib.calls == FOUR
+    assert kernel_of(layer).called == 0
+
+
+def test_experts_with_router_weights_on_the_input_want_a_combination_without(serve: Any) -> None:
+    server = serve()
+    layer = routed(server)
+    layer.apply_router_weight_on_input = True
+    assert "bf16_bf16_moe_combine_top3_n32_weights_none" in left(server, layer)
+
+
 def kernel_of(layer: Any) -> Any:
     return layer.quant_method.moe_kernel.fused_experts
 
@@ -287,7 +307,6 @@ def _stacked(layer: Any, name: str, change: Any) -> None:
         ({"has_bias": True}, lambda x: delattr(x, "w13_bias"), "AttributeError"),
         ({}, lambda x: setattr(x, "activation", type(x.activation).SWIGLUSTEP), "activation SWIGLUSTEP"),
         ({}, lambda x: setattr(x, "swiglu_limit", 7.0), "limits of its own"),
-        ({}, lambda x: setattr(x, "apply_router_weight_on_input", True), "on the input"),
         ({}, lambda x: x.float(), "weights of torch.float32 are not of 16 bits"),
         ({}, lambda x: _stacked(x, "w2_weight", lambda w: w.mT.contiguous().mT), "of down, the weight has strides"),
         ({}, lambda x: delattr(x, "top_k"), "AttributeError"),

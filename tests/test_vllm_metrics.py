@@ -52,7 +52,14 @@ def stats(launches: int) -> Stats:
     return Stats(
         **zeros
         | {"archives": archives, "digest": "d1", "launches_by_function": {"f": launches}, "refusals": refusals}
-        | {"plans_made": 2 * launches, "plans_held": 100 - launches, "native": True, "gpu": "H200", "tuned_for": ()}
+        | {
+            "plans_made": 2 * launches,
+            "plans_held": 100 - launches,
+            "native": True,
+            "gpu": "H200",
+            "tuned_for": (),
+            "damaged": (),
+        }
     )
 
 

@@ -10,6 +10,7 @@ import errno
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
 import typer
@@ -32,8 +33,8 @@ class Stop(AotError):
         self.status = status
 
 
-def run(app: typer.Typer) -> NoReturn:
-    """Run the command line and end the process."""
+def run(command: Callable[[], Any]) -> NoReturn:
+    """Run the command line, which `command` makes, and end the process."""
     terminated = []
 
     def terminate(*_: object) -> None:
@@ -43,7 +44,7 @@ def run(app: typer.Typer) -> NoReturn:
     before = signal.signal(signal.SIGTERM, terminate)  # so that workers end, and nothing stays in /tmp
     try:
         prepare()
-        status, message = _run(app)
+        status, message = _run(command)
         try:
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -58,12 +59,12 @@ def run(app: typer.Typer) -> NoReturn:
     sys.exit(128 + signal.SIGTERM if terminated and status == INTERRUPTED else status)
 
 
-def _run(app: typer.Typer) -> tuple[int, str]:
+def _run(command: Callable[[], Any]) -> tuple[int, str]:
     """Run the command; the exit status, and what there is to say on standard error."""
     if sys.stdout is None:
         return 2, "standard output is closed; redirect it to a file or /dev/null"
     try:
-        return app(prog_name="aot", standalone_mode=False) or 0, ""
+        return command()(prog_name="aot", standalone_mode=False) or 0, ""
     except Stop as stop:
         return stop.status, str(stop)
     except AotError as error:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import NamedTuple
@@ -112,16 +113,24 @@ def _contents(distributions: Mapping[str, Distribution], cache: Cache) -> dict[s
 
     if known := cache.get(seen, check, _KIND):
         return known.record
+    settled = all(max(file.changed_ns) < now_ns - _SETTLED_NS for file in files)
+    digests = _digests if settled else _digests.__wrapped__
+    found = dict(digests(tuple(distributions), tuple(files)))
+    if settled:
+        cache.put(seen, Entry(found, b""), _KIND)
+    return found
+
+
+@lru_cache(maxsize=1)  # for a process that builds with one cache after another
+def _digests(distributions: tuple[str, ...], files: tuple[_File, ...]) -> tuple[tuple[str, str], ...]:
+    """The digest of each distribution, over the names and contents of its files."""
     digests = {name: hashlib.sha256() for name in distributions}
     for file in sorted(files, key=lambda file: file.name):
         digests[file.distribution].update(os.fsencode(f"{file.name}\0{file.size}\0"))
         with open(file.path, "rb") as opened:
             while part := opened.read(1 << 20):
                 digests[file.distribution].update(part)
-    found = {name: digest.hexdigest() for name, digest in digests.items()}
-    if all(max(file.changed_ns) < now_ns - _SETTLED_NS for file in files):
-        cache.put(seen, Entry(found, b""), _KIND)
-    return found
+    return tuple((name, digest.hexdigest()) for name, digest in digests.items())
 
 
 def _files(name: str, distribution: Distribution) -> list[_File]:

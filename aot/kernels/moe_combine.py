@@ -1,4 +1,5 @@
-"""What the experts of each token made, added up: y[t] = sum over j of weights[t, j] * rows[positions[t, j]].
+"""What the experts of each token made, added up: y[t] = sum over j of weights[t, j] * rows[positions[t, j]], or of the
+rows alone where there are no weights.
 
 Each thread makes 16 bytes of y, from as many of each row, of which some are loaded before the first is added. Sums and
 products are in f32, j ascends, and y is rounded once. A position that is no row adds nothing: what is loaded for it is
@@ -24,10 +25,8 @@ class MoeCombine:
         self.threads, self.at_once, self.overlap = threads, at_once, overlap
 
     @cute.jit
-    def __call__(
-        self, rows: cute.Tensor, positions: cute.Tensor, weights: cute.Tensor, y: cute.Tensor, stream: Any
-    ) -> None:
-        """Launch over rows (T * top_k, N), positions and weights (T, top_k), y (T, N)."""
+    def __call__(self, rows: cute.Tensor, positions: cute.Tensor, weights: Any, y: cute.Tensor, stream: Any) -> None:
+        """Launch over rows (T * top_k, N), positions (T, top_k), weights (T, top_k) or None, y (T, N)."""
         tokens, extent = cute.size(y, mode=[0]), cute.size(y, mode=[1])
         self.kernel(rows, positions, weights, y).launch(
             grid=[tokens, cute.ceil_div(extent, _VECTOR * self.threads), 1],
@@ -37,7 +36,7 @@ class MoeCombine:
         )
 
     @cute.kernel
-    def kernel(self, rows: cute.Tensor, positions: cute.Tensor, weights: cute.Tensor, y: cute.Tensor) -> None:
+    def kernel(self, rows: cute.Tensor, positions: cute.Tensor, weights: Any, y: cute.Tensor) -> None:
         """Add up one token's rows, in the columns that the block's second index names."""
         thread, _, _ = cute.arch.thread_idx()
         token, slice_n, _ = cute.arch.block_idx()
@@ -46,11 +45,14 @@ class MoeCombine:
             cute.arch.griddepcontrol_wait()
         smem = cutlass.memory.SmemAllocator()
         places = smem.allocate_tensor(cutlass.Int32, cute.make_layout(MOST_TOP_K), 16)
-        factors = smem.allocate_tensor(cutlass.Float32, cute.make_layout(MOST_TOP_K), 16)
+        factors: Any = None
+        if cutlass.const_expr(weights is not None):
+            factors = smem.allocate_tensor(cutlass.Float32, cute.make_layout(MOST_TOP_K), 16)
         if thread < cute.size(positions, mode=[1]):
             place = positions[token, thread]
             places[thread] = cutlass.select_(place < cute.size(rows, mode=[0]), place, cutlass.Int32(-1))
-            factors[thread] = weights[token, thread]
+            if cutlass.const_expr(weights is not None):
+                factors[thread] = weights[token, thread]
         cute.arch.sync_threads()
         top_k = cute.size(positions, mode=[1])
         self._add_up(rows, (places, factors, top_k), y[token, None], slice_n * self.threads + thread)
@@ -58,7 +60,7 @@ class MoeCombine:
     @cute.jit
     def _add_up(self, rows: cute.Tensor, terms: Any, y: cute.Tensor, vector: cutlass.Int32) -> None:
         """Make elements 8 * `vector` and the seven after it of `y` (N), if it has them, of `terms`: which rows, by
-        which factors, and how many."""
+        which factors or None, and how many."""
         places, factors, top_k = terms
         last = cute.size(y) // _VECTOR - 1
         at = cutlass.min(vector, last)  # all threads load, and reach the barriers
@@ -75,9 +77,13 @@ class MoeCombine:
             cute.arch.sync_threads()
             for i in cutlass.range_constexpr(self.at_once):
                 if _place(places, first + i, top_k) >= 0:
-                    factor = factors[first + i]
-                    for e in cutlass.range_constexpr(_VECTOR):
-                        total[e] = total[e] + loaded[e, i].to(cutlass.Float32) * factor
+                    if cutlass.const_expr(factors is not None):
+                        factor = factors[first + i]
+                        for e in cutlass.range_constexpr(_VECTOR):
+                            total[e] = total[e] + loaded[e, i].to(cutlass.Float32) * factor
+                    else:
+                        for e in cutlass.range_constexpr(_VECTOR):
+                            total[e] = total[e] + loaded[e, i].to(cutlass.Float32)
         made = cute.make_rmem_tensor((_VECTOR,), y.element_type)
         made.store(total.load().to(y.element_type))
         if vector <= last:

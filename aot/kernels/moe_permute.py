@@ -5,6 +5,7 @@ knows where its rows go; one block more counts, and writes `ends` and `positions
 Schedule "two_launches": one block of 1024 threads counts and writes those, then a block for each token copies.
 
 A row is copied as it is, or with `scaling` quantised once and written as often as the token has experts (`quantise`).
+With weights each of them is the token times the assignment's weight, rounded as tokens are, and quantised after that.
 Whatever ids are, nothing is written outside the outputs: ids that are no expert's get no row. With `overlap`, from
 Hopper on, kernels start while the one before ends, and nothing is read or written before it has.
 """
@@ -14,18 +15,9 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from .amax import over_threads, scale_of
+from .moe_rows import copy_row, quantise_blocks, quantise_row
 from .moe_sizes import MOST_EXPERTS, MOST_TOP_K
-from .quantise import (
-    THREADS_OF_BLOCK,
-    WIDTH,
-    allocate_maxima,
-    load,
-    magnitude,
-    magnitude_of_row,
-    narrow,
-    store,
-)
+from .quantise import allocate_maxima
 
 _WARP = 32
 _BITS = MOST_EXPERTS.bit_length() - 1  # of an expert's number
@@ -52,24 +44,25 @@ class MoePermute:
         x: cute.Tensor,
         ids: cute.Tensor,
         expert_map: Any,
+        weights: Any,
         rows: cute.Tensor,
         ends: cute.Tensor,
         positions: cute.Tensor,
         scale: Any,
         stream: Any,
     ) -> None:
-        """Launch over x (T, K), ids (T, top_k), expert_map (global experts) or None, rows (T * top_k, K), ends
-        (experts), positions (T, top_k), and scale (T * top_k, K/128) or (T * top_k), or None."""
+        """Launch over x (T, K), ids (T, top_k), expert_map (global experts) or None, weights (T, top_k) or None, rows
+        (T * top_k, K), ends (experts), positions (T, top_k), and scale (T * top_k, K/128) or (T * top_k), or None."""
         tokens = cute.size(x, mode=[0])
         if cutlass.const_expr(self.one_launch):
-            self.rank_and_copy(x, ids, expert_map, (rows, scale), ends, positions).launch(
+            self.rank_and_copy((x, weights), ids, expert_map, (rows, scale), ends, positions).launch(
                 grid=[tokens + 1, 1, 1], block=[self.threads, 1, 1], stream=stream, use_pdl=self.overlap
             )
         else:
             self.rank(ids, expert_map, ends, positions).launch(
                 grid=[1, 1, 1], block=[_RANKING_THREADS, 1, 1], stream=stream, use_pdl=self.overlap
             )
-            self.copy(x, (rows, scale), positions).launch(
+            self.copy((x, weights), (rows, scale), positions).launch(
                 grid=[tokens, 1, 1], block=[self.threads, 1, 1], stream=stream, use_pdl=self.overlap
             )
 
@@ -80,24 +73,25 @@ class MoePermute:
         _rank_all(_RANKING_THREADS // _WARP, _flat(ids), expert_map, ends, _flat(positions))
 
     @cute.kernel
-    def copy(self, x: cute.Tensor, rows: Any, positions: cute.Tensor) -> None:
-        """Copy the row of the token that the block's index names to where `positions` says, of rows and scales."""
+    def copy(self, x: Any, rows: Any, positions: cute.Tensor) -> None:
+        """Copy the row of the token that the block's index names, of tokens and weights, to where `positions` says, of
+        rows and scales."""
         self._wait()
         token, _, _ = cute.arch.block_idx()
-        self._write(x[token, None], rows, positions[token, None], cutlass.memory.SmemAllocator())
+        self._write(_of_token(x, token), rows, positions[token, None], cutlass.memory.SmemAllocator())
 
     @cute.kernel
     def rank_and_copy(
         self,
-        x: cute.Tensor,
+        x: Any,
         ids: cute.Tensor,
         expert_map: Any,
         rows: Any,
         ends: cute.Tensor,
         positions: cute.Tensor,
     ) -> None:
-        """Block 0: write `ends` and `positions`. Block t + 1: copy the row of token t to where its assignments go, of
-        rows and scales."""
+        """Block 0: write `ends` and `positions`. Block t + 1: copy the row of token t, of tokens and weights, to where
+        its assignments go, of rows and scales."""
         self._wait()
         block, _, _ = cute.arch.block_idx()
         if block == 0:
@@ -109,12 +103,12 @@ class MoePermute:
             top_k = cute.size(ids, mode=[1])
             _rank_of_token(self.threads, _flat(ids), expert_map, cute.size(ends), (block - 1, top_k), places, staged)
             own = cute.make_tensor(places.iterator, cute.make_layout(top_k))
-            self._write(x[block - 1, None], rows, own, smem)
+            self._write(_of_token(x, block - 1), rows, own, smem)
 
     @cute.jit
-    def _write(self, row: cute.Tensor, rows: Any, places: cute.Tensor, smem: Any) -> None:
-        """The block writes `row` (K) to each of the rows that `places` names, but for those below 0; where all may be,
-        it does not read it if they are."""
+    def _write(self, row: Any, rows: Any, places: cute.Tensor, smem: Any) -> None:
+        """The block writes `row`, (K) and perhaps weights (top_k), to each of the rows that `places` names, but for
+        those below 0; where all may be, it does not read it if they are."""
         to, scale = rows
         maxima: Any = None
         if cutlass.const_expr(self.scaling == "row_column"):
@@ -125,11 +119,11 @@ class MoePermute:
                 last = cutlass.max(last, places[j])
         if last >= 0:
             if cutlass.const_expr(self.scaling == "none"):
-                _copy_row(self.threads, row, to, places)
+                copy_row(self.threads, row, to, places)
             elif cutlass.const_expr(self.scaling == "block"):
-                _quantise_blocks(self.threads, row, to, scale, places)
+                quantise_blocks(self.threads, row, to, scale, places)
             else:
-                _quantise_row(self.threads, row, (to, scale), places, maxima)
+                quantise_row(self.threads, row, (to, scale), places, maxima)
 
     @cute.jit
     def _wait(self) -> None:
@@ -141,6 +135,16 @@ class MoePermute:
 def _flat(tensor: cute.Tensor) -> cute.Tensor:
     """All elements of a contiguous tensor in one dimension."""
     return cute.make_tensor(tensor.iterator, cute.make_layout(cute.size(tensor)))
+
+
+@cute.jit
+def _of_token(x: Any, token: Any) -> Any:
+    """One row of tokens, and of their weights, or None where they have none."""
+    tokens, weights = x
+    row: Any = (tokens[token, None], None)
+    if cutlass.const_expr(weights is not None):
+        row = (tokens[token, None], weights[token, None])
+    return row
 
 
 @cute.jit
@@ -177,62 +181,6 @@ def _experts_from(ids: cute.Tensor, index: Any, step: Any, expert_map: Any, expe
     for i in cutlass.range_constexpr(_AHEAD):
         is_here = (found[i] >= 0) & (found[i] < experts) & (index + i * step < count)
         found[i] = cutlass.select_(is_here, found[i], cutlass.Int32(_NOWHERE))
-
-
-@cute.jit
-def _copy_row(threads: cutlass.Constexpr, row: cute.Tensor, rows: cute.Tensor, places: cute.Tensor) -> None:
-    """The block copies `row` (K) to each of the rows that `places` names, but for those below 0."""
-    thread, _, _ = cute.arch.thread_idx()
-    width = 128 // row.element_type.width
-    copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), row.element_type, num_bits_per_copy=128)
-    vector = cute.make_rmem_tensor((width,), row.element_type)
-    pieces = cute.zipped_divide(row, (width,))  # (vector, number of vectors)
-    for i in cutlass.range(thread, cute.size(row) // width, threads):
-        cute.copy(copy, pieces[None, i], vector)
-        for j in cutlass.range(cute.size(places), unroll=4):
-            place = places[j]
-            if place >= 0:
-                cute.copy(copy, vector, cute.zipped_divide(rows[place, None], (width,))[None, i])
-
-
-@cute.jit
-def _quantise_blocks(
-    threads: cutlass.Constexpr, row: cute.Tensor, rows: cute.Tensor, scale: cute.Tensor, places: cute.Tensor
-) -> None:
-    """The same in e4m3, with a scale for each 128 elements, which 8 neighbouring threads have at a time."""
-    thread, _, _ = cute.arch.thread_idx()
-    values = cute.make_rmem_tensor((WIDTH,), cutlass.Float32)
-    made = cute.make_rmem_tensor((WIDTH,), rows.element_type)
-    vectors = cute.size(row) // WIDTH
-    for step in cutlass.range(cute.ceil_div(vectors, threads), unroll=1):  # all threads shuffle
-        at = step * threads + thread
-        load(row, at, values)
-        amax = over_threads(magnitude(values), THREADS_OF_BLOCK)
-        narrow(values, amax, made)
-        for j in cutlass.range(cute.size(places), unroll=4):
-            store(made, rows, places[j], at)
-            if places[j] >= 0 and at < vectors and thread % THREADS_OF_BLOCK == 0:
-                scale[places[j], at // THREADS_OF_BLOCK] = scale_of(amax)
-
-
-@cute.jit
-def _quantise_row(
-    threads: cutlass.Constexpr, row: cute.Tensor, rows: Any, places: cute.Tensor, maxima: cute.Tensor
-) -> None:
-    """The same in e4m3, with one scale; `rows` are rows and scales."""
-    thread, _, _ = cute.arch.thread_idx()
-    to, scale = rows
-    amax = magnitude_of_row(threads, row, maxima)
-    values = cute.make_rmem_tensor((WIDTH,), cutlass.Float32)
-    made = cute.make_rmem_tensor((WIDTH,), to.element_type)
-    for at in cutlass.range(thread, cute.size(row) // WIDTH, threads):
-        load(row, at, values)
-        narrow(values, amax, made)
-        for j in cutlass.range(cute.size(places), unroll=4):
-            store(made, to, places[j], at)
-    for j in cutlass.range(thread, cute.size(places), threads):
-        if places[j] >= 0:
-            scale[places[j]] = scale_of(amax)
 
 
 @cute.jit

@@ -47,12 +47,24 @@ class Model(NamedTuple):
     problems: Sequence[Problem]
 
 
+class Asked(NamedTuple):
+    """What `aot build` was asked besides manifests and the number of candidates: the `targets` and `functions` that it
+    named, whether `universal`, and the digests of further `inputs`: "base" has that of an archive, "spec" and "times 1"
+    the SHA-256 of files."""
+
+    targets: Sequence[str] = ()
+    functions: Sequence[str] = ()
+    universal: bool = False
+    inputs: Mapping[str, str] = {}
+
+
 class Build(NamedTuple):
     """What an archive was built for and with.
 
     `ranking` says for each target what ordered the candidates, of which each problem had `candidates`; `tools` has
     versions by name, and `providers` digests of sources by family, as records name it; `failures` pairs functions that
-    did not compile with the reason, and `unserved` has signatures, by key, with a target and the reason.
+    did not compile with the reason, and `unserved` has signatures, by key, with a target and the reason. `asked` is
+    there where `aot build` made it.
     """
 
     models: Sequence[Model] = ()
@@ -63,6 +75,7 @@ class Build(NamedTuple):
     providers: Mapping[str, str] = {}
     failures: Sequence[tuple[str, str]] = ()
     unserved: Sequence[tuple[str, str, str]] = ()
+    asked: Asked | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The table, as `read` takes it."""
@@ -75,7 +88,7 @@ class Build(NamedTuple):
             "providers": dict(self.providers),
             "failures": [list(row) for row in self.failures],
             "unserved": [list(row) for row in self.unserved],
-        } | _given({"candidates": self.candidates})
+        } | _given({"candidates": self.candidates, "asked": None if self.asked is None else self.asked._asdict()})
 
 
 def read(archive: Archive) -> Build:
@@ -94,6 +107,9 @@ def read(archive: Archive) -> Build:
     found = {name: obj[name] for name in _FIELDS if name in obj}
     if "models" in found:
         found["models"] = [_model(m, f"{where}: models[{i}]") for i, m in enumerate(found["models"])]
+    if "asked" in found:
+        require(found["asked"], {}, _OF_ASKED, f"{where}: asked")
+        found["asked"] = Asked(**{name: found["asked"][name] for name in _OF_ASKED if name in found["asked"]})
     return Build(**found)
 
 
@@ -134,13 +150,26 @@ def _is_traffic(value: Any) -> bool:
 
 
 _OF_PROBLEM: dict[str, Test] = {"calls": is_count, "traffic": _is_traffic}
+
+
+def _is_texts(value: Any) -> bool:
+    return is_list(value) and all(map(is_text, value))
+
+
+_OF_ASKED: dict[str, Test] = {
+    "targets": _is_texts,
+    "functions": _is_texts,
+    "universal": lambda value: isinstance(value, bool),
+    "inputs": is_texts_by_name,
+}
 _FIELDS: dict[str, Test] = {
     "models": is_list,
-    "targets": lambda value: is_list(value) and all(map(is_text, value)),
+    "targets": _is_texts,
     "ranking": is_texts_by_name,
     "candidates": is_count,
     "tools": is_texts_by_name,
     "providers": is_texts_by_name,
     "failures": is_rows_of_text(2),
     "unserved": is_rows_of_text(3),
+    "asked": lambda value: isinstance(value, dict),
 }

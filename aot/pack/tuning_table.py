@@ -20,8 +20,9 @@ SCHEMA = 1  # raised when what a field means changes
 
 def write(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The table of these machines, as `read` takes it; each is what `aot.tune.measure.environment` says, with
-    `rejected`, the reasons for which functions serve nothing, by name, and the `tolerance` that was given. `right` has
-    the SHA-256 of the cubin of each function that was held against its reference and found right."""
+    `rejected`, the reasons for which functions serve nothing, by name, and the `tolerance` that was given. `candidates`
+    is the digest of the archive whose functions were measured, or checked. `right` has the SHA-256 of the cubin of each
+    function that was held against its reference and found right."""
     for i, row in enumerate(environments):
         require(row, _FIELDS, _OPTIONAL, f"table {TABLE}: environments[{i}]")
     return {"schema": SCHEMA, "environments": list(environments)}
@@ -77,4 +78,5 @@ _OPTIONAL: dict[str, Test] = {
     "rejected": is_texts_by_name,
     "right": is_texts_by_name,
     "tolerance": _is_share,
+    "candidates": is_text,
 }

@@ -49,7 +49,7 @@ def _tile(v: Variant, form_of: Callable[[Variant], Form]) -> _Tile:
         plan.stages,
         (plan.codes_bytes + plan.scales_bytes) / (plan.tile_n * plan.tile_k),
         _cycles(plan),
-        W4.resident_ctas[plan.split_k * plan.cluster_n][plan.ctas_per_sm - 1],
+        W4.resident(plan.split_k * plan.cluster_n, plan.ctas_per_sm),
         W4.overlap_us if plan.overlap != "serial" else 0.0,
     )
 

@@ -1,4 +1,5 @@
-"""Which of `sm90_w4`'s legal choices are worth compiling.
+"""Which of `sm90_w4`'s legal choices are worth compiling: sizes that were timed on an H200, over layers of models at M
+from 1 to 128.
 
 An opinion, as `likely_small_m` is: who names a variant that is left out here gets it. Imports no compiler.
 """
@@ -11,6 +12,16 @@ from typing import Any
 from ..kernels.sm90.w4.form import Form
 from ..kernels.sm90.w4.plan import BLOCK_K, Plan
 
+# The sizes that were timed, in the order in which they are tried.
+OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
+    "tile_m": (8, 16, 32, 64, 128),
+    "tile_n": (48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256, 320),
+    "tile_k": (128, 256),
+    "split_k": (1, 2, 4, 8),
+    "cluster_n": (1, 2, 4),
+    "sliced_k": (1, 2, 3, 4, 6),
+    "ctas_per_sm": (1, 2),
+}
 # What goes together of split_k, cluster_n and ctas_per_sm. Clusters of four and eight CTAs do not fill every GPC.
 _CLUSTERS = (
     (1, 1, 1),

@@ -44,6 +44,7 @@ _AOT = Path(__file__).resolve().parents[1]
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
 _SCALINGS = ("none", "tensor", "row_column", "block")
 _IDS = ("i32",), ("i32", "i32")  # of experts, and with a map of them
+_WEIGHTS: tuple[tuple[str, ...], ...] = (), ("f32",)  # of experts: none, or one for each of a token
 _FROM_HOPPER = tuple(name for name, target in TARGETS.items() if target.compute_capability >= (9, 0))
 _FP8 = (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"))
 _WHOLE_WARPS = tuple(range(32, 1025, 32))  # threads of a block
@@ -92,7 +93,12 @@ FAMILIES: dict[str, Family] = {
         (("bf16", "e2m1", "bf16"), ("bf16", "u4", "bf16")),
         w4_choices.OPTIONS,
         lambda v: w4_choices.rule(v.options, gemm.w4_form(v)),
-        likely=Likely(lambda v: likely_w4.unlikely(v.options, gemm.w4_form(v)), likely_w4.hopeless),
+        w4_choices.hopeless,
+        Likely(
+            lambda v: likely_w4.unlikely(v.options, gemm.w4_form(v)),
+            likely_w4.hopeless,
+            likely_w4.OPTIONS,
+        ),
         batched=(False,),
         scalings=tuple(FORMATS),
         epilogues=frozenset(word for word, of in EPILOGUES.items() if not of.gated),
@@ -190,8 +196,9 @@ FAMILIES: dict[str, Family] = {
         "moe_permute",
         tuple(TARGETS),
         (
-            *((x, *ids, x, "i32", "i32") for x in ("bf16", "f16", "e4m3") for ids in _IDS),
-            *((x, *ids, "e4m3", "i32", "i32", "f32") for x in ("bf16", "f16") for ids in _IDS),
+            *(("e4m3", *ids, "e4m3", "i32", "i32") for ids in _IDS),
+            *((x, *ids, *w, x, "i32", "i32") for x in ("bf16", "f16") for ids in _IDS for w in _WEIGHTS),
+            *((x, *ids, *w, "e4m3", "i32", "i32", "f32") for x in ("bf16", "f16") for ids in _IDS for w in _WEIGHTS),
         ),
         {"schedule": ("one_launch", "two_launches"), "threads": _WHOLE_WARPS, "overlap": (False, True)},
         _rule_of_permute,
@@ -203,7 +210,7 @@ FAMILIES: dict[str, Family] = {
     "moe_combine": Family(
         "moe_combine",
         tuple(TARGETS),
-        tuple((x, "i32", "f32", x) for x in ("bf16", "f16")),
+        tuple((x, "i32", *w, x) for x in ("bf16", "f16") for w in _WEIGHTS),
         {"threads": _WHOLE_WARPS, "at_once": moe_choices.AT_ONCE, "overlap": (False, True)},
         lambda v: _no_overlap(v) or moe_choices.rule_of_combine(v.integer("threads"), v.integer("at_once")),
         likely=Likely(options=likely_row_wise.MOE_COMBINE),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
@@ -54,17 +55,8 @@ class GemmBuilding(Building):
         if relies_on_more(relied, signature.overlap):
             return f"{variant.family}: relies on overlap {relied}, promised is {signature.overlap}"
         access_bytes = family.access_bytes if family else Family.access_bytes
-        rows = ("n", signature.n, signature.b) if signature.b_major == "n" else ("n", signature.n, signature.d)
-        for extent, value, element in (
-            rows,
-            ("columns of D", signature.columns, signature.d),
-            ("k", signature.k, signature.a),
-            ("k", signature.k, signature.b),
-        ):
-            divisibility = DTYPES[element].filling(access_bytes)
-            if value % divisibility:
-                need = f"which {access_bytes}-byte access to {element} needs"
-                return f"{extent} = {value} is not a multiple of {divisibility}, {need}"
+        if reason := _pieces(access_bytes, signature):
+            return reason
         return family.limit(variant, signature) if family else None
 
     def roomy(self, signature: Signature) -> Signature:
@@ -106,6 +98,23 @@ class GemmBuilding(Building):
     def refusal(self, record: Record, signature: Signature) -> str | None:
         """Nothing: which extents a function takes is a rule of its family, which enumeration has asked."""
         return None
+
+
+@lru_cache(maxsize=1024)
+def _pieces(access_bytes: int, signature: Signature) -> str | None:
+    """Why rows of a signature's matrices are no whole pieces of so many bytes, or None: asked for each variant."""
+    rows = ("n", signature.n, signature.b) if signature.b_major == "n" else ("n", signature.n, signature.d)
+    for extent, value, element in (
+        rows,
+        ("columns of D", signature.columns, signature.d),
+        ("k", signature.k, signature.a),
+        ("k", signature.k, signature.b),
+    ):
+        divisibility = DTYPES[element].filling(access_bytes)
+        if value % divisibility:
+            need = f"which {access_bytes}-byte access to {element} needs"
+            return f"{extent} = {value} is not a multiple of {divisibility}, {need}"
+    return None
 
 
 def _limits(signature: Signature, tokens: Sequence[int], multiprocessors: int, limit: int) -> dict[int, int]:

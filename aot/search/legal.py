@@ -163,9 +163,10 @@ def legal_functions(provider: str, target: str) -> list[Variant]:
     ]
 
 
-def _combinations(family: Family, promised: str) -> Iterator[dict[str, Option]]:
+@cache
+def _configs(family: Family, promised: str) -> tuple[tuple[tuple[str, Option], ...], ...]:
     """Every combination of a family's choices that are worth trying one by one, but those that are hopeless or rely on
-    more overlap than is promised; in the order of the choices' values."""
+    more overlap than is promised; in the order of the choices' values. Forms share them."""
     refuse = [asked for asked in (family.hopeless, family.likely.hopeless) if asked is not None]
     found: Iterable[dict[str, Option]] = [{}]
     for option, every in family.options.items():
@@ -173,7 +174,7 @@ def _combinations(family: Family, promised: str) -> Iterator[dict[str, Option]]:
         if option == "overlap":
             values = tuple(value for value in values if not relies_on_more(value, promised))
         found = _longer(found, option, values, refuse)
-    return iter(found)
+    return tuple(choices(**combination) for combination in found)
 
 
 def _longer(
@@ -186,7 +187,10 @@ def _longer(
     for known in combinations:
         for value in values:
             longer = known | {option: value}
-            if not any(asked(longer) for asked in refuse):
+            for asked in refuse:
+                if asked(longer):
+                    break
+            else:
                 yield longer
 
 
@@ -196,12 +200,12 @@ def _legal(provider: str, name: str, family: Family, target: str, form: Form) ->
     if target not in family.targets or form.accumulator not in (None, family.accumulator) or lacks(family, form):
         return ()
     found: list[Variant] = []
-    for combination in _combinations(family, form.overlap):
+    for config in _configs(family, form.overlap):
         variant = Variant(
             provider,
             name,
             target,
-            choices(**combination),
+            config,
             form.elements,
             accumulator=family.accumulator,
             epilogue=form.epilogue,

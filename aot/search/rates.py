@@ -133,8 +133,7 @@ class SmallMRates:
     def resident(self, cluster: int, per_sm: int) -> int:
         """CTAs that run at a time, of clusters of so many, and `per_sm` of them to an SM; of a size that was not seen,
         as many as of the next one, and of more than two an SM in proportion."""
-        one, two = self.resident_ctas[_seen(self.resident_ctas, cluster)]
-        return one if per_sm == 1 else two * per_sm // 2
+        return _resident(self.resident_ctas, cluster, per_sm)
 
 
 @dataclass(frozen=True)
@@ -175,6 +174,15 @@ class W4Rates:
     tail: float
     rest: float
     resident_ctas: Mapping[int, tuple[int, int]]
+
+    def resident(self, cluster: int, per_sm: int) -> int:
+        """As `SmallMRates.resident`."""
+        return _resident(self.resident_ctas, cluster, per_sm)
+
+
+def _resident(ctas: Mapping[int, tuple[int, int]], cluster: int, per_sm: int) -> int:
+    one, two = ctas[_seen(ctas, cluster)]
+    return one if per_sm == 1 else two * per_sm // 2
 
 
 def _seen(by_cluster: Mapping[int, object], cluster: int) -> int:

@@ -155,6 +155,7 @@ def _write(archive: Archive, report: CheckReport, destination: Path) -> None:
         if name != "tuning":
             package.set_table(name, archive.table(name), alone=name == HISTORY)
     right = {name: archive.record(name)["cubin"] for name in report.right}
-    row = report.environment | {"rejected": dict(sorted(report.wrong.items())), "right": dict(sorted(right.items()))}
+    row = report.environment | {"candidates": archive.digest}
+    row |= {"rejected": dict(sorted(report.wrong.items())), "right": dict(sorted(right.items()))}
     package.set_table("tuning", tuning_table.write([*tuning_table.read(archive), row]))
     package.write(destination)

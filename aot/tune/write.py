@@ -115,6 +115,7 @@ class Writer:
         for name, table in tables.operation_tables(rows, self._archive.functions.targets_by_name()).items():
             package.set_table(name, table)
         environment = report.environment | {
+            "candidates": self._archive.digest,
             "rejected": dict(sorted(rejected.items())),
             "tolerance": self._options.tolerance,
         }

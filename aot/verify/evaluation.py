@@ -5,17 +5,16 @@ What that takes is counted, since a small file can ask for much. Knows nothing o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
-from runtime.device.launch import CLUSTER_DIMENSION, PREFERRED_CLUSTER_DIMENSION, Launch, Slot
+from runtime.device.launch import CLUSTER_DIMENSION, PREFERRED_CLUSTER_DIMENSION, Launch
 from runtime.errors import ArgumentError, ProgramError, RecordError
 from runtime.program.evaluator import PythonEvaluator
-from runtime.program.geometry import span_bytes
 from runtime.program.program import NativeEvaluator
-from runtime.program.record import DeviceArgument, Record, TensorArgument, TensorView, WorkspaceArgument
+from runtime.program.record import DeviceArgument, Record, TensorArgument, WorkspaceArgument
+from runtime.program.slots import outside, tensors_of
 
 from ..search.h200 import MULTIPROCESSORS  # of the GPU that programs are evaluated for
 from . import shapes
@@ -23,9 +22,6 @@ from . import shapes
 # CTAs of a cluster: CUDA allows 8 on every GPU that has clusters; Hopper and later data-centre GPUs allow 16 to kernels
 # that opt in to a non-portable size (CUDA C++ programming guide, thread block clusters).
 MAX_CLUSTER_CTAS = 16
-# CuTe's TMA stores of variable length move a tensor's base by -2^30 strides, and its coordinates by as much the other
-# way; a TMA descriptor keeps 57 bits of an address.
-_TMA_SHIFT_STRIDES, _TMA_ADDRESS_BITS = 1 << 30, 57
 
 # What evaluating may take, in steps: one is a node of a program in Python, about 0.2 us. Found: 5.8 million steps in
 # 700,140 bytes, which may take 12.6 million.
@@ -108,11 +104,9 @@ class Evaluator:
         self._evaluated += 1
         if isinstance(found, str):
             return f"{case.what}: {found}"
-        views = list(_views(arguments))
-        room = [span_bytes(view) for view in views] + self._workspaces()
-        strides = [_stride_bytes(view) for view in views]
+        views = list(tensors_of(arguments))
         for number, launch in enumerate(found):
-            problem = _cluster_problem(launch) or _slot_problem(launch.slots, record.program.pointers, room, strides)
+            problem = _cluster_problem(launch) or outside(launch, record.program.pointers, views, self._workspaces())
             if problem:
                 raise RecordError(f"function {record.name}: launch {number} for {case.what} {problem}; build it again")
         return None
@@ -138,20 +132,6 @@ def _outcome(evaluator: Any, values: tuple[int, ...]) -> tuple[Launch, ...] | st
     return launches
 
 
-def _views(arguments: Sequence[Any]) -> Iterator[TensorView]:
-    """The tensors among a call's arguments, in the order of a program's pointers."""
-    for argument in arguments:
-        if isinstance(argument, TensorView):
-            yield argument
-        elif isinstance(argument, list):
-            yield from _views(argument)
-
-
-def _stride_bytes(view: TensorView) -> list[int]:
-    one = span_bytes(view._replace(shape=(1,), strides=(1,)))
-    return [stride * one for stride in view.strides]
-
-
 def _cluster_problem(launch: Launch) -> str | None:
     """Why no GPU takes its clusters, as the end of a sentence; None where one does."""
     attributes = dict(launch.attributes)
@@ -164,24 +144,4 @@ def _cluster_problem(launch: Launch) -> str | None:
             return f"has a grid of {launch.grid}, which {what}clusters of {x} x {y} x {z} CTAs do not divide"
         if any(n % extent for n, extent in zip(extents, cluster, strict=True)):
             return f"has preferred clusters of {x} x {y} x {z} CTAs, which those of {cluster} do not divide"
-    return None
-
-
-def _slot_problem(
-    slots: Sequence[Slot], names: Sequence[str], room: Sequence[int], strides: Sequence[list[int]]
-) -> str | None:
-    """Why a slot's address is neither in its tensor nor its end, as the end of a sentence.
-
-    `room` is the bytes behind each pointer, `strides` those of each tensor, in bytes.
-    """
-    for slot in slots:
-        if 0 <= slot.addend <= room[slot.pointer]:  # at its end too: a kernel may take that to compare with
-            continue
-        shifted = strides[slot.pointer] if slot.tma and slot.pointer < len(strides) else []
-        if any((slot.addend + _TMA_SHIFT_STRIDES * s) % (1 << _TMA_ADDRESS_BITS) < room[slot.pointer] for s in shifted):
-            continue
-        return (
-            f"gives a kernel the address of {names[slot.pointer]!r} plus {slot.addend}, where that has "
-            f"{room[slot.pointer]} bytes"
-        )
     return None

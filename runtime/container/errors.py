@@ -41,6 +41,10 @@ class DocumentMalformed(ArchiveError):
     """A record or table is intact but is not the canonical JSON object that the index promises."""
 
 
+# A block, or what is in it, that is not as it was written; a good copy of the file has it.
+DAMAGE = (Truncated, DigestMismatch, BlockMalformed)
+
+
 class SizeLimitExceeded(ArchiveError):
     """A declared size above what this reader will allocate."""
 

@@ -1,5 +1,6 @@
 """What the experts of each token made, added up, as an operation: y[t] = sum over j of weights[t, j] * rows[positions[
-t, j]], in f32, j ascending, rounded once. A position that is no row, as -1 is, adds nothing."""
+t, j]], in f32, j ascending, rounded once. A position that is no row, as -1 is, adds nothing. Without weights, which
+tokens were multiplied by before, the rows alone are added up."""
 
 from __future__ import annotations
 
@@ -16,13 +17,17 @@ from ..program.outputs import allocate, check_apart
 from ..program.record import TensorView
 from .packed import packed
 
-_KEY = re.compile(r"(?P<rows>[^_]+)_(?P<y>[^_]+)_moe_combine_top(?P<top_k>\d{1,10})_n(?P<n>\d{1,10})", re.ASCII)
+_KEY = re.compile(
+    r"(?P<rows>[^_]+)_(?P<y>[^_]+)_moe_combine_top(?P<top_k>\d{1,10})_n(?P<n>\d{1,10})"
+    r"(?:_weights_(?P<weights>none))?",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True)
 class Signature(FieldSignature):
     """rows (top_k * M, N) and y (M, N) of these element types, by short name; positions (M, top_k), i32, and weights
-    (M, top_k), f32."""
+    (M, top_k), f32, unless `weights` is "none"."""
 
     operation: ClassVar[str] = "moe_combine"
 
@@ -30,23 +35,29 @@ class Signature(FieldSignature):
     y: str
     top_k: int
     n: int
+    weights: str = "f32"
 
     def key(self) -> str:
         """One readable word, the same for equal signatures and only for them."""
-        return f"{self.rows}_{self.y}_moe_combine_top{self.top_k}_n{self.n}"
+        word = f"{self.rows}_{self.y}_moe_combine_top{self.top_k}_n{self.n}"
+        return word if self.weights == "f32" else f"{word}_weights_{self.weights}"
 
     def operands(self) -> tuple[Operand, ...]:
         """The tensors that kernels take, in order."""
         return (
             Operand("rows", self.rows, (f"{self.top_k}*M", "N")),
             Operand("positions", "i32", ("M", "top_k")),
-            Operand("weights", "f32", ("M", "top_k")),
+            *([] if self.weights == "none" else [Operand("weights", self.weights, ("M", "top_k"))]),
             Operand("y", self.y, ("M", "N")),
         )
 
     def extents(self) -> Mapping[str, int]:
         """The extent of each axis of `operands` that does not depend on M."""
         return {"top_k": self.top_k, "N": self.n}
+
+    def to_json(self) -> dict[str, Any]:
+        """What `MoeCombine.read` reads. Weights in f32 are not mentioned, as before there could be none."""
+        return {name: value for name, value in super().to_json().items() if (name, value) != ("weights", "f32")}
 
 
 class MoeCombine(FieldOperation[Signature]):
@@ -56,32 +67,42 @@ class MoeCombine(FieldOperation[Signature]):
     signature = Signature
     pattern = _KEY
     labels: Mapping[str, str] = {"n": "N"}
+    usual: Mapping[str, Any] = {"weights": "f32"}
+    words: Mapping[str, tuple[str, ...]] = {"weights": ("f32", "none")}
+
+    def read(self, obj: Any) -> Signature:
+        """The signature that `Signature.to_json` wrote; `weights` may be absent.
+
+        Raises:
+            RecordError: it is malformed.
+        """
+        return super().read({"weights": "f32", **obj} if isinstance(obj, dict) else obj)
 
     def ask(
         self,
         view: Callable[[Any, str, bool], TensorView],
         rows: Any,
         positions: Any,
-        weights: Any,
+        weights: Any = None,
         *,
         out: Any = None,
     ) -> Asked:
-        """y (T, N) for rows (T * top_k, N), or of that many in any dimensions, and positions, i32, and weights, f32,
-        (T, top_k), both contiguous; without `out` torch `rows` give a new tensor of their type.
+        """y (T, N) for rows (T * top_k, N), or of that many in any dimensions, and positions, i32, and weights, f32, or
+        None, (T, top_k), both contiguous; without `out` torch `rows` give a new tensor of their type.
 
         Raises:
             ArgumentError: the tensors do not go together.
         """
         of_rows = view(rows, "rows", False)
         of_positions = packed(view(positions, "positions", False), "positions", "i32")
-        of_weights = packed(view(weights, "weights", False), "weights", "f32")
+        of_weights = [] if weights is None else [packed(view(weights, "weights", False), "weights", "f32")]
         if len(of_positions.shape) != 2 or not of_positions.shape[1]:
             raise ArgumentError(f"positions must be (T, top_k), top_k at least 1; found {of_positions.shape}")
         flat, (tokens, top_k) = flatten_rows(of_rows, "rows"), of_positions.shape
-        if of_weights.shape != of_positions.shape or flat.shape[0] != tokens * top_k:
+        if any(w.shape != of_positions.shape for w in of_weights) or flat.shape[0] != tokens * top_k:
+            shapes = ", ".join(str(t.shape) for t in (of_rows, of_positions, *of_weights))
             raise ArgumentError(
-                "moe_combine takes rows (T * top_k, N), positions (T, top_k) and weights (T, top_k); found "
-                f"{of_rows.shape}, {of_positions.shape}, {of_weights.shape}"
+                f"moe_combine takes rows (T * top_k, N), positions (T, top_k) and weights (T, top_k); found {shapes}"
             )
         shape = (tokens, flat.shape[1])
         if out is None:
@@ -89,9 +110,9 @@ class MoeCombine(FieldOperation[Signature]):
         y = view(out, "out", True)
         if y.shape != shape:
             raise ArgumentError(f"out must have the shape {shape}, found {y.shape}")
-        check_apart("out", y, (flat, of_positions, of_weights))
-        signature = Signature(flat.dtype, y.dtype, top_k, shape[1])
-        return Asked(signature, tokens, (flat, of_positions, of_weights, y), out)
+        check_apart("out", y, (flat, of_positions, *of_weights))
+        signature = Signature(flat.dtype, y.dtype, top_k, shape[1], "f32" if of_weights else "none")
+        return Asked(signature, tokens, (flat, of_positions, *of_weights, y), out)
 
 
 MOE_COMBINE = MoeCombine()

@@ -3,7 +3,8 @@
 Each token has `top_k` assignments, each to an expert, by its id. Assignment (t, j) gets a row of its own: those of
 expert e follow each other, by token and then by j, behind those of all experts before. Ids are known to the device
 alone, so a launch that a CUDA graph captured serves whatever they are when it is replayed. Rows are copies of tokens,
-or tokens in e4m3 with their scales, as `runtime.quantise` makes them.
+or tokens in e4m3 with their scales, as `runtime.quantise` makes them; with weights, of tokens times the assignment's,
+as routers want it that weigh what experts take and not what they make.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from .packed import packed
 
 _KEY = re.compile(
     r"(?P<x>[^_]+)_moe_permute_e(?P<experts>\d{1,10})(?:of(?P<global_experts>\d{1,10}))?_top(?P<top_k>\d{1,10})"
-    r"_k(?P<k>\d{1,10})(?:_(?P<scaling>block|row_column))?",
+    r"_k(?P<k>\d{1,10})(?:_(?P<scaling>block|row_column))?(?:_weights_(?P<weights>f32))?",
     re.ASCII,
 )
+_ADDED = "scaling", "weights"  # fields, "none" where a table does not mention them
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class Signature(FieldSignature):
 
     With `global_experts`, ids are of so many, and expert_map (global_experts) says which of `experts` each is, or -1.
     Where `scaling` is "block" or "row_column", rows are in e4m3, and behind positions there is scale, f32, of all rows,
-    as `runtime.quantise.Signature` has it; else rows are of x's type.
+    as `runtime.quantise.Signature` has it; else rows are of x's type. Where `weights` is "f32", behind ids and the map
+    there are weights (M, top_k), by which rows are multiplied; they are rounded to x's type before anything else.
     """
 
     operation: ClassVar[str] = "moe_permute"
@@ -48,6 +51,7 @@ class Signature(FieldSignature):
     k: int
     global_experts: int = 0
     scaling: str = "none"
+    weights: str = "none"
 
     @property
     def rows(self) -> str:
@@ -58,7 +62,8 @@ class Signature(FieldSignature):
         """One readable word, the same for equal signatures and only for them."""
         of = f"of{self.global_experts}" if self.global_experts else ""
         word = f"{self.x}_moe_permute_e{self.experts}{of}_top{self.top_k}_k{self.k}"
-        return word if self.scaling == "none" else f"{word}_{self.scaling}"
+        word = word if self.scaling == "none" else f"{word}_{self.scaling}"
+        return word if self.weights == "none" else f"{word}_weights_{self.weights}"
 
     def operands(self) -> tuple[Operand, ...]:
         """The tensors that kernels take, in order."""
@@ -67,6 +72,7 @@ class Signature(FieldSignature):
             Operand("x", self.x, ("M", "K")),
             Operand("ids", "i32", ("M", "top_k")),
             *of_map,
+            *([] if self.weights == "none" else [Operand("weights", self.weights, ("M", "top_k"))]),
             Operand("rows", self.rows, (f"{self.top_k}*M", "K")),
             Operand("ends", "i32", ("experts",)),
             Operand("positions", "i32", ("M", "top_k")),
@@ -87,7 +93,7 @@ class Signature(FieldSignature):
 
     def to_json(self) -> dict[str, Any]:
         """What `MoePermute.read` reads. Rows that are copies are not mentioned, as before there were others."""
-        return {name: value for name, value in super().to_json().items() if (name, value) != ("scaling", "none")}
+        return {name: value for name, value in super().to_json().items() if name not in _ADDED or value != "none"}
 
 
 class MoePermute(FieldOperation[Signature]):
@@ -97,17 +103,17 @@ class MoePermute(FieldOperation[Signature]):
     signature = Signature
     pattern = _KEY
     labels: Mapping[str, str] = {"global_experts": "global experts", "k": "K"}
-    usual: Mapping[str, Any] = {"global_experts": 0, "scaling": "none"}
-    words: Mapping[str, tuple[str, ...]] = {"scaling": ("none", *SCALINGS_OF_ROWS)}
+    usual: Mapping[str, Any] = {"global_experts": 0, **dict.fromkeys(_ADDED, "none")}
+    words: Mapping[str, tuple[str, ...]] = {"scaling": ("none", *SCALINGS_OF_ROWS), "weights": ("none", "f32")}
     minor = ("global_experts",)
 
     def read(self, obj: Any) -> Signature:
-        """The signature that `Signature.to_json` wrote; `scaling` may be absent.
+        """The signature that `Signature.to_json` wrote; `scaling` and `weights` may be absent.
 
         Raises:
             RecordError: it is malformed.
         """
-        return super().read({"scaling": "none", **obj} if isinstance(obj, dict) else obj)
+        return super().read({**dict.fromkeys(_ADDED, "none"), **obj} if isinstance(obj, dict) else obj)
 
     def ask(
         self,
@@ -118,6 +124,7 @@ class MoePermute(FieldOperation[Signature]):
         experts: int,
         expert_map: Any = None,
         scaling: str = "none",
+        weights: Any = None,
         out: Sequence[Any] | None = None,
     ) -> Asked:
         """(rows, ends, positions) for x (T, K) and i32 ids (T, top_k), of which row t * top_k + j is assignment j of
@@ -128,7 +135,8 @@ class MoePermute(FieldOperation[Signature]):
         assignment, or -1 where its expert is not here: an id outside the range of experts, or of `expert_map`, or one
         that this takes to -1. Rows behind the last expert's stay as they are, and with no token all that is written.
         With `scaling` "block" or "row_column" rows are in e4m3, and scale, f32, is (T * top_k, K/128) or (T * top_k).
-        `out` has all of these; without it a torch `x` gives new ones. Rows of x may lie apart; all else is contiguous.
+        With `weights` (T, top_k), f32, each row is the token times the assignment's. `out` has all of the results;
+        without it a torch `x` gives new ones. Rows of x may lie apart; all else is contiguous.
 
         Raises:
             ArgumentError: the tensors do not go together.
@@ -157,7 +165,10 @@ class MoePermute(FieldOperation[Signature]):
         if of_map is not None and (len(of_map.shape) != 1 or not of_map.shape[0]):
             raise ArgumentError(f"expert_map must say of each global expert which it is here, found {of_map.shape}")
         wanted = {"rows": (tokens * top_k, k), "ends": (experts,), "positions": (tokens, top_k)}
-        tensors = [seen, of_ids, *([of_map] if of_map is not None else [])]
+        of_weights = None if weights is None else packed(view(weights, "weights", False), "weights", "f32")
+        if of_weights is not None and of_weights.shape != of_ids.shape:
+            raise ArgumentError(f"weights must have the shape of ids, {of_ids.shape}; found {of_weights.shape}")
+        tensors = [seen, of_ids, *(t for t in (of_map, of_weights) if t is not None)]
         outputs = [("rows", to), ("ends", of_ends), ("positions", of_positions)]
         for scale, shape in zip(scales, of_scale, strict=True):
             wanted["scale"] = shape
@@ -169,7 +180,9 @@ class MoePermute(FieldOperation[Signature]):
                 raise ArgumentError(f"{name} must have the shape {wanted[name]}, found {written.shape}")
             check_apart(name, written, tensors)
             tensors.append(written)
-        signature = Signature(seen.dtype, experts, top_k, k, of_map.shape[0] if of_map is not None else 0, scaling)
+        globally = of_map.shape[0] if of_map is not None else 0
+        word = "none" if of_weights is None else "f32"
+        signature = Signature(seen.dtype, experts, top_k, k, globally, scaling, word)
         return Asked(signature, tokens, tuple(tensors), tuple(out))
 
 

@@ -63,13 +63,15 @@ def left(reason: str) -> ExpertsDecision:
 class ExpertWeights:
     """What a server holds of experts: w13 (experts, 2N, K) and w2 (experts, K, N), their biases (experts, 2N) and
     (experts, K), or none, and, of e4m3, f32 scales of blocks of 128 x 128 for both, else none. `tokens` is the element
-    type of what goes in and comes out, that of weights of 16 bits."""
+    type of what goes in and comes out, that of weights of 16 bits. With `on_input` tokens come times their router
+    weights, and what experts make of them is added up alone."""
 
     w13: torch.Tensor
     w2: torch.Tensor
     tokens: torch.dtype
     biases: tuple[torch.Tensor, ...] = ()
     scales: tuple[torch.Tensor, ...] = ()
+    on_input: bool = False
 
     def problem(self) -> str:
         """Why these are none of experts that kernels compute; empty if they may be."""
@@ -105,8 +107,8 @@ class ExpertWeights:
         if self.scales:
             of_rows.append(Quantise(d, a, wide // 2, scaling, experts))
             better.append(GroupedGemm(a, a, a, experts, wide, k, gate, _OVERLAP, scaling))
-        of_tokens = [MoePermute(d, experts, top_k, k, global_experts, scaling), MoeCombine(d, d, top_k, k)]
-        return of_tokens, of_rows, better
+        combine = MoeCombine(d, d, top_k, k, "none" if self.on_input else "f32")
+        return [MoePermute(d, experts, top_k, k, global_experts, scaling), combine], of_rows, better
 
 
 def decide(
@@ -162,24 +164,26 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Made:
-    """What experts made for tokens: rows (T * top_k, K), where each assignment's row is, and weights, f32, (T, top_k).
+    """What experts made for tokens: rows (T * top_k, K), where each assignment's row is, and weights, f32, (T, top_k),
+    or None.
 
     A view of `Buffers.wide`, and so valid until that is written again."""
 
     rows: torch.Tensor
     positions: torch.Tensor
-    weights: torch.Tensor
+    weights: torch.Tensor | None
 
 
 @dataclass(frozen=True)
 class Launches:
     """The experts of one layer: three launches of `lib` that make rows, four of weights in e4m3, and one more that adds
-    them up. `biases` and `scales` are as `ExpertWeights` has them."""
+    them up. `biases`, `scales` and `on_input` are as `ExpertWeights` has them."""
 
     lib: Library
     activation: str
     biases: tuple[torch.Tensor, ...] = ()
     scales: tuple[torch.Tensor, ...] = ()
+    on_input: bool = False
 
     def make(
         self,
@@ -207,13 +211,14 @@ class Launches:
         ends, positions = numbers[:experts], numbers[ints - count :].view(tokens, top_k)
         x, of_ids = hidden, ids.to(torch.int32).contiguous()
         words: dict[str, Any] = {"experts": experts, **({} if expert_map is None else {"expert_map": expert_map})}
+        of_rows = None if self.on_input else weights.to(torch.float32).contiguous()
         gates, downs = bare(w13), bare(w2)
         of_gates, of_downs = ({"bias": bare(bias)} for bias in self.biases) if self.biases else ({}, {})
         if not self.scales:
             self.lib.call("moe_permute", x, of_ids, out=(rows, ends, positions), **words)
             self.lib.grouped_gemm(rows, gates, ends, epilogue=self.activation, overlap=_OVERLAP, out=inner, **of_gates)
             self.lib.grouped_gemm(inner, downs, ends, overlap=_OVERLAP, out=rows, **of_downs)
-            return Made(rows, positions, weights.to(torch.float32).contiguous())
+            return Made(rows, positions, of_rows)
         # Tokens in 8 bits lie where rows will, which are made when nobody reads them any more.
         octets = buffers.wide.view(torch.uint8)
         behind = len(octets) - 4 * ints - _narrow_bytes(count, n)
@@ -229,11 +234,12 @@ class Launches:
             self.lib.call("quantise", inner, ends, scaling="block", out=(narrow, scale))
         of_downs |= {"scale_a": scale, "scale_b": bare(self.scales[1])}
         self.lib.grouped_gemm(narrow, downs, ends, overlap=_OVERLAP, out=rows, **of_downs)
-        return Made(rows, positions, weights.to(torch.float32).contiguous())
+        return Made(rows, positions, of_rows)
 
     def combine(self, made: Made, out: torch.Tensor) -> None:
         """Add up to `out` (T, K) what the experts of each token made; raises as `make` does."""
-        self.lib.call("moe_combine", made.rows, made.positions, made.weights, out=out)
+        weights = () if made.weights is None else (made.weights,)
+        self.lib.call("moe_combine", made.rows, made.positions, *weights, out=out)
 
 
 def wide_elements(rows: int, width: int, experts: int, element_bytes: int, narrow: int = 0) -> int:

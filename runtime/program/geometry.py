@@ -52,7 +52,7 @@ def span_bytes(t: TensorView) -> int:
     """Bytes from the first element to the end of the last; strides must not be negative."""
     if 0 in t.shape:
         return 0
-    last = sum((n - 1) * s for n, s in zip(t.shape, t.strides, strict=True))
+    last = sum([(n - 1) * s for n, s in zip(t.shape, t.strides, strict=True)])
     return DTYPES[t.dtype].bytes_of(last + 1)
 
 

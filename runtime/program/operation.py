@@ -147,7 +147,7 @@ def contiguous(signature: Signature, m: int, device: int) -> tuple[TensorView, .
     extents = extents_at(signature, m)
     views = []
     for number, operand in enumerate(signature.operands()):
-        shape = tuple(extents[axis] for axis in operand.axes)
+        shape = tuple([extents[axis] for axis in operand.axes])
         strides = contiguous_strides(shape)
         if operand.layout == "columns":
             strides = (*strides[:-2], 1, shape[-2])

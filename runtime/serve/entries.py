@@ -10,9 +10,10 @@ import itertools
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..container.errors import DAMAGE
 from ..device.driver import Driver
 from ..errors import KernelMiss, ProgramError, RecordError
 from ..gemm.universal import PREDICTED, AnyEntry, Universal
@@ -41,6 +42,9 @@ class Entries:
         self._predicted: OrderedDict[Signature, AnyEntry | None] = OrderedDict()  # by them
         self._owners: dict[tuple[Signature, str], Layer] = {}  # of entries, where there are several layers
         # Signatures, each with the tensors of functions that can compute it, or the name of one that takes more.
+        # What keeps a function from serving, so that another of its entry does.
+        self._damage: tuple[type[Exception], ...] = DAMAGE if options.on_damage == "torch" else ()
+        self.passed_over: tuple[type[Exception], ...] = (Unfit, ProgramError, *self._damage)
         self._matched: set[tuple[Signature, tuple[TensorArgument, ...] | str]] = set()
         self._warned = False
 
@@ -187,9 +191,15 @@ class Entries:
         return self._owners.get((entry.signature, entry.target), self._layers.all[0])
 
     def function(self, entry: AnyEntry, name: str) -> Function:
-        """The function `name`, which `entry` names, if its record can be what the entry says."""
+        """The function `name`, which `entry` names, if its record can be what the entry says.
+
+        Raises:
+            Unfit: it was found damaged before, and the library goes on without it.
+        """
         layer = self.layer(entry)
         function = layer.function(name)
+        if function.damage:
+            raise Unfit(function.damage)
         match = entry.signature, function.record.tensors or name
         if match not in self._matched:
             mismatch = record_mismatch(entry.signature, function.record)
@@ -208,6 +218,41 @@ class Entries:
             )
         return function
 
+    def pass_over(self, entry: AnyEntry, name: str, error: Exception) -> str:
+        """Note that a function of `entry` does not serve, for an error of `passed_over`; a line that says so."""
+        if isinstance(error, DAMAGE):
+            self._note_damage(self.layer(entry).function(name), error)
+        return f"  {name}: {error}"
+
+    def readable(self, function: Function) -> bool:
+        """Read all that loading a function needs; False where it is damaged and the library goes on without it.
+
+        Raises:
+            ArchiveError, RecordError: as `Function.read`.
+        """
+        if function.damage:
+            return False
+        try:
+            function.read()
+        except self._damage as error:
+            self._note_damage(function, error)
+            return False
+        return True
+
+    def _note_damage(self, function: Function, error: Exception) -> None:
+        with self._lock:
+            first = not self._layers.damaged()
+            function.damage = str(error)
+        if first:
+            what = "%s serves nothing any more, as it is damaged in the file; put a good copy in its place, and reload"
+            _log.warning(f"{what} (said once; `Library.stats` names all): %s", function.name, error)
+
+    def miss(self, entry: AnyEntry, m: int, reasons: Sequence[str]) -> KernelMiss:
+        """That none of the functions of `entry` serves `m` rows, with a line for each."""
+        key, layer = entry.signature.key(), self.layer(entry)
+        word = "damaged" if any(layer.function(name).damage for name in entry.functions(m)) else "no kernel runs"
+        return KernelMiss("\n".join([f"no kernel for {key} at M = {m} can run on this GPU:", *reasons]), word)
+
     def launch(self, asked: Asked, stream: int) -> tuple[Function, AnyPlan]:
         """Launch the function that serves what is asked for; runners-up serve where the best cannot run. Which did, and
         by which plan.
@@ -222,12 +267,9 @@ class Entries:
             try:
                 function = self.function(entry, name)
                 return function, function.launch(asked.arguments, stream)
-            except (Unfit, ProgramError) as error:
-                reasons.append(f"  {name}: {error}")
-        raise KernelMiss(
-            "\n".join([f"no kernel for {asked.signature.key()} at M = {asked.m} can run on this GPU:", *reasons]),
-            "no kernel runs",
-        )
+            except self.passed_over as error:
+                reasons.append(self.pass_over(entry, name, error))
+        raise self.miss(entry, asked.m, reasons)
 
     def table(self) -> Dispatch:
         """The tables of all layers as one, read when first asked for.

@@ -28,6 +28,7 @@ from ..program.record import (
     TensorView,
     TupleArgument,
 )
+from ..program.slots import any_moved, require_inside
 from ..tables.dispatch import serves
 from .counters import Counters
 from .operands import device_view, flatten, resolve_stream
@@ -68,6 +69,7 @@ class Function:
         self._counter: Any = None
         self._ready: weakref.WeakSet[Any] = weakref.WeakSet()  # launches that a plan, or a call under way, still holds
         self._retired = False
+        self.damage = ""  # what is wrong with it in the file, where its library goes on without it
         self.loaded_bytes = 0  # of the cubin on the device
 
     def __repr__(self) -> str:
@@ -249,8 +251,11 @@ class Function:
             values = record.bind(views, residency).values
             evaluation, found = self._evaluate(values)
             if found == residency:
-                if (reason := self._workspaces.beyond(self._needs(residency))) is not None:
+                needs = self._needs(residency)
+                if (reason := self._workspaces.beyond(needs)) is not None:
                     raise Unfit(reason)
+                if any_moved(evaluation.launches):
+                    require_inside(record, evaluation.launches, views, [need.bytes for need in needs])
                 self._last, self._last_ready, self._residency = evaluation, (), residency
                 return evaluation.launches, values, found
             residency = found
@@ -270,6 +275,8 @@ class Function:
 
     def _needs(self, residency: dict[str, int]) -> tuple[Need, ...]:
         spaces = self.record.workspace_arguments
+        if not spaces:
+            return ()
         return tuple([Need(a.bytes * (1 if a.each is None else residency[a.each]), a.zeroed) for a in spaces])
 
     def plan_rows(self, like: AnyPlan, rows: int) -> AnyPlan | None:
@@ -285,7 +292,7 @@ class Function:
         except ProgramError:
             return None
         told = self._residency
-        if not evaluation.small:
+        if not evaluation.small or any_moved(evaluation.launches):  # by more than fewer rows have, perhaps
             return None
         for name, place in record.device_places:
             if values[place] != told.get(name):

@@ -110,6 +110,10 @@ class Layers:
         digests = [archive.digest for archive in self.archives]
         return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
+    def damaged(self) -> set[str]:
+        """The functions that were found damaged, where the library goes on without them."""
+        return {function.name for function in self.made() if function.damage}
+
     def made(self) -> list[Function]:
         """The functions that were asked for so far, of every layer."""
         return [function for layer in self.all for function in list(layer.made.values())]

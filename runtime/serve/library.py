@@ -33,7 +33,7 @@ from .operation_calls import OperationCalls
 from .options import Options
 from .stats import ArchiveInfo, Refusal, Stats, prometheus_text
 
-MISS_REASONS = ("no entry", "not tuned", "not batch-invariant", "no kernel runs")  # those of a `KernelMiss`
+MISS_REASONS = ("no entry", "not tuned", "not batch-invariant", "no kernel runs", "damaged")  # those of a `KernelMiss`
 _log = logging.getLogger(__name__)
 
 
@@ -59,10 +59,11 @@ class Library(GemmCalls, OperationCalls):
         on_slower: str = "never",
         batch_invariant: bool = False,
         capture_workspaces: str = "own",
+        on_damage: str = "error",
         open_files: Open = open_archives,
     ) -> None:
         """`archives` are open; `open_files` opens those of later reloads, the others are as `load` has them."""
-        options = Options(on_miss, require, on_slower, batch_invariant, capture_workspaces).check()
+        options = Options(on_miss, require, on_slower, batch_invariant, capture_workspaces, on_damage).check()
         lock = threading.RLock()  # held for moments: while a shape is planned, a kernel loaded, generations swapped
         super().__init__(driver, options, Counters(), lock)
         self._changing = threading.Lock()  # held by what works for longer: preload, reload, drop_old, close
@@ -327,6 +328,7 @@ class Library(GemmCalls, OperationCalls):
             launches_by_function={name: count for name, count in launches.items() if count},
             refusals=tuple(sorted(refusals, key=lambda r: (-r.misses, r.signature, r.reason))),
             given_to_torch=counters.given_to_torch.read(),
+            damaged=tuple(sorted(now.layers.damaged())),
             kernels_loaded=len(functions),
             kernel_bytes=sum(function.loaded_bytes for function in functions),
             loads=counters.loads,

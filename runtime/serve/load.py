@@ -20,6 +20,7 @@ def load(
     on_slower: str = "never",
     batch_invariant: bool = False,
     capture_workspaces: str = "own",
+    on_damage: str = "error",
     require_signed: str | os.PathLike[str] | None = None,
 ) -> Library:
     """Open the archive at `path` for one device; nothing but the archive is touched before the first use.
@@ -43,13 +44,20 @@ def load(
 
     `batch_invariant=True` serves each signature with functions that all give equal bits, so that a row's result has the
     same bits however many other rows there are; entries that name no such functions are missing. It leaves nothing to
-    torch, so `on_miss` must be "error" and `on_slower` "never".
+    torch, so `on_miss` and `on_damage` must be "error" and `on_slower` "never".
 
     `capture_workspaces="shared"` promises that no two CUDA graphs which hold launches of this library ever run at the
     same time, as where a server replays them one after the other on one stream. Their captures then share workspaces,
     64 MiB at most, which `Library.preload` allocates; by default, "own", each capture has its own. A kernel that needs
     more than that for one launch gives way to the runner-up of its entry. A broken promise is not noticed, and makes
     wrong results. Streams that launch outside captures have workspaces of their own in any case.
+
+    `on_damage="torch"` goes on where a kernel's bytes in the file are not as they were written, which shows when it is
+    first loaded, or in `preload`: another function of its entry serves, or torch, where the call is of torch tensors
+    and torch computes it, 8-bit floats too where it has one call for them. The functions are in `Stats.damaged`, the
+    calls among `Library.misses` as "damaged", and the first is logged as a warning. By default, "error", that call
+    raises an `ArchiveError`. An index, table or signature that is damaged is refused in any case, and so are files in
+    `reload`, after which the old ones serve.
 
     `require_signed` is a folder of public keys, or one key: each archive must then have a signature by one of them in a
     file beside it (model.aot.sig), here and in each `reload`, which read keys and policy anew (docs/security.md).
@@ -62,7 +70,7 @@ def load(
         ArgumentError: an option is unknown, two do not go together, there is no path, or `device` names no CUDA device.
         SignatureError: an archive is not signed as `require_signed` asks, or nothing here can tell.
     """
-    options = Options(on_miss, require, on_slower, batch_invariant, capture_workspaces).check()
+    options = Options(on_miss, require, on_slower, batch_invariant, capture_workspaces, on_damage).check()
     driver = Driver(ordinal_of(device))
     open_files = opener(require_signed)
     return Library(open_files(paths_of(path)), driver, **options._asdict(), open_files=open_files)

@@ -6,7 +6,7 @@ Knows nothing of how they come about.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..device.driver import Driver
@@ -21,10 +21,11 @@ MAX_PLANS = 4096
 class Plan:
     """The launches of one function for one shape, which made `values` of its program; `counter` counts its calls.
 
-    `direct` has them for those who write the pointers and launch by themselves.
+    `launch` makes them with pointers, which must have been checked, on a stream; any number of threads may. `direct`
+    has them for those who write the pointers and launch by themselves.
     """
 
-    __slots__ = ("_count", "direct", "values")
+    __slots__ = ("direct", "launch", "values")
 
     def __init__(
         self,
@@ -43,13 +44,29 @@ class Plan:
                 for (kernel, launch), before in zip(launches, like or (None,) * len(launches), strict=True)
             ]
         )
-        self._count = counter.add
+        self.launch = _counted([ready.launch for ready in self.direct], counter.add)
 
-    def launch(self, pointers: tuple[int, ...], stream: int) -> None:
-        """Launch with these pointers; they must have been checked. Any number of threads may be here."""
-        for ready in self.direct:
-            ready.launch(pointers, stream)
-        self._count()
+
+_Launch = Callable[[Sequence[int], int], None]
+
+
+def _counted(launches: Sequence[_Launch], count: Callable[[], None]) -> _Launch:
+    """All of them, counted as one call."""
+    if len(launches) == 1:
+        (only,) = launches
+
+        def one(pointers: Sequence[int], stream: int) -> None:
+            only(pointers, stream)
+            count()
+
+        return one
+
+    def several(pointers: Sequence[int], stream: int) -> None:
+        for launch in launches:
+            launch(pointers, stream)
+        count()
+
+    return several
 
 
 class WorkspacePlan:

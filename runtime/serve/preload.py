@@ -77,7 +77,7 @@ class Preloader:
         that there are no more."""
         there = [entry for each in self._all() for entry in each.served()]
         entries = self._asked_for(asked, there, as_many_as_fit)
-        any_shape = [f for each in self._all() for f in each.universal_functions()] if asked.only is None else []
+        forms = [(each, each.universal_functions()) for each in self._all()] if asked.only is None else []
         tokens: Sequence[int] = asked.tokens
         in_all = asked.besides(self._plans.preloaded)
         keys = {entry.signature.key() for entry in (*there, *entries)}
@@ -108,13 +108,13 @@ class Preloader:
         named = sum(len(ms) for entry, ms in zip(entries, tried, strict=True) if entry.state == PREDICTED)
         try:
             # All that needs no context comes first: another thread may be creating it, which takes 0.2 s and more.
-            best = [self._entries(entry).function(entry, entry.best(m)) for entry, m in cases]
-            for function in (*best, *any_shape):
-                function.read()
+            for entry, m in cases:
+                next(self._candidates(entry, m), None)
+            any_shape = [f for each, functions in forms for f in functions if each.readable(f)]
             trials = _Trials(sum(a.file_bytes for a in self._layers.archives), named + len(entries) * len(tokens))
             with self._driver.current():  # waits, if it must, while nobody waits for the lock
-                for (entry, m), function in zip(cases, best, strict=True):
-                    loaded |= dict.fromkeys(self._load_for(entry, m, function, trials, needed))
+                for entry, m in cases:
+                    loaded |= dict.fromkeys(self._load_for(entry, m, trials, needed))
                 for function in any_shape:
                     function.load()
                     loaded[function.name] = None
@@ -178,13 +178,11 @@ class Preloader:
             _log.warning("%s, as it had before", what)
         return entries
 
-    def _load_for(
-        self, entry: AnyEntry, m: int, best: Function, trials: _Trials, needed: set[tuple[Need, ...]]
-    ) -> Iterator[str]:
-        """Load `best`, the best function for `m` rows, and those after it until one can run; the context is current.
+    def _load_for(self, entry: AnyEntry, m: int, trials: _Trials, needed: set[tuple[Need, ...]]) -> Iterator[str]:
+        """Load the best function for `m` rows, and those after it until one can run; the context is current.
         The workspaces of that one are added to `needed`."""
         views = self._entries(entry).of.arguments(entry.signature, m, self._driver.device)
-        for function in itertools.chain([best], self._later(entry, m)):
+        for function in self._candidates(entry, m):
             function.load()
             yield function.name
             trials.count(function)
@@ -198,10 +196,12 @@ class Preloader:
                     needed.add(function.likely_needs())
                     return
 
-    def _later(self, entry: AnyEntry, m: int) -> Iterator[Function]:
-        """What to try after the best function for `m` rows, found out when it is asked for."""
-        for name in itertools.islice(best_first(entry, m), 1, None):
-            yield self._entries(entry).function(entry, name)
+    def _candidates(self, entry: AnyEntry, m: int) -> Iterator[Function]:
+        """What may serve `m` rows, best first, read out of its archive; each found out when it is asked for."""
+        entries = self._entries(entry)
+        for name in best_first(entry, m):
+            if entries.readable(entries.layer(entry).function(name)):
+                yield entries.function(entry, name)
 
     def _prepare(self, entry: AnyEntry, m: int, torch: Any) -> None:
         """Plan for `m` rows, of contiguous tensors; what no kernel can do is left for the call to tell."""
@@ -225,7 +225,7 @@ class Preloader:
             for name in best_first(entry, m):
                 try:
                     return each.function(entry, name).prepare(views)
-                except (Unfit, ProgramError):
+                except each.passed_over:
                     continue
                 except ArgumentError as reason:
                     return _log.warning("%s at M = %d is not prepared: %s", entry.signature.key(), m, reason)

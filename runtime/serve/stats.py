@@ -22,8 +22,8 @@ class ArchiveInfo(NamedTuple):
 class Refusal(NamedTuple):
     """GEMMs that no kernel served: how often (`misses`), and how often torch computed them instead (`fallbacks`).
 
-    `reason` is "no entry", "not tuned", "not batch-invariant", "no kernel runs", or what is wrong with how a tensor
-    lies in memory.
+    `reason` is "no entry", "not tuned", "not batch-invariant", "no kernel runs", "damaged", or what is wrong with how
+    a tensor lies in memory.
     """
 
     signature: str
@@ -41,6 +41,7 @@ class Stats(NamedTuple):
     - `refusals`: see `Refusal`, those most often missed first. Calls that are wrong in themselves are not counted.
     - `given_to_torch`: calls of `gemm` that torch computed because it was measured to be faster (`on_slower="torch"`),
       which are no misses; graphs are not seen here either.
+    - `damaged`: functions that now serve nothing, since their bytes in the file are damaged (`on_damage="torch"`).
     - `kernels_loaded`, `kernel_bytes`: cubins on the device now, and their bytes, with those that were replaced and not
       yet dropped; `loads`, `load_seconds`, `longest_load_seconds`: how many were ever loaded, and the time it took to
       read, load and check them.
@@ -62,6 +63,7 @@ class Stats(NamedTuple):
     launches_by_function: dict[str, int]
     refusals: tuple[Refusal, ...]
     given_to_torch: int
+    damaged: tuple[str, ...]
     kernels_loaded: int
     kernel_bytes: int
     loads: int
@@ -91,7 +93,7 @@ class Stats(NamedTuple):
         found = self._asdict() | {"misses": self.misses, "fallbacks": self.fallbacks}
         for name in ("archives", "refusals"):
             found[name] = [item._asdict() for item in found[name]]
-        found["tuned_for"] = list(self.tuned_for)
+        found["tuned_for"], found["damaged"] = list(self.tuned_for), list(self.damaged)
         return found
 
 
@@ -134,6 +136,7 @@ _METRICS: tuple[tuple[str, str, str, Any], ...] = (
         "Calls that torch computed because it was measured to be faster.",
         lambda s: [({}, s.given_to_torch)],
     ),
+    ("damaged", "gauge", "Functions whose bytes in the file are damaged.", lambda s: [({}, len(s.damaged))]),
     ("kernels_loaded", "gauge", "Cubins on the device.", lambda s: [({}, s.kernels_loaded)]),
     ("kernel_bytes", "gauge", "Bytes of the cubins on the device.", lambda s: [({}, s.kernel_bytes)]),
     ("loads_total", "counter", "Cubins that were loaded.", lambda s: [({}, s.loads)]),

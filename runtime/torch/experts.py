@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 _GIVEN = "int library, Tensor hidden, Tensor w13, Tensor w2, Tensor topk_ids, Tensor topk_weights"
 _TENSORS = "expert_map", "w13_bias", "w2_bias", "w13_scale", "w2_scale"  # by keyword
-_WORDS = f"{', '.join(f'Tensor? {name}=None' for name in _TENSORS)}, str activation='swiglu', str overlap='launch'"
+_ON_INPUT = "apply_router_weight_on_input"
+_WORDS = (
+    f"{', '.join(f'Tensor? {name}=None' for name in _TENSORS)}, str activation='swiglu', str overlap='launch', "
+    f"bool {_ON_INPUT}=False"
+)
 _ID_TYPES = torch.int32, torch.int64
 _WEIGHT_TYPES = torch.float32, torch.float16, torch.bfloat16
 _USUAL, USUAL_OVERLAP = "swiglu", "launch"
@@ -49,6 +53,7 @@ class MoeOptions(TypedDict, total=False):
     w2_scale: torch.Tensor | None
     activation: str
     overlap: str
+    apply_router_weight_on_input: bool
 
 
 OPERATORS.define(f"moe({_GIVEN}, *, {_WORDS}) -> Tensor", tags=TAGS)
@@ -192,6 +197,9 @@ def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
     rows, inner = hidden.new_empty((ids.numel(), k)), hidden.new_empty((ids.numel(), w2.shape[2]))
     ends, positions = ids.new_empty(w13.shape[0]), torch.empty_like(ids)
     x, sort = hidden.reshape(-1, k), {"experts": w13.shape[0], **words}
+    of_rows: tuple[torch.Tensor, ...] = (weights,)
+    if more.get(_ON_INPUT, False):
+        sort["weights"], of_rows = weights, ()
     if found["w13_scale"] is None:
         lib.call("moe_permute", x, ids, out=(rows, ends, positions), **sort)
         lib.grouped_gemm(rows, w13, ends, out=inner, **gates)
@@ -208,7 +216,7 @@ def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
             lib.grouped_gemm(tokens, w13, ends, out=inner, **gates)
             lib.call("quantise", inner, ends, scaling=scaling, out=(narrow, scale))
         lib.grouped_gemm(narrow, w2, ends, scale_a=scale, scale_b=found["w2_scale"], out=rows, **downs)
-    lib.call("moe_combine", rows, positions, weights, out=out.view(-1, k))
+    lib.call("moe_combine", rows, positions, *of_rows, out=out.view(-1, k))
 
 
 def quantises_in_gemm(lib: Library, w13: torch.Tensor, rows: int, words: Mapping[str, Any]) -> bool:

@@ -44,7 +44,6 @@ def decision(lib: Library, method: Any, layer: Any) -> ExpertsDecision:
         "of LoRA": moe.is_lora_enabled,
         f"activation {getattr(layer.activation, 'name', layer.activation)}": gate is None,
         "the gate has limits of its own": any(getattr(layer, name, None) is not None for name in _LIMITS),
-        "router weights are applied on the input": layer.apply_router_weight_on_input,
         "weights in fp8 have no scales of blocks of 128": _is_fp8(method) and method.weight_block_size != [128, 128],
         "tokens have static scales": getattr(layer, "w13_input_scale", None) is not None,
     }
@@ -53,13 +52,15 @@ def decision(lib: Library, method: Any, layer: Any) -> ExpertsDecision:
         return left(reason)
     tokens = moe.in_dtype if _is_fp8(method) else layer.w13_weight.dtype
     biases, scales = _biases(method, layer), _scales(method, layer)
-    weights = ExpertWeights(layer.w13_weight, layer.w2_weight, tokens, biases, scales)
+    on_input = layer.apply_router_weight_on_input  # where vLLM passes tokens times their weights
+    weights = ExpertWeights(layer.w13_weight, layer.w2_weight, tokens, biases, scales, on_input)
     return decide(lib, weights, layer.top_k, gate, layer.expert_map)
 
 
 def launches(lib: Library, method: Any, layer: Any) -> Launches:
     """Those of a layer that was taken."""
-    return Launches(lib, _GATES[layer.activation.name], _biases(method, layer), _scales(method, layer))
+    of = _biases(method, layer), _scales(method, layer), layer.apply_router_weight_on_input
+    return Launches(lib, _GATES[layer.activation.name], *of)
 
 
 def _is_fp8(method: Any) -> bool:

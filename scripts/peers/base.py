@@ -102,5 +102,6 @@ def guarded(launch: Launch) -> Launch:
 
 
 def written(launch: Launch) -> Launch:
-    """`launch` writing its result to `OperandSet.d`, for checking."""
-    return launch.into if isinstance(launch, Allocating) else launch
+    """`launch` writing its result to `OperandSet.d`, for checking: what it has as `into`, where that is another."""
+    found: Launch = getattr(launch, "into", launch)
+    return found

@@ -30,7 +30,7 @@ class DeepGemm:
     def __init__(self, settings: Settings) -> None:
         # Read when it is imported; what the caller has set stays.
         os.environ.setdefault("DG_JIT_CACHE_DIR", str(settings.cache / self.name))
-        self._gemm: Callable[..., Any] = _import().fp8_gemm_nt
+        self._gemm: Callable[..., Any] = import_module().fp8_gemm_nt
 
     def versions(self) -> dict[str, str]:
         """The versions of its packages."""
@@ -67,7 +67,7 @@ class DeepGemm:
         return {"fp8_gemm_nt": launch}
 
 
-def _import() -> Any:
+def import_module() -> Any:
     """The module, wherever it is.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 from aot.problem import manifest
 from aot.providers.grouped_arguments import grouped_tensors
 from aot.search.variants import Variant
+from runtime.gemm.signature import Signature as Gemm
 from runtime.grouped_gemm import Signature
 from runtime.program.record import Record
 
 from ..command_line import ROOT
-from ..recording_driver import entry, tensors_record, write_archive
+from ..recording_driver import entry, operands_record, tensors_record, write_archive
 
 pytest.importorskip("torch")
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -38,6 +40,18 @@ def test_groups_end_where_rows_do() -> None:
         assert (a.shape, b.shape, d.shape) == ((77, 128), (8, 64, 128), (77, 64))
         assert ends.tolist() == sorted(ends.tolist())
         assert ends[-1] == 77
+
+
+def test_a_gemm_with_prepared_weights_gets_those_of_its_signature(tmp_path: Path) -> None:
+    """Whose extents depend on each other in ways that a record does not say."""
+    plain = Gemm("bf16", "bf16", "bf16", "f32", "none", 128, 256)
+    of = dataclasses.replace(plain, b="e2m1", scaling="mxfp4_weight")
+    source = operands_record("w4", of.to_json()), operands_record("plain", plain.to_json())
+    entries = [entry(of.to_json(), [(None, "w4")]), entry(plain.to_json(), [(None, "plain")])]
+    write_archive(tmp_path / "x.aot", list(source), entries)
+    assert launch_all.others(tmp_path / "x.aot") == {"w4": [of]}
+    ((a, b, d, scale),) = launch_all.given(Record.from_json(source[0]), [of], 77, launch_all.EXTENTS, "cpu")
+    assert (a.shape, b.shape, d.shape, scale.shape) == ((77, 256), (128, 128), (77, 128), (4, 256))
 
 
 def test_a_function_that_no_table_has_is_left_out() -> None:

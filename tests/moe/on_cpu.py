@@ -61,7 +61,9 @@ def _operands(name: str, tensors: Any, words: Any, result: Any) -> Any:
     }
     if name == "quantise":
         return QuantiseOperands(*tensors, *result)
-    results = (words.get("expert_map"), *result) if name == "moe_permute" else (result,)
+    results = (words.get("expert_map"), words.get("weights"), *result) if name == "moe_permute" else (result,)
+    if name == "moe_combine" and len(tensors) < 3:
+        results = (None, *results)
     extras = {word: words[word] for word in ("scale_a", "scale_b", "bias", "scale_d") if words.get(word) is not None}
     return of[name](*tensors, *results, *([extras] if extras else []))
 

@@ -5,6 +5,7 @@ pytest -m gpu tests/moe --archive=X, for an archive of manifests/qwen3-30b-a3b.y
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,28 +43,27 @@ def library(tuned_archive: Path) -> Iterator[Library]:
 
 
 @pytest.fixture(scope="module")
-def permutations(tuned_archive: Path) -> dict[tuple[str, bool], list[str]]:
-    """Functions by element type, and whether they take an expert map."""
+def permutations(tuned_archive: Path) -> dict[tuple[str, bool, str], list[str]]:
+    """Functions by element type, whether they take an expert map, and their weights."""
     found = {}
-    for dtype in ("bf16", "f16", "e4m3"):
-        for mapped in (False, True):
-            s = Permute(dtype, 16, 4, 256, 64 if mapped else 0)
-            names = functions_of(tuned_archive, "moe_permute", s)
-            if names:
-                found[dtype, mapped] = names
+    for dtype, mapped, weights in itertools.product(("bf16", "f16", "e4m3"), (False, True), ("none", "f32")):
+        s = Permute(dtype, 16, 4, 256, 64 if mapped else 0, weights=weights)
+        names = functions_of(tuned_archive, "moe_permute", s)
+        if names:
+            found[dtype, mapped, weights] = names
     if not found:
         pytest.skip("the archive has no moe_permute for this GPU")
     return found
 
 
 @pytest.fixture(scope="module")
-def combinations(tuned_archive: Path) -> dict[str, list[str]]:
-    """Functions that add rows up, by element type."""
+def combinations(tuned_archive: Path) -> dict[tuple[str, str], list[str]]:
+    """Functions that add rows up, by element type and weights."""
     found = {}
-    for dtype in ("bf16", "f16"):
-        s = Combine(dtype, dtype, 4, 256)
+    for dtype, weights in itertools.product(("bf16", "f16"), ("f32", "none")):
+        s = Combine(dtype, dtype, 4, 256, weights)
         if names := functions_of(tuned_archive, "moe_combine", s):
-            found[dtype] = names
+            found[dtype, weights] = names
     if not found:
         pytest.skip("the archive has no moe_combine for this GPU")
     return found
@@ -77,8 +77,9 @@ def launcher(library: Library, name: str) -> Callable[[Any], None]:
     return lambda o: launch(library, name, o)
 
 
-def signatures(dtype: str, mapped: bool) -> list[Permute]:
-    return [Permute(dtype, e, top, k - k % 16, every) for e, top, k, every in EXTENTS if mapped == bool(every)]
+def signatures(dtype: str, mapped: bool, weights: str) -> list[Permute]:
+    extents = [(e, top, k - k % 16, every) for e, top, k, every in EXTENTS if mapped == bool(every)]
+    return [Permute(dtype, *of, weights=weights) for of in extents]
 
 
 def same(found: Any, wanted: Any) -> bool:
@@ -96,11 +97,11 @@ def is_right(s: Permute, o: OperandSet) -> bool:
 
 
 def test_every_permutation_is_right_by_the_check_of_tuning(
-    permutations: dict[tuple[str, bool], list[str]], library: Library
+    permutations: dict[tuple[str, bool, str], list[str]], library: Library
 ) -> None:
     """Experts drawn at random, and one that has all; guards behind each output."""
-    for (dtype, mapped), names in permutations.items():
-        for s in signatures(dtype, mapped):
+    for (dtype, mapped, of), names in permutations.items():
+        for s in signatures(dtype, mapped, of):
             for m in TOKENS:
                 weights = tuning(s).measures().weights(s, m, 0, m)
                 found = measure.check(s, m, weights, {name: launcher(library, name) for name in names})
@@ -108,10 +109,10 @@ def test_every_permutation_is_right_by_the_check_of_tuning(
 
 
 def test_ids_that_are_no_experts_get_no_row_and_leave_the_rest_as_it_is(
-    permutations: dict[tuple[str, bool], list[str]], library: Library
+    permutations: dict[tuple[str, bool, str], list[str]], library: Library
 ) -> None:
-    for (dtype, mapped), names in permutations.items():
-        for s in signatures(dtype, mapped):
+    for (dtype, mapped, of), names in permutations.items():
+        for s in signatures(dtype, mapped, of):
             for m in (1, 33, 700):
                 weights = Weights(s, m, 0, m)
                 random = torch.randint(-s.experts, 2 * s.experts, (m, s.top_k), device="cuda")
@@ -123,10 +124,10 @@ def test_ids_that_are_no_experts_get_no_row_and_leave_the_rest_as_it_is(
 
 
 def test_no_ids_make_a_kernel_write_outside_its_outputs(
-    permutations: dict[tuple[str, bool], list[str]], library: Library
+    permutations: dict[tuple[str, bool, str], list[str]], library: Library
 ) -> None:
-    for (dtype, mapped), names in permutations.items():
-        s = Permute(dtype, 8, 4, 128, 24 if mapped else 0)
+    for (dtype, mapped, of), names in permutations.items():
+        s = Permute(dtype, 8, 4, 128, 24 if mapped else 0, weights=of)
         o = Weights(s, 50, 0, 0).made(torch.zeros((50, 4), dtype=torch.int64, device="cuda"))
         whole = torch.full((200 + 2 * GUARD, 128), float("nan"), device="cuda").to(o.rows.dtype)
         integers = torch.full((2, 200 + 2 * GUARD), 77, dtype=torch.int32, device="cuda")
@@ -154,20 +155,24 @@ def test_no_ids_make_a_kernel_write_outside_its_outputs(
 # --- sums ---
 
 
-def test_every_sum_is_right_by_the_check_of_tuning(combinations: dict[str, list[str]], library: Library) -> None:
+def test_every_sum_is_right_by_the_check_of_tuning(
+    combinations: dict[tuple[str, str], list[str]], library: Library
+) -> None:
     """All rows named once, and a third of the positions -1 with NaN in rows that nobody names."""
-    for dtype, names in combinations.items():
+    for (dtype, of), names in combinations.items():
         for _, top_k, n, _ in EXTENTS:
-            s = Combine(dtype, dtype, top_k, n - n % 8)
+            s = Combine(dtype, dtype, top_k, n - n % 8, of)
             for m in TOKENS:
                 weights = tuning(s).measures().weights(s, m, 0, m)
                 found = measure.check(s, m, weights, {name: launcher(library, name) for name in names})
                 assert {name: why for name, why in found.items() if isinstance(why, str)} == {}, (s.key(), m)
 
 
-def test_positions_that_are_no_rows_are_not_read(combinations: dict[str, list[str]], library: Library) -> None:
-    for dtype, names in combinations.items():
-        s = Combine(dtype, dtype, 4, 256)
+def test_positions_that_are_no_rows_are_not_read(
+    combinations: dict[tuple[str, str], list[str]], library: Library
+) -> None:
+    for (dtype, of), names in combinations.items():
+        s = Combine(dtype, dtype, 4, 256, of)
         (o, *_) = COMBINE.weights(s, 20, 0, 0).operands(20)
         o.positions[::2, 1] = 80
         o.positions[1::2, 2] = (1 << 31) - 1
@@ -180,9 +185,11 @@ def test_positions_that_are_no_rows_are_not_read(combinations: dict[str, list[st
             assert error < measure.tolerance(dtype), (name, error)
 
 
-def test_all_sums_give_equal_bits_at_every_repeat(combinations: dict[str, list[str]], library: Library) -> None:
-    for dtype, names in combinations.items():
-        s = Combine(dtype, dtype, 8, 2048)
+def test_all_sums_give_equal_bits_at_every_repeat(
+    combinations: dict[tuple[str, str], list[str]], library: Library
+) -> None:
+    for (dtype, of), names in combinations.items():
+        s = Combine(dtype, dtype, 8, 2048, of)
         (o, *_) = COMBINE.weights(s, 300, 0, 0).operands(300)
         found = []
         for name in names:

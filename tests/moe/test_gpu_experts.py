@@ -306,6 +306,26 @@ def test_a_captured_block_serves_the_tokens_and_experts_of_its_replay(served: li
                 assert torch.equal(bits[0], bits[2])
 
 
+def test_router_weights_may_be_on_the_input(served: list[Experts], library: Library) -> None:
+    """What experts make of a token times its weight, added up alone; of archives with such a permutation."""
+    ran = False
+    for of in served:
+        for tokens in (1, 48):
+            hidden, w13, w2, ids, weights = of.operands(tokens)
+            weights = weights + 0.5
+            try:
+                found = of.moe(library, hidden, w13, w2, ids, weights, apply_router_weight_on_input=True)
+            except runtime.KernelMiss:
+                continue
+            ran, wanted = True, torch.zeros(hidden.shape, device="cuda")
+            for slot in range(of.top_k):
+                weighed = (hidden.float() * weights[:, slot, None]).to(hidden.dtype)
+                wanted += of.reference(weighed, w13, w2, ids[:, slot, None], torch.ones_like(weights[:, :1]))
+            assert error_of(found, wanted) < of.max_error, (of.up.key(), tokens)
+    if not ran:
+        pytest.skip("the archive has no moe_permute with weights")
+
+
 def test_a_compiled_block_gives_the_bits_of_an_eager_one(served: list[Experts], library: Library) -> None:
     for of in smallest(served):
 

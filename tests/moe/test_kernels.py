@@ -16,26 +16,32 @@ UNTOUCHED = -7777
 K = 16
 
 
-def permuted(ids: Any, experts: int, schedule: str, threads: int = 64, expert_map: Any = None) -> Any:
-    """rows, ends and positions as the kernels leave them, behind and before each of which is what was there."""
+def permuted(
+    ids: Any, experts: int, schedule: str, threads: int = 64, expert_map: Any = None, weights: Any = None
+) -> Any:
+    """x, rows, ends and positions as the kernels leave them, behind and before each of which is what was there."""
     tokens, top_k = ids.shape
-    x = np.arange(1, tokens * K + 1, dtype=np.int64).reshape(tokens, K)
-    rows = np.full((tokens * top_k, K), UNTOUCHED, np.int64)
+    kind = np.int64 if weights is None else np.float32
+    x = np.arange(1, tokens * K + 1, dtype=kind).reshape(tokens, K)
+    rows = np.full((tokens * top_k, K), UNTOUCHED, kind)
     ends, positions = np.full(experts, UNTOUCHED, np.int64), np.full((tokens, top_k), UNTOUCHED, np.int64)
     kernels = PERMUTE["MoePermute"](schedule, threads, mapped=expert_map is not None)
     given = [Tensor.of(np.ascontiguousarray(ids)), None if expert_map is None else Tensor.of(expert_map)]
     written = Tensor.of(rows), Tensor.of(ends), Tensor.of(positions)
+    of_x = Tensor.of(x), None if weights is None else Tensor.of(weights)
+    if weights is not None:
+        of_x[0].iterator.memory = of_numbers(of_x[0].iterator.memory)
     if schedule == "one_launch":
-        run(kernels.rank_and_copy, (tokens + 1, 1), threads, Tensor.of(x), *given, (written[0], None), *written[1:])
+        run(kernels.rank_and_copy, (tokens + 1, 1), threads, of_x, *given, (written[0], None), *written[1:])
     else:
         run(kernels.rank, (1, 1), PERMUTE["_RANKING_THREADS"], *given, *written[1:])
-        run(kernels.copy, (tokens, 1), threads, Tensor.of(x), (written[0], None), written[2])
+        run(kernels.copy, (tokens, 1), threads, of_x, (written[0], None), written[2])
     return x, rows, ends, positions
 
 
 def expected(x: Any, ids: Any, experts: int, expert_map: Any) -> Any:
     tokens, top_k = ids.shape
-    rows = np.full((tokens * top_k, K), UNTOUCHED, np.int64)
+    rows = np.full((tokens * top_k, K), UNTOUCHED, x.dtype)
     positions, local = np.full((tokens, top_k), -1, np.int64), ids.copy()
     if expert_map is not None:
         there = (ids >= 0) & (ids < len(expert_map))
@@ -96,13 +102,27 @@ def test_an_expert_map_says_which_experts_are_here(schedule: str) -> None:
     check(random.integers(-2, 27, (19, 6)), 8, schedule, expert_map=expert_map)
 
 
+@SCHEDULES
+@pytest.mark.parametrize("mapped", [False, True])
+def test_each_row_is_its_token_times_the_weight_of_the_assignment(schedule: str, mapped: bool) -> None:
+    random = np.random.default_rng(3)
+    ids, weights = random.integers(-1, 6, (7, 3)), random.standard_normal((7, 3)).astype(np.float32)
+    expert_map = np.arange(6)[::-1].copy() if mapped else None
+    x, *found = permuted(ids, 6, schedule, expert_map=expert_map, weights=weights)
+    rows, ends, positions = expected(x, ids, 6, expert_map)
+    for token, slot in np.argwhere(positions >= 0):
+        rows[positions[token, slot]] = x[token] * weights[token, slot]
+    for have, want in zip(found, (rows, ends, positions), strict=True):
+        np.testing.assert_array_equal(have, want)
+
+
 def combined(rows: Any, positions: Any, weights: Any, threads: int, at_once: int) -> Any:
     tokens, n = len(positions), rows.shape[1]
     y = np.full((tokens, n), UNTOUCHED, np.float32)
     kernel = COMBINE["MoeCombine"](threads, at_once)
-    of = [Tensor.of(np.ascontiguousarray(t)) for t in (rows, positions, weights, y)]
-    for tensor in of:
-        tensor.iterator.memory = of_numbers(tensor.iterator.memory) if tensor is of[0] else tensor.iterator.memory
+    of_rows, places, of_y = (Tensor.of(np.ascontiguousarray(t)) for t in (rows, positions, y))
+    of_rows.iterator.memory = of_numbers(of_rows.iterator.memory)
+    of = of_rows, places, None if weights is None else Tensor.of(np.ascontiguousarray(weights)), of_y
     run(kernel.kernel, (tokens, -(-n // (8 * threads))), threads, *of)
     return y
 
@@ -122,6 +142,13 @@ def test_rows_are_added_by_their_weights_in_the_order_of_slots(at_once: int, top
     weights = random.random((tokens, top_k)).astype(np.float32)
     found = combined(rows, positions, weights, 32, at_once)
     np.testing.assert_array_equal(found, _sums(rows, positions, weights))
+
+
+def test_rows_without_weights_are_added_alone() -> None:
+    random = np.random.default_rng(0)
+    rows, positions = random.standard_normal((9, 48)).astype(np.float32), random.permutation(9).reshape(3, 3)
+    found = combined(rows, positions, None, 32, 2)
+    np.testing.assert_array_equal(found, _sums(rows, positions, np.ones((3, 3), np.float32)))
 
 
 def test_positions_that_are_no_rows_add_nothing_not_even_nan() -> None:

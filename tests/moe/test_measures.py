@@ -21,7 +21,12 @@ from runtime.program.operation import operation  # noqa: E402
 PERMUTE = Permute("bf16", 12, 4, 32)
 MAPPED = replace(PERMUTE, global_experts=30)
 COMBINE = Combine("bf16", "bf16", 4, 32)
-SIGNATURES = [PERMUTE, MAPPED, replace(PERMUTE, x="e4m3"), replace(PERMUTE, experts=2), COMBINE]
+WEIGHED = replace(PERMUTE, weights="f32")
+QUANTISED = replace(MAPPED, weights="f32", scaling="block", k=256)
+SIGNATURES = [
+    *(PERMUTE, MAPPED, WEIGHED, replace(PERMUTE, x="e4m3"), replace(PERMUTE, experts=2)),
+    *(COMBINE, replace(COMBINE, weights="none")),
+]
 
 
 def by_key(s: Any) -> str:
@@ -107,7 +112,18 @@ def test_the_sum_is_of_what_positions_name() -> None:
         torch.testing.assert_close(wanted[token], sum(terms, torch.zeros(COMBINE.n)))
 
 
-@pytest.mark.parametrize("s", [PERMUTE, MAPPED], ids=by_key)
+def test_the_reference_weighs_each_row_by_its_assignment_and_quantises_that() -> None:
+    (o, *_) = weights_of(QUANTISED, 9).operands(9)
+    wanted = tuning(QUANTISED).measures().reference(QUANTISED, o)
+    for token in range(9):
+        for slot, row in enumerate(wanted["positions"][token].long().tolist()):
+            x = (o.x[token].float() * o.weights[token, slot]).bfloat16().float()
+            scales = wanted["scale"][row].repeat_interleave(128)
+            torch.testing.assert_close(wanted["rows"][row] * scales, x)
+            assert float(wanted["rows"][row][:128].abs().max()) in (0.0, pytest.approx(448.0))
+
+
+@pytest.mark.parametrize("s", [PERMUTE, MAPPED, WEIGHED], ids=by_key)
 def test_what_torch_runs_in_the_place_of_a_permutation_is_one(s: Any) -> None:
     of = permute_measures.PermuteMeasures()
     (example, *_) = weights_of(s, 23).operands(23)

@@ -26,7 +26,12 @@ from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver, cubin, en
 PERMUTE = Permute("bf16", 8, 4, 128)
 MAPPED = replace(PERMUTE, global_experts=32)
 COMBINE = Combine("bf16", "bf16", 4, 128)
-SIGNATURES = [PERMUTE, MAPPED, replace(PERMUTE, x="e4m3"), COMBINE, replace(COMBINE, y="f16")]
+WEIGHED = replace(MAPPED, weights="f32")
+ALONE = replace(COMBINE, weights="none")
+SIGNATURES = [
+    *(PERMUTE, MAPPED, WEIGHED, replace(WEIGHED, scaling="block"), replace(PERMUTE, x="e4m3")),
+    *(COMBINE, ALONE, replace(COMBINE, y="f16")),
+]
 
 
 def tensors_of(signature: Any) -> Any:
@@ -41,7 +46,7 @@ def tensors_of(signature: Any) -> Any:
 @pytest.fixture
 def driver(tmp_path: Path, torch: FakeTorch) -> RecordingDriver:
     kernels: dict[bytes, Any] = {}
-    wanted: dict[str, list[Any]] = {"moe_permute": [PERMUTE, MAPPED], "moe_combine": [COMBINE]}
+    wanted: dict[str, list[Any]] = {"moe_permute": [PERMUTE, MAPPED, WEIGHED], "moe_combine": [COMBINE, ALONE]}
     for name, of in wanted.items():
         records = [tensors_record(f"{name}{i}", *tensors_of(s)) for i, s in enumerate(of)]
         rows = [entry(s.to_json(), [(None, f"{name}{i}")]) for i, s in enumerate(of)]
@@ -101,6 +106,22 @@ def test_an_expert_map_is_one_of_its_operands(library: Library, driver: Recordin
     assert addresses(driver) == [t.data_ptr() for t in (x, ids, of_map, *out)]
 
 
+def test_weights_are_operands_of_one_of_both(library: Library, driver: RecordingDriver) -> None:
+    x, ids, of_map, weights = FakeTensor((9, 128)), i32(9, 4), i32(32), f32(9, 4)
+    out = library.call("moe_permute", x, ids, experts=8, expert_map=of_map, weights=weights)
+    assert driver.launches[-1].symbol == "kernel_moe_permute2"
+    assert addresses(driver) == [t.data_ptr() for t in (x, ids, of_map, weights, *out)]
+    y = library.call("moe_combine", out[0], out[2])
+    assert driver.launches[-1].symbol == "kernel_moe_combine1"
+    assert addresses(driver) == [t.data_ptr() for t in (out[0], out[2], y)]
+
+
+def test_tables_written_before_there_were_weights_on_the_input_mean_what_they_meant() -> None:
+    assert "weights" not in PERMUTE.to_json() | COMBINE.to_json()
+    assert MOE_PERMUTE.read(PERMUTE.to_json()).weights == "none"
+    assert MOE_COMBINE.read(COMBINE.to_json()).weights == "f32"
+
+
 def test_the_stride_of_one_token_does_not_matter(library: Library, driver: RecordingDriver) -> None:
     """torch calls such tensors contiguous."""
     apart = i32(1, 4, strides=(64, 1))
@@ -135,6 +156,8 @@ SHARED = i32(9, 4)
         ({"ids": i32(9, 4, strides=(8, 1))}, "ids must be i32 and contiguous"),
         ({"ids": i32(9, 0)}, "top_k of 1 at least"),
         ({"experts": 0}, "experts must be a positive integer"),
+        ({"weights": f32(9, 3)}, r"weights must have the shape of ids, \(9, 4\); found \(9, 3\)"),
+        ({"weights": i32(9, 4)}, "weights must be f32"),
         ({"expert_map": i32(4, 8)}, "expert_map must say"),
         ({"expert_map": i32(0)}, "expert_map must say"),
         ({"out": (FakeTensor((36, 128)), i32(8))}, "out of moe_permute must be"),

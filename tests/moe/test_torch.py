@@ -77,6 +77,20 @@ def test_either_bias_may_be_there_alone(lib: ExpertsOnCpu, which: int) -> None:
     close(found, experts(hidden, w13, w2, ids, weights, biases=of))
 
 
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_router_weights_may_be_on_the_input(lib: ExpertsOnCpu, top_k: int) -> None:
+    """Each expert of a token takes another row, and what they make is added up alone."""
+    hidden, w13, w2, ids, weights = tensors(top_k=top_k)
+    weights = weights + 0.5
+    found = aot.moe(lib, hidden, w13, w2, ids, weights, apply_router_weight_on_input=True)
+    wanted = torch.zeros(hidden.shape, dtype=torch.float64)
+    for slot in range(top_k):
+        weighed = (hidden.float() * weights[:, slot, None]).bfloat16()
+        wanted += experts(weighed, w13, w2, ids[:, slot, None], torch.ones_like(weights[:, :1]))
+    close(found, wanted)
+    assert lib.calls == FOUR
+
+
 def test_hidden_states_may_have_more_dimensions(lib: ExpertsOnCpu) -> None:
     hidden, w13, w2, ids, weights = tensors(tokens=10)
     found = aot.moe(lib, hidden.view(2, 5, K), w13, w2, ids.view(2, 5, -1), weights.view(2, 5, -1))

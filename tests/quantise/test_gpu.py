@@ -43,7 +43,13 @@ def functions(tuned_archive: Path) -> dict[Any, list[str]]:
     """Functions of both operations, by a signature that they compute."""
     wanted: list[Any] = [
         *(Quantise(x, "e4m3", 256, s, groups) for x in ("bf16", "f16") for s in SCALINGS for groups in (0, 8)),
-        *(Permute(x, 16, 4, 256, every, s) for x in ("bf16", "f16") for s in SCALINGS for every in (0, 64)),
+        *(
+            Permute(x, 16, 4, 256, every, s, weights)
+            for x in ("bf16", "f16")
+            for s in SCALINGS
+            for every in (0, 64)
+            for weights in ("none", "f32")
+        ),
     ]
     found = {s: functions_of(tuned_archive, s.operation, s) for s in wanted}
     found = {s: [n for n in names if f".{s.scaling}_scaled." in n] for s, names in found.items()}
@@ -116,11 +122,14 @@ def test_rows_of_experts_have_the_bits_of_their_tokens(functions: dict[Any, list
             o = weights.made(torch.randint(-2, of.experts + 2, (33, of.top_k), device="cuda"))
             for name in names:
                 launcher(library, name)(o)
-                y, scale = exactly(o.x, of.scaling)
-                for token, slot in (o.positions >= 0).nonzero().tolist():
-                    row = int(o.positions[token, slot])
-                    assert same_bits(o.rows[row], y[token]), (name, of.key())
-                    assert same_bits(o.scale[row], scale[token]), (name, of.key())
+                places = (o.positions >= 0).nonzero()
+                x = o.x[places[:, 0]]
+                if o.weights is not None:
+                    x = (x.float() * o.weights[places[:, 0], places[:, 1], None]).to(x.dtype)
+                y, scale = exactly(x, of.scaling)
+                rows = o.positions[places[:, 0], places[:, 1]].long()
+                assert same_bits(o.rows[rows].view(torch.uint8), y.view(torch.uint8)), (name, of.key())
+                assert same_bits(o.scale[rows], scale), (name, of.key())
 
 
 @pytest.mark.parametrize("end", [-5, 0, 1, 64, 1 << 30, -(1 << 31)])

@@ -104,14 +104,15 @@ def test_rows_behind_the_last_group_stay_as_they_are(scaling: str, end: int) -> 
 
 @SCALINGS
 @pytest.mark.parametrize("schedule", ["one_launch", "two_launches"])
-@pytest.mark.parametrize("k", [48, 400, 1040])
+@pytest.mark.parametrize(("k", "weighed"), [(48, False), (400, False), (400, True), (1040, False)])
 def test_tokens_are_quantised_into_the_rows_of_their_experts(
-    scaling: str, schedule: str, k: int, monkeypatch: pytest.MonkeyPatch
+    scaling: str, schedule: str, k: int, weighed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows, positions and untouched ends are those of a copy of quantised tokens."""
+    """The rows, positions and untouched ends are those of a copy of quantised tokens, times weights where these are."""
     monkeypatch.setitem(PERMUTE, "_RANKING_THREADS", 96)
     ids, experts, threads = np.random.default_rng(k).integers(-1, 6, (5, 3)), 5, 64
-    x = rows_of(5, k, k)
+    x, weights = rows_of(5, k, k), np.random.default_rng(k).standard_normal((5, 3)).astype(np.float32)
+    given = numbers(x), Tensor.of(weights) if weighed else None
     rows, scale = outputs(15, k, scaling)
     ends, positions = np.full(experts, -9, np.int64), np.full((5, 3), -9, np.int64)
     kernels = PERMUTE["MoePermute"](schedule, threads, scaling=scaling, mapped=k == 48)
@@ -121,14 +122,15 @@ def test_tokens_are_quantised_into_the_rows_of_their_experts(
         (Tensor.of(ends), Tensor.of(positions)),
     )
     if schedule == "one_launch":
-        run(kernels.rank_and_copy, (6, 1), threads, numbers(x), of_ids, None, to, *integers)
+        run(kernels.rank_and_copy, (6, 1), threads, given, of_ids, None, to, *integers)
     else:
         run(kernels.rank, (1, 1), 96, of_ids, None, *integers)
-        run(kernels.copy, (5, 1), threads, numbers(x), to, integers[1])
+        run(kernels.copy, (5, 1), threads, given, to, integers[1])
     order = [tuple(place) for expert in range(experts) for place in np.argwhere(ids == expert)]
     assert [positions[place] for place in order] == list(range(len(order)))
-    for found, wanted in zip((rows, scale), expected(x, scaling), strict=True):
-        np.testing.assert_array_equal(found[: len(order)], wanted[[token for token, _ in order]])
+    of_rows = np.stack([x[token] * (weights[token, slot] if weighed else 1) for token, slot in order])
+    for found, wanted in zip((rows, scale), expected(of_rows.astype(np.float32), scaling), strict=True):
+        np.testing.assert_array_equal(found[: len(order)], wanted)
         assert (found[len(order) :] == UNTOUCHED).all()
 
 

@@ -6,6 +6,8 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -96,9 +98,9 @@ def command(
     refuse_outputs(output, [*(manifests or ()), *(base or ()), *(times or ()), *([spec] if spec else ())])
     require_replaceable(output, force, keep_tuned=True)
     options = Wanted(target or (), candidates, function or (), spec, universal, times or ())
-    work = _select(manifests or (), options)
+    work = select(manifests or (), options)
     directory = default_directory() if cache is None else _named_cache(cache)
-    built = _compile(work, output, directory, jobs, base[0] if base else None, verbose)
+    built = compile_selection(work, output, directory, jobs, base[0] if base else None, verbose)
     summary = _summary(output, built, time.monotonic() - begun)
     _tell(built, summary, quiet=as_json)
     if not no_tune and build.tunable(built.targets):
@@ -114,7 +116,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _compile(
+def compile_selection(
     work: Selection, output: Path, directory: Path | str | None, jobs: int | None, base: Path | None, verbose: bool
 ) -> Built:
     """Compile what is planned and write the archive, saying how far that is; `directory` is the build cache."""
@@ -163,8 +165,18 @@ class Wanted(NamedTuple):
     times: Sequence[Path]
 
 
-def _select(manifests: Sequence[Path], options: Wanted) -> Selection:
+def select(manifests: Sequence[Path], options: Wanted) -> Selection:
     """What to compile for manifests: for their problems, with further functions; or for their forms, by times."""
+    from ...pack.build_table import Asked
+
+    files = {"spec": options.spec} if options.spec else {}
+    files |= {f"times {number}": path for number, path in enumerate(options.times, 1)}
+    work = _select(manifests, options)
+    inputs = {role: sha256(path.read_bytes()).hexdigest() for role, path in files.items()}
+    return replace(work, asked=Asked(list(options.targets), list(options.functions), options.universal, inputs))
+
+
+def _select(manifests: Sequence[Path], options: Wanted) -> Selection:
     from ... import selection
     from ...problem import manifest
     from ...search.universal import FUNCTIONS

@@ -73,8 +73,10 @@ def obstacle(experts: Experts, ranks: Ranks, of: Arithmetic) -> str | None:
 
 def operations(experts: Experts, ranks: Ranks, of: Arithmetic, tokens: Sequence[int]) -> tuple[Use, ...]:
     """Permute, gate and up, down, combine, for M `tokens` of each rank; of blocks, at few tokens, also gate and up that
-    quantise, and with scales what quantises between these two. Those of one operation follow each other, as manifests
-    have them. `obstacle` has nothing against them.
+    quantise, and with scales what quantises between these two. Where router weights are on the input, combine is
+    without them, and there is permute with them, as `runtime.torch.moe` has it, and without, as servers that multiply
+    tokens before. Those of one operation follow each other, as manifests have them. `obstacle` has nothing against
+    them.
 
     Raises:
         RecordError: the tokens make more rows than manifests hold, or the experts do not go together.
@@ -103,12 +105,17 @@ def operations(experts: Experts, ranks: Ranks, of: Arithmetic, tokens: Sequence[
             name, fields = products[0]
             more.insert(0, use(f"{name}_quantised", "grouped_gemm", {**fields, "d": a}, few, short))
         first, second = (use(name, "grouped_gemm", fields, here, short) for name, fields in products)
+        combine = {"rows": d, "y": d, "top_k": top_k, "n": hidden}
+        permutes = {"experts_permute": permute}
+        if experts.on_input:
+            combine["weights"] = "none"
+            permutes["experts_permute_weighted"] = {**permute, "weights": "f32"}
         return (
-            use("experts_permute", "moe_permute", permute, here, None),
+            *(use(name, "moe_permute", fields, here, None) for name, fields in permutes.items()),
             first,
             second,
             *more,
-            use("experts_combine", "moe_combine", {"rows": d, "y": d, "top_k": top_k, "n": hidden}, here, None),
+            use("experts_combine", "moe_combine", combine, here, None),
         )
     except RecordError as error:
         raise RecordError(f"experts: {error}") from None

@@ -80,7 +80,8 @@ class Experts:
     goes to `top_k` of them.
 
     `fields` are those that say count and inner. `gate` is the epilogue of gate and up where the family has one of its
-    own, else empty; `bias` is whether both have biases. `note` is what a caller has to know, in one sentence, or empty.
+    own, else empty; `bias` is whether both have biases. With `on_input` router weights multiply what experts take, not
+    what they make. `note` is what a caller has to know, in one sentence, or empty.
     """
 
     count: int
@@ -91,6 +92,7 @@ class Experts:
     fields: tuple[str, str]
     gate: str = ""
     bias: bool = False
+    on_input: bool = False
     note: str = ""
 
 

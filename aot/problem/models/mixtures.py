@@ -48,7 +48,7 @@ class Mixture:
     `sparse` tells how many layers have it. `shared` is the field that says how wide the shared expert is, and
     `shared_times` one that says how many times that is; empty where there is none. `shared_gate` says that a layer of
     one output weighs it. The router is a plain layer, has a bias, or is computed in f32. `dense` is the field of the
-    other layers' MLP. `gate`, `bias` and `note` are as of `Experts`.
+    other layers' MLP. `gate`, `bias`, `on_input` and `note` are as of `Experts`.
     """
 
     sparse: Callable[[Fields, int], int]
@@ -61,6 +61,7 @@ class Mixture:
     dense: str = "intermediate_size"
     gate: str = ""
     bias: bool = False
+    on_input: bool = False
     note: str = ""
 
 
@@ -109,5 +110,6 @@ def mixture(fields: Fields, of: Mixture, sparse: int, biased: Set[str]) -> tuple
         linears += dense_mlp(fields, of.shared, sparse, biased, "shared_", times)
         if of.shared_gate:
             remarks.append("the gate of the shared expert is left out, since it has one output")
-    experts = Experts(count, top_k, sparse, hidden, inner, (name, of.inner), of.gate, of.bias, of.note)
+    of_family = of.gate, of.bias, of.on_input, of.note
+    experts = Experts(count, top_k, sparse, hidden, inner, (name, of.inner), *of_family)
     return linears, experts, remarks

@@ -8,20 +8,22 @@ from runtime.program.arguments import Argument, StreamArgument, Symbol, TensorAr
 
 from ...search.provider import Buildable
 from ...search.variants import Variant
-from ..arguments import stand_ins, stand_ins_by_name
+from ..arguments import stand_ins_by_name
 from .quantise import scale_argument
 
 # In the order that the kernel takes them.
-_OF_PERMUTE = "x", "ids", "expert_map", "rows", "ends", "positions", "scale", "stream"
+_OF_PERMUTE = "x", "ids", "expert_map", "weights", "rows", "ends", "positions", "scale", "stream"
+_OF_COMBINE = "rows", "positions", "weights", "y", "stream"
 
 
 def moe_permute(variant: Variant) -> Buildable:
-    """Over x (m, k), ids (m, top_k), perhaps an expert map, rows (r, k), ends, positions, perhaps scales, and a
-    stream."""
+    """Over x (m, k), ids (m, top_k), perhaps an expert map, perhaps weights (m, top_k), rows (r, k), ends, positions,
+    perhaps scales, and a stream."""
     from ...kernels.moe_permute import MoePermute
 
     scaled = variant.scaling != "none"
-    mapped, rows = len(variant.elements) - scaled == 6, NARROW if scaled else variant.a
+    weighted = "f32" in variant.elements[:4]  # before rows
+    mapped, rows = len(variant.elements) - scaled - weighted == 6, NARROW if scaled else variant.a
     pieces = DTYPES[rows].filling(16)
     symbols = {
         **dict.fromkeys(("m", "top_k", "r", "experts", *(("global_experts",) if mapped else ())), Symbol(32, 1)),
@@ -32,6 +34,7 @@ def moe_permute(variant: Variant) -> Buildable:
         TensorArgument("x", variant.a, ("m", "k"), ("ldx", 1), 16),
         TensorArgument("ids", "i32", ("m", "top_k"), ("top_k", 1), 4),
         *([TensorArgument("expert_map", "i32", ("global_experts",), (1,), 4)] if mapped else []),
+        *([TensorArgument("weights", "f32", ("m", "top_k"), ("top_k", 1), 4)] if weighted else []),
         TensorArgument("rows", rows, ("r", "k"), ("ldr", 1), 16),
         TensorArgument("ends", "i32", ("experts",), (1,), 4),
         TensorArgument("positions", "i32", ("m", "top_k"), ("top_k", 1), 4),
@@ -46,7 +49,8 @@ def moe_permute(variant: Variant) -> Buildable:
 
 
 def moe_combine(variant: Variant) -> Buildable:
-    """Over rows (r, n), positions and weights (m, top_k), y (m, n) and a stream; rows of rows and y may lie apart."""
+    """Over rows (r, n), positions (m, top_k), perhaps weights (m, top_k), y (m, n) and a stream; rows of rows and y may
+    lie apart."""
     from ...kernels.moe_combine import MoeCombine
 
     symbols = {
@@ -54,13 +58,13 @@ def moe_combine(variant: Variant) -> Buildable:
         "n": Symbol(32, 8),
         **dict.fromkeys(("ldr", "ldy"), Symbol(64, 8)),
     }
-    rows, *_, y = variant.elements
+    rows, _, *weights, y = variant.elements
     tree: list[Argument] = [
         TensorArgument("rows", rows, ("r", "n"), ("ldr", 1), 16),
         TensorArgument("positions", "i32", ("m", "top_k"), ("top_k", 1), 4),
-        TensorArgument("weights", "f32", ("m", "top_k"), ("top_k", 1), 4),
+        *([TensorArgument("weights", "f32", ("m", "top_k"), ("top_k", 1), 4)] if weights else []),
         TensorArgument("y", y, ("m", "n"), ("ldy", 1), 16),
         StreamArgument("stream"),
     ]
     made = MoeCombine(variant.integer("threads"), variant.integer("at_once"), bool(variant.options["overlap"]))
-    return Buildable(made, stand_ins(tree, symbols), tree, symbols)
+    return Buildable(made, stand_ins_by_name(tree, symbols, _OF_COMBINE), tree, symbols)

@@ -20,13 +20,13 @@ from ..operation import Measures
 
 @dataclass(frozen=True)
 class OperandSet(FieldOperands):
-    """One set of rows, positions, weights and y."""
+    """One set of rows, positions, perhaps weights, and y."""
 
     written = ("y",)
 
     rows: torch.Tensor
     positions: torch.Tensor
-    weights: torch.Tensor
+    weights: torch.Tensor | None
     y: torch.Tensor
 
 
@@ -50,7 +50,7 @@ class Weights(RandomOperands[Signature]):
         return OperandSet(
             torch.randn((m * s.top_k, s.n), **self.random).to(TORCH_DTYPES[s.rows]),
             positions,
-            torch.randn((m, s.top_k), **self.random).softmax(-1),
+            torch.randn((m, s.top_k), **self.random).softmax(-1) if s.weights != "none" else None,
             poisoned((m, s.n), s.y, self.device),
         )
 
@@ -69,7 +69,9 @@ class CombineMeasures(Measures):
         for slot in range(signature.top_k):
             places = o.positions[:, slot].long()
             there = (places >= 0) & (places < len(o.rows))
-            terms = o.rows[places.clamp(0, len(o.rows) - 1)].float() * o.weights[:, slot, None]
+            terms = o.rows[places.clamp(0, len(o.rows) - 1)].float()
+            if o.weights is not None:
+                terms = terms * o.weights[:, slot, None]
             y += torch.where(there[:, None], terms, 0.0)
         return {"y": y}
 
@@ -78,13 +80,15 @@ class CombineMeasures(Measures):
         return tolerance(signature.y)
 
     def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
-        """A gather, a product and a sum, in one compiled kernel."""
+        """A gather, a product where there are weights, and a sum, in one compiled kernel."""
         dtype = TORCH_DTYPES[signature.y]
         torch._dynamo.reset()
-        add = torch.compile(
-            lambda rows, positions, weights: (rows[positions.long()].float() * weights[..., None]).sum(1).to(dtype),
-            dynamic=True,
-        )
+
+        def sums(rows: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+            each = rows[positions.long()].float()
+            return (each if weights is None else each * weights[..., None]).sum(1).to(dtype)
+
+        add = torch.compile(sums, dynamic=True)
 
         def combine(o: OperandSet) -> torch.Tensor:
             found: torch.Tensor = add(o.rows, o.positions, o.weights)

@@ -9,7 +9,7 @@ from runtime.numbers.dtypes import DTYPES
 
 from ..operation import Measures, Tuning, Work
 
-_PLACE_BYTES = 8  # a position and a weight
+_NUMBER_BYTES = 4  # of a position, or a weight
 
 
 class CombineTuning(Tuning):
@@ -19,11 +19,12 @@ class CombineTuning(Tuning):
         """Rows, positions and weights read once, y written once."""
         s = signature
         rows, y = s.top_k * DTYPES[s.rows].bytes_of(s.n), DTYPES[s.y].bytes_of(s.n)
-        return Work(2 * m * s.top_k * s.n, m * (rows + y + _PLACE_BYTES * s.top_k))
+        numbers = s.top_k * (1 if s.weights == "none" else 2)
+        return Work(2 * m * s.top_k * s.n, m * (rows + y + _NUMBER_BYTES * numbers))
 
     def form(self, signature: Signature) -> Hashable:
         """All but extents."""
-        return signature.rows, signature.y
+        return signature.rows, signature.y, signature.weights
 
     def measures(self) -> Measures:
         """What needs torch."""

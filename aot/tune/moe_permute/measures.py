@@ -22,13 +22,14 @@ from ..quantise.measures import drawn, quantised
 
 @dataclass(frozen=True)
 class OperandSet(FieldOperands):
-    """One x, ids, perhaps an expert map, rows, ends, positions, and perhaps scales."""
+    """One x, ids, perhaps an expert map, perhaps weights, rows, ends, positions, and perhaps scales."""
 
     written = ("rows", "ends", "positions", "scale")
 
     x: torch.Tensor
     ids: torch.Tensor
     expert_map: torch.Tensor | None
+    weights: torch.Tensor | None
     rows: torch.Tensor
     ends: torch.Tensor
     positions: torch.Tensor
@@ -74,6 +75,7 @@ class Weights(RandomOperands[Signature]):
             x.to(TORCH_DTYPES[s.x]),
             experts.to(torch.int32),
             of_map,
+            None if s.weights == "none" else torch.randn((m, top_k), **self.random),
             poisoned((rows, s.k), s.rows, self.device),
             poisoned((s.experts,), "i32", self.device),
             poisoned((m, top_k), "i32", self.device),
@@ -98,6 +100,11 @@ class Weights(RandomOperands[Signature]):
         return of_map, torch.where(here, globals_[experts.clamp(0, s.experts - 1)], experts)
 
 
+def _weighed(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Rows times the weight of each, of their type."""
+    return (rows.float() * weights[:, None]).to(rows.dtype)
+
+
 class PermuteMeasures(Measures):
     """See `aot.tune.operation.Measures`."""
 
@@ -113,13 +120,15 @@ class PermuteMeasures(Measures):
         here = int(sizes.sum())
         of_row, positions = order[:here] // signature.top_k, torch.full_like(local, -1)
         positions[order[:here]] = torch.arange(here, device=local.device)
-        x, scale = operands.x.float(), None
+        x, scale = operands.x[of_row], None
+        if operands.weights is not None:
+            x = _weighed(x, operands.weights.flatten()[order[:here]])
         if signature.scaling != "none":
-            x, scale = quantised(operands.x, signature.rows, signature.scaling)
-        each = {"rows": x} if scale is None else {"rows": x, "scale": scale}
+            x, scale = quantised(x, signature.rows, signature.scaling)
+        each = {"rows": x.float()} if scale is None else {"rows": x, "scale": scale}
         made = {name: of.new_full((len(local), *of.shape[1:]), float("nan")) for name, of in each.items()}
         for name, of in each.items():
-            made[name][:here] = of[of_row]
+            made[name][:here] = of
         return made | {
             "ends": sizes.cumsum(0).double(),
             "positions": positions.view(operands.ids.shape).double(),
@@ -134,21 +143,25 @@ class PermuteMeasures(Measures):
 
     def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
         """A stable sort of ids, a gather of rows, and what says where groups end and rows went to; where rows are
-        quantised, of tokens that one compiled kernel made of x before."""
-        narrow = self._narrow(signature)
+        quantised, of tokens that one compiled kernel made of x before, or of weighed rows afterwards."""
+        narrow, weighed = self._narrow(signature), signature.weights != "none"
         experts = torch.arange(signature.experts, dtype=torch.int32, device=example.ids.device)
 
         def permute(o: OperandSet) -> tuple[torch.Tensor, ...]:
             ids = o.ids.flatten() if o.expert_map is None else o.expert_map[o.ids.flatten()]
             ids, order = ids.sort(stable=True)
-            made = [of.index_select(0, order // signature.top_k) for of in narrow(o.x)]
+            made = [of.index_select(0, order // signature.top_k) for of in (narrow(o.x) if not weighed else (o.x,))]
+            if o.weights is not None:
+                made = list(narrow(_weighed(made[0], o.weights.flatten()[order])))
             ends = torch.searchsorted(ids, experts, right=True, out_int32=True)
             count = torch.arange(len(order), dtype=torch.int32, device=order.device)
             positions = torch.empty_like(count).scatter_(0, order, count)
             return made[0], ends, positions, *made[1:]
 
-        before = "" if signature.scaling == "none" else "torch.compile'd amax and quotient, "
-        return baseline_of(signature, f"{before}torch.sort, index_select, searchsorted and scatter_", permute, example)
+        name = "torch.sort, index_select, searchsorted and scatter_"
+        name += ", product" if weighed else ""
+        name += "" if signature.scaling == "none" else ", torch.compile'd amax and quotient"
+        return baseline_of(signature, name, permute, example)
 
     def _narrow(self, signature: Signature) -> Callable[[torch.Tensor], tuple[torch.Tensor, ...]]:
         """What of tokens is gathered, as torch makes it."""

@@ -11,16 +11,18 @@ from runtime.numbers.quantised import scale_shape
 
 from ..operation import Measures, Tuning, Work
 
-_NUMBER_BYTES = 4  # of an integer, or a scale
+_NUMBER_BYTES = 4  # of an integer, a weight or a scale
 
 
 class PermuteTuning(Tuning):
     """See `aot.tune.operation.Tuning`."""
 
     def work(self, signature: Signature, m: int) -> Work:
-        """x and ids read once, rows, positions, ends and scales written once."""
+        """x, ids and weights read once, rows, positions, ends and scales written once."""
         s = signature
         numbers = 2 * m * s.top_k + s.experts + s.global_experts
+        if s.weights != "none":
+            numbers += m * s.top_k
         if s.scaling != "none":
             numbers += math.prod(scale_shape(s.scaling, m * s.top_k, s.k))
         of_x, of_rows = (DTYPES[t].bytes_of(s.k) for t in (s.x, s.rows))
@@ -28,7 +30,7 @@ class PermuteTuning(Tuning):
 
     def form(self, signature: Signature) -> Hashable:
         """All but extents."""
-        return signature.x, bool(signature.global_experts), signature.scaling
+        return signature.x, bool(signature.global_experts), signature.scaling, signature.weights
 
     def measures(self) -> Measures:
         """What needs torch."""

@@ -84,7 +84,7 @@ def quantised(x: torch.Tensor, y: str, scaling: str) -> tuple[torch.Tensor, torc
     blocks = -(-k // width)
     wide = torch.nn.functional.pad(x.float(), (0, blocks * width - k)).view(rows, blocks, width)
     scale = wide.abs().amax(-1).clamp_min(LEAST_AMAX) / DTYPES[y].largest
-    over = (wide / scale[..., None]).view(rows, -1)[:, :k]
+    over = (wide / scale[..., None]).view(rows, blocks * width)[:, :k]
     return over, scale if scaling == "block" else scale[:, 0]
 
 

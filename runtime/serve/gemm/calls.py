@@ -211,7 +211,7 @@ class GemmCalls(Serving):
                     raise unfit
                 found = self._plan(key, asked, views)
             except (KernelMiss, LayoutError) as reason:
-                self._fall_back(asked, reason)
+                self._fall_back(asked, views, reason)
                 return out
             if asked.of_torch:
                 self._remember(key, asked, found, views)
@@ -239,18 +239,38 @@ class GemmCalls(Serving):
             found.function.check(views)
         return found
 
-    def _fall_back(self, asked: Asked, reason: KernelMiss | LayoutError) -> None:
-        """Count a call that no kernel serves, and let torch compute it where the options say so; else raise it."""
+    def _fall_back(self, asked: Asked, views: tuple[TensorView, ...], reason: KernelMiss | LayoutError) -> None:
+        """Count a call that no kernel serves, and let torch compute it where the options say so; else raise it. `views`
+        are all operands as kernels would take them."""
         signature = asked.signature
-        falls_back = self._options.on_miss == "torch" and asked.of_torch and _torch_can(signature)
+        damaged = reason.reason == "damaged" and self._options.on_damage == "torch"
+        falls_back = (damaged or self._options.on_miss == "torch") and asked.of_torch and _torch_can(signature)
+        if damaged and asked.of_torch and not falls_back and self._by_one_call(asked, views):
+            falls_back, given = True, True
+        else:
+            given = False
         count = self._counters.refused(signature.key(), reason.reason, falls_back)
         if not falls_back:
             raise reason
         if count == 1:
             _log.warning("torch computes this from now on: %s", reason)
+        if given:
+            return
         torch = sys.modules["torch"]
         with torch.no_grad(), on_stream(None if asked.call.stream is None else asked.handle, asked.call.a):
             torch_gemm(torch, signature.parts, asked.given, asked.out)
+
+    def _by_one_call(self, asked: Asked, views: tuple[TensorView, ...]) -> bool:
+        """Let torch compute what it has one call for, such as 8-bit floats with scales; whether it did."""
+        signature, call = asked.signature, asked.call
+        if not torch_runs(signature) or not lie_for_torch(signature, asked.views):
+            return False
+        named = dict(zip((operand.name for operand in signature.operands()), views, strict=True))
+        given = TorchCall(signature, named, tuple(asked.out.shape), lambda: None)
+        try:
+            return given(call.a, call.b, asked.out, call.stream, call.operands) is not None
+        except (RuntimeError, TypeError, ValueError):  # this torch does not take it on this GPU
+            return False
 
     def _remember(self, key: Any, asked: Asked, found: GemmPlan, views: tuple[TensorView, ...]) -> None:
         """Keep a plan where the faster ways find it, for calls like this one of torch tensors."""

@@ -9,7 +9,6 @@ from collections import OrderedDict
 from typing import Any, ClassVar
 
 from ...device.driver import Driver
-from ...errors import KernelMiss, ProgramError
 from ...gemm.fallback import TorchCall
 from ...gemm.operation import GEMM
 from ...gemm.signature import Signature
@@ -20,7 +19,6 @@ from ...program.record import TensorArgument, TensorView
 from ...program.streams import TorchStreams
 from ..counters import Counters
 from ..entries import Entries, best_first
-from ..function import Unfit
 from ..plan import remember
 from .plan import OUT, GemmPlan
 from .row_plans import RowPlans
@@ -96,15 +94,16 @@ class Plans:
         reasons = []
         closed = self.preloaded is not None and self.preloaded.covers(signature)
         for name in best_first(entry, m):
-            if closed and not self._entries.layer(entry).function(name).loaded:
+            of_file = self._entries.layer(entry).function(name)
+            if closed and not (of_file.loaded or of_file.damage):
                 reasons.append(f"  {name}: was not loaded by preload(), after which nothing more is; give it this M")
                 continue
-            function = self._entries.function(entry, name)
-            function.load()
             try:
+                function = self._entries.function(entry, name)
+                function.load()
                 plan = function.plan(views)
-            except (Unfit, ProgramError) as error:
-                reasons.append(f"  {name}: {error}")
+            except self._entries.passed_over as error:
+                reasons.append(self._entries.pass_over(entry, name, error))
                 continue
             alignments = [a.alignment for a in function.record.arguments if isinstance(a, TensorArgument)]
             return GemmPlan(
@@ -117,9 +116,7 @@ class Plans:
                 entry=entry,
                 plan=plan,
             )
-        raise KernelMiss(
-            "\n".join([f"no kernel for {signature.key()} at M = {m} can run on this GPU:", *reasons]), "no kernel runs"
-        )
+        raise self._entries.miss(entry, m, reasons)
 
     def clear(self) -> None:
         """Forget them all."""

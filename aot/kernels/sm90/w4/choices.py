@@ -10,7 +10,7 @@ from typing import Any
 
 from runtime.program.operation import OVERLAPS
 
-from ..sizes import WARP_GROUP
+from ..sizes import CLUSTER_EXTENTS, THREADS_PER_SM, TILE_EXTENTS, WARP_GROUP, WGMMA_ROWS
 from ..small_m.choices import rule_of_shape
 from .form import Form
 from .plan import BLOCK_K, SLAB_ROWS, Plan
@@ -20,14 +20,18 @@ _MOST_THREADS = 1024
 _REGISTERS_PER_SM, _MOST_REGISTERS = 1 << 16, 255
 _OTHER_REGISTERS = 62  # of a consumer thread, besides its accumulators: two blocks of weights as bf16, and codes
 
+_FEWEST_BLOCKS_K = 2  # of a stage: while the second is multiplied, the stage before is said to be free
+_MOST_GROUPS = _MOST_THREADS // WARP_GROUP - 1  # consumer warp groups beside the producer's
+
+# What the kernel can be asked for. What is worth asking for is in `aot.providers.likely_w4`.
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
-    "tile_m": (8, 16, 32, 64, 128),  # tokens
-    "tile_n": (48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256, 320),  # rows of B
-    "tile_k": (128, 256),  # columns of a stage
-    "split_k": (1, 2, 4, 8),  # CTAs of a cluster that share a tile of D
-    "cluster_n": (1, 2, 4),  # tiles of D whose CTAs, in one cluster, share the loads of A
-    "sliced_k": (1, 2, 3, 4, 6),  # groups of warp groups of a CTA that take its stages in turn
-    "ctas_per_sm": (1, 2),  # how many fit, by shared memory and registers
+    "tile_m": TILE_EXTENTS,  # tokens
+    "tile_n": tuple(range(SLAB_ROWS, _MOST_GROUPS * WGMMA_ROWS + 1, SLAB_ROWS)),  # rows of B
+    "tile_k": tuple(range(_FEWEST_BLOCKS_K * BLOCK_K, 513, 2 * BLOCK_K)),  # columns of a stage, whole groups of int4
+    "split_k": CLUSTER_EXTENTS,  # CTAs of a cluster that share a tile of D
+    "cluster_n": CLUSTER_EXTENTS,  # tiles of D whose CTAs, in one cluster, share the loads of A
+    "sliced_k": tuple(range(1, _MOST_GROUPS + 1)),  # groups of warp groups of a CTA that take its stages in turn
+    "ctas_per_sm": tuple(range(1, THREADS_PER_SM // (2 * WARP_GROUP) + 1)),  # that fit, by shared memory and registers
     "overlap": OVERLAPS,  # as `small_m.choices` has it
 }
 
@@ -36,6 +40,12 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
     """Why options that are allowed one by one are not together in a kernel of this form, or None: what the hardware and
     this kernel demand."""
     return rule_of_shape(options) or _rule_of_resources(Plan.of(options, form))
+
+
+def hopeless(options: Mapping[str, Any]) -> bool:
+    """Whether no form admits these choices, which are the first of `OPTIONS`, whatever the others are."""
+    *_, last = options
+    return last == "cluster_n" and rule_of_shape(options) is not None
 
 
 def limit(form: Form, n: int, k: int) -> str | None:

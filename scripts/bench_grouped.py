@@ -1,0 +1,219 @@
+"""Time an archive's grouped GEMMs against torch and DeepGEMM, interleaved in one process on one GPU, with cold L2.
+
+An archive of benchmarks/grouped.yaml has the experts of four mixtures, with no activation, so that others compute the
+same. Cases are its signatures, at the M of its manifest and at `--drawn` more, at random. Rows fall to groups with
+log-normal chances. An entry that was tuned is timed as it serves; of one that was not all functions are timed briefly,
+and the fastest at that M is kept, as `aot tune` would there. Against it, in turns, run torch where it has one call for
+it, and DeepGEMM where it can be imported. Ours may start while the kernel before ends. What is wrong is not timed.
+
+`--warm` launches DeepGEMM at each case once and measures nothing: it compiles for minutes, which processes with
+`--only` may share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers import CACHE, PeerError, Settings, guarded, written
+from peers.base import Allocating
+from peers.deep_gemm_grouped import GroupedDeepGemm
+from report import ends, geomean, out_argument, patch_argument, write
+
+import runtime
+from aot.pack.tables import operation_entries
+from aot.tune import measure
+from aot.tune.grouped_gemm.measures import GroupedMeasures, OperandSet, Weights
+from aot.tune.measure import Launch
+from aot.tune.roofline import expected_us
+from runtime.container.archive import Archive
+from runtime.grouped_gemm import Signature
+from runtime.tables.table import Entry
+
+OURS, TORCH, DEEP_GEMM = "ours", "torch", "deep_gemm"
+_OF_TORCH = {"none": ("contiguous", "masked"), "row_column": ("contiguous",)}  # rows that it has one call for
+_SCREEN_GRAPH_US, _GRAPH_US = 300.0, 1000.0
+_REGIMES = (("M = 1..64", 1, 64), ("M = 65..511", 65, 511), ("M >= 512", 512, 1 << 30), ("all M", 1, 1 << 30))
+_MEASURES = GroupedMeasures()
+
+
+def kind(s: Signature) -> str:
+    """What is summarised together."""
+    return " ".join([s.a, *([s.scaling] if s.scaling != "none" else []), *([s.rows] if s.rows != "contiguous" else [])])
+
+
+def cases(entries: Sequence[Entry], only: str, drawn: int, seed: int) -> list[tuple[Entry, int]]:
+    """Each entry at the M that its manifest looked at, and at so many more, log-uniform between; all entries of a kind
+    follow each other. The M of one entry do not depend on which others there are."""
+    found = []
+    for e in sorted(entries, key=lambda e: (kind(e.signature), e.signature.key())):
+        if only not in f"{kind(e.signature)} {e.signature.key()}":
+            continue
+        given = [m for m, _ in e.candidates if m & (m - 1) == 0 or e.state != "tuned"]
+        draw = random.Random(f"{seed} {e.signature.key()}")
+        low, high = math.log(min(given)), math.log(max(given))
+        more = {round(math.exp(draw.uniform(low, high))) for _ in range(drawn)}
+        found += [(e, m) for m in sorted({*given, *more})]
+    return found
+
+
+class Bench:
+    """Measures cases of `library` on this machine's GPU; `peer` is DeepGEMM, or None."""
+
+    def __init__(self, library: Any, peer: GroupedDeepGemm | None, l2_bytes: int, repeats: int) -> None:
+        self._library, self._peer, self._l2_bytes, self._repeats = library, peer, l2_bytes, repeats
+
+    def run(self, entry: Entry, m: int) -> dict[str, Any]:
+        """Check and time one signature at one M."""
+        s = entry.signature
+        operands: Any = Weights(s, m, self._l2_bytes, seed=m).operands(m)
+        others, found = self._others(s, m, operands[0])
+        name, ours = self._ours(entry, m, operands)
+        launches = {OURS: ours, **others}
+        asked = {n: guarded(written(launch)) for n, launch in launches.items() if n != TORCH}
+        checked = measure.check(s, m, Weights(s, m, 0, seed=m + 1), asked)
+        wrong = {n for n, error in checked.items() if isinstance(error, str)}
+        right = {n: guarded(launch) for n, launch in launches.items() if n not in wrong}
+        times = measure.time_interleaved(right, operands, expected_us(s, m), self._repeats, _GRAPH_US)
+        found["errors"] = {n: e if isinstance(e, str) else round(e, 6) for n, e in checked.items()}
+        fastest = {
+            who: min((n for n in times if n.startswith(who)), key=lambda n: times[n].us, default="")
+            for who in (OURS, TORCH, DEEP_GEMM)
+        }
+        return {
+            "kind": kind(s),
+            "signature": s.key(),
+            "m": m,
+            "function": name,
+            "us": {who: round(times[n].us, 3) for who, n in fastest.items() if n},
+            "spread": {who: round(times[n].spread, 4) for who, n in fastest.items() if n},
+            "floor_us": round(expected_us(s, m), 2),
+            **found,
+        }
+
+    def warm(self, entry: Entry, m: int) -> None:
+        """Launch the peer once; what it cannot do it says again when it is to be timed."""
+        operands = Weights(entry.signature, m, 0, seed=m).operands(m)
+        with contextlib.suppress(PeerError):
+            for launch in self._launches_of_peer(entry.signature, m).values():
+                guarded(launch)(operands[0])
+        torch.cuda.synchronize()
+
+    def _ours(self, entry: Entry, m: int, operands: Any) -> tuple[str, Launch]:
+        """The function that serves, or of an entry that was not tuned the one that is fastest here, and its launch."""
+        names = [entry.best(m)] if entry.state == "tuned" else list(entry.functions(m))
+        launches = {name: self._launch(name) for name in names}
+        if len(names) > 1:
+            times = measure.time_interleaved(launches, operands, expected_us(entry.signature, m), 2, _SCREEN_GRAPH_US)
+            names = sorted(times, key=lambda name: times[name].us) or names
+        return names[0], launches[names[0]]
+
+    def _launch(self, name: str) -> Launch:
+        function = self._library.functions[name]
+        return lambda o: function(*o.arguments(), stream=torch.cuda.current_stream())
+
+    def _others(self, s: Signature, m: int, example: OperandSet) -> tuple[dict[str, Launch], dict[str, Any]]:
+        """What others launch, by name, and what is said of those that launch nothing."""
+        launches: dict[str, Launch] = {}
+        said: dict[str, Any] = {}
+        if s.epilogue == "none" and s.rows in _OF_TORCH.get(s.scaling, ()):
+            name, of_torch = _MEASURES.baseline(s, example)
+            launches[TORCH], said["torch_is"] = Allocating(of_torch, {}), name
+        if self._peer is not None:
+            reason = self._peer.refuse(s)
+            launches |= {} if reason else self._launches_of_peer(s, m)
+            said |= {"deep_gemm_is": reason} if reason else {}
+        return launches, said
+
+    def _launches_of_peer(self, s: Signature, m: int) -> dict[str, Launch]:
+        if self._peer is None or self._peer.refuse(s):
+            return {}
+        return {f"{DEEP_GEMM} {name}": launch for name, launch in self._peer.launches(s, m).items()}
+
+
+def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For each kind, other and range of M: how many times as long as ours it takes (above 1, ours is faster)."""
+    lines = []
+    for what in dict.fromkeys(r["kind"] for r in results):
+        for other in (TORCH, DEEP_GEMM):
+            for regime, low, high in _REGIMES:
+                timed = [r["us"] for r in results if r["kind"] == what and low <= r["m"] <= high]
+                ratios = [us[other] / us[OURS] for us in timed if other in us and OURS in us]
+                if ratios:
+                    figures = {"geomean": round(geomean(ratios), 3), "worst": round(min(ratios), 3)}
+                    lines.append({"kind": what, "over": other, "regime": regime, "cases": len(ratios), **figures})
+    return lines
+
+
+def line(found: Mapping[str, Any]) -> str:
+    """A case, aligned: microseconds, and how many times as long as ours others take."""
+    us = found["us"]
+    ours = us.get(OURS, math.nan)
+    others = " ".join(f"{us.get(n, math.nan):9.2f} {us.get(n, math.nan) / ours:6.3f}" for n in (TORCH, DEEP_GEMM))
+    wrong = " ".join(f"{n}: {e}" for n, e in found["errors"].items() if isinstance(e, str))
+    return f"{found['signature']:58s} {found['m']:6d} {ours:9.2f} {ours / found['floor_us']:6.2f} {others} {wrong}"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("archive", type=Path)
+    patch_argument(parser)
+    parser.add_argument("--only", default="", help="cases whose kind and signature have this in them")
+    parser.add_argument("--drawn", type=int, default=2, help="M to draw for each signature")
+    parser.add_argument("--seed", type=int, default=0, help="of these")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no case after this time")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="what DeepGEMM compiled")
+    parser.add_argument("--warm", action="store_true", help="launch DeepGEMM at each case once, and measure nothing")
+    out_argument(parser)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run and report."""
+    options = _options()
+    end = time.monotonic() + 60 * options.minutes
+    environment = measure.environment()
+    said, peer = "", None
+    try:
+        peer = GroupedDeepGemm(Settings(options.cache, 1))
+        said = " ".join(f"{name} {version}" for name, version in peer.versions().items())
+    except ImportError as missing:
+        said = f"absent ({missing})"
+    library = runtime.load([options.archive, *options.patch])
+    with Archive.open(options.archive) as archive:
+        entries = [e for e in operation_entries(archive) if isinstance(e.signature, Signature)]
+    environment["archive_sha256"] = library.digest
+    print(" ".join(f"{k}={v}" for k, v in environment.items()))
+    print(f"DeepGEMM: {said}")
+    bench, results, left_out = Bench(library, peer, environment["l2_bytes"], options.repeats), [], []
+    asked = cases(entries, options.only, options.drawn, options.seed)
+    for place, (entry, m) in enumerate(asked):
+        if time.monotonic() > end:
+            left_out = [{"signature": e.signature.key(), "m": m} for e, m in asked[place:]]
+            print(f"{len(left_out)} cases left out: the {options.minutes} minutes are over")
+            break
+        if options.warm:
+            bench.warm(entry, m)
+            continue
+        results.append(bench.run(entry, m))
+        print(line(results[-1]), flush=True)
+        library.forget_captures()
+        summary = summarise(results)
+        write(options.out, environment, deep_gemm=said, summary=summary, left_out=left_out, results=results)
+    for found in summarise(results):
+        print(" ".join(f"{k}={v}" for k, v in found.items()))
+    write(options.out, environment, deep_gemm=said, summary=summarise(results), left_out=left_out, results=results)
+    return 1 if any(isinstance(r["errors"].get(OURS), str) for r in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(ends(main))

@@ -1,0 +1,126 @@
+"""What this checkout and an older one cost the host, side by side and with no GPU: planned launches with and without
+native code, calls with other rows, opening, preload, a rebuild that changes nothing, and bytes of an archive.
+
+Both run on the tests' driver, which launches nothing, in processes that take turns. Times are of the processor, so that
+what else a machine does matters little. Each checkout writes archives of its own, of the same made-up functions, since
+older ones have older formats; its native code must have been built (`python setup.py build_ext --inplace`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from report import ROOT, ends, out_argument, write
+
+PEERS = ROOT / "scripts" / "peers"
+MANIFEST = """format: 1
+model: two layers
+source: made up
+tokens: [16, 256]
+targets: [sm_90a]
+defaults:
+  dtypes: {a: bf16, b: bf16, d: bf16}
+gemms:
+  - {name: up, n: 1024, k: 512}
+  - {name: down, n: 512, k: 1024}
+"""
+
+
+def stand_in(folder: Path) -> Path:
+    """`host_stand_in.c`, compiled."""
+    library = folder / "host_stand_in.so"
+    include = sysconfig.get_path("include")
+    subprocess.run(
+        ["gcc", "-O2", "-shared", "-fPIC", f"-I{include}", PEERS / "host_stand_in.c", "-o", library], check=True
+    )
+    return library
+
+
+def built(checkout: Path, folder: Path) -> dict[str, float]:
+    """A rebuild that compiles nothing, in milliseconds, and bytes of a function; the first call here compiles."""
+    folder.mkdir(exist_ok=True)
+    (folder / "two.yaml").write_text(MANIFEST)
+    command = [sys.executable, "-m", "aot", "build", "two.yaml", "-o", "two.aot", "--cache", "cache", "--no-tune"]
+    command += ["--jobs", "1", "--candidates", "2"]
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    first = not (folder / "two.aot").exists()
+    for _ in range(1 + first):
+        before = os.times()
+        subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+        after = os.times()
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    listing = subprocess.run(
+        [sys.executable, "-m", "aot", "ls", "two.aot", "--json"],
+        cwd=folder,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    functions = len(json.loads(listing.stdout)["functions"])
+    return {
+        "a rebuild that changes nothing: ms": spent * 1e3,
+        "bytes of a function in its archive": (folder / "two.aot").stat().st_size / functions,
+    }
+
+
+def measured(checkout: Path, what: str, folder: Path) -> dict[str, float]:
+    """What a process of its own measures of a checkout."""
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    command = [sys.executable, str(PEERS / "host_calls.py"), what, str(folder)]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, cwd=checkout)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def main() -> int:
+    """Compare, print a line a measure, and write what was found."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("before", type=Path, help="the older checkout, with its native code built")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--without-build", action="store_true", help="leave out what needs the DSL")
+    out_argument(parser)
+    options = parser.parse_args()
+    checkouts = {"before": options.before.resolve(), "now": ROOT}
+    samples: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        stand_in(Path(scratch))
+        for turn in range(options.rounds):
+            for name in list(checkouts)[:: 1 if turn % 2 else -1]:
+                found: dict[str, float] = {}
+                for what in ("python", "native", "archives"):
+                    found |= measured(checkouts[name], what, Path(scratch))
+                if not options.without_build:
+                    found |= built(checkouts[name], Path(scratch) / name)
+                for measure, value in found.items():
+                    samples.setdefault(measure, {}).setdefault(name, []).append(value)
+    summary: dict[str, Any] = {}
+    for measure, of in samples.items():
+        ratio = statistics.median(of["now"]) / statistics.median(of["before"])
+        summary[measure] = {name: _spread(of[name]) for name in checkouts} | {"ratio": round(ratio, 3)}
+        print(
+            f"{measure:50s} {statistics.median(of['before']):10.2f} {statistics.median(of['now']):10.2f}  x{ratio:.3f}"
+        )
+    environment = {"machine": f"{platform.machine()}, {os.cpu_count()} cores that others share", "gpu": "none"}
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=options.before, capture_output=True, text=True)
+    write(options.out, environment, before=commit.stdout.strip(), rounds=options.rounds, measures=summary)
+    return 0
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {name: round(value, 2) for name, value in found.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(ends(main))
