@@ -45,6 +45,15 @@ def us(call: Callable[[], Any], calls: int) -> float:
     return min(found)
 
 
+def opened(path: Path) -> Any:
+    """An archive of this checkout's."""
+    try:
+        archives = import_module(".container.archive", "runtime")
+    except ImportError:  # an older checkout, where it lies beside the library
+        archives = import_module(".archive", "runtime")
+    return archives.Archive.open(path)
+
+
 class Calls:
     """A library of made-up functions on the driver of the checkout that is on `sys.path`."""
 
@@ -76,11 +85,7 @@ class Calls:
         """Opened, with no kernel loaded."""
         from runtime import Library
 
-        try:
-            archives = import_module(".container.archive", "runtime")
-        except ImportError:  # an older checkout, where it lies beside the library
-            archives = import_module(".archive", "runtime")
-        return Library([archives.Archive.open(self.path)], self.driver)
+        return Library([opened(self.path)], self.driver)
 
     def tensor(self, *shape: int) -> Any:
         """As torch's, and readable by `host_stand_in.c`."""
@@ -128,6 +133,13 @@ def of_archives(folder: Path) -> dict[str, float]:
     }
 
 
+def of_file(folder: Path) -> dict[str, float]:
+    """Bytes of a function of the folder's one archive."""
+    (path,) = folder.glob("*.aot")
+    return {"bytes of a function in its archive": path.stat().st_size / len(opened(path).functions)}
+
+
 if __name__ == "__main__":
     kind, scratch = sys.argv[1], Path(sys.argv[2])
-    print(json.dumps(of_archives(scratch) if kind == "archives" else of_calls(kind, scratch)))
+    whole = {"archives": of_archives, "file": of_file}
+    print(json.dumps(whole[kind](scratch) if kind in whole else of_calls(kind, scratch)))
