@@ -79,7 +79,7 @@ def repeated(source: Path, path: Path, count: int) -> int:
 
 def process(words: list[str], path: Path) -> Callable[[], Any]:
     """A command of `aot` that looks at an archive, as a process of its own."""
-    command = [sys.executable, "-m", "aot", words[0], path, *words[1:]]
+    command: list[str | Path] = [sys.executable, "-m", "aot", words[0], path, *words[1:]]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.pop(
         "PYTHONDONTWRITEBYTECODE", None
