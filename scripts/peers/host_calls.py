@@ -136,7 +136,8 @@ def of_archives(folder: Path) -> dict[str, float]:
 def of_file(folder: Path) -> dict[str, float]:
     """Bytes of a function of the folder's one archive."""
     (path,) = folder.glob("*.aot")
-    return {"bytes of a function in its archive": path.stat().st_size / len(opened(path).functions)}
+    functions = len(opened(path).functions)
+    return {"functions of that model": functions, "bytes of each in the archive": path.stat().st_size / functions}
 
 
 if __name__ == "__main__":
