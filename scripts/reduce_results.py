@@ -162,13 +162,13 @@ def _run(document: Document) -> dict[str, Any]:
     return found | {"cases": len(rows), "noise": round(geomean(noise), 4)} | more
 
 
-def reduced(sources: Sequence[str], documents: Sequence[Document]) -> dict[str, Any]:
-    """What is kept of the documents.
+def reduced(sources: Sequence[str], documents: Sequence[Document], lines: bool = False) -> dict[str, Any]:
+    """What is kept of the documents; `lines`: of one of `bench_random.py` what is kept of several.
 
     Raises:
         ValueError: they are not of one script.
     """
-    kinds = {_kind(d, len(documents) > 1) for d in documents}
+    kinds = {_kind(d, lines or len(documents) > 1) for d in documents}
     if len(kinds) > 1:
         raise ValueError("the sources are of several scripts; reduce those of each by themselves")
     (kind,) = kinds
@@ -228,11 +228,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="+", help="result files, or COMMIT:PATH")
     parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--lines", action="store_true", help="of one file of bench_random.py keep lines, not its cases")
     parser.add_argument("--over", help="only lines that compare with this one, of those that took part")
     parser.add_argument("--note", help="what else a reader must know, such as how the archives were built")
     options = parser.parse_args()
     try:
-        found = reduced(options.sources, [read(source) for source in options.sources])
+        found = reduced(options.sources, [read(source) for source in options.sources], options.lines)
     except ValueError as error:
         parser.error(str(error))
     if options.over:

@@ -114,6 +114,13 @@ def test_functions_of_equal_bits_are_named_once() -> None:
     assert found["results"] == [{"signature": "s", "groups": [[1, 2], [0]]}, {"signature": "t", "groups": [[2]]}]
 
 
+def test_one_occasion_may_be_lines_too() -> None:
+    documents = [a_run(a_case(1, 10.0, 12.0))]
+    found = reduce_results.reduced(["one"], documents, lines=True)
+    assert [(line["run"], line["regime"]) for line in found["summary"]] == [(0, "M <= 64")]
+    assert "results" not in found
+
+
 def test_several_occasions_are_lines_for_each() -> None:
     documents = [a_run(a_case(1, 10.0, 12.0)), a_run(a_case(1, 10.0, 9.0), a_case(600, 10.0, 20.0))]
     found = reduce_results.reduced(["one", "two"], documents)
@@ -159,7 +166,8 @@ def test_a_summary_is_what_the_whole_files_give(path: Path) -> None:
     if shown.returncode:
         pytest.skip("the history that has the whole files is not here")
     documents = [reduce_results.read(source) for source in kept["summary_of"]]
-    found = json.loads(reduce_results.dump(reduce_results.reduced(kept["summary_of"], documents)))
+    again = reduce_results.reduced(kept["summary_of"], documents, lines="results" not in kept)
+    found = json.loads(reduce_results.dump(again))
     overs = {line["over"] for line in kept.get("summary", ())}
     if "summary" in found:
         found["summary"] = [line for line in found["summary"] if line["over"] in overs]

@@ -54,7 +54,7 @@ def command(
         for i, place in enumerate(found):
             if i:
                 print()
-            print_place(place, of.model, archive)
+            print_place(place, of.model, archive, model)
     if missing:
         raise typer.Exit(1)
 
@@ -73,8 +73,8 @@ def _manifest(path: Path, wanted: Any) -> Manifest:
     )
 
 
-def print_place(place: dict[str, Any], model: str, archive: Path) -> None:
-    """What `aot coverage` prints of one kind of GPU."""
+def print_place(place: dict[str, Any], model: str, archive: Path, asked_by: Path) -> None:
+    """What `aot coverage` prints of one kind of GPU; `asked_by` is the manifest, or the config."""
     place = cleaned(place)
     layers = place["layers"]
     assumed = ", assumed" if place["assumed_gpu"] else ""
@@ -99,7 +99,11 @@ def print_place(place: dict[str, Any], model: str, archive: Path) -> None:
     if by_package := sum(layer["package"] for layer in missing):
         below = f'runtime.load([runtime.universal(), "{printable(str(archive))}"])'
         print_wrapped(f"the package's archive predicts for {by_package} of these, if it is loaded below: {below}")
-    print_wrapped(f"to add them: aot build MANIFEST --base {printable(str(archive))} -o OUT; then aot tune OUT")
+    manifest, first = printable(str(asked_by)), ""
+    if asked_by.suffix == ".json":
+        manifest, first = "MANIFEST", f"aot manifest from-config {manifest} -o MANIFEST; "
+    add = f"aot build {manifest} --base {printable(str(archive))} -o OUT; aot tune OUT -o TUNED"
+    print_wrapped(f"to add them: {first}{add}")
 
 
 def _said(of: list[int], asked: list[int], every: int) -> str:
