@@ -115,12 +115,17 @@ def occasions(documents: Sequence[Document]) -> dict[str, Any]:
 
 
 def bits(documents: Sequence[Document]) -> dict[str, Any]:
-    """One document of `compare_bits.py`, with a list of all functions, and groups of places in it."""
+    """One document of `compare_bits.py`, with the choices of all functions by what they begin with (provider, family
+    and element types), and groups of places among them."""
     (document,) = documents
     functions = sorted({name for r in document["results"] for group in r["groups"] for name in group})
     place = {name: i for i, name in enumerate(functions)}
     results = [r | {"groups": [[place[name] for name in group] for group in r["groups"]]} for r in document["results"]]
-    return {**document, "results": results, "functions": functions}
+    families: dict[str, list[str]] = {}
+    for name in functions:
+        words = name.split(".")
+        families.setdefault(".".join(words[:3]), []).append(".".join(words[3:]))
+    return {**document, "results": results, "functions": families}
 
 
 def runs(documents: Sequence[Document]) -> dict[str, Any]:
@@ -157,13 +162,13 @@ def _run(document: Document) -> dict[str, Any]:
     return found | {"cases": len(rows), "noise": round(geomean(noise), 4)} | more
 
 
-def reduced(sources: Sequence[str], documents: Sequence[Document]) -> dict[str, Any]:
-    """What is kept of the documents.
+def reduced(sources: Sequence[str], documents: Sequence[Document], lines: bool = False) -> dict[str, Any]:
+    """What is kept of the documents; `lines`: of one of `bench_random.py` what is kept of several.
 
     Raises:
         ValueError: they are not of one script.
     """
-    kinds = {_kind(d, len(documents) > 1) for d in documents}
+    kinds = {_kind(d, lines or len(documents) > 1) for d in documents}
     if len(kinds) > 1:
         raise ValueError("the sources are of several scripts; reduce those of each by themselves")
     (kind,) = kinds
@@ -207,7 +212,7 @@ def dump(document: Document) -> str:
     """JSON with a line for each element of each list, so that changes can be read and the file stays small."""
     lines = []
     for key, value in document.items():
-        if isinstance(value, list) and value and (isinstance(value[0], dict) or key == "functions"):
+        if isinstance(value, list) and value and isinstance(value[0], dict):
             lines.append(f"{json.dumps(key)}: [\n{_rows(value)}\n]")
         else:
             lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
@@ -223,11 +228,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="+", help="result files, or COMMIT:PATH")
     parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--lines", action="store_true", help="of one file of bench_random.py keep lines, not its cases")
     parser.add_argument("--over", help="only lines that compare with this one, of those that took part")
     parser.add_argument("--note", help="what else a reader must know, such as how the archives were built")
     options = parser.parse_args()
     try:
-        found = reduced(options.sources, [read(source) for source in options.sources])
+        found = reduced(options.sources, [read(source) for source in options.sources], options.lines)
     except ValueError as error:
         parser.error(str(error))
     if options.over:

@@ -53,6 +53,8 @@ PEERS = (  # file, kind, contender, what the row says
     ("peers_fp8", "fp8 ours", "cublas fast", "e4m3, cuBLAS with fast accumulation *"),
     ("peers_operators", "bf16 ours", "operators", "bf16, Operator API *"),
     ("peers_triton", "bf16 ours", "triton", "bf16, Triton *"),
+    ("blocks_h200", "ours", "torch", "e4m3 in blocks, torch's `_scaled_mm`"),
+    ("blocks_h200", "ours", "deep_gemm", "e4m3 in blocks, DeepGEMM 2.5.0"),
 )
 MODELS = {
     "models_llama_h200": "Llama-3.1-8B, bf16",

@@ -37,6 +37,7 @@ from runtime.tables.dispatch import Entry
 from .recording_driver import gemm_record
 
 BASELINE = "torch.mm"
+_TWINS = 0.4  # of its bias, what a function has of its own besides its twin's
 GPU = Gpu("made up", 132, 4800)
 ENVIRONMENT = {"gpu": "made up", "compute_capability": "9.0", "gpu_id": "1"}
 TimeOf = Callable[[str, Signature, int], float]  # true microseconds of a function, or of the baseline
@@ -57,11 +58,21 @@ class Truth:
     def __call__(self, name: str, signature: Signature, m: int) -> float:
         if name == BASELINE:
             return expected_us(signature, m) * (1.3 + 0.1 * math.sin(1.7 * math.log2(m)))
-        amplitude, phase, speed = self._own(name, signature)
-        smooth = self.bias * amplitude * math.sin(speed * math.log2(m) + phase)
-        variant = self.pool.variant(name)
+        variant, smooth = self.pool.variant(name), 0.0
+        for share, of in self._shares(name):
+            amplitude, phase, speed = self._own(of, signature)
+            smooth += share * self.bias * amplitude * math.sin(speed * math.log2(m) + phase)
         tiles = math.ceil(m / (variant.integer("tile_m", 128) if variant else 128))
         return self._estimates(signature)(name, m) * math.exp(smooth + self._step(name, signature, tiles // 4))
+
+    @cache  # noqa: B019
+    def _shares(self, name: str) -> list[tuple[float, str]]:
+        """Whose own a function's bias is: that of its twin, where it has the minor choices, and some of its own.
+
+        Of 65 pairs that were timed on H200s the log ratios of time to estimate differ by 2.7%, of any two by 9.6%.
+        """
+        twin = name.replace(".nonpersistent", "")
+        return [(1.0, name)] if twin == name else [(1.0, twin), (_TWINS, name)]
 
     @cache  # noqa: B019
     def _estimates(self, signature: Signature) -> Callable[[str, int], float]:

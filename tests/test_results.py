@@ -104,10 +104,21 @@ def test_what_has_no_summary_is_kept_whole() -> None:
 
 
 def test_functions_of_equal_bits_are_named_once() -> None:
-    results = [{"signature": "s", "groups": [["b", "c"], ["a"]]}, {"signature": "t", "groups": [["c"]]}]
+    a, b, c = "own.few.bf16.tile8.sm_90a", "own.few.bf16.tile8.x.sm_90a", "own.many.bf16.tile8.sm_90a"
+    results = [{"signature": "s", "groups": [[b, c], [a]]}, {"signature": "t", "groups": [[c]]}]
     found = reduce_results.reduced(["one"], [a_document(results)])
-    assert found["functions"] == ["a", "b", "c"]
+    assert found["functions"] == {
+        "own.few.bf16": ["tile8.sm_90a", "tile8.x.sm_90a"],
+        "own.many.bf16": ["tile8.sm_90a"],
+    }
     assert found["results"] == [{"signature": "s", "groups": [[1, 2], [0]]}, {"signature": "t", "groups": [[2]]}]
+
+
+def test_one_occasion_may_be_lines_too() -> None:
+    documents = [a_run(a_case(1, 10.0, 12.0))]
+    found = reduce_results.reduced(["one"], documents, lines=True)
+    assert [(line["run"], line["regime"]) for line in found["summary"]] == [(0, "M <= 64")]
+    assert "results" not in found
 
 
 def test_several_occasions_are_lines_for_each() -> None:
@@ -155,7 +166,8 @@ def test_a_summary_is_what_the_whole_files_give(path: Path) -> None:
     if shown.returncode:
         pytest.skip("the history that has the whole files is not here")
     documents = [reduce_results.read(source) for source in kept["summary_of"]]
-    found = json.loads(reduce_results.dump(reduce_results.reduced(kept["summary_of"], documents)))
+    again = reduce_results.reduced(kept["summary_of"], documents, lines="results" not in kept)
+    found = json.loads(reduce_results.dump(again))
     overs = {line["over"] for line in kept.get("summary", ())}
     if "summary" in found:
         found["summary"] = [line for line in found["summary"] if line["over"] in overs]

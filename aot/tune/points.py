@@ -20,7 +20,7 @@ _COARSE, _FAR = 4, 1.35
 # of the first points, where little is known, and at an added one.
 _FIRST, _ADDED = (3.0, 40), (2.0, 16)
 # Where launches are long: as many as this time of screening is enough for, and no fewer than eight.
-_SCREENING_US, _LAUNCHES, _LEAST = 30_000.0, 8, 8
+_SCREENING_US, _LAUNCHES, _LEAST = 60_000.0, 8, 8
 _GLANCES_FROM, _SPARSE_FROM = 64, 1024  # no baseline was ever faster below the first
 
 

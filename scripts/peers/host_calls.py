@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,22 @@ def us(call: Callable[[], Any], calls: int) -> float:
     return min(found)
 
 
+def opened(path: Path) -> Any:
+    """An archive of this checkout's."""
+    try:
+        archives = import_module(".container.archive", "runtime")
+    except ImportError:  # an older checkout, where it lies beside the library
+        archives = import_module(".archive", "runtime")
+    return archives.Archive.open(path)
+
+
 class Calls:
     """A library of made-up functions on the driver of the checkout that is on `sys.path`."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         if kind == "python":  # as where native code was not built
-            sys.modules["runtime.native._native"] = sys.modules["runtime._native"] = None  # type: ignore[assignment]
+            for package in ("runtime", "runtime.native"):
+                sys.modules[f"{package}._native"] = None  # type: ignore[assignment]
         from tests import recording_driver as made_up
 
         self.made_up, self.kept = made_up, list[Any]()
@@ -74,11 +85,7 @@ class Calls:
         """Opened, with no kernel loaded."""
         from runtime import Library
 
-        try:
-            from runtime.container.archive import Archive
-        except ImportError:
-            from runtime.archive import Archive  # type: ignore[import-not-found, no-redef]
-        return Library([Archive.open(self.path)], self.driver)
+        return Library([opened(self.path)], self.driver)
 
     def tensor(self, *shape: int) -> Any:
         """As torch's, and readable by `host_stand_in.c`."""
@@ -126,6 +133,13 @@ def of_archives(folder: Path) -> dict[str, float]:
     }
 
 
+def of_file(folder: Path) -> dict[str, float]:
+    """Bytes of a function of the folder's one archive."""
+    (path,) = folder.glob("*.aot")
+    return {"bytes of a function in its archive": path.stat().st_size / len(opened(path).functions)}
+
+
 if __name__ == "__main__":
     kind, scratch = sys.argv[1], Path(sys.argv[2])
-    print(json.dumps(of_archives(scratch) if kind == "archives" else of_calls(kind, scratch)))
+    whole = {"archives": of_archives, "file": of_file}
+    print(json.dumps(whole[kind](scratch) if kind in whole else of_calls(kind, scratch)))
