@@ -51,6 +51,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def masked(a: Any, b: Any, d: Any, counts: Any, expected_m: int, *, disable_ue8m0_cast: bool) -> None:
         assert disable_ue8m0_cast
         found.append(f"masked, expecting {expected_m}")
+        assert a[0].shape[1] % TILE == 0, "tiles are stored whole"
         operands = OperandSet(a[0], b[0], counts, d, _scales(a[1], b[1]))
         made = GroupedMeasures().reference(MASKED, operands)["d"]
         d.copy_(torch.where(made.isnan(), 7.0, made))
