@@ -31,7 +31,7 @@ class RepackError(AotError):
     """Archives that cannot be one."""
 
 
-class Form(NamedTuple):
+class NamedForm(NamedTuple):
     """A form of the universal table: its name, as `aot ls` has it, and what a table is written from."""
 
     name: str
@@ -52,7 +52,7 @@ class Contents:
     """
 
     rows: Sequence[tables.Row]
-    forms: Sequence[Form]
+    forms: Sequence[NamedForm]
     checked_on: Mapping[str, Sequence[str]]
     others: Mapping[str, str]
     build: Build
@@ -78,7 +78,7 @@ def contents(archive: Archive) -> Contents:
     archive.check_blocks()
     universal, rows = forms.read(archive), tables.operation_rows(archive)
     with naming(archive):
-        of_forms = [Form(row.name, row.form.source()) for row in forms.rows(archive, universal)]
+        of_forms = [NamedForm(row.name, row.form.source()) for row in forms.rows(archive, universal)]
     found = Contents(
         rows,
         of_forms,

@@ -231,7 +231,7 @@ def outcomes(found: Path) -> list[tuple[str, tuple[str, str]]]:
 
 
 def sanitize(pool: ThreadPoolExecutor, chosen: Sequence[Tested], folder: Path) -> dict[str, Outcome]:
-    """How compute-sanitizer ended, by command."""
+    """How compute-sanitizer ended, by command; what it said is in files of `folder`."""
     if shutil.which(SANITIZER[0]) is None:
         raise AotError("compute-sanitizer is not on PATH; it comes with CUDA, or say --what tests")
     commands = {}
@@ -240,16 +240,19 @@ def sanitize(pool: ThreadPoolExecutor, chosen: Sequence[Tested], folder: Path) -
             for words in runs:
                 script = [sys.executable, str(ROOT / "scripts" / "launch_all.py"), *words, str(path_of(t, folder))]
                 commands[f"{tool} {' '.join((*words, t.name))}"] = [*SANITIZER, tool, "--error-exitcode", "3", *script]
-    ended = pool.map(timed, commands.values())
+    logs = [folder / f"{words.replace(' ', '_')}.txt" for words in commands]
+    ended = pool.map(timed, commands.values(), logs)
     return dict(zip(commands, ended, strict=True))
 
 
-def timed(command: Sequence[str]) -> Outcome:
-    """Run it in the checkout."""
+def timed(command: Sequence[str], log: Path | None = None) -> Outcome:
+    """Run it in the checkout; what it says goes to `log` too."""
     start = time.monotonic()
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
+    if log is not None:
+        log.write_text(done.stdout)
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     return Outcome(time.monotonic() - start, done.returncode, lines[-1][:200] if lines else "")
 

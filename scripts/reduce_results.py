@@ -115,12 +115,17 @@ def occasions(documents: Sequence[Document]) -> dict[str, Any]:
 
 
 def bits(documents: Sequence[Document]) -> dict[str, Any]:
-    """One document of `compare_bits.py`, with a list of all functions, and groups of places in it."""
+    """One document of `compare_bits.py`, with the choices of all functions by what they begin with (provider, family
+    and element types), and groups of places among them."""
     (document,) = documents
     functions = sorted({name for r in document["results"] for group in r["groups"] for name in group})
     place = {name: i for i, name in enumerate(functions)}
     results = [r | {"groups": [[place[name] for name in group] for group in r["groups"]]} for r in document["results"]]
-    return {**document, "results": results, "functions": functions}
+    families: dict[str, list[str]] = {}
+    for name in functions:
+        words = name.split(".")
+        families.setdefault(".".join(words[:3]), []).append(".".join(words[3:]))
+    return {**document, "results": results, "functions": families}
 
 
 def runs(documents: Sequence[Document]) -> dict[str, Any]:
@@ -207,7 +212,7 @@ def dump(document: Document) -> str:
     """JSON with a line for each element of each list, so that changes can be read and the file stays small."""
     lines = []
     for key, value in document.items():
-        if isinstance(value, list) and value and (isinstance(value[0], dict) or key == "functions"):
+        if isinstance(value, list) and value and isinstance(value[0], dict):
             lines.append(f"{json.dumps(key)}: [\n{_rows(value)}\n]")
         else:
             lines.append(f"{json.dumps(key)}: {json.dumps(value)}")

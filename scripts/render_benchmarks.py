@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +22,8 @@ from report import ROOT, ends
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
-PAGES = PAGE, ROOT / "docs" / "moe.md", ROOT / "docs" / "kernels" / "sm90_w4.md"
+_KERNELS = ROOT / "docs" / "kernels"
+PAGES = PAGE, ROOT / "docs" / "moe.md", _KERNELS / "sm90_w4.md", _KERNELS / "sm90_grouped.md"
 USUAL = "NVIDIA H200, driver 580.159.04"  # the page's head says it, and tables only what is unlike it
 _MOST_WORDS = 4  # of a command that is shown in full
 _MARK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -46,6 +48,12 @@ ON_GRID = {
     "bf16 residual": "bf16 + residual",
     "bf16 swiglu": "bf16 SwiGLU",
     "e4m3 row_column": "e4m3, row and column scales",
+}
+GROUPED = {  # by the kinds of scripts/bench_grouped.py
+    "bf16": "bf16",
+    "e4m3 row_column": "e4m3, scales of rows and columns",
+    "e4m3 block": "e4m3, scales of blocks",
+    "e4m3 block masked": "the same, masked rows",
 }
 PEERS = (  # file, kind, contender, what the row says
     ("peers_bf16", "bf16 ours", "quack", "bf16, quack"),
@@ -223,6 +231,21 @@ def experts() -> list[str]:
     return [*table(header, rows), "", "; ".join(said) + ".", *source(*EXPERTS)]
 
 
+def grouped() -> list[str]:
+    """Grouped GEMMs beside others': a row for each kind and other, a column for each range of rows."""
+    results, rows = load("grouped_h200")["results"], []
+    for kind, label in GROUPED.items():
+        for place, other in ((2, "torch"), (3, "DeepGEMM")):
+            cases = [(c[0], c[place] / c[1]) for r in results if r["kind"] == kind for c in r["cases"] if c[place]]
+            cells = []
+            for low, high in ((1, 64), (65, 511), (512, math.inf)):
+                ratios = [ratio for m, ratio in cases if low <= m <= high]
+                cells.append(f"{geometric_mean(ratios):.2f} ({min(ratios):.2f}), {len(ratios)}" if ratios else "")
+            rows += [[f"{label}, {other}", *cells]] if cases else []
+    header = ["their time over ours", "up to 64 rows", "65 to 511", "from 512"]
+    return [*table(header, rows), *source("grouped_h200")]
+
+
 def models() -> list[str]:
     """Whole models."""
     header, rows = ["times torch"], []
@@ -306,6 +329,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "peers": peers,
     "weights": weights,
     "experts": experts,
+    "grouped": grouped,
     "models": models,
     "vllm": vllm,
     "host": host,

@@ -43,3 +43,15 @@ Run = Callable[..., Result]
 def unwrapped(text: str) -> str:
     """What was printed, in one line with single spaces."""
     return " ".join(text.split())
+
+
+def read_as_aot_does(words: list[str]) -> None:
+    """Read the words of a call of `aot` as it does, and do nothing; a wrong one raises."""
+    from aot.cli import commands
+
+    command, name, context = commands.command(), "aot", None
+    while True:
+        context = command.make_context(name, list(words), parent=context)
+        if not hasattr(command, "commands"):
+            return
+        name, command, words = command.resolve_command(context, words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from aot.search.legal import illegal, legal_variants
+from aot.search.legal import illegal, legal_variants, of_name
 from aot.search.provider import families
 from aot.search.variants import Variant, choices
 from runtime.gemm.signature import Signature
@@ -24,3 +24,11 @@ def drawn(signature: Signature, family: str, draws: int = 8000) -> list[Variant]
         if illegal(v) is None:
             found[v] = None
     return list(found)
+
+
+def legal_values(name: str, option: str) -> set[int]:
+    """What the integer `option` of the variant of this name may be, where its other choices stay."""
+    variant = of_name(name)
+    assert variant is not None
+    twins = {value: replace(variant, config=choices(**{**variant.options, option: value})) for value in range(1, 1100)}
+    return {value for value, twin in twins.items() if illegal(twin) is None}

@@ -22,6 +22,7 @@ from torch import nn
 from runtime.sglang.hooks import MODEL_LOADED
 from runtime.sglang.plugin import Plugin, install
 
+from . import sglang_experts_stand_in
 from .recording_driver import signature
 from .torch_stand_in import HIDDEN, INNER, ONE, VOCAB, library, logged
 
@@ -42,7 +43,7 @@ def get_global_server_args() -> Any:
 def stand_in(version: str = "0.5.13") -> dict[str, types.ModuleType]:
     """Fresh modules by name, for sys.modules."""
     contents: Contents = {"sglang": {"__version__": version}, REGISTRY: _registry()}
-    contents |= _runner() | _activation() | _layers() | _fp8()
+    contents |= _runner() | _activation() | _layers() | _fp8() | sglang_experts_stand_in.contents()
     modules = {name: types.ModuleType(name) for name in contents}
     for name, names in contents.items():
         vars(modules[name]).update(names)
@@ -57,6 +58,7 @@ def arguments(setting: str = "{}", **more: Any) -> Any:
     words |= {"enable_two_batch_overlap": False, "enable_pdmux": False, "disable_cuda_graph": False}
     words |= {"cuda_graph_bs": [1, 2, 4], "speculative_num_draft_tokens": None}
     words |= {"disable_piecewise_cuda_graph": True, "piecewise_cuda_graph_tokens": [8, 16]}
+    words |= {"enable_torch_compile": False, "enable_symm_mem": False}
     assert not set(more) - set(words)
     return types.SimpleNamespace(**words | more)
 

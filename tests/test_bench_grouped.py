@@ -51,6 +51,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def masked(a: Any, b: Any, d: Any, counts: Any, expected_m: int, *, disable_ue8m0_cast: bool) -> None:
         assert disable_ue8m0_cast
         found.append(f"masked, expecting {expected_m}")
+        assert a[0].shape[1] % TILE == 0, "tiles are stored whole"
         operands = OperandSet(a[0], b[0], counts, d, _scales(a[1], b[1]))
         made = GroupedMeasures().reference(MASKED, operands)["d"]
         d.copy_(torch.where(made.isnan(), 7.0, made))
@@ -128,13 +129,14 @@ def entries(state: str = "ranked") -> list[Any]:
 
 
 def test_cases_are_m_of_the_manifest_and_some_at_random_whatever_else_is_asked_for() -> None:
-    every = bench_grouped.cases(entries(), "", 2, 1)
+    every = bench_grouped.cases(entries(), [], "", 2, 1)
     assert [m for e, m in every if e.signature is BLOCK] == sorted(m for e, m in every if e.signature is BLOCK)
     assert {8, 64, 90, 1024} < {m for e, m in every if e.signature is BLOCK}
     assert len(every) == 12
-    alone = bench_grouped.cases(entries(), "block masked", 2, 1)
+    alone = bench_grouped.cases(entries(), ["e4m3 block masked"], "", 2, 1)
     assert [m for _, m in alone] == [m for e, m in every if e.signature is MASKED]
-    assert 90 not in [m for _, m in bench_grouped.cases(entries("tuned"), "", 0, 1)], "which tuning added"
+    assert len(bench_grouped.cases(entries(), [], "masked", 2, 1)) == len(alone)
+    assert 90 not in [m for _, m in bench_grouped.cases(entries("tuned"), [], "", 0, 1)], "which tuning added"
 
 
 def a_result(m: int, ours: float, **others: float) -> dict[str, Any]:

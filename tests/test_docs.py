@@ -15,6 +15,8 @@ import pytest
 from aot.cli import commands
 from runtime.program import operation
 
+from .command_line import read_as_aot_does
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = [
@@ -83,7 +85,7 @@ def test_commands_of_pages_can_be_called(path: Path) -> None:
     for line in lines:
         program, *words = shlex.split(line, comments=True) or [""]
         if program == "aot":
-            read_as_aot_does(commands.command(), words)
+            read_as_aot_does(words)
         elif program == "make":
             assert set(words) <= set(targets), line
         elif program == "python" and words[0].startswith("scripts/"):
@@ -103,14 +105,6 @@ def test_commands_and_options_that_sentences_name_exist(path: Path) -> None:
             assert set(OPTION.findall(quoted)) <= options_of(found), quoted
         elif OPTION.match(words[0]):
             assert words[0] in options_of(commands.command()) | options_of_scripts(), quoted
-
-
-def read_as_aot_does(command: Any, words: list[str], parent: Any = None) -> None:
-    """Read a call as the command line does; a wrong one raises."""
-    context = command.make_context("aot", list(words), parent=parent)
-    if hasattr(command, "commands"):
-        _, found, rest = command.resolve_command(context, words)
-        read_as_aot_does(found, rest, context)  # a command keeps the option of help that its first context names
 
 
 def options_of(command: Any) -> set[str]:

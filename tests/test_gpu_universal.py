@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from runtime import Library
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.gemm.signature import Signature
-from runtime.gemm.universal import PREDICTED, Form, Universal
+from runtime.gemm.universal import PREDICTED, Universal, UniversalForm
 from runtime.tables.dispatch import serves
 
 pytestmark = pytest.mark.gpu
@@ -31,7 +33,7 @@ MOST_FLOPS = 2**37
 
 
 @pytest.fixture(scope="module")
-def forms(tuned_archive: Path) -> list[Form]:
+def forms(tuned_archive: Path) -> list[UniversalForm]:
     with Archive.open(tuned_archive) as archive:
         if "universal" not in archive.tables:
             pytest.skip("the archive has no universal table")
@@ -47,7 +49,7 @@ def library(tuned_archive: Path) -> Iterator[Library]:
         torch.cuda.synchronize()
 
 
-def drawn(form: Form, seed: int) -> Iterator[tuple[Signature, int]]:
+def drawn(form: UniversalForm, seed: int) -> Iterator[tuple[Signature, int]]:
     """Random extents that some function of the form takes, ragged against every tile."""
     chance, made = random.Random(seed), 0
     n_step = min(f.n_multiple for f in form.functions)
@@ -61,7 +63,7 @@ def drawn(form: Form, seed: int) -> Iterator[tuple[Signature, int]]:
             yield signature, m
 
 
-def test_predicted_functions_compute_what_was_asked_for(library: Library, forms: list[Form]) -> None:
+def test_predicted_functions_compute_what_was_asked_for(library: Library, forms: list[UniversalForm]) -> None:
     wrong = []
     for place, form in enumerate(forms):
         for signature, m in drawn(form, place):
@@ -86,7 +88,7 @@ def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
     return torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
 
 
-def test_a_row_has_the_same_bits_whatever_the_batch(tuned_archive: Path, forms: list[Form]) -> None:
+def test_a_row_has_the_same_bits_whatever_the_batch(tuned_archive: Path, forms: list[UniversalForm]) -> None:
     """And several functions take turns where there are several that give equal bits."""
     with runtime.load(tuned_archive, batch_invariant=True) as library:
         for place, form in enumerate(forms):
@@ -107,7 +109,7 @@ def test_a_row_has_the_same_bits_whatever_the_batch(tuned_archive: Path, forms: 
             assert len(used) > 1 or len(entry.names) < 4, f"{signature.key()}: only {used} of {entry.names}"
 
 
-def test_functions_of_one_number_give_equal_bits(tuned_archive: Path, forms: list[Form]) -> None:
+def test_functions_of_one_number_give_equal_bits(tuned_archive: Path, forms: list[UniversalForm]) -> None:
     """At N and K that are ragged against every tile, whichever of them is the fastest."""
     stream = torch.cuda.current_stream()
     with runtime.load(tuned_archive) as library:
@@ -127,20 +129,28 @@ def test_functions_of_one_number_give_equal_bits(tuned_archive: Path, forms: lis
 
 
 @pytest.mark.usefixtures("forms")
-def test_a_new_m_is_no_slower_to_serve_than_fifty_microseconds(library: Library) -> None:
-    """The median on the host, of M values whose function was called for the same N and K before."""
-    import time
-
+def test_a_new_m_is_served_in_the_time_of_few_calls_of_torch(library: Library) -> None:
+    """Medians of this thread's time on the host: of M values whose function was called for the same N and K before, and
+    of `torch.mm` called again for the same shape. Hosts differ by a factor of two and more, from minute to minute."""
     b = torch.randn(3136, 2112, device="cuda", dtype=torch.bfloat16)
     a, d = (torch.randn(4096, n, device="cuda", dtype=torch.bfloat16) for n in (2112, 3136))
+    transposed = b.t()
     library.preload()
     entry = library.entry(Signature("bf16", "bf16", "bf16", "f32", "none", 3136, 2112))
-    seen, samples = set[str](), []
+    seen, ours, of_torch = set[str](), list[float](), list[float]()
     for m in range(2, 4096, 37):
+        rows, out = a[:m], d[:m]
+        torch.mm(rows, transposed, out=out)
         torch.cuda.synchronize()
-        start = time.perf_counter()
-        library.gemm(a[:m], b, out=d[:m])
-        if entry.best(m) in seen:
-            samples.append(time.perf_counter() - start)
-        seen.add(entry.best(m))
-    assert sorted(samples)[len(samples) // 2] < 50e-6
+        start = time.thread_time()
+        library.gemm(rows, b, out=out)
+        between = time.thread_time()
+        torch.mm(rows, transposed, out=out)
+        end, name = time.thread_time(), entry.best(m)
+        if name in seen:
+            ours.append(between - start)
+            of_torch.append(end - between)
+        seen.add(name)
+    us, torch_us = (statistics.median(samples) * 1e6 for samples in (ours, of_torch))
+    print(f"{len(ours)} new M: {us:.1f} us, torch.mm again: {torch_us:.1f} us")
+    assert us < 4 * torch_us

@@ -5,14 +5,12 @@ import re
 import shlex
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
-from aot.cli import commands
 from aot.tune.options import TuneOptions
 
-from .command_line import COMMAND, ROOT, Run
+from .command_line import COMMAND, ROOT, Run, read_as_aot_does
 
 COMMANDS = [
     "",
@@ -67,15 +65,7 @@ def test_help_ends_with_examples_that_can_be_called(
         program, *words = shlex.split(example)
         assert program == "aot"
         assert words[: len(command.split())] == command.split()
-        _parse(commands.command(), words)
-
-
-def _parse(command: Any, words: list[str]) -> None:
-    """Read a call as the command line does; a wrong one raises."""
-    context = command.make_context("aot", list(words))
-    if hasattr(command, "commands"):
-        _, found, rest = command.resolve_command(context, words)
-        _parse(found, rest)
+        read_as_aot_does(words)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

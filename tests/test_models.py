@@ -69,7 +69,7 @@ def test_ranks_have_what_the_models_own_plan_gives_them(name: str) -> None:
     assert of_plan or name in WITHOUT_PLAN
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_build_has_candidates_for_every_layer_of_a_published_model(name: str, tp: int) -> None:
     written = loads(dump(manifest(PUBLISHED[name]["config"], tp, tokens=(1, 64))))

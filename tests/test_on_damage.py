@@ -88,9 +88,13 @@ def test_torch_computes_what_a_damaged_kernel_was_for(
 
 def test_damaged_file_is_read_once(path: Path, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     flip(path, "sm_9x")
-    library, reads = opened(path, driver), []
-    cubin = Archive.cubin
-    monkeypatch.setattr(Archive, "cubin", lambda self, name: reads.append(name) or cubin(self, name))
+    library, reads, cubin = opened(path, driver), list[str](), Archive.cubin
+
+    def read(archive: Archive, name: str) -> bytes:
+        reads.append(name)
+        return cubin(archive, name)
+
+    monkeypatch.setattr(Archive, "cubin", read)
     for m in (5, 5, 6):
         call(library, m)
     assert reads == ["f"]

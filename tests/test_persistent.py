@@ -316,7 +316,13 @@ def test_the_other_warp_group_is_let_through_right_behind_the_last_products(tmp_
     assert not any(word in line for line in between for word in ("MUFU", "F2I", "DEPBAR", "BRA"))
 
 
-@pytest.mark.parametrize(("tile", "most"), [((256, 128), 230), ((128, 192), 175), ((128, 128), 130), ((128, 96), 120)])
+@pytest.mark.parametrize(
+    ("tile", "most"),
+    [
+        *(((256, 128), 230), ((128, 128), 130)),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (((128, 192), 175), ((128, 96), 120))),
+    ],
+)
 def test_a_stage_takes_little_beside_its_products_and_their_promotion(
     tmp_path: Path, tile: tuple[int, int], most: int
 ) -> None:

@@ -104,9 +104,13 @@ def test_what_has_no_summary_is_kept_whole() -> None:
 
 
 def test_functions_of_equal_bits_are_named_once() -> None:
-    results = [{"signature": "s", "groups": [["b", "c"], ["a"]]}, {"signature": "t", "groups": [["c"]]}]
+    a, b, c = "own.few.bf16.tile8.sm_90a", "own.few.bf16.tile8.x.sm_90a", "own.many.bf16.tile8.sm_90a"
+    results = [{"signature": "s", "groups": [[b, c], [a]]}, {"signature": "t", "groups": [[c]]}]
     found = reduce_results.reduced(["one"], [a_document(results)])
-    assert found["functions"] == ["a", "b", "c"]
+    assert found["functions"] == {
+        "own.few.bf16": ["tile8.sm_90a", "tile8.x.sm_90a"],
+        "own.many.bf16": ["tile8.sm_90a"],
+    }
     assert found["results"] == [{"signature": "s", "groups": [[1, 2], [0]]}, {"signature": "t", "groups": [[2]]}]
 
 

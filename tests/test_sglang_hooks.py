@@ -32,7 +32,7 @@ def function_of(sglang: Path, module: str, name: str) -> ast.AST:
     return next(node for node in body_of(sglang, module) if isinstance(node, FUNCTIONS) and node.name == name)
 
 
-@pytest.mark.parametrize("hook", [*hooks.HOOKS, hooks.ACTIVATION, *hooks.QUANTISED], ids=str)
+@pytest.mark.parametrize("hook", [*hooks.HOOKS, hooks.ACTIVATION, *hooks.QUANTISED, hooks.RUNNER], ids=str)
 def test_what_is_replaced_or_called_is_there(sglang: Path, hook: hooks.Hook) -> None:
     assert problem_of(sglang, hook) == ""
 
@@ -40,6 +40,17 @@ def test_what_is_replaced_or_called_is_there(sglang: Path, hook: hooks.Hook) -> 
 def test_arguments_that_are_read_are_there(sglang: Path) -> None:
     there = {f"ServerArgs.{name}" for name in assigned(class_of(sglang, "sglang.srt.server_args", "ServerArgs"))}
     assert set(hooks.READ["sglang.srt.server_args"]) - there == set()
+
+
+@pytest.mark.parametrize("module", [module for module in hooks.READ if ".moe." in module])
+def test_fields_that_are_read_are_there(sglang: Path, module: str) -> None:
+    there = {
+        f"{node.name}.{name}"
+        for node in body_of(sglang, module)
+        if isinstance(node, ast.ClassDef)
+        for name in assigned(node.body)
+    }
+    assert set(hooks.READ[module]) - there == set()
 
 
 def test_version_is_one_that_the_table_was_compared_with(sglang: Path) -> None:
@@ -114,6 +125,27 @@ def test_fp8_layers_come_by_what_is_replaced(sglang: Path, name: str) -> None:
     assert "apply_fp8_linear" in calls
     blocks = "w8a8_block_fp8_linear" in calls
     assert blocks == (name in ("Fp8LinearMethod", "CompressedTensorsW8A8Fp8"))
+
+
+def test_a_runner_of_experts_calls_the_function_that_it_holds(sglang: Path) -> None:
+    run = ast.unparse(method_of(sglang, hooks.RUNNER.module, hooks.RUNNER.owner, "run"))
+    assert "return self.fused_func(dispatch_output, quant_info, self.config)" in run
+    made = ast.unparse(method_of(sglang, hooks.RUNNER.module, hooks.RUNNER.owner, "__init__"))
+    for name in ("runner_backend", "config"):
+        assert f"self.{name} = {name}" in made
+
+
+@pytest.mark.parametrize("name", hooks.EXPERTS_METHODS)
+def test_experts_are_computed_by_the_runner_of_their_method(sglang: Path, name: str) -> None:
+    """Which is made when the layer is, before weights are loaded."""
+    body = "\n".join(ast.unparse(node) for node in class_of(sglang, hooks.EXPERTS_METHODS[name], name))
+    assert "self.runner = MoeRunner(" in body
+    assert "return self.runner.run(" in body
+
+
+def test_ids_of_experts_on_other_ranks_are_taken_to_none_before_they_are_computed(sglang: Path) -> None:
+    dispatch = ast.unparse(method_of(sglang, hooks.COMBINE_INPUT[0], "StandardDispatcher", "dispatch"))
+    assert "topk_ids=self.local_expert_mapping[topk_output.topk_ids]" in dispatch
 
 
 def test_a_scheme_stands_in_its_layer(sglang: Path) -> None:

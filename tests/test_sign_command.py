@@ -193,3 +193,28 @@ def test_wrong_calls_of_verify_are_one_line(
     assert (done.status, done.out) == (2, "")
     assert match in done.err
     assert done.err.count("\n") == 1
+
+
+def test_info_says_who_signed_it_and_what_made_it(run: Run, path: Path) -> None:
+    assert "signed      no: there is no signature of it beside the file\n" in run("info", path).out
+    made = "aot build model.yaml -o model.aot"
+    run("sign", path, "--key", path.with_name("release.key"), "--version", 7, "--builder", "urn:me", "--command", made)
+    out = run("info", path).out
+    assert "signed      as model version 7 on 20" in out
+    assert "  by        urn:me; `aot verify --key KEYS` checks whether that holds\n" in out
+    assert f"  command   {made}\n" in out
+    found = json.loads(run("info", path, "--json").out)["signature"]
+    assert (found["name"], found["version"], found["commands"], len(found["keys"])) == ("model", 7, [made], 1)
+
+
+@pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"payload":"e30=","payloadType":"x","signatures":[]}'])
+def test_info_says_what_is_wrong_with_a_signature(run: Run, path: Path, damage: str) -> None:
+    Path(f"{path}.sig").write_text(damage)
+    done = run("info", path)
+    assert (done.status, "is no signature of an" in done.out) == (0, True)
+
+
+def test_info_does_not_take_the_signature_of_another_archive(run: Run, path: Path) -> None:
+    run("sign", path, "--key", path.with_name("release.key"))
+    _write(path, 2048)
+    assert json.loads(run("info", path, "--json").out)["signature"] is None

@@ -39,7 +39,7 @@ def family(v: Variant) -> str:
 def measured() -> list[tuple[int, list[list[Variant]]]]:
     """K, and the groups of functions that gave equal bits at every M, of each signature."""
     found, document = [], json.loads(BITS.read_text())
-    functions = [of_name(name) for name in document["functions"]]
+    functions = [of_name(f"{family}.{rest}") for family, names in document["functions"].items() for rest in names]
     for result in document["results"]:
         groups = [[v for place in group if (v := functions[place]) is not None] for group in result["groups"]]
         assert sum(map(len, groups)) == sum(map(len, result["groups"])), "all are variants"

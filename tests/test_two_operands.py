@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +16,9 @@ from runtime.container.archive import Archive
 from runtime.program import operation as operations
 from runtime.program.operation import operation
 
-from .command_line import COMMAND, ROOT, Run
+from .command_line import Run
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from .shared import built_once
 
 # y[m, n] = 2 * b[m, n]. The input has the name of a GEMM's B, and is not meant to be taken for one.
 OPERATION = """
@@ -143,28 +142,32 @@ operations:
   doubling:
     - {name: embedding, b: f16, y: f32, n: 4097}
 """
+MODULES = {"doubling_operation": OPERATION, "doubling_provider": PROVIDER, "doubling_kernel": KERNEL}
 NAME = "doublings.row.f16_f32_f32.threads64.sm_90a"
 
 
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A distribution with the operation and a provider of kernels for it, on the path."""
-    found = tmp_path / "site"
+def install(found: Path) -> None:
+    """A distribution with the operation and a provider of kernels for it."""
     info = found / "doubling-1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: doubling\nVersion: 1\n")
     points = f"[{operations.GROUP}]\ndoubling = doubling_operation:DOUBLING\n"
     (info / "entry_points.txt").write_text(points + "[cute_aot.providers]\ndoublings = doubling_provider:Doublings\n")
-    modules = {"doubling_operation": OPERATION, "doubling_provider": PROVIDER, "doubling_kernel": KERNEL}
-    for module, text in modules.items():
+    for module, text in MODULES.items():
         (found / f"{module}.py").write_text(text)
-    monkeypatch.syspath_prepend(found)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """That distribution is on the path."""
+    install(tmp_path / "site")
+    monkeypatch.syspath_prepend(tmp_path / "site")
     operations._found.cache_clear()
     building.cache_clear()
-    yield found
+    yield
     operations._found.cache_clear()
     building.cache_clear()
-    for module in modules:
+    for module in MODULES:
         sys.modules.pop(module, None)
 
 
@@ -179,16 +182,17 @@ def test_variants_of_two_operands_are_enumerated_named_and_read_back() -> None:
     assert why_none("sm_90a", other) == "none for sm_90a has the element types f16, bf16; no target can"
 
 
+@pytest.fixture(scope="session")
+def doubled(request: pytest.FixtureRequest) -> Path:
+    """The archive of the manifest."""
+    return built_once(request, "doubled", MANIFEST, install=install) / "doubled.aot"
+
+
+@pytest.mark.usefixtures("site")
 def test_an_operation_of_two_operands_is_built_listed_verified_and_called(
-    site: Path, tmp_path: Path, torch: FakeTorch, run: Run
+    doubled: Path, torch: FakeTorch, run: Run
 ) -> None:
-    pytest.importorskip("cutlass", reason="the DSL is not installed")
-    (tmp_path / "doubled.yaml").write_text(MANIFEST)
-    command = [*COMMAND, "build", "doubled.yaml", "-o", "doubled.aot", "--cache", "cache", "--no-tune"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(site)])}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    path = tmp_path / "doubled.aot"
+    path = doubled
     assert run("ls", path).out.splitlines()[0].split()[:2] == ["doublings", "signature"]
     shown = run("show", path, "embedding").out
     assert shown.startswith("f16_f32_doubling_n4097 on sm_90a: ranked\ndoublings: embedding\n")

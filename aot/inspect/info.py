@@ -7,15 +7,17 @@ them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from runtime.container.archive import FORMAT_VERSION, TABLES, Archive
+from runtime.container.archive import FORMAT_VERSION, Archive
+from runtime.errors import SignatureError
 from runtime.tables.table import STATES, Entry
 
 from ..pack import build_table, tuning_table
 from ..pack.build_table import Build
 from ..pack.precedence import Precedence
+from ..sign import said
 from .listing import totals
 from .uses import USES, uses
 
@@ -26,7 +28,7 @@ def info(archive: Archive) -> dict[str, Any]:
     `digest` is what `lib.digest` and metrics report: the SHA-256 of the index, hexadecimal. `entries` counts those of
     operations' tables by state and how many give way to something else; `uses` counts functions by `aot.inspect.uses`,
     and `unused` names those that serve nothing. `families` has functions and bytes by provider and family. `rejected`
-    has functions that tuning found wrong, with reasons.
+    has functions that tuning found wrong, with reasons. `signature` is None where there is none beside the archive.
     """
     build, precedence = build_table.read(archive), Precedence(archive)
     used = uses(archive, precedence)
@@ -53,6 +55,29 @@ def info(archive: Archive) -> dict[str, Any]:
         "failures": [list(row) for row in build.failures],
         "unserved": [list(row) for row in build.unserved],
         "totals": totals(archive),
+        "signature": signature(archive),
+    }
+
+
+def signature(archive: Archive) -> dict[str, Any] | None:
+    """What the signature beside an archive says of it, which nobody checked here; None where there is none of it,
+    and the `problem` with one that cannot be read."""
+    try:
+        found = said.beside(archive)
+    except SignatureError as error:
+        return {"problem": str(error)}
+    if found is None:
+        return None
+    release = found.release
+    return {
+        "name": release.name,
+        "version": release.version,
+        "signed_on": release.signed_on.isoformat(),
+        "expires": None if release.expires is None else release.expires.isoformat(),
+        "builder": found.builder,
+        "commands": list(found.commands),
+        "contents": found.contents,
+        "keys": list(found.key_ids),
     }
 
 
@@ -84,7 +109,7 @@ def _targets(archive: Archive, precedence: Precedence) -> list[dict[str, Any]]:
     universal = precedence.universal
     forms = Counter(form.target for _, form in universal.forms) if universal else Counter[str]()
     checked = universal.checked_on if universal else {}
-    by_name, sizes = archive.functions.targets_by_name(), _sizes(archive)
+    by_name, sizes = archive.functions.targets_by_name(), archive.blob_lengths()
     found = []
     for target in archive.targets:
         entries = [entry for entry in precedence.entries if entry.target == target]
@@ -109,7 +134,7 @@ def _families(archive: Archive, build: Build) -> list[dict[str, Any]]:
     of: dict[str, list[str]] = {}
     for name in archive.functions:
         of.setdefault(family_of(archive, name, build.providers), []).append(name)
-    sizes = _sizes(archive)
+    sizes = archive.blob_lengths()
     rows = [
         {
             "family": family,
@@ -132,17 +157,7 @@ def family_of(archive: Archive, name: str, providers: Mapping[str, str]) -> str:
     return family if isinstance(family, str) and family else "?"
 
 
-def _sizes(archive: Archive) -> dict[int, int]:
-    """The bytes of each blob of a record or cubin, by number."""
-    return {
-        number: archive.blob_entry(number).length
-        for block in archive.blocks
-        if block.kind != TABLES
-        for number in block.blobs
-    }
-
-
-def _bytes(archive: Archive, names: Iterable[str], sizes: Mapping[int, int]) -> int:
+def _bytes(archive: Archive, names: Iterable[str], sizes: Sequence[int]) -> int:
     """Of the records and cubins of functions, each cubin once."""
     entries = [archive.entry(name) for name in names]
     blobs = {entry.record for entry in entries} | {entry.cubin for entry in entries}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from runtime.container.archive import Archive
 from runtime.device.gpus import H200, Gpu
 from runtime.gemm.signature import Signature
-from runtime.gemm.universal import WORDS, Form, PredictedEntry, Universal
+from runtime.gemm.universal import WORDS, PredictedEntry, Universal, UniversalForm
 from runtime.tables.table import TARGET
 
 from ..search.universal import form_word
@@ -29,7 +29,7 @@ class FormRow(NamedTuple):
 
     words: tuple[str, ...]
     batched: bool
-    form: Form
+    form: UniversalForm
     program: int
 
     @property
@@ -133,7 +133,7 @@ def _invariant(entry: PredictedEntry, tokens: Sequence[int]) -> list[dict[str, A
     return None if entry.invariant is None else [_choice(entry.only_invariant(), m) for m in dict.fromkeys(tokens)]
 
 
-def _multiples(form: Form) -> list[dict[str, int]]:
+def _multiples(form: UniversalForm) -> list[dict[str, int]]:
     """The multiples of N and K, without those that are multiples of others."""
     pairs = sorted({(f.n_multiple, f.k_multiple) for f in form.functions})
     least: list[tuple[int, int]] = []

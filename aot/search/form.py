@@ -12,7 +12,7 @@ from runtime.program.operation import OVERLAPS
 from .variants import Family
 
 
-class Form(NamedTuple):
+class VariantForm(NamedTuple):
     """What variants must have alike to compute one signature: the element types of its operands, in order, and words.
 
     `accumulator` is the type of sums, None where the operation leaves that to the family.
@@ -28,7 +28,7 @@ class Form(NamedTuple):
     rows: str = "contiguous"
 
 
-def lacks(family: Family, form: Form) -> list[str]:
+def lacks(family: Family, form: VariantForm) -> list[str]:
     """What of a form no variant of a family has, whatever the choices; nothing where it has variants of this form. Its
     accumulator is not looked at."""
     has = {

@@ -12,7 +12,7 @@ from runtime.program.record import Record
 
 from . import rank
 from .estimates import Estimates
-from .form import Form, relies_on_more
+from .form import VariantForm, relies_on_more
 from .m_values import points, waves
 from .operation import Building, Shortlist
 from .provider import provider, provider_names
@@ -30,9 +30,9 @@ class GemmBuilding(Building):
     by_signature = True
     forms = True
 
-    def form(self, s: Signature) -> Form:
+    def form(self, s: Signature) -> VariantForm:
         """Element types, and all words; whether it is batched."""
-        return Form((s.a, s.b, s.d), s.batch > 1, s.scaling, s.b_major, s.epilogue, s.overlap, s.accumulator)
+        return VariantForm((s.a, s.b, s.d), s.batch > 1, s.scaling, s.b_major, s.epilogue, s.overlap, s.accumulator)
 
     def unlike(self, variant: Variant, signature: Signature) -> str | None:
         """By element types, by the words that both have, and by batches."""

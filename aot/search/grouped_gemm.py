@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from runtime.grouped_gemm import Signature
 from runtime.numbers.dtypes import DTYPES
 
-from .form import Form, relies_on_more
+from .form import VariantForm, relies_on_more
 from .legal import legal_variants
 from .operation import Building, Shortlist
 from .provider import family_of, provider_names
@@ -24,9 +24,9 @@ class GroupedBuilding(Building):
     by_signature = True
     shorthand = Experts("groups")
 
-    def form(self, s: Signature) -> Form:
+    def form(self, s: Signature) -> VariantForm:
         """Element types of A, B and D, and all words."""
-        return Form((s.a, s.b, s.d), scaling=s.scaling, epilogue=s.epilogue, overlap=s.overlap, rows=s.rows)
+        return VariantForm((s.a, s.b, s.d), scaling=s.scaling, epilogue=s.epilogue, overlap=s.overlap, rows=s.rows)
 
     def unlike(self, variant: Variant, signature: Signature) -> str | None:
         """By element types, epilogue and scaling."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from runtime.program.operation import OVERLAPS
 
-from .form import Form, lacks, relies_on_more
+from .form import VariantForm, lacks, relies_on_more
 from .operation import building
 from .provider import families, family_of
 from .variants import TILES, Family, Option, Variant, choices
@@ -85,7 +85,7 @@ def illegal(variant: Variant) -> str | None:
     if variant.accumulator != family.accumulator:
         return f"{variant.family} does not compute in {variant.accumulator}, only in {family.accumulator}"
     words = variant.scaling, variant.b_major, variant.epilogue
-    form = Form(variant.elements, variant.batched, *words, rows=family.rows)
+    form = VariantForm(variant.elements, variant.batched, *words, rows=family.rows)
     if lacking := lacks(family, form):
         return f"{variant.family} lacks {' and '.join(lacking)}"
     options = variant.options
@@ -159,7 +159,7 @@ def legal_functions(provider: str, target: str) -> list[Variant]:
         for elements in family.elements
         for batched in family.batched
         for scaling in family.scalings
-        for v in _legal(provider, name, family, target, Form(elements, batched, scaling))
+        for v in _legal(provider, name, family, target, VariantForm(elements, batched, scaling))
     ]
 
 
@@ -195,7 +195,7 @@ def _longer(
 
 
 @cache
-def _legal(provider: str, name: str, family: Family, target: str, form: Form) -> tuple[Variant, ...]:
+def _legal(provider: str, name: str, family: Family, target: str, form: VariantForm) -> tuple[Variant, ...]:
     """The variants of a family of the given form that are worth compiling; see `legal_variants`."""
     if target not in family.targets or form.accumulator not in (None, family.accumulator) or lacks(family, form):
         return ()

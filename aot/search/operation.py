@@ -19,7 +19,7 @@ from runtime.program.operation import names as operation_names
 from runtime.program.operation import operation
 from runtime.program.record import Record
 
-from .form import Form
+from .form import VariantForm
 from .provider import family_of, provider, provider_names
 from .shorthand import Shorthand
 from .variants import Family, Variant
@@ -66,9 +66,9 @@ class Building:
     def __init__(self, name: str, plural: str = "") -> None:
         self.name, self.plural = name, plural or f"{name}s"
 
-    def form(self, signature: Any) -> Form:
+    def form(self, signature: Any) -> VariantForm:
         """What variants must have to compute it: the element types of its operands."""
-        return Form(tuple(operand.dtype for operand in signature.operands()))
+        return VariantForm(tuple(operand.dtype for operand in signature.operands()))
 
     def unlike(self, variant: Variant, signature: Any) -> str | None:
         """Why a variant of the operation is of another form than a signature, or None."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .form import Form
+from .form import VariantForm
 from .operation import Building
 from .shorthand import Experts
 
@@ -13,7 +13,7 @@ from .shorthand import Experts
 class ScaledBuilding(Building):
     """See `aot.search.operation.Building`. Signatures say how what they write is scaled."""
 
-    def form(self, signature: Any) -> Form:
+    def form(self, signature: Any) -> VariantForm:
         """Element types and scaling."""
         return super().form(signature)._replace(scaling=signature.scaling)
 

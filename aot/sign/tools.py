@@ -7,17 +7,13 @@ from pathlib import Path
 
 from runtime.container.archive import Archive
 from runtime.errors import SignatureError
-from runtime.limits import MAX_ENVELOPE_BYTES
-from runtime.signing import envelope, statement
 from runtime.signing.check import accepted
-from runtime.signing.files import read_small
 from runtime.signing.keys import TrustedKeys
-from runtime.signing.libraries import require_libraries
-from runtime.signing.statement import Release
 
 from ..compile.cache import Cache
 from ..compile.toolchain import toolchain
 from ..pack import build_table
+from .said import Said, read
 
 
 def installed_contents(archive: Archive) -> dict[str, str]:
@@ -48,26 +44,10 @@ def signed_contents(archive: Archive, path: Path, trusted: TrustedKeys | None) -
     Raises:
         SignatureError: it is malformed, of another archive, or, with keys, not to be trusted.
     """
-    release = _read(path) if trusted is None else accepted(str(path), trusted).release
+    release = read(path).release if trusted is None else accepted(str(path), trusted).release
     if release.index_digest != archive.digest:
         raise SignatureError(
             f"{path}: is of an archive with the digest {release.index_digest}, {archive.path} has {archive.digest}; "
             "give the signature of this one"
         )
-    definition = release.provenance.get("buildDefinition")
-    rows = definition.get("resolvedDependencies") if isinstance(definition, dict) else None
-    found = {}
-    for row in rows if isinstance(rows, list) else []:
-        said = row.get("annotations") if isinstance(row, dict) else None
-        contents = said.get("contents") if isinstance(said, dict) else None
-        if isinstance(contents, str) and isinstance(row.get("name"), str):
-            found[row["name"]] = contents
-    return found
-
-
-def _read(path: Path) -> Release:
-    require_libraries()
-    try:
-        return statement.read(envelope.read(read_small(str(path), "the signature", MAX_ENVELOPE_BYTES, "")).payload)
-    except ValueError as error:
-        raise SignatureError(f"{path}: is no signature of an archive: {error}; give one that `aot sign` made") from None
+    return Said(release, ()).contents

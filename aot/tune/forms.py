@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
 from runtime.gemm.signature import Signature
-from runtime.gemm.universal import Form, FormSource, machine_of, write
+from runtime.gemm.universal import FormSource, UniversalForm, machine_of, write
 from runtime.numbers.scaling import SCALINGS
 from runtime.tables.dispatch import Capability, serves
 
@@ -41,7 +41,7 @@ class Task(NamedTuple):
     """A form to tune: its place in the table, what it is, and the (M, N, K) at which its functions are timed."""
 
     place: int
-    form: Form
+    form: UniversalForm
     problems: tuple[tuple[int, int, int], ...]
 
 
@@ -162,7 +162,7 @@ def tunings(archive: Archive, tuned: Mapping[int, TunedForm]) -> list[tuple[str,
 
 def _corrected(
     row: FormSource,
-    form: Form,
+    form: UniversalForm,
     variants: Sequence[Variant | None],
     measured: Sequence[tuple[Signature, universal.Measured]],
     machine: Machine,
@@ -180,23 +180,23 @@ def _group(signature: Signature) -> tuple[Any, ...]:
     return (*universal.likeness(signature), signature.overlap)
 
 
-def _variants(form: Form) -> dict[str, Variant]:
+def _variants(form: UniversalForm) -> dict[str, Variant]:
     """The variants that a form's functions were compiled from, by name, where a provider knows them."""
     found = ((f.name, of_name(f.name)) for f in form.functions)
     return {name: v for name, v in found if v is not None and unsuited(v, _sample(form)) is None}
 
 
-def _multiples(form: Form) -> tuple[int, int]:
+def _multiples(form: UniversalForm) -> tuple[int, int]:
     """The least N and K of which every function of a form takes all multiples."""
     return math.lcm(*(f.n_multiple for f in form.functions)), math.lcm(*(f.k_multiple for f in form.functions))
 
 
-def _sample(form: Form) -> Signature:
+def _sample(form: UniversalForm) -> Signature:
     n_step, k_step = _multiples(form)
     return form.signature(math.lcm(n_step, _LEAST_EXTENT), math.lcm(k_step, _LEAST_EXTENT))
 
 
-def _problems(form: Form, place: int, count: int) -> list[tuple[int, int, int]]:
+def _problems(form: UniversalForm, place: int, count: int) -> list[tuple[int, int, int]]:
     """M, N and K of so many problems, the same each time: log-uniform, M in turns from each regime, none too large.
 
     They are fewer where all that functions take is too large.

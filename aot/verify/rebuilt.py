@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from runtime.container.archive import Archive
-from runtime.errors import AotError
+from runtime.errors import AotError, ArchiveError
 
 from ..pack import build_table, tuning_table
 from ..pack.build_table import Asked, Build, Model
@@ -122,13 +122,14 @@ def require_tools(
 
 
 def compare(archive: Archive, rebuilt: Archive) -> Comparison:
-    """Hold an archive against one that was built anew; all blocks of both are held against their digests first.
+    """Hold an archive against one that was built anew, by the digests of what they hold, which are made again first.
 
     Raises:
-        ArchiveError: one of them is damaged.
+        ArchiveError: one of them is damaged, or holds something else than its index says.
     """
-    for each in (archive, rebuilt):
-        each.check_blocks()
+    for check in [*archive.verify(), *rebuilt.verify()]:
+        if not check.ok:
+            raise ArchiveError(check.detail)
     tuned = tuning_table.read(archive)
     named = tuned[0].get("candidates") if tuned else None
     same_file = archive.digest == rebuilt.digest

@@ -197,6 +197,10 @@ class Archive:
         """Where blob `number` is, and its digest."""
         return self._index.blob(number)
 
+    def blob_lengths(self) -> list[int]:
+        """The bytes of each blob, by number."""
+        return self._index.lengths()
+
     def record_digests(self) -> dict[str, str]:
         """The SHA-256 of each function's record, hexadecimal, by name: of thousands sooner than one by one."""
         return self._index.record_digests()

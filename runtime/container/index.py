@@ -7,6 +7,7 @@ functions would take longer to make than all the rest, and would set off the ser
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 from bisect import bisect_right
@@ -163,6 +164,10 @@ class Index:
         start, end = self._places[number], self._places[number + 1]
         digest = self._digest(len(self.blocks) + number).hex()
         return Blob(digest, end - start, block, start - self._places[self._firsts[block]])
+
+    def lengths(self) -> list[int]:
+        """The bytes of each blob, by number: of thousands sooner than one by one."""
+        return [end - start for start, end in itertools.pairwise(self._places)]
 
     def record_digests(self) -> dict[str, str]:
         """The digest of each function's record, hexadecimal, by name in the order of names."""

@@ -82,7 +82,7 @@ class _Program:
         return CostSource.from_json(self._obj, self._where)
 
 
-class Form:
+class UniversalForm:
     """The functions for a form on a target."""
 
     def __init__(
@@ -136,7 +136,7 @@ class PredictedEntry:
     bounds: tuple[int, ...] = ()
 
     def __init__(
-        self, signature: Signature, form: Form, machine: tuple[int, int], among: Sequence[int] | None = None
+        self, signature: Signature, form: UniversalForm, machine: tuple[int, int], among: Sequence[int] | None = None
     ) -> None:
         """The functions of `form` that can compute the signature, or of these only those at the places `among`."""
         self.signature, self.target, self._form, self._machine = signature, form.target, form, machine
@@ -229,7 +229,7 @@ AnyEntry = Entry | PredictedEntry  # what a library serves
 class Universal:
     """The table, checked. `checked_on` names, by target, the kinds of GPU on which every function was found right."""
 
-    def __init__(self, forms: dict[tuple[Any, ...], Form], checked_on: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(self, forms: dict[tuple[Any, ...], UniversalForm], checked_on: Mapping[str, tuple[str, ...]]) -> None:
         self._forms, self.checked_on = forms, checked_on
         self._targets = {form.target for form in forms.values()}
 
@@ -256,7 +256,7 @@ class Universal:
                 f"its cost programs have {nodes} constants and operations, at most {MAX_UNIVERSAL_NODES} are read",
             )
         shared = [_Program(program, f"{where}: program {number}") for number, program in enumerate(programs)]
-        forms: dict[tuple[Any, ...], Form] = {}
+        forms: dict[tuple[Any, ...], UniversalForm] = {}
         used = set()
         for number, row in enumerate(obj["forms"]):
             here = f"{where}: form {number}"
@@ -273,13 +273,13 @@ class Universal:
             functions = _functions(row, targets, here)
             if not 1 <= len(functions) <= MAX_COST_RESULTS or len({f.name for f in functions}) != len(functions):
                 fail_table(here, f"needs 1 to {MAX_COST_RESULTS} functions, each once, found {len(functions)}")
-            forms[key] = Form(words, row["target"], functions, shared[row["program"]], here)
+            forms[key] = UniversalForm(words, row["target"], functions, shared[row["program"]], here)
         if used != set(range(len(programs))):
             fail_table(where, "a program is used by no form")
         return cls(forms, _checked_on(obj.get("checked_on", {}), {form.target for form in forms.values()}, where))
 
     @property
-    def forms(self) -> tuple[tuple[tuple[Any, ...], Form], ...]:
+    def forms(self) -> tuple[tuple[tuple[Any, ...], UniversalForm], ...]:
         """Each form under its words, whether it is batched, and its target."""
         return tuple(self._forms.items())
 
@@ -288,7 +288,7 @@ class Universal:
         found = self.form(signature, capability)
         return None if found is None else PredictedEntry(signature, found, machine_of(gpu))
 
-    def form(self, signature: Signature, capability: tuple[int, int]) -> Form | None:
+    def form(self, signature: Signature, capability: tuple[int, int]) -> UniversalForm | None:
         """Of the forms for `signature` on such a GPU the one that relies on most of the overlap it promises.
 
         None if no form for a target that the GPU runs, or no function of it, can compute the signature.

@@ -63,15 +63,16 @@ def left(reason: str) -> ExpertsDecision:
 class ExpertWeights:
     """What a server holds of experts: w13 (experts, 2N, K) and w2 (experts, K, N), their biases (experts, 2N) and
     (experts, K), or none, and, of e4m3, f32 scales of blocks of 128 x 128 for both, else none. `tokens` is the element
-    type of what goes in and comes out, that of weights of 16 bits. With `on_input` tokens come times their router
-    weights, and what experts make of them is added up alone."""
+    type of what goes in and comes out, that of weights of 16 bits. `weighed` says where router weights are
+    multiplied with: what experts make ("output"), as most have it; tokens ("permute"); or tokens before they come
+    ("before"), so that what experts make is added up alone."""
 
     w13: torch.Tensor
     w2: torch.Tensor
     tokens: torch.dtype
     biases: tuple[torch.Tensor, ...] = ()
     scales: tuple[torch.Tensor, ...] = ()
-    on_input: bool = False
+    weighed: str = "output"
 
     def problem(self) -> str:
         """Why these are none of experts that kernels compute; empty if they may be."""
@@ -107,8 +108,9 @@ class ExpertWeights:
         if self.scales:
             of_rows.append(Quantise(d, a, wide // 2, scaling, experts))
             better.append(GroupedGemm(a, a, a, experts, wide, k, gate, _OVERLAP, scaling))
-        combine = MoeCombine(d, d, top_k, k, "none" if self.on_input else "f32")
-        return [MoePermute(d, experts, top_k, k, global_experts, scaling), combine], of_rows, better
+        of_permute, of_combine = ("f32" if self.weighed == where else "none" for where in ("permute", "output"))
+        permute = MoePermute(d, experts, top_k, k, global_experts, scaling, of_permute)
+        return [permute, MoeCombine(d, d, top_k, k, of_combine)], of_rows, better
 
 
 def decide(
@@ -177,7 +179,7 @@ class Made:
 @dataclass(frozen=True)
 class Launches:
     """The experts of one layer: three launches of `lib` that make rows, four of weights in e4m3, and one more that adds
-    them up. `biases`, `scales` and `on_input` are as `ExpertWeights` has them."""
+    them up. `biases` and `scales` are as `ExpertWeights` has them; with `on_input` tokens come times their weights."""
 
     lib: Library
     activation: str

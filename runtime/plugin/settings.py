@@ -33,18 +33,18 @@ def read(found: Any, place: str, records: bool = False) -> Settings:
     """The settings that a value of "cute_aot" stands for.
 
     It is the path of an archive, "universal" for that of the package, a list of these, the base first, or {"archive":
-    any of these, "strict": false, "require_signed": a folder of keys}. Of vLLM, whose plugin `records` and computes
-    experts, it may also have "record": a folder, beside "archive" or alone, and "experts": false.
+    any of these, "experts": false, "strict": false, "require_signed": a folder of keys}. Of vLLM, whose plugin
+    `records`, it may also have "record": a folder, beside "archive" or alone.
 
     Raises:
         ArgumentError: the value is none of that.
     """
     words = dict(found) if isinstance(found, dict) else {"archive": found}
     archive, strict = words.pop("archive", None), words.pop("strict", True)
-    record, experts = (words.pop("record", ""), words.pop("experts", True)) if records else ("", True)
+    record, experts = words.pop("record", "") if records else "", words.pop("experts", True)
     keys = words.pop("require_signed", None)
     if words:
-        known = "archive, experts, record, require_signed" if records else "archive, require_signed"
+        known = "archive, experts, record, require_signed" if records else "archive, experts, require_signed"
         raise ArgumentError(f"{place} has {known} and strict, found {', '.join(map(str, words))}")
     for name, value in (("strict", strict), ("experts", experts)):
         if type(value) is not bool:

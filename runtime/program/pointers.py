@@ -10,6 +10,7 @@ matrix may lie between each other's rows (`runtime.program.geometry.share_memory
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from operator import and_
 
 from ..named_tuple import NamedTuple
@@ -30,11 +31,10 @@ class PointerChecks(NamedTuple):
     def of(cls, views: Sequence[TensorView], alignments: Iterable[int], written: Iterable[int]) -> PointerChecks:
         """Those for tensors like `views`, each of which must start at a multiple of its alignment in bytes, a power of
         two; `written` says by place which of them a launch writes."""
-        places, changed = range(len(views)), dict.fromkeys(written)
         return cls(
             tuple([alignment - 1 for alignment in alignments]),
             tuple([span_bytes(view) for view in views]),
-            tuple([(x, y) for x in changed for y in places if y != x and not (y in changed and y < x)]),
+            _apart(len(views), tuple(written)),
         )
 
     def grown(self, more: int, steps: Sequence[int]) -> PointerChecks:
@@ -64,3 +64,10 @@ class PointerChecks(NamedTuple):
             if begin < other + sizes[y] and other < begin + sizes[x]:
                 return False
         return True
+
+
+@cache
+def _apart(count: int, written: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """The pairs of so many tensors of which one is written, each once."""
+    changed = dict.fromkeys(written)
+    return tuple([(x, y) for x in changed for y in range(count) if y != x and not (y in changed and y < x)])

@@ -33,6 +33,7 @@ from .program import Program, ProgramSource
 
 SCHEMA = 1  # of a record and its launch program; raised when what a field means changes
 _FIELDS = {"schema", "name", "target", "family", "arguments", "symbols", "kernels", "program", "cubin"}
+_SEQUENCES = (tuple, list, Sequence)  # the first two, since the last alone takes six times as long to ask
 
 
 class TensorView(NamedTuple):
@@ -225,7 +226,7 @@ class Record:
         values: dict[str, int] = dict(device_values)
         owners: dict[str, _Place] = {}
         self._bind_all(self.arguments, arguments, self.name, pointers, values, owners)
-        return Bound(tuple(pointers), tuple(values[name] for name, _ in self.program.values))
+        return Bound(tuple(pointers), tuple([values[name] for name, _ in self.program.values]))
 
     def _bind_all(
         self,
@@ -237,7 +238,7 @@ class Record:
         owners: dict[str, _Place],
     ) -> None:
         expected = [a for a in described if not isinstance(a, SuppliedArgument)]
-        if not isinstance(given, Sequence) or len(given) != len(expected):
+        if not isinstance(given, _SEQUENCES) or len(given) != len(expected):
             found = len(given) if isinstance(given, Sequence) else repr(given)
             raise ArgumentError(
                 f"{where} takes {len(expected)} arguments ({', '.join(a.name for a in expected)}), found {found}"

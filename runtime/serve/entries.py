@@ -41,10 +41,10 @@ class Entries:
         self._universals: list[tuple[Layer, Any]] = []  # read with `_dispatch`, the last layer's first
         self._predicted: OrderedDict[Signature, AnyEntry | None] = OrderedDict()  # by them
         self._owners: dict[tuple[Signature, str], Layer] = {}  # of entries, where there are several layers
-        # Signatures, each with the tensors of functions that can compute it, or the name of one that takes more.
         # What keeps a function from serving, so that another of its entry does.
         self._damage: tuple[type[Exception], ...] = DAMAGE if options.on_damage == "torch" else ()
         self.passed_over: tuple[type[Exception], ...] = (Unfit, ProgramError, *self._damage)
+        # Signatures, each with the tensors of functions that can compute it, or the name of one that takes more.
         self._matched: set[tuple[Signature, tuple[TensorArgument, ...] | str]] = set()
         self._warned = False
 

@@ -32,7 +32,7 @@ from ..program.slots import any_moved, require_inside
 from ..tables.dispatch import serves
 from .counters import Counters
 from .operands import device_view, flatten, resolve_stream
-from .plan import AnyPlan, Plan, WorkspacePlan, remember
+from .plan import AnyPlan, LaunchPlan, WorkspacePlan, remember
 
 
 class Unfit(Exception):
@@ -320,11 +320,11 @@ class Function:
         residency: dict[str, int],
         like: tuple[PreparedLaunch, ...] = (),
     ) -> AnyPlan:
-        """The plan with these launches, for which that many clusters can be resident; for `like` see `Plan`."""
+        """The plan with these launches, for which that many clusters can be resident; for `like` see `LaunchPlan`."""
         record = self.record
         ready = [(self._kernels[launch.kernel], launch) for launch in launches]
         needs = self._needs(residency)
-        plan = Plan(self._driver, ready, values, len(record.program.pointers), self.counter, like)
+        plan = LaunchPlan(self._driver, ready, values, len(record.program.pointers), self.counter, like)
         self._last_ready = plan.direct
         self._ready.update(plan.direct)
         return WorkspacePlan(plan, self._workspaces, needs) if needs else plan

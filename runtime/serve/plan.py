@@ -18,7 +18,7 @@ from ..device.workspace import Need, Workspaces
 MAX_PLANS = 4096
 
 
-class Plan:
+class LaunchPlan:
     """The launches of one function for one shape, which made `values` of its program; `counter` counts its calls.
 
     `launch` makes them with pointers, which must have been checked, on a stream; any number of threads may. `direct`
@@ -76,7 +76,7 @@ class WorkspacePlan:
 
     direct = ()
 
-    def __init__(self, plan: Plan, workspaces: Workspaces, needs: tuple[Need, ...]) -> None:
+    def __init__(self, plan: LaunchPlan, workspaces: Workspaces, needs: tuple[Need, ...]) -> None:
         self._plan, self._workspaces, self._needs, self.values = plan, workspaces, needs, plan.values
 
     def launch(self, pointers: tuple[int, ...], stream: int) -> None:
@@ -84,7 +84,7 @@ class WorkspacePlan:
         self._plan.launch((*pointers, *self._workspaces.pointers(stream, self._needs)), stream)
 
 
-AnyPlan = Plan | WorkspacePlan
+AnyPlan = LaunchPlan | WorkspacePlan
 
 
 def remember(plans: OrderedDict[Any, Any], key: Any, plan: Any) -> None:

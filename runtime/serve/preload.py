@@ -207,7 +207,7 @@ class Preloader:
         """Plan for `m` rows, of contiguous tensors; what no kernel can do is left for the call to tell."""
         signature = entry.signature
         views = contiguous(signature, m, self._driver.device)
-        by_name = dict(zip((operand.name for operand in signature.operands()), views, strict=True))
+        by_name = dict(zip([operand.name for operand in signature.operands()], views, strict=True))
         seen = [by_name[name] for name in ("a", "b", "d", *EXTRAS) if name in by_name]
         key = shape_key(torch is not None, signature, seen)
         dtype = None if torch is None else getattr(torch, DTYPES[signature.d].torch, None)

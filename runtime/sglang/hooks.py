@@ -93,6 +93,13 @@ FP8_METHODS = {
         "apply_weights",
     ),
 }
+# Of a layer of experts: its methods whose runner may be given another function, the one of them in fp8, the runner that
+# calls it, what it is handed, and what it gives back. Nothing of these is replaced but the function, in an object.
+_MOE = f"{_LAYERS}.moe"
+FP8_EXPERTS = "Fp8MoEMethod"
+EXPERTS_METHODS = {"UnquantizedFusedMoEMethod": f"{_QUANTIZATION}.unquant", FP8_EXPERTS: f"{_QUANTIZATION}.fp8"}
+RUNNER = Hook(f"{_MOE}.moe_runner.runner", "MoeRunner", "run", ("self", "dispatch_output", "quant_info", "lora_info"))
+COMBINE_INPUT = (f"{_MOE}.token_dispatcher.standard", "StandardCombineInput")
 
 # Names that are read, by module: variables, and fields of classes as "Class.field".
 READ = {
@@ -104,8 +111,24 @@ READ = {
             *("enable_two_batch_overlap", "enable_pdmux", "fp8_gemm_runner_backend"),
             *("disable_cuda_graph", "cuda_graph_bs", "speculative_num_draft_tokens"),
             *("disable_piecewise_cuda_graph", "piecewise_cuda_graph_tokens"),
+            *("enable_torch_compile", "enable_symm_mem"),
         )
     ),
+    f"{_MOE}.moe_runner.base": tuple(
+        f"MoeRunnerConfig.{name}"
+        for name in (
+            *("activation", "is_gated", "apply_router_weight_on_input", "no_combine", "routed_scaling_factor"),
+            *("gemm1_alpha", "gemm1_clamp_limit", "swiglu_limit"),
+        )
+    ),
+    f"{_MOE}.moe_runner.triton": tuple(
+        f"TritonMoeQuantInfo.{name}" for name in ("w13_weight", "w2_weight", "use_fp8_w8a8", "w13_scale", "w2_scale")
+    ),
+    f"{_MOE}.token_dispatcher.standard": (
+        *("StandardDispatchOutput.hidden_states", "StandardDispatchOutput.topk_output"),
+        "StandardCombineInput.hidden_states",
+    ),
+    f"{_MOE}.topk": ("StandardTopKOutput.topk_weights", "StandardTopKOutput.topk_ids"),
     FP8: (),
 }
 

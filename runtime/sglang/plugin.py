@@ -42,6 +42,7 @@ class Plugin(Served):
 
     def __init__(self, load: Callable[..., Library] = load) -> None:
         super().__init__("SGLang", _log, load)
+        self._experts_left = ""  # why SGLang computes all experts, empty where each layer is asked for
 
     def around_model(self, load_model: Callable[..., Any]) -> Callable[..., Any]:
         """Of `ModelRunner.load_model`: hooks are in place before layers are made, and kernels are loaded before SGLang
@@ -69,6 +70,7 @@ class Plugin(Served):
                 lib = self._open(settings, _workspaces(server_args))
                 hooks.install(self._makers(server_args))
                 self._sizes = _sizes(server_args)
+                self._experts_left = _experts_left(server_args, settings.experts)
                 self.lib, self._digest = lib, lib.digest
         except Exception as error:  # the server goes on with SGLang's kernels, whatever it is
             self.refuse(error)
@@ -109,9 +111,15 @@ class Plugin(Served):
         if self.lib is None:
             return
         try:
+            from . import experts
+
             server_args, dtype = runner.server_args, runner.model_config.dtype
             for layer in runner.model.modules():
-                if getattr(layer, "quant_method", None) is not None and getattr(layer, "weight", None) is not None:
+                if getattr(layer, "quant_method", None) is None:
+                    continue
+                if experts.is_experts(layer):
+                    self._decide_experts(layer, dtype)
+                elif getattr(layer, "weight", None) is not None:
                     self._decide(layer, server_args, dtype)
                     if self.lib is None:
                         return  # and that was said
@@ -162,9 +170,26 @@ class Plugin(Served):
             reason = words(error)
         self._decisions[layer] = Decision(FP8, key, reason=reason)
 
-    def _leave(self, layer: Any) -> None:
-        from . import fp8
+    def _decide_experts(self, layer: Any, dtype: Any) -> None:
+        from ..plugin.experts import left
+        from . import experts
 
+        assert self.lib is not None
+        try:
+            self._leave(layer)
+            hooks.look_up([hooks.RUNNER])
+            found = left(self._experts_left) if self._experts_left else experts.decision(self.lib, layer, dtype)
+            if found.keys:
+                experts.take(self.lib, layer, _log)
+        except Exception as error:  # a layer that is not as it is known
+            found = left(words(error))
+        self._decisions[layer] = found
+
+    def _leave(self, layer: Any) -> None:
+        from . import experts, fp8
+
+        if experts.is_experts(layer):
+            experts.leave(layer)
         fp8.leave(layer)
         super()._leave(layer)
 
@@ -183,6 +208,17 @@ def _check_server(server_args: Any) -> None:
         raise ArgumentError("--torchao-config replaces weights after the model was loaded")
     if server_args.cpu_offload_gb > 0 or server_args.offload_group_size > 0:
         raise ArgumentError("weights are offloaded to the CPU, where no kernel of an archive reads them")
+
+
+def _experts_left(server_args: Any, wanted: bool) -> str:
+    """Why SGLang computes all experts, empty where it need not."""
+    if not wanted:
+        return "the setting leaves experts to it"
+    if server_args.enable_torch_compile:
+        return "--enable-torch-compile traces them"
+    if server_args.enable_symm_mem:
+        return "--enable-symm-mem wants what they make in memory of its own"
+    return ""
 
 
 def _workspaces(server_args: Any) -> str:

@@ -52,8 +52,8 @@ def decision(lib: Library, method: Any, layer: Any) -> ExpertsDecision:
         return left(reason)
     tokens = moe.in_dtype if _is_fp8(method) else layer.w13_weight.dtype
     biases, scales = _biases(method, layer), _scales(method, layer)
-    on_input = layer.apply_router_weight_on_input  # where vLLM passes tokens times their weights
-    weights = ExpertWeights(layer.w13_weight, layer.w2_weight, tokens, biases, scales, on_input)
+    weighed = "before" if layer.apply_router_weight_on_input else "output"
+    weights = ExpertWeights(layer.w13_weight, layer.w2_weight, tokens, biases, scales, weighed)
     return decide(lib, weights, layer.top_k, gate, layer.expert_map)
 
 

@@ -1,7 +1,8 @@
 """DeepGEMM's grouped GEMMs: block-scaled e4m3 on Hopper, rows contiguous or masked.
 
-Contiguous rows of a group must fill whole tiles of M: its operands are copies whose groups are padded to that, which no
-measurement contains, nor does what lays out scales. Of masked rows it is told how many a group has on average.
+Rows of a group must fill whole tiles of M, and so must the room for masked ones: its operands are copies that are
+padded to that, which no measurement contains, nor does what lays out scales. Of masked rows it is told how many a group
+has on average.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class _Launched:
         given = self._given(o)
         self._launch(given)
         if self.signature.rows == "masked":
-            o.d[given.rows] = given.d[given.rows]
+            o.d[given.rows] = given.d[:, : given.rows.shape[1]][given.rows]
         else:
             o.d[: len(given.rows)] = given.d[given.rows]
 
@@ -111,10 +112,16 @@ class _Launched:
         return found
 
     def _masked(self, o: OperandSet) -> _Given:
-        counts = o.ends.clamp(0, o.a.shape[1])
-        there = torch.arange(o.a.shape[1], device=o.a.device)[None, :] < counts[:, None]
-        scale = self.module.get_mn_major_tma_aligned_tensor(o.extras["scale_a"].contiguous())
-        return _Given(o, (o.a, scale), self._b(o), torch.empty_like(o.d), counts, there)
+        tile = self.module.get_mk_alignment_for_contiguous_layout()
+        (groups, room, k), scale_a = o.a.shape, o.extras["scale_a"]
+        more = -room % tile  # its last tile of a group is stored whole
+        counts = o.ends.clamp(0, room)
+        there = torch.arange(room, device=o.a.device)[None, :] < counts[:, None]
+        a = torch.cat((o.a.view(torch.uint8), o.a.new_zeros((groups, more, k), dtype=torch.uint8)), 1)
+        scale = torch.cat((scale_a, scale_a.new_zeros((groups, more, scale_a.shape[2]))), 1)
+        scale = self.module.get_mn_major_tma_aligned_tensor(scale)
+        d = o.d.new_empty((groups, room + more, o.d.shape[2]))
+        return _Given(o, (a.view(o.a.dtype), scale), self._b(o), d, counts, there)
 
     def _padded(self, o: OperandSet) -> _Given:
         tile = self.module.get_mk_alignment_for_contiguous_layout()

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,20 @@ def us(call: Callable[[], Any], calls: int) -> float:
     return min(found)
 
 
+def opened(path: Path) -> Any:
+    """An archive of this checkout's."""
+    # Asked of its folder: what an older checkout has not, an import may find in another that is installed.
+    moved = (Path(str(import_module("runtime").__file__)).parent / "container").is_dir()
+    return import_module(".container.archive" if moved else ".archive", "runtime").Archive.open(path)
+
+
 class Calls:
     """A library of made-up functions on the driver of the checkout that is on `sys.path`."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         if kind == "python":  # as where native code was not built
-            sys.modules["runtime.native._native"] = sys.modules["runtime._native"] = None  # type: ignore[assignment]
+            for package in ("runtime", "runtime.native"):
+                sys.modules[f"{package}._native"] = None  # type: ignore[assignment]
         from tests import recording_driver as made_up
 
         self.made_up, self.kept = made_up, list[Any]()
@@ -74,11 +83,7 @@ class Calls:
         """Opened, with no kernel loaded."""
         from runtime import Library
 
-        try:
-            from runtime.container.archive import Archive
-        except ImportError:
-            from runtime.archive import Archive  # type: ignore[import-not-found, no-redef]
-        return Library([Archive.open(self.path)], self.driver)
+        return Library([opened(self.path)], self.driver)
 
     def tensor(self, *shape: int) -> Any:
         """As torch's, and readable by `host_stand_in.c`."""
@@ -126,6 +131,14 @@ def of_archives(folder: Path) -> dict[str, float]:
     }
 
 
+def of_file(folder: Path) -> dict[str, float]:
+    """Bytes of a function of the folder's one archive."""
+    (path,) = folder.glob("*.aot")
+    functions = len(opened(path).functions)
+    return {"functions of that model": functions, "bytes of each in the archive": path.stat().st_size / functions}
+
+
 if __name__ == "__main__":
     kind, scratch = sys.argv[1], Path(sys.argv[2])
-    print(json.dumps(of_archives(scratch) if kind == "archives" else of_calls(kind, scratch)))
+    whole = {"archives": of_archives, "file": of_file}
+    print(json.dumps(whole[kind](scratch) if kind in whole else of_calls(kind, scratch)))

@@ -62,6 +62,17 @@ def test_groups_ascend_and_have_every_row(m: int) -> None:
     assert set(few[:-1]) <= {0, 1}
 
 
+def test_every_other_set_has_groups_of_equal_chances() -> None:
+    """The others as routers load experts: the busiest of seven has about twice as many rows as the mean."""
+    weights = Weights(PLAIN, 70_000, 0, 1, device="cpu")
+    weights.b = weights.b[:1] * 6
+    busiest = [
+        int(o.ends.diff(prepend=torch.zeros(1, dtype=torch.int32)).max()) / 10_000 for o in weights.operands(70_000)
+    ]
+    assert max(busiest[1::2]) < 1.05
+    assert min(busiest[::2]) > 1.2
+
+
 def test_the_reference_is_what_each_group_multiplies() -> None:
     o = made(PLAIN)
     found, begin = MEASURES.reference(PLAIN, o)["d"], 0

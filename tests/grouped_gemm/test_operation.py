@@ -19,6 +19,7 @@ from runtime.container.archive import Archive
 from runtime.grouped_gemm import GROUPED_GEMM, Signature
 from runtime.program.operation import names, operation
 
+from ..legal_samples import legal_values
 from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, tensors_record, write_archive
 
 PLAIN = Signature("bf16", "bf16", "bf16", 8, 256, 128)
@@ -347,3 +348,8 @@ def test_few_rows_get_small_tiles_and_many_large_ones() -> None:
     assert {v.options["tile_m"] for v in few} <= {8, 16, 32}
     assert {v.options["tile_m"] for v in many} <= {128, 192, 256}
     assert len(few) == len(many) == 4
+
+
+def test_clusters_of_a_grouped_gemm_may_be_any_that_are_portable() -> None:
+    name = "own.sm90_grouped.bf16_bf16_bf16_f32.tile192x128.cluster_n1.serial.cooperative.sm_90a"
+    assert legal_values(name, "cluster_n") == {*range(1, 9)}

@@ -21,6 +21,7 @@ from runtime.moe.permute import MOE_PERMUTE
 from runtime.moe.permute import Signature as Permute
 from runtime.program.operation import operation
 
+from ..legal_samples import legal_values
 from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver, cubin, entry, tensors_record, write_archive
 
 PERMUTE = Permute("bf16", 8, 4, 128)
@@ -206,3 +207,9 @@ def test_kernels_say_what_they_have_room_for() -> None:
 def test_few_assignments_are_ranked_in_one_launch_and_many_in_two() -> None:
     found = building("moe_permute").shortlist({PERMUTE: [1, 512, 513]}, "sm_90a", 1).by_signature[PERMUTE]
     assert [names[0].options["schedule"] for _, names in found] == ["one_launch", "one_launch", "two_launches"]
+
+
+@pytest.mark.parametrize(("at_once", "threads", "values"), [(8, 128, {1, 2, 4, 8, 16, 32}), (4, 1024, {1, 2, 4})])
+def test_as_many_rows_are_added_at_once_as_registers_hold(at_once: int, threads: int, values: set[int]) -> None:
+    name = f"own.moe_combine.bf16_i32_f32_bf16_f32.at_once{at_once}.threads{threads}.sm_90a"
+    assert legal_values(name, "at_once") == values

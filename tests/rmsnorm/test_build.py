@@ -59,11 +59,14 @@ def test_what_a_manifest_asks_is_built_listed_and_served(run: Run, norms: Path, 
         library.close()
 
 
-def test_its_kernel_alone_decides_whether_it_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("source", ["kernels/rmsnorm.py", "providers/builders/rmsnorm.py"])
+def test_its_kernel_alone_decides_whether_it_is_compiled_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
     shutil.copytree(ROOT / "aot", tmp_path / "aot", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(own, "_AOT", tmp_path / "aot")
     ours = own.Own()
     before = {family: ours.source_digest(family) for family in ours.families}
-    kernel = tmp_path / "aot/kernels/rmsnorm.py"
+    kernel = tmp_path / "aot" / source
     kernel.write_bytes(kernel.read_bytes() + b"\n")
     assert {f for f in before if before[f] != ours.source_digest(f)} == {"rmsnorm_row"}

@@ -20,6 +20,7 @@ from runtime.program.operation import names, operation
 from runtime.rmsnorm import RMSNORM, Signature
 from runtime.tables.dispatch import Dispatch
 
+from ..legal_samples import legal_values
 from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry
 from .archives import OF, write
 
@@ -126,3 +127,7 @@ def test_every_target_has_kernels_of_one_element_type_each() -> None:
     mixed = Signature("bf16", "f16", "bf16", 64)
     assert variants("sm_90a", mixed) == []
     assert why_none("sm_90a", mixed).startswith("none for sm_90a has the element types bf16, f16")
+
+
+def test_a_row_may_have_any_whole_warps_of_threads() -> None:
+    assert legal_values("own.rmsnorm_row.bf16_bf16_bf16_f32.threads128.sm_90a", "threads") == {*range(32, 1025, 32)}

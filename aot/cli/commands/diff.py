@@ -10,7 +10,7 @@ import typer
 
 from ..arguments import Json, Layers, count, examples
 from ..inputs import open_archive
-from ..layout import print_fields, print_fitted
+from ..layout import print_fields, print_fitted, print_wrapped
 from ..streams import print_json
 from ..tables import cleaned, environment_words, interval, ratio
 
@@ -63,6 +63,12 @@ def print_diff(found: dict[str, Any], ranges: bool = False) -> None:
         print()
         header = ["entry", "signature", "is", "state", "M ranges", "speed", "worst", "at M"]
         print_fitted(header, rows, right={4, 5, 6, 7}, expendable=[7, 6])
+        if any(row["times"] for row in found["entries"]["changed"]):
+            print()
+            print_wrapped(
+                "speed: how many times as fast the new functions are, in the mean of all M that both measured; "
+                "--gemm NAME lists every range"
+            )
     for row in found["entries"]["changed"] if ranges else ():
         print()
         print(",".join(row["names"]) or row["signature"])

@@ -70,6 +70,25 @@ def _made(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield ("tuned" if kind == "tuned" else "checked"), f"on {rest}"
     if not found["tuning"]:
         yield "tuned", "never"
+    yield from signature_fields(found["signature"])
+
+
+def signature_fields(found: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """What a signature beside the archive says, in words; unchecked."""
+    if found is None:
+        yield "signed", "no: there is no signature of it beside the file"
+        return
+    if "problem" in found:
+        yield "signed", found["problem"]
+        return
+    until = f", until {found['expires']}" if found["expires"] else ""
+    yield "signed", f"as {found['name']} version {found['version']} on {found['signed_on']}{until}"
+    yield (
+        "  by",
+        f"{found['builder'] or 'a builder that is not named'}; `aot verify --key KEYS` checks whether that holds",
+    )
+    for line in found["commands"]:
+        yield "  command", line
 
 
 def _tools(tools: dict[str, str]) -> str:

@@ -88,9 +88,9 @@ class Weights(RandomOperands[Signature]):
 
     def operands(self, m: int) -> list[OperandSet]:
         """Fresh random A and groups and poisoned D for `m` rows, one for each B. All rows are of a group, which is
-        drawn with unequal chances (`SKEW`), so that some have none where rows are few. Of masked rows groups have `m`
-        on average, and room for `ROOM` times as many."""
-        return [self._set(m, b, self._drawn(m)) for b in self.b]
+        drawn with unequal chances (`SKEW`), and for every other B with equal ones, so that some have none where rows
+        are few. Of masked rows groups have `m` on average, and room for `ROOM` times as many."""
+        return [self._set(m, b, self._drawn(m, SKEW if i % 2 == 0 else 0.0)) for i, b in enumerate(self.b)]
 
     def unusual(self, m: int) -> list[OperandSet]:
         """The same with groups that a check should see: one has all rows, and all but the last have one or none. Of
@@ -103,10 +103,10 @@ class Weights(RandomOperands[Signature]):
         few[-1] = ROOM * m if masked else few[-1] + m - few.sum()
         return [self._set(m, self.b[0], counts) for counts in (one, few)]
 
-    def _drawn(self, m: int) -> torch.Tensor:
-        """How many rows each group has."""
+    def _drawn(self, m: int, skew: float) -> torch.Tensor:
+        """How many rows each group has, of chances that are log-normal of sigma `skew`."""
         groups = self.signature.groups
-        chances = self._normal((groups,)).mul_(SKEW).exp_()
+        chances = self._normal((groups,)).mul_(skew).exp_()
         rows = rows_of(self.signature, m)
         of_rows = torch.multinomial(chances, rows, replacement=True, generator=self.generator)
         counts = torch.bincount(of_rows, minlength=groups)

@@ -30,7 +30,7 @@ _WITH_ROWS = tuple(map(_OPERANDS.index, ("a", "out", "scale_a", "residual")))
 
 def shape_key(of_torch: bool, signature: Signature, views: Sequence[TensorView]) -> tuple[Any, ...]:
     """The key in the store, of operands as the caller has them: a, b and d, and those of `EXTRAS` that are given."""
-    return (of_torch, signature.epilogue, signature.overlap, *(view[1:] for view in views))
+    return (of_torch, signature.epilogue, signature.overlap, *[view[1:] for view in views])
 
 
 class Call(NamedTuple):
