@@ -24,6 +24,7 @@ def corrected(archive: Archive, path: Path) -> Archive:
     return Archive.open(path)
 
 
+@pytest.mark.long
 def test_a_table_is_what_todays_estimates_and_the_archives_times_make(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
