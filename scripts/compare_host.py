@@ -23,17 +23,7 @@ from typing import Any
 from report import ROOT, ends, out_argument, write
 
 PEERS = ROOT / "scripts" / "peers"
-MANIFEST = """format: 1
-model: two layers
-source: made up
-tokens: [16, 256]
-targets: [sm_90a]
-defaults:
-  dtypes: {a: bf16, b: bf16, d: bf16}
-gemms:
-  - {name: up, n: 1024, k: 512}
-  - {name: down, n: 512, k: 1024}
-"""
+BUILD = ("manifests/llama-3.1-8b.yaml", "--target", "sm_90a", "--candidates", "1", "--jobs", "1", "--no-tune")
 
 
 def stand_in(folder: Path) -> Path:
@@ -47,19 +37,18 @@ def stand_in(folder: Path) -> Path:
 
 
 def built(checkout: Path, folder: Path) -> dict[str, float]:
-    """A rebuild that compiles nothing, in milliseconds, and bytes of a function; the first one in a folder compiles."""
-    folder.mkdir(exist_ok=True)
-    (folder / "two.yaml").write_text(MANIFEST)
-    command = [sys.executable, "-m", "aot", "build", "two.yaml", "-o", "two.aot", "--cache", "cache", "--no-tune"]
-    command += ["--jobs", "1", "--candidates", "2"]
-    environment = os.environ | {"PYTHONPATH": str(checkout)}
-    first = not (folder / "two.aot").exists()
+    """A rebuild of a model that compiles nothing, in milliseconds; the first one in a folder compiles."""
+    first = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "aot", "build", *BUILD]
+    command += ["-o", str(folder / "built.aot"), "--cache", str(folder / "cache")]
     for _ in range(1 + first):
         before = os.times()
-        subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+        environment = os.environ | {"PYTHONPATH": str(checkout)}
+        subprocess.run(command, cwd=checkout, env=environment, check=True, capture_output=True)
         after = os.times()
     spent = after.children_user + after.children_system - before.children_user - before.children_system
-    return {"a rebuild that changes nothing: ms": spent * 1e3} | measured(checkout, "file", folder)
+    return {"a rebuild of a model that changes nothing: ms": spent * 1e3} | measured(checkout, "file", folder)
 
 
 def measured(checkout: Path, what: str, folder: Path) -> dict[str, float]:
@@ -77,6 +66,7 @@ def main() -> int:
     parser.add_argument("before", type=Path, help="the older checkout, with its native code built")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--without-build", action="store_true", help="leave out what needs the DSL")
+    parser.add_argument("--builds", type=Path, help="a folder that keeps what was built for another run of this")
     out_argument(parser)
     options = parser.parse_args()
     checkouts = {"before": options.before.resolve(), "now": ROOT}
@@ -89,7 +79,7 @@ def main() -> int:
                 for what in ("python", "native", "archives"):
                     found |= measured(checkouts[name], what, Path(scratch))
                 if not options.without_build:
-                    found |= built(checkouts[name], Path(scratch) / name)
+                    found |= built(checkouts[name], (options.builds or Path(scratch)).resolve() / name)
                 for measure, value in found.items():
                     samples.setdefault(measure, {}).setdefault(name, []).append(value)
     summary: dict[str, Any] = {}
@@ -100,9 +90,17 @@ def main() -> int:
             f"{measure:50s} {statistics.median(of['before']):10.2f} {statistics.median(of['now']):10.2f}  x{ratio:.3f}"
         )
     environment = {"machine": f"{platform.machine()}, {os.cpu_count()} cores that others share", "gpu": "none"}
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=options.before, capture_output=True, text=True)
-    write(options.out, environment, before=commit.stdout.strip(), rounds=options.rounds, measures=summary)
+    write(options.out, environment, before=_commit(checkouts["before"]), rounds=options.rounds, measures=summary)
     return 0
+
+
+def _commit(checkout: Path) -> str:
+    """Of a checkout, or what the file COMMIT says in a copy of one."""
+    copied = checkout / "COMMIT"
+    if copied.exists():
+        return copied.read_text().strip()
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, check=True, capture_output=True, text=True)
+    return found.stdout.strip()
 
 
 def _spread(values: list[float]) -> dict[str, float]:

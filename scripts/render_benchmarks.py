@@ -35,10 +35,10 @@ OFF_GRID = {
     ("against", "torch"): "forms, untuned",
 }
 OCCASIONS = (  # runs of occasions_llama.json, what took part, and what the row says
-    ((5,), "ours", "tuned, current kernels, an H200"),
+    ((5, 6), "ours", "tuned, current kernels, the least of two H200s"),
     ((0, 1, 2), "ours", "earlier kernels, the least of three H200s"),
     ((2,), "on_slower", 'with `on_slower="torch"`, an H200'),
-    ((1,), "against", "`runtime.universal()`, an H200"),
+    ((1, 7, 8), "against", "`runtime.universal()`, the least of three H200s"),
     ((3,), "ours", "tuned on an H100"),
     ((4,), "against", "an H200's archive, on an H100"),
 )

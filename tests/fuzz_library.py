@@ -491,6 +491,7 @@ class Fuzzer:
 
     def try_one(self, number: int) -> None:
         """Make mutant `number` and do everything to it, twice."""
+        lift_memory()  # what makes a mutant may take more than what reads it
         rng = random.Random(f"{self.seed} {number}")
         content = mutants.make(rng, self.samples)
         data = mutants.write(rng, content)
@@ -601,6 +602,12 @@ def limit_memory() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY_BYTES, hard))
+
+
+def lift_memory() -> None:
+    """Let this process have all the memory that it might."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
 # --- processes ---

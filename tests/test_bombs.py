@@ -20,7 +20,7 @@ PROCESSES.set_forkserver_preload([bombs.__name__])
 # Large to make, each beside one of its kind that is not.
 LONG = {
     *("table_of_many_gpus", "form_checked_on_many_gpus", "forms_of_too_many_functions"),
-    *("program_of_many_parameters", "table_of_many_entries"),
+    *("program_of_many_parameters", "table_of_many_entries", "table_of_many_ranges_for_torch"),
 }
 
 

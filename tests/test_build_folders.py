@@ -16,7 +16,7 @@ import pytest
 from aot import build, selection
 from aot.compile import cache
 
-from .command_line import COMMAND, ROOT, Run, hear_control_c
+from .command_line import ALONE, COMMAND, ROOT, Run, hear_control_c
 
 
 def test_the_cache_is_where_the_system_keeps_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_scratch_folder_that_is_none_ends_a_build_that_writes_nothing(folder: 
 def test_control_c_says_how_far_it_came_and_keeps_it(folder: Path, tmp_path: Path) -> None:
     arguments = ["build", str(folder / "tiny.yaml"), "-o", str(tmp_path / "x.aot"), "--cache", str(tmp_path / "cache")]
     with subprocess.Popen(
-        [*COMMAND, *arguments],
+        [*COMMAND, *arguments, *ALONE],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

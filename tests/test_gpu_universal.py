@@ -129,23 +129,28 @@ def test_functions_of_one_number_give_equal_bits(tuned_archive: Path, forms: lis
 
 
 @pytest.mark.usefixtures("forms")
-def test_a_new_m_is_no_slower_to_serve_than_fifty_microseconds(library: Library) -> None:
-    """The median of this thread's time on the host, of M values whose function was called for the same N and K before;
-    other processes may take the processor meanwhile."""
+def test_a_new_m_is_served_in_the_time_of_few_calls_of_torch(library: Library) -> None:
+    """Medians of this thread's time on the host: of M values whose function was called for the same N and K before, and
+    of `torch.mm` called again for the same shape. Hosts differ by a factor of two and more, from minute to minute."""
     b = torch.randn(3136, 2112, device="cuda", dtype=torch.bfloat16)
     a, d = (torch.randn(4096, n, device="cuda", dtype=torch.bfloat16) for n in (2112, 3136))
+    transposed = b.t()
     library.preload()
     entry = library.entry(Signature("bf16", "bf16", "bf16", "f32", "none", 3136, 2112))
-    seen, samples = set[str](), []
+    seen, ours, of_torch = set[str](), list[float](), list[float]()
     for m in range(2, 4096, 37):
         rows, out = a[:m], d[:m]
+        torch.mm(rows, transposed, out=out)
         torch.cuda.synchronize()
         start = time.thread_time()
         library.gemm(rows, b, out=out)
-        took, name = time.thread_time() - start, entry.best(m)
+        between = time.thread_time()
+        torch.mm(rows, transposed, out=out)
+        end, name = time.thread_time(), entry.best(m)
         if name in seen:
-            samples.append(took)
+            ours.append(between - start)
+            of_torch.append(end - between)
         seen.add(name)
-    median = statistics.median(samples)
-    print(f"{len(samples)} new M: median {median * 1e6:.1f} us, least {min(samples) * 1e6:.1f} us")
-    assert median < 50e-6
+    us, torch_us = (statistics.median(samples) * 1e6 for samples in (ours, of_torch))
+    print(f"{len(ours)} new M: {us:.1f} us, torch.mm again: {torch_us:.1f} us")
+    assert us < 4 * torch_us

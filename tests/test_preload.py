@@ -352,6 +352,18 @@ def test_function_that_is_loaded_while_it_is_read_keeps_no_cubin(opened: tuple[L
     assert function._cubin is None
 
 
+@pytest.mark.usefixtures("torch")
+def test_torch_and_others_share_the_launches_of_a_shape(opened: tuple[Library, RecordingDriver]) -> None:
+    library, _ = opened
+    library.preload(tokens=[5])
+    plans = library._now.plans._by_shape
+    torch, others = ([plan for key, plan in plans.items() if key[0] is kind] for kind in (True, False))
+    assert len(torch) == len(others) > 1
+    assert [plan.plan for plan in torch] == [plan.plan for plan in others]
+    assert {(plan.dtype, plan.streams) for plan in others} == {(None, None)}
+    assert all(plan.dtype is not None and plan.streams is not None for plan in torch)
+
+
 def test_torch_that_another_thread_is_importing_is_waited_for(
     opened: tuple[Library, RecordingDriver], torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

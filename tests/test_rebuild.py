@@ -184,3 +184,17 @@ def test_same_bytes_from_another_folder_with_an_empty_cache_and_another_order_of
         assert done.returncode == 0, done.stderr
         built.append((where / "x.aot").read_bytes())
     assert built[0] == built[1] == archive.read_bytes()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "options", [("--universal", "--candidates", "2"), ("--function", "rmsnorm", "--candidates", "1")]
+)
+def test_what_was_asked_besides_is_asked_again(
+    run: Run, folder: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    path, cache = tmp_path / "x.aot", folder / "cache"
+    given = ["--cache", cache, "--jobs", "1"]
+    assert run("build", folder / "tiny.yaml", "-o", path, "--no-tune", *given, *options).status == 0
+    done = run("rebuild", path, folder / "tiny.yaml", "--check", *given)
+    assert (done.status, "the same bytes were built" in done.out) == (0, True), done

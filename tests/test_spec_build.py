@@ -139,6 +139,21 @@ def test_every_variant_is_a_function_of_the_archive_and_a_rebuild_compiles_nothi
     assert json.loads(build(functions, "--json").out)["compiled"] == 2
 
 
+def test_it_is_built_again_from_its_spec_and_another_kernel_is_named(
+    build: Build, run: Run, tmp_path: Path, cache: Path
+) -> None:
+    assert build().status == 0
+    again = ["rebuild", tmp_path / "x.aot", "--check", "--spec", tmp_path / "spec.py", "--cache", cache, *ALONE]
+    done = run(*again)
+    assert (done.status, "the same bytes were built, 1 function" in done.out) == (0, True), done
+    (tmp_path / "mykernels.py").write_text(KERNEL.replace("x[i] * factor", "x[i] + factor"))
+    done = run(*again)
+    assert (done.status, "scale.sm_90a: has another record" in done.out) == (1, True), done
+    (tmp_path / "spec.py").write_text(SPEC.replace("FUNCTIONS", "scale('other')"))
+    done = run(*again)
+    assert (done.status, "was built with --spec of the digest" in done.err) == (2, True), done
+
+
 def test_a_function_is_called_by_its_name(build: Build, tmp_path: Path, torch: FakeTorch) -> None:
     assert build().status == 0
     with Archive.open(tmp_path / "x.aot") as archive:

@@ -81,7 +81,7 @@ def mean(of: Sequence[float]) -> float:
 
 @pytest.mark.parametrize(
     ("form", "most", "worst"),
-    [pytest.param(PLAIN, 0.051, 0.25, marks=pytest.mark.long), (ROWS, 0.041, 0.25)],
+    [pytest.param(PLAIN, 0.047, 0.25, marks=pytest.mark.long), (ROWS, 0.041, 0.25)],
     ids=["bf16", "e4m3"],
 )
 def test_what_is_chosen_for_shapes_never_seen_is_near_the_best_of_all(
@@ -169,7 +169,7 @@ def test_what_equal_bits_at_every_m_cost_once_tuned(
 
 
 @pytest.mark.parametrize(
-    ("form", "cost"), [pytest.param(PLAIN, 0.004, marks=pytest.mark.long), (ROWS, 0.226)], ids=["bf16", "e4m3"]
+    ("form", "cost"), [pytest.param(PLAIN, 0.004, marks=pytest.mark.long), (ROWS, 0.323)], ids=["bf16", "e4m3"]
 )
 def test_what_equal_bits_at_every_m_cost_where_they_are_predicted(form: Signature, cost: float) -> None:
     """Against what is predicted without them, at N and K that were left out."""

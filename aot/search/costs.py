@@ -63,8 +63,9 @@ class Tape:
     def add(self, operation: str, *operands: Number) -> Symbol:
         """The result of an operation."""
         # Most operands are symbols of this tape, and a ranking adds some hundred thousand operations.
-        places = [x.place if type(x) is Symbol and x.tape is self else self.place(x) for x in operands]
-        return self._node((operation, *places))
+        node = (operation, *[x.place if type(x) is Symbol and x.tape is self else self.place(x) for x in operands])
+        known = self._known.get(node)
+        return self._node(node) if known is None else known
 
     def place(self, x: Number) -> int:
         """Where `x` is; a number gets a node of its own."""

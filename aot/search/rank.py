@@ -140,7 +140,7 @@ def _best(order: Iterator[_Run], limit: int, kinds: frozenset[_Kind], most: int)
     rest: list[tuple[int, Variant]] = []
     place, full = 0, False
     for run in order:
-        if full and all(kind[:length] in leaders for kind in run.kinds):
+        if full and (run.kinds if length > 2 else run.families).issubset(leaders):
             continue
         for variant in run.variants():
             kind = _kind(variant)[:length]
@@ -170,13 +170,15 @@ def _kind(variant: Variant) -> _Kind:
 
 
 class _Run:
-    """Variants that follow each other in an order, and the kinds they are of; `places` are those before ordering."""
+    """Variants that follow each other in an order, the kinds that they are of, and the families; `places` are those
+    before ordering."""
 
-    __slots__ = ("_variants", "kinds", "places")
+    __slots__ = ("_variants", "families", "kinds", "places")
 
     def __init__(self, places: list[int], variants: list[Variant]) -> None:
         self._variants, self.places = variants, places
         self.kinds = frozenset(map(_kind, variants))
+        self.families = frozenset(kind[:2] for kind in self.kinds)
 
     def variants(self) -> list[Variant]:
         """In their order."""
@@ -191,6 +193,7 @@ class _Equals(_Run):
 
     def __init__(self, runs: list[_Run], settle: Callable[[], list[tuple[float, ...]]]) -> None:
         self.kinds = frozenset[_Kind]().union(*(run.kinds for run in runs))
+        self.families = frozenset(kind[:2] for kind in self.kinds)
         self._runs, self._settle = runs, settle
 
     def variants(self) -> list[Variant]:

@@ -113,7 +113,7 @@ def table(
     """The archive's universal table without rejected functions; None where that leaves nothing, or there was none.
 
     `tuned` has every form that `to_tune` gave, or none: then they are marked as checked on `gpu`, and their estimates
-    are corrected by what was measured; not where they were checked on another kind before, by whose times they are
+    are corrected by what was measured; not where they were checked on another kind first, by whose times they are
     corrected already: estimates know kinds by their rates, and have room for one kind's corrections.
     """
     there = read(archive)
@@ -131,7 +131,7 @@ def table(
     for place, form in enumerate(forms):
         left = universal.without(form.source(), rejected)
         if left is not None:
-            first = place in tuned and not there.checked_on.get(form.target)
+            first = place in tuned and there.checked_on.get(form.target, (gpu.name,))[0] == gpu.name
             variants = [known.get(f.name) for f in form.functions if f.name not in rejected] if first else []
             rows.append(_corrected(left, form, variants, measured, Machine(*machine_of(gpu))))
     checked_on = {target: dict.fromkeys(names) for target, names in there.checked_on.items()}

@@ -17,8 +17,6 @@ from ..named_tuple import NamedTuple
 from .geometry import span_bytes
 from .record import TensorView
 
-_LAST_OF_THREE = (2, 0), (2, 1)  # pairs that are apart where three tensors are given and the last is written
-
 
 class PointerChecks(NamedTuple):
     """Of the tensors of a call, in its order: none is null, each is aligned, and none overlaps one that is written."""
@@ -47,7 +45,7 @@ class PointerChecks(NamedTuple):
     def fit(self, pointers: Sequence[int]) -> bool:
         """Whether a call's tensors may be at these addresses."""
         misaligned, sizes, apart = self
-        if apart == _LAST_OF_THREE:  # as of most GEMMs: the same, in half the time
+        if apart is _LAST_OF_THREE:  # as of most GEMMs: the same, in half the time
             a, b, d = pointers
             mask_a, mask_b, mask_d = misaligned
             size_a, size_b, size_d = sizes
@@ -71,3 +69,6 @@ def _apart(count: int, written: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """The pairs of so many tensors of which one is written, each once."""
     changed = dict.fromkeys(written)
     return tuple([(x, y) for x in changed for y in range(count) if y != x and not (y in changed and y < x)])
+
+
+_LAST_OF_THREE = _apart(3, (2,))  # where three tensors are given and the last is written

@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 MOST_BYTES = 150_000  # of a zip: a corpus is in the tree, and what is left out is soon found again
+_INDEX_BYTES = 80  # of a zip for each member, written at its end
 _DATE = (1980, 1, 1, 0, 0, 0)  # of members: equal corpora are equal files
 
 
@@ -34,7 +35,7 @@ def save(folder: Path, path: Path) -> int:
     kept = 0
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
         for data in found:
-            if path.stat().st_size + len(data) > MOST_BYTES:
+            if path.stat().st_size + len(data) + _INDEX_BYTES * kept > MOST_BYTES:
                 break
             name = zipfile.ZipInfo(hashlib.sha256(data).hexdigest()[:16], _DATE)
             packed.writestr(name, data, zipfile.ZIP_DEFLATED)

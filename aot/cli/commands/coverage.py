@@ -54,7 +54,7 @@ def command(
         for i, place in enumerate(found):
             if i:
                 print()
-            print_place(place, of.model, archive, model)
+            print_place(place, of.model, archive, _manifest_of(model, tp, ep))
     if missing:
         raise typer.Exit(1)
 
@@ -73,8 +73,17 @@ def _manifest(path: Path, wanted: Any) -> Manifest:
     )
 
 
-def print_place(place: dict[str, Any], model: str, archive: Path, asked_by: Path) -> None:
-    """What `aot coverage` prints of one kind of GPU; `asked_by` is the manifest, or the config."""
+def _manifest_of(model: Path, tp: int, ep: int) -> tuple[str, str]:
+    """The command that writes a manifest of a config, empty where `model` is a manifest; and that manifest."""
+    name = printable(str(model))
+    if model.suffix != ".json":
+        return "", name
+    ranks = "".join(f" --{word} {size}" for word, size in (("tp", tp), ("ep", ep)) if size != 1)
+    return f"aot manifest from-config {name}{ranks} -o MANIFEST; ", "MANIFEST"
+
+
+def print_place(place: dict[str, Any], model: str, archive: Path, made_by: tuple[str, str]) -> None:
+    """What `aot coverage` prints of one kind of GPU; `made_by` is what `_manifest_of` gives."""
     place = cleaned(place)
     layers = place["layers"]
     assumed = ", assumed" if place["assumed_gpu"] else ""
@@ -99,9 +108,7 @@ def print_place(place: dict[str, Any], model: str, archive: Path, asked_by: Path
     if by_package := sum(layer["package"] for layer in missing):
         below = f'runtime.load([runtime.universal(), "{printable(str(archive))}"])'
         print_wrapped(f"the package's archive predicts for {by_package} of these, if it is loaded below: {below}")
-    manifest, first = printable(str(asked_by)), ""
-    if asked_by.suffix == ".json":
-        manifest, first = "MANIFEST", f"aot manifest from-config {manifest} -o MANIFEST; "
+    first, manifest = made_by
     add = f"aot build {manifest} --base {printable(str(archive))} -o OUT; aot tune OUT -o TUNED"
     print_wrapped(f"to add them: {first}{add}")
 

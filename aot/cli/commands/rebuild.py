@@ -62,6 +62,8 @@ def command(
     A ranked archive must come out as the same bytes. A tuned one has functions of the candidates that were measured:
     these are built, and each of its functions must be one of them, byte for byte.
     """
+    from ...verify.rebuilt import asked_of
+
     if not check and output is None:
         raise AotError("say what for: --check compares, -o OUT keeps what is built")
     if output is not None:
@@ -69,6 +71,7 @@ def command(
         refuse_outputs(output, inputs)
         require_replaceable(output, force)
     with open_archive(archive) as opened, tempfile.TemporaryDirectory(prefix="aot-rebuild-") as folder:
+        asked_of(opened)
         contents = _signed_contents(opened, archive, key, signature)
         work, tools = _plan(opened, manifests or (), base, spec, times or (), contents)
         made = output or Path(folder) / "rebuilt.aot"

@@ -243,18 +243,15 @@ class GemmCalls(Serving):
         """Count a call that no kernel serves, and let torch compute it where the options say so; else raise it. `views`
         are all operands as kernels would take them."""
         signature = asked.signature
-        damaged = reason.reason == "damaged" and self._options.on_damage == "torch"
+        damaged = reason.reason == "damaged"  # which is so with on_damage="torch" alone
         falls_back = (damaged or self._options.on_miss == "torch") and asked.of_torch and _torch_can(signature)
-        if damaged and asked.of_torch and not falls_back and self._by_one_call(asked, views):
-            falls_back, given = True, True
-        else:
-            given = False
-        count = self._counters.refused(signature.key(), reason.reason, falls_back)
-        if not falls_back:
+        is_done = damaged and asked.of_torch and not falls_back and self._by_one_call(asked, views)
+        count = self._counters.refused(signature.key(), reason.reason, falls_back or is_done)
+        if not falls_back and not is_done:
             raise reason
         if count == 1:
             _log.warning("torch computes this from now on: %s", reason)
-        if given:
+        if is_done:
             return
         torch = sys.modules["torch"]
         with torch.no_grad(), on_stream(None if asked.call.stream is None else asked.handle, asked.call.a):

@@ -33,6 +33,11 @@ def shape_key(of_torch: bool, signature: Signature, views: Sequence[TensorView])
     return (of_torch, signature.epilogue, signature.overlap, *[view[1:] for view in views])
 
 
+def with_other_tensors(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The `shape_key` of the same call with others' tensors where those were torch's, and the other way round."""
+    return (not key[0], *key[1:])
+
+
 class Call(NamedTuple):
     """The arguments of one call of `gemm`; `operands` in the order of `EXTRAS`, None for what was not given."""
 

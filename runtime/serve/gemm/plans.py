@@ -20,6 +20,7 @@ from ...program.streams import TorchStreams
 from ..counters import Counters
 from ..entries import Entries, best_first
 from ..plan import remember
+from .keys import with_other_tensors
 from .plan import OUT, GemmPlan
 from .row_plans import RowPlans
 
@@ -60,7 +61,8 @@ class Plans:
     def plan(
         self, key: Any, signature: Signature, views: tuple[TensorView, ...], shape: tuple[int, ...], torch_dtype: Any
     ) -> GemmPlan:
-        """The plan that is kept under `key`, a `keys.shape_key`, made if it is not there.
+        """The plan that is kept under `key`, a `keys.shape_key`, made if it is not there: from that of the same call
+        with others' tensors, if there is one.
 
         `shape` is that of the caller's output, `torch_dtype` its element type where all tensors are torch's.
 
@@ -70,7 +72,11 @@ class Plans:
         """
         found = self._by_shape.get(key)
         if found is None:
-            found = self._make_plan(signature, views, shape, torch_dtype)
+            same = self._by_shape.get(with_other_tensors(key))
+            if same is None:
+                found = self._make_plan(signature, views, shape, torch_dtype)
+            else:
+                found = same._replace(streams=self._streams(torch_dtype), dtype=torch_dtype)
             remember(self._by_shape, key, found)
             self._counters.planned()
         return found
@@ -87,7 +93,6 @@ class Plans:
         self, signature: Signature, views: tuple[TensorView, ...], shape: tuple[int, ...], torch_dtype: Any
     ) -> GemmPlan:
         """Choose the function for this shape, load it and plan it; runners-up serve where the best cannot run."""
-        driver = self._driver
         m = views[0].shape[-2]
         entry = self._entries.lookup(signature)
         self._entries.accept(entry)
@@ -109,7 +114,7 @@ class Plans:
             return GemmPlan(
                 launch=plan.launch,
                 checks=PointerChecks.of(views, alignments, [OUT]),
-                streams=TorchStreams.of(driver.device, driver.device_count) if torch_dtype else None,
+                streams=self._streams(torch_dtype),
                 shape=shape,
                 dtype=torch_dtype,
                 function=function,
@@ -117,6 +122,9 @@ class Plans:
                 plan=plan,
             )
         raise self._entries.miss(entry, m, reasons)
+
+    def _streams(self, torch_dtype: Any) -> TorchStreams | None:
+        return TorchStreams.of(self._driver.device, self._driver.device_count) if torch_dtype else None
 
     def clear(self) -> None:
         """Forget them all."""

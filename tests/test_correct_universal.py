@@ -1,0 +1,43 @@
+"""scripts/correct_universal.py: a universal table is written anew from the times in its archive."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import runtime
+from aot.search import universal
+from runtime.container.archive import Archive
+from runtime.errors import AotError
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+import correct_universal
+
+OF_FORMS = "universal"
+
+
+def corrected(archive: Archive, path: Path) -> Archive:
+    correct_universal.corrected(archive, correct_universal.H200).write(path)
+    return Archive.open(path)
+
+
+@pytest.mark.long
+def test_a_table_is_what_todays_estimates_and_the_archives_times_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = Archive.open(runtime.universal())
+    once = corrected(archive, tmp_path / "once.aot")
+    assert corrected(once, tmp_path / "again.aot").table(OF_FORMS) == once.table(OF_FORMS)
+    monkeypatch.setattr(universal, "_SHARE_AT", {128: 0.0})
+    other = corrected(archive, tmp_path / "other.aot").table(OF_FORMS)
+    assert other["checked_on"] == archive.table(OF_FORMS)["checked_on"]
+    assert other != once.table(OF_FORMS)
+
+
+def test_an_archive_without_times_is_refused() -> None:
+    gpu = correct_universal.H200._replace(name="another kind")
+    with pytest.raises(AotError, match="has no forms with times of another kind; tune it there first"):
+        correct_universal.corrected(Archive.open(runtime.universal()), gpu)
