@@ -75,6 +75,12 @@ def test_provenance_has_what_the_signer_says(run: Run, path: Path) -> None:
     assert found["runDetails"]["builder"] == {"id": "https://ci.example"}
 
 
+def test_builder_that_was_not_given_is_unknown(run: Run, path: Path) -> None:
+    run("sign", path, "--key", path.with_name("release.key"))
+    found = accepted(f"{path}.sig", read_keys(path.with_name("keys"))).release.provenance
+    assert found["runDetails"]["builder"] == {"id": "urn:cute-aot:builder:unknown"}
+
+
 def test_provenance_has_what_the_archive_says() -> None:
     with Archive.open(universal()) as archive:
         found = provenance(archive, [], "https://ci.example", {"nvidia-cutlass-dsl": "ab" * 32})

@@ -13,6 +13,7 @@ from runtime.container.archive import Archive
 from ..pack import build_table, tuning_table
 
 BUILD_TYPE = "urn:cute-aot:build:v1"
+UNKNOWN_BUILDER = "urn:cute-aot:builder:unknown"  # where the signer gave none: the format wants one
 
 
 def provenance(archive: Archive, commands: Sequence[str], builder: str, contents: Mapping[str, str]) -> dict[str, Any]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 
@@ -38,7 +36,7 @@ def command(
         typer.Option("--command", metavar="LINE", help="A command that made it, for provenance. May be repeated."),
     ] = None,
     builder: Annotated[
-        str | None, typer.Option(metavar="URI", help="Who ran these, for provenance. Default: this machine.")
+        str | None, typer.Option(metavar="URI", help="Who ran these, for provenance. Default: not known.")
     ] = None,
     built_here: Annotated[
         bool, typer.Option("--built-here", help="Say, in provenance, what the compiler installed here consists of.")
@@ -50,7 +48,7 @@ def command(
 ) -> None:
     """Sign an archive, so that servers can tell who made it: docs/security.md says how."""
     from ...sign.keys import read_signer
-    from ...sign.provenance import provenance
+    from ...sign.provenance import UNKNOWN_BUILDER, provenance
     from ...sign.sign import Naming, release_of, signed, write
     from ...sign.tools import installed_contents
 
@@ -61,7 +59,7 @@ def command(
     signers = [read_signer(each) for each in key]
     now = datetime.now(timezone.utc).replace(microsecond=0)
     until = None if expires is None else expires.replace(tzinfo=timezone.utc)
-    by = builder or f"urn:cute-aot:host:{quote(socket.gethostname(), safe='')}"
+    by = builder or UNKNOWN_BUILDER
     naming = Naming(name or archive.stem, version or int(now.timestamp()), now, until)
     with open_archive(archive) as opened:
         contents = installed_contents(opened) if built_here else {}
