@@ -9,7 +9,7 @@ from .moe_sizes import MOST_EXPERTS, MOST_TOP_K
 
 # Rows that a thread may have in flight: of numbers between, the compiler keeps some (20, 30) in local memory.
 AT_ONCE = (1, 2, 4, 8, 16, 32)
-_REGISTERS_PER_SM, _MOST_REGISTERS = 1 << 16, 256
+_REGISTERS_PER_SM, _MOST_REGISTERS, _REGISTERS_TOGETHER = 1 << 16, 256, 8  # threads get them by so many
 _REGISTERS_OF_ROW = 4  # the 16 bytes of it that a thread has loaded
 _OTHER_REGISTERS = 36  # of a thread that adds rows up
 
@@ -24,7 +24,8 @@ def limit(top_k: int, experts: int = 1) -> str | None:
 def rule_of_combine(threads: int, at_once: int) -> str | None:
     """Why threads of blocks of so many cannot have so many rows in flight, or None: the compiler spills where these
     take more than half of a thread's registers, or leave too few."""
-    registers = min(_REGISTERS_PER_SM // threads, _MOST_REGISTERS)
+    each = _REGISTERS_PER_SM // threads
+    registers = min(each - each % _REGISTERS_TOGETHER, _MOST_REGISTERS)
     of_rows = at_once * _REGISTERS_OF_ROW
     if of_rows > registers // 2 or of_rows + _OTHER_REGISTERS > registers:
         return f"{at_once} rows at once take {of_rows} of the {registers} registers that {threads} threads have each"
