@@ -52,6 +52,12 @@ def test_a_range_that_changed_its_function_is_told_by_m(run: Run, old: Path) -> 
     assert "701-900" in out
 
 
+def test_a_layer_that_neither_archive_has_is_refused(run: Run, old: Path) -> None:
+    result = run("diff", old, old, "--gemm", "qkv", "--gemm", "no_such_layer")
+    assert (result.status, result.out) == (2, "")
+    assert "has nothing of the layer 'no_such_layer'" in result.err
+
+
 def test_times_are_compared_where_both_were_measured(run: Run, old: Path) -> None:
     gemm = tables()["gemm"]
     rows = [dict(row) for row in gemm["entries"][0]["timings"]]

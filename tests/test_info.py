@@ -1,5 +1,6 @@
 """The command info: what an archive is, who built it and from what."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def test_it_says_what_failed_is_not_served_and_was_rejected(run: Run, path: Path
 
 
 def test_functions_that_were_checked_are_not_said_to_be_tuned(run: Run, tmp_path: Path) -> None:
-    given = tables()
+    given = copy.deepcopy(tables())
     given["tuning"]["environments"][0]["right"] = {OTHER: "ab" * 32}
     path = write(tmp_path / "checked.aot", given)
     assert "checked     on NVIDIA H200" in run("info", path).out

@@ -15,6 +15,8 @@ from runtime.program.operation import Operand, Signature
 from runtime.tables.table import Entry
 
 from ..pack import build_table, timings
+from ..pack.filter import by_names
+from ..pack.tables import operation_entries
 
 
 def names_of(archive: Archive) -> dict[str, list[str]]:
@@ -25,6 +27,12 @@ def names_of(archive: Archive) -> dict[str, list[str]]:
     ):
         found.setdefault(signature, []).append(name)
     return found
+
+
+def layers_of(archive: Archive) -> list[str]:
+    """Every word that a layer of an archive goes by: keys of signatures, and manifests' names for them."""
+    names = names_of(archive)
+    return [word for entry in operation_entries(archive) for word in by_names(names, entry.signature.key())]
 
 
 def models_of(archive: Archive) -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ from runtime.program.record import Record
 
 from ..pack import tuning_table
 from ..suggest import did_you_mean
-from .digests import digests, function_named
+from .digests import SHORTEST, digests, function_named
 
 
 class UnknownFunction(AotError):
@@ -65,8 +65,8 @@ def named(archive: Archive, word: str) -> str:
     if found is None:
         near = did_you_mean(word, archive.functions).partition("known:")[0]
         raise UnknownFunction(
-            f"{archive.path}: has no function {word!r:.100}, and no digest begins so; {near}"
-            f"`aot ls {archive.path} --functions` lists them"
+            f"{archive.path}: has no function {word!r:.100}, and no digest begins so, in at least {SHORTEST} digits; "
+            f"{near}`aot ls {archive.path} --functions` lists them"
         )
     return found
 

@@ -40,7 +40,9 @@ def missing(
         advice.append(
             f'load the package\'s archive below this one: runtime.load([runtime.universal(), "{archive.path}"])'
         )
-    advice.append(f"add it to a manifest and run: aot build MANIFEST --base {archive.path} -o OUT; then aot tune OUT")
+    advice.append(
+        f"add it to a manifest and run: aot build MANIFEST --base {archive.path} -o OUT; then aot tune OUT -o TUNED"
+    )
     return {"nearest": nearest, "advice": advice}
 
 

@@ -20,6 +20,8 @@ from runtime.signing.check import signature_path
 from runtime.signing.files import read_small
 from runtime.signing.statement import Release
 
+from .provenance import UNKNOWN_BUILDER
+
 
 @dataclass(frozen=True)
 class Said:
@@ -32,7 +34,8 @@ class Said:
     def builder(self) -> str:
         """Who built the archive, as the signer gave it; empty where the provenance does not say."""
         found = _field(_field(self.release.provenance, "runDetails"), "builder")
-        return str(_field(found, "id") or "")
+        said = str(_field(found, "id") or "")
+        return "" if said == UNKNOWN_BUILDER else said
 
     @property
     def commands(self) -> tuple[str, ...]:

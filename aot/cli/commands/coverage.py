@@ -15,6 +15,7 @@ from ..tables import cleaned, kind
 
 if TYPE_CHECKING:
     from ...problem.manifest import Manifest
+    from ...problem.model_config import Wanted
 
 EXAMPLES = examples("aot coverage model.aot model.yaml", "aot coverage model.aot config.json --tp 8 --gpu H200")
 _TOKENS = "1,16,64,256,1024,4096"
@@ -41,9 +42,8 @@ def command(
     from ...inspect.serving import Serving
     from ...problem.model_config import Wanted
 
-    of = _manifest(
-        model, Wanted(tp, tokens_of(tokens), [target] if target else None, dtype, scaling, ep=ep, experts=experts)
-    )
+    wanted = Wanted(tp, tokens_of(tokens), [target] if target else None, dtype, scaling, ep=ep, experts=experts)
+    of = _manifest(model, wanted)
     with open_archive(archive) as opened:
         serving = Serving(opened)
         found = coverage(serving, of, serving.everywhere(target, gpu))
@@ -54,12 +54,12 @@ def command(
         for i, place in enumerate(found):
             if i:
                 print()
-            print_place(place, of.model, archive, _manifest_of(model, tp, ep))
+            print_place(place, of.model, archive, _manifest_of(model, wanted))
     if missing:
         raise typer.Exit(1)
 
 
-def _manifest(path: Path, wanted: Any) -> Manifest:
+def _manifest(path: Path, wanted: Wanted) -> Manifest:
     """What is asked for: a manifest as it is, or that of a config."""
     from ...problem.manifest import load
     from ...problem.model_config import manifest_from_config
@@ -73,13 +73,17 @@ def _manifest(path: Path, wanted: Any) -> Manifest:
     )
 
 
-def _manifest_of(model: Path, tp: int, ep: int) -> tuple[str, str]:
+def _manifest_of(model: Path, wanted: Wanted) -> tuple[str, str]:
     """The command that writes a manifest of a config, empty where `model` is a manifest; and that manifest."""
     name = printable(str(model))
     if model.suffix != ".json":
         return "", name
-    ranks = "".join(f" --{word} {size}" for word, size in (("tp", tp), ("ep", ep)) if size != 1)
-    return f"aot manifest from-config {name}{ranks} -o MANIFEST; ", "MANIFEST"
+    options = [f" --{word} {size}" for word, size in (("tp", wanted.tp), ("ep", wanted.ep)) if size != 1]
+    options.append(f" --tokens {','.join(map(str, wanted.tokens))}")
+    options += [f" --target {target}" for target in wanted.targets or ()]
+    options += [f" --{word} {given}" for word, given in (("dtype", wanted.dtype), ("scaling", wanted.scaling)) if given]
+    options += [] if wanted.experts else [" --no-experts"]
+    return f"aot manifest from-config {name}{''.join(options)} -o MANIFEST", "MANIFEST"
 
 
 def print_place(place: dict[str, Any], model: str, archive: Path, made_by: tuple[str, str]) -> None:
@@ -109,8 +113,10 @@ def print_place(place: dict[str, Any], model: str, archive: Path, made_by: tuple
         below = f'runtime.load([runtime.universal(), "{printable(str(archive))}"])'
         print_wrapped(f"the package's archive predicts for {by_package} of these, if it is loaded below: {below}")
     first, manifest = made_by
-    add = f"aot build {manifest} --base {printable(str(archive))} -o OUT; aot tune OUT -o TUNED"
-    print_wrapped(f"to add them: {first}{add}")
+    print("to add them:")
+    for line in (first, f"aot build {manifest} --base {printable(str(archive))} -o OUT", "aot tune OUT -o TUNED"):
+        if line:
+            print(f"  {line}")  # whole, however long, to be pasted
 
 
 def _said(of: list[int], asked: list[int], every: int) -> str:

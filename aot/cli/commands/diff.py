@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,18 +28,20 @@ def command(
 ) -> None:
     """Say what changed from OLD to NEW. Layers, which function serves which M, times, tools, functions and bytes; with
     --gemm each range of M of a layer. Exit status 0 where functions and tables are the same, 1 where they differ."""
-    from fnmatch import fnmatchcase
-
     from ...inspect.diff import diff
+    from ...inspect.entries import layers_of
+    from ...pack.filter import Filter
 
+    wanted = Filter(layers=gemm or ())
     with open_archive(old) as before, open_archive(new) as after:
         found = diff(before, after)
+        layers = [*layers_of(before), *layers_of(after)]
+    if unknown := [pattern for pattern in wanted.layers if not fnmatch.filter(layers, pattern)]:
+        raise Filter(layers=unknown).why_nothing(f"{old}, {new}", (), (), layers)
     if gemm:
         entries = found["entries"]
         for of, rows in entries.items():
-            names = ([*row["names"], row["signature"]] for row in rows)
-            wanted = [any(fnmatchcase(name, pattern) for name in row for pattern in gemm) for row in names]
-            entries[of] = [row for row, keep in zip(rows, wanted, strict=True) if keep]
+            entries[of] = [row for row in rows if wanted.takes("", "", (*row["names"], row["signature"]))]
     if as_json:
         print_json(found)
     else:

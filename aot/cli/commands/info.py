@@ -85,8 +85,10 @@ def signature_fields(found: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
     yield "signed", f"as {found['name']} version {found['version']} on {found['signed_on']}{until}"
     yield (
         "  by",
-        f"{found['builder'] or 'a builder that is not named'}; `aot verify --key KEYS` checks whether that holds",
+        f"key {', '.join(key[:16] for key in found['keys'])}; `aot verify --key KEYS` checks whether that holds",
     )
+    if found["builder"]:
+        yield "  built by", f"{found['builder']}, as the signer says"
     for line in found["commands"]:
         yield "  command", line
 

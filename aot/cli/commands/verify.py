@@ -77,6 +77,8 @@ def _signed_checks(path: Path, key: Path, signature: Path | None) -> list[Findin
     try:
         found = accepted(str(signature or signature_path(path)), trusted)
     except SignatureError as error:
+        with open_archive(path):  # what is no archive is said first
+            pass
         return [verify.Finding(signed.SUBJECT, False, str(error))]
     try:
         with open_archive(path, partial(signed.require_of, found)) as opened:
