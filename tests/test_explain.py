@@ -14,7 +14,7 @@ from runtime.moe.combine import Signature as Combine
 
 from . import universal_archives
 from .command_line import Run
-from .inspected import FEW, H200, MANY, OUT, POINTS, QKV, TUNING, WIDE, WRONG, tables, write
+from .inspected import FEW, H200, MANY, OTHER, OUT, POINTS, QKV, TUNING, WIDE, WRONG, tables, write
 from .recording_driver import entry, signature
 
 
@@ -105,6 +105,19 @@ def test_a_gemm_is_found_by_its_extents(run: Run, path: Path) -> None:
     assert answer(run, path, "--n", 6144, "--k", 4096, "--dtype", "bf16", "--m", 1)["key"] == QKV
 
 
+def test_a_function_is_explained_by_the_layer_that_it_serves(run: Run, path: Path) -> None:
+    found = answer(run, path, "qkv", "--m", 512)
+    for word in (MANY, found["function"]["digest"][:6]):
+        assert answer(run, path, word, "--m", 512) == found
+
+
+def test_extents_that_no_build_takes_are_told_with_what_to_pad_to(run: Run, path: Path) -> None:
+    found = answer(run, path, "--n", 100, "--k", 4096, "--m", 1, status=1)
+    (advice,) = found["advice"]
+    assert advice.startswith("no build takes it: n must be a positive multiple of 8, found 100")
+    assert advice.endswith("pad to 104")
+
+
 def test_of_what_nothing_serves_the_nearest_and_the_remedy_are_told(run: Run, path: Path) -> None:
     found = answer(run, path, "--n", 4096, "--k", 4000, "--m", 1, status=1)
     assert (found["state"], found["nearest"][0]["signature"]) == (None, OUT)
@@ -162,7 +175,7 @@ def test_a_form_is_explained_by_what_it_predicts(run: Run, tmp_path: Path) -> No
         (["qkv", "--m", 1, "--gpu", "H300"], "unknown GPU 'H300'; did you mean 'H200'?"),
         (["qkv", "--m", 1, "--target", "sm_9a"], "unknown target 'sm_9a'"),
         (["--n", 5, "--k", 5, "--dtype", "fp8", "--m", 1], "unknown element type 'fp8'"),
-        ([WIDE, "--m", 1], "is a function; `aot show"),
+        ([OTHER, "--m", 1], "serves no layer at M = 1; `aot show"),
     ],
 )
 def test_a_wrong_question_is_one_line(run: Run, path: Path, arguments: list[object], said: str) -> None:

@@ -76,6 +76,15 @@ def test_function_with_other_bytes_is_named(rebuild: Any, model: Path, tmp_path:
     assert done.out.endswith("is not what was built here: 1 difference\n")
 
 
+def test_damage_is_told_before_anything_is_compiled(run: Run, folder: Path, archive: Path, tmp_path: Path) -> None:
+    data = bytearray(archive.read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "damaged.aot").write_bytes(data)
+    done = run("rebuild", tmp_path / "damaged.aot", folder / "tiny.yaml", "--check", "--cache", tmp_path / "cache")
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert not (tmp_path / "cache").exists()
+
+
 def test_candidates_that_were_others_are_told(rebuild: Any, archive: Path, tmp_path: Path) -> None:
     changed(archive, tmp_path / "others.aot")
     tuned(tmp_path / "others.aot", tmp_path / "model.aot", scripted(lambda name, s, m: 2.0))

@@ -1,7 +1,4 @@
-"""Which signatures a question is about: a layer by its name or key, or a GEMM by its extents.
-
-Knows nothing of what serves them.
-"""
+"""Which signatures a question is about: a layer by name or key, those of a function, or a GEMM by its extents."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from runtime.program.operation import operation
 
 from ..search.operation import names as operation_names
 from ..suggest import did_you_mean
+from .digests import function_named
 from .entries import names_of
 from .serving import Serving
 from .show import UnknownName
@@ -33,35 +31,48 @@ class Extents(NamedTuple):
     dtype: str | None = None
 
 
-def signatures(archive: Archive, serving: Serving, layer: str | None, extents: Extents) -> list[Any]:
-    """The signatures of a layer: those that manifests call so, or the one whose key it is; or the archive's GEMMs of
-    these extents, else the plain one. Each once; one at least, and the archive need not have it.
+def signatures(archive: Archive, serving: Serving, layer: str | None, extents: Extents, m: int) -> list[Any]:
+    """The signatures of a layer: those that manifests call so, the one whose key it is, or those that the function of
+    this name, or beginning of a digest, serves at `m` rows; or the archive's GEMMs of these extents, else the plain
+    one. Each once; one at least, and the archive need not have it.
 
     Raises:
         Unclear: neither is given, or both, or only part of the extents.
-        UnknownName: no manifest has the name, and it is no key.
+        UnknownName: no manifest has the name, it is no key and no function, or a function that serves nothing there.
+        AmbiguousDigest: digests of several functions begin so.
     """
     if layer is not None:
         if any(value is not None for value in extents):
             raise Unclear(f"the layer is {layer!r}, so leave out --n, --k and --dtype; or leave out the layer")
-        return _named(archive, serving, layer)
+        return _named(archive, serving, layer, m)
     if extents.n is None or extents.k is None:
         raise Unclear("name a layer, such as qkv, or give --n and --k")
     return _of_extents(serving, extents)
 
 
-def _named(archive: Archive, serving: Serving, layer: str) -> list[Any]:
+def _named(archive: Archive, serving: Serving, layer: str, m: int) -> list[Any]:
     names = names_of(archive)
     keys = [key for key, of in names.items() if layer in of] or [layer]
     entries = {entry.signature.key(): entry.signature for entry in serving.entries}
     found = [entries[key] if key in entries else of_key(key) for key in keys]
     known = [*dict.fromkeys(name for of in names.values() for name in of)]
-    if layer in archive.functions:
-        raise UnknownName(f"{archive.path}: {layer!r} is a function; `aot show {archive.path} {layer}` describes it")
     if all(signature is None for signature in found):
+        if function := function_named(archive, layer):
+            return _served_by(archive, serving, function, m)
         near = did_you_mean(layer, known or list(entries))
         raise UnknownName(f"{archive.path}: no manifest has a layer {layer!r}, and it is no signature; {near}")
     return list(dict.fromkeys(s for s in found if s is not None))
+
+
+def _served_by(archive: Archive, serving: Serving, function: str, m: int) -> list[Any]:
+    served = [
+        e.signature for e in serving.entries if e.best(m) == function and serving.precedence.instead_of(e) is None
+    ]
+    if not served:
+        raise UnknownName(
+            f"{archive.path}: {function} serves no layer at M = {m}; `aot show {archive.path} {function}` describes it"
+        )
+    return list(dict.fromkeys(served))
 
 
 def of_key(key: str) -> Any:

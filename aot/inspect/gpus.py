@@ -25,7 +25,8 @@ class Kind(NamedTuple):
     capability: Capability
 
 
-# Names as the driver gives them; SMs and memory rates in GB/s of NVIDIA's data sheets.
+# Names as the driver gives them; SMs and memory rates in GB/s of NVIDIA's data sheets, an H200's and an H100's as their
+# drivers' clocks and bus widths give them.
 COMMON = (
     Kind(USUAL_GPU, (9, 0)),
     Kind(H100, (9, 0)),

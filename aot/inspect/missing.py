@@ -7,10 +7,12 @@ from typing import Any
 
 from runtime.container.archive import Archive
 from runtime.errors import ArchiveError
+from runtime.gemm.signature import Signature
 from runtime.packaged import universal as packaged
 from runtime.program.operation import operation
 from runtime.tables.dispatch import serves
 
+from ..problem.manifest import signature_problem
 from .serving import Place, Serving
 
 _NEAREST = 3
@@ -35,6 +37,14 @@ def missing(
         nearest.append(
             {"signature": have.key(), "names": names.get(have.key(), []), "target": target, "differs": reasons}
         )
+    return {"nearest": nearest, "advice": _advice(archive, signature, place)}
+
+
+def _advice(archive: Archive, signature: Any, place: Place) -> list[str]:
+    """What to do to have it served."""
+    problem = signature_problem(signature) if isinstance(signature, Signature) else None
+    if problem is not None:
+        return [f"no build takes it: {problem[0]} {problem[1]}"]
     advice = []
     if served_by_package([signature], place):
         advice.append(
@@ -43,7 +53,7 @@ def missing(
     advice.append(
         f"add it to a manifest and run: aot build MANIFEST --base {archive.path} -o OUT; then aot tune OUT -o TUNED"
     )
-    return {"nearest": nearest, "advice": advice}
+    return advice
 
 
 def served_by_package(signatures: Iterable[Any], place: Place) -> set[Any]:

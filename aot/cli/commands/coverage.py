@@ -54,7 +54,7 @@ def command(
         for i, place in enumerate(found):
             if i:
                 print()
-            print_place(place, of.model, archive, _manifest_of(model, wanted))
+            print_place(place, _title(of, model), archive, _manifest_of(model, wanted))
     if missing:
         raise typer.Exit(1)
 
@@ -71,6 +71,11 @@ def _manifest(path: Path, wanted: Wanted) -> Manifest:
     return manifest_from_config(
         config, wanted, source=source, named_after=printable(str(path.resolve())), on_warning=warn
     )
+
+
+def _title(of: Manifest, model: Path) -> str:
+    """What layers are of; of a config its path too, as models are named after the folder that they are in."""
+    return of.model if model.suffix != ".json" else f"{of.model} ({model})"
 
 
 def _manifest_of(model: Path, wanted: Wanted) -> tuple[str, str]:

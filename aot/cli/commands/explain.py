@@ -22,7 +22,8 @@ def command(
     archive: ArchivePath,
     m: Annotated[int, typer.Option("--m", metavar="M", min=1, max=MAX_EXTENT, help="Rows of A, such as tokens.")],
     layer: Annotated[
-        str | None, typer.Argument(metavar="LAYER", help="A name that a manifest has, such as qkv, or a signature.")
+        str | None,
+        typer.Argument(metavar="LAYER", help="A name that a manifest has, such as qkv; a signature; or a function."),
     ] = None,
     n: Annotated[int | None, typer.Option("--n", metavar="N", min=1, max=MAX_EXTENT, help="Of a GEMM.")] = None,
     k: Annotated[int | None, typer.Option("--k", metavar="K", min=1, max=MAX_EXTENT, help="Of a GEMM.")] = None,
@@ -40,7 +41,7 @@ def command(
 
     with open_archive(archive) as opened:
         serving = Serving(opened)
-        asked = signatures(opened, serving, layer, Extents(n, k, dtype))
+        asked = signatures(opened, serving, layer, Extents(n, k, dtype), m)
         found = explain(opened, serving, asked, m, Where(target, gpu))
     if as_json:
         print_json({"archive": str(archive), "digest": opened.digest, "answers": found})
@@ -175,8 +176,12 @@ def _runner_up(row: dict[str, Any]) -> list[str]:
 
 
 def _print_missing(answer: dict[str, Any]) -> None:
-    rows = [[",".join(n["names"]), n["signature"], n["target"], ", ".join(n["differs"])] for n in answer["nearest"]]
-    if rows:
-        print_fitted(["nearest", "signature", "target", "differs"], rows, expendable=[2])
+    near: list[tuple[str, str]] = []
+    for i, found in enumerate(answer["nearest"]):
+        of = f"{', '.join(found['names'])}: " if found["names"] else ""
+        near.append(("" if i else "nearest", f"{of}{found['signature']} on {found['target']}"))
+        near.append(("", f"but {', '.join(found['differs'])}"))
+    if near:
+        print_fields(near)
         print()
     print_fields([("" if i else "to do", line) for i, line in enumerate(answer["advice"])])

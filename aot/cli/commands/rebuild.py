@@ -62,7 +62,7 @@ def command(
     A ranked archive must come out as the same bytes. A tuned one has functions of the candidates that were measured:
     these are built, and each of its functions must be one of them, byte for byte.
     """
-    from ...verify.rebuilt import asked_of
+    from ...verify.rebuilt import asked_of, require_whole
 
     if not check and output is None:
         raise AotError("say what for: --check compares, -o OUT keeps what is built")
@@ -72,6 +72,7 @@ def command(
         require_replaceable(output, force)
     with open_archive(archive) as opened, tempfile.TemporaryDirectory(prefix="aot-rebuild-") as folder:
         asked_of(opened)
+        require_whole(opened)  # before what takes minutes
         contents = _signed_contents(opened, archive, key, signature)
         work, tools = _plan(opened, manifests or (), base, spec, times or (), contents)
         made = output or Path(folder) / "rebuilt.aot"

@@ -29,8 +29,8 @@ def command(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Write an archive as one web page. What it serves, how fast, and what is wrong with it; the page needs no network.
-    With --json print its data instead."""
+    """Write an archive as one web page. What it serves, how fast, and what is wrong with its tables; code is not read
+    (`aot verify` does that), and the page needs no network. With --json print its data instead."""
     from ...inspect.report.data import report
 
     if (output is None) != as_json:
