@@ -3,7 +3,8 @@ native code, calls with other rows, opening, preload, a rebuild that changes not
 
 Both run on the tests' driver, which launches nothing, in processes that take turns. Times are of the processor, so that
 what else a machine does matters little. Each checkout writes archives of its own, of the same made-up functions, since
-older ones have older formats; its native code must have been built (`python setup.py build_ext --inplace`).
+older ones have older formats; its native code must have been built there: `python -c "import setuptools;
+setuptools.setup()" build_ext --inplace`.
 """
 
 from __future__ import annotations
