@@ -60,7 +60,9 @@ def built(checkout: Path, folder: Path) -> dict[str, float]:
 def measured(checkout: Path, what: str, folder: Path) -> dict[str, float]:
     """What a process of its own measures of a checkout."""
     command = [sys.executable, str(PEERS / "host_calls.py"), what, str(folder)]
-    done = subprocess.run(command, env=environment_of(checkout), check=True, capture_output=True, text=True, cwd=checkout)
+    done = subprocess.run(
+        command, env=environment_of(checkout), check=True, capture_output=True, text=True, cwd=checkout
+    )
     found: dict[str, float] = json.loads(done.stdout)
     return found
 
