@@ -32,7 +32,7 @@ _MARK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 UNIVERSAL = "universal.aot"  # what the package calls its archive
 OFF_GRID = {  # a row for each type of A's elements that has enough cases
     ("ours", "torch"): "tuned",
-    ("on_slower", "torch"): "with `on_slower`",
+    ("on_slower", "torch"): "with an earlier `on_slower`",
     ("against", "torch"): "",  # the page says what it is
 }
 ENOUGH = 30  # cases, for means
