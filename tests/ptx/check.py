@@ -65,6 +65,11 @@ CASES = (
     Case(Combine("bf16", "bf16", 3, 264), 37),
     Case(Quantise("bf16", "e4m3", 272, "block"), 37),
     Case(RmsNorm("bf16", "bf16", "bf16", 520), 5),
+    Case(_gemm("e4m3", "e4m3", "bf16", 288, 544, scaling="mxfp8"), 140),
+    Case(_gemm("e2m1", "e2m1", "bf16", 288, 544, scaling="mxfp4"), 140),
+    Case(_gemm("e2m1", "e2m1", "f16", 288, 544, scaling="nvfp4"), 140),
+    Case(_gemm("bf16", "i8", "bf16", 272, 528), 70),
+    Case(_gemm("bf16", "i4", "bf16", 256, 640, scaling="int4_group128"), 70),
 )
 
 
