@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
-from runtime.device.gpus import H100, Gpu
 from runtime.errors import AotError
-from runtime.tables.dispatch import Capability
 from runtime.tables.table import Entry
 
-from ..pack.forms import USUAL_GPU, capability
+from ..pack.forms import capability
+from ..pack.kinds import COMMON, Kind
 from ..suggest import did_you_mean
 
 
 class UnknownGpu(AotError):
     """A name that is no kind of GPU known here."""
-
-
-class Kind(NamedTuple):
-    """A kind of GPU and its compute capability."""
-
-    gpu: Gpu
-    capability: Capability
-
-
-# Names as the driver gives them; SMs and memory rates in GB/s of NVIDIA's data sheets, an H200's and an H100's as their
-# drivers' clocks and bus widths give them.
-COMMON = (
-    Kind(USUAL_GPU, (9, 0)),
-    Kind(H100, (9, 0)),
-    Kind(Gpu("NVIDIA H20", 78, 4000), (9, 0)),
-    Kind(Gpu("NVIDIA A100-SXM4-80GB", 108, 2039), (8, 0)),
-    Kind(Gpu("NVIDIA B200", 148, 8000), (10, 0)),
-    Kind(Gpu("NVIDIA GeForce RTX 5090", 170, 1792), (12, 0)),
-)
 
 
 def kinds_of(entries: Iterable[Entry]) -> list[Kind]:

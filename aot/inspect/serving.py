@@ -15,8 +15,9 @@ from runtime.tables.dispatch import Capability, Dispatch
 from runtime.tables.table import Entry
 
 from ..pack import forms
+from ..pack.kinds import usual
 from ..pack.precedence import Precedence
-from .gpus import COMMON, Kind, kinds_of, named
+from .gpus import kinds_of, named
 
 
 class Place(NamedTuple):
@@ -49,7 +50,7 @@ class Serving:
 
     def places(self, signature: Any, target: str | None = None, gpu: str | None = None) -> list[Place]:
         """Where to look: the kind of GPU that is named, if one is; else each that entries for the signature are for,
-        and an H200 or no known kind for targets that have none. Of `target` alone, where one is named.
+        and what is assumed (`aot.pack.kinds`) for targets that have none. Of `target` alone, where one is named.
 
         Raises:
             UnknownGpu: `gpu` is no kind that is known.
@@ -90,11 +91,9 @@ class Serving:
         return list(dict.fromkeys(e.target for e in self.entries))
 
     def _usual(self, capability: Capability) -> Place:
-        """A kind that runs code for a capability: one that entries are for, else a common one, else an H200's size."""
-        of_entries = kinds_of(self.entries)
-        kinds = [kind for kind in (*of_entries, *COMMON) if kind.capability == capability]
-        kind = kinds[0] if kinds else Kind(forms.USUAL_GPU, capability)
-        return Place(capability, kind.gpu, kind not in of_entries)
+        """A kind that runs code for a capability: the first that entries are for, else what is assumed."""
+        of_entries = [kind.gpu for kind in kinds_of(self.entries) if kind.capability == capability]
+        return Place(capability, of_entries[0], False) if of_entries else Place(capability, usual(capability), True)
 
     def find(self, signature: Any, place: Place) -> AnyEntry | None:
         """What serves there; None if nothing does."""

@@ -21,9 +21,10 @@ def place_view(place: dict[str, Any], by_digest: dict[str, Any], families: dict[
     shared = {name for name, number in Counter(layer["label"] for layer in layers).items() if number > 1}
     names = [_unique(layer, shared) for layer in layers]
     gpu = place["gpu"]
+    rate = f", {gpu['memory_gbps']} GB/s" if gpu["memory_gbps"] else ""
     return {
         "gpu": gpu["name"],
-        "says": f"{gpu['multiprocessors']} SMs, {gpu['memory_gbps']} GB/s, sm {place['compute_capability']}"
+        "says": f"{gpu['multiprocessors']} SMs{rate}, sm {place['compute_capability']}"
         + (", assumed: nothing was tuned here" if place["assumed_gpu"] else ""),
         "columns": place["bins"],
         "rows": [
