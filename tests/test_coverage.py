@@ -8,7 +8,7 @@ import pytest
 
 from . import universal_archives
 from .command_line import ROOT, Run
-from .inspected import write
+from .inspected import tables, write
 
 MODEL = """\
 format: 1
@@ -88,14 +88,30 @@ def test_another_target_serves_nothing_of_it(run: Run, path: Path) -> None:
     assert found["qkv"]["m"]["missing"] == [16, 1024, 4096]
 
 
+def test_every_kind_that_a_target_was_tuned_on_is_shown(run: Run, path: Path) -> None:
+    gemm = tables()["gemm"]
+    gemm["gpus"].append(dict(gemm["gpus"][0], name="NVIDIA H100 80GB HBM3"))
+    gemm["entries"].append(gemm["entries"][0] | {"gpu": 1})
+    both = write(path.parent / "both.aot", {"gemm": gemm})
+    result = run("coverage", both, path.parent / "model.yaml", "--target", "sm_90a", "--json")
+    assert [place["gpu"]["name"] for place in json.loads(result.out)["places"]] == [
+        "NVIDIA H200",
+        "NVIDIA H100 80GB HBM3",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["none.yaml"], "none.yaml: no such file"),
+        (["model.yaml", "--target", "sm_100a", "--gpu", "H200"], "or give --target sm_90a"),
         ([LLAMA, "--tokens", "1;2"], "is no list of integers such as 1,16,1024"),
     ],
 )
-def test_a_wrong_call_is_one_line(run: Run, path: Path, arguments: list[object], said: str) -> None:
+def test_a_wrong_call_is_one_line(
+    run: Run, path: Path, arguments: list[object], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
     result = run("coverage", path, *arguments)
     assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
     assert said in result.err

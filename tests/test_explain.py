@@ -220,6 +220,10 @@ def test_a_form_is_explained_by_what_it_predicts(run: Run, tmp_path: Path) -> No
         (["qvk", "--m", 1], "did you mean 'qkv'?"),
         (["qkv", "--m", 1, "--gpu", "H300"], "unknown GPU 'H300'; did you mean 'H200'?"),
         (["qkv", "--m", 1, "--target", "sm_9a"], "unknown target 'sm_9a'"),
+        (
+            ["qkv", "--m", 1, "--target", "sm_80", "--gpu", "H200"],
+            "does not run sm_80; leave out --target or --gpu, or ",
+        ),
         (["--n", 5, "--k", 5, "--dtype", "fp8", "--m", 1], "unknown element type 'fp8'"),
         ([OTHER, "--m", 1], "serves no layer at M = 1; `aot show"),
     ],

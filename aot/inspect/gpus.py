@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from runtime.errors import AotError
+from runtime.tables.dispatch import serves
 from runtime.tables.table import Entry
 
 from ..pack.forms import capability
 from ..pack.kinds import COMMON, Kind
+from ..search.targets import TARGETS
 from ..suggest import did_you_mean
 
 
 class UnknownGpu(AotError):
     """A name that is no kind of GPU known here."""
+
+
+class OtherTarget(AotError):
+    """A kind of GPU that does not run the target that is asked for."""
 
 
 def kinds_of(entries: Iterable[Entry]) -> list[Kind]:
@@ -37,3 +43,15 @@ def named(word: str, entries: Iterable[Entry]) -> Kind:
             return kind
     names = dict.fromkeys(kind.gpu.name.removeprefix("NVIDIA ") for kind in kinds)
     raise UnknownGpu(f"unknown GPU {word!r:.80}; {did_you_mean(word, names)}; or give --target")
+
+
+def require_runs(kind: Kind, target: str) -> None:
+    """Refuse a target whose code a kind of GPU does not run.
+
+    Raises:
+        OtherTarget: it does not.
+    """
+    if serves(target, kind.capability):
+        return
+    instead = next((f", or give --target {t.name}" for t in TARGETS.values() if kind.capability in t.serves), "")
+    raise OtherTarget(f"{kind.gpu.name} does not run {target}; leave out --target or --gpu{instead}")
