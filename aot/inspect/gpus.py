@@ -10,7 +10,7 @@ from runtime.tables.table import Entry
 
 from ..pack.forms import capability
 from ..pack.kinds import COMMON, Kind
-from ..search.targets import TARGETS
+from ..search.targets import target_for
 from ..suggest import did_you_mean
 
 
@@ -53,5 +53,6 @@ def require_runs(kind: Kind, target: str) -> None:
     """
     if serves(target, kind.capability):
         return
-    instead = next((f", or give --target {t.name}" for t in TARGETS.values() if kind.capability in t.serves), "")
+    runs = target_for(kind.capability)
+    instead = "" if runs is None else f", or give --target {runs}"
     raise OtherTarget(f"{kind.gpu.name} does not run {target}; leave out --target or --gpu{instead}")

@@ -11,7 +11,7 @@ from runtime.limits import MAX_EXTENT
 
 from ..arguments import ArchivePath, Json, OneGpu, OneTarget, examples
 from ..inputs import open_archive
-from ..layout import print_fields, print_fitted, print_wrapped
+from ..layout import print_command, print_fields, print_fitted, print_wrapped
 from ..streams import print_json
 from ..tables import cleaned, interval, kind, percent, ratio
 
@@ -185,3 +185,5 @@ def _print_missing(answer: dict[str, Any]) -> None:
         print_fields(near)
         print()
     print_fields([("" if i else "to do", line) for i, line in enumerate(answer["advice"])])
+    for words in answer["commands"]:
+        print_command(words, first="  ")
