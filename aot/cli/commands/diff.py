@@ -65,12 +65,9 @@ def print_diff(found: dict[str, Any], ranges: bool = False) -> None:
     if rows:
         print()
         _print_entries(rows)
-        if any(row["times"] for row in found["entries"]["changed"]):
+        if said := [*_legend(found["entries"]["changed"])]:
             print()
-            print_wrapped(
-                "speed: how many times as fast the new functions are, in the mean of all M that both measured; "
-                "--gemm NAME lists every range"
-            )
+            print_wrapped("; ".join([*said, "--gemm NAME lists every range"]))
     for row in found["entries"]["changed"] if ranges else ():
         _print_ranges(row)
 
@@ -81,8 +78,19 @@ def _print_entries(rows: list[list[str]]) -> None:
     if len(places) == 1:
         print_wrapped(f"entries for {', '.join(filter(None, places.pop()))}:")
         rows = [[*row[:2], "", "", *row[4:]] for row in rows]
-    header = ["entry", "signature", "target", "gpu", "is", "state", "M ranges", "differs in", "speed", "worst", "at M"]
+    header = ["entry", "signature", "target", "gpu", "is", "state", "ranges", "differs in", "speed", "worst", "at M"]
     print_fitted(header, rows, right={6, 8, 9, 10}, expendable=[10, 9])
+
+
+def _legend(changed: list[dict[str, Any]]) -> Iterator[str]:
+    """What the columns of entries that changed mean, as far as they say something."""
+    what = {word for row in changed for word in row["what"]}
+    if any(row["times"] for row in changed):
+        yield "speed: how many times as fast the new functions are, in the mean of all M that both measured"
+    if "equal bits" in what:
+        yield "bits: what serves callers who want equal bits"
+    if "torch faster" in what:
+        yield "torch: where it is faster"
 
 
 def _print_ranges(row: dict[str, Any]) -> None:
@@ -167,7 +175,8 @@ def _entry(how: str, row: dict[str, Any]) -> list[str]:
 
 def _differs_in(what: Sequence[str]) -> str:
     """What else than ranges and the state; times and functions, which follow from most other changes, if alone."""
-    others = [word for word in what if word not in ("state", "ranges", "functions", "times")]
+    short = {"equal bits": "bits", "torch faster": "torch"}
+    others = [short.get(word, word) for word in what if word not in ("state", "ranges", "functions", "times")]
     alone = [] if "ranges" in what else [word for word in what if word != "state"]
     return ", ".join(others or alone)
 
