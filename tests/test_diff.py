@@ -9,7 +9,7 @@ import pytest
 from aot.pack.write import Package
 from runtime.container.archive import Archive
 
-from .command_line import Run
+from .command_line import Run, unwrapped
 from .inspected import BUILD, ENVIRONMENT, FEW, MANY, OTHER, OUT, QKV, WIDE, WRONG, tables, write
 from .recording_driver import cubin, gemm_record
 
@@ -208,6 +208,12 @@ def test_history_has_the_build_before_its_tunings(run: Run, old: Path) -> None:
     out = run("history", old).out
     assert out.startswith("1. build  built by cute-aot 0.1.0 with nvidia-cutlass-dsl 4.8.1 for made-up-8b,\n")
     assert "2. tune   tuned on NVIDIA H200, driver 580.1, torch 2.11\n" in out
+
+
+def test_history_says_which_candidates_were_tuned(run: Run, tmp_path: Path) -> None:
+    tuning = {"schema": 1, "environments": [ENVIRONMENT | {"candidates": "8f591776" * 8}]}
+    out = run("history", write(tmp_path / "x.aot", {"tuning": tuning})).out
+    assert "2. tune tuned on NVIDIA H200, driver 580.1, torch 2.11, of candidates 8f591776 " in unwrapped(out)
 
 
 def test_history_of_an_archive_that_says_nothing_says_so(run: Run, tmp_path: Path) -> None:
