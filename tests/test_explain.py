@@ -219,6 +219,9 @@ def test_a_form_is_explained_by_what_it_predicts(run: Run, tmp_path: Path) -> No
         (["qkv", "--n", 5, "--m", 1], "leave out --n, --k and --dtype"),
         (["qvk", "--m", 1], "did you mean 'qkv'?"),
         (["qkv", "--m", 1, "--gpu", "H300"], "unknown GPU 'H300'; did you mean 'H200'?"),
+        (["qkv", "--m", 1, "--gpu", ""], "unknown GPU ''; known: H200"),
+        (["qkv", "--m", 1, "--gpu", " "], "unknown GPU ' '; known: H200"),
+        (["qkv", "--m", 700, "--m", 800], "--m is there twice, 700 and 800; ask for one M at a time"),
         (["qkv", "--m", 1, "--target", "sm_9a"], "unknown target 'sm_9a'"),
         (
             ["qkv", "--m", 1, "--target", "sm_80", "--gpu", "H200"],

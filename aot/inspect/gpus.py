@@ -39,7 +39,7 @@ def named(word: str, entries: Iterable[Entry]) -> Kind:
         if word.lower() in (kind.gpu.name.lower(), *kind.gpu.name.lower().split()):
             return kind
     for kind in kinds:
-        if all(part in kind.gpu.name.lower() for part in parts):
+        if parts and all(part in kind.gpu.name.lower() for part in parts):
             return kind
     names = dict.fromkeys(kind.gpu.name.removeprefix("NVIDIA ") for kind in kinds)
     raise UnknownGpu(f"unknown GPU {word!r:.80}; {did_you_mean(word, names)}; or give --target")

@@ -9,7 +9,7 @@ import typer
 
 from runtime.limits import MAX_EXTENT
 
-from ..arguments import ArchivePath, Json, OneGpu, OneTarget, examples
+from ..arguments import ArchivePath, Json, OneGpu, OneTarget, examples, one_m
 from ..inputs import open_archive
 from ..layout import print_command, print_fields, print_fitted, print_wrapped
 from ..streams import print_json
@@ -20,7 +20,9 @@ EXAMPLES = examples("aot explain model.aot qkv --m 700", "aot explain model.aot 
 
 def command(
     archive: ArchivePath,
-    m: Annotated[int, typer.Option("--m", metavar="M", min=1, max=MAX_EXTENT, help="Rows of A, such as tokens.")],
+    m: Annotated[
+        list[int], typer.Option("--m", metavar="M", min=1, max=MAX_EXTENT, help="Rows of A, such as tokens; one M.")
+    ],
     layer: Annotated[
         str | None,
         typer.Argument(metavar="LAYER", help="A name that a manifest has, such as qkv; a signature; or a function."),
@@ -39,10 +41,11 @@ def command(
     from ...inspect.explain import Where, explain
     from ...inspect.serving import Serving
 
+    rows = one_m(m) or 1
     with open_archive(archive) as opened:
         serving = Serving(opened)
-        asked = signatures(opened, serving, layer, Extents(n, k, dtype), m)
-        found = explain(opened, serving, asked, m, Where(target, gpu))
+        asked = signatures(opened, serving, layer, Extents(n, k, dtype), rows)
+        found = explain(opened, serving, asked, rows, Where(target, gpu))
     if as_json:
         print_json({"archive": str(archive), "digest": opened.digest, "answers": found})
     else:
