@@ -27,6 +27,7 @@ COMMANDS = [
     ["diff", "x.aot", runtime.universal(), "--gemm", "*"],
     ["history", "x.aot"],
     ["extract", "x.aot", OTHER, "--resources"],
+    ["extract", "x.aot", MANY, "--resources"],
 ]
 
 
