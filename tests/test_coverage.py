@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from . import universal_archives
-from .command_line import ROOT, Run, unwrapped
+from .command_line import ALONE, MANIFEST, ROOT, Run, unwrapped
 from .inspected import tables, write
+from .simulated_tuning import scripted, tuned
 
 MODEL = """\
 format: 1
@@ -94,6 +95,24 @@ def test_a_layer_is_added_without_losing_those_that_are_tuned(run: Run, path: Pa
     out = run("coverage", path, path.parent / "more.yaml", "--target", "sm_100a").out
     build = ["aot", "build", str(path.parent / "more.yaml"), "--target", "sm_100a", "--base", str(path), "-o", "OUT"]
     assert commands(out) == [build, TUNE], "nothing is tuned there"
+
+
+def test_the_commands_that_are_printed_keep_what_is_tuned(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tuned(folder / "tiny.aot", Path("model.aot"), scripted(lambda name, s, m: 2.0))
+    more = "  - {name: more, n: 512, k: 512, tokens: [1]}\n"
+    Path("model.yaml").write_text(MANIFEST + more)
+    (build, _) = commands(run("coverage", "model.aot", "model.yaml").out)
+    Path("MANIFEST").write_text(MANIFEST.partition("  - {name: up")[0] + more)
+    done = run(*build[1:], "--candidates", 1, "--cache", folder / "cache", "--no-tune", *ALONE)
+    assert (done.status, "gave way" in done.err) == (0, False)
+    tuned(Path("OUT"), Path("TUNED"), scripted(lambda name, s, m: 3.0))
+    found = layers(run, "TUNED", "model.yaml")
+    assert [layer["m"]["tuned"] for layer in found.values()] == [[16, 256], [1], [1]]
+    before, after = (json.loads(run("ls", path, "--json").out)["entries"] for path in ("model.aot", "TUNED"))
+    assert [entry for entry in after if entry["names"] != ["more"]] == before
 
 
 def test_commands_of_paths_with_spaces_can_be_pasted(run: Run, path: Path, tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """How a command ends: its exit status, and one line on standard error that says why.
 
-Status 0; 1 where a check fails or part of what was asked could not be built; 2 where the call is wrong or its output
-cannot be written; 130 after Ctrl-C, 143 after SIGTERM. Where who reads standard output has seen enough, as in `aot ls |
-head`, the process ends by SIGPIPE, which a shell calls 141. Knows none of the commands.
+Status 0; 1 where a check fails, part of what was asked could not be built, archives differ or a layer is missing; 2
+where the call is wrong or its output cannot be written; 130 after Ctrl-C, 143 after SIGTERM. Where who reads standard
+output has seen enough, as in `aot ls | head`, the process ends by SIGPIPE, which a shell calls 141. Knows none of the
+commands.
 """
 
 from __future__ import annotations
