@@ -16,7 +16,7 @@ import numpy as np
 
 from . import effects
 from .arithmetic import TYPES, Values, function
-from .memory import CTA_SHIFT, DYNAMIC, SHARED_BYTES, Fault, GlobalMemory, SharedMemory
+from .memory import CTA_SHIFT, DYNAMIC, Fault, GlobalMemory, SharedMemory
 from .parse import Instruction, Kernel
 from .tcgen05 import TensorMemory
 from .tensor_map import TensorMap
@@ -520,7 +520,7 @@ class Machine:
         for z, y, x in np.ndindex(grid.cluster[2], grid.cluster[1], grid.cluster[0]):
             block = (first[0] + x, first[1] + y, first[2] + z)
             rank = len(cluster.ctas)
-            cta = Cta(block, rank, SharedMemory(rank, min(grid.shared_bytes + DYNAMIC, SHARED_BYTES)), cluster)
+            cta = Cta(block, rank, SharedMemory(rank, grid.shared_bytes + DYNAMIC), cluster)
             cta.warps = [Warp(code, cta, number, self) for number in range(-(-threads // LANES))]
             cluster.ctas.append(cta)
         return cluster
