@@ -18,7 +18,8 @@ from .memory import Fault
 from .parse import Instruction
 
 if TYPE_CHECKING:
-    from .machine import Code, Cta, Warp
+    from .code import Code
+    from .machine import Cta, Warp
 
 ROWS, COLUMNS = 128, 576  # 512 before sm_107a
 _LANE = np.arange(32)
