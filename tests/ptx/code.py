@@ -27,8 +27,8 @@ Step = Callable[["Warp"], Any]
 class Code:
     """A kernel's instructions as functions of a warp."""
 
-    def __init__(self, kernel: Kernel, offsets: Sequence[int], rng: random.Random) -> None:
-        self.kernel, self.rng = kernel, rng
+    def __init__(self, kernel: Kernel, offsets: Sequence[int]) -> None:
+        self.kernel = kernel
         names = list(kernel.registers)
         self.numbers = {name: place for place, name in enumerate(names)}
         self.banks = [_BANKS[kernel.registers[name]] for name in names]

@@ -97,14 +97,17 @@ class Warp:
     """32 lanes: their registers, where they are, and what they wait for."""
 
     def __init__(self, code: Code, cta: Cta, number: int, machine: Machine) -> None:
-        self.code, self.cta, self.number, self.machine = code, cta, number, machine
+        self.code: Code = code
+        self.cta: Cta = cta
+        self.number: int = number
+        self.machine: Machine = machine
         self.registers: list[Values] = code.empty_registers()
         self.mask, self.full = _ALL, True
         self.paths: list[tuple[int, Values]] = [(0, _ALL)]
         self.apart: set[int] = set()  # where some lanes are that wait for others of the warp
         self.blocked: Callable[[], bool] | None = None
         self.patient = True  # whether it can go on only where it is not blocked
-        self.threads = number * LANES + np.arange(LANES)
+        self.threads: Values = number * LANES + np.arange(LANES)
         self.products: list[list[Callable[[], None]]] = [[]]  # of WGMMA, by group; the last is open
         self.bulk: list[list[Callable[[], None]]] = [[]]  # stores from shared memory
         self.copies: list[list[Callable[[], None]]] = [[]]  # cp.async
@@ -226,7 +229,7 @@ class Machine:
         self.grid, self.parameters, self.steps = grid, data, 0
         self._maps.clear()
         self._sms.clear()
-        code = Code(kernel, offsets, self.rng)
+        code = Code(kernel, offsets)
         self._blocks = self._clusters()
         running: list[Warp] = []
         while True:
