@@ -6,7 +6,8 @@ import functools
 
 from runtime.program.arguments import DeviceArgument, StreamArgument
 
-from ...kernels.sm90.grouped.plan import SCHEDULER_BYTES, plan_of
+from ...kernels.sm90.group_sizes import GROUPS_BYTES
+from ...kernels.sm90.grouped.plan import plan_of
 from ...kernels.sm90.persistent.form import Form
 from ...kernels.sm90.persistent.plan import Plan
 from ...search.provider import Buildable
@@ -35,7 +36,7 @@ def grouped_form(v: Variant) -> Form:
     """What of a variant, besides its choices, the grouped GEMM depends on."""
     rows = ROWS[v.family]
     words = v.a, v.d, v.scaling, v.epilogue
-    return Form(*words, scheduler_bytes=SCHEDULER_BYTES, masked=rows == "masked", gathered=rows == "gathered")
+    return Form(*words, scheduler_bytes=GROUPS_BYTES, masked=rows == "masked", gathered=rows == "gathered")
 
 
 @functools.cache  # tuning asks for estimates at thousands of M
@@ -54,4 +55,5 @@ def grouped(variant: Variant) -> Buildable:
     symbols, tree = grouped_tensors(variant, ROWS[variant.family], n_multiple)
     tree += [DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster), StreamArgument("stream")]
     names = tuple("counts" if name == "ends" and plan.form.masked else name for name in _ARGUMENTS)
-    return Buildable(Grouped(plan), stand_ins_by_name(tree, symbols, names), tree, symbols)
+    kernel = Grouped(variant.options, grouped_form(variant))
+    return Buildable(kernel, stand_ins_by_name(tree, symbols, names), tree, symbols)

@@ -24,7 +24,7 @@ from ..sizes import (
     WGMMA_ROWS,
 )
 from ..small_m.form import Form as SmallMForm
-from ..small_m.plan import Memory
+from ..small_m.plan import HALF_GROUP, Memory
 from ..small_m.plan import Plan as SmallMPlan
 from .form import Form
 
@@ -54,6 +54,28 @@ class Plan(SmallMPlan):
     def swapped(self) -> bool:
         """Weights take WGMMA's M side, which registers can feed, and tokens its N side."""
         return True
+
+    @property
+    def persistent(self) -> bool:
+        """Whether a CTA makes several tiles, so that every stage is filled again."""
+        return False
+
+    @property
+    def halves(self) -> bool:
+        """Whether half of a tile's rows are gates, and half are ups from the second half of all rows of B."""
+        return self.form.gated and not self.form.parts.interleaved
+
+    def staged_row(self, row: Any) -> Any:
+        """Where the sums of row `row` of a tile are staged. Gates and ups, which rows of 16 hold as B has them, go
+        where `row_of_b` has them: eight gates, then the eight ups that go with them."""
+        if not self.form.gated:
+            return row
+        if self.halves:
+            half = row // (self.tile_n // 2)
+            pair = row - half * (self.tile_n // 2)
+        else:
+            half, pair = row % 2, row // 2
+        return pair // HALF_GROUP * (2 * HALF_GROUP) + half * HALF_GROUP + pair % HALF_GROUP
 
     @property
     def row_groups(self) -> int:
