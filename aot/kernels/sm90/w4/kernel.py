@@ -174,7 +174,10 @@ class W4(SmallM):
         first = cute.arch.make_warp_uniform(thread // plan.slice_threads)
         thread_of_slice = thread % plan.slice_threads
         of_slice = Slice(first, first, cutlass.Int32(0))
-        accumulators = multiply(plan, mma, weights, storage.tokens, storage.pipeline, work, of_slice, thread_of_slice)
+        _, count_k = work.k_tiles
+        accumulators = multiply(
+            plan, mma, weights, storage.tokens, storage.pipeline, count_k, of_slice, thread_of_slice
+        )
 
         # The stages of this CTA are done with, so sums can take their place.
         cute.arch.barrier(barrier_id=DRAINED, number_of_threads=plan.consumer_threads)

@@ -13,7 +13,7 @@ from cutlass.cute.nvgpu import warpgroup
 from runtime.numbers.weights import LANES, WORDS
 
 from ..sizes import WARP, WARP_GROUP
-from ..small_m.pipeline import DRAINED, Pipeline, Work
+from ..small_m.pipeline import DRAINED, Pipeline
 from .dequantise import scales_of_word, weights_of_word
 from .plan import BLOCK_K, SCALE_WORDS, Plan
 
@@ -44,15 +44,14 @@ def multiply(
     weights: Weights,
     n_side: cute.Tensor,
     pipeline: Pipeline,
-    work: Work,
+    count_k: cutlass.Int32,
     of_slice: Slice,
     thread: cutlass.Int32,
 ) -> cute.Tensor:
-    """The accumulators of this thread's slices of K in registers, in WGMMA's layout. `thread` is its number among those
-    that multiply a stage."""
+    """The accumulators of this thread's slices of `count_k` K tiles in registers, in WGMMA's layout. `thread` is its
+    number among those that multiply a stage."""
     first, stage, phase = of_slice
     full, empty = pipeline
-    _, count_k = work.k_tiles
     mine = tiled_mma.get_slice(cute.arch.make_warp_uniform(thread // WARP_GROUP) * WARP_GROUP)
     tokens = tiled_mma.make_fragment_B(mine.partition_B(n_side))
     shape = tiled_mma.partition_shape_C((plan.mma_rows, plan.tile_m))
