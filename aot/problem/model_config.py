@@ -32,6 +32,7 @@ from runtime.numbers.dtypes import TORCH_NAMES
 from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.products import PRODUCTS, scalings_of, unsupported_scaling
 from runtime.numbers.scaling import SCALE_BLOCK, SCALINGS
+from runtime.numbers.weights import FORMATS
 
 from ..search.targets import TARGETS, USUAL_TARGETS
 from ..search.unserved import variants, why_none
@@ -41,6 +42,7 @@ from .models import experts as of_experts
 from .models.config import is_integer, short
 from .models.experts import Arithmetic, Ranks
 from .models.layers import Linear, Model
+from .models.quantised import OF_EXPERTS
 from .models.read_model import VOCABULARY_PADDING, padded, read_model
 
 # What `dtype` means for A, B and D. The router and lm_head stay in the type of D, as fp8 checkpoints keep them.
@@ -64,7 +66,8 @@ class Wanted:
 
     `tokens` are the M values to tune for, in any order. `targets` are by default all that have kernels for every
     layer; `dtype`, a key of `DTYPES`, is by default the config's, or bf16 where it names none; `scaling`, that of
-    layers in 8 bits, the config's or `default_scaling`. `fuse` takes elementwise work into the layers, as the module's
+    layers in 8 bits, the config's or `default_scaling`, or one of weights in 4 bits under bf16, which only experts then
+    have. `fuse` takes elementwise work into the layers, as the module's
     docstring says. `ep` is over how many ranks experts are spread, each whole, as vLLM's expert parallelism does it: a
     multiple of `tp`, or 1. `experts` is whether the manifest has them.
     """
@@ -103,6 +106,11 @@ def manifest_from_config(
     for remark in found.remarks:
         on_warning(f"{source}: {remark}")
     layers = _layers(found, wanted, on_warning)
+    if found.scaling == OF_EXPERTS and layers.experts and layers.experts.scaling == "none":
+        on_warning(
+            f"{source}: weights of experts are in mxfp4; the manifest is for weights that were turned into the type of "
+            f"the others. --scaling {OF_EXPERTS} asks for kernels that read them, which no GPU has run yet"
+        )
     ranks = Ranks(wanted.tp, wanted.ep)
     if obstacle := _obstacle(found, ranks, layers):
         valid = [t for t in range(1, MAX_RANKS + 1) if _obstacle(found, Ranks(t, wanted.ep), layers) is None]
@@ -133,7 +141,7 @@ def manifest_from_config(
     else:
         _check_served(found, (*gemms, *uses), wanted, targets, on_warning)
     return Manifest(
-        model or model_name(named_after or source, wanted.tp, layers.word, wanted.fuse, wanted.ep),
+        model or model_name(named_after or source, wanted.tp, _word(layers), wanted.fuse, wanted.ep),
         _source(found, ranks, layers),
         ms,
         tuple(targets),
@@ -167,6 +175,11 @@ def model_name(source: str, tp: int, dtype: str, fuse: bool = False, ep: int = 1
     stem = source.removesuffix("config.json").rstrip("/").rsplit("/", 1)[-1].lower().removesuffix(".json") or "model"
     unusual = (f"-tp{tp}" if tp > 1 else "") + (f"-ep{ep}" if ep > 1 else "")
     return stem + unusual + ("" if dtype == "bf16" else f"-{dtype}") + ("-fused" if fuse else "")
+
+
+def _word(layers: _Layers) -> str:
+    """What is unusual about a manifest's types: that of layers, or the scaling of experts' weights in 4 bits."""
+    return layers.experts.scaling if layers.experts and layers.experts.scaling in FORMATS else layers.word
 
 
 def default_scaling(dtype: str) -> str:
@@ -220,13 +233,21 @@ def _layers(found: Model, wanted: Wanted, on_warning: Callable[[str], None]) -> 
     scaling = wanted.scaling
     if scaling is None:
         scaling = found.scaling if found.scaling in scalings_of(dtype) else default_scaling(dtype)
-    if problem := unsupported_scaling(DTYPES[dtype][0], scaling):
-        found.fail(f"scaling {problem}; leave it out")
     asks = found.experts if wanted.experts else None
+    types, of_experts_alone = DTYPES[dtype], scaling if scaling in FORMATS else ""
+    if of_experts_alone:
+        (a,), (b,) = SCALINGS[scaling].of, SCALINGS[scaling].of_b
+        if not asks:
+            found.fail(f"scaling {scaling} is of the weights of experts, and the manifest has none; leave it out")
+        if dtype != a:
+            found.fail(f"scaling {scaling} is of weights under {a}, found {dtype}; give --dtype {a}")
+        types, scaling = (a, b, types[2]), "none"
+    elif problem := unsupported_scaling(types[0], scaling):
+        found.fail(f"scaling {problem}; leave it out")
     gate = asks.gate if asks else ""
     activation = _activation(found, wanted.fuse) if wanted.fuse or (asks and not gate) else ""
     fused = Epilogue(GATES[activation], residual=found.residuals) if wanted.fuse else Epilogue()
-    experts = Arithmetic(DTYPES[dtype], scaling, gate or GATES[activation]) if asks else None
+    experts = Arithmetic(types, of_experts_alone or scaling, gate or GATES[activation]) if asks else None
     return _Layers(dtype, scaling, fused, experts, activation)
 
 
@@ -259,7 +280,7 @@ def _dtype(found: Model, wanted: str | None, on_warning: Callable[[str], None]) 
     """What the layers are computed in: what is wanted, or else the type that the model is published in."""
     field, published = found.dtype
     known = PUBLISHED.get(published) if isinstance(published, str) else None
-    if wanted is None and found.scaling:
+    if wanted is None and found.scaling and found.scaling != OF_EXPERTS:
         (wanted,) = SCALINGS[found.scaling].of
     if wanted is None and published is None:
         on_warning(f"{found.source}: field {field!r} is missing; the manifest is in bf16, which --dtype changes")
@@ -339,4 +360,4 @@ def _source(found: Model, ranks: Ranks, layers: _Layers) -> str:
     line = f"{file} at tp {ranks.tp}{ep}: {', '.join(values)}"
     if not (found.experts and layers.experts):
         return line
-    return "; ".join([line, *of_experts.notes(found.experts, ranks)])
+    return "; ".join([line, *of_experts.notes(found.experts, ranks, layers.experts)])

@@ -40,7 +40,8 @@ def from_config(
     scaling: Annotated[
         str | None,
         typer.Option(
-            help=f"Of e4m3 and e2m1 layers: {', '.join(SCALINGS)}. Default: the config's, or row_column, or nvfp4."
+            help=f"Of e4m3 and e2m1 layers: {', '.join(SCALINGS)}. Default: the config's, or row_column, or nvfp4. "
+            "Of a bf16 model mxfp4_weight or int4_weight: its experts' weights, in 4 bits."
         ),
     ] = None,
     fuse: Annotated[

@@ -18,6 +18,7 @@ _BY_HAND = "use the config of the unquantised model and give --dtype, or write t
 
 # What 4-bit checkpoints call the formats that a manifest can follow, and the scaling that each is.
 _MODELOPT = {"NVFP4": "nvfp4", "MXFP8": "mxfp8"}
+OF_EXPERTS = "mxfp4_weight"  # of GPT-OSS's experts alone, in checkpoints with the method mxfp4
 _COMPRESSED = {"nvfp4-pack-quantized": "nvfp4", "mxfp4-pack-quantized": "mxfp4"}
 
 # Modules whose layers a manifest in e4m3 or e2m1 has in few bits; norms, routers, lm_head and in_proj_ba it has not.
@@ -25,7 +26,8 @@ _IN_FEW_BITS = re.compile(r"(?!.*\b(visual|vision|multi_modal)).*\b(\w+_proj|\w+
 
 
 def scaling_of_weights(fields: Fields) -> tuple[str, list[str]]:
-    """The scaling of weights that are published in e4m3 or e2m1, empty where they are not; and remarks.
+    """The scaling of weights that are published in e4m3 or e2m1, all or those of experts (`OF_EXPERTS`), empty where
+    they are not; and remarks.
 
     Raises:
         ManifestError: they are quantised in a way that no manifest follows from.
@@ -38,8 +40,7 @@ def scaling_of_weights(fields: Fields) -> tuple[str, list[str]]:
     found = fields.inside(FIELD).config
     method = found.get("quant_method")
     if method == "mxfp4":
-        said = f"{fields.name(FIELD)}: weights of experts are in mxfp4, which no kernel reads"
-        return "", [f"{said}; the manifest is for weights that were turned into the type of the others"]
+        return OF_EXPERTS, []
     if method == "fp8":
         return _fp8(fields, found), []
     if method in ("modelopt", "modelopt_fp4"):
