@@ -12,6 +12,7 @@ import json
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import geometric_mean, median
 from typing import Any
@@ -29,16 +30,17 @@ _MOST_WORDS = 4  # of a command that is shown in full
 _MARK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 UNIVERSAL = "universal.aot"  # what the package calls its archive
-OFF_GRID = {
-    ("ours", "torch"): "tuned archive",
-    ("on_slower", "torch"): 'tuned, with `on_slower="torch"`',
-    ("against", "torch"): "forms, untuned",
+OFF_GRID = {  # a row for each type of A's elements that has enough cases
+    ("ours", "torch"): "tuned",
+    ("on_slower", "torch"): "with an earlier `on_slower`",
+    ("against", "torch"): "",  # the page says what it is
 }
+ENOUGH = 30  # cases, for means
 OCCASIONS = (  # runs of occasions_llama.json, what took part, and what the row says
-    ((5, 6), "ours", "tuned, current kernels, the least of two H200s"),
-    ((0, 1, 2), "ours", "earlier kernels, the least of three H200s"),
+    ((5, 6), "ours", "tuned, current kernels, two H200s"),
+    ((0, 1, 2), "ours", "earlier kernels, three H200s"),
     ((2,), "on_slower", 'with `on_slower="torch"`, an H200'),
-    ((1, 7, 8), "against", "`runtime.universal()`, the least of three H200s"),
+    ((1, 7, 8), "against", "`runtime.universal()`, three H200s"),
     ((3,), "ours", "tuned on an H100"),
     ((4,), "against", "an H200's archive, on an H100"),
 )
@@ -103,7 +105,7 @@ def source(*names: str) -> list[str]:
     if len(commands) > 1 or len(next(iter(commands)).split()) > _MOST_WORDS:
         commands = dict.fromkeys(command.split()[1] for command in commands)
     files, said = (", ".join(f"`{x}`" for x in found) for found in ([f"{name}.json" for name in names], commands))
-    where = [*machines, " and ".join(dates), said]
+    where = [*machines, ", ".join(dates), said]
     return ["", f"{files}: {'; '.join(where)}."]
 
 
@@ -145,14 +147,29 @@ def off_grid() -> list[str]:
 
 def _off_grid(names: Sequence[str]) -> list[str]:
     documents = summarise_random.read([RESULTS / f"{name}.json" for name in names])
-    summary = [s for s in summarise_random.summarise(documents) if s["group"] == summarise_random.ALL]
     labels = dict(OFF_GRID)
     if all(document["environment"].get("ours") == UNIVERSAL for document in documents):
         labels["ours", "torch"] = labels["against", "torch"]
-    rows = [(label, [s for s in summary if (s["who"], s["over"]) == pair]) for pair, label in labels.items()]
+    rows, few = [], ""
+    for element, count in sorted(Counter(_element(r) for d in documents for r in d["results"]).items()):
+        if count < ENOUGH:
+            few += f"; {element}: {count} cases, too few"
+            continue
+        only = [d | {"results": [r for r in d["results"] if _element(r) == element]} for d in documents]
+        summary = [s for s in summarise_random.summarise(only) if s["group"] == summarise_random.ALL]
+        for pair, label in labels.items():
+            rows.append(
+                (f"{element}, {label}" if label else element, [s for s in summary if (s["who"], s["over"]) == pair])
+            )
     wrong, unserved = len(summarise_random.wrong(documents)), len(summarise_random.unserved(documents))
-    said = f"Wrong: {wrong}; not served: {unserved}; torch against itself {summarise_random.noise(documents):.3f}."
+    noise = summarise_random.noise(documents)
+    said = f"Wrong: {wrong}; not served: {unserved}{few}; torch against itself {noise:.3f}."
     return [*_ratios([row for row in rows if row[1]], "times cuBLAS"), "", said, *source(*names)]
+
+
+def _element(result: dict[str, Any]) -> str:
+    """The type of A's elements."""
+    return str(result["signature"]).split("_")[0]
 
 
 def occasions() -> list[str]:
@@ -182,8 +199,7 @@ def on_grid() -> list[str]:
     spread = max(s["largest_spread"] for s in lines)
     said = (
         f"Wrong: {wrong}; largest relative error {errors:.4f}; largest spread {spread:.0%}. Up to M = 16 the eight "
-        f"layers of `benchmarks/layers.yaml` take {reads['bf16', 'eight layers']} of a cold read of B, "
-        f"cuBLAS {reads['torch', 'eight layers']}."
+        f"layers take {reads['bf16', 'eight layers']} of a cold read of B, cuBLAS {reads['torch', 'eight layers']}."
     )
     return [*_ratios(rows, "times cuBLAS"), "", said, *source("gemm_h200")]
 

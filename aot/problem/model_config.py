@@ -42,7 +42,6 @@ from .models import experts as of_experts
 from .models.config import is_integer, short
 from .models.experts import Arithmetic, Ranks
 from .models.layers import Linear, Model
-from .models.quantised import OF_EXPERTS
 from .models.read_model import VOCABULARY_PADDING, padded, read_model
 
 # What `dtype` means for A, B and D. The router and lm_head stay in the type of D, as fp8 checkpoints keep them.
@@ -66,10 +65,10 @@ class Wanted:
 
     `tokens` are the M values to tune for, in any order. `targets` are by default all that have kernels for every
     layer; `dtype`, a key of `DTYPES`, is by default the config's, or bf16 where it names none; `scaling`, that of
-    layers in 8 bits, the config's or `default_scaling`, or one of weights in 4 bits under bf16, which only experts then
-    have. `fuse` takes elementwise work into the layers, as the module's
-    docstring says. `ep` is over how many ranks experts are spread, each whole, as vLLM's expert parallelism does it: a
-    multiple of `tp`, or 1. `experts` is whether the manifest has them.
+    layers in few bits, or of experts' weights where a config has those alone so, the config's or `default_scaling`.
+    `fuse` takes elementwise work into the layers, as the module's docstring says. `ep` is over how many ranks experts
+    are spread, each whole, as vLLM's expert parallelism does it: a multiple of `tp`, or 1. `experts` is whether the
+    manifest has them.
     """
 
     tp: int
@@ -106,11 +105,8 @@ def manifest_from_config(
     for remark in found.remarks:
         on_warning(f"{source}: {remark}")
     layers = _layers(found, wanted, on_warning)
-    if found.scaling == OF_EXPERTS and layers.experts and layers.experts.scaling == "none":
-        on_warning(
-            f"{source}: weights of experts are in mxfp4; the manifest is for weights that were turned into the type of "
-            f"the others. --scaling {OF_EXPERTS} asks for kernels that read them, which no GPU has run yet"
-        )
+    for remark in _on_experts(found, layers):
+        on_warning(f"{source}: {remark}")
     ranks = Ranks(wanted.tp, wanted.ep)
     if obstacle := _obstacle(found, ranks, layers):
         valid = [t for t in range(1, MAX_RANKS + 1) if _obstacle(found, Ranks(t, wanted.ep), layers) is None]
@@ -141,7 +137,7 @@ def manifest_from_config(
     else:
         _check_served(found, (*gemms, *uses), wanted, targets, on_warning)
     return Manifest(
-        model or model_name(named_after or source, wanted.tp, _word(layers), wanted.fuse, wanted.ep),
+        model or model_name(named_after or source, wanted.tp, layers.called, wanted.fuse, wanted.ep),
         _source(found, ranks, layers),
         ms,
         tuple(targets),
@@ -177,9 +173,27 @@ def model_name(source: str, tp: int, dtype: str, fuse: bool = False, ep: int = 1
     return stem + unusual + ("" if dtype == "bf16" else f"-{dtype}") + ("-fused" if fuse else "")
 
 
-def _word(layers: _Layers) -> str:
-    """What is unusual about a manifest's types: that of layers, or the scaling of experts' weights in 4 bits."""
-    return layers.experts.scaling if layers.experts and layers.experts.scaling in FORMATS else layers.word
+def _on_experts(found: Model, layers: _Layers) -> Iterator[str]:
+    """What to say of experts whose weights are in 4 bits, as published or as asked for."""
+    if layers.experts and layers.experts.scaling in FORMATS:
+        yield "no GPU has run the kernels of experts with weights in 4 bits yet; aot tune checks each before it serves"
+    elif layers.experts and found.experts_in:
+        yield (
+            f"weights of experts are in {found.experts_in.removesuffix('_weight')}; the manifest is for weights that "
+            f"were turned into the type of the others, or with --scaling {found.experts_in} for them as they are"
+        )
+
+
+def _is_of(scaling: str, dtype: str) -> bool:
+    """Whether layers of this type may have a scaling, which is "" where a config says of none."""
+    return bool(scaling) and dtype in SCALINGS[scaling].of
+
+
+def _types(dtype: str, scaling: str) -> tuple[str, str, str]:
+    """What A, B and D are in: as `dtype` means, but for weights that have a type of their own under a scaling."""
+    a, b, d = DTYPES[dtype]
+    of_b = SCALINGS[scaling].of_b
+    return a, of_b[0] if of_b else b, d
 
 
 def default_scaling(dtype: str) -> str:
@@ -209,11 +223,17 @@ class _Layers:
     experts: Arithmetic | None
     activation: str
 
+    @property
+    def called(self) -> str:
+        """What models with such layers are called: by the type of A, or the scaling of weights that have another."""
+        scalings = self.scaling, self.experts.scaling if self.experts else "none"
+        return next((scaling for scaling in scalings if SCALINGS[scaling].of_b), self.word)
+
     def signature(self, layer: Linear, tp: int, bias: bool, residual: bool = False) -> Signature:
         """A layer on one of `tp` ranks."""
         gate = self.fused.activation if layer.gated else "none"
         epilogue = Epilogue(gate, bias=bias, residual=residual).word()
-        a, b, d = DTYPES[self.word]
+        a, b, d = _types(self.word, self.scaling)
         if layer.plain:
             return Signature(d, d, d, "f32", epilogue, *layer.shape(tp))
         return Signature(a, b, d, "f32", epilogue, *layer.shape(tp), scaling=self.scaling)
@@ -232,22 +252,20 @@ def _layers(found: Model, wanted: Wanted, on_warning: Callable[[str], None]) -> 
     dtype = _dtype(found, wanted.dtype, on_warning)
     scaling = wanted.scaling
     if scaling is None:
-        scaling = found.scaling if found.scaling in scalings_of(dtype) else default_scaling(dtype)
+        scaling = found.scaling if _is_of(found.scaling, dtype) else default_scaling(dtype)
+    types = _types(dtype, scaling)
+    if problem := unsupported_scaling(types[0], scaling, types[1]):
+        found.fail(f"scaling {problem}; leave it out")
     asks = found.experts if wanted.experts else None
-    types, of_experts_alone = DTYPES[dtype], scaling if scaling in FORMATS else ""
-    if of_experts_alone:
-        (a,), (b,) = SCALINGS[scaling].of, SCALINGS[scaling].of_b
+    experts_scaling = scaling
+    if scaling == found.experts_in:
         if not asks:
             found.fail(f"scaling {scaling} is of the weights of experts, and the manifest has none; leave it out")
-        if dtype != a:
-            found.fail(f"scaling {scaling} is of weights under {a}, found {dtype}; give --dtype {a}")
-        types, scaling = (a, b, types[2]), "none"
-    elif problem := unsupported_scaling(types[0], scaling):
-        found.fail(f"scaling {problem}; leave it out")
+        scaling = default_scaling(dtype)
     gate = asks.gate if asks else ""
     activation = _activation(found, wanted.fuse) if wanted.fuse or (asks and not gate) else ""
     fused = Epilogue(GATES[activation], residual=found.residuals) if wanted.fuse else Epilogue()
-    experts = Arithmetic(types, of_experts_alone or scaling, gate or GATES[activation]) if asks else None
+    experts = Arithmetic(types, experts_scaling, gate or GATES[activation]) if asks else None
     return _Layers(dtype, scaling, fused, experts, activation)
 
 
@@ -280,7 +298,7 @@ def _dtype(found: Model, wanted: str | None, on_warning: Callable[[str], None]) 
     """What the layers are computed in: what is wanted, or else the type that the model is published in."""
     field, published = found.dtype
     known = PUBLISHED.get(published) if isinstance(published, str) else None
-    if wanted is None and found.scaling and found.scaling != OF_EXPERTS:
+    if wanted is None and found.scaling:
         (wanted,) = SCALINGS[found.scaling].of
     if wanted is None and published is None:
         on_warning(f"{found.source}: field {field!r} is missing; the manifest is in bf16, which --dtype changes")
