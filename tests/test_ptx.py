@@ -20,7 +20,9 @@ def run(target: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(("target", "numbers"), [("sm_90a", (2, 5, 7, 9, 12, 17, 18, 19, 20)), ("sm_80", (0, 20))])
+@pytest.mark.parametrize(
+    ("target", "numbers"), [("sm_90a", (2, 5, 7, 9, 12, 17, 18, 19, 20, 21, 22)), ("sm_80", (0, 20))]
+)
 def test_kernels_compute_what_their_reference_says(target: str, numbers: tuple[int, ...]) -> None:
     done = run(target, *(word for number in numbers for word in ("--case", number)))
     assert (done.returncode, done.stdout.count("ok ") >= len(numbers)) == (0, True), done.stdout + done.stderr
@@ -32,6 +34,11 @@ def test_what_a_kernel_forgets_is_seen() -> None:
         "sm_90a", "--case", 7, "--family", "sm90_small_m", *(w for what in forgotten for w in ("--forget", what))
     )
     assert (done.returncode, done.stdout.count("FAIL"), "ok " in done.stdout) == (1, len(forgotten), False), done.stdout
+
+
+def test_whatever_ends_of_groups_are_only_their_rows_are_written() -> None:
+    done = run("sm_90a", "--hostile", "--case", 11, "--case", 21)
+    assert (done.returncode, done.stdout.count("ok ")) == (0, 2), done.stdout + done.stderr
 
 
 @pytest.mark.long

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +67,9 @@ CASES = (
     Case(Combine("bf16", "bf16", 3, 264), 37),
     Case(Quantise("bf16", "e4m3", 272, "block"), 37),
     Case(RmsNorm("bf16", "bf16", "bf16", 520), 5),
+    Case(Grouped("bf16", "e2m1", "bf16", 5, 288, 320, "bias+swiglu_clamped_interleaved", scaling="mxfp4_weight"), 61),
+    Case(Grouped("bf16", "e2m1", "bf16", 5, 288, 320, "swiglu", scaling="mxfp4_weight"), 40),
+    Case(Grouped("bf16", "u4", "bf16", 5, 144, 384, "bias", scaling="int4_weight"), 61),
 )
 
 
@@ -95,8 +100,11 @@ def broken(ptx: str, what: str) -> str:
     return found
 
 
-def check(variant: Variant, case: Case, multiprocessors: int = 3, seed: int = 0, forgets: str = "") -> float | str:
-    """The relative error of what a variant computes, or what is wrong with it; `forgets` is one of `BROKEN`."""
+@contextmanager
+def launching(
+    variant: Variant, multiprocessors: int = 3, seed: int = 0, forgets: str = ""
+) -> Iterator[Callable[[Any], None]]:
+    """What launches a variant on an operand set; `forgets` is one of `BROKEN`."""
     lowered = lower(variant, keep_ptx=True)
     record, ptx = lowered.record, broken(lowered.ptx, forgets) if forgets else lowered.ptx
     sizes = {
@@ -127,5 +135,38 @@ def check(variant: Variant, case: Case, multiprocessors: int = 3, seed: int = 0,
                     given.append(x)
                 function(*given, stream=0)
 
-            weights = tuning(case.signature).measures().weights(case.signature, case.m, 0, seed, device="cpu")
-            return measure.check(case.signature, case.m, weights, {variant.name(): launch})[variant.name()]
+            yield launch
+
+
+def check(variant: Variant, case: Case, multiprocessors: int = 3, seed: int = 0, forgets: str = "") -> float | str:
+    """The relative error of what a variant computes, or what is wrong with it; `forgets` is one of `BROKEN`."""
+    with launching(variant, multiprocessors, seed, forgets) as launch:
+        weights = tuning(case.signature).measures().weights(case.signature, case.m, 0, seed, device="cpu")
+        return measure.check(case.signature, case.m, weights, {variant.name(): launch})[variant.name()]
+
+
+def check_hostile(variant: Variant, case: Case, seed: int = 0) -> float | str:
+    """The same of a grouped GEMM at ends of groups that fall, are negative or lie behind A's rows: they are what they
+    are when each is the largest so far, and no less than 0 and no more than all rows. Where an access lies outside of
+    the tensors, or writes to one that is not D, the machine raises."""
+    s, m = case
+    wrong = [m // 2, -5, 1 << 30, 3, -(1 << 31), (1 << 31) - 1]
+    found: float | str = 0.0
+    with launching(variant, seed=seed) as launch:
+        for turn in range(3):
+            measures = tuning(s).measures()
+            o: Any = measures.weights(s, m, 0, seed, device="cpu").operands(m)[0]
+            ends = [wrong[(turn + group * (turn + 1)) % len(wrong)] for group in range(s.groups)]
+            o.ends.copy_(o.ends.new_tensor(ends))
+            launch(o)
+            taken = [min(max(end, 0), m) for end in ends]
+            o.ends.copy_(o.ends.new_tensor(list(itertools.accumulate(taken, max))))
+            wanted = measures.reference(s, o)["d"]
+            if not bool((o.d.isnan() == wanted.isnan()).all()):
+                return f"ends {ends}: other rows are written than the groups have"
+            there = ~wanted.isnan()
+            error = float((o.d[there].double() - wanted[there]).norm() / wanted[there].norm().clamp_min(1e-30))
+            if error > measures.max_error(s, "d"):
+                return f"ends {ends}: the relative error is {error:.1e}"
+            found = max(error, float(found))
+    return found
