@@ -74,6 +74,7 @@ def sized(form: Signature, groups: int, n: int, k: int) -> Signature:
     if form.scaling in FORMATS:
         pieces = FORMATS[form.scaling].columns
         multiple = 2 * BLOCK_ROWS if form.parts.gated else BLOCK_ROWS
+        n = max(n, 256) if form.parts.gated else n  # of few columns of D a large one may round by more than the limit
     if form.quantises:
         multiple = 256 if form.parts.gated else 128
     n, k = (max(x - x % each, each) for x, each in ((n, multiple), (k, pieces)))
