@@ -44,7 +44,7 @@ OCCASIONS = (  # runs of occasions_llama.json, what took part, and what the row 
     ((3,), "ours", "tuned on an H100"),
     ((4,), "against", "an H200's archive, on an H100"),
 )
-ENGINES = {"llama8b": "Llama-3.1-8B, bf16"}
+ENGINES = {"llama8b": "vLLM: Llama-3.1-8B, bf16"}
 ON_GRID = {
     "bf16": "bf16",
     "bf16 residual": "bf16 + residual",
@@ -263,28 +263,22 @@ def grouped() -> list[str]:
 
 
 def models() -> list[str]:
-    """Whole models."""
-    header, rows = ["times torch"], []
+    """Whole models over torch's, and engines of vLLM with an archive over those without."""
+    rows: list[list[str]] = []
+    names: list[str] = []
     for name, label in MODELS.items():
         results = load(name)["results"]
         names = [f"{'decode, batch' if r['context'] else 'prefill,'} {max(r['batch'], r['tokens'])}" for r in results]
-        header = ["times torch", *names]
         cells = [f"{r['speedup']:.3f} ({max(r['torch']['spread'], r['archive']['spread']):.1%})" for r in results]
         rows.append([label, *cells])
-    return [*table(header, rows), *source(*MODELS)]
-
-
-def vllm() -> list[str]:
-    """Engines of vLLM with an archive over those without."""
-    header, rows, runs = ["times stock vLLM"], [], load("vllm_h200")["runs"]
+    runs = load("vllm_h200")["runs"]
     for model, label in ENGINES.items():
         stock, ours = sorted((r for r in runs if r["model"] == model), key=lambda r: int(r["served"]))
-        header = ["times stock vLLM", *(f"decode, batch {b}" for b in ours["decode"])]
-        header += [f"prefill, {tokens}" for tokens in ours["prefill"]]
+        assert names == [*(f"decode, batch {b}" for b in ours["decode"]), *(f"prefill, {t}" for t in ours["prefill"])]
         pairs = [(ours["decode"][b]["all"], stock["decode"][b]["all"]) for b in ours["decode"]]
         pairs += [(stock["prefill"][t]["all"], ours["prefill"][t]["all"]) for t in ours["prefill"]]
         rows.append([label, *(f"{median(x) / median(y):.3f} ({max(map(_spread, (x, y))):.0%})" for x, y in pairs)])
-    return [*table(header, rows), *source("vllm_h200")]
+    return [*table(["their time over ours", *names], rows), *source(*MODELS, "vllm_h200")]
 
 
 def _spread(of: Sequence[float]) -> float:
@@ -327,9 +321,9 @@ def long_runs() -> list[str]:
     soak, many = load("soak_h200")["results"], load("processes")["results"]
     resident = soak["resident_mb"]
     first = (
-        f"- {soak['launches']:,} launches by eight threads with {soak['reloads']} reloads: {soak['wrong']} wrong, "
-        f"{len(soak['failures'])} failures; {resident[1]:,} MB resident after the first tenth, {resident[-1]:,} in the "
-        f"end, device memory {soak['device_growth_mb']:+.0f} MB."
+        f"- {soak['launches']:,} launches by eight threads, {soak['reloads']} reloads: {soak['wrong']} wrong, "
+        f"{len(soak['failures'])} failures; {resident[1]:,} MB resident after a tenth, {resident[-1]:,} in the end; "
+        f"device memory {soak['device_growth_mb']:+.0f} MB."
     )
     second = (
         f"- {many['processes']:,} processes that open one archive: {many['own_mb_opened_median']:.2f} MB of its own "
@@ -347,7 +341,6 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "experts": experts,
     "grouped": grouped,
     "models": models,
-    "vllm": vllm,
     "host": host,
     "start": start,
     "long-runs": long_runs,

@@ -21,7 +21,12 @@ def run(target: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("target", "numbers"), [("sm_90a", (2, 5, 7, 9, 12, 17, 18, 19, 20, 21, 22)), ("sm_80", (0, 20))]
+    ("target", "numbers"),
+    [
+        ("sm_90a", (2, 5, 7, 9, 12, 17, 18, 19, 20, 26, 27)),
+        ("sm_100a", (1, 21, 23)),
+        ("sm_80", (0, 20)),
+    ],
 )
 def test_kernels_compute_what_their_reference_says(target: str, numbers: tuple[int, ...]) -> None:
     done = run(target, *(word for number in numbers for word in ("--case", number)))
@@ -37,15 +42,14 @@ def test_what_a_kernel_forgets_is_seen() -> None:
 
 
 def test_whatever_ends_of_groups_are_only_their_rows_are_written() -> None:
-    done = run("sm_90a", "--hostile", "--case", 11, "--case", 21)
+    done = run("sm_90a", "--hostile", "--case", 11, "--case", 26)
     assert (done.returncode, done.stdout.count("ok ")) == (0, 2), done.stdout + done.stderr
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a"])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_drawn_variants_of_every_family_are_right(target: str, seed: int) -> None:
-    done = run(target, "--seed", seed)
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a"])
+def test_drawn_variants_of_every_family_are_right(target: str) -> None:
+    done = run(target, "--seed", 1)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -266,4 +266,4 @@ def ratios_in(document: Any) -> Iterator[tuple[str, str]]:
 
 
 def test_the_page_is_read_in_minutes() -> None:
-    assert len(render_benchmarks.PAGE.read_text().split()) <= 1500
+    assert len(render_benchmarks.PAGE.read_text().split()) <= 1450

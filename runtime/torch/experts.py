@@ -1,6 +1,6 @@
 """Grouped GEMM, and all that a mixture's experts do, inside torch; the latter is the operator `cute_aot::moe`.
 
-That is four launches, and no word with the host: `moe_permute` puts rows of tokens in the order of experts,
+That is four operations, and no word with the host: `moe_permute` puts rows of tokens in the order of experts,
 `grouped_gemm` multiplies them with gate and up and applies the gate, another with down, and `moe_combine` adds up what
 the experts of each token made. With weights in e4m3 rows are quantised by `moe_permute`, and between the two GEMMs by
 `quantise`, a fifth. Only the device reads which experts a token has. Knows nothing of models and routers.
@@ -101,7 +101,7 @@ def moe(
     Weights of 4 bits are as `prepare_weight` makes them of those of all experts: either w13 and w2 are what it returns,
     or they are `b`, and `w13_scale` and `w2_scale` are `scale_b`. Rows are multiplied as they are.
 
-    It is four launches: moe_permute, grouped_gemm with `activation`, grouped_gemm, moe_combine; of e4m3 also quantise,
+    It is four operations: moe_permute, grouped_gemm with `activation`, grouped_gemm, moe_combine; of e4m3 quantise too,
     between both GEMMs, unless the first of these writes e4m3 with scales itself (`quantises_in_gemm`). int64 ids, and
     weights that are not float32, take a conversion by torch each, one launch more.
     Between launches rows of hidden's type are kept: T * top_k of K, N and K; of e4m3 also of K and of N in 8 bits. Sums

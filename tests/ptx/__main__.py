@@ -26,16 +26,17 @@ def main() -> int:
     warnings.filterwarnings("ignore", category=RuntimeWarning)  # infinities are what they are
     cases = tuple(check.CASES[i] for i in options.case) if options.case else check.CASES
     wrong = 0
-    for variant, case in check.drawn(options.target, random.Random(options.seed), cases):
-        if options.family and variant.family not in options.family:
+    for variants, case in check.drawn(options.target, random.Random(options.seed), cases):
+        if options.family and variants[0].family not in options.family:
             continue
+        variant, lowered = check.lowered_first(variants)
         for forgets in options.forget or [""]:
             begun = time.monotonic()
             try:
                 if options.hostile:
-                    found = check.check_hostile(variant, case, seed=options.seed)
+                    found = check.check_hostile(variant, lowered, case, seed=options.seed)
                 else:
-                    found = check.check(variant, case, seed=options.seed, forgets=forgets)
+                    found = check.check(variant, lowered, case, seed=options.seed, forgets=forgets)
             except Exception as failure:
                 found = f"{type(failure).__name__}: {failure}"
             wrong += isinstance(found, str)

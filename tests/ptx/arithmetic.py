@@ -50,6 +50,8 @@ def _e4m3_values() -> Values:
 
 
 E4M3 = _e4m3_values()  # by their bits
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+UE8M0 = np.append(2.0 ** (np.arange(255) - 127.0), np.nan).astype(np.float32)
 _E4M3_UP = np.sort(np.unique(E4M3[:127].astype(np.float64)))
 
 
@@ -154,6 +156,11 @@ _COMPARISONS: dict[str, Callable[[Values, Values], Values]] = {
     "le": lambda a, b: a <= b,
     "gt": lambda a, b: a > b,
     "ge": lambda a, b: a >= b,
+    "ltu": lambda a, b: ~(a >= b),
+    "leu": lambda a, b: ~(a > b),
+    "gtu": lambda a, b: ~(a <= b),
+    "geu": lambda a, b: ~(a < b),
+    "neu": lambda a, b: a != b,
 }
 
 
@@ -163,6 +170,12 @@ def _lop3(a: Values, b: Values, c: Values, table: int) -> Values:
         if table >> row & 1:
             found |= (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
     return found
+
+
+def _dot_of_bytes(a: Values, b: Values, c: Values) -> Values:
+    """Four products of signed bytes, and what they are added to."""
+    left, right = (np.ascontiguousarray(x).view(np.int8).reshape(-1, 4).astype(np.int32) for x in (a, b))
+    return (left * right).sum(1, dtype=np.int32) + c
 
 
 def _selected(a: Values, b: Values, first: Values) -> Values:
@@ -185,6 +198,8 @@ def _permuted(a: Values, b: Values, selector: Values) -> Values:
 def conversion(words: tuple[str, ...]) -> tuple[str, str, Callable[..., Values]]:
     """Of cvt: the result's type, the operands', and what it does."""
     to, of = words[-2], words[-1]
+    if (to, of) == ("f16", "s16"):
+        return "f16", "s16", lambda a: a.astype(np.float16)
     if to == "e4m3x2":
         return "b16", "f32", lambda a, b: (to_e4m3(a) << np.uint32(8) | to_e4m3(b)).astype(np.uint16)
     if to == "bf16x2":
@@ -241,6 +256,12 @@ def function(words: tuple[str, ...]) -> tuple[str, tuple[str, ...] | str, Callab
         return to, (kind, kind, to), lambda a, b, c: _wide(a, b, kind) + c
     if opcode == "mad":
         return kind, kind, lambda a, b, c: a * b + c
+    if opcode == "dp4a":
+        return "s32", "s32", _dot_of_bytes
+    if opcode == "copysign":  # the sign of the first operand
+        return kind, kind, lambda a, b: np.copysign(b, a)
+    if opcode == "fma" and words[-2:] in (("f32", "bf16"), ("f32", "f16")):
+        return "f32", ("b16", "b16", "f32"), _mixed_fma(kind)
     if opcode == "fma":
         return kind, kind, lambda a, b, c: (a.astype(np.float64) * b + c).astype(a.dtype)
     if opcode in ("min", "max"):
@@ -257,6 +278,16 @@ def function(words: tuple[str, ...]) -> tuple[str, tuple[str, ...] | str, Callab
     if opcode in _SIMPLE:
         return kind, kind, _SIMPLE[opcode]
     raise NotImplementedError(".".join(words))
+
+
+def _mixed_fma(kind: str) -> Callable[..., Values]:
+    """Of two 16-bit numbers and one of 32."""
+
+    def fma(a: Values, b: Values, c: Values) -> Values:
+        wide = [from_bf16(x) if kind == "bf16" else x.view(np.float16) for x in (a, b)]
+        return (wide[0].astype(np.float64) * wide[1] + c).astype(np.float32)
+
+    return fma
 
 
 _PAIRS: dict[str, Callable[..., Values]] = {

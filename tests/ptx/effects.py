@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import tensor_cores, tensor_map
+from . import tcgen05, tensor_cores, tensor_map
 from .arithmetic import TYPES, Values
 from .memory import Fault, SharedMemory, aligned, as_bytes
 from .parse import Instruction
 
 if TYPE_CHECKING:
-    from .machine import Code, Warp
+    from .machine import Code, Cta, Warp
 
 WAIT = object()  # what a step gives where the warp waits, until `Warp.blocked` says that it need not
 LANES = 32
@@ -165,13 +165,17 @@ def _atomic(code: Code, given: Instruction) -> Step:
 # --- other lanes ---
 
 
+class Apart(Fault):
+    """Only some of the lanes that are to meet are there."""
+
+
 def _require_all(warp: Warp, given: Instruction, members: Values | None = None) -> None:
     """Lanes that meet must be there together."""
     if members is None:
         if not warp.full:
-            raise Fault(f"{given.text}: only some lanes of a warp are there")
+            raise Apart(f"{given.text}: only some lanes of a warp are there")
     elif int(members[warp.active()[0]]) != sum(1 << int(lane) for lane in warp.active()):
-        raise Fault(f"{given.text}: the lanes that are there are not its members")
+        raise Apart(f"{given.text}: the lanes that are there are not its members")
 
 
 def _shuffle(code: Code, given: Instruction) -> Step:
@@ -396,6 +400,7 @@ def _tensor_load(code: Code, given: Instruction) -> Step:
     )
     several = any(word.startswith("multicast") for word in given.words)
     mask = code.value(given.operands[3], "u16") if several else None
+    paired = "cta_group_2" in given.words
 
     def load(warp: Warp) -> None:
         for lane in warp.active():
@@ -410,17 +415,22 @@ def _tensor_load(code: Code, given: Instruction) -> Step:
                     raise Fault(f"{given.text}: a mask of {bits:#x}, of {len(ctas)} CTAs")
                 ctas = [cta for cta in ctas if bits >> cta.rank & 1]
             for cta in ctas:
-                warp.machine.pending.append(_come(of, at, warp, cta.shared, address, full))
+                warp.machine.pending.append(_come(of, at, warp, cta, address, full))
 
     def _come(
-        of: tensor_map.TensorMap, at: tuple[int, ...], warp: Warp, memory: SharedMemory, address: int, full: int
+        of: tensor_map.TensorMap, at: tuple[int, ...], warp: Warp, cta: Cta, address: int, full: int
     ) -> Callable[[], None]:
-        # The same offsets, whichever CTA's addresses they were given as.
-        here, there = (memory.base | x & (1 << 24) - 1 for x in (address, full))
+        # The same offsets, whichever CTA's addresses they were given as; of a pair one's barrier may count for both.
+        memory, rank = cta.shared, cta.rank
+        if paired:
+            rank = rank & ~1 | full >> 24 & 1
+        there = cta.cluster.ctas[rank].shared
+        barrier = there.barrier(there.own(full))
+        here = memory.own(address)
 
         def come() -> None:
             tensor_map.load(of, at, warp.machine.memory, memory, here)
-            memory.barrier(there).complete(of.bytes)
+            barrier.complete(of.bytes)
 
         return come
 
@@ -605,9 +615,43 @@ def _mapped(code: Code, given: Instruction) -> Step:
 
     def mapped(warp: Warp) -> None:
         offsets = of(warp) & to((1 << 24) - 1)
-        put(warp, ((rank(warp).astype(to) + to(1)) << to(24)) | offsets)
+        put(warp, (rank(warp).astype(to) << to(24)) | offsets)
 
     return mapped
+
+
+def _cluster_launch(code: Code, given: Instruction) -> Step:
+    """clusterlaunchcontrol: a CTA that runs takes the work of a cluster that has not begun."""
+    if given.words[1] == "query_cancel":
+        kind = given.words[-2]
+        put, number = code.target(given.operands[0], kind), code.numbers[given.operands[1]]
+        what = given.words[2]
+        axis = "xyz".find(what[-1]) if what.startswith("get_first_ctaid") else -1
+
+        def query(warp: Warp) -> None:
+            words = np.ascontiguousarray(warp.registers[number]).view(np.uint32)
+            put(warp, words[:, axis] if axis >= 0 else words[:, 3] != 0)
+
+        return query
+    place, barrier = code.address(given.operands[0]), code.address(given.operands[1])
+    everywhere = "multicast_cluster_all" in given.words
+
+    def cancel(warp: Warp) -> None:
+        for lane in warp.active():
+            block = warp.machine.next_block()
+            answer = np.array([0, 0, 0, 0] if block is None else [*block, 1], np.uint32).view(np.uint8)
+            address, at = int(place(warp)[lane]), int(barrier(warp)[lane])
+            for cta in warp.cta.cluster.ctas if everywhere else [warp.cta]:
+                warp.machine.pending.append(_answer(cta.shared, address, at, answer))
+
+    def _answer(memory: SharedMemory, address: int, at: int, answer: Values) -> Callable[[], None]:
+        def come() -> None:
+            memory.store(np.array([memory.own(address)]), answer[None])
+            memory.barrier(memory.own(at)).complete(len(answer))
+
+        return come
+
+    return cancel
 
 
 OPCODES: dict[str, Callable[[Any, Instruction], Step]] = {
@@ -630,4 +674,6 @@ OPCODES: dict[str, Callable[[Any, Instruction], Step]] = {
     "ldmatrix": _matrices,
     "stmatrix": _matrices,
     "mapa": _mapped,
+    "clusterlaunchcontrol": _cluster_launch,
+    "tcgen05": tcgen05.effect,
 }

@@ -16,8 +16,9 @@ import numpy as np
 
 from . import effects
 from .arithmetic import TYPES, Values, function
-from .memory import SHARED_BYTES, Fault, GlobalMemory, SharedMemory
+from .memory import CTA_SHIFT, DYNAMIC, SHARED_BYTES, Fault, GlobalMemory, SharedMemory
 from .parse import Instruction, Kernel
+from .tcgen05 import TensorMemory
 from .tensor_map import TensorMap
 
 LANES = 32
@@ -25,7 +26,8 @@ _SLICE = 400  # instructions that a warp runs at a time, at most
 _MOST_STEPS = 40_000_000  # of a launch
 _MOST_IDLE = 5_000  # slices of warps that ask for what does not come
 _ALL = np.ones(LANES, np.bool_)
-_BANKS = {1: np.bool_, 8: np.uint16, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+_WIDE = "two of 64 bits"  # what a register of 128 bits is
+_BANKS: dict[int, Any] = {1: np.bool_, 8: np.uint16, 16: np.uint16, 32: np.uint32, 64: np.uint64, 128: _WIDE}
 
 Operand = Callable[["Warp"], Values]
 Step = Callable[["Warp"], Any]
@@ -51,6 +53,8 @@ class Cta:
     shared: SharedMemory
     cluster: Cluster
     warps: list[Warp] = field(default_factory=list)
+    tensor: TensorMemory = field(default_factory=TensorMemory)
+    pipe: list[Callable[[], None]] = field(default_factory=list)  # products and what follows them, in order
     arrived: dict[int, int] = field(default_factory=dict)
     rounds: dict[int, int] = field(default_factory=dict)
 
@@ -89,7 +93,7 @@ class Cluster:
 
     def shared(self, address: int) -> SharedMemory:
         """Whose an address in the cluster's window is."""
-        rank = (address >> 24) - 1
+        rank = address >> CTA_SHIFT
         if not 0 <= rank < len(self.ctas):
             raise Fault(f"shared address {address:#x} is of no CTA of the cluster")
         return self.ctas[rank].shared
@@ -103,12 +107,14 @@ class Warp:
         self.registers: list[Values] = code.empty_registers()
         self.mask, self.full = _ALL, True
         self.paths: list[tuple[int, Values]] = [(0, _ALL)]
+        self.apart: set[int] = set()  # where some lanes are that wait for others of the warp
         self.blocked: Callable[[], bool] | None = None
         self.patient = True  # whether it can go on only where it is not blocked
         self.threads = number * LANES + np.arange(LANES)
         self.products: list[list[Callable[[], None]]] = [[]]  # of WGMMA, by group; the last is open
         self.bulk: list[list[Callable[[], None]]] = [[]]  # stores from shared memory
         self.copies: list[list[Callable[[], None]]] = [[]]  # cp.async
+        self.moves: list[Callable[[], None]] = []  # of tensor memory
         self.cluster_round = 0
         self.place = 0
 
@@ -121,7 +127,8 @@ class Warp:
         if self.full:
             self.registers[register] = values
         else:
-            self.registers[register] = np.where(self.mask, values, self.registers[register])
+            mask = self.mask if values.ndim == 1 else self.mask[:, None]
+            self.registers[register] = np.where(mask, values, self.registers[register])
 
     def active(self) -> Values:
         """The numbers of the lanes that run."""
@@ -129,29 +136,40 @@ class Warp:
 
     def run(self) -> int:
         """A slice; how many instructions it had."""
-        steps, count = self.code.steps, 0
+        count = 0
         while self.paths and count < _SLICE:
-            self.paths.sort(key=lambda path: path[0])
-            place, mask = self.paths.pop(0)
-            while self.paths and self.paths[0][0] == place:
-                mask = mask | self.paths.pop(0)[1]
-            stop = self.paths[0][0] if self.paths else len(steps)
+            place, mask = min(self.paths, key=lambda path: (path[0] in self.apart, path[0]))
+            for other in [path for path in self.paths if path[0] == place and path[1] is not mask]:
+                mask = mask | other[1]
+            self.paths = [path for path in self.paths if path[0] != place]
+            alone = place in self.apart and all(path[0] in self.apart for path in self.paths)
+            self.apart.discard(place)
             self.mask, self.full = mask, bool(mask.all())
-            count += 1
+            try:
+                result, steps = self._along(place, _SLICE - count)
+            except effects.Apart:
+                if alone:
+                    raise
+                self.apart.add(self.place)
+                result, steps = [(self.place, self.mask)], 1
+            count += steps
+            if result is effects.WAIT:
+                self.paths.append((self.place + 1, self.mask))
+                return count
+            self.paths += [(self.place + 1, self.mask)] if result is None else result
+        return count
+
+    def _along(self, place: int, most: int) -> tuple[Any, int]:
+        """Run lanes to where others are, at most so many instructions; what the last gave, and how many."""
+        steps, first = self.code.steps, place
+        stop = min([path[0] for path in self.paths if path[0] > place], default=len(steps))
+        self.place = place
+        result = steps[place](self)
+        while result is None and place + 1 < stop and place - first + 1 < most:
+            place += 1
             self.place = place
             result = steps[place](self)
-            while result is None and place + 1 < stop and count < _SLICE:
-                place += 1
-                count += 1
-                self.place = place
-                result = steps[place](self)
-            if result is None:
-                result = [(place + 1, self.mask)]
-            elif result is effects.WAIT:
-                self.paths.append((place + 1, self.mask))
-                return count
-            self.paths += result
-        return count
+        return result, place - first + 1
 
     # --- what is asynchronous ---
 
@@ -184,7 +202,7 @@ class Code:
         self.steps: list[Step] = [self._step(each) for each in kernel.instructions]
 
     def empty_registers(self) -> list[Values]:
-        return [np.zeros(LANES, bank) for bank in self.banks]
+        return [np.zeros(LANES, bank) if bank is not _WIDE else np.zeros((LANES, 2), np.uint64) for bank in self.banks]
 
     # --- operands ---
 
@@ -205,7 +223,7 @@ class Code:
             find = _SPECIAL[word]
             return lambda warp: find(warp).astype(np.uint32).view(to) if to is not np.uint64 else find(warp).astype(to)
         if word == "__dynamic_shmem__0" or word.startswith("__dynamic_shmem"):
-            return lambda warp: np.full(LANES, warp.cta.shared.base, to)
+            return lambda warp: np.full(LANES, warp.cta.shared.base + DYNAMIC, to)
         if word in self.offsets:
             offset = self.offsets[word]
             return lambda warp: np.full(LANES, offset, to)
@@ -299,6 +317,9 @@ class Code:
         """mov between a register and its parts."""
         bits = int(given.words[-1][1:])
         into, source = given.operands
+        if bits == 128:
+            halves, number = self.vector(source, "u64"), self.numbers[into]
+            return lambda warp: warp.set(number, np.stack([half(warp) for half in halves], 1))
         if "{" in source:
             each = f"u{bits // len(_parts(source))}"
             parts, put = self.vector(source, each), self.target(into, f"u{bits}")
@@ -413,8 +434,8 @@ _SPECIAL |= _of_axis(0) | _of_axis(1) | _of_axis(2)
 class Machine:
     """Runs launches of kernels over global memory, `together` CTAs at a time."""
 
-    def __init__(self, memory: GlobalMemory, multiprocessors: int, seed: int = 0, together: int = 64) -> None:
-        self.memory, self.together = memory, together
+    def __init__(self, memory: GlobalMemory, multiprocessors: int, seed: int = 0, together: int = 0) -> None:
+        self.memory, self.together = memory, together or multiprocessors
         self.multiprocessors: int = multiprocessors
         self.rng = random.Random(seed)
         self.pending: list[Callable[[], None]] = []  # what may be done at any time
@@ -422,6 +443,8 @@ class Machine:
         self.parameters = b""
         self.steps = self.idle = 0
         self._maps: dict[int, TensorMap] = {}
+        self._ctas: list[Cta] = []  # that run
+        self._blocks: Iterator[tuple[int, int, int]] = iter(())
         self._sms: dict[int, int] = {}
 
     def sm_of(self, cta: Cta) -> int:
@@ -451,39 +474,56 @@ class Machine:
         self._maps.clear()
         self._sms.clear()
         code = Code(kernel, offsets, self.rng)
-        waiting = self._clusters(code)
+        self._blocks = self._clusters()
         running: list[Warp] = []
-        count, more = 0, True
-        while running or more:
-            while more and count < self.together:
-                cluster = next(waiting, None)
-                if cluster is None:
-                    more = False
-                    break
+        while True:
+            while len(self._ctas) < self.together and (block := self.next_block()) is not None:
+                cluster = self._cluster(code, block)
+                self._ctas += cluster.ctas
                 running += [warp for cta in cluster.ctas for warp in cta.warps]
-                count += len(cluster.ctas)
+            if not running:
+                break
             self._some(running)
             if any(warp.done for warp in running):
                 running = [warp for warp in running if not warp.done]
-                count = len({id(warp.cta) for warp in running})
-        while self.pending:
-            self.pending.pop()()
+                self._ctas = [cta for cta in self._ctas if not all(warp.done for warp in cta.warps)]
+        while self._work(self.rng):
+            pass
 
-    def _clusters(self, code: Code) -> Iterator[Cluster]:
+    def next_block(self) -> tuple[int, int, int] | None:
+        """The first CTA of the next cluster that has not begun, which then begins, or never does: whoever asks has its
+        work."""
+        return next(self._blocks, None)
+
+    def _work(self, rng: random.Random) -> bool:
+        """Do something that may be done at any time; whether there was something."""
+        pipes = [cta.pipe for cta in self._ctas if cta.pipe]
+        choice = rng.randrange(len(self.pending) + len(pipes)) if self.pending or pipes else -1
+        if choice < 0:
+            return False
+        (self.pending.pop(choice) if choice < len(self.pending) else pipes[choice - len(self.pending)].pop(0))()
+        return True
+
+    def _clusters(self) -> Iterator[tuple[int, int, int]]:
+        """The first CTA of each."""
         grid = self.grid
         counts = [-(-a // b) for a, b in zip(grid.ctas, grid.cluster, strict=True)]
         if any(a % b for a, b in zip(grid.ctas, grid.cluster, strict=True)):
             raise Fault(f"a grid of {grid.ctas} in clusters of {grid.cluster}")
-        threads = int(np.prod(grid.threads))
         for z, y, x in np.ndindex(counts[2], counts[1], counts[0]):
-            cluster = Cluster()
-            for cz, cy, cx in np.ndindex(grid.cluster[2], grid.cluster[1], grid.cluster[0]):
-                block = (x * grid.cluster[0] + cx, y * grid.cluster[1] + cy, z * grid.cluster[2] + cz)
-                rank = len(cluster.ctas)
-                cta = Cta(block, rank, SharedMemory(rank, min(grid.shared_bytes + 1024, SHARED_BYTES)), cluster)
-                cta.warps = [Warp(code, cta, number, self) for number in range(-(-threads // LANES))]
-                cluster.ctas.append(cta)
-            yield cluster
+            yield x * grid.cluster[0], y * grid.cluster[1], z * grid.cluster[2]
+
+    def _cluster(self, code: Code, first: tuple[int, int, int]) -> Cluster:
+        """Its CTAs, about to begin."""
+        grid, cluster = self.grid, Cluster()
+        threads = int(np.prod(grid.threads))
+        for z, y, x in np.ndindex(grid.cluster[2], grid.cluster[1], grid.cluster[0]):
+            block = (first[0] + x, first[1] + y, first[2] + z)
+            rank = len(cluster.ctas)
+            cta = Cta(block, rank, SharedMemory(rank, min(grid.shared_bytes + DYNAMIC, SHARED_BYTES)), cluster)
+            cta.warps = [Warp(code, cta, number, self) for number in range(-(-threads // LANES))]
+            cluster.ctas.append(cta)
+        return cluster
 
     def _able(self, running: list[Warp]) -> Warp | None:
         """One that does not wait, drawn."""
@@ -496,8 +536,7 @@ class Machine:
     def _some(self, running: list[Warp]) -> None:
         """Run a slice of a warp that can, or something that is pending."""
         warp = self._able(running)
-        if warp is None and self.pending:
-            self.pending.pop(self.rng.randrange(len(self.pending)))()
+        if warp is None and self._work(self.rng):
             return
         self.idle = self.idle + 1 if warp is None else 0
         impatient = [each for each in running if not each.patient] if warp is None else []
@@ -510,8 +549,8 @@ class Machine:
             }
             raise Fault("nobody can go on: " + "; ".join(sorted(where)[:6]))
         warp.blocked, warp.patient = None, True
-        if self.pending and self.rng.random() < 0.3:
-            self.pending.pop(self.rng.randrange(len(self.pending)))()
+        if self.rng.random() < 0.3:
+            self._work(self.rng)
         if self.rng.random() < 0.2:
             warp.early(self.rng)
         self.steps += warp.run()

@@ -11,6 +11,7 @@ import numpy as np
 
 from .arithmetic import Values
 
+DYNAMIC = 1024  # where a kernel's dynamic shared memory begins
 CTA_SHIFT = 24  # of a shared address, above which the number of the CTA in its cluster stands
 SHARED_BYTES = 228 << 10
 _FILL = 0xA5  # of shared memory that nobody wrote
@@ -114,7 +115,7 @@ class SharedMemory:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
-        self.base = (rank + 1) << CTA_SHIFT  # no address is 0
+        self.base = rank << CTA_SHIFT
         self.data = np.full(size, _FILL, np.uint8)
         self.barriers: dict[int, MBarrier] = {}
 
@@ -123,6 +124,10 @@ class SharedMemory:
         if not 0 <= offset <= len(self.data) - size:
             raise Fault(f"{size} bytes at shared {address:#x}, of {len(self.data)} at {self.base:#x}")
         return offset
+
+    def own(self, address: int) -> int:
+        """The address here of what is at the same offset in a CTA of the cluster."""
+        return self.base | address & (1 << CTA_SHIFT) - 1
 
     def load(self, addresses: Values, size: int) -> Values:
         """(lanes, size) bytes."""

@@ -45,9 +45,17 @@ class Descriptor(NamedTuple):
     def read(cls, word: int) -> Descriptor:
         return cls((word & 0x3FFF) << 4, (word >> 16 & 0x3FFF) << 4, (word >> 32 & 0x3FFF) << 4, word >> 62)
 
+    def raw(self, memory: SharedMemory, rows: range, k_bytes: int) -> Values:
+        """(rows, bytes of K)."""
+        return memory.data[self._places(memory, rows, k_bytes, False, 1)]
+
     def matrix(self, memory: SharedMemory, rows: range, k_bytes: int, transposed: bool, kind: str) -> Values:
         """(rows, K) in f32. `transposed`: rows are contiguous instead of K."""
         element = 1 if kind == "e4m3" else 2
+        places = self._places(memory, rows, k_bytes, transposed, element)
+        return decoded(memory.data[places[..., None] + np.arange(element)], kind)[..., 0]
+
+    def _places(self, memory: SharedMemory, rows: range, k_bytes: int, transposed: bool, element: int) -> Values:
         row, column = np.array(rows)[:, None], np.arange(k_bytes // element)[None, :]
         width = _WIDTHS[self.swizzle]
         if transposed:
@@ -65,8 +73,8 @@ class Descriptor(NamedTuple):
             offsets = row // 8 * self.stride + inner // 16 * self.leading + row % 8 * 16 + inner % 16
         places = swizzled(self.start + offsets, _BITS[self.swizzle])
         if places.max() + element > len(memory.data):
-            raise Fault(f"WGMMA reads up to shared offset {places.max()}, of {len(memory.data)}")
-        return decoded(memory.data[places[..., None] + np.arange(element)], kind)[..., 0]
+            raise Fault(f"a product reads up to shared offset {places.max()}, of {len(memory.data)}")
+        return places
 
 
 def a_registers(registers: Sequence[Values], kind: str) -> Values:
