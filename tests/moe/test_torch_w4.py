@@ -142,3 +142,18 @@ def test_packed_weights_and_scales_of_other_experts_are_refused() -> None:
         aot.prepare_weight(blocks[0, 0], scales, "mxfp4")
     with pytest.raises(ArgumentError, match="N in multiples of 16"):
         aot.prepare_weight(blocks[:, :40], scales[:, :40], "mxfp4")
+
+
+def test_grouped_gemm_is_an_operator_for_prepared_weights_too(lib: ExpertsOnCpu) -> None:
+    hidden, w13, *_ = tensors()
+    ends = torch.tensor([1, 1, 5, 6, 9], dtype=torch.int32)
+    torch._dynamo.reset()
+
+    def eager(hidden: Any) -> Any:
+        return aot.grouped_gemm(lib, hidden, w13.b, ends, scale_b=w13.scale_b, epilogue="swiglu_interleaved") + 1
+
+    found = eager(hidden)
+    sums = numbers(w13)[2].double() @ hidden[3].double()
+    gate, up = sums[0::2], sums[1::2]
+    close(found[3] - 1, torch.nn.functional.silu(gate) * up)
+    assert torch.equal(torch.compile(eager, fullgraph=True, backend="aot_eager")(hidden), found)
