@@ -290,25 +290,23 @@ def weights_of_tile(plan: Plan, codes: Any, scales: Any) -> Any:
     """A stage's weights (rows of the tile, columns) as registers have them, by lanes: those of `mainloop._load` and
     `dequantise`, where WGMMA's operand A wants them."""
     form: WeightFormat = plan.weights
-    codes = codes.reshape(plan.blocks_k, plan.slabs, 32, 4)  # as `operands.codes_of_lanes`
-    scales = scales.reshape(plan.scale_blocks, plan.slabs, 8)
+    codes = codes.reshape(plan.blocks_k, plan.slabs, 32, 4).astype(np.int64)  # as `operands.codes_of_lanes`
+    scales = scales.reshape(plan.scale_blocks, plan.slabs, 8).astype(np.int64)
+    block, slab, lane, step = np.meshgrid(*map(np.arange, codes.shape), indexing="ij")
+    column = block * 64 + step * 16
+    of_scales = scales[column // form.columns, slab, lane // 4]
+    group = column % form.columns // form.group
     found = np.full((plan.tile_n, plan.tile_k), np.nan)
-    for block, slab, lane, step in np.ndindex(codes.shape):
-        word, column = int(codes[block, slab, lane, step]), block * 64 + step * 16
-        of_scales = int(scales[column // form.columns, slab, lane // 4])
-        group = column % form.columns // form.group
-        pairs = (e2m1_pairs if form.word == "mxfp4_weight" else int4_pairs)(word)
-        for j, pair in enumerate(pairs):
-            row = slab * 16 + lane // 4 + 8 * (j % 2)
-            place = column + 2 * (lane % 4) + 8 * (j // 2)
-            numbers = bf16(np.array([pair & 0xFFFF, pair >> 16 & 0xFFFF]))
+    for j, pair in enumerate((e2m1_pairs if form.word == "mxfp4_weight" else int4_pairs)(codes)):
+        row = slab * 16 + lane // 4 + 8 * (j % 2)
+        for element in range(2):
+            number = bf16(pair >> (16 * element) & 0xFFFF)
             if form.word == "mxfp4_weight":
-                scale = bf16(np.array([(of_scales >> 8 * (2 * group + j % 2) & 0xFF) << 7]))
-                numbers = numbers * scale
+                number = number * bf16((of_scales >> 8 * (2 * group + j % 2) & 0xFF) << 7)
             else:
-                scale = bf16(np.array([of_scales >> 16 * (j % 2) & 0xFFFF]))
-                numbers = (numbers * scale + scale * -(2.0**-130)).astype(ml_dtypes.bfloat16).astype(np.float64)
-            found[row, place : place + 2] = numbers
+                scale = bf16(of_scales >> 16 * (j % 2) & 0xFFFF)
+                number = (number * scale + scale * -(2.0**-130)).astype(ml_dtypes.bfloat16).astype(np.float64)
+            found[row, column + 2 * (lane % 4) + element + 8 * (j // 2)] = number
     return found * 2.0**form.exponent
 
 
