@@ -23,7 +23,7 @@ def run(target: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("target", "numbers"),
     [
-        ("sm_90a", (2, 5, 7, 9, 12, 17, 18, 19, 20)),
+        ("sm_90a", (2, 5, 7, 9, 12, 17, 18, 19, 20, 26, 27)),
         ("sm_100a", (1, 21, 23)),
         ("sm_80", (0, 20)),
     ],
@@ -39,6 +39,11 @@ def test_what_a_kernel_forgets_is_seen() -> None:
         "sm_90a", "--case", 7, "--family", "sm90_small_m", *(w for what in forgotten for w in ("--forget", what))
     )
     assert (done.returncode, done.stdout.count("FAIL"), "ok " in done.stdout) == (1, len(forgotten), False), done.stdout
+
+
+def test_whatever_ends_of_groups_are_only_their_rows_are_written() -> None:
+    done = run("sm_90a", "--hostile", "--case", 11, "--case", 26)
+    assert (done.returncode, done.stdout.count("ok ")) == (0, 2), done.stdout + done.stderr
 
 
 @pytest.mark.long

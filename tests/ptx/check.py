@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,6 +78,9 @@ CASES = (
     Case(_gemm("bf16", "i8", "bf16", 272, 528), 70),
     Case(_gemm("e4m3", "e4m3", "bf16", 288, 544), 300),
     Case(_gemm("bf16", "i4", "bf16", 256, 640, scaling="int4_group128"), 70),
+    Case(Grouped("bf16", "e2m1", "bf16", 5, 288, 320, "bias+swiglu_clamped_interleaved", scaling="mxfp4_weight"), 61),
+    Case(Grouped("bf16", "e2m1", "bf16", 5, 288, 320, "swiglu", scaling="mxfp4_weight"), 40),
+    Case(Grouped("bf16", "u4", "bf16", 5, 144, 384, "bias", scaling="int4_weight"), 61),
 )
 
 
@@ -121,11 +126,11 @@ def lowered_first(variants: Iterable[Variant]) -> tuple[Variant, Lowered]:
     raise LoweringError(refused[-1])
 
 
-def check(
-    variant: Variant, lowered: Lowered, case: Case, clusters: int = 2, seed: int = 0, forgets: str = ""
-) -> float | str:
-    """The relative error of what a variant computes on a GPU that holds so many clusters, or what is wrong with it;
-    `forgets` is one of `BROKEN`."""
+@contextmanager
+def launching(
+    variant: Variant, lowered: Lowered, clusters: int = 2, seed: int = 0, forgets: str = ""
+) -> Iterator[Callable[[Any], None]]:
+    """What launches a variant on an operand set, on a GPU that holds so many clusters; `forgets` is one of `BROKEN`."""
     cluster = [variant.options[name] for name in ("cluster_m", "cluster_n", "cluster") if name in variant.options]
     record, ptx = lowered.record, broken(lowered.ptx, forgets) if forgets else lowered.ptx
     sizes = {
@@ -159,5 +164,41 @@ def check(
                     given.append(x)
                 function(*given, stream=0)
 
-            weights = tuning(case.signature).measures().weights(case.signature, case.m, 0, seed, device="cpu")
-            return measure.check(case.signature, case.m, weights, {variant.name(): launch})[variant.name()]
+            yield launch
+
+
+def check(
+    variant: Variant, lowered: Lowered, case: Case, clusters: int = 2, seed: int = 0, forgets: str = ""
+) -> float | str:
+    """The relative error of what a variant computes on a GPU that holds so many clusters, or what is wrong with it;
+    `forgets` is one of `BROKEN`."""
+    with launching(variant, lowered, clusters, seed, forgets) as launch:
+        weights = tuning(case.signature).measures().weights(case.signature, case.m, 0, seed, device="cpu")
+        return measure.check(case.signature, case.m, weights, {variant.name(): launch})[variant.name()]
+
+
+def check_hostile(variant: Variant, lowered: Lowered, case: Case, seed: int = 0) -> float | str:
+    """The same of a grouped GEMM at ends of groups that fall, are negative or lie behind A's rows: each counts as the
+    largest so far, and as no less than 0 and no more than all rows. Where an access lies outside of the tensors, or
+    writes to one that is not D, the machine raises."""
+    s, m = case
+    wrong = [m // 2, -5, 1 << 30, 3, -(1 << 31), (1 << 31) - 1]
+    found: float | str = 0.0
+    with launching(variant, lowered, seed=seed) as launch:
+        for turn in range(3):
+            measures = tuning(s).measures()
+            o: Any = measures.weights(s, m, 0, seed, device="cpu").operands(m)[0]
+            ends = [wrong[(turn + group * (turn + 1)) % len(wrong)] for group in range(s.groups)]
+            o.ends.copy_(o.ends.new_tensor(ends))
+            launch(o)
+            taken = [min(max(end, 0), m) for end in ends]
+            o.ends.copy_(o.ends.new_tensor(list(itertools.accumulate(taken, max))))
+            wanted = measures.reference(s, o)["d"]
+            if not bool((o.d.isnan() == wanted.isnan()).all()):
+                return f"ends {ends}: other rows are written than the groups have"
+            there = ~wanted.isnan()
+            error = float((o.d[there].double() - wanted[there]).norm() / wanted[there].norm().clamp_min(1e-30))
+            if error > measures.max_error(s, "d"):
+                return f"ends {ends}: the relative error is {error:.1e}"
+            found = max(error, float(found))
+    return found
