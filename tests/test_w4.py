@@ -16,8 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aot.kernels.sm90.w4.form import Form
 from aot.kernels.sm90.w4.plan import Plan
+from aot.kernels.w4.form import Form
 from aot.search.legal import unsuited
 from aot.search.provider import provider
 from aot.search.targets import TARGETS

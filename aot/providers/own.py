@@ -20,6 +20,7 @@ from ..kernels.sm90.grouped import choices as grouped_choices
 from ..kernels.sm90.persistent import choices as persistent_choices
 from ..kernels.sm90.small_m import choices as small_m_choices
 from ..kernels.sm90.w4 import choices as w4_choices
+from ..kernels.w4.choices import limit as limit_of_weights
 from ..search.legal import illegal, legal_functions, legal_variants
 from ..search.provider import Buildable, ProviderError
 from ..search.targets import TARGETS
@@ -102,7 +103,7 @@ FAMILIES: dict[str, Family] = {
         batched=(False,),
         scalings=tuple(FORMATS),
         epilogues=frozenset(word for word, of in EPILOGUES.items() if not of.gated),
-        limit=lambda v, s: w4_choices.limit(gemm.w4_form(v), s.n, s.k),
+        limit=lambda v, s: limit_of_weights(gemm.w4_form(v), s.n, s.k),
         summation=summation.by_itself,
         estimate_us=lambda v, *of: estimate_w4.estimate_us(v, gemm.w4_form, *of),
     ),

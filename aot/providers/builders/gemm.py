@@ -8,7 +8,7 @@ from runtime.program.arguments import DeviceArgument, StreamArgument, WorkspaceA
 from ...kernels.sm90.persistent.form import Form as PersistentForm
 from ...kernels.sm90.persistent.plan import Plan
 from ...kernels.sm90.small_m.form import Form as SmallMForm
-from ...kernels.sm90.w4.form import Form as W4Form
+from ...kernels.w4.form import Form as W4Form
 from ...search.provider import Buildable
 from ...search.variants import Variant
 from ..arguments import stand_ins_by_name

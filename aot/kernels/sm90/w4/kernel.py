@@ -11,6 +11,8 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
+from ...w4 import views
+from ...w4.form import Form
 from ..sizes import WARP
 from ..small_m.epilogue import EpilogueOperands, fetch_terms, stage_accumulators, store
 from ..small_m.kernel import SmallM
@@ -19,7 +21,6 @@ from ..small_m.pipeline import DRAINED, FULL_READY, KTiles, Pipeline, Work
 from ..small_m.producer import TmaOperand
 from ..small_m.split_k import exchange
 from . import operands
-from .form import Form
 from .mainloop import Weights, add_slices, multiply
 from .plan import Plan
 from .producer import Operands, produce
@@ -72,8 +73,8 @@ class W4(SmallM):
         of_codes, of_scales = (
             cpasync.make_tiled_tma_atom(load, view, cute.make_layout(tiler), tiler)
             for view, tiler in (
-                (operands.codes_view(b), operands.codes_tiler(plan)),
-                (operands.scales_view(plan, b, scale_b), operands.scales_tiler(plan)),
+                (views.codes_of(b), operands.codes_tiler(plan)),
+                (views.scales_of(plan.weights, b, scale_b), operands.scales_tiler(plan)),
             )
         )
         tiles_m = cute.ceil_div(cute.size(a, mode=[0]), plan.tile_m)

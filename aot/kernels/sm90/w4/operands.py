@@ -1,4 +1,4 @@
-"""Prepared weights as the kernel sees them: codes and scales as tensors for TMA, their stages, and the tiled MMA.
+"""Prepared weights as the kernel sees them: boxes of codes and scales for TMA, their stages, and the tiled MMA.
 
 A is the few-token GEMM's (`small_m.operands`). Knows nothing of who loads or multiplies.
 """
@@ -11,33 +11,20 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from runtime.numbers.weights import LANES, WORDS
 
+from ...w4.form import BLOCK_WORDS, SCALE_WORDS
 from ..sizes import WGMMA_ROWS
-from .plan import BLOCK_K, BLOCK_WORDS, SCALE_WORDS, SLAB_ROWS, Plan
+from .plan import Plan
 
 _WGMMA_K = 16  # columns of an instruction
 
 
-def codes_view(b: cute.Tensor) -> cute.Tensor:
-    """B's memory as words: (words of a block, N / 16, K / 64)."""
-    slabs, blocks = cute.size(b, mode=[0]) // SLAB_ROWS, cute.size(b, mode=[1]) // BLOCK_K
-    layout = cute.make_layout((BLOCK_WORDS, slabs, blocks), stride=(1, BLOCK_WORDS, slabs * BLOCK_WORDS))
-    return cute.make_tensor(cute.recast_ptr(b.iterator, dtype=cutlass.Int32), layout)
-
-
 def codes_tiler(plan: Plan) -> tuple[int, int, int]:
-    """The shape of a stage of `codes_view`."""
+    """The shape of a stage of `views.codes_of`."""
     return BLOCK_WORDS, plan.slabs, plan.blocks_k
 
 
-def scales_view(plan: Plan, b: cute.Tensor, scale_b: cute.Tensor) -> cute.Tensor:
-    """The memory of scales as words: (words for all rows, blocks of columns)."""
-    words = cute.size(b, mode=[0]) // SLAB_ROWS * SCALE_WORDS
-    layout = cute.make_layout((words, cute.size(b, mode=[1]) // plan.weights.columns), stride=(1, words))
-    return cute.make_tensor(cute.recast_ptr(scale_b.iterator, dtype=cutlass.Int32), layout)
-
-
 def scales_tiler(plan: Plan) -> tuple[int, int]:
-    """The shape of a stage of `scales_view`."""
+    """The shape of a stage of `views.scales_of`."""
     return plan.slabs * SCALE_WORDS, plan.scale_blocks
 
 
