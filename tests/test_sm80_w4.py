@@ -4,6 +4,7 @@ which kernels there are."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,6 +143,34 @@ def test_tiles_that_are_full_are_right() -> None:
 def test_likely_choices_are_right(form: WeightFormat, m: int) -> None:
     for options in (choices((8, 16, 1024), 16, 8, 3), choices((32, 64, 256), 32, 2, 3)):
         assert multiplied(form, m, 80, 1408, options) < 1
+
+
+# --- banks of shared memory ---
+
+
+@pytest.mark.parametrize("options", SAMPLES, ids=str)
+def test_eight_rows_that_a_warp_reads_or_eight_accesses_that_it_writes_are_in_different_banks(
+    options: dict[str, Any],
+) -> None:
+    """Of 128 bytes, which is all banks: a place for each eight elements of bf16."""
+    plan = Plan.of(options, Form())
+    loads = module(ROOT / "aot/kernels/sm80/w4/loads.py", "aot.kernels.sm80.w4")
+    stages = loads["Stages"](Pointer(np.empty(plan.stages * plan.tokens_bytes // 2, np.int16)), None, None)
+
+    def place(stage: int, token: int, access: int) -> int:
+        return loads["tokens_at"](plan, stages, stage, token, access).iterator.offset // 8 % 8
+
+    for stage, access in itertools.product(range(plan.stages), range(plan.row_accesses)):
+        read = {place(stage, token, access) for token in range(plan.tile_m - 8, plan.tile_m)}
+        written = {place(stage, 3, access // 8 * 8 + i) for i in range(8)}
+        assert read == written == set(range(8))
+
+
+@pytest.mark.parametrize("tile_n", range(16, 257, 16))
+def test_the_sums_that_a_warp_stores_at_a_time_are_in_different_banks(tile_n: int) -> None:
+    pitch = Plan.of(choices((8, tile_n, 128), 16, 1, 2), Form()).staging_pitch
+    for second in range(2):
+        assert len({(lane // 4 + (lane % 4 * 2 + second) * pitch) % 32 for lane in range(32)}) == 32
 
 
 # --- which kernels there are ---
