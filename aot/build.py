@@ -29,7 +29,7 @@ from .compile.compiler import BuildReport, Event, compile_variants
 from .pack import build_table, tables, tuning_table
 from .pack import write as pack
 from .pack.build_table import Build, Model
-from .pack.fits import refusal
+from .pack.compatibility import refusal
 from .pack.forms import TABLE as FORMS
 from .pack.forms import read as read_forms
 from .pack.ranges import invariant, ranges

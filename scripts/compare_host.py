@@ -3,7 +3,8 @@ native code, calls with other rows, opening, preload, a rebuild that changes not
 
 Both run on the tests' driver, which launches nothing, in processes that take turns. Times are of the processor, so that
 what else a machine does matters little. Each checkout writes archives of its own, of the same made-up functions, since
-older ones have older formats; its native code must have been built (`python setup.py build_ext --inplace`).
+older ones have older formats; its native code must have been built there: `python -c "import setuptools;
+setuptools.setup()" build_ext --inplace`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,12 @@ def stand_in(folder: Path) -> Path:
     return library
 
 
+def environment_of(checkout: Path) -> dict[str, str]:
+    """For a process of a checkout's; it may keep what it compiles of its modules, as users' do."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {"PYTHONPATH": str(checkout)}
+
+
 def built(checkout: Path, folder: Path) -> dict[str, float]:
     """A rebuild of a model that compiles nothing, in milliseconds; the first one in a folder compiles."""
     first = not folder.exists()
@@ -44,8 +51,7 @@ def built(checkout: Path, folder: Path) -> dict[str, float]:
     command += ["-o", str(folder / "built.aot"), "--cache", str(folder / "cache")]
     for _ in range(1 + first):
         before = os.times()
-        environment = os.environ | {"PYTHONPATH": str(checkout)}
-        subprocess.run(command, cwd=checkout, env=environment, check=True, capture_output=True)
+        subprocess.run(command, cwd=checkout, env=environment_of(checkout), check=True, capture_output=True)
         after = os.times()
     spent = after.children_user + after.children_system - before.children_user - before.children_system
     return {"a rebuild of a model that changes nothing: ms": spent * 1e3} | measured(checkout, "file", folder)
@@ -53,9 +59,10 @@ def built(checkout: Path, folder: Path) -> dict[str, float]:
 
 def measured(checkout: Path, what: str, folder: Path) -> dict[str, float]:
     """What a process of its own measures of a checkout."""
-    environment = os.environ | {"PYTHONPATH": str(checkout)}
     command = [sys.executable, str(PEERS / "host_calls.py"), what, str(folder)]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, cwd=checkout)
+    done = subprocess.run(
+        command, env=environment_of(checkout), check=True, capture_output=True, text=True, cwd=checkout
+    )
     found: dict[str, float] = json.loads(done.stdout)
     return found
 

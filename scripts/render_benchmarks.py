@@ -12,6 +12,7 @@ import json
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import geometric_mean, median
 from typing import Any
@@ -29,20 +30,21 @@ _MOST_WORDS = 4  # of a command that is shown in full
 _MARK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 UNIVERSAL = "universal.aot"  # what the package calls its archive
-OFF_GRID = {
-    ("ours", "torch"): "tuned archive",
-    ("on_slower", "torch"): 'tuned, with `on_slower="torch"`',
-    ("against", "torch"): "forms, untuned",
+OFF_GRID = {  # a row for each type of A's elements that has enough cases
+    ("ours", "torch"): "tuned",
+    ("on_slower", "torch"): "with an earlier `on_slower`",
+    ("against", "torch"): "",  # the page says what it is
 }
+ENOUGH = 30  # cases, for means
 OCCASIONS = (  # runs of occasions_llama.json, what took part, and what the row says
-    ((5, 6), "ours", "tuned, current kernels, the least of two H200s"),
-    ((0, 1, 2), "ours", "earlier kernels, the least of three H200s"),
+    ((5, 6), "ours", "tuned, current kernels, two H200s"),
+    ((0, 1, 2), "ours", "earlier kernels, three H200s"),
     ((2,), "on_slower", 'with `on_slower="torch"`, an H200'),
-    ((1, 7, 8), "against", "`runtime.universal()`, the least of three H200s"),
+    ((1, 7, 8), "against", "`runtime.universal()`, three H200s"),
     ((3,), "ours", "tuned on an H100"),
     ((4,), "against", "an H200's archive, on an H100"),
 )
-ENGINES = {"llama8b": "Llama-3.1-8B, bf16"}
+ENGINES = {"llama8b": "vLLM: Llama-3.1-8B, bf16"}
 ON_GRID = {
     "bf16": "bf16",
     "bf16 residual": "bf16 + residual",
@@ -103,7 +105,7 @@ def source(*names: str) -> list[str]:
     if len(commands) > 1 or len(next(iter(commands)).split()) > _MOST_WORDS:
         commands = dict.fromkeys(command.split()[1] for command in commands)
     files, said = (", ".join(f"`{x}`" for x in found) for found in ([f"{name}.json" for name in names], commands))
-    where = [*machines, " and ".join(dates), said]
+    where = [*machines, ", ".join(dates), said]
     return ["", f"{files}: {'; '.join(where)}."]
 
 
@@ -145,14 +147,29 @@ def off_grid() -> list[str]:
 
 def _off_grid(names: Sequence[str]) -> list[str]:
     documents = summarise_random.read([RESULTS / f"{name}.json" for name in names])
-    summary = [s for s in summarise_random.summarise(documents) if s["group"] == summarise_random.ALL]
     labels = dict(OFF_GRID)
     if all(document["environment"].get("ours") == UNIVERSAL for document in documents):
         labels["ours", "torch"] = labels["against", "torch"]
-    rows = [(label, [s for s in summary if (s["who"], s["over"]) == pair]) for pair, label in labels.items()]
+    rows, few = [], ""
+    for element, count in sorted(Counter(_element(r) for d in documents for r in d["results"]).items()):
+        if count < ENOUGH:
+            few += f"; {element}: {count} cases, too few"
+            continue
+        only = [d | {"results": [r for r in d["results"] if _element(r) == element]} for d in documents]
+        summary = [s for s in summarise_random.summarise(only) if s["group"] == summarise_random.ALL]
+        for pair, label in labels.items():
+            rows.append(
+                (f"{element}, {label}" if label else element, [s for s in summary if (s["who"], s["over"]) == pair])
+            )
     wrong, unserved = len(summarise_random.wrong(documents)), len(summarise_random.unserved(documents))
-    said = f"Wrong: {wrong}; not served: {unserved}; torch against itself {summarise_random.noise(documents):.3f}."
+    noise = summarise_random.noise(documents)
+    said = f"Wrong: {wrong}; not served: {unserved}{few}; torch against itself {noise:.3f}."
     return [*_ratios([row for row in rows if row[1]], "times cuBLAS"), "", said, *source(*names)]
+
+
+def _element(result: dict[str, Any]) -> str:
+    """The type of A's elements."""
+    return str(result["signature"]).split("_")[0]
 
 
 def occasions() -> list[str]:
@@ -182,8 +199,7 @@ def on_grid() -> list[str]:
     spread = max(s["largest_spread"] for s in lines)
     said = (
         f"Wrong: {wrong}; largest relative error {errors:.4f}; largest spread {spread:.0%}. Up to M = 16 the eight "
-        f"layers of `benchmarks/layers.yaml` take {reads['bf16', 'eight layers']} of a cold read of B, "
-        f"cuBLAS {reads['torch', 'eight layers']}."
+        f"layers take {reads['bf16', 'eight layers']} of a cold read of B, cuBLAS {reads['torch', 'eight layers']}."
     )
     return [*_ratios(rows, "times cuBLAS"), "", said, *source("gemm_h200")]
 
@@ -247,28 +263,22 @@ def grouped() -> list[str]:
 
 
 def models() -> list[str]:
-    """Whole models."""
-    header, rows = ["times torch"], []
+    """Whole models over torch's, and engines of vLLM with an archive over those without."""
+    rows: list[list[str]] = []
+    names: list[str] = []
     for name, label in MODELS.items():
         results = load(name)["results"]
         names = [f"{'decode, batch' if r['context'] else 'prefill,'} {max(r['batch'], r['tokens'])}" for r in results]
-        header = ["times torch", *names]
         cells = [f"{r['speedup']:.3f} ({max(r['torch']['spread'], r['archive']['spread']):.1%})" for r in results]
         rows.append([label, *cells])
-    return [*table(header, rows), *source(*MODELS)]
-
-
-def vllm() -> list[str]:
-    """Engines of vLLM with an archive over those without."""
-    header, rows, runs = ["times stock vLLM"], [], load("vllm_h200")["runs"]
+    runs = load("vllm_h200")["runs"]
     for model, label in ENGINES.items():
         stock, ours = sorted((r for r in runs if r["model"] == model), key=lambda r: int(r["served"]))
-        header = ["times stock vLLM", *(f"decode, batch {b}" for b in ours["decode"])]
-        header += [f"prefill, {tokens}" for tokens in ours["prefill"]]
+        assert names == [*(f"decode, batch {b}" for b in ours["decode"]), *(f"prefill, {t}" for t in ours["prefill"])]
         pairs = [(ours["decode"][b]["all"], stock["decode"][b]["all"]) for b in ours["decode"]]
         pairs += [(stock["prefill"][t]["all"], ours["prefill"][t]["all"]) for t in ours["prefill"]]
         rows.append([label, *(f"{median(x) / median(y):.3f} ({max(map(_spread, (x, y))):.0%})" for x, y in pairs)])
-    return [*table(header, rows), *source("vllm_h200")]
+    return [*table(["their time over ours", *names], rows), *source(*MODELS, "vllm_h200")]
 
 
 def _spread(of: Sequence[float]) -> float:
@@ -311,9 +321,9 @@ def long_runs() -> list[str]:
     soak, many = load("soak_h200")["results"], load("processes")["results"]
     resident = soak["resident_mb"]
     first = (
-        f"- {soak['launches']:,} launches by eight threads with {soak['reloads']} reloads: {soak['wrong']} wrong, "
-        f"{len(soak['failures'])} failures; {resident[1]:,} MB resident after the first tenth, {resident[-1]:,} in the "
-        f"end, device memory {soak['device_growth_mb']:+.0f} MB."
+        f"- {soak['launches']:,} launches by eight threads, {soak['reloads']} reloads: {soak['wrong']} wrong, "
+        f"{len(soak['failures'])} failures; {resident[1]:,} MB resident after a tenth, {resident[-1]:,} in the end; "
+        f"device memory {soak['device_growth_mb']:+.0f} MB."
     )
     second = (
         f"- {many['processes']:,} processes that open one archive: {many['own_mb_opened_median']:.2f} MB of its own "
@@ -331,7 +341,6 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "experts": experts,
     "grouped": grouped,
     "models": models,
-    "vllm": vllm,
     "host": host,
     "start": start,
     "long-runs": long_runs,

@@ -1,8 +1,8 @@
 """Golden files of operations, each in `data/` beside its tests: the operation's table, and an archive with it.
 
 A package of tests has them where it has a module `golden` with a `GoldenTable` called TABLE, or several called TABLES;
-`tests/test_golden_tables.py` holds all of them. `python -m tests.rmsnorm.golden` writes those of `tests/rmsnorm/` anew,
-which is right only where a schema's number was raised with them.
+`tests/test_golden_tables.py` holds all of them. `python -m tests.quantise.golden` writes those of `tests/quantise/`
+anew, which is right only where a schema's number was raised with them.
 """
 
 from __future__ import annotations

@@ -64,9 +64,9 @@ def test_a_config_is_taken_as_its_manifest(run: Run, path: Path) -> None:
     found = layers(run, path, LLAMA, "--tp", 2, "--tokens", "1,16", "--dtype", "bf16", status=1)
     assert found.keys() == {"qkv", "o", "gate_up", "down", "lm_head"}
     assert found["qkv"]["signature"] == "bf16_bf16_bf16_f32_none_n3072_k4096"
-    out = run("coverage", path, LLAMA, "--tp", 2, "--tokens", "1,16", "--dtype", "bf16").out.splitlines()
-    assert f"  aot manifest from-config {LLAMA} --tp 2 --tokens 1,16 --dtype bf16 -o MANIFEST" in out
-    assert f"  aot build MANIFEST --base {path} -o OUT" in out
+    out = run("coverage", path, LLAMA, "--tp", 2, "--tokens", "1,16", "--dtype", "bf16").out.replace(" \\\n   ", "")
+    assert f"\n  aot manifest from-config {LLAMA} --tp 2 --tokens 1,16 --dtype bf16 -o MANIFEST\n" in out
+    assert f"\n  aot build MANIFEST --base {path} -o OUT\n" in out
     whole = layers(run, path, LLAMA, "--dtype", "bf16", status=1)
     assert whole["qkv"]["m"]["tuned"] == [1, 16, 64, 256, 1024]
 

@@ -1,4 +1,4 @@
-"""What configs of modelopt and compressed-tensors say of weights in NVFP4, MXFP4 and MXFP8, as a manifest."""
+"""What configs of modelopt, compressed-tensors and GPTQ say of weights in few bits, as a manifest."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ COMPRESSED: dict[str, Any] = {
     "config_groups": {"group_0": GROUP},
     "ignore": ["lm_head"],
 }
+INT4_WEIGHTS = {"num_bits": 4, "type": "int", "group_size": 128, "strategy": "group", "symmetric": True}
+INT4_GROUP = {"targets": ["Linear"], "weights": INT4_WEIGHTS, "input_activations": None}
+INT4 = {**COMPRESSED, "format": "pack-quantized", "config_groups": {"group_0": INT4_GROUP}}
+MXFP4_WEIGHTS = {"num_bits": 4, "type": "float", "group_size": 32}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False, "lm_head": False}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +49,44 @@ def test_layers_are_as_the_checkpoint_has_them(quantised: dict[str, Any], dtype:
     assert warnings(published("qwen3-8b", quantization_config=quantised), targets=None) == []
 
 
+@pytest.mark.parametrize(
+    ("quantised", "b", "scaling"),
+    [
+        (INT4, "u4", "int4_weight"),
+        (
+            {**INT4, "config_groups": {"g": {**INT4_GROUP, "weights": {**INT4_WEIGHTS, "actorder": "weight"}}}},
+            "u4",
+            "int4_weight",
+        ),
+        (GPTQ, "u4", "int4_weight"),
+        (
+            {
+                **COMPRESSED,
+                "format": "mxfp4-pack-quantized",
+                "config_groups": {"g": {**GROUP, "weights": MXFP4_WEIGHTS, "input_activations": None}},
+            },
+            "e2m1",
+            "mxfp4_weight",
+        ),
+    ],
+)
+def test_weights_alone_may_have_few_bits(quantised: dict[str, Any], b: str, scaling: str) -> None:
+    config = published("qwen3-8b", quantization_config=quantised)
+    built = manifest(config, targets=None, named_after="qwen3-8b")
+    types = {gemm.name: (gemm.signature.a, gemm.signature.b, gemm.signature.scaling) for gemm in built.gemms}
+    assert types.pop("lm_head") == ("bf16", "bf16", "none")
+    assert set(types.values()) == {("bf16", b, scaling)}
+    assert (built.model, "sm_90a" in built.targets) == (f"qwen3-8b-{scaling}", True)
+    assert warnings(config, targets=None) == []
+
+
+@pytest.mark.parametrize(("scaling", "b"), [("mxfp4_weight", "e2m1"), ("int4_weight", "u4"), ("int4_group128", "i4")])
+def test_weights_of_a_config_in_16_bits_may_be_asked_for_in_4(scaling: str, b: str) -> None:
+    built = manifest(published("qwen3-8b"), scaling=scaling, targets=None)
+    assert {g.signature.b for g in built.gemms if g.name in ("qkv", "down")} == {b}
+    refused(published("qwen3-8b"), f"scaling {scaling} is for A in bf16", scaling=scaling, dtype="f16")
+
+
 def test_a_dtype_that_is_given_has_the_say() -> None:
     built = manifest(published("qwen3-8b", quantization_config=MODELOPT), dtype="bf16")
     assert {gemm.signature.a for gemm in built.gemms} == {"bf16"}
@@ -65,6 +108,18 @@ def test_patterns_of_what_has_16_bits_anyway_are_no_obstacle(names: list[str]) -
     ("quantised", "words"),
     [
         ({**MODELOPT, "quant_algo": "W4A8_AWQ"}, "quant_algo NVFP4 or MXFP8 is supported, found 'W4A8_AWQ'"),
+        (
+            {**INT4, "config_groups": {"g": {**INT4_GROUP, "weights": {**INT4_WEIGHTS, "symmetric": False}}}},
+            "of pack-quantized weights, symmetric True is supported, found False",
+        ),
+        (
+            {**INT4, "config_groups": {"g": {**INT4_GROUP, "weights": {**INT4_WEIGHTS, "actorder": "group"}}}},
+            "actorder weight is supported, found 'group'",
+        ),
+        ({**GPTQ, "desc_act": True}, "of gptq, desc_act False is supported, found True"),
+        ({**GPTQ, "bits": 8}, "of gptq, bits 4 is supported, found 8"),
+        ({**GPTQ, "dynamic": {"-:.*down.*": {}}}, "of gptq, dynamic is not read"),
+        ({"quant_method": "awq", "bits": 4}, "weights quantised by 'awq'"),
         ({**MODELOPT, "ignore": 5}, "ignore must be a list, found 5"),
         ({**MODELOPT, "ignore": ["model.layers.0.self_attn*"]}, "leaves 'model.layers.0.self_attn*' in 16 bits"),
         ({**COMPRESSED, "ignore": ["re:.*self_attn.*"]}, "leaves 're:.*self_attn.*' in 16 bits"),

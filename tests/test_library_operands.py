@@ -10,7 +10,7 @@ import pytest
 
 from runtime import ArgumentError, KernelMiss, LayoutError, Library
 from runtime.container.archive import Archive
-from runtime.serve.gemm import asked
+from runtime.serve.gemm import request
 
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, operands_record, signature, write_archive
 
@@ -225,13 +225,13 @@ def test_the_copy_of_a_residual_is_made_on_the_stream_of_the_call(
     library: Library, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on: list[Any] = []
-    entered = asked.on_stream
+    entered = request.on_stream
 
     def noting(handle: Any, like: Any) -> Any:
         on.append(handle)
         return entered(handle, like)
 
-    monkeypatch.setattr(asked, "on_stream", noting)
+    monkeypatch.setattr(request, "on_stream", noting)
     a, b, x = FakeTensor((16, K)), FakeTensor((N, K)), FakeTensor((16, N))
     library.gemm(a, b, residual=x, out=x, stream=7)
     assert (on, driver.launches[-1].stream) == ([7], 7)
@@ -240,7 +240,7 @@ def test_the_copy_of_a_residual_is_made_on_the_stream_of_the_call(
 def test_a_residual_that_is_the_output_and_not_torchs_is_refused(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.serve.gemm.asked.is_torch", lambda x: False)
+    monkeypatch.setattr("runtime.serve.gemm.request.is_torch", lambda x: False)
     a, b, x = FakeTensor((16, K)), FakeTensor((N, K)), FakeTensor((16, N))
     with pytest.raises(ArgumentError, match="out is residual, which kernels may read after they wrote it"):
         library.gemm(a, b, residual=x, out=x)

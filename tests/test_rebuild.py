@@ -197,7 +197,7 @@ def test_same_bytes_from_another_folder_with_an_empty_cache_and_another_order_of
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "options", [("--universal", "--candidates", "2"), ("--function", "rmsnorm", "--candidates", "1")]
+    "options", [("--universal", "--candidates", "2"), ("--function", "quantise", "--candidates", "1")]
 )
 def test_what_was_asked_besides_is_asked_again(
     run: Run, folder: Path, tmp_path: Path, options: tuple[str, ...]

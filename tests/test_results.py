@@ -44,7 +44,7 @@ def a_document(results: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
 
 def a_case(m: int, ours: float, torch: float, **more: Any) -> dict[str, Any]:
     said = {"ours": {"us": ours, "spread": 0.1, "variant": "v", "error": 1e-3}, "torch": {"us": torch, "variant": "mm"}}
-    row = {"layers": "model:layer", "signature": "s", "m": m, "group": "16 bits", "noise": 1.0, "gpu_id": "g1"}
+    row = {"layers": "model:layer", "signature": "bf16_s", "m": m, "group": "16 bits", "noise": 1.0, "gpu_id": "g1"}
     return row | {"contenders": said | more}
 
 
@@ -210,17 +210,30 @@ def test_a_page_that_is_out_of_date_is_told(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_words_between_tables_are_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(render_benchmarks, "ENOUGH", 1)
     (tmp_path / "random_a.json").write_text(json.dumps(a_run(a_case(1, 10.0, 12.0), a_case(600, 10.0, 9.0))))
     text = page(monkeypatch, tmp_path, "# Head\n\n<!-- table off-grid -->\nold\n<!-- end -->\n\nTail\n")
     assert text.startswith("# Head\n\n<!-- table off-grid -->\n")
     assert text.endswith("<!-- end -->\n\nTail\n")
     assert "old" not in text
     assert "| times cuBLAS | M <= 64 (1) |" in text
-    assert "| tuned archive | 1.200 (1.20) | 0.900 (0.90), 100% |" in text
+    assert "| bf16, tuned | 1.200 (1.20) | 0.900 (0.90), 100% |" in text
     assert "`random_a.json`: a GPU, driver 580; 2026-11-22; `python scripts/some.py`." in text
 
 
+def test_types_are_never_averaged_with_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(render_benchmarks, "ENOUGH", 2)
+    drawn = ("bf16", 1, 12.0), ("bf16", 2, 12.0), ("e4m3", 1, 20.0), ("e4m3", 2, 20.0), ("f16", 1, 90.0)
+    run = a_run(*(a_case(m, 10.0, torch) | {"signature": f"{element}_s"} for element, m, torch in drawn))
+    (tmp_path / "random_a.json").write_text(json.dumps(run))
+    text = page(monkeypatch, tmp_path, "<!-- table off-grid -->\n<!-- end -->\n")
+    assert "| times cuBLAS | M <= 64 (2) |" in text
+    assert "| bf16, tuned | 1.200 (1.20) |\n| e4m3, tuned | 2.000 (2.00) |\n\n" in text
+    assert "; f16: 1 cases, too few;" in text
+
+
 def test_archives_are_never_averaged_with_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(render_benchmarks, "ENOUGH", 1)
     for archive, torch in (("a", 12.0), ("b", 20.0)):
         run = a_run(a_case(1, 10.0, torch)) | {"archive": archive * 64}
         (tmp_path / f"random_{archive}.json").write_text(json.dumps(run))
@@ -253,4 +266,4 @@ def ratios_in(document: Any) -> Iterator[tuple[str, str]]:
 
 
 def test_the_page_is_read_in_minutes() -> None:
-    assert len(render_benchmarks.PAGE.read_text().split()) <= 1500
+    assert len(render_benchmarks.PAGE.read_text().split()) <= 1450

@@ -39,6 +39,20 @@ def print_wrapped(text: str, first: str = "", rest: str = "") -> None:
     print("\n".join(lines) if lines else first.rstrip())
 
 
+def print_command(command: str, first: str = "") -> None:
+    """Print a shell's command to be pasted: in lines that fit, each but the last continued, and no word cut."""
+    rest = first + "  "
+    lines = textwrap.wrap(
+        command,
+        width() - 2,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    print(" \\\n".join(lines))
+
+
 def print_fitted(
     header: Sequence[str],
     rows: Sequence[Sequence[str]],

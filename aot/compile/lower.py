@@ -30,35 +30,38 @@ class LoweringError(AotError):
 
 @dataclass(frozen=True)
 class Lowered:
-    """A compiled variant: its record, its cubin, and the DSL's own compiled object for whoever checks the two."""
+    """A compiled variant: its record, its cubin, and the DSL's own compiled object for whoever checks the two. `ptx` is
+    what ptxas was given, empty where nobody asked for it."""
 
     record: dict[str, Any]
     cubin: bytes
     compiled: Any
     host_text: str
+    ptx: str = ""
 
 
-def lower(variant: Compilable) -> Lowered:
+def lower(variant: Compilable, keep_ptx: bool = False) -> Lowered:
     """Compile `variant` for its target and extract its launch program.
 
     Raises:
         AotError: the provider, the DSL or the extraction refuses; the message says which and why.
     """
     from cutlass import cute
-    from cutlass.base_dsl.compiler import DumpDir
+    from cutlass.base_dsl.compiler import DumpDir, KeepPTX
 
     given = buildable(variant)
     # KeepCUBIN writes the cubin to a directory, and `__cubin__` reads it from there.
     with tempfile.TemporaryDirectory(prefix="aot-") as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        options = cute.GPUArch(variant.target), cute.KeepCUBIN(True), DumpDir(scratch), *given.options
+        options = (cute.GPUArch(variant.target), cute.KeepCUBIN(True), DumpDir(scratch), *given.options)
+        options += (KeepPTX(True),) if keep_ptx else ()
         try:
             compiled = cute.compile[options](given.function, *given.arguments)
         except Exception as error:
             if given.explain is None:
                 raise
             raise given.explain(error) from None
-        binary = compiled.__cubin__
+        binary, ptx = compiled.__cubin__, compiled.__ptx__ if keep_ptx else ""
     if not isinstance(binary, bytes):
         raise LoweringError(f"{variant.name()}: the DSL kept no cubin, or more than one")
     text = host_function_text(compiled.ir_module)
@@ -90,7 +93,7 @@ def lower(variant: Compilable) -> Lowered:
         program=host.program,
     ).to_json()
     Record.from_json(record)  # what the reader would refuse is never written
-    return Lowered(record, binary, compiled, text)
+    return Lowered(record, binary, compiled, text, ptx)
 
 
 def _spills(kernels: Iterable[cubins.CubinKernel]) -> str | None:

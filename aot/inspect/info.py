@@ -17,7 +17,7 @@ from runtime.tables.table import STATES, Entry
 from ..pack import build_table, tuning_table
 from ..pack.build_table import Build
 from ..pack.precedence import Precedence
-from ..sign import said
+from ..sign import unverified
 from .listing import totals
 from .uses import USES, uses
 
@@ -63,7 +63,7 @@ def signature(archive: Archive) -> dict[str, Any] | None:
     """What the signature beside an archive says of it, which nobody checked here; None where there is none of it,
     and the `problem` with one that cannot be read."""
     try:
-        found = said.beside(archive)
+        found = unverified.beside(archive)
     except SignatureError as error:
         return {"problem": str(error)}
     if found is None:

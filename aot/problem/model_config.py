@@ -133,7 +133,7 @@ def manifest_from_config(
     else:
         _check_served(found, (*gemms, *uses), wanted, targets, on_warning)
     return Manifest(
-        model or model_name(named_after or source, wanted.tp, layers.word, wanted.fuse, wanted.ep),
+        model or model_name(named_after or source, wanted.tp, layers.called, wanted.fuse, wanted.ep),
         _source(found, ranks, layers),
         ms,
         tuple(targets),
@@ -169,6 +169,18 @@ def model_name(source: str, tp: int, dtype: str, fuse: bool = False, ep: int = 1
     return stem + unusual + ("" if dtype == "bf16" else f"-{dtype}") + ("-fused" if fuse else "")
 
 
+def _is_of(scaling: str, dtype: str) -> bool:
+    """Whether layers of this type may have a scaling, which is "" where a config says of none."""
+    return bool(scaling) and dtype in SCALINGS[scaling].of
+
+
+def _types(dtype: str, scaling: str) -> tuple[str, str, str]:
+    """What A, B and D are in: as `dtype` means, but for weights that have a type of their own under a scaling."""
+    a, b, d = DTYPES[dtype]
+    of_b = SCALINGS[scaling].of_b
+    return a, of_b[0] if of_b else b, d
+
+
 def default_scaling(dtype: str) -> str:
     """The scaling of layers in `dtype` where none is asked for: for 8 bits a scale a token and an output channel, for
     4 bits NVFP4's."""
@@ -196,11 +208,16 @@ class _Layers:
     experts: Arithmetic | None
     activation: str
 
+    @property
+    def called(self) -> str:
+        """What models with such layers are called: by the type of A, or the scaling of weights that have another."""
+        return self.scaling if SCALINGS[self.scaling].of_b else self.word
+
     def signature(self, layer: Linear, tp: int, bias: bool, residual: bool = False) -> Signature:
         """A layer on one of `tp` ranks."""
         gate = self.fused.activation if layer.gated else "none"
         epilogue = Epilogue(gate, bias=bias, residual=residual).word()
-        a, b, d = DTYPES[self.word]
+        a, b, d = _types(self.word, self.scaling)
         if layer.plain:
             return Signature(d, d, d, "f32", epilogue, *layer.shape(tp))
         return Signature(a, b, d, "f32", epilogue, *layer.shape(tp), scaling=self.scaling)
@@ -219,14 +236,15 @@ def _layers(found: Model, wanted: Wanted, on_warning: Callable[[str], None]) -> 
     dtype = _dtype(found, wanted.dtype, on_warning)
     scaling = wanted.scaling
     if scaling is None:
-        scaling = found.scaling if found.scaling in scalings_of(dtype) else default_scaling(dtype)
-    if problem := unsupported_scaling(DTYPES[dtype][0], scaling):
+        scaling = found.scaling if _is_of(found.scaling, dtype) else default_scaling(dtype)
+    types = _types(dtype, scaling)
+    if problem := unsupported_scaling(types[0], scaling, types[1]):
         found.fail(f"scaling {problem}; leave it out")
     asks = found.experts if wanted.experts else None
     gate = asks.gate if asks else ""
     activation = _activation(found, wanted.fuse) if wanted.fuse or (asks and not gate) else ""
     fused = Epilogue(GATES[activation], residual=found.residuals) if wanted.fuse else Epilogue()
-    experts = Arithmetic(DTYPES[dtype], scaling, gate or GATES[activation]) if asks else None
+    experts = Arithmetic(types, scaling, gate or GATES[activation]) if asks else None
     return _Layers(dtype, scaling, fused, experts, activation)
 
 

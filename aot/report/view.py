@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Any
 
-from .places import place_view
+from .layers import place_view
 from .strips import family_class
 from .text import span
 

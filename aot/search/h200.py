@@ -1,8 +1,9 @@
 """All that was fitted to an H200, or measured on one, by which variants are put in order and timed: 132 SMs,
-power-limited, November 2026. What kernels compile in is in `aot.kernels.sm90.h200`, and which choices are worth trying
-in `aot/providers/likely_*.py`.
+power-limited, November 2026.
 
-Knows nothing of kernels or providers. How well the estimates order variants is in `rank`.
+Nothing here is in a kernel's code, so a better fit compiles nothing anew. Numbers that are in it stand apart, in
+`aot.kernels.sm90.h200`; which choices are worth trying is in `aot/providers/likely_*.py`, and how well the estimates
+order variants in `rank`. Knows nothing of kernels or providers.
 """
 
 from __future__ import annotations

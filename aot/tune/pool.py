@@ -14,7 +14,7 @@ from runtime.program.operation import Signature
 from runtime.program.record import Record
 from runtime.tables.dispatch import Entry
 
-from ..pack.fits import refusal
+from ..pack.compatibility import refusal
 from ..search.legal import of_name, summation, unsuited
 from ..search.operation import building
 from ..search.provider import family_of

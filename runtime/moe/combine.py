@@ -15,7 +15,7 @@ from ..program.geometry import flatten_rows
 from ..program.operation import Asked, Operand
 from ..program.outputs import allocate, check_apart
 from ..program.record import TensorView
-from .packed import packed
+from .contiguous import contiguous
 
 _KEY = re.compile(
     r"(?P<rows>[^_]+)_(?P<y>[^_]+)_moe_combine_top(?P<top_k>\d{1,10})_n(?P<n>\d{1,10})"
@@ -94,8 +94,8 @@ class MoeCombine(FieldOperation[Signature]):
             ArgumentError: the tensors do not go together.
         """
         of_rows = view(rows, "rows", False)
-        of_positions = packed(view(positions, "positions", False), "positions", "i32")
-        of_weights = [] if weights is None else [packed(view(weights, "weights", False), "weights", "f32")]
+        of_positions = contiguous(view(positions, "positions", False), "positions", "i32")
+        of_weights = [] if weights is None else [contiguous(view(weights, "weights", False), "weights", "f32")]
         if len(of_positions.shape) != 2 or not of_positions.shape[1]:
             raise ArgumentError(f"positions must be (T, top_k), top_k at least 1; found {of_positions.shape}")
         flat, (tokens, top_k) = flatten_rows(of_rows, "rows"), of_positions.shape

@@ -22,7 +22,7 @@ from ..program.geometry import flatten_rows
 from ..program.operation import Asked, Operand
 from ..program.outputs import allocate, check_apart
 from ..program.record import TensorView
-from .packed import packed
+from .contiguous import contiguous
 
 _KEY = re.compile(
     r"(?P<x>[^_]+)_moe_permute_e(?P<experts>\d{1,10})(?:of(?P<global_experts>\d{1,10}))?_top(?P<top_k>\d{1,10})"
@@ -152,27 +152,27 @@ class MoePermute(FieldOperation[Signature]):
             raise ArgumentError(f"scaling must be one of {', '.join(self.words['scaling'])}; found {scaling!r:.50}")
         (tokens, k), top_k = seen.shape, of_ids.shape[1]
         of_scale = [] if scaling == "none" else [scale_shape(scaling, tokens * top_k, k)]
-        of_map = None if expert_map is None else packed(view(expert_map, "expert_map", False), "expert_map", "i32")
+        of_map = None if expert_map is None else contiguous(view(expert_map, "expert_map", False), "expert_map", "i32")
         if out is None:
             integers = (allocate(x, shape, "i32") for shape in ((experts,), (tokens, top_k)))
             made = allocate(x, (tokens * top_k, k), NARROW if of_scale else seen.dtype)
             out = made, *integers, *(allocate(x, shape, "f32") for shape in of_scale)
         rows, ends, positions, *scales = _outputs(out, 3 + len(of_scale))
         to = flatten_rows(view(rows, "rows", True), "rows")
-        of_ids = packed(of_ids, "ids", "i32")
-        of_ends = packed(view(ends, "ends", True), "ends", "i32")
-        of_positions = packed(view(positions, "positions", True), "positions", "i32")
+        of_ids = contiguous(of_ids, "ids", "i32")
+        of_ends = contiguous(view(ends, "ends", True), "ends", "i32")
+        of_positions = contiguous(view(positions, "positions", True), "positions", "i32")
         if of_map is not None and (len(of_map.shape) != 1 or not of_map.shape[0]):
             raise ArgumentError(f"expert_map must say of each global expert which it is here, found {of_map.shape}")
         wanted = {"rows": (tokens * top_k, k), "ends": (experts,), "positions": (tokens, top_k)}
-        of_weights = None if weights is None else packed(view(weights, "weights", False), "weights", "f32")
+        of_weights = None if weights is None else contiguous(view(weights, "weights", False), "weights", "f32")
         if of_weights is not None and of_weights.shape != of_ids.shape:
             raise ArgumentError(f"weights must have the shape of ids, {of_ids.shape}; found {of_weights.shape}")
         tensors = [seen, of_ids, *(t for t in (of_map, of_weights) if t is not None)]
         outputs = [("rows", to), ("ends", of_ends), ("positions", of_positions)]
         for scale, shape in zip(scales, of_scale, strict=True):
             wanted["scale"] = shape
-            outputs.append(("scale", packed(view(scale, "scale", True), "scale", "f32")))
+            outputs.append(("scale", contiguous(view(scale, "scale", True), "scale", "f32")))
         if of_scale and to.dtype != NARROW:
             raise ArgumentError(f"with scaling {scaling}, rows must be {NARROW}, found {to.dtype}")
         for name, written in outputs:

@@ -1,6 +1,6 @@
 """Grouped GEMM, and all that a mixture's experts do, inside torch; the latter is the operator `cute_aot::moe`.
 
-That is four launches, and no word with the host: `moe_permute` puts rows of tokens in the order of experts,
+That is four operations, and no word with the host: `moe_permute` puts rows of tokens in the order of experts,
 `grouped_gemm` multiplies them with gate and up and applies the gate, another with down, and `moe_combine` adds up what
 the experts of each token made. With weights in e4m3 rows are quantised by `moe_permute`, and between the two GEMMs by
 `quantise`, a fifth. Only the device reads which experts a token has. Knows nothing of models and routers.
@@ -87,7 +87,7 @@ def moe(
     channel. Rows of hidden, and rows between both GEMMs, are then rounded to e4m3, with a scale for each 128 elements,
     or for each row, that is made of them: the largest magnitude over 448.
 
-    It is four launches: moe_permute, grouped_gemm with `activation`, grouped_gemm, moe_combine; of e4m3 also quantise,
+    It is four operations: moe_permute, grouped_gemm with `activation`, grouped_gemm, moe_combine; of e4m3 quantise too,
     between both GEMMs, unless the first of these writes e4m3 with scales itself (`quantises_in_gemm`). int64 ids, and
     weights that are not float32, take a conversion by torch each, one launch more.
     Between launches rows of hidden's type are kept: T * top_k of K, N and K; of e4m3 also of K and of N in 8 bits. Sums

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from aot.pack.fits import refusal
+from aot.pack.compatibility import refusal
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.program.record import Record

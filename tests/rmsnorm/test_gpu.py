@@ -10,7 +10,7 @@ import pytest
 
 import runtime
 from aot.pack import ranges, tables
-from aot.pack.fits import refusal
+from aot.pack.compatibility import refusal
 from aot.pack.write import Package
 from aot.tune.options import TuneOptions
 from aot.tune.run import tune_archive

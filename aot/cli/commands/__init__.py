@@ -1,6 +1,6 @@
 """The command `aot`: a module for each of its commands, which reads arguments, calls what does the work, and prints.
 
-`aot.cli.ending` says what the exit statuses are. Importing this imports neither torch nor the DSL, which take seconds.
+`aot.cli.exit_status` has the exit statuses. Importing this imports neither torch nor the DSL, which take seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ...version import own_version
-from .. import ending
+from .. import exit_status
 from ..arguments import examples
 from . import (
     build,
@@ -62,7 +62,7 @@ def command() -> Any:
 
 def main() -> None:
     """Run the command line and end the process."""
-    ending.run(command)
+    exit_status.run(command)
 
 
 def _version(wanted: bool) -> None:

@@ -18,7 +18,7 @@ from runtime.errors import AotError
 from ...search.targets import target as target_named
 from ...tune.options import TuneOptions
 from ..arguments import Force, Json, Output, SpecPath, Targets, count, examples
-from ..ending import INTERRUPTED, Stop
+from ..exit_status import INTERRUPTED, Stop
 from ..inputs import open_archive, refuse_outputs
 from ..output import require_replaceable
 from ..progress import Progress

@@ -9,7 +9,7 @@ import typer
 
 from ..arguments import ArchivePath, Json, OneGpu, OneTarget, count, examples, tokens_of
 from ..inputs import open_archive
-from ..layout import print_fitted, print_wrapped
+from ..layout import print_command, print_fitted, print_wrapped
 from ..streams import print_json, printable, warn
 from ..tables import cleaned, kind
 
@@ -121,7 +121,7 @@ def print_place(place: dict[str, Any], model: str, archive: Path, made_by: tuple
     print("to add them:")
     for line in (first, f"aot build {manifest} --base {printable(str(archive))} -o OUT", "aot tune OUT -o TUNED"):
         if line:
-            print(f"  {line}")  # whole, however long, to be pasted
+            print_command(line, first="  ")
 
 
 def _said(of: list[int], asked: list[int], every: int) -> str:

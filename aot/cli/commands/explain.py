@@ -35,9 +35,9 @@ def command(
     """Explain what serves a layer at M rows. The function and why it was chosen, its time beside the floor of the GPU
     and beside torch, and the functions behind it. Of what nothing serves, the nearest entries and what to do, with exit
     status 1."""
-    from ...inspect.asked import Extents, signatures
     from ...inspect.explain import Where, explain
     from ...inspect.serving import Serving
+    from ...inspect.signatures import Extents, signatures
 
     with open_archive(archive) as opened:
         serving = Serving(opened)

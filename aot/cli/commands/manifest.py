@@ -40,7 +40,8 @@ def from_config(
     scaling: Annotated[
         str | None,
         typer.Option(
-            help=f"Of e4m3 and e2m1 layers: {', '.join(SCALINGS)}. Default: the config's, or row_column, or nvfp4."
+            help=f"{', '.join(SCALINGS)}; with --dtype bf16 one of weights alone. Default: the config's, or of e4m3 "
+            "row_column, of e2m1 nvfp4."
         ),
     ] = None,
     fuse: Annotated[

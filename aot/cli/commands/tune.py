@@ -11,7 +11,7 @@ import typer
 
 from ...tune.options import MAX_SEED, TuneOptions
 from ..arguments import Force, Json, Output, count, examples
-from ..ending import INTERRUPTED, Stop
+from ..exit_status import INTERRUPTED, Stop
 from ..inputs import open_archive, refuse_outputs
 from ..output import require_replaceable
 from ..progress import Progress

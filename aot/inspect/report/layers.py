@@ -13,11 +13,11 @@ from runtime.gemm.universal import AnyEntry, PredictedEntry
 from runtime.tables.table import Entry
 
 from ...pack import build_table, forms, timings
-from ..asked import of_key
 from ..digests import short_names
 from ..entries import gpu, intervals, measured, models_of, names_of
 from ..floor import floor
 from ..serving import Place, Serving
+from ..signatures import of_key
 from .bins import Bin, bins
 
 MEASURED, TORCH_FASTER, TUNED, BEYOND = "measured", "torch_faster", "tuned", "beyond"

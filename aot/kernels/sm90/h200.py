@@ -1,8 +1,9 @@
-"""What GEMM kernels of this folder compile in that was chosen on an H200: raster orders, stages and slices of K that
-are worth their cost, and where clusters lie.
+"""Numbers in the code of GEMM kernels of this folder that were chosen on an H200: raster orders, stages and slices of K
+that are worth their cost, and where clusters lie.
 
-The other table of an H200, by which variants are put in order, is `aot.search.h200`. Kernels are right on any Hopper
-GPU, whatever is here. Pure data: imports no compiler.
+They are among the sources by whose digests the build cache knows these kernels, so a change here compiles them anew.
+That is why they stand apart from `aot.search.h200`, whose estimates of times are in no kernel. Kernels are right on any
+Hopper GPU, whatever is here. Pure data: imports no compiler.
 """
 
 # The raster order "rows": so many rows stay in L2 while columns pass, which is 1-3% faster than 1024 or 512.

@@ -20,12 +20,20 @@ _BY_HAND = "use the config of the unquantised model and give --dtype, or write t
 _MODELOPT = {"NVFP4": "nvfp4", "MXFP8": "mxfp8"}
 _COMPRESSED = {"nvfp4-pack-quantized": "nvfp4", "mxfp4-pack-quantized": "mxfp4"}
 
+# Of those with weights alone in 4 bits, what each says of weights; a scheme may also leave a field out that is None.
+_WEIGHTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "pack-quantized": ("int4_weight", {"num_bits": 4, "type": "int", "group_size": 128, "symmetric": True}),
+    "mxfp4-pack-quantized": ("mxfp4_weight", {"num_bits": 4, "type": "float", "group_size": 32}),
+}
+_KEPT_ORDER = (None, False, "weight", "static")  # of columns; others need the activations' in another order
+_GPTQ = {"bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+
 # Modules whose layers a manifest in e4m3 or e2m1 has in few bits; norms, routers, lm_head and in_proj_ba it has not.
 _IN_FEW_BITS = re.compile(r"(?!.*\b(visual|vision|multi_modal)).*\b(\w+_proj|\w+_proj_with_mqa|in_proj_qkvz|experts)$")
 
 
 def scaling_of_weights(fields: Fields) -> tuple[str, list[str]]:
-    """The scaling of weights that are published in e4m3 or e2m1, empty where they are not; and remarks.
+    """The scaling of weights that are published in e4m3, or in 4 bits, empty where they are not; and remarks.
 
     Raises:
         ManifestError: they are quantised in a way that no manifest follows from.
@@ -42,6 +50,8 @@ def scaling_of_weights(fields: Fields) -> tuple[str, list[str]]:
         return "", [f"{said}; the manifest is for weights that were turned into the type of the others"]
     if method == "fp8":
         return _fp8(fields, found), []
+    if method == "gptq":
+        return _gptq(fields, found), []
     if method in ("modelopt", "modelopt_fp4"):
         scaling, kept = _modelopt(fields, found)
     elif method == "compressed-tensors":
@@ -64,6 +74,20 @@ def _fp8(fields: Fields, found: Mapping[str, Any]) -> str:
     return "block"
 
 
+def _gptq(fields: Fields, found: Mapping[str, Any]) -> str:
+    """The scaling of a checkpoint of GPTQ, all of whose layers must have the usual one."""
+    for name, wanted in _GPTQ.items():
+        if found.get(name) != wanted:
+            said = f"of gptq, {name} {wanted} is supported, found {short(found.get(name))}"
+            fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
+    for name in ("dynamic", "modules_in_block_to_quantize"):
+        if found.get(name):
+            fields.fail(f"{fields.name(FIELD)} is present: of gptq, {name} is not read; {_BY_HAND}")
+    if found.get("lm_head"):
+        fields.fail(f"{fields.name(FIELD)} is present: of gptq, an lm_head in 4 bits is not read; {_BY_HAND}")
+    return "int4_weight"
+
+
 def _modelopt(fields: Fields, found: Mapping[str, Any]) -> tuple[str, list[str]]:
     """The scaling of a checkpoint of NVIDIA's Model Optimizer, and the modules that it leaves in 16 bits."""
     algorithm = found.get("quant_algo")
@@ -84,8 +108,11 @@ def _compressed_tensors(fields: Fields, found: Mapping[str, Any]) -> tuple[str, 
         said = "of compressed-tensors, one group with targets ['Linear'] is supported"
         fields.fail(f"{fields.name(FIELD)} is present: {said}, found {short(groups)}; {_BY_HAND}")
     layout = scheme.get("format") or found.get("format")
+    if layout in _WEIGHTS and scheme.get("input_activations") is None:
+        return _of_weights_alone(fields, layout, scheme.get("weights")), _names(fields, found, "ignore")
     if not isinstance(layout, str) or layout not in _COMPRESSED:
-        said = f"of compressed-tensors, format {' or '.join(_COMPRESSED)} is supported, found {short(layout)}"
+        known = " or ".join(dict.fromkeys([*_COMPRESSED, *_WEIGHTS]))
+        said = f"of compressed-tensors, format {known} is supported, found {short(layout)}"
         fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
     for part in ("weights", "input_activations"):
         numbers = scheme.get(part)
@@ -93,6 +120,19 @@ def _compressed_tensors(fields: Fields, found: Mapping[str, Any]) -> tuple[str, 
             said = f"{part} must be floats of 4 bits, found {short(numbers)}"
             fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
     return _COMPRESSED[layout], _names(fields, found, "ignore")
+
+
+def _of_weights_alone(fields: Fields, layout: str, weights: Any) -> str:
+    """The scaling of a scheme of compressed-tensors whose activations have 16 bits."""
+    scaling, wanted = _WEIGHTS[layout]
+    said = dict(weights) if isinstance(weights, dict) else {}
+    wrong = next((name for name, value in wanted.items() if said.get(name) != value), None)
+    if wrong is None and said.get("actorder") not in _KEPT_ORDER:
+        wrong, wanted = "actorder", {"actorder": "weight"}
+    if wrong is not None:
+        words = f"of {layout} weights, {wrong} {wanted[wrong]} is supported, found {short(said.get(wrong))}"
+        fields.fail(f"{fields.name(FIELD)} is present: {words}; {_BY_HAND}")
+    return scaling
 
 
 def _names(fields: Fields, found: Mapping[str, Any], field: str) -> list[str]:

@@ -32,9 +32,9 @@ from ..generation import Generation
 from ..options import Options
 from ..plan import remember
 from ..serving import Serving
-from .asked import Asked, ask, residual_beside
 from .keys import Call, key_of_plain, rows_of, shape_key, steps_of
 from .plan import GemmPlan
+from .request import Request, request_of, residual_beside
 from .row_plans import Known, RowPlans
 
 if TYPE_CHECKING:
@@ -190,39 +190,39 @@ class GemmCalls(Serving):
     def _first(self, call: Call) -> Any:
         """The first call of a shape, calls from other frameworks, and calls that the other ways cannot vouch for."""
         self._refuse_if_closed()
-        asked = ask(call, self._driver)
-        signature, out = asked.signature, asked.out
-        if 0 in asked.views["d"].shape:
+        request = request_of(call, self._driver)
+        signature, out = request.signature, request.out
+        if 0 in request.views["d"].shape:
             return out
-        views, unfit = tuple(asked.views.values()), None
+        views, unfit = tuple(request.views.values()), None
         try:
-            views = matrices(signature, asked.views)
+            views = matrices(signature, request.views)
         except LayoutError as error:
             unfit = error
-        check_memory(dict(zip(asked.views, views, strict=True)))
-        if self._options.on_slower == "torch" and asked.of_torch and unfit is None and torch_runs(signature):
+        check_memory(dict(zip(request.views, views, strict=True)))
+        if self._options.on_slower == "torch" and request.of_torch and unfit is None and torch_runs(signature):
             named = dict(zip((operand.name for operand in signature.operands()), views, strict=True))
-            if lie_for_torch(signature, asked.views) and self._give(asked, named):
+            if lie_for_torch(signature, request.views) and self._give(request, named):
                 return out
-        key = shape_key(asked.of_torch, signature, tuple(asked.views.values()))
+        key = shape_key(request.of_torch, signature, tuple(request.views.values()))
         with self._driver.current():
             try:
                 if unfit is not None:
                     raise unfit
-                found = self._plan(key, asked, views)
+                found = self._plan(key, request, views)
             except (KernelMiss, LayoutError) as reason:
-                self._fall_back(asked, views, reason)
+                self._fall_back(request, views, reason)
                 return out
-            if asked.of_torch:
-                self._remember(key, asked, found, views)
-            by_name = {name: v.pointer for name, v in zip(asked.views, views, strict=True)}
-            copy = residual_beside(asked) if by_name.get("residual") == by_name["d"] else None
+            if request.of_torch:
+                self._remember(key, request, found, views)
+            by_name = {name: v.pointer for name, v in zip(request.views, views, strict=True)}
+            copy = residual_beside(request) if by_name.get("residual") == by_name["d"] else None
             if copy is not None:
                 by_name["residual"] = copy.data_ptr()
-            found.launch(tuple(by_name.values()), asked.handle)
+            found.launch(tuple(by_name.values()), request.handle)
         return out
 
-    def _plan(self, key: Any, asked: Asked, views: tuple[TensorView, ...]) -> GemmPlan:
+    def _plan(self, key: Any, request: Request, views: tuple[TensorView, ...]) -> GemmPlan:
         """The plan for a call, whose operands are `views` as kernels take them.
 
         Raises:
@@ -233,19 +233,19 @@ class GemmCalls(Serving):
         if found is None:
             with self._lock:
                 self._refuse_if_closed()
-                dtype = asked.out.dtype if asked.of_torch else None
-                found = self._now.plans.plan(key, asked.signature, views, asked.views["d"].shape, dtype)
+                dtype = request.out.dtype if request.of_torch else None
+                found = self._now.plans.plan(key, request.signature, views, request.views["d"].shape, dtype)
         if any(v.pointer & mask for v, mask in zip(views, found.checks.misaligned, strict=True)):
             found.function.check(views)
         return found
 
-    def _fall_back(self, asked: Asked, views: tuple[TensorView, ...], reason: KernelMiss | LayoutError) -> None:
+    def _fall_back(self, request: Request, views: tuple[TensorView, ...], reason: KernelMiss | LayoutError) -> None:
         """Count a call that no kernel serves, and let torch compute it where the options say so; else raise it. `views`
         are all operands as kernels would take them."""
-        signature = asked.signature
+        signature = request.signature
         damaged = reason.reason == "damaged"  # which is so with on_damage="torch" alone
-        falls_back = (damaged or self._options.on_miss == "torch") and asked.of_torch and _torch_can(signature)
-        is_done = damaged and asked.of_torch and not falls_back and self._by_one_call(asked, views)
+        falls_back = (damaged or self._options.on_miss == "torch") and request.of_torch and _torch_can(signature)
+        is_done = damaged and request.of_torch and not falls_back and self._by_one_call(request, views)
         count = self._counters.refused(signature.key(), reason.reason, falls_back or is_done)
         if not falls_back and not is_done:
             raise reason
@@ -254,39 +254,39 @@ class GemmCalls(Serving):
         if is_done:
             return
         torch = sys.modules["torch"]
-        with torch.no_grad(), on_stream(None if asked.call.stream is None else asked.handle, asked.call.a):
-            torch_gemm(torch, signature.parts, asked.given, asked.out)
+        with torch.no_grad(), on_stream(None if request.call.stream is None else request.handle, request.call.a):
+            torch_gemm(torch, signature.parts, request.given, request.out)
 
-    def _by_one_call(self, asked: Asked, views: tuple[TensorView, ...]) -> bool:
+    def _by_one_call(self, request: Request, views: tuple[TensorView, ...]) -> bool:
         """Let torch compute what it has one call for, such as 8-bit floats with scales; whether it did."""
-        signature, call = asked.signature, asked.call
-        if not torch_runs(signature) or not lie_for_torch(signature, asked.views):
+        signature, call = request.signature, request.call
+        if not torch_runs(signature) or not lie_for_torch(signature, request.views):
             return False
         named = dict(zip((operand.name for operand in signature.operands()), views, strict=True))
-        given = TorchCall(signature, named, tuple(asked.out.shape), lambda: None)
+        given = TorchCall(signature, named, tuple(request.out.shape), lambda: None)
         try:
-            return given(call.a, call.b, asked.out, call.stream, call.operands) is not None
+            return given(call.a, call.b, request.out, call.stream, call.operands) is not None
         except (RuntimeError, TypeError, ValueError):  # this torch does not take it on this GPU
             return False
 
-    def _remember(self, key: Any, asked: Asked, found: GemmPlan, views: tuple[TensorView, ...]) -> None:
+    def _remember(self, key: Any, request: Request, found: GemmPlan, views: tuple[TensorView, ...]) -> None:
         """Keep a plan where the faster ways find it, for calls like this one of torch tensors."""
-        call, out = asked.call, asked.out
-        fast_key = call._replace(out=None if asked.allocated and call.stream is None else out).key()
+        call, out = request.call, request.out
+        fast_key = call._replace(out=None if request.allocated and call.stream is None else out).key()
         if self._now_by_call.get(fast_key) is found:
             return
         with self._lock:
             if self._now.plans.of_shape(key) is found:  # else a reload came between: this was its last call
-                self._put(call, found, asked.allocated)
+                self._put(call, found, request.allocated)
                 remember(self._now_by_call, fast_key, found)
-                self._keep_rows(call._replace(out=None if asked.allocated else out), found, views)
+                self._keep_rows(call._replace(out=None if request.allocated else out), found, views)
 
-    def _give(self, asked: Asked, views: Mapping[str, TensorView]) -> bool:
+    def _give(self, request: Request, views: Mapping[str, TensorView]) -> bool:
         """Let torch compute a call, and those like it from now on, if it was measured to be faster; whether it did.
 
         `views` are all operands as kernels would take them.
         """
-        now, call, signature, out = self._now, asked.call, asked.signature, asked.out
+        now, call, signature, out = self._now, request.call, request.signature, request.out
         try:
             if not now.entries.entry(signature).torch_is_faster(views["a"].shape[-2]):
                 return False
@@ -301,7 +301,7 @@ class GemmCalls(Serving):
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 _log.warning("%s: torch was faster and does not take this here: %s", signature.key(), reason)
             return False
-        key = call._replace(out=None if asked.allocated and call.stream is None else out).key()
+        key = call._replace(out=None if request.allocated and call.stream is None else out).key()
         with self._lock:
             if self._now is now and not self._closed:
                 remember(now.plans.torch_calls, key, given)

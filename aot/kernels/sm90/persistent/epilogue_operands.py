@@ -114,8 +114,10 @@ class EpilogueOperands:
         """Of two neighbouring columns of D, the elements of `tensor` for their sums, or their gates and then
         partners."""
         if self.parts.interleaved:
-            first, second = (self.of_channels(tensor, 2 * column + 2 * i, 1) for i in range(2))
-            return [[first[0], second[0]], [first[1], second[1]]]
+            (gate, partner), (next_gate, next_partner) = (
+                self.of_channels(tensor, 2 * column + 2 * i, 1) for i in range(2)
+            )
+            return [[gate, next_gate], [partner, next_partner]]
         channels = [column, self.n // 2 + column] if self.plan.form.gated else [column]
         return [self.of_channels(tensor, channel, 1) for channel in channels]
 

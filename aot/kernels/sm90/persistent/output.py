@@ -150,16 +150,16 @@ def _store_some(store: Store, tile: EpilogueTile, number: Any) -> None:
     operands, output, coord = store.operands, store.output, tile.coord
     plan, element = operands.plan, output.shared.element_type
     piece = _PIECE_BYTES * 8 // element.width
-    box = (WGMMA_ROWS, plan.epilogue_tile_columns)
-    pieces, tokens = (box[0] // piece, box[1]) if plan.swap else (box[1] // piece, box[0])
+    rows, columns = WGMMA_ROWS, plan.epilogue_tile_columns
+    pieces, tokens = (rows // piece, columns) if plan.swap else (columns // piece, rows)
     shape = (piece, 1) if plan.swap else (1, piece)
     staged = cute.zipped_divide(output.shared[None, None, number], shape)
     memory = output.memory
     if cutlass.const_expr(cute.rank(memory) == 3):
         memory = memory[None, None, coord.batch]
     memory = cute.zipped_divide(memory, shape)
-    first = operands.first_row(coord, tile.atom), operands.first_column(coord, tile.across)
-    first_token, first_piece = (first[1], first[0] // piece) if plan.swap else (first[0], first[1] // piece)
+    row, column = operands.first_row(coord, tile.atom), operands.first_column(coord, tile.across)
+    first_token, first_piece = (column, row // piece) if plan.swap else (row, column // piece)
     of_n = cute.size(output.memory, mode=[0 if plan.swap else 1]) // piece
     copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), element, num_bits_per_copy=_PIECE_BYTES * 8)
     values = cute.make_rmem_tensor((piece,), element)

@@ -7,7 +7,7 @@ from ..program.geometry import contiguous_strides
 from ..program.record import TensorView
 
 
-def packed(t: TensorView, name: str, dtype: str) -> TensorView:
+def contiguous(t: TensorView, name: str, dtype: str) -> TensorView:
     """`t` with the strides of a contiguous tensor; those of extents of 1 say nothing.
 
     Raises:

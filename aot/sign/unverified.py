@@ -24,8 +24,8 @@ from .provenance import UNKNOWN_BUILDER
 
 
 @dataclass(frozen=True)
-class Said:
-    """What was signed, and the identifiers of keys that the envelope names."""
+class Unverified:
+    """What was signed, and the identifiers of keys that the envelope names; no signature was checked."""
 
     release: Release
     key_ids: tuple[str, ...]
@@ -56,7 +56,7 @@ class Said:
         return found
 
 
-def read(path: Path) -> Said:
+def read(path: Path) -> Unverified:
     """What the signature file at `path` says.
 
     Raises:
@@ -67,12 +67,12 @@ def read(path: Path) -> Said:
     try:
         obj = canonical.loads(data)
         release = statement.read(base64.b64decode(obj["payload"], validate=True))
-        return Said(release, tuple(str(signature["keyid"]) for signature in obj["signatures"]))
+        return Unverified(release, tuple(str(signature["keyid"]) for signature in obj["signatures"]))
     except (ValueError, LookupError, TypeError) as error:
         raise SignatureError(f"{path}: is no signature of an archive: {error}; {advice}") from None
 
 
-def beside(archive: Archive) -> Said | None:
+def beside(archive: Archive) -> Unverified | None:
     """What the signature beside an archive says, if there is one, and it is of this archive.
 
     Raises:

@@ -19,7 +19,7 @@ from ..operands import device_view, resolve_stream
 from .keys import Call
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """What a first call asks for. `views` are all operands by name, a, b and d first; `given` the caller's tensors but
     for `out`, which is the caller's or was `allocated`; `handle` is the stream's."""
 
@@ -33,7 +33,7 @@ class Asked(NamedTuple):
     of_torch: bool  # all tensors are torch's
 
 
-def ask(call: Call, driver: Driver) -> Asked:
+def request_of(call: Call, driver: Driver) -> Request:
     """Find out what a call asks for.
 
     Raises:
@@ -60,21 +60,21 @@ def ask(call: Call, driver: Driver) -> Asked:
     seen = {"a": seen.pop("a"), "b": seen.pop("b"), "d": d} | seen
     of_torch = all(is_torch(x) for x in (*given.values(), out))
     signature = signature_of(seen, epilogue, call.overlap)
-    return Asked(call, signature, seen, given, out, allocated, handle, of_torch)
+    return Request(call, signature, seen, given, out, allocated, handle, of_torch)
 
 
-def residual_beside(asked: Asked) -> Any:
+def residual_beside(request: Request) -> Any:
     """A copy of a residual that is the output: where M is no multiple of a kernel's tile, two CTAs make some rows,
     and the second would add what the first one wrote.
 
     Raises:
         ArgumentError: it is not torch's, and so not copied.
     """
-    residual = asked.given["residual"]
+    residual = request.given["residual"]
     if not is_torch(residual):
         raise ArgumentError(
             "out is residual, which kernels may read after they wrote it; write to another tensor, or pass torch's "
             "tensors, of which a copy is made"
         )
-    with on_stream(None if asked.call.stream is None else asked.handle, asked.call.a):
+    with on_stream(None if request.call.stream is None else request.handle, request.call.a):
         return residual.new_empty_strided(residual.shape, residual.stride()).copy_(residual)

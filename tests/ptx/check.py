@@ -1,0 +1,136 @@
+"""A compiled variant on the emulated GPU, held against the reference of its operation as `aot tune` holds it."""
+
+from __future__ import annotations
+
+import random
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aot.compile.lower import lower
+from aot.pack.forms import capability
+from aot.pack.write import Package
+from aot.search.legal import legal_variants
+from aot.search.provider import provider_names
+from aot.search.variants import Variant
+from aot.tune import measure
+from aot.tune.operation import tuning
+from runtime import Library
+from runtime.container.archive import Archive
+from runtime.gemm.signature import Signature
+from runtime.grouped_gemm import Signature as Grouped
+from runtime.moe.combine import Signature as Combine
+from runtime.moe.permute import Signature as Permute
+from runtime.quantise import Signature as Quantise
+from runtime.rmsnorm import Signature as RmsNorm
+
+from .driver import EmulatingDriver, as_on_gpu, small_gpu
+from .parse import parse
+
+
+class Case(NamedTuple):
+    """A signature, of small extents, and rows of A."""
+
+    signature: Any
+    m: int
+
+
+def _gemm(a: str, b: str, d: str, n: int, k: int, **more: Any) -> Signature:
+    return replace(Signature(a, b, d, "f32", "none", n, k), **more)
+
+
+# Rows, N and K that fill no tile, and of everything that kernels may have besides A, B and D something.
+CASES = (
+    Case(_gemm("bf16", "bf16", "bf16", 264, 520), 77),
+    Case(_gemm("bf16", "bf16", "bf16", 264, 520, epilogue="bias+gelu_tanh+residual"), 45),
+    Case(_gemm("f16", "f16", "f16", 272, 328, epilogue="swiglu", overlap="weights"), 33),
+    Case(_gemm("bf16", "bf16", "bf16", 136, 200, b_major="n"), 65),
+    Case(_gemm("bf16", "bf16", "bf16", 136, 200, batch=3), 17),
+    Case(_gemm("bf16", "bf16", "e4m3", 144, 264, epilogue="scale"), 40),
+    Case(_gemm("e4m3", "e4m3", "bf16", 264, 528, scaling="row_column"), 70),
+    Case(_gemm("e4m3", "e4m3", "f16", 264, 528, scaling="tensor", epilogue="bias"), 21),
+    Case(_gemm("e4m3", "e4m3", "bf16", 264, 400, scaling="block"), 100),
+    Case(_gemm("bf16", "e2m1", "bf16", 272, 576, scaling="mxfp4_weight", epilogue="bias"), 19),
+    Case(_gemm("bf16", "u4", "bf16", 272, 640, scaling="int4_weight"), 35),
+    Case(Grouped("bf16", "bf16", "bf16", 5, 136, 200), 61),
+    Case(Grouped("bf16", "bf16", "bf16", 4, 256, 136, epilogue="swiglu"), 50),
+    Case(Grouped("e4m3", "e4m3", "bf16", 5, 256, 272, scaling="row_column"), 61),
+    Case(Grouped("e4m3", "e4m3", "e4m3", 3, 512, 256, epilogue="swiglu", scaling="block"), 40),
+    Case(Grouped("bf16", "bf16", "bf16", 3, 144, 136, rows="masked"), 30),
+    Case(Grouped("f16", "f16", "f16", 4, 144, 136, rows="gathered"), 50),
+    Case(Permute("bf16", 8, 2, 264), 37),
+    Case(Combine("bf16", "bf16", 3, 264), 37),
+    Case(Quantise("bf16", "e4m3", 272, "block"), 37),
+    Case(RmsNorm("bf16", "bf16", "bf16", 520), 5),
+    Case(_gemm("e4m3", "e4m3", "bf16", 288, 544, scaling="mxfp8"), 140),
+    Case(_gemm("e2m1", "e2m1", "bf16", 288, 544, scaling="mxfp4"), 140),
+    Case(_gemm("e2m1", "e2m1", "f16", 288, 544, scaling="nvfp4"), 140),
+    Case(_gemm("bf16", "i8", "bf16", 272, 528), 70),
+    Case(_gemm("bf16", "i4", "bf16", 256, 640, scaling="int4_group128"), 70),
+)
+
+
+def drawn(target: str, rng: random.Random, cases: tuple[Case, ...] = CASES) -> Iterator[tuple[Variant, Case]]:
+    """For each case a legal variant of every family that computes it, drawn."""
+    for case in cases:
+        by_family: dict[tuple[str, str], list[Variant]] = {}
+        for name in provider_names():
+            for variant in legal_variants(name, target, case.signature):
+                by_family.setdefault((name, variant.family), []).append(variant)
+        for _, variants in sorted(by_family.items()):
+            yield rng.choice(variants), case
+
+
+# What makes a kernel wrong, by what it forgets: patterns of PTX and what comes in their place.
+BROKEN = {
+    "waits at mbarriers": (r"mbarrier\.try_wait\S* ([%\w]+), [^;]*;", r"setp.eq.b32 \1, 0, 0;"),
+    "waits for products": (r"wgmma\.wait_group\.sync\.aligned\s+\d+;", "wgmma.wait_group.sync.aligned 99;"),
+    "products of a step": (r"(wgmma\.mma_async[^;]*;)(.*?)wgmma\.mma_async[^;]*;", r"\1\2"),
+}
+
+
+def broken(ptx: str, what: str) -> str:
+    """PTX of a kernel that forgets something."""
+    pattern, instead = BROKEN[what]
+    found, count = re.subn(pattern, instead, ptx, flags=re.S)
+    assert count, f"the kernel has no {what}"
+    return found
+
+
+def check(variant: Variant, case: Case, multiprocessors: int = 3, seed: int = 0, forgets: str = "") -> float | str:
+    """The relative error of what a variant computes, or what is wrong with it; `forgets` is one of `BROKEN`."""
+    lowered = lower(variant, keep_ptx=True)
+    record, ptx = lowered.record, broken(lowered.ptx, forgets) if forgets else lowered.ptx
+    sizes = {
+        record["kernels"][launch["kernel"]]["symbol"]: tuple(p["size"] for p in launch["parameters"])
+        for launch in record["program"]["launches"]
+    }
+    driver = EmulatingDriver(
+        kernels={lowered.cubin: sizes},
+        ptx={lowered.cubin: parse(ptx)},
+        kind=small_gpu(multiprocessors),
+        capability=capability(variant.target),
+        seed=seed,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        package = Package()
+        package.add_function(record, lowered.cubin)
+        package.write(Path(folder) / "one.aot")
+        with Library([Archive.open(Path(folder) / "one.aot")], driver) as library:
+            function = library.functions[variant.name()]
+
+            def launch(operands: Any) -> None:
+                written = {tensor.data_ptr() for tensor in operands.outputs().values()}
+                given = []
+                for x in operands.arguments():
+                    if hasattr(x, "data_ptr"):
+                        driver.give(x, writable=x.data_ptr() in written)
+                        x = as_on_gpu(x)
+                    given.append(x)
+                function(*given, stream=0)
+
+            weights = tuning(case.signature).measures().weights(case.signature, case.m, 0, seed, device="cpu")
+            return measure.check(case.signature, case.m, weights, {variant.name(): launch})[variant.name()]

@@ -1,0 +1,57 @@
+"""What kernels compute, where there is no GPU: their PTX on a machine of Python's, against each operation's reference,
+as `aot tune` holds it, with poisoned outputs and guard rows. `tests.ptx` says what that machine sees and what not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from .command_line import ROOT
+from .ptx.parse import parse
+
+pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+
+
+def run(target: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """`python -m tests.ptx`, since a process compiles for one target only."""
+    command = [sys.executable, "-m", "tests.ptx", target, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("target", "numbers"), [("sm_90a", (2, 5, 7, 9, 12, 17, 18, 19, 20)), ("sm_80", (0, 20))])
+def test_kernels_compute_what_their_reference_says(target: str, numbers: tuple[int, ...]) -> None:
+    done = run(target, *(word for number in numbers for word in ("--case", number)))
+    assert (done.returncode, done.stdout.count("ok ") >= len(numbers)) == (0, True), done.stdout + done.stderr
+
+
+def test_what_a_kernel_forgets_is_seen() -> None:
+    forgotten = ("waits at mbarriers", "waits for products", "products of a step")
+    done = run(
+        "sm_90a", "--case", 7, "--family", "sm90_small_m", *(w for what in forgotten for w in ("--forget", what))
+    )
+    assert (done.returncode, done.stdout.count("FAIL"), "ok " in done.stdout) == (1, len(forgotten), False), done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_drawn_variants_of_every_family_are_right(target: str, seed: int) -> None:
+    done = run(target, "--seed", seed)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_names_in_braces_are_their_own() -> None:
+    text = """
+    .visible .entry k(.param .u64 k_param_0) {
+      .reg .b32 %r<3>; .reg .pred %p<1>;
+      mov.b32 %r0, 1;
+      { .reg .pred p; WAIT: setp.eq.b32 p, %r0, 1; @p bra DONE; bra.uni WAIT; DONE: }
+      { .reg .pred p; WAIT: setp.eq.b32 p, %r1, 1; @p bra DONE; bra.uni WAIT; DONE: }
+      ret;
+    }"""
+    kernel = parse(text)["k"]
+    assert len(kernel.labels) == 4
+    assert {"p@1", "p@2"} <= kernel.registers.keys()
+    assert [each.opcode for each in kernel.instructions].count("bra") == 4

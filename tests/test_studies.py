@@ -1,0 +1,204 @@
+"""Studies of benchmarks/results/studies_h200.json that follow from whole files in git's history, and what pages on
+kernels say of these and of other results."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import random_cases  # noqa: E402
+import summarise_random  # noqa: E402
+from report import geomean  # noqa: E402
+from summarise_random import AGAINST, DEEP_GEMM, OURS, TORCH  # noqa: E402
+
+from .pages import choosing, text  # noqa: E402
+
+STUDIES = ROOT / "benchmarks" / "results" / "studies_h200.json"
+SLOWEST = 3  # cases that a study of the slowest has
+Results = Sequence[dict[str, Any]]
+
+
+def study(name: str) -> dict[str, Any]:
+    (found,) = (s for s in json.loads(STUDIES.read_text())["studies"] if s["study"] == name)
+    return dict(found)
+
+
+def whole(source: str) -> Results:
+    """The cases of a file in history."""
+    shown = subprocess.run(["git", "show", source], cwd=ROOT, capture_output=True, text=True, check=False)
+    if shown.returncode:
+        pytest.skip("the history that has the whole files is not here")
+    return list(summarise_random.whole(json.loads(shown.stdout))["results"])
+
+
+def of_ratios(found: Sequence[tuple[dict[str, Any], float]]) -> dict[str, Any]:
+    figures = summarise_random.figures(found)
+    return {"cases": len(found)} | {name: figures[name] for name in ("geomean", "worst", "slower")}
+
+
+def by_layer(runs: Sequence[Results]) -> dict[str, Any]:
+    """The package's archive beside torch, by layer up to M = 64, of all runs the least; beside the tuned archive of the
+    first run, by ranges of M."""
+    layers: dict[str, Any] = {}
+    for results in runs:
+        for layer in sorted({r["layers"] for r in results}):
+            few = [(r, x) for r in results if r["layers"] == layer and r["m"] <= 64 and (x := ratio(r, AGAINST, TORCH))]
+            layers.setdefault(layer.partition(":")[2], []).append(of_ratios(few))
+    least = {
+        layer: {
+            "cases": sum(f["cases"] for f in found),
+            "geomean": min(f["geomean"] for f in found),
+            "highest": max(f["geomean"] for f in found),
+            "worst": min(f["worst"] for f in found),
+            "slower": max(f["slower"] for f in found),
+        }
+        for layer, found in layers.items()
+    }
+    tuned = {}
+    for name, low, high in (*random_cases.REGIMES, ("all M", 1, random_cases.MOST_TOKENS)):
+        found = [(r, x) for r in runs[0] if low <= r["m"] <= high and (x := ratio(r, AGAINST, OURS))]
+        worst = min(found, key=lambda of: of[1])[0]
+        tuned[name] = of_ratios(found) | {"worst_at": where(worst)}
+    return {"times cuBLAS, M <= 64": least, "times the tuned archive, the first H200": tuned}
+
+
+def slowest(runs: Sequence[Results]) -> dict[str, Any]:
+    """Of archives that are tuned, where they are slowest above M = 64: beside cuBLAS in bf16 (of all runs but the
+    last), and with scales of blocks beside torch and DeepGEMM (of the last)."""
+    *dense, blocks = runs
+    return {
+        "bf16, times cuBLAS": dict(least([r for of in dense for r in of], TORCH)),
+        "e4m3 in blocks, times torch": dict(least(blocks, TORCH)),
+        "e4m3 in blocks, times DeepGEMM": dict(least(blocks, DEEP_GEMM)),
+    }
+
+
+def least(results: Results, over: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    found = [(x, r) for r in results if r["m"] > 64 and (x := ratio(r, OURS, over))]
+    for x, r in sorted(found, key=lambda of: of[0])[:SLOWEST]:
+        tile = re.findall(r"(tile.*?)\.serial", r["contenders"][OURS]["variant"])[0].replace(".", " ")
+        spread = max(r["contenders"][name]["spread"] for name in (OURS, over))
+        yield where(r), {"times": round(x, 6), "tile": tile, "spread": round(spread, 3)}
+
+
+def ratio(result: dict[str, Any], who: str, over: str) -> float | None:
+    return summarise_random.ratio(result, who, over)
+
+
+def where(result: dict[str, Any]) -> str:
+    n, k = re.findall(r"_n(\d+)_k(\d+)", result["signature"])[0]
+    return f"{result['layers'].partition(':')[2]}, {n} x {k}, M = {result['m']}"
+
+
+ANSWERS: dict[str, Callable[[Sequence[Results]], dict[str, Any]]] = {
+    "the package's archive by layer": by_layer,
+    "the slowest cases": slowest,
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_is_what_the_whole_files_give(name: str) -> None:
+    kept = study(name)
+    assert ANSWERS[name]([whole(source) for source in kept["whole"]]) == kept["answer"]
+
+
+# --- what the page says ---
+
+TRIPLE = re.compile(r"\b(\d\.\d{3}), (\d\.\d{3}) and (\d\.\d{3})\b")
+RULES = (  # of `on_slower`: a run of occasions_llama.json, and what it left below 0.97 from M = 65 up, in two ranges
+    (0, "interpolated between timed M: {} of Llama's cases stayed below 0.97 at M = 65 to 511 and {} above"),
+    (3, "({} and {} on an H100, at worst 0.79)"),
+    (1, "beside the two likeliest functions: {} and {},"),
+    (2, "Beside what serves, as now: {} and {}."),
+)
+
+
+def occasions(run: int, what: str) -> list[dict[str, Any]]:
+    """The lines of a run over torch, one for each range of M."""
+    summary = json.loads((STUDIES.parent / "occasions_llama.json").read_text())["summary"]
+    return [s for s in summary if (s["run"], s["what"], s["over"]) == (run, what, TORCH)]
+
+
+def test_means_of_three_ranges_are_of_one_run() -> None:
+    runs = [occasions(run, what) for run in range(9) for what in (OURS, AGAINST)]
+    kept = [tuple(f"{line['geomean']:.3f}" for line in lines) for lines in runs]
+    found = TRIPLE.findall(choosing())
+    assert len(found) == 4
+    assert [three for three in found if three not in kept] == []
+
+
+@pytest.mark.parametrize(("run", "said"), RULES)
+def test_the_page_says_what_each_rule_of_on_slower_left(run: int, said: str) -> None:
+    _, middle, above = occasions(run, "on_slower")
+    assert said.format(f"{middle['slower']:.0%}", f"{above['slower']:.0%}") in choosing()
+    assert "0.79" not in said or f"{above['worst']:.2f}" == "0.79"
+
+
+def test_the_page_names_the_slowest_cases_of_block_scales() -> None:
+    answer = study("the slowest cases")["answer"]
+    torch = answer["e4m3 in blocks, times torch"]["v3_o, 7168 x 16384, M = 806"]
+    of_deep_gemm = answer["e4m3 in blocks, times DeepGEMM"]
+    down = of_deep_gemm["llama_down, 4096 x 14336, M = 4405"]
+    qkv = of_deep_gemm["llama_qkv, 6144 x 4096, M = 553"]
+    torch_tile, qkv_tile, down_tile = (found["tile"].split()[0].removeprefix("tile") for found in (torch, qkv, down))
+    said = (
+        f"o (7168 x 16384, M = 806, tile {torch_tile}) is at {torch['times']:.2f} of torch, Llama's qkv (6144 x 4096, "
+        f"M = 553, {qkv_tile}) and down (4096 x 14336, M = 4405, {down_tile}) at {qkv['times']:.2f} and "
+        f"{down['times']:.2f} of DeepGEMM (times vary by {down['spread'] * 100:.0f} to {qkv['spread']:.0%};"
+    )
+    assert said in re.sub(r"(tile |553, |4405, )(\d+) x (\d+)", r"\1\2x\3", choosing())
+
+
+def test_the_page_says_which_layer_the_package_is_slow_at() -> None:
+    layers = study("the package's archive by layer")["answer"]["times cuBLAS, M <= 64"]
+    assert min(layers, key=lambda name: layers[name]["highest"]) == "gate_up"
+    assert all(of["geomean"] > 1 for name, of in layers.items() if name != "gate_up")
+    least, highest = (f"{layers['gate_up'][name]:.2f}" for name in ("geomean", "highest"))
+    assert f"up to M = 64 gate_up, at {least} to {highest} times cuBLAS;" in choosing()
+
+
+def test_the_page_says_what_the_best_functions_leave_below_at_random_m() -> None:
+    cases = json.loads(lzma.decompress((ROOT / "benchmarks" / "ragged_h200.json.xz").read_bytes()))["results"]
+    said = (
+        "best of 215 functions is at {mean} times cuBLAS, with {below} of {cases} problems below",
+        "with {below} of {cases} below",
+    )
+    for (low, high), form in zip(((65, 511), (512, 8192)), said, strict=True):
+        best = [
+            (c["best"][TORCH], min(us for n, us in c["best"].items() if n != TORCH))
+            for c in cases
+            if low <= c["m"] <= high
+        ]
+        ratios = [torch / ours for torch, ours in best]
+        below = sum(ratio < summarise_random.SLOWER for ratio in ratios) / len(ratios)
+        assert form.format(mean=f"{geomean(ratios):.2f}", below=f"{below:.0%}", cases=len(ratios)) in choosing()
+
+
+def test_the_page_of_the_kernel_names_where_it_is_slowest() -> None:
+    """By the best of some candidates, and by what served in tuned archives."""
+    reached = {case: found["of cuBLAS"] for case, found in study("cuBLAS's kernels in the middle")["answer"].items()}
+    slow = sorted(reached, key=lambda case: reached[case])[:6]
+    one, *many, other = [f"2048 x 4096, M = {m}" for m in (313, 256, 135, 200)]
+    assert slow == ["5376 x 4096, M = 257", one, *many, "3072 x 8192, M = 200", other]
+    drawn = json.loads((STUDIES.parent / "random_drawn_h200.json").read_text())
+    before, where_before = min((ratio(r, OURS, TORCH) or 9, where(r)) for r in summarise_random.whole(drawn)["results"])
+    now = study("the slowest cases")["answer"]["bf16, times cuBLAS"]["o, 4096 x 4096, M = 135"]["times"]
+    assert where_before.endswith("1280 x 8192, M = 691")
+    said = (
+        f"5376 x 4096 at M = 257 ({reached[slow[0]]:.2f} times cuBLAS), 2048 x 4096 at M = 135 to 313 "
+        f"({reached[one]:.2f} to {reached[other]:.2f}),",
+        f"3072 x 8192 at M = 200 ({reached[slow[4]]:.2f}); as tuned, 4096 x 4096 at M = 135 ({now:.2f}) and, by "
+        f"earlier kernels, 1280 x 8192 at M = 691 ({before:.2f}).",
+    )
+    assert [part for part in said if part not in text("sm90_persistent")] == []
