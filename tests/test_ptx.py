@@ -10,6 +10,7 @@ import pytest
 
 from .command_line import ROOT
 from .ptx.parse import parse
+from .sm80_w4_samples import CHOICES, variant
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -20,18 +21,31 @@ def run(target: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(("target", "numbers"), [("sm_90a", (2, 5, 7, 9, 12, 17, 18, 19, 20)), ("sm_80", (0, 20))])
+@pytest.mark.parametrize(
+    ("target", "numbers"), [("sm_90a", (2, 5, 7, 9, 12, 17, 18, 19, 20)), ("sm_80", (0, 9, 10, 20))]
+)
 def test_kernels_compute_what_their_reference_says(target: str, numbers: tuple[int, ...]) -> None:
     done = run(target, *(word for number in numbers for word in ("--case", number)))
     assert (done.returncode, done.stdout.count("ok ") >= len(numbers)) == (0, True), done.stdout + done.stderr
 
 
-def test_what_a_kernel_forgets_is_seen() -> None:
-    forgotten = ("waits at mbarriers", "waits for products", "products of a step")
-    done = run(
-        "sm_90a", "--case", 7, "--family", "sm90_small_m", *(w for what in forgotten for w in ("--forget", what))
-    )
+@pytest.mark.parametrize(
+    ("target", "family", "case", "forgotten"),
+    [
+        ("sm_90a", "sm90_small_m", 7, ("waits at mbarriers", "waits for products", "products of a step")),
+        ("sm_80", "sm80_w4", 9, ("waits for copies",)),
+    ],
+)
+def test_what_a_kernel_forgets_is_seen(target: str, family: str, case: int, forgotten: tuple[str, ...]) -> None:
+    done = run(target, "--case", case, "--family", family, *(w for what in forgotten for w in ("--forget", what)))
     assert (done.returncode, done.stdout.count("FAIL"), "ok " in done.stdout) == (1, len(forgotten), False), done.stdout
+
+
+@pytest.mark.parametrize("scaling", ["mxfp4_weight", "int4_weight"])
+def test_a_kernel_for_ampere_is_right_where_no_build_chooses_it(scaling: str) -> None:
+    epilogue = "bias" if scaling == "mxfp4_weight" else "none"  # of the case
+    done = run("sm_90a", "--name", variant(CHOICES[1], scaling, "sm_90a", epilogue).name())
+    assert (done.returncode, done.stdout.count("ok ")) == (0, 1), done.stdout + done.stderr
 
 
 @pytest.mark.long
