@@ -298,6 +298,7 @@ CUTE = types.SimpleNamespace(
 CUTLASS = types.SimpleNamespace(
     cute=CUTE,
     Int32=int,
+    Int64=int,
     Uint32=Word,
     Uint8=UINT8,
     Float32=_Number,

@@ -79,7 +79,10 @@ def multiplied(form: WeightFormat, m: int, n: int, k: int, options: dict[str, An
     a = Tensor(Pointer(padded.reshape(-1)), (m, k), (k + 8, 1), BFLOAT16)
     b = Tensor(Pointer(weight.b), (n, k), (k, 1))
     views = KERNEL["views"]
-    codes, scales = views.codes_of(b), views.scales_of(form, b, Tensor.of(weight.scale_b.reshape(-1).view(np.uint8)))
+    codes, scales = (
+        views.codes_of(b, wide=True),
+        views.scales_of(form, b, Tensor.of(weight.scale_b.reshape(-1).view(np.uint8))),
+    )
     around = np.full(GUARD * 2 + m * (n + 8), np.nan, ml_dtypes.bfloat16)
     d = Tensor(Pointer(around, GUARD), (m, n), (n + 8, 1), BFLOAT16)
     bias, residual, scale_d = (bf16(random.standard_normal(shape)) for shape in ((n,), (m, n), (1,)))
@@ -238,6 +241,7 @@ def test_kernels_compile_for_every_target_and_load(target: str, tmp_path: Path) 
         kernels = {}
         for name in archive.functions:
             (launch,), (kernel,) = archive.record(name)["program"]["launches"], archive.record(name)["kernels"]
+            assert "i32gmemalign32o1281128i64div128" in kernel["symbol"], "offsets into codes have 64 bits"
             kernels[archive.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
         driver = RecordingDriver(kernels=kernels, capability=TARGETS[target].compute_capability)
         with Library(archive, driver) as library:

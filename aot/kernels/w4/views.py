@@ -13,10 +13,14 @@ from runtime.numbers.weights import WeightFormat
 from .form import BLOCK_K, BLOCK_WORDS, SCALE_WORDS, SLAB_ROWS
 
 
-def codes_of(b: cute.Tensor) -> cute.Tensor:
-    """B's memory as words: (words of a block, N / 16, K / 64)."""
+def codes_of(b: cute.Tensor, wide: bool = False) -> cute.Tensor:
+    """B's memory as words: (words of a block, N / 16, K / 64). `wide`, offsets into it have 64 bits, for threads that
+    load it themselves."""
     slabs, blocks = cute.size(b, mode=[0]) // SLAB_ROWS, cute.size(b, mode=[1]) // BLOCK_K
-    layout = cute.make_layout((BLOCK_WORDS, slabs, blocks), stride=(1, BLOCK_WORDS, slabs * BLOCK_WORDS))
+    stride = slabs * BLOCK_WORDS
+    if wide:
+        stride = cute.assume(cutlass.Int64(slabs) * BLOCK_WORDS, divby=BLOCK_WORDS)
+    layout = cute.make_layout((BLOCK_WORDS, slabs, blocks), stride=(1, BLOCK_WORDS, stride))
     return cute.make_tensor(cute.recast_ptr(b.iterator, dtype=cutlass.Int32), layout)
 
 
