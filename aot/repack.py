@@ -160,7 +160,7 @@ def _without(environments: Iterable[dict[str, Any]], functions: set[str]) -> lis
 
 def merged(one: Contents, other: Contents) -> Contents:
     """What both hold. Of an entry for the same signature, target and kind of GPU, and of a form, that of the `other`
-    stands; the build table has the tools of the `other`, and the models of both."""
+    stands; the build table has the tools of the `other`, the models of both, and nothing that `aot build` was asked."""
     taken = {_key(row) for row in other.rows}
     rows = [*(row for row in one.rows if _key(row) not in taken), *other.rows]
     new = {form.key for form in other.forms}
@@ -207,6 +207,7 @@ def _merged_build(one: Build, other: Build, served: set[tuple[str, str]]) -> Bui
         failures=list(dict.fromkeys((name, why) for of in (one, other) for name, why in of.failures)),
         unserved=[(what, target, why) for what, target, why in unserved],
         candidates=one.candidates if other.candidates is None else other.candidates,
+        asked=None,  # of one of both alone, and no build makes the two
     )
 
 

@@ -78,7 +78,7 @@ from tests.recording_driver import (
     _Recorded,
 )
 
-CPU_SECONDS = {"verify": 3.0}  # it reads all that there is, one thing after the other; of everything else 1
+CPU_SECONDS = 1.0
 MEMORY_BYTES = 512 << 20
 RUNAWAY_SECONDS = 20.0  # of CPU time, after which an operation is ended
 STUCK_SECONDS = 120.0  # of one mutant, after which its process is ended
@@ -527,7 +527,7 @@ class Fuzzer:
                     ),
                     data,
                 )
-            if outcome.seconds > CPU_SECONDS.get(outcome.operation, 1.0):
+            if outcome.seconds > CPU_SECONDS:
                 self._found(
                     Finding(
                         "slow",

@@ -112,7 +112,7 @@ def on_a_terminal(*arguments: object) -> str:
     """What a command prints on a terminal of 80 columns."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"COLUMNS": "80", "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([*COMMAND, *map(str, arguments)], cwd=ROOT, env=environment, stdout=theirs) as process:
+    with subprocess.Popen([*COMMAND, *map(str, arguments)], env=environment, stdout=theirs) as process:
         os.close(theirs)
         found = b""
         while chunk := _read(ours):

@@ -27,6 +27,7 @@ COMMANDS = [
     ["diff", "x.aot", runtime.universal(), "--gemm", "*"],
     ["history", "x.aot"],
     ["extract", "x.aot", OTHER, "--resources"],
+    ["extract", "x.aot", MANY, "--resources"],
 ]
 
 
@@ -44,7 +45,7 @@ def test_a_pipe_gets_lines_of_80_columns(run: Run, monkeypatch: pytest.MonkeyPat
     assert [line for line in out.splitlines() if len(line) > 80] == []
 
 
-def test_a_terminal_gets_lines_of_its_width(tmp_path: Path) -> None:
+def test_a_terminal_gets_lines_of_its_width() -> None:
     for command, *more in (
         ["info"],
         ["ls"],
@@ -53,6 +54,6 @@ def test_a_terminal_gets_lines_of_its_width(tmp_path: Path) -> None:
         ["history"],
         ["show", "qkv"],
     ):
-        out = on_a_terminal(command, tmp_path / "x.aot", *more)
+        out = on_a_terminal(command, "x.aot", *more)
         assert out
         assert [line for line in out.splitlines() if len(line) > 80] == []

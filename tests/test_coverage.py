@@ -1,14 +1,17 @@
 """The command coverage: which layers of a model an archive serves, and which are missing."""
 
 import json
+import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from . import universal_archives
-from .command_line import ROOT, Run
-from .inspected import write
+from .command_line import ALONE, MANIFEST, ROOT, Run, unwrapped
+from .inspected import tables, write
+from .simulated_tuning import scripted, tuned
 
 MODEL = """\
 format: 1
@@ -24,6 +27,7 @@ gemms:
 """
 MORE = MODEL + "  - {name: down, n: 4096, k: 14336}\n"
 LLAMA = ROOT / "tests" / "data" / "configs" / "llama-3.1-8b.json"
+TUNE = ["aot", "tune", "OUT", "-o", "TUNED"]
 
 
 @pytest.fixture
@@ -31,6 +35,11 @@ def path(tmp_path: Path) -> Path:
     (tmp_path / "model.yaml").write_text(MODEL)
     (tmp_path / "more.yaml").write_text(MORE)
     return write(tmp_path / "x.aot")
+
+
+def commands(out: str) -> list[list[str]]:
+    """The commands that were printed, as a shell reads them."""
+    return [shlex.split(line) for line in out.replace("\\\n", "").splitlines() if line.startswith("  aot ")]
 
 
 def layers(run: Run, *arguments: object, status: int = 0) -> dict[str, Any]:
@@ -64,11 +73,58 @@ def test_a_config_is_taken_as_its_manifest(run: Run, path: Path) -> None:
     found = layers(run, path, LLAMA, "--tp", 2, "--tokens", "1,16", "--dtype", "bf16", status=1)
     assert found.keys() == {"qkv", "o", "gate_up", "down", "lm_head"}
     assert found["qkv"]["signature"] == "bf16_bf16_bf16_f32_none_n3072_k4096"
-    out = run("coverage", path, LLAMA, "--tp", 2, "--tokens", "1,16", "--dtype", "bf16").out.replace(" \\\n   ", "")
-    assert f"\n  aot manifest from-config {LLAMA} --tp 2 --tokens 1,16 --dtype bf16 -o MANIFEST\n" in out
-    assert f"\n  aot build MANIFEST --base {path} -o OUT\n" in out
+    words = shlex.split(
+        f"aot manifest from-config {LLAMA} --tp 2 --tokens 1,16 --dtype bf16 --target sm_90a -o MANIFEST"
+    )
+    out = run("coverage", path, LLAMA, "--tp", 2, "--tokens", "1,16", "--dtype", "bf16").out
+    assert commands(out) == [words, shlex.split(f"aot build MANIFEST --base {path} -o OUT"), TUNE]
+    assert "ranked again" not in unwrapped(out), "no layer is tuned that could be"
     whole = layers(run, path, LLAMA, "--dtype", "bf16", status=1)
     assert whole["qkv"]["m"]["tuned"] == [1, 16, 64, 256, 1024]
+
+
+def test_a_layer_is_added_without_losing_those_that_are_tuned(run: Run, path: Path) -> None:
+    for model, name in (
+        (path.parent / "more.yaml", "is a copy of"),
+        (LLAMA, "keep only the missing layers in MANIFEST"),
+    ):
+        out = run("coverage", path, model).out
+        assert commands(out)[-2][:3] == ["aot", "build", "MANIFEST"]
+        assert name in unwrapped(out)
+        assert "a tuned layer that it names would be ranked again" in unwrapped(out)
+    out = run("coverage", path, path.parent / "more.yaml", "--target", "sm_100a").out
+    build = ["aot", "build", str(path.parent / "more.yaml"), "--target", "sm_100a", "--base", str(path), "-o", "OUT"]
+    assert commands(out) == [build, TUNE], "nothing is tuned there"
+
+
+def test_the_commands_that_are_printed_keep_what_is_tuned(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tuned(folder / "tiny.aot", Path("model.aot"), scripted(lambda name, s, m: 2.0))
+    more = "  - {name: more, n: 512, k: 512, tokens: [1]}\n"
+    Path("model.yaml").write_text(MANIFEST + more)
+    (build, _) = commands(run("coverage", "model.aot", "model.yaml").out)
+    Path("MANIFEST").write_text(MANIFEST.partition("  - {name: up")[0] + more)
+    done = run(*build[1:], "--candidates", 1, "--cache", folder / "cache", "--no-tune", *ALONE)
+    assert (done.status, "gave way" in done.err) == (0, False)
+    tuned(Path("OUT"), Path("TUNED"), scripted(lambda name, s, m: 3.0))
+    found = layers(run, "TUNED", "model.yaml")
+    assert [layer["m"]["tuned"] for layer in found.values()] == [[16, 256], [1], [1]]
+    before, after = (json.loads(run("ls", path, "--json").out)["entries"] for path in ("model.aot", "TUNED"))
+    assert [entry for entry in after if entry["names"] != ["more"]] == before
+
+
+def test_commands_of_paths_with_spaces_can_be_pasted(run: Run, path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "archives of o'brien, and of all who build them for GPUs at work"
+    folder.mkdir()
+    path = path.rename(folder / "my model.aot")
+    shutil.copy(LLAMA, folder / "config.json")
+    of_config = commands(run("coverage", path, folder / "config.json").out)
+    assert of_config[0][:4] == ["aot", "manifest", "from-config", str(folder / "config.json")]
+    explained = commands(run("explain", path, "--n", 4096, "--k", 4000, "--m", 1).out)
+    for build in (of_config[1], explained[0]):
+        assert build[build.index("--base") + 1] == str(path)
 
 
 def test_forms_serve_what_has_no_entry(run: Run, path: Path, tmp_path: Path) -> None:
@@ -88,14 +144,37 @@ def test_another_target_serves_nothing_of_it(run: Run, path: Path) -> None:
     assert found["qkv"]["m"]["missing"] == [16, 1024, 4096]
 
 
+def test_every_kind_that_a_target_was_tuned_on_is_shown(run: Run, path: Path) -> None:
+    gemm = tables()["gemm"]
+    gemm["gpus"].append(dict(gemm["gpus"][0], name="NVIDIA H100 80GB HBM3"))
+    gemm["entries"].append(gemm["entries"][0] | {"gpu": 1})
+    both = write(path.parent / "both.aot", {"gemm": gemm})
+    result = run("coverage", both, path.parent / "model.yaml", "--target", "sm_90a", "--json")
+    assert [place["gpu"]["name"] for place in json.loads(result.out)["places"]] == [
+        "NVIDIA H200",
+        "NVIDIA H100 80GB HBM3",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["none.yaml"], "none.yaml: no such file"),
+        (["model.yaml", "--target", "sm_100a", "--gpu", "H200"], "or give --target sm_90a"),
+        (["model.yaml", "--tp", 1], "is no config.json, and --tp is of configs; leave it out"),
+        (["model.yaml", "--ep", 2], "--ep is of configs"),
+        (["model.yaml", "--tokens", "1,2"], "--tokens is of configs"),
+        (["model.yaml", "--dtype", "bf16"], "--dtype is of configs"),
+        (["model.yaml", "--scaling", "tensor"], "--scaling is of configs"),
+        (["model.yaml", "--experts"], "--experts is of configs"),
+        (["model.yaml", "--no-experts"], "--no-experts is of configs"),
         ([LLAMA, "--tokens", "1;2"], "is no list of integers such as 1,16,1024"),
     ],
 )
-def test_a_wrong_call_is_one_line(run: Run, path: Path, arguments: list[object], said: str) -> None:
+def test_a_wrong_call_is_one_line(
+    run: Run, path: Path, arguments: list[object], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
     result = run("coverage", path, *arguments)
     assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
     assert said in result.err

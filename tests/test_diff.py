@@ -9,7 +9,7 @@ import pytest
 from aot.pack.write import Package
 from runtime.container.archive import Archive
 
-from .command_line import Run
+from .command_line import Run, unwrapped
 from .inspected import BUILD, ENVIRONMENT, FEW, MANY, OTHER, OUT, QKV, WIDE, WRONG, tables, write
 from .recording_driver import cubin, gemm_record
 
@@ -50,6 +50,7 @@ def test_a_range_that_changed_its_function_is_told_by_m(run: Run, old: Path) -> 
     assert found["tables"] == ["gemm"]
     out = run("diff", old, old.parent / "new.aot", "--gemm", "qkv").out
     assert "701-900" in out
+    assert "\nentries for sm_90a, H200:\n" in out
 
 
 def test_a_layer_that_neither_archive_has_is_refused(run: Run, old: Path) -> None:
@@ -103,6 +104,7 @@ def test_other_code_under_the_same_name_is_a_change(run: Run, old: Path) -> None
     found = json.loads(run("diff", old, old.parent / "new.aot", "--json").out)["functions"]
     assert found["changed"] == [OTHER]
     assert len(found["removed"]) == 1
+    assert f"other code  {OTHER}\n" in run("diff", old, old.parent / "new.aot").out
 
 
 def test_a_range_whose_function_has_other_code_changed(run: Run, old: Path) -> None:
@@ -116,6 +118,70 @@ def test_a_range_whose_function_has_other_code_changed(run: Run, old: Path) -> N
     package.write(old.parent / "new.aot")
     (entry,) = json.loads(run("diff", old, old.parent / "new.aot", "--json").out)["entries"]["changed"]
     assert [(c["m_min"], c["m_max"], c["old"] == c["new"] == MANY) for c in entry["choices"]] == [(65, 700, True)]
+
+
+def test_a_row_says_which_target_and_gpu_it_is_of(run: Run, old: Path) -> None:
+    gemm = tables()["gemm"]
+    gemm["gpus"].append(dict(gemm["gpus"][0], name="NVIDIA H100 80GB HBM3"))
+    gemm["entries"].append(gemm["entries"][0] | {"gpu": 1})
+    both = write(old.parent / "both.aot", {"gemm": gemm})
+    gemm["entries"][0] = gemm["entries"][0] | {"ranges": [[64, 0], [900, 1], [None, 2]]}
+    gemm["entries"][2] = gemm["entries"][2] | {"ranges": [[64, 0], [900, 1], [None, 2]]}
+    write(old.parent / "new.aot", {"gemm": gemm})
+    out = run("diff", both, old.parent / "new.aot").out
+    assert [line.split()[2:5] for line in out.splitlines() if line.startswith("qkv")] == [
+        ["sm_90a", "H200", "changed"],
+        ["sm_90a", "H100", "80GB"],
+    ]
+    assert "\nqkv, sm_90a, H100 80GB HBM3\n" in run("diff", both, old.parent / "new.aot", "--gemm", "qkv").out
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "said"),
+    [
+        ({"torch_faster": [[300, 600]]}, ["torch faster"], "torch is faster at M = 400-600 -> 300-600"),
+        ({"torch_faster": []}, ["torch faster"], "torch is faster at M = 400-600 -> none"),
+        ({"invariant": [[8, 0], [None, 2]]}, ["equal bits"], "equal bits at M"),
+        ({"candidates": [[16, [0, 1]]]}, ["candidates"], ""),
+        ({"timings": []}, ["times"], ""),
+    ],
+)
+def test_what_changed_without_a_range_is_named(
+    run: Run, old: Path, changes: dict[str, Any], what: list[str], said: str
+) -> None:
+    gemm = tables()["gemm"]
+    gemm["entries"][0] |= changes
+    (entry,) = changed(run, old, gemm=gemm)["entries"]["changed"]
+    assert (entry["what"], entry["choices"]) == (what, [])
+    out = run("diff", old, old.parent / "new.aot").out
+    (row,) = [line for line in out.splitlines() if line.startswith("qkv")]
+    short = what[0].removeprefix("equal ").removesuffix(" faster")
+    assert f"  0  {short}" in row
+    ranges = run("diff", old, old.parent / "new.aot", "--gemm", "qkv").out.removeprefix(out.partition("speed:")[0])
+    assert said in ranges
+    assert ("\nqkv, sm_90a, H200\n" in ranges) == bool(said), "no title over nothing"
+
+
+def test_what_a_build_was_asked_and_ranked_by_is_compared(run: Run, old: Path) -> None:
+    build = BUILD | {"candidates": 16, "ranking": {"sm_90a": "times"}, "asked": {"inputs": {"base": "cd" * 32}}}
+    found = changed(run, old, build=build)
+    assert found["build"] == {
+        "candidates": ["8", "16"],
+        "input base": [None, "cd" * 32],
+        "ranking sm_90a": ["estimates", "times"],
+    }
+    out = run("diff", old, old.parent / "new.aot").out
+    assert "build      candidates 8 -> 16\n" in out
+    assert "build      ranking sm_90a estimates -> times\n" in out
+    assert "tables     build differs\n" in out
+
+
+def test_two_tunings_that_differ_in_what_was_tuned_say_of_which(run: Run, old: Path) -> None:
+    tuning = {"schema": 1, "environments": [ENVIRONMENT | {"candidates": "8f591776" * 8}]}
+    changed(run, old, tuning=tuning)
+    out = run("diff", old, old.parent / "new.aot").out
+    assert "added      tuned on NVIDIA H200, driver 580.1, torch 2.11, of candidates\n" in out
+    assert "8f591776\n" in out
 
 
 def test_tools_models_and_machines_are_compared(run: Run, old: Path) -> None:
@@ -142,6 +208,12 @@ def test_history_has_the_build_before_its_tunings(run: Run, old: Path) -> None:
     out = run("history", old).out
     assert out.startswith("1. build  built by cute-aot 0.1.0 with nvidia-cutlass-dsl 4.8.1 for made-up-8b,\n")
     assert "2. tune   tuned on NVIDIA H200, driver 580.1, torch 2.11\n" in out
+
+
+def test_history_says_which_candidates_were_tuned(run: Run, tmp_path: Path) -> None:
+    tuning = {"schema": 1, "environments": [ENVIRONMENT | {"candidates": "8f591776" * 8}]}
+    out = run("history", write(tmp_path / "x.aot", {"tuning": tuning})).out
+    assert "2. tune tuned on NVIDIA H200, driver 580.1, torch 2.11, of candidates 8f591776 " in unwrapped(out)
 
 
 def test_history_of_an_archive_that_says_nothing_says_so(run: Run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -75,6 +76,13 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert target.exists(), name
         if section:
             assert section in sections(target), f"{name}#{section}"
+
+
+def test_the_policy_of_the_security_page_admits_what_the_page_signs() -> None:
+    text = (ROOT / "docs" / "security.md").read_text()
+    ((name, version),) = re.findall(r"^aot sign (\w+)\.aot .*--version (\d+)", text, re.MULTILINE)
+    (policy,) = [json.loads(block) for language, block in FENCED.findall(text) if language == "json"]
+    assert policy["archives"] == {name: int(version)}
 
 
 @_each(PAGES)

@@ -13,9 +13,11 @@ from runtime.gemm.signature import Signature
 from runtime.moe.combine import Signature as Combine
 
 from . import universal_archives
-from .command_line import Run
+from .command_line import Run, unwrapped
 from .inspected import FEW, H200, MANY, OTHER, OUT, POINTS, QKV, TUNING, WIDE, WRONG, tables, write
-from .recording_driver import entry, signature
+from .recording_driver import entry, gemm_record, signature, write_archive
+
+F16 = Signature.from_json(signature(512, 512, dtype="f16")).key()
 
 
 @pytest.fixture
@@ -125,13 +127,46 @@ def test_of_what_nothing_serves_the_nearest_and_the_remedy_are_told(run: Run, pa
     assert "runtime.universal()" in found["advice"][0]
     result = run("explain", path, "--n", 4096, "--k", 4000, "--m", 1)
     assert (result.status, result.err) == (1, "")
-    assert "aot build MANIFEST --base" in result.out
+    assert "aot build MANIFEST --target sm_90a --base" in result.out
 
 
 def test_a_gpu_that_nothing_is_for_is_told(run: Run, path: Path) -> None:
     found = answer(run, path, "qkv", "--m", 1, "--gpu", "b200", status=1)
     assert found["gpu"]["name"] == "NVIDIA B200"
     assert found["nearest"][0]["differs"] == ["sm_90a does not run there"]
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "said"),
+    [
+        ("sm_80", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB (108 SMs, 2039 GB/s)"),
+        ("sm_90a", "NVIDIA H200", "NVIDIA H200 (132 SMs, 4917 GB/s)"),
+        ("sm_100a", "NVIDIA B200", "NVIDIA B200 (148 SMs, 8000 GB/s)"),
+        ("sm_103a", "NVIDIA B300 SXM6 AC", "NVIDIA B300 SXM6 AC (148 SMs, 8000 GB/s)"),
+        ("sm_107a", "an sm_107a GPU", "an sm_107a GPU (224 SMs)"),
+        ("sm_110a", "NVIDIA Thor", "NVIDIA Thor (20 SMs, 273 GB/s)"),
+        ("sm_120a", "NVIDIA GeForce RTX 5090", "NVIDIA GeForce RTX 5090 (170 SMs, 1792 GB/s)"),
+        ("sm_121a", "an sm_121 GPU", "an sm_121 GPU (132 SMs)"),
+    ],
+)
+def test_code_of_a_target_is_explained_on_a_gpu_that_runs_it(
+    run: Run, tmp_path: Path, target: str, name: str, said: str
+) -> None:
+    rows = [entry(signature(512, 512), [(None, "f")], target=target, state="ranked")]
+    write_archive(tmp_path / "x.aot", [gemm_record("f", target=target)], rows)
+    found = answer(run, tmp_path / "x.aot", "--n", 512, "--k", 512, "--m", 1)
+    assert (found["target"], found["gpu"]["name"], found["assumed_gpu"]) == (target, name, True)
+    assert (found["floor"] is None) == (target != "sm_90a")
+    out = unwrapped(run("explain", tmp_path / "x.aot", "--n", 512, "--k", 512, "--m", 1).out)
+    assert f"at M = 1 on {said}: ranked" in out
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [("B300", "NVIDIA B300 SXM6 AC"), ("GB200", "NVIDIA GB200"), ("b200", "NVIDIA B200"), ("thor", "NVIDIA Thor")],
+)
+def test_a_kind_goes_by_the_word_that_people_use(run: Run, path: Path, word: str, name: str) -> None:
+    assert answer(run, path, "qkv", "--m", 1, "--gpu", word, status=1)["gpu"]["name"] == name
 
 
 def test_what_was_tuned_on_another_kind_has_the_times_and_the_floor_of_that(run: Run, path: Path) -> None:
@@ -146,14 +181,25 @@ def test_what_was_tuned_on_another_kind_has_the_times_and_the_floor_of_that(run:
 
 
 def test_targets_whose_forms_do_not_serve_a_layer_are_not_asked(run: Run, tmp_path: Path) -> None:
+    path = _with_a_form_of_b200(tmp_path)
+    assert answer(run, path, "--n", 512, "--k", 512, "--m", 1)["target"] == "sm_90a"
+
+
+def test_a_form_is_shown_for_a_gpu_that_runs_it(run: Run, tmp_path: Path) -> None:
+    (found,) = json.loads(run("show", _with_a_form_of_b200(tmp_path), F16, "--json").out)["predicted"]
+    assert found["gpu"]["name"] == "NVIDIA B200"
+
+
+def _with_a_form_of_b200(folder: Path) -> Path:
+    """An archive with a bf16 entry for Hopper, and a form of f16 for sm_100a."""
     form = universal_archives.ROW["form"] | {"a": "f16", "b": "f16", "d": "f16"}
     row = universal_archives.ROW | {"form": form, "target": "sm_100a", "functions": [["other", 8, 8, 4096]]}
     del row["equal_bits"]
     program = {"constants": [1], "operations": "add", "operands": [0, 6], "results": [7]}
     table = {"schema": 1, "forms": [row], "programs": [program]}
     rows = [entry(signature(512, 512), [(None, "few")])]
-    universal_archives.write(tmp_path / "x.aot", rows, table)
-    assert answer(run, tmp_path / "x.aot", "--n", 512, "--k", 512, "--m", 1)["target"] == "sm_90a"
+    universal_archives.write(folder / "x.aot", rows, table)
+    return folder / "x.aot"
 
 
 def test_a_form_is_explained_by_what_it_predicts(run: Run, tmp_path: Path) -> None:
@@ -173,7 +219,14 @@ def test_a_form_is_explained_by_what_it_predicts(run: Run, tmp_path: Path) -> No
         (["qkv", "--n", 5, "--m", 1], "leave out --n, --k and --dtype"),
         (["qvk", "--m", 1], "did you mean 'qkv'?"),
         (["qkv", "--m", 1, "--gpu", "H300"], "unknown GPU 'H300'; did you mean 'H200'?"),
+        (["qkv", "--m", 1, "--gpu", ""], "unknown GPU ''; known: H200"),
+        (["qkv", "--m", 1, "--gpu", " "], "unknown GPU ' '; known: H200"),
+        (["qkv", "--m", 700, "--m", 800], "--m is there twice, 700 and 800; ask for one M at a time"),
         (["qkv", "--m", 1, "--target", "sm_9a"], "unknown target 'sm_9a'"),
+        (
+            ["qkv", "--m", 1, "--target", "sm_80", "--gpu", "H200"],
+            "does not run sm_80; leave out --target or --gpu, or ",
+        ),
         (["--n", 5, "--k", 5, "--dtype", "fp8", "--m", 1], "unknown element type 'fp8'"),
         ([OTHER, "--m", 1], "serves no layer at M = 1; `aot show"),
     ],

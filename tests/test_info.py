@@ -9,7 +9,7 @@ import pytest
 import runtime
 from aot.pack.write import Package
 
-from .command_line import Run
+from .command_line import Run, unwrapped
 from .inspected import BUILD, ENVIRONMENT, MANY, OTHER, WIDE, WRONG, tables, write
 from .recording_driver import RecordingDriver, cubin, gemm_record
 
@@ -39,6 +39,17 @@ def test_it_says_who_built_it_and_from_what(run: Run, path: Path) -> None:
     assert [word for word in said if word not in out] == []
     assert "libs-base" not in out, "a package of the same version as the one it belongs to"
     assert json.loads(run("info", path, "--json").out)["tools"] == BUILD["tools"]
+
+
+def test_it_says_what_was_tuned(run: Run, tmp_path: Path) -> None:
+    tuning = {"schema": 1, "environments": [ENVIRONMENT | {"candidates": "8f591776" * 8}]}
+    path = write(tmp_path / "x.aot", {"tuning": tuning})
+    assert "on NVIDIA H200, driver 580.1, torch 2.11, of candidates 8f591776 " in unwrapped(run("info", path).out)
+
+
+def test_one_function_is_not_spoken_of_as_several(run: Run, path: Path) -> None:
+    said = unwrapped(run("info", path).out)
+    assert "3 serve an entry, 1 is a candidate that serves nothing, 1 is in no table, called by name" in said
 
 
 def test_it_says_what_failed_is_not_served_and_was_rejected(run: Run, path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from .command_line import Run
-from .inspected import FEW, MANY, OUT, QKV, WIDE, write
+from .inspected import FEW, MANY, OUT, QKV, WIDE, WRONG, write
 
 
 @pytest.fixture
@@ -52,6 +52,7 @@ def test_m_names_the_function_that_serves_it(run: Run, path: Path, m: int, funct
         (["--gemm", "qvk"], "has nothing of the layer 'qvk'; did you mean 'qkv'? known: qkv, o"),
         (["--state", "tund"], "has nothing of the state 'tund'; did you mean 'tuned'?"),
         (["--target", "sm_80"], "has nothing of the target 'sm_80'; did you mean 'sm_90a'?"),
+        (["--m", "1", "--m", "2"], "--m is there twice, 1 and 2; ask for one M at a time"),
         (["--gemm", "qkv", "--state", "ranked"], "has nothing that is all of what was asked; leave out a filter"),
     ],
 )
@@ -64,3 +65,22 @@ def test_a_filter_that_nothing_passes_is_an_error(run: Run, path: Path, argument
 def test_functions_are_listed_with_what_they_are_there_for(run: Run, path: Path) -> None:
     lines = [line.split() for line in run("ls", path, "--functions").out.splitlines()[1:]]
     assert sorted(word for _, word, *_ in lines) == ["by", "candidate", "serves", "serves", "serves"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "listed"),
+    [
+        (["--gemm", "qkv"], {FEW: "serves", MANY: "serves", WIDE: "serves"}),
+        (["--gemm", "o"], {WIDE: "serves", WRONG: "candidate"}),
+        (["--state", "ranked"], {WIDE: "serves", WRONG: "candidate"}),
+        (["--m", 1], {FEW: "serves", WIDE: "serves"}),
+        (["--gemm", "qkv", "--m", 100], {MANY: "serves", WIDE: "equal bits"}),
+        (["--target", "sm_90a", "--state", "tuned", "--m", 1000], {WIDE: "serves"}),
+    ],
+)
+def test_functions_of_what_passes_a_filter_are_listed(
+    run: Run, path: Path, arguments: list[object], listed: dict[str, str]
+) -> None:
+    assert json.loads(run("ls", path, "--functions", *arguments, "--json").out)["uses"] == listed
+    lines = run("ls", path, "--functions", *arguments).out.splitlines()[1:]
+    assert len(lines) == len(listed)

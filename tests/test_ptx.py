@@ -22,7 +22,12 @@ def run(target: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("target", "numbers"), [("sm_90a", (2, 5, 7, 9, 12, 17, 18, 19, 20)), ("sm_80", (0, 9, 10, 20))]
+    ("target", "numbers"),
+    [
+        ("sm_90a", (2, 5, 7, 9, 12, 17, 18, 19, 20)),
+        ("sm_100a", (1, 21, 23)),
+        ("sm_80", (0, 9, 10, 20)),
+    ],
 )
 def test_kernels_compute_what_their_reference_says(target: str, numbers: tuple[int, ...]) -> None:
     done = run(target, *(word for number in numbers for word in ("--case", number)))
@@ -49,10 +54,9 @@ def test_a_kernel_for_ampere_is_right_where_no_build_chooses_it(scaling: str) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a"])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_drawn_variants_of_every_family_are_right(target: str, seed: int) -> None:
-    done = run(target, "--seed", seed)
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a"])
+def test_drawn_variants_of_every_family_are_right(target: str) -> None:
+    done = run(target, "--seed", 1)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -173,6 +173,13 @@ def test_archive_that_does_not_say_what_was_asked_is_refused(rebuild: Any, archi
     assert (done.status, "does not say what `aot build` was asked" in done.err) == (2, True)
 
 
+def test_merged_archive_is_refused_as_one(rebuild: Any, run: Run, model: Path, archive: Path, tmp_path: Path) -> None:
+    assert run("merge", model, archive, "-o", tmp_path / "both.aot").status == 0
+    done = rebuild(tmp_path / "both.aot")
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert "it was merged, or made by an earlier version; rebuild each of those that it was merged of" in done.err
+
+
 def test_nothing_to_do_is_refused(run: Run, archive: Path) -> None:
     done = run("rebuild", archive)
     assert (done.status, "--check compares, -o OUT keeps what is built" in done.err) == (2, True)

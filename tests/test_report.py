@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,19 @@ def test_a_layer_of_a_form_has_predicted_times(tmp_path: Path) -> None:
     places = {place["compute_capability"]: place for place in found(tmp_path / "forms.aot")["places"]}
     (up,) = places["9.0"]["layers"]
     assert (up["state"], up["cells"][0]["state"], up["cells"][0]["us"]) == ("predicted", "predicted", 101.0)
+
+
+def test_the_legend_of_a_kind_of_gpu_has_the_families_that_serve_there(path: Path, run: Run) -> None:
+    data = found(path)
+    (place,) = view(data)["places"]
+    assert (
+        place["families"].keys()
+        == {"own.sm90_small_m", "own.sm90_persistent"}
+        < {r["family"] for r in data["families"]}
+    )
+    run("report", path, "-o", path.parent / "x.html")
+    (legend,) = re.findall('<p class="legend">.*', (path.parent / "x.html").read_text())
+    assert legend.count("<span>") == 2
 
 
 def test_functions_are_added_up_by_target_and_family(path: Path) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,18 @@ def test_a_closed_standard_output_is_one_line(archive: Path) -> None:
     done = subprocess.run(command, shell=True, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("error: standard output is closed")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", [["ls"], ["ls", "--json"], ["info"], ["verify"], ["--help"]])
+def test_a_reader_that_has_seen_enough_ends_it_by_sigpipe(archive: Path, command: list[str], unbuffered: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    arguments = [*COMMAND, command[0], *([] if command == ["--help"] else [str(archive)]), *command[1:]]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(arguments, cwd=ROOT, env=environment, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
 def test_a_closed_standard_error_keeps_errors_out_of_the_output(tmp_path: Path) -> None:

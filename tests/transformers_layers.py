@@ -1,5 +1,6 @@
 """The linear layers, routers and experts of transformers' own modules, built on the meta device: what
-`tests/data/model_layers.json` records. `python -m tests.transformers_layers` writes it.
+`tests/data/model_layers.json` records, with the version that made them. `python -m tests.transformers_layers` writes
+it.
 
 Weights that servers merge are added up under the server's name. A row is (count of modules, groups, n, k, bias), groups
 0 where it is no stack of experts.
@@ -19,6 +20,7 @@ import yaml
 DATA = Path(__file__).parent / "data"
 PUBLISHED: dict[str, dict[str, Any]] = yaml.safe_load((DATA / "models.yaml").read_text())
 RECORDED = DATA / "model_layers.json"
+VERSION = "transformers"  # the name, beside those of models, of the version that made the record
 
 Row = tuple[int, int, int, int, bool]
 
@@ -128,8 +130,10 @@ def server_name(parent: str, leaf: str, paths: Collection[tuple[str, str]]) -> s
 
 
 def record() -> str:
-    """All of it, as text: of each model, by name, at tp 1 and at tp 2."""
-    found = {}
+    """All of it, as text: the version of transformers, and of each model, by name, at tp 1 and at tp 2."""
+    import transformers
+
+    found: dict[str, Any] = {VERSION: transformers.__version__}
     for name in PUBLISHED:
         model = build(cut(name))
         found[name] = {str(tp): rows(model, tp) for tp in (1, 2)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -59,6 +60,13 @@ def tokens_of(words: str) -> list[int]:
         return [int(part) for part in words.split(",")]
     except ValueError:
         raise typer.BadParameter(f"{words!r} is no list of integers such as 1,16,1024", param_hint="--tokens") from None
+
+
+def one_m(given: Sequence[int] | None) -> int | None:
+    """The M of an option that is there once at most; of two the last would count, unsaid."""
+    if given and len(given) > 1:
+        raise typer.BadParameter(f"--m is there twice, {given[0]} and {given[1]}; ask for one M at a time")
+    return given[0] if given else None
 
 
 def count(number: int, one: str, more: str = "") -> str:

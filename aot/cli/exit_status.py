@@ -1,7 +1,9 @@
 """How a command ends: its exit status, and one line on standard error that says why.
 
-Status 0; 1 where a check fails or part of what was asked could not be built; 2 where the call is wrong or its output
-cannot be written; 130 after Ctrl-C, 143 after SIGTERM. Knows none of the commands.
+Status 0; 1 where a check fails, part of what was asked could not be built, archives differ or a layer is missing; 2
+where the call is wrong or its output cannot be written; 130 after Ctrl-C, 143 after SIGTERM. Where who reads standard
+output has seen enough, as in `aot ls | head`, the process ends by SIGPIPE, which a shell calls 141. Knows none of the
+commands.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from runtime.errors import AotError
 from .streams import prepare, tell
 
 INTERRUPTED = 128 + signal.SIGINT
+_UNREAD = 128 + signal.SIGPIPE
 _OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 _UsageError = cast(type[Exception], typer.BadParameter.__base__)  # click's, or that of typer's own copy of click
@@ -56,6 +59,9 @@ def run(command: Callable[[], Any]) -> NoReturn:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
     if message:
         tell(f"error: {message}")
+    if status == _UNREAD:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, for the pipes to workers
+        os.kill(os.getpid(), signal.SIGPIPE)
     sys.exit(128 + signal.SIGTERM if terminated and status == INTERRUPTED else status)
 
 
@@ -73,6 +79,10 @@ def _run(command: Callable[[], Any]) -> tuple[int, str]:
         return 2, _usage(error)
     except typer.Abort:
         return INTERRUPTED, ""
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return _output_failed(end.__context__)  # which click has made status 1
     except OSError as error:
         return _output_failed(error)
 
@@ -115,6 +125,6 @@ def _output_failed(error: OSError) -> tuple[int, str]:
     if error.errno not in _OUTPUT_ERRORS:
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes there
-    if error.errno == errno.EPIPE:  # the reader has seen enough, as in `aot ls | head`
-        return 1, ""
+    if error.errno == errno.EPIPE:
+        return _UNREAD, ""
     return 2, f"standard output cannot be written ({error.strerror}); redirect it elsewhere"

@@ -6,6 +6,7 @@ Knows of a file its kind, and leaves what is in it to those who read it.
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,7 +33,8 @@ def open_archive(path: Path, admit: Admit | None = None) -> Archive:
 
         if lists_gemms(path):
             raise InputRefused(
-                f"{path}: is a manifest, not an archive; `aot build {path} -o OUT` makes an archive of it"
+                f"{path}: is a manifest, not an archive; `aot build {shlex.quote(str(path))} -o OUT` makes an archive "
+                "of it"
             ) from None
         raise
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import textwrap
@@ -39,17 +40,14 @@ def print_wrapped(text: str, first: str = "", rest: str = "") -> None:
     print("\n".join(lines) if lines else first.rstrip())
 
 
-def print_command(command: str, first: str = "") -> None:
-    """Print a shell's command to be pasted: in lines that fit, each but the last continued, and no word cut."""
-    rest = first + "  "
-    lines = textwrap.wrap(
-        command,
-        width() - 2,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def print_command(words: Sequence[str], first: str = "") -> None:
+    """Print a shell's command to be pasted, each word quoted where it must be: in lines that fit, each but the last
+    continued, and no word cut."""
+    most, lines = width() - 2, [first]
+    for word in map(shlex.quote, words):
+        if lines[-1].strip() and len(lines[-1]) + len(word) + 1 > most:
+            lines.append(f"{first} ")
+        lines[-1] += f" {word}" if lines[-1].strip() or len(lines) > 1 else word
     print(" \\\n".join(lines))
 
 

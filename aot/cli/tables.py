@@ -86,3 +86,9 @@ def environment_words(environment: dict[str, Any]) -> str:
     ]
     done = "functions checked" if "right" in environment else "tuned"
     return ", ".join([f"{done} on {environment['gpu']}", *versions])
+
+
+def tuning_words(environment: dict[str, Any]) -> str:
+    """The same with the archive of candidates that was tuned, by the beginning of its digest."""
+    candidates = str(environment.get("candidates") or "")
+    return environment_words(environment) + (f", of candidates {candidates[:8]}" if candidates else "")

@@ -14,6 +14,7 @@ from runtime.tables.table import Entry
 
 from ..pack import timings
 from ..problem.manifest import Gemm, Manifest, Use
+from ..search.targets import target_for
 from .missing import served_by_package
 from .serving import Place, Serving
 
@@ -25,8 +26,9 @@ def coverage(serving: Serving, of: Manifest, places: Iterable[Place]) -> list[di
     """For each place every layer of the manifest, with the M values that it asks for by state.
 
     States are "tuned"; "beyond", tuned but for an M larger than any that was measured; "ranked"; "predicted", by a
-    form; and "missing". A layer's `tuned_on` is the kind of GPU that its entry is for, where that is another than is
-    asked for. `package` says of a layer that is missing whether the archive in the package has a form for it.
+    form; and "missing". A place's `target` is the one to build for. A layer's `tuned_on` is the kind of GPU that its
+    entry is for, where that is another than is asked for. `package` says of a layer that is missing whether the archive
+    in the package has a form for it.
 
     Raises:
         RecordError: a table is malformed.
@@ -36,6 +38,7 @@ def coverage(serving: Serving, of: Manifest, places: Iterable[Place]) -> list[di
             "gpu": place.gpu._asdict(),
             "assumed_gpu": place.assumed,
             "compute_capability": "{}.{}".format(*place.capability),
+            "target": target_for(place.capability),
             "layers": _layers(serving, of, place),
         }
         for place in places

@@ -26,9 +26,10 @@ def diff(old: Archive, new: Archive) -> dict[str, Any]:
     """What `new` has in place of what `old` has.
 
     `same` is whether functions and tables are equal, byte for byte; files may differ even so, by how they were
-    compressed. `entries` has those added, removed and changed; a changed one has `choices`, the ranges of M where
-    another function serves, by the beginning of its digest and by name, and `times`, how many times as fast the new
-    functions are where both were measured. `tables` names those that differ, of which people are shown no more.
+    compressed. `entries` has those added, removed and changed; a changed one has `what`, the words of what differs,
+    `choices`, the ranges of M where another function serves, by the beginning of its digest and by name, and `times`,
+    how many times as fast the new functions are where both were measured. `build` has what else was asked of the
+    builds, in words, and how candidates were ranked. `tables` names those that differ.
     """
     before, after = digests(old), digests(new)
     functions = {
@@ -44,6 +45,7 @@ def diff(old: Archive, new: Archive) -> dict[str, Any]:
         "functions": functions,
         "entries": _entries(old, new, before, after),
         "forms": _sets(_forms(old), _forms(new)),
+        "build": _pairs(_asked(old), _asked(new)),
         "tools": _pairs(build_table.read(old).tools, build_table.read(new).tools),
         "providers": _pairs(build_table.read(old).providers, build_table.read(new).providers),
         "models": _sets(_models(old), _models(new)),
@@ -85,6 +87,20 @@ def _pairs(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, list[str
 
 def _forms(archive: Archive) -> list[list[str]]:
     return [[row.name, row.form.target] for row in forms.rows(archive, forms.read(archive))]
+
+
+def _asked(archive: Archive) -> dict[str, str]:
+    """What a build was told besides manifests and with what it ranked, by name."""
+    build = build_table.read(archive)
+    found = {f"ranking {target}": by for target, by in build.ranking.items()}
+    if build.candidates is not None:
+        found["candidates"] = str(build.candidates)
+    if build.asked is None:
+        return found
+    asked = build.asked
+    found |= {f"input {role}": digest for role, digest in asked.inputs.items()}
+    named = {"targets": asked.targets, "functions": asked.functions, "universal": ["yes"] if asked.universal else []}
+    return found | {what: ", ".join(words) for what, words in named.items() if words}
 
 
 def _models(archive: Archive) -> list[list[str | None]]:
@@ -145,7 +161,7 @@ def _changes(old: Entry, new: Entry, before: Mapping[str, str], after: Mapping[s
     """How an entry differs, None where it does not, what was measured included."""
     if old == new and all(before[name] == after[name] for name in old.names):
         return None
-    return {
+    found = {
         "was": old.state,
         "was_for": gpu(old),
         "choices": list(_choices(old.ranges, new.ranges, before, after)),
@@ -155,6 +171,18 @@ def _changes(old: Entry, new: Entry, before: Mapping[str, str], after: Mapping[s
         else [[list(pair) for pair in of] for of in (old.torch_faster, new.torch_faster)],
         "times": _times(old, new),
     }
+    differ = {
+        "state": old.state != new.state,
+        "GPU": old.gpu != new.gpu,
+        "ranges": found["choices"],
+        "equal bits": found["equal_bits"],
+        "torch faster": found["torch_faster"],
+        "candidates": old.candidates != new.candidates,
+        "code": any(before[name] != after[name] for name in {*old.names} & {*new.names}),
+        "functions": {*old.names} != {*new.names},
+        "times": list(old.timings) != list(new.timings),
+    }
+    return found | {"what": [word for word, differs in differ.items() if differs]}
 
 
 _Ranges = Sequence[tuple[int | None, str]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
@@ -66,7 +67,7 @@ def named(archive: Archive, word: str) -> str:
         near = did_you_mean(word, archive.functions).partition("known:")[0]
         raise UnknownFunction(
             f"{archive.path}: has no function {word!r:.100}, and no digest begins so, in at least {SHORTEST} digits; "
-            f"{near}`aot ls {archive.path} --functions` lists them"
+            f"{near}`aot ls {shlex.quote(str(archive.path))} --functions` lists them"
         )
     return found
 

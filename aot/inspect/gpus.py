@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
-from runtime.device.gpus import H100, Gpu
 from runtime.errors import AotError
-from runtime.tables.dispatch import Capability
+from runtime.tables.dispatch import serves
 from runtime.tables.table import Entry
 
-from ..pack.forms import USUAL_GPU, capability
+from ..pack.forms import capability
+from ..pack.kinds import COMMON, Kind
+from ..search.targets import target_for
 from ..suggest import did_you_mean
 
 
@@ -18,23 +18,8 @@ class UnknownGpu(AotError):
     """A name that is no kind of GPU known here."""
 
 
-class Kind(NamedTuple):
-    """A kind of GPU and its compute capability."""
-
-    gpu: Gpu
-    capability: Capability
-
-
-# Names as the driver gives them; SMs and memory rates in GB/s of NVIDIA's data sheets, an H200's and an H100's as their
-# drivers' clocks and bus widths give them.
-COMMON = (
-    Kind(USUAL_GPU, (9, 0)),
-    Kind(H100, (9, 0)),
-    Kind(Gpu("NVIDIA H20", 78, 4000), (9, 0)),
-    Kind(Gpu("NVIDIA A100-SXM4-80GB", 108, 2039), (8, 0)),
-    Kind(Gpu("NVIDIA B200", 148, 8000), (10, 0)),
-    Kind(Gpu("NVIDIA GeForce RTX 5090", 170, 1792), (12, 0)),
-)
+class OtherTarget(AotError):
+    """A kind of GPU that does not run the target that is asked for."""
 
 
 def kinds_of(entries: Iterable[Entry]) -> list[Kind]:
@@ -54,7 +39,20 @@ def named(word: str, entries: Iterable[Entry]) -> Kind:
         if word.lower() in (kind.gpu.name.lower(), *kind.gpu.name.lower().split()):
             return kind
     for kind in kinds:
-        if all(part in kind.gpu.name.lower() for part in parts):
+        if parts and all(part in kind.gpu.name.lower() for part in parts):
             return kind
     names = dict.fromkeys(kind.gpu.name.removeprefix("NVIDIA ") for kind in kinds)
     raise UnknownGpu(f"unknown GPU {word!r:.80}; {did_you_mean(word, names)}; or give --target")
+
+
+def require_runs(kind: Kind, target: str) -> None:
+    """Refuse a target whose code a kind of GPU does not run.
+
+    Raises:
+        OtherTarget: it does not.
+    """
+    if serves(target, kind.capability):
+        return
+    runs = target_for(kind.capability)
+    instead = "" if runs is None else f", or give --target {runs}"
+    raise OtherTarget(f"{kind.gpu.name} does not run {target}; leave out --target or --gpu{instead}")

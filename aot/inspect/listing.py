@@ -6,13 +6,14 @@ from typing import Any
 
 from runtime.container.archive import RECORDS, TABLES, Archive
 from runtime.gemm.universal import PREDICTED
+from runtime.tables.table import Entry
 
 from ..pack import build_table, forms, tuning_table
 from ..pack.filter import Filter, by_names
 from ..pack.precedence import Precedence
 from .digests import short_names
 from .entries import gpu, is_in, measured, models_of, names_of, ranges
-from .uses import uses
+from .uses import BY_NAME, uses_in
 
 
 def listing(archive: Archive, wanted: Filter = Filter(), m: int | None = None) -> dict[str, Any]:  # noqa: B008
@@ -26,7 +27,8 @@ def listing(archive: Archive, wanted: Filter = Filter(), m: int | None = None) -
     entries. `instead` is what an entry gives way to, if it serves nothing (`aot.pack.precedence`). Where there is an
     `m`, entries have only the range that it is in. A range's `us` and `ratio` (baseline time / its own; above 1 is
     faster) are those at the largest M it was measured at, None where it was not; `measured` counts such M. `uses` says
-    of each function what it is there for (`aot.inspect.uses`).
+    of each function what it is there for (`aot.inspect.uses`): of those that are wanted, for what is wanted, and with
+    an `m` of those that may serve it.
 
     Raises:
         NothingLike: there is nothing that is wanted.
@@ -34,6 +36,7 @@ def listing(archive: Archive, wanted: Filter = Filter(), m: int | None = None) -
     """
     names, models = names_of(archive), models_of(archive)
     entries: list[dict[str, Any]] = []
+    kept: list[Entry] = []
     used: set[str] = set()
     precedence = Precedence(archive)
     for entry in precedence.entries:
@@ -41,6 +44,7 @@ def listing(archive: Archive, wanted: Filter = Filter(), m: int | None = None) -
         key = entry.signature.key()
         if not wanted.takes(entry.target, entry.state, by_names(names, key)):
             continue
+        kept.append(entry)
         entries.append(
             {
                 "signature": key,
@@ -70,15 +74,13 @@ def listing(archive: Archive, wanted: Filter = Filter(), m: int | None = None) -
         states = [*sorted({entry.state for entry in precedence.entries}), *([PREDICTED] if universal else [])]
         layers = [name for of in names.values() for name in of]
         raise wanted.why_nothing(str(archive.path), archive.targets, states, layers)
+    found = uses_in(precedence, kept, [row.form for row in rows], m)
+    found |= {} if m is not None else {str(row["name"]): BY_NAME for row in others}
     return {
         "entries": entries,
         "forms": forms.listing(rows, universal.checked_on if universal else {}),
         "functions": sorted(others, key=lambda row: str(row["name"])),
-        "uses": {
-            name: use
-            for name, use in uses(archive, precedence).items()
-            if not wanted.targets or targets[name] in wanted.targets
-        },
+        "uses": {name: found[name] for name in targets if name in found},
         "short_names": short_names(archive),
         "totals": totals(archive)
         | {what: sum(entry[what] for entry in entries) for what in ("measured", "faster_with_torch")},

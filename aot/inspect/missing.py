@@ -13,6 +13,7 @@ from runtime.program.operation import operation
 from runtime.tables.dispatch import serves
 
 from ..problem.manifest import signature_problem
+from ..search.targets import target_for
 from .serving import Place, Serving
 
 _NEAREST = 3
@@ -21,7 +22,8 @@ _NEAREST = 3
 def missing(
     archive: Archive, serving: Serving, signature: Any, place: Place, names: Mapping[str, list[str]]
 ) -> dict[str, Any]:
-    """The `nearest` entries, by how they differ, and what to do about a signature in `advice`."""
+    """The `nearest` entries, by how they differ, and what to do about a signature: `advice`, of which the last may be
+    to run `commands`, word by word."""
     of = operation(signature.operation)
     entries = {(e.signature, e.target): e for e in serving.dispatch(signature.operation).entries}
 
@@ -37,23 +39,24 @@ def missing(
         nearest.append(
             {"signature": have.key(), "names": names.get(have.key(), []), "target": target, "differs": reasons}
         )
-    return {"nearest": nearest, "advice": _advice(archive, signature, place)}
+    advice, commands = _advice(archive, signature, place)
+    return {"nearest": nearest, "advice": advice, "commands": commands}
 
 
-def _advice(archive: Archive, signature: Any, place: Place) -> list[str]:
-    """What to do to have it served."""
+def _advice(archive: Archive, signature: Any, place: Place) -> tuple[list[str], list[list[str]]]:
+    """What to do to have it served, and the commands that the last of it is of."""
     problem = signature_problem(signature) if isinstance(signature, Signature) else None
     if problem is not None:
-        return [f"no build takes it: {problem[0]} {problem[1]}"]
-    advice = []
+        return [f"no build takes it: {problem[0]} {problem[1]}"], []
+    advice, target = [], target_for(place.capability)
     if served_by_package([signature], place):
         advice.append(
             f'load the package\'s archive below this one: runtime.load([runtime.universal(), "{archive.path}"])'
         )
-    advice.append(
-        f"add it to a manifest and run: aot build MANIFEST --base {archive.path} -o OUT; then aot tune OUT -o TUNED"
-    )
-    return advice
+    advice.append("write a manifest of this layer alone, as tuned ones that it names would be ranked again, and run:")
+    on = ["--target", target] if target else []
+    build = ["aot", "build", "MANIFEST", *on, "--base", str(archive.path), "-o", "OUT"]
+    return advice, [build, ["aot", "tune", "OUT", "-o", "TUNED"]]
 
 
 def served_by_package(signatures: Iterable[Any], place: Place) -> set[Any]:

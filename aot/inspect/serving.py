@@ -5,6 +5,7 @@ Knows nothing of times, and nothing of how any of it is shown.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from runtime.container.archive import Archive
@@ -15,8 +16,9 @@ from runtime.tables.dispatch import Capability, Dispatch
 from runtime.tables.table import Entry
 
 from ..pack import forms
+from ..pack.kinds import usual
 from ..pack.precedence import Precedence
-from .gpus import COMMON, Kind, kinds_of, named
+from .gpus import kinds_of, named, require_runs
 
 
 class Place(NamedTuple):
@@ -49,26 +51,16 @@ class Serving:
 
     def places(self, signature: Any, target: str | None = None, gpu: str | None = None) -> list[Place]:
         """Where to look: the kind of GPU that is named, if one is; else each that entries for the signature are for,
-        and an H200 or no known kind for targets that have none. Of `target` alone, where one is named.
+        and what is assumed (`aot.pack.kinds`) for targets that have none. Of `target` alone, where one is named.
 
         Raises:
             UnknownGpu: `gpu` is no kind that is known.
+            OtherTarget: it does not run `target`.
         """
         if gpu is not None:
-            kind = named(gpu, self.entries)
-            return [Place(kind.capability, kind.gpu, False)]
-        of = [e for e in self.entries if e.signature == signature and target in (None, e.target)]
-        found = [Place(kind.capability, kind.gpu, False) for kind in kinds_of(of)]
-        targets = dict.fromkeys(e.target for e in of if e.gpu is None)
-        if self.precedence.universal is not None:
-            forms_for = (form.target for _, form in self.precedence.universal.forms)
-            targets |= dict.fromkeys(t for t in forms_for if target in (None, t))
-        if target is not None:
-            targets[target] = None
-        known = {place.capability for place in found}
-        more = [forms.capability(t) for t in targets]
-        found += [self._usual(c) for c in dict.fromkeys(more) if c not in known]
-        return found or [self._usual(forms.capability(t)) for t in self._targets()]
+            return [self._named(gpu, target)]
+        found = self._of([e for e in self.entries if e.signature == signature], target)
+        return found or [self._usual(c) for c in dict.fromkeys(forms.capability(e.target) for e in self.entries)]
 
     def everywhere(self, target: str | None = None, gpu: str | None = None) -> list[Place]:
         """Where to look for any signature: the kind of GPU that is named, if one is; else each that entries are for, of
@@ -76,25 +68,32 @@ class Serving:
 
         Raises:
             UnknownGpu: `gpu` is no kind that is known.
+            OtherTarget: it does not run `target`.
         """
-        if gpu is not None or target is not None:
-            return self.places(None, target, gpu)
-        found = [Place(kind.capability, kind.gpu, False) for kind in kinds_of(self.entries)]
+        return self._of(self.entries, target) if gpu is None else [self._named(gpu, target)]
+
+    def _named(self, gpu: str, target: str | None) -> Place:
+        kind = named(gpu, self.entries)
+        if target is not None:
+            require_runs(kind, target)
+        return Place(kind.capability, kind.gpu, False)
+
+    def _of(self, entries: Iterable[Entry], target: str | None) -> list[Place]:
+        """Each kind of GPU that some entries are for; then one for each other capability of theirs, of forms, and of
+        `target`, where there is one: then of that alone."""
+        entries = [e for e in entries if target in (None, e.target)]
+        found = [Place(kind.capability, kind.gpu, False) for kind in kinds_of(entries)]
         universal = self.precedence.universal
-        of_forms = (form.target for _, form in universal.forms) if universal else ()
-        targets = [*self._targets(), *of_forms]
+        of_forms = [form.target for _, form in universal.forms] if universal else []
+        targets = [e.target for e in entries] + [t for t in of_forms if target in (None, t)]
+        targets += [] if target is None else [target]
         known = {place.capability for place in found}
         return found + [self._usual(c) for c in dict.fromkeys(map(forms.capability, targets)) if c not in known]
 
-    def _targets(self) -> list[str]:
-        return list(dict.fromkeys(e.target for e in self.entries))
-
     def _usual(self, capability: Capability) -> Place:
-        """A kind that runs code for a capability: one that entries are for, else a common one, else an H200's size."""
-        of_entries = kinds_of(self.entries)
-        kinds = [kind for kind in (*of_entries, *COMMON) if kind.capability == capability]
-        kind = kinds[0] if kinds else Kind(forms.USUAL_GPU, capability)
-        return Place(capability, kind.gpu, kind not in of_entries)
+        """A kind that runs code for a capability: the first that entries are for, else what is assumed."""
+        of_entries = [kind.gpu for kind in kinds_of(self.entries) if kind.capability == capability]
+        return Place(capability, of_entries[0], False) if of_entries else Place(capability, usual(capability), True)
 
     def find(self, signature: Any, place: Place) -> AnyEntry | None:
         """What serves there; None if nothing does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
             raise UnknownName(f"{archive.path}: {name!r} is a form; put an N and a K in place of its stars")
         known = [*{e.signature.key(): None for e in entries}, *{n: None for of in names.values() for n in of}]
         near = did_you_mean(name, [*known, *archive.functions, *_with_extents(of_forms, name)]).split("known:")[0]
-        near += f"`aot ls {archive.path}` lists them"
+        near += f"`aot ls {shlex.quote(str(archive.path))}` lists them"
         if reason := _why_not_predicted(archive, name, near):
             raise UnknownName(f"{archive.path}: {name!r} has no entry, and {reason}")
         raise UnknownName(f"{archive.path}: has no function or signature {name!r}, and no manifest's name; {near}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -70,7 +71,8 @@ def _served_by(archive: Archive, serving: Serving, function: str, m: int) -> lis
     ]
     if not served:
         raise UnknownName(
-            f"{archive.path}: {function} serves no layer at M = {m}; `aot show {archive.path} {function}` describes it"
+            f"{archive.path}: {function} serves no layer at M = {m}; "
+            f"`aot show {shlex.quote(str(archive.path))} {function}` describes it"
         )
     return list(dict.fromkeys(served))
 

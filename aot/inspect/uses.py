@@ -5,7 +5,11 @@ Knows nothing of how any of it is shown.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from runtime.container.archive import Archive
+from runtime.gemm.universal import UniversalForm
+from runtime.tables.table import Entry
 
 from ..pack.precedence import Precedence
 
@@ -20,15 +24,28 @@ USES = (SERVES, EQUAL_BITS, FORM, CANDIDATE, BY_NAME)
 
 def uses(archive: Archive, precedence: Precedence) -> dict[str, str]:
     """The first of `USES` that is true of each function, by name, in the archive's order."""
-    found: dict[str, str] = {}
+    forms = [] if precedence.universal is None else [form for _, form in precedence.universal.forms]
+    found = uses_in(precedence, precedence.entries, forms)
+    return {name: found.get(name, BY_NAME) for name in archive.functions}
+
+
+def uses_in(
+    precedence: Precedence, entries: Iterable[Entry], forms: Iterable[UniversalForm], m: int | None = None
+) -> dict[str, str]:
+    """The same of the functions of some entries and forms, as far as these go; of one `m` only what may serve it."""
     of: dict[str, set[str]] = {use: set() for use in USES}
-    for entry in precedence.entries:
-        of[CANDIDATE].update(entry.names)
+    for entry in entries:
+        if m is None:
+            of[CANDIDATE].update(entry.names)
         if precedence.instead_of(entry) is None:
-            of[SERVES].update(entry.names[place] for place in entry.chosen)
-            of[EQUAL_BITS].update(name for _, name in entry.invariant_ranges or ())
-    if precedence.universal is not None:
-        of[FORM].update(f.name for _, form in precedence.universal.forms for f in form.functions)
+            of[SERVES].update(_serving(entry, m))
+            of[EQUAL_BITS].update(() if entry.invariant is None else _serving(entry.only_invariant(), m))
+    of[FORM].update(f.name for form in forms for f in form.functions)
+    found: dict[str, str] = {}
     for use in USES[:-1]:
         found |= dict.fromkeys(of[use] - found.keys(), use)
-    return {name: found.get(name, BY_NAME) for name in archive.functions}
+    return found
+
+
+def _serving(entry: Entry, m: int | None) -> list[str]:
+    return [name for _, name in entry.ranges] if m is None else [entry.best(m)]

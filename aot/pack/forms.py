@@ -17,6 +17,7 @@ from runtime.tables.table import TARGET
 
 from ..search.universal import form_word
 from .fields import naming
+from .kinds import usual
 from .tables import operation_entries
 
 TABLE = "universal"
@@ -100,7 +101,8 @@ def predicted(
     """What is chosen for a signature at each of `tokens` rows, on each target that has a form for it, or on GPUs of the
     target `where` alone; none of none.
 
-    Times depend on the GPU: they are those of a kind that `checked_on` names and this archive knows, else of an H200.
+    Times depend on the GPU: they are those of a kind that `checked_on` names and this archive knows, else of what is
+    assumed of the target (`aot.pack.kinds`).
 
     Raises:
         RecordError: a cost program is malformed.
@@ -152,5 +154,5 @@ def capability(target: str) -> tuple[int, int]:
 def _gpu(archive: Archive, checked_on: Sequence[str], target: str) -> Gpu:
     """The kind to predict for."""
     kinds = [entry.gpu for entry in operation_entries(archive) if entry.gpu is not None and entry.target == target]
-    kinds.append(USUAL_GPU)
-    return next((gpu for name in checked_on for gpu in kinds if gpu.name == name), USUAL_GPU)
+    assumed = usual(capability(target))
+    return next((gpu for name in checked_on for gpu in (*kinds, assumed) if gpu.name == name), assumed)

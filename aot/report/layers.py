@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from typing import Any
 
-from .strips import MOST_RANGES, strips
+from .strips import MOST_RANGES, family_class, strips
 from .text import ratio, span, us
 
 MOST_LAYERS = 60  # of a kind of GPU; the slowest against torch, where there are more
@@ -21,9 +21,10 @@ def place_view(place: dict[str, Any], by_digest: dict[str, Any], families: dict[
     shared = {name for name, number in Counter(layer["label"] for layer in layers).items() if number > 1}
     names = [_unique(layer, shared) for layer in layers]
     gpu = place["gpu"]
+    rate = f", {gpu['memory_gbps']} GB/s" if gpu["memory_gbps"] else ""
     return {
         "gpu": gpu["name"],
-        "says": f"{gpu['multiprocessors']} SMs, {gpu['memory_gbps']} GB/s, sm {place['compute_capability']}"
+        "says": f"{gpu['multiprocessors']} SMs{rate}, sm {place['compute_capability']}"
         + (", assumed: nothing was tuned here" if place["assumed_gpu"] else ""),
         "columns": place["bins"],
         "rows": [
@@ -39,6 +40,7 @@ def place_view(place: dict[str, Any], by_digest: dict[str, Any], families: dict[
         "all": len(place["layers"]),
         "any_measured": any(layer["points"] for layer in layers),
         "times": [row for name, layer in zip(names, layers, strict=True) for row in _times(name, layer, place)],
+        "families": _families(layers, by_digest, families),
         "strips": strips(names, layers, by_digest, families),
         "ranges": [
             {
@@ -51,6 +53,12 @@ def place_view(place: dict[str, Any], by_digest: dict[str, Any], families: dict[
             if layer["ranges"]
         ],
     }
+
+
+def _families(layers: list[dict[str, Any]], by_digest: dict[str, Any], families: dict[str, int]) -> dict[str, str]:
+    """The families that the picture of dispatch has, in the order of `families`, each with its colour's class."""
+    shown = {by_digest[row["digest"]]["family"] for layer in layers for row in layer["ranges"][:MOST_RANGES]}
+    return {name: family_class(number) for name, number in families.items() if name in shown}
 
 
 def _unique(layer: dict[str, Any], shared: set[str]) -> str:

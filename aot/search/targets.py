@@ -57,6 +57,11 @@ TARGETS = {
 USUAL_TARGETS = tuple(t.name for t in TARGETS.values() if t.compiler_cuda == 12)
 
 
+def target_for(capability: tuple[int, int]) -> str | None:
+    """The target whose code a GPU of a compute capability runs; None where there is none."""
+    return next((t.name for t in TARGETS.values() if capability in t.serves), None)
+
+
 def target(name: str) -> Target:
     """The target called `name`.
 

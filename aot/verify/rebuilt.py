@@ -65,8 +65,8 @@ def asked_of(archive: Archive) -> tuple[Build, Asked]:
     build = build_table.read(archive)
     if build.asked is None:
         raise NotRebuildable(
-            f"{archive.path}: does not say what `aot build` was asked, which merged archives and those of earlier "
-            "versions do not; build it again"
+            f"{archive.path}: does not say what `aot build` was asked: it was merged, or made by an earlier version; "
+            "rebuild each of those that it was merged of, or build it again"
         )
     return build, build.asked
 

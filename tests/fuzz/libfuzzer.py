@@ -29,7 +29,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run came to; `corpus` counts inputs that each reach something new."""
+    """What a run came to; `corpus` counts the inputs in its folder at the end: those that it began with, and those that
+    reached something new."""
 
     executions: int
     seconds: float

@@ -27,13 +27,14 @@ def main() -> int:
     cases = tuple(check.CASES[i] for i in options.case) if options.case else check.CASES
     wrong = 0
     drawn = check.drawn(options.target, random.Random(options.seed), cases)
-    for variant, case in check.named(options.name, cases) if options.name else drawn:
-        if options.family and variant.family not in options.family:
+    for variants, case in check.named(options.name, cases) if options.name else drawn:
+        if options.family and variants[0].family not in options.family:
             continue
+        variant, lowered = check.lowered_first(variants)
         for forgets in options.forget or [""]:
             begun = time.monotonic()
             try:
-                found = check.check(variant, case, seed=options.seed, forgets=forgets)
+                found = check.check(variant, lowered, case, seed=options.seed, forgets=forgets)
             except Exception as failure:
                 found = f"{type(failure).__name__}: {failure}"
             wrong += isinstance(found, str)

@@ -172,6 +172,12 @@ def _lop3(a: Values, b: Values, c: Values, table: int) -> Values:
     return found
 
 
+def _dot_of_bytes(a: Values, b: Values, c: Values) -> Values:
+    """Four products of signed bytes, and what they are added to."""
+    left, right = (np.ascontiguousarray(x).view(np.int8).reshape(-1, 4).astype(np.int32) for x in (a, b))
+    return (left * right).sum(1, dtype=np.int32) + c
+
+
 def _selected(a: Values, b: Values, first: Values) -> Values:
     found: Values = np.where(first, a, b)
     return found
@@ -250,6 +256,8 @@ def function(words: tuple[str, ...]) -> tuple[str, tuple[str, ...] | str, Callab
         return to, (kind, kind, to), lambda a, b, c: _wide(a, b, kind) + c
     if opcode == "mad":
         return kind, kind, lambda a, b, c: a * b + c
+    if opcode == "dp4a":
+        return "s32", "s32", _dot_of_bytes
     if opcode == "copysign":  # the sign of the first operand
         return kind, kind, lambda a, b: np.copysign(b, a)
     if opcode == "fma" and words[-2:] in (("f32", "bf16"), ("f32", "f16")):

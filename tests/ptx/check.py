@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import tempfile
@@ -10,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aot.compile.lower import lower
+from aot.compile.lower import Lowered, LoweringError, lower
 from aot.pack.forms import capability
 from aot.pack.write import Package
 from aot.search.legal import legal_variants, of_name, unsuited
@@ -29,6 +30,8 @@ from runtime.rmsnorm import Signature as RmsNorm
 
 from .driver import EmulatingDriver, as_on_gpu, small_gpu
 from .parse import parse
+
+_TRIES = 6  # some legal variants spill registers
 
 
 class Case(NamedTuple):
@@ -73,23 +76,24 @@ CASES = (
 )
 
 
-def drawn(target: str, rng: random.Random, cases: tuple[Case, ...] = CASES) -> Iterator[tuple[Variant, Case]]:
-    """For each case a legal variant of every family that computes it, drawn."""
+def drawn(target: str, rng: random.Random, cases: tuple[Case, ...] = CASES) -> Iterator[tuple[list[Variant], Case]]:
+    """For each case, and every family that computes it, a few legal variants, drawn: the first that compiles to what
+    may be shipped is to be tried."""
     for case in cases:
         by_family: dict[tuple[str, str], list[Variant]] = {}
         for name in provider_names():
             for variant in legal_variants(name, target, case.signature):
                 by_family.setdefault((name, variant.family), []).append(variant)
         for _, variants in sorted(by_family.items()):
-            yield rng.choice(variants), case
+            yield rng.sample(variants, min(len(variants), _TRIES)), case
 
 
-def named(names: Iterable[str], cases: tuple[Case, ...] = CASES) -> Iterator[tuple[Variant, Case]]:
+def named(names: Iterable[str], cases: tuple[Case, ...] = CASES) -> Iterator[tuple[list[Variant], Case]]:
     """Legal variants by name, which builds need not choose, each with the cases that it computes."""
     for name in names:
         variant = of_name(name)
         assert variant is not None, name
-        yield from ((variant, case) for case in cases if unsuited(variant, case.signature) is None)
+        yield from (([variant], case) for case in cases if unsuited(variant, case.signature) is None)
 
 
 # What makes a kernel wrong, by what it forgets: patterns of PTX and what comes in their place.
@@ -109,9 +113,23 @@ def broken(ptx: str, what: str) -> str:
     return found
 
 
-def check(variant: Variant, case: Case, multiprocessors: int = 3, seed: int = 0, forgets: str = "") -> float | str:
-    """The relative error of what a variant computes, or what is wrong with it; `forgets` is one of `BROKEN`."""
-    lowered = lower(variant, keep_ptx=True)
+def lowered_first(variants: Iterable[Variant]) -> tuple[Variant, Lowered]:
+    """The first that compiles to what may be shipped, with its PTX."""
+    refused: list[str] = []
+    for variant in variants:
+        try:
+            return variant, lower(variant, keep_ptx=True)
+        except LoweringError as error:
+            refused.append(str(error))
+    raise LoweringError(refused[-1])
+
+
+def check(
+    variant: Variant, lowered: Lowered, case: Case, clusters: int = 2, seed: int = 0, forgets: str = ""
+) -> float | str:
+    """The relative error of what a variant computes on a GPU that holds so many clusters, or what is wrong with it;
+    `forgets` is one of `BROKEN`."""
+    cluster = [variant.options[name] for name in ("cluster_m", "cluster_n", "cluster") if name in variant.options]
     record, ptx = lowered.record, broken(lowered.ptx, forgets) if forgets else lowered.ptx
     sizes = {
         record["kernels"][launch["kernel"]]["symbol"]: tuple(p["size"] for p in launch["parameters"])
@@ -120,7 +138,7 @@ def check(variant: Variant, case: Case, multiprocessors: int = 3, seed: int = 0,
     driver = EmulatingDriver(
         kernels={lowered.cubin: sizes},
         ptx={lowered.cubin: parse(ptx)},
-        kind=small_gpu(multiprocessors),
+        kind=small_gpu(clusters * math.prod(map(int, cluster)) + 1),
         capability=capability(variant.target),
         seed=seed,
     )

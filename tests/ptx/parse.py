@@ -40,7 +40,8 @@ class Kernel:
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)\s*\((.*?)\)([^{]*)\{", re.S)
-_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(\w+)(?:\[(\d+)\])?")
+_POINTER = r"(?:\.ptr\s+(?:\.global\s+)?(?:\.align\s+\d+\s+)?)?"
+_PARAMETER = re.compile(rf"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+{_POINTER}(\w+)(?:\[(\d+)\])?")
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.S)
 
 

@@ -87,10 +87,10 @@ def _matrix(of: int, cta: Cta, rows: int, kind: str, transposed: bool) -> Values
     return E2M1[np.stack([packed & 15, packed >> 4], 2).reshape(rows, 64)]
 
 
-def _of_tensor_memory(cta: Cta, address: int, rows: int, kind: str) -> Values:
+def _of_tensor_memory(cta: Cta, address: int, rows: int, group: int, kind: str) -> Values:
     """(rows, K) of operand A in tensor memory, a row a lane."""
-    lane, column = address >> 16, address & 0xFFFF
-    words = np.ascontiguousarray(cta.tensor.data[lane : lane + rows, column : column + 8])
+    lanes, column = (address >> 16) + _lanes(rows, group), address & 0xFFFF
+    words = np.ascontiguousarray(cta.tensor.data[lanes, column : column + 8])
     return tensor_cores.decoded(words.view(np.uint8), kind)
 
 
@@ -103,16 +103,19 @@ def _scales(cta: Cta, address: int, rows: int, place: int, count: int, kind: str
     return (UE8M0 if kind == "ue8m0" else np.abs(E4M3))[np.stack(values, 1)]
 
 
+def _lanes(rows: int, group: int) -> Values:
+    """Where 64 or 128 rows of a CTA are: 64 of a CTA alone are 16 of each 32 lanes."""
+    row = np.arange(rows)
+    return row // 16 * 32 + row % 16 if rows == 64 and group == 1 else row
+
+
 def _places(of: Shape, group: int, rank: int) -> list[tuple[slice, Values, slice]]:
     """Where D is in a CTA's tensor memory: rows of D, their lanes, and columns of D, which begin at the address."""
     whole = slice(0, of.columns)
     each = of.rows // group
     rows = slice(rank * each, rank * each + each)
-    if each == 128:
-        return [(rows, np.arange(128), whole)]
-    if group == 1:  # 64 rows: 16 of each 32 lanes
-        row = np.arange(64)
-        return [(rows, row // 16 * 32 + row % 16, whole)]
+    if each == 128 or group == 1:
+        return [(rows, _lanes(each, group), whole)]
     half = of.columns // 2  # 64 rows of each CTA: columns of the second half in the upper lanes
     return [(rows, np.arange(64), slice(0, half)), (rows, np.arange(64, 128), slice(half, of.columns))]
 
@@ -254,7 +257,7 @@ def _product(code: Code, given: Instruction) -> Any:
             each, columns = of.rows // len(ctas), of.columns // len(ctas)
             left = np.concatenate(
                 [
-                    _of_tensor_memory(cta, of_a, each, of.a)
+                    _of_tensor_memory(cta, of_a, each, len(ctas), of.a)
                     if in_tensor_memory
                     else _matrix(of_a, cta, each, of.a, of.a_transposed)
                     for cta in ctas

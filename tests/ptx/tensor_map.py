@@ -13,9 +13,9 @@ import numpy as np
 from .arithmetic import Values
 from .memory import Fault, GlobalMemory, SharedMemory
 
-_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 4, 9: 8, 10: 2}  # of an element, by its code
-_MOST_BOX = 256
-_SWIZZLED = {0: 0, 1: 0x10, 2: 0x30, 3: 0x70}  # bits of a shared address that get those three above added
+_BITS = {0: 8, 1: 16, 2: 32, 3: 32, 4: 64, 5: 64, 6: 16, 7: 32, 8: 32, 9: 64, 10: 16, 11: 4}  # of an element, by code
+_SWIZZLED = {0: (0, 0), 1: (0x10, 3), 2: (0x30, 3), 3: (0x70, 3)}  # bits of a shared address that get those above added
+_OF_32_BYTES = (0x60, 2)  # the same in atoms of 32 bytes
 
 
 class TensorMap(NamedTuple):
@@ -23,11 +23,11 @@ class TensorMap(NamedTuple):
     the extents of a box, which in shared memory lies without gaps but swizzled."""
 
     address: int
-    element: int
+    bits: int
     extents: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
-    swizzle: int
+    swizzle: tuple[int, int]
 
     @classmethod
     def read(cls, data: bytes) -> TensorMap:
@@ -43,24 +43,25 @@ class TensorMap(NamedTuple):
         if words[6] >> 32 & 0xFFFFFF:
             raise Fault("a tensor map with strides between elements")
         strides = strides[: rank - 1]
-        return cls(words[0], _BYTES[code], tuple(extents[:rank]), tuple(strides), tuple(box[:rank]), low >> 13 & 3)
+        swizzle = _OF_32_BYTES if low >> 19 & 1 else _SWIZZLED[low >> 13 & 3]
+        return cls(words[0], _BITS[code], tuple(extents[:rank]), tuple(strides), tuple(box[:rank]), swizzle)
 
     @property
     def bytes(self) -> int:
         """Of a box."""
-        return int(np.prod(self.box)) * self.element
+        return int(np.prod(self.box)) * self.bits // 8
 
     def rows(self, at: tuple[int, ...]) -> list[tuple[int, int, int]]:
         """The rows of the box at these coordinates that are inside the tensor: offset in the box, address, and bytes.
 
         All but the first element of a row follow it in both memories, but for swizzling.
         """
-        element = self.element
         first, last = max(at[0], 0), min(at[0] + self.box[0], self.extents[0])
         if first >= last:
             return []
-        found = [((first - at[0]) * element, self.address + first * element, (last - first) * element)]
-        size = self.box[0] * element
+        offset, start, size = ((x * self.bits) // 8 for x in (first - at[0], first, last - first))
+        found = [(offset, self.address + start, size)]
+        size = self.box[0] * self.bits // 8
         for mode in range(1, len(self.box)):
             stride, rows = self.strides[mode - 1], []
             for i in range(self.box[mode]):
@@ -72,16 +73,16 @@ class TensorMap(NamedTuple):
 
     def places(self, start: int) -> Values:
         """Where the bytes of a box are in shared memory, as offsets from address `start`."""
-        if start % 128 or (self.swizzle == 3 and start % 128):
+        if start % 128:
             raise Fault(f"a box at shared {start:#x}, which is not aligned to 128 bytes")
         offsets = np.arange(self.bytes)
         whole = start + offsets
-        return swizzled(whole, _SWIZZLED[self.swizzle]) - start
+        return swizzled(whole, *self.swizzle) - start
 
 
-def swizzled(addresses: Values, bits: int) -> Values:
-    """Addresses with the three bits above 128 bytes added to those of `bits`."""
-    return addresses ^ (addresses >> 3 & bits)
+def swizzled(addresses: Values, bits: int, by: int = 3) -> Values:
+    """Addresses with the bits that are so many places above `bits` added to those, without carry."""
+    return addresses ^ (addresses >> by & bits)
 
 
 def load(of: TensorMap, at: tuple[int, ...], memory: GlobalMemory, to: SharedMemory, address: int) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from ..arguments import ArchivePath, Json, OneGpu, OneTarget, count, examples, tokens_of
-from ..inputs import open_archive
+from ..inputs import InputRefused, open_archive
 from ..layout import print_command, print_fitted, print_wrapped
 from ..streams import print_json, printable, warn
 from ..tables import cleaned, kind
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 EXAMPLES = examples("aot coverage model.aot model.yaml", "aot coverage model.aot config.json --tp 8 --gpu H200")
 _TOKENS = "1,16,64,256,1024,4096"
+_OF_CONFIGS = ("tp", "ep", "experts", "tokens", "dtype", "scaling")  # options that a manifest leaves no room for
 
 
 def command(
+    context: typer.Context,
     archive: ArchivePath,
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A manifest, or a Hugging Face config.json.")],
     target: OneTarget = None,
@@ -42,6 +44,7 @@ def command(
     from ...inspect.serving import Serving
     from ...problem.model_config import Wanted
 
+    _refuse_options_of_configs(context, model)
     wanted = Wanted(tp, tokens_of(tokens), [target] if target else None, dtype, scaling, ep=ep, experts=experts)
     of = _manifest(model, wanted)
     with open_archive(archive) as opened:
@@ -54,7 +57,7 @@ def command(
         for i, place in enumerate(found):
             if i:
                 print()
-            print_place(place, _title(of, model), archive, _manifest_of(model, wanted))
+            print_place(place, of, archive, Asked(model, wanted))
     if missing:
         raise typer.Exit(1)
 
@@ -73,36 +76,69 @@ def _manifest(path: Path, wanted: Wanted) -> Manifest:
     )
 
 
-def _title(of: Manifest, model: Path) -> str:
-    """What layers are of; of a config its path too, as models are named after the folder that they are in."""
-    return of.model if model.suffix != ".json" else f"{of.model} ({model})"
+def _refuse_options_of_configs(context: typer.Context, model: Path) -> None:
+    """A manifest says itself what its layers are and at which M they run: options that ask for others are refused."""
+    given = [name for name in _OF_CONFIGS if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if model.suffix != ".json" and given:
+        off = "no-" if given == ["experts"] and not context.params["experts"] else ""
+        raise InputRefused(f"{model}: is no config.json, and --{off}{given[0]} is of configs; leave it out")
 
 
-def _manifest_of(model: Path, wanted: Wanted) -> tuple[str, str]:
-    """The command that writes a manifest of a config, empty where `model` is a manifest; and that manifest."""
-    name = printable(str(model))
-    if model.suffix != ".json":
-        return "", name
-    options = [f" --{word} {size}" for word, size in (("tp", wanted.tp), ("ep", wanted.ep)) if size != 1]
-    options.append(f" --tokens {','.join(map(str, wanted.tokens))}")
-    options += [f" --target {target}" for target in wanted.targets or ()]
-    options += [f" --{word} {given}" for word, given in (("dtype", wanted.dtype), ("scaling", wanted.scaling)) if given]
-    options += [] if wanted.experts else [" --no-experts"]
-    return f"aot manifest from-config {name}{''.join(options)} -o MANIFEST", "MANIFEST"
+class Asked(NamedTuple):
+    """What the layers are asked of: the file as it was named, and what a config was to be run with."""
+
+    model: Path
+    wanted: Wanted
+
+    def title(self, of: Manifest) -> str:
+        """What layers are of; of a config its path too, as models are named after the folder that they are in."""
+        return printable(f"{of.model} ({self.model})" if self._is_config else of.model)
+
+    @property
+    def _is_config(self) -> bool:
+        return self.model.suffix == ".json"
+
+    def to_add(self, archive: Path, target: str | None, keeps: bool) -> tuple[list[list[str]], str]:
+        """The commands that add layers for a target, and what must be done by hand between them. An entry gives way to
+        one that is built anew, so that `keeps`, where other layers are tuned, takes a manifest of the missing alone."""
+        name, on = printable(str(self.model)), ["--target", target] if target else []
+        build = ["--base", printable(str(archive)), "-o", "OUT"]
+        tune = ["aot", "tune", "OUT", "-o", "TUNED"]
+        why = ": a tuned layer that it names would be ranked again, until it is tuned again"
+        if self._is_config:
+            by_hand = f"keep only the missing layers in MANIFEST{why}"
+            commands = [[*self._from_config(name), *on, "-o", "MANIFEST"], ["aot", "build", "MANIFEST", *build], tune]
+        else:
+            by_hand = f"where MANIFEST is a copy of {name} with only the missing layers{why}"
+            commands = [["aot", "build", "MANIFEST" if keeps else name, *on, *build], tune]
+        return commands, by_hand if keeps else ""
+
+    def _from_config(self, name: str) -> list[str]:
+        """The command that writes a manifest of a config, but for its target and where to."""
+        wanted, words = self.wanted, ["aot", "manifest", "from-config", name]
+        given = {
+            "tp": None if wanted.tp == 1 else str(wanted.tp),
+            "ep": None if wanted.ep == 1 else str(wanted.ep),
+            "tokens": ",".join(map(str, wanted.tokens)),
+            "dtype": wanted.dtype,
+            "scaling": wanted.scaling,
+        }
+        words += [word for option, value in given.items() if value for word in (f"--{option}", value)]
+        return [*words, *([] if wanted.experts else ["--no-experts"])]
 
 
-def print_place(place: dict[str, Any], model: str, archive: Path, made_by: tuple[str, str]) -> None:
-    """What `aot coverage` prints of one kind of GPU; `made_by` is what `_manifest_of` gives."""
+def print_place(place: dict[str, Any], of: Manifest, archive: Path, asked: Asked) -> None:
+    """What `aot coverage` prints of one kind of GPU."""
     place = cleaned(place)
     layers = place["layers"]
     assumed = ", assumed" if place["assumed_gpu"] else ""
-    print_wrapped(f"{printable(model)} on {kind(place['gpu'])}{assumed}, by M")
+    print_wrapped(f"{asked.title(of)} on {kind(place['gpu'])}{assumed}, by M")
     print()
     rows = []
     for layer in layers:
         every = sum(map(len, layer["m"].values()))
-        asked = sorted(m for of in layer["m"].values() for m in of)
-        said = [_said(of, asked, every) for of in layer["m"].values()]
+        every_m = sorted(m for ms in layer["m"].values() for m in ms)
+        said = [_said(ms, every_m, every) for ms in layer["m"].values()]
         elsewhere = layer["tuned_on"]["name"].removeprefix("NVIDIA ") if layer["tuned_on"] else ""
         rows.append([layer["name"], layer["signature"], *said, elsewhere])
     header = ["layer", "signature", "tuned", "beyond", "ranked", "predicted", "missing", "tuned on"]
@@ -117,11 +153,18 @@ def print_place(place: dict[str, Any], model: str, archive: Path, made_by: tuple
     if by_package := sum(layer["package"] for layer in missing):
         below = f'runtime.load([runtime.universal(), "{printable(str(archive))}"])'
         print_wrapped(f"the package's archive predicts for {by_package} of these, if it is loaded below: {below}")
-    first, manifest = made_by
+    _print_to_add(place, archive, asked)
+
+
+def _print_to_add(place: dict[str, Any], archive: Path, asked: Asked) -> None:
+    """The commands that add what is missing, and keep what is tuned."""
+    served = [layer["m"] for layer in place["layers"] if not layer["m"]["missing"]]
+    commands, by_hand = asked.to_add(archive, place["target"], any(m["tuned"] or m["beyond"] for m in served))
     print("to add them:")
-    for line in (first, f"aot build {manifest} --base {printable(str(archive))} -o OUT", "aot tune OUT -o TUNED"):
-        if line:
-            print_command(line, first="  ")
+    for words in commands:
+        print_command(words, first="  ")
+    if by_hand:
+        print_wrapped(by_hand)
 
 
 def _said(of: list[int], asked: list[int], every: int) -> str:

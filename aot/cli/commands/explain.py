@@ -9,9 +9,9 @@ import typer
 
 from runtime.limits import MAX_EXTENT
 
-from ..arguments import ArchivePath, Json, OneGpu, OneTarget, examples
+from ..arguments import ArchivePath, Json, OneGpu, OneTarget, examples, one_m
 from ..inputs import open_archive
-from ..layout import print_fields, print_fitted, print_wrapped
+from ..layout import print_command, print_fields, print_fitted, print_wrapped
 from ..streams import print_json
 from ..tables import cleaned, interval, kind, percent, ratio
 
@@ -20,7 +20,9 @@ EXAMPLES = examples("aot explain model.aot qkv --m 700", "aot explain model.aot 
 
 def command(
     archive: ArchivePath,
-    m: Annotated[int, typer.Option("--m", metavar="M", min=1, max=MAX_EXTENT, help="Rows of A, such as tokens.")],
+    m: Annotated[
+        list[int], typer.Option("--m", metavar="M", min=1, max=MAX_EXTENT, help="Rows of A, such as tokens; one M.")
+    ],
     layer: Annotated[
         str | None,
         typer.Argument(metavar="LAYER", help="A name that a manifest has, such as qkv; a signature; or a function."),
@@ -39,10 +41,11 @@ def command(
     from ...inspect.serving import Serving
     from ...inspect.signatures import Extents, signatures
 
+    rows = one_m(m) or 1
     with open_archive(archive) as opened:
         serving = Serving(opened)
-        asked = signatures(opened, serving, layer, Extents(n, k, dtype), m)
-        found = explain(opened, serving, asked, m, Where(target, gpu))
+        asked = signatures(opened, serving, layer, Extents(n, k, dtype), rows)
+        found = explain(opened, serving, asked, rows, Where(target, gpu))
     if as_json:
         print_json({"archive": str(archive), "digest": opened.digest, "answers": found})
     else:
@@ -185,3 +188,5 @@ def _print_missing(answer: dict[str, Any]) -> None:
         print_fields(near)
         print()
     print_fields([("" if i else "to do", line) for i, line in enumerate(answer["advice"])])
+    for words in answer["commands"]:
+        print_command(words, first="  ")

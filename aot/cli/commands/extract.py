@@ -12,8 +12,8 @@ from runtime.errors import AotError
 
 from ..arguments import ArchivePath, Force, Json, examples
 from ..inputs import open_archive, refuse_outputs
-from ..layout import print_fields
-from ..streams import print_json, say
+from ..layout import print_fields, print_wrapped
+from ..streams import print_json, printable
 from ..tables import extents
 
 EXAMPLES = examples("aot extract model.aot 3988f6dc --cubin -o kernel.cubin", "aot extract model.aot 3988f6dc --sass")
@@ -55,7 +55,7 @@ def command(
 def _print_resources(name: str, launches: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         return print_json({"function": name, "launches": launches})
-    say(name)
+    print_wrapped(printable(name))
     for launch in launches:
         print_fields(
             [

@@ -9,7 +9,7 @@ from ..arguments import ArchivePath, Json, count, examples
 from ..inputs import open_archive
 from ..layout import print_fields
 from ..streams import print_json
-from ..tables import built_by, cleaned, environment_words
+from ..tables import built_by, cleaned, tuning_words
 
 EXAMPLES = examples("aot history model.aot")
 
@@ -45,5 +45,5 @@ def _fields(number: int, step: dict[str, Any]) -> Iterator[tuple[str, str]]:
     said = [count(step[what], word) for what, word in done.items() if step[what]]
     checked = [f"{step['right']} right"] if step["right"] else []
     environment = {name: value for name, value in step.items() if name != "right" or step["step"] == "check"}
-    yield f"{number}. {step['step']}", environment_words(environment)
+    yield f"{number}. {step['step']}", tuning_words(environment)
     yield "", ", ".join([*said, *checked, f"{step['rejected']} rejected"])

@@ -9,7 +9,7 @@ from ..arguments import ArchivePath, Json, count, examples
 from ..inputs import open_archive
 from ..layout import print_fields, print_fitted
 from ..streams import print_json
-from ..tables import cleaned, environment_words
+from ..tables import cleaned, tuning_words
 
 EXAMPLES = examples("aot info model.aot", "aot info model.aot --json")
 _SHOWN = 5  # of a list that may be long; --json has all
@@ -66,7 +66,7 @@ def _made(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         limit = "" if found["candidates"] is None else f", up to {found['candidates']} for each M"
         yield "ranked", f"{target} by {by}{limit}"
     for environment in found["tuning"]:
-        kind, _, rest = environment_words(environment).partition(" on ")
+        kind, _, rest = tuning_words(environment).partition(" on ")
         yield ("tuned" if kind == "tuned" else "checked"), f"on {rest}"
     if not found["tuning"]:
         yield "tuned", "never"
@@ -111,13 +111,13 @@ def _functions(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     totals = found["totals"]
     yield "size", f"{totals['file_bytes']:,} bytes in the file, {totals['raw_bytes']:,} raw"
     words = {
-        "serves": "serve an entry",
-        "equal bits": "serve only callers who want equal bits",
-        "form": "serve forms",
-        "candidate": "are candidates that serve nothing",
-        "by name": "are in no table, called by name",
+        "serves": ("serves an entry", "serve an entry"),
+        "equal bits": ("serves only callers who want equal bits", "serve only callers who want equal bits"),
+        "form": ("serves forms", "serve forms"),
+        "candidate": ("is a candidate that serves nothing", "are candidates that serve nothing"),
+        "by name": ("is in no table, called by name", "are in no table, called by name"),
     }
-    said = [f"{number} {words[use]}" for use, number in found["uses"].items()]
+    said = [count(number, *words[use]) for use, number in found["uses"].items()]
     yield "functions", f"{totals['functions']}: {', '.join(said)}" if said else "none"
     if found["entries"]["give_way"]:
         given = count(found["entries"]["give_way"], "entry was", "entries were")

@@ -8,7 +8,7 @@ import typer
 
 from runtime.limits import MAX_EXTENT
 
-from ..arguments import ArchivePath, Json, Layers, States, Targets, count, examples
+from ..arguments import ArchivePath, Json, Layers, States, Targets, count, examples, one_m
 from ..inputs import open_archive
 from ..layout import print_fitted, print_wrapped
 from ..streams import print_json
@@ -31,7 +31,7 @@ def command(
     target: Targets = None,
     gemm: Layers = None,
     m: Annotated[
-        int | None,
+        list[int] | None,
         typer.Option("--m", metavar="M", min=1, max=MAX_EXTENT, help="Name the function that serves M rows."),
     ] = None,
     state: States = None,
@@ -43,13 +43,14 @@ def command(
     from ...inspect.listing import listing
     from ...pack.filter import Filter
 
+    rows = one_m(m)
     with open_archive(archive) as opened:
-        found = listing(opened, Filter(target or (), gemm or (), state or ()), m)
+        found = listing(opened, Filter(target or (), gemm or (), state or ()), rows)
     if as_json:
         return print_json(found)
     if functions:
         return print_functions(found)
-    print_listing(found, m)
+    print_listing(found, rows)
 
 
 def print_listing(found: dict[str, Any], m: int | None = None) -> None:

@@ -22,7 +22,9 @@ EXAMPLES = examples("aot sign model.aot --key release.key --version 7 --expires 
 def command(
     archive: ArchivePath,
     key: Annotated[list[Path], typer.Option(metavar="FILE", help="A private Ed25519 key in PEM. May be repeated.")],
-    name: Annotated[str | None, typer.Option(metavar="N", help="What policies call it. Default: as the file.")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="N", help="What policies call it. Default: as the file, without .aot.")
+    ] = None,
     version: Annotated[
         int | None,
         typer.Option(min=1, max=MAX_VERSION, help="Higher than those before. Default: seconds since 1970."),

@@ -71,7 +71,8 @@ def _slower(layer: dict[str, Any], gpu: str, _: Traffic) -> Iterator[Finding]:
 
 def _untuned(layer: dict[str, Any], gpu: str, _: Traffic) -> Iterator[Finding]:
     if layer["state"] == MISSING and layer["names"]:
-        says, advice = "a model asks for it and nothing serves it", "add it: aot build MANIFEST --base ARCHIVE -o OUT"
+        says = "a model asks for it and nothing serves it"
+        advice = "add it by a manifest of it alone: aot build MANIFEST --base ARCHIVE -o OUT"
         yield Finding("missing", PROBLEM, layer["label"], gpu, says, advice)
     elif layer["state"] == "ranked":
         says = "its functions were chosen by estimates, and nothing was timed or checked"
