@@ -74,7 +74,6 @@ def _multiply_stage(
                 for step in cutlass.range_constexpr(_STEPS_AT_ONCE):
                     word = half * _STEPS_AT_ONCE + step
                     for slab in cutlass.range_constexpr(plan.warp_slabs):
-                        # Of all slabs at once cute.gemm makes a loop if they are many, with the sums in local memory.
                         sums = _of_slab(plan, accumulators, slab)
                         rows = _dequantise(plan, codes[word, slab], factors[slab], word)
                         cute.gemm(mma, sums, rows, tokens[None, step, None], sums)
