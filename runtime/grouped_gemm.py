@@ -18,25 +18,27 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from .container.fields import is_int
-from .errors import ArgumentError, RecordError
+from .errors import ArgumentError, LayoutError, RecordError
 from .limits import MAX_EXTENT
 from .numbers.dtypes import DTYPES
 from .numbers.epilogue import ACTIVATIONS, EPILOGUES, GATED, Epilogue, extra_dtype
 from .numbers.products import unsupported_scaling
-from .numbers.scaling import SCALE_BLOCK, SCALINGS, blocks, extent_of
+from .numbers.scaling import FRAGMENTS, SCALE_BLOCK, SCALINGS, blocks, extent_of
+from .numbers.weights import FORMATS
 from .program.field_operation import FieldOperation, FieldSignature
-from .program.geometry import flatten_rows, share_memory
+from .program.geometry import contiguous_strides, flatten_rows, share_memory
 from .program.operation import OVERLAPS, Asked, Operand, extents_at
 from .program.outputs import allocate, check_apart, result_dtype
 from .program.record import TensorView
 
 _KEY = re.compile(
     r"(?P<a>[^_]+)_(?P<b>[^_]+)_(?P<d>[^_]+)_grouped_(?P<epilogue>.+)_g(?P<groups>\d{1,10})_n(?P<n>\d{1,10})"
-    r"_k(?P<k>\d{1,10})(?:_(?P<scaling>row_column|block))?(?:_(?P<rows>masked|gathered))?(?:_(?P<overlap>launch|weights))?",
+    r"_k(?P<k>\d{1,10})(?:_(?P<scaling>row_column|block|mxfp4_weight|int4_weight))?(?:_(?P<rows>masked|gathered))?"
+    r"(?:_(?P<overlap>launch|weights))?",
     re.ASCII,
 )
 ROWS = "contiguous", "masked", "gathered"  # how rows of A come to their groups
-SCALINGS_OF_GROUPS = ("none", "row_column", "block")
+SCALINGS_OF_GROUPS = ("none", "row_column", "block", *FORMATS)
 EPILOGUES_OF_GROUPS = tuple(w for w, e in EPILOGUES.items() if not (e.residual or e.scale))
 _ACTIVATIONS = tuple(w for w in EPILOGUES_OF_GROUPS if not EPILOGUES[w].bias)
 
@@ -52,7 +54,11 @@ class Signature(FieldSignature):
     `scaling` says what multiplies the products (`runtime.numbers.scaling`), in f32: "row_column", scale_a (M) and
     scale_b (groups, N); "block", scale_a (M, K/128), one for each 1 x 128 of A, and scale_b (groups, N/128, K/128), one
     for each 128 x 128 of B. With the latter D may be in e4m3: scale_d (M, N/128), or (M, N/256) where the epilogue is
-    gated, is then made with it, for each 1 x 128 of D, as `runtime.quantise` does; bias is bf16.
+    gated, is then made with it, for each 1 x 128 of D, as `runtime.quantise` does; bias is bf16. "mxfp4_weight" and
+    "int4_weight" are of B alone, in e2m1 or u4 under A in bf16: each group's B and scales, scale_b (groups, K/64, 2*N),
+    ue8m0, or (groups, K/128, N), bf16, lie in memory as `runtime.numbers.weights` says, a group behind the other or
+    with room between them. Which epilogue there is changes nothing there: rows of gates and of ups are where
+    `runtime.numbers.epilogue` says.
 
     Element types by short name; sums are in f32. `epilogue` is one of `EPILOGUES_OF_GROUPS`, `overlap` of
     `runtime.program.operation.OVERLAPS`, `rows` of `ROWS`.
@@ -103,9 +109,10 @@ class Signature(FieldSignature):
     def _operands(self) -> tuple[Operand, ...]:
         masked, gathered = self.rows == "masked", self.rows == "gathered"
         groups = ("groups",) if masked else ()
+        prepared = SCALINGS[self.scaling].layout == FRAGMENTS
         plain = (
             Operand("a", self.a, (*groups, "T" if gathered else "M", "K")),
-            Operand("b", self.b, ("groups", "N", "K")),
+            Operand("b", self.b, ("groups", "N", "K"), "tiles" if prepared else "rows"),
             *([Operand("indices", "i32", ("M",))] if gathered else []),
             Operand("counts" if masked else "ends", "i32", ("groups",)),
             Operand("d", self.d, (*groups, "M", "P" if self.parts.gated else "N")),
@@ -127,10 +134,12 @@ def group_operands(d: str, scaling: str, epilogue: str, masked: bool = False) ->
     """What a grouped GEMM takes after A, B, ends and D, in this order: scale_a, scale_b, bias, and of D in 8 bits
     scale_d, which it writes."""
     scales, found = SCALINGS[scaling], []
-    if scales.dtype:
+    if "a" in scales.operands:
         of_a = (*(["groups"] if masked else []), *scales.axes("a"))
         found.append(Operand("scale_a", scales.dtype, of_a, "rows" if scales.k is None else "free"))
-        found.append(Operand("scale_b", scales.dtype, ("groups", *scales.axes("b"))))
+    if "b" in scales.operands:
+        layout = "tiles" if scales.layout == FRAGMENTS else "rows"
+        found.append(Operand("scale_b", scales.dtype, ("groups", *scales.axes("b")), layout))
     if Epilogue.of(epilogue).bias:
         found.append(Operand("bias", extra_dtype(d), ("groups", "N")))
     if DTYPES[d].narrow:
@@ -164,8 +173,10 @@ class GroupedGemm(FieldOperation[Signature]):
         found = super().read({**self.usual, **obj} if isinstance(obj, dict) else obj)
         if found.parts.gated and found.n % 2:
             raise RecordError(f"signature field 'n' must be even for {found.epilogue}, found {found.n}")
-        if problem := unsupported_scaling(found.a, found.scaling):
+        if problem := unsupported_scaling(found.a, found.scaling, found.b):
             raise RecordError(f"signature field 'scaling': {problem}")
+        if found.scaling in FORMATS and found.rows != "contiguous":
+            raise RecordError(f"signature field 'rows': scaling {found.scaling} is for contiguous rows")
         if found.quantises and (found.scaling, found.rows) != ("block", "contiguous"):
             raise RecordError(f"signature field 'd': {found.d} is for scaling block and contiguous rows")
         return found
@@ -195,7 +206,8 @@ class GroupedGemm(FieldOperation[Signature]):
     ) -> Asked:
         """D for A (..., K), its rows by groups, B (groups, N, K) and where groups end, i32 (groups); without `out` a
         torch `a` gives a new tensor of its type, or in bf16 where that has 8 bits. Rows of `out` behind the last
-        group's end are left as they are. `scale_a` and `scale_b` are as `Signature` says, M being all rows of D.
+        group's end are left as they are. `scale_a` and `scale_b` are as `Signature` says, M being all rows of D; B of 4
+        bits comes with `scale_b` alone, as `runtime.torch.prepare_weight` makes both.
 
         If `masked`, A is (groups, rows, K), `out` and `scale_a` are likewise, and what stands for `ends` is how many
         rows each group has, i32 (groups); those behind are left as they are. `expected_rows` is how many a group is
@@ -235,7 +247,10 @@ class GroupedGemm(FieldOperation[Signature]):
         check_apart("out", d, (rows, of_b, *lists))
         passed = (("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias), ("scale_d", scale_d))
         given = {name: view(x, name, name == "scale_d") for name, x in passed if x is not None}
-        words = EPILOGUES[epilogue]._replace(bias=bias is not None).word(), overlap, _scaling(rows.dtype, given), lie
+        scaling = _scaling(rows, of_b, given)
+        if scaling in FORMATS and lie != "contiguous":
+            raise ArgumentError(f"b in {of_b.dtype} is multiplied with contiguous rows, found {lie} rows")
+        words = EPILOGUES[epilogue]._replace(bias=bias is not None).word(), overlap, scaling, lie
         signature = Signature(rows.dtype, of_b.dtype, d.dtype, groups, n, k, *words)
         if not masked:
             rows, d = flatten_rows(rows, "a"), flatten_rows(d, "out")
@@ -292,13 +307,15 @@ def _of_indices(indices: TensorView, a: TensorView) -> TensorView:
     return indices
 
 
-def _scaling(a: str, given: Mapping[str, TensorView]) -> str:
-    """Which scaling the scales that were given mean for A of this type, by how many extents scale_b has.
+def _scaling(a: TensorView, b: TensorView, given: Mapping[str, TensorView]) -> str:
+    """Which scaling the scales that were given mean for A and B of these types, by how many extents scale_b has.
 
     Raises:
         ArgumentError: one of the two is missing, or there is none such.
     """
     scales = [name for name in ("scale_a", "scale_b") if name in given]
+    if of_weights := [word for word in FORMATS if b.dtype in SCALINGS[word].of_b]:
+        return _scaling_of_weights(of_weights[0], a, b, given)
     if len(scales) == 1:
         raise ArgumentError("scale_a and scale_b come together; pass both or neither")
     found = "none"
@@ -309,9 +326,38 @@ def _scaling(a: str, given: Mapping[str, TensorView]) -> str:
                 "scale_b must be (groups, N), one for each row of B, or (groups, N/128, K/128), one for each block; "
                 f"found {given['scale_b'].shape}"
             )
-    if problem := unsupported_scaling(a, found):
+    if problem := unsupported_scaling(a.dtype, found):
         raise ArgumentError(f"scaling {problem}")
     return found
+
+
+def _scaling_of_weights(word: str, a: TensorView, b: TensorView, given: Mapping[str, TensorView]) -> str:
+    """The scaling `word`, where scale_b alone is given, as B's type wants it, and both lie as kernels read them.
+
+    Raises:
+        ArgumentError: A is of another type, or scales are missing or not as they must be.
+        LayoutError: there is room between the blocks of a group.
+    """
+    scaling, made = SCALINGS[word], "runtime.torch.prepare_weight makes b and scale_b"
+    known = {"N": b.shape[1], "K": b.shape[2]}
+    wanted = (b.shape[0], *(extent_of(axis, known) for axis in scaling.axes("b")))
+    if problem := unsupported_scaling(a.dtype, word, b.dtype):
+        raise ArgumentError(f"scaling {problem}")
+    if "scale_a" in given or "scale_b" not in given:
+        raise ArgumentError(f"b in {b.dtype} comes with scale_b {wanted} and without scale_a; {made}")
+    found = given["scale_b"]
+    if (found.dtype, found.shape) != (scaling.dtype, wanted):
+        raise ArgumentError(
+            f"scale_b of b {b.shape} in {b.dtype} must be {scaling.dtype} of shape {wanted}, found {found.dtype} of "
+            f"{found.shape}; {made}"
+        )
+    for name, view in (("b", b), ("scale_b", found)):
+        if view.strides[1:] != contiguous_strides(view.shape[1:]):
+            raise LayoutError(
+                f"{name} of shape {view.shape} must be without a gap in a group, found strides {view.strides}; {made}",
+                f"strides of {name}",
+            )
+    return word
 
 
 def _extras(signature: Signature, m: int, given: Mapping[str, TensorView], d: TensorView) -> list[TensorView]:

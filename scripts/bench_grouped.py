@@ -1,10 +1,12 @@
 """Time an archive's grouped GEMMs against torch and DeepGEMM, interleaved in one process on one GPU, with cold L2.
 
 An archive of benchmarks/grouped.yaml has the experts of four mixtures, with no activation, so that others compute the
-same. Cases are its signatures, at the M of its manifest and at `--drawn` more, at random. Rows fall to groups with
-log-normal chances. An entry that was tuned is timed as it serves; of one that was not all functions are timed briefly,
-and the fastest at that M is kept, as `aot tune` would there. Against it, in turns, run torch where it has one call for
-it, and DeepGEMM where it can be imported. Ours may start while the kernel before ends. What is wrong is not timed.
+same; one of benchmarks/grouped_w4.yaml those of GPT-OSS with weights of 4 bits and of 16, which the summary compares
+where both were timed at one M; of 4 bits torch multiplies what these are in 16. Cases are its signatures, at the M of
+its manifest and at `--drawn` more, at random. Rows fall to groups with log-normal chances. An entry that was tuned is
+timed as it serves; of one that was not all functions are timed briefly, and the fastest at that M is kept, as `aot
+tune` would there. Against it, in turns, run torch where it has one call for it, and DeepGEMM where it can be imported.
+Ours may start while the kernel before ends. What is wrong is not timed.
 
 `--warm` launches DeepGEMM at each case once and measures nothing: it compiles for minutes, which processes with
 `--only` may share.
@@ -19,6 +21,7 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +38,17 @@ from aot.tune.grouped_gemm.measures import GroupedMeasures, OperandSet, Weights
 from aot.tune.measure import Launch
 from aot.tune.roofline import expected_us
 from runtime.container.archive import Archive
-from runtime.grouped_gemm import Signature
+from runtime.grouped_gemm import GROUPED_GEMM, Signature
+from runtime.numbers.weights import FORMATS
 from runtime.tables.table import Entry
 
 OURS, TORCH, DEEP_GEMM = "ours", "torch", "deep_gemm"
-_OF_TORCH = {"none": ("contiguous", "masked"), "row_column": ("contiguous",)}  # rows that it has one call for
+_OF_TORCH = {  # rows that it has one call for
+    "none": ("contiguous", "masked"),
+    "row_column": ("contiguous",),
+    **dict.fromkeys(FORMATS, ("contiguous",)),
+}
+OURS_IN_16_BITS = "ours in 16 bits"
 _SCREEN_GRAPH_US, _GRAPH_US = 300.0, 1000.0
 _REGIMES = (("M = 1..64", 1, 64), ("M = 65..511", 65, 511), ("M >= 512", 512, 1 << 30), ("all M", 1, 1 << 30))
 _MEASURES = GroupedMeasures()
@@ -142,13 +151,29 @@ class Bench:
         return {f"{DEEP_GEMM} {name}": launch for name, launch in self._peer.launches(s, m).items()}
 
 
+def _in_16_bits(results: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], float]:
+    """Our times with weights of 16 bits, by the signature of 4 bits and M of those that have them."""
+    times = {(r["signature"], r["m"]): r["us"][OURS] for r in results if OURS in r["us"]}
+    found: dict[tuple[str, int], float] = {}
+    for key, m in times:
+        s = GROUPED_GEMM.of_key(key)
+        if s is not None and s.scaling in FORMATS:
+            plain = replace(s, b=s.a, scaling="none").key(), m
+            found |= {(key, m): times[plain]} if plain in times else {}
+    return found
+
+
 def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For each kind, other and range of M: how many times as long as ours it takes (above 1, ours is faster)."""
-    lines = []
+    lines, wide = [], _in_16_bits(results)
+    of_all = [
+        {**r, "us": {**r["us"], **({OURS_IN_16_BITS: wide[at]} if (at := (r["signature"], r["m"])) in wide else {})}}
+        for r in results
+    ]
     for what in dict.fromkeys(r["kind"] for r in results):
-        for other in (TORCH, DEEP_GEMM):
+        for other in (TORCH, DEEP_GEMM, OURS_IN_16_BITS):
             for regime, low, high in _REGIMES:
-                timed = [r["us"] for r in results if r["kind"] == what and low <= r["m"] <= high]
+                timed = [r["us"] for r in of_all if r["kind"] == what and low <= r["m"] <= high]
                 ratios = [us[other] / us[OURS] for us in timed if other in us and OURS in us]
                 if ratios:
                     figures = {"geomean": round(geomean(ratios), 3), "worst": round(min(ratios), 3)}
@@ -169,7 +194,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("archive", type=Path)
     patch_argument(parser)
-    known = "bf16, e4m3 row_column, e4m3 block, e4m3 block masked"
+    known = "bf16, bf16 mxfp4_weight, e4m3 row_column, e4m3 block, e4m3 block masked"
     parser.add_argument("--kinds", type=lambda t: t.split(","), default=[], help=f"of {known}; all unless said")
     parser.add_argument("--only", default="", help="signatures whose keys have this in them")
     parser.add_argument("--drawn", type=int, default=2, help="M to draw for each signature")

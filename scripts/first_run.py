@@ -38,13 +38,15 @@ from runtime.tables.dispatch import serves
 
 TOKENS = (1, 64, 333, 4096)
 EXTENT, BATCH = 4096, 4  # N and K of every GEMM, and how many there are in a batched one
-OPERATIONS: dict[str, dict[str, Any]] = {
-    "rmsnorm": {"x": "bf16", "weight": "bf16", "y": "bf16", "n": EXTENT},
-    "grouped_gemm": {"a": "bf16", "b": "bf16", "d": "bf16", "groups": 16, "n": EXTENT, "k": EXTENT},
-    "quantise": {"x": "bf16", "y": "e4m3", "k": EXTENT, "scaling": "row_column"},
-    "moe_permute": {"x": "bf16", "experts": 16, "top_k": 2, "k": EXTENT},
-    "moe_combine": {"rows": "bf16", "y": "bf16", "top_k": 2, "n": EXTENT},
-}
+_GROUPS = {"a": "bf16", "d": "bf16", "groups": 16, "n": EXTENT, "k": EXTENT}
+OPERATIONS: tuple[tuple[str, str, dict[str, Any]], ...] = (  # name, operation and fields
+    ("rmsnorm", "rmsnorm", {"x": "bf16", "weight": "bf16", "y": "bf16", "n": EXTENT}),
+    ("grouped_gemm", "grouped_gemm", {**_GROUPS, "b": "bf16"}),
+    ("grouped_gemm_w4", "grouped_gemm", {**_GROUPS, "b": "e2m1", "scaling": "mxfp4_weight"}),
+    ("quantise", "quantise", {"x": "bf16", "y": "e4m3", "k": EXTENT, "scaling": "row_column"}),
+    ("moe_permute", "moe_permute", {"x": "bf16", "experts": 16, "top_k": 2, "k": EXTENT}),
+    ("moe_combine", "moe_combine", {"rows": "bf16", "y": "bf16", "top_k": 2, "n": EXTENT}),
+)
 MOST_S = 7200.0  # that a step may take; a function that hangs `aot tune` gives up after minutes
 _TESTS = ("tests/test_gpu_kernels.py", "tests/test_gpu_runtime.py")
 _SENT = ("manifest.yaml", "tuned.aot", "report.json", "table.txt", "*.log")
@@ -89,10 +91,10 @@ def _name(s: Signature) -> str:
 
 
 def _uses(target: str) -> Iterator[Use]:
-    for operation, fields in OPERATIONS.items():
+    for name, operation, fields in OPERATIONS:
         if not is_operation(operation):
             continue
-        made = use(operation, operation, fields, TOKENS, None)
+        made = use(name, operation, fields, TOKENS, None)
         if variants(target, made.signature):
             yield made
 

@@ -90,6 +90,12 @@ ARCHIVES = (
         memcheck=((),),
         racecheck=(("--schedules",),),
     ),
+    Tested(
+        *("experts_w4", ("tests/data/experts_w4.yaml", "--candidates", "4")),
+        tests=("tests/moe", "tests/grouped_gemm"),
+        memcheck=((),),
+        racecheck=(("--schedules",),),
+    ),
     Tested("universal", tests=("tests/test_gpu_universal.py",)),
 )
 FUNCTIONS = ("--spec", "examples/quack/spec.py")  # needs quack-kernels and triton where it is built

@@ -8,7 +8,7 @@ from dataclasses import replace
 from aot.search.legal import illegal, legal_variants, of_name
 from aot.search.provider import families
 from aot.search.variants import Variant, choices
-from runtime.gemm.signature import Signature
+from runtime.program.operation import Signature
 
 
 def drawn(signature: Signature, family: str, draws: int = 8000) -> list[Variant]:

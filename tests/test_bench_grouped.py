@@ -168,3 +168,17 @@ def test_the_manifest_has_what_others_compute() -> None:
         ("bf16", "e4m3 row_column", "e4m3 block", "e4m3 block masked"), 8
     )
     assert {use.signature.epilogue for use in asked.uses} == {"none"}
+
+
+def test_the_manifest_of_4_bits_has_the_same_in_16() -> None:
+    asked = manifest.loads((ROOT / "benchmarks" / "grouped_w4.yaml").read_text())
+    kinds = [bench_grouped.kind(use.signature) for use in asked.uses]
+    assert {what: kinds.count(what) for what in kinds} == {"bf16 mxfp4_weight": 4, "bf16": 4}
+    results = [
+        {"kind": kind, "signature": use.signature.key(), "m": 32, "us": {"ours": 10.0 if kind != "bf16" else 25.0}}
+        for kind, use in zip(kinds, asked.uses, strict=True)
+    ]
+    found = {(f["kind"], f["over"]): f for f in bench_grouped.summarise(results) if f["regime"] == "all M"}
+    assert set(found) == {("bf16 mxfp4_weight", bench_grouped.OURS_IN_16_BITS)}
+    assert found["bf16 mxfp4_weight", bench_grouped.OURS_IN_16_BITS]["geomean"] == 2.5
+    assert found["bf16 mxfp4_weight", bench_grouped.OURS_IN_16_BITS]["cases"] == 4

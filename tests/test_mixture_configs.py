@@ -168,8 +168,54 @@ def test_a_dtype_that_is_given_has_the_say_over_weights_in_fp8() -> None:
 def test_experts_in_mxfp4_are_served_in_the_type_of_the_others() -> None:
     oss = published("gpt-oss-20b", quantization_config={"quant_method": "mxfp4"})
     assert manifest(oss).gemms == manifest(published("gpt-oss-20b")).gemms
+    assert manifest(oss).uses == manifest(published("gpt-oss-20b")).uses
     (said,) = warnings(oss)
-    assert "weights of experts are in mxfp4, which no kernel reads" in said
+    assert "weights of experts are in mxfp4; the manifest is for weights that were turned into" in said
+    assert "with --scaling mxfp4_weight for them as they are" in said
+
+
+def test_weights_of_experts_stay_in_4_bits_where_that_is_asked_for() -> None:
+    """And nothing else: attention, router and lm_head are in bf16."""
+    oss = published("gpt-oss-20b", quantization_config={"quant_method": "mxfp4"})
+    (said,) = warnings(oss, scaling="mxfp4_weight")
+    assert "no GPU has run the kernels of experts with weights in 4 bits yet" in said
+    plain, built = manifest(oss), manifest(oss, scaling="mxfp4_weight", source="Mine")
+    assert built.gemms == plain.gemms
+    assert built.model == "mine-mxfp4_weight"
+    found, before = experts(built), experts(plain)
+    assert {n: u for n, u in found.items() if n not in ("gate_up", "down")} == {
+        n: u for n, u in before.items() if n not in ("gate_up", "down")
+    }
+    for name in ("gate_up", "down"):
+        wanted = replace(before[name].signature, b="e2m1", scaling="mxfp4_weight")
+        assert (found[name].signature, found[name].tokens) == (wanted, before[name].tokens)
+    assert "runtime.torch.prepare_weight" in built.source
+    assert "transpose" not in built.source
+    assert built.targets == ("sm_90a",)
+    assert loads(dump(built)) == built
+
+
+def test_experts_of_a_mixture_may_be_in_4_bits_with_all_its_layers() -> None:
+    built = manifest(published("qwen3-30b-a3b"), scaling="int4_weight")
+    found = experts(built)
+    assert (found["gate_up"].signature.b, found["gate_up"].signature.epilogue) == ("u4", "swiglu")
+    assert {g.signature.scaling for g in built.gemms if g.name in ("qkv", "o")} == {"int4_weight"}
+
+
+OSS = published("gpt-oss-20b", quantization_config={"quant_method": "mxfp4"})
+
+
+@pytest.mark.parametrize(
+    ("tp", "arguments", "words"),
+    [
+        (2, {}, "experts_down at tp 2: k must be a multiple of 64 for weights of mxfp4_weight, found 1440"),
+        (1, {"experts": False}, "is of the weights of experts, and the manifest has none"),
+        (1, {"dtype": "f16"}, "scaling mxfp4_weight is for A in bf16"),
+        (1, {"dtype": "e4m3"}, "scaling mxfp4_weight is for A in bf16"),
+    ],
+)
+def test_experts_that_cannot_be_in_4_bits_are_refused(tp: int, arguments: dict[str, Any], words: str) -> None:
+    refused(OSS, words, tp=tp, scaling="mxfp4_weight", **arguments)
 
 
 @pytest.mark.parametrize(

@@ -287,11 +287,13 @@ def _changed(*files: Path, of: str = "own") -> set[str]:
     [
         ("sm90/grouped/*.py", {"sm90_gathered", "sm90_grouped", "sm90_masked"}),
         ("sm90/persistent/*.py", {"sm90_gathered", "sm90_grouped", "sm90_masked", "sm90_persistent"}),
-        ("sm90/small_m/*.py", {"sm90_small_m", "sm90_w4"}),
-        ("sm90/w4/*.py", {"sm90_w4"}),
+        ("sm90/groups.py", {"sm90_gathered", "sm90_grouped", "sm90_grouped_w4", "sm90_masked"}),
+        ("sm90/grouped_w4/*.py", {"sm90_grouped_w4"}),
+        ("sm90/small_m/*.py", {"sm90_grouped_w4", "sm90_small_m", "sm90_w4"}),
+        ("sm90/w4/*.py", {"sm90_grouped_w4", "sm90_w4"}),
         ("sm80/**/*.py", {"sm80_w4"}),
-        ("w4/*.py", {"sm80_w4", "sm90_w4"}),
-        ("finish.py", {"sm80_w4", "sm90_small_m", "sm90_w4"}),
+        ("w4/*.py", {"sm80_w4", "sm90_grouped_w4", "sm90_w4"}),
+        ("finish.py", {"sm80_w4", "sm90_grouped_w4", "sm90_small_m", "sm90_w4"}),
         ("activations.py", {name for name in own.FAMILIES if name.startswith(("sm80_", "sm90_"))}),
         ("sm90/h200.py", {"sm90_gathered", "sm90_grouped", "sm90_masked", "sm90_persistent"}),
         ("sm90/*/choices.py", set()),
@@ -385,7 +387,7 @@ def test_a_file_that_is_imported_within_a_function_or_by_its_whole_name_belongs_
     last.write_text("")
     kernel = copied / "kernels/sm90/small_m/weight_tiles.py"
     kernel.write_text(kernel.read_text() + "\n\ndef late():\n    from ...lazily import anything\n")
-    assert _changed(lazily) == _changed(wholly) == _changed(last) == {"sm90_small_m", "sm90_w4"}
+    assert _changed(lazily) == _changed(wholly) == _changed(last) == {"sm90_grouped_w4", "sm90_small_m", "sm90_w4"}
 
 
 def test_the_cache_key_of_a_variant_follows_its_own_familys_sources(copied: Path) -> None:

@@ -24,7 +24,7 @@ def run(target: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("target", "numbers"),
     [
-        ("sm_90a", (2, 5, 7, 9, 12, 17, 18, 19, 20)),
+        ("sm_90a", (2, 5, 7, 9, 12, 17, 18, 19, 20, 26, 27)),
         ("sm_100a", (1, 21, 23)),
         ("sm_80", (0, 9, 10, 20)),
     ],
@@ -51,6 +51,11 @@ def test_a_kernel_for_ampere_is_right_where_no_build_chooses_it(scaling: str) ->
     epilogue = "bias" if scaling == "mxfp4_weight" else "none"  # of the case
     done = run("sm_90a", "--name", variant(CHOICES[1], scaling, "sm_90a", epilogue).name())
     assert (done.returncode, done.stdout.count("ok ")) == (0, 1), done.stdout + done.stderr
+
+
+def test_whatever_ends_of_groups_are_only_their_rows_are_written() -> None:
+    done = run("sm_90a", "--hostile", "--case", 11, "--case", 26)
+    assert (done.returncode, done.stdout.count("ok ")) == (0, 2), done.stdout + done.stderr
 
 
 @pytest.mark.long

@@ -80,7 +80,7 @@ def multiplied(form: WeightFormat, m: int, n: int, k: int, options: dict[str, An
     b = Tensor(Pointer(weight.b), (n, k), (k, 1))
     views = KERNEL["views"]
     codes, scales = (
-        views.codes_of(b, wide=True),
+        views.codes_of(b),
         views.scales_of(form, b, Tensor.of(weight.scale_b.reshape(-1).view(np.uint8))),
     )
     around = np.full(GUARD * 2 + m * (n + 8), np.nan, ml_dtypes.bfloat16)

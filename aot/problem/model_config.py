@@ -32,6 +32,7 @@ from runtime.numbers.dtypes import TORCH_NAMES
 from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.products import PRODUCTS, scalings_of, unsupported_scaling
 from runtime.numbers.scaling import SCALE_BLOCK, SCALINGS
+from runtime.numbers.weights import FORMATS
 
 from ..search.targets import TARGETS, USUAL_TARGETS
 from ..search.unserved import variants, why_none
@@ -64,9 +65,10 @@ class Wanted:
 
     `tokens` are the M values to tune for, in any order. `targets` are by default all that have kernels for every
     layer; `dtype`, a key of `DTYPES`, is by default the config's, or bf16 where it names none; `scaling`, that of
-    layers in 8 bits, the config's or `default_scaling`. `fuse` takes elementwise work into the layers, as the module's
-    docstring says. `ep` is over how many ranks experts are spread, each whole, as vLLM's expert parallelism does it: a
-    multiple of `tp`, or 1. `experts` is whether the manifest has them.
+    layers in few bits, or of experts' weights where a config has those alone so, the config's or `default_scaling`.
+    `fuse` takes elementwise work into the layers, as the module's docstring says. `ep` is over how many ranks experts
+    are spread, each whole, as vLLM's expert parallelism does it: a multiple of `tp`, or 1. `experts` is whether the
+    manifest has them.
     """
 
     tp: int
@@ -103,6 +105,8 @@ def manifest_from_config(
     for remark in found.remarks:
         on_warning(f"{source}: {remark}")
     layers = _layers(found, wanted, on_warning)
+    for remark in _on_experts(found, layers):
+        on_warning(f"{source}: {remark}")
     ranks = Ranks(wanted.tp, wanted.ep)
     if obstacle := _obstacle(found, ranks, layers):
         valid = [t for t in range(1, MAX_RANKS + 1) if _obstacle(found, Ranks(t, wanted.ep), layers) is None]
@@ -169,6 +173,17 @@ def model_name(source: str, tp: int, dtype: str, fuse: bool = False, ep: int = 1
     return stem + unusual + ("" if dtype == "bf16" else f"-{dtype}") + ("-fused" if fuse else "")
 
 
+def _on_experts(found: Model, layers: _Layers) -> Iterator[str]:
+    """What to say of experts whose weights are in 4 bits, as published or as asked for."""
+    if layers.experts and layers.experts.scaling in FORMATS:
+        yield "no GPU has run the kernels of experts with weights in 4 bits yet; aot tune checks each before it serves"
+    elif layers.experts and found.experts_in:
+        yield (
+            f"weights of experts are in {found.experts_in.removesuffix('_weight')}; the manifest is for weights that "
+            f"were turned into the type of the others, or with --scaling {found.experts_in} for them as they are"
+        )
+
+
 def _is_of(scaling: str, dtype: str) -> bool:
     """Whether layers of this type may have a scaling, which is "" where a config says of none."""
     return bool(scaling) and dtype in SCALINGS[scaling].of
@@ -211,7 +226,8 @@ class _Layers:
     @property
     def called(self) -> str:
         """What models with such layers are called: by the type of A, or the scaling of weights that have another."""
-        return self.scaling if SCALINGS[self.scaling].of_b else self.word
+        scalings = self.scaling, self.experts.scaling if self.experts else "none"
+        return next((scaling for scaling in scalings if SCALINGS[scaling].of_b), self.word)
 
     def signature(self, layer: Linear, tp: int, bias: bool, residual: bool = False) -> Signature:
         """A layer on one of `tp` ranks."""
@@ -241,10 +257,15 @@ def _layers(found: Model, wanted: Wanted, on_warning: Callable[[str], None]) -> 
     if problem := unsupported_scaling(types[0], scaling, types[1]):
         found.fail(f"scaling {problem}; leave it out")
     asks = found.experts if wanted.experts else None
+    experts_scaling = scaling
+    if scaling == found.experts_in:
+        if not asks:
+            found.fail(f"scaling {scaling} is of the weights of experts, and the manifest has none; leave it out")
+        scaling = default_scaling(dtype)
     gate = asks.gate if asks else ""
     activation = _activation(found, wanted.fuse) if wanted.fuse or (asks and not gate) else ""
     fused = Epilogue(GATES[activation], residual=found.residuals) if wanted.fuse else Epilogue()
-    experts = Arithmetic(types, scaling, gate or GATES[activation]) if asks else None
+    experts = Arithmetic(types, experts_scaling, gate or GATES[activation]) if asks else None
     return _Layers(dtype, scaling, fused, experts, activation)
 
 
@@ -357,4 +378,4 @@ def _source(found: Model, ranks: Ranks, layers: _Layers) -> str:
     line = f"{file} at tp {ranks.tp}{ep}: {', '.join(values)}"
     if not (found.experts and layers.experts):
         return line
-    return "; ".join([line, *of_experts.notes(found.experts, ranks)])
+    return "; ".join([line, *of_experts.notes(found.experts, ranks, layers.experts)])

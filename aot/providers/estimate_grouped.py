@@ -48,12 +48,12 @@ def _tiles(tile: _Tile, signature: Signature, m: int) -> float:
     """How many tiles there are on average."""
     return (
         signature.groups
-        * _tiles_of_group(rows_of(signature, m) / signature.groups, tile.m)
+        * tiles_of_group(rows_of(signature, m) / signature.groups, tile.m)
         * math.ceil(signature.n / tile.n)
     )
 
 
-def _tiles_of_group(rows: float, tile_m: int) -> float:
+def tiles_of_group(rows: float, tile_m: int) -> float:
     """How many tiles along M a group has on average that has so many rows on average: the sum over k of the chance that
     it has more than k tiles' rows. Their number is Poisson's, or for k above 0 normal of the same variance."""
     found, k = -math.expm1(-rows), max(1, math.floor((rows - 4 * math.sqrt(rows)) / tile_m))

@@ -48,13 +48,13 @@ def _tile(v: Variant, form_of: Callable[[Variant], Form]) -> _Tile:
         plan.tile_k,
         plan.stages,
         (plan.codes_bytes + plan.scales_bytes) / (plan.tile_n * plan.tile_k),
-        _cycles(plan),
+        cycles_of_stage(plan),
         W4.resident(plan.split_k * plan.cluster_n, plan.ctas_per_sm),
         W4.overlap_us if plan.overlap != "serial" else 0.0,
     )
 
 
-def _cycles(plan: Plan) -> float:
+def cycles_of_stage(plan: Plan) -> float:
     """Cycles of an SM for the warp groups of a CTA to dequantise and multiply a stage.
 
     A warp group is at one of two stations, its schedulers' or the tensor cores', and the more there are, the less often

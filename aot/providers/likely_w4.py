@@ -36,21 +36,21 @@ _CLUSTERS = (
     (2, 2, 2),
 )
 _SHARED_TOKENS = 32  # from which loads of A are worth sharing
-_DEEP_STAGES_TOKENS = 16  # up to which stages may be 256 columns deep
-_ENOUGH_STAGES = 4  # of a slice
-_WARP_GROUPS = range(2, 9)  # of an SM: fewer do not dequantise as fast as memory reads
+DEEP_STAGES_TOKENS = 16  # up to which stages may be 256 columns deep
+ENOUGH_STAGES = 4  # of a slice
+WARP_GROUPS = range(2, 9)  # of an SM: fewer do not dequantise as fast as memory reads
 
 
 def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
     """Why legal options are not worth trying together, or None."""
     if reason := _of_cluster(options):
         return reason
-    if options["tile_k"] > 2 * BLOCK_K and options["tile_m"] > _DEEP_STAGES_TOKENS:
-        return f"above {_DEEP_STAGES_TOKENS} tokens, so deep stages are too few"
+    if options["tile_k"] > 2 * BLOCK_K and options["tile_m"] > DEEP_STAGES_TOKENS:
+        return f"above {DEEP_STAGES_TOKENS} tokens, so deep stages are too few"
     plan = Plan.of(options, form)
-    if (groups := plan.consumers * plan.ctas_per_sm) not in _WARP_GROUPS:
-        return f"{groups} warp groups of an SM, and not {_WARP_GROUPS[0]} to {_WARP_GROUPS[-1]}"
-    if plan.stages < _ENOUGH_STAGES * plan.sliced_k:
+    if (groups := plan.consumers * plan.ctas_per_sm) not in WARP_GROUPS:
+        return f"{groups} warp groups of an SM, and not {WARP_GROUPS[0]} to {WARP_GROUPS[-1]}"
+    if plan.stages < ENOUGH_STAGES * plan.sliced_k:
         return f"with {plan.stages} stages loads stop while one is multiplied"
     return None
 

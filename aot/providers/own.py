@@ -18,6 +18,7 @@ from runtime.numbers.weights import FORMATS
 from ..kernels import moe_choices
 from ..kernels.sm80.w4 import choices as sm80_w4_choices
 from ..kernels.sm90.grouped import choices as grouped_choices
+from ..kernels.sm90.grouped_w4 import choices as grouped_w4_choices
 from ..kernels.sm90.persistent import choices as persistent_choices
 from ..kernels.sm90.small_m import choices as small_m_choices
 from ..kernels.sm90.w4 import choices as w4_choices
@@ -28,11 +29,13 @@ from ..search.targets import TARGETS
 from ..search.variants import Family, Likely, Variant
 from . import (
     estimate_grouped,
+    estimate_grouped_w4,
     estimate_persistent,
     estimate_sm80_w4,
     estimate_small_m,
     estimate_w4,
     likely_grouped,
+    likely_grouped_w4,
     likely_persistent,
     likely_row_wise,
     likely_sm80_w4,
@@ -47,10 +50,11 @@ from .sources import built_by, made_of
 _AOT = Path(__file__).resolve().parents[1]
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
 _SCALINGS = ("none", "tensor", "row_column", "block")
+_OF_GROUPS = tuple(word for word in SCALINGS_OF_GROUPS if word not in FORMATS)
+_OF_4_BITS = ("bf16", "e2m1", "bf16"), ("bf16", "u4", "bf16")
 _IDS = ("i32",), ("i32", "i32")  # of experts, and with a map of them
 _WEIGHTS: tuple[tuple[str, ...], ...] = (), ("f32",)  # of experts: none, or one for each of a token
 _FROM_HOPPER = tuple(name for name, target in TARGETS.items() if target.compute_capability >= (9, 0))
-_WEIGHTS_OF_4_BITS = (("bf16", "e2m1", "bf16"), ("bf16", "u4", "bf16"))
 _UNGATED = frozenset(word for word, of in EPILOGUES.items() if not of.gated)
 _FP8 = (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"))
 _WHOLE_WARPS = tuple(range(32, 1025, 32))  # threads of a block
@@ -96,7 +100,7 @@ FAMILIES: dict[str, Family] = {
     "sm90_w4": Family(
         "gemm",
         ("sm_90a",),
-        _WEIGHTS_OF_4_BITS,
+        _OF_4_BITS,
         w4_choices.OPTIONS,
         lambda v: w4_choices.rule(v.options, gemm.w4_form(v)),
         w4_choices.hopeless,
@@ -116,7 +120,7 @@ FAMILIES: dict[str, Family] = {
     "sm80_w4": Family(
         "gemm",
         ("sm_80", "sm_90a", "sm_120a"),
-        _WEIGHTS_OF_4_BITS,
+        _OF_4_BITS,
         sm80_w4_choices.OPTIONS,
         lambda v: sm80_w4_choices.rule(v.options, gemm.w4_form(v)),
         sm80_w4_choices.hopeless,
@@ -162,12 +166,29 @@ FAMILIES: dict[str, Family] = {
         lambda v: grouped_choices.rule(v.options, grouped_gemm.grouped_form(v)),
         likely=_LIKELY_GROUPED,
         batched=(False,),
-        scalings=SCALINGS_OF_GROUPS,
+        scalings=_OF_GROUPS,
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
         limit=lambda v, s: grouped_choices.limit(v.options, grouped_gemm.grouped_form(v), s.groups, s.n),
         estimate_us=lambda v, s, m: estimate_grouped.estimate_us(grouped_gemm.grouped_plan(v), s, m),
     ),
-    # The same where each group has room for as many rows, and counts on the device say how many are there.
+    # The same of weights in 4 bits, which registers feed to WGMMA as those of sm90_w4.
+    "sm90_grouped_w4": Family(
+        "grouped_gemm",
+        ("sm_90a",),
+        _OF_4_BITS,
+        grouped_w4_choices.OPTIONS,
+        lambda v: grouped_w4_choices.rule(v.options, grouped_gemm.grouped_w4_form(v)),
+        likely=Likely(
+            lambda v: likely_grouped_w4.unlikely(v.options, grouped_gemm.grouped_w4_form(v)),
+            options=likely_grouped_w4.OPTIONS,
+        ),
+        batched=(False,),
+        scalings=tuple(FORMATS),
+        epilogues=frozenset(EPILOGUES_OF_GROUPS),
+        limit=lambda v, s: grouped_w4_choices.limit(grouped_gemm.grouped_w4_form(v), s.groups, s.n, s.k),
+        estimate_us=lambda v, s, m: estimate_grouped_w4.estimate_us(grouped_gemm.grouped_w4_plan(v), s, m),
+    ),
+    # Rows by groups where each group has room for as many, and counts on the device say how many are there.
     "sm90_masked": Family(
         "grouped_gemm",
         ("sm_90a",),
@@ -176,7 +197,7 @@ FAMILIES: dict[str, Family] = {
         lambda v: grouped_choices.rule(v.options, grouped_gemm.grouped_form(v)),
         likely=_LIKELY_GROUPED,
         batched=(False,),
-        scalings=SCALINGS_OF_GROUPS,
+        scalings=_OF_GROUPS,
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
         limit=lambda v, s: grouped_choices.limit(v.options, grouped_gemm.grouped_form(v), s.groups, s.n),
         rows=grouped_gemm.ROWS["sm90_masked"],
@@ -262,6 +283,7 @@ _MADE = {
     "sm90_gathered": _Made(grouped_gemm.grouped, "sm90/grouped/kernel.py"),
     "sm90_masked": _Made(grouped_gemm.grouped, "sm90/grouped/kernel.py"),
     "sm90_grouped": _Made(grouped_gemm.grouped, "sm90/grouped/kernel.py"),
+    "sm90_grouped_w4": _Made(grouped_gemm.grouped_w4, "sm90/grouped_w4/kernel.py"),
     "sm90_persistent": _Made(gemm.persistent, "sm90/persistent/kernel.py"),
     "sm90_small_m": _Made(gemm.small_m, "sm90/small_m/kernel.py"),
     "sm90_w4": _Made(gemm.w4, "sm90/w4/kernel.py"),

@@ -47,8 +47,8 @@ class Operand(NamedTuple):
     last perhaps short), "1" an extent of one, as any number is of itself, "T" one that no signature says and nothing is
     chosen by, such as the rows that others are gathered from; what the others are at a signature its `extents` says.
     The innermost stride is 1, unless `layout` is "columns" (the one before it is) or "free" (none need be); of "tiles"
-    it is a matrix without a gap. Functions are asked for it by name, or by place alone where it is one of the first
-    `by_place` of its operation.
+    it is a matrix without a gap, or several. Functions are asked for it by name, or by place alone where it is one of
+    the first `by_place` of its operation.
     """
 
     name: str

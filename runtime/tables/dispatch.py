@@ -94,7 +94,7 @@ def _operand_mismatch(
         return f"takes {which} with stride {tensor.strides[-2]} of {operand.axes[-2]}, not 1"
     if operand.layout == "rows" and tensor.strides[-1] != 1:
         return f"takes {which} with innermost stride {tensor.strides[-1]}, not 1"
-    if operand.layout == "tiles" and tensor.strides != (tensor.shape[-1], 1):
+    if operand.layout == "tiles" and tensor.strides[-2:] != (tensor.shape[-1], 1):
         return f"takes {which} with strides {tensor.strides}, and not without gaps, ({tensor.shape[-1]}, 1)"
     for axis, extent in zip(operand.axes, tensor.shape, strict=True):
         if axis.isdigit():

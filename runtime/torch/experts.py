@@ -16,12 +16,15 @@ import torch
 
 from ..errors import AotError, ArgumentError
 from ..grouped_gemm import EPILOGUES_OF_GROUPS, Signature
+from ..numbers.dtypes import DTYPES
 from ..numbers.epilogue import EPILOGUES
 from ..numbers.quantised import MOST_ROWS_OF_A_GROUP, scale_shape
-from ..numbers.scaling import SCALE_BLOCK
+from ..numbers.scaling import SCALE_BLOCK, SCALINGS, extent_of
+from ..numbers.weights import FORMATS
 from ..serve.library import Library
 from .operations import call
 from .operator import OPERATORS, TAGS, bare, library_of, number_of, refuse_gradient, register
+from .weights import PreparedWeight
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -36,6 +39,14 @@ _WORDS = (
 _ID_TYPES = torch.int32, torch.int64
 _WEIGHT_TYPES = torch.float32, torch.float16, torch.bfloat16
 _USUAL, USUAL_OVERLAP = "swiglu", "launch"
+# By their type, the scalings of prepared weights, two elements of which are a unit of torch's.
+_OF_4_BITS = {
+    getattr(torch, DTYPES[of].torch): SCALINGS[word]
+    for word in FORMATS
+    for of in SCALINGS[word].of_b
+    if hasattr(torch, DTYPES[of].torch)
+}
+_UNIT = 2
 
 
 def grouped_gemm(lib: Library, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, **more: Any) -> Any:
@@ -63,8 +74,8 @@ OPERATORS.define(f"moe_out({_GIVEN}, Tensor(a!) out, *, {_WORDS}) -> ()", tags=T
 def moe(
     lib: Library,
     hidden: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
+    w13: torch.Tensor | PreparedWeight,
+    w2: torch.Tensor | PreparedWeight,
     topk_ids: torch.Tensor,
     topk_weights: torch.Tensor,
     *,
@@ -87,6 +98,9 @@ def moe(
     channel. Rows of hidden, and rows between both GEMMs, are then rounded to e4m3, with a scale for each 128 elements,
     or for each row, that is made of them: the largest magnitude over 448.
 
+    Weights of 4 bits are as `prepare_weight` makes them of those of all experts: either w13 and w2 are what it returns,
+    or they are `b`, and `w13_scale` and `w2_scale` are `scale_b`. Rows are multiplied as they are.
+
     It is four operations: moe_permute, grouped_gemm with `activation`, grouped_gemm, moe_combine; of e4m3 quantise too,
     between both GEMMs, unless the first of these writes e4m3 with scales itself (`quantises_in_gemm`). int64 ids, and
     weights that are not float32, take a conversion by torch each, one launch more.
@@ -105,6 +119,10 @@ def moe(
         ArgumentError: the tensors do not go together, or a gradient would have to be recorded.
     """
     number = number_of(id(lib)) if torch.compiler.is_compiling() else register(lib)
+    if isinstance(w13, PreparedWeight):
+        w13, more["w13_scale"] = _parts(w13, more.get("w13_scale"))
+    if isinstance(w2, PreparedWeight):
+        w2, more["w2_scale"] = _parts(w2, more.get("w2_scale"))
     refuse_gradient("moe", (hidden, w13, w2, topk_weights, more.get("w13_bias"), more.get("w2_bias")))
     given = hidden, w13, w2, topk_ids, topk_weights
     if out is None:
@@ -112,6 +130,18 @@ def moe(
         return made
     torch.ops.cute_aot.moe_out.default(number, *given, out, **more)
     return out
+
+
+def _parts(weight: PreparedWeight, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """A prepared weight and its scales, which must not be given besides."""
+    if scale is not None:
+        raise ArgumentError("a PreparedWeight has its scales with it; leave w13_scale and w2_scale out")
+    return weight.b, weight.scale_b
+
+
+def columns_of(weight: torch.Tensor) -> Any:
+    """How many elements a row of a weight has."""
+    return weight.shape[-1] * (_UNIT if weight.dtype in _OF_4_BITS else 1)
 
 
 def _check(given: Sequence[torch.Tensor], more: Mapping[str, Any]) -> None:
@@ -126,11 +156,12 @@ def _check(given: Sequence[torch.Tensor], more: Mapping[str, Any]) -> None:
             f"moe takes hidden (..., K), w13 (experts, 2N, K), w2 (experts, K, N); found {tuple(hidden.shape)}, "
             f"{tuple(w13.shape)}, {tuple(w2.shape)}"
         )
-    (experts, wide, k), per = w13.shape, 2 if EPILOGUES[activation].gated else 1
-    if hidden.shape[-1] != k or tuple(w2.shape) != (experts, k, wide // per) or wide % per:
+    (experts, wide, _), k, per = w13.shape, columns_of(w13), 2 if EPILOGUES[activation].gated else 1
+    if hidden.shape[-1] != k or (*w2.shape[:2], columns_of(w2)) != (experts, k, wide // per) or wide % per:
         raise ArgumentError(
             f"moe with {activation} takes hidden (..., K), w13 (experts, {'2N' if per == 2 else 'N'}, K) and w2 "
-            f"(experts, K, N); found {tuple(hidden.shape)}, {tuple(w13.shape)} and {tuple(w2.shape)}"
+            f"(experts, K, N); found {tuple(hidden.shape)}, {(experts, wide, k)} and "
+            f"{(*w2.shape[:2], columns_of(w2))}"
         )
     if ids.dtype not in _ID_TYPES or weights.dtype not in _WEIGHT_TYPES:
         raise ArgumentError(
@@ -148,6 +179,8 @@ def _check(given: Sequence[torch.Tensor], more: Mapping[str, Any]) -> None:
     scales = [more.get(f"{of}_scale") for of in ("w13", "w2")]
     if len({None if scale is None else scale.dim() for scale in scales}) > 1:
         raise ArgumentError("w13_scale and w2_scale come together, both for blocks or both for output channels")
+    if w13.dtype != w2.dtype and not {w13.dtype, w2.dtype}.isdisjoint(_OF_4_BITS):
+        raise ArgumentError(f"w13 and w2 of 4 bits must be of one type, found {w13.dtype} and {w2.dtype}")
 
 
 def _check_bias(of: str, weight: torch.Tensor, more: Mapping[str, Any], hidden: torch.Tensor) -> None:
@@ -162,15 +195,27 @@ def _check_bias(of: str, weight: torch.Tensor, more: Mapping[str, Any], hidden: 
 
 
 def _check_scale(of: str, weight: torch.Tensor, scale: torch.Tensor | None) -> None:
-    """Raise ArgumentError where a weight (experts, N, K) in e4m3 lacks its scales, or they are not as `moe` says."""
-    if (scale is not None) != (weight.dtype == torch.float8_e4m3fn):
+    """Raise ArgumentError where a weight (experts, N, K) in e4m3 or in 4 bits lacks its scales, or they are not as
+    `moe` says."""
+    if (scale is not None) != (weight.dtype == torch.float8_e4m3fn or weight.dtype in _OF_4_BITS):
         raise ArgumentError(
-            f"{of} in float8_e4m3fn, and no other, comes with {of}_scale; found {weight.dtype} and "
+            f"{of} in float8_e4m3fn or in 4 bits, and no other, comes with {of}_scale; found {weight.dtype} and "
             f"{'no scale' if scale is None else f'a scale of {tuple(scale.shape)}'}"
         )
     if scale is None:
         return
     experts, n, k = weight.shape
+    if weight.dtype in _OF_4_BITS:
+        scaling = _OF_4_BITS[weight.dtype]
+        known = {"N": n, "K": columns_of(weight)}
+        wanted = (experts, *(extent_of(axis, known) for axis in scaling.axes("b")))
+        dtype = getattr(torch, DTYPES[scaling.dtype].torch)
+        if (scale.dtype, tuple(scale.shape)) != (dtype, wanted):
+            raise ArgumentError(
+                f"{of}_scale of {of} in {weight.dtype} must be {dtype} {wanted}, found {scale.dtype} "
+                f"{tuple(scale.shape)}; runtime.torch.prepare_weight makes both"
+            )
+        return
     blocks = (experts, -(-n // SCALE_BLOCK), -(-k // SCALE_BLOCK))
     if scale.dtype != torch.float32 or tuple(scale.shape) not in (blocks, (experts, n)):
         raise ArgumentError(
@@ -194,13 +239,16 @@ def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
     gates = {"epilogue": activation, "overlap": overlap, "bias": found["w13_bias"]}
     downs = {"overlap": overlap, "bias": found["w2_bias"]}
     # What is between launches is made here: a call with `out` that is like one before is launched by its plan.
-    rows, inner = hidden.new_empty((ids.numel(), k)), hidden.new_empty((ids.numel(), w2.shape[2]))
+    rows, inner = hidden.new_empty((ids.numel(), k)), hidden.new_empty((ids.numel(), columns_of(w2)))
     ends, positions = ids.new_empty(w13.shape[0]), torch.empty_like(ids)
     x, sort = hidden.reshape(-1, k), {"experts": w13.shape[0], **words}
     of_rows: tuple[torch.Tensor, ...] = (weights,)
     if more.get(_ON_INPUT, False):
         sort["weights"], of_rows = weights, ()
-    if found["w13_scale"] is None:
+    if found["w13_scale"] is None or w13.dtype in _OF_4_BITS:
+        if found["w13_scale"] is not None:
+            gates |= {"scale_b": found["w13_scale"]}
+            downs |= {"scale_b": found["w2_scale"]}
         lib.call("moe_permute", x, ids, out=(rows, ends, positions), **sort)
         lib.grouped_gemm(rows, w13, ends, out=inner, **gates)
         lib.grouped_gemm(inner, w2, ends, out=rows, **downs)

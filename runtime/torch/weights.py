@@ -22,7 +22,8 @@ _MATRIX = 2  # dimensions
 
 class PreparedWeight(NamedTuple):
     """What `Library.gemm(x, b, scale_b=scale_b)` takes for a weight (N, K) of 4 bits: `b` (N, K / 2) in units of two,
-    torch.float4_e2m1fn_x2 or torch.uint4; `scale_b` in torch.float8_e8m0fnu or torch.bfloat16."""
+    torch.float4_e2m1fn_x2 or torch.uint4; `scale_b` in torch.float8_e8m0fnu or torch.bfloat16. Of experts both have one
+    dimension more in front, as `Library.grouped_gemm` and `moe` take them."""
 
     b: torch.Tensor
     scale_b: torch.Tensor
@@ -38,13 +39,17 @@ def prepare_weight(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> P
     - "gptq": `packed` int32 (K / 8, N); `scales` (K / 128, N) (qweight and scales, where qzeros are all 8 and g_idx is
       in order, that is, symmetric and without act-order).
 
-    Scales of int4 become bf16. N is a multiple of 16, K of 64 (mxfp4) or 128.
+    Scales of int4 become bf16. N is a multiple of 16, K of 64 (mxfp4) or 128. Where `scales` have one dimension more,
+    in front, both tensors are of that many experts, each of which is prepared so. Rows stay in their order, also those
+    of gates and ups.
 
     Raises:
         ArgumentError: `layout` is unknown, or tensors are not of it; scales are too large for a kernel.
     """
     if layout not in _LAYOUTS:
         raise ArgumentError(f"layout must be one of {', '.join(_LAYOUTS)}, found {layout!r:.50}")
+    if scales.ndim == _MATRIX + 1:
+        return _prepare_experts(packed, scales, layout)
     form, read = _LAYOUTS[layout]
     codes, scales = read(packed, scales)
     n, k = codes.shape
@@ -61,6 +66,27 @@ def prepare_weight(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> P
     elements = torch.float4_e2m1fn_x2 if form is _MXFP4 else torch.uint4
     b = words.contiguous().view(torch.uint8).reshape(n, k // 2).view(elements)
     return PreparedWeight(b, arrange_scales(_as_kernels_have_them(scales, form), form).contiguous())
+
+
+def _prepare_experts(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> PreparedWeight:
+    """Weights of experts, one after the other, so that no more than one expert's are spread out at a time."""
+    if packed.ndim <= _MATRIX or len(packed) != len(scales) or not len(scales):
+        raise ArgumentError(
+            f"packed and scales must be of as many experts, at least one; found {tuple(packed.shape)} and "
+            f"{tuple(scales.shape)}"
+        )
+    first = prepare_weight(packed[0], scales[0], layout)
+    raw = [torch.empty((len(scales), *of.shape), dtype=torch.uint8, device=of.device) for of in _bytes(first)]
+    for expert in range(len(scales)):
+        one = first if expert == 0 else prepare_weight(packed[expert], scales[expert], layout)
+        for whole, of in zip(raw, _bytes(one), strict=True):
+            whole[expert] = of
+    return PreparedWeight(*(whole.view(of.dtype) for whole, of in zip(raw, first, strict=True)))
+
+
+def _bytes(weight: PreparedWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both tensors as bytes, which torch copies whatever they are of."""
+    return weight.b.view(torch.uint8), weight.scale_b.view(torch.uint8)
 
 
 def int4_rows(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> PreparedWeight:

@@ -17,15 +17,16 @@ pytest.importorskip("cutlass", reason="the DSL is not installed")
 import cutlass  # needs the DSL
 from cutlass import cute
 
+from aot.kernels.sm90.group_sizes import GROUPS_BYTES
 from aot.kernels.sm90.grouped.choices import OPTIONS_OF_GATHERED, rule
-from aot.kernels.sm90.grouped.plan import SCHEDULER_BYTES, plan_of
+from aot.kernels.sm90.grouped.plan import plan_of
 from aot.kernels.sm90.persistent import gather
 from aot.kernels.sm90.persistent.form import Form
 from aot.kernels.sm90.persistent.operands import stage_layout
 from aot.kernels.sm90.persistent.plan import Plan
 from aot.kernels.sm90.persistent.scheduler import TileCoord
 
-FORM = Form("bf16", "bf16", scheduler_bytes=SCHEDULER_BYTES, gathered=True)
+FORM = Form("bf16", "bf16", scheduler_bytes=GROUPS_BYTES, gathered=True)
 TILES = [(8, True), (16, True), (32, True), (64, True), (64, False), (128, False), (192, False), (256, False)]
 A_AT, STAGES_AT = 1 << 40, 1 << 14  # made-up addresses of A and of its stages
 STAGE_BYTES_OF_ROW = 128

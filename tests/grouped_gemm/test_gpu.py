@@ -16,6 +16,7 @@ from runtime import Library
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.grouped_gemm import Signature
+from runtime.numbers.weights import BLOCK_ROWS, FORMATS
 from runtime.tables.dispatch import serves
 from runtime.tables.table import Entry
 
@@ -70,6 +71,10 @@ def sized(form: Signature, groups: int, n: int, k: int) -> Signature:
     pieces = 16 if form.a == "e4m3" else 8
     halves_of_blocks = form.scaling == "block" and form.parts.gated and not form.parts.interleaved
     multiple = 256 if halves_of_blocks else 16 if form.parts.gated else 8
+    if form.scaling in FORMATS:
+        pieces = FORMATS[form.scaling].columns
+        multiple = 2 * BLOCK_ROWS if form.parts.gated else BLOCK_ROWS
+        n = max(n, 256) if form.parts.gated else n  # of few columns of D a large one may round by more than the limit
     if form.quantises:
         multiple = 256 if form.parts.gated else 128
     n, k = (max(x - x % each, each) for x, each in ((n, multiple), (k, pieces)))

@@ -11,9 +11,11 @@ torch = pytest.importorskip("torch")
 
 from aot.search.grouped_gemm import active_groups  # noqa: E402
 from aot.tune import measure  # noqa: E402  # needs torch
+from aot.tune.gemm.prepared_weights import dequantised  # noqa: E402
 from aot.tune.grouped_gemm.measures import ROOM, GroupedMeasures, OperandSet, Weights, scaled  # noqa: E402
 from aot.tune.operation import tuning  # noqa: E402
 from runtime.grouped_gemm import GROUPED_GEMM, Signature  # noqa: E402
+from runtime.program.tensor import in_elements  # noqa: E402
 
 PLAIN = Signature("bf16", "bf16", "bf16", 7, 48, 64)
 GATED = dataclasses.replace(PLAIN, epilogue="swiglu_interleaved")
@@ -21,12 +23,20 @@ BIASED = dataclasses.replace(PLAIN, epilogue="bias+swiglu_clamped_interleaved")
 ROW_WISE = dataclasses.replace(PLAIN, a="e4m3", b="e4m3", scaling="row_column")
 BLOCKS = dataclasses.replace(ROW_WISE, n=160, k=272, scaling="block", epilogue="bias")
 QUANTISED = dataclasses.replace(ROW_WISE, d="e4m3", n=512, k=272, scaling="block", epilogue="bias+swiglu")
+MXFP4 = dataclasses.replace(BIASED, b="e2m1", k=192, scaling="mxfp4_weight")
+INT4 = dataclasses.replace(PLAIN, b="u4", k=256, scaling="int4_weight", epilogue="swiglu")
+OF_4_BITS = [MXFP4, INT4]
 GATHERED = dataclasses.replace(PLAIN, rows="gathered")
 MASKED = [dataclasses.replace(s, rows="masked") for s in (PLAIN, BIASED, ROW_WISE, BLOCKS)]
-SPLIT = [PLAIN, GATED, BIASED, ROW_WISE, BLOCKS, QUANTISED, GATHERED]  # by ends of groups
+SPLIT = [PLAIN, GATED, BIASED, ROW_WISE, BLOCKS, QUANTISED, GATHERED, *OF_4_BITS]  # by ends of groups
 BY_ENDS = pytest.mark.parametrize("s", SPLIT, ids=lambda s: s.key())
 EVERY = pytest.mark.parametrize("s", [*SPLIT, *MASKED], ids=lambda s: s.key())
 MEASURES = GroupedMeasures()
+
+
+def rolled(x: Any) -> Any:
+    """`x` with its last group before the others; torch does not move units of 4 bits."""
+    return x.view(torch.uint8).roll(1, 0).view(x.dtype) if x.element_size() == 1 else x.roll(1, 0)
 
 
 def made(s: Signature, m: int = 33, seed: int = 0) -> OperandSet:
@@ -41,9 +51,10 @@ def test_operands_are_those_of_the_signature(s: Signature) -> None:
     if s.rows == "gathered":
         assert tensors[0].shape[0] == 5, "eight experts take a token"
         views = (views[0]._replace(shape=(5, s.k)), *views[1:])
-    assert [tuple(t.shape) for t in tensors] == [v.shape for v in views]
+    shapes = [in_elements(v.dtype, tuple(t.shape), t.stride(), "") for t, v in zip(tensors, views, strict=True)]
+    assert [shape for shape, _ in shapes] == [v.shape for v in views]
     strides = [
-        (t.stride(), v.strides) for t, v, of in zip(tensors, views, s.operands(), strict=True) if of.layout == "rows"
+        (found, v.strides) for (_, found), v, of in zip(shapes, views, s.operands(), strict=True) if of.layout != "free"
     ]
     assert all(found == wanted for found, wanted in strides)
     assert [measure.name_of(t) for t in tensors] == [v.dtype for v in views]
@@ -236,7 +247,7 @@ def test_a_check_takes_what_is_right_and_notices_a_group_that_is_another(s: Sign
         write(o)
 
     def next_group(o: OperandSet) -> None:
-        write(o, b=o.b.roll(1, 0))
+        write(o, b=rolled(o.b))
 
     def one_row_more(o: OperandSet) -> None:
         write(o, ends=(o.ends + 1).clamp_max(o.a.shape[0]))
@@ -267,3 +278,25 @@ def test_active_groups_are_those_that_have_a_row() -> None:
     assert work.flops == 2 * 48 * 64
     assert work.bytes == 2 * (48 * 64 + 64 + 48)
     assert tuning(PLAIN).work(PLAIN, 80).bytes - tuning(GATHERED).work(GATHERED, 80).bytes == 2 * 64 * 70
+
+
+@pytest.mark.parametrize("s", OF_4_BITS, ids=lambda s: s.key())
+def test_weights_of_4_bits_are_the_numbers_that_each_group_is_prepared_as(s: Signature) -> None:
+    o = made(s)
+    weights = [dequantised(s.scaling, b, scale) for b, scale in zip(o.b, o.extras["scale_b"], strict=True)]
+    plain = dataclasses.replace(s, b="bf16", scaling="none")
+    extras = {name: of for name, of in o.extras.items() if name == "bias"}
+    of_numbers = dataclasses.replace(o, b=torch.stack(weights).bfloat16(), extras=extras)
+    found, wanted = MEASURES.reference(s, o)["d"], MEASURES.reference(plain, of_numbers)["d"]
+    torch.testing.assert_close(found, wanted)
+    assert 0.1 < float(found.abs().median()) < 10, "results are of the order of 1"
+
+
+@pytest.mark.parametrize("s", OF_4_BITS, ids=lambda s: s.key())
+def test_a_check_notices_scales_of_another_group(s: Signature) -> None:
+    def next_scales(o: OperandSet) -> None:
+        extras = {**o.extras, "scale_b": o.extras["scale_b"].roll(1, 0)}
+        o.d.copy_(MEASURES.reference(s, dataclasses.replace(o, extras=extras))["d"])
+
+    found = measure.check(s, 33, Weights(s, 33, 0, 0, device="cpu"), {"f": next_scales})
+    assert isinstance(found["f"], str)

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("cutlass", reason="the DSL is not installed")
 
+from aot.kernels.sm90 import groups as of_groups  # needs the DSL
+from aot.kernels.sm90.group_sizes import GROUPS_BYTES, MOST_GROUPS
 from aot.kernels.sm90.grouped import scheduler  # needs the DSL
 from aot.kernels.sm90.grouped.choices import limit, rule  # needs the DSL
-from aot.kernels.sm90.grouped.plan import MOST_GROUPS, SCHEDULER_BYTES, plan_of
+from aot.kernels.sm90.grouped.plan import plan_of
 from aot.kernels.sm90.persistent.form import Form
 from aot.kernels.sm90.persistent.pipeline import ClusterCta
 from aot.kernels.sm90.persistent.scheduler import KTiles
@@ -25,7 +27,7 @@ from aot.kernels.sm90.persistent.scheduler import KTiles
 from ..command_line import ROOT
 from ..emulated import WARP, Tensor, module, run
 
-FORM = Form("bf16", "bf16", scheduler_bytes=SCHEDULER_BYTES)
+FORM = Form("bf16", "bf16", scheduler_bytes=GROUPS_BYTES)
 MASKED = replace(FORM, masked=True)
 UNTOUCHED = -7777
 UNSWAPPED = {"swap": False}
@@ -45,7 +47,7 @@ def tiles(plan: Any, sizes: list[int], across: int) -> list[tuple[int, int, rang
     found = []
     for rank in range(plan.cluster):
         cta = ClusterCta(rank % plan.cluster_rows, rank // plan.cluster_rows)
-        of_cta = scheduler.GroupedScheduler(plan, grid, cta, KTiles(0, 1), scheduler.Groups(rows, begins))
+        of_cta = scheduler.GroupedScheduler(plan, grid, cta, KTiles(0, 1), of_groups.Groups(rows, begins))
         for index in range(begins[-1]):
             coord = of_cta.tile_coord(index)
             along_n, along_m = (coord.row, coord.column) if plan.swap else (coord.column, coord.row)
@@ -68,7 +70,8 @@ def test_every_row_of_every_group_is_stored_by_its_group_alone(
     assert rule(options, form) is None
     plan = plan_of(options, form)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(scheduler, "cutlass", NUMBERS)
+        for module_of in (scheduler, of_groups):
+            patched.setattr(module_of, "cutlass", NUMBERS)
         found = tiles(plan, sizes, across)
     begin = 0
     wanted, stored = set(), []
@@ -86,10 +89,11 @@ def test_every_row_of_every_group_is_stored_by_its_group_alone(
 
 def added_up(plan: Any, ends: list[int], m: int, across: int) -> tuple[list[int], list[int]]:
     """What a warp finds of where each group's rows and tiles end."""
-    of_warp = module(ROOT / "aot/kernels/sm90/grouped/scheduler.py", scheduler.__package__)
+    of_warp = module(ROOT / "aot/kernels/sm90/groups.py", of_groups.__package__)
     rows, tiles = (np.full(MOST_GROUPS + 1, UNTOUCHED) for _ in range(2))
-    groups = scheduler.Groups(Tensor.of(rows), Tensor.of(tiles))
-    run(lambda: of_warp["add_up"](plan, groups, Tensor.of(np.array(ends)), m, across), (1, 1), WARP)
+    groups = of_groups.Groups(Tensor.of(rows), Tensor.of(tiles))
+    of_plan = plan.tokens, plan.form.masked
+    run(lambda: of_warp["add_up"](*of_plan, groups, Tensor.of(np.array(ends)), m, across), (1, 1), WARP)
     assert set(rows[len(ends) + 1 :]) | set(tiles[len(ends) + 1 :]) <= {UNTOUCHED}
     assert rows[0] == tiles[0] == 0
     return rows[1 : len(ends) + 1].tolist(), tiles[1 : len(ends) + 1].tolist()

@@ -18,7 +18,7 @@ from runtime import Library
 from runtime.container.archive import Archive
 from runtime.program.operation import operation as operation_named
 from runtime.program.record import TensorView
-from runtime.program.tensor import dtype_name
+from runtime.program.tensor import dtype_name, in_elements
 
 from ..recording_driver import RecordingDriver, entry, operands_record, signature, write_archive
 
@@ -37,7 +37,8 @@ class ExpertsOnCpu(Library):
 
     def call(self, operation: str, *tensors: Any, stream: Any = None, **words: Any) -> Any:
         def view(x: torch.Tensor, what: str, writable: bool) -> TensorView:
-            return TensorView(x.data_ptr(), dtype_name(x.dtype), tuple(x.shape), x.stride(), 0)
+            dtype = dtype_name(x.dtype)
+            return TensorView(x.data_ptr(), dtype, *in_elements(dtype, tuple(x.shape), x.stride(), what), 0)
 
         asked = operation_named(operation).ask(view, *tensors, **words)
         if asked.m == 0:

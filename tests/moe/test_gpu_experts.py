@@ -1,8 +1,8 @@
 """The experts of a mixture as a whole on a real GPU, beside references.
 
 pytest -m gpu tests/moe --archive=X, for an archive with all operations of some model: of a manifest that `aot manifest
-from-config` writes, of tests/data/experts.yaml, which has experts with GPT-OSS's biases and gate, or of
-benchmarks/moe_fp8.yaml, whose weights are in e4m3.
+from-config` writes, of tests/data/experts.yaml, which has experts with GPT-OSS's biases and gate, of
+tests/data/experts_w4.yaml, which has them in 4 bits, or of benchmarks/moe_fp8.yaml, whose weights are in e4m3.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from runtime.tables.dispatch import serves
 torch = pytest.importorskip("torch")
 
 import runtime.torch as aot  # noqa: E402  # needs torch
+from aot.tune.elements import TORCH_DTYPES  # noqa: E402
 from aot.tune.gemm.operands import MAX_ERROR_FP8_PROMOTED  # noqa: E402
+from aot.tune.gemm.prepared_weights import dequantised, prepared, random_weight, scale_size  # noqa: E402
 from aot.tune.grouped_gemm.measures import GroupedMeasures, OperandSet, scaled  # noqa: E402
 from aot.tune.quantise.measures import error_behind, quantised  # noqa: E402
 from runtime.numbers.quantised import scale_shape  # noqa: E402
@@ -71,10 +73,30 @@ class Experts:
         if self.up.scaling == "none":
             return ()
         random, found = self._random(98), []
+        if self.in_4_bits:
+            for s, size in ((self.up, self._size), (self.down, 1.0)):
+                operand = next(o for o in s.operands() if o.name == "scale_b")
+                scales = torch.rand([s.extents()[axis] for axis in operand.axes], device="cuda", generator=random)
+                share = size * s.k**-0.5 * scale_size(s.scaling)
+                found.append(scales.add_(0.5).mul_(share).to(TORCH_DTYPES[operand.dtype]))
+            return tuple(found)
         for s in (self.up, self.down):
             shape = (s.groups, s.n) if s.scaling == "row_column" else (s.groups, -(-s.n // 128), -(-s.k // 128))
             found.append((torch.rand(shape, device="cuda", generator=random) + 0.5) * s.k**-0.5)
         return tuple(found)
+
+    @property
+    def in_8_bits(self) -> bool:
+        return bool(self.scales) and not self.in_4_bits
+
+    @property
+    def in_4_bits(self) -> bool:
+        """Whether weights alone have few bits."""
+        return prepared(self.up.scaling)
+
+    @property
+    def _size(self) -> float:
+        return CLAMPED_SIZE if self.up.parts.activation == CLAMPED else 1.0
 
     @property
     def given(self) -> dict[str, Any]:
@@ -84,17 +106,21 @@ class Experts:
 
     @property
     def max_error(self) -> float:
-        return error_behind(MAX_ERROR_FP8_PROMOTED, self.up.a) if self.scales else MAX_ERROR
+        return error_behind(MAX_ERROR_FP8_PROMOTED, self.up.a) if self.in_8_bits else MAX_ERROR
 
     def operands(self, tokens: int, seed: int = 0) -> list[Any]:
         """hidden, w13, w2, ids and weights."""
         random, up, down = self._random(seed), self.up, self.down
-        size = CLAMPED_SIZE if up.parts.activation == CLAMPED else 1.0
-        w13, w2 = (self._normal(random, s.groups, s.n, s.k) for s in (up, down))
-        if self.scales:
-            w13, w2 = w13.to(torch.float8_e4m3fn), w2.to(torch.float8_e4m3fn)
+        if self.in_4_bits:
+            w13, w2 = (
+                random_weight(s.groups * s.n, s.k, s.b, random).unflatten(0, (s.groups, s.n)) for s in (up, down)
+            )
         else:
-            w13, w2 = w13.mul_(size * up.k**-0.5), w2.mul_(down.k**-0.5)
+            w13, w2 = (self._normal(random, s.groups, s.n, s.k) for s in (up, down))
+        if self.in_8_bits:
+            w13, w2 = w13.to(torch.float8_e4m3fn), w2.to(torch.float8_e4m3fn)
+        elif not self.in_4_bits:
+            w13, w2 = w13.mul_(self._size * up.k**-0.5), w2.mul_(down.k**-0.5)
         ids = torch.rand((tokens, up.groups), device="cuda", generator=random).topk(self.top_k).indices
         weights = torch.rand((tokens, self.top_k), device="cuda", generator=random).softmax(-1)
         return [self._normal(random, tokens, up.k), w13, w2, ids, weights]
@@ -121,11 +147,13 @@ class Experts:
 
     def _number(self, weight: Any, which: int, expert: int) -> Any:
         """A weight (N, K) of an expert times its scales, f32."""
+        if self.in_4_bits:
+            return dequantised(self.up.scaling, weight, self.scales[which][expert])
         return scaled(weight, self.scales[which][expert], torch.float32) if self.scales else weight.float()
 
     def _rows(self, x: Any) -> Any:
         """Rows as they are multiplied, f32."""
-        if not self.scales:
+        if not self.in_8_bits:
             return x.float()
         over, scale = quantised(x, "e4m3", self.up.scaling)
         return scaled(over.to(torch.float8_e4m3fn), scale, torch.float32)
@@ -170,7 +198,8 @@ def whole(signatures: list[Any]) -> list[Experts]:
         for down in grouped
         if not up.quantises
         and (up.groups, up.k, up.a, up.d, up.parts.gated) == (p.experts, p.k, p.rows, p.x, True)
-        and p.scaling == up.scaling == down.scaling
+        and p.scaling == ("none" if prepared(up.scaling) else up.scaling)
+        and (up.scaling, up.b) == (down.scaling, down.b)
         and up.overlap == down.overlap
         and (down.groups, down.n, down.k, down.a, down.d) == (p.experts, p.k, up.columns, p.rows, p.x)
         and (p.scaling == "none" or Quantise(up.d, up.a, up.columns, up.scaling, up.groups) in signatures)
@@ -210,7 +239,7 @@ def test_the_experts_of_a_model_are_right(served: list[Experts], library: Librar
 def test_experts_in_8_bits_are_right_launch_by_launch(served: list[Experts], library: Library, tokens: int) -> None:
     """Each grouped GEMM is as exact on what was quantised as tuning wants it alone, and all launches together have the
     bits of the operator. What quantises has tests of its own, bit by bit."""
-    in_8_bits = [of for of in served if of.scales]
+    in_8_bits = [of for of in served if of.in_8_bits]
     if not in_8_bits:
         pytest.skip("the archive has no experts with weights in e4m3")
     for of in in_8_bits:
@@ -250,7 +279,9 @@ def test_the_biases_of_experts_are_added_once_for_each_of_a_token(served: list[E
         hidden.zero_()
         assert error_of(of.moe(library, hidden, *rest), of.reference(hidden, *rest)) < of.max_error, of.up.key()
         ends = torch.full((of.up.groups,), 9, dtype=torch.int32, device="cuda")
-        first = library.grouped_gemm(hidden, rest[0], ends, epilogue=of.activation, bias=of.biases[0], overlap="launch")
+        more: Any = {"epilogue": of.activation, "bias": of.biases[0], "overlap": "launch"}
+        more |= {"scale_b": of.scales[0]} if of.in_4_bits else {}
+        first = library.grouped_gemm(hidden, rest[0], ends, **more)
         wanted = apply_activation(torch, of.up.parts, of.biases[0][:1].float()).expand(9, -1)
         assert error_of(first, wanted) < of.max_error, of.up.key()
 
@@ -358,7 +389,7 @@ def test_experts_that_are_on_another_gpu_add_nothing(served: list[Experts], libr
 
 def test_launches_into_a_servers_buffers_give_the_bits_of_the_operator(served: list[Experts], library: Library) -> None:
     """In a captured graph, with NaN in all buffers, and the output where the inner rows are, as vLLM has it."""
-    for of in (of for of in served if of.up.scaling != "row_column"):  # which servers have no layers of
+    for of in (of for of in served if of.up.scaling in ("none", "block")):  # servers have no layers of others
         up, down = of.up, of.down
         for tokens in (1, 48):
             hidden, w13, w2, ids, weights = of.operands(tokens)

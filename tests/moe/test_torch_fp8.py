@@ -128,7 +128,7 @@ BLOCKS = {"w13_scale": torch.ones((EXPERTS, 2, 2)), "w2_scale": torch.ones((EXPE
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"w2_scale": None}, "w2 in float8_e4m3fn, and no other, comes with w2_scale; found .* no scale"),
+        ({"w2_scale": None}, "w2 in float8_e4m3fn or in 4 bits, and no other, comes with w2_scale; found .* no scale"),
         ({"w13": torch.zeros((EXPERTS, 2 * N, K), dtype=torch.bfloat16)}, "found torch.bfloat16 and a scale of"),
         ({"w13_scale": torch.ones((EXPERTS, 2, 1))}, r"must be float32 \(5, 2, 2\), .* or \(5, 256\)"),
         ({"w13_scale": torch.ones((EXPERTS, 2, 2)).bfloat16()}, "w13_scale must be float32"),

@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--family", action="append", help="may be repeated; default: all")
     parser.add_argument("--name", action="append", help="variants by name in place of drawn ones; may be repeated")
     parser.add_argument("--case", type=int, action="append", help="by its number; may be repeated; default: all")
+    parser.add_argument("--hostile", action="store_true", help="grouped GEMMs, at ends of groups that are none")
     parser.add_argument("--forget", action="append", help="what kernels are to forget; may be repeated, one at a time")
     options = parser.parse_args()
     os.environ |= {"CUTE_DSL_ARCH": options.target, "CUDA_VISIBLE_DEVICES": ""}
@@ -34,7 +35,10 @@ def main() -> int:
         for forgets in options.forget or [""]:
             begun = time.monotonic()
             try:
-                found = check.check(variant, lowered, case, seed=options.seed, forgets=forgets)
+                if options.hostile:
+                    found = check.check_hostile(variant, lowered, case, seed=options.seed)
+                else:
+                    found = check.check(variant, lowered, case, seed=options.seed, forgets=forgets)
             except Exception as failure:
                 found = f"{type(failure).__name__}: {failure}"
             wrong += isinstance(found, str)

@@ -200,6 +200,8 @@ def conversion(words: tuple[str, ...]) -> tuple[str, str, Callable[..., Values]]
     to, of = words[-2], words[-1]
     if (to, of) == ("f16", "s16"):
         return "f16", "s16", lambda a: a.astype(np.float16)
+    if (to, of) == ("bf16x2", "s2f6x2"):
+        return "b32", "b16", _from_s2f6
     if to == "e4m3x2":
         return "b16", "f32", lambda a, b: (to_e4m3(a) << np.uint32(8) | to_e4m3(b)).astype(np.uint16)
     if to == "bf16x2":
@@ -238,6 +240,8 @@ def function(words: tuple[str, ...]) -> tuple[str, tuple[str, ...] | str, Callab
         return conversion(words)
     if kind == "bf16x2" and opcode in _PAIRS:
         return "b32", "b32", _halves_bf16(_PAIRS[opcode])
+    if opcode == "add" and kind == "f32x2" and words[-2] in ("bf16x2", "f16x2"):
+        return "b64", ("b32", "b64"), _widening_add(words[-2])
     if kind == "f32x2":
         return "b64", "b64", _halves_f32(_PAIRS[opcode])
     if opcode == "setp":
@@ -278,6 +282,29 @@ def function(words: tuple[str, ...]) -> tuple[str, tuple[str, ...] | str, Callab
     if opcode in _SIMPLE:
         return kind, kind, _SIMPLE[opcode]
     raise NotImplementedError(".".join(words))
+
+
+def _halves(values: Values, kind: str) -> Values:
+    """(lanes, 2) in f32 of registers of two 16-bit numbers."""
+    pairs = np.ascontiguousarray(values).view(np.uint16).reshape(-1, 2)
+    return from_bf16(pairs) if kind == "bf16x2" else pairs.view(np.float16).astype(np.float32)
+
+
+def _widening_add(kind: str) -> Callable[..., Values]:
+    """Two 16-bit numbers to two of 32."""
+
+    def add(a: Values, b: Values) -> Values:
+        wide = np.ascontiguousarray(b).view(np.float32).reshape(-1, 2)
+        return np.ascontiguousarray(_halves(a, kind) + wide).view(np.uint64)[:, 0]
+
+    return add
+
+
+def _from_s2f6(pair: Values, scale: Values) -> Values:
+    """Two bytes in units of 1/64, each times a power of two, as bf16."""
+    numbers = np.ascontiguousarray(pair).view(np.int8).reshape(-1, 2) / 64.0
+    scales = UE8M0[np.ascontiguousarray(scale).view(np.uint8).reshape(-1, 2)]
+    return np.ascontiguousarray(to_bf16((numbers * scales).astype(np.float32))).view(np.uint32)[:, 0]
 
 
 def _mixed_fma(kind: str) -> Callable[..., Values]:

@@ -31,9 +31,6 @@ class EmulatingDriver(RecordingDriver):
     warps and copies go."""
 
     ptx: dict[bytes, Mapping[str, Kernel]] = field(default_factory=dict)
-    # What a cubin of sm_90 and later calls static has the KiB that CUDA reserves, so nobody knows here whether a kernel
-    # fits that has 227 KiB besides it.
-    shared_bytes: int = 228 << 10
     memory: GlobalMemory = field(default_factory=GlobalMemory)
     seed: int = 0
 

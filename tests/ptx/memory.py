@@ -13,7 +13,6 @@ from .arithmetic import Values
 
 DYNAMIC = 1024  # where a kernel's dynamic shared memory begins
 CTA_SHIFT = 24  # of a shared address, above which the number of the CTA in its cluster stands
-SHARED_BYTES = 228 << 10
 _FILL = 0xA5  # of shared memory that nobody wrote
 
 

@@ -18,9 +18,10 @@ from .memory import Fault
 from .parse import Instruction
 
 if TYPE_CHECKING:
-    from .machine import Code, Cta, Warp
+    from .code import Code
+    from .machine import Cta, Warp
 
-ROWS, COLUMNS = 128, 512
+ROWS, COLUMNS = 128, 576  # 512 before sm_107a
 _LANE = np.arange(32)
 _F8F6F4 = {0: "e4m3", 5: "e2m1"}
 _SWIZZLES = {0: 0, 2: 1, 4: 2, 6: 3}  # to those of WGMMA's descriptors

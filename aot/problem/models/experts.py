@@ -14,7 +14,8 @@ from runtime.gemm.signature import Signature
 from runtime.grouped_gemm import SCALINGS_OF_GROUPS
 from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.quantised import MOST_ROWS_OF_A_GROUP
-from runtime.numbers.scaling import SCALE_BLOCK
+from runtime.numbers.scaling import SCALE_BLOCK, SCALINGS
+from runtime.numbers.weights import BLOCK_ROWS, FORMATS, WeightFormat
 
 from ..manifest import Use, signature_problem, use
 from .layers import Experts
@@ -66,6 +67,8 @@ def obstacle(experts: Experts, ranks: Ranks, of: Arithmetic) -> str | None:
     if of.scaling == "block" and here != experts.inner and here % SCALE_BLOCK:
         return f"field {inner!r}: {experts.inner} at tp {ranks.tp} is {here}, and scales are of blocks of {SCALE_BLOCK}"
     for name, epilogue, n, k in _products(experts, here, of):
+        if of.scaling in FORMATS and (unprepared := _unprepared(n, k, epilogue, FORMATS[of.scaling])):
+            return f"{name} at tp {ranks.tp}: {unprepared}"
         if problem := signature_problem(Signature(*of.dtypes, "f32", epilogue, n, k, scaling=of.scaling)):
             return f"{name} at tp {ranks.tp}: {problem[0]} {problem[1]}"
     return None
@@ -96,7 +99,7 @@ def operations(experts: Experts, ranks: Ranks, of: Arithmetic, tokens: Sequence[
     ]
     more: list[Use] = []
     try:
-        if of.scaling != "none":
+        if SCALINGS[of.scaling].operands == "ab":  # rows have scales too
             permute["scaling"] = of.scaling
             fields = {"x": d, "y": a, "k": ranks.inner(experts), "scaling": of.scaling}
             more.append(use("experts_quantise", "quantise", fields, here, short))
@@ -121,12 +124,24 @@ def operations(experts: Experts, ranks: Ranks, of: Arithmetic, tokens: Sequence[
         raise RecordError(f"experts: {error}") from None
 
 
-def notes(experts: Experts, ranks: Ranks) -> list[str]:
+def notes(experts: Experts, ranks: Ranks, of: Arithmetic) -> list[str]:
     """What a caller has to know to use them so, in sentences."""
     found = [experts.note] if experts.note else []
+    if of.scaling in FORMATS:
+        found = ["weights of experts are what runtime.torch.prepare_weight makes of published blocks and scales"]
     if experts.bias and ranks.inner(experts) != experts.inner:
         found.append("on all ranks but one the bias of experts_down is zeros")
     return found
+
+
+def _unprepared(n: int, k: int, epilogue: str, form: WeightFormat) -> str:
+    """Why weights of these extents cannot be prepared; empty where they can."""
+    parts = Epilogue.of(epilogue)
+    rows = 2 * BLOCK_ROWS if parts.gated and not parts.interleaved else BLOCK_ROWS
+    for field, extent, multiple in (("n", n, rows), ("k", k, form.columns)):
+        if extent % multiple:
+            return f"{field} must be a multiple of {multiple} for weights of {form.word}, found {extent}"
+    return ""
 
 
 def _products(experts: Experts, inner: int, of: Arithmetic) -> tuple[tuple[str, str, int, int], ...]:

@@ -103,7 +103,8 @@ class Model:
     `depth` is how many layers it has; `used` are the numbers that shapes follow from, by field. `residuals` is whether
     o and down are added to the residual as they are. `activation` and `dtype` are each a field and what was found
     there, not yet checked: not every manifest depends on them. `scaling` is that of weights which are published in
-    e4m3 or e2m1, else empty. `remarks` are sentences on what is left out or other than the config says.
+    e4m3 or in 4 bits, else empty; `experts_in` is that of experts' where they alone are. `remarks` are sentences on
+    what is left out or other than the config says.
     """
 
     source: str
@@ -115,6 +116,7 @@ class Model:
     activation: tuple[str, object]
     dtype: tuple[str, object]
     scaling: str = ""
+    experts_in: str = ""
     remarks: tuple[str, ...] = ()
 
     @property

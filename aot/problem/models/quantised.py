@@ -14,6 +14,7 @@ _OTHERS = ("compression_config",)
 # Of weights in fp8: what is supported, and what is meant where a config leaves a field out.
 _SUPPORTED = {"weight_block_size": [128, 128], "fmt": "e4m3", "activation_scheme": "dynamic"}
 _USUAL = {"fmt": "e4m3", "activation_scheme": "dynamic"}
+OF_EXPERTS = "mxfp4"  # what configs call the method by which experts alone are in MXFP4
 _BY_HAND = "use the config of the unquantised model and give --dtype, or write the manifest by hand: docs/manifests.md"
 
 # What 4-bit checkpoints call the formats that a manifest can follow, and the scaling that each is.
@@ -45,9 +46,8 @@ def scaling_of_weights(fields: Fields) -> tuple[str, list[str]]:
         return "", []
     found = fields.inside(FIELD).config
     method = found.get("quant_method")
-    if method == "mxfp4":
-        said = f"{fields.name(FIELD)}: weights of experts are in mxfp4, which no kernel reads"
-        return "", [f"{said}; the manifest is for weights that were turned into the type of the others"]
+    if method == OF_EXPERTS:
+        return "", []
     if method == "fp8":
         return _fp8(fields, found), []
     if method == "gptq":
@@ -62,6 +62,12 @@ def scaling_of_weights(fields: Fields) -> tuple[str, list[str]]:
     if any(fnmatchcase("lm_head", glob) for glob in map(_glob, kept) if glob):
         return scaling, []
     return scaling, [f"{fields.name(FIELD)}: lm_head is not left out; the manifest has it in 16 bits"]
+
+
+def scaling_of_experts(fields: Fields) -> str:
+    """The scaling of weights that experts alone have in 4 bits, as GPT-OSS's do; empty where there are none such."""
+    method = fields.inside(FIELD).config.get("quant_method") if fields.has(FIELD) else None
+    return "mxfp4_weight" if method == OF_EXPERTS else ""
 
 
 def _fp8(fields: Fields, found: Mapping[str, Any]) -> str:

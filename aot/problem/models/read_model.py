@@ -10,7 +10,7 @@ from .config import Fields, short
 from .families import FAMILIES, Family
 from .layers import Experts, Extent, Linear, Model
 from .mixtures import dense_mlp, mixture
-from .quantised import scaling_of_weights
+from .quantised import scaling_of_experts, scaling_of_weights
 
 # vLLM's and SGLang's DEFAULT_VOCAB_PADDING_SIZE, in rows.
 VOCABULARY_PADDING = 64
@@ -43,6 +43,7 @@ def read_model(config: Mapping[str, Any], source: str) -> Model:
     if fields is not whole and not scaling:
         scaling, more = scaling_of_weights(fields)
         remarks += more
+    experts_in = scaling_of_experts(whole) or scaling_of_experts(fields)
     remarks += [f"the {what} is left out" for field, what in _OTHER_MODELS.items() if whole.has(field)]
     for part in {id(part): part for part in (whole, fields)}.values():
         _refuse(part, family)
@@ -63,6 +64,7 @@ def read_model(config: Mapping[str, Any], source: str) -> Model:
         activation,
         _dtype(whole, fields),
         scaling,
+        experts_in,
         (*remarks, *more),
     )
 

@@ -32,7 +32,7 @@ from ..elements import TORCH_DTYPES
 from ..measure import Launch, MeasureError
 from .operands import OperandSet, reference, weights_as_numbers
 
-_COPIES_BYTES = 180 << 20  # three times the L2 of an H200
+COPIES_BYTES = 180 << 20  # three times the L2 of an H200
 
 
 class _Product(NamedTuple):
@@ -106,7 +106,7 @@ def _of_dequantised(signature: Signature) -> _Product:
     def run(o: OperandSet, out: torch.Tensor | None) -> torch.Tensor:
         if not weights:
             first = weights_as_numbers(signature, o.b, o.extras).to(o.a.dtype)
-            copies = _COPIES_BYTES // first.nbytes
+            copies = COPIES_BYTES // first.nbytes
             weights.extend([first, *(first.clone() for _ in range(copies))])
         found: torch.Tensor = plain_product(torch, o.a, weights[next(turns) % len(weights)], (), out)
         return found

@@ -5,6 +5,7 @@ Needs torch; on the GPU for measurements, on the CPU for tests of this file. Kno
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,9 @@ from runtime.program.operation import Operand, extents_at
 
 from ...search.grouped_gemm import rows_of
 from ..elements import TORCH_DTYPES, poisoned
+from ..gemm.baseline import COPIES_BYTES
 from ..gemm.operands import MAX_ERROR_FP8_PROMOTED
+from ..gemm.prepared_weights import dequantised, prepared, random_weight, scale_size
 from ..measure import Launch, MeasureError, tolerance
 from ..operand_sets import FieldOperands, RandomOperands
 from ..operation import Measures
@@ -81,16 +84,21 @@ class Weights(RandomOperands[Signature]):
 
     def __init__(self, signature: Signature, m: int, l2_bytes: int, seed: int, device: str = "cuda") -> None:
         super().__init__(signature, m, l2_bytes, seed, device)
-        shape = (signature.groups, signature.n, signature.k)
-        # Narrow values use their type's range: nothing underflows to a constant.
-        size = 1.0 if DTYPES[signature.b].narrow else signature.k**-0.5
-        self.b = [self._normal(shape).mul_(size).to(TORCH_DTYPES[signature.b]) for _ in range(self.count)]
+        self.b = [self._b() for _ in range(self.count)]
 
     def operands(self, m: int) -> list[OperandSet]:
         """Fresh random A and groups and poisoned D for `m` rows, one for each B. All rows are of a group, which is
         drawn with unequal chances (`SKEW`), and for every other B with equal ones, so that some have none where rows
         are few. Of masked rows groups have `m` on average, and room for `ROOM` times as many."""
         return [self._set(m, b, self._drawn(m, SKEW if i % 2 == 0 else 0.0)) for i, b in enumerate(self.b)]
+
+    def _b(self) -> torch.Tensor:
+        s = self.signature
+        if prepared(s.scaling):
+            return random_weight(s.groups * s.n, s.k, s.b, self.generator).unflatten(0, (s.groups, s.n))
+        # Narrow values use their type's range: nothing underflows to a constant.
+        size = 1.0 if DTYPES[s.b].narrow else s.k**-0.5
+        return self._normal((s.groups, s.n, s.k)).mul_(size).to(TORCH_DTYPES[s.b])
 
     def unusual(self, m: int) -> list[OperandSet]:
         """The same with groups that a check should see: one has all rows, and all but the last have one or none. Of
@@ -138,7 +146,8 @@ class Weights(RandomOperands[Signature]):
         if operand.layout == "free":
             return self._scales((*shape[:-2], shape[-1], shape[-2])).transpose(-1, -2)
         if operand.name.startswith("scale"):
-            return self._scales(shape).mul_(self.signature.k**-0.5 if operand.name == "scale_b" else 1.0)
+            share = self.signature.k**-0.5 * scale_size(self.signature.scaling) if operand.name == "scale_b" else 1.0
+            return self._scales(shape).mul_(share).to(TORCH_DTYPES[operand.dtype])
         return self._normal(shape).to(TORCH_DTYPES[operand.dtype])
 
     def _scales(self, shape: tuple[int, ...]) -> torch.Tensor:
@@ -163,8 +172,7 @@ class GroupedMeasures(Measures):
         a = scaled(rows, extras.get("scale_a"), wide).flatten(0, -2)
         sums = a.new_full((a.shape[0], signature.n), math.nan)
         for group, (begin, end) in enumerate(_rows_of_groups(signature, operands)):
-            scale_b = extras["scale_b"][group] if "scale_b" in extras else None
-            sums[begin:end] = a[begin:end] @ scaled(operands.b[group], scale_b, wide).t()
+            sums[begin:end] = a[begin:end] @ _weight(signature, operands, group, wide).t()
             if signature.parts.bias:
                 sums[begin:end] += extras["bias"][group]
         values = apply_activation(torch, signature.parts, sums)
@@ -175,7 +183,8 @@ class GroupedMeasures(Measures):
 
     def max_error(self, signature: Signature, output: str) -> float:
         """The relative error that D may have: its own rounding and the order of sums, which are in f32; of products of
-        8 bits as of a GEMM with such scales, which scales of D may have too."""
+        8 bits as of a GEMM with such scales, which scales of D may have too. The reference rounds weights of 4 bits
+        to bf16, as kernels do."""
         if output == "d" and signature.quantises:
             return tolerance(signature.d)
         return MAX_ERROR_FP8_PROMOTED if DTYPES[signature.a].narrow else tolerance(signature.d)
@@ -183,8 +192,8 @@ class GroupedMeasures(Measures):
     def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
         """torch._grouped_mm, after an index_select where rows are gathered, or _scaled_grouped_mm of scales of rows, or
         of masked rows torch.bmm, which multiplies all that there is room for; of operands that torch multiplies in no
-        one call, what torch.compile makes 16-bit numbers of first. Where there is a bias or an activation, then what
-        torch.compile makes of it."""
+        one call, what torch.compile makes 16-bit numbers of first; of weights in 4 bits their 16-bit numbers, which are
+        made before. Where there is a bias or an activation, then what torch.compile makes of it."""
         dtype, parts = _wide(signature), signature.parts
         torch._dynamo.reset()
         reasons = []
@@ -231,6 +240,15 @@ def _rows_of_groups(signature: Signature, operands: OperandSet) -> list[tuple[in
     return list(zip([0, *split], split, strict=False))
 
 
+def _weight(signature: Signature, operands: OperandSet, group: int, wide: torch.dtype) -> torch.Tensor:
+    """A group's B (N, K) in `wide`, times its scales."""
+    scales = operands.extras.get("scale_b")
+    b, scale = operands.b[group], None if scales is None else scales[group]
+    if scale is not None and prepared(signature.scaling):
+        return dequantised(signature.scaling, b, scale).to(wide)
+    return scaled(b, scale, wide)
+
+
 def _wide(signature: Signature) -> torch.dtype:
     """The type of products: D's, or bf16 where that is made of them."""
     return torch.bfloat16 if signature.quantises else TORCH_DTYPES[signature.d]
@@ -242,6 +260,9 @@ def _products(signature: Signature) -> Iterator[tuple[str, Callable[[OperandSet]
     if signature.scaling == "none":
         yield _NAMES[signature.rows], lambda o: _product(o.rows(), o.b, o.ends, dtype)
         return
+    if prepared(signature.scaling):
+        yield _of_dequantised(signature)
+        return
     if signature.scaling == "row_column":
         yield "torch._scaled_grouped_mm", lambda o: _scaled_grouped_mm(o, dtype)
     # Of 8 bits in 16, as a kernel of its own each: it reads all of B, and writes twice as much.
@@ -252,6 +273,22 @@ def _products(signature: Signature) -> Iterator[tuple[str, Callable[[OperandSet]
         return _product(widen(o.rows(), scale_a), widen(o.b, scale_b), o.ends, dtype)
 
     yield f"dequantise, {_NAMES[signature.rows]}", widened
+
+
+def _of_dequantised(signature: Signature) -> tuple[str, Callable[[OperandSet], torch.Tensor]]:
+    """The 16-bit product of dequantised weights. The first call makes these, of its operands; calls take copies of them
+    in turn, more than L2 holds, because what is captured afterwards must not dequantise."""
+    dtype = _wide(signature)
+    weights: list[torch.Tensor] = []
+    turns = itertools.count()
+
+    def run(o: OperandSet) -> torch.Tensor:
+        if not weights:
+            first = torch.stack([_weight(signature, o, group, dtype) for group in range(signature.groups)])
+            weights.extend([first, *(first.clone() for _ in range(COPIES_BYTES // first.nbytes))])
+        return _product(o.rows(), weights[next(turns) % len(weights)], o.ends, dtype)
+
+    return f"{_NAMES[signature.rows]} of dequantised weights", run
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

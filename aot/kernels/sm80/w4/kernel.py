@@ -9,8 +9,8 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from ...w4 import views
 from ...w4.form import Form
+from . import views
 from .epilogue import EpilogueOperands, stage_accumulators, store
 from .loads import Operands, Work, stages_in
 from .mainloop import multiply
@@ -40,7 +40,7 @@ class W4:
         """Launch over A (M, K), D (M, N), B (N, K) and scale_b as `runtime.numbers.weights` has them, and what the
         form has besides."""
         plan = self.plan
-        weights = views.codes_of(b, wide=True), views.scales_of(plan.weights, b, scale_b)
+        weights = views.codes_of(b), views.scales_of(plan.weights, b, scale_b)
         tiles_m = cute.ceil_div(cute.size(a, mode=[0]), plan.tile_m)
         tiles_n = cute.ceil_div(cute.size(b, mode=[0]), plan.tile_n)
         self.kernel(a, *weights, d, bias, residual, scale_d).launch(

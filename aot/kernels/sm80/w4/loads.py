@@ -27,7 +27,7 @@ class Work(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What is loaded: A (M, K), and the words of codes and scales as `aot.kernels.w4.views` has them."""
+    """What is loaded: A (M, K), and the words of codes and scales as `views` has them."""
 
     a: Any
     codes: Any

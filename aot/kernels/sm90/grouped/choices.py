@@ -11,11 +11,12 @@ from typing import Any
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import SCALE_BLOCK
 
+from ..group_sizes import MOST_GROUPS
 from ..persistent import choices as persistent
 from ..persistent.form import Form
 from ..persistent.plan import gates_in_turn
 from ..sizes import CLUSTER_EXTENTS, TILE_EXTENTS
-from .plan import MOST_GROUPS, all_choices, plan_of
+from .plan import all_choices, plan_of
 
 # Of blocks of A and of B, that a thread loads for a stage: with more the compiler spills, in clusters or without.
 _MOST_LOADED_SCALES = 5

@@ -3,24 +3,30 @@
 The rest of the kernel is the persistent GEMM's.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import cutlass
 from cutlass import cute
 
+from ..groups import add_up, allocate
+from ..persistent.form import Form
 from ..persistent.kernel import Persistent
 from ..persistent.operands import batch_last, column_operand, gate_beside_up, gathered_operand, output, row_operand
 from ..persistent.pipeline import ClusterCta
 from ..persistent.plan import STAGE_BYTES_OF_K
 from ..persistent.scheduler import KTiles
-from . import scheduler
+from .plan import plan_of
 from .scheduler import GroupedGrid, GroupedScheduler
 
 
 class Grouped(Persistent):
-    """The kernel for one plan."""
+    """The kernel for one set of choices (`choices.OPTIONS`) and one form."""
 
     __module__ = __package__  # part of the kernel's symbol, which tools find it by: the package, not this file
+
+    def __init__(self, options: Mapping[str, Any], form: Form) -> None:
+        super().__init__(plan_of(options, form))
 
     @cute.jit
     def __call__(
@@ -92,11 +98,11 @@ class Grouped(Persistent):
         if warp_index == 0:
             if cutlass.const_expr(plan.overlap):
                 cute.arch.griddepcontrol_wait()  # the kernel before may be what says where groups end
-            scheduler.add_up(plan, groups, ends, extents[0], tiles_along_n)
+            add_up(plan.tokens, plan.form.masked, groups, ends, extents[0], tiles_along_n)
         cute.arch.sync_threads()
         count = cute.size(ends)
         grid = GroupedGrid(count, tiles_along_n, groups.tiles[count])
         return GroupedScheduler(plan, grid, cta, KTiles(0, k_tiles), groups)
 
     def _groups(self, smem: cutlass.memory.SmemAllocator) -> Any:
-        return scheduler.allocate(smem)
+        return allocate(smem)

@@ -11,8 +11,6 @@ from typing import Any
 from ..persistent.form import Form
 from ..persistent.plan import Plan
 
-MOST_GROUPS = 512
-SCHEDULER_BYTES = 2 * (MOST_GROUPS + 4) * 4  # of shared memory: see `scheduler.Groups`
 # What a persistent GEMM may choose besides: tiles of a group have neighbours in it along N alone, and all of K.
 FIXED = {"cluster_m": 1, "split_k": 1, "stream_k": False, "nonpersistent": False, "order": "rows"}
 

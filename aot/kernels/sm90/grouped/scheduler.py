@@ -1,37 +1,22 @@
 """The tile scheduler of a grouped GEMM: tiles of D by groups, whose ends only the device knows.
 
-Tiles of one group follow each other, and of these the ones that read the same rows of B. Where a group's rows and tiles
-begin is added up by one warp of each CTA, into shared memory; ends that fall, or exceed A's rows, are taken as the
-largest end so far, or as A's last, so that whatever they are nothing is written outside D or twice with different bits.
-Of masked rows each group's begin at the first of its own, and a count is taken as none or all where it is neither.
+Where a group's rows and tiles begin is added up by one warp of each CTA (`groups`), which takes hostile ends so that
+nothing is written outside D, or twice with different bits.
 
 Knows nothing of what is done with a tile.
 """
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import cute
 
+from ..groups import Groups, tile_at
 from ..persistent.pipeline import ClusterCta
 from ..persistent.plan import Plan
 from ..persistent.scheduler import KTiles, TileCoord, WorkTile
-from ..sizes import WARP
-from .plan import MOST_GROUPS
-
-_GROUPS_OF_LANE = 4  # that a lane adds up before the warp does
-
-
-class Groups(NamedTuple):
-    """Where each group's rows, and its tiles, begin; and behind the last one where it ends. (groups + 1) in shared
-    memory each. Of masked rows `rows` has, one further on, where each group's end."""
-
-    rows: Any
-    tiles: Any
 
 
 class GroupedGrid(NamedTuple):
@@ -40,60 +25,6 @@ class GroupedGrid(NamedTuple):
     groups: Any
     tiles_along_n: Any
     work: Any
-
-
-def allocate(smem: cutlass.memory.SmemAllocator) -> Groups:
-    """Room for the most groups that there may be."""
-    layout = cute.make_layout(MOST_GROUPS + 1)
-    return Groups(*(smem.allocate_tensor(cutlass.Int32, layout, 16) for _ in Groups._fields))
-
-
-@cute.jit
-def add_up(
-    plan: cutlass.Constexpr, groups: Groups, ends: cute.Tensor, m: cutlass.Int32, tiles_along_n: cutlass.Int32
-) -> None:
-    """One warp: fill `groups` from the end of each group in A's `m` rows, or from its count of them if masked."""
-    lane = cute.arch.lane_idx()
-    count = cute.size(ends)
-    row, tile = cutlass.Int32(0), cutlass.Int32(0)  # where the groups of this round begin
-    if lane == 0:
-        groups.rows[0], groups.tiles[0] = row, tile
-    for first in cutlass.range(0, count, WARP * _GROUPS_OF_LANE, unroll=1):
-        own = first + lane * _GROUPS_OF_LANE  # the lane's groups follow each other
-        # All loads are under way before the first is used: a round takes as long as one.
-        loaded = [ends[cutlass.min(own + i, count - 1)] for i in range(_GROUPS_OF_LANE)]
-        found = [cutlass.max(cutlass.min(end, m), row) for end in loaded]
-        begins = [row] * _GROUPS_OF_LANE
-        if cutlass.const_expr(not plan.form.masked):
-            for i in cutlass.range_constexpr(1, _GROUPS_OF_LANE):
-                found[i] = cutlass.max(found[i], found[i - 1])
-            before = _scan(found[-1], lane, row, cutlass.max)
-            found = [cutlass.max(end, before) for end in found]
-            begins = [before, *found[:-1]]
-        tiles = [
-            (end - begin + plan.tokens - 1) // plan.tokens * tiles_along_n
-            for begin, end in zip(begins, found, strict=True)
-        ]
-        for i in cutlass.range_constexpr(_GROUPS_OF_LANE):
-            tiles[i] = cutlass.select_(own + i < count, tiles[i], cutlass.Int32(0))
-            if cutlass.const_expr(i > 0):
-                tiles[i] += tiles[i - 1]
-        tile_before = _scan(tiles[-1], lane, cutlass.Int32(0), operator.add)
-        for i in cutlass.range_constexpr(_GROUPS_OF_LANE):
-            if own + i < count:
-                groups.rows[own + i + 1], groups.tiles[own + i + 1] = found[i], tile + tile_before + tiles[i]
-        if cutlass.const_expr(not plan.form.masked):
-            row = cute.arch.shuffle_sync(found[-1], WARP - 1)
-        tile += cute.arch.shuffle_sync(tile_before + tiles[-1], WARP - 1)
-
-
-def _scan(value: Any, lane: Any, first: Any, combine: Any) -> Any:
-    """What `combine` makes of `first` and the values of the lanes before this one."""
-    for step in range(5):
-        other = cute.arch.shuffle_sync_up(value, 1 << step)
-        value = cutlass.select_(lane >= 1 << step, combine(value, other), value)
-    before = combine(cute.arch.shuffle_sync_up(value, 1), first)
-    return cutlass.select_(lane == 0, first, before)
 
 
 @dataclass(frozen=True)
@@ -113,18 +44,11 @@ class GroupedScheduler:
 
     def tile_coord(self, index: Any) -> TileCoord:
         """The CTA's tile of D, in the cluster's tile number `index`."""
-        plan, groups = self.plan, self.groups
-        group = cutlass.Int32(0)  # the last one that begins at this tile or before
-        for step in (1 << bit for bit in reversed(range((MOST_GROUPS - 1).bit_length()))):
-            later = cutlass.min(group + step, self.grid.groups - 1)
-            group = cutlass.select_(groups.tiles[later] <= index, later, group)
-        begin, end = (0 if plan.form.masked else groups.rows[group]), groups.rows[group + 1]
-        along_m = (end - begin + plan.tokens - 1) // plan.tokens
-        index -= groups.tiles[group]
-        across = index // along_m
-        first = begin + (index - across * along_m) * plan.tokens
+        plan = self.plan
+        tile = tile_at(plan.tokens, plan.form.masked, self.groups, self.grid.groups, index)
+        first = tile.begin + tile.along_m * plan.tokens
         # Whole tiles end where the group does.
-        first = cutlass.max(cutlass.min(first, end - plan.tokens), begin)
-        across = across * plan.cluster_along_n + (self.cta.row if plan.swap else self.cta.column)
+        first = cutlass.max(cutlass.min(first, tile.end - plan.tokens), tile.begin)
+        across = tile.along_n * plan.cluster_along_n + (self.cta.row if plan.swap else self.cta.column)
         row, column = (across, 0) if plan.swap else (0, across)
-        return TileCoord(row, column, group, -first, end)
+        return TileCoord(row, column, tile.group, -first, tile.end)

@@ -72,7 +72,8 @@ def stage_accumulators(
         for i in cutlass.range_constexpr(cute.size(accumulators)):
             row, token = coords[i]
             if token < tokens and row < plan.tile_n:
-                staged[row % 2, row // 2, token] = accumulators[i]
+                place = plan.staged_row(row)
+                staged[place % 2, place // 2, token] = accumulators[i]
     else:
         coords = _coords(tiled_mma, (mma_rows, plan.tile_n), thread)
         store = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), cutlass.Float32, num_bits_per_copy=64)

@@ -159,6 +159,11 @@ class Plan:
         """
         return self.tile_n + 4 if self.swapped else self.tile_n + 8 * (self.tile_n % 16 == 0)
 
+    def staged_row(self, row: Any) -> Any:
+        """Where the sums of row `row` of a tile are staged, in the order of `row_of_b`: there, as TMA loads such
+        rows."""
+        return row
+
     @property
     def token_share(self) -> int:
         """Tokens of a tile that a CTA reduces."""

@@ -17,7 +17,7 @@ from .plan import Plan
 
 _FEWEST_STAGES = 3  # of each slice of K: a stage is said to be free when the next one is under way
 _MOST_THREADS = 1024
-_REGISTERS_PER_SM, _MOST_REGISTERS = 1 << 16, 255
+REGISTERS_PER_SM, _MOST_REGISTERS = 1 << 16, 255
 _OTHER_REGISTERS = 62  # of a consumer thread, besides its accumulators: two blocks of weights as bf16, and codes
 
 _FEWEST_BLOCKS_K = 2  # of a stage: while the second is multiplied, the stage before is said to be free
@@ -39,7 +39,7 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
     """Why options that are allowed one by one are not together in a kernel of this form, or None: what the hardware and
     this kernel demand."""
-    return rule_of_shape(options) or _rule_of_resources(Plan.of(options, form))
+    return rule_of_shape(options) or rule_of_resources(Plan.of(options, form))
 
 
 def hopeless(options: Mapping[str, Any]) -> bool:
@@ -48,7 +48,8 @@ def hopeless(options: Mapping[str, Any]) -> bool:
     return last == "cluster_n" and rule_of_shape(options) is not None
 
 
-def _rule_of_resources(plan: Plan) -> str | None:
+def rule_of_resources(plan: Plan) -> str | None:
+    """Why an SM has too few threads, registers or bytes of shared memory for a plan, or None."""
     if plan.threads > _MOST_THREADS:
         return f"{plan.threads} threads exceed {_MOST_THREADS} of a CTA"
     fewest = _FEWEST_STAGES * plan.sliced_k
@@ -56,7 +57,7 @@ def _rule_of_resources(plan: Plan) -> str | None:
         return f"shared memory holds {plan.stages} stages, fewer than {fewest}"
     accumulators = plan.tile_m // 2  # of a thread: 64 rows by the tokens, over 128 threads
     threads = (plan.consumer_threads + WARP_GROUP) * plan.ctas_per_sm
-    registers = min(_MOST_REGISTERS, _REGISTERS_PER_SM // threads // 8 * 8)
+    registers = min(_MOST_REGISTERS, REGISTERS_PER_SM // threads // 8 * 8)
     if accumulators + _OTHER_REGISTERS > registers:
         return f"{accumulators} accumulators of a thread leave fewer than {_OTHER_REGISTERS} of {registers} registers"
     return None

@@ -11,7 +11,6 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
-from ...w4 import views
 from ...w4.form import Form
 from ..sizes import WARP
 from ..small_m.epilogue import EpilogueOperands, fetch_terms, stage_accumulators, store
@@ -21,7 +20,7 @@ from ..small_m.pipeline import DRAINED, FULL_READY, KTiles, Pipeline, Work
 from ..small_m.producer import TmaOperand
 from ..small_m.split_k import exchange
 from . import operands
-from .mainloop import Weights, add_slices, multiply
+from .mainloop import Slice, Weights, add_slices, multiply
 from .plan import Plan
 from .producer import Operands, produce
 
@@ -73,8 +72,8 @@ class W4(SmallM):
         of_codes, of_scales = (
             cpasync.make_tiled_tma_atom(load, view, cute.make_layout(tiler), tiler)
             for view, tiler in (
-                (views.codes_of(b), operands.codes_tiler(plan)),
-                (views.scales_of(plan.weights, b, scale_b), operands.scales_tiler(plan)),
+                (operands.codes_view(plan, b), operands.codes_tiler(plan)),
+                (operands.scales_view(plan, b, scale_b), operands.scales_tiler(plan)),
             )
         )
         tiles_m = cute.ceil_div(cute.size(a, mode=[0]), plan.tile_m)
@@ -171,10 +170,14 @@ class W4(SmallM):
             cute.arch.cluster_wait()
         else:
             cute.arch.barrier(barrier_id=FULL_READY, number_of_threads=plan.threads)
-        weights = Weights(operands.codes_of_lanes(plan, storage.codes), operands.scales_stages(plan, storage.scales))
+        weights = Weights(operands.codes_of_lanes(plan, storage.codes), operands.scales_of_rows(plan, storage.scales))
         first = cute.arch.make_warp_uniform(thread // plan.slice_threads)
         thread_of_slice = thread % plan.slice_threads
-        accumulators = multiply(plan, mma, weights, storage.tokens, storage.pipeline, work, first, thread_of_slice)
+        of_slice = Slice(first, first, cutlass.Int32(0))
+        _, count_k = work.k_tiles
+        accumulators = multiply(
+            plan, mma, weights, storage.tokens, storage.pipeline, count_k, of_slice, thread_of_slice
+        )
 
         # The stages of this CTA are done with, so sums can take their place.
         cute.arch.barrier(barrier_id=DRAINED, number_of_threads=plan.consumer_threads)

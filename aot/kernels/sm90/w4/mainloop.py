@@ -15,7 +15,7 @@ from runtime.numbers.weights import LANES, WORDS
 from ...w4.dequantise import scales_of_word, weights_of_word
 from ...w4.form import BLOCK_K, SCALE_WORDS
 from ..sizes import WARP, WARP_GROUP
-from ..small_m.pipeline import DRAINED, Pipeline, Work
+from ..small_m.pipeline import DRAINED, Pipeline
 from .plan import Plan
 
 _REGISTERS = 4  # of a WGMMA's operand A, 64 x 16
@@ -29,6 +29,15 @@ class Weights(NamedTuple):
     scales: Any
 
 
+class Slice(NamedTuple):
+    """Which stages of a tile a slice of warp groups takes: the first of its K tiles, of which every `sliced_k`th is
+    its, the stage that holds it, and the phase of that stage's full barrier."""
+
+    first: Any
+    stage: Any
+    phase: Any
+
+
 @cute.jit
 def multiply(
     plan: cutlass.Constexpr,
@@ -36,23 +45,21 @@ def multiply(
     weights: Weights,
     n_side: cute.Tensor,
     pipeline: Pipeline,
-    work: Work,
-    first: cutlass.Int32,
+    count_k: cutlass.Int32,
+    of_slice: Slice,
     thread: cutlass.Int32,
 ) -> cute.Tensor:
-    """The accumulators of this thread's slices of K in registers, in WGMMA's layout. `thread` is its number among those
-    that multiply a stage, `first` the first stage that they do: every `sliced_k`th is theirs."""
+    """The accumulators of this thread's slices of `count_k` K tiles in registers, in WGMMA's layout. `thread` is its
+    number among those that multiply a stage."""
+    first, stage, phase = of_slice
     full, empty = pipeline
-    _, count_k = work.k_tiles
     mine = tiled_mma.get_slice(cute.arch.make_warp_uniform(thread // WARP_GROUP) * WARP_GROUP)
     tokens = tiled_mma.make_fragment_B(mine.partition_B(n_side))
     shape = tiled_mma.partition_shape_C((plan.mma_rows, plan.tile_m))
     accumulators = cute.make_rmem_tensor(shape, cutlass.Float32)
     accumulators.fill(0.0)
     tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
-    stage = first
-    phase = cutlass.Int32(0)
-    previous = first
+    previous = stage
     for i in cutlass.range(first, count_k, plan.sliced_k, unroll=1):
         cute.arch.mbarrier_wait(full + stage, phase)
         codes, scales = _load(plan, weights, stage, thread)
@@ -62,7 +69,9 @@ def multiply(
             if cutlass.const_expr(block == 1):
                 # Say so only where it is filled again: who no longer waits may be gone.
                 before = i - plan.sliced_k
-                again = before >= 0 and before + plan.stages < count_k
+                again = before >= first
+                if cutlass.const_expr(not plan.persistent):
+                    again = before >= 0 and before + plan.stages < count_k
                 _release(plan, empty + previous, again and thread % WARP == 0)
             operand = _dequantise(plan, tiled_mma, codes, scales, block)
             warpgroup.fence()
@@ -76,6 +85,8 @@ def multiply(
             stage -= plan.stages
             phase ^= 1
     warpgroup.wait_group(0)
+    if cutlass.const_expr(plan.persistent):
+        _release(plan, empty + previous, first < count_k and thread % WARP == 0)
     for i in cutlass.range_constexpr(cute.size(accumulators)):
         accumulators[i] = accumulators[i] * float(2**plan.weights.exponent)
     return accumulators

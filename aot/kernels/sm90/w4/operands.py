@@ -1,8 +1,9 @@
-"""Prepared weights as the kernel sees them: boxes of codes and scales for TMA, their stages, and the tiled MMA.
+"""Prepared weights as the kernel sees them: codes and scales as tensors for TMA, their stages, and the tiled MMA.
 
 A is the few-token GEMM's (`small_m.operands`). Knows nothing of who loads or multiplies.
 """
 
+import math
 from typing import Any
 
 import cutlass
@@ -11,25 +12,65 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from runtime.numbers.weights import LANES, WORDS
 
-from ...w4.form import BLOCK_WORDS, SCALE_WORDS
+from ...w4.form import BLOCK_K, BLOCK_WORDS, SCALE_WORDS, SLAB_ROWS
 from ..sizes import WGMMA_ROWS
 from .plan import Plan
 
 _WGMMA_K = 16  # columns of an instruction
+_MATRIX = 2  # modes of B, where it has no groups
+_WORD_BITS = 32
+_TMA_STEP_WORDS = 4  # 16 bytes
 
 
-def codes_tiler(plan: Plan) -> tuple[int, int, int]:
-    """The shape of a stage of `views.codes_of`."""
-    return BLOCK_WORDS, plan.slabs, plan.blocks_k
+def codes_view(plan: Plan, b: cute.Tensor) -> cute.Tensor:
+    """The memory of B (N, K[, groups]) as words: (words of a block, N / 16, K / 64[, groups]); where gates are in the
+    first half of all rows (`Plan.halves`), (words, N / 32, 2, K / 64[, groups])."""
+    slabs, blocks = cute.size(b, mode=[0]) // SLAB_ROWS, cute.size(b, mode=[1]) // BLOCK_K
+    shape: tuple[Any, ...] = (BLOCK_WORDS, slabs)
+    stride: tuple[Any, ...] = (1, BLOCK_WORDS)
+    if plan.halves:
+        shape, stride = (BLOCK_WORDS, slabs // 2, 2), (1, BLOCK_WORDS, slabs // 2 * BLOCK_WORDS)
+    shape, stride = (*shape, blocks), (*stride, slabs * BLOCK_WORDS)
+    if cute.rank(b) > _MATRIX:
+        shape, stride = (*shape, cute.size(b, mode=[2])), (*stride, _in_words(b, b.stride[2]))
+    return cute.make_tensor(cute.recast_ptr(b.iterator, dtype=cutlass.Int32), cute.make_layout(shape, stride=stride))
 
 
-def scales_tiler(plan: Plan) -> tuple[int, int]:
-    """The shape of a stage of `views.scales_of`."""
-    return plan.slabs * SCALE_WORDS, plan.scale_blocks
+def codes_tiler(plan: Plan) -> tuple[int, ...]:
+    """The shape of a stage of `codes_view`."""
+    slabs = (plan.slabs // 2, 2) if plan.halves else (plan.slabs,)
+    return BLOCK_WORDS, *slabs, plan.blocks_k
+
+
+def scales_view(plan: Plan, b: cute.Tensor, scale_b: cute.Tensor) -> cute.Tensor:
+    """The memory of scales as words: (words for all rows, blocks of columns[, groups]), words for half of the rows, and
+    2, where gates are in the first half."""
+    words, blocks = cute.size(b, mode=[0]) // SLAB_ROWS * SCALE_WORDS, cute.size(b, mode=[1]) // plan.weights.columns
+    shape: tuple[Any, ...] = (words,)
+    stride: tuple[Any, ...] = (1,)
+    if plan.halves:
+        half = cute.size(b, mode=[0]) // (2 * SLAB_ROWS) * SCALE_WORDS
+        shape, stride = (half, 2), (1, half)
+    shape, stride = (*shape, blocks), (*stride, words)
+    if cute.rank(b) > _MATRIX:
+        shape, stride = (*shape, cute.size(b, mode=[2])), (*stride, _in_words(scale_b, scale_b.stride[0]))
+    pointer = cute.recast_ptr(scale_b.iterator, dtype=cutlass.Int32)
+    return cute.make_tensor(pointer, cute.make_layout(shape, stride=stride))
+
+
+def _in_words(tensor: cute.Tensor, step: Any) -> Any:
+    """A step of so many elements as one of words, which are multiples of what TMA takes."""
+    return cute.assume(step * tensor.element_type.width // _WORD_BITS, divby=_TMA_STEP_WORDS)
+
+
+def scales_tiler(plan: Plan) -> tuple[int, ...]:
+    """The shape of a stage of `scales_view`."""
+    words = plan.slabs * SCALE_WORDS
+    return (words // 2, 2, plan.scale_blocks) if plan.halves else (words, plan.scale_blocks)
 
 
 def codes_stages(plan: Plan, pointer: cute.Pointer) -> cute.Tensor:
-    """(words of a block, slabs, blocks of K, stages) of codes in shared memory."""
+    """Codes in shared memory as TMA writes them: (*`codes_tiler`, stages)."""
     return cute.make_tensor(pointer, cute.make_layout((*codes_tiler(plan), plan.stages)))
 
 
@@ -39,8 +80,15 @@ def codes_of_lanes(plan: Plan, pointer: cute.Pointer) -> cute.Tensor:
 
 
 def scales_stages(plan: Plan, pointer: cute.Pointer) -> cute.Tensor:
-    """(words of all rows, blocks of columns, stages) of scales in shared memory."""
-    words, blocks = scales_tiler(plan)
+    """Scales in shared memory as TMA writes them: (*`scales_tiler`, stages)."""
+    tiler = scales_tiler(plan)
+    steps = (1, *(math.prod(tiler[: i + 1]) for i in range(len(tiler) - 1)), plan.scales_pitch_bytes // 4)
+    return cute.make_tensor(pointer, cute.make_layout((*tiler, plan.stages), stride=steps))
+
+
+def scales_of_rows(plan: Plan, pointer: cute.Pointer) -> cute.Tensor:
+    """The same as threads read it: (words of all rows, blocks of columns, stages)."""
+    words, blocks = plan.slabs * SCALE_WORDS, plan.scale_blocks
     layout = cute.make_layout((words, blocks, plan.stages), stride=(1, words, plan.scales_pitch_bytes // 4))
     return cute.make_tensor(pointer, layout)
 

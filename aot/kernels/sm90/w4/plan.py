@@ -25,10 +25,10 @@ from ..sizes import (
     WGMMA_ROWS,
 )
 from ..small_m.form import Form as SmallMForm
-from ..small_m.plan import Memory
+from ..small_m.plan import HALF_GROUP, Memory, Sides
 from ..small_m.plan import Plan as SmallMPlan
 
-_MOST_STAGES = 32
+MOST_STAGES = 32
 _TMA_ALIGNMENT_BYTES = 128
 
 
@@ -51,6 +51,28 @@ class Plan(SmallMPlan):
     def swapped(self) -> bool:
         """Weights take WGMMA's M side, which registers can feed, and tokens its N side."""
         return True
+
+    @property
+    def persistent(self) -> bool:
+        """Whether a CTA makes several tiles, so that every stage is filled again."""
+        return False
+
+    @property
+    def halves(self) -> bool:
+        """Whether half of a tile's rows are gates, and half are ups from the second half of all rows of B."""
+        return self.form.gated and not self.form.parts.interleaved
+
+    def staged_row(self, row: Any) -> Any:
+        """Where the sums of row `row` of a tile are staged. Gates and ups, which rows of 16 hold as B has them, go
+        where `row_of_b` has them: eight gates, then the eight ups that go with them."""
+        if not self.form.gated:
+            return row
+        if self.halves:
+            half = row // (self.tile_n // 2)
+            pair = row - half * (self.tile_n // 2)
+        else:
+            half, pair = row % 2, row // 2
+        return pair // HALF_GROUP * (2 * HALF_GROUP) + half * HALF_GROUP + pair % HALF_GROUP
 
     @property
     def row_groups(self) -> int:
@@ -113,17 +135,22 @@ class Plan(SmallMPlan):
         return -(-self.scales_bytes // _TMA_ALIGNMENT_BYTES) * _TMA_ALIGNMENT_BYTES
 
     @property
+    def stage_bytes(self) -> Sides:
+        """Of a stage: of codes and scales, and of A."""
+        a_bytes = self.tile_m * self.tile_k * self.form.element_bytes
+        return Sides(self.codes_bytes + self.scales_pitch_bytes, a_bytes)
+
+    @property
     def memory(self) -> Memory:
         """What fits the shared memory of a CTA, if `ctas_per_sm` of them share an SM: all stages of A, then of codes,
         then of scales."""
-        m_side = self.codes_bytes + self.scales_pitch_bytes
-        n_side = self.tile_m * self.tile_k * self.form.element_bytes
+        m_side, n_side = self.stage_bytes
         pitch_bytes = self.staging_pitch * 4
         staging = self.tile_m * pitch_bytes
         partial = (self.split_k - 1) * self.token_share * pitch_bytes
         free = min(SHARED_BYTES_PER_CTA, SHARED_BYTES_PER_SM // self.ctas_per_sm - RESERVED_BYTES_PER_CTA)
         free -= STATIC_BYTES + BARRIER_BYTES + self.epilogue_terms * 4 + partial
-        stages = min(_MOST_STAGES, free // (m_side + n_side))
+        stages = min(MOST_STAGES, free // (m_side + n_side))
         over = staging + self.sliced_bytes
         block = max(stages * (m_side + n_side), over) + partial
         return Memory(stages if over <= free else 0, m_side, n_side, staging, partial, partial, block)

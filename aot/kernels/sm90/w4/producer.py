@@ -26,7 +26,7 @@ class Operands(NamedTuple):
     scales: TmaOperand
 
 
-class _Load(NamedTuple):
+class Load(NamedTuple):
     """How an operand comes: a TMA atom, from (box, K tiles) to (box, stages)."""
 
     atom: Any
@@ -34,7 +34,7 @@ class _Load(NamedTuple):
     target: Any
 
 
-class _LoadA(NamedTuple):
+class LoadA(NamedTuple):
     """How A comes: from (box, boxes of M, K tiles) to (box, boxes, stages), how many boxes of the tile are inside M,
     and to which CTAs."""
 
@@ -45,12 +45,12 @@ class _LoadA(NamedTuple):
     mask: Any
 
 
-class _Loads(NamedTuple):
+class Loads(NamedTuple):
     """All of them, and how many bytes of them a stage gets."""
 
-    a: _LoadA
-    codes: _Load
-    scales: _Load
+    a: LoadA
+    codes: Load
+    scales: Load
     stage_bytes: Any
 
 
@@ -58,7 +58,7 @@ class _Loads(NamedTuple):
 def produce(plan: cutlass.Constexpr, operands: Operands, pipeline: Pipeline, ready: cute.Pointer, work: Work) -> None:
     """Load the operands of a CTA's slice of K. `ready` are mbarriers of stages: the producers of all CTAs that share A
     arrive there when their stage is free."""
-    loads = _loads(plan, operands, work)
+    loads = loads_of(plan, operands, work)
     full, empty = pipeline
     first_k, count_k = work.k_tiles
     # The first stages need no barrier but `full`. Their weights wait for nobody: neither for the kernel before
@@ -69,9 +69,9 @@ def produce(plan: cutlass.Constexpr, operands: Operands, pipeline: Pipeline, rea
     depth = plan.stages if plan.cluster_n == 1 or plan.overlap == "weights" else _EARLY_STAGES
     early = cutlass.min(count_k, depth)
     for i in cutlass.range(early, unroll=1):
-        _begin_stage(loads, first_k + i, i, full + i)
+        begin_stage(loads, first_k + i, i, full + i)
         if cutlass.const_expr(not apart):
-            _issue_a(plan, loads.a, work, first_k + i, i, full + i)
+            issue_a(plan, loads.a, work, first_k + i, i, full + i)
     if cutlass.const_expr(plan.cluster > 1):
         cute.arch.cluster_wait()
     else:
@@ -80,17 +80,17 @@ def produce(plan: cutlass.Constexpr, operands: Operands, pipeline: Pipeline, rea
         cute.arch.griddepcontrol_wait()
     if cutlass.const_expr(apart):
         for i in cutlass.range(early, unroll=1):
-            _issue_a(plan, loads.a, work, first_k + i, i, full + i)
+            issue_a(plan, loads.a, work, first_k + i, i, full + i)
 
     stage, phase = early, cutlass.Int32(1)
     if stage == plan.stages:
         stage, phase = cutlass.Int32(0), cutlass.Int32(0)
     for i in cutlass.range(early, count_k, unroll=1):
         cute.arch.mbarrier_wait(empty + stage, phase)
-        _begin_stage(loads, first_k + i, stage, full + stage)
+        begin_stage(loads, first_k + i, stage, full + stage)
         if cutlass.const_expr(plan.cluster_n > 1):
             _meet(plan, i, ready + stage, phase, work)
-        _issue_a(plan, loads.a, work, first_k + i, stage, full + stage)
+        issue_a(plan, loads.a, work, first_k + i, stage, full + stage)
         stage += 1
         if stage == plan.stages:
             stage = cutlass.Int32(0)
@@ -108,22 +108,17 @@ def _meet(plan: cutlass.Constexpr, i: cutlass.Int32, ready: cute.Pointer, phase:
         cute.arch.mbarrier_wait(ready, phase)
 
 
-def _loads(plan: Plan, operands: Operands, work: Work) -> _Loads:
-    """How A, codes and scales come."""
+def loads_of(plan: Plan, operands: Operands, work: Work) -> Loads:
+    """How A, codes and scales come, of a tile."""
     a, codes, scales = operands
     one = cute.make_layout(1)
     tiled_a = cute.local_tile(a.tensor, (plan.box_tokens, plan.tile_k), (None, None))
     to_a, from_a = cpasync.tma_partition(
         a.atom, 0, one, cute.group_modes(a.shared, 0, 2), cute.group_modes(tiled_a, 0, 2)
     )
-    tiled_codes = cute.local_tile(codes.tensor, codes_tiler(plan), (0, work.tile_column, None))
-    to_codes, from_codes = cpasync.tma_partition(
-        codes.atom, 0, one, cute.group_modes(codes.shared, 0, 3), cute.group_modes(tiled_codes, 0, 3)
-    )
-    tiled_scales = cute.local_tile(scales.tensor, scales_tiler(plan), (work.tile_column, None))
-    to_scales, from_scales = cpasync.tma_partition(
-        scales.atom, 0, one, cute.group_modes(scales.shared, 0, 2), cute.group_modes(tiled_scales, 0, 2)
-    )
+    of_rows = (work.tile_column, 0) if plan.halves else (work.tile_column,)
+    load_codes = _load(codes, codes_tiler(plan), (0, *of_rows, None, *work.batch))
+    load_scales = _load(scales, scales_tiler(plan), (*of_rows, None, *work.batch))
     boxes = cutlass.min(cute.ceil_div(work.tokens, plan.box_tokens), plan.boxes)
     row_bytes = plan.tile_k * plan.form.element_bytes
     stage_bytes = boxes * (plan.box_tokens * row_bytes) + (plan.codes_bytes + plan.scales_bytes)
@@ -131,14 +126,19 @@ def _loads(plan: Plan, operands: Operands, work: Work) -> _Loads:
     if plan.cluster_n > 1:
         every_cta = sum(1 << (other * plan.split_k) for other in range(plan.cluster_n))
         mask = cutlass.Int16(every_cta) << cutlass.Int16(work.slice_k)
-    load_a = _LoadA(a.atom, from_a, to_a, boxes, mask)
-    return _Loads(
-        load_a, _Load(codes.atom, from_codes, to_codes), _Load(scales.atom, from_scales, to_scales), stage_bytes
-    )
+    return Loads(LoadA(a.atom, from_a, to_a, boxes, mask), load_codes, load_scales, stage_bytes)
+
+
+def _load(operand: TmaOperand, tiler: tuple[int, ...], tile: tuple[Any, ...]) -> Load:
+    """How the K tiles of an operand come, of which `tile` says where they are; those of K are None there."""
+    tiled = cute.group_modes(cute.local_tile(operand.tensor, tiler, tile), 0, len(tiler))
+    shared = cute.group_modes(operand.shared, 0, len(tiler))
+    target, source = cpasync.tma_partition(operand.atom, 0, cute.make_layout(1), shared, tiled)
+    return Load(operand.atom, source, target)
 
 
 @cute.jit
-def _begin_stage(loads: _Loads, k: cutlass.Int32, stage: cutlass.Int32, full: cute.Pointer) -> None:
+def begin_stage(loads: Loads, k: cutlass.Int32, stage: cutlass.Int32, full: cute.Pointer) -> None:
     """Say how many bytes a stage gets, and load K tile `k` of codes and scales."""
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive_and_expect_tx(full, loads.stage_bytes)
@@ -153,8 +153,8 @@ def _begin_stage(loads: _Loads, k: cutlass.Int32, stage: cutlass.Int32, full: cu
 
 
 @cute.jit
-def _issue_a(
-    plan: cutlass.Constexpr, load: _LoadA, work: Work, k: cutlass.Int32, stage: cutlass.Int32, full: cute.Pointer
+def issue_a(
+    plan: cutlass.Constexpr, load: LoadA, work: Work, k: cutlass.Int32, stage: cutlass.Int32, full: cute.Pointer
 ) -> None:
     """Load this CTA's share of the boxes of K tile `k` of A, to all that multiply them."""
     share = plan.boxes // plan.cluster_n

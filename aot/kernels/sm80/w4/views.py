@@ -1,4 +1,4 @@
-"""The memory of prepared weights (`runtime.numbers.weights`) as tensors of words.
+"""The memory of prepared weights (`runtime.numbers.weights`) as tensors of words, whose offsets threads add up.
 
 Knows nothing of who loads them.
 """
@@ -10,16 +10,13 @@ from cutlass import cute
 
 from runtime.numbers.weights import WeightFormat
 
-from .form import BLOCK_K, BLOCK_WORDS, SCALE_WORDS, SLAB_ROWS
+from ...w4.form import BLOCK_K, BLOCK_WORDS, SCALE_WORDS, SLAB_ROWS
 
 
-def codes_of(b: cute.Tensor, wide: bool = False) -> cute.Tensor:
-    """B's memory as words: (words of a block, N / 16, K / 64). `wide`, offsets into it have 64 bits, for threads that
-    load it themselves."""
+def codes_of(b: cute.Tensor) -> cute.Tensor:
+    """B's memory as words: (words of a block, N / 16, K / 64). Offsets into it have 64 bits."""
     slabs, blocks = cute.size(b, mode=[0]) // SLAB_ROWS, cute.size(b, mode=[1]) // BLOCK_K
-    stride = slabs * BLOCK_WORDS
-    if wide:
-        stride = cute.assume(cutlass.Int64(slabs) * BLOCK_WORDS, divby=BLOCK_WORDS)
+    stride = cute.assume(cutlass.Int64(slabs) * BLOCK_WORDS, divby=BLOCK_WORDS)
     layout = cute.make_layout((BLOCK_WORDS, slabs, blocks), stride=(1, BLOCK_WORDS, stride))
     return cute.make_tensor(cute.recast_ptr(b.iterator, dtype=cutlass.Int32), layout)
 
